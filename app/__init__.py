@@ -1,0 +1,1 @@
+"""The composition root: command line, settings, chat service, model store and downloads."""

@@ -1,0 +1,60 @@
+"""The application's branch of the error tree, and the exit status of each error.
+
+    AppError
+    ├── ModelNotFound          no such model: neither stored, nor in the catalog, nor a file
+    ├── NoSpace                the disk is too full for what was asked
+    ├── Offline                a source could not be reached
+    ├── IntegrityError         downloaded bytes are not the promised ones
+    ├── InvalidSetting         a configuration value that makes no sense; names where it came from
+    ├── TemplateError          a chat template that fails, is refused, or runs past its limits
+    └── UnsupportedTokenizer   a vocabulary that cannot be reproduced exactly
+"""
+
+from quant.errors import InglenookError
+
+
+class AppError(InglenookError):
+    """The application cannot do what was asked."""
+
+
+class ModelNotFound(AppError):
+    """No such model."""
+
+
+class NoSpace(AppError):
+    """Not enough disk space."""
+
+
+class Offline(AppError):
+    """A source could not be reached."""
+
+
+class IntegrityError(AppError):
+    """Bytes do not match their recorded digest."""
+
+
+class InvalidSetting(AppError):
+    """A setting has a value that makes no sense."""
+
+
+class TemplateError(AppError):
+    """A chat template failed, was refused, or ran past its limits."""
+
+
+class UnsupportedTokenizer(AppError):
+    """A vocabulary names a tokenizer that cannot be reproduced exactly."""
+
+
+EXIT_OK, EXIT_FAILURE, EXIT_USAGE, EXIT_NOT_FOUND, EXIT_NO_SPACE, EXIT_OFFLINE, EXIT_INTERRUPTED = 0, 1, 2, 3, 4, 5, 130
+
+EXIT_STATUS: dict[type[InglenookError], int] = {
+    InvalidSetting: EXIT_USAGE,
+    ModelNotFound: EXIT_NOT_FOUND,
+    NoSpace: EXIT_NO_SPACE,
+    Offline: EXIT_OFFLINE,
+}
+
+
+def exit_status(error: InglenookError) -> int:
+    """The process exit status for `error`: that of the nearest class in its line that has one, else 1."""
+    return next((EXIT_STATUS[kind] for kind in type(error).__mro__ if kind in EXIT_STATUS), EXIT_FAILURE)

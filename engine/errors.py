@@ -1,0 +1,29 @@
+"""The engine's branch of the error tree (its root is `quant.errors.InglenookError`).
+
+    EngineError
+    ├── UnsupportedModel       an architecture or a config value this version does not run
+    ├── InvalidSampling        a sampling parameter out of its bounds; names the parameter
+    └── PromptTooLong          a request that can never fit, with the numbers
+"""
+
+from quant.errors import InglenookError
+
+
+class EngineError(InglenookError):
+    """The engine refuses or cannot continue."""
+
+
+class UnsupportedModel(EngineError):
+    """The checkpoint asks for something that this version does not compute."""
+
+
+class InvalidSampling(EngineError):
+    """A sampling parameter is out of bounds. `parameter` is its field name in `SamplingParams`."""
+
+    def __init__(self, parameter: str, problem: str) -> None:
+        super().__init__(f"{parameter}: {problem}")
+        self.parameter = parameter
+
+
+class PromptTooLong(EngineError):
+    """The request cannot fit the context, even alone."""

@@ -1,0 +1,11 @@
+"""Starts the program. Installed as inglenook/__main__.py, with app, engine, quant and tui beside it."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from app.cli import main  # noqa: E402
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,41 @@
+"""The errors a user can meet, from the root down to those of model files.
+
+    InglenookError                     what is wrong, and what to do next
+    ├── ModelFileError                 a model file that cannot be used
+    │   ├── GGUFError                  malformed GGUF: names the field and the file offset
+    │   └── UnsupportedQuantization    a tensor type this version has no decoder for
+    ├── engine.errors.EngineError      (engine/errors.py)
+    └── app.errors.AppError            (app/errors.py)
+
+A programming mistake is no part of this tree: it stays the built-in exception that it is.
+"""
+
+
+class InglenookError(Exception):
+    """Base of every error shown to a user. `remedy` is one sentence that says what to do next, or empty."""
+
+    def __init__(self, message: str, remedy: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.remedy = remedy
+
+
+class ModelFileError(InglenookError):
+    """A model file cannot be used."""
+
+
+class GGUFError(ModelFileError):
+    """A GGUF file is malformed. `field` names what was being read, `offset` is its position in the file in bytes."""
+
+    def __init__(self, problem: str, *, field: str, offset: int) -> None:
+        super().__init__(
+            f"Not a usable GGUF file: {field} at byte {offset}: {problem}",
+            "The file may be damaged or incomplete: remove it and pull it again.",
+        )
+        self.problem = problem
+        self.field = field
+        self.offset = offset
+
+
+class UnsupportedQuantization(ModelFileError):
+    """A tensor is stored in a type that has no decoder here."""

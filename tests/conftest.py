@@ -1,0 +1,42 @@
+"""Fixtures every part shares: real files, fetched once per machine through the package index and cached."""
+
+import os
+import subprocess
+import sys
+import tarfile
+import tempfile
+from pathlib import Path
+
+import platformdirs
+import pytest
+
+LLAMA_CPP_SOURCE = "llama-cpp-python==0.3.36"
+
+
+def fetched_folder() -> Path:
+    """Where test files that come from the package index are kept between runs."""
+    return platformdirs.user_cache_path("inglenook-tests")
+
+
+def _pip_download(requirement: str, into: Path, *options: str) -> Path:
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(into), *options, requirement]
+    subprocess.run(command, check=True)
+    return next(path for path in into.iterdir() if path.is_file())
+
+
+@pytest.fixture(scope="session")
+def llama_cpp_models() -> Path:
+    """llama.cpp's `models` folder: vocabulary-only GGUF files with token truth, and real chat templates."""
+    folder = fetched_folder() / "llama-cpp-0.3.36"
+    if not folder.exists():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+            archive = _pip_download(LLAMA_CPP_SOURCE, Path(scratch), "--no-binary", "llama-cpp-python")
+            with tarfile.open(archive) as tar:
+                members = [m for m in tar.getmembers() if "/vendor/llama.cpp/models/" in m.name]
+                tar.extractall(scratch, members=members, filter="data")
+            unpacked = next(Path(scratch).glob("*/vendor/llama.cpp/models"))
+            # Another worker may have been faster; both hold the same bytes.
+            if not folder.exists():
+                os.replace(unpacked, folder)
+    return folder
