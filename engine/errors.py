@@ -1,9 +1,9 @@
 """The engine's branch of the error tree (its root is `quant.errors.InglenookError`).
 
-    EngineError
-    ├── UnsupportedModel       an architecture or a config value this version does not run
-    ├── InvalidSampling        a sampling parameter out of its bounds; names the parameter
-    └── PromptTooLong          a request that can never fit, with the numbers
+EngineError
+├── UnsupportedModel       an architecture or a config value this version does not run
+├── InvalidSampling        a sampling parameter out of its bounds; names the parameter
+└── PromptTooLong          a request that can never fit, with the numbers
 """
 
 from quant.errors import InglenookError

@@ -10,6 +10,10 @@
 A programming mistake is no part of this tree: it stays the built-in exception that it is.
 """
 
+from pathlib import Path
+
+DAMAGED = "The file may be damaged or incomplete: remove it and pull it again."
+
 
 class InglenookError(Exception):
     """Base of every error shown to a user. `remedy` is one sentence that says what to do next, or empty."""
@@ -27,11 +31,9 @@ class ModelFileError(InglenookError):
 class GGUFError(ModelFileError):
     """A GGUF file is malformed. `field` names what was being read, `offset` is its position in the file in bytes."""
 
-    def __init__(self, problem: str, *, field: str, offset: int) -> None:
-        super().__init__(
-            f"Not a usable GGUF file: {field} at byte {offset}: {problem}",
-            "The file may be damaged or incomplete: remove it and pull it again.",
-        )
+    def __init__(self, path: Path, problem: str, *, field: str, offset: int, remedy: str = DAMAGED) -> None:
+        super().__init__(f"{path} is not a usable GGUF file: {field} at byte {offset}: {problem}", remedy)
+        self.path = path
         self.problem = problem
         self.field = field
         self.offset = offset

@@ -1,1 +1,309 @@
-"""Placeholder replaced below."""
+"""A bounded reader for GGUF files, versions 2 and 3, little endian.
+
+Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. The file is hostile until proven otherwise: every
+length, count, dimension, alignment and offset is checked as a Python int, which cannot overflow, before anything is
+allocated or viewed. The only exception that a malformed file causes is `GGUFError`, which names field and offset.
+
+Knows bytes and names. Refuses to know what a tensor or a metadata key means to a model.
+"""
+
+import contextlib
+import mmap
+import os
+import stat
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from quant.errors import GGUFError, ModelFileError
+from quant.ggml_types import GGML_TYPES, GGMLType
+
+MetadataValue = int | float | bool | str | tuple[int, ...] | tuple[float, ...] | tuple[bool, ...] | tuple[str, ...]
+
+MAGIC = b"GGUF"
+VERSIONS = (2, 3)
+
+# Bounds. The largest real headers (a 262k vocabulary with merges) take about 15 MB; a parsed header costs at most
+# eight times its bytes in Python objects, so that a forged one stays under 600 MB.
+MAX_HEADER_BYTES = 64 << 20
+MAX_STRING_BYTES = 16 << 20
+MAX_KEY_BYTES = 1 << 16
+MAX_NAME_BYTES = 256
+MAX_METADATA_ENTRIES = 1 << 16
+MAX_TENSORS = 1 << 17
+MAX_ARRAY_ELEMENTS = 1 << 24
+MAX_DIMENSIONS = 4
+MAX_ALIGNMENT = 1 << 20
+DEFAULT_ALIGNMENT = 32
+
+# Metadata value types: id -> struct code of one little-endian element.
+_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "B", 10: "Q", 11: "q", 12: "d"}
+_BOOL, _STRING, _ARRAY = 7, 8, 9
+
+
+@dataclass(frozen=True, slots=True)
+class GGUFTensor:
+    """Where one tensor lies. `shape` is row-major (a file lists it innermost first); `offset` counts from byte 0."""
+
+    name: str
+    type: GGMLType
+    shape: tuple[int, ...]
+    offset: int
+    nbytes: int
+
+
+class GGUFFile:
+    """An open GGUF file: parsed header, tensors as read-only views of the mapped file.
+
+    Raises `GGUFError` when the file is malformed, `ModelFileError` when it is no regular file or cannot be opened.
+    Views outlive `close()`: the mapping goes when the last of them does.
+    """
+
+    version: int
+    metadata: Mapping[str, MetadataValue]
+    tensors: Mapping[str, GGUFTensor]
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self._map = _map_file(self.path)
+        try:
+            header = _Header(self.path, self._map)
+            self.version, self.metadata, self.tensors = header.version, header.metadata, header.tensors
+        except BaseException:
+            self.close()
+            raise
+
+    def data(self, name: str) -> memoryview:
+        """The bytes of tensor `name` as a read-only view, without a copy. Raises KeyError for an unknown name."""
+        tensor = self.tensors[name]
+        return memoryview(self._map)[tensor.offset : tensor.offset + tensor.nbytes]
+
+    def close(self) -> None:
+        # With views alive the mapping cannot be closed now; it is released with the last of them.
+        with contextlib.suppress(BufferError):
+            self._map.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _map_file(path: Path) -> mmap.mmap:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0))
+    except OSError as error:
+        raise ModelFileError(f"Cannot open {path}: {error.strerror}") from error
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise ModelFileError(f"{path} is not a regular file")
+        if status.st_size < len(MAGIC):
+            raise GGUFError(path, f"the file ends after {status.st_size} bytes", field="magic", offset=0)
+        return mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
+    finally:
+        os.close(descriptor)
+
+
+class _Header:
+    """Reads a header once, front to back. Every read names the field it is for."""
+
+    def __init__(self, path: Path, data: mmap.mmap) -> None:
+        self._path = path
+        self._data = data
+        self._at = 0
+        self._size = len(data)
+        self._limit = min(self._size, MAX_HEADER_BYTES)
+        self.version = self._read_version()
+        tensor_count = self._count("tensor count", MAX_TENSORS, smallest=24)
+        entry_count = self._count("metadata count", MAX_METADATA_ENTRIES, smallest=13)
+        self.metadata = self._read_metadata(entry_count)
+        self._alignment = self._read_alignment()
+        self.tensors = self._read_tensors(tensor_count)
+
+    def _error(self, problem: str, *, field: str, offset: int) -> GGUFError:
+        return GGUFError(self._path, problem, field=field, offset=offset)
+
+    # -- primitive reads
+
+    def _take(self, nbytes: int, field: str) -> int:
+        """Move past `nbytes` bytes and return where they start."""
+        start = self._at
+        if nbytes > self._limit - start:
+            bound = "the file ends" if self._limit == self._size else f"the header passes {MAX_HEADER_BYTES} bytes"
+            raise self._error(f"{nbytes} bytes are needed, but {bound}", field=field, offset=start)
+        self._at = start + nbytes
+        return start
+
+    def _number(self, code: str, field: str) -> int:
+        layout = "<" + code
+        value: int = struct.unpack_from(layout, self._data, self._take(struct.calcsize(layout), field))[0]
+        return value
+
+    def _count(self, field: str, most: int, *, smallest: int) -> int:
+        """A 64-bit count of things that take at least `smallest` bytes each."""
+        start = self._at
+        count = self._number("Q", field)
+        if count > most:
+            raise self._error(f"{count} is over the bound of {most}", field=field, offset=start)
+        if count * smallest > self._limit - self._at:
+            raise self._error(f"{count} is more than the rest of the file can hold", field=field, offset=start)
+        return count
+
+    def _string(self, field: str, most: int = MAX_STRING_BYTES) -> str:
+        start = self._at
+        length = self._number("Q", f"length of {field}")
+        if length > most:
+            raise self._error(f"a string of {length} bytes is over the bound of {most}", field=field, offset=start)
+        begin = self._take(length, field)
+        try:
+            return str(self._data[begin : begin + length], "utf-8")
+        except UnicodeDecodeError as error:
+            raise self._error("the text is not UTF-8", field=field, offset=begin + error.start) from None
+
+    # -- sections
+
+    def _read_version(self) -> int:
+        if self._data[: len(MAGIC)] != MAGIC:
+            raise self._error(f"the file starts with {self._data[:4]!r}, not {MAGIC!r}", field="magic", offset=0)
+        self._at = len(MAGIC)
+        version = self._number("I", "version")
+        if version not in VERSIONS:
+            big_endian = int.from_bytes(version.to_bytes(4, "little"), "big") in VERSIONS
+            problem = "the file is big endian" if big_endian else f"version {version} is neither 2 nor 3"
+            remedy = "Use a little-endian GGUF of version 2 or 3; llama.cpp's converter writes one."
+            raise GGUFError(self._path, problem, field="version", offset=4, remedy=remedy)
+        return version
+
+    def _read_metadata(self, count: int) -> dict[str, MetadataValue]:
+        metadata: dict[str, MetadataValue] = {}
+        for index in range(count):
+            start = self._at
+            key = self._string(f"key of metadata entry {index}", MAX_KEY_BYTES)
+            if key in metadata:
+                raise self._error(f"{key!r} appears twice", field=f"key of metadata entry {index}", offset=start)
+            metadata[key] = self._value(self._number("I", f"type of {key}"), key)
+        return metadata
+
+    def _value(self, kind: int, field: str) -> MetadataValue:
+        if kind == _STRING:
+            return self._string(field)
+        if kind == _ARRAY:
+            return self._array(field)
+        return self._scalars(kind, 1, field)[0]
+
+    def _scalars(self, kind: int, count: int, field: str) -> tuple[int, ...] | tuple[float, ...] | tuple[bool, ...]:
+        if kind not in _SCALARS:
+            raise self._error(f"unknown value type {kind}", field=field, offset=self._at)
+        layout = f"<{count}{_SCALARS[kind]}"
+        start = self._take(struct.calcsize(layout), field)
+        values: tuple[int, ...] = struct.unpack_from(layout, self._data, start)
+        if kind != _BOOL:
+            return values
+        if any(value > 1 for value in values):
+            raise self._error("a truth value is neither 0 nor 1", field=field, offset=start)
+        return tuple(value == 1 for value in values)
+
+    def _array(self, field: str) -> MetadataValue:
+        start = self._at
+        kind = self._number("I", f"element type of {field}")
+        if kind == _ARRAY:
+            raise self._error("an array of arrays is not supported", field=field, offset=start)
+        smallest = 8 if kind == _STRING else struct.calcsize(_SCALARS.get(kind, "B"))
+        count = self._count(f"length of {field}", MAX_ARRAY_ELEMENTS, smallest=smallest)
+        return self._strings(count, field) if kind == _STRING else self._scalars(kind, count, field)
+
+    def _strings(self, count: int, field: str) -> tuple[str, ...]:
+        """The hot loop of opening a file: a vocabulary and its merges are 100,000 to a million strings."""
+        data, at, limit, strings = self._data, self._at, self._limit, []
+        from_bytes = int.from_bytes
+        for index in range(count):
+            begin = at + 8
+            length = from_bytes(data[at:begin], "little")
+            at = begin + length
+            if at > limit or length > MAX_STRING_BYTES:
+                self._at = begin - 8
+                self._string(f"{field}[{index}]")  # reads the same bytes again to say what is wrong
+            try:
+                strings.append(str(data[begin:at], "utf-8"))
+            except UnicodeDecodeError as error:
+                raise self._error(
+                    "the text is not UTF-8", field=f"{field}[{index}]", offset=begin + error.start
+                ) from None
+        self._at = at
+        return tuple(strings)
+
+    def _read_alignment(self) -> int:
+        alignment = self.metadata.get("general.alignment", DEFAULT_ALIGNMENT)
+        if type(alignment) is not int or not 0 < alignment <= MAX_ALIGNMENT or alignment & (alignment - 1):
+            raise self._error(f"{alignment!r} is not a power of two", field="general.alignment", offset=self._at)
+        return alignment
+
+    def _read_tensors(self, count: int) -> dict[str, GGUFTensor]:
+        """Tensor offsets count from the end of the header, which is known only after the last one is read."""
+        found: list[tuple[GGUFTensor, int]] = []
+        names: set[str] = set()
+        for index in range(count):
+            start = self._at
+            tensor = self._read_tensor(index)
+            if tensor.name in names:
+                raise self._error(f"{tensor.name!r} appears twice", field=f"name of tensor {index}", offset=start)
+            names.add(tensor.name)
+            found.append((tensor, start))
+        return self._place(found, -(-self._at // self._alignment) * self._alignment)
+
+    def _read_tensor(self, index: int) -> GGUFTensor:
+        name = self._string(f"name of tensor {index}", MAX_NAME_BYTES)
+        at = self._at
+        dimensions = self._number("I", f"dimension count of {name}")
+        if not 1 <= dimensions <= MAX_DIMENSIONS:
+            raise self._error(f"{dimensions} dimensions, not 1 to {MAX_DIMENSIONS}", field=f"{name}", offset=at)
+        extents = [self._number("Q", f"dimension {axis} of {name}") for axis in range(dimensions)]
+        kind_at = self._at
+        kind = self._number("I", f"type of {name}")
+        if kind not in GGML_TYPES:
+            raise self._error(f"unknown tensor type {kind}", field=f"type of {name}", offset=kind_at)
+        nbytes = self._tensor_bytes(name, GGML_TYPES[kind], extents, at)
+        return GGUFTensor(
+            name, GGML_TYPES[kind], tuple(reversed(extents)), self._number("Q", f"offset of {name}"), nbytes
+        )
+
+    def _tensor_bytes(self, name: str, kind: GGMLType, extents: list[int], at: int) -> int:
+        elements = 1
+        for extent in extents:
+            elements *= extent
+            if not 0 < elements < 1 << 60:
+                raise self._error(f"the shape {extents} is empty or too large", field=f"shape of {name}", offset=at)
+        if extents[0] % kind.block_elements:
+            raise self._error(
+                f"rows of {extents[0]} elements do not divide into blocks of {kind.block_elements} ({kind.name})",
+                field=f"shape of {name}",
+                offset=at,
+            )
+        return kind.nbytes(elements)
+
+    def _place(self, found: list[tuple[GGUFTensor, int]], data_start: int) -> dict[str, GGUFTensor]:
+        """Check offsets against each other and the file, and make them absolute."""
+        end, previous = data_start, "the header"
+        placed: dict[str, GGUFTensor] = {}
+        for tensor, at in sorted(found, key=lambda item: item[0].offset):
+            start, field = data_start + tensor.offset, f"offset of {tensor.name}"
+            if tensor.offset % self._alignment:
+                raise self._error(f"{tensor.offset} is not aligned to {self._alignment}", field=field, offset=at)
+            if start + tensor.nbytes > self._size:
+                raise self._error(
+                    f"its {tensor.nbytes} bytes at {start} pass the end of the file ({self._size} bytes)",
+                    field=field,
+                    offset=at,
+                )
+            if start < end:
+                raise self._error(f"its bytes at {start} overlap {previous}", field=field, offset=at)
+            end, previous = start + tensor.nbytes, tensor.name
+            placed[tensor.name] = GGUFTensor(tensor.name, tensor.type, tensor.shape, start, tensor.nbytes)
+        return {tensor.name: placed[tensor.name] for tensor, _ in found}

@@ -1,0 +1,76 @@
+"""Batch: the flat tensors of one step, the explicit argument of `model.forward`.
+
+Tokens of all scheduled requests lie one after another; `query_starts` says where each request's begin. Every index is
+checked here, on the host, against what it will index: a wrong one must never reach a device.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.blocks import NULL_BLOCK
+from engine.config import BLOCK_SIZE
+from engine.request import ScheduledRequest, StepPlan
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """T tokens of R requests. One block table and one slot mapping for each KV group."""
+
+    token_ids: Tensor  # int64 [T]
+    positions: Tensor  # int64 [T]: position of each token in its request
+    slot_mappings: tuple[Tensor, ...]  # int64 [T] each: block * BLOCK_SIZE + place, where the token's k and v go
+    block_tables: tuple[Tensor, ...]  # int64 [R, longest] each: a request's blocks in order, padded with the null block
+    query_starts: tuple[int, ...]  # R + 1 numbers: request r has tokens query_starts[r] .. query_starts[r + 1]
+    context_lengths: tuple[int, ...]  # R numbers: tokens of the request once this step is done
+    logit_rows: Tensor  # int64 [L]: the tokens whose logits are wanted
+
+
+def build_batch(plan: StepPlan, *, vocab_size: int, num_blocks: int) -> Batch:
+    """The batch of `plan`. Raises IndexError where an id or a slot would lie outside vocabulary, table or pool.
+
+    Logit rows are the last token of each request whose next token can be picked, in the plan's order.
+    """
+    starts = [0]
+    for part in plan.scheduled:
+        starts.append(starts[-1] + part.num_tokens)
+    tables = [_checked_table(part, num_blocks) for part in plan.scheduled]
+    spans = [range(p.request.num_computed, p.request.num_computed + p.num_tokens) for p in plan.scheduled]
+    token_ids = [
+        t for p, span in zip(plan.scheduled, spans, strict=True) for t in p.request.token_ids(span.start, span.stop)
+    ]
+    if not all(0 <= token_id < vocab_size for token_id in token_ids):
+        raise IndexError(f"a token id is not in the vocabulary of {vocab_size}")
+    slots = [
+        table[position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE
+        for table, span in zip(tables, spans, strict=True)
+        for position in span
+    ]
+    return Batch(
+        token_ids=torch.tensor(token_ids),
+        positions=torch.tensor([position for span in spans for position in span]),
+        slot_mappings=(torch.tensor(slots),),
+        block_tables=(_padded(tables),),
+        query_starts=tuple(starts),
+        context_lengths=tuple(span.stop for span in spans),
+        logit_rows=torch.tensor(
+            [stop - 1 for part, stop in zip(plan.scheduled, starts[1:], strict=True) if part.samples], dtype=torch.int64
+        ),
+    )
+
+
+def _checked_table(part: ScheduledRequest, num_blocks: int) -> list[int]:
+    table = part.request.block_table
+    needed = -(-(part.request.num_computed + part.num_tokens) // BLOCK_SIZE)
+    if len(table) < needed:
+        raise IndexError(f"request {part.request.id} needs {needed} blocks and holds {len(table)}")
+    if not all(NULL_BLOCK < block < num_blocks for block in table):
+        raise IndexError(f"a block of request {part.request.id} is not in the pool of {num_blocks}")
+    return table
+
+
+def _padded(tables: Sequence[Sequence[int]]) -> Tensor:
+    longest = max(len(table) for table in tables)
+    return torch.tensor([[*table, *[NULL_BLOCK] * (longest - len(table))] for table in tables])

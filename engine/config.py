@@ -1,0 +1,48 @@
+"""What the engine is told before it starts: the shape of a model, and the resolved knobs of a run.
+
+Both are frozen and built once. Knows numbers. Refuses to know files (a family's module reads those) and user settings.
+"""
+
+from dataclasses import dataclass
+
+BLOCK_SIZE = 16  # tokens in a KV block
+
+
+@dataclass(frozen=True, slots=True)
+class RopeConfig:
+    """Rotary position embedding: which frequencies, and which elements of a head form a pair."""
+
+    base: float
+    dimensions: int  # elements of a head that turn; all of them, in this version
+    interleaved: (
+        bool  # pairs are neighbours (2i, 2i+1), as GGUF files of the llama family store them; else (i, i + d/2)
+    )
+    linear_factor: float = 1.0  # positions are divided by it
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """The shape of a decoder. Filled by the family's module from the checkpoint."""
+
+    architecture: str
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    mlp_hidden: int
+    vocab_size: int
+    context_length: int  # tokens the model was made for
+    norm_epsilon: float
+    rope: RopeConfig
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """The resolved knobs of one engine. Filled by the composition root."""
+
+    backend: str  # name of the kernel backend
+    context_length: int  # most tokens a request may hold, prompt and reply together
+    num_blocks: int  # KV blocks in the device pool, the null block included
+    max_step_tokens: int = 256  # token budget of one step: bounds how long a stop or a newcomer waits
+    max_running: int = 16  # requests that may hold blocks at the same time

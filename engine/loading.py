@@ -1,0 +1,82 @@
+"""From an open checkpoint to a running engine: which backend, how much memory, which model.
+
+The one place where these choices are made. Refuses to know where the file came from and what a user typed.
+"""
+
+import os
+from dataclasses import dataclass
+
+import torch
+
+from engine import models
+from engine.checkpoint_config import Metadata
+from engine.config import BLOCK_SIZE, EngineConfig, ModelConfig
+from engine.core import Engine
+from engine.errors import UnsupportedModel
+from engine.kv_cache import KVCache
+from engine.operations import Operations, ReferenceOperations
+from engine.runner import ModelRunner
+from engine.weights import GGUFWeights, LoadProgress
+from quant.gguf import GGUFFile
+
+# The fallback where the system does not tell how much memory is free.
+ASSUMED_MEMORY = 8 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOptions:
+    """What the composition root asks for. Zero means: choose."""
+
+    backend: str = "auto"
+    context_length: int = 0
+    threads: int = 0
+
+
+def load_engine(file: GGUFFile, options: LoadOptions, progress: LoadProgress | None = None) -> Engine:
+    """The engine for an open GGUF file. Raises UnsupportedModel or ModelFileError; nothing stays allocated then."""
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    model_config = models.read_config(Metadata(file.metadata, _architecture(file)))
+    config = resolve(model_config, options)
+    operations = _operations(config.backend, model_config)
+    model = models.load(model_config, GGUFWeights(file, progress), operations, config.context_length)
+    kv = KVCache(model.kv_groups(), config.num_blocks, torch.float32)
+    return Engine(model_config, config, ModelRunner(model, kv))
+
+
+def resolve(model: ModelConfig, options: LoadOptions) -> EngineConfig:
+    """The knobs of a run, with every choice made."""
+    context = min(options.context_length or model.context_length, model.context_length)
+    return EngineConfig(
+        backend="reference" if options.backend == "auto" else options.backend,
+        context_length=context,
+        num_blocks=1 + -(-context // BLOCK_SIZE),
+    )
+
+
+def _architecture(file: GGUFFile) -> str:
+    architecture = file.metadata.get("general.architecture")
+    if not isinstance(architecture, str):
+        raise UnsupportedModel(f"{file.path} does not name its architecture (general.architecture)")
+    return architecture
+
+
+def _operations(backend: str, model: ModelConfig) -> Operations:
+    if backend != "reference":
+        raise UnsupportedModel(f"There is no kernel backend {backend!r}", "Use --kernels auto.")
+    return ReferenceOperations(keep_dequantized=float32_bytes(model) <= available_memory() // 2)
+
+
+def float32_bytes(model: ModelConfig) -> int:
+    """About how many bytes the model's matrices take as float32."""
+    attention = 2 * (model.heads + model.kv_heads) * model.head_dim * model.hidden
+    mlp = 3 * model.mlp_hidden * model.hidden
+    return 4 * (model.layers * (attention + mlp) + 2 * model.vocab_size * model.hidden)
+
+
+def available_memory() -> int:
+    """Bytes of memory that can be taken without swapping, as far as the system tells."""
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):
+        return ASSUMED_MEMORY

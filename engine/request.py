@@ -1,0 +1,159 @@
+"""The nouns that travel between the scheduler, the runner and whoever asked. Plain data; no torch.
+
+A request has no phases: it has tokens, of which `num_computed` have their keys and values in the cache, and every step
+lets it catch up. A prompt, a prompt's later chunk and one generated token are the same case.
+"""
+
+import enum
+import math
+import secrets
+from dataclasses import dataclass, field
+
+from engine.errors import InvalidSampling
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How one request picks its tokens. Validated when made; raises InvalidSampling naming the parameter."""
+
+    temperature: float = 1.0  # 0: the most likely token, always
+    top_k: int = 0  # keep the k most likely tokens; 0: all
+    top_p: float = 1.0  # keep the fewest most likely tokens that reach this probability together
+    min_p: float = 0.0  # keep tokens at least this likely, relative to the most likely one
+    repetition_penalty: float = 1.0  # divides the positive logits of tokens already seen, multiplies the negative ones
+    presence_penalty: float = 0.0  # subtracted once from tokens already generated
+    frequency_penalty: float = 0.0  # subtracted for each time a token was generated
+    seed: int = field(default_factory=lambda: secrets.randbits(63))
+    max_tokens: int | None = None  # None: as many as the context holds
+    min_tokens: int = 0  # end and stop tokens are not picked before this many
+    ignore_eos: bool = False  # the model's own end tokens do not end the reply
+    stop: tuple[str, ...] = ()  # strings that end the reply; applied where ids become text, not here
+    stop_token_ids: tuple[int, ...] = ()
+    logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, added to its logit)
+    logprobs: int | None = None  # alternatives to report for each token; 0: only the picked one; None: none
+
+    def __post_init__(self) -> None:
+        for name, low, high in _BOUNDS:
+            value = getattr(self, name)
+            if value is not None and not (math.isfinite(value) and low <= value <= high):
+                raise InvalidSampling(name, f"{value} is not between {low} and {high}")
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise InvalidSampling("min_tokens", f"{self.min_tokens} is more than max_tokens, {self.max_tokens}")
+        if len(self.stop) > MAX_STOPS or any(not text for text in self.stop):
+            raise InvalidSampling("stop", f"at most {MAX_STOPS} strings, none of them empty")
+        if len(self.logit_bias) > MAX_BIASES:
+            raise InvalidSampling("logit_bias", f"{len(self.logit_bias)} entries, more than {MAX_BIASES}")
+        if not all(math.isfinite(bias) and abs(bias) <= 100 for _, bias in self.logit_bias):
+            raise InvalidSampling("logit_bias", "a bias is not between -100 and 100")
+
+    def check_vocabulary(self, vocab_size: int) -> None:
+        """Raise InvalidSampling where a token id is not in the vocabulary. A wrong id must never reach a device."""
+        for name, ids in (("logit_bias", [i for i, _ in self.logit_bias]), ("stop_token_ids", self.stop_token_ids)):
+            for token_id in ids:
+                if not 0 <= token_id < vocab_size:
+                    raise InvalidSampling(name, f"token id {token_id} is not in the vocabulary of {vocab_size}")
+
+
+MAX_STOPS = 16
+MAX_BIASES = 1024
+MAX_LOGPROBS = 20
+_BOUNDS: tuple[tuple[str, float, float], ...] = (
+    ("temperature", 0, 100),
+    ("top_k", 0, 2**31 - 1),
+    ("top_p", 0, 1),
+    ("min_p", 0, 1),
+    ("repetition_penalty", 0.01, 100),
+    ("presence_penalty", -100, 100),
+    ("frequency_penalty", -100, 100),
+    ("seed", 0, 2**64 - 1),
+    ("max_tokens", 1, 2**31 - 1),
+    ("min_tokens", 0, 2**31 - 1),
+    ("logprobs", 0, MAX_LOGPROBS),
+)
+
+
+class RequestStatus(enum.Enum):
+    WAITING = enum.auto()
+    RUNNING = enum.auto()
+    FINISHED = enum.auto()
+
+
+class FinishReason(enum.Enum):
+    STOP = "stop"  # an end token, or a stop token of the request
+    LENGTH = "length"  # max_tokens or the context is reached
+    ABORT = "abort"
+
+
+@dataclass(slots=True)
+class Request:
+    """One sequence being generated. The scheduler owns it once it is submitted."""
+
+    id: int  # the submitter
+    prompt_ids: tuple[int, ...]  # the submitter
+    params: SamplingParams  # the submitter
+    end_ids: frozenset[int] = frozenset()  # the submitter: the model's end-of-generation tokens
+    output_ids: list[int] = field(default_factory=list)  # the scheduler, from what the runner sampled
+    num_computed: int = 0  # the scheduler: tokens whose keys and values are in the cache
+    block_table: list[int] = field(default_factory=list)  # the scheduler: KV blocks in order, append-only
+    status: RequestStatus = RequestStatus.WAITING  # the scheduler
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.prompt_ids) + len(self.output_ids)
+
+    def token_ids(self, start: int, stop: int) -> list[int]:
+        """Tokens start..stop of prompt and output together, without joining the two."""
+        prompt = len(self.prompt_ids)
+        return [*self.prompt_ids[start:stop], *self.output_ids[max(0, start - prompt) : max(0, stop - prompt)]]
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledRequest:
+    """A request's part in one step: `num_tokens` tokens from its `num_computed` on."""
+
+    request: Request
+    num_tokens: int
+
+    @property
+    def samples(self) -> bool:
+        """Whether the step reaches the request's last token, so that its next one can be picked."""
+        return self.request.num_computed + self.num_tokens == self.request.num_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """What one step runs. Made by the scheduler, run by the runner."""
+
+    scheduled: tuple[ScheduledRequest, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(part.num_tokens for part in self.scheduled)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Natural-log probabilities by the model alone, before penalties, temperature and filters."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]  # (token id, logprob), most likely first
+
+
+@dataclass(frozen=True, slots=True)
+class SampledToken:
+    """What the runner picked for one request of a step."""
+
+    request_id: int
+    token_id: int
+    logprobs: TokenLogprobs | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEvent:
+    """One new token of a request, or its end, or both. `token_id` is None for an end without a token (an abort)."""
+
+    request_id: int
+    token_id: int | None
+    logprobs: TokenLogprobs | None = None
+    finish: FinishReason | None = None

@@ -1,0 +1,163 @@
+"""The sampler: from a step's logits to its tokens, by pure functions over a batch of rows.
+
+Order: logit bias and forbidden tokens, penalties, temperature, then the filters min-p, top-k, top-p, then the draw.
+Every function works row by row, so that a row's token does not depend on its neighbours. The draw needs one uniform
+number a row, made from the request's seed and the token's index: the same after preemption, restart, or in any batch.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.errors import EngineError
+from engine.request import Request, SampledToken, TokenLogprobs
+
+
+def sample(logits: Tensor, requests: Sequence[Request]) -> list[SampledToken]:
+    """Pick the next token of each request. logits float32 [rows, vocabulary], row r for requests[r].
+
+    Raises EngineError when the model computed NaN.
+    """
+    if torch.isnan(logits).any():
+        raise EngineError("The model computed values that are not numbers", "Report this with the model's name.")
+    shaped = logits
+    for step in (apply_bias, forbid_early_end, apply_penalties):
+        shaped = step(shaped, requests)
+    token_ids = pick(shaped, requests)
+    reports = report_logprobs(logits, token_ids, requests)
+    return [
+        SampledToken(request.id, token_id, report)
+        for request, token_id, report in zip(requests, token_ids, reports, strict=True)
+    ]
+
+
+# -- shaping logits: each returns new logits, or the same object when no request asks for anything
+
+
+def apply_bias(logits: Tensor, requests: Sequence[Request]) -> Tensor:
+    """Add each request's `logit_bias`."""
+    entries = [(row, i, bias) for row, request in enumerate(requests) for i, bias in request.params.logit_bias]
+    if not entries:
+        return logits
+    rows, ids, biases = zip(*entries, strict=True)
+    return logits.index_put((torch.tensor(rows), torch.tensor(ids)), torch.tensor(biases), accumulate=True)
+
+
+def forbid_early_end(logits: Tensor, requests: Sequence[Request]) -> Tensor:
+    """Make end and stop tokens impossible for requests that have not reached `min_tokens`."""
+    entries = [
+        (row, token_id)
+        for row, request in enumerate(requests)
+        if len(request.output_ids) < request.params.min_tokens
+        for token_id in {*request.end_ids, *request.params.stop_token_ids}
+    ]
+    if not entries:
+        return logits
+    rows, ids = zip(*entries, strict=True)
+    return logits.index_put((torch.tensor(rows), torch.tensor(ids)), torch.tensor(-torch.inf))
+
+
+def apply_penalties(logits: Tensor, requests: Sequence[Request]) -> Tensor:
+    """Repetition penalty over prompt and reply (arXiv:1909.05858); presence and frequency penalties over the reply."""
+    penalized = [row for row, request in enumerate(requests) if _has_penalties(request)]
+    if not penalized:
+        return logits
+    logits = logits.clone()
+    for row in penalized:
+        request, params = requests[row], requests[row].params
+        seen = torch.tensor(sorted({*request.prompt_ids, *request.output_ids}))
+        values = logits[row, seen]
+        factor = params.repetition_penalty
+        logits[row, seen] = torch.where(values > 0, values / factor, values * factor)
+        counts = torch.bincount(torch.tensor(request.output_ids, dtype=torch.int64), minlength=logits.shape[1])
+        logits[row] -= params.frequency_penalty * counts + params.presence_penalty * (counts > 0)
+    return logits
+
+
+def _has_penalties(request: Request) -> bool:
+    params = request.params
+    return params.repetition_penalty != 1.0 or params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
+
+
+# -- picking tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Filters:
+    """The filters of a batch as columns, float32 or int64 [rows, 1]."""
+
+    temperature: Tensor
+    min_p: Tensor
+    top_k: Tensor
+    top_p: Tensor
+
+    @classmethod
+    def of(cls, requests: Sequence[Request], vocab_size: int) -> "Filters":
+        params = [request.params for request in requests]
+        return cls(
+            temperature=torch.tensor([[p.temperature] for p in params]),
+            min_p=torch.tensor([[p.min_p] for p in params]),
+            top_k=torch.tensor([[min(p.top_k or vocab_size, vocab_size)] for p in params]),
+            top_p=torch.tensor([[p.top_p] for p in params]),
+        )
+
+
+def pick(logits: Tensor, requests: Sequence[Request]) -> list[int]:
+    """The most likely token where the temperature is 0, else a draw from the filtered distribution."""
+    picked = logits.argmax(-1)
+    rows = [row for row, request in enumerate(requests) if request.params.temperature > 0]
+    if rows:
+        drawing = [requests[row] for row in rows]
+        filters = Filters.of(drawing, logits.shape[1])
+        uniforms = torch.tensor([[uniform(r.params.seed, len(r.output_ids))] for r in drawing], dtype=torch.float64)
+        picked[rows] = draw(logits[rows], filters, uniforms)
+    return [int(token_id) for token_id in picked]
+
+
+def draw(logits: Tensor, filters: Filters, uniforms: Tensor) -> Tensor:
+    """One token a row by inverting the cumulative distribution at `uniforms` (float64 [rows, 1], in [0, 1)).
+
+    Tokens are taken from the most likely down, ties in order of id, so that every filter keeps a prefix of that order.
+    """
+    ordered, ids = torch.sort(logits / filters.temperature, dim=-1, descending=True, stable=True)
+    probabilities = torch.softmax(ordered.double(), dim=-1)
+    keep = probabilities >= filters.min_p * probabilities[:, :1]
+    keep &= torch.arange(logits.shape[1]) < filters.top_k
+    kept = torch.where(keep, probabilities, 0.0)
+    kept /= kept.sum(-1, keepdim=True)
+    within = kept.cumsum(-1) - kept < filters.top_p
+    within[:, 0] = True
+    kept = torch.where(within, kept, 0.0)
+    cumulative = kept.cumsum(-1)
+    place = torch.searchsorted(cumulative, uniforms * cumulative[:, -1:], right=True)
+    last_kept = (kept > 0).sum(-1, keepdim=True) - 1
+    return ids.gather(-1, torch.minimum(place, last_kept)).squeeze(-1)
+
+
+def uniform(seed: int, index: int) -> float:
+    """A number in [0, 1) with 53 random bits, the same for the same seed and index on every machine."""
+    digest = hashlib.sha256(seed.to_bytes(8, "little") + index.to_bytes(8, "little")).digest()
+    return (int.from_bytes(digest[:8], "little") >> 11) / (1 << 53)
+
+
+# -- reporting
+
+
+def report_logprobs(
+    logits: Tensor, token_ids: Sequence[int], requests: Sequence[Request]
+) -> list[TokenLogprobs | None]:
+    """What each request asked to know of its token's probability under the model's own distribution."""
+    return [
+        None if request.params.logprobs is None else _logprobs(row, token_id, request.params.logprobs)
+        for row, token_id, request in zip(logits, token_ids, requests, strict=True)
+    ]
+
+
+def _logprobs(logits: Tensor, token_id: int, alternatives: int) -> TokenLogprobs:
+    logprobs = torch.log_softmax(logits.double(), dim=-1)
+    values, ids = logprobs.topk(alternatives)
+    top = tuple(zip(ids.tolist(), values.tolist(), strict=True))
+    return TokenLogprobs(token_id, float(logprobs[token_id]), top)

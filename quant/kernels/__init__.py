@@ -1,0 +1,1 @@
+"""Kernels over canonical weights, one module a device kind, beside the reference that explains and checks them."""
