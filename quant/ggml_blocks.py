@@ -64,7 +64,7 @@ def decode(kind: GGMLType, data: memoryview, shape: tuple[int, ...]) -> QTensor:
 
 def _affine(kind: GGMLType, block: AffineBlock, blocks: Bytes, shape: tuple[int, int]) -> AffineTensor:
     raw = blocks[:, :, block.codes_at :]
-    codes = torch.from_numpy(np.ascontiguousarray(raw if block.bits == 8 else _in_column_order(raw)))
+    codes = torch.from_numpy(raw.copy() if block.bits == 8 else _in_column_order(raw))
     return AffineTensor(
         shape=shape,
         type_name=kind.name,

@@ -111,6 +111,12 @@ def _map_file(path: Path) -> mmap.mmap:
         os.close(descriptor)
 
 
+def _printable(name: str) -> str:
+    """A name from the file as part of an error message: short, never empty, and no control characters."""
+    short = name if len(name) <= 80 else name[:77] + "..."
+    return short if short and short.isprintable() else repr(short)
+
+
 class _Header:
     """Reads a header once, front to back. Every read names the field it is for."""
 
@@ -188,7 +194,8 @@ class _Header:
             key = self._string(f"key of metadata entry {index}", MAX_KEY_BYTES)
             if key in metadata:
                 raise self._error(f"{key!r} appears twice", field=f"key of metadata entry {index}", offset=start)
-            metadata[key] = self._value(self._number("I", f"type of {key}"), key)
+            field = _printable(key)
+            metadata[key] = self._value(self._number("I", f"type of {field}"), field)
         return metadata
 
     def _value(self, kind: int, field: str) -> MetadataValue:
@@ -260,18 +267,21 @@ class _Header:
 
     def _read_tensor(self, index: int) -> GGUFTensor:
         name = self._string(f"name of tensor {index}", MAX_NAME_BYTES)
+        field = _printable(name)
         at = self._at
-        dimensions = self._number("I", f"dimension count of {name}")
+        dimensions = self._number("I", f"dimension count of {field}")
         if not 1 <= dimensions <= MAX_DIMENSIONS:
-            raise self._error(f"{dimensions} dimensions, not 1 to {MAX_DIMENSIONS}", field=f"{name}", offset=at)
-        extents = [self._number("Q", f"dimension {axis} of {name}") for axis in range(dimensions)]
+            raise self._error(
+                f"{dimensions} dimensions, not 1 to {MAX_DIMENSIONS}", field=f"dimension count of {field}", offset=at
+            )
+        extents = [self._number("Q", f"dimension {axis} of {field}") for axis in range(dimensions)]
         kind_at = self._at
-        kind = self._number("I", f"type of {name}")
+        kind = self._number("I", f"type of {field}")
         if kind not in GGML_TYPES:
-            raise self._error(f"unknown tensor type {kind}", field=f"type of {name}", offset=kind_at)
-        nbytes = self._tensor_bytes(name, GGML_TYPES[kind], extents, at)
+            raise self._error(f"unknown tensor type {kind}", field=f"type of {field}", offset=kind_at)
+        nbytes = self._tensor_bytes(field, GGML_TYPES[kind], extents, at)
         return GGUFTensor(
-            name, GGML_TYPES[kind], tuple(reversed(extents)), self._number("Q", f"offset of {name}"), nbytes
+            name, GGML_TYPES[kind], tuple(reversed(extents)), self._number("Q", f"offset of {field}"), nbytes
         )
 
     def _tensor_bytes(self, name: str, kind: GGMLType, extents: list[int], at: int) -> int:
@@ -293,7 +303,7 @@ class _Header:
         end, previous = data_start, "the header"
         placed: dict[str, GGUFTensor] = {}
         for tensor, at in sorted(found, key=lambda item: item[0].offset):
-            start, field = data_start + tensor.offset, f"offset of {tensor.name}"
+            start, field = data_start + tensor.offset, f"offset of {_printable(tensor.name)}"
             if tensor.offset % self._alignment:
                 raise self._error(f"{tensor.offset} is not aligned to {self._alignment}", field=field, offset=at)
             if start + tensor.nbytes > self._size:
@@ -304,6 +314,6 @@ class _Header:
                 )
             if start < end:
                 raise self._error(f"its bytes at {start} overlap {previous}", field=field, offset=at)
-            end, previous = start + tensor.nbytes, tensor.name
+            end, previous = start + tensor.nbytes, _printable(tensor.name)
             placed[tensor.name] = GGUFTensor(tensor.name, tensor.type, tensor.shape, start, tensor.nbytes)
         return {tensor.name: placed[tensor.name] for tensor, _ in found}

@@ -1,0 +1,94 @@
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from engine.config import BLOCK_SIZE
+from engine.kernels.reference import PIECE, QUERY_TILE, paged_attention, rms_norm, rope, silu_gate, store_kv
+
+
+def pool_with(k: Tensor, v: Tensor, table: list[int]) -> Tensor:
+    """A layer's pool, NaN wherever k and v [context, kv_heads, head_dim] are not."""
+    context, kv_heads, head_dim = k.shape
+    pool = torch.full((max(table) + 3, 2, kv_heads, BLOCK_SIZE, head_dim), torch.nan)
+    slots = torch.tensor([table[p // BLOCK_SIZE] * BLOCK_SIZE + p % BLOCK_SIZE for p in range(context)])
+    store_kv(pool, slots, k, v)
+    return pool
+
+
+def naive_attention(q: Tensor, k: Tensor, v: Tensor, first: int) -> Tensor:
+    """Softmax attention in float64; query i is at position first + i."""
+    group = q.shape[1] // k.shape[1]
+    k, v = k.double().repeat_interleave(group, 1), v.double().repeat_interleave(group, 1)
+    scores = torch.einsum("qhd,khd->hqk", q.double(), k) * q.shape[-1] ** -0.5
+    visible = torch.arange(len(k)) <= (first + torch.arange(len(q))).unsqueeze(-1)
+    weights = scores.masked_fill(~visible, -torch.inf).softmax(-1)
+    return torch.einsum("hqk,khd->qhd", weights, v)
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(9, 3, 64), (4, 4, 32), (8, 1, 80), (2, 2, 2)])
+@pytest.mark.parametrize(
+    ("context", "queries"), [(1, 1), (BLOCK_SIZE, 3), (PIECE, 1), (PIECE + 1, QUERY_TILE + 1), (300, 300)]
+)
+def test_attention_equals_the_definition(heads: int, kv_heads: int, head_dim: int, context: int, queries: int) -> None:
+    k, v = torch.randn(2, context, kv_heads, head_dim)
+    q = torch.randn(queries, heads, head_dim)
+    table = torch.randperm(40)[: -(-context // BLOCK_SIZE)].add(1).tolist()
+    positions = torch.arange(context - queries, context)
+    padded = torch.tensor([*table, 0, 0])
+    out = paged_attention(q, positions, pool_with(k, v, table), padded, context, head_dim**-0.5)
+    assert out.shape == q.shape
+    torch.testing.assert_close(out.double(), naive_attention(q, k, v, context - queries), rtol=0, atol=1e-5)
+
+
+def test_large_scores_do_not_overflow() -> None:
+    k, v = torch.randn(2, 200, 1, 16)
+    q = torch.randn(4, 1, 16) * 1e4
+    table = list(range(1, 14))
+    out = paged_attention(q, torch.arange(196, 200), pool_with(k, v, table), torch.tensor(table), 200, 0.25)
+    torch.testing.assert_close(out.double(), naive_attention(q, k, v, 196), rtol=0, atol=1e-3)
+
+
+def test_store_writes_its_slots_and_no_others() -> None:
+    pool = torch.full((4, 2, 2, BLOCK_SIZE, 8), torch.nan)
+    k, v = torch.randn(2, 3, 2, 8)
+    store_kv(pool, torch.tensor([17, 63, 40]), k, v)
+    for row, (block, place) in enumerate([(1, 1), (3, 15), (2, 8)]):
+        assert torch.equal(pool[block, 0, :, place], k[row])
+        assert torch.equal(pool[block, 1, :, place], v[row])
+    assert pool.isfinite().sum() == 2 * 3 * 2 * 8
+
+
+@pytest.mark.parametrize("tokens", [1, 5])
+def test_norm_equals_torchs(tokens: int) -> None:
+    x, weight = torch.randn(tokens, 67) * 30, torch.randn(67)
+    torch.testing.assert_close(rms_norm(x, weight, 1e-5), F.rms_norm(x, (67,), weight, 1e-5))
+
+
+def test_norm_of_a_row_does_not_depend_on_its_neighbours() -> None:
+    x, weight = torch.randn(333, 577), torch.randn(577)
+    whole = rms_norm(x, weight, 1e-5)
+    for start, stop in [(0, 1), (5, 12), (100, 333)]:
+        assert torch.equal(rms_norm(x[start:stop], weight, 1e-5), whole[start:stop])
+
+
+def test_rope_turns_pairs_as_complex_numbers() -> None:
+    x, angles = torch.randn(5, 3, 8), torch.rand(5, 4) * 6
+    cos, sin = angles.cos(), angles.sin()
+    turn = torch.polar(torch.ones(5, 1, 4), angles.unsqueeze(1))
+    neighbours = torch.view_as_real(torch.view_as_complex(x.view(5, 3, 4, 2)) * turn).flatten(-2)
+    torch.testing.assert_close(rope(x, cos, sin, interleaved=True), neighbours)
+    apart = torch.complex(x[..., :4], x[..., 4:]) * turn
+    torch.testing.assert_close(rope(x, cos, sin, interleaved=False), torch.cat((apart.real, apart.imag), -1))
+
+
+def test_gate() -> None:
+    gate, up = torch.randn(2, 6, 35)
+    torch.testing.assert_close(silu_gate(torch.cat((gate, up), -1)), F.silu(gate) * up)
+
+
+def test_gate_of_a_row_does_not_depend_on_its_neighbours() -> None:
+    x = torch.randn(211, 2 * 45)
+    whole = silu_gate(x)
+    for start, stop in [(0, 1), (5, 12), (100, 211)]:
+        assert torch.equal(silu_gate(x[start:stop]), whole[start:stop])

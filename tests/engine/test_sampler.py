@@ -1,0 +1,148 @@
+from collections import Counter
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from engine.errors import EngineError
+from engine.request import Request, SamplingParams
+from engine.sampler import apply_penalties, sample, uniform
+
+VOCABULARY = 11
+LOGITS = torch.tensor([0.5, 3.0, 2.0, -1.0, 2.5, 0.0, -2.0, 1.0, -4.0, 1.5, -0.5])
+
+
+def request(
+    *, prompt: Sequence[int] = (0,), output: Sequence[int] = (), ends: Sequence[int] = (), **params: object
+) -> Request:
+    sampling = SamplingParams(**params)  # type: ignore[arg-type]
+    return Request(1, tuple(prompt), sampling, frozenset(ends), output_ids=list(output))
+
+
+def picked(logits: Tensor, **params: object) -> int:
+    return sample(logits.unsqueeze(0), [request(**params)])[0].token_id  # type: ignore[arg-type]
+
+
+def frequencies(count: int = 4000, **params: object) -> Tensor:
+    """How often each token is drawn from LOGITS, over `count` seeds."""
+    requests = [request(seed=seed, **params) for seed in range(count)]  # type: ignore[arg-type]
+    drawn = Counter(token.token_id for token in sample(LOGITS.repeat(count, 1), requests))
+    return torch.tensor([drawn[i] / count for i in range(VOCABULARY)])
+
+
+def test_temperature_zero_is_the_most_likely_token() -> None:
+    assert picked(LOGITS, temperature=0) == 1
+    assert picked(torch.zeros(VOCABULARY), temperature=0) == 0
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+def test_draws_follow_the_distribution(temperature: float) -> None:
+    expected = torch.softmax(LOGITS / temperature, -1)
+    assert (frequencies(temperature=temperature) - expected).abs().max() < 0.03
+
+
+def renormalized(keep: list[int]) -> Tensor:
+    probabilities = torch.softmax(LOGITS, -1)
+    kept = torch.zeros(VOCABULARY)
+    kept[keep] = probabilities[keep]
+    return kept / kept.sum()
+
+
+@pytest.mark.parametrize(
+    ("params", "kept"),
+    [
+        ({"top_k": 1}, [1]),
+        ({"top_k": 3}, [1, 4, 2]),
+        ({"top_k": 100}, list(range(VOCABULARY))),
+        ({"top_p": 0.0}, [1]),
+        ({"top_p": 0.40}, [1, 4]),  # the first alone has 0.39
+        ({"top_p": 0.38}, [1]),
+        ({"min_p": 1.0}, [1]),
+        ({"min_p": 0.35}, [1, 4, 2]),  # e^-0.5 and e^-1 pass, e^-1.5 does not
+        ({"top_k": 2, "top_p": 0.95, "min_p": 0.01}, [1, 4]),
+    ],
+)
+def test_filters_keep_what_they_say(params: dict[str, object], kept: list[int]) -> None:
+    drawn = frequencies(**params)  # type: ignore[arg-type]
+    assert set(drawn.nonzero().flatten().tolist()) <= set(kept)
+    assert (drawn - renormalized(kept)).abs().max() < 0.03
+
+
+def test_ties_at_the_edge_of_top_k_keep_exactly_k() -> None:
+    drawn = {picked(torch.zeros(VOCABULARY), top_k=2, seed=seed) for seed in range(100)}
+    assert drawn == {0, 1}
+
+
+def test_the_same_seed_and_index_draw_the_same_token_in_any_batch() -> None:
+    logits = torch.randn(40, 5000)
+    requests = [request(seed=n, output=[1] * (n % 3)) for n in range(40)]
+    together = [token.token_id for token in sample(logits, requests)]
+    alone = [sample(logits[n : n + 1], [requests[n]])[0].token_id for n in range(40)]
+    assert together == alone
+
+
+def test_the_next_token_of_a_seed_is_another_draw() -> None:
+    numbers = {uniform(5, index) for index in range(1000)}
+    assert len(numbers) == 1000
+    assert all(0 <= number < 1 for number in numbers)
+
+
+def test_greedy_and_drawing_requests_share_a_batch() -> None:
+    requests = [request(temperature=0), request(seed=3, temperature=5.0), request(temperature=0)]
+    tokens = sample(LOGITS.repeat(3, 1), requests)
+    assert tokens[0].token_id == tokens[2].token_id == 1
+
+
+def test_bias_moves_the_choice() -> None:
+    assert picked(LOGITS, temperature=0, logit_bias=((8, 50.0),)) == 8
+    assert picked(LOGITS, temperature=0, logit_bias=((1, -100.0),)) == 4
+
+
+def test_no_end_before_min_tokens() -> None:
+    ends = {"ends": [1], "stop_token_ids": (4,), "min_tokens": 2, "temperature": 0}
+    assert picked(LOGITS, **ends) == 2
+    assert picked(LOGITS, **ends, output=[0]) == 2
+    assert picked(LOGITS, **ends, output=[0, 0]) == 1
+
+
+def test_penalties() -> None:
+    """Token 1 is in the prompt, token 4 was generated twice, token 3 (a negative logit) once."""
+    params: dict[str, object] = {"repetition_penalty": 2.0, "presence_penalty": 0.25, "frequency_penalty": 0.5}
+    out = apply_penalties(LOGITS.unsqueeze(0), [request(prompt=[1], output=[4, 4, 3], **params)])[0]  # type: ignore[arg-type]
+    expected = LOGITS.clone()
+    expected[1] = 3.0 / 2
+    expected[4] = 2.5 / 2 - 2 * 0.5 - 0.25
+    expected[3] = -1.0 * 2 - 0.5 - 0.25
+    torch.testing.assert_close(out, expected)
+
+
+def test_penalties_of_one_request_leave_the_others() -> None:
+    logits = LOGITS.repeat(2, 1)
+    out = apply_penalties(logits, [request(prompt=[1], repetition_penalty=3.0), request(prompt=[1])])
+    assert torch.equal(out[1], LOGITS)
+    assert torch.equal(logits[0], LOGITS)
+
+
+def test_logprobs_are_the_models_own() -> None:
+    params = {"temperature": 0, "logit_bias": ((8, 50.0),), "logprobs": 3}
+    token = sample(LOGITS.unsqueeze(0), [request(**params)])[0]  # type: ignore[arg-type]
+    expected = torch.log_softmax(LOGITS, -1)
+    assert token.logprobs is not None
+    assert token.logprobs.logprob == pytest.approx(float(expected[8]), abs=1e-6)
+    assert [token_id for token_id, _ in token.logprobs.top] == [1, 4, 2]
+    assert token.logprobs.top[0][1] == pytest.approx(float(expected[1]), abs=1e-6)
+
+
+def test_logprobs_without_alternatives_and_without_request() -> None:
+    tokens = sample(LOGITS.repeat(2, 1), [request(logprobs=0), request()])
+    assert tokens[0].logprobs is not None
+    assert tokens[0].logprobs.top == ()
+    assert tokens[1].logprobs is None
+
+
+def test_not_a_number_is_an_error_and_not_a_token() -> None:
+    logits = LOGITS.clone()
+    logits[5] = torch.nan
+    with pytest.raises(EngineError, match="not numbers"):
+        picked(logits, temperature=0)

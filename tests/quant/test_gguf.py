@@ -1,0 +1,236 @@
+import os
+import struct
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+
+from quant.errors import GGUFError, ModelFileError
+from quant.ggml_types import GGML_TYPES
+from quant.gguf import GGUFFile
+from tests import gguf_bytes
+from tests.gguf_bytes import F32, STRING, U8, U32, GGUFBytes, Tensor, build, small_file
+
+
+def write(tmp_path: Path, data: bytes | bytearray) -> Path:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(data)
+    return path
+
+
+def rejection(tmp_path: Path, file: GGUFBytes) -> GGUFError:
+    with pytest.raises(GGUFError) as caught:
+        GGUFFile(write(tmp_path, file.data))
+    return caught.value
+
+
+def put(file: GGUFBytes, role: str, value: int, which: int = 0) -> GGUFBytes:
+    """`file` with the `which`-th number of that role replaced."""
+    number = [n for n in file.numbers if n.role == role][which]
+    file.data[number.offset : number.offset + number.width] = value.to_bytes(number.width, "little")
+    return file
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_reads_every_kind_of_value_and_tensor(tmp_path: Path, version: int) -> None:
+    with GGUFFile(write(tmp_path, small_file(version=version).data)) as file:
+        assert file.version == version
+        assert file.metadata["a.u8"] == 200
+        assert file.metadata["a.i8"] == -5
+        assert file.metadata["a.u64"] == 2**63
+        assert file.metadata["a.i64"] == -(2**40)
+        assert file.metadata["a.f32"] == 0.5
+        assert file.metadata["a.f64"] == 1e-300
+        assert file.metadata["a.bool"] is True
+        assert file.metadata["a.text"] == "grüße"
+        assert file.metadata["a.tokens"] == ("a", "", "ß", "▁the", "<|end|>")
+        assert file.metadata["a.scores"] == (0.0, -1.5, -2.25)
+        assert file.metadata["a.flags"] == (False, True, True)
+        assert file.metadata["a.empty"] == ()
+        assert file.tensors["plain"].shape == (2, 3)
+        assert file.tensors["q8"].shape == (2, 2, 32)
+        assert struct.unpack("<6f", file.data("plain")) == (0, 1, 2, 3, 4, 5)
+        assert bytes(file.data("q4")) == bytes(range(108))
+
+
+def test_agrees_with_the_gguf_package_on_a_file_it_wrote(tmp_path: Path) -> None:
+    path = tmp_path / "written.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_context_length(1234)
+    writer.add_token_list(["<s>", "ä", "b"])
+    writer.add_token_scores([0.0, -1.0, -2.5])
+    values = np.random.default_rng(7).standard_normal((5, 64), np.float32)
+    quantized = gguf.quantize(values, gguf.GGMLQuantizationType.Q4_1)
+    writer.add_tensor("plain", values)
+    writer.add_tensor("packed", quantized, raw_dtype=gguf.GGMLQuantizationType.Q4_1)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with GGUFFile(path) as file:
+        assert file.metadata["llama.context_length"] == 1234
+        assert file.metadata["tokenizer.ggml.tokens"] == ("<s>", "ä", "b")
+        assert np.array_equal(np.frombuffer(file.data("plain"), np.float32).reshape(5, 64), values)
+        assert bytes(file.data("packed")) == quantized.tobytes()
+        assert file.tensors["packed"].type.name == "Q4_1"
+
+
+def test_type_table_is_the_formats() -> None:
+    theirs = {int(kind): (kind.name, *size) for kind, size in gguf.GGML_QUANT_SIZES.items()}
+    ours = {kind: (t.name, t.block_elements, t.block_bytes) for kind, t in GGML_TYPES.items()}
+    assert ours == theirs
+
+
+@pytest.mark.parametrize(
+    ("role", "which", "value", "names"),
+    [
+        ("version", 0, 1, "version"),
+        ("version", 0, 4, "version"),
+        ("tensor count", 0, 2**63, "tensor count"),
+        ("tensor count", 0, 100_000, "tensor count"),
+        ("metadata count", 0, 2**64 - 1, "metadata count"),
+        ("metadata count", 0, 60_000, "metadata count"),
+        ("length of key", 0, 2**40, "key of metadata entry 0"),
+        ("length of string", 0, 2**64 - 1, "general.architecture"),
+        ("value type", 0, 13, "general.architecture"),
+        ("element type", 0, 9, "a.tokens"),
+        ("element type", 0, 77, "a.tokens"),
+        ("array length", 0, 2**40, "a.tokens"),
+        ("array length", 1, 2**62, "a.scores"),
+        ("length of string", 3, 2**63, "a.tokens[1]"),
+        ("dimension count", 0, 0, "plain"),
+        ("dimension count", 0, 5, "plain"),
+        ("dimension count", 0, 2**32 - 1, "plain"),
+        ("dimension", 0, 0, "plain"),
+        ("dimension", 0, 2**64 - 1, "plain"),
+        ("dimension", 3, 65, "q4"),
+        ("dimension", 1, 2**40, "plain"),
+        ("tensor type", 0, 4, "plain"),
+        ("tensor offset", 1, 33, "half"),
+        ("tensor offset", 1, 0, "half"),
+        ("tensor offset", 3, 2**64 - 32, "q8"),
+        ("tensor offset", 3, 2**20, "q8"),
+    ],
+)
+def test_names_the_field_of_a_forged_number(tmp_path: Path, role: str, which: int, value: int, names: str) -> None:
+    error = rejection(tmp_path, put(small_file(), role, value, which))
+    assert names in error.field
+    assert 0 <= error.offset <= len(small_file().data)
+    assert str(error.offset) in str(error)
+    assert error.remedy
+
+
+@pytest.mark.parametrize("alignment", [0, 3, 48, 2**31, 2**21])
+def test_refuses_an_alignment_that_is_no_reasonable_power_of_two(tmp_path: Path, alignment: int) -> None:
+    file = build([("general.alignment", U32, alignment)], [])
+    assert rejection(tmp_path, file).field == "general.alignment"
+
+
+def test_refuses_an_alignment_of_another_type(tmp_path: Path) -> None:
+    assert rejection(tmp_path, build([("general.alignment", STRING, "32")], [])).field == "general.alignment"
+
+
+def test_honours_the_files_alignment(tmp_path: Path) -> None:
+    tensors = [Tensor("one", [1], 0, struct.pack("<f", 1.0)), Tensor("two", [1], 0, struct.pack("<f", 2.0))]
+    file = build([("general.alignment", U32, 256)], tensors, alignment=256)
+    with GGUFFile(write(tmp_path, file.data)) as opened:
+        assert struct.unpack("<f", opened.data("two")) == (2.0,)
+        assert opened.tensors["two"].offset % 256 == 0
+
+
+def test_refuses_big_endian_by_name(tmp_path: Path) -> None:
+    error = rejection(tmp_path, put(small_file(), "version", 3 << 24))
+    assert "big endian" in error.problem
+
+
+def test_refuses_other_files(tmp_path: Path) -> None:
+    for data in (b"", b"GG", b"PK\x03\x04" + bytes(64), b"GGML" + bytes(64)):
+        with pytest.raises(GGUFError):
+            GGUFFile(write(tmp_path, data))
+
+
+def test_every_truncation_is_refused(tmp_path: Path) -> None:
+    whole = bytes(small_file().data)
+    for length in range(len(whole)):
+        with pytest.raises(GGUFError):
+            GGUFFile(write(tmp_path, whole[:length]))
+
+
+def test_refuses_repeated_keys_and_tensors(tmp_path: Path) -> None:
+    assert "twice" in rejection(tmp_path, build([("k", U8, 1), ("k", U8, 2)], [])).problem
+    twins = [Tensor("t", [1], 0, bytes(4)), Tensor("t", [1], 0, bytes(4))]
+    assert "twice" in rejection(tmp_path, build([], twins)).problem
+
+
+def test_refuses_text_that_is_not_utf8(tmp_path: Path) -> None:
+    file = build([("k", STRING, ["fine", "?"])], [])
+    file.data[file.data.rindex(b"?")] = 0xFF
+    assert rejection(tmp_path, file).field == "k[1]"
+
+
+def test_refuses_a_truth_value_of_two(tmp_path: Path) -> None:
+    assert rejection(tmp_path, build([("k", gguf_bytes.BOOL, 2)], [])).field == "k"
+
+
+def test_refuses_overlapping_tensors(tmp_path: Path) -> None:
+    tensors = [Tensor("first", [16], 0, bytes(64)), Tensor("second", [16], 0, bytes(64))]
+    error = rejection(tmp_path, put(build([], tensors), "tensor offset", 32, which=1))
+    assert "overlap" in error.problem
+    assert "second" in error.field
+
+
+def test_tensors_may_lie_in_any_order(tmp_path: Path) -> None:
+    tensors = [Tensor("b", [8], 0, struct.pack("<8f", *range(8))), Tensor("a", [8], 0, bytes(32))]
+    file = put(put(build([], tensors), "tensor offset", 32, which=0), "tensor offset", 0, which=1)
+    with GGUFFile(write(tmp_path, file.data)) as opened:
+        assert list(opened.tensors) == ["b", "a"]
+        assert opened.tensors["b"].offset > opened.tensors["a"].offset
+
+
+def test_metadata_nan_is_only_a_value(tmp_path: Path) -> None:
+    with GGUFFile(write(tmp_path, build([("k", F32, float("nan"))], []).data)) as file:
+        value = file.metadata["k"]
+        assert value != value
+
+
+def test_refuses_what_is_no_regular_file(tmp_path: Path) -> None:
+    with pytest.raises(ModelFileError, match="regular"):
+        GGUFFile(tmp_path)
+    with pytest.raises(ModelFileError, match="Cannot open"):
+        GGUFFile(tmp_path / "missing.gguf")
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(ModelFileError, match="regular"):
+        GGUFFile(pipe)
+
+
+def test_the_header_is_bounded(tmp_path: Path) -> None:
+    file = build([("k", U8, [0])], [])
+    length = next(n for n in file.numbers if n.role == "array length")
+    elements = 80 << 20
+    file.data[length.offset : length.offset + 8] = elements.to_bytes(8, "little")
+    path = write(tmp_path, file.data)
+    os.truncate(path, len(file.data) + elements)
+    with pytest.raises(GGUFError, match="over the bound"):
+        GGUFFile(path)
+
+
+def test_a_long_vocabulary_stays_within_the_header_bound(tmp_path: Path) -> None:
+    half_header = [("k" + str(i), STRING, "x" * (9 << 20)) for i in range(8)]
+    with pytest.raises(GGUFError, match="the header passes"):
+        GGUFFile(write(tmp_path, build(list(half_header), []).data))
+
+
+def test_views_outlive_the_file(tmp_path: Path) -> None:
+    with GGUFFile(write(tmp_path, small_file().data)) as file:
+        view = file.data("q4")
+    assert bytes(view) == bytes(range(108))
+    assert view.readonly
+
+
+def test_opens_the_default_model(smollm2: Path) -> None:
+    with GGUFFile(smollm2) as file:
+        assert file.metadata["general.architecture"] == "llama"
+        assert len(file.tensors) == 272
+        assert sum(t.nbytes for t in file.tensors.values()) == 96_576_768
