@@ -5,7 +5,6 @@ from.
 """
 
 import itertools
-from collections.abc import Iterator
 
 from engine.config import EngineConfig, ModelConfig
 from engine.request import Request, SamplingParams, TokenEvent
@@ -45,18 +44,6 @@ class Engine:
     def abort(self, request_id: int) -> TokenEvent | None:
         """End a request in any state; None when it has ended already."""
         return self._scheduler.abort(request_id)
-
-    def run(self, request: Request) -> Iterator[TokenEvent]:
-        """Step until `request` ends, yielding its events. Closing the iterator early aborts the request."""
-        try:
-            while True:
-                for event in self.step():
-                    if event.request_id == request.id:
-                        yield event
-                        if event.finish is not None:
-                            return
-        finally:
-            self.abort(request.id)
 
     def assert_empty(self) -> None:
         """Raise RuntimeError when a request or a block is still held."""

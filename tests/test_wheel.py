@@ -1,0 +1,82 @@
+"""The wheel as people install it: one private folder, a launcher, and the data files in place."""
+
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that holds what `pip install .` would put into site-packages, its dependencies aside."""
+    folder = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder), str(ROOT)]
+    subprocess.run(command, check=True)
+    (wheel,) = folder.glob("inglenook-*.whl")
+    site = folder / "site"
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(site)
+    return site
+
+
+def run(site: Path, *arguments: str) -> str:
+    """Run Python away from the checkout, in a folder that has an `app` of its own."""
+    elsewhere = site.parent / "elsewhere"
+    (elsewhere / "app").mkdir(parents=True, exist_ok=True)
+    (elsewhere / "app" / "__init__.py").write_text("raise ImportError('the wrong app')")
+    environment = {**os.environ, "PYTHONPATH": str(site)}
+    done = subprocess.run(
+        [sys.executable, *arguments], cwd=elsewhere, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_nothing_generic_lands_in_site_packages(site: Path) -> None:
+    names = {path.name for path in site.iterdir()}
+    assert {name for name in names if not name.endswith(".dist-info")} == {"inglenook"}
+    assert {path.name for path in (site / "inglenook").iterdir()} == {
+        "__init__.py", "__main__.py", "app", "engine", "quant", "tui",
+    }  # fmt: skip
+
+
+def test_every_file_of_the_packages_is_in_the_wheel(site: Path) -> None:
+    for folder in ("app", "engine", "quant", "tui"):
+        for path in (ROOT / folder).rglob("*"):
+            if path.is_file() and "__pycache__" not in path.parts:
+                assert (site / "inglenook" / path.relative_to(ROOT)).is_file(), path
+
+
+def test_the_launcher_starts_the_installed_program(site: Path) -> None:
+    assert "ingle 0." in run(site, "-m", "inglenook", "--version")
+    assert "pull" in run(site, "-m", "inglenook", "--help")
+
+
+def test_a_spawned_child_unpickles_our_objects(site: Path) -> None:
+    script = site.parent / "spawning.py"
+    script.write_text(
+        "import multiprocessing\n"
+        "if __name__ == '__main__':\n"
+        "    import inglenook\n"
+        "    from engine.request import SamplingParams\n"
+        "    with multiprocessing.get_context('spawn').Pool(1) as pool:\n"
+        "        print(pool.apply(repr, (SamplingParams(seed=4242),)))\n"
+    )
+    assert "seed=4242" in run(site, str(script))
+
+
+def test_a_stranger_unpickles_our_objects_after_one_import(site: Path) -> None:
+    code = "import inglenook, pickle, sys; from engine.request import SamplingParams; "
+    pickled = run(
+        site,
+        "-I",
+        "-c",
+        f"import sys; sys.path.insert(0, {str(site)!r}); {code}print(pickle.dumps(SamplingParams(seed=7)).hex())",
+    )
+    load = f"import sys; sys.path.insert(0, {str(site)!r}); import inglenook, pickle; print(pickle.loads(bytes.fromhex({pickled.strip()!r})))"
+    assert "seed=7" in run(site, "-I", "-c", load)
