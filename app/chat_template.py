@@ -98,7 +98,7 @@ class ChatTemplateRenderer:
             "add_generation_prompt": add_generation_prompt,
         }
         if taken := context.keys() & (variables or {}).keys():
-            raise TemplateError(f"The template variable {min(taken)!r} is taken: it is filled from the conversation.")
+            raise TemplateError(f"{min(taken)!r} is filled from the conversation.", "Leave that template variable out.")
         request: dict[str, object] = {
             "template": hashlib.sha256(source).hexdigest(),
             "now": self._clock().isoformat(),

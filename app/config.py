@@ -46,7 +46,7 @@ def _text(value: object) -> str:
 def _folder(value: object) -> Path:
     if not isinstance(value, str | Path) or not str(value):
         raise ValueError("must be a path")
-    return Path(os.path.expandvars(value)).expanduser().absolute()
+    return Path(os.path.expandvars(os.path.expanduser(value))).absolute()
 
 
 def _web_address(value: object) -> str:

@@ -17,10 +17,10 @@ from typing import Literal
 
 from app.config import Settings, private_folder
 from app.errors import IntegrityError, ModelNotFound, Offline
-from app.hub import check_reachable, host
-from app.package_index import pip_command
+from app.models.hub import check_reachable, host
+from app.models.package_index import pip_command
+from app.models.store import ModelStore
 from app.progress import Progress, format_bytes
-from app.store import ModelStore
 
 # From the first version that works to the first that is not tested; the project file says the same to pip.
 PYTHON_RANGE = ((3, 11), (3, 15))

@@ -10,6 +10,7 @@ AppError
 └── UnsupportedTokenizer   a vocabulary that cannot be reproduced exactly
 """
 
+from engine.errors import InvalidSampling
 from quant.errors import InglenookError
 
 
@@ -49,6 +50,7 @@ EXIT_OK, EXIT_FAILURE, EXIT_USAGE, EXIT_NOT_FOUND, EXIT_NO_SPACE, EXIT_OFFLINE, 
 
 EXIT_STATUS: dict[type[InglenookError], int] = {
     InvalidSetting: EXIT_USAGE,
+    InvalidSampling: EXIT_USAGE,
     ModelNotFound: EXIT_NOT_FOUND,
     NoSpace: EXIT_NO_SPACE,
     Offline: EXIT_OFFLINE,

@@ -4,8 +4,8 @@ It holds text alone. Nothing here knows a wire format, a template, or how a repl
 """
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 from app.errors import AppError
@@ -77,6 +77,34 @@ class Message:
             "name": self.name,
         }
         return {key: value for key, value in fields.items() if value is not None}
+
+    def with_texts(self, change: Callable[[str], str]) -> "Message":
+        """The message with `change` applied to every text that people, tools or the model wrote."""
+        return replace(
+            self,
+            content=change(self.content),
+            reasoning=None if self.reasoning is None else change(self.reasoning),
+            tool_calls=tuple(
+                replace(call, name=change(call.name), arguments=_object_with_texts(call.arguments, change))
+                for call in self.tool_calls
+            ),
+            name=None if self.name is None else change(self.name),
+        )
+
+
+def with_texts(value: Json, change: Callable[[str], str]) -> Json:
+    """A JSON value with `change` applied to every string in it, the names of objects' members included."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, Mapping):
+        return _object_with_texts(value, change)
+    if isinstance(value, Sequence):
+        return [with_texts(item, change) for item in value]
+    return value
+
+
+def _object_with_texts(value: Mapping[str, Json], change: Callable[[str], str]) -> dict[str, Json]:
+    return {change(name): with_texts(item, change) for name, item in value.items()}
 
 
 def text_of(content: str | Sequence[Mapping[str, object]] | None) -> str:

@@ -6,22 +6,23 @@ terminal width are left to rich, which honours NO_COLOR and FORCE_COLOR; it is i
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Protocol
+from typing import Literal, Protocol
 
 import click
 
 _A_WHILE = 1.0  # seconds
 
-Report = Callable[[int], None]  # takes the bytes done so far
+Unit = Literal["bytes", "tokens"]
+Report = Callable[[int], None]  # takes the amount done so far
 
 
 class Progress(Protocol):
     """Where a long task reports to."""
 
-    def task(self, label: str, total: int | None) -> AbstractContextManager[Report]:
-        """A piece of work of `total` bytes; None when there is nothing to count."""
+    def task(self, label: str, total: int | None, *, unit: Unit = "bytes") -> AbstractContextManager[Report]:
+        """A piece of work of `total` bytes or tokens; None when there is nothing to count."""
         ...
 
     def say(self, line: str) -> None:
@@ -33,7 +34,7 @@ class SilentProgress:
     """Says nothing: --quiet."""
 
     @contextmanager
-    def task(self, label: str, total: int | None) -> Iterator[Report]:
+    def task(self, label: str, total: int | None, *, unit: Unit = "bytes") -> Iterator[Report]:
         yield lambda done: None
 
     def say(self, line: str) -> None:
@@ -44,8 +45,8 @@ class LineProgress:
     """A line when a task begins, and one when it is done if that took a while; for logs and pipes."""
 
     @contextmanager
-    def task(self, label: str, total: int | None) -> Iterator[Report]:
-        self.say(f"{label} ({format_bytes(total)})" if total else label)
+    def task(self, label: str, total: int | None, *, unit: Unit = "bytes") -> Iterator[Report]:
+        self.say(f"{label} ({_amount(total, unit)})" if total else label)
         started = time.monotonic()
         yield lambda done: None
         if (seconds := time.monotonic() - started) > _A_WHILE:
@@ -59,15 +60,17 @@ class BarProgress:
     """A live bar with amount, speed and time left; it is gone when the task is done."""
 
     @contextmanager
-    def task(self, label: str, total: int | None) -> Iterator[Report]:
+    def task(self, label: str, total: int | None, *, unit: Unit = "bytes") -> Iterator[Report]:
+        from rich import progress as rich
         from rich.console import Console
         from rich.markup import escape
-        from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
-        from rich.progress import Progress as RichProgress
 
-        amounts = (DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn()) if total else ()
-        columns = (TextColumn("{task.description}"), BarColumn(), *amounts)
-        with RichProgress(*columns, console=Console(stderr=True), transient=True) as bar:
+        amounts: Mapping[Unit, Sequence[rich.ProgressColumn]] = {
+            "bytes": (rich.DownloadColumn(), rich.TransferSpeedColumn(), rich.TimeRemainingColumn()),
+            "tokens": (rich.MofNCompleteColumn(), rich.TextColumn("tokens"), rich.TimeRemainingColumn()),
+        }
+        columns = (rich.TextColumn("{task.description}"), rich.BarColumn(), *(amounts[unit] if total else ()))
+        with rich.Progress(*columns, console=Console(stderr=True), transient=True) as bar:
             task = bar.add_task(escape(label), total=total)
             yield lambda done: bar.update(task, completed=done)
 
@@ -80,6 +83,10 @@ def progress_on_stderr(*, quiet: bool = False) -> Progress:
     if quiet:
         return SilentProgress()
     return BarProgress() if sys.stderr.isatty() else LineProgress()
+
+
+def _amount(count: int, unit: Unit) -> str:
+    return format_bytes(count) if unit == "bytes" else f"{count} {unit}"
 
 
 def format_bytes(count: int) -> str:

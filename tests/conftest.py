@@ -7,11 +7,16 @@ import tarfile
 import tempfile
 from pathlib import Path
 
+import hypothesis
 import platformdirs
 import pytest
 
 from app.config import load_settings
-from app.sources import pull
+from app.models.sources import pull
+
+# A busy machine is slow, not wrong.
+hypothesis.settings.register_profile("no deadline", deadline=None)
+hypothesis.settings.load_profile("no deadline")
 
 LLAMA_CPP_SOURCE = "llama-cpp-python==0.3.36"
 

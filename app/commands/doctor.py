@@ -1,10 +1,8 @@
 """`ingle doctor`: what is ready on this machine, and what to do about the rest."""
 
-import json
-from dataclasses import asdict
-
 import click
 
+from app.commands.listing import as_json
 from app.config import load_settings
 from app.doctor import Finding, examine
 from app.errors import EXIT_FAILURE
@@ -31,7 +29,7 @@ def doctor(ctx: click.Context, as_array: bool) -> None:
         if not as_array:
             _echo(finding)
     if as_array:
-        click.echo(json.dumps([asdict(finding) for finding in findings], indent=2))
+        click.echo(as_json(findings))
     if any(finding.status == "fail" for finding in findings):
         ctx.exit(EXIT_FAILURE)
 

@@ -1,25 +1,28 @@
-"""How the commands print what they list: aligned columns for people, JSON for scripts."""
+"""How the commands print what they found: aligned columns for people, JSON for scripts."""
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, is_dataclass
+from pathlib import Path
 from typing import Any
 
 import click
 
-from app.store import StoredModel
+
+def as_json(content: Any) -> str:
+    """Dataclasses, paths and what JSON knows by itself, as indented JSON of plain ASCII: it cannot drive a terminal."""
+    return json.dumps(content, indent=2, default=_plain)
 
 
-def as_json(content: StoredModel | Sequence[StoredModel]) -> str:
-    """A stored model as a JSON object, several as an array."""
-    return json.dumps(
-        asdict(content) if isinstance(content, StoredModel) else [asdict(item) for item in content],
-        indent=2,
-        default=str,
-    )
+def _plain(value: object) -> object:
+    if is_dataclass(value) and not isinstance(value, type):
+        return asdict(value)
+    if isinstance(value, Path):
+        return str(value)
+    raise TypeError(f"no JSON for {type(value).__name__}")
 
 
-def echo_table(rows: Sequence[Sequence[Any]]) -> None:
+def echo_table(rows: Sequence[Sequence[object]]) -> None:
     """Print rows in aligned columns."""
     widths = [max(len(str(cell)) for cell in column) for column in zip(*rows, strict=True)]
     for row in rows:

@@ -4,8 +4,8 @@ import click
 
 from app.commands.listing import as_json
 from app.config import load_settings
+from app.models.sources import pull as pull_model
 from app.progress import format_bytes, progress_on_stderr
-from app.sources import pull as pull_model
 
 EXAMPLES = """\b
 Examples:

@@ -3,8 +3,8 @@
 import click
 
 from app.config import load_settings
+from app.models.store import ModelStore
 from app.progress import format_bytes
-from app.store import ModelStore
 
 EXAMPLES = """\b
 Examples:

@@ -1,7 +1,7 @@
 """`ingle run`: one question, one answer. The answer goes to stdout as it is generated, all narration to stderr."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
@@ -9,12 +9,10 @@ import click
 
 from app.config import Settings, load_settings
 from app.progress import Progress, progress_on_stderr
-from app.terminal_text import sanitize
+from app.text.terminal_text import sanitize
 
 if TYPE_CHECKING:
-    from app.chat import ChatEvent, ChatService, ReplyEnd
-    from app.messages import Message
-    from engine.request import SamplingParams
+    from app.chat import ChatEvent, ReplyEnd
 
 EXAMPLES = """\b
 Examples:
@@ -84,17 +82,17 @@ def _question(prompt: str | None) -> str:
 
 def _answer(
     settings: Settings, question: str, system: str | None, sampling: dict[str, Any], progress: Progress
-) -> "Iterator[ChatEvent]":
+) -> "Generator[ChatEvent]":
     """Fetch and load the model, then the events of its answer. Imports the engine, and torch with it."""
     from app.chat_template import ChatTemplateRenderer
     from app.messages import Message
-    from app.sources import pull
+    from app.models.sources import pull
 
     stored = pull(settings.model, settings, progress)
     with ChatTemplateRenderer() as renderer:
         renderer.start()
         from app.chat import ChatService
-        from app.loaded_model import load_model
+        from app.models.loaded_model import load_model
         from engine.request import SamplingParams
 
         params = SamplingParams(**{**_recommended(settings.model), **sampling})
@@ -108,7 +106,7 @@ def _answer(
 
 def _recommended(model: str) -> dict[str, float]:
     """The sampling that the model's makers recommend, or ours."""
-    from app.catalog import load_catalog
+    from app.models.catalog import load_catalog
 
     entry = load_catalog().find(model)
     if entry is None or entry.sampling is None:
@@ -116,7 +114,7 @@ def _recommended(model: str) -> dict[str, float]:
     return {"temperature": entry.sampling.temperature, "top_p": entry.sampling.top_p}
 
 
-def _past_the_prompt(events: "Iterator[ChatEvent]", progress: Progress) -> "Iterator[ChatEvent]":
+def _past_the_prompt(events: "Generator[ChatEvent]", progress: Progress) -> "Generator[ChatEvent]":
     """The events without those about reading the prompt, which become a progress bar when there are several."""
     from app.chat import PromptProgress
 
@@ -131,7 +129,7 @@ def _past_the_prompt(events: "Iterator[ChatEvent]", progress: Progress) -> "Iter
     yield from (event for event in events if not isinstance(event, PromptProgress))
 
 
-def _print_text(events: "Iterator[ChatEvent]", progress: Progress) -> None:
+def _print_text(events: "Generator[ChatEvent]", progress: Progress) -> None:
     from app.chat import ReplyEnd, TextDelta
     from engine.request import FinishReason
 
@@ -145,7 +143,7 @@ def _print_text(events: "Iterator[ChatEvent]", progress: Progress) -> None:
         click.echo()
 
 
-def _print_object(model: str, events: "Iterator[ChatEvent]") -> None:
+def _print_object(model: str, events: "Generator[ChatEvent]") -> None:
     from app.chat import ReplyEnd, TextDelta
     from app.commands.listing import as_json
 

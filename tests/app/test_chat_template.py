@@ -64,7 +64,7 @@ class Conversation(NamedTuple):
     messages: list[Message]
     tools: list[dict[str, Json]] | None = None
     add_generation_prompt: bool = True
-    variables: dict[str, Json] = {}
+    variables: dict[str, Json] | None = None
 
 
 WEATHER: dict[str, Json] = {
@@ -105,22 +105,18 @@ PARALLEL = [
 THOUGHT = [USER, Message("assistant", "Hello!", reasoning="A greeting.\n"), Message("user", "More")]
 TURNS = [Message("system", "Be <brief> & kind."), USER, Message("assistant", "Hello!"), Message("user", "More")]
 
-# conversation: how many of the 70 templates transformers renders it with
-CONVERSATIONS: dict[str, tuple[Conversation, int]] = {
-    "one user message": (Conversation([USER]), 66),
-    "system and turns": (Conversation(TURNS), 65),
-    "tools": (Conversation([USER], tools=[WEATHER, CLOCK]), 0),
-    "tool round trip": (Conversation(ROUND_TRIP, tools=[WEATHER]), 0),
-    "tool round trip after a system message": (
-        Conversation([Message("system", "Use tools."), *ROUND_TRIP], tools=[WEATHER, CLOCK]),
-        0,
-    ),
-    "parallel calls with reasoning": (Conversation(PARALLEL, tools=[WEATHER, CLOCK]), 0),
-    "thinking on": (Conversation(THOUGHT, variables={"enable_thinking": True}), 66),
-    "thinking off": (Conversation(THOUGHT, variables={"enable_thinking": False}), 66),
-    "thinking off with tools": (Conversation(ROUND_TRIP, [WEATHER], variables={"enable_thinking": False}), 0),
-    "no generation prompt": (Conversation(TURNS[:3], add_generation_prompt=False), 0),
-    "developer message": (Conversation([Message("developer", "Be brief."), USER]), 58),
+CONVERSATIONS = {
+    "one user message": Conversation([USER]),
+    "system and turns": Conversation(TURNS),
+    "tools": Conversation([USER], tools=[WEATHER, CLOCK]),
+    "tool round trip": Conversation(ROUND_TRIP, tools=[WEATHER]),
+    "with a system message": Conversation([Message("system", "Use tools."), *ROUND_TRIP], tools=[WEATHER, CLOCK]),
+    "parallel calls with reasoning": Conversation(PARALLEL, tools=[WEATHER, CLOCK]),
+    "thinking on": Conversation(THOUGHT, variables={"enable_thinking": True}),
+    "thinking off": Conversation(THOUGHT, variables={"enable_thinking": False}),
+    "thinking off with tools": Conversation(ROUND_TRIP, tools=[WEATHER], variables={"enable_thinking": False}),
+    "no generation prompt": Conversation(TURNS[:3], add_generation_prompt=False),
+    "developer message": Conversation([Message("developer", "Be brief."), USER]),
 }
 
 
@@ -129,15 +125,15 @@ class FixedDatetime(datetime):
 
     @classmethod
     def now(cls, tz: object = None) -> "FixedDatetime":
-        return cls(*NOW.timetuple()[:6], NOW.microsecond)
+        return cls.fromisoformat(NOW.isoformat())
 
 
-def transformers_text(template: str, conversation: Conversation, variables: dict[str, Json]) -> str | None:
+def transformers_text(template: str, conversation: Conversation, variables: dict[str, Any]) -> str | None:
     """What transformers renders, or None where it refuses."""
     from transformers.utils import chat_template_utils
 
     try:
-        rendered, _ = chat_template_utils.render_jinja_template(
+        rendered = chat_template_utils.render_jinja_template(
             [[message.to_template() for message in conversation.messages]],
             tools=conversation.tools,  # type: ignore[arg-type]
             chat_template=template,
@@ -146,9 +142,7 @@ def transformers_text(template: str, conversation: Conversation, variables: dict
         )
     except Exception:  # noqa: BLE001 - whatever a template raises
         return None
-    text = rendered[0]
-    assert isinstance(text, str)
-    return text
+    return rendered[0][0]
 
 
 def our_text(
@@ -167,12 +161,12 @@ def our_text(
         return None
 
 
-@pytest.mark.parametrize(("conversation", "renderable"), CONVERSATIONS.values(), ids=CONVERSATIONS.keys())
+@pytest.mark.parametrize("conversation", CONVERSATIONS.values(), ids=CONVERSATIONS.keys())
 def test_real_templates_give_what_transformers_gives(
-    llama_cpp_models: Path, monkeypatch: pytest.MonkeyPatch, conversation: Conversation, renderable: int
+    llama_cpp_models: Path, monkeypatch: pytest.MonkeyPatch, conversation: Conversation
 ) -> None:
     monkeypatch.setattr("transformers.utils.chat_template_utils.datetime", FixedDatetime)
-    variables: dict[str, Json] = {"bos_token": "<s>", "eos_token": "</s>", **conversation.variables}
+    variables: dict[str, Json] = {"bos_token": "<s>", "eos_token": "</s>", **(conversation.variables or {})}
     templates = sorted((llama_cpp_models / "templates").glob("*.jinja"))
     assert len(templates) == 70
     rendered, different = 0, []
@@ -184,7 +178,7 @@ def test_real_templates_give_what_transformers_gives(
             if our_text(renderer, template, conversation, variables) != expected:
                 different.append(path.stem)
     assert different == []
-    assert rendered == renderable
+    assert rendered > 50  # the others are refused by both
 
 
 @pytest.mark.parametrize(
@@ -193,7 +187,7 @@ def test_real_templates_give_what_transformers_gives(
         "a\n  {% if true %}\n  b\n  {% endif %}\nc\n",
         "{% set x = 1 %}{% generation %}{{ x }}{% set x = 2 %}{{ x }}{% endgeneration %}{{ x }}",
         "{% for m in messages %}{%- generation -%} {{ m.content }} {%- endgeneration -%}{% endfor %}",
-        "{% for i in range(9) %}{% if i == 2 %}{% continue %}{% elif i == 5 %}{% break %}{% endif %}{{ i }}{% endfor %}",
+        "{% for i in '12345' %}{% if i=='2' %}{% continue %}{% elif i=='4' %}{% break %}{% endif %}{{ i }}{% endfor %}",
         "{{ messages|tojson }}{{ messages|tojson(indent=2) }}",
         "{{ messages|tojson(ensure_ascii=true, separators=(',', ':'), sort_keys=true) }}",
         "{{ tools is none }}{{ documents is none }}{{ tools is defined }}{{ nothing is defined }}{{ nothing }}",
@@ -231,7 +225,7 @@ ESCAPES = [
     "{{ ['']|map(attribute='__class__')|list }}",
     "{{ ['']|map('attr', '__class__')|list }}",
     "{{ [[1]]|sum(attribute='__class__') }}",
-    "{{ messages|groupby('__class__') }}",
+    "{{ messages|groupby('__class__')|map('first')|list }}",
     "{{ '{0.__class__}'.format('') }}",
     "{{ '{0[__class__]}'.format('') }}",
     "{{ '{x.__class__.__mro__}'.format_map({'x': 1}) }}",
@@ -290,7 +284,7 @@ BOMBS = [
     "{{ 10**10 * 'a' }}",
     "{{ [0] * 10**9 }}",
     "{{ ('a',) * 2**40 }}",
-    "{{ 10**10**10 }}",
+    "{{ 10**(10**10) }}",
     "{{ (2**4000) * (2**4000) }}",
     "{{ '%999999999d' % 1 }}",
     "{{ '%.999999999f' % 1 }}",
@@ -310,7 +304,7 @@ BOMBS = [
     "{% set ns = namespace(x='abcdefgh') %}{% for i in range(60) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
     "{% set ns = namespace(x='abcdefgh') %}{% for i in range(60) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
     "{% set ns = namespace(x=[1, 2]) %}{% for i in range(60) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
-    "{% set ns = namespace(x=[1]) %}{% for i in range(99) %}{% set ns.x = [ns.x] * 99 %}{% endfor %}{{ ns.x }}",
+    "{% set ns = namespace(x='a' * 900000) %}{% for i in [1] * 99 %}{% set ns.x = [ns.x] * 9 %}{% endfor %}{{ ns.x }}",
     "{{ ('a' * 10**6).replace('a', 'a' * 10**6) }}",
     "{{ ('a' * 10**6)|join('b' * 10**6) }}",
     "{{ [[1]]|tojson(indent=10**9) }}",
@@ -343,10 +337,18 @@ LOOPS = [
 ]
 
 
+def assert_gets_nothing(renderer: ChatTemplateRenderer, template: str) -> None:
+    """`template` fails, or what it reached for was undefined; and the renderer goes on."""
+    try:
+        assert renderer.render(template, HELLO).capitalize() in ("", "[undefined]")
+    except TemplateError as error:
+        assert "took longer" not in error.message
+    assert_works(renderer)
+
+
 @pytest.mark.parametrize("template", ESCAPES)
 def test_the_sandbox_holds(patient: ChatTemplateRenderer, template: str) -> None:
-    refusal(patient, template)
-    assert_works(patient)
+    assert_gets_nothing(patient, template)
 
 
 @pytest.mark.parametrize("template", BOMBS, ids=[f"{n} {bomb[:40]}" for n, bomb in enumerate(BOMBS)])
@@ -362,7 +364,7 @@ def test_what_does_not_end_is_killed(renderer: ChatTemplateRenderer, template: s
 
 
 def test_composed_attacks(patient: ChatTemplateRenderer) -> None:
-    """An attack wrapped in harmless constructs, two deep, ends as the bare one does."""
+    """Attacks inside other constructs, two deep, get no further."""
     wrappers = [
         "%s",
         "{%% for m in messages %%}%s{%% endfor %%}",
@@ -380,8 +382,7 @@ def test_composed_attacks(patient: ChatTemplateRenderer) -> None:
     choose = random.Random(20260304)
     for _ in range(300):
         outer, inner = choose.sample(wrappers, 2)
-        refusal(patient, outer % (inner % choose.choice(attacks)))
-        assert_works(patient)
+        assert_gets_nothing(patient, outer % (inner % choose.choice(attacks)))
 
 
 @pytest.mark.parametrize(
@@ -448,6 +449,11 @@ def test_neither_side_takes_much_memory() -> None:
         ("{% for i in range(4) %}{{ '\\x00' * 1000000 }}{% endfor %}", "the text grew past 16,777,216 bytes"),
         ("{{ range(10**6) }}", "Range too big"),
         ("{{ 'a' * 10**10 }}", "'*' would make 10,000,000,000 items; the limit is 1,000,000"),
+        ("{{ 2**9999 }}", "'**' would make a number of more than 4,096 bits"),
+        ("{{ (2**4000) * (2**4000) }}", "'*' would make a number of more than 4,096 bits"),
+        ("{{ '%999999999d' % 1 }}", "'%' has a width that is too large"),
+        ("{{ '%(a).999999999f'|format(a=1) }}", "'%' has a width that is too large"),
+        ("{{ '%*d' % (9, 1) }}", "or not written out"),
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "maximum recursion depth exceeded"),
         ("{{ 1 / 0 }}", "failed (line 1): ZeroDivisionError: division by zero"),
         ("{{ '\\ud800' }}", "failed: UnicodeEncodeError"),
@@ -467,25 +473,29 @@ def test_a_template_that_is_no_text_is_refused(patient: ChatTemplateRenderer, te
     assert type(template).__name__ in refusal(patient, template)
 
 
+def nested(depth: int) -> list[Any]:
+    outer: list[Any] = []
+    for _ in range(depth):
+        outer = [outer]
+    return outer
+
+
 @pytest.mark.parametrize(
     "value",
     [
+        nested(100_000),
         b"bytes",
         {1, 2},
         object(),
         "\ud800",
         {("a",): 1},
-        json.loads("[" * 900 + "]" * 900),
         "x" * subject.MAX_FRAME_BYTES,
     ],
-    ids=["bytes", "set", "object", "surrogate", "tuple key", "nesting", "size"],
+    ids=["nesting", "bytes", "set", "object", "surrogate", "tuple key", "size"],
 )
 def test_inputs_that_cannot_be_passed_are_refused(patient: ChatTemplateRenderer, value: Any) -> None:
-    deep: Any = value
-    for _ in range(500 if isinstance(value, list) else 0):
-        deep = [deep]
-    refusal(patient, GOOD, variables={"extra": deep})
-    refusal(patient, GOOD, tools=[deep])
+    refusal(patient, GOOD, variables={"extra": value})
+    refusal(patient, GOOD, tools=[value])
     assert_works(patient)
 
 
@@ -535,10 +545,16 @@ def test_an_interrupted_render_leaves_nothing_for_the_next() -> None:
     with ChatTemplateRenderer(seconds=100) as renderer:
         assert_works(renderer)
         interrupt = threading.Timer(0.3, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT))
-        with pytest.raises(KeyboardInterrupt):
+
+        def interrupted_render() -> None:
             interrupt.start()
-            renderer.render(LOOPS[0], HELLO)
-        interrupt.join()
+            try:
+                renderer.render(LOOPS[0], HELLO)
+            finally:
+                interrupt.cancel()
+
+        with pytest.raises(KeyboardInterrupt):
+            interrupted_render()
         assert_works(renderer)
 
 
@@ -558,13 +574,15 @@ def request(source: str) -> dict[str, object]:
 
 
 def test_the_child_ends_when_its_parent_is_gone() -> None:
-    done = subprocess.run(child_command(), input=framed(request("x")), capture_output=True, timeout=100)
+    done = subprocess.run(child_command(), input=framed(request("x")), capture_output=True, timeout=100, check=False)
     assert done.returncode == 0
     assert done.stdout == framed({"ready": True}) + framed({"text": "x"})
 
 
 def test_the_child_ends_by_itself_when_its_parent_dies_during_a_loop() -> None:
-    done = subprocess.run(child_command(), input=framed(request(LOOPS[0])), capture_output=True, timeout=100)
+    done = subprocess.run(
+        child_command(), input=framed(request(LOOPS[0])), capture_output=True, timeout=100, check=False
+    )
     assert done.returncode != 0
     assert done.stdout == framed({"ready": True})
 
@@ -572,7 +590,7 @@ def test_the_child_ends_by_itself_when_its_parent_dies_during_a_loop() -> None:
 @pytest.mark.parametrize("frame", [b"{", b"[]", b"1", b"{}", b"\xff", b'{"template": [], "source": 1}', b"[" * 99_999])
 def test_the_child_answers_any_frame(frame: bytes) -> None:
     sent = len(frame).to_bytes(4, "big") + frame + framed(request("x"))
-    done = subprocess.run(child_command(), input=sent, capture_output=True, timeout=100)
+    done = subprocess.run(child_command(), input=sent, capture_output=True, timeout=100, check=False)
     assert b'"error": ' in done.stdout
     assert done.stdout.endswith(framed({"text": "x"}))
 
@@ -618,12 +636,11 @@ def test_the_parent_imports_no_jinja2() -> None:
 IMPOSTOR = """
 import os, sys, time
 open({pid!r}, "w").write(str(os.getpid()))
-sent = {sent!r}
-for part in sent:
+for turn, part in enumerate({sent!r}):
+    if turn:
+        sys.stdin.buffer.read(int.from_bytes(sys.stdin.buffer.read(4), "big"))
     sys.stdout.buffer.write(part)
     sys.stdout.buffer.flush()
-    header = sys.stdin.buffer.read(4)
-    sys.stdin.buffer.read(int.from_bytes(header, "big"))
 if {stays!r}:
     time.sleep(1000)
 """

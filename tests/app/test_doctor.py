@@ -15,8 +15,8 @@ from app.cli import ingle
 from app.config import Settings
 from app.doctor import PYTHON_RANGE, TORCH_RANGE, Finding, examine
 from app.progress import SilentProgress
-from tests.app.fake_hub import serve
-from tests.app.tiny_model import settings_in
+from tests.app.models.fake_hub import serve
+from tests.app.models.tiny_model import settings_in
 
 PROJECT = Path(__file__).parents[2] / "pyproject.toml"
 

@@ -14,13 +14,15 @@ def _work(reporter: Progress) -> None:
     reporter.say("Fetching.")
     with reporter.task("Downloading [x]", 2_000_000) as report:
         report(1_000_000)
+    with reporter.task("Reading", 300, unit="tokens") as report:
+        report(200)
     with reporter.task("Looking", None) as report:
         report(0)
 
 
 def test_lines_without_a_terminal(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     _work(progress_on_stderr())
-    assert capfd.readouterr() == ("", "Fetching.\nDownloading [x] (2.0 MB)\nLooking\n")
+    assert capfd.readouterr() == ("", "Fetching.\nDownloading [x] (2.0 MB)\nReading (300 tokens)\nLooking\n")
     monkeypatch.setattr(progress, "_A_WHILE", 0.0)
     _work(progress_on_stderr())
     assert "Downloading [x]: done in 0.0 s\n" in capfd.readouterr().err
@@ -51,9 +53,9 @@ def test_a_bar_on_a_terminal(no_color: bool) -> None:
         assert child.stdout is not None
         assert child.stdout.read() == b""
     assert child.returncode == 0
-    assert all(part in shown for part in ("Fetching.", "Downloading [x]", "1.0/2.0", "MB"))
+    assert all(part in shown for part in ("Fetching.", "Downloading [x]", "1.0/2.0", "MB", "200/300"))
     assert ("\x1b[3" in shown) is not no_color  # a colour sequence
-    assert shown.count("\x1b[?25h") == 2  # the cursor is back after each task
+    assert shown.count("\x1b[?25h") == 3  # the cursor is back after each task
 
 
 def _read_all(terminal: int) -> str:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from app.tokenizer import Tokenizer
+from app.text.gguf_tokenizer import from_gguf
 from engine import models
 from engine.batch import build_batch
 from engine.checkpoint_config import Metadata
@@ -97,7 +97,7 @@ def engine(smollm2: Path) -> Engine:
 def prompts(smollm2: Path) -> list[tuple[int, ...]]:
     """QUESTIONS as chat turns."""
     with GGUFFile(smollm2) as file:
-        tokenizer = Tokenizer.from_gguf(file.metadata)
+        tokenizer = from_gguf(file.metadata)
     turns = [f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n" for question in QUESTIONS]
     return [tuple(tokenizer.encode(turn, parse_special=True)) for turn in turns]
 
@@ -216,5 +216,5 @@ def test_answers(engine: Engine, prompts: list[tuple[int, ...]], smollm2: Path) 
     request = submit(engine, prompts[0])
     generate(engine, [request])
     with GGUFFile(smollm2) as file:
-        tokenizer = Tokenizer.from_gguf(file.metadata)
+        tokenizer = from_gguf(file.metadata)
     assert "Paris" in tokenizer.decode(request.output_ids)

@@ -15,13 +15,13 @@ from pathlib import Path
 import huggingface_hub
 import pytest
 
-from app import hub_cache
-from app.catalog import Catalog, Source
 from app.errors import AppError, IntegrityError, ModelNotFound, NoSpace
-from app.incoming import Incoming, receive
+from app.models import hub_cache
+from app.models.catalog import Catalog, Source
+from app.models.incoming import Incoming, receive
+from app.models.store import ModelStore, StoredModel
 from app.progress import LineProgress
-from app.store import ModelStore, StoredModel
-from tests.app.tiny_model import CONTENT, HUB, PACKAGE, catalog, entry, files_below, settings_in
+from tests.app.models.tiny_model import CONTENT, HUB, PACKAGE, catalog, entry, files_below, settings_in
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def test_a_file_that_another_tool_put_into_the_hub_cache_is_used(store: ModelSto
 def test_a_file_is_hashed_again_only_when_it_has_changed(store: ModelStore, monkeypatch: pytest.MonkeyPatch) -> None:
     _put(store)
     first = store.resolve("tiny")
-    monkeypatch.setattr("app.store._sha256", _never)
+    monkeypatch.setattr("app.models.store._sha256", _never)
     assert store.resolve("tiny") == first
     monkeypatch.undo()
     os.utime(first.path)  # as if written to
@@ -136,6 +136,7 @@ def test_a_model_that_is_not_stored_comes_with_the_command_to_fetch_it(store: Mo
         ("qwerty", "no model is called qwerty", "There is: tiny:1k."),
         ("org/repo:Q4_K_M", "does not fetch models by their Hub name", "tiny:1k"),
         ("hf:org/repo", "does not fetch models by their Hub name", "tiny:1k"),
+        ("~nobody-of-that-name/file.gguf", "there is no file", "tiny:1k"),
         ("nowhere/file.gguf", "there is no file nowhere/file.gguf", "tiny:1k"),
         ("", "is not a GGUF file", ".gguf"),
     ],
@@ -292,5 +293,6 @@ def test_one_process_waits_for_the_other_and_says_so(store: ModelStore, held_els
 
 
 def test_the_store_needs_no_network_library(store: ModelStore) -> None:
-    code = "import sys, app.store; print(sorted({'httpx', 'rich', 'torch', 'huggingface_hub'} & sys.modules.keys()))"
+    heavy = {"httpx", "rich", "torch", "huggingface_hub"}
+    code = f"import sys, app.models.store; print(sorted({heavy} & sys.modules.keys()))"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"

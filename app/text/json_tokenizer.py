@@ -16,11 +16,11 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken, models
 
-from app.bpe_model import bpe_model, merge_pairs, split_merges
-from app.checked_fields import CheckedFields
-from app.control_tokens import ControlToken, ControlTokens, end_of_generation_ids, looks_like_control
 from app.errors import UnsupportedTokenizer
-from app.tokenizer import (
+from app.text.bpe_model import bpe_model, merge_pairs, split_merges
+from app.text.checked_fields import CheckedFields, malformed
+from app.text.control_tokens import ControlToken, ControlTokens, end_of_generation_ids, looks_like_control
+from app.text.tokenizer import (
     TextEncoder,
     Tokenizer,
     Vocabulary,
@@ -28,7 +28,6 @@ from app.tokenizer import (
     library_errors,
     sentencepiece_bytes,
 )
-from quant.errors import ModelFileError
 
 _REMEDY = "Choose a model of another family, or a GGUF file of this one."
 # How many ids without a token a vocabulary may have: some leave room, a forged one could ask for all memory.
@@ -99,9 +98,9 @@ def _parse(content: bytes) -> dict[str, object]:
     try:
         document = json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise ModelFileError(f"tokenizer.json is not JSON: {error}") from None
+        raise malformed(f"tokenizer.json is not JSON: {error}") from None
     if not isinstance(document, dict):
-        raise ModelFileError("tokenizer.json is not a JSON object")
+        raise malformed("tokenizer.json is not a JSON object")
     return document
 
 
@@ -111,18 +110,17 @@ def _added_tokens(document: CheckedFields) -> list[_Added]:
     added = []
     for position, entry in enumerate(document.array("added_tokens", dict)):
         fields = CheckedFields(entry, f"added_tokens[{position}].")
-        special = fields.get("special", bool) or False
         token = _Added(
             id=fields.require("id", int),
             text=fields.require("content", str),
-            special=special,
-            normalized=fields.get("normalized", bool) is not False and not special,
+            special=fields.get("special", bool) or False,
+            normalized=fields.get("normalized", bool) is not False,
             single_word=fields.get("single_word", bool) or False,
             strip_left=fields.get("lstrip", bool) or False,
             strip_right=fields.get("rstrip", bool) or False,
         )
         if not token.text:
-            raise ModelFileError(f"added_tokens[{position}].content is empty")
+            raise malformed(f"added_tokens[{position}].content is empty")
         added.append(token)
     return added
 
@@ -133,15 +131,15 @@ def _token_ids(document: CheckedFields, added: list[_Added]) -> dict[str, int]:
     for token in added:
         ids[token.text] = token.id
     if not ids or any(type(text) is not str or type(id_) is not int for text, id_ in ids.items()):
-        raise ModelFileError("model.vocab does not map texts to ids")
+        raise malformed("model.vocab does not map texts to ids")
     if len(set(ids.values())) != len(ids):
-        raise ModelFileError("model.vocab and added_tokens give one id to two tokens")
+        raise malformed("model.vocab and added_tokens give one id to two tokens")
     if min(ids.values()) < 0 or max(ids.values()) >= len(ids) + MAX_UNUSED_IDS:
-        raise ModelFileError(f"model.vocab has an id that is out of range for {len(ids)} tokens")
+        raise malformed(f"model.vocab has an id that is out of range for {len(ids)} tokens")
     try:
         "".join(ids).encode()
     except UnicodeEncodeError:
-        raise ModelFileError("model.vocab holds a token that is not valid UTF-8") from None
+        raise malformed("model.vocab holds a token that is not valid UTF-8") from None
     return ids
 
 
@@ -230,7 +228,7 @@ def _listed_pairs(model: CheckedFields) -> list[tuple[str, str]]:
             case [str() as left, str() as right]:
                 pairs.append((left, right))
             case _:
-                raise ModelFileError("model.merges holds a merge that is not of two texts")
+                raise malformed("model.merges holds a merge that is not of two texts")
     return pairs
 
 
@@ -256,7 +254,7 @@ def _named_id(config: CheckedFields, name: str, ids: Mapping[str, int]) -> int |
         return None
     text = config.child(name).require("content", str) if config.is_object(name) else config.require(name, str)
     if text not in ids:
-        raise ModelFileError(f"tokenizer_config.{name} is {text!r}, which is no token")
+        raise malformed(f"tokenizer_config.{name} is {text!r}, which is no token")
     return ids[text]
 
 

@@ -13,10 +13,10 @@ import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from app.catalog import PackageSource
 from app.config import Settings, child_environment
 from app.errors import AppError, IntegrityError, NoSpace, Offline
-from app.incoming import Incoming
+from app.models.catalog import PackageSource
+from app.models.incoming import Incoming
 from app.progress import Progress
 
 _CHUNK = 1 << 20
@@ -123,7 +123,7 @@ def _largest_file(folder: Path) -> int:
 def _pip_failure(log: str) -> AppError:
     """What a failed pip means. Its lines come from the network in part, so nothing unprintable is passed on."""
     lines = ["".join(c for c in line if c.isprintable()) for line in log.splitlines() if line.strip()]
-    errors = [line for line in lines if line.startswith("ERROR:")] or lines
+    errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")] or lines
     words = "; ".join(errors[-_KEPT_LINES:]) or "pip failed without a word"
     if _DISK_FULL in log:
         return NoSpace(words, "Free some space, or choose a folder on another disk with INGLE_MODELS_DIR.")

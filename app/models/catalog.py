@@ -88,7 +88,7 @@ class CatalogEntry:
     file: str
     size: int
     sha256: str
-    sampling: Sampling
+    sampling: Sampling | None  # None: its makers recommend none
     sources: tuple[Source, ...]
 
     def __post_init__(self) -> None:
@@ -136,7 +136,7 @@ def load_catalog(path: Path = CATALOG_FILE) -> Catalog:
 
 def _entry(table: Mapping[str, Any]) -> CatalogEntry:
     sources = tuple(_source(source) for source in table["sources"])
-    sampling = Sampling(**table["sampling"])
+    sampling = Sampling(**table["sampling"]) if "sampling" in table else None
     return CatalogEntry(**{**table, "aliases": tuple(table["aliases"]), "sampling": sampling, "sources": sources})
 
 

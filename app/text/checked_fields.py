@@ -11,6 +11,11 @@ from quant.errors import ModelFileError
 T = TypeVar("T")
 
 
+def malformed(problem: str) -> ModelFileError:
+    """The error for a field that makes no sense."""
+    return ModelFileError(problem, "The file may be damaged or incomplete: remove it and pull it again.")
+
+
 class CheckedFields:
     """A mapping of names to values of unknown types, read field by field."""
 
@@ -35,22 +40,22 @@ class CheckedFields:
         value = self._values.get(name)
         if value is None or type(value) is kind:
             return value
-        raise ModelFileError(f"{self._path}{name} is of type {type(value).__name__}, not {kind.__name__}")
+        raise malformed(f"{self._path}{name} is of type {type(value).__name__}, not {kind.__name__}")
 
     def require(self, name: str, kind: type[T]) -> T:
         """The value of a field that must be there."""
         value = self.get(name, kind)
         if value is None:
-            raise ModelFileError(f"{self._path}{name} is missing")
+            raise malformed(f"{self._path}{name} is missing")
         return value
 
     def array(self, name: str, kind: type[T]) -> Sequence[T]:
         """A required list or tuple whose elements are all exactly of `kind`."""
         values = self._values.get(name)
         if values is None:
-            raise ModelFileError(f"{self._path}{name} is missing")
+            raise malformed(f"{self._path}{name} is missing")
         if not isinstance(values, list | tuple) or any(type(value) is not kind for value in values):
-            raise ModelFileError(f"{self._path}{name} is not an array of {kind.__name__}")
+            raise malformed(f"{self._path}{name} is not an array of {kind.__name__}")
         return values
 
     def child(self, name: str) -> "CheckedFields":

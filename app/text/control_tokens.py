@@ -128,8 +128,8 @@ _MESSAGE_ENDS = (("<|return|>", "<|call|>"), ("<|flush|>", "<|calls|>"))
 def looks_like_control(text: str) -> bool:
     """Whether a token is written like chat markup, whatever its vocabulary calls it.
 
-    Some vocabularies (DeepSeek's `<｜User｜>`, Command R's turn tokens) list markup among the added tokens that any text
-    may spell; the converters to GGUF know it by the same look. `</s>` is left out, which is HTML, too.
+    Some vocabularies (DeepSeek's `<｜User｜>`, Command R's turn tokens) list markup among the added tokens that any
+    text may spell; the converters to GGUF know it by the same look. `</s>` is left out, which is HTML, too.
     """
     return _LOOKS_LIKE_CONTROL.fullmatch(text) is not None or (text in _ENDING_TEXTS and text != "</s>")
 

@@ -6,13 +6,13 @@ Nothing is fetched that is stored already, and nothing is stored that was not ve
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from app import hub, package_index
-from app.catalog import Catalog, CatalogEntry, HubSource, PackageSource, Source
 from app.config import Settings
 from app.errors import AppError, IntegrityError, NoSpace, Offline
-from app.incoming import Incoming
+from app.models import hub, package_index
+from app.models.catalog import Catalog, CatalogEntry, HubSource, PackageSource, Source
+from app.models.incoming import Incoming
+from app.models.store import ModelStore, StoredModel
 from app.progress import Progress, SilentProgress, format_bytes
-from app.store import ModelStore, StoredModel
 
 # Writes what a source of its kind promises into an Incoming. Raises AppError; the next source is tried then.
 Fetch = Callable[[Any, Incoming, Progress, Settings], None]
@@ -36,16 +36,23 @@ def pull(
     entry = store.catalog.find(name)
     if entry is None:
         return store.resolve(name)
+    if stored := _find(entry, store, progress):
+        return stored
+    if settings.offline:
+        raise Offline(f"{entry.name} is not stored, and the network is off ({settings.origins['offline']})")
     with store.lock(entry, progress):
-        try:
-            if stored := store.find(entry, progress):
-                return stored
-        except IntegrityError as problem:
-            progress.say(f"{problem.message}. It is fetched again.")
-        if settings.offline:
-            raise Offline(f"{entry.name} is not stored, and the network is off ({settings.origins['offline']})")
-        _fetch(entry, store, settings, progress)
+        if not _find(entry, store, progress):  # another process may have fetched it while we waited
+            _fetch(entry, store, settings, progress)
     return store.resolve(entry.name)
+
+
+def _find(entry: CatalogEntry, store: ModelStore, progress: Progress) -> StoredModel | None:
+    """The stored model; None if it has to be fetched, for the first time or because it is damaged."""
+    try:
+        return store.find(entry, progress)
+    except IntegrityError as problem:
+        progress.say(problem.message)
+        return None
 
 
 def _fetch(entry: CatalogEntry, store: ModelStore, settings: Settings, progress: Progress) -> None:
@@ -58,7 +65,8 @@ def _fetch(entry: CatalogEntry, store: ModelStore, settings: Settings, progress:
                 FETCH[type(source)](source, incoming, progress, settings)
         except AppError as problem:
             failures.append((source, problem))
-            progress.say(f"{source}: {problem.message}.")
+            if source is not entry.sources[-1]:
+                progress.say(f"{source}: {problem.message}. Trying the next source.")
         else:
             return
     raise _all_failed(entry, failures)

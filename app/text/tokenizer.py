@@ -17,8 +17,8 @@ from dataclasses import dataclass
 
 import tokenizers
 
-from app.control_tokens import ControlTokens
 from app.errors import UnsupportedTokenizer
+from app.text.control_tokens import ControlTokens
 
 # Characters of text whose ids are remembered: about a million tokens, 4 MB of ids.
 REMEMBERED_CHARACTERS = 4_000_000
@@ -111,7 +111,9 @@ class TextEncoder:
                 self._remembered.move_to_end(text)
                 return known
         with library_errors("encoding text"):
-            ids = array.array("I", self._backend.encode(text, add_special_tokens=False).ids)
+            # A batch of one: unlike `encode`, it lets other threads run meanwhile.
+            encoded = self._backend.encode_batch_fast([text], add_special_tokens=False)
+        ids = array.array("I", encoded[0].ids)
         self._remember(text, ids)
         return ids
 

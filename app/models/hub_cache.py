@@ -7,8 +7,8 @@ The layout is that of huggingface_hub: `models--ORG--REPO/blobs/<sha256>` holds 
 import os
 from pathlib import Path
 
-from app.catalog import HubSource
 from app.errors import AppError
+from app.models.catalog import HubSource
 
 
 def blob_path(cache: Path, source: HubSource, sha256: str) -> Path:

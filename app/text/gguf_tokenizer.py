@@ -16,17 +16,17 @@ from typing import TypeVar
 import tokenizers
 from tokenizers import AddedToken, Regex, normalizers, pre_tokenizers
 
-from app.bpe_model import bpe_model, merge_pairs, split_merges
-from app.checked_fields import CheckedFields
-from app.control_tokens import (
+from app.errors import UnsupportedTokenizer
+from app.text.bpe_model import bpe_model, merge_pairs, split_merges
+from app.text.checked_fields import CheckedFields, malformed
+from app.text.control_tokens import (
     ControlToken,
     ControlTokens,
     end_of_generation_ids,
     looks_like_control,
 )
-from app.errors import UnsupportedTokenizer
-from app.pretokenizers import PRETOKENIZERS
-from app.tokenizer import (
+from app.text.pretokenizers import PRETOKENIZERS
+from app.text.tokenizer import (
     SPACE_SYMBOL,
     TextEncoder,
     Tokenizer,
@@ -35,7 +35,6 @@ from app.tokenizer import (
     library_errors,
     sentencepiece_bytes,
 )
-from quant.errors import ModelFileError
 
 MODEL = "tokenizer.ggml.model"
 PRE = "tokenizer.ggml.pre"
@@ -52,7 +51,7 @@ CHAT_TEMPLATE = "tokenizer.chat_template"
 NAME = "general.name"
 
 MAX_TOKEN_CHARACTERS = 1024  # twice the longest token of any known vocabulary
-_NO_TOKEN = 0xFFFF_FFFF  # some converters write -1 for a token that a model does not have
+_NO_TOKEN = (-1, 0xFFFF_FFFF)  # what some converters write for a token that a model does not have
 
 T = TypeVar("T")
 
@@ -101,9 +100,7 @@ def from_gguf(metadata: Mapping[str, object]) -> Tokenizer:
     vocabulary.
     """
     fields = CheckedFields(metadata)
-    model = fields.get(MODEL, str)
-    if model is None:
-        raise ModelFileError(f"The file lacks {MODEL}", "It holds no tokenizer: pull a complete model file.")
+    model = fields.require(MODEL, str)
     if model not in _SCHEMES:
         raise UnsupportedTokenizer(
             f"{MODEL} is {model!r}; supported are {', '.join(_SCHEMES)}", "Choose a model of another family."
@@ -215,15 +212,15 @@ def _read_texts(fields: CheckedFields) -> Sequence[str]:
     try:
         "".join(texts).encode()
     except UnicodeEncodeError:
-        raise ModelFileError(f"{TOKENS} holds a token that is not valid UTF-8") from None
+        raise malformed(f"{TOKENS} holds a token that is not valid UTF-8") from None
     if max(map(len, texts), default=0) > MAX_TOKEN_CHARACTERS:
-        raise ModelFileError(f"{TOKENS} holds a token of more than {MAX_TOKEN_CHARACTERS} characters")
+        raise malformed(f"{TOKENS} holds a token of more than {MAX_TOKEN_CHARACTERS} characters")
     named = [text for text in texts if text]
     if not named:
-        raise ModelFileError(f"{TOKENS} holds no tokens")
+        raise malformed(f"{TOKENS} holds no tokens")
     if len(set(named)) != len(named):
         text, count = collections.Counter(named).most_common(1)[0]
-        raise ModelFileError(f"{TOKENS} holds {text!r} {count} times")
+        raise malformed(f"{TOKENS} holds {text!r} {count} times")
     return texts
 
 
@@ -233,16 +230,13 @@ def _listed_pairs(fields: CheckedFields, tokens: _Tokens) -> list[tuple[str, str
 
 
 def _scored_pairs(fields: CheckedFields, tokens: _Tokens) -> list[tuple[str, str]]:
-    """The merges of a vocabulary that has scores: any two tokens that make a third, the best-scored third first.
-
-    Among equal scores the longer goes first, which lets a run of spaces grow from its left end, as it does elsewhere.
-    """
+    """The merges of a vocabulary that has scores: any two tokens that make a third, the best-scored third first."""
     scores = _per_token(fields, SCORES, float, len(tokens.texts))
     if not all(map(math.isfinite, scores)):
-        raise ModelFileError(f"{SCORES} holds a value that is not finite")
+        raise malformed(f"{SCORES} holds a value that is not finite")
     text_types = (TokenType.NORMAL, TokenType.UNUSED)
     made = [id_ for id_ in tokens.vocab.values() if tokens.types[id_] in text_types]
-    made.sort(key=lambda id_: (-scores[id_], -len(tokens.texts[id_]), id_))
+    made.sort(key=lambda id_: -scores[id_])
     vocab = tokens.vocab
     pairs = []
     for text in map(tokens.texts.__getitem__, made):
@@ -257,7 +251,7 @@ def _per_token(fields: CheckedFields, name: str, kind: type[T], size: int) -> Se
     """An array with one element for each of `size` tokens."""
     values = fields.array(name, kind)
     if len(values) != size:
-        raise ModelFileError(f"{name} has {len(values)} elements for {size} tokens")
+        raise malformed(f"{name} has {len(values)} elements for {size} tokens")
     return values
 
 
@@ -266,8 +260,8 @@ def _token_id(fields: CheckedFields, name: str, size: int, default: int | None) 
     id_ = fields.get(name, int)
     if id_ is None:
         return default if default is not None and default < size else None
-    if id_ == _NO_TOKEN:
+    if id_ in _NO_TOKEN:
         return None
     if not 0 <= id_ < size:
-        raise ModelFileError(f"{name} is {id_}, but there are {size} tokens")
+        raise malformed(f"{name} is {id_}, but there are {size} tokens")
     return id_

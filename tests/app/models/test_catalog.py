@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from app.catalog import CATALOG_FILE, HubSource, PackageSource, load_catalog
+from app.models.catalog import CATALOG_FILE, HubSource, PackageSource, load_catalog
 
 
 def test_the_default_model_is_in_the_shipped_catalog() -> None:

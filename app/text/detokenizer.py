@@ -1,0 +1,83 @@
+"""Token ids, one at a time, to text as it becomes certain.
+
+Text is certain once its characters are whole and no stop string can begin in it any more. Knows one reply's text.
+Refuses to know what the text is for, and when else a reply ends.
+"""
+
+import codecs
+from collections.abc import Sequence
+
+from app.text.tokenizer import Tokenizer
+
+
+class IncrementalDetokenizer:
+    """The text of one reply. What `push` and `finish` return, joined, is the decoded reply up to the first stop string.
+
+    The first stop string is the one that is complete first; of several that end together, the longest. It and what
+    follows are left out, unless it is to be included. Work per token does not grow with the reply.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        stop: Sequence[str] = (),
+        *,
+        include_stop: bool = False,
+        show_control: bool = False,
+        continues_text: bool = False,
+    ) -> None:
+        """`show_control` writes control tokens out, for parsers of markup. `continues_text` if the reply goes on in
+        the middle of a text, whose next word may need its space; else the space that the vocabulary puts in front of
+        text is taken off. Raises ValueError for an empty stop string."""
+        if "" in stop:
+            raise ValueError("a stop string is empty")
+        self._tokenizer = tokenizer
+        self._stop = tuple(stop)
+        self._stop_beginnings = tuple({text[0] for text in stop})
+        self._longest_stop = max(map(len, stop), default=0)
+        self._include_stop = include_stop
+        self._show_control = show_control
+        self._strip_space = tokenizer.space_prefix and not continues_text
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._held = ""
+        self.stopped: str | None = None  # the stop string that was found
+
+    def push(self, token_id: int) -> str:
+        """What is certain now that `token_id` follows. After a stop string, nothing."""
+        return self._advance(self._tokenizer.token_bytes(token_id, show_control=self._show_control), final=False)
+
+    def finish(self) -> str:
+        """What was held back, now that no token follows."""
+        return self._advance(b"", final=True)
+
+    def _advance(self, encoded: bytes, *, final: bool) -> str:
+        if self.stopped is not None:
+            return ""
+        new = self._decoder.decode(encoded, final)
+        if self._strip_space and new:
+            new = new.removeprefix(" ")
+            self._strip_space = False
+        text = self._held + new
+        if (found := self._first_stop(text)) is not None:
+            start, self.stopped = found
+            self._held = ""
+            return text[: start + len(self.stopped)] if self._include_stop else text[:start]
+        certain = len(text) if final else self._certain(text)
+        self._held = text[certain:]
+        return text[:certain]
+
+    def _first_stop(self, text: str) -> tuple[int, str] | None:
+        """Where the stop string begins that is complete first, and which it is."""
+        places = [(text.find(stop), stop) for stop in self._stop]
+        ends = [(start + len(stop), start, stop) for start, stop in places if start >= 0]
+        if not ends:
+            return None
+        _, start, stop = min(ends)
+        return start, stop
+
+    def _certain(self, text: str) -> int:
+        """The length of `text` in front of the first place where an unfinished stop string may have begun."""
+        for start in range(max(0, len(text) - self._longest_stop + 1), len(text)):
+            if text[start] in self._stop_beginnings and any(stop.startswith(text[start:]) for stop in self._stop):
+                return start
+        return len(text)

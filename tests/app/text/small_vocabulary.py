@@ -1,0 +1,28 @@
+"""A byte-level GGUF vocabulary of a few hundred tokens, for tests that change parts of it."""
+
+from tokenizers import pre_tokenizers
+
+from app.text.gguf_tokenizer import TokenType
+
+BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())
+MERGES = ("h e", "l l", "he ll", "hell o", "Ġ w")
+CONTROL = ("<|bos|>", "<|im_end|>")
+
+
+def metadata(**changes: object) -> dict[str, object]:
+    """The metadata with `changes` by last part of the key ("pre", "tokens", ...); None takes a field out."""
+    made = ("he", "ll", "hell", "hello", "Ġw")
+    tokens = (*BYTES, *made, *CONTROL, "<tool>", "", "[PAD]x")
+    types = [TokenType.NORMAL] * len(tokens)
+    types[-5:] = [TokenType.CONTROL, TokenType.CONTROL, TokenType.USER_DEFINED, TokenType.NORMAL, TokenType.UNUSED]
+    fields: dict[str, object] = {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "smollm",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": tuple(map(int, types)),
+        "tokenizer.ggml.merges": MERGES,
+        "tokenizer.ggml.bos_token_id": tokens.index("<|bos|>"),
+        "tokenizer.ggml.eos_token_id": tokens.index("<|im_end|>"),
+    }
+    fields |= {f"tokenizer.ggml.{name}": value for name, value in changes.items()}
+    return {name: value for name, value in fields.items() if value is not None}

@@ -1,0 +1,44 @@
+import unicodedata
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.text.terminal_text import sanitize
+
+ANY_TEXT = st.text(st.characters(exclude_categories=()))  # lone surrogates, too
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("\x1b[31mred\x1b[0m", "[31mred[0m"),
+        ("\x1b]8;;http://x\x07link\x1b]8;;\x07", "]8;;http://xlink]8;;"),
+        ("\x9b2Jgone", "2Jgone"),
+        ("a\rb\r\nc\bd\x7f", "ab\ncd"),
+        ("a\tb\n", "a\tb\n"),
+        ("\u202eevil\u202c \u2066x\u2069", "evil x"),
+        ("hidden\U000e0041\U000e007f", "hidden"),
+        ("\ud83d!", "\ufffd!"),
+        ("👩\u200d💻 نمی\u200cخواهم", "👩\u200d💻 نمی\u200cخواهم"),
+    ],
+)
+def test_what_drives_a_terminal_is_taken_out(text: str, expected: str) -> None:
+    assert sanitize(text) == expected
+
+
+@given(ANY_TEXT)
+def test_no_control_character_is_left(text: str) -> None:
+    left = set(sanitize(text))
+    assert not {c for c in left if unicodedata.category(c) in ("Cc", "Cs")} - {"\n", "\t"}
+    assert not {c for c in left if unicodedata.bidirectional(c) in ("LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "PDI")}
+
+
+@given(ANY_TEXT, ANY_TEXT)
+def test_pieces_are_as_safe_as_the_whole(first: str, second: str) -> None:
+    assert sanitize(first) + sanitize(second) == sanitize(first + second)
+
+
+@given(st.text(st.characters(categories=["L", "N", "P", "S", "Z", "M"])))
+def test_ordinary_text_is_left_alone(text: str) -> None:
+    assert sanitize(text) == text

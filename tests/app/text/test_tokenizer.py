@@ -1,0 +1,167 @@
+import threading
+from pathlib import Path
+from typing import cast
+
+import pytest
+import tokenizers
+from hypothesis import given
+from hypothesis import strategies as st
+
+import app.text.tokenizer
+from app.errors import UnsupportedTokenizer
+from app.text.control_tokens import MARK
+from app.text.gguf_tokenizer import from_gguf
+from app.text.tokenizer import TextEncoder, Tokenizer
+from quant.gguf import GGUFFile
+from tests.app.text.small_vocabulary import metadata
+
+
+@pytest.fixture(scope="module")
+def smollm(llama_cpp_models: Path) -> Tokenizer:
+    """A full byte-level vocabulary, cut the way SmolLM2's is."""
+    with GGUFFile(llama_cpp_models / "ggml-vocab-gpt-2.gguf") as file:
+        return from_gguf({**file.metadata, "tokenizer.ggml.pre": "smollm"})
+
+
+@pytest.fixture(scope="module")
+def llama2(llama_cpp_models: Path) -> Tokenizer:
+    with GGUFFile(llama_cpp_models / "ggml-vocab-llama-spm.gguf") as file:
+        return from_gguf(file.metadata)
+
+
+@pytest.fixture(scope="module")
+def qwen(llama_cpp_models: Path) -> Tokenizer:
+    with GGUFFile(llama_cpp_models / "ggml-vocab-qwen2.gguf") as file:
+        return from_gguf(file.metadata)
+
+
+@given(st.text())
+def test_any_text_comes_back(smollm: Tokenizer, text: str) -> None:
+    ids = smollm.encode(text)
+    assert b"".join(map(smollm.token_bytes, ids)) == text.encode()
+    assert smollm.decode(ids) == text
+
+
+@given(st.text().filter(lambda text: "\u2581" not in text))
+def test_any_text_comes_back_from_a_sentencepiece_vocabulary(llama2: Tokenizer, text: str) -> None:
+    assert llama2.decode(llama2.encode(text)) == text
+
+
+def test_lone_surrogates_are_replaced(smollm: Tokenizer) -> None:
+    assert smollm.decode(smollm.encode("a\ud83db")) == "a\ufffdb"
+    assert smollm.decode(smollm.encode("a\udc00<|endoftext|>", parse_special=True)) == "a\ufffd"
+    assert smollm.decode(smollm.encode_rendered("a\ud83d")) == "a\ufffd"
+
+
+def test_control_tokens_are_parsed_on_request_only(qwen: Tokenizer) -> None:
+    im_start, im_end = qwen.control_tokens["<|im_start|>"], qwen.control_tokens["<|im_end|>"]
+    text = "<|im_start|>user\nhi<|im_end|>\n"
+    assert qwen.encode(text, parse_special=True) == [im_start, *qwen.encode("user\nhi"), im_end, *qwen.encode("\n")]
+    assert not {im_start, im_end} & set(qwen.encode(text))
+    assert qwen.decode(qwen.encode(text)) == text
+
+
+def test_nothing_is_added_to_a_text(llama2: Tokenizer) -> None:
+    assert llama2.add_bos
+    assert llama2.encode("") == llama2.encode("", parse_special=True) == []
+    assert llama2.bos_id not in llama2.encode("Hello", parse_special=True)
+
+
+def test_the_bytes_of_control_tokens_are_shown_on_request_only(qwen: Tokenizer) -> None:
+    im_end = qwen.control_tokens["<|im_end|>"]
+    assert qwen.token_bytes(im_end) == b""
+    assert qwen.token_bytes(im_end, show_control=True) == b"<|im_end|>"
+    assert qwen.decode([*qwen.encode("hi"), im_end]) == "hi"
+
+
+def test_bytes_of_sentencepiece_tokens(llama2: Tokenizer) -> None:
+    assert llama2.token_bytes(3) == b"\x00"
+    assert llama2.token_bytes(3 + 0xF0) == b"\xf0"
+    assert llama2.token_bytes(llama2.encode("Hello")[0]) == b" Hello"
+
+
+def test_ids_outside_the_vocabulary_stand_for_nothing(smollm: Tokenizer) -> None:
+    assert smollm.token_bytes(smollm.vocab_size) == b""
+    assert smollm.token_bytes(-1) == b""
+
+
+def test_half_a_character_decodes_to_a_replacement(smollm: Tokenizer) -> None:
+    assert smollm.decode(smollm.encode("🦙")[:1]) == "\ufffd"
+
+
+def test_a_rendered_chat_encodes_as_a_whole_where_contents_hold_no_markup(qwen: Tokenizer) -> None:
+    contents = ["Be brief.", "What is 1 < 2 | 3?", "x" * 500]
+    rendered = "".join(f"<|im_start|>user\n{content}<|im_end|>\n" for content in contents)
+    protected = "".join(f"<|im_start|>user\n{qwen.protect(content)}<|im_end|>\n" for content in contents)
+    assert qwen.encode_rendered(protected) == qwen.encode(rendered, parse_special=True)
+
+
+MARKUP = st.lists(st.sampled_from(["<|im_start|>", "<|im_end|>", "<|im_", "end|>", "<|", "|>", "user\n", "a", MARK]))
+
+
+@given(MARKUP.map("".join), MARKUP.map("".join))
+def test_contents_encode_as_plain_text_in_a_rendered_chat(qwen: Tokenizer, system: str, user: str) -> None:
+    im_start, im_end = qwen.control_tokens["<|im_start|>"], qwen.control_tokens["<|im_end|>"]
+    ids = qwen.encode_rendered(f"<|im_start|>{qwen.protect(system)}{qwen.protect(user)}<|im_end|>")
+    contents = (system + user).replace(MARK, "\ufffd")
+    assert ids == [im_start, *qwen.encode(contents), im_end]
+
+
+def test_threads_share_a_tokenizer() -> None:
+    texts = [f"<|im_end|>hello {number} worlds<tool>{'hell' * (number % 7)}" for number in range(300)]
+    expected = [from_gguf(metadata()).encode(text, parse_special=True) for text in texts[:7]]
+    shared = from_gguf(metadata())
+    results: list[list[list[int]]] = []
+
+    def encode_all() -> None:
+        results.append([shared.encode(text, parse_special=True) for text in texts])
+
+    threads = [threading.Thread(target=encode_all) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(results) == 4
+    assert all(result == results[0] for result in results)
+    assert results[0][:7] == expected
+
+
+class CountingBackend:
+    """Stands in for the library's tokenizer: one id per character, and a count of calls."""
+
+    def __init__(self) -> None:
+        self.encoded: list[str] = []
+
+    def encode_batch_fast(self, texts: list[str], *, add_special_tokens: bool) -> list["CountingBackend"]:
+        assert not add_special_tokens
+        [text] = texts
+        self.encoded.append(text)
+        self.ids = list(map(ord, text))
+        return [self]
+
+
+def counting_encoder() -> tuple[TextEncoder, CountingBackend]:
+    backend = CountingBackend()
+    return TextEncoder(cast(tokenizers.Tokenizer, backend)), backend
+
+
+def test_text_that_comes_again_is_not_encoded_again() -> None:
+    encoder, backend = counting_encoder()
+    assert list(encoder.encode("ab", at_start=True)) == list(encoder.encode("ab", at_start=False)) == [97, 98]
+    assert backend.encoded == ["ab"]
+
+
+def test_what_is_remembered_is_bounded_and_the_oldest_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app.text.tokenizer, "REMEMBERED_CHARACTERS", 4)
+    encoder, backend = counting_encoder()
+    for text in ("ab", "cd", "ab", "ef", "ab", "cd", "longer", "longer"):
+        assert list(encoder.encode(text, at_start=False)) == list(map(ord, text))
+    assert backend.encoded == ["ab", "cd", "ef", "cd", "longer", "longer"]
+
+
+def test_a_panic_of_the_library_is_a_typed_error() -> None:
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocab={"a": 0, "b": 1}, merges=[]))
+    # Backtracks without end, which the library answers with a panic.
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.Split(tokenizers.Regex("(a+)+$"), "isolated")
+    with pytest.raises(UnsupportedTokenizer, match="encoding text"):
+        TextEncoder(backend).encode("a" * 40 + "b", at_start=True)
