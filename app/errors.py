@@ -1,13 +1,13 @@
 """The application's branch of the error tree, and the exit status of each error.
 
-    AppError
-    ├── ModelNotFound          no such model: neither stored, nor in the catalog, nor a file
-    ├── NoSpace                the disk is too full for what was asked
-    ├── Offline                a source could not be reached
-    ├── IntegrityError         downloaded bytes are not the promised ones
-    ├── InvalidSetting         a configuration value that makes no sense; names where it came from
-    ├── TemplateError          a chat template that fails, is refused, or runs past its limits
-    └── UnsupportedTokenizer   a vocabulary that cannot be reproduced exactly
+AppError
+├── ModelNotFound          no such model: neither stored, nor in the catalog, nor a file
+├── NoSpace                the disk is too full for what was asked
+├── Offline                a source could not be reached
+├── IntegrityError         downloaded bytes are not the promised ones
+├── InvalidSetting         a configuration value that makes no sense; names where it came from
+├── TemplateError          a chat template that fails, is refused, or runs past its limits
+└── UnsupportedTokenizer   a vocabulary that cannot be reproduced exactly
 """
 
 from quant.errors import InglenookError
