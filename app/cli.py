@@ -1,0 +1,126 @@
+"""The frame of the command line: the table of commands, and how errors become words and exit statuses.
+
+It knows nothing of what the commands do, and imports each one only when it is run: `ingle --help` must stay instant.
+"""
+
+import errno
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from importlib import import_module
+
+import click
+
+from app.errors import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_NO_SPACE, EXIT_OK, exit_status
+from quant.errors import InglenookError
+
+
+@dataclass(frozen=True)
+class CommandEntry:
+    """Where a command lives, and its line in `ingle --help`."""
+
+    module: str
+    attribute: str
+    summary: str
+
+    def load(self) -> click.Command:
+        """Import the command. Raises TypeError if the attribute is something else."""
+        command = getattr(import_module(self.module), self.attribute)
+        if not isinstance(command, click.Command):
+            raise TypeError(f"{self.module}.{self.attribute} is not a command")
+        return command
+
+
+COMMANDS: Mapping[str, CommandEntry] = {
+    "run": CommandEntry("app.commands.run", "run", "Ask a model one question; the answer goes to stdout."),
+    "pull": CommandEntry("app.commands.pull", "pull", "Fetch a model to this machine."),
+    "ls": CommandEntry("app.commands.ls", "ls", "List the models on this machine."),
+    "rm": CommandEntry("app.commands.rm", "rm", "Remove models from this machine."),
+    "doctor": CommandEntry("app.commands.doctor", "doctor", "Check that this machine is ready."),
+}
+
+EXAMPLES = """\b
+Examples:
+  ingle run "Why is the sky blue?"    ask the default model, fetched at first use
+  ingle pull smollm2:135m             fetch a model now
+  ingle ls --json                     what is stored, for scripts
+  ingle doctor                        find out what is wrong
+"""
+
+
+class LazyGroup(click.Group):
+    """A group whose commands come from COMMANDS and are imported when they are run."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        return COMMANDS[cmd_name].load() if cmd_name in COMMANDS else None
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if name not in COMMANDS and not name.startswith("-"):
+            near = get_close_matches(name, COMMANDS, n=1)
+            ctx.fail(f"No such command: {name}." + (f" Did you mean {near[0]}?" if near else ""))
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The list of commands from the table alone: asking the commands themselves would import them."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, entry.summary) for name, entry in COMMANDS.items()])
+
+
+def _show_version(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
+    if value and not ctx.resilient_parsing:
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            click.echo(f"ingle {version('inglenook')}")
+        except PackageNotFoundError:
+            click.echo("ingle (a checkout that is not installed)")
+        ctx.exit()
+
+
+@click.group(
+    cls=LazyGroup,
+    epilog=EXAMPLES,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+@click.option(
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_show_version, help="Show the version."
+)
+@click.pass_context
+def ingle(ctx: click.Context) -> None:
+    """Run a quantized language model on your own workstation, and use it everywhere."""
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
+
+
+def main() -> int:
+    """Run the command line of this process. Returns its exit status."""
+    # A polite kill unwinds as Ctrl-C does, so that child processes end and unfinished files go.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        status = ingle.main(prog_name="ingle", standalone_mode=False)  # ends quietly if stdout's reader has gone
+    except InglenookError as problem:
+        _complain(problem.message, problem.remedy)
+        return exit_status(problem)
+    except click.ClickException as problem:
+        problem.show()
+        return problem.exit_code
+    except (KeyboardInterrupt, click.Abort):
+        return EXIT_INTERRUPTED
+    except OSError as problem:
+        _complain(f"{problem.filename or 'the system'}: {problem.strerror or problem}")
+        return EXIT_NO_SPACE if problem.errno == errno.ENOSPC else EXIT_FAILURE
+    return status if isinstance(status, int) else EXIT_OK
+
+
+def _complain(message: str, remedy: str = "") -> None:
+    click.echo(f"error: {message}", err=True)
+    if remedy:
+        click.echo(f"try: {remedy}", err=True)

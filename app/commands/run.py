@@ -1,0 +1,177 @@
+"""`ingle run`: one question, one answer. The answer goes to stdout as it is generated, all narration to stderr."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from app.config import Settings, load_settings
+from app.progress import Progress, progress_on_stderr
+from app.terminal_text import sanitize
+
+if TYPE_CHECKING:
+    from app.chat import ChatEvent, ChatService, ReplyEnd
+    from app.messages import Message
+    from engine.request import SamplingParams
+
+EXAMPLES = """\b
+Examples:
+  ingle run "Why is the sky blue?"
+  git diff | ingle run - --system "Review this change."
+  ingle run "Name three rivers." --json --seed 7 | jq -r .text
+  ingle run "Hello" --model ./model.gguf --max-tokens 50
+"""
+
+# What is used where neither the command line nor the catalog says anything.
+DEFAULT_SAMPLING = {"temperature": 0.7, "top_p": 0.95}
+
+
+@click.command(epilog=EXAMPLES)
+@click.argument("prompt", required=False)
+@click.option("-m", "--model", help="A model of the catalog, or the path of a GGUF file.")
+@click.option("-s", "--system", help="What the model is told before the prompt.")
+@click.option("-n", "--max-tokens", type=int, help="End the answer after this many tokens.")
+@click.option("-t", "--temperature", type=float, help="0 takes the most likely token always; higher is more varied.")
+@click.option("--top-p", type=float, help="Keep the fewest tokens that reach this probability together.")
+@click.option("--top-k", type=int, help="Keep this many of the most likely tokens.")
+@click.option("--min-p", type=float, help="Keep tokens at least this likely, relative to the most likely one.")
+@click.option("--repetition-penalty", type=float, help="Above 1 makes tokens less likely that appeared before.")
+@click.option("--stop", multiple=True, help="End the answer before this text; may be given several times.")
+@click.option("--seed", type=int, help="The same seed gives the same answer.")
+@click.option("--context", type=int, help="Longest prompt and answer together, in tokens.")
+@click.option("--threads", type=int, help="Threads of the CPU engine.")
+@click.option("--kernels", help="Kernels of the engine: auto or reference.")
+@click.option("--json", "as_object", is_flag=True, help="Print one JSON object when the answer is complete.")
+@click.option("-q", "--quiet", is_flag=True, help="No progress and no narration.")
+def run(
+    prompt: str | None,
+    model: str | None,
+    system: str | None,
+    stop: tuple[str, ...],
+    context: int | None,
+    threads: int | None,
+    kernels: str | None,
+    as_object: bool,
+    quiet: bool,
+    **sampling: float | None,
+) -> None:
+    """Ask a model one question.
+
+    PROMPT is the question; - reads it from stdin. The default model is fetched when it is used for the first time.
+    """
+    settings = load_settings(model=model, context=context, threads=threads, kernels=kernels)
+    question = _question(prompt)
+    given = {name: value for name, value in sampling.items() if value is not None}
+    progress = progress_on_stderr(quiet=quiet)
+    with closing(_answer(settings, question, system, {"stop": stop, **given}, progress)) as events:
+        if as_object:
+            _print_object(settings.model, events)
+        else:
+            _print_text(events, progress)
+
+
+def _question(prompt: str | None) -> str:
+    if prompt is None and sys.stdin.isatty():
+        raise click.UsageError("Give a prompt, or - to read it from stdin.")
+    if prompt is None or prompt == "-":
+        prompt = sys.stdin.buffer.read().decode("utf-8", errors="replace").rstrip("\n")
+    if not prompt.strip():
+        raise click.UsageError("The prompt is empty.")
+    return prompt
+
+
+def _answer(
+    settings: Settings, question: str, system: str | None, sampling: dict[str, Any], progress: Progress
+) -> "Iterator[ChatEvent]":
+    """Fetch and load the model, then the events of its answer. Imports the engine, and torch with it."""
+    from app.chat_template import ChatTemplateRenderer
+    from app.messages import Message
+    from app.sources import pull
+
+    stored = pull(settings.model, settings, progress)
+    with ChatTemplateRenderer() as renderer:
+        renderer.start()
+        from app.chat import ChatService
+        from app.loaded_model import load_model
+        from engine.request import SamplingParams
+
+        params = SamplingParams(**{**_recommended(settings.model), **sampling})
+        service = ChatService(load_model(stored, settings, progress), renderer)
+        if not service.has_template:
+            progress.say(f"{stored.name} has no chat template: it continues the prompt as plain text.")
+        messages = [Message("system", system)] if system else []
+        with closing(service.reply([*messages, Message("user", question)], params)) as events:
+            yield from _past_the_prompt(events, progress)
+
+
+def _recommended(model: str) -> dict[str, float]:
+    """The sampling that the model's makers recommend, or ours."""
+    from app.catalog import load_catalog
+
+    entry = load_catalog().find(model)
+    if entry is None or entry.sampling is None:
+        return DEFAULT_SAMPLING
+    return {"temperature": entry.sampling.temperature, "top_p": entry.sampling.top_p}
+
+
+def _past_the_prompt(events: "Iterator[ChatEvent]", progress: Progress) -> "Iterator[ChatEvent]":
+    """The events without those about reading the prompt, which become a progress bar when there are several."""
+    from app.chat import PromptProgress
+
+    event = next(events)
+    if isinstance(event, PromptProgress) and event.done < event.total:
+        with progress.task("Reading the prompt", event.total, unit="tokens") as report:
+            while isinstance(event, PromptProgress):
+                report(event.done)
+                event = next(events)
+    if not isinstance(event, PromptProgress):
+        yield event
+    yield from (event for event in events if not isinstance(event, PromptProgress))
+
+
+def _print_text(events: "Iterator[ChatEvent]", progress: Progress) -> None:
+    from app.chat import ReplyEnd, TextDelta
+    from engine.request import FinishReason
+
+    try:
+        for event in events:
+            if isinstance(event, TextDelta):
+                click.echo(sanitize(event.text), nl=False)
+            elif isinstance(event, ReplyEnd) and event.finish is FinishReason.LENGTH:
+                progress.say(f"\nThe answer was cut off after {event.completion_tokens} tokens.")
+    finally:
+        click.echo()
+
+
+def _print_object(model: str, events: "Iterator[ChatEvent]") -> None:
+    from app.chat import ReplyEnd, TextDelta
+    from app.commands.listing import as_json
+
+    text = ""
+    for event in events:
+        if isinstance(event, TextDelta):
+            text += event.text
+        elif isinstance(event, ReplyEnd):
+            click.echo(as_json(_summary(model, text, event)))
+
+
+def _summary(model: str, text: str, end: "ReplyEnd") -> dict[str, Any]:
+    decoding = end.total_seconds - end.first_token_seconds
+    return {
+        "model": model,
+        "text": text,
+        "finish_reason": end.finish.value,
+        "seed": end.seed,
+        "usage": {
+            "prompt_tokens": end.prompt_tokens,
+            "completion_tokens": end.completion_tokens,
+            "total_tokens": end.prompt_tokens + end.completion_tokens,
+        },
+        "timings": {
+            "ttft_ms": round(end.first_token_seconds * 1000, 1),
+            "total_ms": round(end.total_seconds * 1000, 1),
+            "decode_tok_s": round((end.completion_tokens - 1) / decoding, 2) if end.completion_tokens > 1 else None,
+        },
+    }

@@ -1,0 +1,240 @@
+"""Settings: what the user chose, resolved once, with the place each value came from.
+
+Precedence: command-line flag > `INGLE_*` environment variable > config.toml > default. This is the only module that
+reads the environment; it knows nothing of what the settings are used for.
+"""
+
+import os
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import platformdirs
+
+from app.errors import InvalidSetting
+
+APP_NAME = "inglenook"
+MAX_THREADS = 1024
+MAX_CONTEXT = 1 << 24
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How one setting is read. Its environment variable is `INGLE_` and its name, its config.toml key is its name."""
+
+    parse: Callable[[object], object]  # from a string or a TOML value; raises ValueError with what was expected
+    default: object  # the value, or a function without arguments that finds it
+    meaning: str  # one sentence for people
+    also: tuple[str, ...]  # variables of other tools, looked at after our own
+
+
+def _read_by(parse: Callable[[object], object], default: object, meaning: str, *also: str) -> dict[str, Setting]:
+    """The metadata of a field of Settings."""
+    return {"setting": Setting(parse, default, meaning, also)}
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError("must be a text that is not empty")
+    return value.strip()
+
+
+def _folder(value: object) -> Path:
+    if not isinstance(value, str | Path) or not str(value):
+        raise ValueError("must be a path")
+    return Path(os.path.expandvars(value)).expanduser().absolute()
+
+
+def _web_address(value: object) -> str:
+    address = _text(value).rstrip("/")
+    parts = urlsplit(address)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError("must be an address that starts with https:// or http://")
+    return address
+
+
+def _yes_or_no(value: object) -> bool:
+    words = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, str) and value.strip().lower() in words:
+        return words[value.strip().lower()]
+    raise ValueError(f"must be yes or no, not {value!r}")
+
+
+def _whole_number(most: int) -> Callable[[object], int]:
+    def parse(value: object) -> int:
+        problem = f"must be a whole number from 0 to {most}, not {value!r}"
+        if isinstance(value, bool) or not isinstance(value, int | str):
+            raise ValueError(problem)
+        try:
+            number = int(value)
+        except ValueError:
+            raise ValueError(problem) from None
+        if not 0 <= number <= most:
+            raise ValueError(problem)
+        return number
+
+    return parse
+
+
+def _one_of(*choices: str) -> Callable[[object], str]:
+    def parse(value: object) -> str:
+        if value not in choices:
+            raise ValueError(f"must be one of {', '.join(choices)}, not {value!r}")
+        return str(value)
+
+    return parse
+
+
+def _hugging_face_home() -> Path:
+    """Where Hugging Face tools keep their files, by the rules of huggingface_hub."""
+    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return _folder(os.environ.get("HF_HOME") or Path(cache, "huggingface"))
+
+
+def _hugging_face_token() -> str | None:
+    """The token that `hf auth login` stored, if any."""
+    file = _folder(os.environ.get("HF_TOKEN_PATH") or _hugging_face_home() / "token")
+    try:
+        return file.read_text(encoding="utf-8").strip() or None
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Every setting, resolved. Get one from `load_settings`; the fields are the table of what can be set."""
+
+    model: str = field(metadata=_read_by(_text, "smollm2:135m", "The model used when none is named."))
+    models_dir: Path = field(
+        metadata=_read_by(
+            _folder,
+            lambda: platformdirs.user_data_path(APP_NAME, appauthor=False) / "models",
+            "Folder of the models that do not come from the Hugging Face Hub, and of the records of all.",
+        )
+    )
+    cache_dir: Path = field(
+        metadata=_read_by(
+            _folder,
+            lambda: platformdirs.user_cache_path(APP_NAME, appauthor=False),
+            "Folder of files that can be made again.",
+        )
+    )
+    hub_endpoint: str = field(
+        metadata=_read_by(
+            _web_address,
+            "https://huggingface.co",
+            "Address of the Hugging Face Hub or of a mirror of it.",
+            "HF_ENDPOINT",
+        )
+    )
+    hub_cache: Path = field(
+        metadata=_read_by(
+            _folder,
+            lambda: _hugging_face_home() / "hub",
+            "The Hugging Face cache, shared with other tools: models from the Hub are kept there.",
+            "HF_HUB_CACHE",
+            "HUGGINGFACE_HUB_CACHE",
+        )
+    )
+    hub_token: str | None = field(
+        repr=False,
+        metadata=_read_by(
+            _text,
+            _hugging_face_token,
+            "Access token for gated models; sent to the Hub's own host and nowhere else.",
+            "HF_TOKEN",
+            "HUGGING_FACE_HUB_TOKEN",
+        ),
+    )
+    offline: bool = field(
+        metadata=_read_by(_yes_or_no, False, "Never use the network.", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+    )
+    threads: int = field(metadata=_read_by(_whole_number(MAX_THREADS), 0, "Threads of the CPU engine; 0 chooses."))
+    kernels: str = field(
+        metadata=_read_by(
+            _one_of("auto", "reference"), "auto", "Kernels of the engine: the fastest ones, or the plain ones."
+        )
+    )
+    context: int = field(
+        metadata=_read_by(
+            _whole_number(MAX_CONTEXT), 0, "Longest context in tokens; 0 takes what the model was made for."
+        )
+    )
+    origins: Mapping[str, str] = field(default_factory=dict, repr=False)  # setting name -> where its value came from
+
+
+SETTINGS: Mapping[str, Setting] = {
+    entry.name: entry.metadata["setting"] for entry in fields(Settings) if "setting" in entry.metadata
+}
+
+
+def config_file() -> Path:
+    """The path of config.toml, whether or not it exists."""
+    return platformdirs.user_config_path(APP_NAME, appauthor=False) / "config.toml"
+
+
+def load_settings(**flags: object) -> Settings:
+    """Resolve all settings. `flags` are those given on the command line, by setting name; None means not given.
+
+    Raises InvalidSetting, which names the place the bad value came from.
+    """
+    if unknown := flags.keys() - SETTINGS.keys():
+        raise TypeError(f"no such setting: {', '.join(sorted(unknown))}")
+    file = _read_config(config_file())
+    values: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+    for name, setting in SETTINGS.items():
+        values[name], origins[name] = _resolve(name, setting, flags.get(name), file)
+    return Settings(**values, origins=origins)
+
+
+def _resolve(name: str, setting: Setting, flag: object, file: Mapping[str, object]) -> tuple[object, str]:
+    """The value of one setting and where it came from."""
+    given: list[tuple[str, object]] = [(f"--{name.replace('_', '-')}", flag)]
+    # A variable that is set but empty counts as not set, as nearly every tool has it.
+    given += [(variable, os.environ.get(variable) or None) for variable in (f"INGLE_{name.upper()}", *setting.also)]
+    given += [(str(config_file()), file.get(name))]
+    for origin, value in given:
+        if value is not None:
+            try:
+                return setting.parse(value), origin
+            except ValueError as problem:
+                raise InvalidSetting(
+                    f"{origin}: {name} {problem}", f"Correct or remove it. {setting.meaning}"
+                ) from None
+    return setting.default() if callable(setting.default) else setting.default, "default"
+
+
+def _read_config(path: Path) -> Mapping[str, object]:
+    try:
+        with path.open("rb") as file:
+            content = tomllib.load(file)
+    except FileNotFoundError:
+        return {}
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
+        raise InvalidSetting(f"{path}: {problem}", "Correct the file, or remove it to use the defaults.") from None
+    for key in content:
+        if key not in SETTINGS:
+            near = get_close_matches(key, SETTINGS, n=1)
+            hint = f"Did you mean {near[0]}?" if near else f"The settings are: {', '.join(SETTINGS)}."
+            raise InvalidSetting(f"{path}: no such setting: {key}", hint)
+    return content
+
+
+def private_folder(path: Path) -> Path:
+    """Create `path` and its missing parents, readable by this user alone. Raises OSError."""
+    for folder in (*reversed(path.parents), path):
+        if not folder.exists():
+            folder.mkdir(mode=0o700, exist_ok=True)
+    return path
+
+
+def child_environment(**overrides: str) -> dict[str, str]:
+    """The environment of a child process: our own, with `overrides`."""
+    return {**os.environ, **overrides}

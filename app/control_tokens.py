@@ -1,0 +1,142 @@
+"""Control tokens in text: where they stand in a rendered chat, and how contents are kept from spelling one.
+
+A chat template renders everything into one string, in which `<|im_end|>` typed by a user and `<|im_end|>` written by
+the template look alike. `protect` puts a mark into each such place of a content before it is rendered; a token broken
+by a mark is none, and `split` takes the marks out of the plain text it returns. No character of a protected content
+ever becomes part of a control token, also not together with what the template or another content puts next to it.
+
+Knows texts and token ids. Refuses to know how plain text becomes ids.
+"""
+
+import bisect
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+# A code point that Unicode reserves for use inside one program, never for text.
+MARK = "\ufdd0"
+
+_LOOKS_LIKE_CONTROL = re.compile(r"<\|.*\|>|<｜.*｜>", re.DOTALL)
+_WHITE_SPACE = re.compile(r"\s*")
+
+
+@dataclass(frozen=True, slots=True)
+class ControlToken:
+    """One control token. White space next to it belongs to it, on the sides that say so."""
+
+    id: int
+    strip_left: bool = False
+    strip_right: bool = False
+
+
+class ControlTokens:
+    """The control tokens of a vocabulary, by text. Immutable, so safe for several threads."""
+
+    def __init__(self, tokens: Mapping[str, ControlToken]) -> None:
+        """`tokens` by text. One of a single character is never found in text: no mark could break it."""
+        self._tokens = {text: token for text, token in tokens.items() if len(text) > 1}
+        self.ids: Mapping[str, int] = {text: token.id for text, token in tokens.items()}
+        self._longest = max(map(len, self._tokens), default=0)
+        lengths: dict[str, set[int]] = {}
+        for text in self._tokens:
+            lengths.setdefault(text[0], set()).add(len(text))
+        self._lengths = {first: sorted(of_first, reverse=True) for first, of_first in lengths.items()}
+        self._first_character = re.compile("|".join(map(re.escape, lengths)) or r"(?!)")
+        self._sorted = sorted(self._tokens)
+        self._sorted_backwards = sorted(text[::-1] for text in self._tokens)
+        self._all_ends = MARK.join(text[1:] for text in self._tokens)
+
+    def split(self, text: str, *, marked: bool = False) -> Iterator[int | str]:
+        """Cut `text` into control token ids and the non-empty plain texts between them.
+
+        The leftmost longest token wins, as in the `tokenizers` library. With `marked`, plain texts come without marks.
+        """
+        plain_from = 0
+        for start, token_text in self._occurrences(text):
+            if start < plain_from:
+                continue
+            token = self._tokens[token_text]
+            plain = text[plain_from:start]
+            yield from _plain(plain.rstrip() if token.strip_left else plain, marked)
+            yield token.id
+            plain_from = start + len(token_text)
+            if token.strip_right and (white_space := _WHITE_SPACE.match(text, plain_from)):
+                plain_from = white_space.end()
+        yield from _plain(text[plain_from:], marked)
+
+    def protect(self, content: str) -> str:
+        """Mark `content` wherever it spells a control token, could begin one, or could go on with one begun before it.
+
+        A mark character of the content's own becomes U+FFFD.
+        """
+        content = content.replace(MARK, "\ufffd")
+        places = {start + 1 for start, _ in self._occurrences(content)}
+        tail = max(0, len(content) - self._longest + 1)
+        places.update(start + 1 for start in range(tail, len(content)) if _begins_one(content[start:], self._sorted))
+        if self._goes_on(content):
+            places.add(0)
+        if not places:
+            return content
+        ends = sorted(places)
+        return MARK.join(content[start:end] for start, end in zip([0, *ends], [*ends, len(content)], strict=True))
+
+    def _occurrences(self, text: str) -> Iterator[tuple[int, str]]:
+        """Each place where a control token stands, with the longest that stands there. They may overlap."""
+        for first in self._first_character.finditer(text):
+            start = first.start()
+            for length in self._lengths[first.group()]:
+                candidate = text[start : start + length]
+                if candidate in self._tokens:
+                    yield start, candidate
+                    break
+
+    def _goes_on(self, content: str) -> bool:
+        """Whether `content` could be the end or the middle of a token begun in front of it."""
+        if content and content in self._all_ends:
+            return True
+        backwards = content[: max(0, self._longest - 1)][::-1]
+        return any(_begins_one(backwards[start:], self._sorted_backwards) for start in range(len(backwards)))
+
+
+def _begins_one(text: str, sorted_texts: list[str]) -> bool:
+    """Whether one of `sorted_texts` begins with `text` and goes on."""
+    following = bisect.bisect_right(sorted_texts, text)
+    return following < len(sorted_texts) and sorted_texts[following].startswith(text)
+
+
+def _plain(text: str, marked: bool) -> Iterator[str]:
+    text = text.replace(MARK, "") if marked else text
+    if text:
+        yield text
+
+
+# Texts that end a reply, as llama.cpp lists them (src/llama-vocab.cpp): chat turns, documents, and what follows a
+# fill-in-the-middle completion.
+# fmt: off
+_ENDING_TEXTS = frozenset((
+    "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "<end_of_turn>",
+    "<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>", "<eos>", "<turn|>",
+    "<end_of_utterance>", "<|tool_response>", "<｜end▁of▁sentence｜>", "[e~[",
+    "<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]",
+    "<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>", "<|file_sep|>",
+))
+# fmt: on
+# With both tokens of a pair, `<|end|>` closes one message of several.
+_MESSAGE_ENDS = (("<|return|>", "<|call|>"), ("<|flush|>", "<|calls|>"))
+
+
+def looks_like_control(text: str) -> bool:
+    """Whether a token is written like chat markup, whatever its vocabulary calls it.
+
+    Some vocabularies (DeepSeek's `<｜User｜>`, Command R's turn tokens) list markup among the added tokens that any text
+    may spell; the converters to GGUF know it by the same look. `</s>` is left out, which is HTML, too.
+    """
+    return _LOOKS_LIKE_CONTROL.fullmatch(text) is not None or (text in _ENDING_TEXTS and text != "</s>")
+
+
+def end_of_generation_ids(control_ids: Mapping[str, int], named: Iterable[int]) -> frozenset[int]:
+    """The ids after which nothing more is generated: those the file names, and control tokens known to end a reply."""
+    ending = {text: id_ for text, id_ in control_ids.items() if text in _ENDING_TEXTS}
+    if any(ending.keys() >= set(pair) for pair in _MESSAGE_ENDS):
+        ending.pop("<|end|>", None)
+    return frozenset(ending.values()) | frozenset(named)

@@ -1,0 +1,183 @@
+"""Is this machine ready? A table of checks, each of which looks at one thing and says what to do if it is amiss.
+
+A check never raises and never changes anything. Only the look for a GPU imports torch.
+"""
+
+import os
+import platform
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Literal
+
+from app.config import Settings, private_folder
+from app.errors import IntegrityError, ModelNotFound, Offline
+from app.hub import check_reachable, host
+from app.package_index import pip_command
+from app.progress import Progress, format_bytes
+from app.store import ModelStore
+
+# From the first version that works to the first that is not tested; the project file says the same to pip.
+PYTHON_RANGE = ((3, 11), (3, 15))
+TORCH_RANGE = ((2, 11), (2, 14))
+
+ENOUGH_MEMORY = 2 * 10**9  # bytes: the smallest model, torch, and the rest of a desktop
+ENOUGH_DISK = 10**9  # bytes: the default model and its download, with room to spare
+CPU_FEATURES = (
+    "avx2",
+    "fma",
+    "f16c",
+    "avx512f",
+    "avx512_vnni",
+    "avx_vnni",
+    "avx512_bf16",
+    "amx_int8",
+    "asimddp",
+    "i8mm",
+)
+
+Status = Literal["ok", "warn", "fail"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one check found. `fail` means that ingle cannot work, `warn` that something will be missing."""
+
+    name: str
+    status: Status
+    found: str
+    remedy: str = ""
+
+
+def examine(settings: Settings, progress: Progress) -> Iterator[Finding]:
+    """Run all checks, and yield each finding as it is made: some take seconds."""
+    for check in CHECKS:
+        yield check(settings, progress)
+
+
+def _python(settings: Settings, progress: Progress) -> Finding:
+    found = f"{platform.python_version()} at {sys.executable}"
+    if _within(sys.version_info[:2], PYTHON_RANGE):
+        return Finding("Python", "ok", found)
+    return Finding("Python", "warn", f"{found}: not tested", f"Use Python {_words(PYTHON_RANGE)}.")
+
+
+def _torch(settings: Settings, progress: Progress) -> Finding:
+    remedy = f"Install torch {_words(TORCH_RANGE)}: pip install 'torch>=2.11,<2.14'"
+    try:
+        found = version("torch")
+    except PackageNotFoundError:
+        return Finding("torch", "fail", "not installed", remedy)
+    numbers = re.match(r"(\d+)\.(\d+)", found)
+    if numbers and _within((int(numbers[1]), int(numbers[2])), TORCH_RANGE):
+        return Finding("torch", "ok", found)
+    return Finding("torch", "fail", f"{found} is out of range", remedy)
+
+
+def _cpu(settings: Settings, progress: Progress) -> Finding:
+    description = _first_line(Path("/proc/cpuinfo"), "model name") or platform.processor() or platform.machine()
+    flags = _first_line(Path("/proc/cpuinfo"), "flags") or _first_line(Path("/proc/cpuinfo"), "Features")
+    features = [feature for feature in CPU_FEATURES if feature in flags.split()]
+    return Finding("CPU", "ok", f"{description}, {os.cpu_count()} threads, {' '.join(features) or 'features unknown'}")
+
+
+def _memory(settings: Settings, progress: Progress) -> Finding:
+    available = _first_line(Path("/proc/meminfo"), "MemAvailable").removesuffix("kB").strip()
+    if not available.isdecimal():
+        return Finding("memory", "ok", "not known on this system")
+    free = int(available) * 1024
+    if free >= ENOUGH_MEMORY:
+        return Finding("memory", "ok", f"{format_bytes(free)} available")
+    return Finding(
+        "memory", "warn", f"only {format_bytes(free)} available", "Close other programs before a model is run."
+    )
+
+
+def _disk(settings: Settings, progress: Progress) -> Finding:
+    folder = settings.models_dir
+    existing = next(place for place in (folder, *folder.parents) if place.exists())
+    free = shutil.disk_usage(existing).free
+    if free >= ENOUGH_DISK:
+        return Finding("disk", "ok", f"{format_bytes(free)} free for {folder}")
+    remedy = "Free some space, or choose a folder on another disk with INGLE_MODELS_DIR."
+    return Finding("disk", "warn", f"only {format_bytes(free)} free for {folder}", remedy)
+
+
+def _models_dir(settings: Settings, progress: Progress) -> Finding:
+    folder = settings.models_dir
+    try:
+        with tempfile.TemporaryFile(dir=private_folder(folder)):
+            return Finding("models folder", "ok", str(folder))
+    except OSError as problem:
+        remedy = f"Choose another folder with INGLE_MODELS_DIR (now: {settings.origins['models_dir']})."
+        return Finding("models folder", "fail", f"{folder} cannot be written to: {problem.strerror}", remedy)
+
+
+def _default_model(settings: Settings, progress: Progress) -> Finding:
+    try:
+        stored = ModelStore(settings).resolve(settings.model, progress)
+    except (ModelNotFound, IntegrityError) as problem:
+        return Finding("default model", "warn", problem.message, problem.remedy)
+    except OSError as problem:
+        return Finding("default model", "warn", f"cannot be read: {problem}")
+    return Finding("default model", "ok", f"{stored.name} at {stored.path}")
+
+
+def _hub(settings: Settings, progress: Progress) -> Finding:
+    if settings.offline:
+        return Finding("Hub", "ok", f"not asked: the network is off ({settings.origins['offline']})")
+    try:
+        check_reachable(settings)
+    except Offline as problem:
+        return Finding(
+            "Hub", "warn", problem.message, "Models come from the Python package index instead, where it has them."
+        )
+    return Finding("Hub", "ok", f"{host(settings)} answers")
+
+
+def _pip(settings: Settings, progress: Progress) -> Finding:
+    if command := pip_command():
+        return Finding("pip", "ok", " ".join(command))
+    return Finding("pip", "warn", "not found: models cannot come from the package index", "python -m ensurepip")
+
+
+def _gpu(settings: Settings, progress: Progress) -> Finding:
+    try:
+        with progress.task("Looking for a GPU", None):
+            import torch
+
+            found = torch.cuda.get_device_name(0) if torch.cuda.is_available() else None
+    except (ImportError, OSError, RuntimeError) as problem:
+        return Finding("GPU", "warn", f"torch cannot be used: {problem}", "Install torch anew.")
+    if found is None:
+        return Finding("GPU", "ok", "none found: the CPU engine will be used")
+    return Finding("GPU", "ok", f"{found}. GPU kernels: not in this version; the CPU engine will be used")
+
+
+Check = Callable[[Settings, Progress], Finding]
+
+CHECKS: tuple[Check, ...] = (_python, _torch, _cpu, _memory, _disk, _models_dir, _default_model, _hub, _pip, _gpu)
+
+
+def _within(version: tuple[int, ...], bounds: tuple[tuple[int, int], tuple[int, int]]) -> bool:
+    return bounds[0] <= version < bounds[1]
+
+
+def _words(bounds: tuple[tuple[int, int], tuple[int, int]]) -> str:
+    (major, first), (_, end) = bounds
+    return f"{major}.{first} to {major}.{end - 1}"
+
+
+def _first_line(path: Path, key: str) -> str:
+    """The value of the first `key: value` line of a file such as /proc/meminfo; empty if there is none."""
+    try:
+        content = path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+    match = re.search(rf"^{re.escape(key)}\s*:\s*(.*)$", content, re.MULTILINE)
+    return match[1] if match else ""

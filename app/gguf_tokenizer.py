@@ -1,0 +1,273 @@
+"""A tokenizer from the `tokenizer.*` metadata of a GGUF file.
+
+The ids are those of llama.cpp (src/llama-vocab.cpp), token by token, on text; its guesses about damaged or unknown
+vocabularies are not repeated: what is not known exactly is refused by name. The metadata is hostile until checked.
+
+Knows the metadata's keys and what each `tokenizer.ggml.model` means. Refuses to know the file it came from.
+"""
+
+import collections
+import enum
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import tokenizers
+from tokenizers import AddedToken, Regex, normalizers, pre_tokenizers
+
+from app.bpe_model import bpe_model, merge_pairs, split_merges
+from app.checked_fields import CheckedFields
+from app.control_tokens import (
+    ControlToken,
+    ControlTokens,
+    end_of_generation_ids,
+    looks_like_control,
+)
+from app.errors import UnsupportedTokenizer
+from app.pretokenizers import PRETOKENIZERS
+from app.tokenizer import (
+    SPACE_SYMBOL,
+    TextEncoder,
+    Tokenizer,
+    Vocabulary,
+    byte_level_bytes,
+    library_errors,
+    sentencepiece_bytes,
+)
+from quant.errors import ModelFileError
+
+MODEL = "tokenizer.ggml.model"
+PRE = "tokenizer.ggml.pre"
+TOKENS = "tokenizer.ggml.tokens"
+TOKEN_TYPE = "tokenizer.ggml.token_type"  # noqa: S105 (no password)
+SCORES = "tokenizer.ggml.scores"
+MERGES = "tokenizer.ggml.merges"
+ADD_BOS = "tokenizer.ggml.add_bos_token"
+ADD_SPACE_PREFIX = "tokenizer.ggml.add_space_prefix"
+BOS_ID = "tokenizer.ggml.bos_token_id"
+EOS_ID = "tokenizer.ggml.eos_token_id"
+ENDING_IDS = tuple(f"tokenizer.ggml.{name}_token_id" for name in ("eot", "eom", "fim_pad", "fim_rep", "fim_sep"))
+CHAT_TEMPLATE = "tokenizer.chat_template"
+NAME = "general.name"
+
+MAX_TOKEN_CHARACTERS = 1024  # twice the longest token of any known vocabulary
+_NO_TOKEN = 0xFFFF_FFFF  # some converters write -1 for a token that a model does not have
+
+T = TypeVar("T")
+
+
+class TokenType(enum.IntEnum):
+    """`tokenizer.ggml.token_type`. Source: gguf's constants."""
+
+    NORMAL = 1
+    UNKNOWN = 2
+    CONTROL = 3
+    USER_DEFINED = 4
+    UNUSED = 5
+    BYTE = 6
+
+
+@dataclass(frozen=True, slots=True)
+class _Tokens:
+    """The checked token list, and which of its tokens are markup."""
+
+    texts: Sequence[str]
+    types: Sequence[int]
+    control: ControlTokens
+    verbatim: frozenset[int]
+    hidden: frozenset[int]
+    bos_id: int | None
+    eos_id: int | None
+    ending_ids: frozenset[int]
+    user_defined: tuple[AddedToken, ...]  # found in any text
+    vocab: dict[str, int]  # the ids that text may become
+
+
+@dataclass(frozen=True, slots=True)
+class _Scheme:
+    """How one kind of vocabulary turns text into ids and back."""
+
+    backend: tokenizers.Tokenizer
+    to_bytes: Callable[[str], bytes]
+    add_bos: bool
+    space_prefix: bool = False
+
+
+def from_gguf(metadata: Mapping[str, object]) -> Tokenizer:
+    """The tokenizer of a GGUF file's `metadata` (arrays are tuples).
+
+    Raises UnsupportedTokenizer for a model or pre-tokenizer that is not known here, ModelFileError for a malformed
+    vocabulary.
+    """
+    fields = CheckedFields(metadata)
+    model = fields.get(MODEL, str)
+    if model is None:
+        raise ModelFileError(f"The file lacks {MODEL}", "It holds no tokenizer: pull a complete model file.")
+    if model not in _SCHEMES:
+        raise UnsupportedTokenizer(
+            f"{MODEL} is {model!r}; supported are {', '.join(_SCHEMES)}", "Choose a model of another family."
+        )
+    tokens = _read_tokens(fields, _DEFAULT_IDS.get(model, {}))
+    scheme = _SCHEMES[model](fields, tokens)
+    with library_errors("building its vocabulary"):
+        scheme.backend.add_tokens(list(tokens.user_defined))
+    vocabulary = Vocabulary(
+        texts=tokens.texts,
+        to_bytes=scheme.to_bytes,
+        control=tokens.control,
+        verbatim=tokens.verbatim,
+        hidden=tokens.hidden,
+        bos_id=tokens.bos_id,
+        eos_id=tokens.eos_id,
+        end_of_generation_ids=end_of_generation_ids(tokens.control.ids, tokens.ending_ids),
+        add_bos=scheme.add_bos and tokens.bos_id is not None,
+        space_prefix=scheme.space_prefix,
+        chat_template=fields.get(CHAT_TEMPLATE, str),
+    )
+    return Tokenizer(TextEncoder(scheme.backend), vocabulary)
+
+
+def _byte_level(fields: CheckedFields, tokens: _Tokens) -> _Scheme:
+    name = fields.get(PRE, str)
+    if name not in PRETOKENIZERS:
+        raise UnsupportedTokenizer(
+            f"The tokenizer lacks {PRE}" if name is None else f"{PRE} is {name!r}, which is not known",
+            "Its tokens could only be guessed: choose another conversion of this model, or another model.",
+        )
+    pre_tokenizer = PRETOKENIZERS[name]
+    backend = tokenizers.Tokenizer(
+        bpe_model(tokens.vocab, _listed_pairs(fields, tokens), ignore_merges=pre_tokenizer.ignore_merges)
+    )
+    splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in pre_tokenizer.patterns]
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.pre_tokenizer = pre_tokenizers.Sequence([*splits, byte_level])
+    add_bos = fields.get(ADD_BOS, bool)
+    return _Scheme(backend, byte_level_bytes, pre_tokenizer.add_bos if add_bos is None else add_bos)
+
+
+def _sentencepiece(fields: CheckedFields, tokens: _Tokens) -> _Scheme:
+    backend = tokenizers.Tokenizer(bpe_model(tokens.vocab, _scored_pairs(fields, tokens), byte_fallback=True))
+    space_prefix = fields.get(ADD_SPACE_PREFIX, bool) is not False
+    prepend = [normalizers.Prepend(SPACE_SYMBOL)] if space_prefix else []
+    backend.normalizer = normalizers.Sequence([*prepend, normalizers.Replace(" ", SPACE_SYMBOL)])
+    return _Scheme(backend, sentencepiece_bytes, fields.get(ADD_BOS, bool) is not False, space_prefix)
+
+
+def _gemma4(fields: CheckedFields, tokens: _Tokens) -> _Scheme:
+    backend = tokenizers.Tokenizer(bpe_model(tokens.vocab, _listed_pairs(fields, tokens), byte_fallback=True))
+    backend.normalizer = normalizers.Replace(" ", SPACE_SYMBOL)
+    backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"[^\n]+|\n+"), "isolated")
+    # Early conversions deny that the model expects BOS.
+    return _Scheme(backend, sentencepiece_bytes, add_bos=True)
+
+
+_SCHEMES = {"gpt2": _byte_level, "llama": _sentencepiece, "gemma4": _gemma4}
+_DEFAULT_IDS = {"llama": {BOS_ID: 1, EOS_ID: 2}}
+
+
+def _read_tokens(fields: CheckedFields, default_ids: Mapping[str, int]) -> _Tokens:
+    texts = _read_texts(fields)
+    size = len(texts)
+    typed = TOKEN_TYPE in fields
+    types = _per_token(fields, TOKEN_TYPE, int, size) if typed else (TokenType.NORMAL,) * size
+    special = {key: _token_id(fields, key, size, default_ids.get(key)) for key in (BOS_ID, EOS_ID, *ENDING_IDS)}
+    named = frozenset(id_ for id_ in special.values() if id_ is not None)
+    user_defined = _of_type(types, TokenType.USER_DEFINED)
+    # A token that the file gives a role, or that is written like markup, is markup, also where its type says otherwise.
+    by_look = {id_ for id_ in user_defined if looks_like_control(texts[id_])}
+    untyped = frozenset() if typed else named
+    markup = _of_type(types, TokenType.CONTROL, TokenType.UNKNOWN) | by_look | (named & user_defined) | untyped
+    strips_right = _strips_right(fields)
+    control = {texts[id_]: ControlToken(id_, strip_right=strips_right(texts[id_])) for id_ in sorted(markup)}
+    control.pop("", None)
+    found_in_text = (texts[id_] for id_ in sorted(user_defined - markup))
+    return _Tokens(
+        texts=texts,
+        types=types,
+        vocab={text: id_ for id_, text in enumerate(texts) if text and text not in control},
+        control=ControlTokens(control),
+        user_defined=tuple(AddedToken(t, normalized=False, rstrip=strips_right(t)) for t in found_in_text if t),
+        verbatim=user_defined | markup,
+        hidden=_of_type(types, TokenType.CONTROL, TokenType.UNKNOWN, TokenType.UNUSED) | untyped,
+        bos_id=special[BOS_ID],
+        eos_id=special[EOS_ID],
+        ending_ids=frozenset(id_ for key, id_ in special.items() if id_ is not None and key != BOS_ID),
+    )
+
+
+def _of_type(types: Sequence[int], *wanted: TokenType) -> frozenset[int]:
+    return frozenset(id_ for id_, type_ in enumerate(types) if type_ in wanted)
+
+
+def _strips_right(fields: CheckedFields) -> Callable[[str], bool]:
+    """Whether white space behind a special token belongs to it: a property that GGUF has no place for.
+
+    Source: the tokenizer.json of the Phi-3 models, which llama.cpp, too, knows by their name.
+    """
+    name = (fields.get(NAME, str) or "").lower()
+    is_phi3 = "phi-3" in name or "phi3" in name
+    return lambda text: is_phi3 and text not in ("<unk>", "<s>", "<|endoftext|>")
+
+
+def _read_texts(fields: CheckedFields) -> Sequence[str]:
+    texts = fields.array(TOKENS, str)
+    try:
+        "".join(texts).encode()
+    except UnicodeEncodeError:
+        raise ModelFileError(f"{TOKENS} holds a token that is not valid UTF-8") from None
+    if max(map(len, texts), default=0) > MAX_TOKEN_CHARACTERS:
+        raise ModelFileError(f"{TOKENS} holds a token of more than {MAX_TOKEN_CHARACTERS} characters")
+    named = [text for text in texts if text]
+    if not named:
+        raise ModelFileError(f"{TOKENS} holds no tokens")
+    if len(set(named)) != len(named):
+        text, count = collections.Counter(named).most_common(1)[0]
+        raise ModelFileError(f"{TOKENS} holds {text!r} {count} times")
+    return texts
+
+
+def _listed_pairs(fields: CheckedFields, tokens: _Tokens) -> list[tuple[str, str]]:
+    """The merges of a file that lists them, each as two texts with a space between."""
+    return merge_pairs(split_merges(fields.array(MERGES, str)), tokens.vocab, tokens.control.ids, field=MERGES)
+
+
+def _scored_pairs(fields: CheckedFields, tokens: _Tokens) -> list[tuple[str, str]]:
+    """The merges of a vocabulary that has scores: any two tokens that make a third, the best-scored third first.
+
+    Among equal scores the longer goes first, which lets a run of spaces grow from its left end, as it does elsewhere.
+    """
+    scores = _per_token(fields, SCORES, float, len(tokens.texts))
+    if not all(map(math.isfinite, scores)):
+        raise ModelFileError(f"{SCORES} holds a value that is not finite")
+    text_types = (TokenType.NORMAL, TokenType.UNUSED)
+    made = [id_ for id_ in tokens.vocab.values() if tokens.types[id_] in text_types]
+    made.sort(key=lambda id_: (-scores[id_], -len(tokens.texts[id_]), id_))
+    vocab = tokens.vocab
+    pairs = []
+    for text in map(tokens.texts.__getitem__, made):
+        for cut in range(1, len(text)):
+            left, right = text[:cut], text[cut:]
+            if left in vocab and right in vocab:
+                pairs.append((left, right))
+    return pairs
+
+
+def _per_token(fields: CheckedFields, name: str, kind: type[T], size: int) -> Sequence[T]:
+    """An array with one element for each of `size` tokens."""
+    values = fields.array(name, kind)
+    if len(values) != size:
+        raise ModelFileError(f"{name} has {len(values)} elements for {size} tokens")
+    return values
+
+
+def _token_id(fields: CheckedFields, name: str, size: int, default: int | None) -> int | None:
+    """A special token's id, in a vocabulary of `size` tokens."""
+    id_ = fields.get(name, int)
+    if id_ is None:
+        return default if default is not None and default < size else None
+    if id_ == _NO_TOKEN:
+        return None
+    if not 0 <= id_ < size:
+        raise ModelFileError(f"{name} is {id_}, but there are {size} tokens")
+    return id_

@@ -1,0 +1,129 @@
+"""Fetch a file from the Hugging Face Hub, or from a mirror of it.
+
+One request over httpx, straight into `Incoming`, which verifies it. Where the file ends up is no concern of this
+module. httpx takes a tenth of a second to import, and most runs find their model stored, so it is imported late.
+"""
+
+import ipaddress
+import queue
+import re
+import threading
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+from urllib.parse import quote, urlsplit
+
+from app.catalog import HubSource
+from app.config import Settings
+from app.errors import AppError, Offline
+from app.incoming import Incoming
+from app.progress import Progress
+
+if TYPE_CHECKING:
+    import httpx
+
+PATIENCE = 3.0  # seconds until a Hub that says nothing counts as unreachable
+STALL = 30.0  # seconds without a byte in the middle of a download
+_CHUNK = 1 << 20
+
+# What the Hub says in X-Error-Code, in words for people.
+_REFUSALS: Mapping[str, str] = {
+    "GatedRepo": "{repo} is gated: accept its licence at {page}, then log in with `hf auth login` or set HF_TOKEN",
+    "RepoNotFound": "{repo} does not exist on the Hub, or is private",
+    "RevisionNotFound": "{repo} has no revision {revision}",
+    "EntryNotFound": "{repo} has no file {file}",
+}
+
+
+def fetch(source: HubSource, incoming: Incoming, progress: Progress, settings: Settings) -> None:
+    """Write the file to `incoming`. Raises Offline if the Hub cannot be reached, AppError if it refuses."""
+    check_reachable(settings)
+    import httpx
+
+    address = f"{settings.hub_endpoint}/{source.repo}/resolve/{source.revision}/{quote(source.file)}"
+    timeout = httpx.Timeout(STALL, connect=PATIENCE)
+    try:
+        # httpx drops the Authorization header when a redirect leaves the host.
+        with (
+            httpx.Client(headers=_headers(settings), timeout=timeout, follow_redirects=True) as client,
+            client.stream("GET", address) as response,
+        ):
+            _check_answer(response, source, settings)
+            with progress.task(f"Downloading from {host(settings)}", incoming.size) as report:
+                for chunk in response.iter_raw(_CHUNK):
+                    incoming.write(chunk)
+                    report(incoming.received)
+    except httpx.HTTPError as problem:
+        raise Offline(f"the connection to {host(settings)} broke ({_words(problem)})") from problem
+
+
+def check_reachable(settings: Settings) -> None:
+    """Raise Offline unless the Hub answers anything at all within PATIENCE seconds.
+
+    The limit holds for everything together. A connect timeout alone would not do: it counts anew for each address of
+    the host, and not at all while the name is looked up. Hence the thread, which is left to itself when time is up.
+    """
+    answers: queue.SimpleQueue[str] = queue.SimpleQueue()
+    threading.Thread(target=lambda: answers.put(_knock(settings)), daemon=True).start()
+    try:
+        problem = answers.get(timeout=PATIENCE)
+    except queue.Empty:
+        problem = f"no answer within {PATIENCE:.0f} s"
+    if problem:
+        raise Offline(f"{host(settings)} cannot be reached ({problem})")
+
+
+def _knock(settings: Settings) -> str:
+    """Ask the Hub for anything. Returns what went wrong, or nothing."""
+    import httpx
+
+    try:
+        httpx.head(settings.hub_endpoint, timeout=PATIENCE)
+    except (httpx.HTTPError, httpx.InvalidURL, OSError, ImportError, ValueError) as problem:  # incl. proxy settings
+        return _words(problem)
+    return ""
+
+
+def host(settings: Settings) -> str:
+    """The Hub's host name, for people; without the user name and password that an address can carry."""
+    return urlsplit(settings.hub_endpoint).hostname or ""
+
+
+def _headers(settings: Settings) -> dict[str, str]:
+    headers = {"User-Agent": "inglenook", "Accept-Encoding": "identity"}
+    if settings.hub_token and _keeps_secrets(settings.hub_endpoint):
+        headers["Authorization"] = f"Bearer {settings.hub_token}"
+    return headers
+
+
+def _keeps_secrets(address: str) -> bool:
+    """Whether a token may travel there: encrypted, or without leaving this machine."""
+    parts = urlsplit(address)
+    if parts.scheme == "https" or parts.hostname == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(parts.hostname or "").is_loopback
+    except ValueError:
+        return False
+
+
+def _check_answer(response: "httpx.Response", source: HubSource, settings: Settings) -> None:
+    """Raises Offline for a Hub in trouble, AppError for a refusal."""
+    if response.is_success:
+        return
+    if response.status_code == 429 or response.is_server_error:
+        raise Offline(f"{host(settings)} is busy or in trouble (it answered {response.status_code})")
+    code = response.headers.get("X-Error-Code", "")
+    fallback = "the Hub refused {repo} (it answered {status})"
+    raise AppError(
+        _REFUSALS.get(code, fallback).format(
+            repo=source.repo,
+            revision=source.revision,
+            file=source.file,
+            page=f"https://huggingface.co/{source.repo}",
+            status=response.status_code,
+        )
+    )
+
+
+def _words(problem: Exception) -> str:
+    return re.sub(r"^\[Errno -?\d+\] ", "", str(problem)) or type(problem).__name__

@@ -1,0 +1,126 @@
+"""A file on its way in: bounded and hashed while it arrives, and placed whole and verified, or not at all.
+
+It knows the promised size and digest, never where the bytes come from.
+"""
+
+import errno
+import hashlib
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from app.errors import IntegrityError, NoSpace
+from app.progress import format_bytes
+
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+class Incoming:
+    """What a source writes into. The file, and its folder, come into being with the first byte."""
+
+    def __init__(self, final: Path, size: int, sha256: str) -> None:
+        self.size = size
+        self.received = 0
+        self._partial = final.with_name(f"{final.name}.partial")
+        self._scratch = final.with_name(f"{final.name}.scratch")
+        self._file: BinaryIO | None = None
+        self._sha256 = sha256
+        self._digest = hashlib.sha256()
+
+    def scratch(self) -> Path:
+        """A new folder for working files of the source; it is removed when the file has been taken in."""
+        self._scratch.mkdir(parents=True)
+        return self._scratch
+
+    def write(self, chunk: bytes) -> None:
+        """Take the next bytes. Raises IntegrityError as soon as there are more than promised."""
+        self.received += len(chunk)
+        if self.received > self.size:
+            raise IntegrityError(f"more than the promised {self.size} bytes arrived")
+        if self._file is None:
+            self._partial.parent.mkdir(parents=True, exist_ok=True)
+            self._file = self._partial.open("wb")
+        self._digest.update(chunk)
+        self._file.write(chunk)
+
+    def place(self, final: Path) -> None:
+        """Move the file to its final name. Raises IntegrityError unless exactly the promised bytes have arrived."""
+        if self._file is None or self.received != self.size:
+            raise IntegrityError(f"{self.received} bytes arrived instead of {self.size}")
+        if self._digest.hexdigest() != self._sha256:
+            raise IntegrityError(f"the file has sha256 {self._digest.hexdigest()} instead of {self._sha256}")
+        _put_in_place(self._file, self._partial, final)
+
+    def clear(self) -> None:
+        """Remove everything that is not the final file."""
+        if self._file is not None:
+            with suppress(OSError):  # a full disk can refuse what is still buffered
+                self._file.close()
+        self._partial.unlink(missing_ok=True)
+        shutil.rmtree(self._scratch, ignore_errors=True)
+
+
+@contextmanager
+def receive(final: Path, size: int, sha256: str) -> Iterator[Incoming]:
+    """Place at `final` what the body writes, once it is complete, verified and safe on the disk.
+
+    Until then the bytes are in a `.partial` file beside it. Whatever goes wrong, nothing new is left behind; what a
+    killed process left there is cleared first, so only one process at a time may receive the same file.
+    """
+    incoming = Incoming(final, size, sha256)
+    incoming.clear()
+    try:
+        yield incoming
+        incoming.place(final)
+    except OSError as problem:
+        if problem.errno in _DISK_FULL:
+            raise no_space(_nearest(final.parent), size) from problem
+        raise
+    finally:
+        incoming.clear()
+
+
+def write_whole(final: Path, content: bytes) -> None:
+    """Replace a small file, so that a reader or a power cut sees the old content or the new, never a part."""
+    partial = final.with_name(f"{final.name}.{os.getpid()}.partial")
+    with partial.open("wb") as file:
+        file.write(content)
+        _put_in_place(file, partial, final)
+
+
+def _put_in_place(file: BinaryIO, partial: Path, final: Path) -> None:
+    """Give a finished file its final name, in an order that a power cut cannot turn into a name without content."""
+    file.flush()
+    os.fsync(file.fileno())
+    file.close()
+    os.replace(partial, final)
+    with suppress(PermissionError):  # Windows cannot open a folder, and needs not: its renames are journaled
+        folder = os.open(final.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+def check_space(folder: Path, needed: int) -> None:
+    """Raise NoSpace unless the disk of `folder`, which need not exist yet, has `needed` bytes free."""
+    existing = _nearest(folder)
+    if shutil.disk_usage(existing).free < needed:
+        raise no_space(existing, needed)
+
+
+def no_space(folder: Path, needed: int) -> NoSpace:
+    """The error that says how much was needed, how much is left, and where."""
+    free = shutil.disk_usage(folder).free
+    return NoSpace(
+        f"{folder} has {format_bytes(free)} free, and {format_bytes(needed)} are needed",
+        "Free some space, or choose folders on another disk with INGLE_MODELS_DIR and HF_HUB_CACHE.",
+    )
+
+
+def _nearest(folder: Path) -> Path:
+    """`folder` or the nearest parent of it that exists."""
+    return next(place for place in (folder, *folder.parents) if place.exists())

@@ -1,0 +1,107 @@
+"""One message of a chat: the noun that every dialect of the endpoint fills and every chat template reads.
+
+It holds text alone. Nothing here knows a wire format, a template, or how a reply is parsed.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from app.errors import AppError
+
+Json: TypeAlias = "bool | int | float | str | Sequence[Json] | Mapping[str, Json] | None"
+Role: TypeAlias = Literal["system", "developer", "user", "assistant", "tool"]
+
+# The kinds of content part that are text, and the key each keeps its text under.
+_TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+
+
+class InvalidMessage(AppError):
+    """A chat message holds something that cannot be given to a model."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call of one tool that the assistant asked for. `arguments` is the parsed object, never its JSON text."""
+
+    name: str
+    arguments: Mapping[str, Json]
+    id: str | None = None
+
+    @classmethod
+    def parse(cls, name: str, arguments: str, id: str | None = None) -> "ToolCall":  # noqa: A002
+        """A call whose arguments are still JSON text, as clients send them back; empty text means no arguments.
+
+        Raises InvalidMessage when the text is no JSON object.
+        """
+        try:
+            parsed = json.loads(arguments or "{}")
+        except (ValueError, RecursionError) as error:
+            raise _bad_arguments(name, str(error)) from error
+        if not isinstance(parsed, dict):
+            raise _bad_arguments(name, f"a JSON object is expected, not {type(parsed).__name__}")
+        return cls(name, parsed, id)
+
+    def to_template(self) -> dict[str, Json]:
+        """The call as chat templates expect it."""
+        function: dict[str, Json] = {"name": self.name, "arguments": self.arguments}
+        call: dict[str, Json] = {"type": "function", "function": function}
+        return call if self.id is None else {"id": self.id, **call}
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message. `content` is empty, never absent, when there is none: many templates fail on a missing one."""
+
+    role: Role
+    content: str = ""
+    reasoning: str | None = None  # what the assistant thought before its content
+    tool_calls: tuple[ToolCall, ...] = ()  # of an assistant message
+    tool_call_id: str | None = None  # of a tool message: the call that it answers
+    name: str | None = None  # of a tool message: the tool; else the speaker
+
+    def to_template(self) -> dict[str, Json]:
+        """The message as chat templates expect it: absent fields are left out, except for `content`.
+
+        Reasoning goes by two names, since templates disagree: `thinking` (gpt-oss) and `reasoning_content` (the rest).
+        The order of the keys is the one transformers gives, for templates that print a whole message.
+        """
+        fields: dict[str, Json] = {
+            "thinking": self.reasoning,
+            "role": self.role,
+            "content": self.content,
+            "reasoning_content": self.reasoning,
+            "tool_calls": [call.to_template() for call in self.tool_calls] or None,
+            "tool_call_id": self.tool_call_id,
+            "name": self.name,
+        }
+        return {key: value for key, value in fields.items() if value is not None}
+
+
+def text_of(content: str | Sequence[Mapping[str, object]] | None) -> str:
+    """The text of a message's content as clients send it: a string, a list of parts (joined by newlines), or nothing.
+
+    Raises InvalidMessage for a part that is not text.
+    """
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "\n".join(_part_text(part) for part in content)
+
+
+def _part_text(part: Mapping[str, object]) -> str:
+    kind = part.get("type")
+    text = part.get(_TEXT_PARTS[kind]) if isinstance(kind, str) and kind in _TEXT_PARTS else None
+    if not isinstance(text, str):
+        raise InvalidMessage(
+            f"A message has a content part of type {kind!r} without usable text; this version reads text only.",
+            "Send the content as text, without images, audio or files.",
+        )
+    return text
+
+
+def _bad_arguments(name: str, problem: str) -> InvalidMessage:
+    return InvalidMessage(
+        f"The arguments of a call of the tool {name!r} cannot be read: {problem}",
+        "Send the arguments of every tool call as one JSON object.",
+    )

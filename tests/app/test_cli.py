@@ -1,0 +1,172 @@
+"""The command line: what it prints where, its exit statuses, and what it does not import."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from app import cli
+from app.cli import COMMANDS, ingle
+from app.errors import AppError, InvalidSetting, ModelNotFound, NoSpace, Offline
+
+HEAVY = {"torch", "numpy", "huggingface_hub", "tokenizers", "jinja2", "httpx", "rich", "platformdirs"}
+
+
+@pytest.fixture(autouse=True)
+def _own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("INGLE_MODELS_DIR", str(tmp_path / "models"))
+    monkeypatch.setenv("INGLE_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setenv("INGLE_HUB_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    for variable in ("INGLE_MODEL", "INGLE_OFFLINE", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
+        monkeypatch.delenv(variable, raising=False)
+
+
+def _ingle(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    """Run the real command in a fresh process."""
+    return subprocess.run([sys.executable, "-m", "app", *arguments], capture_output=True, text=True, check=False)
+
+
+def _invoke(*arguments: str) -> Result:
+    return CliRunner().invoke(ingle, arguments, catch_exceptions=False)
+
+
+@pytest.fixture
+def stored(tmp_path: Path, smollm2: Path) -> Path:
+    """The default model in this test's own folder."""
+    (tmp_path / "models").mkdir()
+    path = tmp_path / "models" / smollm2.name
+    path.hardlink_to(smollm2)
+    return path
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["-h"], []])
+def test_help_lists_every_command_and_examples(arguments: list[str]) -> None:
+    output = _invoke(*arguments).output
+    assert all(f"  {name} " in output for name in COMMANDS)
+    assert "ingle pull smollm2:135m" in output
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS.keys() - {"run"}))
+def test_every_command_has_help_with_examples(name: str) -> None:
+    output = _invoke(name, "--help").output
+    assert "Examples:" in output
+    assert f"ingle {name}" in output
+
+
+@pytest.mark.parametrize("code", ["import app.cli", "import sys, app.cli; sys.argv[1:] = ['--help']; app.cli.main()"])
+def test_the_start_imports_nothing_heavy(code: str) -> None:
+    code += f"\nimport sys; print('loaded:', sorted({HEAVY} & sys.modules.keys()))"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).endswith("loaded: []\n")
+
+
+def test_a_command_that_is_not_there_is_answered_with_a_close_one() -> None:
+    answer = _ingle("pul")
+    assert (answer.returncode, answer.stdout) == (2, "")
+    assert "No such command: pul. Did you mean pull?" in answer.stderr
+
+
+def test_an_option_that_is_not_there_is_a_usage_error() -> None:
+    assert _ingle("--wrong").returncode == 2
+    assert _ingle("ls", "--wrong").returncode == 2
+    assert _ingle("rm").returncode == 2
+
+
+def test_version() -> None:
+    assert _invoke("--version").output.startswith("ingle ")
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (AppError("m", "r"), 1),
+        (InvalidSetting("m", "r"), 2),
+        (ModelNotFound("m", "r"), 3),
+        (NoSpace("m", "r"), 4),
+        (Offline("m", "r"), 5),
+        (KeyboardInterrupt(), 130),
+        (PermissionError(13, "Permission denied", "/x"), 1),
+        (OSError(28, "No space left on device", "/x"), 4),
+    ],
+)
+def test_exit_statuses(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], error: BaseException, status: int
+) -> None:
+    def fail() -> None:
+        raise error
+
+    monkeypatch.setattr(cli.CommandEntry, "load", lambda self: click.Command("ls", callback=fail))
+    monkeypatch.setattr(sys, "argv", ["ingle", "ls"])
+    monkeypatch.setattr("signal.signal", lambda number, handler: None)
+    assert cli.main() == status
+    output = capfd.readouterr()
+    assert output.out == ""
+    if isinstance(error, AppError):
+        assert output.err == "error: m\ntry: r\n"
+    if isinstance(error, PermissionError):
+        assert output.err == "error: /x: Permission denied\n"
+
+
+def test_a_reader_that_goes_away_is_no_reason_to_complain(stored: Path) -> None:
+    command = [sys.executable, "-m", "app", "ls", "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == ""
+    assert process.returncode == 1
+
+
+def test_a_setting_that_makes_no_sense_is_a_usage_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("INGLE_THREADS", "many")
+    answer = _ingle("ls")
+    assert answer.returncode == 2
+    assert answer.stderr.startswith("error: INGLE_THREADS: threads must be")
+
+
+def test_ls_of_nothing(tmp_path: Path) -> None:
+    answer = _ingle("ls")
+    assert (answer.returncode, answer.stdout) == (0, "")
+    assert "ingle pull smollm2:135m" in answer.stderr
+    assert json.loads(_ingle("ls", "--json").stdout) == []
+    assert not (tmp_path / "models").exists()
+
+
+def test_pull_ls_and_rm(stored: Path) -> None:
+    pulled = _ingle("pull")
+    assert (pulled.returncode, pulled.stdout) == (0, f"{stored}\n")
+    assert "smollm2:135m is ready: 98.4 MB" in pulled.stderr
+    quiet = _ingle("pull", "-q", "smollm2", "--json")
+    assert quiet.stderr == ""
+    assert json.loads(quiet.stdout)["path"] == str(stored)
+
+    table = _invoke("ls").output.splitlines()
+    assert table[0].split() == ["NAME", "SIZE", "QUANT", "STORED", "PATH"]
+    assert table[1].startswith("smollm2:135m  98.4 MB  Q4_1   20")
+    assert table[1].endswith(str(stored))
+    [listed] = json.loads(_invoke("ls", "--json").output)
+    assert listed.keys() == {"name", "path", "size", "sha256", "source", "quantization", "stored_at"}
+    assert (listed["name"], listed["size"]) == ("smollm2:135m", 98362432)
+
+    removed = _ingle("rm", "smollm2:135m")
+    assert (removed.returncode, removed.stdout) == (0, "")
+    assert "98.4 MB freed" in removed.stderr
+    assert not stored.exists()
+    assert _ingle("rm", "smollm2:135m").returncode == 3
+
+
+def test_pull_of_an_unknown_name_is_not_found() -> None:
+    answer = _ingle("pull", "org/repo:Q4_K_M")
+    assert (answer.returncode, answer.stdout) == (3, "")
+    assert "smollm2:135m" in answer.stderr
+
+
+def test_pull_without_network_is_offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("INGLE_OFFLINE", "1")
+    answer = _ingle("pull")
+    assert (answer.returncode, answer.stdout) == (5, "")
+    assert "INGLE_OFFLINE" in answer.stderr

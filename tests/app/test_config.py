@@ -1,0 +1,160 @@
+"""Settings: precedence, origins, and what is said about values that make no sense."""
+
+import re
+import stat
+from pathlib import Path
+
+import pytest
+
+from app.config import SETTINGS, Settings, config_file, load_settings, private_folder
+from app.errors import InvalidSetting
+
+
+@pytest.fixture(autouse=True)
+def _empty_world(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No variable that any setting reads, and a home of the test's own."""
+    for name, setting in SETTINGS.items():
+        for variable in (f"INGLE_{name.upper()}", *setting.also):
+            monkeypatch.delenv(variable, raising=False)
+    for variable in ("HF_HOME", "HF_TOKEN_PATH"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for variable, folder in (("XDG_CONFIG_HOME", "config"), ("XDG_DATA_HOME", "data"), ("XDG_CACHE_HOME", "cache")):
+        monkeypatch.setenv(variable, str(tmp_path / folder))
+
+
+def _write_config(text: str) -> Path:
+    config_file().parent.mkdir(parents=True, exist_ok=True)
+    config_file().write_text(text, encoding="utf-8")
+    return config_file()
+
+
+def test_defaults(tmp_path: Path) -> None:
+    settings = load_settings()
+    assert settings.model == "smollm2:135m"
+    assert settings.hub_endpoint == "https://huggingface.co"
+    assert (settings.threads, settings.context, settings.kernels, settings.offline) == (0, 0, "auto", False)
+    assert settings.hub_token is None
+    assert settings.hub_cache == tmp_path / "cache" / "huggingface" / "hub"
+    assert set(settings.origins.values()) == {"default"}
+    assert settings.origins.keys() == SETTINGS.keys()
+
+
+@pytest.mark.parametrize(
+    ("flag", "variable", "in_file", "value", "origin"),
+    [
+        (4, "3", "2", 4, "--threads"),
+        (None, "3", "2", 3, "INGLE_THREADS"),
+        (None, None, "2", 2, "config.toml"),
+        (None, None, '"2"', 2, "config.toml"),
+        (None, None, None, 0, "default"),
+        (0, "3", "2", 0, "--threads"),
+        (None, "", "2", 2, "config.toml"),
+    ],
+)
+def test_precedence(
+    monkeypatch: pytest.MonkeyPatch,
+    flag: int | None,
+    variable: str | None,
+    in_file: str | None,
+    value: int,
+    origin: str,
+) -> None:
+    if variable is not None:
+        monkeypatch.setenv("INGLE_THREADS", variable)
+    if in_file is not None:
+        _write_config(f"threads = {in_file}\n")
+    settings = load_settings(threads=flag)
+    assert settings.threads == value
+    assert settings.origins["threads"].endswith(origin)
+
+
+def test_our_variable_comes_before_those_of_other_tools(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "https://mirror.example/")
+    assert load_settings().hub_endpoint == "https://mirror.example"
+    assert load_settings().origins["hub_endpoint"] == "HF_ENDPOINT"
+    monkeypatch.setenv("INGLE_HUB_ENDPOINT", "https://ours.example")
+    assert load_settings().hub_endpoint == "https://ours.example"
+
+
+def test_hugging_face_folders_follow_the_rules_of_huggingface_hub(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HF_HOME", "~/hf")
+    (tmp_path / "hf").mkdir()
+    (tmp_path / "hf" / "token").write_text("hf_fromfile\n", encoding="utf-8")
+    assert load_settings().hub_cache == tmp_path / "hf" / "hub"
+    assert load_settings().hub_token == "hf_fromfile"  # noqa: S105
+    monkeypatch.setenv("HF_TOKEN", "hf_fromvariable")
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "elsewhere"))
+    assert load_settings().hub_token == "hf_fromvariable"  # noqa: S105
+    assert load_settings().hub_cache == tmp_path / "elsewhere"
+
+
+def test_the_token_is_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    assert "hf_secret" not in repr(load_settings())
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("INGLE_THREADS", "many"),
+        ("INGLE_THREADS", "-1"),
+        ("INGLE_THREADS", "2000000"),
+        ("INGLE_KERNELS", "fast"),
+        ("INGLE_OFFLINE", "perhaps"),
+        ("HF_HUB_OFFLINE", "perhaps"),
+        ("INGLE_HUB_ENDPOINT", "huggingface.co"),
+        ("HF_ENDPOINT", "ftp://huggingface.co"),
+        ("INGLE_MODEL", "  "),
+    ],
+)
+def test_a_bad_value_names_its_source(monkeypatch: pytest.MonkeyPatch, variable: str, value: str) -> None:
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(InvalidSetting, match=re.escape(variable)):
+        load_settings()
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("threads = true", "config.toml: threads must be a whole number"),
+        ("models_dir = 3", "config.toml: models_dir must be a path"),
+        ("offline = 2", "config.toml: offline must be yes or no"),
+        ("thread = 2", "no such setting: thread"),
+        ("threads = ", "config.toml"),
+    ],
+)
+def test_a_bad_config_file_is_named(text: str, complaint: str) -> None:
+    _write_config(text)
+    with pytest.raises(InvalidSetting, match=complaint):
+        load_settings()
+
+
+def test_a_misspelled_key_is_answered_with_the_close_one() -> None:
+    _write_config("modle = 'x'")
+    with pytest.raises(InvalidSetting) as caught:
+        load_settings()
+    assert caught.value.remedy == "Did you mean model?"
+
+
+@pytest.mark.parametrize(("word", "value"), [("1", True), ("YES", True), ("off", False), ("0", False)])
+def test_words_for_yes_and_no(monkeypatch: pytest.MonkeyPatch, word: str, value: bool) -> None:
+    monkeypatch.setenv("INGLE_OFFLINE", word)
+    assert load_settings().offline is value
+
+
+def test_an_unknown_flag_is_a_mistake_of_ours() -> None:
+    with pytest.raises(TypeError, match="thread"):
+        load_settings(thread=2)
+
+
+def test_every_setting_says_what_it_means() -> None:
+    assert all(setting.meaning.endswith(".") for setting in SETTINGS.values())
+    assert {*SETTINGS, "origins"} == set(Settings.__dataclass_fields__)
+
+
+def test_private_folders_belong_to_the_user_alone(tmp_path: Path) -> None:
+    folder = private_folder(tmp_path / "a" / "b")
+    assert [stat.S_IMODE(place.stat().st_mode) for place in (folder, folder.parent)] == [0o700, 0o700]

@@ -1,0 +1,136 @@
+"""The doctor: what each check says about a good machine and a bad one, and its exit status."""
+
+import json
+import shutil
+import sys
+import tomllib
+from importlib.metadata import PackageNotFoundError
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from app import doctor
+from app.cli import ingle
+from app.config import Settings
+from app.doctor import PYTHON_RANGE, TORCH_RANGE, Finding, examine
+from app.progress import SilentProgress
+from tests.app.fake_hub import serve
+from tests.app.tiny_model import settings_in
+
+PROJECT = Path(__file__).parents[2] / "pyproject.toml"
+
+
+def _finding(check: doctor.Check, settings: Settings) -> Finding:
+    return check(settings, SilentProgress())
+
+
+def test_the_ranges_are_those_of_the_project_file() -> None:
+    project = tomllib.loads(PROJECT.read_text(encoding="utf-8"))["project"]
+    (low, high), (torch_low, torch_high) = (
+        [".".join(map(str, bound)) for bound in bounds] for bounds in (PYTHON_RANGE, TORCH_RANGE)
+    )
+    assert project["requires-python"] == f">={low},<{high}"
+    assert f"torch>={torch_low},<{torch_high}" in project["dependencies"]
+
+
+def test_this_machine_can_run_ingle(tmp_path: Path, smollm2: Path) -> None:
+    findings = list(examine(settings_in(tmp_path, model=str(smollm2)), SilentProgress()))
+    assert [finding.name for finding in findings] == [
+        "Python",
+        "torch",
+        "CPU",
+        "memory",
+        "disk",
+        "models folder",
+        "default model",
+        "Hub",
+        "pip",
+        "GPU",
+    ]
+    statuses = {finding.name: finding.status for finding in findings}
+    assert statuses["torch"] == statuses["models folder"] == statuses["default model"] == "ok"
+    assert statuses["Hub"] == "warn"
+    assert all(finding.found for finding in findings)
+
+
+def test_a_hub_that_answers_is_ok_and_one_that_must_not_be_asked_too(tmp_path: Path) -> None:
+    with serve() as hub:
+        settings = settings_in(tmp_path, hub_endpoint=f"{hub.address}")
+        assert _finding(doctor._hub, settings) == Finding("Hub", "ok", "127.0.0.1 answers")
+    asked = len(hub.requests)
+    assert _finding(doctor._hub, settings_in(tmp_path, offline=True)).status == "ok"
+    assert len(hub.requests) == asked == 1
+
+
+@pytest.mark.parametrize(
+    ("version", "status"),
+    [("2.10.1", "fail"), ("2.11.0", "ok"), ("2.13.0+cpu", "ok"), ("2.14.0", "fail"), ("?", "fail")],
+)
+def test_torch_out_of_range(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, version: str, status: str) -> None:
+    monkeypatch.setattr(doctor, "version", lambda name: version)
+    finding = _finding(doctor._torch, settings_in(tmp_path))
+    assert finding.status == status
+    assert bool(finding.remedy) == (status == "fail")
+
+
+def test_torch_that_is_not_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def missing(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(doctor, "version", missing)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert _finding(doctor._torch, settings_in(tmp_path)).status == "fail"
+    assert _finding(doctor._gpu, settings_in(tmp_path)).status == "warn"
+
+
+def test_a_model_that_is_not_stored_comes_with_the_command(tmp_path: Path) -> None:
+    finding = _finding(doctor._default_model, settings_in(tmp_path))
+    assert (finding.status, finding.remedy) == ("warn", "ingle pull smollm2:135m")
+
+
+def test_a_models_folder_that_cannot_be_is_a_failure(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    finding = _finding(doctor._models_dir, settings_in(tmp_path, models_dir=tmp_path / "file" / "models"))
+    assert finding.status == "fail"
+    assert "--models-dir" in finding.remedy
+
+
+def test_little_memory_and_little_disk_are_warnings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: usage._replace(free=1000))
+    monkeypatch.setattr(doctor, "_first_line", lambda path, key: "1000 kB")
+    for check in (doctor._disk, doctor._memory):
+        finding = _finding(check, settings_in(tmp_path))
+        assert finding.status == "warn"
+        assert finding.remedy
+
+
+def _with_checks(monkeypatch: pytest.MonkeyPatch, *findings: Finding) -> None:
+    monkeypatch.setattr(doctor, "CHECKS", [lambda settings, progress, f=f: f for f in findings])
+
+
+GOOD, BAD, WORST = Finding("a", "ok", "fine"), Finding("b", "warn", "hm", "Mend it."), Finding("c", "fail", "broken")
+
+
+def test_a_warning_is_no_failure_and_a_failure_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    _with_checks(monkeypatch, GOOD, BAD)
+    answer = CliRunner().invoke(ingle, ["doctor"])
+    assert answer.exit_code == 0
+    assert [line.split() for line in answer.stdout.splitlines()] == [
+        ["ok", "a", "fine"],
+        ["warn", "b", "hm"],
+        ["try:", "Mend", "it."],
+    ]
+    _with_checks(monkeypatch, GOOD, WORST)
+    assert CliRunner().invoke(ingle, ["doctor"]).exit_code == 1
+
+
+def test_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    _with_checks(monkeypatch, GOOD, WORST)
+    answer = CliRunner().invoke(ingle, ["doctor", "--json"])
+    assert answer.exit_code == 1
+    assert json.loads(answer.stdout) == [
+        {"name": "a", "status": "ok", "found": "fine", "remedy": ""},
+        {"name": "c", "status": "fail", "found": "broken", "remedy": ""},
+    ]

@@ -1,0 +1,84 @@
+"""Progress: everything on stderr, a few lines where no terminal is, nothing when quiet."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from app import progress
+from app.progress import BarProgress, LineProgress, Progress, SilentProgress, format_bytes, progress_on_stderr
+
+
+def _work(reporter: Progress) -> None:
+    reporter.say("Fetching.")
+    with reporter.task("Downloading [x]", 2_000_000) as report:
+        report(1_000_000)
+    with reporter.task("Looking", None) as report:
+        report(0)
+
+
+def test_lines_without_a_terminal(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    _work(progress_on_stderr())
+    assert capfd.readouterr() == ("", "Fetching.\nDownloading [x] (2.0 MB)\nLooking\n")
+    monkeypatch.setattr(progress, "_A_WHILE", 0.0)
+    _work(progress_on_stderr())
+    assert "Downloading [x]: done in 0.0 s\n" in capfd.readouterr().err
+
+
+def test_silence(capfd: pytest.CaptureFixture[str]) -> None:
+    _work(progress_on_stderr(quiet=True))
+    assert capfd.readouterr() == ("", "")
+
+
+def test_the_kind_follows_from_where_stderr_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert isinstance(progress_on_stderr(), LineProgress)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    assert isinstance(progress_on_stderr(), BarProgress)
+    assert isinstance(progress_on_stderr(quiet=True), SilentProgress)
+
+
+@pytest.mark.parametrize("no_color", [False, True])
+def test_a_bar_on_a_terminal(no_color: bool) -> None:
+    terminal, theirs = os.openpty()
+    environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "100", "NO_COLOR": "1" if no_color else ""}
+    code = "import tests.app.test_progress as t, app.progress as p; t._work(p.progress_on_stderr())"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], env=environment, stderr=theirs, stdout=subprocess.PIPE
+    ) as child:
+        os.close(theirs)
+        shown = _read_all(terminal)
+        assert child.stdout is not None
+        assert child.stdout.read() == b""
+    assert child.returncode == 0
+    assert all(part in shown for part in ("Fetching.", "Downloading [x]", "1.0/2.0", "MB"))
+    assert ("\x1b[3" in shown) is not no_color  # a colour sequence
+    assert shown.count("\x1b[?25h") == 2  # the cursor is back after each task
+
+
+def _read_all(terminal: int) -> str:
+    """All that was written to a pseudo-terminal until its other end was closed."""
+    parts = []
+    try:
+        while part := os.read(terminal, 10_000):
+            parts.append(part)
+    except OSError:  # how Linux says that the other end is closed
+        pass
+    os.close(terminal)
+    return b"".join(parts).decode()
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1000, "1.0 kB"),
+        (98362432, "98.4 MB"),
+        (999_960_000, "1.0 GB"),
+        (4_100_000_000, "4.1 GB"),
+        (2 * 10**12, "2.0 TB"),
+    ],
+)
+def test_sizes_for_people(count: int, text: str) -> None:
+    assert format_bytes(count) == text

@@ -1,0 +1,167 @@
+"""`ingle run` as a person meets it: a process of its own, the real default model, both streams, the exit status."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PROGRAM = [sys.executable, "-m", "app", "run"]
+
+
+@pytest.fixture
+def environment(smollm2: Path, tmp_path: Path) -> dict[str, str]:
+    """The model is stored, and there is no network."""
+    own = {"INGLE_MODELS_DIR": str(smollm2.parent), "INGLE_OFFLINE": "1", "XDG_CONFIG_HOME": str(tmp_path)}
+    return {**os.environ, **own, "HF_HUB_CACHE": str(tmp_path / "hub")}
+
+
+@pytest.fixture
+def process(environment: dict[str, str]) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Where a test puts the processes that must not outlive it."""
+    started: list[subprocess.Popen[bytes]] = []
+    yield started
+    for one in started:
+        with one:
+            one.kill()
+
+
+def run(environment: dict[str, str], *arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(
+        [*PROGRAM, *arguments], cwd=ROOT, env=environment, input=stdin, capture_output=True, check=False
+    )
+
+
+def test_answers_a_question(environment: dict[str, str]) -> None:
+    done = run(environment, "What is the capital of France?", "--temperature", "0")
+    assert done.returncode == 0, done.stderr.decode()
+    assert "Paris" in done.stdout.decode()
+    assert b"<|im_end|>" not in done.stdout
+    assert b"Traceback" not in done.stderr
+
+
+def test_the_same_seed_gives_the_same_answer_as_json(environment: dict[str, str]) -> None:
+    answers = []
+    for _ in range(2):
+        done = run(environment, "-", "--json", "--seed", "7", "-t", "1", "-n", "12", "-q", stdin=b"Name a river.\n")
+        assert done.returncode == 0, done.stderr.decode()
+        assert done.stderr == b""
+        answers.append(json.loads(done.stdout))
+    first, second = answers
+    assert first["text"] == second["text"] != ""
+    assert first["seed"] == 7
+    assert first["model"] == "smollm2:135m"
+    assert first["usage"]["completion_tokens"] <= 12
+    assert first["usage"]["total_tokens"] == first["usage"]["prompt_tokens"] + first["usage"]["completion_tokens"]
+    assert first["timings"]["ttft_ms"] > 0
+
+
+def test_an_answer_that_is_cut_off_says_so(environment: dict[str, str]) -> None:
+    done = run(environment, "Tell me a long story.", "-n", "5", "--temperature", "0")
+    assert done.returncode == 0
+    assert b"cut off after 5 tokens" in done.stderr
+
+
+def test_stop_ends_the_answer_before_the_text(environment: dict[str, str]) -> None:
+    done = run(environment, "What is the capital of France?", "--temperature", "0", "--stop", "Par", "--json")
+    answer = json.loads(done.stdout)
+    assert answer["finish_reason"] == "stop"
+    assert answer["text"] == "The capital of France is "
+
+
+def test_the_system_prompt_reaches_the_model(environment: dict[str, str]) -> None:
+    plain, told = (
+        json.loads(run(environment, "Hi", "--json", "-n", "1", *system).stdout)["usage"]["prompt_tokens"]
+        for system in ([], ["--system", "one two three four five six seven eight nine ten " * 5])
+    )
+    assert told > plain
+
+
+def test_text_streams_while_it_is_generated(
+    environment: dict[str, str], process: list[subprocess.Popen[bytes]]
+) -> None:
+    """Something is on stdout while the process still has thousands of tokens to go."""
+    command = [*PROGRAM, "Count from one upwards, without end.", "-q", "--temperature", "1.5"]
+    process.append(subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE))
+    assert process[0].stdout is not None
+    assert process[0].stdout.read(1)
+    assert process[0].poll() is None
+
+
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+def test_interrupt_stops_at_once(
+    environment: dict[str, str], process: list[subprocess.Popen[bytes]], phase: str
+) -> None:
+    prompt = "word " * 6000 if phase == "prefill" else "Count upwards, without end."
+    command = [*PROGRAM, "-", "--temperature", "1.5"]
+    started = subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    process.append(started)
+    assert started.stdin is not None
+    assert started.stdout is not None
+    assert started.stderr is not None
+    started.stdin.write(prompt.encode())
+    started.stdin.close()
+    if phase == "prefill":
+        assert any(b"Reading the prompt" in line for line in started.stderr)
+    else:
+        assert started.stdout.read(1)
+    started.send_signal(signal.SIGINT)
+    assert started.wait() == 130
+    rest = started.stderr.read()
+    assert b"Traceback" not in rest
+    if phase == "prefill":
+        assert started.stdout.read().strip() == b""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "words"),
+    [
+        (["  "], 2, "empty"),
+        (["hi", "--temperature", "-1"], 2, "temperature"),
+        (["hi", "--max-tokens", "0"], 2, "max_tokens"),
+        (["hi", "--threads", "many"], 2, "threads"),
+        (["hi", "--model", "smolm2"], 3, "smollm2"),
+        (["hi", "--model", "./nothing.gguf"], 3, "nothing.gguf"),
+        (["word " * 9000], 1, "8,192"),
+        (["hi", "--context", "8"], 1, "context"),
+    ],
+)
+def test_mistakes_are_answered_with_what_to_do(
+    environment: dict[str, str], arguments: list[str], status: int, words: str
+) -> None:
+    done = run(environment, *arguments)
+    assert done.returncode == status, done.stderr.decode()
+    assert words in done.stderr.decode()
+    assert b"Traceback" not in done.stderr
+    assert done.stdout.strip() == b""
+
+
+def test_a_damaged_model_file_is_an_error_that_names_the_place(
+    environment: dict[str, str], smollm2: Path, tmp_path: Path
+) -> None:
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(smollm2.read_bytes()[:2_000_000])
+    done = run(environment, "hi", "--model", str(broken))
+    assert done.returncode == 1
+    assert "passes" in done.stderr.decode() or "pass the end" in done.stderr.decode()
+    assert str(broken) in done.stderr.decode()
+    assert b"Traceback" not in done.stderr
+
+
+def test_reading_from_a_closed_pipe_is_quiet(environment: dict[str, str], process: list[subprocess.Popen[bytes]]) -> None:
+    command = [*PROGRAM, "Count upwards, without end.", "-q", "--temperature", "1.5"]
+    started = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process.append(started)
+    assert started.stdout is not None
+    assert started.stderr is not None
+    started.stdout.read(1)
+    started.stdout.close()
+    assert started.wait() != 0
+    assert started.stderr.read() == b""

