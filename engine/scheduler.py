@@ -1,7 +1,7 @@
 """The scheduler: which requests run in the next step, and how many tokens of each. No torch.
 
 Continuous batching under one token budget: running requests catch up first, oldest first, then waiting ones join while
-budget, seats and KV blocks last. A long prompt takes several steps; a prompt whose beginning is cached starts behind it.
+budget, seats and KV blocks last. A long prompt takes several steps; one whose beginning is cached starts behind that.
 Blocks are taken as they are needed. When none is free the youngest running request yields: its blocks go back, and it
 computes again later what of them was reused meanwhile. The oldest never yields, so there is always one that proceeds.
 
@@ -157,7 +157,7 @@ class Scheduler:
         return 0 if target >= self._room(request) else target - request.num_scheduled
 
     def _reserve(self, request: Request, budget: int, preempted: list[Request]) -> bool:
-        """Make sure there are blocks for the request's next tokens; younger ones yield, and if need be it does itself."""
+        """Make sure there are blocks for the request's next tokens; younger ones yield, or else it does itself."""
         needed = _blocks_for(request.num_scheduled + min(budget, self._wanted(request))) - len(request.block_table)
         while needed > self._blocks.num_free:
             youngest = next(reversed(self._running.values()))

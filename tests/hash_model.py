@@ -1,7 +1,7 @@
 """The hash model: an engine backend whose next token is a digest of everything it attends to.
 
-A slot of its cache holds a digest of a token, its position and the slot before it, and a request's next token is a digest
-of all its slots, read through the block table. So one wrong, stale, missing or misplaced block changes the output, and
+A slot of its cache holds a digest of a token, its position and the slot before it; the next token is a digest of all
+its slots, read through the block table. So one wrong, stale, missing or misplaced block changes the output, and
 what the output must be is known without running anything: it is a function of the prompt alone.
 
 Steps are executed late: some at once, some only when they are collected, as a device would.

@@ -1,4 +1,4 @@
-"""The real scheduler, block pool and engine over the hash model: not one wrong token, whatever happens around a request.
+"""The real scheduler, block pool and engine over the hash model: not one wrong token, whatever happens to a request.
 
 The full run is `pytest tests/engine/test_hash_model.py --requests 10000`.
 """
@@ -8,11 +8,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import pytest
-from tests.hash_model import HashRunner, HashTicket, expected_output, hash_engine
 
 from engine.config import BLOCK_SIZE
 from engine.core import Engine
 from engine.request import FinishReason, Request, SamplingParams
+from tests.hash_model import HashTicket, expected_output, hash_engine
+
+ENDS = frozenset(range(100))  # one generated token in fifty
 
 
 @dataclass
@@ -54,7 +56,7 @@ class Run:
     requests: dict[int, Request] = field(default_factory=dict)
 
     def submit(self, prompt: tuple[int, ...], **params: object) -> Request:
-        request = self.engine.request(prompt, SamplingParams(**params), frozenset({3}))  # type: ignore[arg-type]
+        request = self.engine.request(prompt, SamplingParams(**params), ENDS)  # type: ignore[arg-type]
         self.engine.add(request)
         self.requests[request.id], self.outputs[request.id] = request, []
         return request
@@ -92,7 +94,7 @@ class Run:
 @pytest.mark.parametrize("num_blocks", [24, 200])
 def test_a_mixed_load_has_no_wrong_token(depth: int, num_blocks: int, requests: int) -> None:
     rng = random.Random(depth * 1000 + num_blocks)
-    engine, runner = hash_engine(seed=rng.randrange(1 << 30), num_blocks=num_blocks, depth=depth, budget=48)
+    engine, _ = hash_engine(seed=rng.randrange(1 << 30), num_blocks=num_blocks, depth=depth, budget=48)
     run, load = Run(engine), Load(rng)
     while len(run.requests) < requests // 4:
         for prompt in load.arrivals():
