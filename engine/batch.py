@@ -37,7 +37,7 @@ def build_batch(plan: StepPlan, *, vocab_size: int, num_blocks: int) -> Batch:
     for part in plan.scheduled:
         starts.append(starts[-1] + part.num_tokens)
     tables = [_checked_table(part, num_blocks) for part in plan.scheduled]
-    spans = [range(p.request.num_computed, p.request.num_computed + p.num_tokens) for p in plan.scheduled]
+    spans = [range(part.start, part.stop) for part in plan.scheduled]
     token_ids = [
         t for p, span in zip(plan.scheduled, spans, strict=True) for t in p.request.token_ids(span.start, span.stop)
     ]
@@ -63,7 +63,7 @@ def build_batch(plan: StepPlan, *, vocab_size: int, num_blocks: int) -> Batch:
 
 def _checked_table(part: ScheduledRequest, num_blocks: int) -> list[int]:
     table = part.request.block_table
-    needed = -(-(part.request.num_computed + part.num_tokens) // BLOCK_SIZE)
+    needed = -(-part.stop // BLOCK_SIZE)
     if len(table) < needed:
         raise IndexError(f"request {part.request.id} needs {needed} blocks and holds {len(table)}")
     if not all(NULL_BLOCK < block < num_blocks for block in table):

@@ -46,3 +46,5 @@ class EngineConfig:
     num_blocks: int  # KV blocks in the device pool, the null block included
     max_step_tokens: int = 256  # token budget of one step: bounds how long a stop or a newcomer waits
     max_running: int = 16  # requests that may hold blocks at the same time
+    step_depth: int = 1  # steps launched before the first of them is collected
+    cache_salt: tuple[str, ...] = ()  # what keys and values depend on besides the tokens: model, numerics, KV type

@@ -1,49 +1,86 @@
 """The engine: requests in, token events out, one step at a time.
 
 Owns scheduler and runner, and is driven by exactly one thread. Refuses to know text, clients and where models come
-from.
+from, and which kind of device the runner drives.
 """
 
 import itertools
+import logging
+from collections import deque
+from typing import Generic
 
-from engine.config import EngineConfig, ModelConfig
-from engine.request import Request, SamplingParams, TokenEvent
-from engine.runner import ModelRunner
+from engine.config import EngineConfig
+from engine.request import FinishReason, Request, SamplingParams, StepPlan, TokenEvent
+from engine.runner import Runner, TicketT
 from engine.scheduler import Scheduler
 
+log = logging.getLogger(__name__)
 
-class Engine:
+
+class Engine(Generic[TicketT]):
     """One loaded model and the requests it is working on."""
 
-    def __init__(self, model: ModelConfig, config: EngineConfig, runner: ModelRunner) -> None:
-        self.model = model
+    def __init__(self, config: EngineConfig, vocab_size: int, runner: Runner[TicketT]) -> None:
         self.config = config
+        self.vocab_size = vocab_size
         self._scheduler = Scheduler(config)
         self._runner = runner
+        self._under_way: deque[tuple[StepPlan, TicketT]] = deque()
         self._ids = itertools.count(1)
 
     @property
     def has_work(self) -> bool:
         return self._scheduler.has_work
 
-    def submit(self, prompt_ids: tuple[int, ...], params: SamplingParams, end_ids: frozenset[int]) -> Request:
-        """Queue a request. Raises PromptTooLong or InvalidSampling; IndexError for an id not in the vocabulary."""
-        params.check_vocabulary(self.model.vocab_size)
-        if not all(0 <= token_id < self.model.vocab_size for token_id in (*prompt_ids, *end_ids)):
-            raise IndexError(f"a token id is not in the vocabulary of {self.model.vocab_size}")
-        request = Request(next(self._ids), prompt_ids, params, end_ids)
-        self._scheduler.add(request)
+    def request(
+        self, prompt_ids: tuple[int, ...], params: SamplingParams, end_ids: frozenset[int], cache_salt: str = ""
+    ) -> Request:
+        """A request that `add` will take. Changes nothing here, so that any thread may call it.
+
+        Raises PromptTooLong or InvalidSampling; IndexError for an id that is not in the vocabulary.
+        """
+        params.check_vocabulary(self.vocab_size)
+        if not all(0 <= token_id < self.vocab_size for token_id in (*prompt_ids, *end_ids)):
+            raise IndexError(f"a token id is not in the vocabulary of {self.vocab_size}")
+        request = Request(next(self._ids), prompt_ids, params, end_ids, cache_salt)
+        self._scheduler.check_fits(request)
         return request
 
+    def add(self, request: Request) -> None:
+        """Queue a request."""
+        self._scheduler.add(request)
+
     def step(self) -> list[TokenEvent]:
-        """Plan, compute and record one step."""
-        plan = self._scheduler.schedule()
-        ticket = self._runner.launch(plan)
-        return self._scheduler.update(plan, self._runner.collect(ticket))
+        """Launch steps as far ahead as the configuration says, then collect the oldest. A failing one fails alone."""
+        while len(self._under_way) < self.config.step_depth:
+            plan = self._scheduler.schedule()
+            if not plan.scheduled:
+                break
+            try:
+                self._under_way.append((plan, self._runner.launch(plan)))
+            except Exception as error:  # noqa: BLE001  # whatever a kernel raises ends the requests it ran, and no others
+                return self._failed(plan, error)
+        if not self._under_way:
+            return []
+        plan, ticket = self._under_way.popleft()
+        try:
+            sampled = self._runner.collect(ticket)
+        except Exception as error:  # noqa: BLE001
+            return self._failed(plan, error)
+        return self._scheduler.update(plan, sampled)
+
+    def _failed(self, plan: StepPlan, error: Exception) -> list[TokenEvent]:
+        log.error("a step of %d requests failed", len(plan.scheduled), exc_info=error)
+        return self._scheduler.fail(plan, f"{type(error).__name__}: {error}")
 
     def abort(self, request_id: int) -> TokenEvent | None:
         """End a request in any state; None when it has ended already."""
         return self._scheduler.abort(request_id)
+
+    def abort_all(self, finish: FinishReason, error: str = "") -> list[TokenEvent]:
+        """End every request; steps under way are forgotten with their results."""
+        self._under_way.clear()
+        return self._scheduler.abort_all(finish, error)
 
     def assert_empty(self) -> None:
         """Raise RuntimeError when a request or a block is still held."""

@@ -15,9 +15,11 @@ from engine.core import Engine
 from engine.errors import UnsupportedModel
 from engine.kv_cache import KVCache
 from engine.operations import Operations, ReferenceOperations
-from engine.runner import ModelRunner
+from engine.runner import ModelRunner, Ticket
 from engine.weights import GGUFWeights, LoadProgress
 from quant.gguf import GGUFFile
+
+ModelEngine = Engine[Ticket]
 
 # The fallback where the system does not tell how much memory is free.
 ASSUMED_MEMORY = 8 << 30
@@ -32,7 +34,7 @@ class LoadOptions:
     threads: int = 0
 
 
-def load_engine(file: GGUFFile, options: LoadOptions, progress: LoadProgress | None = None) -> Engine:
+def load_engine(file: GGUFFile, options: LoadOptions, progress: LoadProgress | None = None) -> ModelEngine:
     """The engine for an open GGUF file. Raises UnsupportedModel or ModelFileError; nothing stays allocated then."""
     if options.threads:
         torch.set_num_threads(options.threads)
@@ -41,7 +43,7 @@ def load_engine(file: GGUFFile, options: LoadOptions, progress: LoadProgress | N
     operations = _operations(config.backend, model_config)
     model = models.load(model_config, GGUFWeights(file, progress), operations, config.context_length)
     kv = KVCache(model.kv_groups(), config.num_blocks, torch.float32)
-    return Engine(model_config, config, ModelRunner(model, kv))
+    return Engine(config, model_config.vocab_size, ModelRunner(model, kv))
 
 
 def resolve(model: ModelConfig, options: LoadOptions) -> EngineConfig:

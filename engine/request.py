@@ -73,32 +73,46 @@ _BOUNDS: tuple[tuple[str, float, float], ...] = (
 
 
 class RequestStatus(enum.Enum):
-    WAITING = enum.auto()
+    WAITING = enum.auto()  # holds no block
     RUNNING = enum.auto()
-    FINISHED = enum.auto()
+    FINISHED = enum.auto()  # its end is told; it may hold blocks until the steps under way are collected
 
 
 class FinishReason(enum.Enum):
     STOP = "stop"  # an end token, or a stop token of the request
     LENGTH = "length"  # max_tokens or the context is reached
     ABORT = "abort"
+    ERROR = "error"  # the step it was part of failed
 
 
 @dataclass(slots=True)
 class Request:
-    """One sequence being generated. The scheduler owns it once it is submitted."""
+    """One sequence being generated. The submitter fills the first block of fields, the scheduler owns the rest.
 
-    id: int  # the submitter
-    prompt_ids: tuple[int, ...]  # the submitter
-    params: SamplingParams  # the submitter
-    end_ids: frozenset[int] = frozenset()  # the submitter: the model's end-of-generation tokens
-    output_ids: list[int] = field(default_factory=list)  # the scheduler, from what the runner sampled
-    num_computed: int = 0  # the scheduler: tokens whose keys and values are in the cache
-    block_table: list[int] = field(default_factory=list)  # the scheduler: KV blocks in order, append-only
-    status: RequestStatus = RequestStatus.WAITING  # the scheduler
+    How far it is, in tokens: num_computed <= num_scheduled <= num_tokens + num_pending. Between the first two lie the
+    tokens of steps that are under way; the pending ones are being sampled there, so that nobody knows them yet.
+    """
+
+    id: int
+    prompt_ids: tuple[int, ...]
+    params: SamplingParams
+    end_ids: frozenset[int] = frozenset()  # the model's end-of-generation tokens
+    cache_salt: str = ""  # requests of different salts share no cached prefix
+
+    output_ids: list[int] = field(default_factory=list)  # what the runner sampled
+    num_computed: int = 0  # tokens whose keys and values are in the cache
+    num_scheduled: int = 0  # those, and the tokens of steps under way
+    num_pending: int = 0  # tokens that steps under way will sample
+    steps_under_way: int = 0  # launched and not collected; its blocks must not be reused before they are
+    block_table: list[int] = field(default_factory=list)  # KV blocks in order, append-only while it runs
+    block_keys: list[bytes] = field(default_factory=list)  # of its leading blocks, as far as they are published
+    num_cached: int = 0  # tokens of the prompt that were found computed when it first joined
+    num_preemptions: int = 0
+    status: RequestStatus = RequestStatus.WAITING
 
     @property
     def num_tokens(self) -> int:
+        """Tokens that are known: prompt and output."""
         return len(self.prompt_ids) + len(self.output_ids)
 
     def token_ids(self, start: int, stop: int) -> list[int]:
@@ -109,15 +123,17 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class ScheduledRequest:
-    """A request's part in one step: `num_tokens` tokens from its `num_computed` on."""
+    """A request's part in one step: its tokens start .. start + num_tokens."""
 
     request: Request
+    start: int
     num_tokens: int
+    samples: bool  # the step reaches the request's last token, so that its next one can be picked
+    feeds: bool = False  # its last token is still being sampled by the step before: the runner takes it from there
 
     @property
-    def samples(self) -> bool:
-        """Whether the step reaches the request's last token, so that its next one can be picked."""
-        return self.request.num_computed + self.num_tokens == self.request.num_tokens
+    def stop(self) -> int:
+        return self.start + self.num_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +141,7 @@ class StepPlan:
     """What one step runs. Made by the scheduler, run by the runner."""
 
     scheduled: tuple[ScheduledRequest, ...]
+    preempted: tuple[Request, ...] = ()  # gave their blocks back for it
 
     @property
     def num_tokens(self) -> int:
@@ -151,9 +168,10 @@ class SampledToken:
 
 @dataclass(frozen=True, slots=True)
 class TokenEvent:
-    """One new token of a request, or its end, or both. `token_id` is None for an end without a token (an abort)."""
+    """One new token of a request, or its end, or both. `token_id` is None for an end without a token."""
 
     request_id: int
     token_id: int | None
     logprobs: TokenLogprobs | None = None
     finish: FinishReason | None = None
+    error: str = ""  # why, for FinishReason.ERROR

@@ -5,6 +5,7 @@ know which requests exist beyond the plan it is given.
 """
 
 from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,6 +15,20 @@ from engine.kv_cache import KVCache
 from engine.models import Model
 from engine.request import Request, SampledToken, StepPlan
 from engine.sampler import sample
+
+TicketT = TypeVar("TicketT")
+
+
+class Runner(Protocol[TicketT]):
+    """Computes plans in the order they are launched; tickets are collected in that order too."""
+
+    def launch(self, plan: StepPlan) -> TicketT:
+        """Start a step. With steps before it under way, it follows them on the device."""
+        ...
+
+    def collect(self, ticket: TicketT) -> list[SampledToken]:
+        """Wait for a step: one token for each part of its plan that samples, in the plan's order."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +40,7 @@ class Ticket:
 
 
 class ModelRunner:
-    """Runs plans on one model and its KV cache."""
+    """Runs plans on one model and its KV cache, one step at a time (depth 1)."""
 
     def __init__(self, model: Model, kv: KVCache) -> None:
         self._model = model

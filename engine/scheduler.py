@@ -1,16 +1,18 @@
 """The scheduler: which requests run in the next step, and how many tokens of each. No torch.
 
 Continuous batching under one token budget: running requests catch up first, oldest first, then waiting ones join while
-budget, seats and KV blocks last. A long prompt takes several steps. A request gets all the blocks it can ever need when
-it joins, so that one that runs always finishes.
+budget, seats and KV blocks last. A long prompt takes several steps; one whose beginning is cached starts behind that.
+Blocks are taken as they are needed. When none is free the youngest running request yields: its blocks go back, and it
+computes again later what of them was reused meanwhile. The oldest never yields, so there is always one that proceeds.
 
-Refuses to know what a token means and where keys and values lie.
+Steps may be under way while the next is planned. Blocks and counters of a request change hands only when every step
+that it is part of has been collected. Refuses to know what a token means and where keys and values lie.
 """
 
 from collections import deque
 from collections.abc import Iterable
 
-from engine.blocks import BlockPool
+from engine.blocks import BlockKey, BlockPool, block_key, root_key
 from engine.config import BLOCK_SIZE, EngineConfig
 from engine.errors import PromptTooLong
 from engine.request import (
@@ -30,91 +32,186 @@ class Scheduler:
     def __init__(self, config: EngineConfig) -> None:
         self._config = config
         self._blocks = BlockPool(config.num_blocks)
-        self._waiting: deque[Request] = deque()
-        self._running: dict[int, Request] = {}
+        self._context = min(config.context_length, self._blocks.num_usable * BLOCK_SIZE)
+        self._waiting: deque[Request] = deque()  # oldest first
+        self._running: dict[int, Request] = {}  # oldest first
+        self._ending: dict[int, Request] = {}  # finished, but part of a step under way
 
     @property
     def has_work(self) -> bool:
-        return bool(self._waiting or self._running)
+        return bool(self._waiting or self._running or self._ending)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def num_free_blocks(self) -> int:
+        return self._blocks.num_free
+
+    def check_fits(self, request: Request) -> None:
+        """Raise PromptTooLong, with the numbers, for a request that cannot run even alone."""
+        prompt = len(request.prompt_ids)
+        if not prompt:
+            raise PromptTooLong("The prompt is empty", "Send at least one token.")
+        if prompt >= self._context:
+            raise PromptTooLong(
+                f"The prompt has {prompt:,} tokens, and the context holds {self._context:,} including the reply",
+                "Shorten the prompt, or raise the context length.",
+            )
 
     def add(self, request: Request) -> None:
-        """Queue a request. Raises PromptTooLong, with the numbers, for one that cannot run even alone."""
-        self._refuse_what_never_fits(request)
+        """Queue a request that `check_fits` let pass."""
         self._waiting.append(request)
 
     def schedule(self) -> StepPlan:
-        """The next step. It may be empty only when nothing is running or waiting."""
+        """The next step. Empty when nothing can be done before a step under way is collected, or nothing is to do."""
         budget = self._config.max_step_tokens
         scheduled: list[ScheduledRequest] = []
-        for request in self._running.values():
-            budget -= self._take(request, budget, scheduled)
-        while budget and self._waiting and self._admit(self._waiting[0]):
+        preempted: list[Request] = []
+        for request in list(self._running.values()):
+            if request.status is RequestStatus.RUNNING and self._reserve(request, budget, preempted):
+                budget -= self._take(request, budget, scheduled)
+        while budget and self._waiting and not preempted and self._admit(self._waiting[0]):
             budget -= self._take(self._waiting.popleft(), budget, scheduled)
-        return StepPlan(tuple(scheduled))
+        return StepPlan(tuple(scheduled), tuple(preempted))
 
     def update(self, plan: StepPlan, sampled: Iterable[SampledToken]) -> list[TokenEvent]:
-        """Record what a step computed and picked. Requests aborted while it ran are passed over."""
+        """Record what a completed step computed and picked. Tokens of requests that ended meanwhile are dropped."""
         for part in plan.scheduled:
-            part.request.num_computed += part.num_tokens
-        return [self._append(token) for token in sampled if token.request_id in self._running]
+            self._collected(part)
+        return [self._append(self._running[t.request_id], t) for t in sampled if t.request_id in self._running]
+
+    def fail(self, plan: StepPlan, error: str) -> list[TokenEvent]:
+        """A step failed: the requests it ran end with `error`, and what it computed is not used."""
+        events = []
+        for part in plan.scheduled:
+            part.request.steps_under_way -= 1
+            if part.request.id in self._running:
+                self._finish(part.request)
+                events.append(TokenEvent(part.request.id, None, finish=FinishReason.ERROR, error=error))
+            self._let_go(part.request)
+        return events
 
     def abort(self, request_id: int) -> TokenEvent | None:
         """End a request in any state; None when there is no such request any more."""
-        if request_id in self._running:
-            self._finish(self._running[request_id])
-            return TokenEvent(request_id, None, finish=FinishReason.ABORT)
-        for request in self._waiting:
-            if request.id == request_id:
-                self._waiting.remove(request)
-                request.status = RequestStatus.FINISHED
-                return TokenEvent(request_id, None, finish=FinishReason.ABORT)
-        return None
+        waiting = next((request for request in self._waiting if request.id == request_id), None)
+        request = self._running.get(request_id, waiting)
+        if request is None:
+            return None
+        self._finish(request)
+        return TokenEvent(request_id, None, finish=FinishReason.ABORT)
+
+    def abort_all(self, finish: FinishReason, error: str) -> list[TokenEvent]:
+        """End every request. The caller knows that no step is under way any more."""
+        there = [*self._running.values(), *self._waiting]
+        for request in (*there, *self._ending.values()):
+            request.steps_under_way = 0
+        for request in there:
+            self._finish(request)
+        for request in list(self._ending.values()):
+            self._let_go(request)
+        return [TokenEvent(request.id, None, finish=finish, error=error) for request in there]
 
     def assert_empty(self) -> None:
         """Raise RuntimeError when a request or a block is still held."""
         self._blocks.check()
-        if self.has_work or self._blocks.num_free != self._blocks.num_blocks - 1:
+        if self.has_work or self._blocks.num_free != self._blocks.num_usable:
             raise RuntimeError(
-                f"{len(self._waiting)} waiting, {len(self._running)} running, {self._blocks.num_free} blocks free"
+                f"{len(self._waiting)} waiting, {len(self._running)} running, {len(self._ending)} ending, "
+                f"{self._blocks.num_free} of {self._blocks.num_usable} blocks free"
             )
 
-    # -- a request's steps through its states
-
-    def _refuse_what_never_fits(self, request: Request) -> None:
-        context = min(self._config.context_length, (self._config.num_blocks - 1) * BLOCK_SIZE)
-        prompt = len(request.prompt_ids)
-        if not prompt:
-            raise PromptTooLong("The prompt is empty", "Send at least one token.")
-        if prompt >= context:
-            raise PromptTooLong(
-                f"The prompt has {prompt:,} tokens, and the context holds {context:,} including the reply",
-                "Shorten the prompt, or raise the context length.",
-            )
-
-    def _room(self, request: Request) -> int:
-        """The most tokens the request may ever hold."""
-        most = self._config.context_length
-        if request.params.max_tokens is not None:
-            most = min(most, len(request.prompt_ids) + request.params.max_tokens)
-        return min(most, (self._config.num_blocks - 1) * BLOCK_SIZE)
+    # -- joining
 
     def _admit(self, request: Request) -> bool:
-        needed = -(-self._room(request) // BLOCK_SIZE)
-        if len(self._running) >= self._config.max_running or needed > self._blocks.num_free:
+        """Give a waiting request a seat and its cached prefix, if its tokens and one more fit what is free."""
+        if len(self._running) >= self._config.max_running:
             return False
-        request.block_table.extend(self._blocks.allocate(needed))
+        # The last token is always computed: its logits are what the next one is picked from.
+        most = (request.num_tokens - 1) // BLOCK_SIZE
+        blocks, keys = self._blocks.find(self._root(request), request.token_ids(0, request.num_tokens), most)
+        if _blocks_for(request.num_tokens + 1) - len(blocks) > self._blocks.num_free:
+            self._blocks.release(blocks)
+            return False
+        request.block_table[:], request.block_keys[:] = blocks, keys
+        request.num_computed = request.num_scheduled = len(blocks) * BLOCK_SIZE
+        if not request.num_preemptions:
+            request.num_cached = request.num_computed
         request.status = RequestStatus.RUNNING
         self._running[request.id] = request
         return True
 
+    def _root(self, request: Request) -> BlockKey:
+        return root_key(*self._config.cache_salt, request.cache_salt)
+
+    # -- running
+
+    def _wanted(self, request: Request) -> int:
+        """Tokens that the request has to catch up on. None once its last token is being sampled."""
+        target = request.num_tokens + request.num_pending
+        return 0 if target >= self._room(request) else target - request.num_scheduled
+
+    def _reserve(self, request: Request, budget: int, preempted: list[Request]) -> bool:
+        """Make sure there are blocks for the request's next tokens; younger ones yield, or else it does itself."""
+        needed = _blocks_for(request.num_scheduled + min(budget, self._wanted(request))) - len(request.block_table)
+        while needed > self._blocks.num_free:
+            youngest = next(reversed(self._running.values()))
+            if youngest.steps_under_way:
+                return False
+            self._preempt(youngest)
+            preempted.append(youngest)
+            if youngest is request:
+                return False
+        return True
+
     def _take(self, request: Request, budget: int, scheduled: list[ScheduledRequest]) -> int:
-        count = min(budget, request.num_tokens - request.num_computed)
-        if count:
-            scheduled.append(ScheduledRequest(request, count))
+        count = min(budget, self._wanted(request))
+        if not count:
+            return 0
+        start, known = request.num_scheduled, request.num_tokens
+        samples = start + count == known + request.num_pending
+        needed = _blocks_for(start + count) - len(request.block_table)
+        request.block_table.extend(self._blocks.allocate(max(0, needed)))
+        scheduled.append(ScheduledRequest(request, start, count, samples, feeds=start + count > known))
+        request.num_scheduled += count
+        request.num_pending += samples
+        request.steps_under_way += 1
         return count
 
-    def _append(self, token: SampledToken) -> TokenEvent:
-        request = self._running[token.request_id]
+    def _preempt(self, request: Request) -> None:
+        del self._running[request.id]
+        self._release(request)
+        request.num_computed = request.num_scheduled = 0
+        request.num_preemptions += 1
+        request.status = RequestStatus.WAITING
+        self._waiting.appendleft(request)
+
+    # -- after a step
+
+    def _collected(self, part: ScheduledRequest) -> None:
+        request = part.request
+        request.steps_under_way -= 1
+        request.num_pending -= part.samples
+        request.num_computed = part.stop
+        if request.status is RequestStatus.RUNNING:
+            self._publish(request)
+        self._let_go(request)
+
+    def _publish(self, request: Request) -> None:
+        """Make the blocks that are full now findable."""
+        parent = BlockKey(request.block_keys[-1]) if request.block_keys else self._root(request)
+        for index in range(len(request.block_keys), request.num_computed // BLOCK_SIZE):
+            token_ids = request.token_ids(index * BLOCK_SIZE, (index + 1) * BLOCK_SIZE)
+            parent = block_key(parent, token_ids)
+            self._blocks.publish(request.block_table[index], parent, token_ids)
+            request.block_keys.append(parent)
+
+    def _append(self, request: Request, token: SampledToken) -> TokenEvent:
         request.output_ids.append(token.token_id)
         finish = self._finish_reason(request, token.token_id)
         if finish is not None:
@@ -123,15 +220,36 @@ class Scheduler:
 
     def _finish_reason(self, request: Request, token_id: int) -> FinishReason | None:
         params = request.params
-        ends = params.stop_token_ids if params.ignore_eos else (*params.stop_token_ids, *request.end_ids)
-        if token_id in ends:
+        if token_id in params.stop_token_ids or (token_id in request.end_ids and not params.ignore_eos):
             return FinishReason.STOP
-        if request.num_tokens >= self._room(request):
-            return FinishReason.LENGTH
-        return None
+        return FinishReason.LENGTH if request.num_tokens >= self._room(request) else None
+
+    def _room(self, request: Request) -> int:
+        """The most tokens the request may ever hold."""
+        if request.params.max_tokens is None:
+            return self._context
+        return min(self._context, len(request.prompt_ids) + request.params.max_tokens)
 
     def _finish(self, request: Request) -> None:
-        del self._running[request.id]
+        if request.status is RequestStatus.WAITING:
+            self._waiting.remove(request)
+        else:
+            del self._running[request.id]
+            self._ending[request.id] = request
+        request.status = RequestStatus.FINISHED
+        self._let_go(request)
+
+    def _let_go(self, request: Request) -> None:
+        """Free a finished request's blocks once no step under way can write to them."""
+        if request.status is RequestStatus.FINISHED and not request.steps_under_way:
+            self._ending.pop(request.id, None)
+            self._release(request)
+
+    def _release(self, request: Request) -> None:
         self._blocks.release(request.block_table)
         request.block_table.clear()
-        request.status = RequestStatus.FINISHED
+        request.block_keys.clear()
+
+
+def _blocks_for(tokens: int) -> int:
+    return -(-tokens // BLOCK_SIZE)

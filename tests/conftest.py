@@ -62,7 +62,14 @@ def llama_cpp_models() -> Path:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--requests", type=int, default=2000, help="how many requests the hash model serves")
     parser.addoption("--mutations", type=int, default=1000, help="how many mutated GGUF files to try")
+
+
+@pytest.fixture
+def requests(request: pytest.FixtureRequest) -> int:
+    count: int = request.config.getoption("--requests")
+    return count
 
 
 @pytest.fixture

@@ -10,7 +10,9 @@ def plan(*parts: tuple[list[int], list[int], int, int]) -> StepPlan:
     """Parts are (prompt, block table, tokens computed before, tokens in this step)."""
     return StepPlan(
         tuple(
-            ScheduledRequest(Request(n, tuple(ids), SamplingParams(), block_table=table, num_computed=done), count)
+            ScheduledRequest(
+                Request(n, tuple(ids), SamplingParams(), block_table=table), done, count, done + count == len(ids)
+            )
             for n, (ids, table, done, count) in enumerate(parts)
         )
     )

@@ -2,7 +2,8 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from engine.blocks import NULL_BLOCK, BlockPool
+from engine.blocks import NULL_BLOCK, BlockPool, block_key, root_key
+from engine.config import BLOCK_SIZE
 
 
 def test_hands_out_every_block_but_the_null_block() -> None:
@@ -29,29 +30,128 @@ def test_check_finds_a_lost_block() -> None:
         pool.check()
 
 
+ROOT = root_key("model")
+A, B, C = (tuple(range(n, n + BLOCK_SIZE)) for n in (0, 100, 200))
+
+
+def filled(pool: BlockPool, *contents: tuple[int, ...]) -> list[int]:
+    """A held chain of published blocks."""
+    blocks, key = pool.allocate(len(contents)), ROOT
+    for block, content in zip(blocks, contents, strict=True):
+        key = block_key(key, content)
+        pool.publish(block, key, content)
+    return blocks
+
+
+def test_finds_the_longest_prefix_and_holds_it() -> None:
+    pool = BlockPool(10)
+    chain = filled(pool, A, B)
+    pool.release(chain)
+    assert pool.num_free == 9
+    found, keys = pool.find(ROOT, (*A, *B, *C), most=3)
+    assert found == chain
+    assert keys == [block_key(ROOT, A), block_key(block_key(ROOT, A), B)]
+    assert pool.num_free == 7
+    assert pool.find(ROOT, (*A, *C), most=2)[0] == chain[:1]
+    assert pool.find(ROOT, (*A, *B), most=1)[0] == chain[:1]
+    assert pool.find(ROOT, (*B, *A), most=2)[0] == []
+    assert pool.find(root_key("another model"), (*A, *B), most=2)[0] == []
+
+
+def test_a_block_is_found_only_once_it_is_published() -> None:
+    pool = BlockPool(10)
+    pool.allocate(1)
+    assert pool.find(ROOT, A, most=1) == ([], [])
+
+
+def test_a_digest_alone_is_not_trusted() -> None:
+    pool = BlockPool(10)
+    (block,) = pool.allocate(1)
+    pool.publish(block, block_key(ROOT, A), B)
+    assert pool.find(ROOT, A, most=1) == ([], [])
+
+
+def test_the_least_recently_used_goes_first_and_of_a_chain_the_deeper_block() -> None:
+    pool = BlockPool(6)
+    old, recent = filled(pool, A, B), filled(pool, C)
+    pool.release(old)
+    pool.release(recent)
+    assert pool.allocate(2) == [4, 5]  # never used
+    pool.allocate(1)
+    assert len(pool.find(ROOT, (*A, *B), most=2)[0]) == 1
+    pool.check()
+
+
+def test_twins_keep_the_first_block_of_a_key() -> None:
+    pool = BlockPool(6)
+    first, second = filled(pool, A), filled(pool, A)
+    pool.release(second)
+    assert pool.find(ROOT, A, most=1)[0] == first
+    pool.check()
+
+
+@pytest.mark.parametrize("content", [(), A[:-1], (*A, 1)])
+def test_only_full_blocks_are_published(content: tuple[int, ...]) -> None:
+    pool = BlockPool(3)
+    (block,) = pool.allocate(1)
+    with pytest.raises(ValueError, match="not full"):
+        pool.publish(block, ROOT, content)
+
+
+def test_what_nobody_holds_is_not_published() -> None:
+    with pytest.raises(ValueError, match="not held"):
+        BlockPool(3).publish(1, ROOT, A)
+
+
+def test_parts_of_a_salt_do_not_run_together() -> None:
+    assert root_key("ab", "c") != root_key("a", "bc") != root_key("abc")
+
+
 class PoolMachine(RuleBasedStateMachine):
-    """Random allocations and releases against a plain list of what is held."""
+    """Requests that look up, fill, publish, share and release, against what each holds and what was ever published."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.pool = BlockPool(9)
-        self.held: list[list[int]] = []
+        self.pool = BlockPool(12)
+        self.chains: list[tuple[list[int], list[tuple[int, ...]], int]] = []  # blocks, contents, published
+        self.contents: dict[int, tuple[tuple[int, ...], ...]] = {}  # block -> the prefix it was filled with
 
-    @rule(count=st.integers(0, 8))
-    def allocate(self, count: int) -> None:
-        if count <= self.pool.num_free:
-            self.held.append(self.pool.allocate(count))
+    @rule(letters=st.lists(st.sampled_from([A, B, C]), min_size=1, max_size=5))
+    def join(self, letters: list[tuple[int, ...]]) -> None:
+        token_ids = [token_id for content in letters for token_id in content]
+        found, _ = self.pool.find(ROOT, token_ids, most=len(letters))
+        for depth, block in enumerate(found):
+            assert self.contents[block] == tuple(letters[: depth + 1])
+        if len(letters) - len(found) > self.pool.num_free:
+            self.pool.release(found)
+            return
+        fresh = self.pool.allocate(len(letters) - len(found))
+        for depth, block in enumerate(fresh, len(found)):
+            self.contents[block] = tuple(letters[: depth + 1])
+        self.chains.append(([*found, *fresh], letters, len(found)))
 
-    @precondition(lambda self: self.held)
+    @precondition(lambda self: self.chains)
+    @rule(which=st.integers(0, 100), count=st.integers(1, 3))
+    def publish(self, which: int, count: int) -> None:
+        index = which % len(self.chains)
+        blocks, letters, published = self.chains[index]
+        key = ROOT
+        for depth, content in enumerate(letters[: published + count]):
+            key = block_key(key, content)
+            if depth >= published:
+                self.pool.publish(blocks[depth], key, content)
+        self.chains[index] = (blocks, letters, min(len(letters), published + count))
+
+    @precondition(lambda self: self.chains)
     @rule(which=st.integers(0, 100))
     def release(self, which: int) -> None:
-        self.pool.release(self.held.pop(which % len(self.held)))
+        self.pool.release(self.chains.pop(which % len(self.chains))[0])
 
     @invariant()
     def consistent(self) -> None:
         self.pool.check()
-        blocks = [block for table in self.held for block in table]
-        assert len(blocks) == len(set(blocks)) == 8 - self.pool.num_free
+        held = {block for blocks, _, _ in self.chains for block in blocks}
+        assert len(held) == self.pool.num_usable - self.pool.num_free
 
 
 TestPoolMachine = PoolMachine.TestCase

@@ -46,7 +46,9 @@ def request(number: int, ids: Sequence[int], blocks: Sequence[int]) -> Request:
 
 def forward(model: Model, kv: KVCache, parts: list[tuple[Request, int]]) -> Tensor:
     """One step; the requests' `num_computed` move on. Logits of those that reached their last token."""
-    plan = StepPlan(tuple(ScheduledRequest(it, count) for it, count in parts))
+    plan = StepPlan(
+        tuple(ScheduledRequest(it, it.num_computed, n, it.num_computed + n == it.num_tokens) for it, n in parts)
+    )
     with torch.inference_mode():
         logits = model.forward(build_batch(plan, vocab_size=97, num_blocks=BLOCKS), kv)
     for it, count in parts:

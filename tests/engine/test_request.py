@@ -1,7 +1,7 @@
 import pytest
 
 from engine.errors import InvalidSampling
-from engine.request import Request, SamplingParams, ScheduledRequest
+from engine.request import Request, SamplingParams
 
 
 @pytest.mark.parametrize(
@@ -56,9 +56,3 @@ def test_token_ids_span_prompt_and_output() -> None:
     for start in range(6):
         for stop in range(start, 6):
             assert request.token_ids(start, stop) == whole[start:stop]
-
-
-def test_a_step_samples_only_where_it_reaches_the_last_token() -> None:
-    request = Request(1, (10, 11, 12), SamplingParams(), num_computed=1)
-    assert not ScheduledRequest(request, 1).samples
-    assert ScheduledRequest(request, 2).samples

@@ -61,10 +61,71 @@ def test_seats_are_bounded() -> None:
 
 def test_a_request_waits_for_blocks_and_then_gets_them() -> None:
     scheduler = Scheduler(config(blocks=1 + 2, budget=100))
-    scheduler.add(request(1, BLOCK_SIZE, max_tokens=2))
+    scheduler.add(request(1, BLOCK_SIZE + 1, max_tokens=2))
     scheduler.add(request(2, 3, max_tokens=2))
-    assert shape(scheduler.schedule()) == [(1, BLOCK_SIZE)]
-    run_out(scheduler)
+    assert run_out(scheduler) == [[(1, BLOCK_SIZE + 1)], [(1, 1)], [(2, 3)], [(2, 1)]]
+    scheduler.assert_empty()
+
+
+def test_the_youngest_yields_and_comes_back_first() -> None:
+    """Two blocks for two growing requests: the second gives way, and a third does not overtake it."""
+    scheduler = Scheduler(config(blocks=1 + 4, budget=100))
+    old, young, third = (request(n, 2 * BLOCK_SIZE - 2, max_tokens=12) for n in (1, 2, 3))
+    for it in (old, young, third):
+        scheduler.add(it)
+    order = [[number for number, _ in step] for step in run_out(scheduler)]
+    assert order[0] == [1, 2]
+    assert (old.num_preemptions, third.num_preemptions) == (0, 0)
+    assert young.num_preemptions == 1
+    assert order.index([3]) > max(n for n, ids in enumerate(order) if 2 in ids)
+    scheduler.assert_empty()
+
+
+def test_a_plan_names_who_gave_way() -> None:
+    scheduler = Scheduler(config(blocks=1 + 2, budget=100))
+    old, young = request(1, BLOCK_SIZE - 1, max_tokens=8), request(2, 3, max_tokens=8)
+    scheduler.add(old)
+    scheduler.add(young)
+    plans: list[StepPlan] = []
+    while not plans or not plans[-1].preempted:
+        plans.append(scheduler.schedule())
+        scheduler.update(plans[-1], tokens(plans[-1]))
+    assert plans[-1].preempted == (young,)
+    assert young.status is RequestStatus.WAITING
+    assert young.block_table == []
+
+
+def test_a_second_step_is_planned_before_the_first_is_collected() -> None:
+    scheduler = Scheduler(config(budget=8))
+    it = request(1, 10, max_tokens=3)
+    scheduler.add(it)
+    first, second, third = scheduler.schedule(), scheduler.schedule(), scheduler.schedule()
+    assert [shape(plan) for plan in (first, second, third)] == [[(1, 8)], [(1, 2)], [(1, 1)]]
+    assert [plan.scheduled[0].samples for plan in (first, second, third)] == [False, True, True]
+    assert [plan.scheduled[0].feeds for plan in (first, second, third)] == [False, False, True]
+    scheduler.update(first, [])
+    scheduler.update(second, [SampledToken(1, 50)])
+    assert it.num_computed == 10
+    scheduler.update(third, [SampledToken(1, 51)])
+    assert it.output_ids == [50, 51]
+
+
+def test_nothing_is_planned_beyond_the_last_token() -> None:
+    scheduler = Scheduler(config())
+    scheduler.add(request(1, 3, max_tokens=1))
+    scheduler.schedule()
+    assert scheduler.schedule().scheduled == ()
+
+
+def test_blocks_of_an_ended_request_wait_for_the_steps_under_way() -> None:
+    scheduler = Scheduler(config())
+    scheduler.add(request(1, 3))
+    first, second = scheduler.schedule(), scheduler.schedule()
+    free = scheduler.num_free_blocks
+    scheduler.update(first, [SampledToken(1, END)])
+    assert scheduler.num_free_blocks == free
+    assert scheduler.has_work
+    scheduler.update(second, [SampledToken(1, 5)])
     scheduler.assert_empty()
 
 
@@ -81,7 +142,7 @@ def test_a_reply_fills_the_context_and_not_one_token_more(prompt: int) -> None:
 def test_what_can_never_fit_is_refused_with_the_numbers(prompt: int, blocks: int) -> None:
     scheduler = Scheduler(config(context=64, blocks=blocks))
     with pytest.raises(PromptTooLong) as caught:
-        scheduler.add(request(1, prompt))
+        scheduler.check_fits(request(1, prompt))
     assert prompt == 0 or str(prompt) in str(caught.value)
     scheduler.assert_empty()
 
@@ -109,12 +170,11 @@ def test_abort_is_legal_in_every_state() -> None:
     first, second, third = request(1, 20), request(2, 3), request(3, 3)
     for it in (first, second, third):
         scheduler.add(it)
-    scheduler.schedule()
+    plan = scheduler.schedule()
     event = scheduler.abort(2)
     assert event is not None
     assert event.finish is FinishReason.ABORT
     assert second.status is RequestStatus.FINISHED
-    plan = scheduler.schedule()
     assert scheduler.abort(1) is not None
     assert scheduler.update(plan, [SampledToken(1, 5)]) == []
     assert scheduler.abort(1) is None

@@ -14,12 +14,11 @@ from app.text.gguf_tokenizer import from_gguf
 from engine import models
 from engine.batch import build_batch
 from engine.checkpoint_config import Metadata
-from engine.core import Engine
 from engine.kv_cache import KVCache
-from engine.loading import LoadOptions, load_engine
+from engine.loading import LoadOptions, ModelEngine, load_engine
 from engine.models import Model
 from engine.operations import ReferenceOperations
-from engine.request import Request, SamplingParams, ScheduledRequest, StepPlan
+from engine.request import Request, SamplingParams, ScheduledRequest, StepPlan, TokenEvent
 from engine.weights import GGUFWeights
 from quant.gguf import GGUFFile
 
@@ -55,7 +54,7 @@ def reference(smollm2: Path) -> LlamaForCausalLM:
         rope_parameters={"rope_type": "default", "rope_theta": 100000.0},
         tie_word_embeddings=True,
     )
-    model = LlamaForCausalLM(config).train(mode=False)
+    model: LlamaForCausalLM = LlamaForCausalLM(config).train(mode=False)
     model.load_state_dict(renamed(values), strict=False)
     return model
 
@@ -81,14 +80,14 @@ def renamed(values: dict[str, Tensor]) -> dict[str, Tensor]:
         if name.startswith("blk."):
             _, layer, part, _ = name.split(".")
             heads = {"attn_q": 9, "attn_k": 3}.get(part)
-            if heads:  # pairs of neighbours become pairs half a head apart
-                value = value.view(heads, -1, 2, 576).transpose(1, 2).reshape(value.shape)
-            out[f"model.layers.{layer}.{parts[part]}.weight"] = value
+            # Pairs of neighbours become pairs half a head apart.
+            halves = value.view(heads, -1, 2, 576).transpose(1, 2).reshape(value.shape) if heads else value
+            out[f"model.layers.{layer}.{parts[part]}.weight"] = halves
     return out
 
 
 @pytest.fixture(scope="module")
-def engine(smollm2: Path) -> Engine:
+def engine(smollm2: Path) -> ModelEngine:
     with GGUFFile(smollm2) as file:
         return load_engine(file, LoadOptions(backend="reference"))
 
@@ -102,16 +101,18 @@ def prompts(smollm2: Path) -> list[tuple[int, ...]]:
     return [tuple(tokenizer.encode(turn, parse_special=True)) for turn in turns]
 
 
-def generate(engine: Engine, requests: Sequence[Request]) -> None:
+def generate(engine: ModelEngine, requests: Sequence[Request]) -> None:
     while engine.has_work:
         engine.step()
     engine.assert_empty()
     assert all(request.output_ids for request in requests)
 
 
-def submit(engine: Engine, prompt: tuple[int, ...], **params: object) -> Request:
+def submit(engine: ModelEngine, prompt: tuple[int, ...], **params: object) -> Request:
     sampling = SamplingParams(**{"temperature": 0, "max_tokens": 32, **params})  # type: ignore[arg-type]
-    return engine.submit(prompt, sampling, frozenset({2}))
+    request = engine.request(prompt, sampling, frozenset({2}))
+    engine.add(request)
+    return request
 
 
 def reference_logprobs(reference: LlamaForCausalLM, ids: Sequence[int]) -> Tensor:
@@ -122,7 +123,7 @@ def reference_logprobs(reference: LlamaForCausalLM, ids: Sequence[int]) -> Tenso
 
 
 def test_greedy_text_equals_the_float32_reference(
-    engine: Engine, reference: LlamaForCausalLM, prompts: list[tuple[int, ...]]
+    engine: ModelEngine, reference: LlamaForCausalLM, prompts: list[tuple[int, ...]]
 ) -> None:
     compared = 0
     for prompt in prompts:
@@ -157,7 +158,7 @@ def test_logprobs_equal_the_float32_reference(
 
 def all_logits(model: Model, prompt: tuple[int, ...]) -> Tensor:
     request = Request(1, prompt, SamplingParams(), block_table=list(range(1, 17)))
-    plan = StepPlan((ScheduledRequest(request, len(prompt)),))
+    plan = StepPlan((ScheduledRequest(request, 0, len(prompt), samples=True),))
     batch = build_batch(plan, vocab_size=model.config.vocab_size, num_blocks=17)
     with torch.inference_mode():
         kv = KVCache(model.kv_groups(), 17, torch.float32)
@@ -165,10 +166,10 @@ def all_logits(model: Model, prompt: tuple[int, ...]) -> Tensor:
 
 
 def test_reported_logprobs_are_the_references(
-    engine: Engine, reference: LlamaForCausalLM, prompts: list[tuple[int, ...]]
+    engine: ModelEngine, reference: LlamaForCausalLM, prompts: list[tuple[int, ...]]
 ) -> None:
-    request = engine.submit(prompts[0], SamplingParams(temperature=0, max_tokens=8, logprobs=3), frozenset({2}))
-    events = []
+    request = submit(engine, prompts[0], max_tokens=8, logprobs=3)
+    events: list[TokenEvent] = []
     while not events or events[-1].finish is None:
         events += engine.step()
     expected = reference_logprobs(reference, [*prompts[0], *request.output_ids])
@@ -180,7 +181,7 @@ def test_reported_logprobs_are_the_references(
             assert logprob == pytest.approx(float(row[token_id]), abs=1e-3)
 
 
-def test_together_and_alone_are_the_same_bytes(engine: Engine, prompts: list[tuple[int, ...]]) -> None:
+def test_together_and_alone_are_the_same_bytes(engine: ModelEngine, prompts: list[tuple[int, ...]]) -> None:
     """Greedy and drawn, of different lengths, started at different times, with a long prompt read in chunks beside."""
     long = prompts[6] * 12
     asked: list[tuple[tuple[int, ...], dict[str, object]]] = [
@@ -202,7 +203,7 @@ def test_together_and_alone_are_the_same_bytes(engine: Engine, prompts: list[tup
     assert [request.output_ids for request in together] == [request.output_ids for request in alone]
 
 
-def test_abort_frees_everything(engine: Engine, prompts: list[tuple[int, ...]]) -> None:
+def test_abort_frees_everything(engine: ModelEngine, prompts: list[tuple[int, ...]]) -> None:
     first, second = submit(engine, prompts[0]), submit(engine, prompts[6] * 20)
     engine.step()
     assert engine.abort(second.id) is not None
@@ -212,7 +213,7 @@ def test_abort_frees_everything(engine: Engine, prompts: list[tuple[int, ...]]) 
     engine.assert_empty()
 
 
-def test_answers(engine: Engine, prompts: list[tuple[int, ...]], smollm2: Path) -> None:
+def test_answers(engine: ModelEngine, prompts: list[tuple[int, ...]], smollm2: Path) -> None:
     request = submit(engine, prompts[0])
     generate(engine, [request])
     with GGUFFile(smollm2) as file:

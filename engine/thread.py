@@ -1,0 +1,113 @@
+"""The engine's thread: the sole owner of the engine, fed through a queue, heard through one callback a step.
+
+Any thread may submit and abort; the engine itself is touched here alone. A failing step fails its requests; a failing
+engine fails all of them and stays dead, and says so to whoever asks for its health. Refuses to know event loops.
+"""
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from engine.core import Engine
+from engine.errors import EngineError
+from engine.request import FinishReason, Request, SamplingParams, TokenEvent
+
+log = logging.getLogger(__name__)
+
+WEDGED_SECONDS = 10.0  # a step that takes longer counts as stuck
+
+Deliver = Callable[[Sequence[TokenEvent]], None]
+_Command = Callable[[], "list[TokenEvent]"]
+
+
+class EngineThread:
+    """Runs an engine. `deliver` is called on this thread with all events of a step at once, and must not block."""
+
+    def __init__(self, engine: Engine[Any], deliver: Deliver) -> None:
+        self._engine = engine
+        self._deliver = deliver
+        self._commands: queue.SimpleQueue[_Command] = queue.SimpleQueue()
+        self._stopping = False
+        self._failure = ""
+        self._heartbeat = time.monotonic()
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End every request with an event of its own, then the thread; returns when it has ended."""
+        self._commands.put(self._stop)
+        self._thread.join()
+
+    def submit(
+        self, prompt_ids: tuple[int, ...], params: SamplingParams, end_ids: frozenset[int], cache_salt: str = ""
+    ) -> Request:
+        """Hand a request over. Raises what `Engine.request` raises, and EngineError when the engine is dead."""
+        if problem := self.problem():
+            raise EngineError(f"The engine does not run: {problem}", "Start it again.")
+        request = self._engine.request(prompt_ids, params, end_ids, cache_salt)
+        self._commands.put(lambda: self._add(request))
+        return request
+
+    def abort(self, request_id: int) -> None:
+        """End a request, in any state and any number of times."""
+        self._commands.put(lambda: self._abort(request_id))
+
+    def problem(self) -> str:
+        """Why the engine cannot serve, or empty while it can. From the step loop's own heartbeat."""
+        if self._failure:
+            return self._failure
+        if not self._thread.is_alive():
+            return "it is stopped"
+        silence = time.monotonic() - self._heartbeat
+        if self._engine.has_work and silence > WEDGED_SECONDS:
+            return f"a step has been running for {silence:.0f} s"
+        return ""
+
+    # -- on the engine thread
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping:
+                events = self._obey()
+                self._heartbeat = time.monotonic()
+                events += self._engine.step()
+                if events:
+                    self._deliver(events)
+        except Exception as error:
+            log.exception("the engine failed")
+            self._failure = f"{type(error).__name__}: {error}"
+            self._refuse_everything()
+
+    def _refuse_everything(self) -> None:
+        """The life of a dead engine: whoever waits, or was on the way when it died, is told."""
+        while True:
+            self._deliver(self._engine.abort_all(FinishReason.ERROR, self._failure))
+            if self._stopping:
+                return
+            self._deliver(self._commands.get()())
+
+    def _obey(self) -> list[TokenEvent]:
+        """Carry out every command there is; wait for one while there is nothing else to do."""
+        events: list[TokenEvent] = []
+        if not self._engine.has_work:
+            events += self._commands.get()()
+        while not self._commands.empty():
+            events += self._commands.get()()
+        return events
+
+    def _add(self, request: Request) -> list[TokenEvent]:
+        self._engine.add(request)
+        return []
+
+    def _abort(self, request_id: int) -> list[TokenEvent]:
+        event = self._engine.abort(request_id)
+        return [] if event is None else [event]
+
+    def _stop(self) -> list[TokenEvent]:
+        self._stopping = True
+        return self._engine.abort_all(FinishReason.ABORT)

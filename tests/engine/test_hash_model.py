@@ -1,0 +1,217 @@
+"""The real scheduler, block pool and engine over the hash model: not one wrong token, whatever happens to a request.
+
+The full run is `pytest tests/engine/test_hash_model.py --requests 10000`.
+"""
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import pytest
+
+from engine.config import BLOCK_SIZE
+from engine.core import Engine
+from engine.request import FinishReason, Request, SamplingParams
+from tests.hash_model import HashTicket, expected_output, hash_engine
+
+ENDS = frozenset(range(100))  # one generated token in fifty
+
+
+@dataclass
+class Load:
+    """A stream of requests whose prompts share beginnings that end around block boundaries."""
+
+    random: random.Random
+    beginnings: list[list[int]] = field(default_factory=list)
+
+    def prompt(self) -> tuple[int, ...]:
+        """A fresh prompt, an old one again, or an old one cut near a block boundary and continued."""
+        if not self.beginnings or self.random.random() < 0.2:
+            prompt = [self.random.randrange(5000) for _ in range(self.random.randrange(1, 5 * BLOCK_SIZE))]
+        else:
+            old = self.random.choice(self.beginnings)
+            blocks = self.random.randrange(1, len(old) // BLOCK_SIZE + 2)
+            cut = blocks * BLOCK_SIZE + self.random.choice([-1, 0, 0, 1])
+            more = self.random.choice([0, 0, 1, BLOCK_SIZE - 1, BLOCK_SIZE, 20])
+            prompt = old[:cut] + [self.random.randrange(5000) for _ in range(more)]
+        self.beginnings = [*self.beginnings[-30:], prompt]
+        return tuple(prompt)
+
+    def arrivals(self) -> Iterator[tuple[int, ...]]:
+        """What arrives before one step: often nothing, sometimes twins."""
+        for _ in range(self.random.choice([0, 0, 0, 1, 1, 2, 3])):
+            prompt = self.prompt()
+            yield prompt
+            if self.random.random() < 0.2:
+                yield prompt
+
+
+@dataclass
+class Run:
+    """Requests in and tokens out of one engine."""
+
+    engine: Engine[HashTicket]
+    outputs: dict[int, list[int]] = field(default_factory=dict)
+    finished: dict[int, FinishReason] = field(default_factory=dict)
+    requests: dict[int, Request] = field(default_factory=dict)
+
+    def submit(self, prompt: tuple[int, ...], **params: object) -> Request:
+        request = self.engine.request(prompt, SamplingParams(**params), ENDS)  # type: ignore[arg-type]
+        self.engine.add(request)
+        self.requests[request.id], self.outputs[request.id] = request, []
+        return request
+
+    def step(self) -> None:
+        for event in self.engine.step():
+            assert event.request_id not in self.finished
+            if event.token_id is not None:
+                self.outputs[event.request_id].append(event.token_id)
+            if event.finish is not None:
+                self.finished[event.request_id] = event.finish
+
+    def abort(self, request_id: int) -> None:
+        event = self.engine.abort(request_id)
+        if event is not None:
+            self.finished[request_id] = FinishReason.ABORT
+
+    def run_out(self) -> None:
+        while self.engine.has_work:
+            self.step()
+        self.engine.assert_empty()
+
+    def check(self) -> None:
+        """Every request ended, and every token is the one that the prompt alone determines."""
+        assert self.finished.keys() == self.requests.keys()
+        for number, request in self.requests.items():
+            output = self.outputs[number]
+            assert output == request.output_ids
+            assert output == expected_output(request.prompt_ids, len(output)), f"request {number}"
+            if self.finished[number] is FinishReason.LENGTH:
+                assert len(output) == request.params.max_tokens
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("num_blocks", [24, 200])
+def test_a_mixed_load_has_no_wrong_token(depth: int, num_blocks: int, requests: int) -> None:
+    rng = random.Random(depth * 1000 + num_blocks)
+    engine, _ = hash_engine(seed=rng.randrange(1 << 30), num_blocks=num_blocks, depth=depth, budget=48)
+    run, load = Run(engine), Load(rng)
+    while len(run.requests) < requests // 4:
+        for prompt in load.arrivals():
+            run.submit(prompt, max_tokens=rng.randrange(1, 40), ignore_eos=rng.random() < 0.8)
+        if rng.random() < 0.1:
+            run.abort(rng.randrange(1, len(run.requests) + 2))
+        run.step()
+    run.run_out()
+    run.check()
+    preemptions = sum(request.num_preemptions for request in run.requests.values())
+    assert (preemptions > 0) == (num_blocks == 24)
+    assert sum(request.num_cached for request in run.requests.values()) > 0
+    assert any(finish is FinishReason.ABORT for finish in run.finished.values())
+    assert any(finish is FinishReason.STOP for finish in run.finished.values())
+
+
+def test_a_wrong_block_would_be_seen() -> None:
+    """The oracle itself: one slot changed behind the engine's back changes the output."""
+    engine, runner = hash_engine()
+    run = Run(engine)
+    request = run.submit(tuple(range(10, 50)), max_tokens=20)
+    run.step()
+    runner.slots[request.block_table[1] * BLOCK_SIZE + 3] = b"stale"
+    run.run_out()
+    with pytest.raises(AssertionError, match="request 1"):
+        run.check()
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("length", [BLOCK_SIZE - 1, BLOCK_SIZE, BLOCK_SIZE + 1, 3 * BLOCK_SIZE])
+def test_a_prompt_that_came_before_is_not_computed_again(depth: int, length: int) -> None:
+    engine, runner = hash_engine(depth=depth)
+    run = Run(engine)
+    prompt = tuple(range(100, 100 + length))
+    for _ in range(2):
+        run.submit(prompt, max_tokens=1)
+        run.run_out()
+    run.check()
+    first, second = run.requests.values()
+    assert first.num_cached == 0
+    assert second.num_cached == (length - 1) // BLOCK_SIZE * BLOCK_SIZE
+    assert runner.computed_tokens == 2 * length - second.num_cached
+
+
+def test_generated_tokens_are_cached_too() -> None:
+    engine, _ = hash_engine()
+    run = Run(engine)
+    first = run.submit(tuple(range(20)), max_tokens=30, ignore_eos=True)
+    run.run_out()
+    second = run.submit((*first.prompt_ids, *first.output_ids, 7, 8), max_tokens=2)
+    run.run_out()
+    run.check()
+    assert second.num_cached == 3 * BLOCK_SIZE  # 49 of the 50 tokens have keys and values
+
+
+def test_salts_share_nothing() -> None:
+    engine, _ = hash_engine()
+    prompt = tuple(range(40))
+    requests = []
+    for salt in ("", "one", "two", "one"):
+        requests.append(engine.request(prompt, SamplingParams(max_tokens=1), frozenset(), salt))
+        engine.add(requests[-1])
+        while engine.has_work:
+            engine.step()
+    assert [request.num_cached for request in requests] == [0, 0, 0, 32]
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_pool_for_a_fraction_of_the_demand_serves_everyone(depth: int) -> None:
+    engine, _ = hash_engine(num_blocks=8, depth=depth, running=16, budget=32)
+    run = Run(engine)
+    rng = random.Random(depth)
+    for number in range(60):
+        prompt = tuple(rng.randrange(5000) for _ in range(rng.randrange(1, 60)))
+        run.submit(prompt, max_tokens=40 if number % 3 else 100 - len(prompt), ignore_eos=True)
+    run.run_out()
+    run.check()
+    assert any(request.num_preemptions for request in run.requests.values())
+    assert run.requests[1].num_preemptions == 0
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("site", ["launch", "collect"])
+@pytest.mark.parametrize("call", [1, 2, 3, 5, 8])
+def test_a_failing_step_fails_the_requests_it_ran_and_no_others(depth: int, site: str, call: int) -> None:
+    engine, runner = hash_engine(depth=depth, running=2)
+    run = Run(engine)
+    for number in range(6):
+        run.submit(tuple(range(number, number + 30)), max_tokens=12, ignore_eos=True)
+    original = getattr(runner, site)
+    calls = 0
+
+    def failing(argument: object) -> object:
+        nonlocal calls
+        calls += 1
+        if calls == call:
+            raise RuntimeError("injected")
+        return original(argument)
+
+    setattr(runner, site, failing)
+    run.run_out()
+    run.check()
+    reasons = list(run.finished.values())
+    assert 1 <= reasons.count(FinishReason.ERROR) <= 2
+    assert reasons.count(FinishReason.LENGTH) == 6 - reasons.count(FinishReason.ERROR)
+    run.submit((1, 2, 3), max_tokens=3)
+    run.run_out()
+    run.check()
+
+
+def test_abort_all_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, _ = hash_engine(depth=2, num_blocks=10)
+    run = Run(engine)
+    for number in range(20):
+        run.submit(tuple(range(number, number + 20)), max_tokens=50)
+    for _ in range(5):
+        run.step()
+    ended = engine.abort_all(FinishReason.ABORT)
+    assert {event.request_id for event in ended} == run.requests.keys() - run.finished.keys()
+    engine.assert_empty()
