@@ -80,7 +80,8 @@ class ChatService:
         """
         started = time.monotonic()
         engine, tokenizer = self._model.engine, self._model.tokenizer
-        request = engine.submit(self.encode(messages), params, tokenizer.end_of_generation_ids)
+        request = engine.request(self.encode(messages), params, tokenizer.end_of_generation_ids)
+        engine.add(request)
         text = IncrementalDetokenizer(tokenizer, params.stop)
         first_token_at = 0.0
         try:

@@ -1,4 +1,4 @@
-"""What a fresh interpreter loads: the layers hold at run time, and the command line starts without the heavy libraries."""
+"""What a fresh interpreter loads: the layers hold at run time, and the command line starts without heavy libraries."""
 
 import subprocess
 import sys

@@ -71,12 +71,12 @@ def test_a_spawned_child_unpickles_our_objects(site: Path) -> None:
 
 
 def test_a_stranger_unpickles_our_objects_after_one_import(site: Path) -> None:
-    code = "import inglenook, pickle, sys; from engine.request import SamplingParams; "
-    pickled = run(
-        site,
-        "-I",
-        "-c",
-        f"import sys; sys.path.insert(0, {str(site)!r}); {code}print(pickle.dumps(SamplingParams(seed=7)).hex())",
+    """A worker that was not spawned by us, and finds the installed package as any other."""
+    make = (
+        "import inglenook, pickle\n"
+        "from engine.request import SamplingParams\n"
+        "print(pickle.dumps(SamplingParams(seed=7)).hex())"
     )
-    load = f"import sys; sys.path.insert(0, {str(site)!r}); import inglenook, pickle; print(pickle.loads(bytes.fromhex({pickled.strip()!r})))"
-    assert "seed=7" in run(site, "-I", "-c", load)
+    pickled = run(site, "-P", "-c", make).strip()
+    read = f"import inglenook, pickle; print(pickle.loads(bytes.fromhex({pickled!r})))"
+    assert "seed=7" in run(site, "-P", "-c", read)

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Generator
 from contextlib import closing
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -95,7 +96,7 @@ def _answer(
         from app.models.loaded_model import load_model
         from engine.request import SamplingParams
 
-        params = SamplingParams(**{**_recommended(settings.model), **sampling})
+        params = SamplingParams(**{**_suitable_sampling(settings.model), **sampling})
         service = ChatService(load_model(stored, settings, progress), renderer)
         if not service.has_template:
             progress.say(f"{stored.name} has no chat template: it continues the prompt as plain text.")
@@ -104,14 +105,12 @@ def _answer(
             yield from _past_the_prompt(events, progress)
 
 
-def _recommended(model: str) -> dict[str, float]:
-    """The sampling that the model's makers recommend, or ours."""
+def _suitable_sampling(model: str) -> dict[str, Any]:
+    """The sampling that the catalog has for the model, or the one for all others."""
     from app.models.catalog import load_catalog
 
     entry = load_catalog().find(model)
-    if entry is None or entry.sampling is None:
-        return DEFAULT_SAMPLING
-    return {"temperature": entry.sampling.temperature, "top_p": entry.sampling.top_p}
+    return DEFAULT_SAMPLING if entry is None or entry.sampling is None else asdict(entry.sampling)
 
 
 def _past_the_prompt(events: "Generator[ChatEvent]", progress: Progress) -> "Generator[ChatEvent]":

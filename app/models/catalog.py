@@ -66,13 +66,14 @@ SOURCE_KINDS: Mapping[str, type[Source]] = {"hub": HubSource, "package-index": P
 
 @dataclass(frozen=True)
 class Sampling:
-    """The sampling that the model's makers recommend."""
+    """The sampling that suits the model; the names are those of `SamplingParams`."""
 
     temperature: float
-    top_p: float
+    top_p: float = 1.0
+    repetition_penalty: float = 1.0
 
     def __post_init__(self) -> None:
-        if not (0 <= self.temperature <= 2 and 0 < self.top_p <= 1):
+        if not (0 <= self.temperature <= 2 and 0 < self.top_p <= 1 and 0.5 <= self.repetition_penalty <= 2):
             raise ValueError(f"catalog: sampling: {self}")
 
 
@@ -88,7 +89,7 @@ class CatalogEntry:
     file: str
     size: int
     sha256: str
-    sampling: Sampling | None  # None: its makers recommend none
+    sampling: Sampling | None  # None: the default of the program
     sources: tuple[Source, ...]
 
     def __post_init__(self) -> None:

@@ -10,8 +10,7 @@ from app.models.store import StoredModel
 from app.progress import Progress
 from app.text import gguf_tokenizer
 from app.text.tokenizer import Tokenizer
-from engine.core import Engine
-from engine.loading import LoadOptions, load_engine
+from engine.loading import LoadOptions, ModelEngine, load_engine
 from quant.gguf import GGUFFile
 
 
@@ -20,7 +19,7 @@ class LoadedModel:
     """Everything a chat needs of one model."""
 
     name: str
-    engine: Engine
+    engine: ModelEngine
     tokenizer: Tokenizer
 
 

@@ -155,9 +155,7 @@ def test_a_damaged_model_file_is_an_error_that_names_the_place(
     assert b"Traceback" not in done.stderr
 
 
-def test_reading_from_a_closed_pipe_is_quiet(
-    environment: dict[str, str], process: list[subprocess.Popen[bytes]]
-) -> None:
+def test_a_closed_pipe_is_quiet(environment: dict[str, str], process: list[subprocess.Popen[bytes]]) -> None:
     command = [*PROGRAM, "Count upwards, without end.", "-q", "--temperature", "1.5"]
     started = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     process.append(started)

@@ -34,7 +34,7 @@ def test_near_names() -> None:
         ('revision = "ab810', 'revision = "main'),
         ('sha256 = "b179', 'sha256 = "B179'),
         ("size = 98362432", "size = 0"),
-        ("top_p = 0.9", "top_p = 9"),
+        ("repetition_penalty = 1.1", "repetition_penalty = 9"),
         ("license", "licence"),
         ('kind = "hub"', 'kind = "ftp"'),
         ('aliases = ["smollm2"]', 'aliases = ["smollm2:135m"]'),
