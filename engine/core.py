@@ -32,6 +32,14 @@ class Engine(Generic[TicketT]):
     def has_work(self) -> bool:
         return self._scheduler.has_work
 
+    @property
+    def num_running(self) -> int:
+        return self._scheduler.num_running
+
+    @property
+    def num_waiting(self) -> int:
+        return self._scheduler.num_waiting
+
     def request(
         self, prompt_ids: tuple[int, ...], params: SamplingParams, end_ids: frozenset[int], cache_salt: str = ""
     ) -> Request:

@@ -168,7 +168,7 @@ class SampledToken:
 
 @dataclass(frozen=True, slots=True)
 class TokenEvent:
-    """One new token of a request, or its end, or both. `token_id` is None for an end without a token."""
+    """One new token of a request, or its end, or both; neither, when a part of its prompt was computed."""
 
     request_id: int
     token_id: int | None

@@ -84,7 +84,12 @@ class Scheduler:
         """Record what a completed step computed and picked. Tokens of requests that ended meanwhile are dropped."""
         for part in plan.scheduled:
             self._collected(part)
-        return [self._append(self._running[t.request_id], t) for t in sampled if t.request_id in self._running]
+        read = [part.request.id for part in plan.scheduled if not part.samples and part.request.id in self._running]
+        picked = [token for token in sampled if token.request_id in self._running]
+        return [
+            *(TokenEvent(request_id, None) for request_id in read),
+            *(self._append(self._running[token.request_id], token) for token in picked),
+        ]
 
     def fail(self, plan: StepPlan, error: str) -> list[TokenEvent]:
         """A step failed: the requests it ran end with `error`, and what it computed is not used."""

@@ -44,12 +44,22 @@ class EngineThread:
         self._thread.join()
 
     def submit(
-        self, prompt_ids: tuple[int, ...], params: SamplingParams, end_ids: frozenset[int], cache_salt: str = ""
+        self,
+        prompt_ids: tuple[int, ...],
+        params: SamplingParams,
+        end_ids: frozenset[int],
+        cache_salt: str = "",
+        *,
+        before: Callable[[Request], None],
     ) -> Request:
-        """Hand a request over. Raises what `Engine.request` raises, and EngineError when the engine is dead."""
+        """Hand a request over; `before` is called just before it can have events.
+
+        Raises what `Engine.request` raises, and EngineError when the engine does not run.
+        """
         if problem := self.problem():
             raise EngineError(f"The engine does not run: {problem}", "Start it again.")
         request = self._engine.request(prompt_ids, params, end_ids, cache_salt)
+        before(request)
         self._commands.put(lambda: self._add(request))
         return request
 

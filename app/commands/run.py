@@ -1,8 +1,9 @@
 """`ingle run`: one question, one answer. The answer goes to stdout as it is generated, all narration to stderr."""
 
+import asyncio
 import sys
-from collections.abc import Generator
-from contextlib import closing
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from app.progress import Progress, progress_on_stderr
 from app.text.terminal_text import sanitize
 
 if TYPE_CHECKING:
-    from app.chat import ChatEvent, ReplyEnd
+    from app.chat.service import ChatEvent, ReplyEnd
 
 EXAMPLES = """\b
 Examples:
@@ -64,11 +65,23 @@ def run(
     question = _question(prompt)
     given = {name: value for name, value in sampling.items() if value is not None}
     progress = progress_on_stderr(quiet=quiet)
-    with closing(_answer(settings, question, system, {"stop": stop, **given}, progress)) as events:
+    asyncio.run(_run(settings, question, system, {"stop": stop, **given}, progress, as_object=as_object))
+
+
+async def _run(
+    settings: Settings,
+    question: str,
+    system: str | None,
+    sampling: dict[str, Any],
+    progress: Progress,
+    *,
+    as_object: bool,
+) -> None:
+    async with aclosing(_answer(settings, question, system, sampling, progress)) as events:
         if as_object:
-            _print_object(settings.model, events)
+            await _print_object(settings.model, events)
         else:
-            _print_text(events, progress)
+            await _print_text(events, progress)
 
 
 def _question(prompt: str | None) -> str:
@@ -81,28 +94,33 @@ def _question(prompt: str | None) -> str:
     return prompt
 
 
-def _answer(
+async def _answer(
     settings: Settings, question: str, system: str | None, sampling: dict[str, Any], progress: Progress
-) -> "Generator[ChatEvent]":
+) -> "AsyncGenerator[ChatEvent]":
     """Fetch and load the model, then the events of its answer. Imports the engine, and torch with it."""
-    from app.chat_template import ChatTemplateRenderer
-    from app.messages import Message
+    from app.chat.messages import Message
+    from app.chat.template import ChatTemplateRenderer
     from app.models.sources import pull
 
     stored = pull(settings.model, settings, progress)
     with ChatTemplateRenderer() as renderer:
         renderer.start()
-        from app.chat import ChatService
+        from app.chat.service import ChatService
+        from app.chat.token_streams import TokenStreams
         from app.models.loaded_model import load_model
         from engine.request import SamplingParams
 
         params = SamplingParams(**{**_suitable_sampling(settings.model), **sampling})
-        service = ChatService(load_model(stored, settings, progress), renderer)
-        if not service.has_template:
+        model = load_model(stored, settings, progress)
+        if model.tokenizer.chat_template is None:
             progress.say(f"{stored.name} has no chat template: it continues the prompt as plain text.")
-        messages = [Message("system", system)] if system else []
-        with closing(service.reply([*messages, Message("user", question)], params)) as events:
-            yield from _past_the_prompt(events, progress)
+        async with TokenStreams(model.engine) as streams:
+            service = ChatService(stored.name, model.tokenizer, streams, renderer)
+            messages = [Message("system", system)] if system else []
+            prompt_ids = await service.encode([*messages, Message("user", question)])
+            async with aclosing(service.generate(prompt_ids, params)) as events:
+                async for event in _past_the_prompt(events, progress):
+                    yield event
 
 
 def _suitable_sampling(model: str) -> dict[str, Any]:
@@ -113,45 +131,56 @@ def _suitable_sampling(model: str) -> dict[str, Any]:
     return DEFAULT_SAMPLING if entry is None or entry.sampling is None else asdict(entry.sampling)
 
 
-def _past_the_prompt(events: "Generator[ChatEvent]", progress: Progress) -> "Generator[ChatEvent]":
+async def _past_the_prompt(events: "AsyncGenerator[ChatEvent]", progress: Progress) -> "AsyncGenerator[ChatEvent]":
     """The events without those about reading the prompt, which become a progress bar when there are several."""
-    from app.chat import PromptProgress
+    from app.chat.service import PromptProgress
 
-    event = next(events)
-    if isinstance(event, PromptProgress) and event.done < event.total:
+    event = await anext(events)
+    if isinstance(event, PromptProgress):
         with progress.task("Reading the prompt", event.total, unit="tokens") as report:
             while isinstance(event, PromptProgress):
                 report(event.done)
-                event = next(events)
-    if not isinstance(event, PromptProgress):
+                event = await anext(events)
+    yield event
+    async for event in events:
         yield event
-    yield from (event for event in events if not isinstance(event, PromptProgress))
 
 
-def _print_text(events: "Generator[ChatEvent]", progress: Progress) -> None:
-    from app.chat import ReplyEnd, TextDelta
+async def _print_text(events: "AsyncGenerator[ChatEvent]", progress: Progress) -> None:
+    from app.chat.service import ReplyEnd, TextDelta
     from engine.request import FinishReason
 
     try:
-        for event in events:
+        async for event in events:
             if isinstance(event, TextDelta):
                 click.echo(sanitize(event.text), nl=False)
-            elif isinstance(event, ReplyEnd) and event.finish is FinishReason.LENGTH:
-                progress.say(f"\nThe answer was cut off after {event.completion_tokens} tokens.")
+            elif isinstance(event, ReplyEnd):
+                _check(event)
+                if event.finish is FinishReason.LENGTH:
+                    progress.say(f"\nThe answer was cut off after {event.completion_tokens} tokens.")
     finally:
         click.echo()
 
 
-def _print_object(model: str, events: "Generator[ChatEvent]") -> None:
-    from app.chat import ReplyEnd, TextDelta
+async def _print_object(model: str, events: "AsyncGenerator[ChatEvent]") -> None:
+    from app.chat.service import ReplyEnd, TextDelta
     from app.commands.listing import as_json
 
     text = ""
-    for event in events:
+    async for event in events:
         if isinstance(event, TextDelta):
             text += event.text
         elif isinstance(event, ReplyEnd):
+            _check(event)
             click.echo(as_json(_summary(model, text, event)))
+
+
+def _check(end: "ReplyEnd") -> None:
+    """Raise for an answer that ended because something broke."""
+    from engine.errors import EngineError
+
+    if end.error:
+        raise EngineError(f"The engine failed: {end.error}", "Run ingle doctor; if it finds nothing, report this.")
 
 
 def _summary(model: str, text: str, end: "ReplyEnd") -> dict[str, Any]:
@@ -163,6 +192,7 @@ def _summary(model: str, text: str, end: "ReplyEnd") -> dict[str, Any]:
         "seed": end.seed,
         "usage": {
             "prompt_tokens": end.prompt_tokens,
+            "cached_tokens": end.cached_tokens,
             "completion_tokens": end.completion_tokens,
             "total_tokens": end.prompt_tokens + end.completion_tokens,
         },

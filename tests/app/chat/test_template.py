@@ -1,4 +1,4 @@
-"""Tests of app/chat_template.py and of the program it starts: faithful to transformers, and unhurt by any template."""
+"""Tests of app/chat/template.py and of the program it starts: faithful to transformers, and unhurt by any template."""
 
 import ast
 import itertools
@@ -18,13 +18,13 @@ from typing import Any, NamedTuple
 
 import pytest
 
-import app.chat_template as subject
-from app.chat_template import ChatTemplateRenderer
+import app.chat.template as subject
+from app.chat.messages import Json, Message, ToolCall
+from app.chat.template import ChatTemplateRenderer
 from app.errors import TemplateError
-from app.messages import Json, Message, ToolCall
 
 REPOSITORY = Path(subject.__file__).parents[1]
-CHILD = Path(subject.__file__).with_name("chat_template_child.py")
+CHILD = Path(subject.__file__).with_name("template_child.py")
 NOW = datetime(2026, 3, 4, 5, 6, 7, 891)
 GOOD = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
 HELLO = [Message("user", "hello")]
@@ -285,7 +285,7 @@ BOMBS = [
     "{{ [0] * 10**9 }}",
     "{{ ('a',) * 2**40 }}",
     "{{ 10**(10**10) }}",
-    "{{ (2**4000) * (2**4000) }}",
+    "{{ (7**1300) * (7**1300) }}",
     "{{ '%999999999d' % 1 }}",
     "{{ '%.999999999f' % 1 }}",
     "{{ '%*d' % (10**9, 1) }}",
@@ -405,7 +405,7 @@ def test_harmless_text_stays(patient: ChatTemplateRenderer, template: str, text:
 
 HARM = """
 import resource, sys
-from app.chat_template import ChatTemplateRenderer
+from app.chat.template import ChatTemplateRenderer
 from app.errors import TemplateError
 bombs = sys.stdin.read().split(chr(0))
 with ChatTemplateRenderer(seconds=100) as renderer:
@@ -450,7 +450,7 @@ def test_neither_side_takes_much_memory() -> None:
         ("{{ range(10**6) }}", "Range too big"),
         ("{{ 'a' * 10**10 }}", "'*' would make 10,000,000,000 items; the limit is 1,000,000"),
         ("{{ 2**9999 }}", "'**' would make a number of more than 4,096 bits"),
-        ("{{ (2**4000) * (2**4000) }}", "'*' would make a number of more than 4,096 bits"),
+        ("{{ (7**1300) * (7**1300) }}", "'*' would make a number of more than 4,096 bits"),
         ("{{ '%999999999d' % 1 }}", "'%' has a width that is too large"),
         ("{{ '%(a).999999999f'|format(a=1) }}", "'%' has a width that is too large"),
         ("{{ '%*d' % (9, 1) }}", "or not written out"),
@@ -597,7 +597,7 @@ def test_the_child_answers_any_frame(frame: bytes) -> None:
 
 LOCKED = """
 import sys
-from app.chat_template_child import Limits, lock_down
+from app.chat.template_child import Limits, lock_down
 lock_down(Limits(1 << 28, 1, 1, 1))
 for attempt in (
     lambda: open("/dev/null"),
@@ -626,7 +626,7 @@ def test_the_child_imports_nothing_of_ours() -> None:
 
 
 def test_the_parent_imports_no_jinja2() -> None:
-    program = "import app.chat_template, sys; print('jinja2' in sys.modules)"
+    program = "import app.chat.template, sys; print('jinja2' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 

@@ -1,6 +1,6 @@
-"""The program that renders chat templates, run in a process of its own by `app.chat_template`.
+"""The program that renders chat templates, run in a process of its own by `app.chat.template`.
 
-    python -I -S chat_template_child.py LIMITS FOLDER...
+    python -I -S template_child.py LIMITS FOLDER...
 
 LIMITS is a JSON object (see `Limits`), each FOLDER is where jinja2 or what it needs is installed. Frames on stdin and
 stdout are a 4-byte big-endian length and that many bytes of JSON. The first frame out says `{"ready": true}`; then

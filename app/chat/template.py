@@ -1,7 +1,7 @@
 """Renders a model's chat template over a conversation, in a child process that can be killed.
 
 A chat template is a program that comes with a model file, so it is hostile until proven otherwise. It runs in a
-sandbox, in a child with limits on what it may use (`app/chat_template_child.py`), under a deadline kept here. Nothing
+sandbox, in a child with limits on what it may use (`app/chat/template_child.py`), under a deadline kept here. Nothing
 the child says is believed: its frames are size-checked JSON, never pickles.
 
 Nothing here knows a model, a tokenizer, or where a template came from.
@@ -21,8 +21,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Self, cast
 
+from app.chat.messages import Json, Message
 from app.errors import TemplateError
-from app.messages import Json, Message
 
 MAX_TEMPLATE_BYTES = 64 << 10  # four times the largest template in common use
 MAX_TEXT_CHARS = 4 << 20  # a million tokens of English: more than the context of any model that runs here
@@ -32,7 +32,7 @@ DEADLINE_SECONDS = 1.0
 _START_SECONDS = 60.0  # what loads then is Python and jinja2, from a disk that may be slow; no template runs yet
 _DETAIL_CHARS = 500
 
-_PROGRAM = Path(__file__).with_name("chat_template_child.py")
+_PROGRAM = Path(__file__).with_name("template_child.py")
 _LENGTH = struct.Struct(">I")
 
 _OTHER_FILE = "Try another file of this model, or another model."

@@ -1,8 +1,8 @@
-"""Tests of app/messages.py."""
+"""Tests of app/chat/messages.py."""
 
 import pytest
 
-from app.messages import InvalidMessage, Message, ToolCall, text_of
+from app.chat.messages import InvalidMessage, Message, ToolCall, text_of
 
 
 def test_a_plain_message_has_role_and_content_only() -> None:

@@ -1,0 +1,1 @@
+"""A conversation: its messages, the template that makes them a prompt, and the events of the reply."""

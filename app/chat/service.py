@@ -1,0 +1,150 @@
+"""The chat service: from messages to a stream of events, over one loaded model.
+
+Renders and encodes the conversation, gives the ids to the engine, and turns token events back into text: whole
+characters, cut before a stop string. Knows nothing of terminals and wire formats; all front ends fold the same events.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
+
+from app.chat.messages import Json, Message
+from app.chat.template import ChatTemplateRenderer
+from app.chat.token_streams import TokenStreams
+from app.text.detokenizer import IncrementalDetokenizer
+from app.text.tokenizer import Tokenizer
+from engine.request import FinishReason, Request, SamplingParams, TokenEvent, TokenLogprobs
+
+
+@dataclass(frozen=True, slots=True)
+class PromptProgress:
+    """How much of the prompt has been read, in tokens. Sent while a long prompt is read."""
+
+    done: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class TextDelta:
+    """More text of the reply; never half a character, never a part of a stop string."""
+
+    text: str
+    logprobs: tuple[TokenLogprobs, ...] = ()  # of the tokens since the last delta, where they were asked for
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyEnd:
+    """The last event of a reply."""
+
+    finish: FinishReason
+    stop: str | None  # the stop string that ended it
+    seed: int
+    prompt_tokens: int
+    cached_tokens: int  # of the prompt's, those that did not have to be computed
+    completion_tokens: int
+    first_token_seconds: float  # from the question to the first token
+    total_seconds: float
+    error: str = ""  # for FinishReason.ERROR
+
+
+ChatEvent = PromptProgress | TextDelta | ReplyEnd
+
+
+class ChatService:
+    """Answers conversations with one model, any number at a time."""
+
+    def __init__(self, name: str, tokenizer: Tokenizer, streams: TokenStreams, renderer: ChatTemplateRenderer) -> None:
+        self.name = name
+        self.tokenizer = tokenizer
+        self.streams = streams
+        self._renderer = renderer
+
+    @property
+    def context_length(self) -> int:
+        return self.streams.context_length
+
+    async def encode(self, messages: Sequence[Message]) -> tuple[int, ...]:
+        """The prompt for the assistant's next turn; what people wrote stays text. Raises TemplateError."""
+        return await asyncio.to_thread(self._encode, messages)
+
+    def _encode(self, messages: Sequence[Message]) -> tuple[int, ...]:
+        tokenizer = self.tokenizer
+        protected = [message.with_texts(tokenizer.protect) for message in messages]
+        ids = tokenizer.encode_rendered(self._render(protected))
+        if tokenizer.add_bos and tokenizer.bos_id is not None and ids[:1] != [tokenizer.bos_id]:
+            ids.insert(0, tokenizer.bos_id)
+        return tuple(ids)
+
+    def _render(self, messages: Sequence[Message]) -> str:
+        """A model without a template does not know turns: it continues the text of the conversation."""
+        if self.tokenizer.chat_template is None:
+            return "\n\n".join(message.content for message in messages)
+        variables: dict[str, Json] = dict(self.tokenizer.special_tokens)
+        return self._renderer.render(self.tokenizer.chat_template, messages, variables=variables)
+
+    async def generate(
+        self, prompt_ids: tuple[int, ...], params: SamplingParams, *, cache_salt: str = ""
+    ) -> AsyncGenerator[ChatEvent]:
+        """Continue a prompt. Closing the generator ends the request at once, in any phase.
+
+        Raises PromptTooLong, InvalidSampling or EngineError before the first event. The last event is a ReplyEnd.
+        """
+        reply = _Reply(self.tokenizer, params)
+        end_ids = self.tokenizer.end_of_generation_ids
+        with self.streams.generate(prompt_ids, params, end_ids, cache_salt) as stream:
+            async for token in stream:
+                for event in reply.events(token, stream.request):
+                    yield event
+                if reply.ended:
+                    return
+
+
+class _Reply:
+    """Folds the token events of one request into chat events."""
+
+    def __init__(self, tokenizer: Tokenizer, params: SamplingParams) -> None:
+        self.ended = False
+        self._text = IncrementalDetokenizer(tokenizer, params.stop)
+        self._logprobs: list[TokenLogprobs] = []
+        self._started = time.monotonic()
+        self._first_token_at = 0.0
+        self._tokens = 0
+
+    def events(self, token: TokenEvent, request: Request) -> list[ChatEvent]:
+        """What a token event means to the reader of the reply."""
+        if token.token_id is None and token.finish is None:
+            return [PromptProgress(request.num_computed, len(request.prompt_ids))]
+        text = "" if token.token_id is None else self._take(token.token_id, token.logprobs)
+        finish = FinishReason.STOP if self._text.stopped is not None else token.finish
+        if finish is not None and self._text.stopped is None:
+            text += self._text.finish()
+        events: list[ChatEvent] = []
+        if text or (finish and self._logprobs):
+            events.append(TextDelta(text, tuple(self._logprobs)))
+            self._logprobs.clear()
+        if finish is not None:
+            self.ended = True
+            events.append(self._end(finish, request, token.error))
+        return events
+
+    def _take(self, token_id: int, logprobs: TokenLogprobs | None) -> str:
+        self._tokens += 1
+        self._first_token_at = self._first_token_at or time.monotonic()
+        if logprobs is not None:
+            self._logprobs.append(logprobs)
+        return self._text.push(token_id)
+
+    def _end(self, finish: FinishReason, request: Request, error: str) -> ReplyEnd:
+        now = time.monotonic()
+        return ReplyEnd(
+            finish=finish,
+            stop=self._text.stopped,
+            seed=request.params.seed,
+            prompt_tokens=len(request.prompt_ids),
+            cached_tokens=request.num_cached,
+            completion_tokens=self._tokens,
+            first_token_seconds=(self._first_token_at or now) - self._started,
+            total_seconds=now - self._started,
+            error=error,
+        )
