@@ -74,10 +74,14 @@ class Scheduler:
         scheduled: list[ScheduledRequest] = []
         preempted: list[Request] = []
         for request in list(self._running.values()):
-            if request.status is RequestStatus.RUNNING and self._reserve(request, budget, preempted):
-                budget -= self._take(request, budget, scheduled)
-        while budget and self._waiting and not preempted and self._admit(self._waiting[0]):
-            budget -= self._take(self._waiting.popleft(), budget, scheduled)
+            if request.status is not RequestStatus.RUNNING:
+                continue  # it has just given way to an older one
+            if not self._reserve(request, budget, preempted):
+                break  # it waits for blocks, and no younger one takes them first
+            budget -= self._take(request, budget, scheduled)
+        else:
+            while budget and self._waiting and not preempted and self._admit(self._waiting[0]):
+                budget -= self._take(self._waiting.popleft(), budget, scheduled)
         return StepPlan(tuple(scheduled), tuple(preempted))
 
     def update(self, plan: StepPlan, sampled: Iterable[SampledToken]) -> list[TokenEvent]:
@@ -162,7 +166,10 @@ class Scheduler:
         return 0 if target >= self._room(request) else target - request.num_scheduled
 
     def _reserve(self, request: Request, budget: int, preempted: list[Request]) -> bool:
-        """Make sure there are blocks for the request's next tokens; younger ones yield, or else it does itself."""
+        """Make sure there are blocks for the request's next tokens; younger ones give way, or else it does itself.
+
+        False when it gave way, or must wait: who should give way is part of a step under way.
+        """
         needed = _blocks_for(request.num_scheduled + min(budget, self._wanted(request))) - len(request.block_table)
         while needed > self._blocks.num_free:
             youngest = next(reversed(self._running.values()))

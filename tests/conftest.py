@@ -63,12 +63,19 @@ def llama_cpp_models() -> Path:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--requests", type=int, default=2000, help="how many requests the hash model serves")
+    parser.addoption("--rules", type=int, default=5000, help="how many rules the block pool's state machine obeys")
     parser.addoption("--mutations", type=int, default=1000, help="how many mutated GGUF files to try")
 
 
 @pytest.fixture
 def requests(request: pytest.FixtureRequest) -> int:
     count: int = request.config.getoption("--requests")
+    return count
+
+
+@pytest.fixture
+def rules(request: pytest.FixtureRequest) -> int:
+    count: int = request.config.getoption("--rules")
     return count
 
 

@@ -1,6 +1,7 @@
 import pytest
+from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from engine.blocks import NULL_BLOCK, BlockPool, block_key, root_key
 from engine.config import BLOCK_SIZE
@@ -154,4 +155,9 @@ class PoolMachine(RuleBasedStateMachine):
         assert len(held) == self.pool.num_usable - self.pool.num_free
 
 
-TestPoolMachine = PoolMachine.TestCase
+def test_no_sequence_of_rules_breaks_an_invariant(rules: int) -> None:
+    """The full run is `pytest tests/engine/test_blocks.py --rules 100000`."""
+    steps = 50
+    run_state_machine_as_test(
+        PoolMachine, settings=settings(max_examples=rules // steps, stateful_step_count=steps, deadline=None)
+    )

@@ -95,6 +95,22 @@ def test_a_plan_names_who_gave_way() -> None:
     assert young.block_table == []
 
 
+def test_nobody_gives_way_while_part_of_a_step_under_way() -> None:
+    """The oldest waits for that step, and the younger ones do not run on meanwhile."""
+    scheduler = Scheduler(config(blocks=1 + 2, budget=100))
+    old, young = request(1, BLOCK_SIZE, max_tokens=8), request(2, 3, max_tokens=8)
+    scheduler.add(old)
+    scheduler.add(young)
+    first = scheduler.schedule()
+    assert shape(first) == [(1, BLOCK_SIZE), (2, 3)]
+    stalled = scheduler.schedule()
+    assert (stalled.scheduled, stalled.preempted) == ((), ())
+    scheduler.update(first, tokens(first))
+    second = scheduler.schedule()
+    assert shape(second) == [(1, 1)]
+    assert second.preempted == (young,)
+
+
 def test_a_second_step_is_planned_before_the_first_is_collected() -> None:
     scheduler = Scheduler(config(budget=8))
     it = request(1, 10, max_tokens=3)

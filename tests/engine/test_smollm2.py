@@ -108,9 +108,9 @@ def generate(engine: ModelEngine, requests: Sequence[Request]) -> None:
     assert all(request.output_ids for request in requests)
 
 
-def submit(engine: ModelEngine, prompt: tuple[int, ...], **params: object) -> Request:
+def submit(engine: ModelEngine, prompt: tuple[int, ...], *, cache_salt: str = "", **params: object) -> Request:
     sampling = SamplingParams(**{"temperature": 0, "max_tokens": 32, **params})  # type: ignore[arg-type]
-    request = engine.request(prompt, sampling, frozenset({2}))
+    request = engine.request(prompt, sampling, frozenset({2}), cache_salt)
     engine.add(request)
     return request
 
@@ -181,26 +181,37 @@ def test_reported_logprobs_are_the_references(
             assert logprob == pytest.approx(float(row[token_id]), abs=1e-3)
 
 
-def test_together_and_alone_are_the_same_bytes(engine: ModelEngine, prompts: list[tuple[int, ...]]) -> None:
-    """Greedy and drawn, of different lengths, started at different times, with a long prompt read in chunks beside."""
+def test_sixteen_together_and_each_alone_are_the_same_bytes(
+    smollm2: Path, engine: ModelEngine, prompts: list[tuple[int, ...]]
+) -> None:
+    """Greedy and drawn, of different lengths, started at different times; chunked and cached, or neither."""
     long = prompts[6] * 12
     asked: list[tuple[tuple[int, ...], dict[str, object]]] = [
-        (prompts[0], {}),
-        (long, {"max_tokens": 6}),
-        (prompts[3], {"temperature": 1.0, "seed": 11}),
-        (prompts[5], {"max_tokens": 20, "logprobs": 2}),
+        (prompts[n % 8][: 12 + 5 * n], {"max_tokens": 3 + n % 5, **DRAWN[n % 4]}) for n in range(14)
     ]
-    alone = []
-    for prompt, params in asked:
-        alone.append(submit(engine, prompt, **params))
-        generate(engine, alone[-1:])
+    asked += [(long, {"max_tokens": 4}), ((*long[:250], 5, 6, 7), {"max_tokens": 4})]
     together = []
     for prompt, params in asked:
-        together.append(submit(engine, prompt, **params))
-        engine.step()
+        together.append(submit(engine, prompt, **params))  # type: ignore[arg-type]
         engine.step()
     generate(engine, together)
-    assert [request.output_ids for request in together] == [request.output_ids for request in alone]
+    with GGUFFile(smollm2) as file:
+        fresh = load_engine(file, LoadOptions(backend="reference"))
+    for again, (prompt, params) in zip(together, asked, strict=True):
+        alone = submit(fresh, prompt, cache_salt=f"nothing cached {again.id}", **params)
+        generate(fresh, [alone])
+        assert alone.num_cached == 0
+        assert again.output_ids == alone.output_ids
+    assert any(request.num_cached for request in together)
+
+
+# A quarter of the requests each: greedy, and drawn in three ways.
+DRAWN: list[dict[str, object]] = [
+    {},
+    {"temperature": 1.0, "seed": 11},
+    {"temperature": 0.7, "top_p": 0.9, "seed": 12},
+    {"temperature": 1.0, "min_p": 0.05, "repetition_penalty": 1.2, "seed": 13},
+]
 
 
 def test_abort_frees_everything(engine: ModelEngine, prompts: list[tuple[int, ...]]) -> None:

@@ -1,0 +1,142 @@
+"""The engine's thread over the hash model: everything that is asked gets its events, whatever fails."""
+
+import queue
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from engine.core import Engine
+from engine.errors import EngineError, PromptTooLong
+from engine.request import FinishReason, Request, SamplingParams, TokenEvent
+from engine.thread import WEDGED_SECONDS, EngineThread
+from tests.hash_model import HashRunner, expected_output, hash_engine
+
+PROMPT = tuple(range(50, 90))
+
+
+class Client:
+    """Submits, and collects what the thread delivers."""
+
+    def __init__(self, engine: Engine[Any]) -> None:
+        self.engine = engine
+        self.steps: queue.SimpleQueue[Sequence[TokenEvent]] = queue.SimpleQueue()
+        self.thread = EngineThread(engine, self.steps.put)
+        self.thread.start()
+
+    def submit(self, prompt: tuple[int, ...] = PROMPT, max_tokens: int = 5) -> Request:
+        params = SamplingParams(max_tokens=max_tokens)
+        return self.thread.submit(prompt, params, frozenset(), before=lambda request: None)
+
+    def endings(self, requests: Sequence[Request]) -> dict[int, TokenEvent]:
+        """Wait until all of `requests` have ended; the last event of each."""
+        ends: dict[int, TokenEvent] = {}
+        while not {request.id for request in requests} <= ends.keys():
+            ends.update({event.request_id: event for event in self.steps.get() if event.finish})
+        return ends
+
+
+@pytest.fixture
+def parts() -> Iterator[tuple[Client, HashRunner]]:
+    engine, runner = hash_engine(depth=2)
+    client = Client(engine)
+    yield client, runner
+    client.thread.stop()
+
+
+def test_serves_what_many_threads_submit(parts: tuple[Client, HashRunner]) -> None:
+    client, _ = parts
+    requests: list[Request] = []
+
+    def ask(number: int) -> None:
+        requests.extend(client.submit((*PROMPT, number, turn), 10) for turn in range(20))
+
+    askers = [threading.Thread(target=ask, args=(number,)) for number in range(4)]
+    for asker in askers:
+        asker.start()
+    for asker in askers:
+        asker.join()
+    client.endings(requests)
+    for request in requests:
+        assert request.output_ids == expected_output(request.prompt_ids, 10)
+
+
+def test_a_bad_request_is_refused_on_the_callers_thread(parts: tuple[Client, HashRunner]) -> None:
+    client, _ = parts
+    with pytest.raises(PromptTooLong):
+        client.submit(())
+    with pytest.raises(IndexError):
+        client.submit((5000,))
+    assert client.endings([client.submit()])
+
+
+def test_abort_reaches_a_request_in_any_state(parts: tuple[Client, HashRunner]) -> None:
+    client, _ = parts
+    requests = [client.submit((*PROMPT, number), 900) for number in range(12)]
+    for request in reversed(requests):
+        client.thread.abort(request.id)
+        client.thread.abort(request.id)
+    ends = client.endings(requests)
+    assert {event.finish for event in ends.values()} == {FinishReason.ABORT}
+
+
+def test_a_failing_step_does_not_stop_the_thread(
+    parts: tuple[Client, HashRunner], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, runner = parts
+    monkeypatch.setattr(runner, "collect", lambda ticket: 1 / 0)
+    failed = client.submit()
+    end = client.endings([failed])[failed.id]
+    assert end.finish is FinishReason.ERROR
+    assert "ZeroDivisionError" in end.error
+    monkeypatch.undo()
+    after = client.submit()
+    assert client.endings([after])[after.id].finish is FinishReason.LENGTH
+    assert client.thread.problem() == ""
+
+
+def test_a_failing_engine_tells_everyone_and_its_health(
+    parts: tuple[Client, HashRunner], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, _ = parts
+    requests = [client.submit((*PROMPT, number), 900) for number in range(10)]
+    monkeypatch.setattr(client.engine._scheduler, "update", lambda plan, sampled: 1 / 0)
+    ends = client.endings(requests)
+    assert {event.finish for event in ends.values()} == {FinishReason.ERROR}
+    assert "ZeroDivisionError" in client.thread.problem()
+    with pytest.raises(EngineError, match="ZeroDivisionError"):
+        client.submit()
+
+
+def test_stop_ends_every_request(parts: tuple[Client, HashRunner]) -> None:
+    client, _ = parts
+    requests = [client.submit((*PROMPT, number), 900) for number in range(12)]
+    client.thread.stop()
+    ends = client.endings(requests)
+    assert {event.finish for event in ends.values()} == {FinishReason.ABORT}
+    client.engine.assert_empty()
+    assert "stopped" in client.thread.problem()
+
+
+def test_a_step_that_hangs_shows_in_the_health(
+    parts: tuple[Client, HashRunner], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, runner = parts
+    entered, leave = threading.Event(), threading.Event()
+    collect = runner.collect
+
+    def hanging(ticket: Any) -> Any:
+        entered.set()
+        leave.wait()
+        return collect(ticket)
+
+    monkeypatch.setattr(runner, "collect", hanging)
+    request = client.submit()
+    entered.wait()
+    assert client.thread.problem() == ""
+    monkeypatch.setattr(client.thread, "_heartbeat", client.thread._heartbeat - WEDGED_SECONDS - 1)
+    assert "has been running" in client.thread.problem()
+    leave.set()
+    client.endings([request])
+    assert client.thread.problem() == ""
