@@ -3,7 +3,6 @@
 The one place where these choices are made. Refuses to know where the file came from and what a user typed.
 """
 
-import os
 from dataclasses import dataclass
 
 import torch
@@ -79,6 +78,9 @@ def float32_bytes(model: ModelConfig) -> int:
 def available_memory() -> int:
     """Bytes of memory that can be taken without swapping, as far as the system tells."""
     try:
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, OSError, ValueError):
+        # What the kernel would give to a new program: page cache counts, unlike in sysconf's free pages.
+        with open("/proc/meminfo", encoding="ascii") as table:
+            kibibytes = next(line.split()[1] for line in table if line.startswith("MemAvailable:"))
+        return int(kibibytes) << 10
+    except (OSError, StopIteration, ValueError):
         return ASSUMED_MEMORY

@@ -23,7 +23,7 @@ from app.chat.messages import Json, Message, ToolCall
 from app.chat.template import ChatTemplateRenderer
 from app.errors import TemplateError
 
-REPOSITORY = Path(subject.__file__).parents[1]
+REPOSITORY = Path(subject.__file__).parents[2]
 CHILD = Path(subject.__file__).with_name("template_child.py")
 NOW = datetime(2026, 3, 4, 5, 6, 7, 891)
 GOOD = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
@@ -191,7 +191,7 @@ def test_real_templates_give_what_transformers_gives(
         "{{ messages|tojson }}{{ messages|tojson(indent=2) }}",
         "{{ messages|tojson(ensure_ascii=true, separators=(',', ':'), sort_keys=true) }}",
         "{{ tools is none }}{{ documents is none }}{{ tools is defined }}{{ nothing is defined }}{{ nothing }}",
-        "{{ dict(a=1, b=2) }}{{ dict.fromkeys(['a'], 3) }}",
+        "{{ dict(a=1, b=2) }}{{ dict.fromkeys(['a'], 3) }}{{ dict.keys is defined }}",
         "{% set ns = namespace(a=1, self=2) %}{% set ns.a = ns.a + 1 %}{{ ns.a }}{{ ns.self }}",
         "{% set ns = namespace({'a': 1}) %}{{ ns.a }}",
         "{% set ns = namespace(_a=1) %}",
@@ -429,6 +429,16 @@ def test_neither_side_takes_much_memory() -> None:
     grown, child = (int(kilobytes) << 10 for kilobytes in done.stdout.split())
     assert grown < 32 << 20
     assert 32 << 20 < child < subject.MEMORY_BYTES  # it did take a lot, and was stopped
+
+
+def test_memory_that_templates_keep_is_given_back(patient: ChatTemplateRenderer) -> None:
+    """Constants of a compiled template can be large; what is left may be too little for the next conversation."""
+    for n in range(8):
+        assert patient.render(f"{{% if false %}}{{{{ 'a'|center({40_000_000 + n}) }}}}{{% endif %}}", HELLO) == ""
+    large = [Message("user", "🙂" * (3 << 20))]
+    with pytest.raises(TemplateError, match="needs more memory"):
+        patient.render(GOOD, large)
+    assert patient.render(GOOD, large) == "<user>" + large[0].content
 
 
 # ---- limits and failures, each named
