@@ -34,6 +34,9 @@ class CommandEntry:
 
 COMMANDS: Mapping[str, CommandEntry] = {
     "run": CommandEntry("app.commands.run", "run", "Ask a model one question; the answer goes to stdout."),
+    "serve": CommandEntry("app.commands.serve", "serve", "Serve a model to other programs over HTTP."),
+    "ps": CommandEntry("app.commands.ps", "ps", "List the running servers."),
+    "stop": CommandEntry("app.commands.stop", "stop", "Stop a running server."),
     "pull": CommandEntry("app.commands.pull", "pull", "Fetch a model to this machine."),
     "ls": CommandEntry("app.commands.ls", "ls", "List the models on this machine."),
     "rm": CommandEntry("app.commands.rm", "rm", "Remove models from this machine."),
@@ -43,6 +46,7 @@ COMMANDS: Mapping[str, CommandEntry] = {
 EXAMPLES = """\b
 Examples:
   ingle run "Why is the sky blue?"    ask the default model, fetched at first use
+  ingle serve                         an endpoint for editors, agents and chat programs
   ingle pull smollm2:135m             fetch a model now
   ingle ls --json                     what is stored, for scripts
   ingle doctor                        find out what is wrong

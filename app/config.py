@@ -20,6 +20,7 @@ from app.errors import InvalidSetting
 APP_NAME = "inglenook"
 MAX_THREADS = 1024
 MAX_CONTEXT = 1 << 24
+MAX_PORT = 65535
 
 
 @dataclass(frozen=True)
@@ -125,6 +126,13 @@ class Settings:
             "Folder of files that can be made again.",
         )
     )
+    state_dir: Path = field(
+        metadata=_read_by(
+            _folder,
+            lambda: platformdirs.user_state_path(APP_NAME, appauthor=False),
+            "Folder of the records by which a running server is found.",
+        )
+    )
     hub_endpoint: str = field(
         metadata=_read_by(
             _web_address,
@@ -165,6 +173,16 @@ class Settings:
         metadata=_read_by(
             _whole_number(MAX_CONTEXT), 0, "Longest context in tokens; 0 takes what the model was made for."
         )
+    )
+    host: str = field(
+        metadata=_read_by(
+            _one_of("127.0.0.1", "localhost", "::1"),
+            "127.0.0.1",
+            "Where the server listens: this version serves the programs of this machine alone, and has no API keys.",
+        )
+    )
+    port: int = field(
+        metadata=_read_by(_whole_number(MAX_PORT), 4645, "Port the server listens on; 0 takes any that is free.")
     )
     origins: Mapping[str, str] = field(default_factory=dict, repr=False)  # setting name -> where its value came from
 

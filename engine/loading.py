@@ -3,6 +3,8 @@
 The one place where these choices are made. Refuses to know where the file came from and what a user typed.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -35,14 +37,26 @@ class LoadOptions:
 
 def load_engine(file: GGUFFile, options: LoadOptions, progress: LoadProgress | None = None) -> ModelEngine:
     """The engine for an open GGUF file. Raises UnsupportedModel or ModelFileError; nothing stays allocated then."""
-    if options.threads:
-        torch.set_num_threads(options.threads)
     model_config = models.read_config(Metadata(file.metadata, _architecture(file)))
     config = resolve(model_config, options)
     operations = _operations(config.backend, model_config)
-    model = models.load(model_config, GGUFWeights(file, progress), operations, config.context_length)
+    with _threads(1):  # tensors are small: more threads gain little, and lose much while another program has a core
+        model = models.load(model_config, GGUFWeights(file, progress), operations, config.context_length)
+    if options.threads:
+        torch.set_num_threads(options.threads)
     kv = KVCache(model.kv_groups(), config.num_blocks, torch.float32)
     return Engine(config, model_config.vocab_size, ModelRunner(model, kv))
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    """torch's own threads, for a while."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def resolve(model: ModelConfig, options: LoadOptions) -> EngineConfig:

@@ -7,48 +7,14 @@ characters, cut before a stop string. Knows nothing of terminals and wire format
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass
 
+from app.chat.events import ChatEvent, PromptProgress, ReplyEnd, TextDelta
 from app.chat.messages import Json, Message
 from app.chat.template import ChatTemplateRenderer
 from app.chat.token_streams import TokenStreams
 from app.text.detokenizer import IncrementalDetokenizer
 from app.text.tokenizer import Tokenizer
 from engine.request import FinishReason, Request, SamplingParams, TokenEvent, TokenLogprobs
-
-
-@dataclass(frozen=True, slots=True)
-class PromptProgress:
-    """How much of the prompt has been read, in tokens. Sent while a long prompt is read."""
-
-    done: int
-    total: int
-
-
-@dataclass(frozen=True, slots=True)
-class TextDelta:
-    """More text of the reply; never half a character, never a part of a stop string."""
-
-    text: str
-    logprobs: tuple[TokenLogprobs, ...] = ()  # of the tokens since the last delta, where they were asked for
-
-
-@dataclass(frozen=True, slots=True)
-class ReplyEnd:
-    """The last event of a reply."""
-
-    finish: FinishReason
-    stop: str | None  # the stop string that ended it
-    seed: int
-    prompt_tokens: int
-    cached_tokens: int  # of the prompt's, those that did not have to be computed
-    completion_tokens: int
-    first_token_seconds: float  # from the question to the first token
-    total_seconds: float
-    error: str = ""  # for FinishReason.ERROR
-
-
-ChatEvent = PromptProgress | TextDelta | ReplyEnd
 
 
 class ChatService:
@@ -64,17 +30,24 @@ class ChatService:
     def context_length(self) -> int:
         return self.streams.context_length
 
+    @property
+    def vocab_size(self) -> int:
+        """Ids below this are in the vocabulary, of the model and of its tokenizer."""
+        return min(self.streams.vocab_size, self.tokenizer.vocab_size)
+
     async def encode(self, messages: Sequence[Message]) -> tuple[int, ...]:
         """The prompt for the assistant's next turn; what people wrote stays text. Raises TemplateError."""
         return await asyncio.to_thread(self._encode, messages)
 
     def _encode(self, messages: Sequence[Message]) -> tuple[int, ...]:
-        tokenizer = self.tokenizer
-        protected = [message.with_texts(tokenizer.protect) for message in messages]
-        ids = tokenizer.encode_rendered(self._render(protected))
-        if tokenizer.add_bos and tokenizer.bos_id is not None and ids[:1] != [tokenizer.bos_id]:
-            ids.insert(0, tokenizer.bos_id)
-        return tuple(ids)
+        protected = [message.with_texts(self.tokenizer.protect) for message in messages]
+        return self._begun(self.tokenizer.encode_rendered(self._render(protected)))
+
+    def _begun(self, ids: list[int]) -> tuple[int, ...]:
+        """`ids` behind the token that begins a text, where the model wants one and the ids have none."""
+        bos_id = self.tokenizer.bos_id
+        missing = self.tokenizer.add_bos and bos_id is not None and ids[:1] != [bos_id]
+        return (bos_id, *ids) if missing and bos_id is not None else tuple(ids)
 
     def _render(self, messages: Sequence[Message]) -> str:
         """A model without a template does not know turns: it continues the text of the conversation."""
@@ -83,14 +56,24 @@ class ChatService:
         variables: dict[str, Json] = dict(self.tokenizer.special_tokens)
         return self._renderer.render(self.tokenizer.chat_template, messages, variables=variables)
 
-    async def generate(
-        self, prompt_ids: tuple[int, ...], params: SamplingParams, *, cache_salt: str = ""
-    ) -> AsyncGenerator[ChatEvent]:
-        """Continue a prompt. Closing the generator ends the request at once, in any phase.
+    async def encode_text(self, text: str) -> tuple[int, ...]:
+        """A prompt that is no conversation: its text as it stands, control tokens in it included."""
+        return await asyncio.to_thread(lambda: self._begun(self.tokenizer.encode(text, parse_special=True)))
 
-        Raises PromptTooLong, InvalidSampling or EngineError before the first event. The last event is a ReplyEnd.
+    async def generate(
+        self,
+        prompt_ids: tuple[int, ...],
+        params: SamplingParams,
+        *,
+        cache_salt: str = "",
+        continues_text: bool = False,
+    ) -> AsyncGenerator[ChatEvent]:
+        """Continue a prompt; `continues_text` where the reply goes on in the middle of a text, not as a turn.
+
+        Closing the generator ends the request at once, in any phase. The last event is a ReplyEnd. Raises
+        PromptTooLong, InvalidSampling or EngineError before the first event.
         """
-        reply = _Reply(self.tokenizer, params)
+        reply = _Reply(self.tokenizer, params, continues_text=continues_text)
         end_ids = self.tokenizer.end_of_generation_ids
         with self.streams.generate(prompt_ids, params, end_ids, cache_salt) as stream:
             async for token in stream:
@@ -103,9 +86,10 @@ class ChatService:
 class _Reply:
     """Folds the token events of one request into chat events."""
 
-    def __init__(self, tokenizer: Tokenizer, params: SamplingParams) -> None:
+    def __init__(self, tokenizer: Tokenizer, params: SamplingParams, *, continues_text: bool) -> None:
         self.ended = False
-        self._text = IncrementalDetokenizer(tokenizer, params.stop)
+        self._stop_token_ids = params.stop_token_ids
+        self._text = IncrementalDetokenizer(tokenizer, params.stop, continues_text=continues_text)
         self._logprobs: list[TokenLogprobs] = []
         self._started = time.monotonic()
         self._first_token_at = 0.0
@@ -133,7 +117,7 @@ class _Reply:
         self._first_token_at = self._first_token_at or time.monotonic()
         if logprobs is not None:
             self._logprobs.append(logprobs)
-        return self._text.push(token_id)
+        return "" if token_id in self._stop_token_ids else self._text.push(token_id)
 
     def _end(self, finish: FinishReason, request: Request, error: str) -> ReplyEnd:
         now = time.monotonic()

@@ -128,7 +128,9 @@ class ChatTemplateRenderer:
                 reply = child.ask(frame)
                 if reply == {"unknown": True}:  # the source travels once per child, not with every render
                     reply = child.ask(_encoded(request | {"source": source}))
-                return reply
+            if reply.get("error") == "memory":
+                self._drop_child()  # what fills its memory may be what its templates keep
+            return reply
 
     def _running_child(self) -> "_Child":
         if self._child is None or not self._child.alive():

@@ -7,7 +7,8 @@ stdout are a 4-byte big-endian length and that many bytes of JSON. The first fra
 every frame in is answered by one frame out, until stdin ends.
 
     in    {"template": sha256, "source": text or absent, "now": ISO local time, "context": {name: value}}
-    out   {"text": rendered}  or  {"error": kind, "detail": text}  or  {"unknown": true}: send it again with its source
+    out   {"text": rendered}  or  {"error": kind, "detail": text, "line": of the template, or null}
+          or  {"unknown": true}: send it again, with its source
 
 It imports the standard library and jinja2, and nothing of this project: what runs beside a hostile template should be
 little. The sandbox is the first wall, the limits of this process the second; the parent's deadline is the third.
@@ -15,6 +16,7 @@ little. The sandbox is the first wall, the limits of this process the second; th
 
 import contextlib
 import faulthandler
+import gc
 import importlib
 import json
 import math
@@ -291,11 +293,13 @@ def main(limits: Limits, stdin: BinaryIO, stdout: BinaryIO) -> None:
     """Answer requests until `stdin` ends."""
     renderer = Renderer(limits)
     lock_down(limits)
+    gc.freeze()
     _write(stdout, b'{"ready": true}')
     while (frame := _read(stdin, limits)) is not None:
         _watch(limits.seconds)
         _write(stdout, renderer.answer(frame))
         faulthandler.cancel_dump_traceback_later()
+        gc.collect()  # a failed render is a cycle of frames: uncollected, it holds all the memory that it took
 
 
 if __name__ == "__main__":

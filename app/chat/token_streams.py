@@ -61,6 +61,10 @@ class TokenStreams:
         return self._engine.config.context_length
 
     @property
+    def vocab_size(self) -> int:
+        return self._engine.vocab_size
+
+    @property
     def num_running(self) -> int:
         return self._engine.num_running
 

@@ -14,7 +14,7 @@ from app.progress import Progress, progress_on_stderr
 from app.text.terminal_text import sanitize
 
 if TYPE_CHECKING:
-    from app.chat.service import ChatEvent, ReplyEnd
+    from app.chat.events import ChatEvent, ReplyEnd
 
 EXAMPLES = """\b
 Examples:
@@ -133,7 +133,7 @@ def _suitable_sampling(model: str) -> dict[str, Any]:
 
 async def _past_the_prompt(events: "AsyncGenerator[ChatEvent]", progress: Progress) -> "AsyncGenerator[ChatEvent]":
     """The events without those about reading the prompt, which become a progress bar when there are several."""
-    from app.chat.service import PromptProgress
+    from app.chat.events import PromptProgress
 
     event = await anext(events)
     if isinstance(event, PromptProgress):
@@ -147,7 +147,7 @@ async def _past_the_prompt(events: "AsyncGenerator[ChatEvent]", progress: Progre
 
 
 async def _print_text(events: "AsyncGenerator[ChatEvent]", progress: Progress) -> None:
-    from app.chat.service import ReplyEnd, TextDelta
+    from app.chat.events import ReplyEnd, TextDelta
     from engine.request import FinishReason
 
     try:
@@ -163,7 +163,7 @@ async def _print_text(events: "AsyncGenerator[ChatEvent]", progress: Progress) -
 
 
 async def _print_object(model: str, events: "AsyncGenerator[ChatEvent]") -> None:
-    from app.chat.service import ReplyEnd, TextDelta
+    from app.chat.events import ReplyEnd, TextDelta
     from app.commands.listing import as_json
 
     text = ""

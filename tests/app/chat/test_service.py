@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from app.chat.events import ChatEvent, PromptProgress, ReplyEnd, TextDelta
 from app.chat.messages import Message
-from app.chat.service import ChatEvent, ChatService, PromptProgress, ReplyEnd, TextDelta
+from app.chat.service import ChatService
 from app.chat.template import ChatTemplateRenderer
 from app.chat.token_streams import TokenStreams
 from app.text.gguf_tokenizer import from_gguf

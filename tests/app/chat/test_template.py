@@ -431,14 +431,20 @@ def test_neither_side_takes_much_memory() -> None:
     assert 32 << 20 < child < subject.MEMORY_BYTES  # it did take a lot, and was stopped
 
 
-def test_memory_that_templates_keep_is_given_back(patient: ChatTemplateRenderer) -> None:
-    """Constants of a compiled template can be large; what is left may be too little for the next conversation."""
-    for n in range(8):
-        assert patient.render(f"{{% if false %}}{{{{ 'a'|center({40_000_000 + n}) }}}}{{% endif %}}", HELLO) == ""
-    large = [Message("user", "🙂" * (3 << 20))]
-    with pytest.raises(TemplateError, match="needs more memory"):
-        patient.render(GOOD, large)
-    assert patient.render(GOOD, large) == "<user>" + large[0].content
+def test_memory_that_templates_keep_is_given_back() -> None:
+    """A compiled template holds its constants, and what they leave may be too little for another template."""
+    needy = "{{ 'a'.ljust(130000000)|length }}"
+    with ChatTemplateRenderer(seconds=100) as renderer:
+        for length in (40_000_000, 40_000_001, 40_000_002):
+            greedy = "{% if not messages %}{{ 'a'|center(LENGTH) }}{% endif %}".replace("LENGTH", str(length))
+            assert renderer.render(greedy, HELLO) == ""
+        assert "needs more memory" in refusal(renderer, needy)
+        assert renderer.render(needy, HELLO) == "130000000"
+
+
+def test_what_a_failure_took_is_there_for_the_next(patient: ChatTemplateRenderer) -> None:
+    for _ in range(20):
+        assert "division by zero" in refusal(patient, "{% set x = 'a'.ljust(90000000) %}{{ 1 / 0 }}")
 
 
 # ---- limits and failures, each named
@@ -657,7 +663,7 @@ if {stays!r}:
 READY = framed({"ready": True})
 LIES: dict[str, list[bytes]] = {
     "ends at once": [],
-    "not ready": [framed({"ready": False})],
+    "not ready": [framed({"ready": False}), framed({"text": "x"})],
     "greets with noise": [b"Traceback (most recent call last)"],
     "ends when asked": [READY],
     "half a header": [READY, b"\0\0"],

@@ -1,0 +1,42 @@
+"""What a reply is made of, as it comes: the nouns that every front end folds, wherever the engine runs.
+
+Plain data, which a client of a server in another process fills as well; importing it loads no torch.
+"""
+
+from dataclasses import dataclass
+
+from engine.request import FinishReason, TokenLogprobs
+
+
+@dataclass(frozen=True, slots=True)
+class PromptProgress:
+    """How much of the prompt has been read, in tokens. Sent while a long prompt is read."""
+
+    done: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class TextDelta:
+    """More text of the reply; never half a character, never a part of a stop string."""
+
+    text: str
+    logprobs: tuple[TokenLogprobs, ...] = ()  # of the tokens since the last delta, where they were asked for
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyEnd:
+    """The last event of a reply."""
+
+    finish: FinishReason
+    stop: str | None  # the stop string that ended it
+    seed: int
+    prompt_tokens: int
+    cached_tokens: int  # of the prompt's, those that did not have to be computed
+    completion_tokens: int
+    first_token_seconds: float  # from the question to the first token
+    total_seconds: float
+    error: str = ""  # for FinishReason.ERROR
+
+
+ChatEvent = PromptProgress | TextDelta | ReplyEnd

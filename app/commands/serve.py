@@ -1,0 +1,42 @@
+"""`ingle serve`: a model for other programs, over HTTP on this machine."""
+
+import click
+
+from app.config import load_settings
+from app.progress import progress_on_stderr
+
+EXAMPLES = """\b
+Examples:
+  ingle serve
+  ingle serve --model ./model.gguf --port 8000
+  OPENAI_BASE_URL=http://127.0.0.1:4645/v1 OPENAI_API_KEY=none your-program
+"""
+
+
+@click.command(epilog=EXAMPLES)
+@click.option("-m", "--model", help="A model of the catalog, or the path of a GGUF file.")
+@click.option("--host", help="127.0.0.1, which means ::1 too: this version serves this machine alone.")
+@click.option("--port", type=int, help="Port to listen on; 0 takes any that is free. Default: 4645.")
+@click.option("--context", type=int, help="Longest prompt and answer together, in tokens.")
+@click.option("--threads", type=int, help="Threads of the CPU engine.")
+@click.option("--kernels", help="Kernels of the engine: auto or reference.")
+@click.option("-q", "--quiet", is_flag=True, help="No progress and no narration.")
+def serve(
+    model: str | None,
+    host: str | None,
+    port: int | None,
+    context: int | None,
+    threads: int | None,
+    kernels: str | None,
+    quiet: bool,
+) -> None:
+    """Serve a model to other programs, until Ctrl-C.
+
+    The endpoint speaks OpenAI's dialect. The model is fetched when it is used for the first time. `ingle run` uses a
+    running server of the same model. Ended by Ctrl-C or `ingle stop`, the exit status is 0; a second Ctrl-C does not
+    wait for anything.
+    """
+    settings = load_settings(model=model, host=host, port=port, context=context, threads=threads, kernels=kernels)
+    from app.host import run_host
+
+    run_host(settings, progress_on_stderr(quiet=quiet))

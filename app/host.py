@@ -1,0 +1,156 @@
+"""Runs the engine and the HTTP server in this process, from the first socket to the last.
+
+The one place that knows the order of things. At the start the port comes before the model, so that a taken one is told
+at once. At the end, new connections are refused first; then every stream gets a last event and the engine's thread
+ends; then the connections close. Refuses to know routes and wire formats.
+"""
+
+import asyncio
+import os
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from datetime import UTC, datetime
+from types import FrameType
+from typing import TYPE_CHECKING
+
+import uvicorn
+
+from app.chat.template import ChatTemplateRenderer
+from app.config import Settings
+from app.errors import EXIT_INTERRUPTED, EXIT_OK
+from app.instance import Instance, recorded, running_instances, withdraw
+from app.loopback import LoopbackSockets, PortTaken
+from app.models.sources import pull
+from app.models.store import StoredModel
+from app.progress import Progress
+
+if TYPE_CHECKING:
+    from app.chat.token_streams import TokenStreams
+    from app.models.loaded_model import LoadedModel
+
+STOP_SECONDS = 1.8  # for the end of a step and for clients to read their last event; then they are cut off
+_MAX_HEADER_BYTES = 64 << 10
+
+
+def run_host(settings: Settings, progress: Progress) -> None:
+    """Fetch and load the model, then serve it until SIGINT or SIGTERM.
+
+    Raises PortTaken, and what `pull` and `load_model` raise. A second signal ends the process on the spot.
+    """
+    with closing(_listen(settings)) as sockets, ChatTemplateRenderer() as renderer:
+        stored = pull(settings.model, settings, progress)
+        renderer.start()
+        from app.models.loaded_model import load_model  # torch comes with it, and takes a second
+
+        model = load_model(stored, settings, progress)
+        instance = _instance(stored, sockets.port)
+        with recorded(instance, settings):
+            asyncio.run(_serve(model, renderer, sockets, instance, settings, progress))
+
+
+def _listen(settings: Settings) -> LoopbackSockets:
+    try:
+        return LoopbackSockets(settings.port)
+    except PortTaken as problem:
+        for other in running_instances(settings):
+            if other.port == settings.port:
+                raise PortTaken(
+                    f"port {other.port} is taken by ingle itself, which serves {other.model} there (pid {other.pid})",
+                    f"Use it, end it with: ingle stop {other.port}, or choose another port with --port.",
+                ) from None
+        raise problem
+
+
+def _instance(stored: StoredModel, port: int) -> Instance:
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    return Instance(os.getpid(), port, f"http://127.0.0.1:{port}", stored.name, str(stored.path.absolute()), now)
+
+
+async def _serve(
+    model: "LoadedModel",
+    renderer: ChatTemplateRenderer,
+    sockets: LoopbackSockets,
+    instance: Instance,
+    settings: Settings,
+    progress: Progress,
+) -> None:
+    from app.chat.service import ChatService
+    from app.chat.token_streams import TokenStreams
+    from app.server.application import create_application
+
+    async with TokenStreams(model.engine) as streams:
+        application = create_application(ChatService(instance.model, model.tokenizer, streams, renderer))
+        config = uvicorn.Config(
+            application,
+            http="h11",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            h11_max_incomplete_event_size=_MAX_HEADER_BYTES,
+        )
+        server = HTTPServer(
+            config, streams, lambda: _welcome(instance, progress), lambda status: _abandon(instance, settings, status)
+        )
+        server.stop_on_signals()
+        await server.serve(sockets.sockets)
+
+
+def _welcome(instance: Instance, progress: Progress) -> None:
+    url = instance.api_url
+    progress.say(f"{instance.model} is ready at {url} (OPENAI_BASE_URL={url}, any API key; Ctrl-C stops it)")
+
+
+def _abandon(instance: Instance, settings: Settings, status: int) -> None:
+    """End the process with whatever it is doing. The template child ends by itself when its pipe closes."""
+    withdraw(instance, settings)
+    os._exit(status)
+
+
+class HTTPServer(uvicorn.Server):
+    """uvicorn, with the end of the streams as a part of its own end, and with signals of our own.
+
+    `welcome` is called when it accepts connections; `abandon` has to end the process with the status it is given, and
+    is called when the end takes too long, or a second signal comes.
+    """
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        streams: "TokenStreams",
+        welcome: Callable[[], None],
+        abandon: Callable[[int], None],
+    ) -> None:
+        super().__init__(config)
+        self._streams = streams
+        self._welcome = welcome
+        self._abandon = abandon
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """uvicorn would raise the signal again after a clean end, which is to be a success here."""
+        yield
+
+    def stop_on_signals(self) -> None:
+        """For good: the process ends with the door."""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._on_signal)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self.should_exit:
+            self._abandon(EXIT_INTERRUPTED)
+        self.should_exit = True  # uvicorn looks every tenth of a second
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._welcome()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        asyncio.get_running_loop().call_later(STOP_SECONDS, self._abandon, EXIT_OK)
+        ending = asyncio.create_task(self._streams.stop())  # begins when the listening sockets are closed
+        await super().shutdown(sockets)  # waits until every answer under way is told to its end
+        await ending

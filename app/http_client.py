@@ -1,0 +1,232 @@
+"""A client of a running server of ours: its chat as chat events, its health, its models.
+
+Speaks the OpenAI dialect over loopback; loads neither torch nor a tokenizer. Refuses to know how the server works.
+"""
+
+import json
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+import httpx
+
+from app.chat.events import ChatEvent, ReplyEnd, TextDelta
+from app.chat.messages import Message
+from app.errors import AppError, ModelNotFound
+from app.instance import Instance
+from engine.errors import PromptTooLong
+from engine.request import FinishReason, SamplingParams
+from quant.errors import InglenookError
+
+_ANSWER_SECONDS = 5.0  # for everything but the wait for tokens, which ends when the user ends it
+_TIMEOUT = httpx.Timeout(_ANSWER_SECONDS, read=None)
+
+# What the server is always told, so that its own defaults play no part.
+_SAMPLING_FIELDS = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "seed",
+    "max_tokens",
+    "stop",
+)
+
+_ERROR_KINDS: Mapping[object, type[InglenookError]] = {
+    "context_length_exceeded": PromptTooLong,
+    "model_not_found": ModelNotFound,
+}
+
+
+class ServerUnreachable(AppError):
+    """The server does not answer, or stopped answering."""
+
+
+class ServerError(AppError):
+    """The server answered with an error."""
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """What a server says of itself. `problem` is empty while it can serve."""
+
+    problem: str
+    running: int
+    waiting: int
+
+
+class Client:
+    """One server. Use it as a context manager; leaving it closes its connections, which ends what they asked for."""
+
+    def __init__(self, instance: Instance) -> None:
+        self._instance = instance
+        # What the environment says of proxies is for the way out of this machine.
+        self._http = httpx.AsyncClient(base_url=instance.url, timeout=_TIMEOUT, trust_env=False)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._http.aclose()
+
+    async def health(self) -> Health:
+        """Raises ServerUnreachable or ServerError."""
+        answer = await self._get("/health", accepted=(httpx.codes.OK, httpx.codes.SERVICE_UNAVAILABLE))
+        with _as_agreed():
+            return Health(str(answer.get("reason", "")), int(answer["running"]), int(answer["waiting"]))
+
+    async def models(self) -> list[str]:
+        """The ids of the models that it serves. Raises ServerUnreachable or ServerError."""
+        answer = await self._get("/v1/models")
+        with _as_agreed():
+            return [str(model["id"]) for model in answer["data"]]
+
+    async def stream_chat(self, messages: Sequence[Message], params: SamplingParams) -> AsyncGenerator[ChatEvent]:
+        """The reply to a conversation, as the chat service of this process would give it; times are measured here.
+
+        Closing the generator closes the connection, which ends the reply. Raises ServerUnreachable, ServerError,
+        PromptTooLong or ModelNotFound.
+        """
+        reply = _Reply(params.seed)
+        body = _request(self._instance.model, messages, params)
+        try:
+            async with self._http.stream("POST", "/v1/chat/completions", json=body) as response:
+                if response.status_code != httpx.codes.OK:
+                    raise _refusal(response.status_code, await response.aread())
+                async with aclosing(_server_sent_data(response.aiter_bytes())) as chunks:
+                    async for chunk in chunks:
+                        with _as_agreed():
+                            events = reply.events(_parsed(chunk))
+                        for event in events:
+                            yield event
+        except httpx.HTTPError as problem:
+            raise self._unreachable(problem) from problem
+        yield reply.end()
+
+    async def _get(self, path: str, accepted: Sequence[int] = (httpx.codes.OK,)) -> Any:
+        try:
+            response = await self._http.get(path, timeout=_ANSWER_SECONDS)
+        except httpx.HTTPError as problem:
+            raise self._unreachable(problem) from problem
+        if response.status_code not in accepted:
+            raise _refusal(response.status_code, response.content)
+        return _parsed(response.content)
+
+    def _unreachable(self, problem: httpx.HTTPError) -> ServerUnreachable:
+        reason = str(problem) or type(problem).__name__
+        return ServerUnreachable(f"the server at {self._instance.url} does not answer: {reason}", "ingle ps")
+
+
+def _request(model: str, messages: Sequence[Message], params: SamplingParams) -> dict[str, object]:
+    given = {name: getattr(params, name) for name in _SAMPLING_FIELDS}
+    return {
+        "model": model,
+        "messages": [_wire_message(message) for message in messages],
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        **{name: value for name, value in given.items() if value not in (None, ())},
+    }
+
+
+def _wire_message(message: Message) -> dict[str, object]:
+    """A message in OpenAI's form, where the arguments of a tool call are JSON text."""
+    calls = [
+        {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": json.dumps(call.arguments)}}
+        for call in message.tool_calls
+    ]
+    optional = {
+        "reasoning_content": message.reasoning,
+        "tool_calls": calls,
+        "tool_call_id": message.tool_call_id,
+        "name": message.name,
+    }
+    given = {key: value for key, value in optional.items() if value}
+    return {"role": message.role, "content": message.content, **given}
+
+
+async def _server_sent_data(parts: AsyncIterator[bytes]) -> AsyncGenerator[bytes]:
+    """The data of each event, up to the closing [DONE]. Lines end at \\n alone: JSON may hold other separators."""
+    unread = b""
+    async for part in parts:
+        *lines, unread = (unread + part).split(b"\n")
+        for line in lines:
+            if line.startswith(b"data:"):
+                data = line.removeprefix(b"data:").strip()
+                if data == b"[DONE]":
+                    return
+                yield data
+
+
+def _parsed(content: bytes) -> Any:
+    with _as_agreed():
+        return json.loads(content)
+
+
+@contextmanager
+def _as_agreed() -> Iterator[None]:
+    """Reading an answer inside fails with ServerError where it is not what a server of ours says."""
+    try:
+        yield
+    except (ValueError, KeyError, TypeError, AttributeError) as problem:
+        raise ServerError("the server's answer makes no sense", "Stop it, and start it again.") from problem
+
+
+def _refusal(status: int, content: bytes) -> InglenookError:
+    """The error that an error answer stands for."""
+    try:
+        return _error(json.loads(content)["error"])
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return ServerError(f"the server answered with status {status}")
+
+
+def _error(error: Mapping[str, Any]) -> InglenookError:
+    return _ERROR_KINDS.get(error.get("code"), ServerError)(str(error["message"]))
+
+
+class _Reply:
+    """Folds the chunks of a streamed completion into chat events."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._started = time.monotonic()
+        self._first_token_at = 0.0
+        self._finish: FinishReason | None = None
+        self._usage: Mapping[str, Any] = {}
+
+    def events(self, chunk: Any) -> list[ChatEvent]:
+        if "error" in chunk:
+            raise _error(chunk["error"])
+        self._usage = chunk.get("usage") or self._usage
+        texts = []
+        for choice in chunk.get("choices", ()):
+            texts.append(choice.get("delta", {}).get("content") or "")
+            if reason := choice.get("finish_reason"):
+                self._finish = FinishReason.LENGTH if reason == "length" else FinishReason.STOP
+        text = "".join(texts)
+        if not text:
+            return []
+        self._first_token_at = self._first_token_at or time.monotonic()
+        return [TextDelta(text)]
+
+    def end(self) -> ReplyEnd:
+        if self._finish is None:
+            raise ServerUnreachable("the server ended the answer before it was complete", "Try again.")
+        now = time.monotonic()
+        return ReplyEnd(
+            finish=self._finish,
+            stop=None,
+            seed=self._seed,
+            prompt_tokens=int(self._usage.get("prompt_tokens", 0)),
+            cached_tokens=int((self._usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)),
+            completion_tokens=int(self._usage.get("completion_tokens", 0)),
+            first_token_seconds=(self._first_token_at or now) - self._started,
+            total_seconds=now - self._started,
+        )

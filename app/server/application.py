@@ -1,0 +1,75 @@
+"""The HTTP application: every route, what each error looks like, and the door in front. Knows no ASGI server."""
+
+from collections.abc import Collection
+from typing import Literal
+
+import msgspec
+from msgspec import Struct
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from app.chat.service import ChatService
+from app.chat.token_streams import TokenStreams
+from app.server.door import LOOPBACK_NAMES, Door
+from app.server.errors import InvalidRequest
+from app.server.openai_endpoints import OpenAIEndpoints
+from app.server.openai_errors import error_response
+from quant.errors import InglenookError
+
+
+class Health(Struct, omit_defaults=True):
+    status: Literal["ok", "unavailable"]
+    running: int
+    waiting: int
+    reason: str = ""  # why it is unavailable
+
+
+def create_application(service: ChatService, *, host_names: Collection[str] = ()) -> Starlette:
+    """The endpoint over a service whose streams are started. `host_names` are further names, without port, that
+    requests may call this server by; an IPv6 address is in brackets."""
+
+    async def health(request: Request) -> Response:
+        return _health(service.streams)
+
+    application = Starlette(
+        routes=[*OpenAIEndpoints(service).routes(), Route("/health", health, methods=["GET"])],
+        middleware=[Middleware(Door, names=(*LOOPBACK_NAMES, *host_names))],
+        exception_handlers={
+            InglenookError: _failed,
+            HTTPException: _unroutable,
+            ClientDisconnect: _disconnected,
+            Exception: _failed,
+        },
+    )
+    application.router.redirect_slashes = False
+    return application
+
+
+def _health(streams: TokenStreams) -> Response:
+    """From the heartbeat of the engine's step loop; nothing here waits for the engine."""
+    problem = streams.problem()
+    body = Health("unavailable" if problem else "ok", streams.num_running, streams.num_waiting, problem)
+    return Response(msgspec.json.encode(body), 503 if problem else 200, media_type="application/json")
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    return error_response(error)
+
+
+async def _unroutable(request: Request, error: Exception) -> Response:
+    """No such path, or not with this method."""
+    status, headers = (error.status_code, error.headers) if isinstance(error, HTTPException) else (500, None)
+    message = f"{request.method} {request.scope['path']}: {_UNROUTABLE.get(status, 'this cannot be answered')}"
+    return error_response(InvalidRequest(message, status=status), headers)
+
+
+_UNROUTABLE = {404: "there is no such path", 405: "this path does not take this method"}
+
+
+async def _disconnected(request: Request, error: Exception) -> Response:
+    """Nobody is there to read it."""
+    return Response(status_code=499)

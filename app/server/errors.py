@@ -1,0 +1,69 @@
+"""What can go wrong with an HTTP request, and the status each error of the tree answers with.
+
+Knows no dialect: how an error looks on the wire is decided there. Messages and remedies are the errors' own.
+"""
+
+import contextlib
+from collections.abc import Iterator
+
+from app.chat.messages import InvalidMessage
+from app.errors import AppError, TemplateError
+from engine.errors import EngineError, InvalidSampling, PromptTooLong
+from quant.errors import InglenookError
+
+
+class InvalidRequest(AppError):
+    """A request that cannot be answered. `parameter` is the field to blame, as a path; empty if it is not one."""
+
+    def __init__(self, message: str, remedy: str = "", *, parameter: str = "", code: str = "", status: int = 400):
+        super().__init__(message, remedy)
+        self.parameter = parameter
+        self.code = code
+        self.status = status
+
+
+class ReplyFailed(AppError):
+    """The engine gave a reply up because a step failed."""
+
+
+class ReplyAborted(AppError):
+    """The engine ended a reply because it is being stopped."""
+
+
+# Of the nearest class in an error's line; what is not here is a failure of the server.
+_STATUS: dict[type[BaseException], int] = {
+    InvalidSampling: 400,
+    PromptTooLong: 400,
+    TemplateError: 400,
+    InvalidMessage: 400,
+    ReplyFailed: 500,
+    ReplyAborted: 503,
+    EngineError: 503,
+}
+
+
+def status_of(error: Exception) -> int:
+    """The HTTP status that `error` answers with."""
+    if isinstance(error, InvalidRequest):
+        return error.status
+    return next((_STATUS[kind] for kind in type(error).__mro__ if kind in _STATUS), 500)
+
+
+def text_of_error(error: Exception) -> str:
+    """What a client is told. Of a programming mistake, nothing: it may hold anything."""
+    if not isinstance(error, InglenookError):
+        return "The server made a mistake; its log says more."
+    message = error.message if error.message.endswith((".", "!", "?")) else f"{error.message}."
+    return f"{message} {error.remedy}".strip()
+
+
+@contextlib.contextmanager
+def naming(parameter: str) -> Iterator[None]:
+    """Errors about a prompt, raised inside, name the request's field that it came in."""
+    try:
+        yield
+    except PromptTooLong as error:
+        code = "context_length_exceeded"
+        raise InvalidRequest(error.message, error.remedy, parameter=parameter, code=code) from error
+    except (TemplateError, InvalidMessage) as error:
+        raise InvalidRequest(error.message, error.remedy, parameter=parameter) from error

@@ -1,0 +1,165 @@
+"""Chat completions, OpenAI's dialect: one generator of chunks, which is the streamed reply, and a fold that makes the
+whole reply of the same chunks. So the two cannot disagree.
+"""
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Literal
+
+from msgspec import UNSET, Struct, UnsetType
+
+from app.chat.events import PromptProgress, ReplyEnd, TextDelta
+from app.chat.service import ChatService
+from app.server.choices import TokenCounts, generate_choices
+from app.server.errors import naming
+from app.server.openai_requests import ChatCompletionRequest
+from app.server.openai_tokens import FinishText, Identity, Usage, finish_text, finite, token_text, usage_of
+from app.text.tokenizer import Tokenizer
+from engine.request import TokenLogprobs
+
+
+class TokenAlternative(Struct):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ReportedToken(Struct):
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TokenAlternative]
+
+
+class ChoiceLogprobs(Struct):
+    content: list[ReportedToken]
+    refusal: None = None
+
+
+class Delta(Struct):
+    role: Literal["assistant"] | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+
+
+class ChunkChoice(Struct):
+    index: int
+    delta: Delta
+    logprobs: ChoiceLogprobs | None = None
+    finish_reason: FinishText | None = None
+
+
+class ChatCompletionChunk(Struct, kw_only=True):
+    id: str
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    created: int
+    model: str
+    choices: list[ChunkChoice]
+    usage: Usage | UnsetType = UNSET  # in the last chunk, which has no choice
+
+
+class AssistantMessage(Struct):
+    content: str
+    role: Literal["assistant"] = "assistant"
+    refusal: None = None
+
+
+class Choice(Struct):
+    index: int
+    message: AssistantMessage
+    logprobs: ChoiceLogprobs | None
+    finish_reason: FinishText | None
+
+
+class ChatCompletion(Struct, kw_only=True):
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int
+    model: str
+    choices: list[Choice]
+    usage: Usage
+
+
+async def chunks(service: ChatService, wanted: ChatCompletionRequest) -> AsyncGenerator[ChatCompletionChunk]:
+    """The reply, as it comes; last, if wanted, a chunk that says what it used. Nothing comes before the engine has
+    begun with it, so that what is refused or fails at once can be raised: InvalidRequest, InvalidSampling, EngineError,
+    ReplyFailed, ReplyAborted."""
+    identity = Identity.new("chatcmpl", service.name)
+    counts = TokenCounts()
+    begun: set[int] = set()
+    with naming("messages"):
+        prompt = await service.encode(wanted.conversation())
+        salt = wanted.cache_salt or ""
+        async with aclosing(generate_choices(service, [prompt], wanted.sampling(), salt)) as events:
+            async for index, event in events:
+                if index not in begun:
+                    begun.add(index)
+                    yield _chunk(identity, ChunkChoice(index, Delta("assistant", "")))
+                match event:
+                    case PromptProgress():
+                        pass
+                    case TextDelta(text, logprobs):
+                        report = _report(service.tokenizer, logprobs) if logprobs else None
+                        yield _chunk(identity, ChunkChoice(index, Delta(content=text), report))
+                    case ReplyEnd(finish):
+                        counts.add(event, first_of_prompt=index == 0)
+                        yield _chunk(identity, ChunkChoice(index, Delta(), finish_reason=finish_text(finish)))
+    if wanted.reports_usage:
+        yield _chunk(identity, usage=usage_of(counts))
+
+
+async def fold(chunks: AsyncGenerator[ChatCompletionChunk]) -> ChatCompletion:
+    """The whole reply. The last chunk must be the one about usage."""
+    parts: dict[int, _Parts] = {}
+    async for chunk in chunks:
+        for choice in chunk.choices:
+            parts.setdefault(choice.index, _Parts()).add(choice)
+        if chunk.usage is not UNSET:
+            choices = [parts[index].choice(index) for index in sorted(parts)]
+            return ChatCompletion(
+                id=chunk.id, created=chunk.created, model=chunk.model, choices=choices, usage=chunk.usage
+            )
+    raise EOFError("the chunks ended without their usage")
+
+
+@dataclass(slots=True)
+class _Parts:
+    """The chunks of one choice."""
+
+    texts: list[str] = field(default_factory=list)
+    reported: list[ReportedToken] = field(default_factory=list)
+    has_logprobs: bool = False
+    finish: FinishText | None = None
+
+    def add(self, choice: ChunkChoice) -> None:
+        if choice.delta.content is not UNSET:
+            self.texts.append(choice.delta.content)
+        if choice.logprobs is not None:
+            self.has_logprobs = True
+            self.reported += choice.logprobs.content
+        self.finish = choice.finish_reason or self.finish
+
+    def choice(self, index: int) -> Choice:
+        logprobs = ChoiceLogprobs(self.reported) if self.has_logprobs else None
+        return Choice(index, AssistantMessage("".join(self.texts)), logprobs, self.finish)
+
+
+def _chunk(identity: Identity, *choices: ChunkChoice, usage: Usage | UnsetType = UNSET) -> ChatCompletionChunk:
+    return ChatCompletionChunk(
+        id=identity.id, created=identity.created, model=identity.model, choices=list(choices), usage=usage
+    )
+
+
+def _report(tokenizer: Tokenizer, logprobs: Sequence[TokenLogprobs]) -> ChoiceLogprobs:
+    return ChoiceLogprobs([_reported(tokenizer, token) for token in logprobs])
+
+
+def _reported(tokenizer: Tokenizer, token: TokenLogprobs) -> ReportedToken:
+    picked = _alternative(tokenizer, token.token_id, token.logprob)
+    top = [_alternative(tokenizer, token_id, logprob) for token_id, logprob in token.top]
+    return ReportedToken(picked.token, picked.logprob, picked.bytes, top)
+
+
+def _alternative(tokenizer: Tokenizer, token_id: int, logprob: float) -> TokenAlternative:
+    encoded = tokenizer.token_bytes(token_id, show_control=True)
+    return TokenAlternative(token_text(tokenizer, token_id), finite(logprob), list(encoded))

@@ -1,0 +1,170 @@
+"""Text completions, OpenAI's older dialect: one generator of chunks, which is the streamed reply, and a fold that makes
+the whole reply of the same chunks. So the two cannot disagree.
+
+A prompt is taken as it is: control tokens in it are control tokens, for clients that write a chat's markup themselves.
+"""
+
+import codecs
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Literal
+
+import msgspec
+from msgspec import UNSET, Struct, UnsetType
+
+from app.chat.events import PromptProgress, ReplyEnd, TextDelta
+from app.chat.service import ChatService
+from app.server.choices import TokenCounts, generate_choices
+from app.server.errors import InvalidRequest, naming
+from app.server.openai_requests import CompletionRequest
+from app.server.openai_tokens import FinishText, Identity, Usage, finish_text, finite, token_text, usage_of
+from app.text.tokenizer import Tokenizer
+from engine.request import TokenLogprobs
+
+
+class CompletionLogprobs(Struct):
+    """Columns, one entry a token."""
+
+    tokens: list[str] = msgspec.field(default_factory=list)
+    token_logprobs: list[float] = msgspec.field(default_factory=list)
+    top_logprobs: list[dict[str, float]] = msgspec.field(default_factory=list)
+    text_offset: list[int] = msgspec.field(default_factory=list)  # where the token's first whole character is in `text`
+
+    def extend(self, more: "CompletionLogprobs") -> None:
+        self.tokens += more.tokens
+        self.token_logprobs += more.token_logprobs
+        self.top_logprobs += more.top_logprobs
+        self.text_offset += more.text_offset
+
+
+class CompletionChoice(Struct):
+    """Of a chunk: its part of the choice. Of a whole reply: all of it."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None = None
+    finish_reason: FinishText | None = None
+
+
+class Completion(Struct, kw_only=True):
+    """A chunk and a whole reply look the same."""
+
+    id: str
+    object: Literal["text_completion"] = "text_completion"
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage | UnsetType = UNSET
+
+
+async def chunks(service: ChatService, wanted: CompletionRequest) -> AsyncGenerator[Completion]:
+    """The reply, as it comes; last, if wanted, a chunk that says what it used. Nothing comes before the engine has
+    begun with it, so that what is refused or fails at once can be raised: InvalidRequest, InvalidSampling, EngineError,
+    ReplyFailed, ReplyAborted."""
+    identity = Identity.new("cmpl", service.name)
+    counts = TokenCounts()
+    params = wanted.sampling()
+    given = wanted.prompts()
+    prompts = [await _encode(service, prompt) for prompt in given]
+    writers: dict[int, _ChoiceWriter] = {}
+    salt = wanted.cache_salt or ""
+    with naming("prompt"):
+        async with aclosing(generate_choices(service, prompts, params, salt, continues_text=True)) as events:
+            async for index, event in events:
+                if index not in writers:
+                    writers[index] = _ChoiceWriter(service.tokenizer, index)
+                    echo = _text(service.tokenizer, given[index // len(params)]) if wanted.echo else ""
+                    yield _chunk(identity, CompletionChoice(index, echo))
+                match event:
+                    case PromptProgress():
+                        pass
+                    case TextDelta():
+                        yield _chunk(identity, writers[index].part(event))
+                    case ReplyEnd(finish):
+                        counts.add(event, first_of_prompt=index % len(params) == 0)
+                        yield _chunk(identity, CompletionChoice(index, "", finish_reason=finish_text(finish)))
+    if wanted.reports_usage:
+        yield _chunk(identity, usage=usage_of(counts))
+
+
+async def fold(chunks: AsyncGenerator[Completion]) -> Completion:
+    """The whole reply. The last chunk must be the one about usage."""
+    parts: dict[int, _Parts] = {}
+    async for chunk in chunks:
+        for choice in chunk.choices:
+            parts.setdefault(choice.index, _Parts()).add(choice)
+        if chunk.usage is not UNSET:
+            chunk.choices = [parts[index].choice(index) for index in sorted(parts)]
+            return chunk
+    raise EOFError("the chunks ended without their usage")
+
+
+@dataclass(slots=True)
+class _Parts:
+    """The chunks of one choice."""
+
+    texts: list[str] = field(default_factory=list)
+    logprobs: CompletionLogprobs | None = None
+    finish: FinishText | None = None
+
+    def add(self, choice: CompletionChoice) -> None:
+        self.texts.append(choice.text)
+        self.finish = choice.finish_reason or self.finish
+        if choice.logprobs is not None:
+            self.logprobs = self.logprobs or CompletionLogprobs()
+            self.logprobs.extend(choice.logprobs)
+
+    def choice(self, index: int) -> CompletionChoice:
+        return CompletionChoice(index, "".join(self.texts), self.logprobs, self.finish)
+
+
+class _ChoiceWriter:
+    """Writes the parts of one choice; knows how far in its text the tokens are."""
+
+    def __init__(self, tokenizer: Tokenizer, index: int) -> None:
+        self._tokenizer = tokenizer
+        self._index = index
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._offset = 0
+
+    def part(self, delta: TextDelta) -> CompletionChoice:
+        return CompletionChoice(self._index, delta.text, self._columns(delta.logprobs) if delta.logprobs else None)
+
+    def _columns(self, reported: Sequence[TokenLogprobs]) -> CompletionLogprobs:
+        columns = CompletionLogprobs()
+        for token in reported:
+            columns.tokens.append(token_text(self._tokenizer, token.token_id))
+            columns.token_logprobs.append(finite(token.logprob))
+            columns.top_logprobs.append(self._alternatives(token))
+            columns.text_offset.append(self._offset)
+            self._offset += len(self._decoder.decode(self._tokenizer.token_bytes(token.token_id)))
+        return columns
+
+    def _alternatives(self, token: TokenLogprobs) -> dict[str, float]:
+        """By text, the most likely where two tokens look the same; the picked one is always among them."""
+        alternatives: dict[str, float] = {}
+        for token_id, logprob in (*token.top, (token.token_id, token.logprob)):
+            alternatives.setdefault(token_text(self._tokenizer, token_id), finite(logprob))
+        return alternatives
+
+
+def _chunk(identity: Identity, *choices: CompletionChoice, usage: Usage | UnsetType = UNSET) -> Completion:
+    return Completion(
+        id=identity.id, created=identity.created, model=identity.model, choices=list(choices), usage=usage
+    )
+
+
+async def _encode(service: ChatService, prompt: str | tuple[int, ...]) -> tuple[int, ...]:
+    """The ids of a prompt. Raises InvalidRequest for one that is empty or not of the vocabulary."""
+    ids = await service.encode_text(prompt) if isinstance(prompt, str) else prompt
+    if not ids:
+        raise InvalidRequest("prompt: it is empty", "Send at least one token.", parameter="prompt")
+    if (largest := max(ids)) >= service.vocab_size:
+        problem = f"token id {largest} is not in the vocabulary of {service.vocab_size}"
+        raise InvalidRequest(f"prompt: {problem}", parameter="prompt")
+    return ids
+
+
+def _text(tokenizer: Tokenizer, prompt: str | tuple[int, ...]) -> str:
+    return prompt if isinstance(prompt, str) else tokenizer.decode(prompt)

@@ -1,0 +1,231 @@
+"""The requests of OpenAI's API: every field that is read, with its type and its bounds, declared here and nowhere else.
+
+Unknown fields are ignored, since clients send many; known ones that this version cannot honour are refused by name.
+Fields that are absent or null have the API's defaults.
+"""
+
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal, TypeAlias
+
+from msgspec import Meta, Raw, Struct
+
+from app.chat.messages import InvalidMessage, Message, ToolCall, text_of
+from app.server.errors import InvalidRequest
+from engine.request import MAX_BIASES, MAX_LOGPROBS, MAX_STOPS, SamplingParams
+
+MAX_CHOICES = 256  # of one request: prompts times n
+DEFAULT_COMPLETION_TOKENS = 16
+
+Count: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+PositiveCount: TypeAlias = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+TokenId: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+Fraction: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
+Penalty: TypeAlias = Annotated[float, Meta(ge=-2, le=2)]
+Alternatives: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]
+StopText: TypeAlias = Annotated[str, Meta(min_length=1, max_length=1024)]
+PromptIds: TypeAlias = Annotated[list[TokenId], Meta(min_length=1, max_length=1 << 20)]
+
+# Fields whose value, where there is one, is a field of SamplingParams as it stands.
+_SAME_IN_SAMPLING = (
+    "temperature",
+    "top_p",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "min_tokens",
+    "ignore_eos",
+)
+
+
+class StreamOptions(Struct):
+    include_usage: bool | None = None
+
+
+class GenerationRequest(Struct, kw_only=True):
+    """What both kinds of request have in common."""
+
+    model: Annotated[str, Meta(max_length=1024)]
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: Annotated[int, Meta(ge=1, le=16)] | None = None
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Fraction | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    logit_bias: (
+        Annotated[dict[TokenId, Annotated[float, Meta(ge=-100, le=100)]], Meta(max_length=MAX_BIASES)] | None
+    ) = None
+    max_tokens: PositiveCount | None = None
+    stop: StopText | Annotated[list[StopText], Meta(max_length=MAX_STOPS)] | None = None
+    user: str | None = None
+    # Not in OpenAI's API, but in that of most engines that speak it.
+    top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None  # -1 and 0: no limit
+    min_p: Fraction | None = None
+    repetition_penalty: Annotated[float, Meta(ge=0.01, le=100)] | None = None
+    ignore_eos: bool | None = None
+    min_tokens: Count | None = None
+    stop_token_ids: Annotated[list[TokenId], Meta(max_length=64)] | None = None
+    cache_salt: Annotated[str, Meta(max_length=256)] | None = None
+
+    @property
+    def reports_usage(self) -> bool:
+        """Whether the reply says what it used: a streamed one only if asked to."""
+        return not self.stream or (self.stream_options is not None and bool(self.stream_options.include_usage))
+
+    def sampling(self) -> list[SamplingParams]:
+        """The sampling of each choice: with a seed, each choice has the next one. Raises InvalidSampling."""
+        given: dict[str, Any] = {name: getattr(self, name) for name in _SAME_IN_SAMPLING}
+        given |= {"max_tokens": self._max_tokens(), "logprobs": self._logprobs()}
+        given = {name: value for name, value in given.items() if value is not None}
+        given |= {
+            "top_k": max(0, self.top_k or 0),
+            "stop": (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()),
+            "stop_token_ids": tuple(self.stop_token_ids or ()),
+            "logit_bias": tuple((self.logit_bias or {}).items()),
+        }
+        if self.seed is None:
+            return [SamplingParams(**given) for _ in range(self.n or 1)]
+        return [SamplingParams(**given, seed=(self.seed + choice) % 2**64) for choice in range(self.n or 1)]
+
+    def check(self) -> None:
+        """Raise InvalidRequest for what no single field's bounds can say."""
+        for parameter, problem in self._problems():
+            raise InvalidRequest(f"{parameter}: {problem}", parameter=parameter)
+
+    def _problems(self) -> Iterator[tuple[str, str]]:
+        raise NotImplementedError
+
+    def _max_tokens(self) -> int | None:
+        raise NotImplementedError
+
+    def _logprobs(self) -> int | None:
+        raise NotImplementedError
+
+
+# -- chat
+
+
+class ContentPart(Struct):
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+
+
+class FunctionCall(Struct):
+    name: str
+    arguments: str = ""
+
+
+class MessageToolCall(Struct):
+    function: FunctionCall
+    id: str | None = None
+
+
+class ChatMessage(Struct):
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[ContentPart] | None = None
+    name: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[MessageToolCall] | None = None
+    tool_call_id: str | None = None
+
+    def to_message(self) -> Message:
+        """Raises InvalidMessage for what is not text, or arguments that are no JSON object."""
+        parts = self.content
+        if isinstance(parts, list):
+            parts = text_of([{"type": part.type, "text": part.text, "refusal": part.refusal} for part in parts])
+        calls = [ToolCall.parse(c.function.name, c.function.arguments, c.id) for c in self.tool_calls or ()]
+        return Message(self.role, parts or "", self.reasoning_content, tuple(calls), self.tool_call_id, self.name)
+
+
+class ResponseFormat(Struct):
+    type: str
+
+
+class ChatCompletionRequest(GenerationRequest, kw_only=True):
+    """POST /v1/chat/completions."""
+
+    messages: Annotated[list[ChatMessage], Meta(min_length=1)]
+    max_completion_tokens: PositiveCount | None = None
+    logprobs: bool | None = None
+    top_logprobs: Alternatives | None = None
+    response_format: ResponseFormat | None = None
+    tools: list[Raw] | None = None
+    tool_choice: Any = None
+    functions: list[Raw] | None = None
+    modalities: list[str] | None = None
+
+    def conversation(self) -> list[Message]:
+        """The messages. Raises InvalidRequest naming the one that cannot be given to a model."""
+        messages = []
+        for index, message in enumerate(self.messages):
+            try:
+                messages.append(message.to_message())
+            except InvalidMessage as error:
+                place = f"messages[{index}]"
+                raise InvalidRequest(f"{place}: {error.message}", error.remedy, parameter=place) from error
+        return messages
+
+    def _problems(self) -> Iterator[tuple[str, str]]:
+        if self.tools and self.tool_choice != "none":
+            yield "tools", "this version does not call tools; send none, or tool_choice none."
+        if self.functions:
+            yield "functions", "this version does not call functions; send none."
+        if self.response_format is not None and self.response_format.type != "text":
+            yield "response_format", "this version writes text only; leave it out."
+        if any(modality != "text" for modality in self.modalities or ()):
+            yield "modalities", "this version writes text only; leave it out."
+        if self.top_logprobs is not None and not self.logprobs:
+            yield "top_logprobs", "it needs logprobs to be true."
+
+    def _max_tokens(self) -> int | None:
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    def _logprobs(self) -> int | None:
+        return self.top_logprobs or 0 if self.logprobs else None
+
+
+# -- completions
+
+
+class CompletionRequest(GenerationRequest, kw_only=True):
+    """POST /v1/completions."""
+
+    prompt: str | Annotated[list[str | TokenId | PromptIds], Meta(min_length=1, max_length=1 << 20)]
+    logprobs: Alternatives | None = None
+    echo: bool | None = None
+    best_of: PositiveCount | None = None
+    suffix: str | None = None
+
+    def prompts(self) -> list[str | tuple[int, ...]]:
+        """The prompts, each a text or token ids. Raises InvalidRequest for a list that mixes the two."""
+        prompt = self.prompt
+        if isinstance(prompt, str):
+            return [prompt]
+        ids = [item for item in prompt if isinstance(item, int)]
+        if len(ids) == len(prompt):
+            return [tuple(ids)]
+        prompts = [item if isinstance(item, str) else tuple(item) for item in prompt if not isinstance(item, int)]
+        if len({type(item) for item in prompt}) > 1:
+            problem = "a list holds texts, token ids, or lists of token ids, and one kind only."
+            raise InvalidRequest(f"prompt: {problem}", parameter="prompt")
+        if len(prompts) * (self.n or 1) > MAX_CHOICES:
+            problem = f"{len(prompts)} prompts times n are more than {MAX_CHOICES} choices."
+            raise InvalidRequest(f"prompt: {problem}", "Send several requests.", parameter="prompt")
+        return prompts
+
+    def _problems(self) -> Iterator[tuple[str, str]]:
+        if self.suffix:
+            yield "suffix", "this version does not insert text; leave it out."
+        if self.best_of is not None and self.best_of != (self.n or 1):
+            yield "best_of", "this version returns all that it generates; leave it out."
+        if self.echo and self.logprobs is not None:
+            yield "echo", "this version has no log probabilities of the prompt; leave out echo or logprobs."
+
+    def _max_tokens(self) -> int | None:
+        return DEFAULT_COMPLETION_TOKENS if self.max_tokens is None else self.max_tokens
+
+    def _logprobs(self) -> int | None:
+        return self.logprobs

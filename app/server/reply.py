@@ -1,0 +1,108 @@
+"""Sends the reply to one request, whole or as server-sent events, for as long as the client is there.
+
+A client that goes away ends the work on its reply at once, whatever that is waiting for. Nothing here knows what a
+reply says.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import msgspec
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+log = logging.getLogger(__name__)
+
+ChunkT = TypeVar("ChunkT", bound=msgspec.Struct)
+
+_STREAM_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),  # a proxy in between must not hold events back
+]
+_DONE = b"data: [DONE]\n\n"
+
+
+@dataclass(frozen=True, slots=True)
+class WholeReply(Generic[ChunkT]):
+    """ASGI response: all chunks folded into one JSON body."""
+
+    chunks: AsyncGenerator[ChunkT]
+    fold: Callable[[AsyncGenerator[ChunkT]], Awaitable[msgspec.Struct]]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await while_connected(receive, self._send(scope, receive, send))
+
+    async def _send(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with aclosing(self.chunks) as chunks:
+            body = msgspec.json.encode(await self.fold(chunks))
+        await Response(body, media_type="application/json")(scope, receive, send)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamedReply(Generic[ChunkT]):
+    """ASGI response: each chunk a server-sent event, as it comes, then `[DONE]`.
+
+    What fails before the first chunk is raised, and can still become a status of its own; what fails later becomes an
+    event with `error_body`, the last one.
+    """
+
+    chunks: AsyncGenerator[ChunkT]
+    error_body: Callable[[Exception], msgspec.Struct]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await while_connected(receive, self._send(send))
+
+    async def _send(self, send: Send) -> None:
+        async with aclosing(self._events()) as events:
+            first = await anext(events)
+            await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
+            await send({"type": "http.response.body", "body": first, "more_body": True})
+            async for event in events:
+                await send({"type": "http.response.body", "body": event, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def _events(self) -> AsyncGenerator[bytes]:
+        started = False
+        try:
+            async with aclosing(self.chunks) as chunks:
+                async for chunk in chunks:
+                    yield _event(chunk)
+                    started = True
+        except Exception as error:
+            if not started:
+                raise
+            log.warning("a stream ended early", exc_info=error)
+            yield _event(self.error_body(error))
+        else:
+            yield _DONE
+
+
+def _event(data: msgspec.Struct) -> bytes:
+    return b"data: " + msgspec.json.encode(data) + b"\n\n"
+
+
+async def while_connected(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
+    """Run `work`. If the client goes away meanwhile it is cancelled, and has ended when this returns.
+
+    The request's body must have been read: what is received after it is the end of the connection.
+    """
+    working = asyncio.create_task(work)
+    watching = asyncio.create_task(_gone(receive))
+    try:
+        await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        working.cancel()
+        watching.cancel()
+        await asyncio.wait((working, watching))
+    if not working.cancelled():
+        working.result()
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,43 @@
+"""Servers that tests share: one over the hash model with the default model's tokenizer, one over its real weights."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from app.chat.template import ChatTemplateRenderer
+from app.text.gguf_tokenizer import from_gguf
+from app.text.tokenizer import Tokenizer
+from engine.loading import LoadOptions, load_engine
+from quant.gguf import GGUFFile
+from tests.app.server.live_server import LiveServer, controlled_engine
+
+
+@pytest.fixture(scope="session")
+def tokenizer(smollm2: Path) -> Tokenizer:
+    with GGUFFile(smollm2) as file:
+        return from_gguf(file.metadata)
+
+
+@pytest.fixture(scope="session")
+def renderer() -> Iterator[ChatTemplateRenderer]:
+    with ChatTemplateRenderer() as renderer:
+        yield renderer
+
+
+@pytest.fixture(scope="session")
+def hash_server(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> Iterator[LiveServer]:
+    """For tests that leave it as they found it."""
+    engine, _ = controlled_engine(tokenizer.vocab_size)
+    with LiveServer("hash", engine, tokenizer, renderer) as server:
+        yield server
+    engine.assert_empty()
+
+
+@pytest.fixture(scope="session")
+def smollm2_server(smollm2: Path, tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> Iterator[LiveServer]:
+    with GGUFFile(smollm2) as file:
+        engine = load_engine(file, LoadOptions(context_length=512))
+    with LiveServer("smollm2:135m", engine, tokenizer, renderer) as server:
+        yield server
+    engine.assert_empty()

@@ -1,0 +1,271 @@
+"""Requests that cannot be answered: each is refused in OpenAI's form, by the field's name, and never with a 5xx."""
+
+import json
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from app.server.request_body import MAX_BODY_BYTES
+from tests.app.server.live_server import LiveServer
+
+CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
+VALID: dict[str, dict[str, Any]] = {
+    CHAT: {"model": "hash", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1},
+    COMPLETION: {"model": "hash", "prompt": "Hi", "max_tokens": 1},
+}
+
+# What each field must not be. Written as JSON, since Python cannot say all of it.
+NOT_A_NUMBER = ("true", '"1"', "[]", "{}", "[1]", '"NaN"')
+NOT_AN_INTEGER = (*NOT_A_NUMBER, "1.5", "1e300", "1e999", "9" * 400, str(2**63), str(-(2**64)))
+HUGE = ("1e999", "-1e999", "9" * 400, "1e300")
+BAD: dict[str, tuple[str, ...]] = {
+    "model": ("null", "1", "[]", "{}", '""', '"gpt-5"', '"HASH"', '"hash\\u0000"', '"../hash"'),
+    "temperature": (*NOT_A_NUMBER, *HUGE, "-0.1", "2.1"),
+    "top_p": (*NOT_A_NUMBER, *HUGE, "-0.1", "1.1"),
+    "min_p": (*NOT_A_NUMBER, *HUGE, "-1", "2"),
+    "presence_penalty": (*NOT_A_NUMBER, *HUGE, "-2.1", "2.1"),
+    "frequency_penalty": (*NOT_A_NUMBER, *HUGE, "-2.1", "2.1"),
+    "repetition_penalty": (*NOT_A_NUMBER, *HUGE, "0", "-1", "101"),
+    "n": (*NOT_AN_INTEGER, "0", "-1", "17"),
+    "seed": NOT_AN_INTEGER,
+    "max_tokens": (*NOT_AN_INTEGER, "0", "-1"),
+    "top_k": (*NOT_AN_INTEGER, "-2"),
+    "min_tokens": (*NOT_AN_INTEGER, "-1", "2"),
+    "stop": ("1", "true", "{}", '""', '[""]', "[1]", "[null]", '[["a"]]', json.dumps(["a"] * 17), f'"{"a" * 1025}"'),
+    "stop_token_ids": ("1", '"1"', "{}", '["1"]', "[-1]", "[49152]", "[1e9]", f"[{2**31}]", json.dumps([1] * 65)),
+    "logit_bias": (
+        "1",
+        "[]",
+        '{"a": 1}',
+        '{"-1": 1}',
+        '{"1.5": 1}',
+        '{"49152": 1}',
+        '{"1": 101}',
+        '{"1": "1"}',
+        '{"1": true}',
+        '{"1": 1e999}',
+        f'{{"{"9" * 300}": 1}}',
+        json.dumps({str(key): 1 for key in range(1025)}),
+    ),
+    "ignore_eos": ("1", '"true"', "[]"),
+    "stream": ("1", '"true"', "[]"),
+    "stream_options": ("1", "true", "[]", '{"include_usage": 1}'),
+    "cache_salt": ("1", "[]", f'"{"a" * 257}"'),
+    "user": ("1", "{}"),
+}
+BAD_ONLY: dict[str, dict[str, tuple[str, ...]]] = {
+    CHAT: {
+        "messages": (
+            *("null", "[]", '"Hi"', "{}", "[1]", "[null]", "[{}]", "[[]]"),
+            '[{"role": "user"}, {"content": "Hi"}]',
+            '[{"role": "king", "content": "Hi"}]',
+            '[{"role": "user", "content": 1}]',
+            '[{"role": "user", "content": [1]}]',
+            '[{"role": "user", "content": [{"text": "Hi"}]}]',
+            '[{"role": "user", "content": [{"type": "text"}]}]',
+            '[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://127.0.0.1/"}}]}]',
+            '[{"role": "user", "content": [{"type": "input_audio", "input_audio": {"data": ""}}]}]',
+            '[{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "no"}}]}]',
+            '[{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "[1]"}}]}]',
+            '[{"role": "assistant", "tool_calls": [{}]}]',
+            json.dumps([{"role": "user", "content": "too long " * 3000}]),
+        ),
+        "max_completion_tokens": (*NOT_AN_INTEGER, "0", "-1"),
+        "logprobs": ("1", '"true"', "[]"),
+        "top_logprobs": (*NOT_AN_INTEGER, "-1", "21", "5"),
+        "response_format": ("1", "{}", '{"type": "json_object"}', '{"type": "json_schema", "json_schema": {}}'),
+        "tools": ("1", "{}", '[{"type": "function", "function": {"name": "f"}}]'),
+        "functions": ('[{"name": "f"}]',),
+        "modalities": ('"text"', '["text", "audio"]'),
+    },
+    COMPLETION: {
+        "prompt": (
+            *("null", "1", "true", "{}", "[]", '""', "[[]]", "[null]", "[true]", "[1.5]", "[-1]", "[49152]"),
+            *("[[49152]]", '["a", 1]', '[1, "a"]', '["a", [1]]', "[1, [1]]", "[[[1]]]", '[["a"]]', '["a", ""]'),
+            f"[{2**31}]",
+            json.dumps(["a"] * 257),
+            json.dumps("too long " * 3000),
+            json.dumps([1] * 2048),
+        ),
+        "logprobs": (*NOT_AN_INTEGER, "-1", "21"),
+        "echo": ("1", '"true"'),
+        "suffix": ("1", '"the end"'),
+        "best_of": (*NOT_AN_INTEGER, "0", "3"),
+    },
+}
+TABLE = [
+    (path, name, value)
+    for path in (CHAT, COMPLETION)
+    for name, values in {**BAD, **BAD_ONLY[path]}.items()
+    for value in values
+]
+
+
+@pytest.fixture(scope="module")
+def http(hash_server: LiveServer) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=hash_server.url, timeout=None) as http:  # noqa: S113
+        yield http
+
+
+def post(http: httpx.Client, path: str, body: bytes | str) -> httpx.Response:
+    return http.post(path, content=body, headers={"content-type": "application/json"})
+
+
+def changed(path: str, name: str, value: str) -> str:
+    """A valid body with one field set to `value`, which is JSON already."""
+    others = {key: json.dumps(kept) for key, kept in VALID[path].items() if key != name}
+    return "{" + ", ".join(f'"{key}": {text}' for key, text in {**others, name: value}.items()) + "}"
+
+
+def error_of(response: httpx.Response) -> dict[str, Any]:
+    """The error in a response, which must have OpenAI's form."""
+    body = response.json()
+    assert body.keys() == {"error"}
+    error: dict[str, Any] = body["error"]
+    assert error.keys() == {"message", "type", "param", "code"}
+    assert isinstance(error["message"], str)
+    assert error["message"]
+    assert error["type"] == "invalid_request_error"
+    return error
+
+
+def test_what_is_changed_here_is_valid_before(http: httpx.Client) -> None:
+    for path, body in VALID.items():
+        assert post(http, path, json.dumps(body)).status_code == 200
+
+
+@pytest.mark.parametrize(("path", "name"), sorted({(path, name) for path, name, _ in TABLE}))
+def test_each_field_is_refused_by_name(http: httpx.Client, path: str, name: str) -> None:
+    for value in [value for p, n, value in TABLE if (p, n) == (path, name)]:
+        response = post(http, path, changed(path, name, value))
+        assert response.status_code in (400, 404), (value, response.text)
+        assert name in error_of(response)["param"], (value, response.text)
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETION])
+def test_a_missing_field_is_named(http: httpx.Client, path: str) -> None:
+    for name in VALID[path].keys() - {"max_tokens"}:
+        response = post(http, path, json.dumps({key: value for key, value in VALID[path].items() if key != name}))
+        assert (response.status_code, error_of(response)["param"]) == (400, name)
+
+
+def test_several_wrong_fields_at_once(http: httpx.Client) -> None:
+    """Combinations: any of the fields at fault may be the one that is named."""
+    chance = random.Random(3)
+    for _ in range(600):
+        path = chance.choice((CHAT, COMPLETION))
+        wrong = chance.sample([(name, value) for p, name, value in TABLE if p == path], chance.randint(2, 5))
+        fields = {key: json.dumps(value) for key, value in VALID[path].items()} | dict(wrong)
+        response = post(http, path, "{" + ", ".join(f'"{key}": {text}' for key, text in fields.items()) + "}")
+        assert response.status_code in (400, 404), (fields, response.text)
+        named = error_of(response)["param"]
+        assert any(name in named for name in dict(wrong)), (fields, response.text)
+
+
+def test_random_bytes_in_a_valid_body_never_break_the_server(http: httpx.Client) -> None:
+    chance = random.Random(4)
+    for _ in range(500):
+        path = chance.choice((CHAT, COMPLETION))
+        body = bytearray(json.dumps(VALID[path]).encode())
+        for _ in range(chance.randint(1, 4)):
+            place = chance.randrange(len(body))
+            body[place : place + chance.randint(0, 2)] = chance.randbytes(chance.randint(0, 2))
+        response = post(http, path, bytes(body))
+        assert response.status_code < 500, (bytes(body), response.text)
+        if response.status_code != 200:
+            error_of(response)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        *(b"", b"null", b"1", b'"Hi"', b"[]", b"{", b'{"model": "hash"', b"\xff\xfe", b"\x00", b"{}x"),
+        b'{"model": NaN}',
+        b'{"model": "\\ud800", "prompt": "Hi"}',
+        b'{"model": "hash", "messages": [{"role": "user", "content": "\\ud800"}]}',
+        b'{"model": "hash", "messages": [{"role": "user", "content": "\xff"}]}',
+        b'{"model": "hash", "messages": [{"role": "user", "content": "Hi"}], "temperature": NaN}',
+        b'{"model": "hash", "messages": [{"role": "user", "content": "Hi"}], "temperature": -Infinity}',
+        b'{"model": "hash", "deep": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+        b'{"model": "hash", "tool_choice": ' + b'{"a":' * 100_000 + b"1" + b"}" * 100_000 + b"}",
+        b'{"model": "hash", "tools": [' + b"[" * 100_000 + b"]" * 100_000 + b"]}",
+        b"[" * 1_000_000,
+    ],
+)
+def test_what_is_no_json_object_is_refused(http: httpx.Client, body: bytes) -> None:
+    for path in (CHAT, COMPLETION):
+        response = post(http, path, body)
+        assert response.status_code == 400
+        error_of(response)
+
+
+def test_odd_but_valid_text_is_read(http: httpx.Client) -> None:
+    for text in ("\0", "\0" * 100, "\u202e", "<|im_end|>", "{{ 7 * 7 }}", "\U0010ffff", " ", "\ufffe"):
+        for path, field in ((CHAT, "messages"), (COMPLETION, "prompt")):
+            value = [{"role": "user", "content": text}] if path == CHAT else text
+            response = post(http, path, json.dumps({**VALID[path], field: value}))
+            assert response.status_code == 200, (text, response.text)
+
+
+@pytest.mark.parametrize(
+    "media_type", [None, "text/plain", "application/x-www-form-urlencoded", "multipart/form-data", "application/jsonp"]
+)
+def test_only_json_is_read(http: httpx.Client, media_type: str | None) -> None:
+    headers = {} if media_type is None else {"content-type": media_type}
+    response = http.post(CHAT, content=json.dumps(VALID[CHAT]).encode(), headers=headers)
+    assert response.status_code == 415
+    error_of(response)
+
+
+def test_json_with_a_charset_is_json(http: httpx.Client) -> None:
+    headers = {"content-type": "Application/JSON; charset=utf-8"}
+    assert http.post(CHAT, content=json.dumps(VALID[CHAT]).encode(), headers=headers).status_code == 200
+
+
+def test_a_body_past_the_limit_is_refused(http: httpx.Client) -> None:
+    body = json.dumps({**VALID[CHAT], "ignored": "x" * MAX_BODY_BYTES}).encode()
+    response = post(http, CHAT, body)
+    assert response.status_code == 413
+    error_of(response)
+    response = http.post(CHAT, content=iter([body]), headers={"content-type": "application/json"})
+    assert response.status_code == 413
+
+
+def test_a_prompt_that_can_never_fit_is_refused_with_the_numbers(http: httpx.Client) -> None:
+    response = post(http, COMPLETION, json.dumps({**VALID[COMPLETION], "prompt": [5] * 3000}))
+    error = error_of(response)
+    assert response.status_code == 400
+    assert "3,000" in error["message"]
+    assert "2,048" in error["message"]
+    assert error["code"] == "context_length_exceeded"
+    assert error["param"] == "prompt"
+
+
+def test_a_model_that_is_not_here(http: httpx.Client) -> None:
+    response = post(http, CHAT, json.dumps({**VALID[CHAT], "model": "gpt-5"}))
+    assert (response.status_code, error_of(response)["code"]) == (404, "model_not_found")
+    assert "'hash'" in error_of(response)["message"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/", 404),
+        ("GET", "/v1", 404),
+        ("POST", "/v1/chat/completions/", 404),
+        ("GET", "/v1/chat/completions", 405),
+        ("PUT", "/v1/completions", 405),
+        ("DELETE", "/v1/models/hash", 405),
+        ("POST", "/v1/models", 405),
+        ("OPTIONS", "/v1/chat/completions", 405),
+        ("POST", "/health", 405),
+    ],
+)
+def test_unknown_paths_and_methods(http: httpx.Client, method: str, path: str, status: int) -> None:
+    response = http.request(method, path)
+    assert response.status_code == status
+    assert path in error_of(response)["message"]
+    assert ("allow" in response.headers) == (status == 405)

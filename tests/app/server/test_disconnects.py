@@ -1,0 +1,146 @@
+"""Clients that go away, in every phase: their requests end at once, and nothing is left of them."""
+
+import asyncio
+import json
+import random
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from app.chat.messages import Message
+from app.chat.template import ChatTemplateRenderer
+from app.text.tokenizer import Tokenizer
+from tests.app.server.live_server import ControlledRunner, LiveServer, controlled_engine, descriptors, until
+from tests.hash_model import expected_output
+
+
+@pytest.fixture
+def server(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> Iterator[LiveServer]:
+    """Four requests run at a time, and the others queue."""
+    engine, _ = controlled_engine(tokenizer.vocab_size, running=4, budget=64)
+    with LiveServer("hash", engine, tokenizer, renderer) as server:
+        # One whole request, so that what is made once is there already.
+        asyncio.run(read_all(server, message(max_tokens=1)))
+        yield server
+        until(lambda: not engine.has_work)
+    engine.assert_empty()
+
+
+def runner_of(server: LiveServer) -> ControlledRunner:
+    runner = server.engine._runner
+    assert isinstance(runner, ControlledRunner)
+    return runner
+
+
+def message(content: str = "Hi", **fields: Any) -> bytes:
+    """A chat request as it goes over the wire."""
+    body = {"model": "hash", "messages": [{"role": "user", "content": content}], "ignore_eos": True, **fields}
+    encoded = json.dumps(body).encode()
+    head = "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+    head += f"Content-Type: application/json\r\nContent-Length: {len(encoded)}\r\n\r\n"
+    return head.encode() + encoded
+
+
+async def send(server: LiveServer, data: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    writer.write(data)
+    await writer.drain()
+    return reader, writer
+
+
+async def read_all(server: LiveServer, data: bytes) -> bytes:
+    reader, writer = await send(server, data)
+    reply = await reader.read()
+    writer.close()
+    await writer.wait_closed()
+    return reply
+
+
+async def hang_up(writer: asyncio.StreamWriter, *, reset: bool = False) -> None:
+    if reset:
+        writer.transport.abort()
+    else:
+        writer.close()
+        await writer.wait_closed()
+
+
+async def eventually(condition: Callable[[], bool]) -> None:
+    await asyncio.to_thread(until, condition)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("n", [1, 4])
+@pytest.mark.parametrize("phase", ["prefill", "mid-stream", "queued"])
+def test_nothing_waits_for_a_client_that_left(server: LiveServer, phase: str, n: int, stream: bool) -> None:
+    """The engine is held inside a step, so that no event can come: the tasks must end without one."""
+    runner = runner_of(server)
+    idle = server.tasks()
+
+    async def leave() -> None:
+        blockers = []
+        if phase == "queued":
+            blockers = [await send(server, message(f"Blocker {number}", max_tokens=1500)) for number in range(4)]
+            await eventually(lambda: server.engine.num_running == 4)
+        busy, plans = server.tasks(), runner.plans
+        steps = 7 if phase == "mid-stream" else 0
+        runner.steps_allowed = threading.Semaphore(steps)
+        content = "A prompt of several steps. " * (100 if phase == "prefill" else 1)
+        _, writer = await send(server, message(content, max_tokens=1500, n=n, stream=stream))
+        await eventually(lambda: server.tasks() >= busy + n)
+        await eventually(lambda: phase == "queued" or runner.plans > plans + steps)
+        await hang_up(writer)
+        await eventually(lambda: server.tasks() <= busy)
+        for _, blocker in blockers:
+            await hang_up(blocker)
+        await eventually(lambda: server.tasks() <= idle)
+
+    try:
+        asyncio.run(leave())
+    finally:
+        allowed, runner.steps_allowed = runner.steps_allowed, None
+        if allowed is not None:
+            allowed.release(10)
+    until(lambda: not server.engine.has_work)
+    server.engine.assert_empty()
+
+
+def test_200_clients_that_leave_at_random_points_leave_nothing(server: LiveServer) -> None:
+    chance = random.Random(5)
+    asked_tokens = 1000
+    before = runner_of(server).computed_tokens
+    idle, open_files = server.tasks(), descriptors()
+
+    async def leave() -> None:
+        sent = message(
+            "Why? " * chance.choice((1, 40, 300)),
+            max_tokens=asked_tokens,
+            n=chance.choice((1, 1, 4)),
+            stream=chance.random() < 0.7,
+        )
+        point = chance.choice(("headers", "body", "sent", "queued", "reading", "reading"))
+        cut = {"headers": chance.randint(0, 120), "body": chance.randint(len(sent) - 50, len(sent) - 1)}
+        reader, writer = await send(server, sent[: cut.get(point, len(sent))])
+        if point == "queued":
+            await asyncio.sleep(chance.random() / 20)
+        if point == "reading":
+            reading = asyncio.create_task(reader.read(chance.randint(1, 3000)))
+            await asyncio.wait([reading], timeout=chance.random())
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
+        await hang_up(writer, reset=chance.random() < 0.5)
+
+    async def all_leave() -> bytes:
+        kept = asyncio.create_task(read_all(server, message("Stay with me", max_tokens=50)))
+        await asyncio.gather(*(leave() for _ in range(200)))
+        return await kept
+
+    reply = asyncio.run(all_leave())
+    until(lambda: not server.engine.has_work and server.tasks() <= idle and descriptors() <= open_files)
+    server.engine.assert_empty()
+    # Had they been served to their ends, this would be a hundred times more.
+    assert runner_of(server).computed_tokens - before < 200 * asked_tokens // 10
+    prompt = server.call(server.service.encode([Message("user", "Stay with me")]))
+    answered = json.loads(reply.partition(b"\r\n\r\n")[2])["choices"][0]["message"]["content"]
+    assert answered == server.service.tokenizer.decode(expected_output(prompt, 50))

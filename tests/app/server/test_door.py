@@ -1,0 +1,124 @@
+"""Who is let in: this machine's programs by one of our names, and no web page of another site; on every path."""
+
+import asyncio
+import http.client
+import itertools
+from typing import NoReturn
+
+import pytest
+from starlette.types import Message
+
+from app.server.door import Door
+from tests.app.server.live_server import LiveServer
+
+PATHS = ["/health", "/v1/models", "/v1/chat/completions", "/no/such/path", "/"]
+METHODS = ["GET", "POST", "OPTIONS", "DELETE"]
+
+FOREIGN_HOSTS = [
+    *("evil.com", "localhost.evil.com", "127.0.0.1.evil.com", "localhost.", "0.0.0.0", "192.168.1.7", "127.0.0.2"),  # noqa: S104
+    *("::1", "[::]", "[::ffff:127.0.0.1]", "[::1", "2130706433", "0x7f000001", "127.1", ""),
+    *("localhost/?x", "localhost@evil.com", "evil.com@localhost", "localhost evil.com", "localhost#", "localhost:"),
+    *("localhost:80", "127.0.0.1:1", "localhost:PORT:PORT", "localhost:0PORT", "localhost:+PORT", "evil.com:PORT"),
+    *("other.test", "ingle.test.evil.com", ":PORT", "localhost,evil.com"),
+]
+OWN_HOSTS = ["localhost", "127.0.0.1", "[::1]", "LocalHost", "ingle.test"]
+
+
+def status(server: LiveServer, method: str, path: str, headers: list[tuple[str, str]]) -> tuple[int, list[str]]:
+    """The status of a request with exactly these headers, and the names of the response's."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.port)
+    try:
+        connection.putrequest(method, path, skip_host=True, skip_accept_encoding=True)
+        for name, value in headers:
+            connection.putheader(name, value.replace("PORT", str(server.port)))
+        connection.endheaders()
+        response = connection.getresponse()
+        response.read()
+        return response.status, [name.lower() for name, _ in response.getheaders()]
+    finally:
+        connection.close()
+
+
+@pytest.mark.parametrize("host", FOREIGN_HOSTS)
+def test_a_name_that_is_not_ours_is_refused_everywhere(hash_server: LiveServer, host: str) -> None:
+    for path, method in itertools.product(PATHS, METHODS):
+        # A server may find a Host malformed before it is anyone's name.
+        assert status(hash_server, method, path, [("Host", host)])[0] in (400, 403), (method, path)
+
+
+def test_evil_names_are_refused_by_us_and_not_by_the_parser(hash_server: LiveServer) -> None:
+    assert status(hash_server, "GET", "/health", [("Host", "evil.com")])[0] == 403
+
+
+NOT_ONE_HOST = [[], ["localhost", "evil.com"], ["evil.com", "localhost"], ["localhost"] * 2]
+
+
+@pytest.mark.parametrize("hosts", NOT_ONE_HOST)
+def test_exactly_one_host_is_needed(hash_server: LiveServer, hosts: list[str]) -> None:
+    assert status(hash_server, "GET", "/health", [("Host", host) for host in hosts])[0] in (400, 403)
+
+
+@pytest.mark.parametrize("hosts", NOT_ONE_HOST)
+def test_exactly_one_host_is_needed_whatever_the_parser_lets_through(hosts: list[str]) -> None:
+    sent: list[Message] = []
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    async def never(*_: object) -> NoReturn:
+        raise AssertionError("it was let in")
+
+    headers = [(b"host", host.encode()) for host in hosts]
+    scope = {"type": "http", "method": "GET", "path": "/", "headers": headers, "server": ("127.0.0.1", 80)}
+    asyncio.run(Door(never, names=["localhost"])(scope, never, send))
+    assert sent[0]["status"] == 403
+
+
+@pytest.mark.parametrize("host", OWN_HOSTS)
+def test_our_names_are_let_in_with_and_without_our_port(hash_server: LiveServer, host: str) -> None:
+    for suffix in ("", ":PORT"):
+        assert status(hash_server, "GET", "/health", [("Host", host + suffix)])[0] == 200
+
+
+@pytest.mark.parametrize(
+    "origin",
+    [
+        *("null", "http://evil.com", "https://localhost.evil.com", "http://localhost", "http://localhost:3000", ""),
+        *("http://127.0.0.1:PORT", "file://", "chrome-extension://abc", "http://evil.com, http://localhost:PORT"),
+        *("http://localhost:PORT.evil.com", "http://localhost:PORT/", "localhost:PORT", "ftp://localhost:PORT"),
+    ],
+)
+def test_pages_of_other_origins_are_refused_everywhere(hash_server: LiveServer, origin: str) -> None:
+    for path, method in itertools.product(PATHS, METHODS):
+        headers = [("Host", "localhost:PORT"), ("Origin", origin)]
+        code, sent = status(hash_server, method, path, headers)
+        assert code == 403, (method, path)
+        assert not [name for name in sent if name.startswith("access-control")]
+
+
+def test_pages_of_our_own_origin_are_let_in(hash_server: LiveServer) -> None:
+    headers = [("Host", "localhost:PORT"), ("Origin", "http://localhost:PORT"), ("Sec-Fetch-Site", "same-origin")]
+    code, sent = status(hash_server, "GET", "/v1/models", headers)
+    assert code == 200
+    assert not [name for name in sent if name.startswith("access-control")]
+
+
+@pytest.mark.parametrize(
+    ("site", "code"),
+    [("cross-site", 403), ("same-site", 403), ("Cross-Site", 403), ("none", 200), ("same-origin", 200)],
+)
+def test_what_the_browser_says_of_the_sender(hash_server: LiveServer, site: str, code: int) -> None:
+    for path in ("/health", "/v1/models"):
+        assert status(hash_server, "GET", path, [("Host", "localhost"), ("Sec-Fetch-Site", site)])[0] == code
+
+
+def test_a_preflight_gets_no_permission(hash_server: LiveServer) -> None:
+    headers = [
+        ("Host", "localhost:PORT"),
+        ("Origin", "http://evil.com"),
+        ("Access-Control-Request-Method", "POST"),
+        ("Access-Control-Request-Headers", "content-type"),
+    ]
+    code, sent = status(hash_server, "OPTIONS", "/v1/chat/completions", headers)
+    assert code == 403
+    assert not [name for name in sent if name.startswith("access-control")]

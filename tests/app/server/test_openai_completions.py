@@ -1,0 +1,110 @@
+"""Text completions through the real openai client, against exactly known output."""
+
+from typing import Any
+
+import pytest
+from openai.types import Completion
+
+from tests.app.server.live_server import LiveServer
+from tests.app.server.test_openai_chat import client
+from tests.hash_model import expected_output
+
+PROMPT = "Once upon a time"
+
+
+def expected_text(server: LiveServer, prompt: list[int], count: int) -> str:
+    return server.service.tokenizer.decode(expected_output(prompt, count), continues_text=True)
+
+
+def encoded(server: LiveServer, text: str) -> list[int]:
+    return server.service.tokenizer.encode(text, parse_special=True)
+
+
+def ask(server: LiveServer, **asked: Any) -> Completion:
+    with client(server) as api:
+        reply: Completion = api.completions.create(model="hash", extra_body={"ignore_eos": True}, **asked)
+    return reply
+
+
+def test_the_text_is_exactly_the_models(hash_server: LiveServer) -> None:
+    reply = ask(hash_server, prompt=PROMPT, max_tokens=20)
+    assert reply.choices[0].text == expected_text(hash_server, encoded(hash_server, PROMPT), 20)
+    assert reply.choices[0].finish_reason == "length"
+    assert reply.id.startswith("cmpl-")
+    assert reply.usage is not None
+    assert reply.usage.prompt_tokens == len(encoded(hash_server, PROMPT))
+
+
+def test_16_tokens_unless_told_otherwise(hash_server: LiveServer) -> None:
+    usage = ask(hash_server, prompt=PROMPT).usage
+    assert usage is not None
+    assert usage.completion_tokens == 16
+
+
+def test_control_tokens_in_a_prompt_are_control_tokens(hash_server: LiveServer) -> None:
+    usage = ask(hash_server, prompt="<|im_start|><|im_end|>").usage
+    assert usage is not None
+    assert usage.prompt_tokens == 2
+
+
+@pytest.mark.parametrize("kind", ["texts", "ids", "lists of ids"])
+def test_every_kind_of_prompt_with_two_choices_each(hash_server: LiveServer, kind: str) -> None:
+    texts = ["One", "Two little words"] if kind != "ids" else ["Two little words"]
+    ids = [encoded(hash_server, text) for text in texts]
+    prompt: Any = {"texts": texts, "ids": ids[0], "lists of ids": ids}[kind]
+    reply = ask(hash_server, prompt=prompt, n=2, max_tokens=9)
+    expected = [expected_text(hash_server, prompt_ids, 9) for prompt_ids in ids for _ in range(2)]
+    assert [choice.text for choice in reply.choices] == expected
+    assert [choice.index for choice in reply.choices] == list(range(len(expected)))
+    assert reply.usage is not None
+    assert reply.usage.prompt_tokens == sum(map(len, ids))
+    assert reply.usage.completion_tokens == 9 * len(expected)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_echo_puts_the_prompt_in_front(hash_server: LiveServer, stream: bool) -> None:
+    expected = PROMPT + expected_text(hash_server, encoded(hash_server, PROMPT), 5)
+    asked: dict[str, Any] = {"prompt": PROMPT, "echo": True, "max_tokens": 5}
+    if not stream:
+        assert ask(hash_server, **asked).choices[0].text == expected
+        return
+    # The client's own type of a chunk does not admit the null that stands for "not finished yet".
+    with (
+        client(hash_server, strict=False) as api,
+        api.completions.create(model="hash", stream=True, extra_body={"ignore_eos": True}, **asked) as events,
+    ):
+        assert "".join(choice.text for chunk in events for choice in chunk.choices) == expected
+
+
+def test_echo_of_token_ids_is_their_text(hash_server: LiveServer) -> None:
+    reply = ask(hash_server, prompt=encoded(hash_server, PROMPT), echo=True, max_tokens=1)
+    assert reply.choices[0].text.startswith(PROMPT)
+
+
+def test_logprobs_are_columns_over_the_text(smollm2_server: LiveServer) -> None:
+    asked: dict[str, Any] = {
+        "model": "smollm2:135m",
+        "prompt": "The flag of Japan: 🇯🇵. The flag of France: 🇫🇷. The flag of",
+        "temperature": 0,
+        "max_tokens": 8,
+        "logprobs": 2,
+    }
+    with client(smollm2_server) as api:
+        whole: Completion = api.completions.create(**asked)
+    with client(smollm2_server, strict=False) as api, api.completions.create(**asked, stream=True) as stream:
+        parts = [choice.logprobs for chunk in stream for choice in chunk.choices if choice.logprobs]
+    text, logprobs = whole.choices[0].text, whole.choices[0].logprobs
+    assert logprobs is not None
+    tokens, offsets, likely = logprobs.tokens, logprobs.text_offset, logprobs.token_logprobs
+    assert tokens is not None
+    assert offsets is not None
+    assert likely is not None
+    assert len(tokens) == len(offsets) == len(likely) == len(logprobs.top_logprobs or []) == 8
+    for token, offset, after in zip(tokens, offsets, [*offsets[1:], len(text)], strict=True):
+        if "\ufffd" not in token:
+            assert text[offset:after] == token
+    for token, logprob, top in zip(tokens, likely, logprobs.top_logprobs or [], strict=True):
+        assert 1 <= len(top) <= 2
+        assert max(top.values()) == top[token] == logprob
+    assert [offset for part in parts for offset in part.text_offset or []] == offsets
+    assert [token for part in parts for token in part.tokens or []] == tokens

@@ -1,0 +1,104 @@
+"""How a reply is sent, without a server: when it is given up, and what is closed by then."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+
+import pytest
+from msgspec import Struct
+from starlette.types import Message
+
+from app.server.openai_errors import error_body
+from app.server.reply import StreamedReply, WholeReply, while_connected
+
+SCOPE = {"type": "http", "method": "POST", "path": "/", "headers": []}
+
+
+class Chunk(Struct):
+    number: int
+
+
+class Client:
+    """Both ends of a connection: reads `patience` messages, and takes no more; may hang up."""
+
+    def __init__(self, patience: int = 1 << 30) -> None:
+        self.sent: list[Message] = []
+        self.left = asyncio.Event()
+        self.stuck = asyncio.Event()
+        self._patience = patience
+
+    async def receive(self) -> Message:
+        await self.left.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: Message) -> None:
+        if len(self.sent) == self._patience:
+            self.stuck.set()
+            await asyncio.Event().wait()
+        self.sent.append(message)
+
+    @property
+    def body(self) -> bytes:
+        return b"".join(message.get("body", b"") for message in self.sent)
+
+
+async def numbers(closed: list[bool], end: int) -> AsyncGenerator[Chunk]:
+    try:
+        for number in range(end):
+            yield Chunk(number)
+    finally:
+        closed.append(True)
+
+
+async def fold(chunks: AsyncGenerator[Chunk]) -> Chunk:
+    return Chunk(sum([chunk.number async for chunk in chunks]))
+
+
+def test_a_stream_is_each_chunk_and_then_done() -> None:
+    async def reply() -> bytes:
+        client = Client()
+        await StreamedReply(numbers([], 2), error_body)(SCOPE, client.receive, client.send)
+        return client.body
+
+    assert asyncio.run(reply()) == b'data: {"number":0}\n\ndata: {"number":1}\n\ndata: [DONE]\n\n'
+
+
+def test_a_whole_reply_is_the_fold_of_the_same_chunks() -> None:
+    async def reply() -> bytes:
+        client = Client()
+        await WholeReply(numbers([], 5), fold)(SCOPE, client.receive, client.send)
+        return client.body
+
+    assert asyncio.run(reply()) == b'{"number":10}'
+
+
+def test_the_chunks_are_closed_when_a_client_leaves_that_took_nothing_any_more() -> None:
+    async def reply() -> None:
+        client, closed = Client(patience=3), list[bool]()
+        chunks = numbers(closed, 1 << 30)  # held here, so that it is not the garbage collector that closes it
+        sending = asyncio.create_task(StreamedReply(chunks, error_body)(SCOPE, client.receive, client.send))
+        await client.stuck.wait()
+        client.left.set()
+        await sending
+        assert closed
+        assert len(asyncio.all_tasks()) == 1
+
+    asyncio.run(reply())
+
+
+def test_what_fails_inside_is_raised_outside() -> None:
+    async def fail() -> None:
+        raise ValueError("inside")
+
+    with pytest.raises(ValueError, match="inside"):
+        asyncio.run(while_connected(Client().receive, fail()))
+
+
+def test_ending_from_outside_ends_the_work() -> None:
+    async def end() -> int:
+        waiting = asyncio.create_task(while_connected(Client().receive, asyncio.sleep(1 << 20)))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        return len(asyncio.all_tasks())
+
+    assert asyncio.run(end()) == 1

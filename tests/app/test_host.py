@@ -1,0 +1,159 @@
+"""The end of the HTTP server: in which order things stop, and what happens when something does not."""
+
+import asyncio
+import random
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import closing
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from app import host
+from app.chat.token_streams import TokenStreams
+from app.loopback import LoopbackSockets
+from engine.config import EngineConfig
+from engine.core import Engine
+from engine.errors import EngineError
+from engine.request import SamplingParams
+from tests.hash_model import VOCABULARY, HashRunner, HashTicket, hash_engine
+
+PROMPT = (1, 2, 3)
+
+
+def application(streams: TokenStreams) -> Starlette:
+    """One route that tells the token events of an endless reply, one line each."""
+
+    async def lines() -> AsyncIterator[str]:
+        with streams.generate(PROMPT, SamplingParams(temperature=0, ignore_eos=True), frozenset()) as stream:
+            async for event in stream:
+                yield f"{event.finish.value if event.finish else event.token_id}\n"
+
+    async def reply(request: Request) -> Response:
+        return StreamingResponse(lines(), media_type="text/plain")
+
+    async def submit(request: Request) -> Response:
+        try:
+            streams.generate(PROMPT, SamplingParams(), frozenset()).close()
+        except EngineError as problem:
+            return PlainTextResponse(problem.message, 503)
+        return PlainTextResponse("submitted")
+
+    return Starlette(routes=[Route("/reply", reply), Route("/submit", submit)])
+
+
+def serve_while(
+    engine: Engine[Any],
+    body: Callable[[host.HTTPServer, httpx.AsyncClient], Awaitable[None]],
+    abandon: Callable[[int], None],
+) -> list[str]:
+    """Run a server over `engine`, and `body` with a client of it; then what the server told, once it has ended."""
+    told: list[str] = []
+
+    async def run(sockets: LoopbackSockets) -> None:
+        async with TokenStreams(engine) as streams:
+            config = uvicorn.Config(application(streams), lifespan="off", ws="none", log_config=None)
+            server = host.HTTPServer(config, streams, lambda: told.append("ready"), abandon)
+            serving = asyncio.create_task(server.serve(sockets.sockets))
+            async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{sockets.port}", timeout=600) as client:
+                await body(server, client)
+            await serving
+
+    with closing(LoopbackSockets(0)) as sockets:
+        asyncio.run(run(sockets))
+    return told
+
+
+def never(status: int) -> None:
+    raise AssertionError("it was abandoned")
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine is slow, not stuck."""
+    monkeypatch.setattr(host, "STOP_SECONDS", 600)
+
+
+def long_engine() -> Engine[HashTicket]:
+    engine, _ = hash_engine(num_blocks=4096, context=1 << 15)
+    return engine
+
+
+def test_stopping_ends_every_stream_with_an_event_of_its_own() -> None:
+    ends: list[str] = []
+
+    async def body(server: host.HTTPServer, client: httpx.AsyncClient) -> None:
+        begun: list[None] = []
+
+        async def read() -> None:
+            async with client.stream("GET", "/reply") as response:
+                last = ""
+                async for line in response.aiter_lines():
+                    if not last:
+                        begun.append(None)
+                        server.should_exit = len(begun) == 3
+                    last = line
+                ends.append(last)
+
+        await asyncio.gather(read(), read(), read())
+
+    engine = long_engine()
+    assert serve_while(engine, body, never) == ["ready"]
+    assert ends == ["abort"] * 3
+    engine.assert_empty()
+
+
+def test_a_server_that_stops_takes_no_new_connection() -> None:
+    async def body(server: host.HTTPServer, client: httpx.AsyncClient) -> None:
+        assert (await client.get("/submit")).text == "submitted"
+        async with client.stream("GET", "/reply") as response:
+            await anext(lines := response.aiter_lines())
+            server.should_exit = True
+            async for _ in lines:
+                pass
+        with pytest.raises(httpx.ConnectError):
+            await client.get("/submit")
+
+    serve_while(long_engine(), body, never)
+
+
+class StuckRunner(HashRunner):
+    """Its second step does not come back until the test lets it."""
+
+    def __init__(self) -> None:
+        super().__init__(64, random.Random(0))
+        self.free = threading.Event()
+        self.steps = 0
+
+    def collect(self, ticket: HashTicket) -> Any:
+        self.steps += 1
+        if self.steps > 1:
+            assert self.free.wait(60)
+        return super().collect(ticket)
+
+
+def test_an_engine_that_is_stuck_is_abandoned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "STOP_SECONDS", 0.2)
+    runner = StuckRunner()
+    engine = Engine(EngineConfig("hash", 1 << 20, 64, 64, 8), VOCABULARY, runner)
+    abandoned: list[tuple[int, bool]] = []
+
+    def abandon(status: int) -> None:
+        abandoned.append((status, runner.free.is_set()))
+        runner.free.set()
+
+    async def body(server: host.HTTPServer, client: httpx.AsyncClient) -> None:
+        async with client.stream("GET", "/reply") as response:
+            await anext(lines := response.aiter_lines())
+            server.should_exit = True
+            async for _ in lines:
+                pass
+
+    serve_while(engine, body, abandon)
+    assert abandoned == [(0, False)]
