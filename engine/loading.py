@@ -3,6 +3,7 @@
 The one place where these choices are made. Refuses to know where the file came from and what a user typed.
 """
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -42,10 +43,14 @@ def load_engine(file: GGUFFile, options: LoadOptions, progress: LoadProgress | N
     operations = _operations(config.backend, model_config)
     with _threads(1):  # tensors are small: more threads gain little, and lose much while another program has a core
         model = models.load(model_config, GGUFWeights(file, progress), operations, config.context_length)
-    if options.threads:
-        torch.set_num_threads(options.threads)
+    torch.set_num_threads(options.threads or _spare_threads())
     kv = KVCache(model.kv_groups(), config.num_blocks, torch.float32)
     return Engine(config, model_config.vocab_size, ModelRunner(model, kv))
+
+
+def _spare_threads() -> int:
+    """Half of the cores: torch's threads wait for each other, so one that shares its core stops them all."""
+    return max(1, (os.cpu_count() or 1) // 2)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from engine.core import Engine
 from engine.errors import EngineError
-from engine.request import Request, SamplingParams, TokenEvent
+from engine.request import FinishReason, Request, SamplingParams, TokenEvent
 from engine.thread import EngineThread
 
 
@@ -29,10 +29,11 @@ class TokenStreams:
         self._thread.start()
 
     async def stop(self) -> None:
-        """End every stream with an event of its own, then the engine's thread."""
+        """End every stream with an event of its own, at once, then the engine's thread, after the step under way."""
+        for stream in self._open.values():
+            stream.put(TokenEvent(stream.request.id, None, finish=FinishReason.ABORT))
         if self._loop is not None:
             await asyncio.to_thread(self._thread.stop)
-            await asyncio.sleep(0)  # lets the last events, which crossed before the thread ended, reach their streams
 
     async def __aenter__(self) -> Self:
         await self.start()

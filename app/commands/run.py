@@ -15,6 +15,9 @@ from app.text.terminal_text import sanitize
 
 if TYPE_CHECKING:
     from app.chat.events import ChatEvent, ReplyEnd
+    from app.chat.messages import Message
+    from app.instance import Instance
+    from engine.request import SamplingParams
 
 EXAMPLES = """\b
 Examples:
@@ -97,8 +100,37 @@ def _question(prompt: str | None) -> str:
 async def _answer(
     settings: Settings, question: str, system: str | None, sampling: dict[str, Any], progress: Progress
 ) -> "AsyncGenerator[ChatEvent]":
-    """Fetch and load the model, then the events of its answer. Imports the engine, and torch with it."""
+    """The events of the answer: from a running server of the model, else from an engine in this process."""
     from app.chat.messages import Message
+    from app.instance import find_instance
+    from engine.request import SamplingParams
+
+    params = SamplingParams(**{**_suitable_sampling(settings.model), **sampling})
+    messages = [*([Message("system", system)] if system else []), Message("user", question)]
+    # Who asks for an engine of a certain kind gets one of his own.
+    asked = any(settings.origins[name] == f"--{name}" for name in ("context", "threads", "kernels"))
+    server = None if asked else find_instance(settings)
+    source = _by_server(server, messages, params) if server else _by_own_engine(settings, messages, params, progress)
+    async with aclosing(source) as events:
+        async for event in _past_the_prompt(events, progress):
+            yield event
+
+
+async def _by_server(
+    server: "Instance", messages: "list[Message]", params: "SamplingParams"
+) -> "AsyncGenerator[ChatEvent]":
+    """Ask a server that has the model loaded. Imports no torch."""
+    from app.http_client import Client
+
+    async with Client(server) as client, aclosing(client.stream_chat(messages, params)) as events:
+        async for event in events:
+            yield event
+
+
+async def _by_own_engine(
+    settings: Settings, messages: "list[Message]", params: "SamplingParams", progress: Progress
+) -> "AsyncGenerator[ChatEvent]":
+    """Fetch and load the model. Imports the engine, and torch with it."""
     from app.chat.template import ChatTemplateRenderer
     from app.models.sources import pull
 
@@ -108,18 +140,15 @@ async def _answer(
         from app.chat.service import ChatService
         from app.chat.token_streams import TokenStreams
         from app.models.loaded_model import load_model
-        from engine.request import SamplingParams
 
-        params = SamplingParams(**{**_suitable_sampling(settings.model), **sampling})
         model = load_model(stored, settings, progress)
         if model.tokenizer.chat_template is None:
             progress.say(f"{stored.name} has no chat template: it continues the prompt as plain text.")
         async with TokenStreams(model.engine) as streams:
             service = ChatService(stored.name, model.tokenizer, streams, renderer)
-            messages = [Message("system", system)] if system else []
-            prompt_ids = await service.encode([*messages, Message("user", question)])
+            prompt_ids = await service.encode(messages)
             async with aclosing(service.generate(prompt_ids, params)) as events:
-                async for event in _past_the_prompt(events, progress):
+                async for event in events:
                     yield event
 
 

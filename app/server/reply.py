@@ -15,6 +15,8 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from quant.errors import InglenookError
+
 log = logging.getLogger(__name__)
 
 ChunkT = TypeVar("ChunkT", bound=msgspec.Struct)
@@ -76,7 +78,8 @@ class StreamedReply(Generic[ChunkT]):
         except Exception as error:
             if not started:
                 raise
-            log.warning("a stream ended early", exc_info=error)
+            # Of an error of ours the words say all; of a mistake, only the traceback does.
+            log.warning("a stream ended early: %s", error, exc_info=not isinstance(error, InglenookError))
             yield _event(self.error_body(error))
         else:
             yield _DONE

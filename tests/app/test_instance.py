@@ -27,8 +27,8 @@ port, on_term = int(sys.argv[2]), sys.argv[3]
 signal.signal(signal.SIGTERM, signal.SIG_IGN if on_term == "stay" else signal.default_int_handler)
 me = Instance(os.getpid(), port, f"http://127.0.0.1:{port}", "smollm2:135m", "/m.gguf", "2026-01-01T00:00:00+00:00")
 with recorded(me, load_settings(state_dir=sys.argv[1])):
-    print("recorded", flush=True)
     try:
+        print("recorded", flush=True)
         time.sleep(1000)
     except KeyboardInterrupt:
         pass

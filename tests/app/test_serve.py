@@ -132,7 +132,7 @@ def test_ps_counts_the_requests(server: Server) -> None:
         assert response.status_code == 200
         next(lines := response.iter_lines())
         assert [one["running"] for one in server.listed()] == [1]
-        lines.close()
+        next(lines)
 
 
 def test_a_port_that_is_taken_by_ingle(server: Server) -> None:
@@ -271,13 +271,13 @@ def test_stopping_ends_a_stream_properly_and_leaves_nothing(start: Start, way: s
             server.process.send_signal(signal.Signals[way])
 
     events = follow(server, stop)
+    for stopping in stops:
+        with stopping:
+            assert stopping.wait() == 0
     assert "error" in json.loads(events[-1]), events[-3:]
     assert server.process.wait() == 0
     assert server.process.stderr is not None
     assert "Traceback" not in server.process.stderr.read()
-    for stopping in stops:
-        with stopping:
-            assert stopping.wait() == 0
     assert server.records() == []
     assert not [child for child in children if Path(f"/proc/{child}").exists()]
     with pytest.raises(ConnectionRefusedError):
