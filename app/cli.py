@@ -13,6 +13,7 @@ from importlib import import_module
 import click
 
 from app.errors import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_NO_SPACE, EXIT_OK, exit_status
+from app.text.terminal_text import sanitize
 from quant.errors import InglenookError
 
 
@@ -125,6 +126,6 @@ def main() -> int:
 
 
 def _complain(message: str, remedy: str = "") -> None:
-    click.echo(f"error: {message}", err=True)
+    click.echo(f"error: {sanitize(message)}", err=True)  # it may quote a model file
     if remedy:
-        click.echo(f"try: {remedy}", err=True)
+        click.echo(f"try: {sanitize(remedy)}", err=True)

@@ -7,7 +7,11 @@ AppError
 ├── IntegrityError         downloaded bytes are not the promised ones
 ├── InvalidSetting         a configuration value that makes no sense; names where it came from
 ├── TemplateError          a chat template that fails, is refused, or runs past its limits
-└── UnsupportedTokenizer   a vocabulary that cannot be reproduced exactly
+├── UnsupportedTokenizer   a vocabulary that cannot be reproduced exactly
+├── InvalidMessage         (chat/messages.py) a message that cannot be given to a model
+├── InvalidRequest, ReplyFailed, ReplyAborted     (server/errors.py)
+├── PortTaken              (loopback.py)
+└── ServerUnreachable, ServerError                (http_client.py)
 """
 
 from engine.errors import InvalidSampling

@@ -33,9 +33,11 @@ _SAMPLING_FIELDS = (
     "repetition_penalty",
     "presence_penalty",
     "frequency_penalty",
-    "seed",
     "max_tokens",
+    "min_tokens",
+    "ignore_eos",
     "stop",
+    "stop_token_ids",
 )
 
 _ERROR_KINDS: Mapping[object, type[InglenookError]] = {
@@ -90,7 +92,8 @@ class Client:
             return [str(model["id"]) for model in answer["data"]]
 
     async def stream_chat(self, messages: Sequence[Message], params: SamplingParams) -> AsyncGenerator[ChatEvent]:
-        """The reply to a conversation, as the chat service of this process would give it; times are measured here.
+        """The reply to a conversation, as the chat service of this process would give it, without logprobs; times are
+        measured here.
 
         Closing the generator closes the connection, which ends the reply. Raises ServerUnreachable, ServerError,
         PromptTooLong or ModelNotFound.
@@ -127,6 +130,8 @@ class Client:
 
 def _request(model: str, messages: Sequence[Message], params: SamplingParams) -> dict[str, object]:
     given = {name: getattr(params, name) for name in _SAMPLING_FIELDS}
+    given["seed"] = params.seed if params.seed < 1 << 63 else params.seed - (1 << 64)  # 64 bits, signed on the wire
+    given["logit_bias"] = {str(token_id): bias for token_id, bias in params.logit_bias}
     return {
         "model": model,
         "messages": [_wire_message(message) for message in messages],

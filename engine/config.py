@@ -39,11 +39,12 @@ class ModelConfig:
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """The resolved knobs of one engine. Filled by the composition root."""
+    """The resolved knobs of one engine. Filled by `engine.loading`."""
 
     backend: str  # name of the kernel backend
     context_length: int  # most tokens a request may hold, prompt and reply together
     num_blocks: int  # KV blocks in the device pool, the null block included
+    model_context_length: int = 0  # what the model was made for
     max_step_tokens: int = 256  # token budget of one step: bounds how long a stop or a newcomer waits
     max_running: int = 16  # requests that may hold blocks at the same time
     step_depth: int = 1  # steps launched before the first of them is collected

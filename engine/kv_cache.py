@@ -51,11 +51,6 @@ class KVCache:
     def layer(self, layer: int) -> LayerKV:
         return self._layers[layer]
 
-    @property
-    def block_bytes(self) -> int:
-        """Bytes of one block id, over all groups."""
-        return sum(pool[0].nbytes for pool in self.pools)
-
 
 def _block_shape(group: KVGroup) -> tuple[int, ...]:
     return (len(group.layers), 2, group.kv_heads, BLOCK_SIZE, group.head_dim)

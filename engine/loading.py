@@ -23,8 +23,13 @@ from quant.gguf import GGUFFile
 
 ModelEngine = Engine[Ticket]
 
-# The fallback where the system does not tell how much memory is free.
-ASSUMED_MEMORY = 8 << 30
+ASSUMED_MEMORY = 8 << 30  # bytes, where the system does not tell how much is free
+KV_SHARE = 0.5  # of the free memory: the most that the cache may grow to
+LEAST_CONTEXT = 512  # tokens
+KV_TYPE = torch.float32
+
+# Raised when a change of the kernels changes the bits they compute: cached keys and values of before are not used.
+NUMERICS_VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +44,46 @@ class LoadOptions:
 def load_engine(file: GGUFFile, options: LoadOptions, progress: LoadProgress | None = None) -> ModelEngine:
     """The engine for an open GGUF file. Raises UnsupportedModel or ModelFileError; nothing stays allocated then."""
     model_config = models.read_config(Metadata(file.metadata, _architecture(file)))
-    config = resolve(model_config, options)
+    config = resolve(model_config, options, file.header_digest)
     operations = _operations(config.backend, model_config)
     with _threads(1):  # tensors are small: more threads gain little, and lose much while another program has a core
         model = models.load(model_config, GGUFWeights(file, progress), operations, config.context_length)
     torch.set_num_threads(options.threads or _spare_threads())
-    kv = KVCache(model.kv_groups(), config.num_blocks, torch.float32)
+    kv = KVCache(model.kv_groups(), config.num_blocks, KV_TYPE)
     return Engine(config, model_config.vocab_size, ModelRunner(model, kv))
+
+
+def resolve(model: ModelConfig, options: LoadOptions, fingerprint: str) -> EngineConfig:
+    """The knobs of a run, with every choice made. Raises UnsupportedModel for a context that memory cannot hold."""
+    backend = "reference" if options.backend == "auto" else options.backend
+    context = _context(model, options.context_length)
+    return EngineConfig(
+        backend=backend,
+        context_length=context,
+        num_blocks=1 + -(-context // BLOCK_SIZE),
+        model_context_length=model.context_length,
+        cache_salt=(fingerprint, backend, str(NUMERICS_VERSION), str(KV_TYPE), repr(model.rope)),
+    )
+
+
+def _context(model: ModelConfig, asked: int) -> int:
+    """What is asked for, else what the model was made for, as far as half of the memory there is holds its cache."""
+    wanted = min(asked or model.context_length, model.context_length)
+    fits = int(available_memory() * KV_SHARE) // token_bytes(model)
+    if wanted <= fits:
+        return wanted
+    if asked or fits < LEAST_CONTEXT:
+        raise UnsupportedModel(
+            f"A context of {wanted:,} tokens needs {wanted * token_bytes(model) / 1e9:.1f} GB of memory for its cache; "
+            f"there is room for {fits:,} tokens",
+            "Choose a shorter context with --context, or close other programs.",
+        )
+    return fits
+
+
+def token_bytes(model: ModelConfig) -> int:
+    """Bytes that one token of context takes: keys and values of every layer, and its row of the rotary table."""
+    return (2 * model.layers * model.kv_heads + 1) * model.head_dim * KV_TYPE.itemsize
 
 
 def _spare_threads() -> int:
@@ -62,16 +100,6 @@ def _threads(count: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def resolve(model: ModelConfig, options: LoadOptions) -> EngineConfig:
-    """The knobs of a run, with every choice made."""
-    context = min(options.context_length or model.context_length, model.context_length)
-    return EngineConfig(
-        backend="reference" if options.backend == "auto" else options.backend,
-        context_length=context,
-        num_blocks=1 + -(-context // BLOCK_SIZE),
-    )
 
 
 def _architecture(file: GGUFFile) -> str:

@@ -35,7 +35,7 @@ class SamplingParams:
     def __post_init__(self) -> None:
         for name, low, high in _BOUNDS:
             value = getattr(self, name)
-            if value is not None and not (math.isfinite(value) and low <= value <= high):
+            if value is not None and not low <= value <= high:  # NaN is not, either
                 raise InvalidSampling(name, f"{value} is not between {low} and {high}")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidSampling("min_tokens", f"{self.min_tokens} is more than max_tokens, {self.max_tokens}")
@@ -58,7 +58,7 @@ MAX_STOPS = 16
 MAX_BIASES = 1024
 MAX_LOGPROBS = 20
 _BOUNDS: tuple[tuple[str, float, float], ...] = (
-    ("temperature", 0, 100),
+    ("temperature", 0, 2),
     ("top_k", 0, 2**31 - 1),
     ("top_p", 0, 1),
     ("min_p", 0, 1),
@@ -175,3 +175,4 @@ class TokenEvent:
     logprobs: TokenLogprobs | None = None
     finish: FinishReason | None = None
     error: str = ""  # why, for FinishReason.ERROR
+    num_computed: int = 0  # how far the request is, where a part of its prompt was computed

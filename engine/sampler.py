@@ -87,7 +87,7 @@ def _has_penalties(request: Request) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Filters:
-    """The filters of a batch as columns, float32 or int64 [rows, 1]."""
+    """The filters of a batch as columns, [rows, 1]: the temperature float64, top_k int64, the others float32."""
 
     temperature: Tensor
     min_p: Tensor
@@ -98,7 +98,7 @@ class Filters:
     def of(cls, requests: Sequence[Request], vocab_size: int) -> "Filters":
         params = [request.params for request in requests]
         return cls(
-            temperature=torch.tensor([[p.temperature] for p in params]),
+            temperature=torch.tensor([[p.temperature] for p in params], dtype=torch.float64),
             min_p=torch.tensor([[p.min_p] for p in params]),
             top_k=torch.tensor([[min(p.top_k or vocab_size, vocab_size)] for p in params]),
             top_p=torch.tensor([[p.top_p] for p in params]),
@@ -122,8 +122,9 @@ def draw(logits: Tensor, filters: Filters, uniforms: Tensor) -> Tensor:
 
     Tokens are taken from the most likely down, ties in order of id, so that every filter keeps a prefix of that order.
     """
-    ordered, ids = torch.sort(logits / filters.temperature, dim=-1, descending=True, stable=True)
-    probabilities = torch.softmax(ordered.double(), dim=-1)
+    ordered, ids = torch.sort(logits.double(), dim=-1, descending=True, stable=True)
+    # Distances from the best are 0 or less, so that however small the temperature, nothing but -inf comes of it.
+    probabilities = torch.softmax((ordered - ordered[:, :1]) / filters.temperature, dim=-1)
     keep = probabilities >= filters.min_p * probabilities[:, :1]
     keep &= torch.arange(logits.shape[1]) < filters.top_k
     kept = torch.where(keep, probabilities, 0.0)

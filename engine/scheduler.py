@@ -88,10 +88,10 @@ class Scheduler:
         """Record what a completed step computed and picked. Tokens of requests that ended meanwhile are dropped."""
         for part in plan.scheduled:
             self._collected(part)
-        read = [part.request.id for part in plan.scheduled if not part.samples and part.request.id in self._running]
+        reading = [part for part in plan.scheduled if not part.samples and part.request.id in self._running]
         picked = [token for token in sampled if token.request_id in self._running]
         return [
-            *(TokenEvent(request_id, None) for request_id in read),
+            *(TokenEvent(part.request.id, None, num_computed=part.stop) for part in reading),
             *(self._append(self._running[token.request_id], token) for token in picked),
         ]
 
@@ -173,7 +173,7 @@ class Scheduler:
         needed = _blocks_for(request.num_scheduled + min(budget, self._wanted(request))) - len(request.block_table)
         while needed > self._blocks.num_free:
             youngest = next(reversed(self._running.values()))
-            if youngest.steps_under_way:
+            if youngest.steps_under_way or (youngest is request and self._ending):
                 return False
             self._preempt(youngest)
             preempted.append(youngest)

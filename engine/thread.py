@@ -4,6 +4,7 @@ Any thread may submit and abort; the engine itself is touched here alone. A fail
 engine fails all of them and stays dead, and says so to whoever asks for its health. Refuses to know event loops.
 """
 
+import contextlib
 import logging
 import queue
 import threading
@@ -32,7 +33,9 @@ class EngineThread:
         self._commands: queue.SimpleQueue[_Command] = queue.SimpleQueue()
         self._stopping = False
         self._failure = ""
-        self._heartbeat = time.monotonic()
+        self._heartbeat = time.monotonic()  # when the last step began
+        self._busy = False  # in a step
+        self._live: set[int] = set()  # requests that were not told their end
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def start(self) -> None:
@@ -56,7 +59,7 @@ class EngineThread:
 
         Raises what `Engine.request` raises, and EngineError when the engine does not run.
         """
-        if problem := self.problem():
+        if problem := self._death():
             raise EngineError(f"The engine does not run: {problem}", "Start it again.")
         request = self._engine.request(prompt_ids, params, end_ids, cache_salt)
         before(request)
@@ -69,14 +72,13 @@ class EngineThread:
 
     def problem(self) -> str:
         """Why the engine cannot serve, or empty while it can. From the step loop's own heartbeat."""
-        if self._failure:
-            return self._failure
-        if not self._thread.is_alive():
-            return "it is stopped"
         silence = time.monotonic() - self._heartbeat
-        if self._engine.has_work and silence > WEDGED_SECONDS:
-            return f"a step has been running for {silence:.0f} s"
-        return ""
+        stuck = self._busy and silence > WEDGED_SECONDS
+        return self._death() or (f"a step has been running for {silence:.0f} s" if stuck else "")
+
+    def _death(self) -> str:
+        """Why it will never serve again; a step that only takes long is no reason."""
+        return self._failure or ("" if self._thread.is_alive() else "it is stopped")
 
     # -- on the engine thread
 
@@ -85,21 +87,29 @@ class EngineThread:
             while not self._stopping:
                 events = self._obey()
                 self._heartbeat = time.monotonic()
+                self._busy = True
                 events += self._engine.step()
-                if events:
-                    self._deliver(events)
+                self._busy = False
+                self._tell(events)
+            self._tell(self._engine.abort_all(FinishReason.ABORT))  # what came in while it stopped
         except Exception as error:
             log.exception("the engine failed")
             self._failure = f"{type(error).__name__}: {error}"
             self._refuse_everything()
 
+    def _tell(self, events: list[TokenEvent]) -> None:
+        self._live -= {event.request_id for event in events if event.finish is not None}
+        if events:
+            self._deliver(events)
+
     def _refuse_everything(self) -> None:
-        """The life of a dead engine: whoever waits, or was on the way when it died, is told."""
+        """The life of a dead engine: whoever waits, or was on the way when it died, is told. It is not asked again."""
         while True:
-            self._deliver(self._engine.abort_all(FinishReason.ERROR, self._failure))
+            self._tell([TokenEvent(i, None, finish=FinishReason.ERROR, error=self._failure) for i in self._live])
             if self._stopping:
                 return
-            self._deliver(self._commands.get()())
+            with contextlib.suppress(Exception):
+                self._commands.get()()
 
     def _obey(self) -> list[TokenEvent]:
         """Carry out every command there is; wait for one while there is nothing else to do."""
@@ -111,6 +121,7 @@ class EngineThread:
         return events
 
     def _add(self, request: Request) -> list[TokenEvent]:
+        self._live.add(request.id)
         self._engine.add(request)
         return []
 

@@ -8,6 +8,7 @@ Knows bytes and names. Refuses to know what a tensor or a metadata key means to 
 """
 
 import contextlib
+import hashlib
 import mmap
 import os
 import stat
@@ -65,6 +66,7 @@ class GGUFFile:
     version: int
     metadata: Mapping[str, MetadataValue]
     tensors: Mapping[str, GGUFTensor]
+    header_digest: str  # sha256 of the header's bytes and the file's length, in hex
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
@@ -72,6 +74,7 @@ class GGUFFile:
         try:
             header = _Header(self.path, self._map)
             self.version, self.metadata, self.tensors = header.version, header.metadata, header.tensors
+            self.header_digest = header.digest()
         except BaseException:
             self.close()
             raise
@@ -132,6 +135,9 @@ class _Header:
         self.metadata = self._read_metadata(entry_count)
         self._alignment = self._read_alignment()
         self.tensors = self._read_tensors(tensor_count)
+
+    def digest(self) -> str:
+        return hashlib.sha256(self._data[: self._at] + self._size.to_bytes(8, "little")).hexdigest()
 
     def _error(self, problem: str, *, field: str, offset: int) -> GGUFError:
         return GGUFError(self._path, problem, field=field, offset=offset)

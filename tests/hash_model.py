@@ -123,6 +123,6 @@ def hash_engine(
     context: int = 1 << 20,
 ) -> tuple[Engine[HashTicket], HashRunner]:
     """A real engine over the hash model."""
-    config = EngineConfig("hash", context, num_blocks, budget, running, step_depth=depth)
+    config = EngineConfig("hash", context, num_blocks, max_step_tokens=budget, max_running=running, step_depth=depth)
     runner = HashRunner(num_blocks, random.Random(seed))
     return Engine(config, VOCABULARY, runner), runner

@@ -98,7 +98,9 @@ class _Reply:
     def events(self, token: TokenEvent, request: Request) -> list[ChatEvent]:
         """What a token event means to the reader of the reply."""
         if token.token_id is None and token.finish is None:
-            return [PromptProgress(request.num_computed, len(request.prompt_ids))]
+            total = len(request.prompt_ids)
+            # A request that gave way reads its prompt again in the middle of its reply, which is nobody's news.
+            return [] if self._tokens else [PromptProgress(min(token.num_computed, total), total)]
         text = "" if token.token_id is None else self._take(token.token_id, token.logprobs)
         finish = FinishReason.STOP if self._text.stopped is not None else token.finish
         if finish is not None and self._text.stopped is None:

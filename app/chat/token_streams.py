@@ -23,6 +23,7 @@ class TokenStreams:
         self._thread = EngineThread(engine, self._cross)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._open: dict[int, TokenStream] = {}
+        self._stopping = False
 
     async def start(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -30,6 +31,7 @@ class TokenStreams:
 
     async def stop(self) -> None:
         """End every stream with an event of its own, at once, then the engine's thread, after the step under way."""
+        self._stopping = True
         for stream in self._open.values():
             stream.put(TokenEvent(stream.request.id, None, finish=FinishReason.ABORT))
         if self._loop is not None:
@@ -48,8 +50,8 @@ class TokenStreams:
         self, prompt_ids: tuple[int, ...], params: SamplingParams, end_ids: frozenset[int], cache_salt: str = ""
     ) -> "TokenStream":
         """Submit a request. Raises PromptTooLong, InvalidSampling, or EngineError when the engine does not run."""
-        if self._loop is None:
-            raise EngineError("The engine is not started")
+        if self._loop is None or self._stopping:
+            raise EngineError("The engine is being stopped" if self._stopping else "The engine is not started")
         request = self._thread.submit(prompt_ids, params, end_ids, cache_salt, before=self._register)
         return self._open[request.id]
 

@@ -3,7 +3,7 @@
 import asyncio
 import sys
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import ExitStack, aclosing
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -68,23 +68,22 @@ def run(
     question = _question(prompt)
     given = {name: value for name, value in sampling.items() if value is not None}
     progress = progress_on_stderr(quiet=quiet)
-    asyncio.run(_run(settings, question, system, {"stop": stop, **given}, progress, as_object=as_object))
+    from app.chat.messages import Message
+    from engine.request import SamplingParams
+
+    params = SamplingParams(**{**_suitable_sampling(settings.model), "stop": stop, **given})
+    messages = [*([Message("system", system)] if system else []), Message("user", question)]
+    with ExitStack() as resources:
+        events = _answer(settings, messages, params, progress, resources)
+        asyncio.run(_show(settings.model, events, progress, as_object=as_object))
 
 
-async def _run(
-    settings: Settings,
-    question: str,
-    system: str | None,
-    sampling: dict[str, Any],
-    progress: Progress,
-    *,
-    as_object: bool,
-) -> None:
-    async with aclosing(_answer(settings, question, system, sampling, progress)) as events:
+async def _show(model: str, events: "AsyncGenerator[ChatEvent]", progress: Progress, *, as_object: bool) -> None:
+    async with aclosing(events), aclosing(_past_the_prompt(events, progress)) as answer:
         if as_object:
-            await _print_object(settings.model, events)
+            await _print_object(model, answer)
         else:
-            await _print_text(events, progress)
+            await _print_text(answer, progress)
 
 
 def _question(prompt: str | None) -> str:
@@ -97,23 +96,24 @@ def _question(prompt: str | None) -> str:
     return prompt
 
 
-async def _answer(
-    settings: Settings, question: str, system: str | None, sampling: dict[str, Any], progress: Progress
+def _answer(
+    settings: Settings,
+    messages: "list[Message]",
+    params: "SamplingParams",
+    progress: Progress,
+    resources: ExitStack,
 ) -> "AsyncGenerator[ChatEvent]":
-    """The events of the answer: from a running server of the model, else from an engine in this process."""
-    from app.chat.messages import Message
-    from app.instance import find_instance
-    from engine.request import SamplingParams
+    """The events of the answer: from a running server of the model, else from an engine in this process.
 
-    params = SamplingParams(**{**_suitable_sampling(settings.model), **sampling})
-    messages = [*([Message("system", system)] if system else []), Message("user", question)]
+    Fetching and loading are done when this returns: outside the event loop, where Ctrl-C ends them at once.
+    """
+    from app.instance import find_instance
+
     # Who asks for an engine of a certain kind gets one of his own.
     asked = any(settings.origins[name] == f"--{name}" for name in ("context", "threads", "kernels"))
-    server = None if asked else find_instance(settings)
-    source = _by_server(server, messages, params) if server else _by_own_engine(settings, messages, params, progress)
-    async with aclosing(source) as events:
-        async for event in _past_the_prompt(events, progress):
-            yield event
+    if not asked and (server := find_instance(settings)):
+        return _by_server(server, messages, params)
+    return _by_own_engine(settings, messages, params, progress, resources)
 
 
 async def _by_server(
@@ -127,29 +127,37 @@ async def _by_server(
             yield event
 
 
-async def _by_own_engine(
-    settings: Settings, messages: "list[Message]", params: "SamplingParams", progress: Progress
+def _by_own_engine(
+    settings: Settings,
+    messages: "list[Message]",
+    params: "SamplingParams",
+    progress: Progress,
+    resources: ExitStack,
 ) -> "AsyncGenerator[ChatEvent]":
     """Fetch and load the model. Imports the engine, and torch with it."""
     from app.chat.template import ChatTemplateRenderer
     from app.models.sources import pull
 
     stored = pull(settings.model, settings, progress)
-    with ChatTemplateRenderer() as renderer:
-        renderer.start()
-        from app.chat.service import ChatService
-        from app.chat.token_streams import TokenStreams
-        from app.models.loaded_model import load_model
+    renderer = resources.enter_context(ChatTemplateRenderer())
+    renderer.start()
+    from app.chat.service import ChatService
+    from app.chat.token_streams import TokenStreams
+    from app.models.loaded_model import load_model
 
-        model = load_model(stored, settings, progress)
-        if model.tokenizer.chat_template is None:
-            progress.say(f"{stored.name} has no chat template: it continues the prompt as plain text.")
-        async with TokenStreams(model.engine) as streams:
-            service = ChatService(stored.name, model.tokenizer, streams, renderer)
+    model = load_model(stored, settings, progress)
+    if model.tokenizer.chat_template is None:
+        progress.say(f"{stored.name} has no chat template: it continues the prompt as plain text.")
+    service = ChatService(stored.name, model.tokenizer, TokenStreams(model.engine), renderer)
+
+    async def events() -> "AsyncGenerator[ChatEvent]":
+        async with service.streams:
             prompt_ids = await service.encode(messages)
             async with aclosing(service.generate(prompt_ids, params)) as events:
                 async for event in events:
                     yield event
+
+    return events()
 
 
 def _suitable_sampling(model: str) -> dict[str, Any]:
@@ -214,6 +222,7 @@ def _check(end: "ReplyEnd") -> None:
 
 def _summary(model: str, text: str, end: "ReplyEnd") -> dict[str, Any]:
     decoding = end.total_seconds - end.first_token_seconds
+    rate = (end.completion_tokens - 1) / decoding if end.completion_tokens > 1 and decoding > 0 else None
     return {
         "model": model,
         "text": text,
@@ -228,6 +237,6 @@ def _summary(model: str, text: str, end: "ReplyEnd") -> dict[str, Any]:
         "timings": {
             "ttft_ms": round(end.first_token_seconds * 1000, 1),
             "total_ms": round(end.total_seconds * 1000, 1),
-            "decode_tok_s": round((end.completion_tokens - 1) / decoding, 2) if end.completion_tokens > 1 else None,
+            "decode_tok_s": None if rate is None else round(rate, 2),
         },
     }

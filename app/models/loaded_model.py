@@ -10,6 +10,7 @@ from app.models.store import StoredModel
 from app.progress import Progress
 from app.text import gguf_tokenizer
 from app.text.tokenizer import Tokenizer
+from engine.errors import UnsupportedModel
 from engine.loading import LoadOptions, ModelEngine, load_engine
 from quant.gguf import GGUFFile
 
@@ -30,4 +31,15 @@ def load_model(stored: StoredModel, settings: Settings, progress: Progress) -> L
         tokenizer = gguf_tokenizer.from_gguf(file.metadata)
         with progress.task(f"Loading {stored.name}", stored.size) as report:
             engine = load_engine(file, options, lambda done, _total: report(done))
+    if tokenizer.vocab_size > engine.vocab_size:
+        raise UnsupportedModel(
+            f"{stored.path} names {tokenizer.vocab_size} tokens, and its model knows {engine.vocab_size}",
+            "Try another file of this model.",
+        )
+    config = engine.config
+    if not settings.context and config.context_length < config.model_context_length:
+        progress.say(
+            f"The context is {config.context_length:,} tokens; the model's own, {config.model_context_length:,}, "
+            "would not fit into memory."
+        )
     return LoadedModel(stored.name, engine, tokenizer)

@@ -1,6 +1,7 @@
 """The choices of one request: several generations at once, heard as one, and what they used together.
 
-They share the blocks of equal prompts through the prefix cache. Nothing here knows a wire format.
+They share the blocks of equal prompts through the prefix cache, from the first step that computes one. Nothing here
+knows a wire format.
 """
 
 import asyncio

@@ -35,6 +35,7 @@ def read_config(metadata: Metadata) -> ModelConfig:
     metadata.refuse("{arch}.attention.value_length", head_dim)
     metadata.refuse("{arch}.rope.dimension_count", head_dim)
     metadata.refuse("{arch}.rope.scaling.type", "none", "linear")
+    scaled = metadata.values.get(f"{metadata.architecture}.rope.scaling.type") != "none"
     metadata.refuse("{arch}.expert_count", 0)
     return ModelConfig(
         architecture=metadata.architecture,
@@ -51,7 +52,7 @@ def read_config(metadata: Metadata) -> ModelConfig:
             base=metadata.number("{arch}.rope.freq_base", 10_000.0, least=1.0, most=1e12),
             dimensions=head_dim,
             interleaved=True,
-            linear_factor=metadata.number("{arch}.rope.scaling.factor", 1.0, least=1.0, most=1024.0),
+            linear_factor=metadata.number("{arch}.rope.scaling.factor", 1.0, least=1.0, most=1024.0) if scaled else 1.0,
         ),
     )
 

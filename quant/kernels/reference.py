@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from quant.tensor import AffineTensor, PlainTensor, QTensor
 
-ROW_TILE = 8  # rows per library call: one row gives 38 GFLOP/s on two AVX-512 cores, 8 rows 93, 16 rows 136
+ROW_TILE = 8  # rows per library call: more would speed prompts up and slow single tokens down
 
 
 def dequantize(weight: QTensor) -> Tensor:

@@ -154,6 +154,10 @@ def test_the_server_is_told_everything_that_shapes_the_answer(server: StandIn, a
         "seed": 3,
         "max_tokens": 8,
         "stop": ["a", "b"],
+        "min_tokens": 0,
+        "ignore_eos": False,
+        "stop_token_ids": [],
+        "logit_bias": {},
     }
 
 

@@ -160,6 +160,7 @@ def test_salts_share_nothing() -> None:
         while engine.has_work:
             engine.step()
     assert [request.num_cached for request in requests] == [0, 0, 0, 32]
+    engine.assert_empty()
 
 
 @pytest.mark.parametrize("depth", [1, 2])

@@ -4,7 +4,9 @@ import pytest
 
 from engine import loading, models
 from engine.checkpoint_config import Metadata
+from engine.config import BLOCK_SIZE
 from engine.errors import UnsupportedModel
+from engine.kv_cache import KVCache, KVGroup
 from engine.loading import LoadOptions, float32_bytes, load_engine
 from engine.request import SamplingParams
 from quant.gguf import GGUFFile
@@ -29,7 +31,7 @@ def answer(path: Path, options: LoadOptions) -> list[int]:
 
 def test_little_memory_changes_the_speed_and_not_the_answer(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plenty = answer(tiny, LoadOptions())
-    monkeypatch.setattr(loading, "available_memory", lambda: 0)
+    monkeypatch.setattr(loading, "float32_bytes", lambda model: 1 << 60)
     assert answer(tiny, LoadOptions()) == plenty
 
 
@@ -64,3 +66,38 @@ def test_a_file_without_a_model_is_refused(tmp_path: Path) -> None:
     path.write_bytes(small_file().data)
     with GGUFFile(path) as file, pytest.raises(UnsupportedModel, match=r"llama\."):
         load_engine(file, LoadOptions())
+
+
+def test_the_context_fits_the_memory(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with GGUFFile(tiny) as file:
+        config = models.read_config(Metadata(file.metadata, "llama"))
+        per_token = loading.token_bytes(config)
+        monkeypatch.setattr(loading, "available_memory", lambda: 2 * 511 * per_token)
+        monkeypatch.setattr(loading, "LEAST_CONTEXT", 100)
+        engine = load_engine(file, LoadOptions())
+        assert (engine.config.context_length, engine.config.model_context_length) == (511, 512)
+        assert load_engine(file, LoadOptions(context_length=300)).config.context_length == 300
+        with pytest.raises(UnsupportedModel, match="room for 511 tokens"):
+            load_engine(file, LoadOptions(context_length=512))
+        monkeypatch.setattr(loading, "LEAST_CONTEXT", 512)
+        with pytest.raises(UnsupportedModel, match="room for 511 tokens"):
+            load_engine(file, LoadOptions())
+
+
+def test_what_a_token_takes_is_what_the_cache_holds(tiny: Path) -> None:
+    with GGUFFile(tiny) as file:
+        config = models.read_config(Metadata(file.metadata, "llama"))
+    group = KVGroup(tuple(range(config.layers)), config.kv_heads, config.head_dim)
+    pool = KVCache([group], 10, loading.KV_TYPE).pools[0]
+    rotary = config.head_dim * 4
+    assert pool.nbytes // (10 * BLOCK_SIZE) + rotary == loading.token_bytes(config)
+
+
+def test_what_the_cache_depends_on_is_in_its_salt(tiny: Path, tmp_path: Path) -> None:
+    """Two files of the same shape, one with another rope base: their blocks are not each other's."""
+    salts = set()
+    other = make(tmp_path, linear_factor=4.0).path
+    for path in (tiny, tiny, other):
+        with GGUFFile(path) as file:
+            salts.add(load_engine(file, LoadOptions()).config.cache_salt)
+    assert len(salts) == 2

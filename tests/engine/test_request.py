@@ -18,6 +18,8 @@ from engine.request import Request, SamplingParams
         ("frequency_penalty", float("-inf")),
         ("seed", -1),
         ("seed", 2**64),
+        ("seed", 10**400),
+        ("temperature", 2.1),
         ("max_tokens", 0),
         ("min_tokens", -1),
         ("logprobs", 21),

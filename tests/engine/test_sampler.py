@@ -89,7 +89,7 @@ def test_the_next_token_of_a_seed_is_another_draw() -> None:
 
 
 def test_greedy_and_drawing_requests_share_a_batch() -> None:
-    requests = [request(temperature=0), request(seed=3, temperature=5.0), request(temperature=0)]
+    requests = [request(temperature=0), request(seed=3, temperature=2.0), request(temperature=0)]
     tokens = sample(LOGITS.repeat(3, 1), requests)
     assert tokens[0].token_id == tokens[2].token_id == 1
 
@@ -146,3 +146,9 @@ def test_not_a_number_is_an_error_and_not_a_token() -> None:
     logits[5] = torch.nan
     with pytest.raises(EngineError, match="not numbers"):
         picked(logits, temperature=0)
+
+
+@pytest.mark.parametrize("temperature", [1e-3, 1e-30, 1e-40, 5e-324])
+def test_however_small_the_temperature_it_is_the_most_likely_token(temperature: float) -> None:
+    requests = [request(temperature=temperature, seed=1), request(temperature=1.0, seed=2)]
+    assert sample(LOGITS.repeat(2, 1), requests)[0].token_id == 1

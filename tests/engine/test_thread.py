@@ -1,6 +1,7 @@
 """The engine's thread over the hash model: everything that is asked gets its events, whatever fails."""
 
 import queue
+import random
 import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -62,6 +63,26 @@ def test_serves_what_many_threads_submit(parts: tuple[Client, HashRunner]) -> No
         assert request.output_ids == expected_output(request.prompt_ids, 10)
 
 
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_seeded_load_with_aborts_and_scarce_blocks_has_no_wrong_token(depth: int) -> None:
+    rng = random.Random(depth)
+    engine, _ = hash_engine(seed=depth, num_blocks=16, depth=depth, budget=32)
+    client = Client(engine)
+    requests = []
+    for _ in range(150):
+        shared = PROMPT[: rng.choice([15, 16, 17, 32, 40])]
+        requests.append(client.submit((*shared, *rng.choices(range(5000), k=rng.randrange(20))), rng.randrange(1, 30)))
+        if rng.random() < 0.2:
+            client.thread.abort(rng.choice(requests).id)
+    ends = client.endings(requests)
+    client.thread.stop()
+    engine.assert_empty()
+    assert {FinishReason.LENGTH, FinishReason.ABORT} == {event.finish for event in ends.values()}
+    assert any(request.num_preemptions for request in requests)
+    for request in requests:
+        assert request.output_ids == expected_output(request.prompt_ids, len(request.output_ids))
+
+
 def test_a_bad_request_is_refused_on_the_callers_thread(parts: tuple[Client, HashRunner]) -> None:
     client, _ = parts
     with pytest.raises(PromptTooLong):
@@ -107,6 +128,27 @@ def test_a_failing_engine_tells_everyone_and_its_health(
     assert "ZeroDivisionError" in client.thread.problem()
     with pytest.raises(EngineError, match="ZeroDivisionError"):
         client.submit()
+
+
+def test_an_engine_whose_state_is_broken_tells_everyone_all_the_same(
+    parts: tuple[Client, HashRunner], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, _ = parts
+    for name in ("update", "abort", "abort_all"):
+        monkeypatch.setattr(client.engine._scheduler, name, lambda *arguments: 1 / 0)
+    requests = [client.submit((*PROMPT, number), 900) for number in range(10)]
+    client.thread.abort(requests[3].id)
+    ends = client.endings(requests)
+    assert {event.finish for event in ends.values()} == {FinishReason.ERROR}
+    monkeypatch.undo()
+
+
+def test_a_step_that_takes_long_does_not_turn_newcomers_away(
+    parts: tuple[Client, HashRunner], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, _ = parts
+    monkeypatch.setattr(client.thread, "problem", lambda: "a step has been running for 60 s")
+    assert client.endings([client.submit()])
 
 
 def test_stop_ends_every_request(parts: tuple[Client, HashRunner]) -> None:

@@ -170,6 +170,19 @@ def test_stopping_gives_every_stream_its_end(tokenizer: Tokenizer, renderer: Cha
     asyncio.run(main())
 
 
+def test_nothing_is_taken_on_while_stopping(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> None:
+    async def main() -> None:
+        service = served(tokenizer, renderer)
+        await service.streams.start()
+        stopping = asyncio.create_task(service.streams.stop())
+        await asyncio.sleep(0)
+        with pytest.raises(EngineError, match="stopped"):
+            await collect(service)
+        await stopping
+
+    asyncio.run(main())
+
+
 def test_control_tokens_in_contents_stay_text(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> None:
     async def main() -> None:
         service = served(tokenizer, renderer)
