@@ -137,7 +137,7 @@ def _request(model: str, messages: Sequence[Message], params: SamplingParams) ->
         "messages": [_wire_message(message) for message in messages],
         "stream": True,
         "stream_options": {"include_usage": True},
-        **{name: value for name, value in given.items() if value not in (None, ())},
+        **{name: value for name, value in given.items() if value not in (None, (), {})},
     }
 
 

@@ -129,7 +129,18 @@ def test_events_may_arrive_in_any_pieces(server: StandIn, address: Instance) -> 
 def test_the_server_is_told_everything_that_shapes_the_answer(server: StandIn, address: Instance) -> None:
     server.parts = [(STOP % "stop" + DONE).encode()]
     params = SamplingParams(
-        temperature=0.0, top_k=5, top_p=0.9, min_p=0.1, repetition_penalty=1.0, seed=3, max_tokens=8, stop=("a", "b")
+        temperature=0.0,
+        top_k=5,
+        top_p=0.9,
+        min_p=0.1,
+        repetition_penalty=1.0,
+        seed=2**64 - 3,
+        max_tokens=8,
+        min_tokens=2,
+        ignore_eos=True,
+        stop=("a", "b"),
+        stop_token_ids=(7,),
+        logit_bias=((5, 1.5),),
     )
     call = Message("assistant", tool_calls=(ToolCall("look", {"at": 1}, "c1"),))
     chat(address, Message("system", "s"), call, Message("tool", "r", tool_call_id="c1"), params=params)
@@ -151,13 +162,13 @@ def test_the_server_is_told_everything_that_shapes_the_answer(server: StandIn, a
         "repetition_penalty": 1.0,
         "presence_penalty": 0.0,
         "frequency_penalty": 0.0,
-        "seed": 3,
+        "seed": -3,  # 64 bits, signed on the wire
         "max_tokens": 8,
         "stop": ["a", "b"],
-        "min_tokens": 0,
-        "ignore_eos": False,
-        "stop_token_ids": [],
-        "logit_bias": {},
+        "min_tokens": 2,
+        "ignore_eos": True,
+        "stop_token_ids": [7],
+        "logit_bias": {"5": 1.5},
     }
 
 
