@@ -31,7 +31,8 @@ class Batch:
 def build_batch(plan: StepPlan, *, vocab_size: int, num_blocks: int) -> Batch:
     """The batch of `plan`. Raises IndexError where an id or a slot would lie outside vocabulary, table or pool.
 
-    Logit rows are the last token of each request whose next token can be picked, in the plan's order.
+    Logit rows, in the plan's order: of each request the positions to be reported, then its last token where the next
+    one can be picked.
     """
     starts = [0]
     for part in plan.scheduled:
@@ -56,9 +57,15 @@ def build_batch(plan: StepPlan, *, vocab_size: int, num_blocks: int) -> Batch:
         query_starts=tuple(starts),
         context_lengths=tuple(span.stop for span in spans),
         logit_rows=torch.tensor(
-            [stop - 1 for part, stop in zip(plan.scheduled, starts[1:], strict=True) if part.samples], dtype=torch.int64
+            [row for part, start in zip(plan.scheduled, starts, strict=False) for row in _logit_rows(part, start)],
+            dtype=torch.int64,
         ),
     )
+
+
+def _logit_rows(part: ScheduledRequest, first_row: int) -> list[int]:
+    reported = [first_row + position - part.start for position in part.reported]
+    return [*reported, first_row + part.num_tokens - 1] if part.samples else reported
 
 
 def _checked_table(part: ScheduledRequest, num_blocks: int) -> list[int]:

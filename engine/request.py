@@ -31,6 +31,7 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, added to its logit)
     logprobs: int | None = None  # alternatives to report for each token; 0: only the picked one; None: none
+    prompt_logprobs: int | None = None  # the same for the tokens of the prompt, which is computed whole for it
 
     def __post_init__(self) -> None:
         for name, low, high in _BOUNDS:
@@ -69,6 +70,7 @@ _BOUNDS: tuple[tuple[str, float, float], ...] = (
     ("max_tokens", 1, 2**31 - 1),
     ("min_tokens", 0, 2**31 - 1),
     ("logprobs", 0, MAX_LOGPROBS),
+    ("prompt_logprobs", 0, MAX_LOGPROBS),
 )
 
 
@@ -108,6 +110,7 @@ class Request:
     block_keys: list[bytes] = field(default_factory=list)  # of its leading blocks, as far as they are published
     num_cached: int = 0  # tokens of the prompt that were found computed when it first joined
     num_preemptions: int = 0
+    num_reported: int = 0  # positions of the prompt whose prediction of the next token is told, or under way
     status: RequestStatus = RequestStatus.WAITING
 
     @property
@@ -130,6 +133,7 @@ class ScheduledRequest:
     num_tokens: int
     samples: bool  # the step reaches the request's last token, so that its next one can be picked
     feeds: bool = False  # its last token is still being sampled by the step before: the runner takes it from there
+    reported: range = range(0)  # positions whose prediction of the prompt's next token is to be told
 
     @property
     def stop(self) -> int:
@@ -159,11 +163,12 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class SampledToken:
-    """What the runner picked for one request of a step."""
+    """What the runner found for one request of a step. `token_id` is None where the step only reports on the prompt."""
 
     request_id: int
-    token_id: int
+    token_id: int | None
     logprobs: TokenLogprobs | None = None
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # of the tokens behind the positions that were to be reported
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,3 +181,4 @@ class TokenEvent:
     finish: FinishReason | None = None
     error: str = ""  # why, for FinishReason.ERROR
     num_computed: int = 0  # how far the request is, where a part of its prompt was computed
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # of further tokens of the prompt, from its second on

@@ -4,7 +4,7 @@
 know which requests exist beyond the plan it is given.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
 import torch
@@ -13,8 +13,8 @@ from torch import Tensor
 from engine.batch import build_batch
 from engine.kv_cache import KVCache
 from engine.models import Model
-from engine.request import Request, SampledToken, StepPlan
-from engine.sampler import sample
+from engine.request import SampledToken, ScheduledRequest, StepPlan, TokenLogprobs
+from engine.sampler import report_prompt, sample
 
 TicketT = TypeVar("TicketT")
 
@@ -27,16 +27,16 @@ class Runner(Protocol[TicketT]):
         ...
 
     def collect(self, ticket: TicketT) -> list[SampledToken]:
-        """Wait for a step: one token for each part of its plan that samples, in the plan's order."""
+        """Wait for a step: what it found for each part of its plan that samples or reports."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """A launched step: its logits, one row for each of `requests`."""
+    """A launched step: its parts, and the logits of their rows, one part's behind another's (see `build_batch`)."""
 
     logits: Tensor
-    requests: tuple[Request, ...]
+    parts: tuple[ScheduledRequest, ...]
 
 
 class ModelRunner:
@@ -50,8 +50,21 @@ class ModelRunner:
         batch = build_batch(plan, vocab_size=self._model.config.vocab_size, num_blocks=self._kv.num_blocks)
         with torch.inference_mode():
             logits = self._model.forward(batch, self._kv)
-        return Ticket(logits, tuple(part.request for part in plan.scheduled if part.samples))
+        return Ticket(logits, plan.scheduled)
 
     def collect(self, ticket: Ticket) -> list[SampledToken]:
+        picking: list[int] = []  # rows that the next token of a request is picked from
+        reports: dict[int, tuple[TokenLogprobs, ...]] = {}
+        row = 0
         with torch.inference_mode():
-            return sample(ticket.logits, ticket.requests) if ticket.requests else []
+            for part in ticket.parts:
+                if part.reported:
+                    reports[part.request.id] = report_prompt(ticket.logits[row:], part.request, part.reported)
+                    row += len(part.reported)
+                if part.samples:
+                    picking.append(row)
+                    row += 1
+            requests = [part.request for part in ticket.parts if part.samples]
+            picked = sample(ticket.logits[picking], requests) if requests else []
+        told = [replace(token, prompt_logprobs=reports.pop(token.request_id, ())) for token in picked]
+        return told + [SampledToken(request_id, None, prompt_logprobs=report) for request_id, report in reports.items()]

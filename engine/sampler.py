@@ -157,6 +157,15 @@ def report_logprobs(
     ]
 
 
+def report_prompt(logits: Tensor, request: Request, positions: range) -> tuple[TokenLogprobs, ...]:
+    """What a request asked to know of its prompt's tokens: row r of `logits` predicts the one behind positions[r]."""
+    alternatives = request.params.prompt_logprobs or 0
+    return tuple(
+        _logprobs(row, request.prompt_ids[position + 1], alternatives)
+        for row, position in zip(logits, positions, strict=False)
+    )
+
+
 def _logprobs(logits: Tensor, token_id: int, alternatives: int) -> TokenLogprobs:
     logprobs = torch.log_softmax(logits.double(), dim=-1)
     values, ids = logprobs.topk(alternatives)

@@ -88,12 +88,9 @@ class Scheduler:
         """Record what a completed step computed and picked. Tokens of requests that ended meanwhile are dropped."""
         for part in plan.scheduled:
             self._collected(part)
-        reading = [part for part in plan.scheduled if not part.samples and part.request.id in self._running]
-        picked = [token for token in sampled if token.request_id in self._running]
-        return [
-            *(TokenEvent(part.request.id, None, num_computed=part.stop) for part in reading),
-            *(self._append(self._running[token.request_id], token) for token in picked),
-        ]
+        found = {token.request_id: token for token in sampled}
+        living = [part for part in plan.scheduled if part.request.id in self._running]
+        return [self._event(part, found.get(part.request.id)) for part in living]
 
     def fail(self, plan: StepPlan, error: str) -> list[TokenEvent]:
         """A step failed: the requests it ran end with `error`, and what it computed is not used."""
@@ -141,8 +138,9 @@ class Scheduler:
         """Give a waiting request a seat and its cached prefix, if its tokens and one more fit what is free."""
         if len(self._running) >= self._config.max_running:
             return False
-        # The last token is always computed: its logits are what the next one is picked from.
-        most = (request.num_tokens - 1) // BLOCK_SIZE
+        # The last token is always computed: its logits are what the next one is picked from. A prompt to be reported
+        # on is computed whole, since cached keys and values tell no logits.
+        most = (request.num_tokens - 1) // BLOCK_SIZE if request.params.prompt_logprobs is None else 0
         blocks, keys = self._blocks.find(self._root(request), request.token_ids(0, request.num_tokens), most)
         if _blocks_for(request.num_tokens + 1) - len(blocks) > self._blocks.num_free:
             self._blocks.release(blocks)
@@ -189,7 +187,9 @@ class Scheduler:
         samples = start + count == known + request.num_pending
         needed = _blocks_for(start + count) - len(request.block_table)
         request.block_table.extend(self._blocks.allocate(max(0, needed)))
-        scheduled.append(ScheduledRequest(request, start, count, samples, feeds=start + count > known))
+        reported = _to_report(request, start, start + count)
+        request.num_reported = max(request.num_reported, reported.stop)
+        scheduled.append(ScheduledRequest(request, start, count, samples, start + count > known, reported))
         request.num_scheduled += count
         request.num_pending += samples
         request.steps_under_way += 1
@@ -223,12 +223,16 @@ class Scheduler:
             self._blocks.publish(request.block_table[index], parent, token_ids)
             request.block_keys.append(parent)
 
-    def _append(self, request: Request, token: SampledToken) -> TokenEvent:
-        request.output_ids.append(token.token_id)
-        finish = self._finish_reason(request, token.token_id)
+    def _event(self, part: ScheduledRequest, found: SampledToken | None) -> TokenEvent:
+        """What a step meant for one of its requests: a token, or that a part of the prompt was computed."""
+        request, prompt = part.request, () if found is None else found.prompt_logprobs
+        if found is None or found.token_id is None:
+            return TokenEvent(request.id, None, num_computed=part.stop, prompt_logprobs=prompt)
+        request.output_ids.append(found.token_id)
+        finish = self._finish_reason(request, found.token_id)
         if finish is not None:
             self._finish(request)
-        return TokenEvent(request.id, token.token_id, token.logprobs, finish)
+        return TokenEvent(request.id, found.token_id, found.logprobs, finish, prompt_logprobs=prompt)
 
     def _finish_reason(self, request: Request, token_id: int) -> FinishReason | None:
         params = request.params
@@ -261,6 +265,14 @@ class Scheduler:
         self._blocks.release(request.block_table)
         request.block_table.clear()
         request.block_keys.clear()
+
+
+def _to_report(request: Request, start: int, stop: int) -> range:
+    """The positions from start to stop that predict a token of the prompt, and were not reported before."""
+    if request.params.prompt_logprobs is None:
+        return range(0)
+    first = max(start, request.num_reported)
+    return range(first, max(first, min(stop, len(request.prompt_ids) - 1)))
 
 
 def _blocks_for(tokens: int) -> int:

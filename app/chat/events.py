@@ -17,6 +17,13 @@ class PromptProgress:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """Of further tokens of the prompt, from its second on, where they were asked for. All come before the reply."""
+
+    logprobs: tuple[TokenLogprobs, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class TextDelta:
     """More text of the reply; never half a character, never a part of a stop string."""
 
@@ -39,4 +46,4 @@ class ReplyEnd:
     error: str = ""  # for FinishReason.ERROR
 
 
-ChatEvent = PromptProgress | TextDelta | ReplyEnd
+ChatEvent = PromptProgress | PromptLogprobs | TextDelta | ReplyEnd

@@ -8,7 +8,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Sequence
 
-from app.chat.events import ChatEvent, PromptProgress, ReplyEnd, TextDelta
+from app.chat.events import ChatEvent, PromptLogprobs, PromptProgress, ReplyEnd, TextDelta
 from app.chat.messages import Json, Message
 from app.chat.template import ChatTemplateRenderer
 from app.chat.token_streams import TokenStreams
@@ -97,15 +97,15 @@ class _Reply:
 
     def events(self, token: TokenEvent, request: Request) -> list[ChatEvent]:
         """What a token event means to the reader of the reply."""
+        events: list[ChatEvent] = [PromptLogprobs(token.prompt_logprobs)] if token.prompt_logprobs else []
         if token.token_id is None and token.finish is None:
             total = len(request.prompt_ids)
             # A request that gave way reads its prompt again in the middle of its reply, which is nobody's news.
-            return [] if self._tokens else [PromptProgress(min(token.num_computed, total), total)]
+            return events if self._tokens else [*events, PromptProgress(min(token.num_computed, total), total)]
         text = "" if token.token_id is None else self._take(token.token_id, token.logprobs)
         finish = FinishReason.STOP if self._text.stopped is not None else token.finish
         if finish is not None and self._text.stopped is None:
             text += self._text.finish()
-        events: list[ChatEvent] = []
         if text or (finish and self._logprobs):
             events.append(TextDelta(text, tuple(self._logprobs)))
             self._logprobs.clear()

@@ -9,7 +9,7 @@ from typing import Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
-from app.chat.events import PromptProgress, ReplyEnd, TextDelta
+from app.chat.events import PromptLogprobs, PromptProgress, ReplyEnd, TextDelta
 from app.chat.service import ChatService
 from app.server.choices import TokenCounts, generate_choices
 from app.server.errors import naming
@@ -96,7 +96,7 @@ async def chunks(service: ChatService, wanted: ChatCompletionRequest) -> AsyncGe
                     begun.add(index)
                     yield _chunk(identity, ChunkChoice(index, Delta("assistant", "")))
                 match event:
-                    case PromptProgress():
+                    case PromptProgress() | PromptLogprobs():
                         pass
                     case TextDelta(text, logprobs):
                         report = _report(service.tokenizer, logprobs) if logprobs else None

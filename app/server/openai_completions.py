@@ -13,7 +13,7 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from app.chat.events import PromptProgress, ReplyEnd, TextDelta
+from app.chat.events import PromptLogprobs, PromptProgress, ReplyEnd, TextDelta
 from app.chat.service import ChatService
 from app.server.choices import TokenCounts, generate_choices
 from app.server.errors import InvalidRequest, naming
@@ -27,8 +27,8 @@ class CompletionLogprobs(Struct):
     """Columns, one entry a token."""
 
     tokens: list[str] = msgspec.field(default_factory=list)
-    token_logprobs: list[float] = msgspec.field(default_factory=list)
-    top_logprobs: list[dict[str, float]] = msgspec.field(default_factory=list)
+    token_logprobs: list[float | None] = msgspec.field(default_factory=list)  # None: a prompt's first token
+    top_logprobs: list[dict[str, float] | None] = msgspec.field(default_factory=list)
     text_offset: list[int] = msgspec.field(default_factory=list)  # where the token's first whole character is in `text`
 
     def extend(self, more: "CompletionLogprobs") -> None:
@@ -74,11 +74,15 @@ async def chunks(service: ChatService, wanted: CompletionRequest) -> AsyncGenera
             async for index, event in events:
                 if index not in writers:
                     writers[index] = _ChoiceWriter(service.tokenizer, index)
-                    echo = _text(service.tokenizer, given[index // len(params)]) if wanted.echo else ""
-                    yield _chunk(identity, CompletionChoice(index, echo))
+                    prompt = index // len(params)
+                    echo = _text(service.tokenizer, given[prompt]) if wanted.echo else ""
+                    first = prompts[prompt][0] if wanted.echo and wanted.logprobs is not None else None
+                    yield _chunk(identity, writers[index].beginning(echo, first))
                 match event:
                     case PromptProgress():
                         pass
+                    case PromptLogprobs(logprobs):
+                        yield _chunk(identity, writers[index].part(TextDelta("", logprobs)))
                     case TextDelta():
                         yield _chunk(identity, writers[index].part(event))
                     case ReplyEnd(finish):
@@ -128,18 +132,32 @@ class _ChoiceWriter:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._offset = 0
 
+    def beginning(self, echo: str, first_token: int | None) -> CompletionChoice:
+        """What comes before the reply. `first_token` is the prompt's, where its tokens are to be reported: nothing
+        predicts it."""
+        if first_token is None:
+            return CompletionChoice(self._index, echo)
+        columns = CompletionLogprobs()
+        self._begin_row(columns, first_token)
+        columns.token_logprobs.append(None)
+        columns.top_logprobs.append(None)
+        return CompletionChoice(self._index, echo, columns)
+
     def part(self, delta: TextDelta) -> CompletionChoice:
         return CompletionChoice(self._index, delta.text, self._columns(delta.logprobs) if delta.logprobs else None)
 
     def _columns(self, reported: Sequence[TokenLogprobs]) -> CompletionLogprobs:
         columns = CompletionLogprobs()
         for token in reported:
-            columns.tokens.append(token_text(self._tokenizer, token.token_id))
+            self._begin_row(columns, token.token_id)
             columns.token_logprobs.append(finite(token.logprob))
             columns.top_logprobs.append(self._alternatives(token))
-            columns.text_offset.append(self._offset)
-            self._offset += len(self._decoder.decode(self._tokenizer.token_bytes(token.token_id)))
         return columns
+
+    def _begin_row(self, columns: CompletionLogprobs, token_id: int) -> None:
+        columns.tokens.append(token_text(self._tokenizer, token_id))
+        columns.text_offset.append(self._offset)
+        self._offset += len(self._decoder.decode(self._tokenizer.token_bytes(token_id)))
 
     def _alternatives(self, token: TokenLogprobs) -> dict[str, float]:
         """By text, the most likely where two tokens look the same; the picked one is always among them."""

@@ -78,6 +78,7 @@ class GenerationRequest(Struct, kw_only=True):
         """The sampling of each choice: with a seed, each choice has the next one. Raises InvalidSampling."""
         given: dict[str, Any] = {name: getattr(self, name) for name in _SAME_IN_SAMPLING}
         given |= {"max_tokens": self._max_tokens(), "logprobs": self._logprobs()}
+        given |= {"prompt_logprobs": self._prompt_logprobs()}
         given = {name: value for name, value in given.items() if value is not None}
         given |= {
             "top_k": max(0, self.top_k or 0),
@@ -102,6 +103,9 @@ class GenerationRequest(Struct, kw_only=True):
 
     def _logprobs(self) -> int | None:
         raise NotImplementedError
+
+    def _prompt_logprobs(self) -> int | None:
+        return None
 
 
 # -- chat
@@ -221,11 +225,12 @@ class CompletionRequest(GenerationRequest, kw_only=True):
             yield "suffix", "this version does not insert text; leave it out."
         if self.best_of is not None and self.best_of != (self.n or 1):
             yield "best_of", "this version returns all that it generates; leave it out."
-        if self.echo and self.logprobs is not None:
-            yield "echo", "this version has no log probabilities of the prompt; leave out echo or logprobs."
 
     def _max_tokens(self) -> int | None:
         return DEFAULT_COMPLETION_TOKENS if self.max_tokens is None else self.max_tokens
 
     def _logprobs(self) -> int | None:
         return self.logprobs
+
+    def _prompt_logprobs(self) -> int | None:
+        return self.logprobs if self.echo else None

@@ -21,7 +21,9 @@ def request(
 
 
 def picked(logits: Tensor, **params: object) -> int:
-    return sample(logits.unsqueeze(0), [request(**params)])[0].token_id  # type: ignore[arg-type]
+    token_id = sample(logits.unsqueeze(0), [request(**params)])[0].token_id  # type: ignore[arg-type]
+    assert token_id is not None
+    return token_id
 
 
 def frequencies(count: int = 4000, **params: object) -> Tensor:

@@ -126,6 +126,32 @@ def test_a_second_step_is_planned_before_the_first_is_collected() -> None:
     assert it.output_ids == [50, 51]
 
 
+def test_every_position_of_a_prompt_is_reported_once() -> None:
+    """In chunks, and although the request gives way in mid-reply and computes its prompt again."""
+    scheduler = Scheduler(config(blocks=1 + 3, budget=8))
+    old = Request(1, tuple(range(20)), SamplingParams(max_tokens=12))
+    young = Request(2, tuple(range(50, 62)), SamplingParams(max_tokens=8, prompt_logprobs=0))
+    for it in (old, young):
+        scheduler.add(it)
+    positions: list[int] = []
+    while scheduler.has_work:
+        plan = scheduler.schedule()
+        positions += [p for part in plan.scheduled if part.request is young for p in part.reported]
+        assert not any(part.reported for part in plan.scheduled if part.request is old)
+        scheduler.update(plan, tokens(plan))
+    assert young.num_preemptions
+    assert positions == list(range(11))
+
+
+def test_a_prompt_to_be_reported_on_is_computed_whole() -> None:
+    scheduler = Scheduler(config(budget=100))
+    for params in (SamplingParams(max_tokens=1), SamplingParams(max_tokens=1, prompt_logprobs=0)):
+        it = Request(id(params), tuple(range(40)), params)
+        scheduler.add(it)
+        run_out(scheduler)
+        assert it.num_cached == 0
+
+
 def test_nothing_is_planned_beyond_the_last_token() -> None:
     scheduler = Scheduler(config())
     scheduler.add(request(1, 3, max_tokens=1))

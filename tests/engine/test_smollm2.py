@@ -181,6 +181,34 @@ def test_reported_logprobs_are_the_references(
             assert logprob == pytest.approx(float(row[token_id]), abs=1e-3)
 
 
+def test_prompt_logprobs_are_the_references(
+    engine: ModelEngine, reference: LlamaForCausalLM, prompts: list[tuple[int, ...]]
+) -> None:
+    """Of a prompt that takes several steps, and whose beginning is cached: it is computed whole all the same."""
+    prompt = prompts[6] * 8
+    for _ in range(2):
+        request = submit(engine, prompt, max_tokens=2, prompt_logprobs=1)
+        beside = submit(engine, prompts[0], max_tokens=3)
+        events = [event for event in run_out(engine) if event.request_id == request.id]
+        told = [token for event in events for token in event.prompt_logprobs]
+        assert [token.token_id for token in told] == list(prompt[1:])
+        assert request.num_cached == 0
+        assert beside.output_ids
+    expected = reference_logprobs(reference, prompt)
+    for place, token in enumerate(told):
+        assert token.logprob == pytest.approx(float(expected[place, prompt[place + 1]]), abs=1e-3)
+        assert len(token.top) == 1
+        assert token.top[0][1] == pytest.approx(float(expected[place].max()), abs=1e-3)
+
+
+def run_out(engine: ModelEngine) -> list[TokenEvent]:
+    events: list[TokenEvent] = []
+    while engine.has_work:
+        events += engine.step()
+    engine.assert_empty()
+    return events
+
+
 def test_sixteen_together_and_each_alone_are_the_same_bytes(
     smollm2: Path, engine: ModelEngine, prompts: list[tuple[int, ...]]
 ) -> None:

@@ -81,6 +81,31 @@ def test_echo_of_token_ids_is_their_text(hash_server: LiveServer) -> None:
     assert reply.choices[0].text.startswith(PROMPT)
 
 
+@pytest.mark.parametrize("prompt", ["The capital of France is Paris, 🇫🇷 and", "The"])
+def test_echo_with_logprobs_reports_on_the_prompt_as_well(smollm2_server: LiveServer, prompt: str) -> None:
+    """What scores of texts are computed from: every token but the first has a probability, in columns over the text."""
+    asked: dict[str, Any] = {"model": "smollm2:135m", "prompt": prompt, "temperature": 0, "max_tokens": 3}
+    with client(smollm2_server, strict=False) as api:
+        told = api.completions.create(**asked, echo=True, logprobs=1)
+        plain = api.completions.create(**asked, logprobs=1)
+    columns, alone = told.choices[0].logprobs, plain.choices[0].logprobs
+    assert columns is not None
+    assert alone is not None
+    assert told.choices[0].text == prompt + plain.choices[0].text
+    count = len(encoded(smollm2_server, prompt))
+    assert columns.tokens is not None
+    assert columns.token_logprobs is not None
+    assert columns.text_offset is not None
+    assert len(columns.tokens) == count + 3
+    assert columns.tokens[count:] == alone.tokens
+    assert columns.token_logprobs[0] is None
+    assert all(logprob <= 0 for logprob in columns.token_logprobs[1:])
+    assert columns.token_logprobs[count:] == alone.token_logprobs
+    text = told.choices[0].text
+    for token, offset in zip(columns.tokens, columns.text_offset, strict=True):
+        assert "\ufffd" in token or text[offset:].startswith(token)
+
+
 def test_logprobs_are_columns_over_the_text(smollm2_server: LiveServer) -> None:
     asked: dict[str, Any] = {
         "model": "smollm2:135m",
