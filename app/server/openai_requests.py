@@ -95,14 +95,16 @@ class GenerationRequest(Struct, kw_only=True):
         for parameter, problem in self._problems():
             raise InvalidRequest(f"{parameter}: {problem}", parameter=parameter)
 
+    # What the two kinds answer differently.
+
     def _problems(self) -> Iterator[tuple[str, str]]:
-        raise NotImplementedError
+        return iter(())
 
     def _max_tokens(self) -> int | None:
-        raise NotImplementedError
+        return self.max_tokens
 
     def _logprobs(self) -> int | None:
-        raise NotImplementedError
+        return None
 
     def _prompt_logprobs(self) -> int | None:
         return None
