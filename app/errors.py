@@ -7,6 +7,7 @@ AppError
 ├── IntegrityError         downloaded bytes are not the promised ones
 ├── InvalidSetting         a configuration value that makes no sense; names where it came from
 ├── TemplateError          a chat template that fails, is refused, or runs past its limits
+│   └── TemplateUnavailable   the process that renders them gave no answer in time
 ├── UnsupportedTokenizer   a vocabulary that cannot be reproduced exactly
 ├── InvalidMessage         (chat/messages.py) a message that cannot be given to a model
 ├── InvalidRequest, ReplyFailed, ReplyAborted     (server/errors.py)
@@ -44,6 +45,10 @@ class InvalidSetting(AppError):
 
 class TemplateError(AppError):
     """A chat template failed, was refused, or ran past its limits."""
+
+
+class TemplateUnavailable(TemplateError):
+    """The process that renders templates gave no answer in time, or none that makes sense: it may, another time."""
 
 
 class UnsupportedTokenizer(AppError):

@@ -22,7 +22,7 @@ from types import TracebackType
 from typing import IO, Self, cast
 
 from app.chat.messages import Json, Message
-from app.errors import TemplateError
+from app.errors import TemplateError, TemplateUnavailable
 
 MAX_TEMPLATE_BYTES = 64 << 10  # four times the largest template in common use
 MAX_TEXT_CHARS = 4 << 20  # a million tokens of English: more than the context of any model that runs here
@@ -165,7 +165,9 @@ class _Child:
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, bufsize=0
             )
         except OSError as error:
-            raise TemplateError(f"The process that renders chat templates cannot start: {error}", _AGAIN) from error
+            raise TemplateUnavailable(
+                f"The process that renders chat templates cannot start: {error}", _AGAIN
+            ) from error
         self._stdin, self._stdout = cast(IO[bytes], self._process.stdin), cast(IO[bytes], self._process.stdout)
         self._ready = False
 
@@ -204,7 +206,7 @@ class _Child:
         if expired.is_set() or broken:
             self.kill()
             problem = f"took longer than {seconds:g} s" if expired.is_set() else f"failed: {broken}"
-            raise TemplateError(f"{what} {problem}.", _AGAIN) from broken
+            raise TemplateUnavailable(f"{what} {problem}.", _AGAIN) from broken
 
     def wait_ready(self) -> None:
         """Wait until the child has started, which is no part of the deadline of a render."""
@@ -294,4 +296,6 @@ def _text(reply: Mapping[str, object]) -> str:
             shown = "".join(c if c.isprintable() else " " for c in detail[:_DETAIL_CHARS])
             raise TemplateError(f"{what}{where}: {shown}" if shown else f"{what}{where}.", remedy)
         case _:
-            raise TemplateError("The process that renders chat templates gave an answer that makes no sense.", _AGAIN)
+            raise TemplateUnavailable(
+                "The process that renders chat templates gave an answer that makes no sense.", _AGAIN
+            )

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Iterator
 
 from app.chat.messages import InvalidMessage
-from app.errors import AppError, TemplateError
+from app.errors import AppError, TemplateError, TemplateUnavailable
 from engine.errors import EngineError, InvalidSampling, PromptTooLong
 from quant.errors import InglenookError
 
@@ -34,6 +34,7 @@ class ReplyAborted(AppError):
 _STATUS: dict[type[BaseException], int] = {
     InvalidSampling: 400,
     PromptTooLong: 400,
+    TemplateUnavailable: 503,
     TemplateError: 400,
     InvalidMessage: 400,
     ReplyFailed: 500,
@@ -65,5 +66,7 @@ def naming(parameter: str) -> Iterator[None]:
     except PromptTooLong as error:
         code = "context_length_exceeded"
         raise InvalidRequest(error.message, error.remedy, parameter=parameter, code=code) from error
+    except TemplateUnavailable:
+        raise  # no fault of the field's
     except (TemplateError, InvalidMessage) as error:
         raise InvalidRequest(error.message, error.remedy, parameter=parameter) from error

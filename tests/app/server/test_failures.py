@@ -119,3 +119,16 @@ def test_health_says_how_much_there_is_to_do_while_a_step_runs(stack: tuple[Live
         runner.steps_allowed.release(1000)
         list(stream)
     until(lambda: httpx.get(f"{server.url}/health").json()["running"] == 0)
+
+
+def test_a_template_that_is_not_answered_in_time_is_no_fault_of_the_messages(tokenizer: Tokenizer) -> None:
+    engine, _ = controlled_engine(tokenizer.vocab_size)
+    with (
+        ChatTemplateRenderer(seconds=0.0) as hurried,
+        LiveServer("hash", engine, tokenizer, hurried) as server,
+        client(server) as api,
+        pytest.raises(openai.InternalServerError, match="took longer") as failed,
+    ):
+        api.chat.completions.create(**ASKED)
+    assert failed.value.status_code == 503
+    assert failed.value.param is None
