@@ -134,9 +134,9 @@ def test_an_engine_whose_state_is_broken_tells_everyone_all_the_same(
     parts: tuple[Client, HashRunner], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client, _ = parts
+    requests = [client.submit((*PROMPT, number), 900) for number in range(10)]
     for name in ("update", "abort", "abort_all"):
         monkeypatch.setattr(client.engine._scheduler, name, lambda *arguments: 1 / 0)
-    requests = [client.submit((*PROMPT, number), 900) for number in range(10)]
     client.thread.abort(requests[3].id)
     ends = client.endings(requests)
     assert {event.finish for event in ends.values()} == {FinishReason.ERROR}
