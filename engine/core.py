@@ -10,7 +10,7 @@ from collections import deque
 from typing import Generic
 
 from engine.config import EngineConfig
-from engine.request import FinishReason, Request, SamplingParams, StepPlan, TokenEvent
+from engine.request import Request, SamplingParams, StepPlan, TokenEvent
 from engine.runner import Runner, TicketT
 from engine.scheduler import Scheduler
 
@@ -85,10 +85,10 @@ class Engine(Generic[TicketT]):
         """End a request in any state; None when it has ended already."""
         return self._scheduler.abort(request_id)
 
-    def abort_all(self, finish: FinishReason, error: str = "") -> list[TokenEvent]:
+    def abort_all(self) -> list[TokenEvent]:
         """End every request; steps under way are forgotten with their results."""
         self._under_way.clear()
-        return self._scheduler.abort_all(finish, error)
+        return self._scheduler.abort_all()
 
     def assert_empty(self) -> None:
         """Raise RuntimeError when a request or a block is still held."""

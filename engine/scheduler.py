@@ -112,7 +112,7 @@ class Scheduler:
         self._finish(request)
         return TokenEvent(request_id, None, finish=FinishReason.ABORT)
 
-    def abort_all(self, finish: FinishReason, error: str) -> list[TokenEvent]:
+    def abort_all(self) -> list[TokenEvent]:
         """End every request. The caller knows that no step is under way any more."""
         there = [*self._running.values(), *self._waiting]
         for request in (*there, *self._ending.values()):
@@ -121,7 +121,7 @@ class Scheduler:
             self._finish(request)
         for request in list(self._ending.values()):
             self._let_go(request)
-        return [TokenEvent(request.id, None, finish=finish, error=error) for request in there]
+        return [TokenEvent(request.id, None, finish=FinishReason.ABORT) for request in there]
 
     def assert_empty(self) -> None:
         """Raise RuntimeError when a request or a block is still held."""

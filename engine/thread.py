@@ -91,7 +91,7 @@ class EngineThread:
                 events += self._engine.step()
                 self._busy = False
                 self._tell(events)
-            self._tell(self._engine.abort_all(FinishReason.ABORT))  # what came in while it stopped
+            self._tell(self._engine.abort_all())  # what came in while it stopped
         except Exception as error:
             log.exception("the engine failed")
             self._failure = f"{type(error).__name__}: {error}"
@@ -131,4 +131,4 @@ class EngineThread:
 
     def _stop(self) -> list[TokenEvent]:
         self._stopping = True
-        return self._engine.abort_all(FinishReason.ABORT)
+        return self._engine.abort_all()

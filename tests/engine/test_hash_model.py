@@ -213,6 +213,6 @@ def test_abort_all_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         run.submit(tuple(range(number, number + 20)), max_tokens=50)
     for _ in range(5):
         run.step()
-    ended = engine.abort_all(FinishReason.ABORT)
+    ended = engine.abort_all()
     assert {event.request_id for event in ended} == run.requests.keys() - run.finished.keys()
     engine.assert_empty()

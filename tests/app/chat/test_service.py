@@ -1,9 +1,7 @@
 """The chat service and its token streams over the hash model, whose every token is known beforehand."""
 
 import asyncio
-from collections.abc import Iterator
 from contextlib import aclosing
-from pathlib import Path
 
 import pytest
 
@@ -12,26 +10,12 @@ from app.chat.messages import Message
 from app.chat.service import ChatService
 from app.chat.template import ChatTemplateRenderer
 from app.chat.token_streams import TokenStreams
-from app.text.gguf_tokenizer import from_gguf
 from app.text.tokenizer import Tokenizer
 from engine.errors import EngineError, InvalidSampling, PromptTooLong
 from engine.request import FinishReason, SamplingParams
-from quant.gguf import GGUFFile
 from tests.hash_model import expected_output, hash_engine
 
 PROMPT = tuple(range(1000, 1040))
-
-
-@pytest.fixture(scope="module")
-def tokenizer(smollm2: Path) -> Tokenizer:
-    with GGUFFile(smollm2) as file:
-        return from_gguf(file.metadata)
-
-
-@pytest.fixture(scope="module")
-def renderer() -> Iterator[ChatTemplateRenderer]:
-    with ChatTemplateRenderer() as renderer:
-        yield renderer
 
 
 async def collect(

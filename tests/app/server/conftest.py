@@ -6,23 +6,10 @@ from pathlib import Path
 import pytest
 
 from app.chat.template import ChatTemplateRenderer
-from app.text.gguf_tokenizer import from_gguf
 from app.text.tokenizer import Tokenizer
 from engine.loading import LoadOptions, load_engine
 from quant.gguf import GGUFFile
 from tests.app.server.live_server import LiveServer, controlled_engine
-
-
-@pytest.fixture(scope="session")
-def tokenizer(smollm2: Path) -> Tokenizer:
-    with GGUFFile(smollm2) as file:
-        return from_gguf(file.metadata)
-
-
-@pytest.fixture(scope="session")
-def renderer() -> Iterator[ChatTemplateRenderer]:
-    with ChatTemplateRenderer() as renderer:
-        yield renderer
 
 
 @pytest.fixture(scope="session")
