@@ -166,7 +166,14 @@ class Settings:
     threads: int = field(metadata=_read_by(_whole_number(MAX_THREADS), 0, "Threads of the CPU engine; 0 chooses."))
     kernels: str = field(
         metadata=_read_by(
-            _one_of("auto", "reference"), "auto", "Kernels of the engine: the fastest ones, or the plain ones."
+            _one_of("auto", "cpu", "reference"), "auto", "Kernels of the engine: the fastest ones, or those named."
+        )
+    )
+    activation_planes: int = field(
+        metadata=_read_by(
+            _whole_number(2),
+            0,
+            "How the CPU kernels round activations: 2 is near exact, 1 is faster; 0 chooses.",
         )
     )
     context: int = field(

@@ -49,3 +49,4 @@ class EngineConfig:
     max_running: int = 16  # requests that may hold blocks at the same time
     step_depth: int = 1  # steps launched before the first of them is collected
     cache_salt: tuple[str, ...] = ()  # what keys and values depend on besides the tokens: model, numerics, KV type
+    threads: int = 1  # that compute

@@ -6,13 +6,13 @@ of its group, is one contiguous piece of memory, so that moving a block is one c
 Knows shapes and memory. Refuses to know which block belongs to whom (`engine.blocks` does).
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
-
-from engine.config import BLOCK_SIZE
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,24 +26,32 @@ class KVGroup:
 
 @dataclass(frozen=True, slots=True)
 class LayerKV:
-    """One layer's part of its group's pool: a view [blocks, 2 (k, v), kv_heads, BLOCK_SIZE, head_dim]."""
+    """One layer's part of its group's pool: a view [blocks, ...], the rest as the device lays a layer out."""
 
     group: int  # index into the batch's block tables and slot mappings
     pool: Tensor
+    kv_heads: int
+    head_dim: int
+
+
+LayerShape = Callable[[int, int], tuple[int, ...]]  # of one layer of one block, from KV heads and head dimension
 
 
 class KVCache:
-    """One pool for each group, [blocks, layers, 2 (k, v), kv_heads, BLOCK_SIZE, head_dim].
+    """One pool for each group, [blocks, layers, ...].
 
     Memory is reserved, not filled: the operating system hands a page over when it is first written.
     """
 
-    def __init__(self, groups: Sequence[KVGroup], num_blocks: int, dtype: torch.dtype) -> None:
+    def __init__(self, groups: Sequence[KVGroup], num_blocks: int, layer_shape: LayerShape, dtype: torch.dtype) -> None:
         self.groups = tuple(groups)
         self.num_blocks = num_blocks
-        self.pools = tuple(torch.empty((num_blocks, *_block_shape(group)), dtype=dtype) for group in groups)
+        self.pools = tuple(
+            _reserve((num_blocks, len(group.layers), *layer_shape(group.kv_heads, group.head_dim)), dtype)
+            for group in groups
+        )
         self._layers = {
-            layer: LayerKV(index, self.pools[index][:, position])
+            layer: LayerKV(index, self.pools[index][:, position], group.kv_heads, group.head_dim)
             for index, group in enumerate(groups)
             for position, layer in enumerate(group.layers)
         }
@@ -52,5 +60,7 @@ class KVCache:
         return self._layers[layer]
 
 
-def _block_shape(group: KVGroup) -> tuple[int, ...]:
-    return (len(group.layers), 2, group.kv_heads, BLOCK_SIZE, group.head_dim)
+def _reserve(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Memory in huge pages where the system has them, which numpy asks for and torch does not."""
+    size = math.prod(shape) * dtype.itemsize
+    return torch.from_numpy(np.empty(size, np.uint8)).view(dtype).view(shape)

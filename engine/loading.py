@@ -1,35 +1,35 @@
-"""From an open checkpoint to a running engine: which backend, how much memory, which model.
+"""From an open checkpoint to a running engine: which device, how much memory, which model.
 
 The one place where these choices are made. Refuses to know where the file came from and what a user typed.
 """
 
+import logging
+import math
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-
-import torch
+from functools import cache
+from pathlib import Path
 
 from engine import models
 from engine.checkpoint_config import Metadata
 from engine.config import BLOCK_SIZE, EngineConfig, ModelConfig
 from engine.core import Engine
+from engine.device import Device
 from engine.errors import UnsupportedModel
-from engine.kv_cache import KVCache
-from engine.operations import Operations, ReferenceOperations
+from engine.reference import ReferenceDevice
 from engine.runner import ModelRunner, Ticket
 from engine.weights import GGUFWeights, LoadProgress
 from quant.gguf import GGUFFile
+
+log = logging.getLogger(__name__)
 
 ModelEngine = Engine[Ticket]
 
 ASSUMED_MEMORY = 8 << 30  # bytes, where the system does not tell how much is free
 KV_SHARE = 0.5  # of the free memory: the most that the cache may grow to
 LEAST_CONTEXT = 512  # tokens
-KV_TYPE = torch.float32
-
-# Raised when a change of the kernels changes the bits they compute: cached keys and values of before are not used.
-NUMERICS_VERSION = 1
+BACKENDS = ("auto", "cpu", "reference")
+DEFAULT_PLANES = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,51 +39,107 @@ class LoadOptions:
     backend: str = "auto"
     context_length: int = 0
     threads: int = 0
+    activation_planes: int = 0
+    code_cache: Path | None = None  # where compiled kernels are kept; None: compile for this process alone
 
 
 def load_engine(file: GGUFFile, options: LoadOptions, progress: LoadProgress | None = None) -> ModelEngine:
     """The engine for an open GGUF file. Raises UnsupportedModel or ModelFileError; nothing stays allocated then."""
-    model_config = models.read_config(Metadata(file.metadata, _architecture(file)))
-    config = resolve(model_config, options, file.header_digest)
-    operations = _operations(config.backend, model_config)
-    with _threads(1):  # tensors are small: more threads gain little, and lose much while another program has a core
-        model = models.load(model_config, GGUFWeights(file, progress), operations, config.context_length)
-    torch.set_num_threads(options.threads or _spare_threads())
-    kv = KVCache(model.kv_groups(), config.num_blocks, KV_TYPE)
-    return Engine(config, model_config.vocab_size, ModelRunner(model, kv))
-
-
-def resolve(model: ModelConfig, options: LoadOptions, fingerprint: str) -> EngineConfig:
-    """The knobs of a run, with every choice made. Raises UnsupportedModel for a context that memory cannot hold."""
-    backend = "reference" if options.backend == "auto" else options.backend
-    context = _context(model, options.context_length)
-    return EngineConfig(
-        backend=backend,
-        context_length=context,
-        num_blocks=1 + -(-context // BLOCK_SIZE),
-        model_context_length=model.context_length,
-        cache_salt=(fingerprint, backend, str(NUMERICS_VERSION), str(KV_TYPE), repr(model.rope)),
+    model = models.read_config(Metadata(file.metadata, _architecture(file)))
+    device = _device(options, model, file)
+    config = resolve(model, device, options, file.header_digest)
+    compute = device.load(model, GGUFWeights(file, progress), config)
+    return Engine(
+        config, model.vocab_size, ModelRunner(compute, vocab_size=model.vocab_size, num_blocks=config.num_blocks)
     )
 
 
-def _context(model: ModelConfig, asked: int) -> int:
+def resolve(model: ModelConfig, device: Device, options: LoadOptions, fingerprint: str) -> EngineConfig:
+    """The knobs of a run, with every choice made. Raises UnsupportedModel for a context that memory cannot hold."""
+    context = _context(model, token_bytes(model, device), options.context_length)
+    return EngineConfig(
+        backend=device.name,
+        threads=device.threads,
+        context_length=context,
+        num_blocks=1 + -(-context // BLOCK_SIZE),
+        model_context_length=model.context_length,
+        cache_salt=(fingerprint, *device.numerics, str(device.kv_type), repr(model.rope)),
+    )
+
+
+def _context(model: ModelConfig, token_bytes: int, asked: int) -> int:
     """What is asked for, else what the model was made for, as far as half of the memory there is holds its cache."""
     wanted = min(asked or model.context_length, model.context_length)
-    fits = int(available_memory() * KV_SHARE) // token_bytes(model)
+    fits = int(available_memory() * KV_SHARE) // token_bytes
     if wanted <= fits:
         return wanted
     if asked or fits < LEAST_CONTEXT:
         raise UnsupportedModel(
-            f"A context of {wanted:,} tokens needs {wanted * token_bytes(model) / 1e9:.1f} GB of memory for its cache; "
+            f"A context of {wanted:,} tokens needs {wanted * token_bytes / 1e9:.1f} GB of memory for its cache; "
             f"there is room for {fits:,} tokens",
             "Choose a shorter context with --context, or close other programs.",
         )
     return fits
 
 
-def token_bytes(model: ModelConfig) -> int:
+def token_bytes(model: ModelConfig, device: Device) -> int:
     """Bytes that one token of context takes: keys and values of every layer, and its row of the rotary table."""
-    return (2 * model.layers * model.kv_heads + 1) * model.head_dim * KV_TYPE.itemsize
+    block = math.prod(device.layer_shape(model.kv_heads, model.head_dim)) * device.kv_type.itemsize
+    return model.layers * block // BLOCK_SIZE + 4 * model.head_dim
+
+
+# -- which device
+
+
+def kernels_are_compiled(options: LoadOptions) -> bool:
+    """Whether loading starts at once, because the kernels it needs were compiled on this machine before."""
+    if not _wants_cpu_kernels(options) or options.code_cache is None:
+        return not _wants_cpu_kernels(options)
+    from engine.cpu import code_cache
+
+    return code_cache.is_compiled(options.code_cache)
+
+
+def compile_kernels(options: LoadOptions) -> None:
+    """What loading would do first, for whoever wants to tell the user about it."""
+    if _wants_cpu_kernels(options):
+        from engine.cpu.code_cache import load_interpreter
+
+        load_interpreter(options.code_cache)
+
+
+def _wants_cpu_kernels(options: LoadOptions) -> bool:
+    return options.backend == "cpu" or (options.backend == "auto" and not _missing_features())
+
+
+@cache
+def _missing_features() -> tuple[str, ...]:
+    from quant.cpu.vector import missing_features
+
+    return missing_features()
+
+
+def _device(options: LoadOptions, model: ModelConfig, file: GGUFFile) -> Device:
+    if options.backend not in BACKENDS:
+        raise UnsupportedModel(f"There is no kernel backend {options.backend!r}", "Use --kernels auto.")
+    if options.backend == "cpu" and _missing_features():
+        raise UnsupportedModel(
+            f"This processor has no {', '.join(_missing_features())}, which the fast CPU kernels need",
+            "Use --kernels auto.",
+        )
+    if _wants_cpu_kernels(options):
+        from engine.cpu.device import CpuDevice, why_unsupported
+
+        problem = why_unsupported(model, file.tensors.values())
+        if problem is None:
+            return CpuDevice(
+                options.threads or physical_cores(), options.activation_planes or DEFAULT_PLANES, options.code_cache
+            )
+        if options.backend == "cpu":
+            raise UnsupportedModel(f"The fast CPU kernels cannot run {file.path}: {problem}", "Use --kernels auto.")
+        log.warning("the plain kernels are used, which are slow: %s", problem)
+    keep = float32_bytes(model) <= available_memory() // 2
+    return ReferenceDevice(keep_dequantized=keep, threads=options.threads or _spare_threads())
 
 
 def _spare_threads() -> int:
@@ -91,15 +147,17 @@ def _spare_threads() -> int:
     return max(1, (os.cpu_count() or 1) // 2)
 
 
-@contextmanager
-def _threads(count: int) -> Iterator[None]:
-    """torch's own threads, for a while."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+def physical_cores() -> int:
+    """Cores this process may use, hyperthreads of one core counted once: they share its vector units."""
+    usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    siblings = set()
+    for number in usable:
+        try:
+            with open(f"/sys/devices/system/cpu/cpu{number}/topology/thread_siblings_list", encoding="ascii") as file:
+                siblings.add(file.read())
+        except OSError:
+            siblings.add(str(number))
+    return max(1, len(siblings))
 
 
 def _architecture(file: GGUFFile) -> str:
@@ -107,12 +165,6 @@ def _architecture(file: GGUFFile) -> str:
     if not isinstance(architecture, str):
         raise UnsupportedModel(f"{file.path} does not name its architecture (general.architecture)")
     return architecture
-
-
-def _operations(backend: str, model: ModelConfig) -> Operations:
-    if backend != "reference":
-        raise UnsupportedModel(f"There is no kernel backend {backend!r}", "Use --kernels auto.")
-    return ReferenceOperations(keep_dequantized=float32_bytes(model) <= available_memory() // 2)
 
 
 def float32_bytes(model: ModelConfig) -> int:

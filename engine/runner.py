@@ -8,13 +8,11 @@ from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
 import torch
-from torch import Tensor
 
 from engine.batch import build_batch
-from engine.kv_cache import KVCache
-from engine.models import Model
+from engine.device import Compute, Logits
 from engine.request import SampledToken, ScheduledRequest, StepPlan, TokenLogprobs
-from engine.sampler import report_prompt, sample
+from engine.sampler import next_tokens, report_prompt
 
 TicketT = TypeVar("TicketT")
 
@@ -35,22 +33,21 @@ class Runner(Protocol[TicketT]):
 class Ticket:
     """A launched step: its parts, and the logits of their rows, one part's behind another's (see `build_batch`)."""
 
-    logits: Tensor
+    logits: Logits
     parts: tuple[ScheduledRequest, ...]
 
 
 class ModelRunner:
-    """Runs plans on one model and its KV cache, one step at a time (depth 1)."""
+    """Runs plans on one device, one step at a time (depth 1)."""
 
-    def __init__(self, model: Model, kv: KVCache) -> None:
-        self._model = model
-        self._kv = kv
+    def __init__(self, compute: Compute, *, vocab_size: int, num_blocks: int) -> None:
+        self._compute = compute
+        self._vocab_size = vocab_size
+        self._num_blocks = num_blocks
 
     def launch(self, plan: StepPlan) -> Ticket:
-        batch = build_batch(plan, vocab_size=self._model.config.vocab_size, num_blocks=self._kv.num_blocks)
-        with torch.inference_mode():
-            logits = self._model.forward(batch, self._kv)
-        return Ticket(logits, plan.scheduled)
+        batch = build_batch(plan, vocab_size=self._vocab_size, num_blocks=self._num_blocks)
+        return Ticket(self._compute(batch), plan.scheduled)
 
     def collect(self, ticket: Ticket) -> list[SampledToken]:
         picking: list[int] = []  # rows that the next token of a request is picked from
@@ -59,12 +56,11 @@ class ModelRunner:
         with torch.inference_mode():
             for part in ticket.parts:
                 if part.reported:
-                    reports[part.request.id] = report_prompt(ticket.logits[row:], part.request, part.reported)
+                    reports[part.request.id] = report_prompt(ticket.logits.values[row:], part.request, part.reported)
                     row += len(part.reported)
                 if part.samples:
                     picking.append(row)
                     row += 1
-            requests = [part.request for part in ticket.parts if part.samples]
-            picked = sample(ticket.logits[picking], requests) if requests else []
+            picked = next_tokens(ticket.logits, picking, [part.request for part in ticket.parts if part.samples])
         told = [replace(token, prompt_logprobs=reports.pop(token.request_id, ())) for token in picked]
         return told + [SampledToken(request_id, None, prompt_logprobs=report) for request_id, report in reports.items()]

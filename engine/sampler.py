@@ -12,8 +12,33 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from engine.device import Logits
 from engine.errors import EngineError
 from engine.request import Request, SampledToken, TokenLogprobs
+
+
+def next_tokens(logits: Logits, rows: Sequence[int], requests: Sequence[Request]) -> list[SampledToken]:
+    """The next token of each request, from row rows[i] of the logits for requests[i].
+
+    Where the device has found the most likely token already, a request that wants no more than that reads no logits.
+    """
+    greedy = logits.greedy
+    reading = [i for i, request in enumerate(requests) if greedy is None or not _plain(request)]
+    values = logits.values[[rows[i] for i in reading]]
+    sampled = iter(sample(values, [requests[i] for i in reading]) if reading else [])
+    read = set(reading)
+    return [
+        next(sampled) if i in read or greedy is None else SampledToken(request.id, greedy[rows[i]])
+        for i, request in enumerate(requests)
+    ]
+
+
+def _plain(request: Request) -> bool:
+    """Whether the request's next token is the most likely one by the model's own distribution, and nothing else."""
+    params = request.params
+    early = len(request.output_ids) < params.min_tokens
+    shaped = early or params.logit_bias or params.logprobs is not None or _has_penalties(request)
+    return params.temperature == 0 and not shaped
 
 
 def sample(logits: Tensor, requests: Sequence[Request]) -> list[SampledToken]:

@@ -45,7 +45,7 @@ DEFAULT_SAMPLING = {"temperature": 0.7, "top_p": 0.95}
 @click.option("--seed", type=int, help="The same seed gives the same answer.")
 @click.option("--context", type=int, help="Longest prompt and answer together, in tokens.")
 @click.option("--threads", type=int, help="Threads of the CPU engine.")
-@click.option("--kernels", help="Kernels of the engine: auto or reference.")
+@click.option("--kernels", help="Kernels of the engine: auto, cpu or reference.")
 @click.option("--json", "as_object", is_flag=True, help="Print one JSON object when the answer is complete.")
 @click.option("-q", "--quiet", is_flag=True, help="No progress and no narration.")
 def run(

@@ -19,7 +19,7 @@ Examples:
 @click.option("--port", type=int, help="Port to listen on; 0 takes any that is free. Default: 4645.")
 @click.option("--context", type=int, help="Longest prompt and answer together, in tokens.")
 @click.option("--threads", type=int, help="Threads of the CPU engine.")
-@click.option("--kernels", help="Kernels of the engine: auto or reference.")
+@click.option("--kernels", help="Kernels of the engine: auto, cpu or reference.")
 @click.option("-q", "--quiet", is_flag=True, help="No progress and no narration.")
 def serve(
     model: str | None,

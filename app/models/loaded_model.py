@@ -11,7 +11,7 @@ from app.progress import Progress
 from app.text import gguf_tokenizer
 from app.text.tokenizer import Tokenizer
 from engine.errors import UnsupportedModel
-from engine.loading import LoadOptions, ModelEngine, load_engine
+from engine.loading import LoadOptions, ModelEngine, compile_kernels, kernels_are_compiled, load_engine
 from quant.gguf import GGUFFile
 
 
@@ -26,7 +26,12 @@ class LoadedModel:
 
 def load_model(stored: StoredModel, settings: Settings, progress: Progress) -> LoadedModel:
     """Read the file of a stored model. Raises ModelFileError, UnsupportedModel or UnsupportedTokenizer."""
-    options = LoadOptions(settings.kernels, settings.context, settings.threads)
+    options = LoadOptions(
+        settings.kernels, settings.context, settings.threads, settings.activation_planes, settings.cache_dir
+    )
+    if not kernels_are_compiled(options):
+        with progress.task("Preparing the CPU engine, once on this machine", None):
+            compile_kernels(options)
     with GGUFFile(stored.path) as file:
         tokenizer = gguf_tokenizer.from_gguf(file.metadata)
         with progress.task(f"Loading {stored.name}", stored.size) as report:

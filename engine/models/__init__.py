@@ -7,14 +7,12 @@ tensor it needs from the weights, and whose `forward(batch, kv)` gives logits.
 import importlib
 from typing import Protocol
 
-from torch import Tensor
-
 from engine.batch import Batch
 from engine.checkpoint_config import Metadata
 from engine.config import ModelConfig
 from engine.errors import UnsupportedModel
 from engine.kv_cache import KVCache, KVGroup
-from engine.operations import Operations
+from engine.operations import Activation, Operations
 from engine.weights import GGUFWeights
 
 FAMILIES = {"llama": "engine.models.llama"}  # general.architecture -> module
@@ -29,8 +27,11 @@ class Model(Protocol):
         """The groups of the KV cache that `forward` expects."""
         ...
 
-    def forward(self, batch: Batch, kv: KVCache) -> Tensor:
-        """Compute the batch's tokens, store their keys and values in `kv`; logits float32 [logit rows, vocabulary]."""
+    def forward(self, batch: Batch, kv: KVCache) -> Activation:
+        """Compute the batch's tokens, store their keys and values in `kv`; logits float32 [logit rows, vocabulary].
+
+        On a backend that records, it is called once, and what it does is repeated for every batch.
+        """
         ...
 
 

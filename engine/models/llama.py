@@ -14,7 +14,7 @@ from engine.checkpoint_config import Metadata
 from engine.config import ModelConfig, RopeConfig
 from engine.errors import UnsupportedModel
 from engine.kv_cache import KVCache, KVGroup
-from engine.operations import Operations
+from engine.operations import Activation, Operations
 from engine.rope import RotaryTable, rotary_table
 from engine.weights import GGUFWeights
 from quant.linear import QLinear
@@ -137,15 +137,15 @@ class Model:
     def kv_groups(self) -> tuple[KVGroup, ...]:
         return (KVGroup(tuple(range(self.config.layers)), self.config.kv_heads, self.config.head_dim),)
 
-    def forward(self, batch: Batch, kv: KVCache) -> Tensor:
+    def forward(self, batch: Batch, kv: KVCache) -> Activation:
         ops, epsilon = self._ops, self.config.norm_epsilon
-        x = ops.embed(batch.token_ids, self._embedding)
+        x = ops.embed(batch, self._embedding)
         for number, layer in enumerate(self._layers):
             cache = kv.layer(number)
             normed = ops.norm(x, layer.attention_norm, epsilon)
             q = ops.rope_and_store(ops.linear(normed, layer.qkv), batch, cache, self._rotary)
-            x = ops.add(x, ops.linear(ops.attend(q, batch, cache), layer.attention_out))
+            x = ops.linear(ops.attend(q, batch, cache), layer.attention_out, add_to=x)
             normed = ops.norm(x, layer.mlp_norm, epsilon)
-            x = ops.add(x, ops.gated_mlp(normed, layer.gate_up, layer.down))
-        wanted = ops.norm(ops.select(x, batch.logit_rows), self._output_norm, epsilon)
-        return ops.linear(wanted, self._head)
+            x = ops.gated_mlp(normed, layer.gate_up, layer.down, add_to=x)
+        wanted = ops.norm(ops.select(x, batch), self._output_norm, epsilon)
+        return ops.logits(wanted, self._head)

@@ -1,5 +1,5 @@
+import numpy as np
 import pytest
-import torch
 
 from engine.batch import build_batch
 from engine.config import BLOCK_SIZE
@@ -41,7 +41,7 @@ def test_tokens_of_all_requests_lie_one_after_another() -> None:
     assert batch.query_starts == (0, 5, 7, 8)
     assert batch.context_lengths == (19, 2, 1)
     assert batch.logit_rows.tolist() == [6]
-    assert batch.logit_rows.dtype == torch.int64
+    assert batch.logit_rows.dtype == np.int64
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ SITES = [
     ("engine.kernels.reference", "silu_gate"),
     ("quant.kernels.reference", "matmul"),
     ("quant.kernels.reference", "dequantize_rows"),
-    ("engine.runner", "sample"),
+    ("engine.runner", "next_tokens"),
     ("engine.sampler", "pick"),
     ("engine.sampler", "report_logprobs"),
 ]
@@ -73,7 +73,7 @@ def test_the_requests_of_a_failing_step_end_with_an_error(
 
 def test_a_request_that_was_waiting_is_not_touched(engine: ModelEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     ask(engine, 1)
-    monkeypatch.setattr("engine.runner.sample", lambda logits, requests: 1 / 0)
+    monkeypatch.setattr("engine.runner.next_tokens", lambda logits, requests: 1 / 0)
     (event,) = engine.step()
     assert event.finish is FinishReason.ERROR
     waiting = ask(engine, 30)

@@ -15,7 +15,7 @@ from engine.config import BLOCK_SIZE, RopeConfig
 from engine.errors import UnsupportedModel
 from engine.kv_cache import KVCache
 from engine.models import Model
-from engine.operations import ReferenceOperations
+from engine.reference import ReferenceDevice, ReferenceOperations
 from engine.request import Request, SamplingParams, ScheduledRequest, StepPlan
 from engine.rope import llama3_factors
 from engine.weights import GGUFWeights
@@ -34,7 +34,8 @@ def load(path: Path) -> Model:
 
 def poisoned_cache(model: Model) -> KVCache:
     """A cache that holds NaN wherever nothing was written."""
-    kv = KVCache(model.kv_groups(), BLOCKS, torch.float32)
+    device = ReferenceDevice(keep_dequantized=True, threads=1)
+    kv = KVCache(model.kv_groups(), BLOCKS, device.layer_shape, device.kv_type)
     for pool in kv.pools:
         pool.fill_(torch.nan)
     return kv
@@ -50,7 +51,7 @@ def forward(model: Model, kv: KVCache, parts: list[tuple[Request, int]]) -> Tens
         tuple(ScheduledRequest(it, it.num_computed, n, it.num_computed + n == it.num_tokens) for it, n in parts)
     )
     with torch.inference_mode():
-        logits = model.forward(build_batch(plan, vocab_size=97, num_blocks=BLOCKS), kv)
+        logits: Tensor = model.forward(build_batch(plan, vocab_size=97, num_blocks=BLOCKS), kv)
     for it, count in parts:
         it.num_computed += count
     return logits

@@ -8,6 +8,7 @@ from engine.config import BLOCK_SIZE
 from engine.errors import UnsupportedModel
 from engine.kv_cache import KVCache, KVGroup
 from engine.loading import LoadOptions, float32_bytes, load_engine
+from engine.reference import ReferenceDevice
 from engine.request import SamplingParams
 from quant.gguf import GGUFFile
 from tests.engine.tiny_llama import make
@@ -71,7 +72,7 @@ def test_a_file_without_a_model_is_refused(tmp_path: Path) -> None:
 def test_the_context_fits_the_memory(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with GGUFFile(tiny) as file:
         config = models.read_config(Metadata(file.metadata, "llama"))
-        per_token = loading.token_bytes(config)
+        per_token = loading.token_bytes(config, ReferenceDevice(keep_dequantized=True, threads=1))
         monkeypatch.setattr(loading, "available_memory", lambda: 2 * 511 * per_token)
         monkeypatch.setattr(loading, "LEAST_CONTEXT", 100)
         engine = load_engine(file, LoadOptions())
@@ -88,9 +89,10 @@ def test_what_a_token_takes_is_what_the_cache_holds(tiny: Path) -> None:
     with GGUFFile(tiny) as file:
         config = models.read_config(Metadata(file.metadata, "llama"))
     group = KVGroup(tuple(range(config.layers)), config.kv_heads, config.head_dim)
-    pool = KVCache([group], 10, loading.KV_TYPE).pools[0]
+    device = ReferenceDevice(keep_dequantized=True, threads=1)
+    pool = KVCache([group], 10, device.layer_shape, device.kv_type).pools[0]
     rotary = config.head_dim * 4
-    assert pool.nbytes // (10 * BLOCK_SIZE) + rotary == loading.token_bytes(config)
+    assert pool.nbytes // (10 * BLOCK_SIZE) + rotary == loading.token_bytes(config, device)
 
 
 def test_what_the_cache_depends_on_is_in_its_salt(tiny: Path, tmp_path: Path) -> None:

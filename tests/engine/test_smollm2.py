@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import gguf
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ from engine.checkpoint_config import Metadata
 from engine.kv_cache import KVCache
 from engine.loading import LoadOptions, ModelEngine, load_engine
 from engine.models import Model
-from engine.operations import ReferenceOperations
+from engine.reference import ReferenceDevice, ReferenceOperations
 from engine.request import Request, SamplingParams, ScheduledRequest, StepPlan, TokenEvent
 from engine.weights import GGUFWeights
 from quant.gguf import GGUFFile
@@ -160,9 +161,11 @@ def all_logits(model: Model, prompt: tuple[int, ...]) -> Tensor:
     request = Request(1, prompt, SamplingParams(), block_table=list(range(1, 17)))
     plan = StepPlan((ScheduledRequest(request, 0, len(prompt), samples=True),))
     batch = build_batch(plan, vocab_size=model.config.vocab_size, num_blocks=17)
+    device = ReferenceDevice(keep_dequantized=True, threads=1)
     with torch.inference_mode():
-        kv = KVCache(model.kv_groups(), 17, torch.float32)
-        return model.forward(replace(batch, logit_rows=torch.arange(len(prompt))), kv)
+        kv = KVCache(model.kv_groups(), 17, device.layer_shape, device.kv_type)
+        logits: Tensor = model.forward(replace(batch, logit_rows=np.arange(len(prompt))), kv)
+    return logits
 
 
 def test_reported_logprobs_are_the_references(

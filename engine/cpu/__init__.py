@@ -1,0 +1,1 @@
+"""The CPU engine: a step recorded as a program once, and run by a team of threads in one call."""

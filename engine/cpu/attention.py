@@ -1,0 +1,402 @@
+"""Attention over paged keys and values: rotary embedding, the store, and softmax in pieces of 128 positions.
+
+One KV head of one block is K as [head_dim][16 tokens] float16, then V as [16 tokens][head_dim] float16: scores of 16
+positions need no sum across lanes, and to everyone else a block is opaque bytes.
+
+A query's context is cut into pieces of PIECE positions. A piece becomes a record (values, peak, total), whoever
+computes it; records are combined one after another in order of position by a running maximum (arXiv:2205.14135). A
+query alone and a query in a tile of four go through the same sums in the same order, so that its bits depend neither on
+how the prompt was cut nor on what was cached. Lanes behind a query's position are selected away, never multiplied: a
+freed block may hold NaN.
+
+Floor of one token: the bytes of its context's keys and values. Floor of a prompt: 4 * queries * heads * head_dim *
+context operations. Every function here is compiled and takes addresses; `operations` beside this file records calls of
+them, and `engine.kernels.reference` holds their twins.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+from numba.core import cgutils
+
+from engine.config import BLOCK_SIZE
+from quant.cpu.vector import (
+    F32,
+    I32,
+    I64,
+    LANES,
+    Emit,
+    F16x16,
+    F32x8,
+    F32x16,
+    I32x16,
+    inlined,
+    jit,
+    kernel,
+)
+
+PIECE = 128  # positions that are reduced together
+PIECE_BLOCKS = PIECE // BLOCK_SIZE
+SPAN = 4  # blocks whose scores are computed side by side
+QUERIES = 4  # queries that are attended together, and query heads of one query
+LEAST = -1e30  # a peak below all scores
+SCORE_ROW = 4 * PIECE  # bytes of one row of scores
+RECORD_TAIL = 64  # bytes behind the values of a record: peak, total, padding
+
+
+def record_bytes(head_dim: int) -> int:
+    """Bytes of one record: float32 values [head_dim], peak, total."""
+    return 4 * head_dim + RECORD_TAIL
+
+
+def head_bytes(head_dim: int) -> int:
+    """Bytes of one KV head of one block."""
+    return 2 * 2 * BLOCK_SIZE * head_dim
+
+
+# -- rotary embedding and the store
+
+
+@kernel
+def _rotate_neighbours(e: Emit, x: Any, cosine: Any, sine: Any, dim: Any, scale: Any) -> None:
+    """Turn the pairs (2i, 2i + 1) of a head in place, times a scale (bits)."""
+    b, factor = e.b, e.splat(e.float_from_bits(scale))
+    twice = ir.Constant(I32x16, [lane // 2 for lane in range(LANES)])
+    swap = ir.Constant(I32x16, [lane ^ 1 for lane in range(LANES)])
+    signs = ir.Constant(F32x16, [-1.0, 1.0] * (LANES // 2))
+    with cgutils.for_range(b, b.sdiv(dim, I64(LANES))) as loop:
+        at = e.at(x, loop.index, 64)
+        cos, sin = (e.load(e.at(table, loop.index, 32), F32x8) for table in (cosine, sine))
+        cos, sin = (b.shuffle_vector(v, v, twice) for v in (cos, sin))
+        v = b.fmul(e.load(at), factor)
+        turned = b.fmul(b.shuffle_vector(v, v, swap), b.fmul(sin, signs))
+        e.store(at, e.fma(v, cos, turned))
+
+
+@kernel
+def _rotate_halves(e: Emit, x: Any, cosine: Any, sine: Any, dim: Any, scale: Any) -> None:
+    """Turn the pairs (i, i + dim / 2) of a head in place, times a scale (bits); dim is a multiple of 32."""
+    b, factor = e.b, e.splat(e.float_from_bits(scale))
+    with cgutils.for_range(b, b.sdiv(dim, I64(2 * LANES))) as loop:
+        near = e.at(x, loop.index, 64)
+        far = b.add(near, b.mul(dim, I64(2)))
+        cos, sin = (e.load(e.at(table, loop.index, 64)) for table in (cosine, sine))
+        first, second = (b.fmul(e.load(at), factor) for at in (near, far))
+        e.store(near, e.fma(first, cos, b.fmul(second, b.fsub(e.f(0), sin))))
+        e.store(far, e.fma(second, cos, b.fmul(first, sin)))
+
+
+@jit
+def rotate(x: int, cosine: int, sine: int, dim: int, scale: int, neighbours: int) -> None:
+    """One head at x, in place; cosine and sine are the rows [dim / 2] of its position."""
+    if neighbours:
+        _rotate_neighbours(x, cosine, sine, dim, scale)
+    else:
+        _rotate_halves(x, cosine, sine, dim, scale)
+
+
+@kernel
+def store_key_value(e: Emit, key: Any, value: Any, block: Any, place: Any, dim: Any) -> None:
+    """Write k and v, float32 [dim] each, at place 0..15 of one KV head of a block."""
+    b = e.b
+    values = e.at(block, dim, 2 * BLOCK_SIZE)
+    with cgutils.for_range(b, b.sdiv(dim, I64(LANES))) as loop:
+        k, v = (b.fptrunc(e.load(e.at(base, loop.index, 64)), F16x16) for base in (key, value))
+        column = e.at(e.at(block, loop.index, 2 * BLOCK_SIZE * LANES), place, 2)
+        for lane in range(LANES):
+            e.store(e.at(column, 2 * BLOCK_SIZE * lane), b.extract_element(k, I32(lane)), 2)
+        row = b.add(values, b.mul(place, b.mul(dim, I64(2))))
+        e.store(e.at(row, loop.index, 2 * LANES), v, 2)
+
+
+# -- one piece
+
+
+def _make_scores(rows: int) -> Callable[..., None]:
+    def scores(
+        e: Emit, q: Any, q_stride: Any, table: Any, cache: Any, block_bytes: Any, blocks: Any, dim: Any, out: Any
+    ) -> None:
+        """out[row][16 * SPAN] = q[row] . K of up to SPAN blocks; behind the last block it repeats."""
+        b, last = e.b, e.b.sub(blocks, I64(1))
+        places = [b.select(b.icmp_signed("<", I64(i), last), I64(i), last) for i in range(SPAN)]
+        keys = [b.add(cache, b.mul(e.load(e.at(table, place, 8), I64, 8), block_bytes)) for place in places]
+        queries = [b.add(q, b.mul(q_stride, I64(row))) for row in range(rows)]
+        sums = {(row, i): e.variable(e.f(0)) for row in range(rows) for i in range(SPAN)}
+        with cgutils.for_range(b, b.sdiv(dim, I64(4))) as loop:
+            for d in range(4):
+                at = [e.at(e.at(key, loop.index, 8 * BLOCK_SIZE), 2 * BLOCK_SIZE * d) for key in keys]
+                columns = [b.fpext(e.load(place, F16x16, 32), F32x16) for place in at]
+                for row, query in enumerate(queries):
+                    value = e.splat(e.load(e.at(e.at(query, loop.index, 16), 4 * d), F32))
+                    for i, column in enumerate(columns):
+                        b.store(e.fma(column, value, b.load(sums[row, i])), sums[row, i])
+        for (row, i), total in sums.items():
+            e.store(e.at(out, SCORE_ROW * row + 64 * i), b.load(total))
+
+    scores.__name__ = f"scores_{rows}"
+    return kernel(scores)
+
+
+def _make_gather(rows: int, vectors: int) -> Callable[..., None]:
+    def gather(
+        e: Emit,
+        p: Any,
+        table: Any,
+        values: Any,
+        block_bytes: Any,
+        count: Any,
+        dim: Any,
+        record: Any,
+        record_stride: Any,
+    ) -> None:
+        """record[row][16 * vectors] = the sum of p[row][t] * V[t] over the first `count` positions, in order.
+
+        `values` is the address of the wanted columns of V in block 0.
+        """
+        b = e.b
+        cells = [(row, i) for row in range(rows) for i in range(vectors)]
+        sums = {cell: e.variable(e.f(0)) for cell in cells}
+        blocks = b.sdiv(b.add(count, I64(BLOCK_SIZE - 1)), I64(BLOCK_SIZE))
+        with cgutils.for_range(b, blocks) as outer:
+            start = b.mul(outer.index, I64(BLOCK_SIZE))
+            left = b.sub(count, start)
+            here = b.select(b.icmp_signed("<", left, I64(BLOCK_SIZE)), left, I64(BLOCK_SIZE))
+            block = b.add(values, b.mul(e.load(e.at(table, outer.index, 8), I64, 8), block_bytes))
+            with cgutils.for_range(b, here) as inner:
+                at = b.add(block, b.mul(inner.index, b.mul(dim, I64(2))))
+                columns = [b.fpext(e.load(e.at(at, 2 * LANES * i), F16x16, 32), F32x16) for i in range(vectors)]
+                weight_at = e.at(p, b.add(start, inner.index), 4)
+                weights = [e.splat(e.load(e.at(weight_at, SCORE_ROW * row), F32)) for row in range(rows)]
+                for row, i in cells:
+                    b.store(e.fma(columns[i], weights[row], b.load(sums[row, i])), sums[row, i])
+        for row, i in cells:
+            e.store(e.at(b.add(record, b.mul(record_stride, I64(row))), 64 * i), b.load(sums[row, i]))
+
+    gather.__name__ = f"gather_{rows}x{vectors}"
+    return kernel(gather)
+
+
+@kernel
+def _soften(e: Emit, scores: Any, count: Any, dim: Any, record: Any) -> None:
+    """scores[0:count] becomes exp(score - peak), 0 behind that; peak and total go to the record."""
+    b, vectors = e.b, e.b.sdiv(e.b.add(count, I64(LANES - 1)), I64(LANES))
+    top, total = e.variable(e.f(LEAST)), e.variable(e.f(0))
+
+    def live(index: Any) -> Any:
+        return e.first_lanes(b.sub(count, b.mul(index, I64(LANES))))
+
+    with cgutils.for_range(b, vectors) as loop:
+        v = b.select(live(loop.index), e.load(e.at(scores, loop.index, 64)), e.f(LEAST))
+        b.store(e.larger(v, b.load(top)), top)
+    peak = e.tree(b.load(top), e.larger)
+    with cgutils.for_range(b, vectors) as loop:
+        at = e.at(scores, loop.index, 64)
+        weights = b.select(live(loop.index), e.exp(b.fsub(e.load(at), e.splat(peak))), e.f(0))
+        b.store(b.fadd(b.load(total), weights), total)
+        e.store(at, weights)
+    e.store(e.at(record, dim, 4), peak, 4)
+    e.store(e.at(e.at(record, dim, 4), 4), e.tree(b.load(total), b.fadd), 4)
+
+
+@kernel
+def combine(e: Emit, record: Any, later: Any, dim: Any, out: Any) -> None:
+    """out = the record of some pieces and that of the piece behind them, as one; out may be `record`."""
+    b = e.b
+    tails = [e.at(base, dim, 4) for base in (record, later)]
+    peaks = [e.load(tail, F32, 4) for tail in tails]
+    totals = [e.load(e.at(tail, 4), F32, 4) for tail in tails]
+    peak = e.larger(peaks[0], peaks[1])
+    kept, added = (e.exp(e.splat(b.fsub(old, peak))) for old in peaks)
+    with cgutils.for_range(b, b.sdiv(dim, I64(LANES))) as loop:
+        scaled = b.fmul(e.load(e.at(later, loop.index, 64)), added)
+        e.store(e.at(out, loop.index, 64), e.fma(e.load(e.at(record, loop.index, 64)), kept, scaled))
+    first, tail = I32(0), e.at(out, dim, 4)
+    total = b.fadd(
+        b.fmul(totals[0], b.extract_element(kept, first)), b.fmul(totals[1], b.extract_element(added, first))
+    )
+    e.store(tail, peak, 4)
+    e.store(e.at(tail, 4), total, 4)
+
+
+@kernel
+def finish(e: Emit, record: Any, dim: Any, out: Any) -> None:
+    """out [dim] = the values of a record divided by its total."""
+    b = e.b
+    total = e.splat(e.load(e.at(e.at(record, dim, 4), 4), F32, 4))
+    with cgutils.for_range(b, b.sdiv(dim, I64(LANES))) as loop:
+        e.store(e.at(out, loop.index, 64), b.fdiv(e.load(e.at(record, loop.index, 64)), total))
+
+
+_scores_1, _scores_2, _scores_3, _scores_4 = (_make_scores(rows) for rows in (1, 2, 3, 4))
+_gather_1x4, _gather_2x4, _gather_3x4, _gather_4x4 = (_make_gather(rows, 4) for rows in (1, 2, 3, 4))
+_gather_1x1, _gather_2x1, _gather_3x1, _gather_4x1 = (_make_gather(rows, 1) for rows in (1, 2, 3, 4))
+
+
+@jit
+def _score(
+    rows: int, q: int, q_stride: int, table: int, cache: int, block_bytes: int, blocks: int, dim: int, out: int
+) -> None:
+    if rows == 4:
+        _scores_4(q, q_stride, table, cache, block_bytes, blocks, dim, out)
+    elif rows == 3:
+        _scores_3(q, q_stride, table, cache, block_bytes, blocks, dim, out)
+    elif rows == 2:
+        _scores_2(q, q_stride, table, cache, block_bytes, blocks, dim, out)
+    else:
+        _scores_1(q, q_stride, table, cache, block_bytes, blocks, dim, out)
+
+
+@jit
+def _gather_wide(
+    rows: int, p: int, table: int, values: int, block_bytes: int, count: int, dim: int, record: int, stride: int
+) -> None:
+    if rows == 4:
+        _gather_4x4(p, table, values, block_bytes, count, dim, record, stride)
+    elif rows == 3:
+        _gather_3x4(p, table, values, block_bytes, count, dim, record, stride)
+    elif rows == 2:
+        _gather_2x4(p, table, values, block_bytes, count, dim, record, stride)
+    else:
+        _gather_1x4(p, table, values, block_bytes, count, dim, record, stride)
+
+
+@jit
+def _gather_narrow(
+    rows: int, p: int, table: int, values: int, block_bytes: int, count: int, dim: int, record: int, stride: int
+) -> None:
+    if rows == 4:
+        _gather_4x1(p, table, values, block_bytes, count, dim, record, stride)
+    elif rows == 3:
+        _gather_3x1(p, table, values, block_bytes, count, dim, record, stride)
+    elif rows == 2:
+        _gather_2x1(p, table, values, block_bytes, count, dim, record, stride)
+    else:
+        _gather_1x1(p, table, values, block_bytes, count, dim, record, stride)
+
+
+@jit
+def attend_piece(
+    rows: int,
+    q: int,
+    q_stride: int,
+    first_count: int,
+    count_step: int,
+    table: int,
+    cache: int,
+    block_bytes: int,
+    dim: int,
+    scores: int,
+    record: int,
+    record_stride: int,
+) -> None:
+    """Up to four rows over one piece -> a record each.
+
+    Row r is at q + r * q_stride and sees first_count + r * count_step positions, at most PIECE: rows are the query
+    heads of one token (step 0), or consecutive tokens (step 1). `table` is the address of the piece's first block id.
+    """
+    most = min(PIECE, first_count + (rows - 1) * count_step)
+    for block in range(0, (most + BLOCK_SIZE - 1) // BLOCK_SIZE, SPAN):
+        blocks = (most + BLOCK_SIZE - 1) // BLOCK_SIZE - block
+        _score(rows, q, q_stride, table + 8 * block, cache, block_bytes, blocks, dim, scores + 4 * BLOCK_SIZE * block)
+    for row in range(rows):
+        count = min(PIECE, first_count + row * count_step)
+        _soften(scores + SCORE_ROW * row, count, dim, record + row * record_stride)
+        for lane in range(count, most):  # what the longest row sees and this one does not
+            _zero(scores + SCORE_ROW * row, lane)
+    values = cache + 2 * BLOCK_SIZE * dim
+    for column in range(0, dim - dim % 64, 64):
+        at = values + 2 * column
+        _gather_wide(rows, scores, table, at, block_bytes, most, dim, record + 4 * column, record_stride)
+    for column in range(dim - dim % 64, dim, LANES):
+        at = values + 2 * column
+        _gather_narrow(rows, scores, table, at, block_bytes, most, dim, record + 4 * column, record_stride)
+
+
+@inlined
+def _zero(e: Emit, row: Any, lane: Any) -> None:
+    e.store(e.at(row, lane, 4), F32(0), 4)
+
+
+@jit
+def attend_token(
+    q: int,
+    heads: int,
+    q_stride: int,
+    count: int,
+    table: int,
+    cache: int,
+    block_bytes: int,
+    dim: int,
+    scores: int,
+    records: int,
+) -> None:
+    """The query heads of one token that share a KV head, over one piece of `count` positions -> a record each."""
+    size = 4 * dim + RECORD_TAIL
+    for head in range(0, heads, QUERIES):
+        rows = min(QUERIES, heads - head)
+        at = q + head * q_stride
+        attend_piece(rows, at, q_stride, count, 0, table, cache, block_bytes, dim, scores, records + head * size, size)
+
+
+@jit
+def attend_tile(
+    q: int,
+    token_stride: int,
+    heads: int,
+    pos: int,
+    queries: int,
+    table: int,
+    cache: int,
+    block_bytes: int,
+    dim: int,
+    scores: int,
+    records: int,
+    out: int,
+    out_stride: int,
+) -> None:
+    """`queries` consecutive tokens, the first at `pos`, and all query heads of one KV head, over the whole context.
+
+    `records` has room for heads + 1 times QUERIES of them; out [queries][heads * dim] float32.
+    """
+    size = 4 * dim + RECORD_TAIL
+    piece_record = records + heads * QUERIES * size
+    for start in range(0, pos + queries, PIECE):
+        for head in range(heads):
+            # Tokens before this piece see nothing of it: only the last piece can begin inside of the tile.
+            skipped = max(0, start - pos)
+            at = q + 4 * dim * head + skipped * token_stride
+            total = records + (head * QUERIES + skipped) * size
+            record = total if start == 0 else piece_record
+            count = pos + skipped + 1 - start
+            rows = queries - skipped
+            attend_piece(
+                rows,
+                at,
+                token_stride,
+                count,
+                1,
+                table + start // BLOCK_SIZE * 8,
+                cache,
+                block_bytes,
+                dim,
+                scores,
+                record,
+                size,
+            )
+            if start > 0:
+                for row in range(rows):
+                    combine(total + row * size, record + row * size, dim, total + row * size)
+    for head in range(heads):
+        for row in range(queries):
+            finish(records + (head * QUERIES + row) * size, dim, out + row * out_stride + 4 * dim * head)
+
+
+@jit
+def merge_pieces(records: int, stride: int, pieces: int, dim: int, total: int, out: int) -> None:
+    """The records of one head's pieces, `stride` bytes apart, in order -> out [dim]; `total` has room for a record."""
+    before = records
+    for piece in range(1, pieces):
+        combine(before, records + piece * stride, dim, total)
+        before = total
+    finish(before, dim, out)

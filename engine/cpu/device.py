@@ -1,0 +1,155 @@
+"""The CPU device: a model recorded as a program, and the function that runs it for a batch.
+
+Knows how a batch becomes the words of the step header. Refuses to know what instructions do with them.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from engine import models
+from engine.batch import Batch, placeholder_batch
+from engine.config import BLOCK_SIZE, EngineConfig, ModelConfig
+from engine.cpu.attention import PIECE, QUERIES
+from engine.cpu.code_cache import load_interpreter
+from engine.cpu.operations import BLOCK_TYPE, CpuOperations, LogitRows, block_shape
+from engine.cpu.program import HEADER, Limits, Program
+from engine.cpu.team import MOST_THREADS, Team
+from engine.device import Compute, Logits
+from engine.errors import EngineError
+from engine.kv_cache import KVCache
+from engine.weights import GGUFWeights
+from quant.cpu.activations import GROUP, Form
+from quant.cpu.arena import Arena
+from quant.cpu.linear import CpuBackend
+from quant.cpu.native import Entry
+from quant.gguf import GGUFTensor
+
+NUMERICS_VERSION = "1"  # raised when a change of the kernels changes bits: what was cached before is not used then
+HEAD_PLANES = Form.ONE_PLANE  # moves log-probabilities by 0.04, and the head is a quarter of a small model
+LOCAL_PIECES = 16  # pieces of context that every thread merges for itself rather than wait for the others
+
+
+class CpuDevice:
+    """See `engine.device.Device`."""
+
+    name = "cpu"
+    kv_type = BLOCK_TYPE
+
+    def __init__(self, threads: int, planes: int, code_cache: Path | None) -> None:
+        self.threads = min(threads, MOST_THREADS)
+        self.numerics = ("cpu", NUMERICS_VERSION, f"{planes} planes")
+        self._planes = Form(planes)
+        self._code_cache = code_cache
+
+    def layer_shape(self, kv_heads: int, head_dim: int) -> tuple[int, ...]:
+        return block_shape(kv_heads, head_dim)
+
+    def load(self, model: ModelConfig, weights: GGUFWeights, config: EngineConfig) -> Compute:
+        enter, arena = load_interpreter(self._code_cache), Arena()
+        limits = Limits(
+            tokens=config.max_step_tokens,
+            outputs=config.max_step_tokens,
+            requests=config.max_running,
+            context=config.context_length,
+            num_blocks=config.num_blocks,
+            threads=self.threads,
+        )
+        program = Program(arena, limits)
+        operations = CpuOperations(CpuBackend(arena, self._planes), program, HEAD_PLANES)
+        loaded = models.load(model, weights, operations, config.context_length)
+        kv = KVCache(loaded.kv_groups(), config.num_blocks, self.layer_shape, self.kv_type)
+        logits: LogitRows = loaded.forward(placeholder_batch(), kv)
+        return CpuStep(enter, program, kv, logits)
+
+
+class CpuStep:
+    """Computes batches: fills the step header, has the team run the program, reads the logits in place."""
+
+    def __init__(self, enter: Entry, program: Program, kv: KVCache, logits: LogitRows) -> None:
+        arena, limits = program.arena, program.limits
+        for pool in kv.pools:
+            arena.adopt("KV cache", pool.view(torch.uint8).flatten().numpy())
+        self._kv = kv
+        self._limits = limits
+        self.arena = arena
+        scratch = -(-program.scratch_bytes() // 4096) * 4096
+        blocks = -(-limits.context // BLOCK_SIZE)
+
+        def words(name: str, *shape: int) -> NDArray[Any]:
+            return arena.take(name, 8 * int(np.prod(shape))).view(np.int64, *shape)
+
+        self._header = arena.take("header", HEADER.itemsize).view(HEADER, 1)
+        self._token_ids, self._positions = words("token ids", limits.tokens), words("positions", limits.tokens)
+        self._slots, self._outputs = words("slots", limits.tokens), words("output rows", limits.outputs)
+        self._tiles = words("tiles", limits.tokens, 4)
+        self._tables = words("block tables", limits.requests, blocks)
+        header = self._header[0]
+        for name, array in (
+            ("token_ids", self._token_ids), ("positions", self._positions), ("slots", self._slots),
+            ("output_rows", self._outputs), ("tile_list", self._tiles), ("tables", self._tables),
+        ):  # fmt: skip
+            header[name] = array.ctypes.data
+        header["table_stride"], header["scratch_stride"] = 8 * blocks, scratch
+        header["scratch"] = arena.take("scratch", scratch * limits.threads).address
+        self._values = torch.from_numpy(logits.logits.view(np.float32, limits.outputs, logits.vocabulary))
+        segments = logits.largest.size // 8 // limits.outputs
+        self._largest = logits.largest.view(np.float32, limits.outputs, segments, 2)
+        self._largest_ids = logits.largest.view(np.int32, limits.outputs, segments, 2)
+        self.team = Team(enter, program.finish(), self._header, limits.threads)
+
+    def __call__(self, batch: Batch) -> Logits:
+        self.fill(batch)
+        self.team.run(len(batch.token_ids))
+        return self.logits(len(batch.logit_rows))
+
+    def fill(self, batch: Batch) -> None:
+        """The header of a batch. Raises IndexError for one that is larger than what was recorded for."""
+        tokens, outputs, requests = len(batch.token_ids), len(batch.logit_rows), len(batch.context_lengths)
+        limits = self._limits
+        if tokens > limits.tokens or requests > limits.requests or max(batch.context_lengths) > limits.context:
+            raise IndexError(f"{tokens} tokens of {requests} requests are more than the program was recorded for")
+        self._token_ids[:tokens] = batch.token_ids
+        self._positions[:tokens] = batch.positions
+        self._slots[:tokens] = batch.slot_mappings[0]
+        self._outputs[:outputs] = batch.logit_rows
+        tables = batch.block_tables[0][:, : self._tables.shape[1]]
+        self._tables[:requests, : tables.shape[1]] = tables
+        tiles = _tiles(batch)
+        self._tiles[: len(tiles)] = tiles
+        header = self._header[0]
+        header["tokens"], header["outputs"], header["tiles"] = tokens, outputs, len(tiles)
+        header["local"] = tokens == 1 and batch.context_lengths[0] <= LOCAL_PIECES * PIECE
+
+    def logits(self, rows: int) -> Logits:
+        """What the last step computed; valid until the next one."""
+        if not rows:
+            return Logits(self._values[:0], [])
+        segment = self._largest[:rows, :, 0].argmax(1)
+        if np.isneginf(self._largest[np.arange(rows), segment, 0]).any():
+            raise EngineError("The model computed values that are not numbers", "Report this with the model's name.")
+        return Logits(self._values[:rows], self._largest_ids[np.arange(rows), segment, 1].tolist())
+
+
+def _tiles(batch: Batch) -> list[tuple[int, int, int, int]]:
+    """Up to QUERIES tokens of one request that are attended together; a single one says how many pieces it has."""
+    tiles = []
+    spans = zip(batch.query_starts, batch.query_starts[1:], batch.context_lengths, strict=False)
+    for request, (start, stop, context) in enumerate(spans):
+        for first in range(start, stop, QUERIES):
+            count = min(QUERIES, stop - first)
+            # Only the last token of a request can be alone, so that its context is the request's.
+            tiles.append((first, count, request, -(-context // PIECE) if count == 1 else 0))
+    return tiles
+
+
+def why_unsupported(model: ModelConfig, tensors: Iterable[GGUFTensor]) -> str | None:
+    """What in a checkpoint has no kernel here, or None."""
+    for name, width in (("head dimension", model.head_dim), ("hidden size", model.hidden), ("MLP", model.mlp_hidden)):
+        if width % GROUP:
+            return f"its {name} is {width}, not a multiple of {GROUP}"
+    return None

@@ -1,0 +1,289 @@
+"""Operations that record: running model code on them once writes the program of every step.
+
+A value between operations is an `Activation`: rows in a buffer, or the promise of rows that are written in whatever
+form their first reader wants. So a norm quantizes what it hands to a quantized product, and model code need not know.
+A buffer is used again as soon as model code has let go of the value in it, and its last readers with it.
+Knows shapes and addresses. Refuses to know values: none exist while recording.
+"""
+
+import weakref
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.batch import Batch
+from engine.cpu.attention import head_bytes, record_bytes
+from engine.cpu.program import SEGMENT, Op, Program, float_bits
+from engine.errors import UnsupportedModel
+from engine.kv_cache import LayerKV
+from engine.rope import RotaryTable
+from quant.cpu.activations import GROUP, Form, row_bytes
+from quant.cpu.arena import Region
+from quant.cpu.linear import CpuBackend, CpuLinear
+from quant.cpu.tiles import PAIR
+from quant.linear import QLinear
+
+COPY_ALIGNMENT = 128  # bytes: two threads' copies share no cache line
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """Memory for rows of one width and form."""
+
+    region: Region
+    stride: int  # bytes
+    copy: int  # bytes between the threads' own copies of row 0; 0: there are none
+
+
+@dataclass(eq=False)
+class Rows:
+    """What an operation writes into a buffer. While it lives, the buffer is not given to anyone else."""
+
+    buffer: Buffer
+    width: int
+    selected: bool  # a row for each wanted logit, not for each token
+
+    def words(self, name: str) -> dict[str, int]:
+        """The words of an instruction that say where these rows are; `name` is x or out."""
+        return {
+            name: self.buffer.region.address,
+            f"{name}_stride": self.buffer.stride,
+            f"{name}_copy": self.buffer.copy,
+        }
+
+
+@dataclass(eq=False)
+class Activation:
+    """A value of model code. `write` puts its rows down in a form; `picked_from` is what `select` picks rows of."""
+
+    width: int
+    selected: bool
+    write: Callable[[Form], Rows]
+    picked_from: "Activation | None" = None
+    _written: dict[Form, Rows] = field(default_factory=dict)
+
+    def rows(self, form: Form) -> Rows:
+        if form not in self._written:
+            self._written[form] = self.write(form)
+        return self._written[form]
+
+
+@dataclass(frozen=True, slots=True)
+class LogitRows:
+    """Where a step leaves its logits, float32 [outputs, vocabulary], and the largest of each segment of a row."""
+
+    logits: Region
+    vocabulary: int
+    largest: Region  # [outputs, segments]: float32 value, int32 token id
+
+
+class CpuOperations:
+    """Records one model into `program`. `head_planes` is how the rows are quantized that meet the output head."""
+
+    def __init__(self, weights: CpuBackend, program: Program, head_planes: Form) -> None:
+        self.weights = weights
+        self._program = program
+        self._head_planes = head_planes
+        self._free: dict[tuple[Form, int, bool, bool], list[Buffer]] = defaultdict(list)
+        self._constants: dict[int, tuple[Region, Tensor]] = {}  # by id, with the tensor that keeps the id taken
+
+    def embed(self, batch: Batch, table: QLinear) -> Activation:
+        (part,) = _packed(table).parts
+        out = self._take(Form.FLOAT, table.inputs)
+        self._program.append(
+            Op.EMBED, layout=part.layout.number, weight=part.region.address, tile_bytes=part.tile_bytes,
+            groups=part.groups, rows=part.rows, **out.words("out"),
+        )  # fmt: skip
+        return self._floats(out)
+
+    def select(self, x: Activation, batch: Batch) -> Activation:
+        def write(form: Form) -> Rows:
+            return self._rewrite(x.rows(Form.FLOAT), form, gather=True)
+
+        return Activation(x.width, selected=True, write=write, picked_from=x)
+
+    def norm(self, x: Activation, weight: Tensor, epsilon: float) -> Activation:
+        vector = self._constant(weight)
+
+        def write(form: Form) -> Rows:
+            gather = x.picked_from is not None
+            source = (x.picked_from or x).rows(Form.FLOAT)
+            local = not x.selected and form is not Form.FLOAT
+            out = self._take(form, x.width, selected=x.selected, copies=local)
+            self._program.append(
+                Op.NORM, local=local, selected=x.selected, gather=gather, form=form, groups=x.width // GROUP,
+                vector=vector.address, epsilon=float_bits(epsilon), **source.words("x"), **out.words("out"),
+            )  # fmt: skip
+            return out
+
+        return Activation(x.width, x.selected, write)
+
+    def linear(self, x: Activation, weight: QLinear, add_to: Activation | None = None) -> Activation:
+        packed = _packed(weight)
+        # In place, where there is something to add to: nobody may read that from here on.
+        out = add_to.rows(Form.FLOAT) if add_to else self._take(Form.FLOAT, weight.outputs, selected=x.selected)
+        self._multiply(x, packed, packed.form, out, add=add_to is not None)
+        return self._floats(out)
+
+    def logits(self, x: Activation, head: QLinear) -> LogitRows:
+        packed = _packed(head)
+        out = self._take(Form.FLOAT, head.outputs, selected=True)
+        self._multiply(x, packed, lambda part: Form.FLOAT if part.layout.plain else self._head_planes, out, add=False)
+        outputs, segments = self._program.limits.outputs, -(-head.outputs // SEGMENT)
+        largest = self._program.arena.take("largest logits", 8 * outputs * segments)
+        self._program.append(
+            Op.ARGMAX, selected=1, rows=head.outputs, x=out.buffer.region.address, x_stride=out.buffer.stride,
+            out=largest.address,
+        )  # fmt: skip
+        return LogitRows(out.buffer.region, head.outputs, largest)
+
+    def gated_mlp(self, x: Activation, gate_up: QLinear, down: QLinear, add_to: Activation) -> Activation:
+        gates, packed = _packed(gate_up), _packed(down)
+        width = gate_up.outputs // 2
+        if width % PAIR:
+            raise UnsupportedModel(f"An MLP of width {width}, not a multiple of {PAIR}, has no CPU kernel", _PLAIN)
+        gate, up = gates.part_of(0), gates.part_of(width)
+        if gates.form(gate) is not gates.form(up):
+            raise UnsupportedModel("Gate and up projection of different kinds have no CPU kernel", _PLAIN)
+        form, forms = gates.form(gate), {packed.form(part) for part in packed.parts}
+        hidden = {out_form: self._take(out_form, width, selected=x.selected) for out_form in forms}
+        source = x.rows(form)
+        for out_form, rows in hidden.items():
+            self._program.append(
+                Op.GATED, selected=x.selected, form=form, out_form=out_form, groups=gate.groups, rows=width,
+                layout=gate.layout.number, weight=gate.address(0), tile_bytes=gate.tile_bytes,
+                up_layout=up.layout.number, up=up.address(width), up_tile_bytes=up.tile_bytes,
+                **source.words("x"), **rows.words("out"),
+            )  # fmt: skip
+        product = Activation(width, x.selected, lambda wanted: hidden[wanted])
+        return self.linear(product, down, add_to)
+
+    def rope_and_store(self, qkv: Activation, batch: Batch, kv: LayerKV, rotary: RotaryTable) -> Activation:
+        rows, heads = qkv.rows(Form.FLOAT), _heads(qkv, kv)
+        self._program.append(
+            Op.ROPE_STORE, neighbours=rotary.interleaved, scale=float_bits(kv.head_dim**-0.5),
+            cosine=self._constant(rotary.cos).address, sine=self._constant(rotary.sin).address,
+            **rows.words("x"), **heads, **_cache_words(kv),
+        )  # fmt: skip
+        return self._floats(rows)
+
+    def attend(self, q: Activation, batch: Batch, kv: LayerKV) -> Activation:
+        rows, heads, limits = q.rows(Form.FLOAT), _heads(q, kv), self._program.limits
+        width = kv.kv_heads * heads["heads"] * kv.head_dim
+        parts = self._parts(kv, heads["heads"])
+        out = self._take(Form.FLOAT, width)
+        words = {"parts": parts.address, "max_pieces": limits.pieces, **heads}
+        self._program.append(Op.ATTEND, **rows.words("x"), **out.words("out"), **words, **_cache_words(kv))
+
+        def write(form: Form) -> Rows:
+            merged = self._take(form, width, copies=True)
+            self._program.append(
+                Op.MERGE, local=1, form=form, groups=width // GROUP, **out.words("x"), **merged.words("out"), **words
+            )
+            return merged
+
+        return Activation(width, False, write)
+
+    # -- pieces of instructions
+
+    def _multiply(
+        self, x: Activation, weight: CpuLinear, form_of: Callable[..., Form], out: Rows, *, add: bool
+    ) -> None:
+        for part in weight.parts:
+            form = form_of(part)
+            place = {**out.words("out"), "out": out.buffer.region.address + 4 * part.first}
+            source = x.rows(form)
+            self._program.append(
+                Op.MATMUL, barrier=part is weight.parts[-1], selected=x.selected, form=form, add=add,
+                layout=part.layout.number, weight=part.region.address, tile_bytes=part.tile_bytes, groups=part.groups,
+                rows=part.rows, **source.words("x"), **place,
+            )  # fmt: skip
+
+    def _rewrite(self, source: Rows, form: Form, *, gather: bool = False) -> Rows:
+        selected = source.selected or gather
+        out = self._take(form, source.width, selected=selected)
+        self._program.append(
+            Op.WRITE, selected=selected, gather=gather, form=form, groups=source.width // GROUP,
+            **source.words("x"), **out.words("out"),
+        )  # fmt: skip
+        return out
+
+    def _floats(self, rows: Rows) -> Activation:
+        def write(form: Form) -> Rows:
+            return rows if form is Form.FLOAT else self._rewrite(rows, form)
+
+        return Activation(rows.width, rows.selected, write)
+
+    # -- memory
+
+    def _take(self, form: Form, width: int, *, selected: bool = False, copies: bool = False) -> Rows:
+        """A buffer that nobody holds."""
+        key = (form, width, selected, copies)
+        buffer = self._free[key].pop() if self._free[key] else self._allocate(*key)
+        rows = Rows(buffer, width, selected)
+        weakref.finalize(rows, self._free[key].append, buffer)
+        return rows
+
+    def _allocate(self, form: Form, width: int, selected: bool, copies: bool) -> Buffer:
+        if width % GROUP and form is not Form.FLOAT:
+            raise UnsupportedModel(f"Rows of {width} columns, not a multiple of {GROUP}, have no CPU kernel", _PLAIN)
+        limits = self._program.limits
+        count, stride = (limits.outputs if selected else limits.tokens), row_bytes(form, width)
+        copy = -(-stride // COPY_ALIGNMENT) * COPY_ALIGNMENT if copies else 0
+        size = max(count * stride, (limits.threads - 1) * copy + stride)
+        return Buffer(self._program.arena.take(f"{form.name} rows of {width}", size), stride, copy)
+
+    def _parts(self, kv: LayerKV, heads: int) -> Region:
+        """Records of the pieces of single tokens; every layer uses the same ones, one after another."""
+        limits = self._program.limits
+        records = limits.requests * kv.kv_heads * limits.pieces * heads
+        return self._program.arena.shared(f"pieces of {heads} heads", records * record_bytes(kv.head_dim))
+
+    def _constant(self, values: Tensor) -> Region:
+        """A float32 tensor at a fixed address."""
+        if id(values) not in self._constants:
+            region = self._program.arena.take("constant", values.nbytes)
+            region.view(np.float32, *values.shape)[:] = values.numpy()
+            self._constants[id(values)] = region, values
+        return self._constants[id(values)][0]
+
+
+_PLAIN = "Use the plain kernels: --kernels reference."
+
+
+def _packed(weight: QLinear) -> CpuLinear:
+    if not isinstance(weight, CpuLinear):
+        raise TypeError(f"{type(weight).__name__} is not a layer of the CPU backend")
+    return weight
+
+
+def _heads(qkv: Activation, kv: LayerKV) -> dict[str, int]:
+    """How the columns of a row of q, k and v divide into heads."""
+    return {
+        "kv_heads": kv.kv_heads,
+        "heads": qkv.width // kv.head_dim // kv.kv_heads - 2,
+        "head_dim": kv.head_dim,
+    }
+
+
+def _cache_words(kv: LayerKV) -> dict[str, int]:
+    return {"cache": kv.pool.data_ptr(), "block_bytes": kv.pool.stride(0) * kv.pool.itemsize}
+
+
+def check_head_dim(head_dim: int) -> None:
+    """Raise UnsupportedModel for heads that the kernels cannot cut into vectors."""
+    if head_dim % 32:
+        raise UnsupportedModel(f"A head dimension of {head_dim}, not a multiple of 32, has no CPU kernel", _PLAIN)
+
+
+BLOCK_TYPE = torch.float16
+
+
+def block_shape(kv_heads: int, head_dim: int) -> tuple[int, ...]:
+    """One layer of one block, in elements of BLOCK_TYPE: each KV head as `engine.cpu.attention` reads it."""
+    check_head_dim(head_dim)
+    return kv_heads, head_bytes(head_dim) // BLOCK_TYPE.itemsize

@@ -1,0 +1,57 @@
+"""The seam between the engine and what computes: where weights and caches lie, and which kernels run.
+
+A device loads a model once and gives a function that computes batches. Chosen by `engine.loading`; the runner knows
+nothing else of it.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from engine.batch import Batch
+from engine.config import EngineConfig, ModelConfig
+from engine.weights import GGUFWeights
+
+
+@dataclass(frozen=True, slots=True)
+class Logits:
+    """What a step computed, one row for each of the batch's logit rows. Valid until the device's next step."""
+
+    values: Tensor  # float32 [rows, vocabulary]
+    greedy: Sequence[int] | None = None  # the most likely token of each row, where the device has found it on the way
+
+
+Compute = Callable[[Batch], Logits]
+
+
+class Device(Protocol):
+    """One kind of hardware with the kernels of one backend."""
+
+    @property
+    def name(self) -> str:
+        """Of the backend."""
+        ...
+
+    @property
+    def threads(self) -> int:
+        """How many compute."""
+        ...
+
+    @property
+    def numerics(self) -> tuple[str, ...]:
+        """What the bits of keys and values depend on besides model and tokens."""
+        ...
+
+    @property
+    def kv_type(self) -> torch.dtype: ...
+
+    def layer_shape(self, kv_heads: int, head_dim: int) -> tuple[int, ...]:
+        """Of one layer of one KV block, in elements of `kv_type`. Raises UnsupportedModel."""
+        ...
+
+    def load(self, model: ModelConfig, weights: GGUFWeights, config: EngineConfig) -> Compute:
+        """Take the model's weights, reserve its caches. Raises UnsupportedModel or ModelFileError."""
+        ...

@@ -1,0 +1,93 @@
+"""The reference device: plain torch on the CPU, correct by reading. The oracle, and the last resort.
+
+Knows which plain function does what. Refuses to know how a product or an attention is computed (`kernels.reference`).
+"""
+
+import torch
+from torch import Tensor
+
+from engine import models
+from engine.batch import Batch
+from engine.config import BLOCK_SIZE, EngineConfig, ModelConfig
+from engine.device import Compute, Logits
+from engine.kernels import reference
+from engine.kv_cache import KVCache, LayerKV
+from engine.rope import RotaryTable
+from engine.weights import GGUFWeights
+from quant.linear import LinearBackend, QLinear, ReferenceBackend
+
+
+class ReferenceDevice:
+    """See `engine.device.Device`."""
+
+    name = "reference"
+    kv_type = torch.float32
+    numerics = ("reference", "1")  # the number is raised when a change of the kernels changes bits
+
+    def __init__(self, *, keep_dequantized: bool, threads: int) -> None:
+        self.threads = threads
+        self._keep_dequantized = keep_dequantized
+
+    def layer_shape(self, kv_heads: int, head_dim: int) -> tuple[int, ...]:
+        return 2, kv_heads, BLOCK_SIZE, head_dim  # k, v
+
+    def load(self, model: ModelConfig, weights: GGUFWeights, config: EngineConfig) -> Compute:
+        # Tensors are small: more threads gain little, and lose much while another program has a core.
+        torch.set_num_threads(1)
+        loaded = models.load(
+            model, weights, ReferenceOperations(keep_dequantized=self._keep_dequantized), config.context_length
+        )
+        torch.set_num_threads(self.threads)
+        kv = KVCache(loaded.kv_groups(), config.num_blocks, self.layer_shape, self.kv_type)
+
+        def compute(batch: Batch) -> Logits:
+            with torch.inference_mode():
+                return Logits(loaded.forward(batch, kv))
+
+        return compute
+
+
+class ReferenceOperations:
+    """One operation at a time. Activations are tensors, float32 [tokens, width]."""
+
+    def __init__(self, *, keep_dequantized: bool) -> None:
+        self.weights: LinearBackend = ReferenceBackend(keep_dequantized=keep_dequantized)
+
+    def embed(self, batch: Batch, table: QLinear) -> Tensor:
+        return table.rows(torch.from_numpy(batch.token_ids))
+
+    def norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+        return reference.rms_norm(x, weight, epsilon)
+
+    def linear(self, x: Tensor, weight: QLinear, add_to: Tensor | None = None) -> Tensor:
+        product = weight.forward(x)
+        return product if add_to is None else add_to + product
+
+    def rope_and_store(self, qkv: Tensor, batch: Batch, kv: LayerKV, rotary: RotaryTable) -> Tensor:
+        heads = qkv.view(len(qkv), -1, kv.head_dim)
+        q, k, v = heads[:, : -2 * kv.kv_heads], heads[:, -2 * kv.kv_heads : -kv.kv_heads], heads[:, -kv.kv_heads :]
+        positions = torch.from_numpy(batch.positions)
+        cos, sin = rotary.cos[positions], rotary.sin[positions]
+        turned = reference.rope(k, cos, sin, interleaved=rotary.interleaved)
+        reference.store_kv(kv.pool, torch.from_numpy(batch.slot_mappings[kv.group]), turned, v)
+        return reference.rope(q, cos, sin, interleaved=rotary.interleaved)
+
+    def attend(self, q: Tensor, batch: Batch, kv: LayerKV) -> Tensor:
+        starts, positions = batch.query_starts, torch.from_numpy(batch.positions)
+        tables = torch.from_numpy(batch.block_tables[kv.group])
+        attended = [
+            reference.paged_attention(
+                q[start:stop], positions[start:stop], kv.pool, table, context, q.shape[-1] ** -0.5
+            )
+            for start, stop, table, context in zip(starts, starts[1:], tables, batch.context_lengths, strict=False)
+        ]
+        return torch.cat(attended).flatten(1)
+
+    def gated_mlp(self, x: Tensor, gate_up: QLinear, down: QLinear, add_to: Tensor) -> Tensor:
+        return add_to + down.forward(reference.silu_gate(gate_up.forward(x)))
+
+    def select(self, x: Tensor, batch: Batch) -> Tensor:
+        return x[torch.from_numpy(batch.logit_rows)]
+
+    def logits(self, x: Tensor, head: QLinear) -> Tensor:
+        return head.forward(x)

@@ -1,0 +1,163 @@
+"""Linear layers over packed tiles.
+
+A layer's segments of equal layout lie one behind another, so that q, k and v of one type are one multiplication. Knows
+tiles and activations. Refuses to know threads and programs: those read `parts`, and `forward` is for everyone else.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+import torch
+from torch import Tensor
+
+from quant.cpu import activations
+from quant.cpu.activations import Form, row_bytes
+from quant.cpu.arena import Arena, Region
+from quant.cpu.matmul import multiply_pair, read_row
+from quant.cpu.tiles import GROUP, PAIR, TILE, TileFormat, format_of, pack, packed_bytes, unpack
+from quant.cpu.vector import jit
+from quant.errors import UnsupportedQuantization
+from quant.kernels.reference import dequantize
+from quant.tensor import QTensor
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Some rows of a weight, of one layout."""
+
+    layout: TileFormat
+    region: Region
+    first: int  # the first of these rows among the layer's outputs
+    rows: int
+    groups: int  # of 32 columns
+
+    @property
+    def tile_bytes(self) -> int:
+        return self.groups * self.layout.group_bytes
+
+    def address(self, row: int) -> int:
+        """Where the tiles from output row `row` on begin; row - first is a multiple of PAIR."""
+        if (row - self.first) % PAIR:
+            raise UnsupportedQuantization(
+                f"A fused projection with {row - self.first} rows, not a multiple of {PAIR}, has no CPU kernel",
+                "Use the plain kernels: --kernels reference.",
+            )
+        return self.region.address + (row - self.first) // TILE * self.tile_bytes
+
+
+class CpuLinear:
+    """A QLinear in tiles. `planes` is how its activations are quantized: see `quant.cpu.activations`."""
+
+    def __init__(self, segments: Sequence[QTensor], arena: Arena, planes: Form) -> None:
+        self.outputs = sum(segment.shape[0] for segment in segments)
+        self.inputs = segments[0].shape[1]
+        self._planes = planes
+        if self.inputs % GROUP:
+            raise UnsupportedQuantization(
+                f"A weight of {self.inputs} columns, not a multiple of {GROUP}, has no CPU kernel",
+                "Use the plain kernels: --kernels reference.",
+            )
+        self.parts = tuple(_pack_parts(segments, arena))
+
+    def form(self, part: Part) -> Form:
+        """What activations have to be for a part: floats meet floats, and integers meet planes of integers."""
+        return Form.FLOAT if part.layout.plain else self._planes
+
+    def part_of(self, row: int) -> Part:
+        """The part that holds an output row."""
+        return next(part for part in self.parts if part.first <= row < part.first + part.rows)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [tokens, inputs] float32 -> [tokens, outputs] float32, by one thread."""
+        x, out = x.contiguous(), torch.empty(len(x), self.outputs)
+        groups = self.inputs // GROUP
+        for part in self.parts:
+            form = self.form(part)
+            stride = row_bytes(form, self.inputs)
+            rows = torch.empty(len(x), stride, dtype=torch.uint8)
+            _write_rows(x.data_ptr(), len(x), groups, int(form), rows.data_ptr(), stride)
+            at = out.data_ptr() + 4 * part.first
+            _multiply(
+                part.layout.number, int(form), part.region.address, part.tile_bytes, groups, part.rows,
+                rows.data_ptr(), stride, len(x), at, 4 * self.outputs,
+            )  # fmt: skip
+        return out
+
+    def rows(self, ids: Tensor) -> Tensor:
+        (part,) = self.parts
+        out = torch.empty(len(ids), self.inputs)
+        for place, row in enumerate(ids.tolist()):
+            if not 0 <= row < self.outputs:
+                raise IndexError(f"row {row} of a weight of {self.outputs}")
+            read_row(part.layout.number, part.region.address, part.tile_bytes, part.groups, row, out[place].data_ptr())
+        return out
+
+    def dequantize(self) -> Tensor:
+        values = [dequantize(unpack(p.region.bytes, p.layout, (p.rows, self.inputs))) for p in self.parts]
+        return values[0] if len(values) == 1 else torch.cat(values)
+
+
+def _pack_parts(segments: Sequence[QTensor], arena: Arena) -> Iterator[Part]:
+    first = 0
+    for layout, group in groupby(_joinable(segments), key=lambda entry: entry[0]):
+        members = [segment for _, segment in group]
+        sizes = [packed_bytes(segment) for segment in members]
+        region, at = arena.take("weight", sum(sizes)), 0
+        for segment, size in zip(members, sizes, strict=True):
+            pack(segment, region.bytes[at : at + size])
+            at += size
+        rows = sum(segment.shape[0] for segment in members)
+        yield Part(layout[0], region, first, rows, members[0].shape[1] // GROUP)
+        first += rows
+
+
+def _joinable(segments: Sequence[QTensor]) -> Iterator[tuple[tuple[TileFormat, int], QTensor]]:
+    """Each segment with a key that it shares with those it can be packed behind: pairs of tiles must not straddle."""
+    break_number = 0
+    for segment in segments:
+        yield (format_of(segment), break_number), segment
+        break_number += segment.shape[0] % PAIR != 0
+
+
+class CpuBackend:
+    """Makes `CpuLinear` layers, all of their weights in one arena."""
+
+    name = "cpu"
+
+    def __init__(self, arena: Arena, planes: Form = Form.TWO_PLANES) -> None:
+        self._arena = arena
+        self._planes = planes
+
+    def linear(self, segments: Sequence[QTensor]) -> CpuLinear:
+        return CpuLinear(segments, self._arena, self._planes)
+
+
+@jit
+def _write_rows(x: int, n: int, groups: int, form: int, out: int, stride: int) -> None:
+    for m in range(n):
+        if form == 2:
+            activations.write_row_two(x + 128 * groups * m, groups, out + stride * m)
+        elif form == 1:
+            activations.write_row_one(x + 128 * groups * m, groups, out + stride * m)
+        else:
+            activations.write_row_float(x + 128 * groups * m, groups, out + stride * m)
+
+
+@jit
+def _multiply(
+    layout: int,
+    form: int,
+    weight: int,
+    tile_bytes: int,
+    groups: int,
+    rows: int,
+    x: int,
+    x_stride: int,
+    n: int,
+    out: int,
+    out_stride: int,
+) -> None:
+    for first in range(0, rows, PAIR):
+        at, here = weight + first // TILE * tile_bytes, min(PAIR, rows - first)
+        multiply_pair(layout, form, at, tile_bytes, groups, x, x_stride, n, out + 4 * first, out_stride, 0, here)

@@ -1,0 +1,139 @@
+"""Machine code on this machine: kernels compiled by LLVM, loops compiled by numba, both kept in a folder.
+
+The folder's name is a digest of every source that goes into the code, of the compilers' versions and of the processor:
+numba's own key of a cached function does not see edits in other modules. Since it holds machine code, a folder is used
+only where nobody else can write to it. Refuses to know what is compiled.
+"""
+
+import hashlib
+import os
+import platform
+import shutil
+import stat
+from collections.abc import Callable, Iterable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import llvmlite
+import numba
+import numpy as np
+from llvmlite import binding, ir
+from numba.core import config as numba_config
+
+from quant.cpu.vector import KERNELS
+
+KEPT = 4  # versions of the code that stay when a new one is compiled
+KERNEL_FILE = "kernels.o"
+
+Entry = Callable[..., int]
+
+
+class CodeFolder:
+    """Where the code that `sources` describe lies, for this processor and these compilers; None: nowhere."""
+
+    def __init__(self, cache_dir: Path | None, sources: Iterable[Path]) -> None:
+        folder = cache_dir and cache_dir / "cpu-code" / _fingerprint(tuple(sources))
+        self.path = folder if folder is not None and _is_private(folder) else None
+
+    @property
+    def is_filled(self) -> bool:
+        """Whether code was kept here before."""
+        return self.path is not None and (self.path / KERNEL_FILE).exists() and any(self.path.glob("**/*.nbc"))
+
+    def load_kernels(self) -> None:
+        """Make every kernel that is defined callable from compiled code. Compiles them when they are not kept here."""
+        path = self.path and self.path / KERNEL_FILE
+        if path and path.exists():
+            code = path.read_bytes()
+        else:
+            code = _compile_kernels()
+            if path:
+                _write_whole(path, code)
+        _link(code)
+
+    def load_function(self, function: Callable[..., Any], signature: Any) -> Entry:
+        """A function compiled by numba for one signature, without the GIL. Its kernels have to be loaded before."""
+        dispatcher = numba.njit(nogil=True, error_model="numpy")(function)
+        if self.path:
+            numba_config.CACHE_DIR = str(self.path)  # read when caching is switched on, and nowhere else
+            dispatcher.enable_caching()
+        dispatcher.compile(signature)
+        entry: Entry = dispatcher
+        return entry
+
+    def forget_old(self) -> None:
+        """Remove what other versions kept, but for the last few."""
+        if self.path:
+            os.utime(self.path)
+            versions = sorted(self.path.parent.iterdir(), key=lambda version: version.stat().st_mtime, reverse=True)
+            for version in versions[KEPT:]:
+                shutil.rmtree(version, ignore_errors=True)
+
+
+def _compile_kernels() -> bytes:
+    """All kernels as one object file."""
+    module = ir.Module("ingle_kernels")
+    for made in KERNELS.values():
+        made.emit(module)
+    machine = _target_machine()
+    module.triple, module.data_layout = machine.triple, str(machine.target_data)
+    parsed = binding.parse_assembly(str(module))
+    parsed.verify()
+    passes = binding.create_pass_builder(machine, binding.create_pipeline_tuning_options(speed_level=3))
+    passes.getModulePassManager().run(parsed, passes)
+    code: bytes = machine.emit_object(parsed)
+    return code
+
+
+_engines: list[Any] = []  # keep the code they hold mapped for as long as the process lives
+
+
+def _link(code: bytes) -> None:
+    """Map an object file into memory, and tell the linker of compiled Python where its functions are."""
+    engine = binding.create_mcjit_compiler(binding.parse_assembly(""), _target_machine())
+    engine.add_object_file(binding.ObjectFileRef.from_data(code))
+    engine.finalize_object()
+    for name in KERNELS:
+        binding.add_symbol(name, engine.get_function_address(name))
+    _engines.append(engine)
+
+
+def _target_machine() -> Any:
+    return binding.Target.from_default_triple().create_target_machine(
+        cpu=binding.get_host_cpu_name(), features=binding.get_host_cpu_features().flatten(), opt=3, jit=True
+    )
+
+
+def _write_whole(path: Path, data: bytes) -> None:
+    """Another process sees the whole file or none."""
+    unfinished = path.with_suffix(f".{os.getpid()}")
+    try:
+        unfinished.write_bytes(data)
+        unfinished.replace(path)
+    except OSError:
+        unfinished.unlink(missing_ok=True)
+
+
+def _is_private(folder: Path) -> bool:
+    """Make the folder; False where it cannot be made, or others could put code into it."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        owner = folder.stat()
+    except OSError:
+        return False
+    if os.name != "posix":
+        return True
+    return owner.st_uid == os.getuid() and not owner.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+@cache
+def _fingerprint(sources: tuple[Path, ...]) -> str:
+    digest = hashlib.sha256()
+    features = binding.get_host_cpu_features().flatten()
+    versions = (platform.python_version(), numba.__version__, llvmlite.__version__, np.__version__)
+    for text in (*versions, binding.get_host_cpu_name(), features):
+        digest.update(text.encode() + b"\0")
+    for source in sources:
+        digest.update(source.name.encode() + b"\0" + source.read_bytes())
+    return digest.hexdigest()[:24]
