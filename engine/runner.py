@@ -7,8 +7,6 @@ know which requests exist beyond the plan it is given.
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
-import torch
-
 from engine.batch import build_batch
 from engine.device import Compute, Logits
 from engine.request import SampledToken, ScheduledRequest, StepPlan, TokenLogprobs
@@ -53,14 +51,15 @@ class ModelRunner:
         picking: list[int] = []  # rows that the next token of a request is picked from
         reports: dict[int, tuple[TokenLogprobs, ...]] = {}
         row = 0
-        with torch.inference_mode():
-            for part in ticket.parts:
-                if part.reported:
-                    reports[part.request.id] = report_prompt(ticket.logits.values[row:], part.request, part.reported)
-                    row += len(part.reported)
-                if part.samples:
-                    picking.append(row)
-                    row += 1
-            picked = next_tokens(ticket.logits, picking, [part.request for part in ticket.parts if part.samples])
+        for part in ticket.parts:
+            if part.reported:
+                reports[part.request.id] = report_prompt(ticket.logits.values[row:], part.request, part.reported)
+                row += len(part.reported)
+            if part.samples:
+                picking.append(row)
+                row += 1
+        picked = next_tokens(ticket.logits, picking, [part.request for part in ticket.parts if part.samples])
+        if not reports:
+            return picked
         told = [replace(token, prompt_logprobs=reports.pop(token.request_id, ())) for token in picked]
         return told + [SampledToken(request_id, None, prompt_logprobs=report) for request_id, report in reports.items()]

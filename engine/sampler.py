@@ -20,17 +20,12 @@ from engine.request import Request, SampledToken, TokenLogprobs
 def next_tokens(logits: Logits, rows: Sequence[int], requests: Sequence[Request]) -> list[SampledToken]:
     """The next token of each request, from row rows[i] of the logits for requests[i].
 
-    Where the device has found the most likely token already, a request that wants no more than that reads no logits.
+    Where the device has found the most likely tokens already, and nobody wants more than those, no logits are read.
     """
     greedy = logits.greedy
-    reading = [i for i, request in enumerate(requests) if greedy is None or not _plain(request)]
-    values = logits.values[[rows[i] for i in reading]]
-    sampled = iter(sample(values, [requests[i] for i in reading]) if reading else [])
-    read = set(reading)
-    return [
-        next(sampled) if i in read or greedy is None else SampledToken(request.id, greedy[rows[i]])
-        for i, request in enumerate(requests)
-    ]
+    if greedy is not None and all(map(_plain, requests)):
+        return [SampledToken(request.id, greedy[row]) for row, request in zip(rows, requests, strict=True)]
+    return sample(logits.values[list(rows)], requests)
 
 
 def _plain(request: Request) -> bool:
@@ -41,6 +36,7 @@ def _plain(request: Request) -> bool:
     return params.temperature == 0 and not shaped
 
 
+@torch.inference_mode()
 def sample(logits: Tensor, requests: Sequence[Request]) -> list[SampledToken]:
     """Pick the next token of each request. logits float32 [rows, vocabulary], row r for requests[r].
 
@@ -182,6 +178,7 @@ def report_logprobs(
     ]
 
 
+@torch.inference_mode()
 def report_prompt(logits: Tensor, request: Request, positions: range) -> tuple[TokenLogprobs, ...]:
     """What a request asked to know of its prompt's tokens: row r of `logits` predicts the one behind positions[r]."""
     alternatives = request.params.prompt_logprobs or 0

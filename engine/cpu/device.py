@@ -97,9 +97,10 @@ class CpuStep:
         header["table_stride"], header["scratch_stride"] = 8 * blocks, scratch
         header["scratch"] = arena.take("scratch", scratch * limits.threads).address
         self._values = torch.from_numpy(logits.logits.view(np.float32, limits.outputs, logits.vocabulary))
-        segments = logits.largest.size // 8 // limits.outputs
-        self._largest = logits.largest.view(np.float32, limits.outputs, segments, 2)
-        self._largest_ids = logits.largest.view(np.int32, limits.outputs, segments, 2)
+        self._segments = logits.largest.size // 8 // limits.outputs
+        self._largest = logits.largest.view(np.float32, limits.outputs, self._segments, 2)
+        self._largest_ids = logits.largest.view(np.int32, limits.outputs * self._segments, 2)[:, 1]
+        self._first_segments = np.arange(limits.outputs) * self._segments
         self.team = Team(enter, program.finish(), self._header, limits.threads)
 
     def __call__(self, batch: Batch) -> Logits:
@@ -127,12 +128,11 @@ class CpuStep:
 
     def logits(self, rows: int) -> Logits:
         """What the last step computed; valid until the next one."""
-        if not rows:
-            return Logits(self._values[:0], [])
-        segment = self._largest[:rows, :, 0].argmax(1)
-        if np.isneginf(self._largest[np.arange(rows), segment, 0]).any():
+        largest = self._largest[:rows, :, 0]
+        best = self._first_segments[:rows] + largest.argmax(1)
+        if rows and largest.max(1).min() == -np.inf:
             raise EngineError("The model computed values that are not numbers", "Report this with the model's name.")
-        return Logits(self._values[:rows], self._largest_ids[np.arange(rows), segment, 1].tolist())
+        return Logits(self._values[:rows], self._largest_ids[best].tolist())
 
 
 def _tiles(batch: Batch) -> list[tuple[int, int, int, int]]:

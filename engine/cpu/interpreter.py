@@ -30,7 +30,7 @@ from engine.cpu.attention import (
     store_key_value,
 )
 from engine.cpu.program import HEADER, INSTRUCTION, SEGMENT, TOKENS, Op
-from quant.cpu import activations
+from quant.cpu.activations import norm_factor, scale_row, silu_product, write_row
 from quant.cpu.matmul import multiply_pair, read_row
 from quant.cpu.tiles import PAIR
 from quant.cpu.vector import I32, I64, LANE_NUMBERS, LANES, Emit, inlined, jit, kernel, word
@@ -136,34 +136,26 @@ def _pointer(typing_context: Any, address: Any) -> Any:
 
 
 @jit
-def _norm(a: Record, h: Record, first: int, last: int, thread: int) -> None:
+def _norm(a: Record, h: Record, first: int, last: int, copy: int) -> None:
     for m in range(first, last):
         row = word(h.output_rows, m) if a.gather else m
-        x, out = a.x + row * a.x_stride, a.out + m * a.out_stride + thread * a.out_copy
-        factor = activations.norm_factor(x, a.groups, a.epsilon)
-        if a.form == 2:
-            activations.scale_row_two(x, factor, a.vector, a.groups, out)
-        elif a.form == 1:
-            activations.scale_row_one(x, factor, a.vector, a.groups, out)
-        else:
-            activations.scale_row_float(x, factor, a.vector, a.groups, out)
+        x = a.x + row * a.x_stride
+        factor = norm_factor(x, a.groups, a.epsilon)
+        scale_row(a.kernel, x, factor, a.vector, a.groups, a.out + m * a.out_stride + copy * a.out_copy)
 
 
 @jit
-def _write(a: Record, x: int, out: int) -> None:
-    if a.form == 2:
-        activations.write_row_two(x, a.groups, out)
-    elif a.form == 1:
-        activations.write_row_one(x, a.groups, out)
-    else:
-        activations.write_row_float(x, a.groups, out)
+def _write(a: Record, h: Record, first: int, last: int) -> None:
+    for m in range(first, last):
+        row = word(h.output_rows, m) if a.gather else m
+        write_row(a.kernel, a.x + row * a.x_stride, a.groups, a.out + m * a.out_stride)
 
 
 @jit
-def _write_rows(a: Record, h: Record, first: int, last: int) -> None:
+def _embed(a: Record, h: Record, first: int, last: int) -> None:
     for m in range(first, last):
-        row = word(h.output_rows, m) if a.gather else m
-        _write(a, a.x + row * a.x_stride, a.out + m * a.out_stride)
+        row = word(h.token_ids, m)
+        read_row(a.kernel, a.weight, a.tile_bytes, a.groups, row, a.out + m * a.out_stride)
 
 
 @jit
@@ -172,43 +164,26 @@ def _matmul(a: Record, n: int, first: int, last: int, copy: int) -> None:
     for unit in range(first, last):
         block, pair = unit // pairs * TOKENS, unit % pairs
         x, out = a.x + copy * a.x_copy + block * a.x_stride, a.out + block * a.out_stride + 4 * PAIR * pair
-        w, rows = a.weight + 2 * pair * a.tile_bytes, min(PAIR, a.rows - PAIR * pair)
-        multiply_pair(
-            a.layout,
-            a.form,
-            w,
-            a.tile_bytes,
-            a.groups,
-            x,
-            a.x_stride,
-            min(TOKENS, n - block),
-            out,
-            a.out_stride,
-            a.add,
-            rows,
-        )
+        w, rows, count = a.weight + 2 * pair * a.tile_bytes, min(PAIR, a.rows - PAIR * pair), min(TOKENS, n - block)
+        multiply_pair(a.one, a.several, w, a.tile_bytes, a.groups, x, a.x_stride, count, out, a.out_stride, a.add, rows)
 
 
 @jit
 def _gated(a: Record, n: int, first: int, last: int, copy: int, scratch: int) -> None:
     """A unit is 32 rows of gate and of up: together one group of 32 columns of the product."""
-    units = a.rows // PAIR
+    units, half = a.rows // PAIR, 4 * PAIR
     for unit in range(first, last):
         block, pair = unit // units * TOKENS, unit % units
-        x, count = a.x + copy * a.x_copy + block * a.x_stride, min(TOKENS, n - block)
+        x, n_here = a.x + copy * a.x_copy + block * a.x_stride, min(TOKENS, n - block)
         gate, up = a.weight + 2 * pair * a.tile_bytes, a.up + 2 * pair * a.up_tile_bytes
-        multiply_pair(a.layout, a.form, gate, a.tile_bytes, a.groups, x, a.x_stride, count, scratch, 256, 0, PAIR)
+        multiply_pair(a.one, a.several, gate, a.tile_bytes, a.groups, x, a.x_stride, n_here, scratch, 2 * half, 0, PAIR)
         multiply_pair(
-            a.up_layout, a.form, up, a.up_tile_bytes, a.groups, x, a.x_stride, count, scratch + 128, 256, 0, PAIR
-        )
-        for m in range(count):
-            row, out = scratch + 256 * m, a.out + (block + m) * a.out_stride
-            if a.out_form == 2:
-                activations.silu_product_two(row, row + 128, pair, units, out)
-            elif a.out_form == 1:
-                activations.silu_product_one(row, row + 128, pair, units, out)
-            else:
-                activations.silu_product_float(row, row + 128, pair, units, out)
+            a.up_one, a.up_several, up, a.up_tile_bytes, a.groups, x, a.x_stride, n_here, scratch + half, 2 * half, 0,
+            PAIR,
+        )  # fmt: skip
+        for m in range(n_here):
+            row, out = scratch + 2 * half * m, a.out + (block + m) * a.out_stride
+            silu_product(a.kernel, row, row + half, pair, units, out)
 
 
 @jit
@@ -304,7 +279,7 @@ def _merge(a: Record, h: Record, first: int, last: int, thread: int, scratch: in
                     head, member = query // a.heads, query % a.heads
                     part = a.parts + ((request * a.kv_heads + head) * a.max_pieces * a.heads + member) * record
                     merge_pieces(part, a.heads * record, pieces, a.head_dim, scratch, row + query * size)
-            _write(a, row, out)
+            write_row(a.kernel, row, a.groups, out)
 
 
 @jit
@@ -343,7 +318,7 @@ def _compute(a: Record, h: Record, first: int, last: int, thread: int) -> None:
     elif a.op == _NORM:
         _norm(a, h, first, last, copy)
     elif a.op == _WRITE:
-        _write_rows(a, h, first, last)
+        _write(a, h, first, last)
     elif a.op == _ROPE_STORE:
         _rope_store(a, h, first, last)
     elif a.op == _ATTEND:
@@ -353,8 +328,7 @@ def _compute(a: Record, h: Record, first: int, last: int, thread: int) -> None:
     elif a.op == _ARGMAX:
         _argmax(a, first, last)
     elif a.op == _EMBED:
-        for m in range(first, last):
-            read_row(a.layout, a.weight, a.tile_bytes, a.groups, word(h.token_ids, m), a.out + m * a.out_stride)
+        _embed(a, h, first, last)
 
 
 # -- threads

@@ -21,9 +21,10 @@ from engine.cpu.program import SEGMENT, Op, Program, float_bits
 from engine.errors import UnsupportedModel
 from engine.kv_cache import LayerKV
 from engine.rope import RotaryTable
-from quant.cpu.activations import GROUP, Form, row_bytes
+from quant.cpu.activations import FORM_KERNELS, GROUP, Form, row_bytes
 from quant.cpu.arena import Region
 from quant.cpu.linear import CpuBackend, CpuLinear
+from quant.cpu.native import address_of
 from quant.cpu.tiles import PAIR
 from quant.linear import QLinear
 
@@ -95,7 +96,7 @@ class CpuOperations:
         (part,) = _packed(table).parts
         out = self._take(Form.FLOAT, table.inputs)
         self._program.append(
-            Op.EMBED, layout=part.layout.number, weight=part.region.address, tile_bytes=part.tile_bytes,
+            Op.EMBED, kernel=part.row_kernel, weight=part.region.address, tile_bytes=part.tile_bytes,
             groups=part.groups, rows=part.rows, **out.words("out"),
         )  # fmt: skip
         return self._floats(out)
@@ -115,7 +116,8 @@ class CpuOperations:
             local = not x.selected and form is not Form.FLOAT
             out = self._take(form, x.width, selected=x.selected, copies=local)
             self._program.append(
-                Op.NORM, local=local, selected=x.selected, gather=gather, form=form, groups=x.width // GROUP,
+                Op.NORM, local=local, selected=x.selected, gather=gather, form=form,
+                kernel=address_of(FORM_KERNELS[form].scale_row), groups=x.width // GROUP,
                 vector=vector.address, epsilon=float_bits(epsilon), **source.words("x"), **out.words("out"),
             )  # fmt: skip
             return out
@@ -151,13 +153,13 @@ class CpuOperations:
             raise UnsupportedModel("Gate and up projection of different kinds have no CPU kernel", _PLAIN)
         form, forms = gates.form(gate), {packed.form(part) for part in packed.parts}
         hidden = {out_form: self._take(out_form, width, selected=x.selected) for out_form in forms}
-        source = x.rows(form)
+        source, (one, several), (up_one, up_several) = x.rows(form), gate.tile_kernels(form), up.tile_kernels(form)
         for out_form, rows in hidden.items():
             self._program.append(
                 Op.GATED, selected=x.selected, form=form, out_form=out_form, groups=gate.groups, rows=width,
-                layout=gate.layout.number, weight=gate.address(0), tile_bytes=gate.tile_bytes,
-                up_layout=up.layout.number, up=up.address(width), up_tile_bytes=up.tile_bytes,
-                **source.words("x"), **rows.words("out"),
+                kernel=address_of(FORM_KERNELS[out_form].silu_product), one=one, several=several, up_one=up_one,
+                up_several=up_several, weight=gate.address(0), tile_bytes=gate.tile_bytes, up=up.address(width),
+                up_tile_bytes=up.tile_bytes, **source.words("x"), **rows.words("out"),
             )  # fmt: skip
         product = Activation(width, x.selected, lambda wanted: hidden[wanted])
         return self.linear(product, down, add_to)
@@ -182,8 +184,9 @@ class CpuOperations:
         def write(form: Form) -> Rows:
             merged = self._take(form, width, copies=True)
             self._program.append(
-                Op.MERGE, local=1, form=form, groups=width // GROUP, **out.words("x"), **merged.words("out"), **words
-            )
+                Op.MERGE, local=1, form=form, kernel=address_of(FORM_KERNELS[form].write_row), groups=width // GROUP,
+                **out.words("x"), **merged.words("out"), **words,
+            )  # fmt: skip
             return merged
 
         return Activation(width, False, write)
@@ -196,10 +199,10 @@ class CpuOperations:
         for part in weight.parts:
             form = form_of(part)
             place = {**out.words("out"), "out": out.buffer.region.address + 4 * part.first}
-            source = x.rows(form)
+            source, (one, several) = x.rows(form), part.tile_kernels(form)
             self._program.append(
                 Op.MATMUL, barrier=part is weight.parts[-1], selected=x.selected, form=form, add=add,
-                layout=part.layout.number, weight=part.region.address, tile_bytes=part.tile_bytes, groups=part.groups,
+                one=one, several=several, weight=part.region.address, tile_bytes=part.tile_bytes, groups=part.groups,
                 rows=part.rows, **source.words("x"), **place,
             )  # fmt: skip
 
@@ -207,7 +210,8 @@ class CpuOperations:
         selected = source.selected or gather
         out = self._take(form, source.width, selected=selected)
         self._program.append(
-            Op.WRITE, selected=selected, gather=gather, form=form, groups=source.width // GROUP,
+            Op.WRITE, selected=selected, gather=gather, form=form,
+            kernel=address_of(FORM_KERNELS[form].write_row), groups=source.width // GROUP,
             **source.words("x"), **out.words("out"),
         )  # fmt: skip
         return out

@@ -52,13 +52,16 @@ _WORDS = (
     "out_copy",
     "form",  # Form of the rows that a product reads, or that anything else writes
     "out_form",  # Form that a gated product writes
-    "layout",  # number of the weight's TileFormat
+    "kernel",  # address of what reads or writes a row
+    "one",  # address of the kernel that multiplies one token, and of the one for several
+    "several",
     "weight",
     "tile_bytes",
     "groups",  # of 32 columns, in a row of x
     "rows",  # of the weight
     "add",  # 1: onto what is there
-    "up_layout",
+    "up_one",
+    "up_several",
     "up",
     "up_tile_bytes",
     "vector",  # address of a norm's weight, float32

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from engine.cpu.interpreter import Command, Shared
 from quant.cpu.native import Entry
 
+ANNOUNCE, RUN, SERVE = (int(command) for command in Command)  # numba takes plain integers much faster
 MOST_THREADS = 62  # the bits of a mask of sleeping workers
 
 
@@ -62,7 +63,7 @@ class Team:
         if threads > 1:
             self._job += 1
             _announce(self._enter, self._words, threads, self._job, self._wake)
-        self._enter(Command.RUN, *self._words, 0, threads, 0)
+        self._enter(RUN, *self._words, 0, threads, 0)
 
     def _choice(self, tokens: int) -> "ThreadChoice":
         size = tokens.bit_length()
@@ -75,7 +76,7 @@ Words = tuple[int, int, int, int, int]  # program, its length, header, tickets, 
 
 
 def _announce(enter: Entry, words: Words, threads: int, job: int, wake: list[threading.Semaphore]) -> None:
-    sleeping = enter(Command.ANNOUNCE, *words, 0, threads, job)
+    sleeping = enter(ANNOUNCE, *words, 0, threads, job)
     for number in range(1, threads):
         if sleeping >> number & 1:
             wake[number].release()
@@ -83,7 +84,7 @@ def _announce(enter: Entry, words: Words, threads: int, job: int, wake: list[thr
 
 def _work(enter: Entry, words: Words, number: int, threads: int, wake: threading.Semaphore, kept: object) -> None:
     seen = 0
-    while (seen := enter(Command.SERVE, *words, number, threads, seen)) >= 0:
+    while (seen := enter(SERVE, *words, number, threads, seen)) >= 0:
         wake.acquire()
 
 

@@ -12,12 +12,13 @@ Knows rows. Refuses to know weights.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
 from numba.core import cgutils
 
-from quant.cpu.vector import F32, I32, I64, Emit, I8x16, I32x16, kernel
+from quant.cpu.vector import F32, I32, I64, Emit, I8x16, I32x16, inlined, kernel
 
 GROUP = 32  # columns that share a scale
 
@@ -118,6 +119,33 @@ def _make_silu_product(form: Form) -> Callable[..., None]:
     return kernel(silu_product)
 
 
-scale_row_float, scale_row_one, scale_row_two = (_make_scale_row(form) for form in Form)
-write_row_float, write_row_one, write_row_two = (_make_write_row(form) for form in Form)
-silu_product_float, silu_product_one, silu_product_two = (_make_silu_product(form) for form in Form)
+@dataclass(frozen=True, slots=True)
+class FormKernels:
+    """The kernels that write rows in one form, as compiled code calls them."""
+
+    scale_row: Any
+    write_row: Any
+    silu_product: Any
+
+
+FORM_KERNELS = {
+    form: FormKernels(_make_scale_row(form), _make_write_row(form), _make_silu_product(form)) for form in Form
+}
+
+
+@inlined
+def scale_row(e: Emit, kernel: Any, x: Any, factor: Any, weight: Any, groups: Any, out: Any) -> None:
+    """Call a `scale_row` of FORM_KERNELS by its address."""
+    e.call_address(kernel, x, factor, weight, groups, out)
+
+
+@inlined
+def write_row(e: Emit, kernel: Any, x: Any, groups: Any, out: Any) -> None:
+    """Call a `write_row` of FORM_KERNELS by its address."""
+    e.call_address(kernel, x, groups, out)
+
+
+@inlined
+def silu_product(e: Emit, kernel: Any, gate: Any, up: Any, group: Any, groups: Any, out: Any) -> None:
+    """Call a `silu_product` of FORM_KERNELS by its address."""
+    e.call_address(kernel, gate, up, group, groups, out)

@@ -11,10 +11,10 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
-from quant.cpu import activations
-from quant.cpu.activations import Form, row_bytes
+from quant.cpu.activations import FORM_KERNELS, Form, row_bytes, write_row
 from quant.cpu.arena import Arena, Region
-from quant.cpu.matmul import multiply_pair, read_row
+from quant.cpu.matmul import ROW_KERNELS, TILE_KERNELS, multiply_pair, read_row
+from quant.cpu.native import address_of
 from quant.cpu.tiles import GROUP, PAIR, TILE, TileFormat, format_of, pack, packed_bytes, unpack
 from quant.cpu.vector import jit
 from quant.errors import UnsupportedQuantization
@@ -35,6 +35,15 @@ class Part:
     @property
     def tile_bytes(self) -> int:
         return self.groups * self.layout.group_bytes
+
+    def tile_kernels(self, form: Form) -> tuple[int, int]:
+        """Addresses of the kernels for one token, and for several."""
+        kernels = TILE_KERNELS[self.layout, form]
+        return address_of(kernels.one), address_of(kernels.several)
+
+    @property
+    def row_kernel(self) -> int:
+        return address_of(ROW_KERNELS[self.layout])
 
     def address(self, row: int) -> int:
         """Where the tiles from output row `row` on begin; row - first is a multiple of PAIR."""
@@ -76,10 +85,11 @@ class CpuLinear:
             form = self.form(part)
             stride = row_bytes(form, self.inputs)
             rows = torch.empty(len(x), stride, dtype=torch.uint8)
-            _write_rows(x.data_ptr(), len(x), groups, int(form), rows.data_ptr(), stride)
+            write = address_of(FORM_KERNELS[form].write_row)
+            _write_rows(write, x.data_ptr(), len(x), groups, rows.data_ptr(), stride)
             at = out.data_ptr() + 4 * part.first
             _multiply(
-                part.layout.number, int(form), part.region.address, part.tile_bytes, groups, part.rows,
+                *part.tile_kernels(form), part.region.address, part.tile_bytes, groups, part.rows,
                 rows.data_ptr(), stride, len(x), at, 4 * self.outputs,
             )  # fmt: skip
         return out
@@ -90,7 +100,7 @@ class CpuLinear:
         for place, row in enumerate(ids.tolist()):
             if not 0 <= row < self.outputs:
                 raise IndexError(f"row {row} of a weight of {self.outputs}")
-            read_row(part.layout.number, part.region.address, part.tile_bytes, part.groups, row, out[place].data_ptr())
+            _read_row(part.row_kernel, part.region.address, part.tile_bytes, part.groups, row, out[place].data_ptr())
         return out
 
     def dequantize(self) -> Tensor:
@@ -134,30 +144,21 @@ class CpuBackend:
 
 
 @jit
-def _write_rows(x: int, n: int, groups: int, form: int, out: int, stride: int) -> None:
+def _read_row(row_kernel: int, w: int, tile_bytes: int, groups: int, row: int, out: int) -> None:
+    read_row(row_kernel, w, tile_bytes, groups, row, out)
+
+
+@jit
+def _write_rows(kernel: int, x: int, n: int, groups: int, out: int, stride: int) -> None:
     for m in range(n):
-        if form == 2:
-            activations.write_row_two(x + 128 * groups * m, groups, out + stride * m)
-        elif form == 1:
-            activations.write_row_one(x + 128 * groups * m, groups, out + stride * m)
-        else:
-            activations.write_row_float(x + 128 * groups * m, groups, out + stride * m)
+        write_row(kernel, x + 4 * GROUP * groups * m, groups, out + stride * m)
 
 
 @jit
 def _multiply(
-    layout: int,
-    form: int,
-    weight: int,
-    tile_bytes: int,
-    groups: int,
-    rows: int,
-    x: int,
-    x_stride: int,
-    n: int,
-    out: int,
-    out_stride: int,
-) -> None:
+    one: int, several: int, weight: int, tile_bytes: int, groups: int, rows: int, x: int, x_stride: int, n: int,
+    out: int, out_stride: int,
+) -> None:  # fmt: skip
     for first in range(0, rows, PAIR):
         at, here = weight + first // TILE * tile_bytes, min(PAIR, rows - first)
-        multiply_pair(layout, form, at, tile_bytes, groups, x, x_stride, n, out + 4 * first, out_stride, 0, here)
+        multiply_pair(one, several, at, tile_bytes, groups, x, x_stride, n, out + 4 * first, out_stride, 0, here)

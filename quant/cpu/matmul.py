@@ -1,4 +1,4 @@
-"""Weights in tiles times rows of activations.
+"""Weights in tiles times rows of activations: one kernel for single tokens and one for several, for each layout.
 
 One token is bound by memory: the floor is the weight's bytes at the machine's read rate, and its kernel walks one tile
 at a time with a prefetch well ahead. Many tokens are bound by `vpdpbusd`: 2 x 16 rows meet 4 tokens, so that each load
@@ -10,39 +10,35 @@ multiply-adds. Weights of floats are multiplied in two chains, even and odd colu
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from llvmlite import ir
 from numba.core import cgutils
 
-from quant.cpu.activations import GROUP
-from quant.cpu.tiles import AFFINE4, AFFINE4_MIN, AFFINE8, BRAIN, FORMATS, HALF, SINGLE, TILE, TileFormat
+from quant.cpu.activations import GROUP, Form
+from quant.cpu.tiles import FORMATS, HALF, SINGLE, TILE, TileFormat
 from quant.cpu.vector import (
     F16,
     F32,
-    I16,
     I32,
     I64,
     Emit,
     F16x16,
     F32x16,
+    I8x16,
     I8x64,
     I16x16,
     I16x32,
     I32x16,
-    byte,
-    half_bits,
     inlined,
     jit,
     kernel,
-    prefetch_lines,
 )
 
 AHEAD = 4096  # bytes that the kernel of one token prefetches in advance: 1024 and 16384 are slower
+TILES, TOKENS = 2, 4  # what the kernel of several tokens computes at once
 NIBBLE = ir.Constant(I8x64, [15] * 64)
-GROUP_BYTES = tuple(layout.group_bytes for layout in FORMATS)  # by format number
-_AFFINE4_MIN, _AFFINE4, _AFFINE8 = AFFINE4_MIN.number, AFFINE4.number, AFFINE8.number
-_HALF, _BRAIN, _SINGLE = HALF.number, BRAIN.number, SINGLE.number
 
 Cell = tuple[int, int]  # tile, token
 
@@ -98,23 +94,32 @@ def _make_affine_tile(layout: TileFormat, tiles: int, tokens: int, planes: int) 
     def integer_sums(e: Emit, cells: _Cells, codes_at: list[Any], groups: Any, g: Any) -> dict[Cell, Any]:
         """The exact dot products of one group."""
         b = e.b
-        sums: dict[tuple[int, int, int], Any] = {(p, *cell): e.i(0) for p in range(planes) for cell in cells.cells}
-        for plane in range(planes):
-            for chunk in range(8):
-                for t, at in enumerate(codes_at):
-                    codes = load_codes(e, at, chunk)
-                    for m in range(tokens):
-                        row = e.at(cells.x[m], groups, GROUP * plane) if plane else cells.x[m]
-                        four = e.load(e.at(e.at(row, g, GROUP), 4 * chunk), I32)
-                        sums[plane, t, m] = e.dot(sums[plane, t, m], codes, e.splat(four))
-            if plane == 0 and planes == 2 and tokens > 1:  # many tokens: go on in the same registers
-                sums.update({(1, *cell): b.shl(sums[0, *cell], e.i(7)) for cell in cells.cells})
-        if planes == 2 and tokens == 1:  # one token: two short chains, joined here
-            sums.update({(1, *cell): b.add(sums[1, *cell], b.shl(sums[0, *cell], e.i(7))) for cell in cells.cells})
-        return {cell: sums[planes - 1, *cell] for cell in cells.cells}
+        sums = {(plane, *cell): e.i(0) for plane in range(planes) for cell in cells.cells}
+        for chunk in range(8):
+            codes = [load_codes(e, at, chunk) for at in codes_at]
+            for plane in range(planes):
+                for m in range(tokens):
+                    row = e.at(cells.x[m], groups, GROUP * plane) if plane else cells.x[m]
+                    four = e.splat(e.load(e.at(e.at(row, g, GROUP), 4 * chunk), I32))
+                    for t in range(tiles):
+                        sums[plane, t, m] = e.dot(sums[plane, t, m], codes[t], four)
+        if planes == 1:
+            return {cell: sums[0, *cell] for cell in cells.cells}
+        return {cell: b.add(sums[1, *cell], b.shl(sums[0, *cell], e.i(7))) for cell in cells.cells}
 
     def affine_tile(
-        e: Emit, w: Any, groups: Any, x: Any, x_stride: Any, count: Any, out: Any, out_stride: Any, add: Any, rows: Any
+        e: Emit,
+        w: Any,
+        groups: Any,
+        x: Any,
+        x_stride: Any,
+        count: Any,
+        out: Any,
+        out_stride: Any,
+        add: Any,
+        rows: Any,
+        fetch: Any,
+        lines: Any,
     ) -> None:
         b = e.b
         cells = _Cells(e, tiles, tokens, x, x_stride, count, out, out_stride)
@@ -123,8 +128,12 @@ def _make_affine_tile(layout: TileFormat, tiles: int, tokens: int, planes: int) 
         with cgutils.for_range(b, groups) as loop:
             g = loop.index
             at = [e.at(start, g, group_bytes) for start in starts]
-            for line in range((group_bytes + 63) // 64 if tokens == 1 else 0):
-                e.prefetch(e.at(at[0], AHEAD + 64 * line))
+            if tokens == 1:
+                for line in range((group_bytes + 63) // 64):
+                    e.prefetch(e.at(at[0], AHEAD + 64 * line))
+            else:
+                with cgutils.for_range(b, lines) as fetching:
+                    e.prefetch(e.at(b.add(fetch, b.mul(g, b.mul(lines, I64(64)))), fetching.index, 64))
             sums = integer_sums(e, cells, at, groups, g)
             for t in range(tiles):
                 scale = b.fpext(e.load(e.at(at[t], codes_end), F16x16, 32), F32x16)
@@ -158,7 +167,18 @@ def _make_plain_tile(layout: TileFormat, tiles: int, tokens: int) -> Callable[..
         return e.b.bitcast(e.b.shl(wide, e.i(16)), F32x16)
 
     def plain_tile(
-        e: Emit, w: Any, groups: Any, x: Any, x_stride: Any, count: Any, out: Any, out_stride: Any, add: Any, rows: Any
+        e: Emit,
+        w: Any,
+        groups: Any,
+        x: Any,
+        x_stride: Any,
+        count: Any,
+        out: Any,
+        out_stride: Any,
+        add: Any,
+        rows: Any,
+        fetch: Any,
+        lines: Any,
     ) -> None:
         b = e.b
         cells = _Cells(e, tiles, tokens, x, x_stride, count, out, out_stride)
@@ -186,174 +206,131 @@ def _make_plain_tile(layout: TileFormat, tiles: int, tokens: int) -> Callable[..
     return kernel(plain_tile)
 
 
-_min4_one_1, _min4_one_2 = (_make_affine_tile(AFFINE4_MIN, 1, 1, planes) for planes in (1, 2))
-_min4_many_1, _min4_many_2 = (_make_affine_tile(AFFINE4_MIN, 2, 4, planes) for planes in (1, 2))
-_affine4_one_1, _affine4_one_2 = (_make_affine_tile(AFFINE4, 1, 1, planes) for planes in (1, 2))
-_affine4_many_1, _affine4_many_2 = (_make_affine_tile(AFFINE4, 2, 4, planes) for planes in (1, 2))
-_affine8_one_1, _affine8_one_2 = (_make_affine_tile(AFFINE8, 1, 1, planes) for planes in (1, 2))
-_affine8_many_1, _affine8_many_2 = (_make_affine_tile(AFFINE8, 2, 4, planes) for planes in (1, 2))
-_half_one, _brain_one, _single_one = (_make_plain_tile(layout, 1, 1) for layout in (HALF, BRAIN, SINGLE))
-_half_many, _brain_many, _single_many = (_make_plain_tile(layout, 2, 4) for layout in (HALF, BRAIN, SINGLE))
+def _make_affine_row(layout: TileFormat) -> Callable[..., None]:
+    """One row as float32, rounded as the canonical form is: an embedding look-up."""
+    codes_end = TILE * GROUP * layout.bits // 8
+    quarter = ir.VectorType(I32, 4)
+
+    def column_bytes(e: Emit, at: Any, lane: Any, chunks: range) -> Any:
+        """The 16 bytes of a row in four chunks of 64."""
+        four = ir.Constant(quarter, ir.Undefined)
+        for place, chunk in enumerate(chunks):
+            four = e.b.insert_element(four, e.load(e.at(e.at(at, 64 * chunk), lane, 4), I32), I32(place))
+        return e.b.bitcast(four, I8x16)
+
+    def codes_of(e: Emit, at: Any, lane: Any) -> list[Any]:
+        """Columns 0 to 15 and 16 to 31 of the group, a byte each."""
+        if layout.bits == 8:
+            return [column_bytes(e, at, lane, range(4)), column_bytes(e, at, lane, range(4, 8))]
+        both = column_bytes(e, at, lane, range(4))
+        low = e.b.and_(both, ir.Constant(I8x16, [15] * 16))
+        high = e.b.lshr(both, ir.Constant(I8x16, [4] * 16))
+        order = [8 * half + 4 * j + k for half in range(2) for j in range(2) for k in range(4)]
+        fours = [[place + 16 * upper for upper in (0, 1) for place in order[4 * j : 4 * j + 4]] for j in range(4)]
+        return [
+            e.b.shuffle_vector(low, high, ir.Constant(I32x16, fours[2 * half] + fours[2 * half + 1]))
+            for half in range(2)
+        ]
+
+    def affine_row(e: Emit, w: Any, groups: Any, lane: Any, out: Any) -> None:
+        b = e.b
+        with cgutils.for_range(b, groups) as loop:
+            at = e.at(w, loop.index, layout.group_bytes)
+            scale = e.splat(b.fpext(e.load(e.at(e.at(at, codes_end), lane, 2), F16, 2), F32))
+            for half, codes in enumerate(codes_of(e, at, lane)):
+                whole = b.sub(b.zext(codes, I32x16), e.i(layout.zero))
+                values = b.fmul(scale, b.sitofp(whole, F32x16))
+                if layout.minimums:
+                    least = e.load(e.at(e.at(at, codes_end + 2 * TILE), lane, 2), F16, 2)
+                    values = b.fadd(values, e.splat(b.fpext(least, F32)))
+                e.store(e.at(e.at(out, loop.index, 4 * GROUP), 64 * half), values)
+
+    affine_row.__name__ = f"affine_row_{layout.number}"
+    return kernel(affine_row)
+
+
+def _make_plain_row(layout: TileFormat) -> Callable[..., None]:
+    size = layout.bits // 8
+
+    def plain_row(e: Emit, w: Any, groups: Any, lane: Any, out: Any) -> None:
+        b = e.b
+        with cgutils.for_range(b, b.mul(groups, I64(GROUP))) as loop:
+            at = e.at(e.at(w, loop.index, TILE * size), lane, size)
+            if layout is SINGLE:
+                value = e.load(at, F32)
+            elif layout is HALF:
+                value = b.fpext(e.load(at, F16), F32)
+            else:
+                value = b.bitcast(b.shl(b.zext(e.load(at, ir.IntType(16)), I32), I32(16)), F32)
+            e.store(e.at(out, loop.index, 4), value)
+
+    plain_row.__name__ = f"plain_row_{layout.number}"
+    return kernel(plain_row)
+
+
+@dataclass(frozen=True, slots=True)
+class TileKernels:
+    """The kernels of one layout for one form of activations, as compiled code calls them."""
+
+    one: Any  # one tile by one token
+    several: Any  # TILES tiles by up to TOKENS tokens
+
+
+ROW_KERNELS: dict[TileFormat, Any] = {
+    layout: _make_plain_row(layout) if layout.plain else _make_affine_row(layout) for layout in FORMATS
+}
+TILE_KERNELS: dict[tuple[TileFormat, Form], TileKernels] = {
+    (layout, form): TileKernels(
+        *(
+            _make_plain_tile(layout, tiles, tokens)
+            if layout.plain
+            else _make_affine_tile(layout, tiles, tokens, int(form))
+            for tiles, tokens in ((1, 1), (TILES, TOKENS))
+        )
+    )
+    for layout in FORMATS
+    for form in ((Form.FLOAT,) if layout.plain else (Form.ONE_PLANE, Form.TWO_PLANES))
+}
+
+
+@inlined
+def _call_tile(
+    e: Emit, address: Any, w: Any, groups: Any, x: Any, x_stride: Any, count: Any, out: Any, out_stride: Any,
+    add: Any, rows: Any, fetch: Any, lines: Any,
+) -> None:  # fmt: skip
+    e.call_address(address, w, groups, x, x_stride, count, out, out_stride, add, rows, fetch, lines)
+
+
+@inlined
+def _call_row(e: Emit, address: Any, w: Any, groups: Any, lane: Any, out: Any) -> None:
+    e.call_address(address, w, groups, lane, out)
 
 
 @jit
-def _one_token(layout: int, planes: int, w: int, groups: int, x: int, out: int, add: int, rows: int) -> None:
-    """One tile by one token."""
-    if layout == _AFFINE4_MIN:
-        if planes == 2:
-            _min4_one_2(w, groups, x, 0, 1, out, 0, add, rows)
-        else:
-            _min4_one_1(w, groups, x, 0, 1, out, 0, add, rows)
-    elif layout == _AFFINE4:
-        if planes == 2:
-            _affine4_one_2(w, groups, x, 0, 1, out, 0, add, rows)
-        else:
-            _affine4_one_1(w, groups, x, 0, 1, out, 0, add, rows)
-    elif layout == _AFFINE8:
-        if planes == 2:
-            _affine8_one_2(w, groups, x, 0, 1, out, 0, add, rows)
-        else:
-            _affine8_one_1(w, groups, x, 0, 1, out, 0, add, rows)
-    elif layout == _HALF:
-        _half_one(w, groups, x, 0, 1, out, 0, add, rows)
-    elif layout == _BRAIN:
-        _brain_one(w, groups, x, 0, 1, out, 0, add, rows)
-    elif layout == _SINGLE:
-        _single_one(w, groups, x, 0, 1, out, 0, add, rows)
-
-
-@jit
-def _four_tokens(
-    layout: int,
-    planes: int,
-    w: int,
-    groups: int,
-    x: int,
-    x_stride: int,
-    count: int,
-    out: int,
-    out_stride: int,
-    add: int,
-    rows: int,
-) -> None:
-    """Two tiles by up to four tokens."""
-    if layout == _AFFINE4_MIN:
-        if planes == 2:
-            _min4_many_2(w, groups, x, x_stride, count, out, out_stride, add, rows)
-        else:
-            _min4_many_1(w, groups, x, x_stride, count, out, out_stride, add, rows)
-    elif layout == _AFFINE4:
-        if planes == 2:
-            _affine4_many_2(w, groups, x, x_stride, count, out, out_stride, add, rows)
-        else:
-            _affine4_many_1(w, groups, x, x_stride, count, out, out_stride, add, rows)
-    elif layout == _AFFINE8:
-        if planes == 2:
-            _affine8_many_2(w, groups, x, x_stride, count, out, out_stride, add, rows)
-        else:
-            _affine8_many_1(w, groups, x, x_stride, count, out, out_stride, add, rows)
-    elif layout == _HALF:
-        _half_many(w, groups, x, x_stride, count, out, out_stride, add, rows)
-    elif layout == _BRAIN:
-        _brain_many(w, groups, x, x_stride, count, out, out_stride, add, rows)
-    elif layout == _SINGLE:
-        _single_many(w, groups, x, x_stride, count, out, out_stride, add, rows)
+def read_row(row_kernel: int, w: int, tile_bytes: int, groups: int, row: int, out: int) -> None:
+    """Row `row` of the weight at address w as float32 at `out`; the kernel is the address of one of ROW_KERNELS."""
+    _call_row(row_kernel, w + row // TILE * tile_bytes, groups, row % TILE, out)
 
 
 @jit
 def multiply_pair(
-    layout: int,
-    planes: int,
-    w: int,
-    tile_bytes: int,
-    groups: int,
-    x: int,
-    x_stride: int,
-    n: int,
-    out: int,
-    out_stride: int,
-    add: int,
-    rows: int,
-) -> None:
+    one: int, several: int, w: int, tile_bytes: int, groups: int, x: int, x_stride: int, n: int, out: int,
+    out_stride: int, add: int, rows: int,
+) -> None:  # fmt: skip
     """Up to PAIR rows of a weight, two tiles at address w, times n rows of activations at x.
 
-    Writes `rows` float32 at `out` for each token, added to what is there where `add` is 1. Strides are bytes.
+    Writes `rows` float32 at `out` for each token, added to what is there where `add` is 1. `one` and `several` are
+    addresses of TILE_KERNELS; strides are bytes.
     """
-    if n <= 2:
-        for m in range(n):
-            for t in range(0, rows, TILE):
-                at = out + 4 * t + m * out_stride
-                _one_token(layout, planes, w + t // TILE * tile_bytes, groups, x + m * x_stride, at, add, rows - t)
+    if n == 1:
+        for t in range(0, rows, TILE):
+            _call_tile(one, w + t // TILE * tile_bytes, groups, x, x_stride, 1, out + 4 * t, 0, add, rows - t, 0, 0)
         return
-    # While a pair is multiplied, the next one comes from memory.
-    ahead, lines = w + 2 * tile_bytes, tile_bytes // 32 // ((n + 3) // 4) + 1
-    for m in range(0, n, 4):
-        prefetch_lines(ahead, lines)
-        ahead += lines * 64
-        count = min(4, n - m)
-        _four_tokens(
-            layout, planes, w, groups, x + m * x_stride, x_stride, count, out + m * out_stride, out_stride, add, rows
-        )
-
-
-@jit
-def read_row(layout: int, tiles: int, tile_bytes: int, groups: int, row: int, out: int) -> None:
-    """Row `row` of a weight as float32 at `out`: an embedding look-up."""
-    group_bytes = tile_bytes // groups
-    at = tiles + row // TILE * tile_bytes
-    lane = row % TILE
-    for g in range(groups):
-        if layout in (_AFFINE4_MIN, _AFFINE4):
-            _read_group4(at, lane, layout == _AFFINE4_MIN, out + 4 * GROUP * g)
-        elif layout == _AFFINE8:
-            _read_group8(at, lane, out + 4 * GROUP * g)
-        else:
-            _read_plain(layout, at, lane, out + 4 * GROUP * g)
-        at += group_bytes
-
-
-@inlined
-def _put_affine(e: Emit, out: Any, column: Any, scale: Any, code: Any, least: Any) -> None:
-    """out[column] = float16(scale) * code + float16(least), rounded twice as the canonical form is."""
-    b = e.b
-    scale, least = (b.fpext(b.bitcast(b.trunc(bits, I16), F16), F32) for bits in (scale, least))
-    e.store(e.at(out, column, 4), b.fadd(b.fmul(scale, b.sitofp(code, F32)), least), 4)
-
-
-@inlined
-def _put_bits(e: Emit, out: Any, column: Any, bits: Any, kind: Any) -> None:
-    """out[column] = the float whose bits these are: float16 (0), bfloat16 (1) or float32 (2)."""
-    b = e.b
-    short = b.fpext(b.bitcast(b.trunc(bits, I16), F16), F32)
-    brain = b.bitcast(b.shl(b.trunc(bits, I32), I32(16)), F32)
-    single = b.bitcast(b.trunc(bits, I32), F32)
-    value = b.select(b.icmp_signed("==", kind, I64(1)), brain, single)
-    e.store(e.at(out, column, 4), b.select(b.icmp_signed("==", kind, I64(0)), short, value), 4)
-
-
-@jit
-def _read_group4(at: int, lane: int, with_minimum: int, out: int) -> None:
-    scale = half_bits(at + 256 + 2 * lane)
-    least = half_bits(at + 288 + 2 * lane) if with_minimum else 0
-    zero = 0 if with_minimum else 8
-    for column in range(GROUP):
-        codes = byte(at + column // 8 * 64 + 4 * lane + column % 4)
-        code = codes >> 4 if column % 8 >= 4 else codes & 15
-        _put_affine(out, column, scale, code - zero, least)
-
-
-@jit
-def _read_group8(at: int, lane: int, out: int) -> None:
-    scale = half_bits(at + 512 + 2 * lane)
-    for column in range(GROUP):
-        _put_affine(out, column, scale, byte(at + column // 4 * 64 + 4 * lane + column % 4) - 128, 0)
-
-
-@jit
-def _read_plain(layout: int, at: int, lane: int, out: int) -> None:
-    for column in range(GROUP):
-        if layout == _SINGLE:
-            place = at + 4 * (column * TILE + lane)
-            _put_bits(out, column, half_bits(place) | half_bits(place + 2) << 16, 2)
-        else:
-            _put_bits(out, column, half_bits(at + 2 * (column * TILE + lane)), 0 if layout == _HALF else 1)
+    # While a pair is multiplied, the next one comes from memory: each pass asks for its share of it.
+    passes = (n + TOKENS - 1) // TOKENS
+    lines = (2 * tile_bytes // groups // 64 + passes) // passes
+    ahead = w + 2 * tile_bytes
+    for m in range(0, n, TOKENS):
+        count, at, y = min(TOKENS, n - m), x + m * x_stride, out + m * out_stride
+        _call_tile(several, w, groups, at, x_stride, count, y, out_stride, add, rows, ahead, lines)
+        ahead += lines * groups * 64

@@ -87,6 +87,12 @@ def _compile_kernels() -> bytes:
 
 
 _engines: list[Any] = []  # keep the code they hold mapped for as long as the process lives
+_addresses: dict[str, int] = {}
+
+
+def address_of(called: Any) -> int:
+    """Where a kernel lies in memory. Kernels have to be loaded before."""
+    return _addresses[called.symbol]
 
 
 def _link(code: bytes) -> None:
@@ -95,7 +101,8 @@ def _link(code: bytes) -> None:
     engine.add_object_file(binding.ObjectFileRef.from_data(code))
     engine.finalize_object()
     for name in KERNELS:
-        binding.add_symbol(name, engine.get_function_address(name))
+        _addresses[name] = engine.get_function_address(name)
+        binding.add_symbol(name, _addresses[name])
     _engines.append(engine)
 
 

@@ -107,6 +107,11 @@ class Emit:
         function = module.globals.get(name) or ir.Function(module, ir.FunctionType(kind, [a.type for a in args]), name)
         return self.b.call(function, args)
 
+    def call_address(self, address: ir.Value, *args: ir.Value) -> None:
+        """Call the kernel at an address, which returns nothing."""
+        kind = ir.FunctionType(ir.VoidType(), [I64] * len(args))
+        self.b.call(self.b.inttoptr(address, kind.as_pointer()), args)
+
     def fma(self, x: ir.Value, y: ir.Value, z: ir.Value) -> ir.Value:
         return self.call("llvm.fma.v16f32", F32x16, x, y, z)
 
@@ -220,22 +225,3 @@ def _returns(build: Callable[..., Any]) -> bool:
 def word(e: Emit, base: ir.Value, index: ir.Value) -> ir.Value:
     """The int64 number `index` of an array."""
     return e.load(e.at(base, index, 8), I64, 8)
-
-
-@inlined
-def byte(e: Emit, address: ir.Value) -> ir.Value:
-    """An unsigned byte."""
-    return e.b.zext(e.load(address, I8), I64)
-
-
-@inlined
-def half_bits(e: Emit, address: ir.Value) -> ir.Value:
-    """Two bytes."""
-    return e.b.zext(e.load(address, I16), I64)
-
-
-@inlined
-def prefetch_lines(e: Emit, address: ir.Value, lines: ir.Value) -> None:
-    """Ask for `lines` cache lines of 64 bytes; an address that nobody may read is ignored by the processor."""
-    with cgutils.for_range(e.b, lines) as loop:
-        e.prefetch(e.at(address, loop.index, 64))
