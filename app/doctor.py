@@ -86,6 +86,18 @@ def _cpu(settings: Settings, progress: Progress) -> Finding:
     return Finding("CPU", "ok", f"{description}, {os.cpu_count()} threads, {' '.join(features) or 'features unknown'}")
 
 
+def _kernels(settings: Settings, progress: Progress) -> Finding:
+    try:
+        from engine.cpu.code_cache import is_compiled
+        from quant.cpu.vector import missing_features
+    except ImportError as problem:
+        return Finding("CPU kernels", "warn", f"the plain ones, which are slow: {problem}", "pip install numba")
+    if missing := missing_features():
+        return Finding("CPU kernels", "warn", f"the plain ones, which are slow: no {', '.join(missing)} in this CPU")
+    state = "compiled" if is_compiled(settings.cache_dir) else "compiled when a model is first loaded, in a few seconds"
+    return Finding("CPU kernels", "ok", f"AVX-512 VNNI, {state}")
+
+
 def _memory(settings: Settings, progress: Progress) -> Finding:
     available = _first_line(Path("/proc/meminfo"), "MemAvailable").removesuffix("kB").strip()
     if not available.isdecimal():
@@ -161,7 +173,9 @@ def _gpu(settings: Settings, progress: Progress) -> Finding:
 
 Check = Callable[[Settings, Progress], Finding]
 
-CHECKS: tuple[Check, ...] = (_python, _torch, _cpu, _memory, _disk, _models_dir, _default_model, _hub, _pip, _gpu)
+CHECKS: tuple[Check, ...] = (
+    _python, _torch, _cpu, _kernels, _memory, _disk, _models_dir, _default_model, _hub, _pip, _gpu
+)  # fmt: skip
 
 
 def _within(version: tuple[int, ...], bounds: tuple[tuple[int, int], tuple[int, int]]) -> bool:

@@ -114,8 +114,10 @@ def _wants_cpu_kernels(options: LoadOptions) -> bool:
 
 @cache
 def _missing_features() -> tuple[str, ...]:
-    from quant.cpu.vector import missing_features
-
+    try:
+        from quant.cpu.vector import missing_features
+    except ImportError:
+        return ("numba",)  # there is no build of it for every platform
     return missing_features()
 
 

@@ -165,7 +165,9 @@ def _matmul(a: Record, n: int, first: int, last: int, copy: int) -> None:
         block, pair = unit // pairs * TOKENS, unit % pairs
         x, out = a.x + copy * a.x_copy + block * a.x_stride, a.out + block * a.out_stride + 4 * PAIR * pair
         w, rows, count = a.weight + 2 * pair * a.tile_bytes, min(PAIR, a.rows - PAIR * pair), min(TOKENS, n - block)
-        multiply_pair(a.one, a.several, w, a.tile_bytes, a.groups, x, a.x_stride, count, out, a.out_stride, a.add, rows)
+        multiply_pair(
+            a.one, a.two, a.four, w, a.tile_bytes, a.groups, x, a.x_stride, count, out, a.out_stride, a.add, rows
+        )
 
 
 @jit
@@ -174,14 +176,16 @@ def _gated(a: Record, n: int, first: int, last: int, copy: int, scratch: int) ->
     units, half = a.rows // PAIR, 4 * PAIR
     for unit in range(first, last):
         block, pair = unit // units * TOKENS, unit % units
-        x, n_here = a.x + copy * a.x_copy + block * a.x_stride, min(TOKENS, n - block)
+        x, count = a.x + copy * a.x_copy + block * a.x_stride, min(TOKENS, n - block)
         gate, up = a.weight + 2 * pair * a.tile_bytes, a.up + 2 * pair * a.up_tile_bytes
-        multiply_pair(a.one, a.several, gate, a.tile_bytes, a.groups, x, a.x_stride, n_here, scratch, 2 * half, 0, PAIR)
         multiply_pair(
-            a.up_one, a.up_several, up, a.up_tile_bytes, a.groups, x, a.x_stride, n_here, scratch + half, 2 * half, 0,
-            PAIR,
+            a.one, a.two, a.four, gate, a.tile_bytes, a.groups, x, a.x_stride, count, scratch, 2 * half, 0, PAIR
         )  # fmt: skip
-        for m in range(n_here):
+        multiply_pair(
+            a.up_one, a.up_two, a.up_four, up, a.up_tile_bytes, a.groups, x, a.x_stride, count, scratch + half,
+            2 * half, 0, PAIR,
+        )  # fmt: skip
+        for m in range(count):
             row, out = scratch + 2 * half * m, a.out + (block + m) * a.out_stride
             silu_product(a.kernel, row, row + half, pair, units, out)
 

@@ -153,13 +153,16 @@ class CpuOperations:
             raise UnsupportedModel("Gate and up projection of different kinds have no CPU kernel", _PLAIN)
         form, forms = gates.form(gate), {packed.form(part) for part in packed.parts}
         hidden = {out_form: self._take(out_form, width, selected=x.selected) for out_form in forms}
-        source, (one, several), (up_one, up_several) = x.rows(form), gate.tile_kernels(form), up.tile_kernels(form)
+        source = x.rows(form)
+        one, two, four = gate.tile_kernels(form)
+        up_one, up_two, up_four = up.tile_kernels(form)
         for out_form, rows in hidden.items():
             self._program.append(
                 Op.GATED, selected=x.selected, form=form, out_form=out_form, groups=gate.groups, rows=width,
-                kernel=address_of(FORM_KERNELS[out_form].silu_product), one=one, several=several, up_one=up_one,
-                up_several=up_several, weight=gate.address(0), tile_bytes=gate.tile_bytes, up=up.address(width),
-                up_tile_bytes=up.tile_bytes, **source.words("x"), **rows.words("out"),
+                kernel=address_of(FORM_KERNELS[out_form].silu_product),
+                one=one, two=two, four=four, weight=gate.address(0), tile_bytes=gate.tile_bytes,
+                up_one=up_one, up_two=up_two, up_four=up_four, up=up.address(width), up_tile_bytes=up.tile_bytes,
+                **source.words("x"), **rows.words("out"),
             )  # fmt: skip
         product = Activation(width, x.selected, lambda wanted: hidden[wanted])
         return self.linear(product, down, add_to)
@@ -199,10 +202,10 @@ class CpuOperations:
         for part in weight.parts:
             form = form_of(part)
             place = {**out.words("out"), "out": out.buffer.region.address + 4 * part.first}
-            source, (one, several) = x.rows(form), part.tile_kernels(form)
+            source, (one, two, four) = x.rows(form), part.tile_kernels(form)
             self._program.append(
                 Op.MATMUL, barrier=part is weight.parts[-1], selected=x.selected, form=form, add=add,
-                one=one, several=several, weight=part.region.address, tile_bytes=part.tile_bytes, groups=part.groups,
+                one=one, two=two, four=four, weight=part.region.address, tile_bytes=part.tile_bytes, groups=part.groups,
                 rows=part.rows, **source.words("x"), **place,
             )  # fmt: skip
 

@@ -53,15 +53,17 @@ _WORDS = (
     "form",  # Form of the rows that a product reads, or that anything else writes
     "out_form",  # Form that a gated product writes
     "kernel",  # address of what reads or writes a row
-    "one",  # address of the kernel that multiplies one token, and of the one for several
-    "several",
+    "one",  # addresses of the kernels that multiply one token, two and four
+    "two",
+    "four",
     "weight",
     "tile_bytes",
     "groups",  # of 32 columns, in a row of x
     "rows",  # of the weight
     "add",  # 1: onto what is there
     "up_one",
-    "up_several",
+    "up_two",
+    "up_four",
     "up",
     "up_tile_bytes",
     "vector",  # address of a norm's weight, float32

@@ -36,10 +36,10 @@ class Part:
     def tile_bytes(self) -> int:
         return self.groups * self.layout.group_bytes
 
-    def tile_kernels(self, form: Form) -> tuple[int, int]:
-        """Addresses of the kernels for one token, and for several."""
+    def tile_kernels(self, form: Form) -> tuple[int, int, int]:
+        """Addresses of the kernels for one token, two and four."""
         kernels = TILE_KERNELS[self.layout, form]
-        return address_of(kernels.one), address_of(kernels.several)
+        return address_of(kernels.one), address_of(kernels.two), address_of(kernels.four)
 
     @property
     def row_kernel(self) -> int:
@@ -156,9 +156,10 @@ def _write_rows(kernel: int, x: int, n: int, groups: int, out: int, stride: int)
 
 @jit
 def _multiply(
-    one: int, several: int, weight: int, tile_bytes: int, groups: int, rows: int, x: int, x_stride: int, n: int,
+    one: int, two: int, four: int, weight: int, tile_bytes: int, groups: int, rows: int, x: int, x_stride: int, n: int,
     out: int, out_stride: int,
 ) -> None:  # fmt: skip
     for first in range(0, rows, PAIR):
         at, here = weight + first // TILE * tile_bytes, min(PAIR, rows - first)
-        multiply_pair(one, several, at, tile_bytes, groups, x, x_stride, n, out + 4 * first, out_stride, 0, here)
+        y = out + 4 * first
+        multiply_pair(one, two, four, at, tile_bytes, groups, x, x_stride, n, y, out_stride, 0, here)

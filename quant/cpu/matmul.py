@@ -1,4 +1,4 @@
-"""Weights in tiles times rows of activations: one kernel for single tokens and one for several, for each layout.
+"""Weights in tiles times rows of activations: kernels for one token, two and four, for each layout.
 
 One token is bound by memory: the floor is the weight's bytes at the machine's read rate, and its kernel walks one tile
 at a time with a prefetch well ahead. Many tokens are bound by `vpdpbusd`: 2 x 16 rows meet 4 tokens, so that each load
@@ -37,7 +37,7 @@ from quant.cpu.vector import (
 )
 
 AHEAD = 4096  # bytes that the kernel of one token prefetches in advance: 1024 and 16384 are slower
-TILES, TOKENS = 2, 4  # what the kernel of several tokens computes at once
+TOKENS = 4  # that are multiplied at once
 NIBBLE = ir.Constant(I8x64, [15] * 64)
 
 Cell = tuple[int, int]  # tile, token
@@ -273,7 +273,8 @@ class TileKernels:
     """The kernels of one layout for one form of activations, as compiled code calls them."""
 
     one: Any  # one tile by one token
-    several: Any  # TILES tiles by up to TOKENS tokens
+    two: Any  # two tiles by up to two tokens
+    four: Any  # two tiles by up to four tokens
 
 
 ROW_KERNELS: dict[TileFormat, Any] = {
@@ -285,7 +286,7 @@ TILE_KERNELS: dict[tuple[TileFormat, Form], TileKernels] = {
             _make_plain_tile(layout, tiles, tokens)
             if layout.plain
             else _make_affine_tile(layout, tiles, tokens, int(form))
-            for tiles, tokens in ((1, 1), (TILES, TOKENS))
+            for tiles, tokens in ((1, 1), (2, 2), (2, TOKENS))
         )
     )
     for layout in FORMATS
@@ -314,13 +315,13 @@ def read_row(row_kernel: int, w: int, tile_bytes: int, groups: int, row: int, ou
 
 @jit
 def multiply_pair(
-    one: int, several: int, w: int, tile_bytes: int, groups: int, x: int, x_stride: int, n: int, out: int,
+    one: int, two: int, four: int, w: int, tile_bytes: int, groups: int, x: int, x_stride: int, n: int, out: int,
     out_stride: int, add: int, rows: int,
 ) -> None:  # fmt: skip
     """Up to PAIR rows of a weight, two tiles at address w, times n rows of activations at x.
 
-    Writes `rows` float32 at `out` for each token, added to what is there where `add` is 1. `one` and `several` are
-    addresses of TILE_KERNELS; strides are bytes.
+    Writes `rows` float32 at `out` for each token, added to what is there where `add` is 1. `one`, `two` and `four`
+    are addresses of TILE_KERNELS; strides are bytes.
     """
     if n == 1:
         for t in range(0, rows, TILE):
@@ -332,5 +333,6 @@ def multiply_pair(
     ahead = w + 2 * tile_bytes
     for m in range(0, n, TOKENS):
         count, at, y = min(TOKENS, n - m), x + m * x_stride, out + m * out_stride
-        _call_tile(several, w, groups, at, x_stride, count, y, out_stride, add, rows, ahead, lines)
+        tile = four if count > 2 else two
+        _call_tile(tile, w, groups, at, x_stride, count, y, out_stride, add, rows, ahead, lines)
         ahead += lines * groups * 64
