@@ -36,6 +36,13 @@ class ModelConfig:
     norm_epsilon: float
     rope: RopeConfig
 
+    @property
+    def matrix_elements(self) -> int:
+        """About how many weights its matrices have."""
+        attention = 2 * (self.heads + self.kv_heads) * self.head_dim * self.hidden
+        mlp = 3 * self.mlp_hidden * self.hidden
+        return self.layers * (attention + mlp) + 2 * self.vocab_size * self.hidden
+
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:

@@ -52,6 +52,10 @@ class Device(Protocol):
         """Of one layer of one KV block, in elements of `kv_type`. Raises UnsupportedModel."""
         ...
 
+    def step_tokens(self, model: ModelConfig) -> int:
+        """The token budget of one step: whoever wants to stop or to join waits for the step under way."""
+        ...
+
     def load(self, model: ModelConfig, weights: GGUFWeights, config: EngineConfig) -> Compute:
         """Take the model's weights, reserve its caches. Raises UnsupportedModel or ModelFileError."""
         ...

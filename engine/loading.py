@@ -63,6 +63,7 @@ def resolve(model: ModelConfig, device: Device, options: LoadOptions, fingerprin
         context_length=context,
         num_blocks=1 + -(-context // BLOCK_SIZE),
         model_context_length=model.context_length,
+        max_step_tokens=device.step_tokens(model),
         cache_salt=(fingerprint, *device.numerics, str(device.kv_type), repr(model.rope)),
     )
 
@@ -171,9 +172,7 @@ def _architecture(file: GGUFFile) -> str:
 
 def float32_bytes(model: ModelConfig) -> int:
     """About how many bytes the model's matrices take as float32."""
-    attention = 2 * (model.heads + model.kv_heads) * model.head_dim * model.hidden
-    mlp = 3 * model.mlp_hidden * model.hidden
-    return 4 * (model.layers * (attention + mlp) + 2 * model.vocab_size * model.hidden)
+    return 4 * model.matrix_elements
 
 
 def available_memory() -> int:

@@ -31,6 +31,9 @@ class ReferenceDevice:
     def layer_shape(self, kv_heads: int, head_dim: int) -> tuple[int, ...]:
         return 2, kv_heads, BLOCK_SIZE, head_dim  # k, v
 
+    def step_tokens(self, model: ModelConfig) -> int:
+        return 256
+
     def load(self, model: ModelConfig, weights: GGUFWeights, config: EngineConfig) -> Compute:
         # Tensors are small: more threads gain little, and lose much while another program has a core.
         torch.set_num_threads(1)
