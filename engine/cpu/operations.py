@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from engine.batch import Batch
-from engine.cpu.attention import head_bytes, record_bytes
+from engine.cpu.attention import record_bytes
+from engine.cpu.kv_store import head_bytes
 from engine.cpu.program import SEGMENT, Op, Program, float_bits
 from engine.errors import UnsupportedModel
 from engine.kv_cache import LayerKV
@@ -291,6 +292,6 @@ BLOCK_TYPE = torch.float16
 
 
 def block_shape(kv_heads: int, head_dim: int) -> tuple[int, ...]:
-    """One layer of one block, in elements of BLOCK_TYPE: each KV head as `engine.cpu.attention` reads it."""
+    """One layer of one block, in elements of BLOCK_TYPE: each KV head as `engine.cpu.kv_store` lays it out."""
     check_head_dim(head_dim)
     return kv_heads, head_bytes(head_dim) // BLOCK_TYPE.itemsize

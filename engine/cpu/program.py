@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.config import BLOCK_SIZE
-from engine.cpu.attention import PIECE, QUERIES, SCORE_ROW, head_bytes, record_bytes
+from engine.cpu.attention import PIECE, QUERIES, SCORE_ROW, record_bytes
+from engine.cpu.kv_store import head_bytes
 from quant.cpu.activations import Form, row_bytes
 from quant.cpu.arena import Arena
 from quant.cpu.tiles import GROUP, PAIR
