@@ -11,6 +11,7 @@ AppError
 ├── UnsupportedTokenizer   a vocabulary that cannot be reproduced exactly
 ├── InvalidMessage         (chat/messages.py) a message that cannot be given to a model
 ├── InvalidRequest, ReplyFailed, ReplyAborted     (server/errors.py)
+├── ContenderFailed, UnsuitableLoad               (bench/contender.py)
 ├── PortTaken              (loopback.py)
 └── ServerUnreachable, ServerError                (http_client.py)
 """

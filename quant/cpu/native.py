@@ -6,6 +6,7 @@ only where nobody else can write to it. Refuses to know what is compiled.
 """
 
 import hashlib
+import logging
 import os
 import platform
 import shutil
@@ -22,6 +23,8 @@ from llvmlite import binding, ir
 from numba.core import config as numba_config
 
 from quant.cpu.vector import KERNELS
+
+log = logging.getLogger(__name__)
 
 KEPT = 4  # versions of the code that stay when a new one is compiled
 KERNEL_FILE = "kernels.o"
@@ -44,31 +47,52 @@ class CodeFolder:
     def load_kernels(self) -> None:
         """Make every kernel that is defined callable from compiled code. Compiles them when they are not kept here."""
         path = self.path and self.path / KERNEL_FILE
-        if path and path.exists():
-            code = path.read_bytes()
-        else:
+        code = path and _read_checked(path)
+        if not code:
             code = _compile_kernels()
             if path:
-                _write_whole(path, code)
+                _write_whole(path, hashlib.sha256(code).digest() + code)
         _link(code)
 
     def load_function(self, function: Callable[..., Any], signature: Any) -> Entry:
         """A function compiled by numba for one signature, without the GIL. Its kernels have to be loaded before."""
-        dispatcher = numba.njit(nogil=True, error_model="numpy")(function)
         if self.path:
-            numba_config.CACHE_DIR = str(self.path)  # read when caching is switched on, and nowhere else
-            dispatcher.enable_caching()
-        dispatcher.compile(signature)
-        entry: Entry = dispatcher
-        return entry
+            try:
+                return self._load_kept(function, signature)
+            except Exception as problem:  # noqa: BLE001  # a damaged file can raise anything; it is only a cache
+                log.warning("compiled code in %s cannot be used, and is made anew: %s", self.path, problem)
+                shutil.rmtree(self.path, ignore_errors=True)
+        return _compiled(numba.njit(nogil=True, error_model="numpy")(function), signature)
+
+    def _load_kept(self, function: Callable[..., Any], signature: Any) -> Entry:
+        dispatcher = numba.njit(nogil=True, error_model="numpy")(function)
+        numba_config.CACHE_DIR = str(self.path)  # read when caching is switched on, and nowhere else
+        dispatcher.enable_caching()
+        return _compiled(dispatcher, signature)
 
     def forget_old(self) -> None:
         """Remove what other versions kept, but for the last few."""
-        if self.path:
+        if self.path and self.path.exists():
             os.utime(self.path)
             versions = sorted(self.path.parent.iterdir(), key=lambda version: version.stat().st_mtime, reverse=True)
             for version in versions[KEPT:]:
                 shutil.rmtree(version, ignore_errors=True)
+
+
+def _compiled(dispatcher: Any, signature: Any) -> Entry:
+    dispatcher.compile(signature)
+    entry: Entry = dispatcher
+    return entry
+
+
+def _read_checked(path: Path) -> bytes | None:
+    """The code in a file that starts with its digest; None where it is damaged or not there."""
+    try:
+        data = path.read_bytes()
+    except OSError:
+        return None
+    digest, code = data[:32], data[32:]
+    return code if hashlib.sha256(code).digest() == digest else None
 
 
 def _compile_kernels() -> bytes:

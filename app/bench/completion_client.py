@@ -1,0 +1,151 @@
+"""A client that costs little: it shares the processor with the server that it measures.
+
+One connection a stream, HTTP by hand as far as a streamed completion needs it, no work on a token but to note when it
+came. The same for every server. The reference of the wire: RFC 9112, section 7.1, and the events of OpenAI's API.
+"""
+
+import asyncio
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from app.bench.contender import ContenderFailed
+from app.bench.sample import Timeline
+
+_READ_BYTES = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where a server is, and what it wants to be asked."""
+
+    host: str
+    port: int
+    model: str
+    extra: Mapping[str, object] = field(default_factory=dict)  # of the request, beside what all have in common
+
+
+class _Choice(msgspec.Struct):
+    text: str = ""
+
+
+class _Usage(msgspec.Struct):
+    completion_tokens: int
+
+
+class _Chunk(msgspec.Struct):
+    choices: list[_Choice] = []
+    usage: _Usage | None = None
+    error: object = None
+
+
+_decode = msgspec.json.Decoder(_Chunk).decode
+
+
+async def stream_all(endpoint: Endpoint, prompts: Sequence[Sequence[int]], output_tokens: int) -> list[Timeline]:
+    """Send the prompts at the same time, and read the replies to their end. Raises ContenderFailed."""
+    try:
+        replies = [_stream(endpoint, prompt, output_tokens) for prompt in prompts]
+        return await asyncio.gather(*replies)
+    except (OSError, EOFError, ValueError, msgspec.MsgspecError) as problem:
+        address = f"the server at {endpoint.host}:{endpoint.port}"
+        raise ContenderFailed(f"{address}: {str(problem) or type(problem).__name__}") from problem
+
+
+async def _stream(endpoint: Endpoint, prompt: Sequence[int], output_tokens: int) -> Timeline:
+    request = _request(endpoint, prompt, output_tokens)
+    reader, writer = await asyncio.open_connection(endpoint.host, endpoint.port)
+    try:
+        sent = time.perf_counter()
+        writer.write(request)
+        head = await reader.readuntil(b"\r\n\r\n")
+        if b" 200 " not in head.partition(b"\r\n")[0]:
+            raise ValueError((head + await reader.read(_READ_BYTES)).decode(errors="replace"))
+        reply = _Reply()
+        body = _Dechunker()
+        while not reply.complete:
+            part = await reader.read(_READ_BYTES)
+            if not part:
+                raise EOFError("it ended a reply before it was complete")
+            reply.feed(body.feed(part), time.perf_counter())
+    finally:
+        writer.close()
+    if reply.tokens != output_tokens:
+        raise ValueError(f"a reply had {reply.tokens} tokens, {output_tokens} were asked for")
+    return Timeline(sent, reply.arrivals, reply.tokens)
+
+
+def _request(endpoint: Endpoint, prompt: Sequence[int], output_tokens: int) -> bytes:
+    wanted = {
+        "model": endpoint.model,
+        "prompt": list(prompt),
+        "max_tokens": output_tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        **endpoint.extra,
+    }
+    body = json.dumps(wanted).encode()
+    lines = (
+        "POST /v1/completions HTTP/1.1",
+        f"Host: {endpoint.host}:{endpoint.port}",
+        "Content-Type: application/json",
+        f"Content-Length: {len(body)}",
+        "Connection: close",
+    )
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
+
+
+class _Dechunker:
+    """Takes the chunked transfer coding off a body, part by part."""
+
+    def __init__(self) -> None:
+        self._unread = b""
+
+    def feed(self, part: bytes) -> bytes:
+        """The content of the chunks that are complete now. Raises ValueError for what is no chunk."""
+        data, at, content = self._unread + part, 0, []
+        while (line_end := data.find(b"\r\n", at)) >= 0:
+            start = line_end + 2
+            end = start + int(data[at:line_end].partition(b";")[0], 16)
+            if len(data) < end + 2:
+                break
+            content.append(data[start:end])
+            at = end + 2
+        self._unread = data[at:]
+        return b"".join(content)
+
+
+class _Reply:
+    """Notes when the parts of a reply came."""
+
+    def __init__(self) -> None:
+        self.arrivals: list[float] = []
+        self.tokens = 0
+        self.complete = False
+        self._unread = b""
+
+    def feed(self, content: bytes, now: float) -> None:
+        """Read events. Raises ValueError for an error of the server's."""
+        *lines, self._unread = (self._unread + content).split(b"\n")
+        for line in lines:
+            if not line.startswith(b"data:"):
+                continue
+            data = line[5:].strip()
+            if data == b"[DONE]":
+                self.complete = True
+                return
+            self._note(_decode(data), now)
+
+    def _note(self, chunk: _Chunk, now: float) -> None:
+        if chunk.error is not None:
+            raise ValueError(json.dumps(chunk.error))
+        if chunk.usage is not None:
+            self.tokens = chunk.usage.completion_tokens
+        # Tokens may have no text of their own: a reply of such alone has come when its end has.
+        if any(choice.text for choice in chunk.choices) or (self.tokens and not self.arrivals):
+            self.arrivals.append(now)

@@ -1,0 +1,69 @@
+"""Our engine in this process, driven step by step: no thread, no text, no HTTP."""
+
+import os
+import time
+from typing import Any
+
+from app.bench.contender import UnsuitableLoad, check_context
+from app.bench.own_build import OWN_NAME, own_build
+from app.bench.sample import Sample, Timeline, sample_of
+from app.bench.workload import Load, Prompts
+from engine.config import BLOCK_SIZE
+from engine.core import Engine
+from engine.errors import EngineError
+from engine.request import FinishReason, SamplingParams, TokenEvent
+
+
+class OwnEngine:
+    """A loaded engine that nobody else uses."""
+
+    name = OWN_NAME
+
+    def __init__(self, engine: Engine[Any]) -> None:
+        self._engine = engine
+
+    @property
+    def build(self) -> str:
+        return own_build(self._engine.config.backend)
+
+    @property
+    def pid(self) -> int:
+        return os.getpid()
+
+    def check(self, load: Load) -> None:
+        """Raise UnsuitableLoad for what the engine cannot run at once, or not to the end."""
+        config = self._engine.config
+        if load.streams > config.max_running:
+            raise UnsuitableLoad(
+                f"{load.streams} streams are more than the {config.max_running} that the engine runs at once",
+                f"Use --concurrency {config.max_running} or less.",
+            )
+        check_context(load, config.context_length)
+
+    def crowds_cache(self, load: Load) -> bool:
+        """Whether the load's streams do not fit the cache together, so that some have to yield and start again."""
+        return load.streams * -(-load.context // BLOCK_SIZE) > self._engine.config.num_blocks - 1
+
+    def warm_up(self, load: Load, prompts: Prompts) -> None:
+        self.measure(load, prompts)
+
+    def measure(self, load: Load, prompts: Prompts) -> Sample:
+        params = SamplingParams(temperature=0, max_tokens=load.output_tokens, ignore_eos=True)
+        requests = [self._engine.request(prompt, params, frozenset()) for prompt in prompts]
+        arrivals: dict[int, list[float]] = {request.id: [] for request in requests}
+        sent = time.perf_counter()
+        for request in requests:
+            self._engine.add(request)
+        while self._engine.has_work:
+            events = self._engine.step()
+            now = time.perf_counter()
+            for event in events:
+                _check(event)
+                if event.token_id is not None:
+                    arrivals[event.request_id].append(now)
+        return sample_of(load, [Timeline(sent, times, len(times)) for times in arrivals.values()])
+
+
+def _check(event: TokenEvent) -> None:
+    if event.finish is FinishReason.ERROR:
+        raise EngineError(f"The engine failed: {event.error}", "Run ingle doctor; if it finds nothing, report this.")

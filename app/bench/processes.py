@@ -1,0 +1,53 @@
+"""What processes and the machine use, as far as the system tells: Linux does, others little of it."""
+
+import os
+import sys
+from pathlib import Path
+
+
+def cpu_seconds(pid: int) -> float:
+    """Processor time that a process has used, in steps of a hundredth; 0 where the system does not tell."""
+    try:
+        status = Path("/proc", str(pid), "stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return 0.0
+    user, system = status.rpartition(")")[2].split()[11:13]
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+
+
+def machine_cpu_seconds() -> float:
+    """Processor time that all programs together have used; 0 where the system does not tell."""
+    try:
+        total = Path("/proc/stat").read_text(encoding="utf-8").splitlines()[0]
+    except OSError:
+        return 0.0
+    user, nice, system, _idle, _waiting, *interrupts = map(int, total.split()[1:9])
+    return (user + nice + system + sum(interrupts)) / os.sysconf("SC_CLK_TCK")
+
+
+def peak_rss_mb(pid: int) -> float | None:
+    """The most memory that a process has held at once, in units of 10^6 bytes."""
+    try:
+        lines = Path("/proc", str(pid), "status").read_text(encoding="utf-8", errors="replace").splitlines()
+        peak = next(line for line in lines if line.startswith("VmHWM:"))
+        return int(peak.split()[1]) * 1024 / 1e6
+    except (OSError, StopIteration):
+        return _own_peak_rss_mb() if pid == os.getpid() else None
+
+
+def _own_peak_rss_mb() -> float | None:
+    if sys.platform == "win32":
+        return None
+    import resource
+
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6
+
+
+def processor_name() -> str:
+    """What the processor calls itself; empty where the system does not tell."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return ""

@@ -1,0 +1,167 @@
+"""What a benchmark found: the figures of everyone, ours over each peer's, and the conditions; and all that as JSON."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from app.bench.alternation import Series
+from app.bench.processes import peak_rss_mb
+from app.bench.statistics import Percentiles, Spread, percentiles, ratios, spread
+from app.bench.workload import Load, Row
+
+_DIGITS = 4  # that mean anything
+
+Figures = Mapping[str, Spread | None]  # by row name; None: not told
+
+
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """What was the same for everyone, and what of ours was measured."""
+
+    model: str
+    device: str
+    processor: str
+    backend: str  # our kernels
+    via: str  # "engine" or "http"
+    threads: int
+    repeat: int
+
+
+@dataclass(frozen=True, slots=True)
+class Latencies:
+    """What a stream waits for, in milliseconds: over all streams and rounds of one load."""
+
+    ttft_ms: Percentiles | None
+    itl_ms: Percentiles | None
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What was measured of one contender."""
+
+    name: str
+    build: str
+    figures: Figures
+    ratios: Figures  # ours over its own, of the same round
+    latencies: Latencies
+    peak_rss_mb: float | None
+    busy_elsewhere: Spread | None  # cores that programs used which take no part, while it was measured
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    conditions: Conditions
+    rows: tuple[Row, ...]
+    load: Load | None  # the one that was asked for; None for the suite, where each row has its own
+    own: Standing
+    peers: tuple[Standing, ...]
+    weight_gb_s: Spread | None  # weight bytes that one decoding stream reads in a second
+    peak_vram_mb: float
+
+    def json(self) -> dict[str, Any]:
+        """One object, with the names that scripts rely on."""
+        own = self.own
+        return {
+            **asdict(self.conditions),
+            "build": own.build,
+            **self._workload(),
+            **_medians(own.figures),
+            **_latencies(own.latencies),
+            "weight_gb_s": _median(self.weight_gb_s),
+            "peak_rss_mb": _rounded(own.peak_rss_mb),
+            "peak_vram_mb": _rounded(self.peak_vram_mb),
+            "busy_elsewhere_cores": _whole(own.busy_elsewhere),
+            "spread": _spreads({**own.figures, "weight_gb_s": self.weight_gb_s}),
+            "compare": [_peer(peer) for peer in self.peers],
+        }
+
+    def _workload(self) -> dict[str, Any]:
+        if self.load is not None:
+            return _shape(self.load)
+        return {"workloads": {row.name: _shape(row.load) for row in self.rows}}
+
+
+def report_of(
+    conditions: Conditions,
+    rows: tuple[Row, ...],
+    load: Load | None,
+    series: Sequence[Series],
+    weight_bytes: int,
+    peak_vram_mb: float,
+) -> Report:
+    """The first of the series is ours. To be called while the contenders are there: it looks at their processes."""
+    own, *peers = (_standing(one, series[0], rows, load) for one in series)
+    decode = own.figures.get("decode_tok_s")
+    weights = None if decode is None else decode.times(weight_bytes / 1e9)
+    return Report(conditions, rows, load, own, tuple(peers), weights, peak_vram_mb)
+
+
+def _standing(series: Series, own: Series, rows: tuple[Row, ...], load: Load | None) -> Standing:
+    contender = series.contender
+    figures = {row.name: spread(series.rates(row.load, row.rate)) for row in rows}
+    over = {row.name: ratios(own.rates(row.load, row.rate), series.rates(row.load, row.rate)) for row in rows}
+    return Standing(
+        contender.name,
+        contender.build,
+        figures,
+        over,
+        _measured_latencies(series, load),
+        None if contender.pid is None else peak_rss_mb(contender.pid),
+        spread(series.elsewhere),
+    )
+
+
+def _measured_latencies(series: Series, load: Load | None) -> Latencies:
+    samples = [] if load is None else series.samples[load]
+    first = [1000 * wait for sample in samples for wait in sample.first_token]
+    between = [1000 * gap for sample in samples for gap in sample.between_tokens]
+    return Latencies(percentiles(first), percentiles(between))
+
+
+# -- JSON
+
+
+def _shape(load: Load) -> dict[str, int]:
+    return {"prompt_tokens": load.prompt_tokens, "output_tokens": load.output_tokens, "concurrency": load.streams}
+
+
+def _peer(peer: Standing) -> dict[str, Any]:
+    figures = {**_medians(peer.figures), **_latencies(peer.latencies), "peak_rss_mb": _rounded(peer.peak_rss_mb)}
+    return {
+        "peer": peer.name,
+        "build": peer.build,
+        "figures": figures,
+        "busy_elsewhere_cores": _whole(peer.busy_elsewhere),
+        "spread": _spreads(peer.figures),
+        "ratios": {name: _whole(ratio) for name, ratio in peer.ratios.items()},
+    }
+
+
+def _whole(values: Spread | None) -> dict[str, float | None] | None:
+    return None if values is None else {name: _rounded(value) for name, value in asdict(values).items()}
+
+
+def _medians(figures: Figures) -> dict[str, float | None]:
+    return {name: _median(figure) for name, figure in figures.items()}
+
+
+def _spreads(figures: Figures) -> dict[str, list[float | None] | None]:
+    return {
+        name: None if figure is None else [_rounded(figure.low), _rounded(figure.high)]
+        for name, figure in figures.items()
+    }
+
+
+def _latencies(latencies: Latencies) -> dict[str, Any]:
+    return {
+        name: None if found is None else {"p50": _rounded(found["p50"]), "p99": _rounded(found["p99"])}
+        for name, found in asdict(latencies).items()
+    }
+
+
+def _median(figure: Spread | None) -> float | None:
+    return None if figure is None else _rounded(figure.median)
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.{_DIGITS}g}")

@@ -1,0 +1,95 @@
+"""What is measured: loads, the rows of a table taken from them, and the prompts that they send.
+
+Knows numbers of tokens and of streams. Refuses to know who is measured, and how.
+"""
+
+import enum
+import random
+from dataclasses import dataclass
+
+Prompts = tuple[tuple[int, ...], ...]  # one of token ids for each stream
+
+_SEED = 20240229
+
+
+class Rate(enum.Enum):
+    """A figure in tokens per second."""
+
+    PREFILL = enum.auto()  # tokens of a prompt, until the first token of its reply
+    DECODE = enum.auto()  # tokens of the replies, while the most streams decode together
+    END_TO_END = enum.auto()  # tokens of the replies, from the first prompt's arrival to the last token
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Streams that start together, each a prompt and a reply of fixed length."""
+
+    prompt_tokens: int
+    output_tokens: int
+    streams: int = 1
+    rates: frozenset[Rate] = frozenset(Rate)  # those that are wanted of it
+
+    @property
+    def context(self) -> int:
+        """Tokens that a stream holds at its end."""
+        return self.prompt_tokens + self.output_tokens
+
+    def __str__(self) -> str:
+        return f"{self.prompt_tokens} + {self.output_tokens} tokens, {counted(self.streams, 'stream')}"
+
+    def prompts(self, turn: int, vocab_size: int) -> Prompts:
+        """The prompts of one turn: the same for everyone, and no two of them alike, so that no cache can help."""
+        return tuple(
+            tuple(self._generator(turn, stream).choices(range(vocab_size), k=self.prompt_tokens))
+            for stream in range(self.streams)
+        )
+
+    def _generator(self, turn: int, stream: int) -> random.Random:
+        numbers = (_SEED, turn, self.prompt_tokens, self.output_tokens, self.streams, stream)
+        return random.Random(repr(numbers))  # noqa: S311  # to be repeated, not to be secret
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A figure of a load, with its name for scripts and its title for people."""
+
+    name: str
+    title: str
+    load: Load
+    rate: Rate
+
+
+def rows_of(prompt_tokens: int, output_tokens: int, concurrency: int) -> tuple[Row, ...]:
+    """The figures of one workload: those of a single stream, and those of all streams together."""
+    together = frozenset({Rate.DECODE, Rate.END_TO_END})
+    single = Load(prompt_tokens, output_tokens)
+    crowd = single if concurrency == 1 else Load(prompt_tokens, output_tokens, concurrency, together)
+    return (
+        Row("prefill_tok_s", "prefill", single, Rate.PREFILL),
+        Row("decode_tok_s", "decode, 1 stream", single, Rate.DECODE),
+        Row("throughput_tok_s", f"decode, {counted(concurrency, 'stream')}", crowd, Rate.DECODE),
+        Row("end_to_end_tok_s", f"end to end, {counted(concurrency, 'stream')}", crowd, Rate.END_TO_END),
+    )
+
+
+def counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def _suite_row(name: str, title: str, load: tuple[int, int, int], rate: Rate) -> Row:
+    return Row(name, title, Load(*load, frozenset({rate})), rate)
+
+
+# What an editor, a chat and a few agents ask of a machine.
+SUITE = (
+    _suite_row("prefill_512", "prefill, 512 tokens", (512, 1, 1), Rate.PREFILL),
+    _suite_row("decode_128", "decode, context 128", (128, 96, 1), Rate.DECODE),
+    _suite_row("decode_4_streams", "decode, 4 streams, context 128", (128, 64, 4), Rate.DECODE),
+    _suite_row("decode_2000", "decode, context 2,000", (2000, 96, 1), Rate.DECODE),
+    _suite_row("decode_16_streams", "decode, 16 streams, context 60", (60, 24, 16), Rate.DECODE),
+)
+
+
+def loads_of(rows: tuple[Row, ...]) -> tuple[Load, ...]:
+    """The loads behind the rows, each once."""
+    return tuple(dict.fromkeys(row.load for row in rows))

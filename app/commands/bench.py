@@ -1,0 +1,112 @@
+"""`ingle bench`: how fast a model runs here, and how fast others run it. The figures go to stdout, all narration to
+stderr."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+from click.core import ParameterSource
+
+from app.config import load_settings
+from app.progress import progress_on_stderr
+from app.text.terminal_text import sanitize
+
+if TYPE_CHECKING:
+    from app.bench.report import Report
+
+EXAMPLES = """\b
+Examples:
+  ingle bench --prompt-tokens 128 --output-tokens 96                    decoding at a context of 128
+  ingle bench --prompt-tokens 60 --output-tokens 24 --concurrency 16    16 streams at a context of 60
+  ingle bench --suite --compare --json | jq '.compare[0].ratios'
+  ingle bench --suite --compare --llama-server llama.cpp/build/bin/llama-server
+  ingle bench --http --llama-server llama.cpp/build/bin/llama-server
+"""
+
+_SIZES = ("prompt_tokens", "output_tokens", "concurrency")
+
+
+@click.command(epilog=EXAMPLES)
+@click.option("-m", "--model", help="A model of the catalog, or the path of a GGUF file.")
+@click.option(
+    "--prompt-tokens",
+    type=click.IntRange(min=1),
+    default=512,
+    show_default=True,
+    help="Length of each prompt: the context at which decoding is measured.",
+)
+@click.option(
+    "--output-tokens", type=click.IntRange(min=1), default=128, show_default=True, help="Length of each reply."
+)
+@click.option(
+    "--concurrency", type=click.IntRange(min=1), default=1, show_default=True, help="Streams that run together."
+)
+@click.option("--repeat", type=click.IntRange(min=1), default=5, show_default=True, help="Runs of each workload.")
+@click.option("--suite", is_flag=True, help="Five common workloads instead of one.")
+@click.option("--compare", is_flag=True, help="Measure llama.cpp too, in turn, as the package xllamacpp brings it.")
+@click.option(
+    "--llama-server",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Measure this build of llama.cpp too, in turn: the path of its llama-server.",
+)
+@click.option("--http", is_flag=True, help="Measure servers over HTTP instead of engines.")
+@click.option("--context", type=int, help="Longest prompt and reply together, in tokens.")
+@click.option("--threads", type=int, help="Threads of everyone. Default: what our engine chooses; servers, one a core.")
+@click.option("--kernels", help="Kernels of our engine: auto, cpu or reference.")
+@click.option("--json", "as_object", is_flag=True, help="Print one JSON object.")
+@click.option("-q", "--quiet", is_flag=True, help="No progress and no narration.")
+def bench(
+    prompt_tokens: int,
+    output_tokens: int,
+    concurrency: int,
+    repeat: int,
+    suite: bool,
+    compare: bool,
+    llama_server: Path | None,
+    http: bool,
+    as_object: bool,
+    quiet: bool,
+    **chosen: str | int | None,
+) -> None:
+    """Measure how fast a model generates tokens.
+
+    Prompts are random tokens, no two alike, so that no cache can help; replies are greedy and have their full length.
+    Prefill and decode are of one stream; what several streams decode is counted while all of them do. With peers to
+    compare, every round measures everyone in turn, with the same file, threads and sizes.
+    """
+    settings = load_settings(**chosen)
+    from app.bench.benchmark import Plan, benchmark
+    from app.bench.workload import SUITE, rows_of
+
+    if suite:
+        _refuse_sizes()
+    rows = SUITE if suite else rows_of(prompt_tokens, output_tokens, concurrency)
+    plan = Plan(
+        rows=rows,
+        load=None if suite else rows[-1].load,
+        repeat=repeat,
+        compare=compare,
+        llama_server=llama_server,
+        http=http,
+    )
+    _print(benchmark(settings, plan, progress_on_stderr(quiet=quiet)), as_object=as_object)
+
+
+def _refuse_sizes() -> None:
+    source = click.get_current_context().get_parameter_source
+    for name in _SIZES:
+        if source(name) is not ParameterSource.DEFAULT:
+            raise click.UsageError(f"--suite has sizes of its own: leave --{name.replace('_', '-')} out.")
+
+
+def _print(report: "Report", *, as_object: bool) -> None:
+    from app.bench.table import conditions, table
+    from app.commands.listing import as_json, echo_table
+
+    if as_object:
+        click.echo(as_json(report.json()))
+        return
+    echo_table(table(report))
+    click.echo()
+    for line in conditions(report):
+        click.echo(sanitize(line))

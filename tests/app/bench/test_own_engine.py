@@ -1,0 +1,67 @@
+"""Our engine as a contender, over the hash model."""
+
+import pytest
+
+from app.bench.contender import UnsuitableLoad
+from app.bench.own_engine import OwnEngine
+from app.bench.workload import Load, Rate
+from app.errors import EXIT_USAGE, exit_status
+from engine.errors import EngineError
+from engine.request import StepPlan
+from tests.hash_model import VOCABULARY, HashTicket, hash_engine
+
+
+def test_every_prompt_is_computed_and_every_reply_has_its_length() -> None:
+    engine, runner = hash_engine(num_blocks=64)
+    load = Load(20, 6, 4)
+    own = OwnEngine(engine)
+    own.warm_up(load, load.prompts(0, VOCABULARY))
+    runner.computed_tokens = 0
+    sample = own.measure(load, load.prompts(1, VOCABULARY))
+    assert runner.computed_tokens == 4 * (20 + 6 - 1)
+    assert len(sample.first_token) == 4
+    assert len(sample.between_tokens) == 4 * 5
+    assert sample.rates.keys() == {Rate.DECODE, Rate.END_TO_END}
+    engine.assert_empty()
+
+
+def test_streams_that_join_one_after_the_other_decode_together() -> None:
+    """A budget of 16 tokens reads one prompt after the other."""
+    engine, _ = hash_engine(budget=16)
+    load = Load(16, 30, 4)
+    assert OwnEngine(engine).measure(load, load.prompts(1, VOCABULARY)).together == 4
+
+
+def test_more_streams_than_the_engine_runs_at_once() -> None:
+    engine, _ = hash_engine(running=8)
+    with pytest.raises(UnsuitableLoad, match="9 streams are more than the 8") as raised:
+        OwnEngine(engine).check(Load(4, 4, 9))
+    assert exit_status(raised.value) == EXIT_USAGE
+
+
+def test_a_load_that_does_not_fit_the_context() -> None:
+    engine, _ = hash_engine(context=32)
+    own = OwnEngine(engine)
+    own.check(Load(30, 2))
+    with pytest.raises(UnsuitableLoad, match="30 tokens and a reply of 3 do not fit the context, which holds 32"):
+        own.check(Load(30, 3))
+
+
+def test_streams_that_crowd_the_cache_run_all_the_same() -> None:
+    engine, _ = hash_engine(num_blocks=5)
+    own, load = OwnEngine(engine), Load(20, 20, 2)
+    assert own.crowds_cache(load)
+    assert not own.crowds_cache(Load(20, 12, 2))
+    assert len(own.measure(load, load.prompts(1, VOCABULARY)).between_tokens) == 2 * 19
+
+
+def test_a_failing_step_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, runner = hash_engine()
+
+    def fail(plan: StepPlan) -> HashTicket:
+        raise RuntimeError("no such kernel")
+
+    monkeypatch.setattr(runner, "launch", fail)
+    load = Load(4, 4)
+    with pytest.raises(EngineError, match="no such kernel"):
+        OwnEngine(engine).measure(load, load.prompts(1, VOCABULARY))

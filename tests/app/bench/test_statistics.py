@@ -1,0 +1,28 @@
+"""Medians, percentiles, and ratios of rounds."""
+
+import pytest
+
+from app.bench.statistics import Spread, percentile, percentiles, ratios, spread
+
+
+def test_spread() -> None:
+    assert spread([3.0, 1.0, 2.0]) == Spread(2.0, 1.0, 3.0)
+    assert spread([3.0, None]) == Spread(3.0, 3.0, 3.0)
+    assert spread([None]) is None
+    assert Spread(2.0, 1.0, 4.0).times(3) == Spread(6.0, 3.0, 12.0)
+
+
+def test_percentiles() -> None:
+    values = [float(value) for value in range(101)]
+    assert percentile(values, 0.5) == 50
+    assert percentile(values, 0.99) == 99
+    assert percentile([1.0, 2.0], 0.99) == pytest.approx(1.99)
+    assert percentile([7.0], 0.99) == 7
+    assert percentiles([]) is None
+
+
+def test_ratios_are_of_the_same_round() -> None:
+    """Where the machine was slow for both, it does not show: the ratio of the medians would be 1.5."""
+    assert ratios([20.0, 2.0, 30.0], [10.0, 1.0, 40.0]) == Spread(2.0, 0.75, 2.0)
+    assert ratios([20.0, None], [10.0, 5.0]) == Spread(2.0, 2.0, 2.0)
+    assert ratios([20.0], [None]) is None
