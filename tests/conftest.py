@@ -10,6 +10,7 @@ from pathlib import Path
 import hypothesis
 import platformdirs
 import pytest
+from filelock import FileLock
 
 from app.config import load_settings
 from app.models.sources import pull
@@ -93,3 +94,22 @@ def smollm2() -> Path:
         models_dir=folder / "models", hub_cache=folder / "hub", hub_endpoint="http://127.0.0.1:9", offline=False
     )
     return pull("smollm2:135m", settings).path
+
+
+@pytest.fixture(scope="session")
+def cpu_kernels() -> Path:
+    """Where compiled CPU kernels are kept between runs, with those of this checkout: compiled once, whoever asks first.
+
+    Tests that run them ask for this, and are skipped only where the processor has not the instructions.
+    """
+    # Not at the top: most tests need no compiler.
+    from engine.cpu.code_cache import load_interpreter
+    from quant.cpu.vector import missing_features
+
+    if missing := missing_features():
+        pytest.skip(f"this processor has no {', '.join(missing)}")
+    folder = fetched_folder()
+    folder.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder / "cpu-code.lock"):
+        load_interpreter(folder)
+    return folder

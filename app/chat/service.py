@@ -7,6 +7,7 @@ characters, cut before a stop string. Knows nothing of terminals and wire format
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 
 from app.chat.events import ChatEvent, PromptLogprobs, PromptProgress, ReplyEnd, TextDelta
 from app.chat.messages import Json, Message
@@ -73,33 +74,63 @@ class ChatService:
         Closing the generator ends the request at once, in any phase. The last event is a ReplyEnd. Raises
         PromptTooLong, InvalidSampling or EngineError before the first event.
         """
-        reply = _Reply(self.tokenizer, params, continues_text=continues_text)
-        end_ids = self.tokenizer.end_of_generation_ids
-        with self.streams.generate(prompt_ids, params, end_ids, cache_salt) as stream:
-            async for token in stream:
-                for event in reply.events(token, stream.request):
+        asked = [(prompt_ids, params)]
+        batches = self.generate_several(asked, cache_salt=cache_salt, continues_text=continues_text)
+        async with aclosing(batches):
+            async for batch in batches:
+                for _, event in batch:
                     yield event
-                if reply.ended:
-                    return
+
+    async def generate_several(
+        self,
+        asked: Sequence[tuple[tuple[int, ...], SamplingParams]],
+        *,
+        cache_salt: str = "",
+        continues_text: bool = False,
+    ) -> AsyncGenerator[list[tuple[int, ChatEvent]]]:
+        """Continue several prompts at once. Yields what has come meanwhile, never nothing: each event with the index
+        of its reply. Of each reply this is what `generate` yields.
+
+        They share the blocks of equal prompts through the prefix cache, from the first step that computes one.
+        """
+        end_ids = self.tokenizer.end_of_generation_ids
+        replies: dict[int, _Reply] = {}
+        with self.streams.open() as stream:
+            for index, (prompt_ids, params) in enumerate(asked):
+                request = stream.submit(prompt_ids, params, end_ids, cache_salt)
+                replies[request.id] = _Reply(index, request, self.tokenizer, continues_text=continues_text)
+            async for tokens in stream:
+                batch: list[tuple[int, ChatEvent]] = []
+                for token in tokens:
+                    reply = replies[token.request_id]
+                    batch += [(reply.index, event) for event in reply.events(token)]
+                    if reply.ended:
+                        stream.abort(token.request_id)
+                if batch:
+                    yield batch
 
 
 class _Reply:
     """Folds the token events of one request into chat events."""
 
-    def __init__(self, tokenizer: Tokenizer, params: SamplingParams, *, continues_text: bool) -> None:
+    def __init__(self, index: int, request: Request, tokenizer: Tokenizer, *, continues_text: bool) -> None:
+        self.index = index
         self.ended = False
-        self._stop_token_ids = params.stop_token_ids
-        self._text = IncrementalDetokenizer(tokenizer, params.stop, continues_text=continues_text)
+        self._request = request
+        self._stop_token_ids = request.params.stop_token_ids
+        self._text = IncrementalDetokenizer(tokenizer, request.params.stop, continues_text=continues_text)
         self._logprobs: list[TokenLogprobs] = []
         self._started = time.monotonic()
         self._first_token_at = 0.0
         self._tokens = 0
 
-    def events(self, token: TokenEvent, request: Request) -> list[ChatEvent]:
-        """What a token event means to the reader of the reply."""
+    def events(self, token: TokenEvent) -> list[ChatEvent]:
+        """What a token event means to the reader of the reply. Nothing, once a stop string has ended it."""
+        if self.ended:
+            return []
         events: list[ChatEvent] = [PromptLogprobs(token.prompt_logprobs)] if token.prompt_logprobs else []
         if token.token_id is None and token.finish is None:
-            total = len(request.prompt_ids)
+            total = len(self._request.prompt_ids)
             # A request that gave way reads its prompt again in the middle of its reply, which is nobody's news.
             return events if self._tokens else [*events, PromptProgress(min(token.num_computed, total), total)]
         text = "" if token.token_id is None else self._take(token.token_id, token.logprobs)
@@ -111,7 +142,7 @@ class _Reply:
             self._logprobs.clear()
         if finish is not None:
             self.ended = True
-            events.append(self._end(finish, request, token.error))
+            events.append(self._end(finish, token.error))
         return events
 
     def _take(self, token_id: int, logprobs: TokenLogprobs | None) -> str:
@@ -121,8 +152,8 @@ class _Reply:
             self._logprobs.append(logprobs)
         return "" if token_id in self._stop_token_ids else self._text.push(token_id)
 
-    def _end(self, finish: FinishReason, request: Request, error: str) -> ReplyEnd:
-        now = time.monotonic()
+    def _end(self, finish: FinishReason, error: str) -> ReplyEnd:
+        request, now = self._request, time.monotonic()
         return ReplyEnd(
             finish=finish,
             stop=self._text.stopped,

@@ -1,10 +1,11 @@
-"""The engine's thread seen from an event loop: a request becomes an asynchronous stream of its token events.
+"""The engine's thread seen from an event loop: requests become one asynchronous stream of their token events.
 
-All events of a step cross from the engine's thread to the loop in one call. Leaving a stream early aborts its request.
-Knows ids and events. Refuses to know text.
+All events of a step cross from the engine's thread to the loop in one call, and a reader takes all that have come for
+it at once. Leaving a stream early aborts its requests. Knows ids and events. Refuses to know text.
 """
 
 import asyncio
+from collections import deque
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Self
@@ -14,6 +15,8 @@ from engine.errors import EngineError
 from engine.request import FinishReason, Request, SamplingParams, TokenEvent
 from engine.thread import EngineThread
 
+MOST_AT_ONCE = 32  # events that a reader takes before it is another's turn, where it has fallen behind
+
 
 class TokenStreams:
     """Every stream of one engine. Made anywhere, used on the loop that `start` ran on."""
@@ -22,7 +25,7 @@ class TokenStreams:
         self._engine = engine
         self._thread = EngineThread(engine, self._cross)
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._open: dict[int, TokenStream] = {}
+        self._running: dict[int, TokenStream] = {}  # by request, until its last event is here
         self._stopping = False
 
     async def start(self) -> None:
@@ -30,10 +33,9 @@ class TokenStreams:
         self._thread.start()
 
     async def stop(self) -> None:
-        """End every stream with an event of its own, at once, then the engine's thread, after the step under way."""
+        """End every request with an event of its own, at once, then the engine's thread, after the step under way."""
         self._stopping = True
-        for stream in self._open.values():
-            stream.put(TokenEvent(stream.request.id, None, finish=FinishReason.ABORT))
+        self._route([TokenEvent(request_id, None, finish=FinishReason.ABORT) for request_id in self._running])
         if self._loop is not None:
             await asyncio.to_thread(self._thread.stop)
 
@@ -46,14 +48,31 @@ class TokenStreams:
     ) -> None:
         await self.stop()
 
-    def generate(
-        self, prompt_ids: tuple[int, ...], params: SamplingParams, end_ids: frozenset[int], cache_salt: str = ""
-    ) -> "TokenStream":
-        """Submit a request. Raises PromptTooLong, InvalidSampling, or EngineError when the engine does not run."""
+    def open(self) -> "TokenStream":
+        """A stream to submit requests to."""
+        return TokenStream(self)
+
+    def submit(
+        self,
+        stream: "TokenStream",
+        prompt_ids: tuple[int, ...],
+        params: SamplingParams,
+        end_ids: frozenset[int],
+        cache_salt: str,
+    ) -> Request:
+        """Have the engine work on a request whose events `stream` is given."""
         if self._loop is None or self._stopping:
             raise EngineError("The engine is being stopped" if self._stopping else "The engine is not started")
-        request = self._thread.submit(prompt_ids, params, end_ids, cache_salt, before=self._register)
-        return self._open[request.id]
+
+        def register(request: Request) -> None:
+            self._running[request.id] = stream
+
+        return self._thread.submit(prompt_ids, params, end_ids, cache_salt, before=register)
+
+    def abort(self, request_id: int) -> None:
+        """End a request and forget it, if it still runs."""
+        if self._running.pop(request_id, None) is not None:
+            self._thread.abort(request_id)
 
     def problem(self) -> str:
         """Why the engine cannot serve, or empty while it can."""
@@ -75,9 +94,6 @@ class TokenStreams:
     def num_waiting(self) -> int:
         return self._engine.num_waiting
 
-    def _register(self, request: Request) -> None:
-        self._open[request.id] = TokenStream(self, request)
-
     def _cross(self, events: Sequence[TokenEvent]) -> None:
         """On the engine's thread."""
         if self._loop is not None and not self._loop.is_closed():
@@ -85,43 +101,65 @@ class TokenStreams:
 
     def _route(self, events: Sequence[TokenEvent]) -> None:
         for event in events:
-            stream = self._open.get(event.request_id)
+            stream = self._running.get(event.request_id)
             if stream is not None:
+                if event.finish is not None:
+                    del self._running[event.request_id]
                 stream.put(event)
-
-    def close(self, request_id: int) -> None:
-        """Forget a stream, and abort its request if it still runs."""
-        if self._open.pop(request_id, None) is not None:
-            self._thread.abort(request_id)
 
 
 class TokenStream:
-    """The events of one request, as they come, up to the one with its finish reason."""
+    """The events of the requests submitted to it, as they come, up to the last one's with its finish reason.
 
-    def __init__(self, streams: TokenStreams, request: Request) -> None:
-        self.request = request
+    The engine does not wait for a slow reader. What that has not taken yet waits here, and is at most one event for
+    each token of its requests.
+    """
+
+    def __init__(self, streams: TokenStreams) -> None:
         self._streams = streams
-        self._events: asyncio.Queue[TokenEvent] = asyncio.Queue()
-        self._ended = False
+        self._running: set[int] = set()  # requests whose last event is not here
+        self._arrived: deque[TokenEvent] = deque()
+        self._reader: asyncio.Future[None] | None = None
+
+    def submit(
+        self, prompt_ids: tuple[int, ...], params: SamplingParams, end_ids: frozenset[int], cache_salt: str = ""
+    ) -> Request:
+        """Raises PromptTooLong, InvalidSampling, or EngineError when the engine does not run."""
+        request = self._streams.submit(self, prompt_ids, params, end_ids, cache_salt)
+        self._running.add(request.id)
+        return request
 
     def put(self, event: TokenEvent) -> None:
-        self._events.put_nowait(event)
+        self._arrived.append(event)
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
+        if event.finish is not None:
+            self._running.discard(event.request_id)
+
+    def abort(self, request_id: int) -> None:
+        """End one of the requests, in any state and any number of times. Events that are here may still be read."""
+        self._running.discard(request_id)
+        self._streams.abort(request_id)
 
     def close(self) -> None:
-        """End the request, in any state and any number of times."""
-        self._ended = True
-        self._streams.close(self.request.id)
+        """End all of them."""
+        for request_id in tuple(self._running):
+            self.abort(request_id)
 
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> TokenEvent:
-        if self._ended:
+    async def __anext__(self) -> list[TokenEvent]:
+        """What has come since the last time, in its order; waits while that is nothing."""
+        if self._arrived:
+            await asyncio.sleep(0)  # whoever has fallen behind takes turns with the others
+        elif not self._running:
             raise StopAsyncIteration
-        event = await self._events.get()
-        if event.finish is not None:
-            self.close()
-        return event
+        else:
+            self._reader = asyncio.get_running_loop().create_future()
+            await self._reader
+        taken = [self._arrived.popleft() for _ in range(min(MOST_AT_ONCE, len(self._arrived)))]
+        return taken
 
     def __enter__(self) -> Self:
         return self

@@ -1,21 +1,16 @@
-"""The choices of one request: several generations at once, heard as one, and what they used together.
+"""The choices of one request: several replies at once, and what they used together.
 
-They share the blocks of equal prompts through the prefix cache, from the first step that computes one. Nothing here
-knows a wire format.
+Nothing here knows a wire format.
 """
 
-import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import TypeVar
 
 from app.chat.events import ChatEvent, ReplyEnd
 from app.chat.service import ChatService
 from app.server.errors import ReplyAborted, ReplyFailed
 from engine.request import FinishReason, SamplingParams
-
-ItemT = TypeVar("ItemT")
 
 
 @dataclass(slots=True)
@@ -41,63 +36,30 @@ async def generate_choices(
     cache_salt: str,
     *,
     continues_text: bool = False,
-) -> AsyncGenerator[tuple[int, ChatEvent]]:
-    """Continue each prompt once with each of `params`; yields (choice, event), choices in order of prompts.
+) -> AsyncGenerator[list[tuple[int, ChatEvent]]]:
+    """Continue each prompt once with each of `params`; yields batches of (choice, event), choices in order of prompts.
 
-    Raises what `ChatService.generate` raises; ReplyFailed or ReplyAborted where the engine gave one up. Closing the
-    generator ends all of them.
+    Raises what `ChatService.generate` raises; ReplyFailed or ReplyAborted where the engine gave one up, after what came
+    before. Closing the generator ends all of them.
     """
-    sources = [
-        service.generate(prompt, one, cache_salt=cache_salt, continues_text=continues_text)
-        for prompt in prompts
-        for one in params
-    ]
-    async with aclosing(merge(sources)) as events:
-        async for index, event in events:
-            if isinstance(event, ReplyEnd):
-                _check_finish(event)
-            yield index, event
+    asked = [(prompt, one) for prompt in prompts for one in params]
+    batches = service.generate_several(asked, cache_salt=cache_salt, continues_text=continues_text)
+    async with aclosing(batches):
+        async for batch in batches:
+            good, failure = _up_to_failure(batch)
+            if good:
+                yield good
+            if failure is not None:
+                raise failure
 
 
-def _check_finish(end: ReplyEnd) -> None:
-    if end.finish is FinishReason.ERROR:
-        raise ReplyFailed(f"The engine failed: {end.error}", "Try again.")
-    if end.finish is FinishReason.ABORT:
-        raise ReplyAborted("The engine is being stopped", "Try again when it runs.")
-
-
-async def merge(sources: Sequence[AsyncGenerator[ItemT]]) -> AsyncGenerator[tuple[int, ItemT]]:
-    """What the sources yield, as it comes, with each one's index. Ends after all of them; raises what one raises.
-
-    When it ends, however it does, all sources are closed.
-    """
-    # As long as nobody takes them, each source has one item here and one in its hand.
-    items: asyncio.Queue[tuple[int, ItemT] | Exception | None] = asyncio.Queue(len(sources))
-    pumps = [asyncio.create_task(_pump(index, source, items)) for index, source in enumerate(sources)]
-    running = len(pumps)
-    try:
-        while running:
-            item = await items.get()
-            if isinstance(item, Exception):
-                raise item
-            if item is None:
-                running -= 1
-            else:
-                yield item
-    finally:
-        for pump in pumps:
-            pump.cancel()
-        await asyncio.gather(*pumps, return_exceptions=True)
-
-
-async def _pump(
-    index: int, source: AsyncGenerator[ItemT], items: "asyncio.Queue[tuple[int, ItemT] | Exception | None]"
-) -> None:
-    async with aclosing(source):
-        try:
-            async for item in source:
-                await items.put((index, item))
-        except Exception as error:  # noqa: BLE001  # it belongs to whoever reads the merged items
-            await items.put(error)
-        else:
-            await items.put(None)
+def _up_to_failure(
+    batch: list[tuple[int, ChatEvent]],
+) -> tuple[list[tuple[int, ChatEvent]], ReplyFailed | ReplyAborted | None]:
+    """What came before the engine gave a reply up, and that as an error; all of it, where it did not."""
+    for position, (_, event) in enumerate(batch):
+        if isinstance(event, ReplyEnd) and event.finish is FinishReason.ERROR:
+            return batch[:position], ReplyFailed(f"The engine failed: {event.error}", "Try again.")
+        if isinstance(event, ReplyEnd) and event.finish is FinishReason.ABORT:
+            return batch[:position], ReplyAborted("The engine is being stopped", "Try again when it runs.")
+    return batch, None

@@ -2,14 +2,14 @@
 whole reply of the same chunks. So the two cannot disagree.
 """
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
-from app.chat.events import PromptLogprobs, PromptProgress, ReplyEnd, TextDelta
+from app.chat.events import ChatEvent, PromptLogprobs, PromptProgress, ReplyEnd, TextDelta
 from app.chat.service import ChatService
 from app.server.choices import TokenCounts, generate_choices
 from app.server.errors import naming
@@ -80,32 +80,20 @@ class ChatCompletion(Struct, kw_only=True):
     usage: Usage
 
 
-async def chunks(service: ChatService, wanted: ChatCompletionRequest) -> AsyncGenerator[ChatCompletionChunk]:
-    """The reply, as it comes; last, if wanted, a chunk that says what it used. Nothing comes before the engine has
-    begun with it, so that what is refused or fails at once can be raised: InvalidRequest, InvalidSampling, EngineError,
-    ReplyFailed, ReplyAborted."""
-    identity = Identity.new("chatcmpl", service.name)
-    counts = TokenCounts()
-    begun: set[int] = set()
+async def chunks(service: ChatService, wanted: ChatCompletionRequest) -> AsyncGenerator[list[ChatCompletionChunk]]:
+    """The reply, in batches as it comes; last, if wanted, a chunk that says what it used. Nothing comes before the
+    engine has begun with it, so that what is refused or fails at once can be raised: InvalidRequest, InvalidSampling,
+    EngineError, ReplyFailed, ReplyAborted."""
+    writer = _ChunkWriter(service)
     with naming("messages"):
         prompt = await service.encode(wanted.conversation())
         salt = wanted.cache_salt or ""
-        async with aclosing(generate_choices(service, [prompt], wanted.sampling(), salt)) as events:
-            async for index, event in events:
-                if index not in begun:
-                    begun.add(index)
-                    yield _chunk(identity, ChunkChoice(index, Delta("assistant", "")))
-                match event:
-                    case PromptProgress() | PromptLogprobs():
-                        pass
-                    case TextDelta(text, logprobs):
-                        report = _report(service.tokenizer, logprobs) if logprobs else None
-                        yield _chunk(identity, ChunkChoice(index, Delta(content=text), report))
-                    case ReplyEnd(finish):
-                        counts.add(event, first_of_prompt=index == 0)
-                        yield _chunk(identity, ChunkChoice(index, Delta(), finish_reason=finish_text(finish)))
+        async with aclosing(generate_choices(service, [prompt], wanted.sampling(), salt)) as batches:
+            async for batch in batches:
+                if written := [chunk for index, event in batch for chunk in writer.write(index, event)]:
+                    yield written
     if wanted.reports_usage:
-        yield _chunk(identity, usage=usage_of(counts))
+        yield [writer.usage()]
 
 
 async def fold(chunks: AsyncGenerator[ChatCompletionChunk]) -> ChatCompletion:
@@ -120,6 +108,39 @@ async def fold(chunks: AsyncGenerator[ChatCompletionChunk]) -> ChatCompletion:
                 id=chunk.id, created=chunk.created, model=chunk.model, choices=choices, usage=chunk.usage
             )
     raise EOFError("the chunks ended without their usage")
+
+
+class _ChunkWriter:
+    """Writes the chunks of one reply."""
+
+    def __init__(self, service: ChatService) -> None:
+        self._tokenizer = service.tokenizer
+        self._identity = Identity.new("chatcmpl", service.name)
+        self._counts = TokenCounts()
+        self._begun: set[int] = set()
+
+    def write(self, index: int, event: ChatEvent) -> Iterator[ChatCompletionChunk]:
+        if index not in self._begun:
+            self._begun.add(index)
+            yield self._chunk(ChunkChoice(index, Delta("assistant", "")))
+        match event:
+            case TextDelta(text, logprobs):
+                report = _report(self._tokenizer, logprobs) if logprobs else None
+                yield self._chunk(ChunkChoice(index, Delta(content=text), report))
+            case ReplyEnd(finish):
+                self._counts.add(event, first_of_prompt=index == 0)
+                yield self._chunk(ChunkChoice(index, Delta(), finish_reason=finish_text(finish)))
+            case PromptProgress() | PromptLogprobs():
+                pass
+
+    def usage(self) -> ChatCompletionChunk:
+        return self._chunk(usage=usage_of(self._counts))
+
+    def _chunk(self, *choices: ChunkChoice, usage: Usage | UnsetType = UNSET) -> ChatCompletionChunk:
+        identity = self._identity
+        return ChatCompletionChunk(
+            id=identity.id, created=identity.created, model=identity.model, choices=list(choices), usage=usage
+        )
 
 
 @dataclass(slots=True)
@@ -142,12 +163,6 @@ class _Parts:
     def choice(self, index: int) -> Choice:
         logprobs = ChoiceLogprobs(self.reported) if self.has_logprobs else None
         return Choice(index, AssistantMessage("".join(self.texts)), logprobs, self.finish)
-
-
-def _chunk(identity: Identity, *choices: ChunkChoice, usage: Usage | UnsetType = UNSET) -> ChatCompletionChunk:
-    return ChatCompletionChunk(
-        id=identity.id, created=identity.created, model=identity.model, choices=list(choices), usage=usage
-    )
 
 
 def _report(tokenizer: Tokenizer, logprobs: Sequence[TokenLogprobs]) -> ChoiceLogprobs:

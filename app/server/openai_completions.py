@@ -5,7 +5,7 @@ A prompt is taken as it is: control tokens in it are control tokens, for clients
 """
 
 import codecs
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Literal
@@ -13,7 +13,7 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from app.chat.events import PromptLogprobs, PromptProgress, ReplyEnd, TextDelta
+from app.chat.events import ChatEvent, PromptLogprobs, PromptProgress, ReplyEnd, TextDelta
 from app.chat.service import ChatService
 from app.server.choices import TokenCounts, generate_choices
 from app.server.errors import InvalidRequest, naming
@@ -58,38 +58,23 @@ class Completion(Struct, kw_only=True):
     usage: Usage | UnsetType = UNSET
 
 
-async def chunks(service: ChatService, wanted: CompletionRequest) -> AsyncGenerator[Completion]:
-    """The reply, as it comes; last, if wanted, a chunk that says what it used. Nothing comes before the engine has
-    begun with it, so that what is refused or fails at once can be raised: InvalidRequest, InvalidSampling, EngineError,
-    ReplyFailed, ReplyAborted."""
-    identity = Identity.new("cmpl", service.name)
-    counts = TokenCounts()
+async def chunks(service: ChatService, wanted: CompletionRequest) -> AsyncGenerator[list[Completion]]:
+    """The reply, in batches as it comes; last, if wanted, a chunk that says what it used. Nothing comes before the
+    engine has begun with it, so that what is refused or fails at once can be raised: InvalidRequest, InvalidSampling,
+    EngineError, ReplyFailed, ReplyAborted."""
     params = wanted.sampling()
     given = wanted.prompts()
     prompts = [await _encode(service, prompt) for prompt in given]
-    writers: dict[int, _ChoiceWriter] = {}
+    echoes = [_echo(service.tokenizer, wanted, *prompt) for prompt in zip(given, prompts, strict=True)]
+    writer = _ChunkWriter(service, echoes, len(params))
     salt = wanted.cache_salt or ""
     with naming("prompt"):
-        async with aclosing(generate_choices(service, prompts, params, salt, continues_text=True)) as events:
-            async for index, event in events:
-                if index not in writers:
-                    writers[index] = _ChoiceWriter(service.tokenizer, index)
-                    prompt = index // len(params)
-                    echo = _text(service.tokenizer, given[prompt]) if wanted.echo else ""
-                    first = prompts[prompt][0] if wanted.echo and wanted.logprobs is not None else None
-                    yield _chunk(identity, writers[index].beginning(echo, first))
-                match event:
-                    case PromptProgress():
-                        pass
-                    case PromptLogprobs(logprobs):
-                        yield _chunk(identity, writers[index].part(TextDelta("", logprobs)))
-                    case TextDelta():
-                        yield _chunk(identity, writers[index].part(event))
-                    case ReplyEnd(finish):
-                        counts.add(event, first_of_prompt=index % len(params) == 0)
-                        yield _chunk(identity, CompletionChoice(index, "", finish_reason=finish_text(finish)))
+        async with aclosing(generate_choices(service, prompts, params, salt, continues_text=True)) as batches:
+            async for batch in batches:
+                if written := [chunk for index, event in batch for chunk in writer.write(index, event)]:
+                    yield written
     if wanted.reports_usage:
-        yield _chunk(identity, usage=usage_of(counts))
+        yield [writer.usage()]
 
 
 async def fold(chunks: AsyncGenerator[Completion]) -> Completion:
@@ -123,6 +108,43 @@ class _Parts:
         return CompletionChoice(index, "".join(self.texts), self.logprobs, self.finish)
 
 
+class _ChunkWriter:
+    """Writes the chunks of one reply."""
+
+    def __init__(self, service: ChatService, echoes: Sequence["_Echo"], choices_each: int) -> None:
+        """`echoes` are of the prompts, each of which has `choices_each` choices."""
+        self._tokenizer = service.tokenizer
+        self._identity = Identity.new("cmpl", service.name)
+        self._echoes = echoes
+        self._choices_each = choices_each
+        self._counts = TokenCounts()
+        self._choices: dict[int, _ChoiceWriter] = {}
+
+    def write(self, index: int, event: ChatEvent) -> Iterator[Completion]:
+        if index not in self._choices:
+            self._choices[index] = _ChoiceWriter(self._tokenizer, index)
+            yield self._chunk(self._choices[index].beginning(self._echoes[index // self._choices_each]))
+        match event:
+            case TextDelta():
+                yield self._chunk(self._choices[index].part(event))
+            case ReplyEnd(finish):
+                self._counts.add(event, first_of_prompt=index % self._choices_each == 0)
+                yield self._chunk(CompletionChoice(index, "", finish_reason=finish_text(finish)))
+            case PromptLogprobs(logprobs):
+                yield self._chunk(self._choices[index].part(TextDelta("", logprobs)))
+            case PromptProgress():
+                pass
+
+    def usage(self) -> Completion:
+        return self._chunk(usage=usage_of(self._counts))
+
+    def _chunk(self, *choices: CompletionChoice, usage: Usage | UnsetType = UNSET) -> Completion:
+        identity = self._identity
+        return Completion(
+            id=identity.id, created=identity.created, model=identity.model, choices=list(choices), usage=usage
+        )
+
+
 class _ChoiceWriter:
     """Writes the parts of one choice; knows how far in its text the tokens are."""
 
@@ -132,16 +154,15 @@ class _ChoiceWriter:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._offset = 0
 
-    def beginning(self, echo: str, first_token: int | None) -> CompletionChoice:
-        """What comes before the reply. `first_token` is the prompt's, where its tokens are to be reported: nothing
-        predicts it."""
-        if first_token is None:
-            return CompletionChoice(self._index, echo)
+    def beginning(self, echo: "_Echo") -> CompletionChoice:
+        """What comes before the reply."""
+        if echo.first_token is None:
+            return CompletionChoice(self._index, echo.text)
         columns = CompletionLogprobs()
-        self._begin_row(columns, first_token)
-        columns.token_logprobs.append(None)
+        self._begin_row(columns, echo.first_token)
+        columns.token_logprobs.append(None)  # nothing predicts it
         columns.top_logprobs.append(None)
-        return CompletionChoice(self._index, echo, columns)
+        return CompletionChoice(self._index, echo.text, columns)
 
     def part(self, delta: TextDelta) -> CompletionChoice:
         return CompletionChoice(self._index, delta.text, self._columns(delta.logprobs) if delta.logprobs else None)
@@ -167,12 +188,6 @@ class _ChoiceWriter:
         return alternatives
 
 
-def _chunk(identity: Identity, *choices: CompletionChoice, usage: Usage | UnsetType = UNSET) -> Completion:
-    return Completion(
-        id=identity.id, created=identity.created, model=identity.model, choices=list(choices), usage=usage
-    )
-
-
 async def _encode(service: ChatService, prompt: str | tuple[int, ...]) -> tuple[int, ...]:
     """The ids of a prompt. Raises InvalidRequest for one that is empty or not of the vocabulary."""
     ids = await service.encode_text(prompt) if isinstance(prompt, str) else prompt
@@ -184,5 +199,18 @@ async def _encode(service: ChatService, prompt: str | tuple[int, ...]) -> tuple[
     return ids
 
 
-def _text(tokenizer: Tokenizer, prompt: str | tuple[int, ...]) -> str:
-    return prompt if isinstance(prompt, str) else tokenizer.decode(prompt)
+@dataclass(frozen=True, slots=True)
+class _Echo:
+    """What a reply repeats of its prompt."""
+
+    text: str = ""
+    first_token: int | None = None  # of the prompt, where its tokens are to be reported
+
+
+def _echo(
+    tokenizer: Tokenizer, wanted: CompletionRequest, given: str | tuple[int, ...], prompt: tuple[int, ...]
+) -> _Echo:
+    if not wanted.echo:
+        return _Echo()
+    text = given if isinstance(given, str) else tokenizer.decode(given)
+    return _Echo(text, None if wanted.logprobs is None else prompt[0])

@@ -82,7 +82,7 @@ class OpenAIEndpoints:
 
 def _reply(
     wanted: GenerationRequest,
-    chunks: AsyncGenerator[ChunkT],
+    chunks: AsyncGenerator[list[ChunkT]],
     fold: Callable[[AsyncGenerator[ChunkT]], Awaitable[Struct]],
 ) -> Reply[ChunkT]:
     return StreamedReply(chunks, error_body) if wanted.stream else WholeReply(chunks, fold)

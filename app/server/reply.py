@@ -33,47 +33,48 @@ _DONE = b"data: [DONE]\n\n"
 class WholeReply(Generic[ChunkT]):
     """ASGI response: all chunks folded into one JSON body."""
 
-    chunks: AsyncGenerator[ChunkT]
+    chunks: AsyncGenerator[list[ChunkT]]
     fold: Callable[[AsyncGenerator[ChunkT]], Awaitable[msgspec.Struct]]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await while_connected(receive, self._send(scope, receive, send))
 
     async def _send(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with aclosing(self.chunks) as chunks:
+        async with aclosing(self.chunks) as batches, aclosing(_each(batches)) as chunks:
             body = msgspec.json.encode(await self.fold(chunks))
         await Response(body, media_type="application/json")(scope, receive, send)
 
 
 @dataclass(frozen=True, slots=True)
 class StreamedReply(Generic[ChunkT]):
-    """ASGI response: each chunk a server-sent event, as it comes, then `[DONE]`.
+    """ASGI response: each chunk a server-sent event, as it comes, then `[DONE]`. Chunks that come together are sent
+    together.
 
     What fails before the first chunk is raised, and can still become a status of its own; what fails later becomes an
     event with `error_body`, the last one.
     """
 
-    chunks: AsyncGenerator[ChunkT]
+    chunks: AsyncGenerator[list[ChunkT]]
     error_body: Callable[[Exception], msgspec.Struct]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await while_connected(receive, self._send(send))
 
     async def _send(self, send: Send) -> None:
-        async with aclosing(self._events()) as events:
-            first = await anext(events)
+        async with aclosing(self._events()) as batches:
+            first = await anext(batches)
             await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
             await send({"type": "http.response.body", "body": first, "more_body": True})
-            async for event in events:
-                await send({"type": "http.response.body", "body": event, "more_body": True})
+            async for events in batches:
+                await send({"type": "http.response.body", "body": events, "more_body": True})
         await send({"type": "http.response.body", "body": b""})
 
     async def _events(self) -> AsyncGenerator[bytes]:
         started = False
         try:
             async with aclosing(self.chunks) as chunks:
-                async for chunk in chunks:
-                    yield _event(chunk)
+                async for batch in chunks:
+                    yield b"".join(map(_event, batch))
                     started = True
         except Exception as error:
             if not started:
@@ -83,6 +84,12 @@ class StreamedReply(Generic[ChunkT]):
             yield _event(self.error_body(error))
         else:
             yield _DONE
+
+
+async def _each(batches: AsyncGenerator[list[ChunkT]]) -> AsyncGenerator[ChunkT]:
+    async for batch in batches:
+        for chunk in batch:
+            yield chunk
 
 
 def _event(data: msgspec.Struct) -> bytes:

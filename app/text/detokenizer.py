@@ -57,6 +57,8 @@ class IncrementalDetokenizer:
         if self._strip_space and new:
             new = new.removeprefix(" ")
             self._strip_space = False
+        if not self._stop:
+            return new
         text = self._held + new
         if (found := self._first_stop(text)) is not None:
             start, self.stopped = found

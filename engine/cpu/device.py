@@ -56,6 +56,7 @@ class CpuDevice:
         return min(max(1 << tokens.bit_length() - 1, 32), 512) if tokens else 32
 
     def load(self, model: ModelConfig, weights: GGUFWeights, config: EngineConfig) -> Compute:
+        torch.set_num_threads(1)  # it only samples here, and its other threads would spin on the team's cores
         enter, arena = load_interpreter(self._code_cache), Arena()
         limits = Limits(
             tokens=config.max_step_tokens,

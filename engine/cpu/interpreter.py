@@ -6,6 +6,7 @@ computed something never shows in the result. `enter` is the one compiled entry 
 it, so that there is one piece of machine code to keep. Nothing is checked here: the recorder did.
 """
 
+import os
 from enum import IntEnum
 from typing import Any
 
@@ -45,8 +46,8 @@ _ARRIVED, _GENERATION, _JOB = int(Shared.ARRIVED), int(Shared.GENERATION), int(S
 _STOP, _PARKED = int(Shared.STOP), int(Shared.PARKED)
 _ANNOUNCE, _RUN = int(Command.ANNOUNCE), int(Command.RUN)
 
-# Found by name when the cached machine code is loaded.
-_sched_yield = types.ExternalFunction("sched_yield", types.int32())
+# Found by name when the cached machine code is loaded; an address would not be the same in the next process.
+_yield_core = types.ExternalFunction("SwitchToThread" if os.name == "nt" else "sched_yield", types.int32())
 
 
 # -- the smallest pieces
@@ -115,7 +116,7 @@ def _barrier(shared: int, threads: int) -> None:
         if tries < SPINS:
             _pause()
         else:
-            _sched_yield()
+            _yield_core()
 
 
 @jit

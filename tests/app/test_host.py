@@ -31,16 +31,19 @@ def application(streams: TokenStreams) -> Starlette:
     """One route that tells the token events of an endless reply, one line each."""
 
     async def lines() -> AsyncIterator[str]:
-        with streams.generate(PROMPT, SamplingParams(temperature=0, ignore_eos=True), frozenset()) as stream:
-            async for event in stream:
-                yield f"{event.finish.value if event.finish else event.token_id}\n"
+        with streams.open() as stream:
+            stream.submit(PROMPT, SamplingParams(temperature=0, ignore_eos=True), frozenset())
+            async for events in stream:
+                for event in events:
+                    yield f"{event.finish.value if event.finish else event.token_id}\n"
 
     async def reply(request: Request) -> Response:
         return StreamingResponse(lines(), media_type="text/plain")
 
     async def submit(request: Request) -> Response:
         try:
-            streams.generate(PROMPT, SamplingParams(), frozenset()).close()
+            with streams.open() as stream:
+                stream.submit(PROMPT, SamplingParams(), frozenset())
         except EngineError as problem:
             return PlainTextResponse(problem.message, 503)
         return PlainTextResponse("submitted")
@@ -141,7 +144,7 @@ class StuckRunner(HashRunner):
 def test_an_engine_that_is_stuck_is_abandoned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "STOP_SECONDS", 0.2)
     runner = StuckRunner()
-    engine = Engine(EngineConfig("hash", 1 << 20, 64, 64, 8), VOCABULARY, runner)
+    engine = Engine(EngineConfig("hash", 1 << 20, 64, max_step_tokens=64, max_running=8), VOCABULARY, runner)
     abandoned: list[tuple[int, bool]] = []
 
     def abandon(status: int) -> None:

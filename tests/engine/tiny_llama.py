@@ -9,6 +9,17 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
+NAMES = {
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+}
+MATRICES = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down", "token_embd", "output")
+
 LLAMA3_SCALING = {
     "rope_type": "llama3",
     "rope_theta": 10000.0,
@@ -18,10 +29,23 @@ LLAMA3_SCALING = {
     "original_max_position_embeddings": 64,
 }
 
+# What the matrices of a file are stored as, by the tensor's name in its layer; whatever is not named is F32. Every
+# mixture has what the CPU kernels join (q with k, gate with up), and what they must keep apart.
+MIXES: dict[str, dict[str, str]] = {
+    "Q4_0": dict.fromkeys(MATRICES, "Q4_0"),
+    "Q4_1": dict.fromkeys(MATRICES, "Q4_1") | {"token_embd": "Q8_0"},
+    "Q8_0": dict.fromkeys(MATRICES, "Q8_0") | {"attn_v": "Q4_0"},
+    "F16": dict.fromkeys(MATRICES, "F16") | {"ffn_gate": "BF16", "attn_k": "Q8_0", "output": "Q4_1"},
+    "every type": {
+        "attn_q": "Q4_1", "attn_k": "Q8_0", "attn_v": "F16", "attn_output": "Q4_0", "ffn_gate": "Q8_0",
+        "ffn_up": "Q4_1", "ffn_down": "BF16", "token_embd": "Q4_0",
+    },
+}  # fmt: skip
+
 
 @dataclass(frozen=True)
 class TinyLlama:
-    """The same weights twice."""
+    """The same weights twice; where the file's are quantized, nearly the same."""
 
     reference: LlamaForCausalLM
     path: Path
@@ -33,17 +57,20 @@ def make(
     heads: int = 4,
     kv_heads: int = 2,
     head_dim: int = 16,
+    hidden: int | None = None,
+    vocab: int = 97,
+    types: Mapping[str, str] | None = None,
     tied: bool = False,
     rope: Mapping[str, object] | None = None,
     rope_factors: Tensor | None = None,
     linear_factor: float | None = None,
     seed: int = 0,
 ) -> TinyLlama:
-    """A model of 3 layers with a vocabulary of 97, weights large enough for its choices to differ."""
+    """A model of 3 layers, weights large enough for its choices to differ. `types` is like one of MIXES."""
     torch.manual_seed(seed)
     config = LlamaConfig(
-        vocab_size=97,
-        hidden_size=heads * 16,
+        vocab_size=vocab,
+        hidden_size=hidden or heads * 16,
         intermediate_size=96,
         num_hidden_layers=3,
         num_attention_heads=heads,
@@ -57,7 +84,7 @@ def make(
     )
     model = LlamaForCausalLM(config).train(mode=False)
     path = folder / "tiny.gguf"
-    _write(path, model, (heads, kv_heads, head_dim), rope_factors, linear_factor)
+    _write(path, model, (heads, kv_heads, head_dim), types or {}, rope_factors, linear_factor)
     return TinyLlama(model, path)
 
 
@@ -66,19 +93,13 @@ def _interleave(weight: Tensor, heads: int) -> Tensor:
     return weight.view(heads, 2, -1, weight.shape[-1]).transpose(1, 2).reshape(weight.shape)
 
 
-NAMES = {
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
-}
-
-
 def _write(
-    path: Path, model: LlamaForCausalLM, shape: tuple[int, int, int], factors: Tensor | None, linear: float | None
+    path: Path,
+    model: LlamaForCausalLM,
+    shape: tuple[int, int, int],
+    types: Mapping[str, str],
+    factors: Tensor | None,
+    linear: float | None,
 ) -> None:
     config, (query_heads, kv_heads, head_dim) = model.config, shape
     writer = gguf.GGUFWriter(path, "llama")
@@ -98,17 +119,21 @@ def _write(
     if factors is not None:
         writer.add_tensor("rope_freqs.weight", factors.float().numpy())
     state = model.state_dict()
+
+    def add(name: str, values: Tensor) -> None:
+        kind = gguf.GGMLQuantizationType[types.get(name.split(".")[-2], "F32")]
+        writer.add_tensor(name, gguf.quantize(values.contiguous().numpy(), kind), raw_dtype=kind)
+
     for number in range(config.num_hidden_layers):
         prefix, out = f"model.layers.{number}.", f"blk.{number}."
         for theirs, ours in NAMES.items():
-            writer.add_tensor(f"{out}{ours}.weight", state[f"{prefix}{theirs}.weight"].numpy())
+            add(f"{out}{ours}.weight", state[f"{prefix}{theirs}.weight"])
         for letter, heads in (("q", query_heads), ("k", kv_heads)):
-            weight = _interleave(state[f"{prefix}self_attn.{letter}_proj.weight"], heads)
-            writer.add_tensor(f"{out}attn_{letter}.weight", weight.contiguous().numpy())
-    writer.add_tensor("token_embd.weight", state["model.embed_tokens.weight"].numpy())
-    writer.add_tensor("output_norm.weight", state["model.norm.weight"].numpy())
+            add(f"{out}attn_{letter}.weight", _interleave(state[f"{prefix}self_attn.{letter}_proj.weight"], heads))
+    add("token_embd.weight", state["model.embed_tokens.weight"])
+    add("output_norm.weight", state["model.norm.weight"])
     if not config.tie_word_embeddings:
-        writer.add_tensor("output.weight", state["lm_head.weight"].numpy())
+        add("output.weight", state["lm_head.weight"])
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -57,7 +57,7 @@ def controlled_engine(
     """A hash engine whose pool holds as many whole contexts as told, under a tokenizer's vocabulary."""
     num_blocks = 1 + contexts * context // 16
     runner = ControlledRunner(num_blocks)
-    config = EngineConfig("hash", context, num_blocks, budget, running)
+    config = EngineConfig("hash", context, num_blocks, max_step_tokens=budget, max_running=running)
     return Engine(config, vocab_size, runner), runner
 
 

@@ -41,10 +41,10 @@ class Client:
         return b"".join(message.get("body", b"") for message in self.sent)
 
 
-async def numbers(closed: list[bool], end: int) -> AsyncGenerator[Chunk]:
+async def numbers(closed: list[bool], end: int, at_once: int = 1) -> AsyncGenerator[list[Chunk]]:
     try:
-        for number in range(end):
-            yield Chunk(number)
+        for first in range(0, end, at_once):
+            yield [Chunk(number) for number in range(first, min(first + at_once, end))]
     finally:
         closed.append(True)
 
