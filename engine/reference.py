@@ -57,7 +57,7 @@ class ReferenceOperations:
         self.weights: LinearBackend = ReferenceBackend(keep_dequantized=keep_dequantized)
 
     def embed(self, batch: Batch, table: QLinear) -> Tensor:
-        return table.rows(torch.from_numpy(batch.token_ids))
+        return table.rows(torch.tensor(batch.token_ids))
 
     def norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
         return reference.rms_norm(x, weight, epsilon)
@@ -69,15 +69,15 @@ class ReferenceOperations:
     def rope_and_store(self, qkv: Tensor, batch: Batch, kv: LayerKV, rotary: RotaryTable) -> Tensor:
         heads = qkv.view(len(qkv), -1, kv.head_dim)
         q, k, v = heads[:, : -2 * kv.kv_heads], heads[:, -2 * kv.kv_heads : -kv.kv_heads], heads[:, -kv.kv_heads :]
-        positions = torch.from_numpy(batch.positions)
+        positions = torch.tensor(batch.positions)
         cos, sin = rotary.cos[positions], rotary.sin[positions]
         turned = reference.rope(k, cos, sin, interleaved=rotary.interleaved)
-        reference.store_kv(kv.pool, torch.from_numpy(batch.slot_mappings[kv.group]), turned, v)
+        reference.store_kv(kv.pool, torch.tensor(batch.slot_mappings[kv.group]), turned, v)
         return reference.rope(q, cos, sin, interleaved=rotary.interleaved)
 
     def attend(self, q: Tensor, batch: Batch, kv: LayerKV) -> Tensor:
-        starts, positions = batch.query_starts, torch.from_numpy(batch.positions)
-        tables = torch.from_numpy(batch.block_tables[kv.group])
+        starts, positions = batch.query_starts, torch.tensor(batch.positions)
+        tables = [torch.tensor(table) for table in batch.block_tables[kv.group]]
         attended = [
             reference.paged_attention(
                 q[start:stop], positions[start:stop], kv.pool, table, context, q.shape[-1] ** -0.5
@@ -90,7 +90,7 @@ class ReferenceOperations:
         return add_to + down.forward(reference.silu_gate(gate_up.forward(x)))
 
     def select(self, x: Tensor, batch: Batch) -> Tensor:
-        return x[torch.from_numpy(batch.logit_rows)]
+        return x[torch.tensor(batch.logit_rows, dtype=torch.int64)]
 
     def logits(self, x: Tensor, head: QLinear) -> Tensor:
         return head.forward(x)

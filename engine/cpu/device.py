@@ -3,7 +3,7 @@
 Knows how a batch becomes the words of the step header. Refuses to know what instructions do with them.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +95,7 @@ class CpuStep:
         self._slots, self._outputs = words("slots", limits.tokens), words("output rows", limits.outputs)
         self._tiles = words("tiles", limits.tokens, 4)
         self._tables = words("block tables", limits.requests, blocks)
+        self._tables_there: list[Sequence[int]] = [[] for _ in range(limits.requests)]
         header = self._header[0]
         for name, array in (
             ("token_ids", self._token_ids), ("positions", self._positions), ("slots", self._slots),
@@ -104,10 +105,7 @@ class CpuStep:
         header["table_stride"], header["scratch_stride"] = 8 * blocks, scratch
         header["scratch"] = arena.take("scratch", scratch * limits.threads).address
         self._values = torch.from_numpy(logits.logits.view(np.float32, limits.outputs, logits.vocabulary))
-        self._segments = logits.largest.size // 8 // limits.outputs
-        self._largest = logits.largest.view(np.float32, limits.outputs, self._segments, 2)
-        self._largest_ids = logits.largest.view(np.int32, limits.outputs * self._segments, 2)[:, 1]
-        self._first_segments = np.arange(limits.outputs) * self._segments
+        self._best = logits.best.view(np.int64, limits.outputs)
         self.team = Team(enter, program.finish(), self._header, limits.threads)
 
     def __call__(self, batch: Batch) -> Logits:
@@ -125,8 +123,10 @@ class CpuStep:
         self._positions[:tokens] = batch.positions
         self._slots[:tokens] = batch.slot_mappings[0]
         self._outputs[:outputs] = batch.logit_rows
-        tables = batch.block_tables[0][:, : self._tables.shape[1]]
-        self._tables[:requests, : tables.shape[1]] = tables
+        for row, table in enumerate(batch.block_tables[0]):
+            if self._tables_there[row] != table:  # most are the same from step to step
+                self._tables_there[row] = list(table)
+                self._tables[row, : len(table)] = table
         tiles = _tiles(batch)
         self._tiles[: len(tiles)] = tiles
         header = self._header[0]
@@ -135,11 +135,10 @@ class CpuStep:
 
     def logits(self, rows: int) -> Logits:
         """What the last step computed; valid until the next one."""
-        largest = self._largest[:rows, :, 0]
-        best = self._first_segments[:rows] + largest.argmax(1)
-        if rows and largest.max(1).min() == -np.inf:
+        best = self._best[:rows].tolist()
+        if any(token_id < 0 for token_id in best):
             raise EngineError("The model computed values that are not numbers", "Report this with the model's name.")
-        return Logits(self._values[:rows], self._largest_ids[best].tolist())
+        return Logits(self._values[:rows], best)
 
 
 def _tiles(batch: Batch) -> list[tuple[int, int, int, int]]:

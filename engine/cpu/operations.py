@@ -76,11 +76,11 @@ class Activation:
 
 @dataclass(frozen=True, slots=True)
 class LogitRows:
-    """Where a step leaves its logits, float32 [outputs, vocabulary], and the largest of each segment of a row."""
+    """Where a step leaves its logits, float32 [outputs, vocabulary], and the id of the largest in each row."""
 
     logits: Region
     vocabulary: int
-    largest: Region  # [outputs, segments]: float32 value, int32 token id
+    best: Region  # int64 [outputs]; -1 where there is no number
 
 
 class CpuOperations:
@@ -142,7 +142,9 @@ class CpuOperations:
             Op.ARGMAX, selected=1, rows=head.outputs, x=out.buffer.region.address, x_stride=out.buffer.stride,
             out=largest.address,
         )  # fmt: skip
-        return LogitRows(out.buffer.region, head.outputs, largest)
+        best = self._program.arena.take("best logits", 8 * outputs)
+        self._program.append(Op.PICK, selected=1, rows=head.outputs, x=largest.address, out=best.address)
+        return LogitRows(out.buffer.region, head.outputs, best)
 
     def gated_mlp(self, x: Activation, gate_up: QLinear, down: QLinear, add_to: Activation) -> Activation:
         gates, packed = _packed(gate_up), _packed(down)

@@ -37,6 +37,7 @@ class Op(IntEnum):
     ATTEND = 6  # attention: whole for tiles of several tokens, piece by piece for single ones
     MERGE = 7  # pieces of single tokens become rows
     ARGMAX = 8  # the largest logit of each segment of a row
+    PICK = 9  # the largest of all segments
 
 
 _WORDS = (
@@ -248,6 +249,11 @@ def _argmax(row: Instruction, limits: Limits) -> Touched:
     yield "out", row["out"], 8 * limits.outputs * -(-row["rows"] // SEGMENT)
 
 
+def _pick(row: Instruction, limits: Limits) -> Touched:
+    yield "x", row["x"], 8 * limits.outputs * -(-row["rows"] // SEGMENT)
+    yield "out", row["out"], 8 * limits.outputs
+
+
 _TOUCHED: dict[Op, Callable[[Instruction, Limits], Touched]] = {
     Op.EMBED: _embed,
     Op.NORM: _rewrite,
@@ -258,6 +264,7 @@ _TOUCHED: dict[Op, Callable[[Instruction, Limits], Touched]] = {
     Op.ATTEND: _attend,
     Op.MERGE: _merge,
     Op.ARGMAX: _argmax,
+    Op.PICK: _pick,
 }
 
 

@@ -32,7 +32,7 @@ class Team:
         self._choices: dict[int, ThreadChoice] = {}
         self._keep = (program, header)
         self._shared = np.zeros(Shared.PARKED // 8 + 8 * threads + 8, np.int64)
-        self._tickets = np.zeros(len(program), np.int64)
+        self._tickets = np.zeros(len(program) * threads, np.int64)
         shared = -(-self._shared.ctypes.data // 64) * 64
         self._words = (
             program.ctypes.data, len(program), header.ctypes.data, self._tickets.ctypes.data, shared

@@ -26,9 +26,9 @@ from engine.cpu.program import SEGMENT, TOKENS, Op
 from quant.cpu.activations import norm_factor, scale_row, silu_product, write_row
 from quant.cpu.matmul import multiply_pair, read_row
 from quant.cpu.tiles import PAIR
-from quant.cpu.vector import I32, I64, LANE_NUMBERS, LANES, Emit, jit, kernel, word
+from quant.cpu.vector import F32, I32, I64, LANE_NUMBERS, LANES, Emit, jit, kernel, word
 
-_EMBED, _NORM, _WRITE, _MATMUL, _GATED, _ROPE_STORE, _ATTEND, _MERGE, _ARGMAX = (int(op) for op in Op)
+_EMBED, _NORM, _WRITE, _MATMUL, _GATED, _ROPE_STORE, _ATTEND, _MERGE, _ARGMAX, _PICK = (int(op) for op in Op)
 ONE_BITS = int(np.float32(1).view(np.int32))
 
 
@@ -220,6 +220,27 @@ def _argmax(a: Record, first: int, last: int) -> None:
         _largest(a.x + unit // segments * a.x_stride + 4 * start, min(SEGMENT, a.rows - start), start, a.out + 8 * unit)
 
 
+@kernel
+def _pick(e: Emit, largest: Any, count: Any, out: Any) -> None:
+    """The id of the largest of `count` pairs of value and id, the first of equals; -1 where none is a number."""
+    b = e.b
+    best, where = e.variable(F32(-np.inf)), e.variable(I64(-1))
+    with cgutils.for_range(b, count) as loop:
+        at = e.at(largest, loop.index, 8)
+        value, token_id = e.load(at, F32), b.sext(e.load(e.at(at, 4), I32), I64)
+        more = b.fcmp_ordered(">", value, b.load(best))
+        b.store(b.select(more, value, b.load(best)), best)
+        b.store(b.select(more, token_id, b.load(where)), where)
+    e.store(out, b.load(where), 8)
+
+
+@jit
+def _pick_rows(a: Record, first: int, last: int) -> None:
+    segments = (a.rows + SEGMENT - 1) // SEGMENT
+    for m in range(first, last):
+        _pick(a.x + 8 * segments * m, segments, a.out + 8 * m)
+
+
 @jit
 def count_units(a: Record, h: Record) -> int:
     n = h.outputs if a.selected else h.tokens
@@ -257,5 +278,7 @@ def compute(a: Record, h: Record, first: int, last: int, thread: int) -> None:
         _merge(a, h, first, last, copy, scratch)
     elif a.op == _ARGMAX:
         _argmax(a, first, last)
+    elif a.op == _PICK:
+        _pick_rows(a, first, last)
     elif a.op == _EMBED:
         _embed(a, h, first, last)
