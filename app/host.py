@@ -6,9 +6,11 @@ ends; then the connections close. Refuses to know routes and wire formats.
 """
 
 import asyncio
+import gc
 import os
 import signal
 import socket
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime
@@ -32,6 +34,10 @@ if TYPE_CHECKING:
 
 STOP_SECONDS = 1.8  # for the end of a step and for clients to read their last event; then they are cut off
 _MAX_HEADER_BYTES = 64 << 10
+
+# How long a thread that computes in Python keeps the interpreter from one that asks for it. Longer than the Python of a
+# step, which is not to be cut in two; shorter than the step itself, which the event loop must not hold up.
+_SWITCH_SECONDS = 0.0005
 
 
 def run_host(settings: Settings, progress: Progress) -> None:
@@ -97,7 +103,18 @@ async def _serve(
             config, streams, lambda: _welcome(instance, progress), lambda status: _abandon(instance, settings, status)
         )
         server.stop_on_signals()
+        _share_interpreter()
         await server.serve(sockets.sockets)
+
+
+def _share_interpreter() -> None:
+    """Have neither the event loop nor the garbage collector stop the engine for longer than a step.
+
+    What was loaded is there to stay. To look through it for garbage takes a tenth of a second, in which no thread runs.
+    """
+    sys.setswitchinterval(_SWITCH_SECONDS)
+    gc.collect()
+    gc.freeze()
 
 
 def _welcome(instance: Instance, progress: Progress) -> None:

@@ -20,8 +20,14 @@ from engine.weights import GGUFWeights
 class Logits:
     """What a step computed, one row for each of the batch's logit rows. Valid until the device's next step."""
 
-    values: Tensor  # float32 [rows, vocabulary]
+    buffer: Tensor  # float32 [rows or more, vocabulary]
     greedy: Sequence[int] | None = None  # the most likely token of each row, where the device has found it on the way
+    rows: int | None = None  # None: all of the buffer
+
+    @property
+    def values(self) -> Tensor:
+        """float32 [rows, vocabulary]"""
+        return self.buffer[: self.rows]
 
 
 Compute = Callable[[Batch], Logits]

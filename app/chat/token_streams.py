@@ -158,8 +158,7 @@ class TokenStream:
         else:
             self._reader = asyncio.get_running_loop().create_future()
             await self._reader
-        taken = [self._arrived.popleft() for _ in range(min(MOST_AT_ONCE, len(self._arrived)))]
-        return taken
+        return [self._arrived.popleft() for _ in range(min(MOST_AT_ONCE, len(self._arrived)))]
 
     def __enter__(self) -> Self:
         return self

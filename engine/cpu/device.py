@@ -17,7 +17,7 @@ from engine.config import BLOCK_SIZE, EngineConfig, ModelConfig
 from engine.cpu.attention import PIECE, QUERIES
 from engine.cpu.code_cache import load_interpreter
 from engine.cpu.operations import BLOCK_TYPE, CpuOperations, LogitRows, block_shape
-from engine.cpu.program import HEADER, Limits, Program
+from engine.cpu.program import COUNTS, HEADER, Limits, Program
 from engine.cpu.team import MOST_THREADS, Team
 from engine.device import Compute, Logits
 from engine.errors import EngineError
@@ -95,6 +95,7 @@ class CpuStep:
         self._slots, self._outputs = words("slots", limits.tokens), words("output rows", limits.outputs)
         self._tiles = words("tiles", limits.tokens, 4)
         self._tables = words("block tables", limits.requests, blocks)
+        self._counts = self._header.view(np.int64)[: len(COUNTS)]
         self._tables_there: list[Sequence[int]] = [[] for _ in range(limits.requests)]
         header = self._header[0]
         for name, array in (
@@ -129,16 +130,15 @@ class CpuStep:
                 self._tables[row, : len(table)] = table
         tiles = _tiles(batch)
         self._tiles[: len(tiles)] = tiles
-        header = self._header[0]
-        header["tokens"], header["outputs"], header["tiles"] = tokens, outputs, len(tiles)
-        header["local"] = tokens == 1 and batch.context_lengths[0] <= LOCAL_PIECES * PIECE
+        local = tokens == 1 and batch.context_lengths[0] <= LOCAL_PIECES * PIECE
+        self._counts[:] = tokens, outputs, len(tiles), local
 
     def logits(self, rows: int) -> Logits:
         """What the last step computed; valid until the next one."""
         best = self._best[:rows].tolist()
         if any(token_id < 0 for token_id in best):
             raise EngineError("The model computed values that are not numbers", "Report this with the model's name.")
-        return Logits(self._values[:rows], best)
+        return Logits(self._values, best, rows)
 
 
 def _tiles(batch: Batch) -> list[tuple[int, int, int, int]]:

@@ -85,11 +85,14 @@ _WORDS = (
 INSTRUCTION = np.dtype([(name, np.int64) for name in _WORDS])
 Instruction = dict[str, int]  # the words of one instruction, by name
 
-HEADER_WORDS = (
+COUNTS = (
     "tokens",
     "outputs",  # rows whose logits are wanted
     "tiles",
     "local",  # 1: a step of one token and a short context
+)
+HEADER_WORDS = (
+    *COUNTS,
     "token_ids",  # addresses of int64 arrays from here on
     "positions",
     "slots",

@@ -1,7 +1,9 @@
 """The end of the HTTP server: in which order things stop, and what happens when something does not."""
 
 import asyncio
+import gc
 import random
+import sys
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import closing
@@ -139,6 +141,19 @@ class StuckRunner(HashRunner):
         if self.steps > 1:
             assert self.free.wait(60)
         return super().collect(ticket)
+
+
+def test_neither_the_event_loop_nor_the_garbage_collector_stops_the_engine_for_long() -> None:
+    interval = sys.getswitchinterval()
+    loaded: list[list[int]] = [[] for _ in range(1000)]
+    try:
+        host._share_interpreter()
+        assert sys.getswitchinterval() < 0.001
+        looked_through = {id(found) for found in gc.get_objects()}
+        assert not any(id(one) in looked_through for one in loaded)
+    finally:
+        sys.setswitchinterval(interval)
+        gc.unfreeze()
 
 
 def test_an_engine_that_is_stuck_is_abandoned(monkeypatch: pytest.MonkeyPatch) -> None:

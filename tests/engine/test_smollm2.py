@@ -5,7 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import gguf
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -164,7 +163,7 @@ def all_logits(model: Model, prompt: tuple[int, ...]) -> Tensor:
     device = ReferenceDevice(keep_dequantized=True, threads=1)
     with torch.inference_mode():
         kv = KVCache(model.kv_groups(), 17, device.layer_shape, device.kv_type)
-        logits: Tensor = model.forward(replace(batch, logit_rows=np.arange(len(prompt))), kv)
+        logits: Tensor = model.forward(replace(batch, logit_rows=range(len(prompt))), kv)
     return logits
 
 

@@ -1,6 +1,7 @@
 """The chat service and its token streams over the hash model, whose every token is known beforehand."""
 
 import asyncio
+import threading
 from contextlib import aclosing
 
 import pytest
@@ -13,7 +14,8 @@ from app.chat.token_streams import TokenStreams
 from app.text.tokenizer import Tokenizer
 from engine.errors import EngineError, InvalidSampling, PromptTooLong
 from engine.request import FinishReason, SamplingParams
-from tests.hash_model import expected_output, hash_engine
+from tests.app.server.live_server import HANGING_SECONDS, controlled_engine
+from tests.hash_model import VOCABULARY, expected_output, hash_engine
 
 PROMPT = tuple(range(1000, 1040))
 
@@ -74,17 +76,91 @@ def test_many_replies_at_once_are_what_each_is_alone(tokenizer: Tokenizer, rende
     asyncio.run(main())
 
 
-def test_a_stop_string_ends_the_reply_and_its_request(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> None:
+def test_several_replies_heard_as_one_are_what_each_is_alone(
+    tokenizer: Tokenizer, renderer: ChatTemplateRenderer
+) -> None:
+    async def main() -> None:
+        service = served(tokenizer, renderer, num_blocks=40)
+        asked = [
+            ((*PROMPT[: 10 + n], n), SamplingParams(max_tokens=5 + n, ignore_eos=True, stop=("e",) if n % 2 else ()))
+            for n in range(10)
+        ]
+        async with service.streams:
+            heard: list[list[ChatEvent]] = [[] for _ in asked]
+            async for batch in service.generate_several(asked):
+                assert batch
+                for index, event in batch:
+                    heard[index].append(event)
+            for (prompt, params), events in zip(asked, heard, strict=True):
+                alone = [event async for event in service.generate(prompt, params)]
+                assert text_of_deltas(events) == text_of_deltas(alone)
+                end, end_alone = events[-1], alone[-1]
+                assert isinstance(end, ReplyEnd)
+                assert isinstance(end_alone, ReplyEnd)
+                assert (end.finish, end.stop, end.completion_tokens) == (
+                    end_alone.finish,
+                    end_alone.stop,
+                    end_alone.completion_tokens,
+                )
+                assert [event for event in events if isinstance(event, ReplyEnd)] == [end]
+
+    asyncio.run(main())
+
+
+def test_a_stop_string_ends_its_reply_though_more_tokens_had_come(
+    tokenizer: Tokenizer, renderer: ChatTemplateRenderer
+) -> None:
+    """A reader that fell behind finds tokens behind the stop string already there."""
+
     async def main() -> None:
         whole = tokenizer.decode(expected_output(PROMPT, 12), continues_text=True)
         stop = whole[len(whole) // 2 :][:3]
         built, _ = hash_engine()
         service = ChatService("hash", tokenizer, TokenStreams(built), renderer)
+        params = SamplingParams(max_tokens=200, ignore_eos=True, stop=(stop,))
         async with service.streams:
-            events, end = await collect(service, max_tokens=10_000 // 20, stop=(stop,))
+            replies = service.generate_several([(PROMPT, params)])
+            events = [event for _, event in await anext(replies)]
+            while service.streams.num_running:
+                await asyncio.sleep(0)
+            events += [event async for batch in replies for _, event in batch]
+        assert text_of_deltas(events) == whole[: whole.index(stop)]
+        assert [event.stop for event in events if isinstance(event, ReplyEnd)] == [stop]
+        built.assert_empty()
+
+    asyncio.run(main())
+
+
+def test_a_stop_string_ends_the_reply_and_its_request(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> None:
+    """The engine takes no more steps than lead to the stop string and one that is under way: no end comes from it."""
+
+    async def main() -> None:
+        whole = tokenizer.decode(expected_output(PROMPT, 12), continues_text=True)
+        stop = whole[len(whole) // 2 :][:3]
+        built, runner = controlled_engine(VOCABULARY)
+        runner.steps_allowed = steps = threading.Semaphore(12)
+        service = ChatService("hash", tokenizer, TokenStreams(built), renderer)
+        async with service.streams:
+            try:
+                events, end = await asyncio.wait_for(collect(service, max_tokens=500, stop=(stop,)), HANGING_SECONDS)
+            finally:
+                steps.release(1000)
         assert text_of_deltas(events) == whole[: whole.index(stop)]
         assert (end.finish, end.stop) == (FinishReason.STOP, stop)
         built.assert_empty()
+
+    asyncio.run(main())
+
+
+def test_nothing_is_told_while_all_text_is_held_back(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> None:
+    async def main() -> None:
+        whole = tokenizer.decode(expected_output(PROMPT, 12), continues_text=True)
+        service = served(tokenizer, renderer)
+        params = SamplingParams(max_tokens=12, ignore_eos=True, stop=(whole + "!",))
+        async with service.streams:
+            batches = [batch async for batch in service.generate_several([(PROMPT, params)])]
+        assert [[type(event) for _, event in batch] for batch in batches] == [[TextDelta, ReplyEnd]]
+        assert batches[0][0] == (0, TextDelta(whole))
 
     asyncio.run(main())
 

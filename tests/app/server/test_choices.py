@@ -1,68 +1,72 @@
-"""Several generators heard as one."""
+"""The choices of one request: where the engine gives one up, what came before is told first."""
 
 import asyncio
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
 
 import pytest
 
-from app.server.choices import merge
+from app.chat.events import ChatEvent, ReplyEnd, TextDelta
+from app.chat.service import ChatService
+from app.server.choices import generate_choices
+from app.server.errors import ReplyAborted, ReplyFailed
+from engine.request import FinishReason, SamplingParams
+
+Batch = list[tuple[int, ChatEvent]]
+
+GREETING: tuple[int, ChatEvent] = (0, TextDelta("Hello"))
+OTHERS: tuple[int, ChatEvent] = (1, TextDelta("Good day"))
 
 
-class Source:
-    """Yields numbers, then ends, fails, or waits for ever; knows whether it was closed."""
+def end(finish: FinishReason, error: str = "") -> tuple[int, ChatEvent]:
+    return 0, ReplyEnd(finish, None, 0, 3, 0, 1, 0.1, 0.2, error)
 
-    def __init__(self, count: int, end: str = "") -> None:
-        self.count, self.end = count, end
+
+class Scripted(ChatService):
+    """Yields what it is told to."""
+
+    def __init__(self, *batches: Batch) -> None:
+        self.batches = batches
         self.closed = False
 
-    async def items(self) -> AsyncGenerator[int]:
+    async def generate_several(self, *_: object, **__: object) -> AsyncGenerator[Batch]:
         try:
-            for number in range(self.count):
-                await asyncio.sleep(0)
-                yield number
-            if self.end == "fail":
-                raise ValueError("a source failed")
-            if self.end == "wait":
-                await asyncio.Event().wait()
+            for batch in self.batches:
+                yield batch
         finally:
             self.closed = True
 
 
-def test_everything_arrives_in_its_sources_order() -> None:
-    async def collect() -> list[tuple[int, int]]:
-        return [item async for item in merge([Source(count).items() for count in (3, 0, 50)])]
+def told(service: Scripted) -> tuple[list[Batch], Exception | None]:
+    """All that is told, and what is raised behind it."""
 
-    items = asyncio.run(collect())
-    assert sorted(items) == [(0, n) for n in range(3)] + [(2, n) for n in range(50)]
-    assert [number for index, number in items if index == 2] == list(range(50))
+    async def collect() -> tuple[list[Batch], Exception | None]:
+        batches = []
+        try:
+            async for batch in generate_choices(service, [(1, 2, 3)], [SamplingParams()] * 2, ""):
+                batches += [batch]
+        except (ReplyFailed, ReplyAborted) as error:
+            return batches, error
+        return batches, None
 
-
-def test_one_that_fails_closes_the_others() -> None:
-    sources = [Source(2, "wait"), Source(1, "fail"), Source(10**9)]
-
-    async def collect() -> None:
-        async with aclosing(merge([source.items() for source in sources])) as items:
-            async for _ in items:
-                pass
-
-    with pytest.raises(ValueError, match="a source failed"):
-        asyncio.run(collect())
-    assert all(source.closed for source in sources)
+    return asyncio.run(collect())
 
 
-def test_closing_early_closes_all_and_leaves_no_task() -> None:
-    sources = [Source(10**9), Source(1, "wait"), Source(0, "wait")]
+@pytest.mark.parametrize("finish", [FinishReason.STOP, FinishReason.LENGTH])
+def test_all_is_told_of_replies_that_end_well(finish: FinishReason) -> None:
+    service = Scripted([GREETING, OTHERS], [OTHERS, end(finish)], [OTHERS])
+    assert told(service) == ([[GREETING, OTHERS], [OTHERS, end(finish)], [OTHERS]], None)
 
-    async def collect() -> int:
-        # Held here, so that it is not the garbage collector that closes them.
-        generators = [source.items() for source in sources]
-        async with aclosing(merge(generators)) as items:
-            for _ in range(5):
-                await anext(items)
-            for _ in range(20):  # until the first one waits for somebody to take its item
-                await asyncio.sleep(0)
-        assert all(source.closed for source in sources)
-        return len(asyncio.all_tasks())
 
-    assert asyncio.run(collect()) == 1
+def test_what_came_together_with_a_failure_is_told_before_it() -> None:
+    service = Scripted([GREETING], [OTHERS, GREETING, end(FinishReason.ERROR, "out of memory"), OTHERS], [OTHERS])
+    batches, error = told(service)
+    assert batches == [[GREETING], [OTHERS, GREETING]]
+    assert isinstance(error, ReplyFailed)
+    assert "out of memory" in error.message
+    assert service.closed
+
+
+def test_before_a_failure_that_comes_alone_nothing_is_told() -> None:
+    batches, error = told(Scripted([end(FinishReason.ABORT)]))
+    assert batches == []
+    assert isinstance(error, ReplyAborted)

@@ -64,7 +64,8 @@ def test_a_stream_says_what_the_whole_reply_says(hash_server: LiveServer, n: int
     assert chunks[-1].usage is not None
     assert chunks[-1].choices == []
     assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
-    assert chunks[-1].usage.prompt_tokens == whole.usage.prompt_tokens
+    prompt = hash_server.call(hash_server.service.encode([Message("user", "What is the capital of France?")]))
+    assert chunks[-1].usage.prompt_tokens == whole.usage.prompt_tokens == len(prompt)
     assert len({chunk.id for chunk in chunks}) == 1
 
 

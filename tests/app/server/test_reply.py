@@ -62,10 +62,25 @@ def test_a_stream_is_each_chunk_and_then_done() -> None:
     assert asyncio.run(reply()) == b'data: {"number":0}\n\ndata: {"number":1}\n\ndata: [DONE]\n\n'
 
 
+def test_chunks_that_come_together_are_sent_together_each_an_event_of_its_own() -> None:
+    async def reply() -> list[bytes]:
+        client = Client()
+        await StreamedReply(numbers([], 5, at_once=2), error_body)(SCOPE, client.receive, client.send)
+        return [message["body"] for message in client.sent if message["type"] == "http.response.body"]
+
+    assert asyncio.run(reply()) == [
+        b'data: {"number":0}\n\ndata: {"number":1}\n\n',
+        b'data: {"number":2}\n\ndata: {"number":3}\n\n',
+        b'data: {"number":4}\n\n',
+        b"data: [DONE]\n\n",
+        b"",
+    ]
+
+
 def test_a_whole_reply_is_the_fold_of_the_same_chunks() -> None:
     async def reply() -> bytes:
         client = Client()
-        await WholeReply(numbers([], 5), fold)(SCOPE, client.receive, client.send)
+        await WholeReply(numbers([], 5, at_once=2), fold)(SCOPE, client.receive, client.send)
         return client.body
 
     assert asyncio.run(reply()) == b'{"number":10}'
