@@ -96,17 +96,17 @@ def _stop(
 
 
 LARGEST_PROBED = 32  # tokens: longer steps lose little to a busy neighbour, and a probe of them costs much
-WINDOW = 12  # steps whose mean stands for a number of threads
-BURST = 3  # steps of one probe
+WINDOW = 12  # steps whose median stands for the number of threads in use
+BURST = 6  # steps of one probe
 GAIN = 0.9  # of the time: what another number of threads must reach to be taken
-SHORTEST_PAUSE, LONGEST_PAUSE = 32, 1024  # steps between probes; doubled whenever a probe changes nothing
+SHORTEST_PAUSE, LONGEST_PAUSE = 32, 256  # steps between probes; doubled whenever a probe changes nothing
 
 
 class ThreadChoice:
     """How many threads to use for steps of one size: the number in use, and from time to time a neighbour of it.
 
-    Takes means, since a neighbour's time slices make steps long now and then. A number is left only for one that is
-    clearly faster; the longer nothing changes, the rarer it is asked.
+    A busy neighbour makes every other step of too many threads long, so that the median shows it, and a single long
+    step does not. More threads have to convince by the mean: a neighbour's time slices let a few steps pass unharmed.
     """
 
     def __init__(self, threads: int, *, probing: bool = True) -> None:
@@ -129,6 +129,7 @@ class ThreadChoice:
             for _ in range(self._pause):
                 yield self.current
                 if self._much_slower():
+                    self._pause = SHORTEST_PAUSE
                     break
             above = not above
             other = self._beside(self.current, above)
@@ -140,8 +141,8 @@ class ThreadChoice:
     def _much_slower(self) -> bool:
         """Whether another number of threads was clearly faster when it was tried last: then it is tried again."""
         now = self._times[self.current]
-        others = [statistics.fmean(times) for n, times in self._times.items() if times and n != self.current]
-        return len(now) == WINDOW and bool(others) and min(others) < GAIN * statistics.fmean(now)
+        others = [statistics.median(times) for n, times in self._times.items() if times and n != self.current]
+        return len(now) == WINDOW and bool(others) and min(others) < GAIN * statistics.median(now)
 
     def _beside(self, number: int, above: bool) -> int:
         place = self._ladder.index(number) + (1 if above else -1)
@@ -150,9 +151,10 @@ class ThreadChoice:
         return self._ladder[place]
 
     def _decide(self, other: int) -> None:
-        if statistics.fmean(self._times[other]) < GAIN * statistics.fmean(self._times[self.current]):
+        tried = self._times[other]
+        cost = statistics.median(tried) if other < self.current else statistics.fmean(tried)
+        if cost < GAIN * statistics.median(self._times[self.current]):
             self.current = other
-            self._pause = SHORTEST_PAUSE
-            self._times[other].clear()
+            tried.clear()
         else:
             self._pause = min(2 * self._pause, LONGEST_PAUSE)
