@@ -21,7 +21,7 @@ class Logits:
     """What a step computed, one row for each of the batch's logit rows. Valid until the device's next step."""
 
     buffer: Tensor  # float32 [rows or more, vocabulary]
-    greedy: Sequence[int] | None = None  # the most likely token of each row, where the device has found it on the way
+    greedy: Sequence[int] | None = None  # the most likely token of each row, -1 where none is a number; None: not known
     rows: int | None = None  # None: all of the buffer
 
     @property

@@ -21,11 +21,19 @@ def next_tokens(logits: Logits, rows: Sequence[int], requests: Sequence[Request]
     """The next token of each request, from row rows[i] of the logits for requests[i].
 
     Where the device has found the most likely tokens already, and nobody wants more than those, no logits are read.
+    Raises EngineError when the model computed NaN.
     """
     greedy = logits.greedy
     if greedy is not None and all(map(_plain, requests)):
-        return [SampledToken(request.id, greedy[row]) for row, request in zip(rows, requests, strict=True)]
+        picked = [greedy[row] for row in rows]
+        if any(token_id < 0 for token_id in picked):
+            raise _not_numbers()
+        return [SampledToken(request.id, token_id) for request, token_id in zip(requests, picked, strict=True)]
     return sample(logits.values[list(rows)], requests)
+
+
+def _not_numbers() -> EngineError:
+    return EngineError("The model computed values that are not numbers", "Report this with the model's name.")
 
 
 def _plain(request: Request) -> bool:
@@ -43,7 +51,7 @@ def sample(logits: Tensor, requests: Sequence[Request]) -> list[SampledToken]:
     Raises EngineError when the model computed NaN.
     """
     if torch.isnan(logits).any():
-        raise EngineError("The model computed values that are not numbers", "Report this with the model's name.")
+        raise _not_numbers()
     shaped = logits
     for step in (apply_bias, forbid_early_end, apply_penalties):
         shaped = step(shaped, requests)

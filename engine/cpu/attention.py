@@ -25,7 +25,6 @@ from quant.cpu.vector import (
     Emit,
     F16x16,
     F32x16,
-    inlined,
     jit,
     kernel,
 )
@@ -74,38 +73,33 @@ def _make_scores(rows: int) -> Callable[..., None]:
 
 def _make_gather(rows: int, vectors: int) -> Callable[..., None]:
     def gather(
-        e: Emit,
-        p: Any,
-        table: Any,
-        values: Any,
-        block_bytes: Any,
-        count: Any,
-        dim: Any,
-        record: Any,
+        e: Emit, p: Any, table: Any, values: Any, block_bytes: Any, first: Any, count: Any, dim: Any, record: Any,
         record_stride: Any,
-    ) -> None:
-        """record[row][16 * vectors] = the sum of p[row][t] * V[t] over the first `count` positions, in order.
+    ) -> None:  # fmt: skip
+        """record[row][16 * vectors] = the sum of p[row][t] * V[t] over the positions from 0 to `count`, in order.
 
-        `values` is the address of the wanted columns of V in block 0.
+        Those before `first` are in the record already. `values` is the address of the wanted columns of V in block 0.
         """
         b = e.b
         cells = [(row, i) for row in range(rows) for i in range(vectors)]
-        sums = {cell: e.variable(e.f(0)) for cell in cells}
-        blocks = b.sdiv(b.add(count, I64(BLOCK_SIZE - 1)), I64(BLOCK_SIZE))
-        with cgutils.for_range(b, blocks) as outer:
+        places = {(row, i): e.at(b.add(record, b.mul(record_stride, I64(row))), 64 * i) for row, i in cells}
+        begun = b.icmp_signed(">", first, I64(0))
+        sums = {cell: e.variable(b.select(begun, e.load(at), e.f(0))) for cell, at in places.items()}
+        start_block = b.sdiv(first, I64(BLOCK_SIZE))
+        stop_block = b.sdiv(b.add(count, I64(BLOCK_SIZE - 1)), I64(BLOCK_SIZE))
+        with cgutils.for_range(b, stop_block, start_block) as outer:
             start = b.mul(outer.index, I64(BLOCK_SIZE))
-            left = b.sub(count, start)
-            here = b.select(b.icmp_signed("<", left, I64(BLOCK_SIZE)), left, I64(BLOCK_SIZE))
             block = b.add(values, b.mul(e.load(e.at(table, outer.index, 8), I64, 8), block_bytes))
-            with cgutils.for_range(b, here) as inner:
+            here = e.within(b.sub(first, start), BLOCK_SIZE), e.within(b.sub(count, start), BLOCK_SIZE)
+            with cgutils.for_range(b, here[1], here[0]) as inner:
                 at = b.add(block, b.mul(inner.index, b.mul(dim, I64(2))))
                 columns = [b.fpext(e.load(e.at(at, 2 * LANES * i), F16x16, 32), F32x16) for i in range(vectors)]
                 weight_at = e.at(p, b.add(start, inner.index), 4)
                 weights = [e.splat(e.load(e.at(weight_at, SCORE_ROW * row), F32)) for row in range(rows)]
                 for row, i in cells:
                     b.store(e.fma(columns[i], weights[row], b.load(sums[row, i])), sums[row, i])
-        for row, i in cells:
-            e.store(e.at(b.add(record, b.mul(record_stride, I64(row))), 64 * i), b.load(sums[row, i]))
+        for cell, at in places.items():
+            e.store(at, b.load(sums[cell]))
 
     gather.__name__ = f"gather_{rows}x{vectors}"
     return kernel(gather)
@@ -183,30 +177,47 @@ def _score(
 
 @jit
 def _gather_wide(
-    rows: int, p: int, table: int, values: int, block_bytes: int, count: int, dim: int, record: int, stride: int
-) -> None:
+    rows: int, p: int, table: int, values: int, block_bytes: int, first: int, count: int, dim: int, record: int,
+    stride: int,
+) -> None:  # fmt: skip
     if rows == 4:
-        _gather_4x4(p, table, values, block_bytes, count, dim, record, stride)
+        _gather_4x4(p, table, values, block_bytes, first, count, dim, record, stride)
     elif rows == 3:
-        _gather_3x4(p, table, values, block_bytes, count, dim, record, stride)
+        _gather_3x4(p, table, values, block_bytes, first, count, dim, record, stride)
     elif rows == 2:
-        _gather_2x4(p, table, values, block_bytes, count, dim, record, stride)
+        _gather_2x4(p, table, values, block_bytes, first, count, dim, record, stride)
     else:
-        _gather_1x4(p, table, values, block_bytes, count, dim, record, stride)
+        _gather_1x4(p, table, values, block_bytes, first, count, dim, record, stride)
 
 
 @jit
 def _gather_narrow(
-    rows: int, p: int, table: int, values: int, block_bytes: int, count: int, dim: int, record: int, stride: int
-) -> None:
+    rows: int, p: int, table: int, values: int, block_bytes: int, first: int, count: int, dim: int, record: int,
+    stride: int,
+) -> None:  # fmt: skip
     if rows == 4:
-        _gather_4x1(p, table, values, block_bytes, count, dim, record, stride)
+        _gather_4x1(p, table, values, block_bytes, first, count, dim, record, stride)
     elif rows == 3:
-        _gather_3x1(p, table, values, block_bytes, count, dim, record, stride)
+        _gather_3x1(p, table, values, block_bytes, first, count, dim, record, stride)
     elif rows == 2:
-        _gather_2x1(p, table, values, block_bytes, count, dim, record, stride)
+        _gather_2x1(p, table, values, block_bytes, first, count, dim, record, stride)
     else:
-        _gather_1x1(p, table, values, block_bytes, count, dim, record, stride)
+        _gather_1x1(p, table, values, block_bytes, first, count, dim, record, stride)
+
+
+@jit
+def _gather(
+    rows: int, p: int, table: int, cache: int, block_bytes: int, first: int, count: int, dim: int, record: int,
+    stride: int,
+) -> None:  # fmt: skip
+    """All columns of V: 64 at a time as far as they go, then 16."""
+    values = cache + 2 * BLOCK_SIZE * dim
+    for column in range(0, dim - dim % 64, 64):
+        at, sums = values + 2 * column, record + 4 * column
+        _gather_wide(rows, p, table, at, block_bytes, first, count, dim, sums, stride)
+    for column in range(dim - dim % 64, dim, LANES):
+        at, sums = values + 2 * column, record + 4 * column
+        _gather_narrow(rows, p, table, at, block_bytes, first, count, dim, sums, stride)
 
 
 @jit
@@ -236,20 +247,12 @@ def attend_piece(
     for row in range(rows):
         count = min(PIECE, first_count + row * count_step)
         _soften(scores + SCORE_ROW * row, count, dim, record + row * record_stride)
-        for lane in range(count, most):  # what the longest row sees and this one does not
-            _zero(scores + SCORE_ROW * row, lane)
-    values = cache + 2 * BLOCK_SIZE * dim
-    for column in range(0, dim - dim % 64, 64):
-        at = values + 2 * column
-        _gather_wide(rows, scores, table, at, block_bytes, most, dim, record + 4 * column, record_stride)
-    for column in range(dim - dim % 64, dim, LANES):
-        at = values + 2 * column
-        _gather_narrow(rows, scores, table, at, block_bytes, most, dim, record + 4 * column, record_stride)
-
-
-@inlined
-def _zero(e: Emit, row: Any, lane: Any) -> None:
-    e.store(e.at(row, lane, 4), F32(0), 4)
+    _gather(rows, scores, table, cache, block_bytes, 0, min(PIECE, first_count), dim, record, record_stride)
+    for row in range(1, rows):  # what a row sees and the first one does not
+        count = min(PIECE, first_count + row * count_step)
+        if count > first_count:
+            p, sums = scores + SCORE_ROW * row, record + row * record_stride
+            _gather(1, p, table, cache, block_bytes, first_count, count, dim, sums, record_stride)
 
 
 @jit

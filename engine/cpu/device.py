@@ -20,7 +20,6 @@ from engine.cpu.operations import BLOCK_TYPE, CpuOperations, LogitRows, block_sh
 from engine.cpu.program import COUNTS, HEADER, Limits, Program
 from engine.cpu.team import MOST_THREADS, Team
 from engine.device import Compute, Logits
-from engine.errors import EngineError
 from engine.kv_cache import KVCache
 from engine.weights import GGUFWeights
 from quant.cpu.activations import GROUP, Form
@@ -120,6 +119,8 @@ class CpuStep:
         limits = self._limits
         if tokens > limits.tokens or requests > limits.requests or max(batch.context_lengths) > limits.context:
             raise IndexError(f"{tokens} tokens of {requests} requests are more than the program was recorded for")
+        if max(map(len, batch.block_tables[0])) > self._tables.shape[1]:
+            raise IndexError("a block table is longer than what the program was recorded for")
         self._token_ids[:tokens] = batch.token_ids
         self._positions[:tokens] = batch.positions
         self._slots[:tokens] = batch.slot_mappings[0]
@@ -135,10 +136,7 @@ class CpuStep:
 
     def logits(self, rows: int) -> Logits:
         """What the last step computed; valid until the next one."""
-        best = self._best[:rows].tolist()
-        if any(token_id < 0 for token_id in best):
-            raise EngineError("The model computed values that are not numbers", "Report this with the model's name.")
-        return Logits(self._values, best, rows)
+        return Logits(self._values, self._best[:rows].tolist(), rows)
 
 
 def _tiles(batch: Batch) -> list[tuple[int, int, int, int]]:

@@ -24,7 +24,7 @@ from engine.kv_cache import LayerKV
 from engine.rope import RotaryTable
 from quant.cpu.activations import FORM_KERNELS, GROUP, Form, row_bytes
 from quant.cpu.arena import Region
-from quant.cpu.linear import CpuBackend, CpuLinear
+from quant.cpu.linear import CpuBackend, CpuLinear, Part
 from quant.cpu.native import address_of
 from quant.cpu.tiles import PAIR
 from quant.linear import QLinear
@@ -147,28 +147,43 @@ class CpuOperations:
         return LogitRows(out.buffer.region, head.outputs, best)
 
     def gated_mlp(self, x: Activation, gate_up: QLinear, down: QLinear, add_to: Activation) -> Activation:
-        gates, packed = _packed(gate_up), _packed(down)
-        width = gate_up.outputs // 2
-        if width % PAIR:
-            raise UnsupportedModel(f"An MLP of width {width}, not a multiple of {PAIR}, has no CPU kernel", _PLAIN)
-        gate, up = gates.part_of(0), gates.part_of(width)
-        if gates.form(gate) is not gates.form(up):
-            raise UnsupportedModel("Gate and up projection of different kinds have no CPU kernel", _PLAIN)
-        form, forms = gates.form(gate), {packed.form(part) for part in packed.parts}
-        hidden = {out_form: self._take(out_form, width, selected=x.selected) for out_form in forms}
-        source = x.rows(form)
+        packed, width = _packed(gate_up), gate_up.outputs // 2
+        if width % GROUP:
+            raise UnsupportedModel(f"An MLP of width {width}, not a multiple of {GROUP}, has no CPU kernel", _PLAIN)
+        gate, up = packed.part_of(0), packed.part_of(width)
+        fits = width % PAIR == 0 and packed.form(gate) is packed.form(up) and (width - up.first) % PAIR == 0
+        if fits and gate.rows >= width and up.first + up.rows == gate_up.outputs:
+            return self.linear(self._gated_product(x, packed, gate, up), down, add_to)
+        both = self.linear(x, gate_up).rows(Form.FLOAT)
+
+        def write(form: Form) -> Rows:
+            out = self._take(form, width, selected=x.selected)
+            self._program.append(
+                Op.GATE, selected=x.selected, form=form, kernel=address_of(FORM_KERNELS[form].silu_product),
+                groups=width // GROUP, **both.words("x"), **out.words("out"),
+            )  # fmt: skip
+            return out
+
+        return self.linear(Activation(width, x.selected, write), down, add_to)
+
+    def _gated_product(self, x: Activation, gates: CpuLinear, gate: Part, up: Part) -> Activation:
+        """Both products and theirs in one instruction, which hands over 32 columns as soon as it has them."""
+        width, form = gates.outputs // 2, gates.form(gate)
         one, two, four = gate.tile_kernels(form)
         up_one, up_two, up_four = up.tile_kernels(form)
-        for out_form, rows in hidden.items():
+
+        def write(out_form: Form) -> Rows:
+            source, out = x.rows(form), self._take(out_form, width, selected=x.selected)
             self._program.append(
                 Op.GATED, selected=x.selected, form=form, out_form=out_form, groups=gate.groups, rows=width,
                 kernel=address_of(FORM_KERNELS[out_form].silu_product),
                 one=one, two=two, four=four, weight=gate.address(0), tile_bytes=gate.tile_bytes,
                 up_one=up_one, up_two=up_two, up_four=up_four, up=up.address(width), up_tile_bytes=up.tile_bytes,
-                **source.words("x"), **rows.words("out"),
+                **source.words("x"), **out.words("out"),
             )  # fmt: skip
-        product = Activation(width, x.selected, lambda wanted: hidden[wanted])
-        return self.linear(product, down, add_to)
+            return out
+
+        return Activation(width, x.selected, write)
 
     def rope_and_store(self, qkv: Activation, batch: Batch, kv: LayerKV, rotary: RotaryTable) -> Activation:
         rows, heads = qkv.rows(Form.FLOAT), _heads(qkv, kv)
@@ -188,10 +203,11 @@ class CpuOperations:
         self._program.append(Op.ATTEND, **rows.words("x"), **out.words("out"), **words, **_cache_words(kv))
 
         def write(form: Form) -> Rows:
-            merged = self._take(form, width, copies=True)
+            local = form is not Form.FLOAT
+            merged = self._take(form, width, copies=local)
             self._program.append(
-                Op.MERGE, local=1, form=form, kernel=address_of(FORM_KERNELS[form].write_row), groups=width // GROUP,
-                **out.words("x"), **merged.words("out"), **words,
+                Op.MERGE, local=local, form=form, groups=width // GROUP,
+                kernel=address_of(FORM_KERNELS[form].write_row), **out.words("x"), **merged.words("out"), **words,
             )  # fmt: skip
             return merged
 

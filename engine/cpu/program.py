@@ -33,11 +33,12 @@ class Op(IntEnum):
     WRITE = 2  # float rows, written in another form
     MATMUL = 3  # one weight times all rows
     GATED = 4  # gate and up projection, their product in the form of the next reader
-    ROPE_STORE = 5  # turn q and k, store k and v
-    ATTEND = 6  # attention: whole for tiles of several tokens, piece by piece for single ones
-    MERGE = 7  # pieces of single tokens become rows
-    ARGMAX = 8  # the largest logit of each segment of a row
-    PICK = 9  # the largest of all segments
+    GATE = 5  # silu(gate) * up, of rows that hold both side by side
+    ROPE_STORE = 6  # turn q and k, store k and v
+    ATTEND = 7  # attention: whole for tiles of several tokens, piece by piece for single ones
+    MERGE = 8  # pieces of single tokens become rows
+    ARGMAX = 9  # the largest logit of each segment of a row
+    PICK = 10  # the largest of all segments
 
 
 _WORDS = (
@@ -185,15 +186,12 @@ def _written_rows(row: Instruction, limits: Limits, size: int) -> Touched:
     yield "out_copy", row["out"], (limits.threads - 1) * row["out_copy"] + size
 
 
-def _weight(row: Instruction) -> Touched:
-    pairs = -(-row["rows"] // PAIR)
-    yield "weight", row["weight"], 2 * pairs * row["tile_bytes"]
-    if row["up"]:
-        yield "up", row["up"], 2 * pairs * row["up_tile_bytes"]
+def _tiles(row: Instruction, address: str, tile_bytes: str) -> Touched:
+    yield address, row[address], 2 * -(-row["rows"] // PAIR) * row[tile_bytes]
 
 
 def _embed(row: Instruction, limits: Limits) -> Touched:
-    yield from _weight(row)
+    yield from _tiles(row, "weight", "tile_bytes")
     yield from _written_rows(row, limits, 4 * GROUP * row["groups"])
 
 
@@ -202,20 +200,30 @@ def _rewrite(row: Instruction, limits: Limits) -> Touched:
     count = limits.tokens if row["gather"] else _rows_of(row, limits)
     yield "x", row["x"], (count - 1) * row["x_stride"] + 4 * width
     yield from _written_rows(row, limits, row_bytes(Form(row["form"]), width))
-    if row["vector"]:
-        yield "vector", row["vector"], 4 * width
+
+
+def _norm(row: Instruction, limits: Limits) -> Touched:
+    yield from _rewrite(row, limits)
+    yield "vector", row["vector"], 4 * GROUP * row["groups"]
 
 
 def _matmul(row: Instruction, limits: Limits) -> Touched:
-    yield from _weight(row)
+    yield from _tiles(row, "weight", "tile_bytes")
     yield from _read_rows(row, limits, GROUP * row["groups"])
     yield from _written_rows(row, limits, 4 * row["rows"])
 
 
 def _gated(row: Instruction, limits: Limits) -> Touched:
-    yield from _weight(row)
+    yield from _tiles(row, "weight", "tile_bytes")
+    yield from _tiles(row, "up", "up_tile_bytes")
     yield from _read_rows(row, limits, GROUP * row["groups"])
     yield from _written_rows(row, limits, row_bytes(Form(row["out_form"]), row["rows"]))
+
+
+def _gate(row: Instruction, limits: Limits) -> Touched:
+    width = GROUP * row["groups"]
+    yield "x", row["x"], (_rows_of(row, limits) - 1) * row["x_stride"] + 2 * 4 * width
+    yield from _written_rows(row, limits, row_bytes(Form(row["form"]), width))
 
 
 def _qkv(row: Instruction, limits: Limits) -> Touched:
@@ -259,10 +267,11 @@ def _pick(row: Instruction, limits: Limits) -> Touched:
 
 _TOUCHED: dict[Op, Callable[[Instruction, Limits], Touched]] = {
     Op.EMBED: _embed,
-    Op.NORM: _rewrite,
+    Op.NORM: _norm,
     Op.WRITE: _rewrite,
     Op.MATMUL: _matmul,
     Op.GATED: _gated,
+    Op.GATE: _gate,
     Op.ROPE_STORE: _rope_store,
     Op.ATTEND: _attend,
     Op.MERGE: _merge,

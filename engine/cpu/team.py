@@ -139,9 +139,10 @@ class ThreadChoice:
             self._decide(other)
 
     def _much_slower(self) -> bool:
-        """Whether another number of threads was clearly faster when it was tried last: then it is tried again."""
+        """Whether a neighbour was clearly faster when it was tried last: then it is tried again."""
         now = self._times[self.current]
-        others = [statistics.median(times) for n, times in self._times.items() if times and n != self.current]
+        beside = {self._beside(self.current, above) for above in (False, True)}
+        others = [statistics.median(self._times[number]) for number in beside if self._times[number]]
         return len(now) == WINDOW and bool(others) and min(others) < GAIN * statistics.median(now)
 
     def _beside(self, number: int, above: bool) -> int:

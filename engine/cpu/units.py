@@ -25,10 +25,10 @@ from engine.cpu.kv_store import rotate, store_key_value
 from engine.cpu.program import SEGMENT, TOKENS, Op
 from quant.cpu.activations import norm_factor, scale_row, silu_product, write_row
 from quant.cpu.matmul import multiply_pair, read_row
-from quant.cpu.tiles import PAIR
+from quant.cpu.tiles import GROUP, PAIR
 from quant.cpu.vector import F32, I32, I64, LANE_NUMBERS, LANES, Emit, jit, kernel, word
 
-_EMBED, _NORM, _WRITE, _MATMUL, _GATED, _ROPE_STORE, _ATTEND, _MERGE, _ARGMAX, _PICK = (int(op) for op in Op)
+_EMBED, _NORM, _WRITE, _MATMUL, _GATED, _GATE, _ROPE_STORE, _ATTEND, _MERGE, _ARGMAX, _PICK = (int(op) for op in Op)
 ONE_BITS = int(np.float32(1).view(np.int32))
 
 
@@ -94,6 +94,15 @@ def _gated(a: Record, n: int, first: int, last: int, copy: int, scratch: int) ->
         for m in range(count):
             row, out = scratch + 2 * half * m, a.out + (block + m) * a.out_stride
             silu_product(a.kernel, row, row + half, pair, units, out)
+
+
+@jit
+def _gate(a: Record, first: int, last: int) -> None:
+    for m in range(first, last):
+        gate, out = a.x + m * a.x_stride, a.out + m * a.out_stride
+        for group in range(a.groups):
+            at = gate + 4 * GROUP * group
+            silu_product(a.kernel, at, at + 4 * GROUP * a.groups, group, a.groups, out)
 
 
 @jit
@@ -266,6 +275,8 @@ def compute(a: Record, h: Record, first: int, last: int, thread: int) -> None:
         _matmul(a, n, first, last, copy)
     elif a.op == _GATED:
         _gated(a, n, first, last, copy, scratch)
+    elif a.op == _GATE:
+        _gate(a, first, last)
     elif a.op == _NORM:
         _norm(a, h, first, last, copy)
     elif a.op == _WRITE:

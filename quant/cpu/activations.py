@@ -39,7 +39,7 @@ def row_bytes(form: Form, width: int) -> int:
 def _quantize_group(e: Emit, low: Any, high: Any, row: Any, groups: Any, g: Any, planes: int) -> None:
     """Write group `g` of a quantized row: columns 0 to 15 of it in `low`, 16 to 31 in `high`."""
     b, steps = e.b, 127 * 128 if planes == 2 else 127
-    top = e.tree(e.larger(e.magnitude(low), e.magnitude(high)), e.larger)
+    top = e.largest_magnitude(low, high)
     inverse = e.splat(b.select(b.fcmp_ordered(">", top, F32(0)), b.fdiv(F32(steps), top), F32(0)))
     scale = b.fmul(top, F32(1 / steps))
     whole = [b.fptosi(e.nearest(b.fmul(v, inverse)), I32x16) for v in (low, high)]

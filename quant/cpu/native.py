@@ -27,7 +27,6 @@ from quant.cpu.vector import KERNELS
 log = logging.getLogger(__name__)
 
 KEPT = 4  # versions of the code that stay when a new one is compiled
-KERNEL_FILE = "kernels.o"
 
 Entry = Callable[..., int]
 
@@ -42,11 +41,11 @@ class CodeFolder:
     @property
     def is_filled(self) -> bool:
         """Whether code was kept here before."""
-        return self.path is not None and (self.path / KERNEL_FILE).exists() and any(self.path.glob("**/*.nbc"))
+        return self.path is not None and all(any(self.path.glob(name)) for name in ("kernels-*.o", "**/*.nbc"))
 
     def load_kernels(self) -> None:
         """Make every kernel that is defined callable from compiled code. Compiles them when they are not kept here."""
-        path = self.path and self.path / KERNEL_FILE
+        path = self.path and self.path / f"kernels-{_kernel_names()}.o"
         code = path and _read_checked(path)
         if not code:
             code = _compile_kernels()
@@ -74,9 +73,21 @@ class CodeFolder:
         """Remove what other versions kept, but for the last few."""
         if self.path and self.path.exists():
             os.utime(self.path)
-            versions = sorted(self.path.parent.iterdir(), key=lambda version: version.stat().st_mtime, reverse=True)
+            versions = sorted(self.path.parent.iterdir(), key=_last_used, reverse=True)
             for version in versions[KEPT:]:
                 shutil.rmtree(version, ignore_errors=True)
+
+
+def _last_used(version: Path) -> float:
+    try:
+        return version.stat().st_mtime
+    except OSError:
+        return 0.0  # another process has removed it meanwhile
+
+
+def _kernel_names() -> str:
+    """A process that imported fewer modules knows fewer kernels."""
+    return hashlib.sha256(" ".join(sorted(KERNELS)).encode()).hexdigest()[:12]
 
 
 def _compiled(dispatcher: Any, signature: Any) -> Entry:

@@ -122,9 +122,6 @@ class Emit:
     def prefetch(self, address: ir.Value) -> None:
         self.call("llvm.prefetch.p0", ir.VoidType(), self.b.inttoptr(address, I8.as_pointer()), I32(0), I32(3), I32(1))
 
-    def magnitude(self, x: ir.Value) -> ir.Value:
-        return self.call("llvm.fabs.v16f32", F32x16, x)
-
     def nearest(self, x: ir.Value) -> ir.Value:
         """Rounded to whole numbers, halves to even."""
         return self.call("llvm.rint.v16f32", F32x16, x)
@@ -134,6 +131,21 @@ class Emit:
 
     def smaller(self, x: ir.Value, y: ir.Value) -> ir.Value:
         return self.b.select(self.b.fcmp_ordered("<", x, y), x, y)
+
+    def within(self, value: ir.Value, most: int) -> ir.Value:
+        """An i64, but at least 0 and at most `most`."""
+        value = self.b.select(self.b.icmp_signed("<", value, I64(most)), value, I64(most))
+        return self.b.select(self.b.icmp_signed(">", value, I64(0)), value, I64(0))
+
+    def largest_magnitude(self, x: ir.Value, y: ir.Value) -> ir.Value:
+        """The largest magnitude in two vectors, one float32; NaN where there is one."""
+        # As integers, magnitudes have the same order, and NaN is larger than all of them.
+        bits = [self.b.bitcast(self.call("llvm.fabs.v16f32", F32x16, v), I32x16) for v in (x, y)]
+
+        def larger(p: ir.Value, q: ir.Value) -> ir.Value:
+            return self.b.select(self.b.icmp_signed(">", p, q), p, q)
+
+        return self.b.bitcast(self.tree(larger(*bits), larger), F32)
 
     def tree(self, vector: ir.Value, combine: Callable[[ir.Value, ir.Value], ir.Value]) -> ir.Value:
         """All lanes combined into one value, always in the same order: lane i with lane i + 8, then 4, 2, 1."""

@@ -1,0 +1,130 @@
+"""Recorded programs for tests: of a whole model from a file, or of a few operations over rows that a test makes up."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from engine import models
+from engine.batch import Batch, build_batch, placeholder_batch
+from engine.checkpoint_config import Metadata
+from engine.config import BLOCK_SIZE, EngineConfig
+from engine.cpu.code_cache import load_interpreter
+from engine.cpu.device import CpuDevice, CpuStep
+from engine.cpu.operations import BLOCK_TYPE, Activation, CpuOperations, LogitRows, block_shape
+from engine.cpu.program import Limits, Program
+from engine.kv_cache import KVCache, KVGroup
+from engine.request import Request, SamplingParams, ScheduledRequest, StepPlan
+from engine.weights import GGUFWeights
+from quant.cpu.activations import Form
+from quant.cpu.arena import Arena
+from quant.cpu.linear import CpuBackend
+from quant.gguf import GGUFFile
+from quant.linear import QLinear
+from quant.tensor import PlainTensor, QTensor
+
+# What a step reads that it did not write: everything else in its arena may be overwritten before it.
+INPUTS = {
+    "weight", "constant", "header", "token ids", "positions", "slots", "output rows", "tiles", "block tables",
+    "KV cache",
+}  # fmt: skip
+
+
+def load_step(path: Path, code_cache: Path, config: EngineConfig, *, planes: int = 2) -> CpuStep:
+    """A model as the CPU device computes it."""
+    with GGUFFile(path) as file:
+        model = models.read_config(Metadata(file.metadata, "llama"))
+        step = CpuDevice(config.threads, planes, code_cache).load(model, GGUFWeights(file), config)
+    assert isinstance(step, CpuStep)
+    return step
+
+
+def poison(step: CpuStep) -> None:
+    """Make NaN of every buffer that the next step has to write before it reads it."""
+    step.arena.poison(*{region.name for region, _ in step.arena._regions} - INPUTS)
+
+
+def compute(step: CpuStep, batch: Batch, threads: int | None = None) -> Tensor:
+    """The logits of a batch, from buffers that held NaN, with all guards whole afterwards."""
+    poison(step)
+    step.fill(batch)
+    step.team.run(len(batch.token_ids), threads)
+    step.arena.check()
+    return step.logits(len(batch.logit_rows)).values.clone()
+
+
+# -- requests without a scheduler
+
+
+def sequence(number: int, ids: Sequence[int], blocks: Sequence[int]) -> Request:
+    """A request that holds these blocks."""
+    return Request(number, tuple(ids), SamplingParams(), block_table=list(blocks))
+
+
+def advance(parts: Sequence[tuple[Request, int]], *, vocab_size: int, num_blocks: int) -> Batch:
+    """The batch of the next tokens of some requests, with a row of logits for each of them; `num_computed` moves on."""
+    scheduled = tuple(ScheduledRequest(it, it.num_computed, count, samples=True) for it, count in parts)
+    batch = build_batch(StepPlan(scheduled), vocab_size=vocab_size, num_blocks=num_blocks)
+    for it, count in parts:
+        it.num_computed += count
+    return replace(batch, logit_rows=range(len(batch.token_ids)))
+
+
+# -- a few operations
+
+
+Forward = Callable[[CpuOperations, Batch, KVCache], Activation | LogitRows]
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A few operations. A token's id is the number of the row that the first of them reads."""
+
+    step: CpuStep
+    kv: KVCache
+
+    def pool(self, layer: int, block: int) -> tuple[Tensor, Tensor]:
+        """k and v [kv_heads, 16, head_dim] that a block holds for a layer."""
+        kv = self.kv.layer(layer)
+        k, v = kv.pool[block].float().view(kv.kv_heads, 2, -1).unbind(1)
+        return k.view(kv.kv_heads, -1, BLOCK_SIZE).mT, v.view(kv.kv_heads, BLOCK_SIZE, -1)
+
+
+def record(
+    code_cache: Path,
+    forward: Forward,
+    *,
+    group: KVGroup | None = None,
+    planes: Form = Form.TWO_PLANES,
+    tokens: int = 40,
+    context: int = 320,
+    threads: int = 2,
+    num_blocks: int = 64,
+) -> Recorded:
+    """A step of these operations, whose last rows are the logits. The KV pool is NaN, the null block too."""
+    enter, arena = load_interpreter(code_cache), Arena()
+    limits = Limits(tokens=tokens, outputs=tokens, requests=4, context=context, num_blocks=num_blocks, threads=threads)
+    program = Program(arena, limits)
+    operations = CpuOperations(CpuBackend(arena, planes), program, planes)
+    kv = KVCache([group or KVGroup((0,), 1, 32)], num_blocks, block_shape, BLOCK_TYPE)
+    kv.pools[0].fill_(torch.nan)
+    last = forward(operations, placeholder_batch(), kv)
+    if not isinstance(last, LogitRows):
+        last = operations.logits(last, unit(operations, last.width))
+    return Recorded(CpuStep(enter, program, kv, last), kv)
+
+
+def plain(values: Tensor) -> QTensor:
+    """A float32 matrix as a weight: as a table it gives its rows."""
+    return PlainTensor(tuple(values.shape), "F32", values)
+
+
+def layer(operations: CpuOperations, *segments: QTensor) -> QLinear:
+    return operations.weights.linear(segments)
+
+
+def unit(operations: CpuOperations, width: int) -> QLinear:
+    """The layer that gives back its rows: a zero may lose its sign, and no other bit changes."""
+    return layer(operations, PlainTensor((width, width), "F16", torch.eye(width, dtype=torch.float16)))

@@ -1,0 +1,166 @@
+"""The CPU device as the engine sees it: which checkpoints it takes, and that a step keeps to its own memory."""
+
+import ctypes
+import logging
+import random
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine import loading
+from engine.config import EngineConfig
+from engine.cpu.device import CpuDevice, CpuStep
+from engine.cpu.team import MOST_THREADS
+from engine.errors import UnsupportedModel
+from engine.loading import LoadOptions, load_engine
+from engine.request import Request, SamplingParams
+from quant.cpu.arena import Overrun
+from quant.gguf import GGUFFile
+from tests.engine.cpu.recorded import advance, compute, load_step, poison, sequence
+from tests.engine.tiny_llama import MIXES, make
+
+SEED = 10
+VOCABULARY = 300
+CONFIG = EngineConfig("cpu", context_length=160, num_blocks=200, max_step_tokens=61, max_running=16, threads=3)
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of every type of weight."""
+    folder = tmp_path_factory.mktemp("tiny")
+    return make(folder, heads=6, kv_heads=2, head_dim=32, hidden=96, vocab=VOCABULARY, types=MIXES["every type"]).path
+
+
+@pytest.fixture
+def step(path: Path, cpu_kernels: Path) -> CpuStep:
+    made = load_step(path, cpu_kernels, CONFIG)
+    made._kv.pools[0].fill_(torch.nan)
+    return made
+
+
+def requests(lengths: Sequence[int]) -> list[Request]:
+    rng, block, made = random.Random(SEED), 1, []
+    for number, length in enumerate(lengths):
+        blocks = range(block, block := block + -(-length // 16))
+        made.append(sequence(number, [rng.randrange(VOCABULARY) for _ in range(length)], blocks))
+    return made
+
+
+def run(step: CpuStep, parts: Sequence[tuple[Request, int]], threads: int | None = None) -> torch.Tensor:
+    return compute(step, advance(parts, vocab_size=VOCABULARY, num_blocks=CONFIG.num_blocks), threads)
+
+
+def test_the_largest_batches_and_odd_ones_write_nowhere_else(step: CpuStep) -> None:
+    """`compute` looks at all guards after each. Every limit is reached: tokens, requests, context, outputs."""
+    together = requests([160] * 16)
+    while any(it.num_computed < 160 for it in together):
+        counts = [min(160 - it.num_computed, 1 + (place + it.num_computed) % 7) for place, it in enumerate(together)]
+        counts[0] = min(160 - together[0].num_computed, counts[0] + CONFIG.max_step_tokens - sum(counts))
+        parts = [(it, count) for it, count in zip(together, counts, strict=True) if count]
+        assert sum(count for _, count in parts) <= CONFIG.max_step_tokens
+        assert run(step, parts).isfinite().all()
+    (alone,) = requests([160])
+    for count in (61, 61, 37, 1):
+        assert run(step, [(alone, count)]).isfinite().all()
+
+
+def test_what_buffers_held_before_changes_nothing(step: CpuStep) -> None:
+    (first,), (second,) = requests([50]), requests([50])
+    for count in (33, 1, 1, 15):
+        batches = [
+            advance([(it, count)], vocab_size=VOCABULARY, num_blocks=CONFIG.num_blocks) for it in (first, second)
+        ]
+        clean = step(batches[0]).values.clone()
+        poison(step)
+        assert step._values.isnan().all()
+        assert torch.equal(step(batches[1]).values, clean)
+
+
+@pytest.mark.parametrize("name", ["scratch", "header", "largest logits", "weight", "tiles"])
+def test_a_planted_overrun_is_found_and_named(step: CpuStep, name: str) -> None:
+    (it,) = requests([20])
+    run(step, [(it, 10)])
+    region = next(region for region, _ in step.arena._regions if region.name == name)
+    ctypes.c_uint8.from_address(region.address + region.size).value = 0
+    with pytest.raises(Overrun, match=f"behind the {region.size} bytes of {name}"):
+        run(step, [(it, 10)])
+
+
+@pytest.mark.parametrize("side", ["before", "behind"])
+def test_nothing_outside_of_the_buffers_is_even_read(path: Path, cpu_kernels: Path, side: str) -> None:
+    """Every buffer, weight and cache beside a page that may not be touched, in a process that ends if it is."""
+    command = [sys.executable, "-m", "tests.engine.cpu.fenced_run", str(path), str(cpu_kernels), side]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=Path(__file__).parents[3])
+    assert done.returncode == 0, f"ended by {done.returncode}: {done.stderr}"
+    assert done.stdout == "untouched\n"
+
+
+# -- which checkpoints
+
+
+def answer(path: Path, options: LoadOptions) -> tuple[str, list[int]]:
+    """The backend that was chosen, and what it says."""
+    with GGUFFile(path) as file:
+        engine = load_engine(file, options)
+    request = engine.request(tuple(range(30)), SamplingParams(temperature=0, max_tokens=8), frozenset())
+    engine.add(request)
+    while engine.has_work:
+        engine.step()
+    return engine.config.backend, request.output_ids
+
+
+def test_auto_is_this_device_where_it_can_be(path: Path, cpu_kernels: Path) -> None:
+    options = LoadOptions(code_cache=cpu_kernels, context_length=128)
+    backend, said = answer(path, options)
+    assert backend == "cpu"
+    assert (backend, said) == answer(path, replace(options, backend="cpu", threads=1))
+    assert len(said) == 8
+
+
+UNSUPPORTED = {
+    "head dimension is 16": {"head_dim": 16},
+    "head dimension is 80": {"head_dim": 80},
+    "hidden size is 48": {"hidden": 48, "head_dim": 32},
+}
+
+
+@pytest.mark.parametrize("problem", UNSUPPORTED)
+def test_a_checkpoint_without_kernels_runs_on_plain_ones_or_is_refused_by_name(
+    tmp_path: Path, cpu_kernels: Path, problem: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    tiny = make(tmp_path, heads=2, kv_heads=1, **UNSUPPORTED[problem]).path  # type: ignore[arg-type]
+    with caplog.at_level(logging.WARNING):
+        assert answer(tiny, LoadOptions(code_cache=cpu_kernels))[0] == "reference"
+    assert "plain kernels" in caplog.text
+    with GGUFFile(tiny) as file, pytest.raises(UnsupportedModel, match=problem):
+        load_engine(file, LoadOptions(backend="cpu", code_cache=cpu_kernels))
+
+
+def test_a_processor_without_the_instructions_takes_plain_kernels(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loading, "_missing_features", lambda: ("avx512vnni",))
+    assert answer(path, LoadOptions())[0] == "reference"
+    assert loading.kernels_are_compiled(LoadOptions())
+    with GGUFFile(path) as file, pytest.raises(UnsupportedModel, match="avx512vnni"):
+        load_engine(file, LoadOptions(backend="cpu"))
+
+
+def test_kernels_are_compiled_where_they_were_kept(cpu_kernels: Path, tmp_path: Path) -> None:
+    assert loading.kernels_are_compiled(LoadOptions(code_cache=cpu_kernels))
+    assert not loading.kernels_are_compiled(LoadOptions(code_cache=tmp_path))
+    assert not loading.kernels_are_compiled(LoadOptions())
+    assert loading.kernels_are_compiled(LoadOptions(backend="reference"))
+
+
+def test_what_bits_depend_on_is_in_the_numerics() -> None:
+    one, two = (CpuDevice(threads, planes, None) for threads, planes in ((1, 1), (4, 2)))
+    assert one.numerics != two.numerics
+    assert two.numerics == CpuDevice(1, 2, None).numerics
+    assert CpuDevice(1000, 2, None).threads == MOST_THREADS
+    assert two.layer_shape(3, 64) == (3, 2 * 16 * 64)
+    with pytest.raises(UnsupportedModel, match="head dimension of 80"):
+        two.layer_shape(1, 80)

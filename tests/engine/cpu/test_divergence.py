@@ -1,0 +1,70 @@
+"""How far the fast kernels are from the float32 reference, on two thousand tokens of prose: the licence."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from app.text.gguf_tokenizer import from_gguf
+from engine import models
+from engine.batch import build_batch
+from engine.checkpoint_config import Metadata
+from engine.config import BLOCK_SIZE, EngineConfig
+from engine.cpu.device import CpuDevice
+from engine.device import Compute, Device
+from engine.reference import ReferenceDevice
+from engine.request import Request, SamplingParams, ScheduledRequest, StepPlan
+from engine.weights import GGUFWeights
+from quant.gguf import GGUFFile
+
+WINDOW = 512
+BLOCKS = WINDOW // BLOCK_SIZE
+# What llama.cpp has by its own tool (llama-perplexity --kl-divergence) on the same text and file. Like that tool, the
+# second half of each window is looked at, where every token has some context.
+LLAMA_CPP = 0.0034
+
+
+def compute_with(device: Device, path: Path) -> Compute:
+    with GGUFFile(path) as file:
+        config = models.read_config(Metadata(file.metadata, "llama"))
+        limits = EngineConfig(device.name, WINDOW, BLOCKS + 1, max_step_tokens=WINDOW, max_running=1)
+        return device.load(config, GGUFWeights(file), limits)
+
+
+def logprobs(compute: Compute, token_ids: list[int]) -> Tensor:
+    """Of every position, float64 [tokens, vocabulary]."""
+    request = Request(1, tuple(token_ids), SamplingParams(), block_table=list(range(1, BLOCKS + 1)))
+    plan = StepPlan((ScheduledRequest(request, 0, len(token_ids), samples=True),))
+    batch = build_batch(plan, vocab_size=49152, num_blocks=BLOCKS + 1)
+    values = compute(replace(batch, logit_rows=range(len(token_ids)))).values
+    return torch.log_softmax(values.double(), -1)
+
+
+@pytest.fixture(scope="module")
+def windows(smollm2: Path) -> list[list[int]]:
+    text = (Path(__file__).parents[3] / "LICENSE").read_text(encoding="utf-8")
+    with GGUFFile(smollm2) as file:
+        token_ids = from_gguf(file.metadata).encode(text)
+    return [token_ids[at : at + WINDOW] for at in range(0, 4 * WINDOW, WINDOW)]
+
+
+@pytest.fixture(scope="module")
+def expected(smollm2: Path, windows: list[list[int]]) -> list[Tensor]:
+    compute = compute_with(ReferenceDevice(keep_dequantized=True, threads=1), smollm2)
+    return [logprobs(compute, window) for window in windows]
+
+
+@pytest.mark.parametrize(("planes", "most"), [(2, LLAMA_CPP / 2), (1, 0.005)])
+def test_the_distribution_stays_close_to_the_references(
+    smollm2: Path, cpu_kernels: Path, windows: list[list[int]], expected: list[Tensor], planes: int, most: float
+) -> None:
+    compute = compute_with(CpuDevice(2, planes, cpu_kernels), smollm2)
+    divergences = []
+    for window, reference in zip(windows, expected, strict=True):
+        ours = logprobs(compute, window)
+        divergences.append((reference.exp() * (reference - ours)).sum(-1)[WINDOW // 2 :])
+    mean = float(torch.cat(divergences).mean())
+    print(f"{planes} planes: mean Kullback-Leibler divergence {mean:.5f} a token")
+    assert mean < most

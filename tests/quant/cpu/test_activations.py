@@ -1,0 +1,200 @@
+"""Rows in every form: to the last bit against numpy where they are quantized, near float64 where they are computed."""
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from quant.cpu.activations import FORM_KERNELS, GROUP, Form, norm_factor, row_bytes
+from tests.quant.cpu.integer_twin import Floats, quantize
+from tests.quant.cpu.kernel_call import bits_float, call, float_bits
+
+SEED = 6
+GUARD = 64
+QUANTIZED = [Form.ONE_PLANE, Form.TWO_PLANES]
+WIDTHS = [32, 64, 96, 576, 1056]
+
+pytestmark = pytest.mark.usefixtures("cpu_kernels")
+
+
+class Row:
+    """Memory for a row, 0xFF everywhere: NaN, or bytes of -1. Behind it is a guard."""
+
+    def __init__(self, form: Form, width: int) -> None:
+        self.form, self.width = form, width
+        self.memory = np.full(row_bytes(form, width) + GUARD, 0xFF, np.uint8)
+
+    def part(self, first: int, stop: int, kind: type[np.generic]) -> NDArray[np.generic]:
+        return self.memory[first:stop].view(kind)
+
+    @property
+    def floats(self) -> Floats:
+        return np.asarray(self.part(0, 4 * self.width, np.float32), np.float32)
+
+    @property
+    def whole(self) -> NDArray[np.int64]:
+        """The integers [groups, 32] that the planes are made of."""
+        high, low = (
+            self.part(at, at + self.width, np.int8).astype(np.int64).reshape(-1, GROUP) for at in (0, self.width)
+        )
+        return high if self.form is Form.ONE_PLANE else 128 * high + low
+
+    @property
+    def scales(self) -> Floats:
+        at, size = 2 * self.width, self.width // 8
+        return np.asarray(self.part(at, at + size, np.float32), np.float32)
+
+    @property
+    def sums(self) -> Floats:
+        at, size = 2 * self.width + self.width // 8, self.width // 8
+        return np.asarray(self.part(at, at + size, np.float32), np.float32)
+
+    def check_guard(self) -> None:
+        assert (self.memory[-GUARD:] == 0xFF).all()
+
+
+def written(x: Floats, form: Form) -> Row:
+    row = Row(form, len(x))
+    call(FORM_KERNELS[form].write_row, np.ascontiguousarray(x), len(x) // GROUP, row.memory)
+    row.check_guard()
+    return row
+
+
+def check_quantized(row: Row, x: Floats) -> None:
+    """Every bit is the numpy twin's."""
+    expected = quantize(x[None], int(row.form))
+    assert np.array_equal(row.whole, expected.whole[0])
+    assert np.array_equal(row.scales, expected.scales[0])
+    assert np.array_equal(row.sums, expected.sums[0])
+
+
+@pytest.mark.parametrize("form", QUANTIZED)
+@pytest.mark.parametrize("width", WIDTHS)
+def test_quantized_rows_are_the_twins(form: Form, width: int) -> None:
+    rng = np.random.default_rng(SEED)
+    for size in (1e-20, 1e-3, 1.0, 1e5, 1e30):
+        x = (rng.standard_normal(width) * size).astype(np.float32)
+        row = written(x, form)
+        check_quantized(row, x)
+        step = np.abs(x.reshape(-1, GROUP)).max(-1, keepdims=True) / (127 if form is Form.ONE_PLANE else 127 * 128)
+        values = row.whole * row.scales[:, None].astype(np.float64)
+        assert (np.abs(values - x.reshape(-1, GROUP)) <= 0.501 * step).all()
+
+
+@pytest.mark.parametrize("form", QUANTIZED)
+@pytest.mark.parametrize(
+    "group",
+    [
+        np.zeros(32),
+        -np.zeros(32),
+        np.full(32, 3.0),
+        np.full(32, -7e4),
+        np.concatenate([np.zeros(31), [-1e30]]),
+        np.concatenate([[3e38], np.ones(31)]),
+        np.tile([1.0, -1.0], 16),
+        np.arange(32) - 31.0,
+        np.arange(32) * 0.5 / 127,  # halves of a step
+        np.concatenate([[127.0], np.arange(31) - 15.5]),  # halves of a step, to even
+        np.concatenate([[16256.0], np.arange(31) * 64 - 32.0]),  # halves of the upper plane
+        np.linspace(-128 * 127, 128 * 127, 32),
+    ],
+    ids=lambda group: f"{group[0]:g}..{group[-1]:g}",
+)
+def test_odd_groups_are_the_twins_and_leave_their_neighbours_alone(form: Form, group: NDArray[np.float64]) -> None:
+    rng = np.random.default_rng(SEED)
+    x = rng.standard_normal(96).astype(np.float32)
+    alone = written(x, form)
+    x[32:64] = group
+    row = written(x, form)
+    check_quantized(row, x)
+    assert (np.abs(row.part(0, 96, np.int8).astype(int)) <= 127).all()
+    for place in (0, 2):
+        assert np.array_equal(row.whole[place], alone.whole[place])
+        assert row.scales[place] == alone.scales[place]
+
+
+@pytest.mark.parametrize("form", QUANTIZED)
+@pytest.mark.parametrize("size", [1e-45, 1e-42, 1e-40, 1e-38, 1e-36])
+def test_values_too_small_to_count_stay_small(form: Form, size: float) -> None:
+    """Near the least float32 there is, steps have no precision left; what comes of them has to be next to nothing."""
+    x = (np.random.default_rng(SEED).standard_normal(64) * size).astype(np.float32)
+    row = written(x, form)
+    assert (np.abs(row.whole) <= 128 * 128).all()
+    assert (np.abs(row.whole * row.scales[:, None].astype(np.float64)) <= 1e-34).all()
+    assert (np.abs(row.sums) <= 1e-34).all()
+
+
+def test_floats_are_copied() -> None:
+    x = np.random.default_rng(SEED).standard_normal(96).astype(np.float32)
+    x[:4] = [np.inf, -np.inf, np.nan, -0.0]
+    assert np.array_equal(written(x, Form.FLOAT).floats.view(np.int32), x.view(np.int32))
+
+
+@pytest.mark.parametrize("form", Form)
+def test_a_nan_does_not_become_a_number(form: Form) -> None:
+    """A value that is none makes its whole group none, wherever it stands: a broken model must not go on quietly."""
+    rng = np.random.default_rng(SEED)
+    for place in range(32, 64):
+        x = rng.standard_normal(96).astype(np.float32)
+        x[place] = np.nan
+        row = written(x, form)
+        if form is Form.FLOAT:
+            assert np.isnan(row.floats[place])
+        else:
+            assert np.isnan(row.scales[1]), place
+            assert np.isfinite(row.scales[[0, 2]]).all()
+
+
+@pytest.mark.parametrize("form", QUANTIZED)
+def test_an_infinity_does_not_become_a_number(form: Form) -> None:
+    x = np.ones(32, np.float32)
+    x[17] = np.inf
+    assert not np.isfinite(written(x, form).scales[0])
+
+
+@pytest.mark.parametrize("form", Form)
+@pytest.mark.parametrize("width", WIDTHS)
+def test_norm(form: Form, width: int) -> None:
+    rng = np.random.default_rng(SEED)
+    epsilon = 1e-5
+    for size in (1e-4, 1.0, 3e3):
+        x = (rng.standard_normal(width) * size).astype(np.float32)
+        weight = rng.standard_normal(width).astype(np.float32)
+        factor = call(norm_factor, x, width // GROUP, float_bits(epsilon))
+        exact = 1 / np.sqrt(np.mean(np.float64(x) ** 2) + epsilon)
+        assert bits_float(factor) == pytest.approx(exact, rel=3e-7)
+        row = Row(form, width)
+        call(FORM_KERNELS[form].scale_row, x, factor, weight, width // GROUP, row.memory)
+        row.check_guard()
+        scaled = x * bits_float(factor) * weight
+        if form is Form.FLOAT:
+            assert np.array_equal(row.floats, scaled)
+        else:
+            check_quantized(row, scaled)
+
+
+@pytest.mark.parametrize("form", Form)
+@pytest.mark.parametrize("group", [0, 2])
+def test_silu_product_fills_its_group_and_no_other(form: Form, group: int) -> None:
+    rng = np.random.default_rng(SEED)
+    gate, up = (rng.standard_normal((2, 32)) * 5).astype(np.float32)
+    gate[:6] = [0.0, 80, -80, 300, -300, 1e30]
+    exact = np.float64(gate) * up / (1 + np.exp(-np.float64(np.maximum(gate, -87))))
+    row, plain = Row(form, 96), Row(Form.FLOAT, 96)
+    for out in (row, plain):
+        call(FORM_KERNELS[out.form].silu_product, gate, up, group, 3, out.memory)
+        out.check_guard()
+    floats = plain.floats[32 * group : 32 * group + 32]
+    np.testing.assert_allclose(floats, exact, rtol=3e-6, atol=1e-34)
+    others = [number for number in range(3) if number != group]
+    assert np.isnan(plain.floats.reshape(3, 32)[others]).all()
+    if form is not Form.FLOAT:
+        expected = quantize(floats[None], int(form))
+        assert np.array_equal(row.whole[group], expected.whole[0, 0])
+        assert row.scales[group] == expected.scales[0, 0]
+        assert row.sums[group] == expected.sums[0, 0]
+        assert np.isnan(row.scales[others]).all()
+        assert (row.part(0, 96, np.int8).reshape(3, 32)[others] == -1).all()
+
+
+def test_bytes_of_a_row() -> None:
+    assert [row_bytes(form, 64) for form in Form] == [256, 144, 144]

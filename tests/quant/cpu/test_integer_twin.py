@@ -1,0 +1,42 @@
+"""The oracle itself: against exact fractions, and against the plain product of what it quantized."""
+
+from fractions import Fraction
+
+import numpy as np
+
+from quant.kernels.reference import dequantize
+from tests.quant.cpu.integer_twin import fma, product, quantize
+from tests.quant.cpu.random_weights import QUANTIZED, random_weight
+
+SEED = 3
+
+
+def nearest(value: Fraction) -> np.float32:
+    """The float32 nearest to a fraction, ties to even, by comparing neighbours."""
+    guess = np.float32(float(value))
+    around = [np.nextafter(guess, np.float32(-np.inf)), guess, np.nextafter(guess, np.float32(np.inf))]
+    return min(around, key=lambda f: (abs(Fraction(float(f)) - value), int(f.view(np.int32)) & 1))
+
+
+def test_fma_rounds_once() -> None:
+    rng = np.random.default_rng(SEED)
+    x, y, z = rng.standard_normal((3, 3000)).astype(np.float32)
+    z[::2] = (-np.float64(x) * y * (1 + rng.integers(-4, 5, 3000) * 2.0**-24))[::2]  # sums that cancel
+    # The exact sum lies a hair below a tie of float32, and float64 rounds it to the tie.
+    x[0], y[0], z[0] = 1 + 2.0**-15, 2.0**-24 * (1 - 2.0**-15), 1 + 2.0**-23
+    terms = zip(x.tolist(), y.tolist(), z.tolist(), strict=True)
+    expected = [nearest(Fraction(a) * Fraction(b) + Fraction(c)) for a, b, c in terms]
+    assert np.array_equal(fma(x, y, z), np.array(expected, np.float32))
+    assert fma(x[0], y[0], z[0]) != np.float32(np.float64(x[0]) * y[0] + z[0])
+
+
+def test_the_twin_multiplies_what_it_quantized() -> None:
+    rng = np.random.default_rng(SEED)
+    x = rng.standard_normal((5, 96), np.float32)
+    for name in QUANTIZED:
+        weight = random_weight(name, 20, 96, rng)
+        for planes in (1, 2):
+            rows = quantize(x, planes)
+            values = (rows.whole * rows.scales[..., None].astype(np.float64)).reshape(x.shape)
+            exact = values @ dequantize(weight).double().numpy().T
+            np.testing.assert_allclose(product(weight, x, planes), exact, rtol=0, atol=1e-4)

@@ -1,0 +1,113 @@
+"""Layers over packed tiles: what they hold, how segments are joined, and what is refused by name."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from quant.cpu.activations import Form
+from quant.cpu.arena import Arena
+from quant.cpu.linear import CpuBackend, CpuLinear
+from quant.cpu.tiles import PAIR
+from quant.errors import UnsupportedQuantization
+from quant.kernels.reference import dequantize, dequantize_rows
+from quant.tensor import QTensor
+from tests.quant.cpu.random_weights import TYPES, any_weight, bits, random_weight
+
+SEED = 5
+
+pytestmark = pytest.mark.usefixtures("cpu_kernels")
+
+
+def layer(*segments: QTensor) -> CpuLinear:
+    return CpuBackend(Arena()).linear(segments)
+
+
+def same_bits(ours: Tensor, theirs: Tensor) -> bool:
+    """Equal to the last bit, the sign of a zero included; any NaN equals any other."""
+    return bool(((bits(ours) == bits(theirs)) | (ours.isnan() & theirs.isnan())).all())
+
+
+@pytest.mark.parametrize("name", TYPES)
+@pytest.mark.parametrize("shape", [(1, 32), (17, 96), (50, 160)])
+def test_an_embedding_row_is_the_weights(name: str, shape: tuple[int, int]) -> None:
+    rng = np.random.default_rng(SEED)
+    ids = torch.from_numpy(rng.integers(0, shape[0], 40))
+    for weight in (random_weight(name, *shape, rng), any_weight(name, *shape, rng)):
+        assert same_bits(layer(weight).rows(ids), dequantize_rows(weight, ids))
+
+
+@pytest.mark.parametrize("row", [-1, 20, 1 << 40])
+def test_a_row_that_is_not_there_is_refused(row: int) -> None:
+    table = layer(random_weight("Q8_0", 20, 32, np.random.default_rng(SEED)))
+    with pytest.raises(IndexError, match=f"row {row} of a weight of 20"):
+        table.rows(torch.tensor([3, row]))
+
+
+MIXES = [
+    [("Q4_1", 64), ("Q8_0", 32)],
+    [("F16", 32), ("Q4_0", 64)],
+    [("Q4_0", 33), ("Q4_0", 7), ("Q4_0", 64)],
+    [("Q4_1", 17), ("Q8_0", 40), ("Q4_1", 1)],
+    [("F32", 5), ("BF16", 100), ("F16", 3), ("F16", 32)],
+    [("Q4_0", 32), ("Q4_0", 96), ("Q4_1", 32), ("Q4_0", 16), ("Q4_0", 16)],
+]
+
+
+@pytest.mark.parametrize("mix", MIXES)
+@pytest.mark.parametrize("tokens", [1, 2, 3, 5])
+def test_segments_lie_side_by_side(mix: list[tuple[str, int]], tokens: int) -> None:
+    rng = np.random.default_rng(SEED)
+    segments = [random_weight(name, rows, 96, rng) for name, rows in mix]
+    x = torch.from_numpy(rng.standard_normal((tokens, 96), np.float32))
+    fused = layer(*segments)
+    apart = torch.cat([layer(segment).forward(x) for segment in segments], dim=1)
+    assert torch.equal(bits(fused.forward(x)), bits(apart))
+    assert (fused.inputs, fused.outputs) == (96, apart.shape[1])
+    assert torch.equal(bits(fused.dequantize()), bits(torch.cat([dequantize(segment) for segment in segments])))
+
+
+def test_segments_of_one_type_are_one_part_as_far_as_pairs_of_tiles_go() -> None:
+    rng = np.random.default_rng(SEED)
+    whole = layer(*(random_weight("Q4_0", rows, 32, rng) for rows in (PAIR, 3 * PAIR, 5)))
+    assert [(part.first, part.rows) for part in whole.parts] == [(0, 4 * PAIR + 5)]
+    cut = layer(*(random_weight("Q4_0", rows, 32, rng) for rows in (PAIR, 5, PAIR)))
+    assert [(part.first, part.rows) for part in cut.parts] == [(0, PAIR + 5), (PAIR + 5, PAIR)]
+    assert [cut.part_of(row).first for row in (0, PAIR + 4, PAIR + 5, 2 * PAIR + 4)] == [0, 0, PAIR + 5, PAIR + 5]
+
+
+def test_a_segment_within_a_part_has_an_address_where_a_pair_begins() -> None:
+    rng = np.random.default_rng(SEED)
+    (part,) = layer(*(random_weight("Q4_1", PAIR, 64, rng) for _ in range(3))).parts
+    assert part.address(PAIR) - part.address(0) == 2 * part.tile_bytes == 2 * 2 * 320
+    with pytest.raises(UnsupportedQuantization, match="40 rows"):
+        part.address(40)
+
+
+@pytest.mark.parametrize("columns", [16, 33, 80])
+def test_columns_that_are_no_whole_groups_are_refused(columns: int) -> None:
+    with pytest.raises(UnsupportedQuantization, match=f"{columns} columns"):
+        layer(random_weight("F32", 16, columns, np.random.default_rng(SEED)))
+
+
+def test_floats_meet_floats_and_integers_meet_planes() -> None:
+    rng = np.random.default_rng(SEED)
+    for planes in (Form.ONE_PLANE, Form.TWO_PLANES):
+        for name in TYPES:
+            made = CpuBackend(Arena(), planes).linear([random_weight(name, 8, 32, rng)])
+            assert made.form(made.parts[0]) is (planes if name.startswith("Q") else Form.FLOAT)
+
+
+def test_all_weights_lie_in_one_arena(cpu_kernels: Path) -> None:
+    arena = Arena()
+    backend = CpuBackend(arena)
+    rng = np.random.default_rng(SEED)
+    layers = [backend.linear([random_weight(name, 40, 64, rng)]) for name in TYPES]
+    spans = arena.spans()
+    for part in (part for made in layers for part in made.parts):
+        assert spans.holds(part.region.address, part.region.size)
+    for made in layers:
+        made.forward(torch.ones(3, 64))
+    arena.check()

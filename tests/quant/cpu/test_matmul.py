@@ -1,0 +1,145 @@
+"""Products of tiles: to the last bit against the numpy twin, and near the product of dequantized weights."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from quant.cpu.activations import Form
+from quant.cpu.arena import Arena
+from quant.cpu.linear import CpuBackend, CpuLinear
+from quant.kernels import reference
+from quant.tensor import QTensor
+from tests.quant.cpu.integer_twin import product
+from tests.quant.cpu.random_weights import PLAIN, QUANTIZED, TYPES, bits, random_weight
+
+SEED = 4
+SHAPES = [
+    (1, 32), (15, 64), (16, 96), (17, 32), (31, 160), (32, 64), (33, 96), (47, 32), (64, 256), (65, 128), (75, 160),
+]  # fmt: skip
+TOKENS = 9
+
+
+@pytest.fixture(autouse=True)
+def poisoned(cpu_kernels: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels are loaded, and memory that nobody wrote yet is NaN."""
+    fresh = torch.empty
+
+    def poisoned_empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        memory = fresh(*shape, dtype=dtype)
+        memory.view(torch.uint8).fill_(0xFF)
+        return memory
+
+    monkeypatch.setattr(torch, "empty", poisoned_empty)
+
+
+def layer(*segments: QTensor, planes: Form = Form.TWO_PLANES) -> CpuLinear:
+    return CpuBackend(Arena(), planes).linear(segments)
+
+
+def activations(tokens: int, columns: int, rng: np.random.Generator) -> Tensor:
+    """Groups of very different size, as a model has them."""
+    sizes = np.exp(rng.standard_normal((tokens, columns // 32, 1)) * 2)
+    values = rng.standard_normal((tokens, columns // 32, 32)) * sizes
+    return torch.from_numpy(values.reshape(tokens, columns).astype(np.float32))
+
+
+@pytest.mark.parametrize("planes", [Form.ONE_PLANE, Form.TWO_PLANES])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("name", TYPES)
+def test_every_bit_is_the_twins(name: str, shape: tuple[int, int], planes: Form) -> None:
+    rng = np.random.default_rng(SEED)
+    weight, x = random_weight(name, *shape, rng), activations(TOKENS, shape[1], rng)
+    out = layer(weight, planes=planes).forward(x)
+    assert torch.equal(bits(out), bits(torch.from_numpy(product(weight, x.numpy(), planes))))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("name", PLAIN)
+def test_floats_are_multiplied_as_floats(name: str, shape: tuple[int, int]) -> None:
+    rng = np.random.default_rng(SEED)
+    weight, x = random_weight(name, *shape, rng), activations(TOKENS, shape[1], rng)
+    expected = reference.matmul(x, reference.dequantize(weight))
+    size = x.abs() @ reference.dequantize(weight).abs().T  # what the terms of a sum add up to without their signs
+    assert ((layer(weight).forward(x) - expected).abs() <= 2e-6 * size).all()
+
+
+@pytest.mark.parametrize("planes", [Form.ONE_PLANE, Form.TWO_PLANES])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("name", QUANTIZED)
+def test_the_error_is_that_of_quantized_activations(name: str, shape: tuple[int, int], planes: Form) -> None:
+    """At most half a step of a group's activations, times the magnitudes of the weights that meet them."""
+    rng = np.random.default_rng(SEED)
+    weight, x = random_weight(name, *shape, rng), activations(TOKENS, shape[1], rng)
+    values = reference.dequantize(weight)
+    steps = 127 if planes is Form.ONE_PLANE else 127 * 128
+    half_steps = x.view(TOKENS, -1, 32).abs().amax(-1) / steps / 2
+    bound = half_steps @ values.view(len(values), -1, 32).abs().sum(-1).T
+    rounding = 4e-6 * (x.abs() @ values.abs().T)
+    error = (layer(weight, planes=planes).forward(x) - reference.matmul(x, values)).abs()
+    assert (error <= 1.001 * bound + rounding).all()
+    if planes is Form.ONE_PLANE:
+        assert error.max() > 0.05 * bound.max()  # the bound is not idle
+
+
+def slices(tokens: int) -> Sequence[tuple[int, int]]:
+    """All beginnings up to nine tokens, and some from the middle, across the blocks of 4 and of 128."""
+    first = [(0, n) for n in range(1, 10)]
+    return [*first, (3, 4), (5, 7), (2, 11), (4, 8), (126, 131), (127, 130), (1, tokens), (tokens - 1, tokens)]
+
+
+@pytest.mark.parametrize("planes", [Form.ONE_PLANE, Form.TWO_PLANES])
+@pytest.mark.parametrize("shape", [(75, 160), (32, 64), (17, 32), (200, 576)])
+@pytest.mark.parametrize("name", TYPES)
+def test_a_row_has_the_same_bits_alone_and_among_others(name: str, shape: tuple[int, int], planes: Form) -> None:
+    rng = np.random.default_rng(SEED)
+    multiply = layer(random_weight(name, *shape, rng), planes=planes).forward
+    x = activations(133, shape[1], rng)
+    together = multiply(x)
+    assert together.isfinite().all()
+    for start, stop in slices(133):
+        assert torch.equal(bits(multiply(x[start:stop])), bits(together[start:stop])), (start, stop)
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_a_row_of_a_weight_has_the_same_bits_alone_and_among_others(name: str) -> None:
+    rng = np.random.default_rng(SEED)
+    whole = random_weight(name, 96, 64, rng)
+    x = activations(6, 64, rng)
+    rows = [random_weight(name, 1, 64, np.random.default_rng(row)) for row in range(3)]
+    together = layer(whole, *rows).forward(x)
+    assert torch.equal(bits(layer(whole).forward(x)), bits(together[:, :96]))
+    for place, row in enumerate(rows):
+        assert torch.equal(bits(layer(row).forward(x)), bits(together[:, 96 + place : 97 + place]))
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_a_poisoned_row_stays_alone(name: str) -> None:
+    rng = np.random.default_rng(SEED)
+    multiply = layer(random_weight(name, 40, 64, rng)).forward
+    x = activations(11, 64, rng)
+    clean = multiply(x)
+    for poisoned in (0, 4, 10):
+        spoiled = x.clone()
+        spoiled[poisoned] = torch.nan
+        out = multiply(spoiled)
+        keep = torch.arange(11) != poisoned
+        assert torch.equal(bits(out[keep]), bits(clean[keep]))
+        assert out[poisoned].isnan().all()
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_no_rows_give_no_rows(name: str) -> None:
+    multiply = layer(random_weight(name, 6, 32, np.random.default_rng(SEED))).forward
+    assert multiply(torch.zeros(0, 32)).shape == (0, 6)
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_rows_need_not_lie_side_by_side(name: str) -> None:
+    rng = np.random.default_rng(SEED)
+    multiply = layer(random_weight(name, 20, 64, rng)).forward
+    wide = activations(7, 128, rng)
+    assert torch.equal(multiply(wide[::2, 64:]), multiply(wide[::2, 64:].clone()))

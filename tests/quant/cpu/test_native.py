@@ -1,0 +1,247 @@
+"""Compiled code that is kept: for whom, for how long, and what becomes of it when the disk spoils it."""
+
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import llvmlite
+import numba
+import numpy as np
+import pytest
+from llvmlite import binding
+
+from quant.cpu import native
+from quant.cpu.native import KEPT, CodeFolder
+
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+
+# A whole user of a code folder, small enough to compile at once: it prints what it computed, and what it compiled.
+PROGRAM = """
+import sys
+from pathlib import Path
+from numba import types
+from quant.cpu import native, vector
+
+@vector.kernel
+def twice(e, x) -> object:
+    return e.at(x, x)
+
+@vector.kernel
+def thrice(e, x) -> object:
+    return e.at(e.at(x, x), x)
+
+@vector.jit
+def five_times(x):
+    return twice(x) + thrice(x)
+
+def entry(x):
+    return five_times(x)
+
+compile_kernels = native._compile_kernels
+def noted():
+    print("compiled", end=" ")
+    return compile_kernels()
+native._compile_kernels = noted
+
+if "without thrice" in sys.argv:
+    del vector.KERNELS["ingle_thrice"]
+    def entry(x):
+        return twice(x)
+folder = native.CodeFolder(Path(sys.argv[1]), [Path(__file__).with_name("source.py")])
+print("filled" if folder.is_filled else "empty", end=" ")
+folder.load_kernels()
+function = folder.load_function(entry, types.int64(types.int64))
+folder.forget_old()
+print(function(int(sys.argv[2])))
+"""
+
+Run = Callable[..., str]
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def run(tmp_path: Path, cache: Path) -> Run:
+    """Run PROGRAM in a process of its own: what is wrong with machine code may end it."""
+    (tmp_path / "program.py").write_text(PROGRAM)
+    (tmp_path / "source.py").write_text("a = 1\n")
+
+    def started(*words: str) -> str:
+        command = [sys.executable, str(tmp_path / "program.py"), str(cache), "100", *words]
+        done = subprocess.run(command, check=False, capture_output=True, text=True, env=ENVIRONMENT)
+        assert done.returncode == 0, f"ended by {done.returncode}: {done.stderr}"
+        return done.stdout.strip()
+
+    return started
+
+
+def versions(cache: Path) -> list[Path]:
+    return list((cache / "cpu-code").iterdir())
+
+
+def test_what_was_compiled_once_is_read_back(run: Run, cache: Path) -> None:
+    assert run() == "empty compiled 500"
+    (folder,) = versions(cache)
+    kept = {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
+    assert {path.suffix for path in kept} >= {".o", ".nbi", ".nbc"}
+    assert run() == "filled 500"
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()} == kept
+
+
+def test_a_changed_source_is_other_code(run: Run, cache: Path, tmp_path: Path) -> None:
+    run()
+    (tmp_path / "source.py").write_text("a = 2\n")
+    assert run() == "empty compiled 500"
+    assert len(versions(cache)) == 2
+    (tmp_path / "source.py").write_text("a = 1\n")
+    assert run() == "filled 500"
+
+
+@pytest.mark.parametrize("damage", ["cut in half", "empty", "a hole"])
+@pytest.mark.parametrize("suffix", [".o", ".nbi", ".nbc"])
+def test_what_the_disk_spoiled_is_compiled_again(run: Run, cache: Path, suffix: str, damage: str) -> None:
+    """As a power failure or a full disk leaves it. It must neither end the process nor stay for ever."""
+    run()
+    for path in cache.rglob(f"*{suffix}"):
+        whole, half = path.read_bytes(), path.stat().st_size // 2
+        hole = whole[: half // 2] + bytes(half) + whole[half // 2 + half :]
+        path.write_bytes({"cut in half": whole[:half], "empty": b"", "a hole": hole}[damage])
+    for _ in range(2):
+        assert run().endswith("500")
+    assert run() == "filled 500"
+
+
+def test_kept_kernels_that_lack_one_are_compiled_again(run: Run) -> None:
+    """A process that imported fewer modules knew fewer kernels when it compiled."""
+    assert run("without thrice") == "empty compiled 200"
+    assert run().endswith("500")
+
+
+def test_many_processes_at_once_share_one_folder(tmp_path: Path, cache: Path, run: Run) -> None:
+    command = [sys.executable, str(tmp_path / "program.py"), str(cache), "100"]
+    started = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT) for _ in range(4)]
+    assert all(process.communicate()[0].strip().endswith("500") for process in started)
+    assert run() == "filled 500"
+    assert not [path for path in cache.rglob("*") if path.is_file() and path.suffix not in (".o", ".nbi", ".nbc")]
+
+
+# -- the folder itself, without compiling anything
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    path = tmp_path / "source.py"
+    path.write_text("a = 1\n")
+    return path
+
+
+@pytest.fixture(autouse=True)
+def fresh_fingerprints() -> Iterator[None]:
+    """Sources do not change while a process lives, and the product relies on that; here they do."""
+    native._fingerprint.cache_clear()
+    yield
+    native._fingerprint.cache_clear()
+
+
+def path_of(cache: Path, *sources: Path) -> Path | None:
+    native._fingerprint.cache_clear()
+    return CodeFolder(cache, sources).path
+
+
+def test_the_folder_is_named_for_everything_the_code_depends_on(
+    cache: Path, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = tmp_path / "other.py"
+    other.write_text("")
+    names = [path_of(cache, source), path_of(cache, source, other), path_of(cache, other, source), path_of(cache)]
+    source.write_text("a = 2\n")
+    names.append(path_of(cache, source))
+    for module, name, value in (
+        (numba, "__version__", "0.0.1"),
+        (llvmlite, "__version__", "0.0.1"),
+        (np, "__version__", "0.0.1"),
+        (platform, "python_version", lambda: "3.0.0"),
+        (binding, "get_host_cpu_name", lambda: "i386"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(module, name, value)
+            names.append(path_of(cache, source))
+    assert None not in names
+    assert len(set(names)) == len(names)
+    assert path_of(cache, source) == names[4]
+
+
+def test_a_new_folder_is_for_its_owner_alone(cache: Path, source: Path) -> None:
+    path = path_of(cache, source)
+    assert path is not None
+    assert path.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("mode", [0o770, 0o707, 0o702, 0o720, 0o777])
+def test_a_folder_that_others_can_write_is_not_used(cache: Path, source: Path, mode: int) -> None:
+    path = path_of(cache, source)
+    assert path is not None
+    path.chmod(mode)
+    folder = CodeFolder(cache, [source])
+    assert folder.path is None
+    assert not folder.is_filled
+    path.chmod(0o755)
+    assert CodeFolder(cache, [source]).path == path
+
+
+def test_a_folder_of_somebody_else_is_not_used(cache: Path, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert path_of(cache, source) is not None
+    monkeypatch.setattr(os, "getuid", lambda: os.geteuid() + 1)
+    assert CodeFolder(cache, [source]).path is None
+
+
+def test_where_no_folder_can_be_made_none_is_used(tmp_path: Path, source: Path) -> None:
+    blocked = tmp_path / "a file"
+    blocked.write_text("")
+    assert CodeFolder(blocked, [source]).path is None
+    nowhere = CodeFolder(None, [source])
+    assert nowhere.path is None
+    assert not nowhere.is_filled
+    nowhere.forget_old()
+
+
+def old_version(cache: Path, name: str, age: int) -> Path:
+    folder = cache / "cpu-code" / name
+    folder.mkdir(parents=True)
+    (folder / "kernels.o").write_bytes(b"old")
+    os.utime(folder, (1e9 - age, 1e9 - age))
+    return folder
+
+
+def test_old_versions_are_removed_but_for_the_last_used(cache: Path, source: Path) -> None:
+    old = [old_version(cache, f"version {age}", age) for age in range(KEPT + 2)]
+    folder = CodeFolder(cache, [source])
+    folder.forget_old()
+    assert {path for path in old if path.exists()} == set(old[: KEPT - 1])
+    assert folder.path is not None
+    assert folder.path.exists()
+
+
+def test_a_version_that_another_process_removes_meanwhile_is_no_error(
+    cache: Path, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two processes of a new version start together, and both tidy up."""
+    gone = old_version(cache, "gone", 5)
+    folder, listed = CodeFolder(cache, [source]), Path.iterdir
+
+    def listing(path: Path) -> list[Path]:
+        there = list(listed(path))
+        if path == cache / "cpu-code" and gone.exists():
+            (gone / "kernels.o").unlink()
+            gone.rmdir()
+        return there
+
+    monkeypatch.setattr(Path, "iterdir", listing)
+    folder.forget_old()
+    assert not gone.exists()
