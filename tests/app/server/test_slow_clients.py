@@ -1,0 +1,87 @@
+"""Clients that read slowly: what waits for them is bounded, nobody else waits for them, and they miss nothing."""
+
+import asyncio
+import json
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from app.chat.messages import Message
+from app.chat.template import ChatTemplateRenderer
+from app.chat.token_streams import MOST_AT_ONCE
+from app.text.tokenizer import Tokenizer
+from tests.app.server.live_server import LiveServer, controlled_engine, until
+from tests.app.server.test_disconnects import message, read_all
+from tests.hash_model import expected_output
+
+TOKENS = 1500
+WRITE_LIMIT = 64 << 10  # bytes: asyncio tells a writer to pause when more than this is unsent
+LARGEST_EVENT = 512  # bytes
+
+
+@pytest.fixture
+def server(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> Iterator[LiveServer]:
+    engine, _ = controlled_engine(tokenizer.vocab_size)
+    with LiveServer("hash", engine, tokenizer, renderer) as server:
+        # Its connections inherit it: the system keeps little of what a client does not read.
+        server._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        yield server
+        until(lambda: not engine.has_work)
+    engine.assert_empty()
+
+
+def slow_client(server: LiveServer, content: str) -> socket.socket:
+    """Asks for a long stream, and reads nothing of it."""
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    client.connect(("127.0.0.1", server.port))
+    client.sendall(message(content, max_tokens=TOKENS, stream=True))
+    return client
+
+
+def bytes_unsent(server: LiveServer) -> int:
+    """The most that the server holds for a connection of what it has written to it."""
+
+    async def most() -> int:
+        connections: set[Any] = server._server.server_state.connections
+        return max((connection.transport.get_write_buffer_size() for connection in connections), default=0)
+
+    return server.call(most())
+
+
+def texts(reply: bytes) -> str:
+    """The text of a streamed reply, which must be whole."""
+    body = b"".join(
+        reply.partition(b"\r\n\r\n")[2].split(b"\r\n")[1::2]
+    )  # of each HTTP chunk, the line behind its size
+    *events, done, nothing = body.split(b"\n\n")
+    assert (done, nothing) == (b"data: [DONE]", b"")
+    choices = [json.loads(event.removeprefix(b"data: "))["choices"][0] for event in events]
+    return "".join(choice["delta"].get("content", "") for choice in choices)
+
+
+def expected(server: LiveServer, content: str, tokens: int) -> str:
+    prompt = server.call(server.service.encode([Message("user", content)]))
+    return server.service.tokenizer.decode(expected_output(prompt, tokens))
+
+
+def test_what_a_client_does_not_read_is_bounded_and_holds_up_nobody(server: LiveServer) -> None:
+    with slow_client(server, "Slowly") as slow:
+        until(lambda: bytes_unsent(server) > WRITE_LIMIT)
+        quick = asyncio.run(read_all(server, message("Quickly", max_tokens=100, stream=True)))
+        until(lambda: not server.engine.has_work)  # the reply is generated to its end, and its blocks are free
+        assert bytes_unsent(server) <= WRITE_LIMIT + MOST_AT_ONCE * LARGEST_EVENT
+        assert texts(quick) == expected(server, "Quickly", 100)
+        late = b"".join(iter(lambda: slow.recv(1 << 16), b""))
+    assert len(late) > 2 * (WRITE_LIMIT + MOST_AT_ONCE * LARGEST_EVENT)
+    assert texts(late) == expected(server, "Slowly", TOKENS)
+
+
+def test_nothing_is_left_of_a_client_that_leaves_without_reading(server: LiveServer) -> None:
+    idle = server.tasks()
+    with slow_client(server, "Never"):
+        until(lambda: bytes_unsent(server) > WRITE_LIMIT)
+    until(lambda: server.tasks() <= idle and not server.engine.has_work)
+    server.engine.assert_empty()
