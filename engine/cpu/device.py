@@ -29,7 +29,6 @@ from quant.cpu.native import Entry
 from quant.gguf import GGUFTensor
 
 NUMERICS_VERSION = "1"  # raised when a change of the kernels changes bits: what was cached before is not used then
-HEAD_PLANES = Form.ONE_PLANE  # moves log-probabilities by 0.04, and the head is a quarter of a small model
 STEP_OPERATIONS = 80_000_000_000  # that one thread computes in a fifth of a second
 LOCAL_PIECES = 16  # pieces of context that every thread merges for itself rather than wait for the others
 
@@ -66,7 +65,7 @@ class CpuDevice:
             threads=self.threads,
         )
         program = Program(arena, limits)
-        operations = CpuOperations(CpuBackend(arena, self._planes), program, HEAD_PLANES)
+        operations = CpuOperations(CpuBackend(arena, self._planes), program, self._planes)
         loaded = models.load(model, weights, operations, config.context_length)
         kv = KVCache(loaded.kv_groups(), config.num_blocks, self.layer_shape, self.kv_type)
         logits: LogitRows = loaded.forward(placeholder_batch(), kv)

@@ -84,7 +84,7 @@ class LogitRows:
 
 
 class CpuOperations:
-    """Records one model into `program`. `head_planes` is how the rows are quantized that meet the output head."""
+    """Records one model into `program`. `head_planes` is how rows are quantized for the output head."""
 
     def __init__(self, weights: CpuBackend, program: Program, head_planes: Form) -> None:
         self.weights = weights

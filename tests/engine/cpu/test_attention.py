@@ -83,8 +83,8 @@ def two_requests(rng: random.Random) -> tuple[Request, Request]:
     return first, sequence(2, range(CONTEXT, 2 * CONTEXT), blocks[half:])
 
 
-def run(it: Recorded, steps: Iterator[list[tuple[Request, int]]], threads: int = 2) -> dict[int, Tensor]:
-    """What came out for each token, by its id."""
+def run(it: Recorded, steps: Iterator[list[tuple[Request, int]]], threads: int | None = None) -> dict[int, Tensor]:
+    """What came out for each token, by its id; as many threads compute as are fastest."""
     out: dict[int, Tensor] = {}
     for parts in steps:
         batch = advance(parts, vocab_size=2 * CONTEXT, num_blocks=BLOCKS)

@@ -230,17 +230,16 @@ def check_traffic(path: Path, code_cache: Path, config: EngineConfig, traffic: T
     assert seen.again - again_in_traffic > count
 
 
-@pytest.mark.parametrize("budget", [40, 256])
-def test_the_bits_survive_everything_the_scheduler_does(path: Path, cpu_kernels: Path, budget: int) -> None:
+def test_the_bits_survive_everything_the_scheduler_does(path: Path, cpu_kernels: Path) -> None:
     """Batches, chunks, cached prefixes, preemption: a pool of a fraction of the demand, full of NaN at first."""
-    config = replace(CONFIG, num_blocks=20, max_step_tokens=budget, context_length=256)
-    check_traffic(path, cpu_kernels, config, Traffic(random.Random(13 + budget), VOCABULARY, 90), 100)
+    config = replace(CONFIG, num_blocks=20, max_step_tokens=40, context_length=256)
+    check_traffic(path, cpu_kernels, config, Traffic(random.Random(13), VOCABULARY, 90), 100)
 
 
 def test_smollm2_has_the_same_bits_through_everything(smollm2: Path, cpu_kernels: Path) -> None:
     """Real weights, with cached and computed prefixes, preemption, and up to 16 requests at a time."""
     config = replace(CONFIG, num_blocks=14, max_step_tokens=128, context_length=256)
-    check_traffic(smollm2, cpu_kernels, config, Traffic(random.Random(14), 49152, 70), 30)
+    check_traffic(smollm2, cpu_kernels, config, Traffic(random.Random(14), 49152, 70), 20)
 
 
 def test_smollm2_has_the_same_bits_in_any_chunks(smollm2: Path, cpu_kernels: Path) -> None:

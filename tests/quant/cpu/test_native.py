@@ -103,8 +103,17 @@ def test_a_changed_source_is_other_code(run: Run, cache: Path, tmp_path: Path) -
     assert run() == "filled 500"
 
 
-@pytest.mark.parametrize("damage", ["cut in half", "empty", "a hole"])
-@pytest.mark.parametrize("suffix", [".o", ".nbi", ".nbc"])
+@pytest.mark.parametrize(
+    ("suffix", "damage"),
+    [
+        (".o", "cut in half"),
+        (".o", "empty"),
+        (".o", "a hole"),
+        (".nbi", "cut in half"),
+        (".nbc", "empty"),
+        (".nbc", "a hole"),
+    ],
+)
 def test_what_the_disk_spoiled_is_compiled_again(run: Run, cache: Path, suffix: str, damage: str) -> None:
     """As a power failure or a full disk leaves it. It must neither end the process nor stay for ever."""
     run()
