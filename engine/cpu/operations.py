@@ -218,10 +218,12 @@ class CpuOperations:
     def _multiply(
         self, x: Activation, weight: CpuLinear, form_of: Callable[..., Form], out: Rows, *, add: bool
     ) -> None:
+        # All forms are written first: x may be made of what the first part's product is added to.
+        sources = {form: x.rows(form) for form in map(form_of, weight.parts)}
         for part in weight.parts:
             form = form_of(part)
             place = {**out.words("out"), "out": out.buffer.region.address + 4 * part.first}
-            source, (one, two, four) = x.rows(form), part.tile_kernels(form)
+            source, (one, two, four) = sources[form], part.tile_kernels(form)
             self._program.append(
                 Op.MATMUL, barrier=part is weight.parts[-1], selected=x.selected, form=form, add=add,
                 one=one, two=two, four=four, weight=part.region.address, tile_bytes=part.tile_bytes, groups=part.groups,

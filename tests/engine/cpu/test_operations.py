@@ -130,6 +130,19 @@ def test_linear_adds_to_what_is_there(cpu_kernels: Path, names: Sequence[str]) -
     assert torch.equal(every_row(record(cpu_kernels, forward)), torch.from_numpy(np.hstack(parts)))
 
 
+def test_a_norm_of_what_is_added_to_is_written_before_anything_is_added(cpu_kernels: Path) -> None:
+    """In every form that a segment wants, though the first segment's product is added to the very rows it reads."""
+    segments = weights(["F16", "Q4_0"], [33, 63])
+
+    def forward(ops: CpuOperations, batch: Batch, kv: KVCache) -> Activation:
+        x = rows(ops, batch, X)
+        return ops.linear(ops.norm(x, SCALE, EPSILON), layer(ops, *segments), add_to=x)
+
+    before = every_row(record(cpu_kernels, lambda ops, batch, kv: normed(ops, batch))).numpy()
+    parts = [product(segment, before, 2, x) for segment, x in zip(segments, np.split(X.numpy(), [33], 1), strict=True)]
+    assert torch.equal(every_row(record(cpu_kernels, forward)), torch.from_numpy(np.hstack(parts)))
+
+
 @pytest.mark.parametrize(
     ("gate", "up", "down", "error"),
     [
