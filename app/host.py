@@ -18,6 +18,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from app.chat.template import ChatTemplateRenderer
 from app.config import Settings
@@ -88,23 +89,30 @@ async def _serve(
 
     async with TokenStreams(model.engine) as streams:
         application = create_application(ChatService(instance.model, model.tokenizer, streams, renderer))
-        config = uvicorn.Config(
-            application,
-            http="h11",
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,
-            h11_max_incomplete_event_size=_MAX_HEADER_BYTES,
-        )
         server = HTTPServer(
-            config, streams, lambda: _welcome(instance, progress), lambda status: _abandon(instance, settings, status)
+            server_config(application),
+            streams,
+            lambda: _welcome(instance, progress),
+            lambda status: _abandon(instance, settings, status),
         )
         server.stop_on_signals()
         _share_interpreter()
         await server.serve(sockets.sockets)
+
+
+def server_config(application: ASGIApp) -> uvicorn.Config:
+    """How uvicorn is to serve the application. It refuses a request whose head has no end."""
+    return uvicorn.Config(
+        application,
+        http="h11",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        h11_max_incomplete_event_size=_MAX_HEADER_BYTES,
+    )
 
 
 def _share_interpreter() -> None:

@@ -66,6 +66,7 @@ class Activation:
     selected: bool
     write: Callable[[Form], Rows]
     picked_from: "Activation | None" = None
+    added_to: bool = False  # its reader adds to rows that this may be made of: nobody reads on before all have written
     _written: dict[Form, Rows] = field(default_factory=dict)
 
     def rows(self, form: Form) -> Rows:
@@ -114,7 +115,7 @@ class CpuOperations:
         def write(form: Form) -> Rows:
             gather = x.picked_from is not None
             source = (x.picked_from or x).rows(Form.FLOAT)
-            local = not x.selected and form is not Form.FLOAT
+            local = not (x.selected or normed.added_to or form is Form.FLOAT)
             out = self._take(form, x.width, selected=x.selected, copies=local)
             self._program.append(
                 Op.NORM, local=local, selected=x.selected, gather=gather, form=form,
@@ -123,7 +124,8 @@ class CpuOperations:
             )  # fmt: skip
             return out
 
-        return Activation(x.width, x.selected, write)
+        normed = Activation(x.width, x.selected, write)
+        return normed
 
     def linear(self, x: Activation, weight: QLinear, add_to: Activation | None = None) -> Activation:
         packed = _packed(weight)
@@ -218,8 +220,9 @@ class CpuOperations:
     def _multiply(
         self, x: Activation, weight: CpuLinear, form_of: Callable[..., Form], out: Rows, *, add: bool
     ) -> None:
+        x.added_to = x.added_to or add
         # All forms are written first: x may be made of what the first part's product is added to.
-        sources = {form: x.rows(form) for form in map(form_of, weight.parts)}
+        sources: dict[Form, Rows] = {form: x.rows(form) for form in map(form_of, weight.parts)}
         for part in weight.parts:
             form = form_of(part)
             place = {**out.words("out"), "out": out.buffer.region.address + 4 * part.first}

@@ -103,8 +103,9 @@ def test_an_interrupt_leaves_no_process_behind(environment: dict[str, str], llam
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
         assert len(children) == 2
         process.send_signal(signal.SIGINT)
-        assert process.wait() == 130
-        assert "Traceback" not in process.stderr.read()
+        status, said = process.wait(), process.stderr.read()
+        assert status == 130, said
+        assert "Traceback" not in said
         assert process.stdout.read() == ""
     assert not [child for child in children if Path(f"/proc/{child}").exists()]
 

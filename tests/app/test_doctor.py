@@ -40,6 +40,7 @@ def test_this_machine_can_run_ingle(tmp_path: Path, smollm2: Path) -> None:
         "Python",
         "torch",
         "CPU",
+        "CPU kernels",
         "memory",
         "disk",
         "models folder",

@@ -11,7 +11,6 @@ from typing import Any
 
 import httpx
 import pytest
-import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
@@ -63,7 +62,7 @@ def serve_while(
 
     async def run(sockets: LoopbackSockets) -> None:
         async with TokenStreams(engine) as streams:
-            config = uvicorn.Config(application(streams), lifespan="off", ws="none", log_config=None)
+            config = host.server_config(application(streams))
             server = host.HTTPServer(config, streams, lambda: told.append("ready"), abandon)
             serving = asyncio.create_task(server.serve(sockets.sockets))
             async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{sockets.port}", timeout=600) as client:

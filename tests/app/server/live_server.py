@@ -15,6 +15,7 @@ import uvicorn
 from app.chat.service import ChatService
 from app.chat.template import ChatTemplateRenderer
 from app.chat.token_streams import TokenStreams
+from app.host import server_config
 from app.server.application import create_application
 from app.text.tokenizer import Tokenizer
 from engine.config import EngineConfig
@@ -73,9 +74,9 @@ class LiveServer:
         self.port: int = self._socket.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         application = create_application(self.service, host_names=["ingle.test"])
-        self._server = uvicorn.Server(
-            uvicorn.Config(application, log_config=None, lifespan="off", ws="none", timeout_graceful_shutdown=10)
-        )
+        config = server_config(application)
+        config.timeout_graceful_shutdown = 10
+        self._server = uvicorn.Server(config)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=lambda: asyncio.run(self._main()), name="server")
 

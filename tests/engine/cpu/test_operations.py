@@ -131,7 +131,8 @@ def test_linear_adds_to_what_is_there(cpu_kernels: Path, names: Sequence[str]) -
 
 
 def test_a_norm_of_what_is_added_to_is_written_before_anything_is_added(cpu_kernels: Path) -> None:
-    """In every form that a segment wants, though the first segment's product is added to the very rows it reads."""
+    """In every form that a segment wants, by every thread that writes it for itself: all read the very rows that the
+    first segment's product is added to."""
     segments = weights(["F16", "Q4_0"], [33, 63])
 
     def forward(ops: CpuOperations, batch: Batch, kv: KVCache) -> Activation:
@@ -140,7 +141,11 @@ def test_a_norm_of_what_is_added_to_is_written_before_anything_is_added(cpu_kern
 
     before = every_row(record(cpu_kernels, lambda ops, batch, kv: normed(ops, batch))).numpy()
     parts = [product(segment, before, 2, x) for segment, x in zip(segments, np.split(X.numpy(), [33], 1), strict=True)]
-    assert torch.equal(every_row(record(cpu_kernels, forward)), torch.from_numpy(np.hstack(parts)))
+    it = record(cpu_kernels, forward)
+    together = every_row(it)
+    assert torch.equal(together, torch.from_numpy(np.hstack(parts)))
+    for token in range(ROWS):
+        assert torch.equal(compute(it.step, batch_of([token]), 2)[0], together[token])
 
 
 @pytest.mark.parametrize(
@@ -245,7 +250,7 @@ def test_buffers_are_used_again(cpu_kernels: Path) -> None:
             x, square = rows(ops, batch, X), layer(ops, *weights(["Q4_0"], [WIDTH]))
             gate_up, down = layer(ops, *weights(["Q4_0"] * 2, [WIDTH] * 2)), layer(ops, *weights(["Q8_0"], [WIDTH]))
             for _ in range(layers):
-                x = ops.linear(ops.norm(x, SCALE, EPSILON), square, x)
+                x = ops.linear(ops.linear(ops.norm(x, SCALE, EPSILON), square), square, x)
                 x = ops.gated_mlp(ops.norm(x, SCALE, EPSILON), gate_up, down, x)
             return x
 
