@@ -115,7 +115,9 @@ class CpuOperations:
         def write(form: Form) -> Rows:
             gather = x.picked_from is not None
             source = (x.picked_from or x).rows(Form.FLOAT)
-            local = not (x.selected or normed.added_to or form is Form.FLOAT)
+            normed = itself()
+            added_to = normed is not None and normed.added_to
+            local = not (x.selected or added_to or form is Form.FLOAT)
             out = self._take(form, x.width, selected=x.selected, copies=local)
             self._program.append(
                 Op.NORM, local=local, selected=x.selected, gather=gather, form=form,
@@ -125,6 +127,7 @@ class CpuOperations:
             return out
 
         normed = Activation(x.width, x.selected, write)
+        itself = weakref.ref(normed)  # a circle of references would keep its buffers taken
         return normed
 
     def linear(self, x: Activation, weight: QLinear, add_to: Activation | None = None) -> Activation:
