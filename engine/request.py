@@ -7,6 +7,7 @@ lets it catch up. A prompt, a prompt's later chunk and one generated token are t
 import enum
 import math
 import secrets
+from array import array
 from dataclasses import dataclass, field
 
 from engine.errors import InvalidSampling
@@ -112,6 +113,7 @@ class Request:
     num_preemptions: int = 0
     num_reported: int = 0  # positions of the prompt whose prediction of the next token is told, or under way
     status: RequestStatus = RequestStatus.WAITING
+    _known_ids: "array[int]" = field(default_factory=lambda: array("q"))  # as far as somebody asked
 
     @property
     def num_tokens(self) -> int:
@@ -122,6 +124,11 @@ class Request:
         """Tokens start..stop of prompt and output together, without joining the two."""
         prompt = len(self.prompt_ids)
         return [*self.prompt_ids[start:stop], *self.output_ids[max(0, start - prompt) : max(0, stop - prompt)]]
+
+    def known_ids(self) -> "array[int]":
+        """All tokens that are known, int64 side by side. Whoever reads it must let go before it is asked again."""
+        self._known_ids.extend(self.token_ids(len(self._known_ids), self.num_tokens))
+        return self._known_ids
 
 
 @dataclass(frozen=True, slots=True)

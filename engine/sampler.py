@@ -7,12 +7,12 @@ number a row, made from the request's seed and the token's index: the same after
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from engine.device import Logits
+from engine.drawing import TRIES, Filters, draw
 from engine.errors import EngineError
 from engine.request import Request, SampledToken, TokenLogprobs
 
@@ -29,7 +29,8 @@ def next_tokens(logits: Logits, rows: Sequence[int], requests: Sequence[Request]
         if any(token_id < 0 for token_id in picked):
             raise _not_numbers()
         return [SampledToken(request.id, token_id) for request, token_id in zip(requests, picked, strict=True)]
-    return sample(logits.values[list(rows)], requests)
+    together = list(rows) == list(range(len(rows)))  # mostly: nothing is copied then
+    return sample(logits.values[: len(rows)] if together else logits.values[list(rows)], requests)
 
 
 def _not_numbers() -> EngineError:
@@ -50,7 +51,7 @@ def sample(logits: Tensor, requests: Sequence[Request]) -> list[SampledToken]:
 
     Raises EngineError when the model computed NaN.
     """
-    if torch.isnan(logits).any():
+    if torch.isnan(logits.amax(-1)).any():  # a maximum with NaN is NaN, and found in a tenth of the time
         raise _not_numbers()
     shaped = logits
     for step in (apply_bias, forbid_early_end, apply_penalties):
@@ -97,12 +98,14 @@ def apply_penalties(logits: Tensor, requests: Sequence[Request]) -> Tensor:
     logits = logits.clone()
     for row in penalized:
         request, params = requests[row], requests[row].params
-        seen = torch.tensor(sorted({*request.prompt_ids, *request.output_ids}))
-        values = logits[row, seen]
-        factor = params.repetition_penalty
-        logits[row, seen] = torch.where(values > 0, values / factor, values * factor)
-        counts = torch.bincount(torch.tensor(request.output_ids, dtype=torch.int64), minlength=logits.shape[1])
-        logits[row] -= params.frequency_penalty * counts + params.presence_penalty * (counts > 0)
+        if params.repetition_penalty != 1.0:
+            seen = torch.frombuffer(request.known_ids(), dtype=torch.int64)
+            values, factor = logits[row, seen], params.repetition_penalty
+            logits[row, seen] = torch.where(values > 0, values / factor, values * factor)
+        if request.output_ids and (params.presence_penalty or params.frequency_penalty):
+            told = torch.frombuffer(request.known_ids(), dtype=torch.int64, offset=8 * len(request.prompt_ids))
+            ids, counts = torch.unique(told, return_counts=True)
+            logits[row, ids] -= params.frequency_penalty * counts + params.presence_penalty
     return logits
 
 
@@ -114,63 +117,26 @@ def _has_penalties(request: Request) -> bool:
 # -- picking tokens
 
 
-@dataclass(frozen=True, slots=True)
-class Filters:
-    """The filters of a batch as columns, [rows, 1]: the temperature float64, top_k int64, the others float32."""
-
-    temperature: Tensor
-    min_p: Tensor
-    top_k: Tensor
-    top_p: Tensor
-
-    @classmethod
-    def of(cls, requests: Sequence[Request], vocab_size: int) -> "Filters":
-        params = [request.params for request in requests]
-        return cls(
-            temperature=torch.tensor([[p.temperature] for p in params], dtype=torch.float64),
-            min_p=torch.tensor([[p.min_p] for p in params]),
-            top_k=torch.tensor([[min(p.top_k or vocab_size, vocab_size)] for p in params]),
-            top_p=torch.tensor([[p.top_p] for p in params]),
-        )
-
-
 def pick(logits: Tensor, requests: Sequence[Request]) -> list[int]:
     """The most likely token where the temperature is 0, else a draw from the filtered distribution."""
+    drawing = [row for row, request in enumerate(requests) if request.params.temperature > 0]
+    if not drawing:
+        return logits.argmax(-1).tolist()
+    drawers = [requests[row] for row in drawing]
+    filters = Filters.of([request.params for request in drawers], logits.shape[1])
+    numbers = [[uniform(r.params.seed, len(r.output_ids), attempt) for attempt in range(TRIES)] for r in drawers]
+    uniforms = torch.tensor(numbers, dtype=torch.float64)
+    if len(drawing) == len(requests):
+        return draw(logits, filters, uniforms).tolist()
     picked = logits.argmax(-1)
-    rows = [row for row, request in enumerate(requests) if request.params.temperature > 0]
-    if rows:
-        drawing = [requests[row] for row in rows]
-        filters = Filters.of(drawing, logits.shape[1])
-        uniforms = torch.tensor([[uniform(r.params.seed, len(r.output_ids))] for r in drawing], dtype=torch.float64)
-        picked[rows] = draw(logits[rows], filters, uniforms)
-    return [int(token_id) for token_id in picked]
+    picked[drawing] = draw(logits[drawing], filters, uniforms)
+    return picked.tolist()
 
 
-def draw(logits: Tensor, filters: Filters, uniforms: Tensor) -> Tensor:
-    """One token a row by inverting the cumulative distribution at `uniforms` (float64 [rows, 1], in [0, 1)).
-
-    Tokens are taken from the most likely down, ties in order of id, so that every filter keeps a prefix of that order.
-    """
-    ordered, ids = torch.sort(logits.double(), dim=-1, descending=True, stable=True)
-    # Distances from the best are 0 or less, so that however small the temperature, nothing but -inf comes of it.
-    probabilities = torch.softmax((ordered - ordered[:, :1]) / filters.temperature, dim=-1)
-    keep = probabilities >= filters.min_p * probabilities[:, :1]
-    keep &= torch.arange(logits.shape[1]) < filters.top_k
-    kept = torch.where(keep, probabilities, 0.0)
-    kept /= kept.sum(-1, keepdim=True)
-    within = kept.cumsum(-1) - kept < filters.top_p
-    within[:, 0] = True
-    kept = torch.where(within, kept, 0.0)
-    cumulative = kept.cumsum(-1)
-    place = torch.searchsorted(cumulative, uniforms * cumulative[:, -1:], right=True)
-    last_kept = (kept > 0).sum(-1, keepdim=True) - 1
-    return ids.gather(-1, torch.minimum(place, last_kept)).squeeze(-1)
-
-
-def uniform(seed: int, index: int) -> float:
-    """A number in [0, 1) with 53 random bits, the same for the same seed and index on every machine."""
+def uniform(seed: int, index: int, attempt: int = 0) -> float:
+    """A number in [0, 1) with 53 random bits, the same for the same seed, index and attempt on every machine."""
     digest = hashlib.sha256(seed.to_bytes(8, "little") + index.to_bytes(8, "little")).digest()
-    return (int.from_bytes(digest[:8], "little") >> 11) / (1 << 53)
+    return (int.from_bytes(digest[8 * attempt : 8 * attempt + 8], "little") >> 11) / (1 << 53)
 
 
 # -- reporting

@@ -1,0 +1,136 @@
+"""The draw: one token a row from a temperature and filters, sorting no more of the vocabulary than it takes.
+
+Filters keep a prefix of the tokens ordered from the most likely down, ties by id: min-p and top-k first, then top-p of
+what they left. A draw inverts a cumulative distribution at a number the caller brings. The few dozen most likely
+tokens mostly hold all that top-k and top-p keep, and only they are sorted. Where they do not, and where there is no
+such filter, the whole vocabulary is drawn from as it lies, again if top-p drops the token. Refuses to know requests
+and where its random numbers come from.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.request import SamplingParams
+
+PREFIXES = (64, 1024)  # tokens sorted before all: finding them takes 0.06 and 0.1 ms of 49,152, a sort 3.5 ms
+TRIES = 4  # draws from the whole vocabulary before it is sorted: 0.2 ms each, and top-p drops few
+NOTHING = -1
+SMALLEST_TEMPERATURE = 1e-30  # that float32 divides by without a NaN; all but the best are nothing long before
+
+
+@dataclass(frozen=True, slots=True)
+class Filters:
+    """The filters of a batch as columns, [rows, 1]: the temperature float64, top_k int64, the others float32."""
+
+    temperature: Tensor
+    min_p: Tensor
+    top_k: Tensor
+    top_p: Tensor
+
+    @classmethod
+    def of(cls, params: Sequence[SamplingParams], vocab_size: int) -> "Filters":
+        return cls(
+            temperature=torch.tensor([[p.temperature] for p in params], dtype=torch.float64),
+            min_p=torch.tensor([[p.min_p] for p in params]),
+            top_k=torch.tensor([[min(p.top_k or vocab_size, vocab_size)] for p in params]),
+            top_p=torch.tensor([[p.top_p] for p in params]),
+        )
+
+    def rows(self, index: Tensor | int) -> "Filters":
+        return Filters(self.temperature[index], self.min_p[index], self.top_k[index], self.top_p[index])
+
+
+def draw(logits: Tensor, filters: Filters, uniforms: Tensor) -> Tensor:
+    """One token a row of `logits` (float32 [rows, vocabulary]) at `uniforms` (float64 [rows, TRIES], in [0, 1)).
+
+    Returns int64 [rows]. What a row draws depends on nothing but the row.
+    """
+    vocabulary = logits.shape[1]
+    drawn = torch.full((len(logits),), NOTHING)
+    unsorted = ((filters.top_k >= vocabulary) & (filters.top_p >= 1)).flatten()
+    for prefix in (*(p for p in PREFIXES if p < vocabulary), vocabulary):
+        if (drawn != NOTHING).all():
+            break
+        left = ((drawn == NOTHING) & ~unsorted).nonzero().flatten()
+        if len(left):
+            drawn[left] = draw_among(logits[left], filters.rows(left), uniforms[left, :1], prefix)
+        for row in ((drawn == NOTHING) & (filters.top_k >= vocabulary).flatten()).nonzero().flatten().tolist():
+            drawn[row] = _draw_as_it_lies(logits[row], filters.rows(row), uniforms[row])
+    return drawn
+
+
+def draw_among(logits: Tensor, filters: Filters, uniforms: Tensor, prefix: int) -> Tensor:
+    """What each row draws, int64 [rows]; NOTHING where its `prefix` most likely tokens do not hold all that is kept.
+
+    With the whole vocabulary as the prefix they do.
+    """
+    whole = prefix == logits.shape[1]
+    values, ids = _most_likely(logits, prefix)
+    # Which of several tokens as likely as the last one are here is not said: they are left out, however many they are.
+    known = torch.full_like(values, True, dtype=torch.bool) if whole else values > values[:, -1:]
+    # Distances from the best are 0 or less, so that however small the temperature, nothing but -inf comes of it.
+    weights = ((values.double() - values[:, :1]) / filters.temperature).exp()
+    kept = known & (weights >= filters.min_p) & (torch.arange(prefix) < filters.top_k)
+    weights = torch.where(kept, weights, 0.0)
+    found, counts = known.sum(-1, keepdim=True), kept.sum(-1, keepdim=True)
+    ended = (counts < found) | (filters.top_k <= found) | whole  # where min-p and top-k keep nothing beyond
+    settled = ended | (filters.top_k >= logits.shape[1])  # whether the weight of what they keep is known
+    total = torch.where(ended, weights.sum(-1, keepdim=True), _total(logits, filters, ended))
+    within = kept & ((weights.cumsum(-1) - weights) / total < filters.top_p)
+    within[:, 0] = True
+    counts = within.sum(-1, keepdim=True)
+    cumulative = torch.where(within, weights, 0.0).cumsum(-1)
+    place = torch.searchsorted(cumulative, uniforms * cumulative[:, -1:], right=True)
+    token_ids = ids.gather(-1, torch.minimum(place, counts - 1))
+    return torch.where(settled & (ended | (counts < found)), token_ids, NOTHING).squeeze(-1)
+
+
+def _draw_as_it_lies(logits: Tensor, filters: Filters, uniforms: Tensor) -> int:
+    """What one row draws without top-k; NOTHING where top-p drops all tries."""
+    weights = _weights(logits, filters)
+    cumulative = weights.cumsum(-1, dtype=torch.float64)
+    total = cumulative[-1]
+    # A number below 1 times the total rounds to less than the total: what it falls on weighs something.
+    for place in torch.searchsorted(cumulative, uniforms * total, right=True).tolist():
+        if filters.top_p >= 1 or _weight_before(weights, place) / total < filters.top_p:
+            return int(place)
+    return NOTHING
+
+
+def _weight_before(weights: Tensor, token_id: int) -> Tensor:
+    """Of the tokens more likely than `token_id`, and of those as likely with a lower id."""
+    weight = weights[token_id]
+    ties = (weights[:token_id] == weight).sum() * weight.double()
+    return torch.where(weights > weight, weights, 0.0).sum(dtype=torch.float64) + ties
+
+
+def _most_likely(logits: Tensor, prefix: int) -> tuple[Tensor, Tensor]:
+    """The `prefix` most likely tokens of each row from the most likely down, ties by id: values and ids."""
+    if prefix == logits.shape[1]:
+        values, ids = torch.sort(logits, dim=-1, descending=True, stable=True)
+        return values, ids
+    # Sorted by id first, so that the stable sort by value keeps ties in that order.
+    ids = logits.topk(prefix, sorted=False).indices.sort(dim=-1).values
+    values, order = torch.sort(logits.gather(-1, ids), dim=-1, descending=True, stable=True)
+    return values, ids.gather(-1, order)
+
+
+def _total(logits: Tensor, filters: Filters, ended: Tensor) -> Tensor:
+    """The weight of all tokens that pass min-p, the most likely one's being 1; float64 [rows, 1].
+
+    The vocabulary is read for the rows only whose filters did not end.
+    """
+    totals = torch.ones(ended.shape, dtype=torch.float64)
+    for row in (~ended).flatten().nonzero().flatten().tolist():
+        totals[row] = _weights(logits[row], filters.rows(row)).sum(dtype=torch.float64)
+    return totals
+
+
+def _weights(logits: Tensor, filters: Filters) -> Tensor:
+    """Of one row, the most likely token's being 1, nothing where min-p drops a token; float32 [vocabulary]."""
+    distances = logits - logits.amax()
+    weights = distances.div_(float(filters.temperature.clamp(min=SMALLEST_TEMPERATURE))).exp_()
+    return weights if filters.min_p == 0 else torch.where(weights >= filters.min_p, weights, 0.0)
