@@ -1,11 +1,13 @@
 """From the blocks of a GGUF tensor to its canonical form.
 
-A format is a row of a table here: where in a block its fields lie. Adding one is a row and, where the bits are laid out
-in a new way, a function that reorders them. Layouts: ggml's `block_q4_0` and its siblings.
+A format is a row of a table here: where in a block its fields lie. Adding one is a row and, where bits are laid out in
+a new way, a function that reorders them. Layouts: ggml's `block_q4_0` and its siblings. Everything works on words of
+four neighbouring columns, one byte each, which is what planes of the canonical form are made of.
 
 Knows block layouts. Refuses to know files (it is handed bytes that were checked) and arithmetic on values.
 """
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,29 +17,177 @@ from torch import Tensor
 
 from quant.errors import UnsupportedQuantization
 from quant.ggml_types import GGMLType
-from quant.tensor import AffineTensor, PlainTensor, QTensor
+from quant.tensor import CodedTensor, Integers, PlainTensor, Plane, QTensor, Scale
 
 Bytes = NDArray[np.uint8]
+Words = NDArray[np.uint32]
+
+SLAB = 1 << 18  # codes that are reordered at once: they stay in the processor's cache
+SIGN = 0x8000  # of a float16: formats add their minimum, the canonical form subtracts it
+
+IQ4_NUMBERS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+E2M1_NUMBERS = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # times two
+
+
+# -- codes: each function gives words, [rows, blocks, columns of a block / 4]
 
 
 @dataclass(frozen=True, slots=True)
-class AffineBlock:
-    """A block of 32 columns: a float16 scale at byte 0, a float16 minimum or none, then the codes to the block's end.
-
-    Four-bit codes come as 16 bytes: columns 0 to 15 in the low halves, 16 to 31 in the high ones.
-    """
+class Codes:
+    """A plane whose 16-byte runs each hold 16 columns at one bit position: (first byte, bit) for each 16 columns."""
 
     bits: int
-    codes_at: int
+    runs: tuple[tuple[int, int], ...]
+    flip: int = 0
+
+    def words(self, blocks: Bytes) -> Words:
+        mask = np.uint32(((1 << self.bits) - 1) * 0x01010101)
+        out = np.empty((*blocks.shape[:2], 4 * len(self.runs)), np.uint32)
+        for place, (at, bit) in enumerate(self.runs):
+            run = np.ascontiguousarray(blocks[:, :, at : at + 16]).view("<u4")
+            target = out[:, :, 4 * place : 4 * place + 4]
+            np.bitwise_and(run >> np.uint32(bit) if bit else run, mask, out=target)
+        return out ^ np.uint32(self.flip) if self.flip else out
+
+
+@dataclass(frozen=True, slots=True)
+class FifthBits:
+    """One bit a column, 32 columns side by side in four bytes."""
+
+    at: int
+    bits: int = 1
+
+    def words(self, blocks: Bytes) -> Words:
+        row = np.ascontiguousarray(blocks[:, :, self.at : self.at + 4]).view("<u4")
+        four = (row >> np.arange(0, 32, 4, dtype=np.uint32)) & np.uint32(0xF)
+        # Four copies of the four bits, seven apart: bit k of the first lands at bit 8 * k.
+        return (four * np.uint32(0x00204081)) & np.uint32(0x01010101)
+
+
+@dataclass(frozen=True, slots=True)
+class Trits:
+    """TQ1_0: five codes of 0, 1 and 2 in a byte, as base-3 digits after the point. Repacked to two bits each."""
+
+    bits: int = 2
+
+    def words(self, blocks: Bytes) -> Words:
+        parts = []
+        for start, stop, digits in ((0, 32, 5), (32, 48, 5), (48, 52, 4)):
+            powers = (3 ** np.arange(digits, dtype=np.uint8)).astype(np.uint8).reshape(-1, 1)
+            rest = blocks[:, :, None, start:stop] * powers  # modulo 256 on purpose: digits before the point are gone
+            parts.append(((rest.astype(np.uint16) * 3) >> 8).astype(np.uint8).reshape(*blocks.shape[:2], -1))
+        return np.concatenate(parts, axis=-1).view("<u4")
+
+
+def _halves(at: int) -> tuple[tuple[int, int], ...]:
+    """16 bytes: columns 0 to 15 in the low halves, 16 to 31 in the high ones."""
+    return ((at, 0), (at, 4))
+
+
+def _spread(at: int, bits: int, spans: int) -> tuple[tuple[int, int], ...]:
+    """32 bytes hold 32 columns in their lowest bits, the next 32 above, and so on; then the next 32 bytes."""
+    places = [(at + 32 * span, bit) for span in range(spans) for bit in range(0, 8, bits)]
+    return tuple((first + 16 * half, bit) for first, bit in places[:8] for half in (0, 1))
+
+
+# -- scales: each function gives small integers, [rows, blocks, groups of a block]
+
+
+def _nibbles(blocks: Bytes, at: int, *, high: bool) -> Bytes:
+    """Q2_K: sixteen scales and sixteen minimums of four bits, one of each in a byte."""
+    field = blocks[:, :, at : at + 16]
+    return field >> np.uint8(4) if high else field & np.uint8(0x0F)
+
+
+def _six_bits(blocks: Bytes, at: int, *, minimum: bool) -> Bytes:
+    """Q4_K and Q5_K: eight scales and eight minimums of six bits in twelve bytes."""
+    first, second, third = (blocks[:, :, at + i : at + i + 4] for i in (0, 4, 8))
+    low, high = (second, third >> 4) if minimum else (first, third & 0x0F)
+    top = (second if minimum else first) >> 6
+    return np.concatenate([low & 0x3F, high | top << 4], axis=-1)
+
+
+def _sixteen_six_bits(blocks: Bytes, at: int) -> Bytes:
+    """Q3_K: the low four bits of sixteen scales in eight bytes, their high two bits in four."""
+    low, high = blocks[:, :, at : at + 8], blocks[:, :, at + 8 : at + 12]
+    lows = np.concatenate([low & 0x0F, low >> 4], axis=-1)
+    highs = np.concatenate([(high >> shift & 3) << 4 for shift in (0, 2, 4, 6)], axis=-1)
+    both: Bytes = lows | highs
+    return both
+
+
+def _iq4_xs_scales(blocks: Bytes) -> Bytes:
+    """The high two bits of eight scales in a 16-bit word at byte 2, the low four bits in the four bytes behind it."""
+    low = np.stack([blocks[:, :, 4:8] & 0x0F, blocks[:, :, 4:8] >> 4], axis=-1).reshape(*blocks.shape[:2], 8)
+    high = np.repeat(blocks[:, :, 2:4], 4, axis=-1) >> np.array([0, 2, 4, 6] * 2, np.uint8) & 3
+    both: Bytes = low | high << 4
+    return both
+
+
+@dataclass(frozen=True, slots=True)
+class Factor:
+    """Where a scale lies: a float16, or an exponent of one byte, and the parts that it is multiplied by."""
+
+    at: int
+    exponent: bool = False
+    parts: Callable[[Bytes], Bytes] | None = None
+    planes: tuple[int, ...] = (8,)  # how parts are packed
+    offset: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """How one type stores a block. Codes are cut into planes, the lowest bits first."""
+
+    group: int  # columns that share a scale
+    codes: tuple[Codes | FifthBits | Trits, ...]
+    scale: Factor
     zero: int = 0
-    minimum_at: int | None = None
+    minimum: Factor | None = None
+    table: tuple[int, ...] | None = None
 
 
-AFFINE_BLOCKS = {
-    "Q4_0": AffineBlock(bits=4, codes_at=2, zero=8),
-    "Q4_1": AffineBlock(bits=4, codes_at=4, minimum_at=2),
-    "Q8_0": AffineBlock(bits=8, codes_at=2),
-}
+BLOCKS = {
+    "Q4_0": Block(32, (Codes(4, _halves(2)),), Factor(0), zero=8),
+    "Q4_1": Block(32, (Codes(4, _halves(4)),), Factor(0), minimum=Factor(2)),
+    "Q5_0": Block(32, (Codes(4, _halves(6)), FifthBits(2)), Factor(0), zero=16),
+    "Q5_1": Block(32, (Codes(4, _halves(8)), FifthBits(4)), Factor(0), minimum=Factor(2)),
+    "Q8_0": Block(32, (Codes(8, ((2, 0), (18, 0)), flip=0x80808080),), Factor(0), zero=128),
+    "Q2_K": Block(
+        16, (Codes(2, _spread(16, 2, 2)),),
+        Factor(80, parts=lambda b: _nibbles(b, 0, high=False), planes=(4,)),
+        minimum=Factor(82, parts=lambda b: _nibbles(b, 0, high=True), planes=(4,)),
+    ),
+    "Q3_K": Block(
+        16, (Codes(2, _spread(32, 2, 2)), Codes(1, _spread(0, 1, 1))),
+        Factor(108, parts=lambda b: _sixteen_six_bits(b, 96), planes=(4, 2), offset=32), zero=4,
+    ),
+    "Q4_K": Block(
+        32, (Codes(4, _spread(16, 4, 4)),), Factor(0, parts=lambda b: _six_bits(b, 4, minimum=False)),
+        minimum=Factor(2, parts=lambda b: _six_bits(b, 4, minimum=True)),
+    ),
+    "Q5_K": Block(
+        32, (Codes(4, _spread(48, 4, 4)), Codes(1, _spread(16, 1, 1))),
+        Factor(0, parts=lambda b: _six_bits(b, 4, minimum=False)),
+        minimum=Factor(2, parts=lambda b: _six_bits(b, 4, minimum=True)),
+    ),
+    "Q6_K": Block(
+        16,
+        (
+            Codes(4, tuple((64 * half + at, bit) for half in (0, 1) for bit in (0, 4) for at in (0, 16, 32, 48))),
+            Codes(2, _spread(128, 2, 2)),
+        ),
+        Factor(208, parts=lambda b: b[:, :, 192:208] ^ np.uint8(0x80), offset=128), zero=32,
+    ),
+    "IQ4_NL": Block(32, (Codes(4, _halves(2)),), Factor(0), table=IQ4_NUMBERS),
+    "IQ4_XS": Block(
+        32, (Codes(4, tuple((8 + 16 * group, bit) for group in range(8) for bit in (0, 4))),),
+        Factor(0, parts=_iq4_xs_scales, offset=32), table=IQ4_NUMBERS,
+    ),
+    "MXFP4": Block(32, (Codes(4, _halves(1)),), Factor(0, exponent=True), table=E2M1_NUMBERS),
+    "TQ1_0": Block(256, (Trits(),), Factor(52), zero=1),
+    "TQ2_0": Block(256, (Codes(2, _spread(0, 2, 2)),), Factor(64), zero=1),
+}  # fmt: skip
 PLAIN_TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
@@ -50,8 +200,8 @@ def decode(kind: GGMLType, data: memoryview, shape: tuple[int, ...]) -> QTensor:
     if kind.name in PLAIN_TYPES:
         values = torch.frombuffer(bytearray(data), dtype=PLAIN_TYPES[kind.name])
         return PlainTensor(shape, kind.name, values.reshape(shape))
-    if kind.name not in AFFINE_BLOCKS:
-        known = ", ".join([*PLAIN_TYPES, *AFFINE_BLOCKS])
+    if kind.name not in BLOCKS:
+        known = ", ".join([*PLAIN_TYPES, *BLOCKS])
         raise UnsupportedQuantization(
             f"Weights of type {kind.name} are not supported by this version", f"Types that are: {known}."
         )
@@ -59,32 +209,63 @@ def decode(kind: GGMLType, data: memoryview, shape: tuple[int, ...]) -> QTensor:
         raise UnsupportedQuantization(f"A {kind.name} tensor of {len(shape)} dimensions is not supported")
     rows, columns = shape
     blocks = np.frombuffer(data, np.uint8).reshape(rows, columns // kind.block_elements, kind.block_bytes)
-    return _affine(kind, AFFINE_BLOCKS[kind.name], blocks, (rows, columns))
-
-
-def _affine(kind: GGMLType, block: AffineBlock, blocks: Bytes, shape: tuple[int, int]) -> AffineTensor:
-    raw = blocks[:, :, block.codes_at :]
-    codes = torch.from_numpy(raw.copy() if block.bits == 8 else _in_column_order(raw))
-    return AffineTensor(
-        shape=shape,
+    block = BLOCKS[kind.name]
+    return CodedTensor(
+        shape=(rows, columns),
         type_name=kind.name,
-        bits=block.bits,
-        group=kind.block_elements,
-        codes=(codes.view(torch.int8) if block.bits == 8 else codes).reshape(shape[0], -1),
-        scales=_half_field(blocks, 0),
+        group=block.group,
+        codes=Integers(tuple(_plane(part.bits, _slabs(part.words, blocks, columns), blocks) for part in block.codes)),
+        scale=_scale(block.scale, blocks),
         zero=block.zero,
-        # The format adds its minimum and the canonical form subtracts it: only the sign bit differs.
-        minimums=None if block.minimum_at is None else _half_field(blocks, block.minimum_at, flip=0x8000),
+        minimum=None if block.minimum is None else _scale(block.minimum, blocks, flip=SIGN),
+        table=block.table,
     )
+
+
+def _slabs(words: Callable[[Bytes], Words], blocks: Bytes, columns: int) -> Iterable[tuple[slice, Words]]:
+    """The words of some rows after another: what is in between is small."""
+    step = max(1, SLAB // columns)
+    for first in range(0, len(blocks), step):
+        rows = slice(first, min(first + step, len(blocks)))
+        yield rows, words(blocks[rows])
+
+
+def _plane(bits: int, slabs: Iterable[tuple[slice, Words]], blocks: Bytes) -> Plane:
+    """Words of four codes, `bits` wide each, packed."""
+    out: Words | None = None
+    for rows, words in slabs:
+        fours = words.reshape(len(words), -1, 8 // bits)
+        if out is None:
+            out = np.empty((len(blocks), fours.shape[1]), np.uint32)
+        packed = out[rows]
+        packed[:] = fours[:, :, 0]
+        for place in range(1, 8 // bits):
+            packed |= fours[:, :, place] << np.uint32(bits * place)
+    data = np.empty((len(blocks), 0), np.uint32) if out is None else out
+    return Plane(bits, torch.from_numpy(data.view(np.uint8)))
+
+
+def _scale(factor: Factor, blocks: Bytes, flip: int = 0) -> Scale:
+    if factor.exponent:
+        return Scale(torch.from_numpy(blocks[:, :, factor.at].copy()))
+    whole = _half_field(blocks, factor.at, flip if factor.parts is None else 0)
+    if factor.parts is None:
+        return Scale(whole)
+    small = factor.parts(blocks).reshape(len(blocks), -1)
+    return Scale(whole, integers(small, factor.planes), factor.offset)
+
+
+def integers(values: Bytes, planes: tuple[int, ...]) -> Integers:
+    """Small unsigned integers, [rows, n], packed into planes of so many bits."""
+    packed, shift = [], 0
+    for bits in planes:
+        part = np.ascontiguousarray(values >> shift & ((1 << bits) - 1))
+        packed.append(_plane(bits, [(slice(None), part.view("<u4"))], part))
+        shift += bits
+    return Integers(tuple(packed))
 
 
 def _half_field(blocks: Bytes, at: int, flip: int = 0) -> Tensor:
     """The float16 at byte `at` of every block, [rows, blocks of a row], its bits exclusive-ored with `flip`."""
     field = np.ascontiguousarray(blocks[:, :, at : at + 2]).view("<u2")[:, :, 0]
     return torch.from_numpy((field ^ np.uint16(flip)).view(np.float16))
-
-
-def _in_column_order(halves: Bytes) -> Bytes:
-    """Four-bit codes of 32 columns, [..., 16]: from low and high halves 16 columns apart to neighbours in one byte."""
-    low, high = halves & 0x0F, halves >> 4
-    return np.concatenate([half[..., 0::2] | half[..., 1::2] << 4 for half in (low, high)], axis=-1)

@@ -27,38 +27,117 @@ class PlainTensor:
 
 
 @dataclass(frozen=True, slots=True)
-class AffineTensor:
-    """Integer codes with a scale, and an integer zero point or a minimum, for each group of consecutive columns.
+class Plane:
+    """`bits` (1, 2, 4 or 8) of every integer of a row, in words of four bytes.
 
-    value = scale * (code - zero) - minimum, where scale and minimum are the group's, widened to float32.
+    A word holds 32 / bits integers in fours: its byte k has integer 4 * j + k at bit bits * j. Kernels that take four
+    columns at a time find them side by side, after a shift of whole vectors.
+    """
+
+    bits: int
+    data: Tensor  # uint8 [rows, integers * bits / 8]
+
+
+@dataclass(frozen=True, slots=True)
+class Integers:
+    """Unsigned integers of up to 8 bits, [rows, count], cut into planes: the lowest bits first."""
+
+    planes: tuple[Plane, ...]
+
+    @property
+    def bits(self) -> int:
+        return sum(plane.bits for plane in self.planes)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        rows, size = self.planes[0].data.shape
+        return rows, size * 8 // self.planes[0].bits
+
+    @property
+    def nbytes(self) -> int:
+        return sum(plane.data.nbytes for plane in self.planes)
+
+    def values(self) -> Tensor:
+        """uint8 [rows, count]"""
+        whole, shift = torch.zeros(self.shape, dtype=torch.uint8), 0
+        for plane in self.planes:
+            words = plane.data.view(len(plane.data), -1, 1, 4)
+            shifts = torch.arange(0, 8, plane.bits, dtype=torch.uint8).view(-1, 1)
+            part = (words >> shifts) & ((1 << plane.bits) - 1)
+            whole |= part.reshape(self.shape) << shift
+            shift += plane.bits
+        return whole
+
+    def rows(self, index: Tensor) -> "Integers":
+        return Integers(tuple(Plane(plane.bits, plane.data[index]) for plane in self.planes))
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """One factor for each group of columns: whole, or whole * (part - offset) where groups share a whole one."""
+
+    whole: Tensor  # [rows, n]; float16, or uint8: an exponent e that says 2 ** (e - 128)
+    parts: Integers | None = None  # [rows, groups]
+    offset: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        return self.whole.nbytes + (self.parts.nbytes if self.parts else 0)
+
+    def values(self) -> Tensor:
+        """float32 [rows, groups]"""
+        whole = _powers(self.whole) if self.whole.dtype == torch.uint8 else self.whole.float()
+        if self.parts is None:
+            return whole
+        parts = self.parts.values().float() - self.offset
+        return (whole.unsqueeze(-1) * parts.view(*whole.shape, -1)).flatten(1)
+
+    def rows(self, index: Tensor) -> "Scale":
+        return Scale(self.whole[index], self.parts.rows(index) if self.parts else None, self.offset)
+
+
+def _powers(exponents: Tensor) -> Tensor:
+    """2 ** (e - 128), float32; the two smallest are subnormal."""
+    e = exponents.int()
+    return torch.where(e < 2, 0x00200000 << e.clamp(max=1), (e - 1).clamp(min=0) << 23).view(torch.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class CodedTensor:
+    """A matrix of integer codes with a scale, and perhaps a minimum, for each group of consecutive columns.
+
+    value = scale * (code - zero) - minimum, or scale * table[code], where scale and minimum are the group's in float32.
     """
 
     shape: tuple[int, int]  # rows (outputs), columns (inputs); columns divide into groups
     type_name: str
-    bits: int  # 4: two codes a byte, the even column in the low half; 8: signed
     group: int  # columns that share a scale
-    codes: Tensor  # [rows, columns * bits / 8]; uint8, or int8 when bits == 8
-    scales: Tensor  # [rows, columns / group]; float16
+    codes: Integers  # [rows, columns]
+    scale: Scale
     zero: int = 0
-    minimums: Tensor | None = None  # [rows, columns / group]; float16
+    minimum: Scale | None = None
+    table: tuple[int, ...] | None = None  # a number for each code
 
     @property
     def nbytes(self) -> int:
-        minimums = 0 if self.minimums is None else self.minimums.nbytes
-        return self.codes.nbytes + self.scales.nbytes + minimums
+        return self.codes.nbytes + self.scale.nbytes + (self.minimum.nbytes if self.minimum else 0)
+
+    def rows(self, index: Tensor) -> "CodedTensor":
+        """The rows `index` (int64 [n])."""
+        minimum = self.minimum.rows(index) if self.minimum else None
+        shape, codes, scale = (len(index), self.shape[1]), self.codes.rows(index), self.scale.rows(index)
+        return CodedTensor(shape, self.type_name, self.group, codes, scale, self.zero, minimum, self.table)
 
     def __post_init__(self) -> None:
         rows, columns = self.shape
+        scales = [scale for scale in (self.scale, self.minimum) if scale]
         groups = (rows, columns // self.group)
-        consistent = (
-            columns % self.group == 0
-            and self.codes.shape == (rows, columns * self.bits // 8)
-            and self.codes.dtype == (torch.int8 if self.bits == 8 else torch.uint8)
-            and self.scales.shape == groups
-            and (self.minimums is None or self.minimums.shape == groups)
-        )
-        if not consistent:
+        fits = columns % self.group == 0 and self.codes.shape == self.shape
+        for scale in scales:
+            count = scale.parts.shape if scale.parts else tuple(scale.whole.shape)
+            fits = fits and count == groups and (groups[1] % max(1, scale.whole.shape[1]) == 0)
+        if not fits or (self.table is not None and len(self.table) != 1 << self.codes.bits):
             raise ValueError(f"the parts of a {self.type_name} tensor of shape {self.shape} do not fit together")
 
 
-QTensor = PlainTensor | AffineTensor
+QTensor = PlainTensor | CodedTensor

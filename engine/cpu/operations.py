@@ -24,9 +24,9 @@ from engine.kv_cache import LayerKV
 from engine.rope import RotaryTable
 from quant.cpu.activations import FORM_KERNELS, GROUP, Form, row_bytes
 from quant.cpu.arena import Region
+from quant.cpu.formats import PAIR
 from quant.cpu.linear import CpuBackend, CpuLinear, Part
 from quant.cpu.native import address_of
-from quant.cpu.tiles import PAIR
 from quant.linear import QLinear
 
 COPY_ALIGNMENT = 128  # bytes: two threads' copies share no cache line

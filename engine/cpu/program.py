@@ -19,7 +19,7 @@ from engine.cpu.attention import PIECE, QUERIES, SCORE_ROW, record_bytes
 from engine.cpu.kv_store import head_bytes
 from quant.cpu.activations import Form, row_bytes
 from quant.cpu.arena import Arena
-from quant.cpu.tiles import GROUP, PAIR
+from quant.cpu.formats import GROUP, PAIR
 
 TOKENS = 128  # rows of activations that meet a pair of tiles before the next pair comes
 SEGMENT = 4096  # logits of one unit of the search for the largest

@@ -13,9 +13,10 @@ from torch import Tensor
 
 from quant.cpu.activations import FORM_KERNELS, Form, row_bytes, write_row
 from quant.cpu.arena import Arena, Region
+from quant.cpu.formats import GROUP, PAIR, TILE, TileFormat, format_of
 from quant.cpu.matmul import ROW_KERNELS, TILE_KERNELS, multiply_pair, read_row
 from quant.cpu.native import address_of
-from quant.cpu.tiles import GROUP, PAIR, TILE, TileFormat, format_of, pack, packed_bytes, unpack
+from quant.cpu.tiles import pack, packed_bytes, unpack
 from quant.cpu.vector import jit
 from quant.errors import UnsupportedQuantization
 from quant.kernels.reference import dequantize
@@ -34,7 +35,7 @@ class Part:
 
     @property
     def tile_bytes(self) -> int:
-        return self.groups * self.layout.group_bytes
+        return self.layout.tile_bytes(self.groups)
 
     def tile_kernels(self, form: Form) -> tuple[int, int, int]:
         """Addresses of the kernels for one token, two and four."""

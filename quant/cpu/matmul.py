@@ -5,8 +5,9 @@ at a time with a prefetch well ahead. Many tokens are bound by `vpdpbusd`: 2 x 1
 of codes is used four times; the floor is 2 * tokens * rows * columns * planes operations at 128 a cycle and port.
 
 Both reduce in the same order, so that the bits of an output depend neither on the number of tokens nor on who computes
-it: integers within a group are exact, and groups are added one after another from the first on, in float32 with fused
-multiply-adds. Weights of floats are multiplied in two chains, even and odd columns, which are added at the end.
+it: integers within a group are exact (within half of one, where halves have scales of their own), and groups are added
+one after another from the first on, in float32 with fused multiply-adds. Weights of floats are multiplied in two
+chains, even and odd columns, which are added at the end.
 """
 
 from collections.abc import Callable
@@ -17,7 +18,8 @@ from llvmlite import ir
 from numba.core import cgutils
 
 from quant.cpu.activations import GROUP, Form
-from quant.cpu.tiles import FORMATS, HALF, SINGLE, TILE, TileFormat
+from quant.cpu.formats import FORMATS, HALF, SINGLE, TILE, TileFormat
+from quant.cpu.groups import each_group, load_codes, load_scales
 from quant.cpu.vector import (
     F16,
     F32,
@@ -27,9 +29,7 @@ from quant.cpu.vector import (
     F16x16,
     F32x16,
     I8x16,
-    I8x64,
     I16x16,
-    I16x32,
     I32x16,
     inlined,
     jit,
@@ -38,7 +38,6 @@ from quant.cpu.vector import (
 
 AHEAD = 4096  # bytes that the kernel of one token prefetches in advance: 1024 and 16384 are slower
 TOKENS = 4  # that are multiplied at once
-NIBBLE = ir.Constant(I8x64, [15] * 64)
 
 Cell = tuple[int, int]  # tile, token
 
@@ -78,36 +77,36 @@ class _Cells:
             self.e.store_some(self.e.at(self._out[m], 64 * t), totals[t, m], masks[t])
 
 
-def _make_affine_tile(layout: TileFormat, tiles: int, tokens: int, planes: int) -> Callable[..., None]:
+def _make_coded_tile(layout: TileFormat, tiles: int, tokens: int, planes: int) -> Callable[..., None]:
     """`tiles` tiles by up to `tokens` rows of quantized activations."""
-    codes_end, group_bytes = TILE * GROUP * layout.bits // 8, layout.group_bytes
+    halves, chunks = layout.scales.halves, 8 // layout.scales.halves
 
-    def load_codes(e: Emit, at: Any, chunk: int) -> Any:
-        """The codes of 16 rows by the columns 4 * chunk to 4 * chunk + 3 of the group, one byte each."""
-        if layout.bits == 8:
-            return e.b.bitcast(e.load(e.at(at, 64 * chunk), I8x64, 32), I32x16)
-        codes = e.load(e.at(at, 64 * (chunk // 2)), I8x64, 32)
-        if chunk % 2:
-            codes = e.b.bitcast(e.b.lshr(e.b.bitcast(codes, I16x32), ir.Constant(I16x32, [4] * 32)), I8x64)
-        return e.b.bitcast(e.b.and_(codes, NIBBLE), I32x16)
-
-    def integer_sums(e: Emit, cells: _Cells, codes_at: list[Any], groups: Any, g: Any) -> dict[Cell, Any]:
-        """The exact dot products of one group."""
+    def integer_sums(e: Emit, cells: _Cells, codes_at: list[Any], groups: Any, g: Any, half: int) -> dict[Cell, Any]:
+        """The exact dot products of one group, or of one half of it."""
         b = e.b
         sums = {(plane, *cell): e.i(0) for plane in range(planes) for cell in cells.cells}
-        for chunk in range(8):
-            codes = [load_codes(e, at, chunk) for at in codes_at]
+        for chunk in range(chunks * half, chunks * (half + 1)):
+            codes = [e.b.bitcast(load_codes(e, layout, at, chunk), I32x16) for at in codes_at]
             for plane in range(planes):
                 for m in range(tokens):
                     row = e.at(cells.x[m], groups, GROUP * plane) if plane else cells.x[m]
                     four = e.splat(e.load(e.at(e.at(row, g, GROUP), 4 * chunk), I32))
                     for t in range(tiles):
-                        sums[plane, t, m] = e.dot(sums[plane, t, m], codes[t], four)
+                        sums[plane, t, m] = e.dot(sums[plane, t, m], codes[t], four, layout.dot_bits)
         if planes == 1:
             return {cell: sums[0, *cell] for cell in cells.cells}
         return {cell: b.add(sums[1, *cell], b.shl(sums[0, *cell], e.i(7))) for cell in cells.cells}
 
-    def affine_tile(
+    def activation_scales(e: Emit, row: Any, groups: Any, g: Any) -> tuple[Any, list[Any]]:
+        """A group's scale, and scale * sum of it or of its halves."""
+        at = e.at(e.at(row, groups, 2 * GROUP), g, 4)
+        x_scale, whole = e.load(at, F32), e.load(e.at(at, groups, 4), F32)
+        if halves == 1:
+            return e.splat(x_scale), [e.splat(whole)]
+        first = e.load(e.at(at, groups, 8), F32)
+        return e.splat(x_scale), [e.splat(first), e.splat(e.b.fsub(whole, first))]
+
+    def coded_tile(
         e: Emit,
         w: Any,
         groups: Any,
@@ -124,34 +123,29 @@ def _make_affine_tile(layout: TileFormat, tiles: int, tokens: int, planes: int) 
         b = e.b
         cells = _Cells(e, tiles, tokens, x, x_stride, count, out, out_stride)
         totals = {cell: e.variable(value) for cell, value in cells.initial(add, rows).items()}
-        starts = [e.at(w, groups, group_bytes * t) if t else w for t in range(tiles)]
-        with cgutils.for_range(b, groups) as loop:
-            g = loop.index
-            at = [e.at(start, g, group_bytes) for start in starts]
+        tile_bytes = b.sdiv(b.mul(groups, I64(layout.span_bytes)), I64(layout.scales.span))
+        starts = [e.at(w, tile_bytes, t) if t else w for t in range(tiles)]
+        with each_group(e, layout, groups, starts) as (g, at, heads):
             if tokens == 1:
-                for line in range((group_bytes + 63) // 64):
+                for line in range((layout.group_bytes + 63) // 64):
                     e.prefetch(e.at(at[0], AHEAD + 64 * line))
             else:
                 with cgutils.for_range(b, lines) as fetching:
                     e.prefetch(e.at(b.add(fetch, b.mul(g, b.mul(lines, I64(64)))), fetching.index, 64))
-            sums = integer_sums(e, cells, at, groups, g)
-            for t in range(tiles):
-                scale = b.fpext(e.load(e.at(at[t], codes_end), F16x16, 32), F32x16)
-                if layout.minimums:
-                    least = b.fpext(e.load(e.at(at[t], codes_end + 2 * TILE), F16x16, 32), F32x16)
-                else:
-                    least = b.fmul(scale, e.f(-layout.zero))
-                for m in range(tokens):
-                    scale_at = e.at(e.at(cells.x[m], groups, 2 * GROUP), g, 4)
-                    x_scale = e.splat(e.load(scale_at, F32))
-                    x_sum = e.splat(e.load(e.at(scale_at, groups, 4), F32))
+            scales = [load_scales(e, layout, *places) for places in zip(at, heads, strict=True)]
+            of_rows = [activation_scales(e, row, groups, g) for row in cells.x]
+            for half in range(halves):
+                sums = integer_sums(e, cells, at, groups, g, half)
+                for t, m in cells.cells:
+                    (scale, minimum), (x_scale, x_sums) = scales[t][half], of_rows[m]
+                    least = b.fmul(scale, e.f(-layout.zero)) if minimum is None else minimum
                     whole = b.sitofp(sums[t, m], F32x16)
                     total = e.fma(whole, b.fmul(scale, x_scale), b.load(totals[t, m]))
-                    b.store(e.fma(least, x_sum, total), totals[t, m])
+                    b.store(e.fma(least, x_sums[half], total), totals[t, m])
         cells.store({cell: b.load(slot) for cell, slot in totals.items()}, rows)
 
-    affine_tile.__name__ = f"affine_tile_{layout.number}_{tiles}x{tokens}_{planes}"
-    return kernel(affine_tile)
+    coded_tile.__name__ = f"coded_tile_{layout.number}_{tiles}x{tokens}_{planes}"
+    return kernel(coded_tile)
 
 
 def _make_plain_tile(layout: TileFormat, tiles: int, tokens: int) -> Callable[..., None]:
@@ -206,47 +200,36 @@ def _make_plain_tile(layout: TileFormat, tiles: int, tokens: int) -> Callable[..
     return kernel(plain_tile)
 
 
-def _make_affine_row(layout: TileFormat) -> Callable[..., None]:
+def _make_coded_row(layout: TileFormat) -> Callable[..., None]:
     """One row as float32, rounded as the canonical form is: an embedding look-up."""
-    codes_end = TILE * GROUP * layout.bits // 8
     quarter = ir.VectorType(I32, 4)
 
-    def column_bytes(e: Emit, at: Any, lane: Any, chunks: range) -> Any:
-        """The 16 bytes of a row in four chunks of 64."""
-        four = ir.Constant(quarter, ir.Undefined)
-        for place, chunk in enumerate(chunks):
-            four = e.b.insert_element(four, e.load(e.at(e.at(at, 64 * chunk), lane, 4), I32), I32(place))
-        return e.b.bitcast(four, I8x16)
+    def numbers_of(e: Emit, at: Any, lane: Any) -> list[Any]:
+        """The numbers of columns 0 to 15 and 16 to 31 of the group, 16 integers each."""
+        halves = []
+        for half in range(2):
+            four = ir.Constant(quarter, ir.Undefined)
+            for place in range(4):
+                # The lane's word of a whole vector: slow, and as the products see it.
+                codes = e.b.bitcast(load_codes(e, layout, at, 4 * half + place), I32x16)
+                four = e.b.insert_element(four, e.b.extract_element(codes, lane), I32(place))
+            halves.append(e.b.zext(e.b.bitcast(four, I8x16), I32x16))
+        return halves
 
-    def codes_of(e: Emit, at: Any, lane: Any) -> list[Any]:
-        """Columns 0 to 15 and 16 to 31 of the group, a byte each."""
-        if layout.bits == 8:
-            return [column_bytes(e, at, lane, range(4)), column_bytes(e, at, lane, range(4, 8))]
-        both = column_bytes(e, at, lane, range(4))
-        low = e.b.and_(both, ir.Constant(I8x16, [15] * 16))
-        high = e.b.lshr(both, ir.Constant(I8x16, [4] * 16))
-        order = [8 * half + 4 * j + k for half in range(2) for j in range(2) for k in range(4)]
-        fours = [[place + 16 * upper for upper in (0, 1) for place in order[4 * j : 4 * j + 4]] for j in range(4)]
-        return [
-            e.b.shuffle_vector(low, high, ir.Constant(I32x16, fours[2 * half] + fours[2 * half + 1]))
-            for half in range(2)
-        ]
+    def coded_row(e: Emit, w: Any, groups: Any, lane: Any, out: Any) -> None:
+        b, lane_number = e.b, e.b.trunc(lane, I32)
+        with each_group(e, layout, groups, [w]) as (g, (at,), (head,)):
+            scales = load_scales(e, layout, at, head)
+            for half, numbers in enumerate(numbers_of(e, at, lane_number)):
+                scale, minimum = scales[half % len(scales)]
+                whole = b.sitofp(b.sub(numbers, e.i(layout.zero if minimum is None else 0)), F32x16)
+                values = b.fmul(e.splat(b.extract_element(scale, lane_number)), whole)
+                if minimum is not None:
+                    values = b.fadd(values, e.splat(b.extract_element(minimum, lane_number)))
+                e.store(e.at(e.at(out, g, 4 * GROUP), 64 * half), values)
 
-    def affine_row(e: Emit, w: Any, groups: Any, lane: Any, out: Any) -> None:
-        b = e.b
-        with cgutils.for_range(b, groups) as loop:
-            at = e.at(w, loop.index, layout.group_bytes)
-            scale = e.splat(b.fpext(e.load(e.at(e.at(at, codes_end), lane, 2), F16, 2), F32))
-            for half, codes in enumerate(codes_of(e, at, lane)):
-                whole = b.sub(b.zext(codes, I32x16), e.i(layout.zero))
-                values = b.fmul(scale, b.sitofp(whole, F32x16))
-                if layout.minimums:
-                    least = e.load(e.at(e.at(at, codes_end + 2 * TILE), lane, 2), F16, 2)
-                    values = b.fadd(values, e.splat(b.fpext(least, F32)))
-                e.store(e.at(e.at(out, loop.index, 4 * GROUP), 64 * half), values)
-
-    affine_row.__name__ = f"affine_row_{layout.number}"
-    return kernel(affine_row)
+    coded_row.__name__ = f"coded_row_{layout.number}"
+    return kernel(coded_row)
 
 
 def _make_plain_row(layout: TileFormat) -> Callable[..., None]:
@@ -278,14 +261,14 @@ class TileKernels:
 
 
 ROW_KERNELS: dict[TileFormat, Any] = {
-    layout: _make_plain_row(layout) if layout.plain else _make_affine_row(layout) for layout in FORMATS
+    layout: _make_plain_row(layout) if layout.plain else _make_coded_row(layout) for layout in FORMATS
 }
 TILE_KERNELS: dict[tuple[TileFormat, Form], TileKernels] = {
     (layout, form): TileKernels(
         *(
             _make_plain_tile(layout, tiles, tokens)
             if layout.plain
-            else _make_affine_tile(layout, tiles, tokens, int(form))
+            else _make_coded_tile(layout, tiles, tokens, int(form))
             for tiles, tokens in ((1, 1), (2, 2), (2, TOKENS))
         )
     )

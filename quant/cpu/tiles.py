@@ -3,15 +3,17 @@
 A tile is 16 rows, stored group by group of 32 columns. Two streams (codes here, scales there) would halve what the
 processor's prefetcher delivers. Of one group:
 
-- 4 bits: 256 bytes of codes, then 16 scales, then 16 minimums where the type has them, float16. Byte 64 j + 4 row + k
-  has column 8 j + k in its low half and column 8 j + 4 + k in its high half.
-- 8 bits: 512 bytes of code + 128, then 16 scales. Byte 64 j + 4 row + k is column 4 j + k.
-- plain: 32 columns of 16 values each.
+- codes: for each plane of `bits` bits, `bits` vectors of 64 bytes. Byte 4 row + k of vector v has, at bit bits * j,
+  column 4 * (8 / bits * v + j) + k: one word of the canonical form for each row. So one load of 64 bytes, shifted,
+  meets four bytes of activations in every lane.
+- then the group's scales, 16 rows side by side: see `Scales`. What several groups share lies before the first of them.
+- plain floats: 32 columns of 16 values each.
 
-So one load of 64 bytes meets four bytes of activations in every lane. Rows are padded with zeros to an even number of
-tiles. Nothing is rounded: packing moves bits, and flips sign bits. Knows layouts. Refuses to know how to multiply.
+Rows are padded with zeros to an even number of tiles. Nothing is rounded: packing moves bits, and flips sign bits.
+Knows layouts. Refuses to know how to multiply.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,151 +22,193 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from quant.errors import UnsupportedQuantization
-from quant.tensor import AffineTensor, PlainTensor, QTensor
+from quant.cpu.formats import GROUP, PAIR, TILE, Scales, TileFormat, format_of
+from quant.ggml_blocks import integers
+from quant.tensor import CodedTensor, Integers, PlainTensor, Plane, QTensor, Scale
 
-TILE = 16  # rows
-PAIR = 2 * TILE
-GROUP = 32  # columns
+SIGN = np.int16(-0x8000)  # of a float16
 
 Bytes = NDArray[np.uint8]
-
-
-@dataclass(frozen=True, slots=True)
-class TileFormat:
-    """A row of the table of layouts. `number` is a word of recorded programs."""
-
-    number: int
-    bits: int
-    zero: int = 0  # what an integer code of 0 is, where there is no minimum
-    minimums: bool = False
-    plain: torch.dtype | None = None
-
-    @property
-    def group_bytes(self) -> int:
-        """Bytes of one group of one tile."""
-        return TILE * GROUP * self.bits // 8 + (0 if self.plain else 2 * TILE * (1 + self.minimums))
-
-
-AFFINE4_MIN = TileFormat(0, bits=4, minimums=True)
-AFFINE4 = TileFormat(1, bits=4, zero=8)
-AFFINE8 = TileFormat(2, bits=8, zero=128)
-HALF = TileFormat(3, bits=16, plain=torch.float16)
-BRAIN = TileFormat(4, bits=16, plain=torch.bfloat16)
-SINGLE = TileFormat(5, bits=32, plain=torch.float32)
-FORMATS = (AFFINE4_MIN, AFFINE4, AFFINE8, HALF, BRAIN, SINGLE)
-
-
-def format_of(weight: QTensor) -> TileFormat:
-    """The layout that holds `weight` exactly. Raises UnsupportedQuantization, naming what does not fit."""
-    if isinstance(weight, PlainTensor):
-        return next(f for f in FORMATS if f.plain is weight.values.dtype)
-    if weight.group == GROUP and weight.bits == 4 and weight.minimums is not None and weight.zero == 0:
-        return AFFINE4_MIN
-    if weight.group == GROUP and weight.bits == 4 and weight.minimums is None and weight.zero == AFFINE4.zero:
-        return AFFINE4
-    if weight.group == GROUP and weight.bits == 8 and weight.minimums is None and weight.zero == 0:
-        return AFFINE8
-    raise UnsupportedQuantization(
-        f"The CPU kernels have no layout for {weight.type_name} weights", "Use the plain kernels: --kernels reference."
-    )
 
 
 def packed_bytes(weight: QTensor) -> int:
     """Bytes that `pack` fills for a weight of 32 * n columns."""
     rows, columns = weight.shape
-    return -(-rows // PAIR) * 2 * (columns // GROUP) * format_of(weight).group_bytes
+    return -(-rows // PAIR) * 2 * format_of(weight).tile_bytes(columns // GROUP)
+
+
+@dataclass(frozen=True, slots=True)
+class _Fields:
+    """Views of the fields of packed tiles, each [tiles, spans, ...]: whoever writes or reads them says so once."""
+
+    layout: TileFormat
+    spans: Bytes  # [tiles, spans, span_bytes]
+
+    @property
+    def _groups(self) -> Bytes:
+        """[tiles, spans, groups of a span, group_bytes]"""
+        tiles, spans, _ = self.spans.shape
+        layout = self.layout
+        return self.spans[:, :, layout.head_bytes :].reshape(tiles, spans, layout.scales.span, layout.group_bytes)
+
+    def words(self, plane: int) -> NDArray[np.uint32]:
+        """Codes of one plane, [tiles, spans, groups, words of a row, TILE]"""
+        bits, before = self.layout.planes[plane], sum(self.layout.planes[:plane])
+        field = self._groups[..., 64 * before : 64 * (before + bits)].view(np.uint32)
+        return field.reshape(*field.shape[:-1], bits, TILE)
+
+    def wholes(self, place: int) -> Bytes:
+        """The scales (0) or minimums (1) themselves, [tiles, spans, TILE * bytes]"""
+        size = self.layout.scales.whole_bytes // (1 + self.layout.scales.minimum)
+        start = 0 if self.layout.head_bytes else self.layout.codes_bytes
+        return self.spans[:, :, start + size * place : start + size * (place + 1)]
+
+    def parts(self, place: int) -> Bytes:
+        """The parts of scales (0) or minimums (1), [tiles, spans, groups, bytes]"""
+        size = self.layout.scales.parts_bytes // (1 + self.layout.scales.minimum)
+        start = self.layout.codes_bytes + size * place
+        return self._groups[..., start : start + size]
+
+
+def _fields(layout: TileFormat, memory: Bytes, rows: int, columns: int) -> _Fields:
+    tiles = -(-rows // PAIR) * 2
+    return _Fields(layout, memory.reshape(tiles, columns // GROUP // layout.scales.span, layout.span_bytes))
+
+
+def _tiles(values: NDArray[Any], tiles: int) -> NDArray[Any]:
+    """[rows, ...] -> [tiles, TILE, ...], zeros behind the last row."""
+    if len(values) != tiles * TILE:
+        padded = np.zeros((tiles * TILE, *values.shape[1:]), values.dtype)
+        padded[: len(values)] = values
+        values = padded
+    return values.reshape(tiles, TILE, *values.shape[1:])
 
 
 def pack(weight: QTensor, out: Bytes) -> None:
     """Fill `out`, `packed_bytes` long, with the tiles of a matrix."""
     layout, (rows, columns) = format_of(weight), weight.shape
-    tiles = -(-rows // PAIR) * 2
-    target = out.reshape(tiles, columns // GROUP, layout.group_bytes)
-    if rows % PAIR:
-        target[rows // TILE :] = 0
     if isinstance(weight, PlainTensor):
-        _pack_plain(weight.values, target)
-    else:
-        _pack_affine(weight, layout, target)
-
-
-def _tiles(values: NDArray[Any], rows: int, tiles: int) -> NDArray[Any]:
-    """[rows, groups, ...] -> [tiles, groups, TILE, ...], zeros behind the last row."""
-    padded = np.zeros((tiles * TILE, *values.shape[1:]), values.dtype) if rows != tiles * TILE else None
-    if padded is not None:
-        padded[:rows] = values
-        values = padded
-    return values.reshape(tiles, TILE, *values.shape[1:]).swapaxes(1, 2)
-
-
-def _pack_affine(weight: AffineTensor, layout: TileFormat, target: Bytes) -> None:
-    (rows, columns), tiles = weight.shape, len(target)
-    codes_end = TILE * GROUP * layout.bits // 8
-    scales = [weight.scales.numpy()]
-    if weight.minimums is not None:
-        scales.append((weight.minimums.numpy().view(np.uint16) ^ 0x8000).view(np.float16))  # kernels add
-    for index, field in enumerate(scales):
-        at = codes_end + 2 * TILE * index
-        target[:, :, at : at + 2 * TILE].view(np.float16)[:] = _tiles(field, rows, tiles)
-    if layout.bits == 8:
-        codes = (weight.codes.numpy().view(np.uint8) ^ 0x80).reshape(rows, columns // GROUP, 8, 4)
-        chunks = _tiles(codes, rows, tiles).transpose(0, 1, 3, 2, 4)
-        target[:, :, :codes_end].reshape(tiles, -1, 8, TILE, 4)[:] = chunks
+        _pack_plain(weight.values, out.reshape(-1, columns // GROUP, layout.group_bytes))
         return
-    # Canonical: the even column in the low half. Here: columns 8 j + k low and 8 j + 4 + k high.
-    pairs = _tiles(weight.codes.numpy().reshape(rows, columns // GROUP, 4, 2, 2), rows, tiles)
-    first, second = pairs[..., 0, :], pairs[..., 1, :]
-    mixed = np.empty((*first.shape[:-1], 4), np.uint8)
-    mixed[..., 0::2] = (first & 0x0F) | (second << 4)
-    mixed[..., 1::2] = (first >> 4) | (second & 0xF0)
-    np.copyto(target[:, :, :codes_end].reshape(tiles, -1, 4, TILE, 4), mixed.transpose(0, 1, 3, 2, 4))
+    fields = _fields(layout, out, rows, columns)
+    tiles, spans, _ = fields.spans.shape
+    for index, plane in enumerate(weight.codes.planes):
+        words = _tiles(plane.data.numpy().view(np.uint32), tiles)
+        fields.words(index)[:] = words.reshape(tiles, TILE, spans, layout.scales.span, -1).transpose(0, 2, 3, 4, 1)
+    for place, scale in enumerate((weight.scale, weight.minimum) if weight.minimum else (weight.scale,)):
+        whole = scale.whole.numpy() if layout.scales.exponent else scale.whole.view(torch.int16).numpy()
+        if place:
+            whole = whole ^ SIGN  # kernels add
+        fields.wholes(place).view(whole.dtype)[:] = _tiles(whole, tiles).transpose(0, 2, 1)
+        if scale.parts:
+            _pack_parts(scale.parts, layout.scales, fields.parts(place))
+
+
+def _pack_parts(parts: Integers, scales: Scales, target: Bytes) -> None:
+    tiles, spans, groups, _ = target.shape
+    values = _tiles(parts.values().numpy(), tiles).reshape(tiles, TILE, spans, groups, scales.halves)
+    values, at, shift = values.transpose(0, 2, 3, 4, 1), 0, 0  # [tiles, spans, groups, halves, TILE]
+    for bits in scales.parts.planes if scales.parts else ():
+        stored = _STORING[bits].write(values >> np.uint8(shift) & np.uint8((1 << bits) - 1))
+        target[..., at : at + stored.shape[-1]] = stored
+        at, shift = at + stored.shape[-1], shift + bits
+
+
+@dataclass(frozen=True, slots=True)
+class _Storing:
+    """How parts of some bits are stored, [..., halves, TILE] -> [..., bytes], and read back."""
+
+    write: Callable[[Bytes], Bytes]
+    read: Callable[[Bytes], Bytes]
+
+
+def _write_bytes(part: Bytes) -> Bytes:
+    return part.reshape(*part.shape[:-2], -1)
+
+
+def _read_bytes(stored: Bytes) -> Bytes:
+    return stored.reshape(*stored.shape[:-1], -1, TILE)
+
+
+def _write_nibbles(part: Bytes) -> Bytes:
+    """Two halves in one byte of each row."""
+    both: Bytes = part[..., 0, :] | part[..., 1, :] << np.uint8(4)
+    return both
+
+
+def _read_nibbles(stored: Bytes) -> Bytes:
+    return np.stack([stored & np.uint8(0x0F), stored >> np.uint8(4)], axis=-2)
+
+
+def _write_words(part: Bytes) -> Bytes:
+    """A word of 32 bits for each half: row r at bit 2 r."""
+    words = np.bitwise_or.reduce(part.astype("<u4") << np.arange(0, 32, 2, dtype=np.uint32), axis=-1)
+    return np.ascontiguousarray(words, "<u4").view(np.uint8)
+
+
+def _read_words(stored: Bytes) -> Bytes:
+    words = np.ascontiguousarray(stored).view("<u4")
+    return (words[..., None] >> np.arange(0, 32, 2, dtype=np.uint32) & np.uint32(3)).astype(np.uint8)
+
+
+_STORING = {
+    8: _Storing(_write_bytes, _read_bytes),
+    4: _Storing(_write_nibbles, _read_nibbles),
+    2: _Storing(_write_words, _read_words),
+}
 
 
 def _pack_plain(values: Tensor, target: Bytes) -> None:
     rows, columns = values.shape
     bits = values.view(torch.int16 if values.itemsize == 2 else torch.int32).numpy()
-    grouped = _tiles(bits.reshape(rows, columns // GROUP, GROUP), rows, len(target))
-    target.view(bits.dtype).reshape(len(target), -1, GROUP, TILE)[:] = grouped.swapaxes(2, 3)
+    grouped = _tiles(bits.reshape(rows, columns // GROUP, GROUP), len(target))
+    target.view(bits.dtype).reshape(len(target), -1, GROUP, TILE)[:] = grouped.transpose(0, 2, 3, 1)
 
 
 def unpack(weight: Bytes, layout: TileFormat, shape: tuple[int, int]) -> QTensor:
     """The canonical form of packed tiles: what `pack` was given."""
     rows, columns = shape
-    groups = columns // GROUP
-    source = weight.reshape(-1, groups, layout.group_bytes)
-
-    def flat(tiled: NDArray[Any]) -> NDArray[Any]:
-        """[tiles, groups, TILE, n] -> [rows, groups * n]"""
-        return np.ascontiguousarray(tiled.swapaxes(1, 2).reshape(len(source) * TILE, -1)[:rows])
-
     if layout.plain is not None:
         kind = torch.int16 if layout.bits == 16 else torch.int32
-        tiled = source.view(np.int16 if layout.bits == 16 else np.int32).reshape(len(source), groups, GROUP, TILE)
-        bits = torch.from_numpy(flat(tiled.swapaxes(2, 3)))
-        return PlainTensor(shape, str(kind), bits.view(layout.plain))
-    codes_end = TILE * GROUP * layout.bits // 8
-    scales = flat(
-        source[:, :, codes_end : codes_end + 2 * TILE].copy().view(np.float16).reshape(len(source), groups, TILE, 1)
-    )
-    chunks = source[:, :, :codes_end].reshape(len(source), groups, -1, TILE, 4).transpose(0, 1, 3, 2, 4)
-    minimums = None
-    if layout.minimums:
-        field = source[:, :, codes_end + 2 * TILE :].copy().view(np.uint16) ^ 0x8000
-        minimums = torch.from_numpy(flat(field.view(np.float16).reshape(len(source), groups, TILE, 1)))
-    if layout.bits == 8:
-        codes = torch.from_numpy(flat(chunks.reshape(len(source), groups, TILE, GROUP)) ^ 0x80).view(torch.int8)
-    else:
-        low, high = chunks & 0x0F, chunks >> 4
-        columns_in_order = np.stack((low, high), axis=-2).reshape(len(source), groups, TILE, GROUP)
-        codes = torch.from_numpy(flat(columns_in_order[..., 0::2] | columns_in_order[..., 1::2] << 4))
-    return AffineTensor(
+        source = weight.view(np.int16 if layout.bits == 16 else np.int32).reshape(-1, columns // GROUP, GROUP, TILE)
+        whole = torch.from_numpy(source.transpose(0, 3, 1, 2).reshape(-1, columns)[:rows].copy())
+        return PlainTensor(shape, str(kind), whole.view(layout.plain))
+    fields = _fields(layout, weight, rows, columns)
+    planes = [
+        Plane(bits, torch.from_numpy(_rows(fields.words(index), rows).view(np.uint8)))
+        for index, bits in enumerate(layout.planes)
+    ]
+    scales = [_unpack_scale(fields, place, rows) for place in range(1 + layout.scales.minimum)]
+    table = tuple(number - layout.zero for number in layout.table) if layout.table else None
+    return CodedTensor(
         shape=shape,
         type_name=f"packed {layout.number}",
-        bits=layout.bits,
-        group=GROUP,
-        codes=codes,
-        scales=torch.from_numpy(scales),
-        zero=layout.zero if layout.bits == 4 else 0,
-        minimums=minimums,
+        group=layout.scales.columns,
+        codes=Integers(tuple(planes)),
+        scale=scales[0],
+        zero=0 if table else layout.zero,
+        minimum=scales[1] if layout.scales.minimum else None,
+        table=table,
     )
+
+
+def _rows(tiled: NDArray[Any], rows: int) -> NDArray[Any]:
+    """[tiles, ..., TILE] -> [rows, ...]"""
+    return np.ascontiguousarray(np.moveaxis(tiled, -1, 1).reshape(len(tiled) * TILE, -1)[:rows])
+
+
+def _unpack_scale(fields: _Fields, place: int, rows: int) -> Scale:
+    scales = fields.layout.scales
+    whole = _rows(fields.wholes(place).view(np.uint8 if scales.exponent else np.int16), rows)
+    if place:
+        whole = whole ^ SIGN
+    values = torch.from_numpy(whole if scales.exponent else whole.view(np.float16))
+    if scales.parts is None:
+        return Scale(values)
+    stored, at, shift = fields.parts(place), 0, 0
+    small = np.zeros((*stored.shape[:-1], scales.halves, TILE), np.uint8)
+    for bits in scales.parts.planes:
+        size = TILE * bits * scales.halves // 8
+        small |= _STORING[bits].read(stored[..., at : at + size]) << np.uint8(shift)
+        at, shift = at + size, shift + bits
+    return Scale(values, integers(_rows(small, rows), scales.parts.planes), scales.parts.offset)

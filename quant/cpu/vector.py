@@ -115,9 +115,17 @@ class Emit:
     def fma(self, x: ir.Value, y: ir.Value, z: ir.Value) -> ir.Value:
         return self.call("llvm.fma.v16f32", F32x16, x, y, z)
 
-    def dot(self, total: ir.Value, unsigned: ir.Value, signed: ir.Value) -> ir.Value:
-        """total + the dot products of four unsigned and four signed bytes in each lane, int32 without saturation."""
+    def dot(self, total: ir.Value, unsigned: ir.Value, signed: ir.Value, bits: int = 8) -> ir.Value:
+        """total + the dot products of four unsigned bytes below 2 ** bits and four signed ones in each lane."""
         return self.call("llvm.x86.avx512.vpdpbusd.512", I32x16, total, unsigned, signed)
+
+    def lookup(self, codes: ir.Value, table: tuple[int, ...]) -> ir.Value:
+        """table[code] of 64 bytes, each below 16."""
+        return self.call("llvm.x86.avx512.pshuf.b.512", I8x64, ir.Constant(I8x64, list(table) * 4), codes)
+
+    def widen(self, half: ir.Value) -> ir.Value:
+        """float16 to float32, a vector or one number."""
+        return self.b.fpext(half, F32x16 if isinstance(half.type, ir.VectorType) else F32)
 
     def prefetch(self, address: ir.Value) -> None:
         self.call("llvm.prefetch.p0", ir.VoidType(), self.b.inttoptr(address, I8.as_pointer()), I32(0), I32(3), I32(1))

@@ -5,13 +5,11 @@ on that row alone, bit for bit: rows are multiplied in tiles of a fixed height, 
 the same shape and therefore sums in the same order, whatever else is in the batch.
 """
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from quant.tensor import AffineTensor, PlainTensor, QTensor
+from quant.tensor import PlainTensor, QTensor
 
 ROW_TILE = 8  # rows per library call: more would speed prompts up and slow single tokens down
 
@@ -21,32 +19,23 @@ def dequantize(weight: QTensor) -> Tensor:
     if isinstance(weight, PlainTensor):
         return weight.values.float()
     rows, columns = weight.shape
-    codes = unpack_codes(weight).float().reshape(rows, columns // weight.group, weight.group)
-    values = weight.scales.float().unsqueeze(-1) * (codes - weight.zero)
-    if weight.minimums is not None:
-        values -= weight.minimums.float().unsqueeze(-1)
-    return values.reshape(rows, columns)
+    codes = weight.codes.values()
+    numbers = codes.float() - weight.zero if weight.table is None else _numbers(weight.table)[codes.int()]
+    values = weight.scale.values().unsqueeze(-1) * numbers.view(rows, columns // weight.group, weight.group)
+    if weight.minimum is not None:
+        values -= weight.minimum.values().unsqueeze(-1)
+    return values.view(rows, columns)
+
+
+def _numbers(table: tuple[int, ...]) -> Tensor:
+    return torch.tensor(table, dtype=torch.float32)
 
 
 def dequantize_rows(weight: QTensor, rows: Tensor) -> Tensor:
     """The rows `rows` (int64 [n]) of a matrix, float32 [n, columns]."""
     if isinstance(weight, PlainTensor):
         return weight.values[rows].float()
-    picked = replace(
-        weight,
-        shape=(len(rows), weight.shape[1]),
-        codes=weight.codes[rows],
-        scales=weight.scales[rows],
-        minimums=None if weight.minimums is None else weight.minimums[rows],
-    )
-    return dequantize(picked)
-
-
-def unpack_codes(weight: AffineTensor) -> Tensor:
-    """The integer codes of `weight`, [rows, columns]: int8 as stored for 8 bits, uint8 for 4."""
-    if weight.bits == 8:
-        return weight.codes
-    return torch.stack((weight.codes & 0x0F, weight.codes >> 4), dim=-1).flatten(1)
+    return dequantize(weight.rows(rows))
 
 
 def matmul(x: Tensor, values: Tensor) -> Tensor:

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quant.kernels.reference import unpack_codes
-from quant.tensor import AffineTensor, PlainTensor, QTensor
+from quant.tensor import CodedTensor, PlainTensor, QTensor
 
 GROUP = 32
 Floats = NDArray[np.float32]
@@ -38,6 +37,7 @@ class QuantizedRows:
     whole: NDArray[np.int64]
     scales: Floats
     sums: Floats
+    firsts: Floats  # scale * sum of the first 16 columns
 
 
 def quantize(x: Floats, planes: int) -> QuantizedRows:
@@ -49,7 +49,8 @@ def quantize(x: Floats, planes: int) -> QuantizedRows:
         inverse = np.where(top > 0, np.float32(steps) / top, np.float32(0))
     whole = np.rint(groups * inverse[..., None]).astype(np.int64)
     scales = top * np.float32(1 / steps)
-    return QuantizedRows(whole, scales, scales * whole.sum(-1).astype(np.float32))
+    firsts = scales * whole[..., : GROUP // 2].sum(-1).astype(np.float32)
+    return QuantizedRows(whole, scales, scales * whole.sum(-1).astype(np.float32), firsts)
 
 
 def product(weight: QTensor, x: Floats, planes: int, there: Floats | None = None) -> Floats:
@@ -57,21 +58,32 @@ def product(weight: QTensor, x: Floats, planes: int, there: Floats | None = None
     start = np.zeros((len(x), weight.shape[0]), np.float32) if there is None else there
     if isinstance(weight, PlainTensor):
         return _plain_product(weight.values.float().numpy(), x, start)
-    return _affine_product(weight, quantize(x, planes), start)
+    return _coded_product(weight, quantize(x, planes), start)
 
 
-def _affine_product(weight: AffineTensor, rows: QuantizedRows, total: Floats) -> Floats:
-    """Groups one after another, each with an exact integer sum. Codes are unsigned, as the instruction wants them."""
-    codes, zero = unpack_codes(weight).numpy().astype(np.int64), weight.zero
-    if weight.bits == 8:
-        codes, zero = codes + 128, 128
-    codes = codes.reshape(weight.shape[0], -1, GROUP)
-    scales = weight.scales.numpy().astype(np.float32)
-    least = scales * np.float32(-zero) if weight.minimums is None else -weight.minimums.numpy().astype(np.float32)
+def _coded_product(weight: CodedTensor, rows: QuantizedRows, total: Floats) -> Floats:
+    """Groups, or halves of them, one after another, each with an exact integer sum.
+
+    Numbers are unsigned, as the instruction wants them: what was added to them is a minimum of each group.
+    """
+    codes, zero = weight.codes.values().numpy().astype(np.int64), weight.zero
+    if weight.table:
+        codes, zero = np.array(weight.table, np.int64)[codes] - min(weight.table), -min(weight.table)
+    size = min(weight.group, GROUP)
+    scales = weight.scale.values().numpy()
+    least = scales * np.float32(-zero) if weight.minimum is None else -weight.minimum.values().numpy()
+    if weight.group > GROUP:
+        scales, least = (np.repeat(it, weight.group // GROUP, axis=1) for it in (scales, least))
+    codes, whole = codes.reshape(weight.shape[0], -1, size), rows.whole.reshape(len(rows.whole), -1, size)
+    halves = GROUP // size
     for g in range(codes.shape[1]):
-        sums = (rows.whole[:, g] @ codes[:, g].T).astype(np.float32)
-        total = fma(sums, scales[:, g] * rows.scales[:, g, None], total)
-        total = fma(least[:, g], rows.sums[:, g, None], total)
+        group, half = divmod(g, halves)
+        sums = (whole[:, g] @ codes[:, g].T).astype(np.float32)
+        x_sums = rows.sums[:, group] if halves == 1 else rows.firsts[:, group]
+        if half:
+            x_sums = rows.sums[:, group] - rows.firsts[:, group]
+        total = fma(sums, scales[:, g] * rows.scales[:, group, None], total)
+        total = fma(least[:, g], x_sums[:, None], total)
     return total
 
 

@@ -1,23 +1,46 @@
-"""Random matrices of every type that has tiles, as a file holds them: quantized by the `gguf` package, or any bits."""
+"""Random matrices of every type that has tiles, as a file holds them: with scales of a sane size, or any bits."""
 
 import gguf
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from quant.ggml_blocks import decode
+from quant.ggml_blocks import BLOCKS, PLAIN_TYPES, decode
 from quant.ggml_types import GGML_TYPES
 from quant.tensor import QTensor
 
 KINDS = {kind.name: kind for kind in GGML_TYPES.values()}
-QUANTIZED = ("Q4_0", "Q4_1", "Q8_0")
-PLAIN = ("F16", "BF16", "F32")
+QUANTIZED = tuple(BLOCKS)
+PLAIN = tuple(PLAIN_TYPES)
 TYPES = (*QUANTIZED, *PLAIN)
 
 
+def width(name: str, columns: int) -> int:
+    """`columns`, rounded up to whole blocks of a type."""
+    size = max(32, KINDS[name].block_elements)
+    return -(-columns // size) * size
+
+
+def random_raw(name: str, rows: int, columns: int, rng: np.random.Generator) -> NDArray[np.uint8]:
+    """Random codes and parts; whole scales around 0.05, of both signs. Plain types: normally distributed values."""
+    if name in PLAIN_TYPES:
+        values = rng.standard_normal((rows, columns), np.float32)
+        quantized: NDArray[np.uint8] = gguf.quantize(values, gguf.GGMLQuantizationType[name]).view(np.uint8)
+        return quantized
+    kind, block = KINDS[name], BLOCKS[name]
+    raw = rng.integers(0, 256, (rows, columns // kind.block_elements, kind.block_bytes), np.uint8)
+    for factor in (block.scale, block.minimum):
+        if factor is not None and factor.exponent:
+            raw[:, :, factor.at] = rng.integers(120, 128, raw.shape[:2])
+        elif factor is not None:
+            scales = (rng.standard_normal(raw.shape[:2]) * 0.05).astype(np.float16)
+            raw[:, :, factor.at : factor.at + 2] = scales[..., None].view(np.uint8)
+    return raw.reshape(rows, -1)
+
+
 def random_weight(name: str, rows: int, columns: int, rng: np.random.Generator) -> QTensor:
-    """Normally distributed values, quantized."""
-    values = rng.standard_normal((rows, columns), np.float32)
-    raw = gguf.quantize(values, gguf.GGMLQuantizationType[name])
+    """What `random_raw` says."""
+    raw = random_raw(name, rows, columns, rng)
     return decode(KINDS[name], memoryview(raw.tobytes()), (rows, columns))
 
 

@@ -9,12 +9,12 @@ from torch import Tensor
 
 from quant.cpu.activations import Form
 from quant.cpu.arena import Arena
+from quant.cpu.formats import PAIR
 from quant.cpu.linear import CpuBackend, CpuLinear
-from quant.cpu.tiles import PAIR
 from quant.errors import UnsupportedQuantization
 from quant.kernels.reference import dequantize, dequantize_rows
 from quant.tensor import QTensor
-from tests.quant.cpu.random_weights import TYPES, any_weight, bits, random_weight
+from tests.quant.cpu.random_weights import PLAIN, TYPES, any_weight, bits, random_weight, width
 
 SEED = 5
 
@@ -35,7 +35,8 @@ def same_bits(ours: Tensor, theirs: Tensor) -> bool:
 def test_an_embedding_row_is_the_weights(name: str, shape: tuple[int, int]) -> None:
     rng = np.random.default_rng(SEED)
     ids = torch.from_numpy(rng.integers(0, shape[0], 40))
-    for weight in (random_weight(name, *shape, rng), any_weight(name, *shape, rng)):
+    rows, columns = shape[0], width(name, shape[1])
+    for weight in (random_weight(name, rows, columns, rng), any_weight(name, rows, columns, rng)):
         assert same_bits(layer(weight).rows(ids), dequantize_rows(weight, ids))
 
 
@@ -47,6 +48,9 @@ def test_a_row_that_is_not_there_is_refused(row: int) -> None:
 
 
 MIXES = [
+    [("Q4_K", 64), ("Q4_K", 32), ("Q6_K", 32)],
+    [("Q5_0", 40), ("Q4_K", 64), ("Q6_K", 8), ("IQ4_XS", 33), ("Q8_0", 31), ("F16", 2)],
+    [("Q2_K", 32), ("Q3_K", 32), ("MXFP4", 64), ("TQ2_0", 16), ("TQ1_0", 16)],
     [("Q4_1", 64), ("Q8_0", 32)],
     [("F16", 32), ("Q4_0", 64)],
     [("Q4_0", 33), ("Q4_0", 7), ("Q4_0", 64)],
@@ -60,12 +64,13 @@ MIXES = [
 @pytest.mark.parametrize("tokens", [1, 2, 3, 5])
 def test_segments_lie_side_by_side(mix: list[tuple[str, int]], tokens: int) -> None:
     rng = np.random.default_rng(SEED)
-    segments = [random_weight(name, rows, 96, rng) for name, rows in mix]
-    x = torch.from_numpy(rng.standard_normal((tokens, 96), np.float32))
+    columns = max(width(name, 96) for name, _ in mix)
+    segments = [random_weight(name, rows, columns, rng) for name, rows in mix]
+    x = torch.from_numpy(rng.standard_normal((tokens, columns), np.float32))
     fused = layer(*segments)
     apart = torch.cat([layer(segment).forward(x) for segment in segments], dim=1)
     assert torch.equal(bits(fused.forward(x)), bits(apart))
-    assert (fused.inputs, fused.outputs) == (96, apart.shape[1])
+    assert (fused.inputs, fused.outputs) == (columns, apart.shape[1])
     assert torch.equal(bits(fused.dequantize()), bits(torch.cat([dequantize(segment) for segment in segments])))
 
 
@@ -96,18 +101,18 @@ def test_floats_meet_floats_and_integers_meet_planes() -> None:
     rng = np.random.default_rng(SEED)
     for planes in (Form.ONE_PLANE, Form.TWO_PLANES):
         for name in TYPES:
-            made = CpuBackend(Arena(), planes).linear([random_weight(name, 8, 32, rng)])
-            assert made.form(made.parts[0]) is (planes if name.startswith("Q") else Form.FLOAT)
+            made = CpuBackend(Arena(), planes).linear([random_weight(name, 8, width(name, 32), rng)])
+            assert made.form(made.parts[0]) is (Form.FLOAT if name in PLAIN else planes)
 
 
 def test_all_weights_lie_in_one_arena(cpu_kernels: Path) -> None:
     arena = Arena()
     backend = CpuBackend(arena)
     rng = np.random.default_rng(SEED)
-    layers = [backend.linear([random_weight(name, 40, 64, rng)]) for name in TYPES]
+    layers = [backend.linear([random_weight(name, 40, 256, rng)]) for name in TYPES]
     spans = arena.spans()
     for part in (part for made in layers for part in made.parts):
         assert spans.holds(part.region.address, part.region.size)
     for made in layers:
-        made.forward(torch.ones(3, 64))
+        made.forward(torch.ones(3, 256))
     arena.check()

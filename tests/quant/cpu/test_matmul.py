@@ -14,7 +14,7 @@ from quant.cpu.linear import CpuBackend, CpuLinear
 from quant.kernels import reference
 from quant.tensor import QTensor
 from tests.quant.cpu.integer_twin import product
-from tests.quant.cpu.random_weights import PLAIN, QUANTIZED, TYPES, bits, random_weight
+from tests.quant.cpu.random_weights import PLAIN, QUANTIZED, TYPES, bits, random_weight, width
 
 SEED = 4
 SHAPES = [
@@ -52,7 +52,8 @@ def activations(tokens: int, columns: int, rng: np.random.Generator) -> Tensor:
 @pytest.mark.parametrize("name", TYPES)
 def test_every_bit_is_the_twins(name: str, shape: tuple[int, int], planes: Form) -> None:
     rng = np.random.default_rng(SEED)
-    weight, x = random_weight(name, *shape, rng), activations(TOKENS, shape[1], rng)
+    rows, columns = shape[0], width(name, shape[1])
+    weight, x = random_weight(name, rows, columns, rng), activations(TOKENS, columns, rng)
     out = layer(weight, planes=planes).forward(x)
     assert torch.equal(bits(out), bits(torch.from_numpy(product(weight, x.numpy(), planes))))
 
@@ -61,7 +62,8 @@ def test_every_bit_is_the_twins(name: str, shape: tuple[int, int], planes: Form)
 @pytest.mark.parametrize("name", PLAIN)
 def test_floats_are_multiplied_as_floats(name: str, shape: tuple[int, int]) -> None:
     rng = np.random.default_rng(SEED)
-    weight, x = random_weight(name, *shape, rng), activations(TOKENS, shape[1], rng)
+    rows, columns = shape[0], width(name, shape[1])
+    weight, x = random_weight(name, rows, columns, rng), activations(TOKENS, columns, rng)
     expected = reference.matmul(x, reference.dequantize(weight))
     size = x.abs() @ reference.dequantize(weight).abs().T  # what the terms of a sum add up to without their signs
     assert ((layer(weight).forward(x) - expected).abs() <= 2e-6 * size).all()
@@ -73,7 +75,8 @@ def test_floats_are_multiplied_as_floats(name: str, shape: tuple[int, int]) -> N
 def test_the_error_is_that_of_quantized_activations(name: str, shape: tuple[int, int], planes: Form) -> None:
     """At most half a step of a group's activations, times the magnitudes of the weights that meet them."""
     rng = np.random.default_rng(SEED)
-    weight, x = random_weight(name, *shape, rng), activations(TOKENS, shape[1], rng)
+    rows, columns = shape[0], width(name, shape[1])
+    weight, x = random_weight(name, rows, columns, rng), activations(TOKENS, columns, rng)
     values = reference.dequantize(weight)
     steps = 127 if planes is Form.ONE_PLANE else 127 * 128
     half_steps = x.view(TOKENS, -1, 32).abs().amax(-1) / steps / 2
@@ -82,7 +85,7 @@ def test_the_error_is_that_of_quantized_activations(name: str, shape: tuple[int,
     error = (layer(weight, planes=planes).forward(x) - reference.matmul(x, values)).abs()
     assert (error <= 1.001 * bound + rounding).all()
     if planes is Form.ONE_PLANE:
-        assert error.max() > 0.05 * bound.max()  # the bound is not idle
+        assert (error / bound).max() > 0.05  # the bound is not idle
 
 
 def slices(tokens: int) -> Sequence[tuple[int, int]]:
@@ -96,8 +99,8 @@ def slices(tokens: int) -> Sequence[tuple[int, int]]:
 @pytest.mark.parametrize("name", TYPES)
 def test_a_row_has_the_same_bits_alone_and_among_others(name: str, shape: tuple[int, int], planes: Form) -> None:
     rng = np.random.default_rng(SEED)
-    multiply = layer(random_weight(name, *shape, rng), planes=planes).forward
-    x = activations(133, shape[1], rng)
+    multiply = layer(random_weight(name, shape[0], width(name, shape[1]), rng), planes=planes).forward
+    x = activations(133, width(name, shape[1]), rng)
     together = multiply(x)
     assert together.isfinite().all()
     for start, stop in slices(133):
@@ -107,9 +110,10 @@ def test_a_row_has_the_same_bits_alone_and_among_others(name: str, shape: tuple[
 @pytest.mark.parametrize("name", TYPES)
 def test_a_row_of_a_weight_has_the_same_bits_alone_and_among_others(name: str) -> None:
     rng = np.random.default_rng(SEED)
-    whole = random_weight(name, 96, 64, rng)
-    x = activations(6, 64, rng)
-    rows = [random_weight(name, 1, 64, np.random.default_rng(row)) for row in range(3)]
+    columns = width(name, 64)
+    whole = random_weight(name, 96, columns, rng)
+    x = activations(6, columns, rng)
+    rows = [random_weight(name, 1, columns, np.random.default_rng(row)) for row in range(3)]
     together = layer(whole, *rows).forward(x)
     assert torch.equal(bits(layer(whole).forward(x)), bits(together[:, :96]))
     for place, row in enumerate(rows):
@@ -119,8 +123,8 @@ def test_a_row_of_a_weight_has_the_same_bits_alone_and_among_others(name: str) -
 @pytest.mark.parametrize("name", TYPES)
 def test_a_poisoned_row_stays_alone(name: str) -> None:
     rng = np.random.default_rng(SEED)
-    multiply = layer(random_weight(name, 40, 64, rng)).forward
-    x = activations(11, 64, rng)
+    multiply = layer(random_weight(name, 40, width(name, 64), rng)).forward
+    x = activations(11, width(name, 64), rng)
     clean = multiply(x)
     for poisoned in (0, 4, 10):
         spoiled = x.clone()
@@ -133,13 +137,15 @@ def test_a_poisoned_row_stays_alone(name: str) -> None:
 
 @pytest.mark.parametrize("name", TYPES)
 def test_no_rows_give_no_rows(name: str) -> None:
-    multiply = layer(random_weight(name, 6, 32, np.random.default_rng(SEED))).forward
-    assert multiply(torch.zeros(0, 32)).shape == (0, 6)
+    columns = width(name, 32)
+    multiply = layer(random_weight(name, 6, columns, np.random.default_rng(SEED))).forward
+    assert multiply(torch.zeros(0, columns)).shape == (0, 6)
 
 
 @pytest.mark.parametrize("name", TYPES)
 def test_rows_need_not_lie_side_by_side(name: str) -> None:
     rng = np.random.default_rng(SEED)
-    multiply = layer(random_weight(name, 20, 64, rng)).forward
-    wide = activations(7, 128, rng)
-    assert torch.equal(multiply(wide[::2, 64:]), multiply(wide[::2, 64:].clone()))
+    columns = width(name, 64)
+    multiply = layer(random_weight(name, 20, columns, rng)).forward
+    wide = activations(7, 2 * columns, rng)
+    assert torch.equal(multiply(wide[::2, columns:]), multiply(wide[::2, columns:].clone()))

@@ -1,0 +1,172 @@
+"""The layouts of packed tiles, as a table: which planes a code has, and what its scales are made of.
+
+Adding a format is a row here and one in `quant.ggml_blocks` or its like; kernels are made from the row. Knows sizes.
+Refuses to know how bytes get into their places (`quant.cpu.tiles`) and what is computed with them.
+"""
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from quant.errors import UnsupportedQuantization
+from quant.tensor import CodedTensor, PlainTensor, QTensor
+
+TILE = 16  # rows
+PAIR = 2 * TILE
+GROUP = 32  # columns
+HALF_BYTES = 2 * TILE  # a float16 for each row
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The small integers that whole scales are multiplied by, one or two for each 32 columns: how they are stored.
+
+    `planes` are their bits, the lowest first. 8: a byte for each row. 4: one byte for both, the first columns in
+    its low half. 2: a word of 32 bits for each, row r at bit 2 r.
+    """
+
+    planes: tuple[int, ...] = (8,)
+    offset: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Scales:
+    """What a group's scales are made of, and how many columns share them."""
+
+    columns: int = GROUP  # that share one: 16 or 32; 256 where `span` is 8 and there are no parts
+    exponent: bool = False  # a byte e for each row that says 2 ** (e - 128), in place of a float16
+    minimum: bool = False  # a minimum follows each scale, and its parts follow the scale's
+    parts: Parts | None = None
+    span: int = 1  # groups that share the whole scales, which lie before the first of them
+
+    @property
+    def halves(self) -> int:
+        """Scales for each 32 columns."""
+        return 2 if self.columns == GROUP // 2 else 1
+
+    @property
+    def whole_bytes(self) -> int:
+        """Bytes of the scales and minimums that stand alone or are multiplied by parts."""
+        return (TILE if self.exponent else HALF_BYTES) * (1 + self.minimum)
+
+    @property
+    def parts_bytes(self) -> int:
+        """Bytes of one group's parts."""
+        if self.parts is None:
+            return 0
+        return TILE * sum(self.parts.planes) // 8 * self.halves * (1 + self.minimum)
+
+
+@dataclass(frozen=True, slots=True)
+class TileFormat:
+    """A row of the table of layouts. `number` is part of the names of its kernels."""
+
+    number: int
+    planes: tuple[int, ...] = ()  # bits of a code, the lowest first
+    zero: int = 0  # the code of 0, where there is no minimum
+    table: tuple[int, ...] | None = None  # what is looked up for a code: the number + zero
+    scales: Scales = Scales()
+    plain: torch.dtype | None = None
+
+    @property
+    def bits(self) -> int:
+        """Of one code, or of one float."""
+        return 8 * self.plain.itemsize if self.plain else sum(self.planes)
+
+    @property
+    def dot_bits(self) -> int:
+        """Of the numbers that are multiplied."""
+        return max(self.table).bit_length() if self.table else self.bits
+
+    @property
+    def codes_bytes(self) -> int:
+        """Bytes of one group's codes."""
+        return TILE * GROUP * self.bits // 8
+
+    @property
+    def head_bytes(self) -> int:
+        """Bytes before each `span` groups."""
+        return self.scales.whole_bytes if self.scales.span > 1 else 0
+
+    @property
+    def group_bytes(self) -> int:
+        """Bytes of one group of one tile, without the head."""
+        if self.plain:
+            return self.codes_bytes
+        return self.codes_bytes + (self.scales.whole_bytes if self.scales.span == 1 else self.scales.parts_bytes)
+
+    @property
+    def span_bytes(self) -> int:
+        """Bytes from one head to the next."""
+        return self.head_bytes + self.scales.span * self.group_bytes
+
+    def tile_bytes(self, groups: int) -> int:
+        return groups // self.scales.span * self.span_bytes
+
+
+def _lifted(table: tuple[int, ...]) -> tuple[tuple[int, ...], int]:
+    """A table without negative numbers, and what was added to each."""
+    return tuple(number - min(table) for number in table), -min(table)
+
+
+_IQ4, _IQ4_ZERO = _lifted((-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113))
+_E2M1, _E2M1_ZERO = _lifted((0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12))
+_MINIMUM = Scales(minimum=True)
+_BYTES_MINIMUM = Scales(minimum=True, parts=Parts(), span=8)
+
+AFFINE4_MIN = TileFormat(0, (4,), scales=_MINIMUM)  # Q4_1
+AFFINE4 = TileFormat(1, (4,), zero=8)  # Q4_0
+AFFINE8 = TileFormat(2, (8,), zero=128)  # Q8_0
+HALF = TileFormat(3, plain=torch.float16)
+BRAIN = TileFormat(4, plain=torch.bfloat16)
+SINGLE = TileFormat(5, plain=torch.float32)
+FORMATS = (
+    AFFINE4_MIN, AFFINE4, AFFINE8, HALF, BRAIN, SINGLE,
+    TileFormat(6, (4, 1), zero=16),  # Q5_0
+    TileFormat(7, (4, 1), scales=_MINIMUM),  # Q5_1
+    TileFormat(8, (2,), scales=Scales(16, minimum=True, parts=Parts((4,)), span=8)),  # Q2_K
+    TileFormat(9, (2, 1), zero=4, scales=Scales(16, parts=Parts((4, 2), 32), span=8)),  # Q3_K
+    TileFormat(10, (4,), scales=_BYTES_MINIMUM),  # Q4_K
+    TileFormat(11, (4, 1), scales=_BYTES_MINIMUM),  # Q5_K
+    TileFormat(12, (4, 2), zero=32, scales=Scales(16, parts=Parts((8,), 128), span=8)),  # Q6_K
+    TileFormat(13, (4,), zero=_IQ4_ZERO, table=_IQ4),  # IQ4_NL
+    TileFormat(14, (4,), zero=_IQ4_ZERO, table=_IQ4, scales=Scales(parts=Parts((8,), 32), span=8)),  # IQ4_XS
+    TileFormat(15, (4,), zero=_E2M1_ZERO, table=_E2M1, scales=Scales(exponent=True)),  # MXFP4
+    TileFormat(16, (2,), zero=1, scales=Scales(256, span=8)),  # TQ1_0, TQ2_0
+)  # fmt: skip
+
+
+def _layout(weight: CodedTensor) -> TileFormat:
+    """What a coded tensor would be stored as, but for the number."""
+    table, zero = _lifted(weight.table) if weight.table else (None, weight.zero)
+    parts, whole = weight.scale.parts, weight.scale.whole
+    spread = weight.shape[1] // max(1, whole.shape[1])  # columns that share a whole scale
+    return TileFormat(
+        0,
+        tuple(plane.bits for plane in weight.codes.planes),
+        zero,
+        table,
+        Scales(
+            weight.group,
+            whole.dtype == torch.uint8,
+            weight.minimum is not None,
+            None if parts is None else Parts(tuple(plane.bits for plane in parts.planes), weight.scale.offset),
+            span=max(1, spread // GROUP),
+        ),
+    )
+
+
+_BY_LAYOUT = {replace(layout, number=0): layout for layout in FORMATS if not layout.plain}
+
+
+def format_of(weight: QTensor) -> TileFormat:
+    """The layout that holds `weight` exactly. Raises UnsupportedQuantization, naming what does not fit."""
+    if isinstance(weight, PlainTensor):
+        return next(f for f in FORMATS if f.plain is weight.values.dtype)
+    try:
+        return _BY_LAYOUT[_layout(weight)]
+    except KeyError:
+        raise UnsupportedQuantization(
+            f"The CPU kernels have no layout for {weight.type_name} weights",
+            "Use the plain kernels: --kernels reference.",
+        ) from None

@@ -1,0 +1,99 @@
+"""One group of a tile in registers: its codes as bytes, its scales as floats. Generated from the row of a format.
+
+Knows how `quant.cpu.tiles` lays bits out. Refuses to know what they are multiplied by.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from llvmlite import ir
+from numba.core import cgutils
+
+from quant.cpu.formats import HALF_BYTES, TILE, Parts, Scales, TileFormat
+from quant.cpu.vector import I32, I64, Emit, F16x16, F32x16, I8x16, I8x64, I16x32, I32x16
+
+
+def load_codes(e: Emit, layout: TileFormat, at: Any, chunk: int) -> Any:
+    """The numbers of 16 rows by the columns 4 * chunk to 4 * chunk + 3 of the group, unsigned, one byte each."""
+    whole, shift = None, 0
+    for plane, bits in enumerate(layout.planes):
+        vector, place = divmod(chunk, 8 // bits)
+        part = e.load(e.at(at, 64 * (sum(layout.planes[:plane]) + vector)), I8x64)
+        if bits < 8:
+            part = _move(e, part, bits * place - shift, ((1 << bits) - 1) << shift)
+        whole, shift = part if whole is None else e.b.or_(whole, part), shift + bits
+    return whole if layout.table is None else e.lookup(whole, layout.table)
+
+
+def _move(e: Emit, codes: Any, right: int, mask: int) -> Any:
+    """Bytes shifted by up to 7 bits, negative numbers to the left, and what `mask` keeps of them."""
+    pairs = e.b.bitcast(codes, I16x32)  # there is no shift of single bytes: the mask drops what comes from neighbours
+    if right > 0:
+        pairs = e.b.lshr(pairs, ir.Constant(I16x32, [right] * 32))
+    elif right < 0:
+        pairs = e.b.shl(pairs, ir.Constant(I16x32, [-right] * 32))
+    return e.b.and_(e.b.bitcast(pairs, I8x64), ir.Constant(I8x64, [mask] * 64))
+
+
+def load_scales(e: Emit, layout: TileFormat, at: Any, head: Any) -> list[tuple[Any, Any]]:
+    """For each half of the group, or for all of it: the scales of 16 rows, and their minimums, subtracted, or None.
+
+    `at` is the address of the group, `head` that of what it shares with others.
+    """
+    scales, after = layout.scales, e.at(at, layout.codes_bytes)
+    if scales.exponent:
+        return [(_powers(e, e.load(after, I8x16)), None)]
+    wholes = [
+        e.widen(e.load(e.at(head if layout.head_bytes else after, HALF_BYTES * place), F16x16))
+        for place in range(1 + scales.minimum)
+    ]
+    if scales.parts is None:
+        return [(wholes[0], wholes[1] if scales.minimum else None)]
+    size = scales.parts_bytes // len(wholes)
+    scaled = [
+        [e.b.fmul(whole, part) for part in _load_parts(e, scales, e.at(after, size * place))]
+        for place, whole in enumerate(wholes)
+    ]
+    return [(half, scaled[1][i] if scales.minimum else None) for i, half in enumerate(scaled[0])]
+
+
+def _load_parts(e: Emit, scales: Scales, at: Any) -> list[Any]:
+    """The parts of 16 rows as floats, for each half of the group or for all of it."""
+    b, parts, found, shift = e.b, scales.parts or Parts(), [e.i(0)] * scales.halves, 0
+    for bits in parts.planes:
+        for half in range(scales.halves):
+            if bits == 2:
+                word = e.splat(e.load(e.at(at, 4 * half), I32))
+                stored = b.and_(b.lshr(word, ir.Constant(I32x16, list(range(0, 32, 2)))), e.i(3))
+            else:
+                stored = b.zext(e.load(e.at(at, TILE * half if bits == 8 else 0), I8x16), I32x16)
+            if bits == 4:
+                stored = b.lshr(stored, e.i(4)) if half else b.and_(stored, e.i(15))
+            found[half] = b.or_(found[half], b.shl(stored, e.i(shift))) if shift else stored
+        at, shift = e.at(at, TILE * bits * scales.halves // 8), shift + bits
+    return [b.sitofp(b.sub(part, e.i(parts.offset)), F32x16) for part in found]
+
+
+def _powers(e: Emit, exponents: Any) -> Any:
+    """2 ** (e - 128) of 16 bytes e, the two smallest as subnormals."""
+    b, wide = e.b, e.b.zext(exponents, I32x16)
+    small = b.shl(e.i(0x00200000), b.and_(wide, e.i(1)))
+    bits = b.select(b.icmp_signed("<", wide, e.i(2)), small, b.shl(b.sub(wide, e.i(1)), e.i(23)))
+    return b.bitcast(bits, F32x16)
+
+
+@contextmanager
+def each_group(e: Emit, layout: TileFormat, groups: Any, starts: list[Any]) -> Iterator[tuple[Any, list[Any], Any]]:
+    """A loop over groups: number of the group, and for each tile the address of the group and that of its head."""
+    if layout.scales.span == 1:
+        with cgutils.for_range(e.b, groups) as loop:
+            at = [e.at(start, loop.index, layout.group_bytes) for start in starts]
+            yield loop.index, at, at
+        return
+    span = I64(layout.scales.span)
+    with cgutils.for_range(e.b, e.b.sdiv(groups, span)) as outer:
+        heads = [e.at(start, outer.index, layout.span_bytes) for start in starts]
+        with cgutils.for_range(e.b, span) as inner:
+            at = [e.at(e.at(head, layout.head_bytes), inner.index, layout.group_bytes) for head in heads]
+            yield e.b.add(e.b.mul(outer.index, span), inner.index), at, heads
