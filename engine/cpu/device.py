@@ -26,9 +26,10 @@ from quant.cpu.activations import GROUP, Form
 from quant.cpu.arena import Arena
 from quant.cpu.linear import CpuBackend
 from quant.cpu.native import Entry
+from quant.cpu.tiers import Target
 from quant.gguf import GGUFTensor
 
-NUMERICS_VERSION = "1"  # raised when a change of the kernels changes bits: what was cached before is not used then
+NUMERICS_VERSION = "2"  # raised when a change of the kernels changes bits: what was cached before is not used then
 STEP_OPERATIONS = 80_000_000_000  # that one thread computes in a fifth of a second
 LOCAL_PIECES = 16  # pieces of context that every thread merges for itself rather than wait for the others
 
@@ -39,10 +40,11 @@ class CpuDevice:
     name = "cpu"
     kv_type = BLOCK_TYPE
 
-    def __init__(self, threads: int, planes: int, code_cache: Path | None) -> None:
+    def __init__(self, threads: int, planes: int, target: Target, code_cache: Path | None) -> None:
         self.threads = min(threads, MOST_THREADS)
-        self.numerics = ("cpu", NUMERICS_VERSION, f"{planes} planes")
+        self.numerics = ("cpu", NUMERICS_VERSION, target.tier, f"{planes} planes")
         self._planes = Form(planes)
+        self._target = target
         self._code_cache = code_cache
 
     def layer_shape(self, kv_heads: int, head_dim: int) -> tuple[int, ...]:
@@ -55,7 +57,7 @@ class CpuDevice:
 
     def load(self, model: ModelConfig, weights: GGUFWeights, config: EngineConfig) -> Compute:
         torch.set_num_threads(1)  # it only samples here, and its other threads would spin on the team's cores
-        enter, arena = load_interpreter(self._code_cache), Arena()
+        enter, arena = load_interpreter(self._code_cache, self._target), Arena()
         limits = Limits(
             tokens=config.max_step_tokens,
             outputs=config.max_step_tokens,

@@ -83,10 +83,14 @@ def _make_coded_tile(layout: TileFormat, tiles: int, tokens: int, planes: int) -
 
     def integer_sums(e: Emit, cells: _Cells, codes_at: list[Any], groups: Any, g: Any, half: int) -> dict[Cell, Any]:
         """The exact dot products of one group, or of one half of it."""
-        b = e.b
+        b, last = e.b, planes - 1
         sums = {(plane, *cell): e.i(0) for plane in range(planes) for cell in cells.cells}
+        if layout.zero:  # what the zero point adds is taken away beforehand, which costs nothing
+            for m, row in enumerate(cells.x):
+                less = e.splat(b.mul(of_half(e, row, groups, g, half, 3, b.sub, I32), I32(-layout.zero)))
+                sums.update({(last, t, m): less for t in range(tiles)})
         for chunk in range(chunks * half, chunks * (half + 1)):
-            codes = [e.b.bitcast(load_codes(e, layout, at, chunk), I32x16) for at in codes_at]
+            codes = [b.bitcast(load_codes(e, layout, at, chunk), I32x16) for at in codes_at]
             for plane in range(planes):
                 for m in range(tokens):
                     row = e.at(cells.x[m], groups, GROUP * plane) if plane else cells.x[m]
@@ -97,14 +101,13 @@ def _make_coded_tile(layout: TileFormat, tiles: int, tokens: int, planes: int) -
             return {cell: sums[0, *cell] for cell in cells.cells}
         return {cell: b.add(sums[1, *cell], b.shl(sums[0, *cell], e.i(7))) for cell in cells.cells}
 
-    def activation_scales(e: Emit, row: Any, groups: Any, g: Any) -> tuple[Any, list[Any]]:
-        """A group's scale, and scale * sum of it or of its halves."""
-        at = e.at(e.at(row, groups, 2 * GROUP), g, 4)
-        x_scale, whole = e.load(at, F32), e.load(e.at(at, groups, 4), F32)
-        if halves == 1:
-            return e.splat(x_scale), [e.splat(whole)]
-        first = e.load(e.at(at, groups, 8), F32)
-        return e.splat(x_scale), [e.splat(first), e.splat(e.b.fsub(whole, first))]
+    def of_half(e: Emit, row: Any, groups: Any, g: Any, half: int, array: int, subtract: Any, kind: Any) -> Any:
+        """What is summed up over a group's columns, or over half of them: array 1 as floats, 3 as integers."""
+        whole, first = (e.load(word_of(e, row, groups, g, array + i), kind) for i in (0, 1))
+        return whole if halves == 1 else subtract(whole, first) if half else first
+
+    def word_of(e: Emit, row: Any, groups: Any, g: Any, array: int) -> Any:
+        return e.at(e.at(row, groups, 2 * GROUP + 4 * array), g, 4)
 
     def coded_tile(
         e: Emit,
@@ -133,15 +136,16 @@ def _make_coded_tile(layout: TileFormat, tiles: int, tokens: int, planes: int) -
                 with cgutils.for_range(b, lines) as fetching:
                     e.prefetch(e.at(b.add(fetch, b.mul(g, b.mul(lines, I64(64)))), fetching.index, 64))
             scales = [load_scales(e, layout, *places) for places in zip(at, heads, strict=True)]
-            of_rows = [activation_scales(e, row, groups, g) for row in cells.x]
+            x_scales = [e.splat(e.load(word_of(e, row, groups, g, 0), F32)) for row in cells.x]
             for half in range(halves):
                 sums = integer_sums(e, cells, at, groups, g, half)
                 for t, m in cells.cells:
-                    (scale, minimum), (x_scale, x_sums) = scales[t][half], of_rows[m]
-                    least = b.fmul(scale, e.f(-layout.zero)) if minimum is None else minimum
-                    whole = b.sitofp(sums[t, m], F32x16)
-                    total = e.fma(whole, b.fmul(scale, x_scale), b.load(totals[t, m]))
-                    b.store(e.fma(least, x_sums[half], total), totals[t, m])
+                    (scale, minimum), whole = scales[t][half], b.sitofp(sums[t, m], F32x16)
+                    total = e.fma(whole, b.fmul(scale, x_scales[m]), b.load(totals[t, m]))
+                    if minimum is not None:
+                        x_sum = e.splat(of_half(e, cells.x[m], groups, g, half, 1, b.fsub, F32))
+                        total = e.fma(minimum, x_sum, total)
+                    b.store(total, totals[t, m])
         cells.store({cell: b.load(slot) for cell, slot in totals.items()}, rows)
 
     coded_tile.__name__ = f"coded_tile_{layout.number}_{tiles}x{tokens}_{planes}"

@@ -234,3 +234,16 @@ def test_opens_the_default_model(smollm2: Path) -> None:
         assert file.metadata["general.architecture"] == "llama"
         assert len(file.tensors) == 272
         assert sum(t.nbytes for t in file.tensors.values()) == 96_576_768
+
+
+def test_what_was_released_can_be_read_again(tmp_path: Path) -> None:
+    """Also where tensors share a page, and after the file was closed under a view."""
+    path = tmp_path / "small.gguf"
+    path.write_bytes(small_file().data)
+    with GGUFFile(path) as file:
+        before = {name: bytes(file.data(name)) for name in file.tensors}
+        view = file.data("q8")
+        for name in file.tensors:
+            file.release(name)
+        assert {name: bytes(file.data(name)) for name in file.tensors} == before
+        assert bytes(view) == before["q8"]

@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quant.tensor import CodedTensor, PlainTensor, QTensor
+from quant.cpu.tiers import choose
+from quant.tensor import CodedTensor, PlainTensor, QTensor, Scale
 
 GROUP = 32
 Floats = NDArray[np.float32]
 
 
-def fma(x: Any, y: Any, z: Any) -> Floats:
+def fused(x: Any, y: Any, z: Any) -> Floats:
     """x * y + z of float32 arrays, rounded once.
 
     The product is exact in float64. Its sum with z is rounded to odd there, so that rounding it to float32 sees on
@@ -28,6 +29,14 @@ def fma(x: Any, y: Any, z: Any) -> Floats:
     even = total.view(np.int64) & 1 == 0
     odd = np.nextafter(total, np.where(error > 0, np.inf, -np.inf))
     return np.where((error != 0) & even, odd, total).astype(np.float32)
+
+
+def rounded_twice(x: Any, y: Any, z: Any) -> Floats:
+    """x * y + z of float32 arrays, as a processor without that instruction computes it."""
+    return np.asarray(np.float32(x) * np.float32(y) + np.float32(z))
+
+
+fma = fused if choose("auto").has("fma", "neon") else rounded_twice
 
 
 @dataclass(frozen=True)
@@ -62,29 +71,27 @@ def product(weight: QTensor, x: Floats, planes: int, there: Floats | None = None
 
 
 def _coded_product(weight: CodedTensor, rows: QuantizedRows, total: Floats) -> Floats:
-    """Groups, or halves of them, one after another, each with an exact integer sum.
-
-    Numbers are unsigned, as the instruction wants them: what was added to them is a minimum of each group.
-    """
-    codes, zero = weight.codes.values().numpy().astype(np.int64), weight.zero
-    if weight.table:
-        codes, zero = np.array(weight.table, np.int64)[codes] - min(weight.table), -min(weight.table)
-    size = min(weight.group, GROUP)
-    scales = weight.scale.values().numpy()
-    least = scales * np.float32(-zero) if weight.minimum is None else -weight.minimum.values().numpy()
-    if weight.group > GROUP:
-        scales, least = (np.repeat(it, weight.group // GROUP, axis=1) for it in (scales, least))
-    codes, whole = codes.reshape(weight.shape[0], -1, size), rows.whole.reshape(len(rows.whole), -1, size)
-    halves = GROUP // size
-    for g in range(codes.shape[1]):
+    """Groups, or halves of them, one after another, each with an exact integer sum."""
+    codes, size = weight.codes.values().numpy().astype(np.int64), min(weight.group, GROUP)
+    numbers = codes - weight.zero if weight.table is None else np.array(weight.table, np.int64)[codes]
+    numbers, whole = numbers.reshape(weight.shape[0], -1, size), rows.whole.reshape(len(rows.whole), -1, size)
+    scales, halves = _for_each(weight.scale, weight.group), GROUP // size
+    minimums = None if weight.minimum is None else _for_each(weight.minimum, weight.group)
+    for g in range(numbers.shape[1]):
         group, half = divmod(g, halves)
-        sums = (whole[:, g] @ codes[:, g].T).astype(np.float32)
-        x_sums = rows.sums[:, group] if halves == 1 else rows.firsts[:, group]
-        if half:
-            x_sums = rows.sums[:, group] - rows.firsts[:, group]
+        sums = (whole[:, g] @ numbers[:, g].T).astype(np.float32)
         total = fma(sums, scales[:, g] * rows.scales[:, group, None], total)
-        total = fma(least[:, g], x_sums[:, None], total)
+        if minimums is not None:
+            x_sums = rows.sums[:, group] if halves == 1 else rows.firsts[:, group]
+            x_sums = rows.sums[:, group] - rows.firsts[:, group] if half else x_sums
+            total = fma(-minimums[:, g], x_sums[:, None], total)
     return total
+
+
+def _for_each(scale: Scale, columns: int) -> Floats:
+    """The scales of `columns` columns each, repeated for each 32 of them."""
+    values: Floats = np.repeat(scale.values().numpy(), max(1, columns // GROUP), axis=1)
+    return values
 
 
 def _plain_product(values: Floats, x: Floats, there: Floats) -> Floats:

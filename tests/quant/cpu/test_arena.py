@@ -1,6 +1,9 @@
 """Regions do not move, do not meet, and tell who wrote behind them."""
 
 import ctypes
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -24,6 +27,20 @@ def test_regions_are_aligned_zero_and_apart(sizes: list[int]) -> None:
     assert all((region.bytes[:200] == number + 1).all() for number, region in enumerate(regions))
     assert arena.nbytes == sum(sizes)
     arena.check()
+
+
+def test_threads_get_regions_apart() -> None:
+    arena, threads = Arena(), 8
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(threads) as pool:
+            regions = list(pool.map(lambda number: arena.take(f"region {number}", 100), range(4000)))
+    finally:
+        sys.setswitchinterval(interval)
+    starts = sorted(region.address for region in regions)
+    assert all(second - first > 100 for first, second in pairwise(starts))
+    assert arena.nbytes == 4000 * 100
 
 
 @pytest.mark.parametrize("behind", [0, 1, 63])

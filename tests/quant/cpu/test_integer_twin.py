@@ -5,7 +5,7 @@ from fractions import Fraction
 import numpy as np
 
 from quant.kernels.reference import dequantize
-from tests.quant.cpu.integer_twin import fma, product, quantize
+from tests.quant.cpu.integer_twin import fused, product, quantize
 from tests.quant.cpu.random_weights import QUANTIZED, random_weight, width
 
 SEED = 3
@@ -26,8 +26,8 @@ def test_fma_rounds_once() -> None:
     x[0], y[0], z[0] = 1 + 2.0**-15, 2.0**-24 * (1 - 2.0**-15), 1 + 2.0**-23
     terms = zip(x.tolist(), y.tolist(), z.tolist(), strict=True)
     expected = [nearest(Fraction(a) * Fraction(b) + Fraction(c)) for a, b, c in terms]
-    assert np.array_equal(fma(x, y, z), np.array(expected, np.float32))
-    assert fma(x[0], y[0], z[0]) != np.float32(np.float64(x[0]) * y[0] + z[0])
+    assert np.array_equal(fused(x, y, z), np.array(expected, np.float32))
+    assert fused(x[0], y[0], z[0]) != np.float32(np.float64(x[0]) * y[0] + z[0])
 
 
 def test_the_twin_multiplies_what_it_quantized() -> None:

@@ -5,6 +5,7 @@ import platform
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import llvmlite
@@ -15,7 +16,9 @@ from llvmlite import binding
 
 from quant.cpu import native
 from quant.cpu.native import KEPT, CodeFolder
+from quant.cpu.tiers import choose
 
+TARGET = choose("auto")
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
 
 # A whole user of a code folder, small enough to compile at once: it prints what it computed, and what it compiled.
@@ -23,7 +26,7 @@ PROGRAM = """
 import sys
 from pathlib import Path
 from numba import types
-from quant.cpu import native, vector
+from quant.cpu import native, tiers, vector
 
 @vector.kernel
 def twice(e, x) -> object:
@@ -40,17 +43,18 @@ def five_times(x):
 def entry(x):
     return five_times(x)
 
-compile_kernels = native._compile_kernels
-def noted():
+compile_kernels = native.compile_kernels
+def noted(kernels, target):
     print("compiled", end=" ")
-    return compile_kernels()
-native._compile_kernels = noted
+    return compile_kernels(kernels, target)
+native.compile_kernels = noted
 
 if "without thrice" in sys.argv:
     del vector.KERNELS["ingle_thrice"]
     def entry(x):
         return twice(x)
-folder = native.CodeFolder(Path(sys.argv[1]), [Path(__file__).with_name("source.py")])
+target = tiers.choose("portable" if "portable" in sys.argv else "auto")
+folder = native.CodeFolder(Path(sys.argv[1]), [Path(__file__).with_name("source.py")], target)
 print("filled" if folder.is_filled else "empty", end=" ")
 folder.load_kernels()
 function = folder.load_function(entry, types.int64(types.int64))
@@ -132,6 +136,24 @@ def test_kept_kernels_that_lack_one_are_compiled_again(run: Run) -> None:
     assert run().endswith("500")
 
 
+def test_the_kernels_of_a_tier_lie_beside_those_of_others(run: Run, cache: Path) -> None:
+    """Loops are the same for all of them, and are compiled once."""
+    run()
+    loops = {path: path.stat().st_mtime_ns for path in cache.rglob("*.nbc")}
+    assert run("portable") == "empty compiled 500"
+    assert run("portable") == run() == "filled 500"
+    assert {path: path.stat().st_mtime_ns for path in cache.rglob("*.nbc")} == loops
+
+
+def test_a_process_has_the_kernels_of_one_tier(cache: Path, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "KERNELS", {})
+    monkeypatch.setattr(native, "_engines", {})
+    for _ in range(2):
+        CodeFolder(cache, [source], TARGET).load_kernels()
+    with pytest.raises(RuntimeError, match="another"):
+        CodeFolder(cache, [source], replace(TARGET, tier="another")).load_kernels()
+
+
 def test_many_processes_at_once_share_one_folder(tmp_path: Path, cache: Path, run: Run) -> None:
     command = [sys.executable, str(tmp_path / "program.py"), str(cache), "100"]
     started = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT) for _ in range(4)]
@@ -160,7 +182,7 @@ def fresh_fingerprints() -> Iterator[None]:
 
 def path_of(cache: Path, *sources: Path) -> Path | None:
     native._fingerprint.cache_clear()
-    return CodeFolder(cache, sources).path
+    return CodeFolder(cache, sources, TARGET).path
 
 
 def test_the_folder_is_named_for_everything_the_code_depends_on(
@@ -197,24 +219,24 @@ def test_a_folder_that_others_can_write_is_not_used(cache: Path, source: Path, m
     path = path_of(cache, source)
     assert path is not None
     path.chmod(mode)
-    folder = CodeFolder(cache, [source])
+    folder = CodeFolder(cache, [source], TARGET)
     assert folder.path is None
     assert not folder.is_filled
     path.chmod(0o755)
-    assert CodeFolder(cache, [source]).path == path
+    assert CodeFolder(cache, [source], TARGET).path == path
 
 
 def test_a_folder_of_somebody_else_is_not_used(cache: Path, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert path_of(cache, source) is not None
     monkeypatch.setattr(os, "getuid", lambda: os.geteuid() + 1)
-    assert CodeFolder(cache, [source]).path is None
+    assert CodeFolder(cache, [source], TARGET).path is None
 
 
 def test_where_no_folder_can_be_made_none_is_used(tmp_path: Path, source: Path) -> None:
     blocked = tmp_path / "a file"
     blocked.write_text("")
-    assert CodeFolder(blocked, [source]).path is None
-    nowhere = CodeFolder(None, [source])
+    assert CodeFolder(blocked, [source], TARGET).path is None
+    nowhere = CodeFolder(None, [source], TARGET)
     assert nowhere.path is None
     assert not nowhere.is_filled
     nowhere.forget_old()
@@ -230,7 +252,7 @@ def old_version(cache: Path, name: str, age: int) -> Path:
 
 def test_old_versions_are_removed_but_for_the_last_used(cache: Path, source: Path) -> None:
     old = [old_version(cache, f"version {age}", age) for age in range(KEPT + 2)]
-    folder = CodeFolder(cache, [source])
+    folder = CodeFolder(cache, [source], TARGET)
     folder.forget_old()
     assert {path for path in old if path.exists()} == set(old[: KEPT - 1])
     assert folder.path is not None
@@ -242,7 +264,7 @@ def test_a_version_that_another_process_removes_meanwhile_is_no_error(
 ) -> None:
     """Two processes of a new version start together, and both tidy up."""
     gone = old_version(cache, "gone", 5)
-    folder, listed = CodeFolder(cache, [source]), Path.iterdir
+    folder, listed = CodeFolder(cache, [source], TARGET), Path.iterdir
 
     def listing(path: Path) -> list[Path]:
         there = list(listed(path))

@@ -1,12 +1,26 @@
-"""The register of kernels, and what a processor must have for them."""
+"""The operations that kernels are spelled out in, to the last bit on every target that this processor can execute."""
 
+import ctypes
+import mmap
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
-from llvmlite import binding
+from llvmlite import ir
+from numba.core import cgutils
+from numpy.typing import NDArray
 
 import quant.cpu.activations  # noqa: F401  # defines kernels
-from quant.cpu.vector import KERNELS, REQUIRED_FEATURES, Emit, kernel, missing_features
+from quant.cpu.native import compile_kernels, link
+from quant.cpu.tiers import TIERS, Target, available, choose, host_triple
+from quant.cpu.vector import F16, F32, I8, KERNELS, Emit, F16x16, I8x64, I32x16, Kernel, kernel
+from tests.quant.cpu.integer_twin import fused, rounded_twice
+
+SEED = 11
+TABLE = (0, 1, 255, 128, 127, 3, 200, 77, 90, 11, 12, 13, 254, 15, 16, 17)
+TARGETS = [*(choose(tier.name) for tier in available()), TIERS[-1].target(host_triple(), frozenset())]
+BITS = range(1, 9)
 
 
 def test_a_name_stands_for_one_kernel() -> None:
@@ -20,10 +34,173 @@ def test_a_name_stands_for_one_kernel() -> None:
     assert there.parameters == ["x", "groups", "epsilon"]
 
 
-def test_what_a_processor_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    there = dict.fromkeys(REQUIRED_FEATURES, True)
-    monkeypatch.setattr(binding, "get_host_cpu_features", lambda: there)
-    assert missing_features() == ()
-    there["avx512vnni"] = False
-    del there["avx512bw"]
-    assert set(missing_features()) == {"avx512vnni", "avx512bw"}
+# -- kernels of one operation each, over many vectors
+
+Build = Callable[..., None]
+
+
+def over_rows(body: Callable[..., Any], bytes_in: Sequence[int], bytes_out: int) -> Build:
+    """A kernel that stores what `body` makes of each row of its inputs."""
+
+    def build(e: Emit, count: Any, out: Any, first: Any, second: Any, third: Any) -> None:
+        with cgutils.for_range(e.b, count) as loop:
+            inputs = zip((first, second, third), bytes_in, strict=False)
+            at = [e.at(address, loop.index, size) for address, size in inputs]
+            e.store(e.at(out, loop.index, bytes_out), body(e, *at))
+
+    return build
+
+
+def masked(e: Emit, count: Any, out: Any, first: Any, second: Any, third: Any) -> None:
+    """Copy `count` floats, up to 16."""
+    mask = e.first_lanes(count)
+    e.store_some(out, e.load_some(first, mask), mask)
+
+
+def dot(bits: int) -> Build:
+    def body(e: Emit, total: Any, codes: Any, x: Any) -> Any:
+        return e.dot(e.load(total, I32x16), e.load(codes, I32x16), e.load(x, I32x16), bits)
+
+    return over_rows(body, (64, 64, 64), 64)
+
+
+BUILDS: dict[str, Build] = {
+    **{f"dot_{bits}": dot(bits) for bits in BITS},
+    "lookup_64": over_rows(lambda e, codes: e.lookup(e.load(codes, I8x64), TABLE), (64,), 64),
+    "lookup_16": over_rows(lambda e, codes: e.lookup(e.load(codes, ir.VectorType(I8, 16)), TABLE), (16,), 16),
+    "widen": over_rows(lambda e, half: e.widen(e.load(half, F16x16)), (32,), 64),
+    "widen_one": over_rows(lambda e, half: e.widen(e.load(half, F16)), (2,), 4),
+    "narrow": over_rows(lambda e, single: e.narrow(e.load(single)), (64,), 32),
+    "narrow_one": over_rows(lambda e, single: e.narrow(e.load(single, F32)), (4,), 2),
+    "nearest": over_rows(lambda e, x: e.nearest(e.load(x)), (64,), 64),
+    "fma": over_rows(lambda e, x, y, z: e.fma(e.load(x), e.load(y), e.load(z)), (64, 64, 64), 64),
+    "exp": over_rows(lambda e, x: e.exp(e.load(x)), (64,), 64),
+    "masked": masked,
+}
+
+
+class Compiled:
+    """The kernels of BUILDS for one target."""
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+        kernels = [Kernel(name, build, returns=False) for name, build in BUILDS.items()]
+        self._engine = link(compile_kernels(kernels, target), target)
+
+    def call(self, name: str, count: int, out: int, *inputs: int) -> None:
+        kind = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 5)
+        kind(self._engine.get_function_address(name))(count, out, *inputs, *[0] * (3 - len(inputs)))
+
+    def run(self, name: str, out: NDArray[Any], *inputs: NDArray[Any]) -> NDArray[Any]:
+        """`out`, filled by a kernel, a row of it for each row of the inputs."""
+        assert all(it.flags.c_contiguous and len(it) == len(out) for it in inputs)
+        self.call(name, len(out), out.ctypes.data, *(it.ctypes.data for it in inputs))
+        return out
+
+
+@pytest.fixture(scope="module", params=TARGETS, ids=lambda target: f"{target.tier}-{len(target.features)}")
+def compiled(request: pytest.FixtureRequest) -> Compiled:
+    return Compiled(request.param)
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng(SEED)
+
+
+@pytest.mark.parametrize("bits", BITS)
+def test_dot_is_exact(compiled: Compiled, rng: np.random.Generator, bits: int) -> None:
+    """The largest products of both signs come together in every way, and codes of every size meet every byte."""
+    rows, most = 3000, 2**bits - 1
+    codes = rng.integers(0, most + 1, (rows, 16, 4)).astype(np.uint8)
+    x = rng.integers(-127, 128, (rows, 16, 4)).astype(np.int8)
+    codes[:1000] = rng.choice([0, most // 2, most // 2 + 1, most], (1000, 16, 4))
+    x[500:1500] = rng.choice([-127, 127], (1000, 16, 4))
+    codes[:16], x[:16] = most, 127
+    codes[16:32], x[16:32] = most, -127
+    total = rng.integers(-(2**30), 2**30, (rows, 16)).astype(np.int32)
+    expected = total + (codes.astype(np.int64) * x).sum(-1)
+    assert np.array_equal(compiled.run(f"dot_{bits}", np.empty_like(total), total, codes, x), expected)
+
+
+@pytest.mark.parametrize("size", [16, 64])
+def test_lookup(compiled: Compiled, rng: np.random.Generator, size: int) -> None:
+    codes = rng.integers(0, 16, (200, size)).astype(np.uint8)
+    codes[:16] = np.arange(16)[:, None]
+    assert np.array_equal(compiled.run(f"lookup_{size}", np.empty_like(codes), codes), np.array(TABLE, np.uint8)[codes])
+
+
+def check_floats(found: NDArray[Any], expected: NDArray[Any]) -> None:
+    """The same bits, and NaN for NaN."""
+    nan, kind = np.isnan(expected), f"u{expected.itemsize}"
+    assert np.array_equal(np.isnan(found), nan)
+    assert np.array_equal(found[~nan].view(kind), expected[~nan].view(kind))
+
+
+@pytest.mark.parametrize("name", ["widen", "widen_one"])
+def test_every_float16_is_widened_exactly(compiled: Compiled, name: str) -> None:
+    halves = np.arange(2**16, dtype=np.uint16).view(np.float16)
+    lanes = 1 if name == "widen_one" else 16
+    found = compiled.run(name, np.empty((2**16 // lanes, lanes), np.float32), halves.reshape(-1, lanes))
+    with np.errstate(invalid="ignore"):
+        check_floats(found.ravel(), halves.astype(np.float32))
+
+
+@pytest.mark.parametrize("name", ["narrow", "narrow_one"])
+def test_float32_is_narrowed_to_the_nearest_and_ties_to_even(
+    compiled: Compiled, rng: np.random.Generator, name: str
+) -> None:
+    """Around every float16 and every middle between two of them, and any bits there can be."""
+    there = np.arange(0x7C01, dtype=np.uint16).view(np.float16).astype(np.float32)
+    there[-1] = 65536  # where infinity begins, were exponents not bounded
+    middles = (there[:-1] + there[1:]) / 2
+    near = np.concatenate([there, middles]).view(np.int32)
+    near = np.concatenate([near - 1, near, near + 1]).view(np.float32)
+    odd = np.array([np.inf, np.nan, 1e-45, 1e-38, 3.4e38, 65504, 65519.996, 65520], np.float32)
+    nans = np.array([0x7F800001, 0x7FFFFFFF, 0x7F801000], np.uint32).view(np.float32)
+    bits = rng.integers(0, 2**32, 2**16, dtype=np.uint32).view(np.float32)
+    values = np.concatenate([near, odd, nans, bits])
+    values = np.concatenate([values, -values])
+    values = values[: len(values) // 16 * 16]
+    lanes = 1 if name == "narrow_one" else 16
+    found = compiled.run(name, np.empty((len(values) // lanes, lanes), np.float16), values.reshape(-1, lanes))
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        check_floats(found.ravel(), values.astype(np.float16))
+
+
+def test_nearest_rounds_halves_to_even(compiled: Compiled, rng: np.random.Generator) -> None:
+    x = np.concatenate([np.arange(-400, 400) / 2, rng.uniform(-(2**22), 2**22, 8000)]).astype(np.float32)
+    x = np.concatenate([x, np.nextafter(x, np.float32(0)), np.array([np.nan] * 16, np.float32)]).reshape(-1, 16)
+    found = compiled.run("nearest", np.empty_like(x), x)
+    assert np.array_equal(found, np.rint(x), equal_nan=True)
+
+
+def test_fma_rounds_once_where_it_can(compiled: Compiled, rng: np.random.Generator) -> None:
+    x, y, z = rng.standard_normal((3, 1000, 16)).astype(np.float32)
+    z[:500] = -x[:500] * y[:500]  # all that is left is what rounding took
+    twin = fused if compiled.target.has("fma", "neon") else rounded_twice
+    assert np.array_equal(compiled.run("fma", np.empty_like(x), x, y, z), twin(x, y, z))
+
+
+def test_exp(compiled: Compiled, rng: np.random.Generator) -> None:
+    x = np.concatenate([rng.uniform(-87, 87, 8000), rng.uniform(-1, 1, 8000)]).astype(np.float32).reshape(-1, 16)
+    np.testing.assert_allclose(compiled.run("exp", np.empty_like(x), x), np.exp(np.float64(x)), rtol=7e-6)
+
+
+def test_masked_memory_is_not_touched(compiled: Compiled) -> None:
+    """The floats end where a page begins that nobody may touch: doing so would end the process."""
+    page = mmap.PAGESIZE
+    pages = mmap.mmap(-1, 2 * page)
+    start = ctypes.addressof(ctypes.c_char.from_buffer(pages))
+    protect = ctypes.CDLL(None, use_errno=True).mprotect
+    protect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    assert protect(start + page, page, 0) == 0
+    for count in range(17):
+        floats = np.frombuffer(pages, np.float32, count, page - 4 * count)
+        floats[:] = np.arange(count) + 1
+        out = np.full(24, -1, np.float32)
+        compiled.call("masked", count, out.ctypes.data, floats.ctypes.data)
+        assert out.tolist() == [*range(1, count + 1), *[-1] * (24 - count)]
+        floats[:] = 0
+        compiled.call("masked", count, floats.ctypes.data, out.ctypes.data)
+        assert floats.tolist() == [*range(1, count + 1)]

@@ -1,0 +1,48 @@
+"""The real tensors of a Q4_K_M file, four types mixed, layer by layer: read as the `gguf` package reads them, and
+multiplied as near to the exact product as quantized activations allow."""
+
+from collections import Counter
+from pathlib import Path
+
+import gguf
+import numpy as np
+import torch
+
+from quant.cpu.activations import GROUP
+from quant.cpu.arena import Arena
+from quant.cpu.linear import CpuBackend
+from quant.ggml_blocks import PLAIN_TYPES, decode
+from quant.ggml_types import GGMLType
+from quant.gguf import GGUFFile
+from quant.kernels.reference import dequantize
+
+SLAB = 384  # rows of a matrix that are looked at together: the first and the last
+
+
+def test_every_matrix_of_a_real_file(gemma3: Path, cpu_kernels: Path) -> None:
+    types: Counter[str] = Counter()
+    with GGUFFile(gemma3) as file:
+        for tensor in gguf.GGUFReader(gemma3).tensors:
+            entry = file.tensors[tensor.name]
+            if entry.type.name in PLAIN_TYPES:
+                continue
+            types[entry.type.name] += 1
+            rows, columns = entry.shape
+            for first in {0, max(0, rows - SLAB)}:
+                raw = np.array(tensor.data[first : first + SLAB])
+                check(tensor.name, entry.type, raw, columns)
+    assert types == {"Q4_K": 27, "Q5_0": 81, "Q6_K": 9, "Q8_0": 10}
+
+
+def check(name: str, kind: GGMLType, raw: np.ndarray[tuple[int, ...], np.dtype[np.uint8]], columns: int) -> None:
+    weight = decode(kind, memoryview(raw.tobytes()), (len(raw), columns))
+    values = torch.from_numpy(gguf.dequantize(raw, gguf.GGMLQuantizationType[kind.name]))
+    assert torch.equal(dequantize(weight), values), name
+    made = CpuBackend(Arena()).linear([weight])
+    assert made.parts[0].region.size <= 1.03 * raw.nbytes, name
+    x = torch.randn(3, columns)
+    half_steps = x.view(3, -1, GROUP).abs().amax(-1) / (127 * 128) / 2
+    bound = half_steps @ values.view(len(values), -1, GROUP).abs().sum(-1).T
+    rounding = 4e-6 * (x.abs() @ values.abs().T)
+    exact = x.double() @ values.double().T
+    assert ((made.forward(x) - exact).abs() <= 1.001 * bound + rounding).all(), name

@@ -1,0 +1,163 @@
+"""The table of tiers: which one a processor gets, and that the code of each is made of its instructions alone."""
+
+import re
+import struct
+from typing import Any
+
+import pytest
+from llvmlite import binding
+
+import engine.cpu.units  # noqa: F401  # defines all kernels
+from quant.cpu import tiers
+from quant.cpu.native import assembly, compile_kernels
+from quant.cpu.tiers import CHOICES, TIERS, Target, available, choose
+from quant.cpu.vector import F16, KERNELS, Emit, F16x16, F32x16, I8x64, I32x16, Kernel
+from quant.errors import UnsupportedTier
+
+BY_NAME = {tier.name: tier for tier in TIERS}
+LINUX, ARM = "x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu"
+NOTHING = frozenset[str]()
+
+
+def on_a_processor_with(monkeypatch: pytest.MonkeyPatch, features: frozenset[str], triple: str = LINUX) -> None:
+    monkeypatch.setattr(tiers, "host_features", lambda: features)
+    monkeypatch.setattr(tiers, "host_triple", lambda: triple)
+
+
+@pytest.mark.parametrize("tier", TIERS, ids=lambda tier: tier.name)
+def test_auto_is_the_fastest_that_can_be_executed(monkeypatch: pytest.MonkeyPatch, tier: tiers.Tier) -> None:
+    on_a_processor_with(monkeypatch, tier.needs | {"bmi2"})
+    assert choose("auto") == choose(tier.name)
+    assert choose("auto").tier == tier.name
+    for feature in tier.needs:
+        on_a_processor_with(monkeypatch, tier.needs - {feature})
+        assert choose("auto").tier != tier.name
+
+
+@pytest.mark.parametrize("tier", TIERS, ids=lambda tier: tier.name)
+def test_code_may_use_what_the_tier_has_and_no_more(monkeypatch: pytest.MonkeyPatch, tier: tiers.Tier) -> None:
+    everything = frozenset().union(*(it.needs | it.takes for it in TIERS), {"avx512bf16"})
+    on_a_processor_with(monkeypatch, everything)
+    assert choose(tier.name).features == tier.needs | tier.takes | {"sse2"}
+    on_a_processor_with(monkeypatch, tier.needs)
+    assert choose(tier.name).features == tier.needs | {"sse2"}
+
+
+def test_every_processor_can_execute_the_last() -> None:
+    assert TIERS[-1].needs == NOTHING
+    assert CHOICES == ("auto", "avx512", "avx2-vnni", "avx2", "portable")
+
+
+def test_what_cannot_be_executed_is_refused_with_what_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    on_a_processor_with(monkeypatch, BY_NAME["avx2"].needs)
+    with pytest.raises(UnsupportedTier, match="avxvnni") as refused:
+        choose("avx2-vnni")
+    assert refused.value.remedy == "Set cpu_tier to one of: auto, avx2, portable."
+    assert [tier.name for tier in available()] == ["avx2", "portable"]
+
+
+def test_arm_has_one_tier_with_dot_products_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    on_a_processor_with(monkeypatch, frozenset({"dotprod", "neon", "sve"}), ARM)
+    assert (choose("auto").tier, choose("auto").flags) == ("portable", "+dotprod,+neon")
+    on_a_processor_with(monkeypatch, NOTHING, "arm64-apple-darwin24.0")
+    assert (choose("auto").architecture, choose("auto").flags) == ("aarch64", "+neon")
+
+
+def test_a_system_that_cannot_tell_gets_what_is_always_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown() -> dict[str, bool]:
+        raise RuntimeError("not here")
+
+    monkeypatch.setattr(binding, "get_host_cpu_features", unknown)
+    monkeypatch.setattr(tiers, "host_triple", lambda: LINUX)
+    assert choose("auto").flags == "+sse2"
+    monkeypatch.setattr(tiers, "host_triple", lambda: "arm64-apple-darwin24.0")
+    assert choose("auto").flags == "+dotprod,+neon"
+
+
+# -- the code of each tier, for whatever processor and system
+
+TARGETS = {
+    "avx512": BY_NAME["avx512"].target(LINUX, NOTHING),
+    "avx2-vnni": BY_NAME["avx2-vnni"].target(LINUX, NOTHING),
+    "avx2": BY_NAME["avx2"].target(LINUX, NOTHING),
+    "portable": BY_NAME["portable"].target(LINUX, BY_NAME["portable"].takes - {"dotprod"}),
+    "sse2": BY_NAME["portable"].target(LINUX, NOTHING),
+    "arm with dot products": BY_NAME["portable"].target(ARM, frozenset({"dotprod"})),
+    "arm": BY_NAME["portable"].target(ARM, NOTHING),
+    "Windows": BY_NAME["avx2"].target("x86_64-pc-windows-msvc-elf", NOTHING),  # the linker in memory reads only ELF
+}
+# What only some may use, as it is written in assembly.
+INSTRUCTIONS = {
+    r"%zmm|%[xy]mm(1[6-9]|[23]\d)|%k[0-7]": {"avx512"},
+    "%ymm": {"avx512", "avx2-vnni", "avx2", "Windows"},
+    r"\bvpdpbusd\b": {"avx512", "avx2-vnni"},
+    r"\bvpmaddubsw\b": {"avx2", "Windows"},
+    r"\bpmaddubsw\b": {"portable"},
+    r"\bvfmadd": {"avx512", "avx2-vnni", "avx2", "Windows"},
+    r"\bfmla\b": {"arm", "arm with dot products"},
+    r"\bvcvtph2ps\b": {"avx512", "avx2-vnni", "avx2", "Windows"},
+    r"\bsdot\b": {"arm with dot products"},
+}
+
+
+def operations(e: Emit, x: Any, out: Any) -> None:
+    """Those of `Emit` that differ, whether or not a kernel has a use for them now."""
+    codes, total = e.load(x, I8x64), e.load(out, I32x16)
+    values = (
+        *(e.dot(total, codes, e.load(x, I32x16), bits) for bits in (7, 8)),
+        e.lookup(codes, range(16)),
+        e.narrow(e.fma(e.widen(e.load(x, F16x16)), e.nearest(e.load(x)), e.load(out))),
+        e.narrow(e.widen(e.load(x, F16))),
+    )
+    for place, value in enumerate(values):
+        e.store(e.at(out, 64 * place), value)
+    e.pause()
+
+
+def some_kernels() -> list[Kernel]:
+    """One of each kind: those of other layouts, and of more rows and tokens, are the same code many times over."""
+    there = {re.sub(r"\d+", "", made.name): made for made in reversed(KERNELS.values())}
+    return [*there.values(), Kernel("operations", operations, returns=False)]
+
+
+def undefined_symbols(code: bytes) -> list[str]:
+    """What an ELF object of 64 bits expects others to have."""
+    (headers_at,), (size, count) = struct.unpack_from("<Q", code, 0x28), struct.unpack_from("<HH", code, 0x3A)
+    headers = [struct.unpack_from("<IIQQQQIIQQ", code, headers_at + size * i) for i in range(count)]
+    missing = []
+    for _, kind, _, _, start, length, strings, _, _, _ in headers:
+        for at in range(start + 24, start + length, 24) if kind == 2 else ():  # a table of symbols; the first is none
+            name, _, _, section = struct.unpack_from("<IBBH", code, at)
+            if section == 0:
+                text = headers[strings][4] + name
+                missing.append(code[text : code.index(b"\0", text)].decode())
+    return missing
+
+
+@pytest.fixture(scope="module", autouse=True)
+def every_target() -> None:
+    binding.initialize_all_targets()
+    binding.initialize_all_asmprinters()
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_code_is_made_of_the_tiers_instructions_and_needs_no_library(name: str) -> None:
+    text = assembly(some_kernels(), TARGETS[name])
+    for instruction, users in INSTRUCTIONS.items():
+        assert bool(re.search(instruction, text)) == (name in users), instruction
+    assert undefined_symbols(compile_kernels(some_kernels(), TARGETS[name])) == []
+
+
+def test_an_undefined_symbol_would_be_found() -> None:
+    def rounds(e: Emit, x: Any) -> None:
+        e.store(x, e.call("llvm.rint.v16f32", F32x16, e.load(x)))
+
+    code = compile_kernels([Kernel("rounds", rounds, returns=False)], TARGETS["sse2"])
+    assert undefined_symbols(code) == ["rintf"]
+
+
+def test_apple_gets_dot_products_too() -> None:
+    target = Target("portable", "arm64-apple-darwin", "generic", frozenset({"neon", "dotprod"}))
+    text = assembly(some_kernels(), target)
+    assert re.search(r"\bsdot\b", text)
+    assert not re.search(r"^\s+(bl|b)\s+_", text, re.MULTILINE)  # calls of functions elsewhere
