@@ -68,6 +68,39 @@ def _write_group(e: Emit, form: Form, low: Any, high: Any, row: Any, groups: Any
         _quantize_group(e, low, high, row, groups, g, int(form))
 
 
+@dataclass(frozen=True, slots=True)
+class RowGroup:
+    """Group `g` of a quantized row, as a matmul reads it: each value in all lanes."""
+
+    e: Emit
+    row: Any
+    groups: Any
+    g: Any
+
+    def columns(self, plane: int, chunk: int) -> Any:
+        """Columns 4 * chunk to 4 * chunk + 3 of a plane, in each lane."""
+        at = self.e.at(self.row, self.groups, GROUP * plane) if plane else self.row
+        return self.e.splat(self.e.load(self.e.at(self.e.at(at, self.g, GROUP), 4 * chunk), I32))
+
+    def scale(self) -> Any:
+        return self.e.splat(self._word(0, F32))
+
+    def sum(self, half: int, halves: int) -> Any:
+        """scale * sum of the columns of a half, or of all where there is one `half`; float32."""
+        whole, first = self._word(1, F32), self._word(2, F32)
+        return self.e.splat(whole if halves == 1 else self.e.b.fsub(whole, first) if half else first)
+
+    def integer_sum(self, half: int, halves: int, factor: int) -> Any:
+        """The same without the scale, as integers times `factor`."""
+        b, whole, first = self.e.b, self._word(3, I32), self._word(4, I32)
+        total = whole if halves == 1 else b.sub(whole, first) if half else first
+        return self.e.splat(b.mul(total, I32(factor)))
+
+    def _word(self, array: int, kind: Any) -> Any:
+        at = self.e.at(self.row, self.groups, 2 * GROUP + 4 * array)
+        return self.e.load(self.e.at(at, self.g, 4), kind)
+
+
 @kernel
 def norm_factor(e: Emit, x: Any, groups: Any, epsilon: Any) -> Any:
     """1 / the root mean square of a float row of 32 * groups columns (arXiv:1910.07467), as bits; so is epsilon."""

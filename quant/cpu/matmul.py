@@ -12,23 +12,21 @@ chains, even and odd columns, which are added at the end.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 from llvmlite import ir
 from numba.core import cgutils
 
-from quant.cpu.activations import GROUP, Form
+from quant.cpu.activations import GROUP, Form, RowGroup
 from quant.cpu.formats import FORMATS, HALF, SINGLE, TILE, TileFormat
 from quant.cpu.groups import each_group, load_codes, load_scales
 from quant.cpu.vector import (
-    F16,
     F32,
-    I32,
     I64,
     Emit,
     F16x16,
     F32x16,
-    I8x16,
     I16x16,
     I32x16,
     inlined,
@@ -77,37 +75,30 @@ class _Cells:
             self.e.store_some(self.e.at(self._out[m], 64 * t), totals[t, m], masks[t])
 
 
+def _integer_sums(
+    e: Emit, layout: TileFormat, tiles_at: list[Any], rows: list[RowGroup], planes: int, half: int
+) -> dict[Cell, Any]:
+    """The exact dot products of one group of some tiles and rows, or of one half of it."""
+    b, cells = e.b, list(product(range(len(tiles_at)), range(len(rows))))
+    halves, chunks = layout.scales.halves, 8 // layout.scales.halves
+    sums = {(plane, *cell): e.i(0) for plane in range(planes) for cell in cells}
+    if layout.zero:  # what the zero point adds is taken away beforehand, which costs nothing
+        less = [row.integer_sum(half, halves, -layout.zero) for row in rows]
+        sums.update({(planes - 1, t, m): less[m] for t, m in cells})
+    for chunk in range(chunks * half, chunks * (half + 1)):
+        codes = [b.bitcast(load_codes(e, layout, at, chunk), I32x16) for at in tiles_at]
+        for plane in range(planes):
+            four = [row.columns(plane, chunk) for row in rows]
+            for t, m in cells:
+                sums[plane, t, m] = e.dot(sums[plane, t, m], codes[t], four[m], layout.dot_bits)
+    if planes == 1:
+        return {cell: sums[0, *cell] for cell in cells}
+    return {cell: b.add(sums[1, *cell], b.shl(sums[0, *cell], e.i(7))) for cell in cells}
+
+
 def _make_coded_tile(layout: TileFormat, tiles: int, tokens: int, planes: int) -> Callable[..., None]:
     """`tiles` tiles by up to `tokens` rows of quantized activations."""
-    halves, chunks = layout.scales.halves, 8 // layout.scales.halves
-
-    def integer_sums(e: Emit, cells: _Cells, codes_at: list[Any], groups: Any, g: Any, half: int) -> dict[Cell, Any]:
-        """The exact dot products of one group, or of one half of it."""
-        b, last = e.b, planes - 1
-        sums = {(plane, *cell): e.i(0) for plane in range(planes) for cell in cells.cells}
-        if layout.zero:  # what the zero point adds is taken away beforehand, which costs nothing
-            for m, row in enumerate(cells.x):
-                less = e.splat(b.mul(of_half(e, row, groups, g, half, 3, b.sub, I32), I32(-layout.zero)))
-                sums.update({(last, t, m): less for t in range(tiles)})
-        for chunk in range(chunks * half, chunks * (half + 1)):
-            codes = [b.bitcast(load_codes(e, layout, at, chunk), I32x16) for at in codes_at]
-            for plane in range(planes):
-                for m in range(tokens):
-                    row = e.at(cells.x[m], groups, GROUP * plane) if plane else cells.x[m]
-                    four = e.splat(e.load(e.at(e.at(row, g, GROUP), 4 * chunk), I32))
-                    for t in range(tiles):
-                        sums[plane, t, m] = e.dot(sums[plane, t, m], codes[t], four, layout.dot_bits)
-        if planes == 1:
-            return {cell: sums[0, *cell] for cell in cells.cells}
-        return {cell: b.add(sums[1, *cell], b.shl(sums[0, *cell], e.i(7))) for cell in cells.cells}
-
-    def of_half(e: Emit, row: Any, groups: Any, g: Any, half: int, array: int, subtract: Any, kind: Any) -> Any:
-        """What is summed up over a group's columns, or over half of them: array 1 as floats, 3 as integers."""
-        whole, first = (e.load(word_of(e, row, groups, g, array + i), kind) for i in (0, 1))
-        return whole if halves == 1 else subtract(whole, first) if half else first
-
-    def word_of(e: Emit, row: Any, groups: Any, g: Any, array: int) -> Any:
-        return e.at(e.at(row, groups, 2 * GROUP + 4 * array), g, 4)
+    halves = layout.scales.halves
 
     def coded_tile(
         e: Emit,
@@ -136,15 +127,16 @@ def _make_coded_tile(layout: TileFormat, tiles: int, tokens: int, planes: int) -
                 with cgutils.for_range(b, lines) as fetching:
                     e.prefetch(e.at(b.add(fetch, b.mul(g, b.mul(lines, I64(64)))), fetching.index, 64))
             scales = [load_scales(e, layout, *places) for places in zip(at, heads, strict=True)]
-            x_scales = [e.splat(e.load(word_of(e, row, groups, g, 0), F32)) for row in cells.x]
+            of_rows = [RowGroup(e, row, groups, g) for row in cells.x]
+            x_scales = [row.scale() for row in of_rows]
             for half in range(halves):
-                sums = integer_sums(e, cells, at, groups, g, half)
+                sums = _integer_sums(e, layout, at, of_rows, planes, half)
+                x_sums = [row.sum(half, halves) for row in of_rows] if layout.scales.minimum else []
                 for t, m in cells.cells:
                     (scale, minimum), whole = scales[t][half], b.sitofp(sums[t, m], F32x16)
                     total = e.fma(whole, b.fmul(scale, x_scales[m]), b.load(totals[t, m]))
                     if minimum is not None:
-                        x_sum = e.splat(of_half(e, cells.x[m], groups, g, half, 1, b.fsub, F32))
-                        total = e.fma(minimum, x_sum, total)
+                        total = e.fma(minimum, x_sums[m], total)
                     b.store(total, totals[t, m])
         cells.store({cell: b.load(slot) for cell, slot in totals.items()}, rows)
 
@@ -160,7 +152,7 @@ def _make_plain_tile(layout: TileFormat, tiles: int, tokens: int) -> Callable[..
         if layout is SINGLE:
             return e.load(at, F32x16, 32)
         if layout is HALF:
-            return e.b.fpext(e.load(at, F16x16, 32), F32x16)
+            return e.widen(e.load(at, F16x16, 32))
         wide = e.b.zext(e.load(at, I16x16, 32), I32x16)
         return e.b.bitcast(e.b.shl(wide, e.i(16)), F32x16)
 
@@ -204,57 +196,6 @@ def _make_plain_tile(layout: TileFormat, tiles: int, tokens: int) -> Callable[..
     return kernel(plain_tile)
 
 
-def _make_coded_row(layout: TileFormat) -> Callable[..., None]:
-    """One row as float32, rounded as the canonical form is: an embedding look-up."""
-    quarter = ir.VectorType(I32, 4)
-
-    def numbers_of(e: Emit, at: Any, lane: Any) -> list[Any]:
-        """The numbers of columns 0 to 15 and 16 to 31 of the group, 16 integers each."""
-        halves = []
-        for half in range(2):
-            four = ir.Constant(quarter, ir.Undefined)
-            for place in range(4):
-                # The lane's word of a whole vector: slow, and as the products see it.
-                codes = e.b.bitcast(load_codes(e, layout, at, 4 * half + place), I32x16)
-                four = e.b.insert_element(four, e.b.extract_element(codes, lane), I32(place))
-            halves.append(e.b.zext(e.b.bitcast(four, I8x16), I32x16))
-        return halves
-
-    def coded_row(e: Emit, w: Any, groups: Any, lane: Any, out: Any) -> None:
-        b, lane_number = e.b, e.b.trunc(lane, I32)
-        with each_group(e, layout, groups, [w]) as (g, (at,), (head,)):
-            scales = load_scales(e, layout, at, head)
-            for half, numbers in enumerate(numbers_of(e, at, lane_number)):
-                scale, minimum = scales[half % len(scales)]
-                whole = b.sitofp(b.sub(numbers, e.i(layout.zero if minimum is None else 0)), F32x16)
-                values = b.fmul(e.splat(b.extract_element(scale, lane_number)), whole)
-                if minimum is not None:
-                    values = b.fadd(values, e.splat(b.extract_element(minimum, lane_number)))
-                e.store(e.at(e.at(out, g, 4 * GROUP), 64 * half), values)
-
-    coded_row.__name__ = f"coded_row_{layout.number}"
-    return kernel(coded_row)
-
-
-def _make_plain_row(layout: TileFormat) -> Callable[..., None]:
-    size = layout.bits // 8
-
-    def plain_row(e: Emit, w: Any, groups: Any, lane: Any, out: Any) -> None:
-        b = e.b
-        with cgutils.for_range(b, b.mul(groups, I64(GROUP))) as loop:
-            at = e.at(e.at(w, loop.index, TILE * size), lane, size)
-            if layout is SINGLE:
-                value = e.load(at, F32)
-            elif layout is HALF:
-                value = b.fpext(e.load(at, F16), F32)
-            else:
-                value = b.bitcast(b.shl(b.zext(e.load(at, ir.IntType(16)), I32), I32(16)), F32)
-            e.store(e.at(out, loop.index, 4), value)
-
-    plain_row.__name__ = f"plain_row_{layout.number}"
-    return kernel(plain_row)
-
-
 @dataclass(frozen=True, slots=True)
 class TileKernels:
     """The kernels of one layout for one form of activations, as compiled code calls them."""
@@ -264,9 +205,6 @@ class TileKernels:
     four: Any  # two tiles by up to four tokens
 
 
-ROW_KERNELS: dict[TileFormat, Any] = {
-    layout: _make_plain_row(layout) if layout.plain else _make_coded_row(layout) for layout in FORMATS
-}
 TILE_KERNELS: dict[tuple[TileFormat, Form], TileKernels] = {
     (layout, form): TileKernels(
         *(
@@ -287,17 +225,6 @@ def _call_tile(
     add: Any, rows: Any, fetch: Any, lines: Any,
 ) -> None:  # fmt: skip
     e.call_address(address, w, groups, x, x_stride, count, out, out_stride, add, rows, fetch, lines)
-
-
-@inlined
-def _call_row(e: Emit, address: Any, w: Any, groups: Any, lane: Any, out: Any) -> None:
-    e.call_address(address, w, groups, lane, out)
-
-
-@jit
-def read_row(row_kernel: int, w: int, tile_bytes: int, groups: int, row: int, out: int) -> None:
-    """Row `row` of the weight at address w as float32 at `out`; the kernel is the address of one of ROW_KERNELS."""
-    _call_row(row_kernel, w + row // TILE * tile_bytes, groups, row % TILE, out)
 
 
 @jit

@@ -1,0 +1,81 @@
+"""One row of a weight in tiles as float32, rounded as the canonical form is: an embedding look-up.
+
+Knows layouts. Refuses to know products; a row is small, and nothing here is tuned.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+from numba.core import cgutils
+
+from quant.cpu.formats import FORMATS, GROUP, HALF, SINGLE, TILE, TileFormat
+from quant.cpu.groups import each_group, load_codes, load_scales
+from quant.cpu.vector import F16, F32, I32, I64, Emit, F32x16, I8x16, I32x16, inlined, jit, kernel
+
+
+def _make_coded_row(layout: TileFormat) -> Callable[..., None]:
+    """One row as float32, rounded as the canonical form is: an embedding look-up."""
+    quarter = ir.VectorType(I32, 4)
+
+    def numbers_of(e: Emit, at: Any, lane: Any) -> list[Any]:
+        """The numbers of columns 0 to 15 and 16 to 31 of the group, 16 integers each."""
+        halves = []
+        for half in range(2):
+            four = ir.Constant(quarter, ir.Undefined)
+            for place in range(4):
+                # The lane's word of a whole vector: slow, and as the products see it.
+                codes = e.b.bitcast(load_codes(e, layout, at, 4 * half + place), I32x16)
+                four = e.b.insert_element(four, e.b.extract_element(codes, lane), I32(place))
+            halves.append(e.b.zext(e.b.bitcast(four, I8x16), I32x16))
+        return halves
+
+    def coded_row(e: Emit, w: Any, groups: Any, lane: Any, out: Any) -> None:
+        b, lane_number = e.b, e.b.trunc(lane, I32)
+        with each_group(e, layout, groups, [w]) as (g, (at,), (head,)):
+            scales = load_scales(e, layout, at, head)
+            for half, numbers in enumerate(numbers_of(e, at, lane_number)):
+                scale, minimum = scales[half % len(scales)]
+                whole = b.sitofp(b.sub(numbers, e.i(layout.zero if minimum is None else 0)), F32x16)
+                values = b.fmul(e.splat(b.extract_element(scale, lane_number)), whole)
+                if minimum is not None:
+                    values = b.fadd(values, e.splat(b.extract_element(minimum, lane_number)))
+                e.store(e.at(e.at(out, g, 4 * GROUP), 64 * half), values)
+
+    coded_row.__name__ = f"coded_row_{layout.number}"
+    return kernel(coded_row)
+
+
+def _make_plain_row(layout: TileFormat) -> Callable[..., None]:
+    size = layout.bits // 8
+
+    def plain_row(e: Emit, w: Any, groups: Any, lane: Any, out: Any) -> None:
+        b = e.b
+        with cgutils.for_range(b, b.mul(groups, I64(GROUP))) as loop:
+            at = e.at(e.at(w, loop.index, TILE * size), lane, size)
+            if layout is SINGLE:
+                value = e.load(at, F32)
+            elif layout is HALF:
+                value = e.widen(e.load(at, F16))
+            else:
+                value = b.bitcast(b.shl(b.zext(e.load(at, ir.IntType(16)), I32), I32(16)), F32)
+            e.store(e.at(out, loop.index, 4), value)
+
+    plain_row.__name__ = f"plain_row_{layout.number}"
+    return kernel(plain_row)
+
+
+ROW_KERNELS: dict[TileFormat, Any] = {
+    layout: _make_plain_row(layout) if layout.plain else _make_coded_row(layout) for layout in FORMATS
+}
+
+
+@inlined
+def _call_row(e: Emit, address: Any, w: Any, groups: Any, lane: Any, out: Any) -> None:
+    e.call_address(address, w, groups, lane, out)
+
+
+@jit
+def read_row(row_kernel: int, w: int, tile_bytes: int, groups: int, row: int, out: int) -> None:
+    """Row `row` of the weight at address w as float32 at `out`; the kernel is the address of one of ROW_KERNELS."""
+    _call_row(row_kernel, w + row // TILE * tile_bytes, groups, row % TILE, out)
