@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 import platformdirs
 
 from app.errors import InvalidSetting
+from quant.cpu.tiers import CHOICES
 
 APP_NAME = "inglenook"
 MAX_THREADS = 1024
@@ -174,6 +175,20 @@ class Settings:
             _whole_number(2),
             0,
             "How the CPU kernels round activations: 2 is near exact, 1 is faster; 0 chooses.",
+        )
+    )
+    cpu_tier: str = field(
+        metadata=_read_by(
+            _one_of(*CHOICES),
+            "auto",
+            "Instructions that the CPU kernels are made of: the fastest this processor has, or those named.",
+        )
+    )
+    kv_type: str = field(
+        metadata=_read_by(
+            _one_of("auto", "f16", "int8"),
+            "auto",
+            "How the CPU kernels keep keys and values: f16 is near exact, int8 takes about half of the memory.",
         )
     )
     context: int = field(

@@ -21,6 +21,8 @@ from app.models.hub import check_reachable, host
 from app.models.package_index import pip_command
 from app.models.store import ModelStore
 from app.progress import Progress, format_bytes
+from quant.cpu import tiers
+from quant.errors import UnsupportedTier
 
 # From the first version that works to the first that is not tested; the project file says the same to pip.
 PYTHON_RANGE = ((3, 11), (3, 15))
@@ -89,13 +91,15 @@ def _cpu(settings: Settings, progress: Progress) -> Finding:
 def _kernels(settings: Settings, progress: Progress) -> Finding:
     try:
         from engine.cpu.code_cache import is_compiled
-        from quant.cpu.vector import missing_features
     except ImportError as problem:
         return Finding("CPU kernels", "warn", f"the plain ones, which are slow: {problem}", "pip install numba")
-    if missing := missing_features():
-        return Finding("CPU kernels", "warn", f"the plain ones, which are slow: no {', '.join(missing)} in this CPU")
-    state = "compiled" if is_compiled(settings.cache_dir) else "compiled when a model is first loaded, in a few seconds"
-    return Finding("CPU kernels", "ok", f"AVX-512 VNNI, {state}")
+    try:
+        target = tiers.choose(settings.cpu_tier)
+    except UnsupportedTier as problem:
+        return Finding("CPU kernels", "fail", f"{problem.message} ({settings.origins['cpu_tier']})", problem.remedy)
+    compiled = is_compiled(settings.cache_dir, target)
+    state = "compiled" if compiled else "compiled when a model is first loaded, in a few seconds"
+    return Finding("CPU kernels", "ok", f"{target.tier}, {state}")
 
 
 def _memory(settings: Settings, progress: Progress) -> Finding:

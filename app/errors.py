@@ -17,7 +17,7 @@ AppError
 """
 
 from engine.errors import InvalidSampling
-from quant.errors import InglenookError
+from quant.errors import InglenookError, UnsupportedTier
 
 
 class AppError(InglenookError):
@@ -61,6 +61,7 @@ EXIT_OK, EXIT_FAILURE, EXIT_USAGE, EXIT_NOT_FOUND, EXIT_NO_SPACE, EXIT_OFFLINE, 
 EXIT_STATUS: dict[type[InglenookError], int] = {
     InvalidSetting: EXIT_USAGE,
     InvalidSampling: EXIT_USAGE,
+    UnsupportedTier: EXIT_USAGE,
     ModelNotFound: EXIT_NOT_FOUND,
     NoSpace: EXIT_NO_SPACE,
     Offline: EXIT_OFFLINE,

@@ -1,18 +1,23 @@
 """What a long task tells the person who waits: a bar on a terminal, a few lines elsewhere, or nothing.
 
-Everything goes to stderr; stdout is for data. Whoever does the work knows only the `Progress` protocol. Colour and
-terminal width are left to rich, which honours NO_COLOR and FORCE_COLOR; it is imported when the first bar is drawn.
+Of what takes less than a second nothing is told. Everything goes to stderr; stdout is for data. Whoever does the work
+knows only the `Progress` protocol. Colour and terminal width are left to rich, which honours NO_COLOR and FORCE_COLOR;
+it is imported when the first bar is drawn.
 """
 
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import click
 
-_A_WHILE = 1.0  # seconds
+if TYPE_CHECKING:
+    import rich.progress
+
+_A_WHILE = 1.0  # seconds until a task is told of
 
 Unit = Literal["bytes", "tokens"]
 Report = Callable[[int], None]  # takes the amount done so far
@@ -42,25 +47,51 @@ class SilentProgress:
 
 
 class LineProgress:
-    """A line when a task begins, and one when it is done if that took a while; for logs and pipes."""
+    """A line about a task that takes a while, and one when it is done; for logs and pipes."""
 
     @contextmanager
     def task(self, label: str, total: int | None, *, unit: Unit = "bytes") -> Iterator[Report]:
-        self.say(f"{label} ({_amount(total, unit)})" if total else label)
+        told = threading.Event()
+
+        def tell() -> None:
+            told.set()
+            self.say(f"{label} ({_amount(total, unit)})" if total else label)
+
         started = time.monotonic()
-        yield lambda done: None
-        if (seconds := time.monotonic() - started) > _A_WHILE:
-            self.say(f"{label}: done in {seconds:.1f} s")
+        with _after_a_while(tell):
+            yield lambda done: None
+        if told.is_set():
+            self.say(f"{label}: done in {time.monotonic() - started:.1f} s")
 
     def say(self, line: str) -> None:
         click.echo(line, err=True)
 
 
 class BarProgress:
-    """A live bar with amount, speed and time left; it is gone when the task is done."""
+    """A live bar with amount, speed and time left, for a task that takes a while; it is gone when the task is done."""
 
     @contextmanager
     def task(self, label: str, total: int | None, *, unit: Unit = "bytes") -> Iterator[Report]:
+        bar = _Bar(label, total, unit)
+        try:
+            with _after_a_while(bar.show):
+                yield bar.report
+        finally:
+            bar.hide()
+
+    def say(self, line: str) -> None:
+        click.echo(line, err=True)
+
+
+class _Bar:
+    """A bar that is made when it is to be shown."""
+
+    def __init__(self, label: str, total: int | None, unit: Unit) -> None:
+        self._label, self._total, self._unit = label, total, unit
+        self._done = 0
+        self._bar: rich.progress.Progress | None = None
+
+    def show(self) -> None:
         from rich import progress as rich
         from rich.console import Console
         from rich.markup import escape
@@ -69,13 +100,35 @@ class BarProgress:
             "bytes": (rich.DownloadColumn(), rich.TransferSpeedColumn(), rich.TimeRemainingColumn()),
             "tokens": (rich.MofNCompleteColumn(), rich.TextColumn("tokens"), rich.TimeRemainingColumn()),
         }
-        columns = (rich.TextColumn("{task.description}"), rich.BarColumn(), *(amounts[unit] if total else ()))
-        with rich.Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-            task = bar.add_task(escape(label), total=total)
-            yield lambda done: bar.update(task, completed=done)
+        counted = amounts[self._unit] if self._total else ()
+        columns = (rich.TextColumn("{task.description}"), rich.BarColumn(), *counted)
+        bar = rich.Progress(*columns, console=Console(stderr=True), transient=True)
+        bar.add_task(escape(self._label), total=self._total, completed=self._done)
+        bar.start()
+        self._bar = bar
 
-    def say(self, line: str) -> None:
-        click.echo(line, err=True)
+    def report(self, done: int) -> None:
+        self._done = done
+        if self._bar is not None:
+            [task] = self._bar.task_ids
+            self._bar.update(task, completed=done)
+
+    def hide(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+
+@contextmanager
+def _after_a_while(action: Callable[[], None]) -> Iterator[None]:
+    """Call `action`, in a thread of its own, when what is inside takes long; never after its end."""
+    timer = threading.Timer(_A_WHILE, action)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
 
 
 def progress_on_stderr(*, quiet: bool = False) -> Progress:

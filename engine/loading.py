@@ -3,12 +3,16 @@
 The one place where these choices are made. Refuses to know where the file came from and what a user typed.
 """
 
+import contextlib
+import ctypes
 import logging
 import math
 import os
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+
+import torch
 
 from engine import models
 from engine.checkpoint_config import Metadata
@@ -19,6 +23,7 @@ from engine.errors import UnsupportedModel
 from engine.reference import ReferenceDevice
 from engine.runner import ModelRunner, Ticket
 from engine.weights import GGUFWeights, LoadProgress
+from quant.cpu import tiers
 from quant.gguf import GGUFFile
 
 log = logging.getLogger(__name__)
@@ -29,7 +34,10 @@ ASSUMED_MEMORY = 8 << 30  # bytes, where the system does not tell how much is fr
 KV_SHARE = 0.5  # of the free memory: the most that the cache may grow to
 LEAST_CONTEXT = 512  # tokens
 BACKENDS = ("auto", "cpu", "reference")
-DEFAULT_PLANES = 2
+SMALL_MODEL = 500_000_000  # matrix elements: below, activations get two planes
+MOST_LOADING_THREADS = 4  # more would wait for memory
+KV_TYPES = {"auto": torch.float16, "f16": torch.float16, "int8": torch.int8}  # of the CPU kernels
+AUTO_KV_TYPE = "Set kv_type to auto: INGLE_KV_TYPE=auto."
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,15 +48,21 @@ class LoadOptions:
     context_length: int = 0
     threads: int = 0
     activation_planes: int = 0
+    cpu_tier: str = "auto"  # one of `quant.cpu.tiers.CHOICES`
+    kv_type: str = "auto"  # one of KV_TYPES
     code_cache: Path | None = None  # where compiled kernels are kept; None: compile for this process alone
 
 
 def load_engine(file: GGUFFile, options: LoadOptions, progress: LoadProgress | None = None) -> ModelEngine:
-    """The engine for an open GGUF file. Raises UnsupportedModel or ModelFileError; nothing stays allocated then."""
+    """The engine for an open GGUF file.
+
+    Raises UnsupportedModel, UnsupportedTier or ModelFileError; nothing stays allocated then.
+    """
     model = models.read_config(Metadata(file.metadata, _architecture(file)))
     device = _device(options, model, file)
     config = resolve(model, device, options, file.header_digest)
-    compute = device.load(model, GGUFWeights(file, progress), config)
+    compute = device.load(model, GGUFWeights(file, progress, min(device.threads, MOST_LOADING_THREADS)), config)
+    _return_freed_memory()
     return Engine(
         config, model.vocab_size, ModelRunner(compute, vocab_size=model.vocab_size, num_blocks=config.num_blocks)
     )
@@ -93,54 +107,64 @@ def token_bytes(model: ModelConfig, device: Device) -> int:
 
 
 def kernels_are_compiled(options: LoadOptions) -> bool:
-    """Whether loading starts at once, because the kernels it needs were compiled on this machine before."""
+    """Whether loading starts at once, because the kernels it needs were compiled on this machine before.
+
+    Raises UnsupportedTier.
+    """
     if not _wants_cpu_kernels(options) or options.code_cache is None:
         return not _wants_cpu_kernels(options)
     from engine.cpu import code_cache
 
-    return code_cache.is_compiled(options.code_cache)
+    return code_cache.is_compiled(options.code_cache, tiers.choose(options.cpu_tier))
 
 
 def compile_kernels(options: LoadOptions) -> None:
-    """What loading would do first, for whoever wants to tell the user about it."""
+    """What loading would do first, for whoever wants to tell the user about it. Raises UnsupportedTier."""
     if _wants_cpu_kernels(options):
         from engine.cpu.code_cache import load_interpreter
 
-        load_interpreter(options.code_cache)
+        load_interpreter(options.code_cache, tiers.choose(options.cpu_tier))
 
 
 def _wants_cpu_kernels(options: LoadOptions) -> bool:
-    return options.backend == "cpu" or (options.backend == "auto" and not _missing_features())
+    return options.backend == "cpu" or (options.backend == "auto" and _has_compiler())
 
 
 @cache
-def _missing_features() -> tuple[str, ...]:
+def _has_compiler() -> bool:
     try:
-        from quant.cpu.vector import missing_features
+        import numba  # noqa: F401  # there is no build of it for every platform
     except ImportError:
-        return ("numba",)  # there is no build of it for every platform
-    return missing_features()
+        return False
+    return True
 
 
 def _device(options: LoadOptions, model: ModelConfig, file: GGUFFile) -> Device:
     if options.backend not in BACKENDS:
         raise UnsupportedModel(f"There is no kernel backend {options.backend!r}", "Use --kernels auto.")
-    if options.backend == "cpu" and _missing_features():
-        raise UnsupportedModel(
-            f"This processor has no {', '.join(_missing_features())}, which the fast CPU kernels need",
-            "Use --kernels auto.",
-        )
+    if options.kv_type not in KV_TYPES:
+        raise UnsupportedModel(f"There is no KV type {options.kv_type!r}", AUTO_KV_TYPE)
+    if options.backend == "cpu" and not _has_compiler():
+        raise UnsupportedModel("The fast CPU kernels need numba, which is not installed", "Use --kernels auto.")
     if _wants_cpu_kernels(options):
         from engine.cpu.device import CpuDevice, why_unsupported
 
         problem = why_unsupported(model, file.tensors.values())
         if problem is None:
             return CpuDevice(
-                options.threads or physical_cores(), options.activation_planes or DEFAULT_PLANES, options.code_cache
+                options.threads or physical_cores(),
+                options.activation_planes or default_planes(model),
+                tiers.choose(options.cpu_tier),
+                options.code_cache,
+                KV_TYPES[options.kv_type],
             )
         if options.backend == "cpu":
             raise UnsupportedModel(f"The fast CPU kernels cannot run {file.path}: {problem}", "Use --kernels auto.")
         log.warning("the plain kernels are used, which are slow: %s", problem)
+    if options.kv_type != "auto":
+        raise UnsupportedModel(
+            f"The plain kernels keep keys and values as float32 alone, and not as {options.kv_type}", AUTO_KV_TYPE
+        )
     keep = float32_bytes(model) <= available_memory() // 2
     return ReferenceDevice(keep_dequantized=keep, threads=options.threads or _spare_threads())
 
@@ -170,9 +194,24 @@ def _architecture(file: GGUFFile) -> str:
     return architecture
 
 
+def default_planes(model: ModelConfig) -> int:
+    """Planes of int8 that activations are quantized into; see `quant.cpu.activations`.
+
+    A small model answers at once either way, and rounding shows most in it: it gets two, and answers as in float32. A
+    large one gets the one that all integer engines use, and reads prompts nearly twice as fast.
+    """
+    return 2 if model.matrix_elements < SMALL_MODEL else 1
+
+
 def float32_bytes(model: ModelConfig) -> int:
     """About how many bytes the model's matrices take as float32."""
     return 4 * model.matrix_elements
+
+
+def _return_freed_memory() -> None:
+    """Give the system what was freed. Glibc keeps some for each thread that loaded; others have no such function."""
+    with contextlib.suppress(OSError, TypeError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def available_memory() -> int:

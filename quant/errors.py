@@ -4,6 +4,7 @@
     ├── ModelFileError                 a model file that cannot be used
     │   ├── GGUFError                  malformed GGUF: names the field and the file offset
     │   └── UnsupportedQuantization    a tensor type this version has no decoder for
+    ├── UnsupportedTier                CPU kernels were asked for that this processor cannot execute
     ├── engine.errors.EngineError      (engine/errors.py)
     └── app.errors.AppError            (app/errors.py)
 
@@ -41,3 +42,7 @@ class GGUFError(ModelFileError):
 
 class UnsupportedQuantization(ModelFileError):
     """A tensor is stored in a type that has no decoder here."""
+
+
+class UnsupportedTier(InglenookError):
+    """CPU kernels were asked for by name, and this processor cannot execute them."""

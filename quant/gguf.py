@@ -84,6 +84,13 @@ class GGUFFile:
         tensor = self.tensors[name]
         return memoryview(self._map)[tensor.offset : tensor.offset + tensor.nbytes]
 
+    def release(self, name: str) -> None:
+        """Give back the memory that reading tensor `name` took. Its data can be read again, from the file."""
+        if hasattr(mmap, "MADV_DONTNEED"):
+            tensor = self.tensors[name]
+            start = tensor.offset // mmap.PAGESIZE * mmap.PAGESIZE
+            self._map.madvise(mmap.MADV_DONTNEED, start, tensor.offset + tensor.nbytes - start)
+
     def close(self) -> None:
         # With views alive the mapping cannot be closed now; it is released with the last of them.
         with contextlib.suppress(BufferError):

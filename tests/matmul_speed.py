@@ -21,6 +21,7 @@ from quant.cpu.arena import Arena
 from quant.cpu.formats import GROUP
 from quant.cpu.linear import CpuBackend
 from quant.cpu.native import CodeFolder, address_of
+from quant.cpu.tiers import choose
 from quant.cpu.vector import I64, Emit, I8x64, kernel
 from tests.quant.cpu.random_weights import TYPES, random_weight
 
@@ -95,7 +96,7 @@ def measure(name: str, planes: Form) -> str:
 
 
 def main(names: list[str]) -> None:
-    CodeFolder(None, ()).load_kernels()
+    CodeFolder(None, (), choose("auto")).load_kernels()
     print(f"read ceiling: {read_ceiling():.1f} GB/s")
     print("type      planes       1 token    4 tokens   128 tokens")
     for name in names:

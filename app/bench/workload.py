@@ -80,13 +80,14 @@ def _suite_row(name: str, title: str, load: tuple[int, int, int], rate: Rate) ->
     return Row(name, title, Load(*load, frozenset({rate})), rate)
 
 
-# What an editor, a chat and a few agents ask of a machine.
+# What an editor, a chat and a few agents ask of a machine. The fourth is around 2,000 on average, so that a context of
+# 2,048 holds it; replies of sixteen are long enough for all of them to decode together on a slow machine.
 SUITE = (
     _suite_row("prefill_512", "prefill, 512 tokens", (512, 1, 1), Rate.PREFILL),
     _suite_row("decode_128", "decode, context 128", (128, 96, 1), Rate.DECODE),
     _suite_row("decode_4_streams", "decode, 4 streams, context 128", (128, 64, 4), Rate.DECODE),
-    _suite_row("decode_2000", "decode, context 2,000", (2000, 96, 1), Rate.DECODE),
-    _suite_row("decode_16_streams", "decode, 16 streams, context 60", (60, 24, 16), Rate.DECODE),
+    _suite_row("decode_2000", "decode, context 2,000", (1952, 96, 1), Rate.DECODE),
+    _suite_row("decode_16_streams", "decode, 16 streams, context 60", (60, 64, 16), Rate.DECODE),
 )
 
 

@@ -25,9 +25,18 @@ class LoadedModel:
 
 
 def load_model(stored: StoredModel, settings: Settings, progress: Progress) -> LoadedModel:
-    """Read the file of a stored model. Raises ModelFileError, UnsupportedModel or UnsupportedTokenizer."""
+    """Read the file of a stored model.
+
+    Raises ModelFileError, UnsupportedModel, UnsupportedTier or UnsupportedTokenizer.
+    """
     options = LoadOptions(
-        settings.kernels, settings.context, settings.threads, settings.activation_planes, settings.cache_dir
+        backend=settings.kernels,
+        context_length=settings.context,
+        threads=settings.threads,
+        activation_planes=settings.activation_planes,
+        cpu_tier=settings.cpu_tier,
+        kv_type=settings.kv_type,
+        code_cache=settings.cache_dir,
     )
     if not kernels_are_compiled(options):
         with progress.task("Preparing the CPU engine, once on this machine", None):

@@ -9,19 +9,23 @@ from pathlib import Path
 import quant.cpu
 from engine import config
 from quant.cpu.native import CodeFolder, Entry
+from quant.cpu.tiers import Target
 
 
-def is_compiled(cache_dir: Path) -> bool:
+def is_compiled(cache_dir: Path, target: Target) -> bool:
     """Whether `load_interpreter` has nothing to compile."""
-    return CodeFolder(cache_dir, _sources()).is_filled
+    return CodeFolder(cache_dir, _sources(), target).is_filled
 
 
 @cache
-def load_interpreter(cache_dir: Path | None) -> Entry:
-    """The interpreter's entry point: read back, or compiled and kept. None keeps nothing."""
+def load_interpreter(cache_dir: Path | None, target: Target) -> Entry:
+    """The interpreter's entry point, with kernels for `target`: read back, or compiled and kept. None keeps nothing.
+
+    A process has one target.
+    """
     from engine.cpu import interpreter
 
-    folder = CodeFolder(cache_dir, _sources())
+    folder = CodeFolder(cache_dir, _sources(), target)
     folder.load_kernels()
     entry = folder.load_function(interpreter.enter, interpreter.ENTER_SIGNATURE)
     folder.forget_old()

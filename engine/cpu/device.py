@@ -16,7 +16,7 @@ from engine.batch import Batch, placeholder_batch
 from engine.config import BLOCK_SIZE, EngineConfig, ModelConfig
 from engine.cpu.attention import PIECE, QUERIES
 from engine.cpu.code_cache import load_interpreter
-from engine.cpu.operations import BLOCK_TYPE, CpuOperations, LogitRows, block_shape
+from engine.cpu.operations import CpuOperations, LogitRows, block_shape
 from engine.cpu.program import COUNTS, HEADER, Limits, Program
 from engine.cpu.team import MOST_THREADS, Team
 from engine.device import Compute, Logits
@@ -38,17 +38,24 @@ class CpuDevice:
     """See `engine.device.Device`."""
 
     name = "cpu"
-    kv_type = BLOCK_TYPE
 
-    def __init__(self, threads: int, planes: int, target: Target, code_cache: Path | None) -> None:
+    def __init__(
+        self,
+        threads: int,
+        planes: int,
+        target: Target,
+        code_cache: Path | None,
+        kv_type: torch.dtype = torch.float16,
+    ) -> None:
         self.threads = min(threads, MOST_THREADS)
         self.numerics = ("cpu", NUMERICS_VERSION, target.tier, f"{planes} planes")
+        self.kv_type = kv_type
         self._planes = Form(planes)
         self._target = target
         self._code_cache = code_cache
 
     def layer_shape(self, kv_heads: int, head_dim: int) -> tuple[int, ...]:
-        return block_shape(kv_heads, head_dim)
+        return block_shape(self.kv_type, kv_heads, head_dim)
 
     def step_tokens(self, model: ModelConfig) -> int:
         """What takes about a fifth of a second; a power of two. Longer steps are hardly faster."""

@@ -72,7 +72,7 @@ def _set(e: Emit, address: Any, value: Any) -> None:
 
 @inlined
 def _pause(e: Emit) -> None:
-    e.call("llvm.x86.sse2.pause", ir.VoidType())
+    e.pause()
 
 
 @intrinsic  # type: ignore[untyped-decorator]

@@ -1,22 +1,72 @@
 """Rotary embedding, and keys and values on their way into the blocks of the cache.
 
-One KV head of one block is K as [head_dim][16 tokens] float16, then V as [16 tokens][head_dim] float16: scores of 16
-positions need no sum across lanes, and to everyone else a block is opaque bytes. The twins are `rope` and `store_kv` in
-`engine.kernels.reference`.
+One KV head of one block is K as [head_dim][16 tokens], then V as [16 tokens][head_dim]: scores of 16 positions need no
+sum across lanes, and to everyone else a block is opaque bytes. Integers are followed by the float32 scales of the 16
+keys, then those of the 16 values: x = scale * code, one scale for each token and head. The twins are `rope` and
+`store_kv` in `engine.kernels.reference`.
 """
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import IntEnum
 from typing import Any
 
 from llvmlite import ir
 from numba.core import cgutils
 
 from engine.config import BLOCK_SIZE
-from quant.cpu.vector import I32, I64, LANES, Emit, F16x16, F32x8, F32x16, I32x16, jit, kernel
+from quant.cpu.vector import F32, I32, I64, LANES, Emit, F16x16, F32x8, F32x16, I8x16, I32x16, inlined, jit, kernel
+
+CODES = 127  # the largest code of an integer
+LEAST_MAGNITUDE = 1e-30  # 127 divided by anything much smaller is infinite
 
 
-def head_bytes(head_dim: int) -> int:
+class KVType(IntEnum):
+    """What keys and values are kept as. The value is a word of recorded programs."""
+
+    FLOAT16 = 0
+    INT8 = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Elements:
+    """How 16 elements of a cache are read and written."""
+
+    vector: ir.Type
+    size: int  # bytes of one
+    scaled: bool
+    widen: Callable[[Emit, Any], Any]  # to float32
+    narrow: Callable[[Emit, Any], Any]  # from float32, what is scaled already divided by its scale
+
+    def load(self, e: Emit, address: Any) -> Any:
+        """float32, to be multiplied by its scale where there are scales."""
+        return self.widen(e, e.load(address, self.vector))
+
+
+def _widen_integers(e: Emit, v: Any) -> Any:
+    return e.b.sitofp(v, F32x16)
+
+
+def _narrow_to_integers(e: Emit, v: Any) -> Any:
+    return e.b.trunc(e.b.fptosi(e.nearest(v), I32x16), I8x16)
+
+
+ELEMENTS = {
+    KVType.FLOAT16: Elements(F16x16, 2, False, Emit.widen, Emit.narrow),
+    KVType.INT8: Elements(I8x16, 1, True, _widen_integers, _narrow_to_integers),
+}
+
+
+def head_bytes(kv_type: KVType, head_dim: int) -> int:
     """Bytes of one KV head of one block."""
-    return 2 * 2 * BLOCK_SIZE * head_dim
+    elements = ELEMENTS[kv_type]
+    return 2 * BLOCK_SIZE * (elements.size * head_dim + (4 if elements.scaled else 0))
+
+
+def scales_at(e: Emit, elements: Elements, block: Any, dim: Any) -> tuple[Any, Any]:
+    """Where the scales of the keys and those of the values of one KV head of a block are."""
+    keys = e.at(block, dim, 2 * BLOCK_SIZE * elements.size)
+    return keys, e.at(keys, 4 * BLOCK_SIZE)
 
 
 @kernel
@@ -57,15 +107,47 @@ def rotate(x: int, cosine: int, sine: int, dim: int, scale: int, neighbours: int
         _rotate_halves(x, cosine, sine, dim, scale)
 
 
-@kernel
-def store_key_value(e: Emit, key: Any, value: Any, block: Any, place: Any, dim: Any) -> None:
-    """Write k and v, float32 [dim] each, at place 0..15 of one KV head of a block."""
-    b = e.b
-    values = e.at(block, dim, 2 * BLOCK_SIZE)
-    with cgutils.for_range(b, b.sdiv(dim, I64(LANES))) as loop:
-        k, v = (b.fptrunc(e.load(e.at(base, loop.index, 64)), F16x16) for base in (key, value))
-        column = e.at(e.at(block, loop.index, 2 * BLOCK_SIZE * LANES), place, 2)
-        for lane in range(LANES):
-            e.store(e.at(column, 2 * BLOCK_SIZE * lane), b.extract_element(k, I32(lane)), 2)
-        row = b.add(values, b.mul(place, b.mul(dim, I64(2))))
-        e.store(e.at(row, loop.index, 2 * LANES), v, 2)
+def _scale(e: Emit, x: Any, dim: Any) -> tuple[Any, Any]:
+    """The scale of float32 [dim], and 1 / scale or 0 in all lanes. NaN has the scale NaN."""
+    b, top = e.b, e.variable(I32(0))  # magnitudes have the order of their bits
+    with cgutils.for_range(b, b.sdiv(dim, I64(2 * LANES))) as loop:
+        at = e.at(x, loop.index, 2 * 64)
+        here = b.bitcast(e.largest_magnitude(e.load(at), e.load(e.at(at, 64))), I32)
+        b.store(b.select(b.icmp_signed(">", here, b.load(top)), here, b.load(top)), top)
+    largest = b.bitcast(b.load(top), F32)
+    some = b.fcmp_ordered(">", largest, F32(LEAST_MAGNITUDE))
+    inverse = b.select(some, b.fdiv(F32(CODES), largest), F32(0))
+    return b.fmul(largest, F32(1 / CODES)), e.splat(inverse)
+
+
+def _make_store(kv_type: KVType) -> Callable[..., None]:
+    elements = ELEMENTS[kv_type]
+    size, narrow = elements.size, elements.narrow
+
+    def store(e: Emit, key: Any, value: Any, block: Any, place: Any, dim: Any) -> None:
+        """Write k and v, float32 [dim] each, at place 0..15 of one KV head of a block."""
+        b, inverses = e.b, [e.f(1), e.f(1)]
+        if elements.scaled:
+            for n, (x, at) in enumerate(zip((key, value), scales_at(e, elements, block, dim), strict=True)):
+                scale, inverses[n] = _scale(e, x, dim)
+                e.store(e.at(at, place, 4), scale, 4)
+        row = b.add(e.at(block, dim, size * BLOCK_SIZE), b.mul(place, b.mul(dim, I64(size))))
+        with cgutils.for_range(b, b.sdiv(dim, I64(LANES))) as loop:
+            k, v = (e.load(e.at(x, loop.index, 64)) for x in (key, value))
+            k, v = (narrow(e, b.fmul(x, inverse)) for x, inverse in zip((k, v), inverses, strict=True))
+            column = e.at(e.at(block, loop.index, size * BLOCK_SIZE * LANES), place, size)
+            for lane in range(LANES):
+                e.store(e.at(column, size * BLOCK_SIZE * lane), b.extract_element(k, I32(lane)), size)
+            e.store(e.at(row, loop.index, size * LANES), v, size)
+
+    store.__name__ = f"store_key_value_{kv_type.name.lower()}"
+    return kernel(store)
+
+
+STORE_KERNELS = {kv_type: _make_store(kv_type) for kv_type in KVType}
+
+
+@inlined
+def store_key_value(e: Emit, kernel: Any, key: Any, value: Any, block: Any, place: Any, dim: Any) -> None:
+    """Call one of STORE_KERNELS by its address."""
+    e.call_address(kernel, key, value, block, place, dim)

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from engine.batch import Batch
-from engine.cpu.attention import record_bytes
-from engine.cpu.kv_store import head_bytes
+from engine.cpu.attention import ATTENTION_KERNELS, record_bytes
+from engine.cpu.kv_store import STORE_KERNELS, KVType, head_bytes
 from engine.cpu.program import SEGMENT, Op, Program, float_bits
 from engine.errors import UnsupportedModel
 from engine.kv_cache import LayerKV
@@ -193,7 +193,8 @@ class CpuOperations:
     def rope_and_store(self, qkv: Activation, batch: Batch, kv: LayerKV, rotary: RotaryTable) -> Activation:
         rows, heads = qkv.rows(Form.FLOAT), _heads(qkv, kv)
         self._program.append(
-            Op.ROPE_STORE, neighbours=rotary.interleaved, scale=float_bits(kv.head_dim**-0.5),
+            Op.ROPE_STORE, kernel=address_of(STORE_KERNELS[_kv_type(kv)]),
+            neighbours=rotary.interleaved, scale=float_bits(kv.head_dim**-0.5),
             cosine=self._constant(rotary.cos).address, sine=self._constant(rotary.sin).address,
             **rows.words("x"), **heads, **_cache_words(kv),
         )  # fmt: skip
@@ -205,7 +206,12 @@ class CpuOperations:
         parts = self._parts(kv, heads["heads"])
         out = self._take(Form.FLOAT, width)
         words = {"parts": parts.address, "max_pieces": limits.pieces, **heads}
-        self._program.append(Op.ATTEND, **rows.words("x"), **out.words("out"), **words, **_cache_words(kv))
+        kernels = ATTENTION_KERNELS[_kv_type(kv)]
+        self._program.append(
+            Op.ATTEND, scores=address_of(kernels.scores), soften=address_of(kernels.soften),
+            gather_values=address_of(kernels.gather),
+            **rows.words("x"), **out.words("out"), **words, **_cache_words(kv),
+        )  # fmt: skip
 
         def write(form: Form) -> Rows:
             local = form is not Form.FLOAT
@@ -304,8 +310,18 @@ def _heads(qkv: Activation, kv: LayerKV) -> dict[str, int]:
     }
 
 
+def _kv_type(kv: LayerKV) -> KVType:
+    return KV_TYPES[kv.pool.dtype]
+
+
 def _cache_words(kv: LayerKV) -> dict[str, int]:
-    return {"cache": kv.pool.data_ptr(), "block_bytes": kv.pool.stride(0) * kv.pool.itemsize}
+    kv_type = _kv_type(kv)
+    return {
+        "cache": kv.pool.data_ptr(),
+        "block_bytes": kv.pool.stride(0) * kv.pool.itemsize,
+        "kv_type": kv_type,
+        "head_bytes": head_bytes(kv_type, kv.head_dim),
+    }
 
 
 def check_head_dim(head_dim: int) -> None:
@@ -314,10 +330,10 @@ def check_head_dim(head_dim: int) -> None:
         raise UnsupportedModel(f"A head dimension of {head_dim}, not a multiple of 32, has no CPU kernel", _PLAIN)
 
 
-BLOCK_TYPE = torch.float16
+KV_TYPES = {torch.float16: KVType.FLOAT16, torch.int8: KVType.INT8}  # by the type of the pool
 
 
-def block_shape(kv_heads: int, head_dim: int) -> tuple[int, ...]:
-    """One layer of one block, in elements of BLOCK_TYPE: each KV head as `engine.cpu.kv_store` lays it out."""
+def block_shape(dtype: torch.dtype, kv_heads: int, head_dim: int) -> tuple[int, ...]:
+    """One layer of one block, in elements of the pool: each KV head as `engine.cpu.kv_store` lays it out."""
     check_head_dim(head_dim)
-    return kv_heads, head_bytes(head_dim) // BLOCK_TYPE.itemsize
+    return kv_heads, head_bytes(KV_TYPES[dtype], head_dim) // dtype.itemsize

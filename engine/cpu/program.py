@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from engine.config import BLOCK_SIZE
 from engine.cpu.attention import PIECE, QUERIES, SCORE_ROW, record_bytes
-from engine.cpu.kv_store import head_bytes
+from engine.cpu.kv_store import KVType, head_bytes
 from quant.cpu.activations import Form, row_bytes
 from quant.cpu.arena import Arena
 from quant.cpu.formats import GROUP, PAIR
@@ -73,6 +73,8 @@ _WORDS = (
     "epsilon",  # bits of a float32
     "cache",  # address of this layer in block 0
     "block_bytes",
+    "kv_type",  # KVType of the cache
+    "head_bytes",  # of one KV head of one block
     "kv_heads",
     "heads",  # query heads that share a KV head
     "head_dim",
@@ -80,6 +82,9 @@ _WORDS = (
     "neighbours",  # 1: rotary pairs are neighbours
     "cosine",
     "sine",
+    "scores",  # addresses of the kernels that attend over this type of cache
+    "soften",
+    "gather_values",
     "parts",  # records of pieces, [request][KV head][piece][head]
     "max_pieces",
 )
@@ -229,8 +234,10 @@ def _gate(row: Instruction, limits: Limits) -> Touched:
 def _qkv(row: Instruction, limits: Limits) -> Touched:
     width = 4 * row["head_dim"] * row["kv_heads"] * (row["heads"] + 2)
     yield "x", row["x"], (limits.tokens - 1) * row["x_stride"] + width
-    cache = row["kv_heads"] * head_bytes(row["head_dim"])
-    yield "cache", row["cache"], (limits.num_blocks - 1) * row["block_bytes"] + cache
+    head = head_bytes(KVType(row["kv_type"]), row["head_dim"])
+    block = (row["kv_heads"] - 1) * row["head_bytes"] + head
+    yield "cache", row["cache"], (limits.num_blocks - 1) * row["block_bytes"] + block
+    yield "head_bytes", row["cache"], row["head_bytes"] - head  # heads do not overlap
 
 
 def _rope_store(row: Instruction, limits: Limits) -> Touched:

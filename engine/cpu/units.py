@@ -17,6 +17,7 @@ from engine.cpu.attention import (
     QUERIES,
     RECORD_TAIL,
     SCORE_ROW,
+    HeadBlocks,
     attend_tile,
     attend_token,
     merge_pieces,
@@ -118,8 +119,8 @@ def _rope_store(a: Record, h: Record, first: int, last: int) -> None:
             rotate(row + query * size, cosine, sine, a.head_dim, a.scale, a.neighbours)
         key = row + (queries + head) * size
         rotate(key, cosine, sine, a.head_dim, ONE_BITS, a.neighbours)
-        block = a.cache + slot // BLOCK_SIZE * a.block_bytes + head * a.head_dim * 4 * BLOCK_SIZE
-        store_key_value(key, key + a.kv_heads * size, block, slot % BLOCK_SIZE, a.head_dim)
+        block = a.cache + slot // BLOCK_SIZE * a.block_bytes + head * a.head_bytes
+        store_key_value(a.kernel, key, key + a.kv_heads * size, block, slot % BLOCK_SIZE, a.head_dim)
 
 
 @jit
@@ -143,41 +144,20 @@ def _attend(a: Record, h: Record, first: int, last: int, scratch: int) -> None:
         for i in range(max(0, first - unit), min(here, last - unit)):
             head, piece = i % a.kv_heads, i // a.kv_heads
             q = a.x + token * a.x_stride + head * a.heads * a.head_dim * 4
-            cache = a.cache + head * a.head_dim * 4 * BLOCK_SIZE
-            records = scratch + QUERIES * SCORE_ROW
+            cache = a.cache + head * a.head_bytes
+            kv = HeadBlocks(cache, a.block_bytes, a.head_dim, a.scores, a.soften, a.gather_values)
             if pieces == 0:
                 out = a.out + token * a.out_stride + head * a.heads * a.head_dim * 4
+                records = scratch + QUERIES * SCORE_ROW
                 attend_tile(
-                    q,
-                    a.x_stride,
-                    a.heads,
-                    position,
-                    tokens,
-                    table,
-                    cache,
-                    a.block_bytes,
-                    a.head_dim,
-                    scratch,
-                    records,
-                    out,
-                    a.out_stride,
-                )
+                    q, a.x_stride, a.heads, position, tokens, table, kv, scratch, records, out, a.out_stride
+                )  # fmt: skip
             else:
                 start = piece * PIECE
                 count = min(PIECE, position + 1 - start)
                 part = a.parts + ((request * a.kv_heads + head) * a.max_pieces + piece) * a.heads * record
-                attend_token(
-                    q,
-                    a.heads,
-                    4 * a.head_dim,
-                    count,
-                    table + start // BLOCK_SIZE * 8,
-                    cache,
-                    a.block_bytes,
-                    a.head_dim,
-                    scratch,
-                    part,
-                )
+                blocks = table + start // BLOCK_SIZE * 8
+                attend_token(q, a.heads, 4 * a.head_dim, count, blocks, kv, scratch, part)
         unit += here
         if unit >= last:
             return

@@ -123,15 +123,17 @@ class Model:
         pairs, factors = config.rope.dimensions // 2, None
         if "rope_freqs.weight" in weights:  # how GGUF stores Llama 3.1's scaling
             factors = weights.take_vector("rope_freqs.weight", pairs)
-        embedding = table("token_embd.weight")
+        names = ["token_embd.weight", *["output.weight"] * ("output.weight" in weights)]
+        tables = weights.together(table, names)
+        layers = weights.together(lambda number: Layer.load(config, weights, operations, number), range(config.layers))
         return cls(
             config,
             operations,
             rotary_table(config.rope, factors, context_length),
-            embedding,
-            tuple(Layer.load(config, weights, operations, number) for number in range(config.layers)),
+            tables[0],
+            tuple(layers),
             weights.take_vector("output_norm.weight", config.hidden),
-            table("output.weight") if "output.weight" in weights else embedding,  # absent: tied to the embedding
+            tables[-1],  # the embedding again where the head is tied to it
         )
 
     def kv_groups(self) -> tuple[KVGroup, ...]:

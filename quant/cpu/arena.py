@@ -7,6 +7,7 @@ what they mean.
 
 from bisect import bisect_right
 from dataclasses import dataclass
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -56,9 +57,10 @@ class Spans:
 
 
 class Arena:
-    """Hands out regions, and keeps them for as long as it lives."""
+    """Hands out regions, and keeps them for as long as it lives. Several threads may take some at a time."""
 
     def __init__(self) -> None:
+        self._lock = Lock()
         self._chunk = np.empty(0, np.uint8)
         self._used = 0
         self._regions: list[tuple[Region, NDArray[np.uint8]]] = []  # with the guard behind each
@@ -66,6 +68,10 @@ class Arena:
 
     def take(self, name: str, size: int) -> Region:
         """`size` bytes of zeros, aligned to cache lines, never moved."""
+        with self._lock:
+            return self._take(name, size)
+
+    def _take(self, name: str, size: int) -> Region:
         start = self._used + (-(self._chunk.ctypes.data + self._used)) % ALIGNMENT
         if start + size + GUARD > self._chunk.nbytes:
             self._chunk = np.zeros(max(CHUNK, size + GUARD + ALIGNMENT), np.uint8)

@@ -1,8 +1,10 @@
 """Machine code on this machine: kernels compiled by LLVM, loops compiled by numba, both kept in a folder.
 
 The folder's name is a digest of every source that goes into the code, of the compilers' versions and of the processor:
-numba's own key of a cached function does not see edits in other modules. Since it holds machine code, a folder is used
-only where nobody else can write to it. Refuses to know what is compiled.
+numba's own key of a cached function does not see edits in other modules. Kernels are compiled for a target, and lie in
+a file of their own for each; loops are the same for all, and call kernels by name, so that a process has those of one
+target only. Since it holds machine code, a folder is used only where nobody else can write to it. Refuses to know what
+is compiled.
 """
 
 import hashlib
@@ -22,7 +24,8 @@ import numpy as np
 from llvmlite import binding, ir
 from numba.core import config as numba_config
 
-from quant.cpu.vector import KERNELS
+from quant.cpu.tiers import Target
+from quant.cpu.vector import KERNELS, Kernel
 
 log = logging.getLogger(__name__)
 
@@ -32,26 +35,32 @@ Entry = Callable[..., int]
 
 
 class CodeFolder:
-    """Where the code that `sources` describe lies, for this processor and these compilers; None: nowhere."""
+    """Where the code that `sources` describe lies, for this processor and these compilers; None: nowhere.
 
-    def __init__(self, cache_dir: Path | None, sources: Iterable[Path]) -> None:
+    Its kernels are those for `target`.
+    """
+
+    def __init__(self, cache_dir: Path | None, sources: Iterable[Path], target: Target) -> None:
+        self._target = target
         folder = cache_dir and cache_dir / "cpu-code" / _fingerprint(tuple(sources))
         self.path = folder if folder is not None and _is_private(folder) else None
 
     @property
     def is_filled(self) -> bool:
         """Whether code was kept here before."""
-        return self.path is not None and all(any(self.path.glob(name)) for name in ("kernels-*.o", "**/*.nbc"))
+        return self.path is not None and all(
+            any(self.path.glob(name)) for name in (_file_name(self._target, "*"), "**/*.nbc")
+        )
 
     def load_kernels(self) -> None:
         """Make every kernel that is defined callable from compiled code. Compiles them when they are not kept here."""
-        path = self.path and self.path / f"kernels-{_kernel_names()}.o"
+        path = self.path and self.path / _file_name(self._target, _digest(*sorted(KERNELS)))
         code = path and _read_checked(path)
         if not code:
-            code = _compile_kernels()
+            code = compile_kernels(KERNELS.values(), self._target)
             if path:
                 _write_whole(path, hashlib.sha256(code).digest() + code)
-        _link(code)
+        _load(code, self._target)
 
     def load_function(self, function: Callable[..., Any], signature: Any) -> Entry:
         """A function compiled by numba for one signature, without the GIL. Its kernels have to be loaded before."""
@@ -85,9 +94,13 @@ def _last_used(version: Path) -> float:
         return 0.0  # another process has removed it meanwhile
 
 
-def _kernel_names() -> str:
-    """A process that imported fewer modules knows fewer kernels."""
-    return hashlib.sha256(" ".join(sorted(KERNELS)).encode()).hexdigest()[:12]
+def _file_name(target: Target, kernels: str) -> str:
+    """Kernels are told apart by a digest of their names, since a process that imported fewer modules knows fewer."""
+    return f"kernels-{target.tier}-{_digest(target.cpu, target.flags)}-{kernels}.o"
+
+
+def _digest(*words: str) -> str:
+    return hashlib.sha256(" ".join(words).encode()).hexdigest()[:12]
 
 
 def _compiled(dispatcher: Any, signature: Any) -> Entry:
@@ -106,22 +119,31 @@ def _read_checked(path: Path) -> bytes | None:
     return code if hashlib.sha256(code).digest() == digest else None
 
 
-def _compile_kernels() -> bytes:
-    """All kernels as one object file."""
-    module = ir.Module("ingle_kernels")
-    for made in KERNELS.values():
-        made.emit(module)
-    machine = _target_machine()
+def compile_kernels(kernels: Iterable[Kernel], target: Target) -> bytes:
+    """Kernels as one object file."""
+    code: bytes = _machine(target).emit_object(_optimized(kernels, target))
+    return code
+
+
+def assembly(kernels: Iterable[Kernel], target: Target) -> str:
+    """What `compile_kernels` makes, for people to read."""
+    text: str = _machine(target).emit_assembly(_optimized(kernels, target))
+    return text
+
+
+def _optimized(kernels: Iterable[Kernel], target: Target) -> Any:
+    module, machine = ir.Module("ingle_kernels"), _machine(target)
+    for made in kernels:
+        made.emit(module, target)
     module.triple, module.data_layout = machine.triple, str(machine.target_data)
     parsed = binding.parse_assembly(str(module))
     parsed.verify()
     passes = binding.create_pass_builder(machine, binding.create_pipeline_tuning_options(speed_level=3))
     passes.getModulePassManager().run(parsed, passes)
-    code: bytes = machine.emit_object(parsed)
-    return code
+    return parsed
 
 
-_engines: list[Any] = []  # keep the code they hold mapped for as long as the process lives
+_engines: dict[Target, list[Any]] = {}  # keep the code they hold mapped for as long as the process lives
 _addresses: dict[str, int] = {}
 
 
@@ -130,20 +152,30 @@ def address_of(called: Any) -> int:
     return _addresses[called.symbol]
 
 
-def _link(code: bytes) -> None:
-    """Map an object file into memory, and tell the linker of compiled Python where its functions are."""
-    engine = binding.create_mcjit_compiler(binding.parse_assembly(""), _target_machine())
+def link(code: bytes, target: Target) -> Any:
+    """Map an object file into memory -> the engine that holds it, and that knows where its functions are."""
+    engine = binding.create_mcjit_compiler(binding.parse_assembly(""), _machine(target))
     engine.add_object_file(binding.ObjectFileRef.from_data(code))
     engine.finalize_object()
+    return engine
+
+
+def _load(code: bytes, target: Target) -> None:
+    """Tell compiled Python where the kernels in an object file are."""
+    if _engines.keys() - {target}:
+        raise RuntimeError(f"this process has other kernels than those for {target.tier}")
+    engine = link(code, target)
     for name in KERNELS:
         _addresses[name] = engine.get_function_address(name)
         binding.add_symbol(name, _addresses[name])
-    _engines.append(engine)
+    _engines.setdefault(target, []).append(engine)
 
 
-def _target_machine() -> Any:
-    return binding.Target.from_default_triple().create_target_machine(
-        cpu=binding.get_host_cpu_name(), features=binding.get_host_cpu_features().flatten(), opt=3, jit=True
+def _machine(target: Target) -> Any:
+    binding.initialize_native_target()
+    binding.initialize_native_asmprinter()
+    return binding.Target.from_triple(target.triple).create_target_machine(
+        cpu=target.cpu, features=target.flags, opt=3, jit=True
     )
 
 

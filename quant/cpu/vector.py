@@ -7,23 +7,27 @@ nothing is left to type inference, and nothing is checked at run time, since who
 There is no fast-math: a sum has one order, which is written down here, so that bits depend neither on threads nor on
 how work is cut.
 
-Knows one vector width, 16 lanes of float32, and AVX-512 VNNI. Refuses to know what is computed.
+Kernels are written once, for 16 lanes of float32, which LLVM cuts into what a processor has. `Emit` knows the few
+operations that need other instructions on each (`tiers`), and all of them give the same bits but for one: without fused
+multiply-adds, `fma` rounds twice. Refuses to know what is computed.
 """
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from llvmlite import binding, ir
+from llvmlite import ir
 from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from quant.cpu import tiers
+from quant.cpu.tiers import Target
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 LANES = 16
-REQUIRED_FEATURES = ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512vnni")
 
 I8, I16, I32, I64, F16, F32 = (
     ir.IntType(8),
@@ -38,11 +42,26 @@ I16x16, I32x16, F16x16, F32x16 = (ir.VectorType(kind, LANES) for kind in (I16, I
 F32x8 = ir.VectorType(F32, 8)
 LANE_NUMBERS = ir.Constant(I32x16, list(range(LANES)))
 
-
-def missing_features() -> tuple[str, ...]:
-    """What this processor lacks of the instructions that the kernels are written in."""
-    there = binding.get_host_cpu_features()
-    return tuple(name for name in REQUIRED_FEATURES if not there.get(name, False))
+# Instructions of which a target takes the first that it has: a feature, bytes at a time, a name.
+Table = tuple[tuple[str, int, str], ...]
+_SHUFFLES: Table = (  # 16 bytes chosen by bytes 0..15
+    ("avx512bw", 64, "llvm.x86.avx512.pshuf.b.512"),
+    ("avx2", 32, "llvm.x86.avx2.pshuf.b"),
+    ("ssse3", 16, "llvm.x86.ssse3.pshuf.b.128"),
+    ("neon", 16, "llvm.aarch64.neon.tbl1.v16i8"),
+)
+_DOTS: Table = (  # int32 + 4 * unsigned byte * signed byte
+    ("avx512vnni", 64, "llvm.x86.avx512.vpdpbusd.512"),
+    ("avxvnni", 32, "llvm.x86.avx512.vpdpbusd.256"),
+)
+_BYTE_PAIRS: Table = (  # int16: 2 * unsigned byte * signed byte, saturated
+    ("avx2", 32, "llvm.x86.avx2.pmadd.ub.sw"),
+    ("ssse3", 16, "llvm.x86.ssse3.pmadd.ub.sw.128"),
+)
+_WORD_PAIRS: Table = (  # int32: 2 * int16 * int16
+    ("avx2", 32, "llvm.x86.avx2.pmadd.wd"),
+    ("sse2", 16, "llvm.x86.sse2.pmadd.wd"),
+)
 
 
 def jit(function: Function) -> Function:
@@ -54,8 +73,9 @@ def jit(function: Function) -> Function:
 class Emit:
     """A thin layer over an IRBuilder: addresses are i64, and vectors have 16 lanes."""
 
-    def __init__(self, builder: ir.IRBuilder) -> None:
+    def __init__(self, builder: ir.IRBuilder, target: Target) -> None:
         self.b = builder
+        self.target = target
 
     def at(self, base: ir.Value, index: ir.Value | int, stride: int = 1) -> ir.Value:
         """base + index * stride, an address."""
@@ -82,6 +102,17 @@ class Emit:
     def store_some(self, address: ir.Value, value: ir.Value, mask: ir.Value) -> None:
         pointer = self.b.inttoptr(address, F32x16.as_pointer())
         self.call("llvm.masked.store.v16f32.p0", ir.VoidType(), value, pointer, I32(4), mask)
+
+    def pause(self) -> None:
+        """Let another thread of this core go ahead, for a moment."""
+        if self.target.architecture == "x86_64":
+            self.call("llvm.x86.sse2.pause", ir.VoidType())
+        elif self.target.architecture == "aarch64":
+            self.call("llvm.aarch64.isb", ir.VoidType(), I32(15))
+
+    def constant(self, kind: ir.Type, value: float) -> ir.Constant:
+        """A scalar, or a vector with the same value in all lanes."""
+        return ir.Constant(kind, [value] * kind.count if isinstance(kind, ir.VectorType) else value)
 
     def f(self, value: float) -> ir.Constant:
         return ir.Constant(F32x16, [float(value)] * LANES)
@@ -113,26 +144,188 @@ class Emit:
         self.b.call(self.b.inttoptr(address, kind.as_pointer()), args)
 
     def fma(self, x: ir.Value, y: ir.Value, z: ir.Value) -> ir.Value:
-        return self.call("llvm.fma.v16f32", F32x16, x, y, z)
+        """x * y + z, rounded once where the target can."""
+        if self.target.has("fma", "neon"):
+            return self.call("llvm.fma.v16f32", F32x16, x, y, z)
+        return self.b.fadd(self.b.fmul(x, y), z)
 
-    def dot(self, total: ir.Value, unsigned: ir.Value, signed: ir.Value, bits: int = 8) -> ir.Value:
-        """total + the dot products of four unsigned bytes below 2 ** bits and four signed ones in each lane."""
-        return self.call("llvm.x86.avx512.vpdpbusd.512", I32x16, total, unsigned, signed)
+    def dot(self, total: ir.Value, codes: ir.Value, x: ir.Value, bits: int = 8) -> ir.Value:
+        """total + the dot products of four codes and four signed bytes in each int32 lane, exactly.
 
-    def lookup(self, codes: ir.Value, table: tuple[int, ...]) -> ir.Value:
-        """table[code] of 64 bytes, each below 16."""
-        return self.call("llvm.x86.avx512.pshuf.b.512", I8x64, ir.Constant(I8x64, list(table) * 4), codes)
+        Codes are unsigned bytes below 2 to the `bits`, and x is nowhere -128.
+        """
+        codes, x = self.b.bitcast(codes, I32x16), self.b.bitcast(x, I32x16)
+        if self._has(_DOTS):
+            return self._apply("dot_whole", I32x16, Emit._dot_whole, total, codes, x)
+        if self.target.has("dotprod"):
+            if bits < 8:
+                return self._apply("dot_signed", I32x16, Emit._dot_signed, total, codes, x)
+            return self._apply("dot_wide", I32x16, Emit._dot_wide, total, codes, x)
+        if bits < 8 and self._has(_BYTE_PAIRS):
+            return self.b.add(total, self._apply("dot_bytes", I32x16, Emit._dot_bytes, codes, x))
+        return self.b.add(total, self._apply("dot_words", I32x16, Emit._dot_words, codes, x))
+
+    def _dot_whole(self, total: ir.Value, codes: ir.Value, x: ir.Value) -> ir.Value:
+        """`dot` where it is an instruction."""
+        size, name = self._instruction(_DOTS)
+        return self.in_parts(size, lambda t, c, v: self.call(name, t.type, t, c, v), total, codes, x)
+
+    def _dot_signed(self, total: ir.Value, codes: ir.Value, x: ir.Value) -> ir.Value:
+        """`dot` where an instruction has both sides signed."""
+
+        def part(t: ir.Value, *bytes_: ir.Value) -> ir.Value:
+            c, v = (self.b.bitcast(it, I8x16) for it in bytes_)
+            return self.call("llvm.aarch64.neon.sdot.v4i32.v16i8", t.type, t, c, v)
+
+        return self.in_parts(16, part, total, codes, x)
+
+    def _dot_wide(self, total: ir.Value, codes: ir.Value, x: ir.Value) -> ir.Value:
+        """The same with codes of eight bits: the highest one apart from the others."""
+        b, codes = self.b, self.b.bitcast(codes, I8x64)
+        low, top = b.and_(codes, self.constant(I8x64, 127)), b.lshr(codes, self.constant(I8x64, 7))
+        return b.add(self._dot_signed(total, low, x), b.shl(self._dot_signed(self.i(0), top, x), self.i(7)))
+
+    def _dot_bytes(self, codes: ir.Value, x: ir.Value) -> ir.Value:
+        """Sums of four products: two at a time are at most 2 * 127 * 127, which int16 holds."""
+        size, name = self._instruction(_BYTE_PAIRS)
+        kind, pairs = ir.VectorType(I8, size), ir.VectorType(I16, size // 2)
+
+        def part(c: ir.Value, v: ir.Value) -> ir.Value:
+            sums = self.call(name, pairs, self.b.bitcast(c, kind), self.b.bitcast(v, kind))
+            return self._word_pairs(sums, self.constant(pairs, 1))
+
+        return self.in_parts(size, part, codes, x)
+
+    def _word_pairs(self, x: ir.Value, y: ir.Value) -> ir.Value:
+        """int32 lanes of x[2i] * y[2i] + x[2i + 1] * y[2i + 1], of int16 whose products are int16 too."""
+        b, kind = self.b, ir.VectorType(I32, x.type.count // 2)
+        if self._has(_WORD_PAIRS):
+            size, name = self._instruction(_WORD_PAIRS)
+            return self.in_parts(size, lambda p, q: self.call(name, ir.VectorType(I32, size // 4), p, q), x, y)
+        products, sixteen = b.bitcast(b.mul(x, y), kind), self.constant(kind, 16)
+        return b.add(b.ashr(b.shl(products, sixteen), sixteen), b.ashr(products, sixteen))
+
+    def _dot_words(self, codes: ir.Value, x: ir.Value) -> ir.Value:
+        """Sums of four products by way of int16: of the bytes with even numbers, and of those with odd ones."""
+        b, eight = self.b, self.constant(I16x32, 8)
+        codes, x = b.bitcast(codes, I16x32), b.bitcast(x, I16x32)
+        even = self._word_pairs(b.and_(codes, self.constant(I16x32, 255)), b.ashr(b.shl(x, eight), eight))
+        return b.add(even, self._word_pairs(b.lshr(codes, eight), b.ashr(x, eight)))
+
+    def lookup(self, codes: ir.Value, table: Sequence[int]) -> ir.Value:
+        """table[code] for bytes 0..15, 16 or more of them; the table has 16 bytes."""
+        b = self.b
+        if self._has(_SHUFFLES):
+            size, name = self._instruction(_SHUFFLES, at_most=codes.type.count)
+            entries = ir.Constant(ir.VectorType(I8, size), [*table] * (size // 16))
+            return self.in_parts(size, lambda c: self.call(name, c.type, entries, c), codes)
+        level = [self.constant(codes.type, entry) for entry in table]
+        for bit in (1, 2, 4, 8):
+            odd = b.icmp_unsigned("!=", b.and_(codes, self.constant(codes.type, bit)), self.constant(codes.type, 0))
+            level = [b.select(odd, level[i + 1], level[i]) for i in range(0, len(level), 2)]
+        return level[0]
+
+    # -- float16
 
     def widen(self, half: ir.Value) -> ir.Value:
-        """float16 to float32, a vector or one number."""
-        return self.b.fpext(half, F32x16 if isinstance(half.type, ir.VectorType) else F32)
+        """float16, a vector or a scalar, as float32."""
+        if self.target.has("f16c", "neon"):
+            return self.b.fpext(half, _shaped(F32, half.type))
+        return self._apply(f"widen {half.type}", _shaped(F32, half.type), Emit._widen_bits, half)
+
+    def _widen_bits(self, half: ir.Value) -> ir.Value:
+        """`widen` by integer arithmetic. Below the normal numbers, a float16 is a whole number times 2 to the -24."""
+        b, kind = self.b, _shaped(I32, half.type)
+
+        def i(value: int) -> ir.Constant:
+            return self.constant(kind, value)
+
+        bits = b.zext(b.bitcast(half, _shaped(I16, half.type)), kind)
+        magnitude = b.and_(bits, i(0x7FFF))
+        moved = b.add(b.shl(magnitude, i(13)), i(112 << 23))
+        endless = b.icmp_signed(">=", magnitude, i(0x7C00))
+        moved = b.select(endless, b.add(moved, i(112 << 23)), moved)
+        floats = _shaped(F32, half.type)
+        tiny = b.fmul(b.sitofp(magnitude, floats), self.constant(floats, 2.0**-24))
+        moved = b.select(b.icmp_signed("<", magnitude, i(0x0400)), b.bitcast(tiny, kind), moved)
+        sign = b.shl(b.and_(bits, i(0x8000)), i(16))
+        return b.bitcast(b.or_(moved, sign), floats)
+
+    def narrow(self, single: ir.Value) -> ir.Value:
+        """float32, a vector or a scalar, as the nearest float16, ties to even."""
+        if self.target.has("f16c", "neon"):
+            return self.b.fptrunc(single, _shaped(F16, single.type))
+        return self._apply(f"narrow {single.type}", _shaped(F16, single.type), Emit._narrow_bits, single)
+
+    def _narrow_bits(self, single: ir.Value) -> ir.Value:
+        """`narrow` by integer arithmetic; where the result is not normal, adding 1/2 rounds to its last place."""
+        b, kind = self.b, _shaped(I32, single.type)
+
+        def i(value: int) -> ir.Constant:
+            return self.constant(kind, value)
+
+        bits = b.bitcast(single, kind)
+        magnitude = b.and_(bits, i(0x7FFFFFFF))
+        odd = b.and_(b.lshr(magnitude, i(13)), i(1))
+        rounded = b.lshr(b.add(b.add(magnitude, i(0xFFF - (112 << 23))), odd), i(13))
+        rounded = b.select(b.icmp_signed(">=", magnitude, i(0x47800000)), i(0x7C00), rounded)
+        tiny = b.fadd(b.bitcast(magnitude, single.type), self.constant(single.type, 0.5))
+        tiny = b.sub(b.bitcast(tiny, kind), i(0x3F000000))
+        rounded = b.select(b.icmp_signed("<", magnitude, i(0x38800000)), tiny, rounded)
+        none = b.or_(b.and_(b.lshr(magnitude, i(13)), i(0x3FF)), i(0x7E00))
+        rounded = b.select(b.icmp_signed(">", magnitude, i(0x7F800000)), none, rounded)
+        signed = b.or_(rounded, b.and_(b.lshr(bits, i(16)), i(0x8000)))
+        return b.bitcast(b.trunc(signed, _shaped(I16, single.type)), _shaped(F16, single.type))
+
+    # -- pieces of vectors
+
+    def _apply(self, name: str, kind: ir.Type, build: Callable[..., ir.Value], *args: ir.Value) -> ir.Value:
+        """build(emit, *args), written once as a function, however often it is used; LLVM puts it in its place."""
+        module = self.b.module
+        function = module.globals.get(name)
+        if function is None:
+            function = ir.Function(module, ir.FunctionType(kind, [it.type for it in args]), name)
+            function.linkage = "internal"
+            function.attributes.add("alwaysinline")
+            builder = ir.IRBuilder(function.append_basic_block())
+            builder.ret(build(Emit(builder, self.target), *function.args))
+        return self.b.call(function, args)
+
+    def in_parts(self, size: int, compute: Callable[..., ir.Value], *vectors: ir.Value) -> ir.Value:
+        """`compute` of as many bytes of each vector at a time, and its results side by side."""
+        parts = [self._split(vector, size) for vector in vectors]
+        done = [compute(*part) for part in zip(*parts, strict=True)]
+        while len(done) > 1:
+            lanes = ir.Constant(ir.VectorType(I32, 2 * done[0].type.count), list(range(2 * done[0].type.count)))
+            done = [self.b.shuffle_vector(done[i], done[i + 1], lanes) for i in range(0, len(done), 2)]
+        return done[0]
+
+    def _split(self, vector: ir.Value, size: int) -> list[ir.Value]:
+        lanes = size * 8 // vector.type.element.width
+        if lanes == vector.type.count:
+            return [vector]
+        kind = ir.VectorType(I32, lanes)
+        return [
+            self.b.shuffle_vector(vector, vector, ir.Constant(kind, list(range(start, start + lanes))))
+            for start in range(0, vector.type.count, lanes)
+        ]
+
+    def _has(self, table: Table) -> bool:
+        return self.target.has(*(feature for feature, _, _ in table))
+
+    def _instruction(self, table: Table, at_most: int = 64) -> tuple[int, str]:
+        """The bytes and the name of the first instruction of a table that the target has."""
+        return next((size, name) for feature, size, name in table if self.target.has(feature) and size <= at_most)
 
     def prefetch(self, address: ir.Value) -> None:
         self.call("llvm.prefetch.p0", ir.VoidType(), self.b.inttoptr(address, I8.as_pointer()), I32(0), I32(3), I32(1))
 
     def nearest(self, x: ir.Value) -> ir.Value:
-        """Rounded to whole numbers, halves to even."""
-        return self.call("llvm.rint.v16f32", F32x16, x)
+        """Rounded to whole numbers, halves to even; magnitudes are below 2 to the 22."""
+        if self.target.has("sse4.1", "neon"):
+            return self.call("llvm.rint.v16f32", F32x16, x)
+        whole = self.f(1.5 * 2**23)  # numbers of this size are whole
+        return self.b.fsub(self.b.fadd(x, whole), whole)
 
     def larger(self, x: ir.Value, y: ir.Value) -> ir.Value:
         return self.b.select(self.b.fcmp_ordered(">", x, y), x, y)
@@ -163,7 +356,7 @@ class Emit:
         return self.b.extract_element(vector, I32(0))
 
     def exp(self, x: ir.Value) -> ir.Value:
-        """e to the x, relative error 2e-6 for x up to 87; below -87 it is e to the -87.
+        """e to the x, relative error 7e-6 for x up to 87; below -87 it is e to the -87.
 
         2 to the n times a polynomial (the coefficients minimize the error over half a unit either side of 0).
         """
@@ -174,6 +367,11 @@ class Emit:
             p = self.fma(p, r, self.f(coefficient))
         power = self.b.shl(self.b.fptosi(n, I32x16), self.i(23))
         return self.b.bitcast(self.b.add(self.b.bitcast(p, I32x16), power), F32x16)
+
+
+def _shaped(element: ir.Type, like: ir.Type) -> ir.Type:
+    """A vector of as many elements, or a scalar where `like` is one."""
+    return ir.VectorType(element, like.count) if isinstance(like, ir.VectorType) else element
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,12 +386,12 @@ class Kernel:
     def parameters(self) -> list[str]:
         return list(inspect.signature(self.build).parameters)[1:]
 
-    def emit(self, module: ir.Module) -> None:
+    def emit(self, module: ir.Module, target: Target) -> None:
         """Add the function to a module: int64 arguments, an int64 or nothing back."""
         kind = ir.FunctionType(I64 if self.returns else ir.VoidType(), [I64] * len(self.parameters))
         function = ir.Function(module, kind, self.name)
         builder = ir.IRBuilder(function.append_basic_block())
-        result = self.build(Emit(builder), *function.args)
+        result = self.build(Emit(builder, target), *function.args)
         builder.ret(result) if self.returns else builder.ret_void()
 
 
@@ -221,7 +419,7 @@ def inlined(build: Callable[..., Any]) -> Callable[..., Any]:
 
     def define(typing_context: Any, *arguments: Any) -> Any:
         def generate(context: Any, builder: ir.IRBuilder, signature: Any, values: list[ir.Value]) -> Any:
-            result = build(Emit(builder), *values)
+            result = build(Emit(builder, tiers.choose("auto")), *values)
             return result if returns else context.get_dummy_value()
 
         return (types.int64 if returns else types.void)(*[types.int64] * len(names)), generate

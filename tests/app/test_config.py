@@ -103,6 +103,7 @@ def test_the_token_is_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:
         ("INGLE_THREADS", "-1"),
         ("INGLE_THREADS", "2000000"),
         ("INGLE_KERNELS", "fast"),
+        ("INGLE_CPU_TIER", "avx"),
         ("INGLE_OFFLINE", "perhaps"),
         ("HF_HUB_OFFLINE", "perhaps"),
         ("INGLE_HUB_ENDPOINT", "huggingface.co"),

@@ -15,6 +15,8 @@ from app.cli import ingle
 from app.config import Settings
 from app.doctor import PYTHON_RANGE, TORCH_RANGE, Finding, examine
 from app.progress import SilentProgress
+from quant.cpu import tiers
+from quant.cpu.tiers import choose
 from tests.app.models.fake_hub import serve
 from tests.app.models.tiny_model import settings_in
 
@@ -73,6 +75,21 @@ def test_torch_out_of_range(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ver
     finding = _finding(doctor._torch, settings_in(tmp_path))
     assert finding.status == status
     assert bool(finding.remedy) == (status == "fail")
+
+
+def test_the_tier_of_the_kernels_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    finding = _finding(doctor._kernels, settings_in(tmp_path, cache_dir=tmp_path))
+    assert finding.status == "ok"
+    assert finding.found.startswith(f"{choose('auto').tier}, compiled when a model is first loaded")
+    assert _finding(doctor._kernels, settings_in(tmp_path, cache_dir=tmp_path, cpu_tier="portable")).found.startswith(
+        "portable, "
+    )
+    monkeypatch.setattr(tiers, "host_features", lambda: frozenset({"sse2"}))
+    finding = _finding(doctor._kernels, settings_in(tmp_path, cpu_tier="avx2"))
+    assert finding.status == "fail"
+    assert "no avx2" in finding.found
+    assert "--cpu-tier" in finding.found
+    assert finding.remedy == "Set cpu_tier to one of: auto, portable."
 
 
 def test_torch_that_is_not_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

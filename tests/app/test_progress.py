@@ -1,8 +1,11 @@
 """Progress: everything on stderr, a few lines where no terminal is, nothing when quiet."""
 
 import os
+import re
 import subprocess
 import sys
+import threading
+import time
 
 import pytest
 
@@ -10,22 +13,51 @@ from app import progress
 from app.progress import BarProgress, LineProgress, Progress, SilentProgress, format_bytes, progress_on_stderr
 
 
-def _work(reporter: Progress) -> None:
+def _work(reporter: Progress, seconds: float = 0.0) -> None:
     reporter.say("Fetching.")
     with reporter.task("Downloading [x]", 2_000_000) as report:
         report(1_000_000)
+        time.sleep(seconds)
     with reporter.task("Reading", 300, unit="tokens") as report:
+        time.sleep(seconds)
         report(200)
     with reporter.task("Looking", None) as report:
+        time.sleep(seconds)
         report(0)
 
 
+def _slow_work() -> None:
+    """All tasks take far longer than it takes until they are told of."""
+    progress._A_WHILE = 0.01
+    _work(progress_on_stderr(), seconds=0.5)
+
+
 def test_lines_without_a_terminal(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    _work(progress_on_stderr())
-    assert capfd.readouterr() == ("", "Fetching.\nDownloading [x] (2.0 MB)\nReading (300 tokens)\nLooking\n")
-    monkeypatch.setattr(progress, "_A_WHILE", 0.0)
-    _work(progress_on_stderr())
-    assert "Downloading [x]: done in 0.0 s\n" in capfd.readouterr().err
+    monkeypatch.setattr(progress, "_A_WHILE", 0.01)
+    _slow_work()
+    out, err = capfd.readouterr()
+    lines = [
+        "Fetching.",
+        "Downloading [x] (2.0 MB)", "Downloading [x]: done in 0.5 s",
+        "Reading (300 tokens)", "Reading: done in 0.5 s",
+        "Looking", "Looking: done in 0.5 s",
+    ]  # fmt: skip
+    assert (out, re.sub(r"\d+\.\d+ s", "0.5 s", err).splitlines()) == ("", lines)
+
+
+def test_what_takes_no_time_is_not_told_of(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "_A_WHILE", 600.0)
+    _work(LineProgress())
+    _work(BarProgress())
+    assert capfd.readouterr() == ("", "Fetching.\n" * 2)
+
+
+def test_a_task_that_fails_ends_its_display(capfd: pytest.CaptureFixture[str]) -> None:
+    for reporter in (LineProgress(), BarProgress()):
+        with pytest.raises(KeyboardInterrupt), reporter.task("Loading", 100):
+            raise KeyboardInterrupt
+    assert capfd.readouterr() == ("", "")
+    assert not [thread for thread in threading.enumerate() if isinstance(thread, threading.Timer)]
 
 
 def test_silence(capfd: pytest.CaptureFixture[str]) -> None:
@@ -44,7 +76,7 @@ def test_the_kind_follows_from_where_stderr_goes(monkeypatch: pytest.MonkeyPatch
 def test_a_bar_on_a_terminal(no_color: bool) -> None:
     terminal, theirs = os.openpty()
     environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "100", "NO_COLOR": "1" if no_color else ""}
-    code = "import tests.app.test_progress as t, app.progress as p; t._work(p.progress_on_stderr())"
+    code = "import tests.app.test_progress as t; t._slow_work()"
     with subprocess.Popen(
         [sys.executable, "-c", code], env=environment, stderr=theirs, stdout=subprocess.PIPE
     ) as child:

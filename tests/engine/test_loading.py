@@ -1,15 +1,20 @@
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from engine import loading, models
 from engine.checkpoint_config import Metadata
-from engine.config import BLOCK_SIZE
+from engine.config import BLOCK_SIZE, ModelConfig
+from engine.cpu.device import CpuDevice
+from engine.device import Device
 from engine.errors import UnsupportedModel
 from engine.kv_cache import KVCache, KVGroup
-from engine.loading import LoadOptions, float32_bytes, load_engine
+from engine.loading import LoadOptions, default_planes, float32_bytes, load_engine
 from engine.reference import ReferenceDevice
 from engine.request import SamplingParams
+from quant.cpu.tiers import choose
 from quant.gguf import GGUFFile
 from tests.engine.tiny_llama import make
 from tests.gguf_bytes import small_file
@@ -57,6 +62,13 @@ def test_the_estimate_covers_the_matrices(tiny: Path) -> None:
         assert 0.9 < float32_bytes(config) / sum(tensor.nbytes for tensor in file.tensors.values()) < 1.1
 
 
+def test_a_large_model_rounds_activations_as_others_do(tiny: Path) -> None:
+    with GGUFFile(tiny) as file:
+        small = models.read_config(Metadata(file.metadata, "llama"))
+    large = replace(small, layers=22, hidden=2048, heads=32, kv_heads=4, head_dim=64, mlp_hidden=5632)
+    assert (default_planes(small), default_planes(large)) == (2, 1)
+
+
 def test_an_unknown_backend_is_refused(tiny: Path) -> None:
     with GGUFFile(tiny) as file, pytest.raises(UnsupportedModel, match="'abacus'"):
         load_engine(file, LoadOptions(backend="abacus"))
@@ -85,14 +97,49 @@ def test_the_context_fits_the_memory(tiny: Path, monkeypatch: pytest.MonkeyPatch
             load_engine(file, LoadOptions())
 
 
-def test_what_a_token_takes_is_what_the_cache_holds(tiny: Path) -> None:
-    with GGUFFile(tiny) as file:
-        config = models.read_config(Metadata(file.metadata, "llama"))
+def config_of(path: Path) -> ModelConfig:
+    with GGUFFile(path) as file:
+        return models.read_config(Metadata(file.metadata, "llama"))
+
+
+DEVICES = {
+    "reference": ReferenceDevice(keep_dequantized=True, threads=1),
+    "cpu": CpuDevice(1, 2, choose("auto"), None),
+    "cpu, int8": CpuDevice(1, 2, choose("auto"), None, torch.int8),
+}
+
+
+@pytest.mark.parametrize("device", DEVICES.values(), ids=DEVICES)
+def test_what_a_token_takes_is_what_the_cache_holds(tmp_path: Path, device: Device) -> None:
+    config = config_of(make(tmp_path, head_dim=32).path)
     group = KVGroup(tuple(range(config.layers)), config.kv_heads, config.head_dim)
-    device = ReferenceDevice(keep_dequantized=True, threads=1)
     pool = KVCache([group], 10, device.layer_shape, device.kv_type).pools[0]
     rotary = config.head_dim * 4
     assert pool.nbytes // (10 * BLOCK_SIZE) + rotary == loading.token_bytes(config, device)
+
+
+def test_integers_give_nearly_twice_the_context_in_the_same_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = replace(config_of(make(tmp_path, head_dim=32).path), layers=30, head_dim=64, context_length=1 << 20)
+    monkeypatch.setattr(loading, "available_memory", lambda: 1 << 30)
+    floats, integers = (
+        loading.resolve(config, CpuDevice(1, 2, choose("auto"), None, kv_type), LoadOptions(), "")
+        for kv_type in (torch.float16, torch.int8)
+    )
+    assert 1.85 < integers.context_length / floats.context_length < 1.9
+    assert 1.85 < integers.num_blocks / floats.num_blocks < 1.9
+    assert integers.cache_salt != floats.cache_salt
+
+
+def test_a_kv_type_that_the_kernels_have_not_is_refused(tiny: Path) -> None:
+    with GGUFFile(tiny) as file:
+        with pytest.raises(UnsupportedModel, match="'f12'"):
+            load_engine(file, LoadOptions(kv_type="f12"))
+        for kv_type in ("f16", "int8"):
+            with pytest.raises(UnsupportedModel, match=kv_type) as refusal:
+                load_engine(file, LoadOptions(backend="reference", kv_type=kv_type))
+            assert "INGLE_KV_TYPE=auto" in str(refusal.value.remedy)
 
 
 def test_what_the_cache_depends_on_is_in_its_salt(tiny: Path, tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
-"""Steps over memory between forbidden pages: `python -m tests.engine.cpu.fenced_run MODEL CODE_CACHE before|behind`.
+"""Steps over memory between forbidden pages: `python -m tests.engine.cpu.fenced_run MODEL CODE_CACHE SIDE KV_TYPE`.
 
-Whoever reads or writes a byte outside of a buffer, on the side that was asked for, ends the process. Run as a program,
-since there is no other way to see that nobody does.
+Whoever reads or writes a byte outside of a buffer, on the side that was asked for (before, behind), ends the process.
+Run as a program, since there is no other way to see that nobody does.
 """
 
 import ctypes
@@ -50,13 +50,13 @@ class FencedArena(Arena):
         return self.adopt(name, fenced(size, self.side))
 
 
-def main(path: Path, code_cache: Path, side: str) -> None:
+def main(path: Path, code_cache: Path, side: str, kv_type: torch.dtype) -> None:
     FencedArena.side = side
     vars(device)["Arena"] = FencedArena
     kv_cache._reserve = lambda shape, dtype: (
         torch.from_numpy(fenced(math.prod(shape) * dtype.itemsize, side)).view(dtype).view(shape)
     )
-    step, rng, block = load_step(path, code_cache, CONFIG), random.Random(1), 1
+    step, rng, block = load_step(path, code_cache, CONFIG, kv_type=kv_type), random.Random(1), 1
     everyone = []
     for number in range(16):
         ids = [rng.randrange(300) for _ in range(160)]
@@ -84,4 +84,4 @@ def main(path: Path, code_cache: Path, side: str) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3])
+    main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], getattr(torch, sys.argv[4]))

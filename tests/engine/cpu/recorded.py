@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -13,7 +14,7 @@ from engine.checkpoint_config import Metadata
 from engine.config import BLOCK_SIZE, EngineConfig
 from engine.cpu.code_cache import load_interpreter
 from engine.cpu.device import CpuDevice, CpuStep
-from engine.cpu.operations import BLOCK_TYPE, Activation, CpuOperations, LogitRows, block_shape
+from engine.cpu.operations import Activation, CpuOperations, LogitRows, block_shape
 from engine.cpu.program import Limits, Program
 from engine.kv_cache import KVCache, KVGroup
 from engine.request import Request, SamplingParams, ScheduledRequest, StepPlan
@@ -21,6 +22,7 @@ from engine.weights import GGUFWeights
 from quant.cpu.activations import Form
 from quant.cpu.arena import Arena
 from quant.cpu.linear import CpuBackend
+from quant.cpu.tiers import choose
 from quant.gguf import GGUFFile
 from quant.linear import QLinear
 from quant.tensor import PlainTensor, QTensor
@@ -32,13 +34,21 @@ INPUTS = {
 }  # fmt: skip
 
 
-def load_step(path: Path, code_cache: Path, config: EngineConfig, *, planes: int = 2) -> CpuStep:
+def load_step(
+    path: Path, code_cache: Path, config: EngineConfig, *, planes: int = 2, kv_type: torch.dtype = torch.float16
+) -> CpuStep:
     """A model as the CPU device computes it."""
     with GGUFFile(path) as file:
         model = models.read_config(Metadata(file.metadata, "llama"))
-        step = CpuDevice(config.threads, planes, code_cache).load(model, GGUFWeights(file), config)
+        device = CpuDevice(config.threads, planes, choose("auto"), code_cache, kv_type)
+        step = device.load(model, GGUFWeights(file), config)
     assert isinstance(step, CpuStep)
     return step
+
+
+def spoil(pool: Tensor) -> None:
+    """Make NaN of some of a KV pool: of float16, or of the scales of integers."""
+    pool.view(torch.uint8).fill_(0xFF)
 
 
 def poison(step: CpuStep) -> None:
@@ -85,11 +95,24 @@ class Recorded:
     step: CpuStep
     kv: KVCache
 
+    def elements(self, layer: int, block: int) -> tuple[Tensor, Tensor]:
+        """k and v [kv_heads, 16, head_dim] that a block holds for a layer, without scales."""
+        kv = self.kv.layer(layer)
+        k, v = kv.pool[block, :, : 2 * BLOCK_SIZE * kv.head_dim].float().chunk(2, dim=1)
+        return k.reshape(kv.kv_heads, -1, BLOCK_SIZE).mT, v.reshape(kv.kv_heads, BLOCK_SIZE, -1)
+
+    def scales(self, layer: int, block: int) -> tuple[Tensor, Tensor]:
+        """Those of k and v, [kv_heads, 16, 1]; one everywhere where there are none."""
+        kv = self.kv.layer(layer)
+        if kv.pool.dtype is torch.float16:
+            return torch.ones(kv.kv_heads, BLOCK_SIZE, 1), torch.ones(kv.kv_heads, BLOCK_SIZE, 1)
+        scales = kv.pool[block, :, 2 * BLOCK_SIZE * kv.head_dim :].contiguous().view(torch.float32)
+        return scales[:, :BLOCK_SIZE, None], scales[:, BLOCK_SIZE:, None]
+
     def pool(self, layer: int, block: int) -> tuple[Tensor, Tensor]:
         """k and v [kv_heads, 16, head_dim] that a block holds for a layer."""
-        kv = self.kv.layer(layer)
-        k, v = kv.pool[block].float().view(kv.kv_heads, 2, -1).unbind(1)
-        return k.view(kv.kv_heads, -1, BLOCK_SIZE).mT, v.view(kv.kv_heads, BLOCK_SIZE, -1)
+        (k, v), (k_scale, v_scale) = self.elements(layer, block), self.scales(layer, block)
+        return k * k_scale, v * v_scale
 
 
 def record(
@@ -102,14 +125,15 @@ def record(
     context: int = 320,
     threads: int = 2,
     num_blocks: int = 64,
+    kv_type: torch.dtype = torch.float16,
 ) -> Recorded:
     """A step of these operations, whose last rows are the logits. The KV pool is NaN, the null block too."""
-    enter, arena = load_interpreter(code_cache), Arena()
+    enter, arena = load_interpreter(code_cache, choose("auto")), Arena()
     limits = Limits(tokens=tokens, outputs=tokens, requests=4, context=context, num_blocks=num_blocks, threads=threads)
     program = Program(arena, limits)
     operations = CpuOperations(CpuBackend(arena, planes), program, planes)
-    kv = KVCache([group or KVGroup((0,), 1, 32)], num_blocks, block_shape, BLOCK_TYPE)
-    kv.pools[0].fill_(torch.nan)
+    kv = KVCache([group or KVGroup((0,), 1, 32)], num_blocks, partial(block_shape, kv_type), kv_type)
+    spoil(kv.pools[0])
     last = forward(operations, placeholder_batch(), kv)
     if not isinstance(last, LogitRows):
         last = operations.logits(last, unit(operations, last.width))

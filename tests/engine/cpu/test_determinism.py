@@ -14,7 +14,7 @@ from engine.cpu.device import CpuStep
 from engine.request import Request, SamplingParams
 from engine.runner import ModelRunner, Ticket
 from tests.engine.cpu.prefix_logits import PrefixLogits, WatchedRunner, at_odds
-from tests.engine.cpu.recorded import advance, load_step, sequence
+from tests.engine.cpu.recorded import advance, load_step, sequence, spoil
 from tests.engine.tiny_llama import MIXES, make
 
 VOCABULARY = 300
@@ -28,6 +28,12 @@ MODELS = {
     "wide heads, F16": (2, 2, 96, 64, "F16"),
     "every type": (6, 1, 32, 96, "every type"),
 }
+
+
+@pytest.fixture(params=[torch.float16, torch.int8])
+def kv_type(request: pytest.FixtureRequest) -> torch.dtype:
+    chosen: torch.dtype = request.param
+    return chosen
 
 
 @pytest.fixture(scope="module", params=MODELS)
@@ -58,7 +64,7 @@ class Blocks:
 
     def __post_init__(self) -> None:
         self.pool = self.step._kv.pools[0]
-        self.pool.fill_(torch.nan)
+        spoil(self.pool)
         self.free = list(range(1, len(self.pool)))
 
     def take(self, tokens: int) -> list[int]:
@@ -68,7 +74,8 @@ class Blocks:
         return taken
 
     def give_back(self, request: Request) -> None:
-        self.pool[request.block_table] = torch.nan
+        for block in request.block_table:
+            spoil(self.pool[block])
         self.free += request.block_table
 
 
@@ -124,11 +131,11 @@ class Steps:
             running = [it for it in running if it.num_computed < len(it.prompt_ids)]
 
 
-def test_a_tokens_bits_depend_on_its_own_past_alone(path: Path, cpu_kernels: Path) -> None:
+def test_a_tokens_bits_depend_on_its_own_past_alone(path: Path, cpu_kernels: Path, kv_type: torch.dtype) -> None:
     """Token by token, whole, in chunks of any size, alone and with up to fifteen others, with one to three threads."""
     rng = random.Random(11)
     tokens = prompts(rng, VOCABULARY, [1, 2, 5, 16, 17, 31, 64, 129, 150])
-    steps = Steps(load_step(path, cpu_kernels, CONFIG), PrefixLogits(), rng)
+    steps = Steps(load_step(path, cpu_kernels, CONFIG, kv_type=kv_type), PrefixLogits(), rng)
     for ids in tokens:
         steps.one_by_one(ids)
     known = len(steps.seen)
@@ -141,15 +148,15 @@ def test_a_tokens_bits_depend_on_its_own_past_alone(path: Path, cpu_kernels: Pat
     assert steps.seen.again > 4 * known
 
 
-def test_the_recorder_of_bits_sees_a_difference(path: Path, cpu_kernels: Path) -> None:
+def test_the_recorder_of_bits_sees_a_difference(path: Path, cpu_kernels: Path, kv_type: torch.dtype) -> None:
     """The oracle itself: another prompt's keys and values in one block, and it complains."""
     rng = random.Random(12)
-    steps = Steps(load_step(path, cpu_kernels, CONFIG), PrefixLogits(), rng)
+    steps = Steps(load_step(path, cpu_kernels, CONFIG, kv_type=kv_type), PrefixLogits(), rng)
     (ids,) = prompts(rng, VOCABULARY, [40])
     steps.one_by_one(ids)
     it = steps.request(ids)
     steps.run([(it, 20)])
-    steps.blocks.pool[it.block_table[0]] *= 1.01
+    steps.blocks.pool[it.block_table[0]].view(torch.uint8).bitwise_xor_(1)
     with pytest.raises(AssertionError, match="position 2"):
         steps.run([(it, 20)])
 
@@ -210,16 +217,18 @@ def serve(engine: Engine[Ticket], traffic: Traffic, count: int) -> Iterator[Requ
     run_out(engine)
 
 
-def check_traffic(path: Path, code_cache: Path, config: EngineConfig, traffic: Traffic, count: int) -> None:
+def check_traffic(
+    path: Path, code_cache: Path, config: EngineConfig, traffic: Traffic, count: int, kv_type: torch.dtype
+) -> None:
     """Random traffic, then requests of it again: alone, nothing cached, the prompt in steps of one token or at once."""
-    step, seen = load_step(path, code_cache, config), PrefixLogits()
-    step._kv.pools[0].fill_(torch.nan)
+    step, seen = load_step(path, code_cache, config, kv_type=kv_type), PrefixLogits()
+    spoil(step._kv.pools[0])
     served = list(serve(watched(step, config, traffic.vocabulary, seen, 1), traffic, count))
     assert any(request.num_cached for request in served)
     assert any(request.num_preemptions for request in served)
     known, again_in_traffic = len(seen), seen.again
     for number, request in enumerate(served[:: max(1, count // 30)]):
-        step._kv.pools[0].fill_(torch.nan)
+        spoil(step._kv.pools[0])
         budget = traffic.rng.choice([1, 7, config.max_step_tokens])
         alone = watched(step, replace(config, max_step_tokens=budget), traffic.vocabulary, seen, number)
         again = submit(alone, request.prompt_ids, request.params)
@@ -230,22 +239,22 @@ def check_traffic(path: Path, code_cache: Path, config: EngineConfig, traffic: T
     assert seen.again - again_in_traffic > count
 
 
-def test_the_bits_survive_everything_the_scheduler_does(path: Path, cpu_kernels: Path) -> None:
+def test_the_bits_survive_everything_the_scheduler_does(path: Path, cpu_kernels: Path, kv_type: torch.dtype) -> None:
     """Batches, chunks, cached prefixes, preemption: a pool of a fraction of the demand, full of NaN at first."""
     config = replace(CONFIG, num_blocks=20, max_step_tokens=40, context_length=256)
-    check_traffic(path, cpu_kernels, config, Traffic(random.Random(13), VOCABULARY, 90), 100)
+    check_traffic(path, cpu_kernels, config, Traffic(random.Random(13), VOCABULARY, 90), 100, kv_type)
 
 
-def test_smollm2_has_the_same_bits_through_everything(smollm2: Path, cpu_kernels: Path) -> None:
+def test_smollm2_has_the_same_bits_through_everything(smollm2: Path, cpu_kernels: Path, kv_type: torch.dtype) -> None:
     """Real weights, with cached and computed prefixes, preemption, and up to 16 requests at a time."""
     config = replace(CONFIG, num_blocks=14, max_step_tokens=128, context_length=256)
-    check_traffic(smollm2, cpu_kernels, config, Traffic(random.Random(14), 49152, 70), 20)
+    check_traffic(smollm2, cpu_kernels, config, Traffic(random.Random(14), 49152, 70), 20, kv_type)
 
 
-def test_smollm2_has_the_same_bits_in_any_chunks(smollm2: Path, cpu_kernels: Path) -> None:
+def test_smollm2_has_the_same_bits_in_any_chunks(smollm2: Path, cpu_kernels: Path, kv_type: torch.dtype) -> None:
     rng = random.Random(15)
     tokens = prompts(rng, 49152, [3, 17, 40, 70])
-    steps = Steps(load_step(smollm2, cpu_kernels, CONFIG), PrefixLogits(), rng, vocabulary=49152)
+    steps = Steps(load_step(smollm2, cpu_kernels, CONFIG, kv_type=kv_type), PrefixLogits(), rng, vocabulary=49152)
     for ids in tokens:
         steps.one_by_one(ids)
     known = len(steps.seen)

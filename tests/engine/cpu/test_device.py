@@ -19,9 +19,12 @@ from engine.cpu.team import MOST_THREADS
 from engine.errors import UnsupportedModel
 from engine.loading import LoadOptions, load_engine
 from engine.request import Request, SamplingParams
+from quant.cpu import tiers
 from quant.cpu.arena import Overrun
+from quant.cpu.tiers import choose
+from quant.errors import UnsupportedTier
 from quant.gguf import GGUFFile
-from tests.engine.cpu.recorded import advance, compute, load_step, poison, sequence
+from tests.engine.cpu.recorded import advance, compute, load_step, poison, sequence, spoil
 from tests.engine.tiny_llama import MIXES, make
 
 SEED = 10
@@ -36,10 +39,10 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make(folder, heads=6, kv_heads=2, head_dim=32, hidden=96, vocab=VOCABULARY, types=MIXES["every type"]).path
 
 
-@pytest.fixture
-def step(path: Path, cpu_kernels: Path) -> CpuStep:
-    made = load_step(path, cpu_kernels, CONFIG)
-    made._kv.pools[0].fill_(torch.nan)
+@pytest.fixture(params=[torch.float16, torch.int8])
+def step(request: pytest.FixtureRequest, path: Path, cpu_kernels: Path) -> CpuStep:
+    made = load_step(path, cpu_kernels, CONFIG, kv_type=request.param)
+    spoil(made._kv.pools[0])
     return made
 
 
@@ -91,10 +94,11 @@ def test_a_planted_overrun_is_found_and_named(step: CpuStep, name: str) -> None:
         run(step, [(it, 10)])
 
 
+@pytest.mark.parametrize("kv_type", ["float16", "int8"])
 @pytest.mark.parametrize("side", ["before", "behind"])
-def test_nothing_outside_of_the_buffers_is_even_read(path: Path, cpu_kernels: Path, side: str) -> None:
+def test_nothing_outside_of_the_buffers_is_even_read(path: Path, cpu_kernels: Path, side: str, kv_type: str) -> None:
     """Every buffer, weight and cache beside a page that may not be touched, in a process that ends if it is."""
-    command = [sys.executable, "-m", "tests.engine.cpu.fenced_run", str(path), str(cpu_kernels), side]
+    command = [sys.executable, "-m", "tests.engine.cpu.fenced_run", str(path), str(cpu_kernels), side, kv_type]
     done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=Path(__file__).parents[3])
     assert done.returncode == 0, f"ended by {done.returncode}: {done.stderr}"
     assert done.stdout == "untouched\n"
@@ -122,6 +126,15 @@ def test_auto_is_this_device_where_it_can_be(path: Path, cpu_kernels: Path) -> N
     assert len(said) == 8
 
 
+@pytest.mark.parametrize("kv_type", ["auto", "f16", "int8"])
+def test_the_kv_type_is_what_was_asked_for(path: Path, cpu_kernels: Path, kv_type: str) -> None:
+    options = LoadOptions(code_cache=cpu_kernels, context_length=128, kv_type=kv_type)
+    with GGUFFile(path) as file:
+        salt = load_engine(file, options).config.cache_salt
+    assert ("torch.int8" if kv_type == "int8" else "torch.float16") in salt
+    assert answer(path, options) == answer(path, replace(options, threads=1))
+
+
 UNSUPPORTED = {
     "head dimension is 16": {"head_dim": 16},
     "head dimension is 80": {"head_dim": 80},
@@ -141,12 +154,21 @@ def test_a_checkpoint_without_kernels_runs_on_plain_ones_or_is_refused_by_name(
         load_engine(file, LoadOptions(backend="cpu", code_cache=cpu_kernels))
 
 
-def test_a_processor_without_the_instructions_takes_plain_kernels(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loading, "_missing_features", lambda: ("avx512vnni",))
+def test_where_there_is_no_compiler_plain_kernels_are_taken(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loading, "_has_compiler", lambda: False)
     assert answer(path, LoadOptions())[0] == "reference"
     assert loading.kernels_are_compiled(LoadOptions())
-    with GGUFFile(path) as file, pytest.raises(UnsupportedModel, match="avx512vnni"):
+    with GGUFFile(path) as file, pytest.raises(UnsupportedModel, match="numba"):
         load_engine(file, LoadOptions(backend="cpu"))
+
+
+def test_kernels_that_the_processor_cannot_execute_are_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiers, "host_features", lambda: frozenset({"sse2"}))
+    options = LoadOptions(cpu_tier="avx2", context_length=128)
+    with GGUFFile(path) as file, pytest.raises(UnsupportedTier, match="avx2"):
+        load_engine(file, options)
+    with pytest.raises(UnsupportedTier):
+        loading.compile_kernels(options)
 
 
 def test_kernels_are_compiled_where_they_were_kept(cpu_kernels: Path, tmp_path: Path) -> None:
@@ -157,10 +179,13 @@ def test_kernels_are_compiled_where_they_were_kept(cpu_kernels: Path, tmp_path: 
 
 
 def test_what_bits_depend_on_is_in_the_numerics() -> None:
-    one, two = (CpuDevice(threads, planes, None) for threads, planes in ((1, 1), (4, 2)))
+    target = choose("auto")
+    one, two = (CpuDevice(threads, planes, target, None) for threads, planes in ((1, 1), (4, 2)))
     assert one.numerics != two.numerics
-    assert two.numerics == CpuDevice(1, 2, None).numerics
-    assert CpuDevice(1000, 2, None).threads == MOST_THREADS
+    assert two.numerics == CpuDevice(1, 2, target, None).numerics
+    assert two.numerics != CpuDevice(4, 2, replace(target, tier="another"), None).numerics
+    assert CpuDevice(1000, 2, target, None).threads == MOST_THREADS
     assert two.layer_shape(3, 64) == (3, 2 * 16 * 64)
+    assert CpuDevice(1, 2, target, None, torch.int8).layer_shape(3, 64) == (3, 2 * 16 * (64 + 4))
     with pytest.raises(UnsupportedModel, match="head dimension of 80"):
         two.layer_shape(1, 80)

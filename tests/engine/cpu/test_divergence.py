@@ -17,6 +17,7 @@ from engine.device import Compute, Device
 from engine.reference import ReferenceDevice
 from engine.request import Request, SamplingParams, ScheduledRequest, StepPlan
 from engine.weights import GGUFWeights
+from quant.cpu.tiers import choose
 from quant.gguf import GGUFFile
 
 WINDOW = 512
@@ -56,15 +57,25 @@ def expected(smollm2: Path, windows: list[list[int]]) -> list[Tensor]:
     return [logprobs(compute, window) for window in windows]
 
 
-@pytest.mark.parametrize(("planes", "most"), [(2, LLAMA_CPP / 100), (1, LLAMA_CPP)])
+# Planes and KV type, and the divergence that they may have.
+LICENCES = [(2, torch.float16, LLAMA_CPP / 100), (1, torch.float16, LLAMA_CPP), (2, torch.int8, LLAMA_CPP)]
+
+
+@pytest.mark.parametrize(("planes", "kv_type", "most"), LICENCES)
 def test_the_distribution_stays_close_to_the_references(
-    smollm2: Path, cpu_kernels: Path, windows: list[list[int]], expected: list[Tensor], planes: int, most: float
+    smollm2: Path,
+    cpu_kernels: Path,
+    windows: list[list[int]],
+    expected: list[Tensor],
+    planes: int,
+    kv_type: torch.dtype,
+    most: float,
 ) -> None:
-    compute = compute_with(CpuDevice(2, planes, cpu_kernels), smollm2)
+    compute = compute_with(CpuDevice(2, planes, choose("auto"), cpu_kernels, kv_type), smollm2)
     divergences = []
     for window, reference in zip(windows, expected, strict=True):
         ours = logprobs(compute, window)
         divergences.append((reference.exp() * (reference - ours)).sum(-1)[WINDOW // 2 :])
     mean = float(torch.cat(divergences).mean())
-    print(f"{planes} planes: mean Kullback-Leibler divergence {mean:.5f} a token")
+    print(f"{planes} planes, {kv_type}: mean Kullback-Leibler divergence {mean:.5f} a token")
     assert mean < most

@@ -45,7 +45,7 @@ class Distance:
         return f"{self.vocabulary:.4f} over the vocabulary, {self.text:.4f} of the text's own tokens"
 
 
-DEFAULT, ONE_PLANE = Distance(0.01, 0.01), Distance(0.25, 0.2)
+DEFAULT, ONE_PLANE, INT8_CACHE = Distance(0.01, 0.01), Distance(0.25, 0.2), Distance(0.2, 0.15)
 
 
 @dataclass(frozen=True)
@@ -120,6 +120,12 @@ def test_one_plane_is_worse(smollm2: Path, cpu_kernels: Path, step: CpuStep, tex
     one = distance(load_step(smollm2, cpu_kernels, CONFIG, planes=1), texts, 49152)
     print(f"one plane: {one}")
     assert distance(step, texts, 49152) < one < ONE_PLANE
+
+
+def test_integers_in_the_cache_are_worse(smollm2: Path, cpu_kernels: Path, step: CpuStep, texts: Texts) -> None:
+    integers = distance(load_step(smollm2, cpu_kernels, CONFIG, kv_type=torch.int8), texts, 49152)
+    print(f"int8 cache: {integers}")
+    assert distance(step, texts, 49152) < integers < INT8_CACHE
 
 
 def test_smollm2_says_what_float32_would_say(texts: Texts) -> None:

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -267,14 +268,14 @@ def test_buffers_are_used_again(cpu_kernels: Path) -> None:
 def recording() -> tuple[CpuOperations, Batch, KVCache]:
     arena = Arena()
     limits = Limits(tokens=4, outputs=4, requests=2, context=32, num_blocks=4, threads=1)
-    kv = KVCache([KVGroup((0,), 1, 32)], 4, block_shape, torch.float16)
+    kv = KVCache([KVGroup((0,), 1, 32)], 4, partial(block_shape, torch.float16), torch.float16)
     return CpuOperations(CpuBackend(arena), Program(arena, limits), Form.ONE_PLANE), placeholder_batch(), kv
 
 
 @pytest.mark.parametrize("head_dim", [1, 16, 48, 80])
 def test_heads_that_are_no_whole_vectors_are_refused(head_dim: int) -> None:
     with pytest.raises(UnsupportedModel, match=f"head dimension of {head_dim}"):
-        block_shape(2, head_dim)
+        block_shape(torch.float16, 2, head_dim)
 
 
 def test_an_mlp_that_cannot_be_cut_into_pairs_is_refused() -> None:

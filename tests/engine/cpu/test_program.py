@@ -1,5 +1,6 @@
 """A program is proven before it runs: an instruction that could leave its memory is refused by name."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 
 from engine.batch import placeholder_batch
 from engine.config import RopeConfig
-from engine.cpu.operations import BLOCK_TYPE, CpuOperations, block_shape
+from engine.cpu.operations import CpuOperations, block_shape
 from engine.cpu.program import INSTRUCTION, Limits, Op, Program
 from engine.kv_cache import KVCache, KVGroup
 from engine.rope import rotary_table
@@ -22,11 +23,11 @@ from tests.quant.cpu.random_weights import random_weight
 
 SEED = 9
 LIMITS = Limits(tokens=12, outputs=12, requests=3, context=160, num_blocks=20, threads=3)
-WIDTH, HEADS = 96, KVGroup((0, 1), 1, 32)
+WIDTH, HEADS = 96, KVGroup((0, 1), 2, 32)
 
 ADDRESSES = ("x", "out", "weight", "up", "vector", "cache", "cosine", "sine", "parts")
 DISTANCES = ("x_stride", "x_copy", "out_stride", "out_copy", "tile_bytes", "up_tile_bytes", "block_bytes")
-COUNTS = ("groups", "rows", "kv_heads", "heads", "head_dim", "max_pieces")
+COUNTS = ("groups", "rows", "head_bytes", "kv_heads", "heads", "head_dim", "max_pieces")
 
 pytestmark = pytest.mark.usefixtures("cpu_kernels")
 
@@ -45,15 +46,15 @@ class Recorder(Program):
         super().append(op, **words)
 
 
-@pytest.fixture(scope="module")
-def recorded(cpu_kernels: Path) -> Recorder:
+@pytest.fixture(scope="module", params=[torch.float16, torch.int8])
+def recorded(request: pytest.FixtureRequest, cpu_kernels: Path) -> Recorder:
     """Every operation there is, over weights of every kind."""
     rng, arena = np.random.default_rng(SEED), Arena()
 
     def weight(name: str, rows: int, columns: int) -> QTensor:
         return random_weight(name, rows, columns, rng)
 
-    kv = KVCache([HEADS], LIMITS.num_blocks, block_shape, BLOCK_TYPE)
+    kv = KVCache([HEADS], LIMITS.num_blocks, partial(block_shape, request.param), request.param)
     arena.adopt("KV cache", kv.pools[0].view(torch.uint8).flatten().numpy())
     program = Recorder(arena)
     ops, batch = CpuOperations(CpuBackend(arena), program, Form.ONE_PLANE), placeholder_batch()
@@ -61,7 +62,7 @@ def recorded(cpu_kernels: Path) -> Recorder:
     x = ops.embed(batch, layer(ops, plain(torch.randn(50, WIDTH))))
     for number in range(2):
         normed = ops.norm(x, torch.randn(WIDTH), 1e-5)
-        segments = [weight(name, rows, WIDTH) for name, rows in (("Q4_0", 64), ("Q8_0", 32), ("F16", 32))]
+        segments = [weight(name, rows, WIDTH) for name, rows in (("Q4_0", 64), ("Q8_0", 64), ("F16", 64))]
         qkv = ops.linear(normed, layer(ops, *segments))
         attended = ops.attend(ops.rope_and_store(qkv, batch, kv.layer(number), rotary), batch, kv.layer(number))
         x = ops.linear(attended, layer(ops, weight("Q4_1", WIDTH, 64)), x)
@@ -131,6 +132,13 @@ def test_a_size_that_leads_outside_is_refused(recorded: Recorder) -> None:
         for factor in (1000, -1) if name in DISTANCES else (1000,):
             with pytest.raises(IndexError, match=rf"instruction {number} \({op.name}\)"):
                 finish(recorded, number, **{name: factor * value})
+
+
+def test_heads_that_overlap_are_refused(recorded: Recorder) -> None:
+    for number, op, _, value in words_of(recorded, ("head_bytes",)):
+        for forged in (value - 1, 0, -value):
+            with pytest.raises(IndexError, match=rf"instruction {number} \({op.name}\): head_bytes"):
+                finish(recorded, number, head_bytes=forged)
 
 
 def test_larger_limits_need_larger_buffers(recorded: Recorder) -> None:

@@ -1,0 +1,35 @@
+"""Each tier that this processor can execute and does not take by itself: the tests of the kernels, run once more.
+
+A process has the kernels of one tier, so that each gets a pytest of its own, in which the processor has no other
+instructions (`--cpu-tier`).
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from quant.cpu.tiers import available, choose
+
+ROOT = Path(__file__).parents[3]
+# Every kind of kernel, and a small model's logits.
+TESTS = (
+    "tests/quant/cpu/test_activations.py",
+    "tests/quant/cpu/test_matmul.py::test_every_bit_is_the_twins",
+    "tests/engine/cpu/test_operations.py",
+    "tests/engine/cpu/test_attention.py",
+    "tests/engine/cpu/test_logprobs.py::test_tiny_models_are_near_float32",
+)
+FEW = "not (however_a_prompt_is_cut or every_bit) or 4-64 or shape9"  # of many shapes
+
+
+@pytest.mark.parametrize("tier", [tier.name for tier in available() if tier.name != choose("auto").tier])
+def test_kernels_of_another_tier(tier: str, cpu_kernels: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", f"--cpu-tier={tier}"]
+    done = subprocess.run(
+        [*command, "-k", FEW, *TESTS], cwd=ROOT, check=False, capture_output=True, text=True, env=environment
+    )
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
