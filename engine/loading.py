@@ -24,6 +24,7 @@ from engine.reference import ReferenceDevice
 from engine.runner import ModelRunner, Ticket
 from engine.weights import GGUFWeights, LoadProgress
 from quant.cpu import tiers
+from quant.cpu.formats import formats_of
 from quant.gguf import GGUFFile
 
 log = logging.getLogger(__name__)
@@ -106,24 +107,28 @@ def token_bytes(model: ModelConfig, device: Device) -> int:
 # -- which device
 
 
-def kernels_are_compiled(options: LoadOptions) -> bool:
+def kernels_are_compiled(file: GGUFFile, options: LoadOptions) -> bool:
     """Whether loading starts at once, because the kernels it needs were compiled on this machine before.
 
-    Raises UnsupportedTier.
+    Raises UnsupportedTier or UnsupportedQuantization.
     """
     if not _wants_cpu_kernels(options) or options.code_cache is None:
         return not _wants_cpu_kernels(options)
     from engine.cpu import code_cache
 
-    return code_cache.is_compiled(options.code_cache, tiers.choose(options.cpu_tier))
+    layouts = formats_of(file.matrix_types)
+    return code_cache.is_compiled(options.code_cache, tiers.choose(options.cpu_tier), layouts)
 
 
-def compile_kernels(options: LoadOptions) -> None:
-    """What loading would do first, for whoever wants to tell the user about it. Raises UnsupportedTier."""
+def compile_kernels(file: GGUFFile, options: LoadOptions) -> None:
+    """What loading would do first, for whoever wants to tell the user about it.
+
+    Raises UnsupportedTier or UnsupportedQuantization.
+    """
     if _wants_cpu_kernels(options):
-        from engine.cpu.code_cache import load_interpreter
+        from engine.cpu.code_cache import load_code
 
-        load_interpreter(options.code_cache, tiers.choose(options.cpu_tier))
+        load_code(options.code_cache, tiers.choose(options.cpu_tier), formats_of(file.matrix_types))
 
 
 def _wants_cpu_kernels(options: LoadOptions) -> bool:

@@ -13,6 +13,7 @@ from torch import Tensor
 from engine.errors import UnsupportedModel
 from quant.errors import ModelFileError
 from quant.ggml_blocks import decode
+from quant.ggml_types import GGMLType
 from quant.gguf import GGUFFile
 from quant.kernels.reference import dequantize
 from quant.tensor import QTensor
@@ -38,6 +39,11 @@ class GGUFWeights:
         self._threads = threads
         self._lock = Lock()
         self._given_up = False
+
+    @property
+    def matrix_types(self) -> frozenset[GGMLType]:
+        """The types that layers are made of."""
+        return self._file.matrix_types
 
     def __contains__(self, name: str) -> bool:
         return name in self._left

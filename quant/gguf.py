@@ -79,6 +79,11 @@ class GGUFFile:
             self.close()
             raise
 
+    @property
+    def matrix_types(self) -> frozenset[GGMLType]:
+        """Of its tensors of two dimensions."""
+        return frozenset(tensor.type for tensor in self.tensors.values() if len(tensor.shape) == 2)
+
     def data(self, name: str) -> memoryview:
         """The bytes of tensor `name` as a read-only view, without a copy. Raises KeyError for an unknown name."""
         tensor = self.tensors[name]

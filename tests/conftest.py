@@ -146,10 +146,11 @@ def cpu_kernels() -> Path:
     Tests that run them ask for this.
     """
     # Not at the top: most tests need no compiler.
-    from engine.cpu.code_cache import load_interpreter
+    from engine.cpu.code_cache import load_code
+    from quant.cpu.formats import FORMATS
 
     folder = fetched_folder()
     folder.mkdir(parents=True, exist_ok=True)
     with FileLock(folder / "cpu-code.lock"):
-        load_interpreter(folder, tiers.choose("auto"))
+        load_code(folder, tiers.choose("auto"), FORMATS)
     return folder

@@ -15,12 +15,13 @@ import numpy as np
 import torch
 from numba.core import cgutils
 
+from engine.cpu.code_cache import load_code
 from quant.cpu import linear
 from quant.cpu.activations import FORM_KERNELS, Form, row_bytes
 from quant.cpu.arena import Arena
-from quant.cpu.formats import GROUP
+from quant.cpu.formats import FORMATS, GROUP
 from quant.cpu.linear import CpuBackend
-from quant.cpu.native import CodeFolder, address_of
+from quant.cpu.native import address_of
 from quant.cpu.tiers import choose
 from quant.cpu.vector import I64, Emit, I8x64, kernel
 from tests.quant.cpu.random_weights import TYPES, random_weight
@@ -96,7 +97,7 @@ def measure(name: str, planes: Form) -> str:
 
 
 def main(names: list[str]) -> None:
-    CodeFolder(None, (), choose("auto")).load_kernels()
+    load_code(None, choose("auto"), FORMATS)
     print(f"read ceiling: {read_ceiling():.1f} GB/s")
     print("type      planes       1 token    4 tokens   128 tokens")
     for name in names:

@@ -38,10 +38,10 @@ def load_model(stored: StoredModel, settings: Settings, progress: Progress) -> L
         kv_type=settings.kv_type,
         code_cache=settings.cache_dir,
     )
-    if not kernels_are_compiled(options):
-        with progress.task("Preparing the CPU engine, once on this machine", None):
-            compile_kernels(options)
     with GGUFFile(stored.path) as file:
+        if not kernels_are_compiled(file, options):
+            with progress.task("Preparing the CPU engine, once on this machine", None):
+                compile_kernels(file, options)
         tokenizer = gguf_tokenizer.from_gguf(file.metadata)
         with progress.task(f"Loading {stored.name}", stored.size) as report:
             engine = load_engine(file, options, lambda done, _total: report(done))

@@ -1,28 +1,38 @@
-"""The compiled interpreter: compiled once on a machine, then read back.
+"""Compiled code of the CPU engine: compiled once on a machine, then read back.
 
-Knows which sources its code is made of. Refuses to know how code is kept (`quant.cpu.native`).
+Knows which sources it is made of. Refuses to know how code is kept (`quant.cpu.native`).
 """
 
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
 import quant.cpu
 from engine import config
+from quant.cpu.formats import TileFormat
 from quant.cpu.native import CodeFolder, Entry
 from quant.cpu.tiers import Target
+from quant.cpu.vector import CORE
 
 
-def is_compiled(cache_dir: Path, target: Target) -> bool:
-    """Whether `load_interpreter` has nothing to compile."""
-    return CodeFolder(cache_dir, _sources(), target).is_filled
+def is_compiled(cache_dir: Path, target: Target, layouts: Iterable[TileFormat] = ()) -> bool:
+    """Whether there is nothing to compile for weights of these layouts."""
+    return CodeFolder(cache_dir, _sources(), target).holds(CORE, *(layout.part for layout in layouts))
+
+
+def load_code(cache_dir: Path | None, target: Target, layouts: Iterable[TileFormat]) -> Entry:
+    """The interpreter's entry point, with kernels for `target` and for weights of these layouts.
+
+    They are read back, or compiled and kept; None keeps nothing. A process has one target.
+    """
+    entry, folder = _load_interpreter(cache_dir, target), CodeFolder(cache_dir, _sources(), target)
+    for layout in layouts:
+        folder.load_kernels(layout.part)
+    return entry
 
 
 @cache
-def load_interpreter(cache_dir: Path | None, target: Target) -> Entry:
-    """The interpreter's entry point, with kernels for `target`: read back, or compiled and kept. None keeps nothing.
-
-    A process has one target.
-    """
+def _load_interpreter(cache_dir: Path | None, target: Target) -> Entry:
     from engine.cpu import interpreter
 
     folder = CodeFolder(cache_dir, _sources(), target)

@@ -15,7 +15,7 @@ from engine import models
 from engine.batch import Batch, placeholder_batch
 from engine.config import BLOCK_SIZE, EngineConfig, ModelConfig
 from engine.cpu.attention import PIECE, QUERIES
-from engine.cpu.code_cache import load_interpreter
+from engine.cpu.code_cache import load_code
 from engine.cpu.operations import CpuOperations, LogitRows, block_shape
 from engine.cpu.program import COUNTS, HEADER, Limits, Program
 from engine.cpu.team import MOST_THREADS, Team
@@ -24,6 +24,7 @@ from engine.kv_cache import KVCache
 from engine.weights import GGUFWeights
 from quant.cpu.activations import GROUP, Form
 from quant.cpu.arena import Arena
+from quant.cpu.formats import formats_of
 from quant.cpu.linear import CpuBackend
 from quant.cpu.native import Entry
 from quant.cpu.tiers import Target
@@ -64,7 +65,7 @@ class CpuDevice:
 
     def load(self, model: ModelConfig, weights: GGUFWeights, config: EngineConfig) -> Compute:
         torch.set_num_threads(1)  # it only samples here, and its other threads would spin on the team's cores
-        enter, arena = load_interpreter(self._code_cache, self._target), Arena()
+        enter, arena = load_code(self._code_cache, self._target, formats_of(weights.matrix_types)), Arena()
         limits = Limits(
             tokens=config.max_step_tokens,
             outputs=config.max_step_tokens,

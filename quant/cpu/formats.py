@@ -4,11 +4,14 @@ Adding a format is a row here and one in `quant.ggml_blocks` or its like; kernel
 Refuses to know how bytes get into their places (`quant.cpu.tiles`) and what is computed with them.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import torch
 
 from quant.errors import UnsupportedQuantization
+from quant.ggml_blocks import decode
+from quant.ggml_types import GGMLType
 from quant.tensor import CodedTensor, PlainTensor, QTensor
 
 TILE = 16  # rows
@@ -67,6 +70,11 @@ class TileFormat:
     table: tuple[int, ...] | None = None  # what is looked up for a code: the number + zero
     scales: Scales = Scales()
     plain: torch.dtype | None = None
+
+    @property
+    def part(self) -> str:
+        """The part of the machine code that its kernels are in."""
+        return f"layout{self.number}"
 
     @property
     def bits(self) -> int:
@@ -170,3 +178,13 @@ def format_of(weight: QTensor) -> TileFormat:
             f"The CPU kernels have no layout for {weight.type_name} weights",
             "Use the plain kernels: --kernels reference.",
         ) from None
+
+
+def formats_of(kinds: Iterable[GGMLType]) -> frozenset[TileFormat]:
+    """The layouts that hold matrices of these types. Raises UnsupportedQuantization."""
+
+    def sample(kind: GGMLType) -> QTensor:
+        columns = max(GROUP, kind.block_elements)
+        return decode(kind, memoryview(bytes(kind.nbytes(columns))), (1, columns))
+
+    return frozenset(format_of(sample(kind)) for kind in kinds)

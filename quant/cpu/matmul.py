@@ -141,7 +141,7 @@ def _make_coded_tile(layout: TileFormat, tiles: int, tokens: int, planes: int) -
         cells.store({cell: b.load(slot) for cell, slot in totals.items()}, rows)
 
     coded_tile.__name__ = f"coded_tile_{layout.number}_{tiles}x{tokens}_{planes}"
-    return kernel(coded_tile)
+    return kernel(coded_tile, layout.part)
 
 
 def _make_plain_tile(layout: TileFormat, tiles: int, tokens: int) -> Callable[..., None]:
@@ -193,7 +193,7 @@ def _make_plain_tile(layout: TileFormat, tiles: int, tokens: int) -> Callable[..
         cells.store(sums, rows)
 
     plain_tile.__name__ = f"plain_tile_{layout.number}_{tiles}x{tokens}"
-    return kernel(plain_tile)
+    return kernel(plain_tile, layout.part)
 
 
 @dataclass(frozen=True, slots=True)

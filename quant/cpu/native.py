@@ -1,10 +1,10 @@
 """Machine code on this machine: kernels compiled by LLVM, loops compiled by numba, both kept in a folder.
 
 The folder's name is a digest of every source that goes into the code, of the compilers' versions and of the processor:
-numba's own key of a cached function does not see edits in other modules. Kernels are compiled for a target, and lie in
-a file of their own for each; loops are the same for all, and call kernels by name, so that a process has those of one
-target only. Since it holds machine code, a folder is used only where nobody else can write to it. Refuses to know what
-is compiled.
+numba's own key of a cached function does not see edits in other modules. Kernels are compiled for a target, in parts
+that have a file each, since a model needs those of its own weights only. Loops are the same for all targets and call
+the core's kernels by name, so that a process has those of one target only. Since it holds machine code, a folder is
+used only where nobody else can write to it. Refuses to know what is compiled.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ from llvmlite import binding, ir
 from numba.core import config as numba_config
 
 from quant.cpu.tiers import Target
-from quant.cpu.vector import KERNELS, Kernel
+from quant.cpu.vector import CORE, KERNELS, Kernel
 
 log = logging.getLogger(__name__)
 
@@ -45,22 +45,27 @@ class CodeFolder:
         folder = cache_dir and cache_dir / "cpu-code" / _fingerprint(tuple(sources))
         self.path = folder if folder is not None and _is_private(folder) else None
 
-    @property
-    def is_filled(self) -> bool:
-        """Whether code was kept here before."""
-        return self.path is not None and all(
-            any(self.path.glob(name)) for name in (_file_name(self._target, "*"), "**/*.nbc")
-        )
+    def holds(self, *parts: str) -> bool:
+        """Whether kernels of these parts, and the loops, were kept here before."""
+        names = [self._file_name(part, "*") for part in parts]
+        return self.path is not None and all(any(self.path.glob(name)) for name in (*names, "**/*.nbc"))
 
-    def load_kernels(self) -> None:
-        """Make every kernel that is defined callable from compiled code. Compiles them when they are not kept here."""
-        path = self.path and self.path / _file_name(self._target, _digest(*sorted(KERNELS)))
+    def load_kernels(self, part: str = CORE) -> None:
+        """Make every kernel of a part callable from compiled code. Compiles them when they are not kept here."""
+        if self._target in _engines and part in _engines[self._target]:
+            return
+        kernels = {name: made for name, made in KERNELS.items() if made.part == part}
+        path = self.path and self.path / self._file_name(part, _digest(*sorted(kernels)))
         code = path and _read_checked(path)
         if not code:
-            code = compile_kernels(KERNELS.values(), self._target)
+            code = compile_kernels(kernels.values(), self._target)
             if path:
                 _write_whole(path, hashlib.sha256(code).digest() + code)
-        _load(code, self._target)
+        _load(code, self._target, part, kernels)
+
+    def _file_name(self, part: str, kernels: str) -> str:
+        """Kernels are told apart by a digest of their names: a process that imported fewer modules knows fewer."""
+        return f"kernels-{self._target.tier}-{_digest(self._target.cpu, self._target.flags)}-{part}-{kernels}.o"
 
     def load_function(self, function: Callable[..., Any], signature: Any) -> Entry:
         """A function compiled by numba for one signature, without the GIL. Its kernels have to be loaded before."""
@@ -92,11 +97,6 @@ def _last_used(version: Path) -> float:
         return version.stat().st_mtime
     except OSError:
         return 0.0  # another process has removed it meanwhile
-
-
-def _file_name(target: Target, kernels: str) -> str:
-    """Kernels are told apart by a digest of their names, since a process that imported fewer modules knows fewer."""
-    return f"kernels-{target.tier}-{_digest(target.cpu, target.flags)}-{kernels}.o"
 
 
 def _digest(*words: str) -> str:
@@ -143,7 +143,7 @@ def _optimized(kernels: Iterable[Kernel], target: Target) -> Any:
     return parsed
 
 
-_engines: dict[Target, list[Any]] = {}  # keep the code they hold mapped for as long as the process lives
+_engines: dict[Target, dict[str, Any]] = {}  # by part; keep the code they hold mapped while the process lives
 _addresses: dict[str, int] = {}
 
 
@@ -160,15 +160,15 @@ def link(code: bytes, target: Target) -> Any:
     return engine
 
 
-def _load(code: bytes, target: Target) -> None:
+def _load(code: bytes, target: Target, part: str, names: Iterable[str]) -> None:
     """Tell compiled Python where the kernels in an object file are."""
     if _engines.keys() - {target}:
         raise RuntimeError(f"this process has other kernels than those for {target.tier}")
     engine = link(code, target)
-    for name in KERNELS:
+    for name in names:
         _addresses[name] = engine.get_function_address(name)
         binding.add_symbol(name, _addresses[name])
-    _engines.setdefault(target, []).append(engine)
+    _engines.setdefault(target, {})[part] = engine
 
 
 def _machine(target: Target) -> Any:

@@ -43,7 +43,7 @@ def _make_coded_row(layout: TileFormat) -> Callable[..., None]:
                 e.store(e.at(e.at(out, g, 4 * GROUP), 64 * half), values)
 
     coded_row.__name__ = f"coded_row_{layout.number}"
-    return kernel(coded_row)
+    return kernel(coded_row, layout.part)
 
 
 def _make_plain_row(layout: TileFormat) -> Callable[..., None]:
@@ -62,7 +62,7 @@ def _make_plain_row(layout: TileFormat) -> Callable[..., None]:
             e.store(e.at(out, loop.index, 4), value)
 
     plain_row.__name__ = f"plain_row_{layout.number}"
-    return kernel(plain_row)
+    return kernel(plain_row, layout.part)
 
 
 ROW_KERNELS: dict[TileFormat, Any] = {

@@ -374,13 +374,17 @@ def _shaped(element: ir.Type, like: ir.Type) -> ir.Type:
     return ir.VectorType(element, like.count) if isinstance(like, ir.VectorType) else element
 
 
+CORE = "core"  # the part that everyone needs
+
+
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """How a kernel's code is written, under the name that compiled code calls it by."""
+    """How a kernel's code is written, under the name that compiled code calls it by. A part is compiled together."""
 
     name: str
     build: Callable[..., Any]
     returns: bool
+    part: str = CORE
 
     @property
     def parameters(self) -> list[str]:
@@ -398,12 +402,13 @@ class Kernel:
 KERNELS: dict[str, Kernel] = {}  # all there are; filled while the modules that define them are imported
 
 
-def kernel(build: Callable[..., Any]) -> Callable[..., Any]:
+def kernel(build: Callable[..., Any], part: str = CORE) -> Callable[..., Any]:
     """Turn build(emit, *int64 values) into a function of its own that compiled code calls.
 
     What `build` returns, an i64 or None, is what the function returns. Its name must be that of no other kernel.
+    Compiled Python calls kernels of the core by name; those of other parts have to be called by their address.
     """
-    made = Kernel(f"ingle_{build.__name__.lstrip('_')}", build, _returns(build))
+    made = Kernel(f"ingle_{build.__name__.lstrip('_')}", build, _returns(build), part)
     if made.name in KERNELS:
         raise ValueError(f"there are two kernels named {made.name}")
     KERNELS[made.name] = made

@@ -12,7 +12,7 @@ from engine import models
 from engine.batch import Batch, build_batch, placeholder_batch
 from engine.checkpoint_config import Metadata
 from engine.config import BLOCK_SIZE, EngineConfig
-from engine.cpu.code_cache import load_interpreter
+from engine.cpu.code_cache import load_code
 from engine.cpu.device import CpuDevice, CpuStep
 from engine.cpu.operations import Activation, CpuOperations, LogitRows, block_shape
 from engine.cpu.program import Limits, Program
@@ -128,7 +128,7 @@ def record(
     kv_type: torch.dtype = torch.float16,
 ) -> Recorded:
     """A step of these operations, whose last rows are the logits. The KV pool is NaN, the null block too."""
-    enter, arena = load_interpreter(code_cache, choose("auto")), Arena()
+    enter, arena = load_code(code_cache, choose("auto"), ()), Arena()
     limits = Limits(tokens=tokens, outputs=tokens, requests=4, context=context, num_blocks=num_blocks, threads=threads)
     program = Program(arena, limits)
     operations = CpuOperations(CpuBackend(arena, planes), program, planes)

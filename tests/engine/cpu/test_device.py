@@ -157,7 +157,8 @@ def test_a_checkpoint_without_kernels_runs_on_plain_ones_or_is_refused_by_name(
 def test_where_there_is_no_compiler_plain_kernels_are_taken(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loading, "_has_compiler", lambda: False)
     assert answer(path, LoadOptions())[0] == "reference"
-    assert loading.kernels_are_compiled(LoadOptions())
+    with GGUFFile(path) as file:
+        assert loading.kernels_are_compiled(file, LoadOptions())
     with GGUFFile(path) as file, pytest.raises(UnsupportedModel, match="numba"):
         load_engine(file, LoadOptions(backend="cpu"))
 
@@ -167,15 +168,16 @@ def test_kernels_that_the_processor_cannot_execute_are_refused(path: Path, monke
     options = LoadOptions(cpu_tier="avx2", context_length=128)
     with GGUFFile(path) as file, pytest.raises(UnsupportedTier, match="avx2"):
         load_engine(file, options)
-    with pytest.raises(UnsupportedTier):
-        loading.compile_kernels(options)
+    with GGUFFile(path) as file, pytest.raises(UnsupportedTier):
+        loading.compile_kernels(file, options)
 
 
-def test_kernels_are_compiled_where_they_were_kept(cpu_kernels: Path, tmp_path: Path) -> None:
-    assert loading.kernels_are_compiled(LoadOptions(code_cache=cpu_kernels))
-    assert not loading.kernels_are_compiled(LoadOptions(code_cache=tmp_path))
-    assert not loading.kernels_are_compiled(LoadOptions())
-    assert loading.kernels_are_compiled(LoadOptions(backend="reference"))
+def test_kernels_are_compiled_where_they_were_kept(path: Path, cpu_kernels: Path, tmp_path: Path) -> None:
+    with GGUFFile(path) as file:
+        assert loading.kernels_are_compiled(file, LoadOptions(code_cache=cpu_kernels))
+        assert not loading.kernels_are_compiled(file, LoadOptions(code_cache=tmp_path))
+        assert not loading.kernels_are_compiled(file, LoadOptions())
+        assert loading.kernels_are_compiled(file, LoadOptions(backend="reference"))
 
 
 def test_what_bits_depend_on_is_in_the_numerics() -> None:

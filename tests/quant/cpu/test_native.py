@@ -17,6 +17,7 @@ from llvmlite import binding
 from quant.cpu import native
 from quant.cpu.native import KEPT, CodeFolder
 from quant.cpu.tiers import choose
+from quant.cpu.vector import CORE
 
 TARGET = choose("auto")
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
@@ -55,7 +56,7 @@ if "without thrice" in sys.argv:
         return twice(x)
 target = tiers.choose("portable" if "portable" in sys.argv else "auto")
 folder = native.CodeFolder(Path(sys.argv[1]), [Path(__file__).with_name("source.py")], target)
-print("filled" if folder.is_filled else "empty", end=" ")
+print("filled" if folder.holds(vector.CORE) else "empty", end=" ")
 folder.load_kernels()
 function = folder.load_function(entry, types.int64(types.int64))
 folder.forget_old()
@@ -221,7 +222,7 @@ def test_a_folder_that_others_can_write_is_not_used(cache: Path, source: Path, m
     path.chmod(mode)
     folder = CodeFolder(cache, [source], TARGET)
     assert folder.path is None
-    assert not folder.is_filled
+    assert not folder.holds(CORE)
     path.chmod(0o755)
     assert CodeFolder(cache, [source], TARGET).path == path
 
@@ -238,7 +239,7 @@ def test_where_no_folder_can_be_made_none_is_used(tmp_path: Path, source: Path) 
     assert CodeFolder(blocked, [source], TARGET).path is None
     nowhere = CodeFolder(None, [source], TARGET)
     assert nowhere.path is None
-    assert not nowhere.is_filled
+    assert not nowhere.holds(CORE)
     nowhere.forget_old()
 
 
