@@ -98,6 +98,8 @@ def _stop(
 LARGEST_PROBED = 32  # tokens: longer steps lose little to a busy neighbour, and a probe of them costs much
 WINDOW = 12  # steps whose median stands for the number of threads in use
 BURST = 6  # steps of one probe
+TASTE = 2  # steps of it after which it ends where all took HOPELESS times as long
+HOPELESS = 1.3
 GAIN = 0.9  # of the time: what another number of threads must reach to be taken
 SHORTEST_PAUSE, LONGEST_PAUSE = 32, 256  # steps between probes; doubled whenever a probe changes nothing
 
@@ -134,8 +136,12 @@ class ThreadChoice:
             above = not above
             other = self._beside(self.current, above)
             self._times[other].clear()
-            for _ in range(BURST):
+            for step in range(BURST):
                 yield other
+                if step + 1 == TASTE and min(self._times[other]) > HOPELESS * statistics.median(
+                    self._times[self.current]
+                ):
+                    break
             self._decide(other)
 
     def _much_slower(self) -> bool:

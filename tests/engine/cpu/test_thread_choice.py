@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from engine.cpu.team import BURST, LONGEST_PAUSE, SHORTEST_PAUSE, WINDOW, ThreadChoice
+from engine.cpu.team import BURST, LONGEST_PAUSE, SHORTEST_PAUSE, TASTE, WINDOW, ThreadChoice
 
 SEED = 18
 Clock = Callable[[int, int], float]  # (threads, step) -> seconds
@@ -87,7 +87,7 @@ def test_questions_get_rarer_while_nothing_changes(threads: int) -> None:
     choice = ThreadChoice(threads)
     used = simulate(choice, undisturbed, 20 * LONGEST_PAUSE)
     first, later = used[: 4 * SHORTEST_PAUSE], used[-10 * LONGEST_PAUSE :]
-    assert len(first) - first.count(threads) >= BURST
+    assert len(first) - first.count(threads) >= TASTE
     assert len(later) - later.count(threads) <= 10 * BURST
 
 
@@ -114,6 +114,12 @@ def test_what_was_fast_once_is_no_reason_to_ask_all_the_time(threads: int) -> No
     used = simulate(choice, lambda used, step: rng.uniform(40, 50) / used, 3000)  # and then all are slow
     assert choice.current == threads
     assert settled(choice, used) > 0.9
+
+
+def test_a_hopeless_question_ends_soon() -> None:
+    """One thread takes twice as long as two on a quiet machine: two steps say so, and a step may be long."""
+    used = simulate(ThreadChoice(2), undisturbed, SHORTEST_PAUSE + BURST + 1)
+    assert used.count(1) == TASTE
 
 
 def test_one_thread_asks_nobody() -> None:
