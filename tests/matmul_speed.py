@@ -1,12 +1,12 @@
 """How fast products of every weight type are, in memory's and in arithmetic's terms. One thread.
 
-    python -m tests.matmul_speed [TYPE ...]
+    python -m tests.matmul_speed [--tier avx2] [TYPE ...]
 
 Weights are read from memory for one token (a ring of copies larger than the caches), and stay in the cache for 128. The
 read ceiling is measured before and after with the same memory: plain loads of 64 bytes and nothing else.
 """
 
-import sys
+import argparse
 import time
 from collections.abc import Callable
 from typing import Any
@@ -22,9 +22,10 @@ from quant.cpu.arena import Arena
 from quant.cpu.formats import FORMATS, GROUP
 from quant.cpu.linear import CpuBackend
 from quant.cpu.native import address_of
-from quant.cpu.tiers import choose
+from quant.cpu.tiers import CHOICES, choose
 from quant.cpu.vector import I64, Emit, I8x64, kernel
-from tests.quant.cpu.random_weights import TYPES, random_weight
+from tests.quant.cpu.kernel_call import call
+from tests.quant.cpu.random_weights import PLAIN, TYPES, random_weight
 
 ROWS, COLUMNS = 2048, 2048
 RING_BYTES = 1 << 28
@@ -45,7 +46,7 @@ def read_everything(e: Emit, at: Any, count: Any) -> Any:
     return e.b.zext(e.b.extract_element(whole, I64(0)), I64)
 
 
-def best(run: Callable[[], None]) -> float:
+def best(run: Callable[[], object]) -> float:
     """Seconds of the fastest round."""
     times = []
     for _ in range(ROUNDS):
@@ -57,14 +58,8 @@ def best(run: Callable[[], None]) -> float:
 
 def read_ceiling() -> float:
     """GB/s of one thread."""
-    from tests.quant.cpu.kernel_call import call
-
     memory = np.ones(RING_BYTES, np.uint8)
-    return RING_BYTES / best(lambda: void(call(read_everything, memory, RING_BYTES // 64))) / 1e9
-
-
-def void(_: object) -> None:
-    return None
+    return RING_BYTES / best(lambda: call(read_everything, memory, RING_BYTES // 64)) / 1e9
 
 
 def measure(name: str, planes: Form) -> str:
@@ -96,15 +91,20 @@ def measure(name: str, planes: Form) -> str:
     return f"{bandwidth[0]:6.1f} GB/s {bandwidth[1]:6.1f} GB/s {operations:6.0f} Gop/s"
 
 
-def main(names: list[str]) -> None:
-    load_code(None, choose("auto"), FORMATS)
-    print(f"read ceiling: {read_ceiling():.1f} GB/s")
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Measure products of weights of every type.")
+    parser.add_argument("types", nargs="*", default=TYPES)
+    parser.add_argument("--tier", default="auto", choices=CHOICES)
+    asked = parser.parse_args()
+    tier = choose(asked.tier)
+    load_code(None, tier, FORMATS)
+    print(f"{tier.tier}; read ceiling: {read_ceiling():.1f} GB/s")
     print("type      planes       1 token    4 tokens   128 tokens")
-    for name in names:
-        for planes in (Form.TWO_PLANES, Form.ONE_PLANE):
+    for name in asked.types:
+        for planes in (Form.FLOAT,) if name in PLAIN else (Form.TWO_PLANES, Form.ONE_PLANE):
             print(f"{name:10}{int(planes):5}   {measure(name, planes)}", flush=True)
     print(f"read ceiling: {read_ceiling():.1f} GB/s")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:] or list(TYPES))
+    main()

@@ -36,6 +36,7 @@ from quant.cpu.vector import (
 
 AHEAD = 4096  # bytes that the kernel of one token prefetches in advance: 1024 and 16384 are slower
 TOKENS = 4  # that are multiplied at once
+FEW = (1, 2)  # tiles and tokens whose sums fit into 16 registers of 32 bytes
 
 Cell = tuple[int, int]  # tile, token
 
@@ -100,6 +101,21 @@ def _make_coded_tile(layout: TileFormat, tiles: int, tokens: int, planes: int) -
     """`tiles` tiles by up to `tokens` rows of quantized activations."""
     halves = layout.scales.halves
 
+    def add_group(
+        e: Emit, places: list[tuple[Any, Any]], rows: list[RowGroup], half: int, totals: dict[Cell, Any]
+    ) -> None:
+        """Add the products of one group of some tiles and rows, or of half of it. A place: of a group, and of its head."""
+        b, sums = e.b, _integer_sums(e, layout, [at for at, _ in places], rows, planes, half)
+        scales = [load_scales(e, layout, at, head)[half] for at, head in places]
+        x_scales = [row.scale() for row in rows]
+        x_sums = [row.sum(half, halves) for row in rows] if layout.scales.minimum else []
+        for (t, m), found in sums.items():
+            (scale, minimum), whole = scales[t], b.sitofp(found, F32x16)
+            total = e.fma(whole, b.fmul(scale, x_scales[m]), b.load(totals[t, m]))
+            if minimum is not None:
+                total = e.fma(minimum, x_sums[m], total)
+            b.store(total, totals[t, m])
+
     def coded_tile(
         e: Emit,
         w: Any,
@@ -126,18 +142,11 @@ def _make_coded_tile(layout: TileFormat, tiles: int, tokens: int, planes: int) -
             else:
                 with cgutils.for_range(b, lines) as fetching:
                     e.prefetch(e.at(b.add(fetch, b.mul(g, b.mul(lines, I64(64)))), fetching.index, 64))
-            scales = [load_scales(e, layout, *places) for places in zip(at, heads, strict=True)]
-            of_rows = [RowGroup(e, row, groups, g) for row in cells.x]
-            x_scales = [row.scale() for row in of_rows]
-            for half in range(halves):
-                sums = _integer_sums(e, layout, at, of_rows, planes, half)
-                x_sums = [row.sum(half, halves) for row in of_rows] if layout.scales.minimum else []
-                for t, m in cells.cells:
-                    (scale, minimum), whole = scales[t][half], b.sitofp(sums[t, m], F32x16)
-                    total = e.fma(whole, b.fmul(scale, x_scales[m]), b.load(totals[t, m]))
-                    if minimum is not None:
-                        total = e.fma(minimum, x_sums[m], total)
-                    b.store(total, totals[t, m])
+            few = FEW if e.has_few_registers else (tiles, tokens)
+            for half, t, m in product(range(halves), range(0, tiles, few[0]), range(0, tokens, few[1])):
+                rows_here = [RowGroup(e, row, groups, g) for row in cells.x[m : m + few[1]]]
+                places = list(zip(at, heads, strict=True))[t : t + few[0]]
+                add_group(e, places, rows_here, half, {(i - t, j - m): slot for (i, j), slot in totals.items()})
         cells.store({cell: b.load(slot) for cell, slot in totals.items()}, rows)
 
     coded_tile.__name__ = f"coded_tile_{layout.number}_{tiles}x{tokens}_{planes}"

@@ -77,6 +77,11 @@ class Emit:
         self.b = builder
         self.target = target
 
+    @property
+    def has_few_registers(self) -> bool:
+        """Whether 32 vectors of 16 lanes do not fit into registers."""
+        return not self.target.has("avx512f")
+
     def at(self, base: ir.Value, index: ir.Value | int, stride: int = 1) -> ir.Value:
         """base + index * stride, an address."""
         index = I64(index) if isinstance(index, int) else index
