@@ -104,7 +104,7 @@ def _make_coded_tile(layout: TileFormat, tiles: int, tokens: int, planes: int) -
     def add_group(
         e: Emit, places: list[tuple[Any, Any]], rows: list[RowGroup], half: int, totals: dict[Cell, Any]
     ) -> None:
-        """Add the products of one group of some tiles and rows, or of half of it. A place: of a group, and of its head."""
+        """Add the products of one group, or of half of it. A place: the addresses of a tile's group and of its head."""
         b, sums = e.b, _integer_sums(e, layout, [at for at, _ in places], rows, planes, half)
         scales = [load_scales(e, layout, at, head)[half] for at, head in places]
         x_scales = [row.scale() for row in rows]
@@ -159,10 +159,10 @@ def _make_plain_tile(layout: TileFormat, tiles: int, tokens: int) -> Callable[..
 
     def load_column(e: Emit, at: Any) -> Any:
         if layout is SINGLE:
-            return e.load(at, F32x16, 32)
+            return e.load(at)
         if layout is HALF:
-            return e.widen(e.load(at, F16x16, 32))
-        wide = e.b.zext(e.load(at, I16x16, 32), I32x16)
+            return e.widen(e.load(at, F16x16))
+        wide = e.b.zext(e.load(at, I16x16), I32x16)
         return e.b.bitcast(e.b.shl(wide, e.i(16)), F32x16)
 
     def plain_tile(
