@@ -20,10 +20,11 @@ from quant.cpu import linear
 from quant.cpu.activations import FORM_KERNELS, Form, row_bytes
 from quant.cpu.arena import Arena
 from quant.cpu.formats import FORMATS, GROUP
+from quant.cpu.kernel import kernel
 from quant.cpu.linear import CpuBackend
 from quant.cpu.native import address_of
 from quant.cpu.tiers import CHOICES, choose
-from quant.cpu.vector import I64, Emit, I8x64, kernel
+from quant.cpu.vector import I64, Emit, I8x64
 from tests.quant.cpu.kernel_call import call
 from tests.quant.cpu.random_weights import PLAIN, TYPES, random_weight
 

@@ -18,7 +18,8 @@ from numba.core import cgutils
 
 from engine.config import BLOCK_SIZE
 from engine.cpu.kv_store import ELEMENTS, Elements, KVType, scales_at
-from quant.cpu.vector import F32, I32, I64, LANES, Emit, inlined, jit, kernel
+from quant.cpu.kernel import inlined, jit, kernel
+from quant.cpu.vector import F32, I32, I64, LANES, Emit
 
 PIECE = 128  # positions that are reduced together
 PIECE_BLOCKS = PIECE // BLOCK_SIZE

@@ -10,9 +10,9 @@ from pathlib import Path
 import quant.cpu
 from engine import config
 from quant.cpu.formats import TileFormat
+from quant.cpu.kernel import CORE
 from quant.cpu.native import CodeFolder, Entry
 from quant.cpu.tiers import Target
-from quant.cpu.vector import CORE
 
 
 def is_compiled(cache_dir: Path, target: Target, layouts: Iterable[TileFormat] = ()) -> bool:

@@ -17,7 +17,8 @@ from numba.extending import intrinsic
 
 from engine.cpu.program import HEADER, INSTRUCTION
 from engine.cpu.units import Record, Records, compute, count_units
-from quant.cpu.vector import I64, Emit, inlined, jit
+from quant.cpu.kernel import inlined, jit
+from quant.cpu.vector import I64, Emit
 
 
 class Command(IntEnum):

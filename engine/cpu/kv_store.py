@@ -15,7 +15,8 @@ from llvmlite import ir
 from numba.core import cgutils
 
 from engine.config import BLOCK_SIZE
-from quant.cpu.vector import F32, I32, I64, LANES, Emit, F16x16, F32x8, F32x16, I8x16, I32x16, inlined, jit, kernel
+from quant.cpu.kernel import inlined, jit, kernel
+from quant.cpu.vector import F32, I32, I64, LANES, Emit, F16x16, F32x8, F32x16, I8x16, I32x16
 
 CODES = 127  # the largest code of an integer
 LEAST_MAGNITUDE = 1e-30  # 127 divided by anything much smaller is infinite

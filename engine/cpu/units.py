@@ -26,9 +26,10 @@ from engine.cpu.kv_store import rotate, store_key_value
 from engine.cpu.program import SEGMENT, TOKENS, Op
 from quant.cpu.activations import norm_factor, scale_row, silu_product, write_row
 from quant.cpu.formats import GROUP, PAIR
+from quant.cpu.kernel import jit, kernel, word
 from quant.cpu.matmul import multiply_pair
 from quant.cpu.rows import read_row
-from quant.cpu.vector import F32, I32, I64, LANE_NUMBERS, LANES, Emit, jit, kernel, word
+from quant.cpu.vector import F32, I32, I64, LANE_NUMBERS, LANES, Emit
 
 _EMBED, _NORM, _WRITE, _MATMUL, _GATED, _GATE, _ROPE_STORE, _ATTEND, _MERGE, _ARGMAX, _PICK = (int(op) for op in Op)
 ONE_BITS = int(np.float32(1).view(np.int32))

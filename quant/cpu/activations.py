@@ -19,7 +19,8 @@ from typing import Any
 
 from numba.core import cgutils
 
-from quant.cpu.vector import F32, I32, I64, Emit, I8x16, I32x16, inlined, kernel
+from quant.cpu.kernel import inlined, kernel
+from quant.cpu.vector import F32, I32, I64, Emit, I8x16, I32x16
 
 GROUP = 32  # columns that share a scale
 

@@ -14,11 +14,11 @@ from torch import Tensor
 from quant.cpu.activations import FORM_KERNELS, Form, row_bytes, write_row
 from quant.cpu.arena import Arena, Region
 from quant.cpu.formats import GROUP, PAIR, TILE, TileFormat, format_of
+from quant.cpu.kernel import jit
 from quant.cpu.matmul import TILE_KERNELS, multiply_pair
 from quant.cpu.native import address_of
 from quant.cpu.rows import ROW_KERNELS, read_row
 from quant.cpu.tiles import pack, packed_bytes, unpack
-from quant.cpu.vector import jit
 from quant.errors import UnsupportedQuantization
 from quant.kernels.reference import dequantize
 from quant.tensor import QTensor

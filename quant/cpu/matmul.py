@@ -21,18 +21,8 @@ from numba.core import cgutils
 from quant.cpu.activations import GROUP, Form, RowGroup
 from quant.cpu.formats import FORMATS, HALF, SINGLE, TILE, TileFormat
 from quant.cpu.groups import each_group, load_codes, load_scales
-from quant.cpu.vector import (
-    F32,
-    I64,
-    Emit,
-    F16x16,
-    F32x16,
-    I16x16,
-    I32x16,
-    inlined,
-    jit,
-    kernel,
-)
+from quant.cpu.kernel import inlined, jit, kernel
+from quant.cpu.vector import F32, I64, Emit, F16x16, F32x16, I16x16, I32x16
 
 AHEAD = 4096  # bytes that the kernel of one token prefetches in advance: 1024 and 16384 are slower
 TOKENS = 4  # that are multiplied at once

@@ -24,8 +24,8 @@ import numpy as np
 from llvmlite import binding, ir
 from numba.core import config as numba_config
 
+from quant.cpu.kernel import CORE, KERNELS, Kernel
 from quant.cpu.tiers import Target
-from quant.cpu.vector import CORE, KERNELS, Kernel
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,8 @@ from numba.core import cgutils
 
 from quant.cpu.formats import FORMATS, GROUP, HALF, SINGLE, TILE, TileFormat
 from quant.cpu.groups import each_group, load_codes, load_scales
-from quant.cpu.vector import F16, F32, I32, I64, Emit, F32x16, I8x16, I32x16, inlined, jit, kernel
+from quant.cpu.kernel import inlined, jit, kernel
+from quant.cpu.vector import F16, F32, I32, I64, Emit, F32x16, I8x16, I32x16
 
 
 def _make_coded_row(layout: TileFormat) -> Callable[..., None]:

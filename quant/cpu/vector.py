@@ -1,31 +1,18 @@
-"""Vector code in LLVM's intermediate language: how kernels are written, and how compiled Python calls them.
+"""Vector code in LLVM's intermediate language: what kernels are written with.
 
-numba's own vectorizer gives 50 to 100 times less on quantized weights, so kernels spell their vectors out. A kernel is
-a function of its own, compiled once (`native`), that code compiled by numba calls by name: as a part of its callers it
-would be optimized again for each level of them. Every argument is an int64 (an address, a stride in bytes, a count):
-nothing is left to type inference, and nothing is checked at run time, since whoever records an address has checked it.
-There is no fast-math: a sum has one order, which is written down here, so that bits depend neither on threads nor on
-how work is cut.
-
-Kernels are written once, for 16 lanes of float32, which LLVM cuts into what a processor has. `Emit` knows the few
-operations that need other instructions on each (`tiers`), and all of them give the same bits but for one: without fused
-multiply-adds, `fma` rounds twice. Refuses to know what is computed.
+numba's own vectorizer gives 50 to 100 times less on quantized weights, so kernels spell their vectors out, for 16 lanes
+of float32, which LLVM cuts into what a processor has. `Emit` knows the few operations that need other instructions on
+each (`tiers`), and all of them give the same bits but for one: without fused multiply-adds, `fma` rounds twice. There
+is no fast-math: a sum has one order, which is written down here, so that bits depend neither on threads nor on how
+work is cut. Refuses to know what is computed.
 """
 
-import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeVar
 
 from llvmlite import ir
-from numba import njit, types
 from numba.core import cgutils
-from numba.extending import intrinsic
 
-from quant.cpu import tiers
 from quant.cpu.tiers import Target
-
-Function = TypeVar("Function", bound=Callable[..., Any])
 
 LANES = 16
 
@@ -62,12 +49,6 @@ _WORD_PAIRS: Table = (  # int32: 2 * int16 * int16
     ("avx2", 32, "llvm.x86.avx2.pmadd.wd"),
     ("sse2", 16, "llvm.x86.sse2.pmadd.wd"),
 )
-
-
-def jit(function: Function) -> Function:
-    """Compile with numba when first used: no GIL, no checks of divisions."""
-    compiled: Function = njit(nogil=True, error_model="numpy")(function)
-    return compiled
 
 
 class Emit:
@@ -377,79 +358,3 @@ class Emit:
 def _shaped(element: ir.Type, like: ir.Type) -> ir.Type:
     """A vector of as many elements, or a scalar where `like` is one."""
     return ir.VectorType(element, like.count) if isinstance(like, ir.VectorType) else element
-
-
-CORE = "core"  # the part that everyone needs
-
-
-@dataclass(frozen=True, slots=True)
-class Kernel:
-    """How a kernel's code is written, under the name that compiled code calls it by. A part is compiled together."""
-
-    name: str
-    build: Callable[..., Any]
-    returns: bool
-    part: str = CORE
-
-    @property
-    def parameters(self) -> list[str]:
-        return list(inspect.signature(self.build).parameters)[1:]
-
-    def emit(self, module: ir.Module, target: Target) -> None:
-        """Add the function to a module: int64 arguments, an int64 or nothing back."""
-        kind = ir.FunctionType(I64 if self.returns else ir.VoidType(), [I64] * len(self.parameters))
-        function = ir.Function(module, kind, self.name)
-        builder = ir.IRBuilder(function.append_basic_block())
-        result = self.build(Emit(builder, target), *function.args)
-        builder.ret(result) if self.returns else builder.ret_void()
-
-
-KERNELS: dict[str, Kernel] = {}  # all there are; filled while the modules that define them are imported
-
-
-def kernel(build: Callable[..., Any], part: str = CORE) -> Callable[..., Any]:
-    """Turn build(emit, *int64 values) into a function of its own that compiled code calls.
-
-    What `build` returns, an i64 or None, is what the function returns. Its name must be that of no other kernel.
-    Compiled Python calls kernels of the core by name; those of other parts have to be called by their address.
-    """
-    made = Kernel(f"ingle_{build.__name__.lstrip('_')}", build, _returns(build), part)
-    if made.name in KERNELS:
-        raise ValueError(f"there are two kernels named {made.name}")
-    KERNELS[made.name] = made
-    signature = (types.int64 if made.returns else types.void)(*[types.int64] * len(made.parameters))
-    called: Callable[..., Any] = types.ExternalFunction(made.name, signature)
-    return called
-
-
-def inlined(build: Callable[..., Any]) -> Callable[..., Any]:
-    """Like `kernel`, for what is only a few instructions: they become part of the caller."""
-    names = list(inspect.signature(build).parameters)[1:]
-    returns = _returns(build)
-
-    def define(typing_context: Any, *arguments: Any) -> Any:
-        def generate(context: Any, builder: ir.IRBuilder, signature: Any, values: list[ir.Value]) -> Any:
-            result = build(Emit(builder, tiers.choose("auto")), *values)
-            return result if returns else context.get_dummy_value()
-
-        return (types.int64 if returns else types.void)(*[types.int64] * len(names)), generate
-
-    define.__name__ = define.__qualname__ = build.__name__
-    # numba folds the arguments of a call by this signature, and a plain *arguments fails there.
-    parameters = [inspect.Parameter(n, inspect.Parameter.POSITIONAL_OR_KEYWORD) for n in ["typing_context", *names]]
-    define.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    compiled: Callable[..., Any] = intrinsic(define)
-    return compiled
-
-
-def _returns(build: Callable[..., Any]) -> bool:
-    return inspect.signature(build).return_annotation is not None
-
-
-# -- memory
-
-
-@inlined
-def word(e: Emit, base: ir.Value, index: ir.Value) -> ir.Value:
-    """The int64 number `index` of an array."""
-    return e.load(e.at(base, index, 8), I64, 8)

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from quant.cpu.kernel import KERNELS
 from quant.cpu.native import address_of
-from quant.cpu.vector import KERNELS
 
 
 def call(kernel: Any, *arguments: int | NDArray[Any]) -> int:

@@ -15,9 +15,9 @@ import pytest
 from llvmlite import binding
 
 from quant.cpu import native
+from quant.cpu.kernel import CORE
 from quant.cpu.native import KEPT, CodeFolder
 from quant.cpu.tiers import choose
-from quant.cpu.vector import CORE
 
 TARGET = choose("auto")
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
@@ -27,17 +27,17 @@ PROGRAM = """
 import sys
 from pathlib import Path
 from numba import types
-from quant.cpu import native, tiers, vector
+from quant.cpu import kernel, native, tiers
 
-@vector.kernel
+@kernel.kernel
 def twice(e, x) -> object:
     return e.at(x, x)
 
-@vector.kernel
+@kernel.kernel
 def thrice(e, x) -> object:
     return e.at(e.at(x, x), x)
 
-@vector.jit
+@kernel.jit
 def five_times(x):
     return twice(x) + thrice(x)
 
@@ -51,12 +51,12 @@ def noted(kernels, target):
 native.compile_kernels = noted
 
 if "without thrice" in sys.argv:
-    del vector.KERNELS["ingle_thrice"]
+    del kernel.KERNELS["ingle_thrice"]
     def entry(x):
         return twice(x)
 target = tiers.choose("portable" if "portable" in sys.argv else "auto")
 folder = native.CodeFolder(Path(sys.argv[1]), [Path(__file__).with_name("source.py")], target)
-print("filled" if folder.holds(vector.CORE) else "empty", end=" ")
+print("filled" if folder.holds(kernel.CORE) else "empty", end=" ")
 folder.load_kernels()
 function = folder.load_function(entry, types.int64(types.int64))
 folder.forget_old()

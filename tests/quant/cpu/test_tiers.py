@@ -9,9 +9,10 @@ from llvmlite import binding
 
 import engine.cpu.units  # noqa: F401  # defines all kernels
 from quant.cpu import tiers
+from quant.cpu.kernel import KERNELS, Kernel
 from quant.cpu.native import assembly, compile_kernels
 from quant.cpu.tiers import CHOICES, TIERS, Target, available, choose
-from quant.cpu.vector import F16, KERNELS, Emit, F16x16, F32x16, I8x64, I32x16, Kernel
+from quant.cpu.vector import F16, Emit, F16x16, F32x16, I8x64, I32x16
 from quant.errors import UnsupportedTier
 
 BY_NAME = {tier.name: tier for tier in TIERS}

@@ -12,9 +12,10 @@ from numba.core import cgutils
 from numpy.typing import NDArray
 
 import quant.cpu.activations  # noqa: F401  # defines kernels
+from quant.cpu.kernel import KERNELS, Kernel, kernel
 from quant.cpu.native import compile_kernels, link
 from quant.cpu.tiers import TIERS, Target, available, choose, host_triple
-from quant.cpu.vector import F16, F32, I8, KERNELS, Emit, F16x16, I8x64, I32x16, Kernel, kernel
+from quant.cpu.vector import F16, F32, I8, Emit, F16x16, I8x64, I32x16
 from tests.quant.cpu.integer_twin import fused, rounded_twice
 
 SEED = 11
