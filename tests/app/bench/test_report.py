@@ -78,7 +78,7 @@ def test_the_object_of_one_workload(one_workload: Report) -> None:
 def test_the_object_of_the_suite() -> None:
     found = report(SUITE, None).json()
     assert [found[row.name] for row in SUITE] == [300.0] * 5
-    assert found["workloads"]["decode_16_streams"] == {"prompt_tokens": 60, "output_tokens": 24, "concurrency": 16}
+    assert found["workloads"]["decode_16_streams"] == {"prompt_tokens": 60, "output_tokens": 64, "concurrency": 16}
     assert found["compare"][0]["ratios"].keys() == {row.name for row in SUITE}
     assert found["ttft_ms"] is found["weight_gb_s"] is None
 
