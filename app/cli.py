@@ -12,6 +12,7 @@ from importlib import import_module
 
 import click
 
+from app.apart import leave
 from app.errors import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_NO_SPACE, EXIT_OK, exit_status
 from app.text.terminal_text import sanitize
 from quant.errors import InglenookError
@@ -119,7 +120,7 @@ def main() -> int:
         problem.show()
         return problem.exit_code
     except (KeyboardInterrupt, click.Abort):
-        return EXIT_INTERRUPTED
+        return leave(EXIT_INTERRUPTED)
     except OSError as problem:
         _complain(f"{problem.filename or 'the system'}: {problem.strerror or problem}")
         return EXIT_NO_SPACE if problem.errno == errno.ENOSPC else EXIT_FAILURE

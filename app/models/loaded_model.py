@@ -5,6 +5,7 @@ This is where the application hands a model file to the engine; importing it loa
 
 from dataclasses import dataclass
 
+from app.apart import run_apart
 from app.config import Settings
 from app.models.store import StoredModel
 from app.progress import Progress
@@ -41,7 +42,7 @@ def load_model(stored: StoredModel, settings: Settings, progress: Progress) -> L
     with GGUFFile(stored.path) as file:
         if not kernels_are_compiled(file, options):
             with progress.task("Preparing the CPU engine, once on this machine", None):
-                compile_kernels(file, options)
+                run_apart(lambda: compile_kernels(file, options))
         tokenizer = gguf_tokenizer.from_gguf(file.metadata)
         with progress.task(f"Loading {stored.name}", stored.size) as report:
             engine = load_engine(file, options, lambda done, _total: report(done))

@@ -96,10 +96,12 @@ def test_text_streams_while_it_is_generated(
     assert process[0].poll() is None
 
 
-@pytest.mark.parametrize("phase", ["loading", "prefill", "decode"])
+@pytest.mark.parametrize("phase", ["compiling", "loading", "prefill", "decode"])
 def test_interrupt_stops_at_once(
-    environment: dict[str, str], smollm2: Path, process: list[subprocess.Popen[bytes]], phase: str
+    environment: dict[str, str], smollm2: Path, process: list[subprocess.Popen[bytes]], phase: str, tmp_path: Path
 ) -> None:
+    if phase == "compiling":
+        environment["INGLE_CACHE_DIR"] = str(tmp_path / "cache")
     prompt = "word " * 6000 if phase == "prefill" else "Count upwards, without end."
     command = [*PROGRAM, "-", "--temperature", "1.5", "--threads", "1"]
     started = subprocess.Popen(
@@ -111,7 +113,9 @@ def test_interrupt_stops_at_once(
     assert started.stderr is not None
     started.stdin.write(prompt.encode())
     started.stdin.close()
-    if phase == "loading":
+    if phase == "compiling":
+        assert any(b"Preparing" in line for line in started.stderr)
+    elif phase == "loading":
         wait_until_mapped(started, smollm2)
     elif phase == "prefill":
         assert any(b"Reading the prompt" in line for line in started.stderr)
@@ -121,6 +125,7 @@ def test_interrupt_stops_at_once(
     assert started.wait() == 130
     rest = started.stderr.read()
     assert b"Traceback" not in rest
+    assert b"Loading" not in rest
     if phase != "decode":
         assert started.stdout.read().strip() == b""
 
