@@ -75,7 +75,7 @@ class CpuDevice:
             threads=self.threads,
         )
         program = Program(arena, limits)
-        operations = CpuOperations(CpuBackend(arena, self._planes), program, self._planes)
+        operations = CpuOperations(CpuBackend(arena, self._planes), program)
         loaded = models.load(model, weights, operations, config.context_length)
         kv = KVCache(loaded.kv_groups(), config.num_blocks, self.layer_shape, self.kv_type)
         logits: LogitRows = loaded.forward(placeholder_batch(), kv)

@@ -85,12 +85,11 @@ class LogitRows:
 
 
 class CpuOperations:
-    """Records one model into `program`. `head_planes` is how rows are quantized for the output head."""
+    """Records one model into `program`."""
 
-    def __init__(self, weights: CpuBackend, program: Program, head_planes: Form) -> None:
+    def __init__(self, weights: CpuBackend, program: Program) -> None:
         self.weights = weights
         self._program = program
-        self._head_planes = head_planes
         self._free: dict[tuple[Form, int, bool, bool], list[Buffer]] = defaultdict(list)
         self._constants: dict[int, tuple[Region, Tensor]] = {}  # by id, with the tensor that keeps the id taken
 
@@ -134,13 +133,13 @@ class CpuOperations:
         packed = _packed(weight)
         # In place, where there is something to add to: nobody may read that from here on.
         out = add_to.rows(Form.FLOAT) if add_to else self._take(Form.FLOAT, weight.outputs, selected=x.selected)
-        self._multiply(x, packed, packed.form, out, add=add_to is not None)
+        self._multiply(x, packed, out, add=add_to is not None)
         return self._floats(out)
 
     def logits(self, x: Activation, head: QLinear) -> LogitRows:
         packed = _packed(head)
         out = self._take(Form.FLOAT, head.outputs, selected=True)
-        self._multiply(x, packed, lambda part: Form.FLOAT if part.layout.plain else self._head_planes, out, add=False)
+        self._multiply(x, packed, out, add=False)
         outputs, segments = self._program.limits.outputs, -(-head.outputs // SEGMENT)
         largest = self._program.arena.take("largest logits", 8 * outputs * segments)
         self._program.append(
@@ -226,14 +225,12 @@ class CpuOperations:
 
     # -- pieces of instructions
 
-    def _multiply(
-        self, x: Activation, weight: CpuLinear, form_of: Callable[..., Form], out: Rows, *, add: bool
-    ) -> None:
+    def _multiply(self, x: Activation, weight: CpuLinear, out: Rows, *, add: bool) -> None:
         x.added_to = x.added_to or add
         # All forms are written first: x may be made of what the first part's product is added to.
-        sources: dict[Form, Rows] = {form: x.rows(form) for form in map(form_of, weight.parts)}
+        sources: dict[Form, Rows] = {form: x.rows(form) for form in map(weight.form, weight.parts)}
         for part in weight.parts:
-            form = form_of(part)
+            form = weight.form(part)
             place = {**out.words("out"), "out": out.buffer.region.address + 4 * part.first}
             source, (one, two, four) = sources[form], part.tile_kernels(form)
             self._program.append(

@@ -131,7 +131,7 @@ def record(
     enter, arena = load_code(code_cache, choose("auto"), ()), Arena()
     limits = Limits(tokens=tokens, outputs=tokens, requests=4, context=context, num_blocks=num_blocks, threads=threads)
     program = Program(arena, limits)
-    operations = CpuOperations(CpuBackend(arena, planes), program, planes)
+    operations = CpuOperations(CpuBackend(arena, planes), program)
     kv = KVCache([group or KVGroup((0,), 1, 32)], num_blocks, partial(block_shape, kv_type), kv_type)
     spoil(kv.pools[0])
     last = forward(operations, placeholder_batch(), kv)

@@ -269,7 +269,7 @@ def recording() -> tuple[CpuOperations, Batch, KVCache]:
     arena = Arena()
     limits = Limits(tokens=4, outputs=4, requests=2, context=32, num_blocks=4, threads=1)
     kv = KVCache([KVGroup((0,), 1, 32)], 4, partial(block_shape, torch.float16), torch.float16)
-    return CpuOperations(CpuBackend(arena), Program(arena, limits), Form.ONE_PLANE), placeholder_batch(), kv
+    return CpuOperations(CpuBackend(arena), Program(arena, limits)), placeholder_batch(), kv
 
 
 @pytest.mark.parametrize("head_dim", [1, 16, 48, 80])

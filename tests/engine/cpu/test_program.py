@@ -14,7 +14,6 @@ from engine.cpu.operations import CpuOperations, block_shape
 from engine.cpu.program import INSTRUCTION, Limits, Op, Program
 from engine.kv_cache import KVCache, KVGroup
 from engine.rope import rotary_table
-from quant.cpu.activations import Form
 from quant.cpu.arena import Arena
 from quant.cpu.linear import CpuBackend
 from quant.tensor import QTensor
@@ -57,7 +56,7 @@ def recorded(request: pytest.FixtureRequest, cpu_kernels: Path) -> Recorder:
     kv = KVCache([HEADS], LIMITS.num_blocks, partial(block_shape, request.param), request.param)
     arena.adopt("KV cache", kv.pools[0].view(torch.uint8).flatten().numpy())
     program = Recorder(arena)
-    ops, batch = CpuOperations(CpuBackend(arena), program, Form.ONE_PLANE), placeholder_batch()
+    ops, batch = CpuOperations(CpuBackend(arena), program), placeholder_batch()
     rotary = rotary_table(RopeConfig(10000.0, 32, interleaved=True), None, LIMITS.context)
     x = ops.embed(batch, layer(ops, plain(torch.randn(50, WIDTH))))
     for number in range(2):
