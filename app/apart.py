@@ -1,35 +1,36 @@
-"""Work that nothing can interrupt, on a thread of its own, so that Ctrl-C need not wait for it.
+"""Work that Ctrl-C cannot or must not cut in two, on a thread of its own, so that nobody waits for it.
 
 A compiler runs for seconds without a look at signals, and swallows the exception that a signal raises where it calls
-back. Refuses to know what the work is.
+back; an event loop that is interrupted while it is made leaves half of one. Refuses to know what the work is.
 """
 
 import os
 import sys
 import threading
 from collections.abc import Callable
-from typing import NoReturn
+from concurrent.futures import Future, wait
+from typing import NoReturn, TypeVar
+
+T = TypeVar("T")
 
 _NAME = "uninterruptible work"
 _GLANCE = 0.1  # seconds between two looks for signals
 
 
-def run_apart(work: Callable[[], None]) -> None:
-    """Do `work` while this thread stays open for KeyboardInterrupt. Raises what `work` raises."""
-    problems: list[BaseException] = []
+def run_apart(work: Callable[[], T]) -> T:
+    """The result of `work`, while this thread stays open for KeyboardInterrupt. Raises what `work` raises."""
+    done: Future[T] = Future()
 
     def attempt() -> None:
         try:
-            work()
+            done.set_result(work())
         except BaseException as problem:  # noqa: BLE001  # told to whoever waits
-            problems.append(problem)
+            done.set_exception(problem)
 
-    thread = threading.Thread(target=attempt, name=_NAME, daemon=True)
-    thread.start()
-    while thread.is_alive():
-        thread.join(_GLANCE)
-    if problems:
-        raise problems[0]
+    threading.Thread(target=attempt, name=_NAME, daemon=True).start()
+    while not done.done():
+        wait({done}, _GLANCE)
+    return done.result()
 
 
 def leave(status: int) -> int:

@@ -2,6 +2,7 @@
 
 import asyncio
 
+from app.apart import run_apart
 from app.bench.completion_client import Endpoint, stream_all
 from app.bench.sample import Sample, sample_of
 from app.bench.workload import Load, Prompts
@@ -20,4 +21,5 @@ class ServedContender:
         self.measure(load, prompts)
 
     def measure(self, load: Load, prompts: Prompts) -> Sample:
-        return sample_of(load, asyncio.run(stream_all(self._endpoint, prompts, load.output_tokens)))
+        timelines = run_apart(lambda: asyncio.run(stream_all(self._endpoint, prompts, load.output_tokens)))
+        return sample_of(load, timelines)

@@ -24,10 +24,7 @@ except KeyboardInterrupt:
 
 
 def test_the_work_is_done_by_another_thread() -> None:
-    names: list[str] = []
-    run_apart(lambda: names.append(threading.current_thread().name))
-    assert names
-    assert names != [threading.current_thread().name]
+    assert run_apart(threading.get_ident) != threading.get_ident()
 
 
 def test_what_it_raises_is_raised() -> None:
