@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from quant.errors import UnsupportedQuantization
-from quant.ggml_blocks import decode
+from quant.ggml_blocks import E2M1_NUMBERS, IQ4_NUMBERS, decode
 from quant.ggml_types import GGMLType
 from quant.tensor import CodedTensor, PlainTensor, QTensor
 
@@ -117,19 +117,20 @@ def _lifted(table: tuple[int, ...]) -> tuple[tuple[int, ...], int]:
     return tuple(number - min(table) for number in table), -min(table)
 
 
-_IQ4, _IQ4_ZERO = _lifted((-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113))
-_E2M1, _E2M1_ZERO = _lifted((0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12))
+_IQ4, _IQ4_ZERO = _lifted(IQ4_NUMBERS)
+_E2M1, _E2M1_ZERO = _lifted(E2M1_NUMBERS)
 _MINIMUM = Scales(minimum=True)
 _BYTES_MINIMUM = Scales(minimum=True, parts=Parts(), span=8)
 
-AFFINE4_MIN = TileFormat(0, (4,), scales=_MINIMUM)  # Q4_1
-AFFINE4 = TileFormat(1, (4,), zero=8)  # Q4_0
-AFFINE8 = TileFormat(2, (8,), zero=128)  # Q8_0
 HALF = TileFormat(3, plain=torch.float16)
-BRAIN = TileFormat(4, plain=torch.bfloat16)
 SINGLE = TileFormat(5, plain=torch.float32)
 FORMATS = (
-    AFFINE4_MIN, AFFINE4, AFFINE8, HALF, BRAIN, SINGLE,
+    TileFormat(0, (4,), scales=_MINIMUM),  # Q4_1
+    TileFormat(1, (4,), zero=8),  # Q4_0
+    TileFormat(2, (8,), zero=128),  # Q8_0
+    HALF,
+    TileFormat(4, plain=torch.bfloat16),
+    SINGLE,
     TileFormat(6, (4, 1), zero=16),  # Q5_0
     TileFormat(7, (4, 1), scales=_MINIMUM),  # Q5_1
     TileFormat(8, (2,), scales=Scales(16, minimum=True, parts=Parts((4,)), span=8)),  # Q2_K

@@ -13,9 +13,9 @@ from engine.errors import UnsupportedModel
 from engine.kv_cache import KVCache, KVGroup
 from engine.loading import LoadOptions, default_planes, float32_bytes, load_engine
 from engine.reference import ReferenceDevice
-from engine.request import SamplingParams
 from quant.cpu.tiers import choose
 from quant.gguf import GGUFFile
+from tests.engine.answers import answer
 from tests.engine.tiny_llama import make
 from tests.gguf_bytes import small_file
 
@@ -23,16 +23,6 @@ from tests.gguf_bytes import small_file
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make(tmp_path_factory.mktemp("tiny")).path
-
-
-def answer(path: Path, options: LoadOptions) -> list[int]:
-    with GGUFFile(path) as file:
-        engine = load_engine(file, options)
-    request = engine.request(tuple(range(30)), SamplingParams(temperature=0, max_tokens=8), frozenset())
-    engine.add(request)
-    while engine.has_work:
-        engine.step()
-    return request.output_ids
 
 
 def test_little_memory_changes_the_speed_and_not_the_answer(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:

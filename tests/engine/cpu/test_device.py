@@ -18,12 +18,13 @@ from engine.cpu.device import CpuDevice, CpuStep
 from engine.cpu.team import MOST_THREADS
 from engine.errors import UnsupportedModel
 from engine.loading import LoadOptions, load_engine
-from engine.request import Request, SamplingParams
+from engine.request import Request
 from quant.cpu import tiers
 from quant.cpu.arena import Overrun
 from quant.cpu.tiers import choose
 from quant.errors import UnsupportedTier
 from quant.gguf import GGUFFile
+from tests.engine.answers import answer
 from tests.engine.cpu.recorded import advance, compute, load_step, poison, sequence, spoil
 from tests.engine.tiny_llama import MIXES, make
 
@@ -105,17 +106,6 @@ def test_nothing_outside_of_the_buffers_is_even_read(path: Path, cpu_kernels: Pa
 
 
 # -- which checkpoints
-
-
-def answer(path: Path, options: LoadOptions) -> tuple[str, list[int]]:
-    """The backend that was chosen, and what it says."""
-    with GGUFFile(path) as file:
-        engine = load_engine(file, options)
-    request = engine.request(tuple(range(30)), SamplingParams(temperature=0, max_tokens=8), frozenset())
-    engine.add(request)
-    while engine.has_work:
-        engine.step()
-    return engine.config.backend, request.output_ids
 
 
 def test_auto_is_this_device_where_it_can_be(path: Path, cpu_kernels: Path) -> None:

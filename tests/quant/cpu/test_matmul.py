@@ -47,13 +47,18 @@ def activations(tokens: int, columns: int, rng: np.random.Generator) -> Tensor:
     return torch.from_numpy(values.reshape(tokens, columns).astype(np.float32))
 
 
+def example(name: str, shape: tuple[int, int]) -> tuple[QTensor, Tensor]:
+    """A weight of about that shape, and rows to multiply it with."""
+    rng = np.random.default_rng(SEED)
+    rows, columns = shape[0], width(name, shape[1])
+    return random_weight(name, rows, columns, rng), activations(TOKENS, columns, rng)
+
+
 @pytest.mark.parametrize("planes", [Form.ONE_PLANE, Form.TWO_PLANES])
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("name", TYPES)
 def test_every_bit_is_the_twins(name: str, shape: tuple[int, int], planes: Form) -> None:
-    rng = np.random.default_rng(SEED)
-    rows, columns = shape[0], width(name, shape[1])
-    weight, x = random_weight(name, rows, columns, rng), activations(TOKENS, columns, rng)
+    weight, x = example(name, shape)
     out = layer(weight, planes=planes).forward(x)
     assert torch.equal(bits(out), bits(torch.from_numpy(product(weight, x.numpy(), planes))))
 
@@ -61,9 +66,7 @@ def test_every_bit_is_the_twins(name: str, shape: tuple[int, int], planes: Form)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("name", PLAIN)
 def test_floats_are_multiplied_as_floats(name: str, shape: tuple[int, int]) -> None:
-    rng = np.random.default_rng(SEED)
-    rows, columns = shape[0], width(name, shape[1])
-    weight, x = random_weight(name, rows, columns, rng), activations(TOKENS, columns, rng)
+    weight, x = example(name, shape)
     expected = reference.matmul(x, reference.dequantize(weight))
     size = x.abs() @ reference.dequantize(weight).abs().T  # what the terms of a sum add up to without their signs
     assert ((layer(weight).forward(x) - expected).abs() <= 2e-6 * size).all()
@@ -74,9 +77,7 @@ def test_floats_are_multiplied_as_floats(name: str, shape: tuple[int, int]) -> N
 @pytest.mark.parametrize("name", QUANTIZED)
 def test_the_error_is_that_of_quantized_activations(name: str, shape: tuple[int, int], planes: Form) -> None:
     """At most half a step of a group's activations, times the magnitudes of the weights that meet them."""
-    rng = np.random.default_rng(SEED)
-    rows, columns = shape[0], width(name, shape[1])
-    weight, x = random_weight(name, rows, columns, rng), activations(TOKENS, columns, rng)
+    weight, x = example(name, shape)
     values = reference.dequantize(weight)
     steps = 127 if planes is Form.ONE_PLANE else 127 * 128
     half_steps = x.view(TOKENS, -1, 32).abs().amax(-1) / steps / 2

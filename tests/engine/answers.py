@@ -1,0 +1,18 @@
+"""What an engine says to a fixed prompt: for tests that compare ways of loading a model."""
+
+from pathlib import Path
+
+from engine.loading import LoadOptions, load_engine
+from engine.request import SamplingParams
+from quant.gguf import GGUFFile
+
+
+def answer(path: Path, options: LoadOptions) -> tuple[str, list[int]]:
+    """The backend that was chosen, and eight greedy tokens."""
+    with GGUFFile(path) as file:
+        engine = load_engine(file, options)
+    request = engine.request(tuple(range(30)), SamplingParams(temperature=0, max_tokens=8), frozenset())
+    engine.add(request)
+    while engine.has_work:
+        engine.step()
+    return engine.config.backend, request.output_ids
