@@ -63,6 +63,11 @@ class BlockPool:
         return len(self._free)
 
     @property
+    def num_findable(self) -> int:
+        """Blocks whose content may be used again, held or free."""
+        return len(self._by_key)
+
+    @property
     def num_usable(self) -> int:
         """Blocks there are to hand out when nothing is held."""
         return self.num_blocks - 1

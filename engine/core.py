@@ -10,7 +10,8 @@ from collections import deque
 from typing import Generic
 
 from engine.config import EngineConfig
-from engine.request import Request, SamplingParams, StepPlan, TokenEvent
+from engine.counters import EngineState
+from engine.request import PROGRAM, Origin, Request, SamplingParams, StepPlan, TokenEvent
 from engine.runner import Runner, TicketT
 from engine.scheduler import Scheduler
 
@@ -40,8 +41,16 @@ class Engine(Generic[TicketT]):
     def num_waiting(self) -> int:
         return self._scheduler.num_waiting
 
+    def state(self) -> EngineState:
+        """What is going on; any thread may ask, and is told numbers of about the same moment."""
+        return self._scheduler.state()
+
     def request(
-        self, prompt_ids: tuple[int, ...], params: SamplingParams, end_ids: frozenset[int], cache_salt: str = ""
+        self,
+        prompt_ids: tuple[int, ...],
+        params: SamplingParams,
+        end_ids: frozenset[int],
+        origin: Origin = PROGRAM,
     ) -> Request:
         """A request that `add` will take. Changes nothing here, so that any thread may call it.
 
@@ -50,7 +59,7 @@ class Engine(Generic[TicketT]):
         params.check_vocabulary(self.vocab_size)
         if not all(0 <= token_id < self.vocab_size for token_id in (*prompt_ids, *end_ids)):
             raise IndexError(f"a token id is not in the vocabulary of {self.vocab_size}")
-        request = Request(next(self._ids), prompt_ids, params, end_ids, cache_salt)
+        request = Request(next(self._ids), prompt_ids, params, end_ids, origin)
         self._scheduler.check_fits(request)
         return request
 

@@ -75,6 +75,26 @@ _BOUNDS: tuple[tuple[str, float, float], ...] = (
 )
 
 
+class ServiceClass(enum.IntEnum):
+    """Who waits for a reply; the lowest value comes first. What waits long ages upward, so that nothing starves."""
+
+    INTERACTIVE = 0  # a person: completions in an editor, the chat in a terminal
+    NORMAL = 1  # programs that use the endpoint
+    BACKGROUND = 2  # batches, titles: nobody looks on
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a request comes from, as far as that decides who goes first and who may share what was computed."""
+
+    service: ServiceClass = ServiceClass.NORMAL
+    priority: int = 0  # among requests of its class, the highest goes first
+    cache_salt: str = ""  # requests of different salts share no cached prefix
+
+
+PROGRAM = Origin()  # what is assumed of a request that says nothing of itself
+
+
 class RequestStatus(enum.Enum):
     WAITING = enum.auto()  # holds no block
     RUNNING = enum.auto()
@@ -100,7 +120,7 @@ class Request:
     prompt_ids: tuple[int, ...]
     params: SamplingParams
     end_ids: frozenset[int] = frozenset()  # the model's end-of-generation tokens
-    cache_salt: str = ""  # requests of different salts share no cached prefix
+    origin: Origin = PROGRAM
 
     output_ids: list[int] = field(default_factory=list)  # what the runner sampled
     num_computed: int = 0  # tokens whose keys and values are in the cache

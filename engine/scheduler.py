@@ -11,9 +11,11 @@ that it is part of has been collected. Refuses to know what a token means and wh
 
 from collections import deque
 from collections.abc import Iterable
+from dataclasses import replace
 
 from engine.blocks import BlockKey, BlockPool, block_key, root_key
 from engine.config import BLOCK_SIZE, EngineConfig
+from engine.counters import Counters, EngineState
 from engine.errors import PromptTooLong
 from engine.request import (
     FinishReason,
@@ -21,6 +23,7 @@ from engine.request import (
     RequestStatus,
     SampledToken,
     ScheduledRequest,
+    ServiceClass,
     StepPlan,
     TokenEvent,
 )
@@ -32,6 +35,7 @@ class Scheduler:
     def __init__(self, config: EngineConfig) -> None:
         self._config = config
         self._blocks = BlockPool(config.num_blocks)
+        self._counters = Counters()
         self._context = min(config.context_length, self._blocks.num_usable * BLOCK_SIZE)
         self._waiting: deque[Request] = deque()  # oldest first
         self._running: dict[int, Request] = {}  # oldest first
@@ -52,6 +56,21 @@ class Scheduler:
     @property
     def num_free_blocks(self) -> int:
         return self._blocks.num_free
+
+    def state(self) -> EngineState:
+        waiting = [request.origin.service for request in list(self._waiting)]
+        held = self._blocks.num_usable - self._blocks.num_free
+        return EngineState(
+            running=len(self._running),
+            waiting=tuple(waiting.count(service) for service in ServiceClass),
+            swapped=0,
+            kv_blocks=self._blocks.num_usable,
+            kv_blocks_held=held,
+            kv_blocks_cached=max(0, self._blocks.num_findable - held),
+            host_blocks=0,
+            host_blocks_used=0,
+            counters=replace(self._counters),
+        )
 
     def check_fits(self, request: Request) -> None:
         """Raise PromptTooLong, with the numbers, for a request that cannot run even alone."""
@@ -95,6 +114,7 @@ class Scheduler:
     def fail(self, plan: StepPlan, error: str) -> list[TokenEvent]:
         """A step failed: the requests it ran end with `error`, and what it computed is not used."""
         events = []
+        self._counters.failed_steps += 1
         for part in plan.scheduled:
             part.request.steps_under_way -= 1
             if part.request.id in self._running:
@@ -149,12 +169,14 @@ class Scheduler:
         request.num_computed = request.num_scheduled = len(blocks) * BLOCK_SIZE
         if not request.num_preemptions:
             request.num_cached = request.num_computed
+            self._counters.prompt_tokens += len(request.prompt_ids)
+            self._counters.cached_tokens += request.num_cached
         request.status = RequestStatus.RUNNING
         self._running[request.id] = request
         return True
 
     def _root(self, request: Request) -> BlockKey:
-        return root_key(*self._config.cache_salt, request.cache_salt)
+        return root_key(*self._config.cache_salt, request.origin.cache_salt)
 
     # -- running
 
@@ -200,6 +222,7 @@ class Scheduler:
         self._release(request)
         request.num_computed = request.num_scheduled = 0
         request.num_preemptions += 1
+        self._counters.recomputed += 1
         request.status = RequestStatus.WAITING
         self._waiting.appendleft(request)
 
@@ -210,6 +233,7 @@ class Scheduler:
         request.steps_under_way -= 1
         request.num_pending -= part.samples
         request.num_computed = part.stop
+        self._counters.computed_tokens += part.num_tokens
         if request.status is RequestStatus.RUNNING:
             self._publish(request)
         self._let_go(request)
@@ -229,6 +253,7 @@ class Scheduler:
         if found is None or found.token_id is None:
             return TokenEvent(request.id, None, num_computed=part.stop, prompt_logprobs=prompt)
         request.output_ids.append(found.token_id)
+        self._counters.generated_tokens += 1
         finish = self._finish_reason(request, found.token_id)
         if finish is not None:
             self._finish(request)

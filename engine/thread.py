@@ -14,7 +14,7 @@ from typing import Any
 
 from engine.core import Engine
 from engine.errors import EngineError
-from engine.request import FinishReason, Request, SamplingParams, TokenEvent
+from engine.request import PROGRAM, FinishReason, Origin, Request, SamplingParams, TokenEvent
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class EngineThread:
         prompt_ids: tuple[int, ...],
         params: SamplingParams,
         end_ids: frozenset[int],
-        cache_salt: str = "",
+        origin: Origin = PROGRAM,
         *,
         before: Callable[[Request], None],
     ) -> Request:
@@ -61,7 +61,7 @@ class EngineThread:
         """
         if problem := self._death():
             raise EngineError(f"The engine does not run: {problem}", "Start it again.")
-        request = self._engine.request(prompt_ids, params, end_ids, cache_salt)
+        request = self._engine.request(prompt_ids, params, end_ids, origin)
         before(request)
         self._commands.put(lambda: self._add(request))
         return request

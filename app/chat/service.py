@@ -15,7 +15,7 @@ from app.chat.template import ChatTemplateRenderer
 from app.chat.token_streams import TokenStreams
 from app.text.detokenizer import IncrementalDetokenizer
 from app.text.tokenizer import Tokenizer
-from engine.request import FinishReason, Request, SamplingParams, TokenEvent, TokenLogprobs
+from engine.request import PROGRAM, FinishReason, Origin, Request, SamplingParams, TokenEvent, TokenLogprobs
 
 
 class ChatService:
@@ -66,7 +66,7 @@ class ChatService:
         prompt_ids: tuple[int, ...],
         params: SamplingParams,
         *,
-        cache_salt: str = "",
+        origin: Origin = PROGRAM,
         continues_text: bool = False,
     ) -> AsyncGenerator[ChatEvent]:
         """Continue a prompt; `continues_text` where the reply goes on in the middle of a text, not as a turn.
@@ -75,7 +75,7 @@ class ChatService:
         PromptTooLong, InvalidSampling or EngineError before the first event.
         """
         asked = [(prompt_ids, params)]
-        batches = self.generate_several(asked, cache_salt=cache_salt, continues_text=continues_text)
+        batches = self.generate_several(asked, origin=origin, continues_text=continues_text)
         async with aclosing(batches):
             async for batch in batches:
                 for _, event in batch:
@@ -85,7 +85,7 @@ class ChatService:
         self,
         asked: Sequence[tuple[tuple[int, ...], SamplingParams]],
         *,
-        cache_salt: str = "",
+        origin: Origin = PROGRAM,
         continues_text: bool = False,
     ) -> AsyncGenerator[list[tuple[int, ChatEvent]]]:
         """Continue several prompts at once. Yields what has come meanwhile, never nothing: each event with the index
@@ -97,7 +97,7 @@ class ChatService:
         replies: dict[int, _Reply] = {}
         with self.streams.open() as stream:
             for index, (prompt_ids, params) in enumerate(asked):
-                request = stream.submit(prompt_ids, params, end_ids, cache_salt)
+                request = stream.submit(prompt_ids, params, end_ids, origin)
                 replies[request.id] = _Reply(index, request, self.tokenizer, continues_text=continues_text)
             async for tokens in stream:
                 batch: list[tuple[int, ChatEvent]] = []

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from engine.core import Engine
 from engine.errors import EngineError
-from engine.request import FinishReason, Request, SamplingParams, TokenEvent
+from engine.request import PROGRAM, FinishReason, Origin, Request, SamplingParams, TokenEvent
 from engine.thread import EngineThread
 
 MOST_AT_ONCE = 32  # events that a reader takes before it is another's turn, where it has fallen behind
@@ -58,7 +58,7 @@ class TokenStreams:
         prompt_ids: tuple[int, ...],
         params: SamplingParams,
         end_ids: frozenset[int],
-        cache_salt: str,
+        origin: Origin,
     ) -> Request:
         """Have the engine work on a request whose events `stream` is given."""
         if self._loop is None or self._stopping:
@@ -67,7 +67,7 @@ class TokenStreams:
         def register(request: Request) -> None:
             self._running[request.id] = stream
 
-        return self._thread.submit(prompt_ids, params, end_ids, cache_salt, before=register)
+        return self._thread.submit(prompt_ids, params, end_ids, origin, before=register)
 
     def abort(self, request_id: int) -> None:
         """End a request and forget it, if it still runs."""
@@ -122,10 +122,10 @@ class TokenStream:
         self._reader: asyncio.Future[None] | None = None
 
     def submit(
-        self, prompt_ids: tuple[int, ...], params: SamplingParams, end_ids: frozenset[int], cache_salt: str = ""
+        self, prompt_ids: tuple[int, ...], params: SamplingParams, end_ids: frozenset[int], origin: Origin = PROGRAM
     ) -> Request:
         """Raises PromptTooLong, InvalidSampling, or EngineError when the engine does not run."""
-        request = self._streams.submit(self, prompt_ids, params, end_ids, cache_salt)
+        request = self._streams.submit(self, prompt_ids, params, end_ids, origin)
         self._running.add(request.id)
         return request
 

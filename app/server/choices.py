@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from app.chat.events import ChatEvent, ReplyEnd
 from app.chat.service import ChatService
 from app.server.errors import ReplyAborted, ReplyFailed
-from engine.request import FinishReason, SamplingParams
+from engine.request import FinishReason, Origin, SamplingParams
 
 
 @dataclass(slots=True)
@@ -33,7 +33,7 @@ async def generate_choices(
     service: ChatService,
     prompts: Sequence[tuple[int, ...]],
     params: Sequence[SamplingParams],
-    cache_salt: str,
+    origin: Origin,
     *,
     continues_text: bool = False,
 ) -> AsyncGenerator[list[tuple[int, ChatEvent]]]:
@@ -43,7 +43,7 @@ async def generate_choices(
     before. Closing the generator ends all of them.
     """
     asked = [(prompt, one) for prompt in prompts for one in params]
-    batches = service.generate_several(asked, cache_salt=cache_salt, continues_text=continues_text)
+    batches = service.generate_several(asked, origin=origin, continues_text=continues_text)
     async with aclosing(batches):
         async for batch in batches:
             good, failure = _up_to_failure(batch)

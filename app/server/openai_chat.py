@@ -16,7 +16,7 @@ from app.server.errors import naming
 from app.server.openai_requests import ChatCompletionRequest
 from app.server.openai_tokens import FinishText, Identity, Usage, finish_text, finite, token_text, usage_of
 from app.text.tokenizer import Tokenizer
-from engine.request import TokenLogprobs
+from engine.request import Origin, TokenLogprobs
 
 
 class TokenAlternative(Struct):
@@ -87,8 +87,8 @@ async def chunks(service: ChatService, wanted: ChatCompletionRequest) -> AsyncGe
     writer = _ChunkWriter(service)
     with naming("messages"):
         prompt = await service.encode(wanted.conversation())
-        salt = wanted.cache_salt or ""
-        async with aclosing(generate_choices(service, [prompt], wanted.sampling(), salt)) as batches:
+        origin = Origin(cache_salt=wanted.cache_salt or "")
+        async with aclosing(generate_choices(service, [prompt], wanted.sampling(), origin)) as batches:
             async for batch in batches:
                 if written := [chunk for index, event in batch for chunk in writer.write(index, event)]:
                     yield written

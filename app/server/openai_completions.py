@@ -20,7 +20,7 @@ from app.server.errors import InvalidRequest, naming
 from app.server.openai_requests import CompletionRequest
 from app.server.openai_tokens import FinishText, Identity, Usage, finish_text, finite, token_text, usage_of
 from app.text.tokenizer import Tokenizer
-from engine.request import TokenLogprobs
+from engine.request import Origin, TokenLogprobs
 
 
 class CompletionLogprobs(Struct):
@@ -67,9 +67,9 @@ async def chunks(service: ChatService, wanted: CompletionRequest) -> AsyncGenera
     prompts = [await _encode(service, prompt) for prompt in given]
     echoes = [_echo(service.tokenizer, wanted, *prompt) for prompt in zip(given, prompts, strict=True)]
     writer = _ChunkWriter(service, echoes, len(params))
-    salt = wanted.cache_salt or ""
+    origin = Origin(cache_salt=wanted.cache_salt or "")
     with naming("prompt"):
-        async with aclosing(generate_choices(service, prompts, params, salt, continues_text=True)) as batches:
+        async with aclosing(generate_choices(service, prompts, params, origin, continues_text=True)) as batches:
             async for batch in batches:
                 if written := [chunk for index, event in batch for chunk in writer.write(index, event)]:
                     yield written

@@ -11,7 +11,7 @@ import pytest
 
 from engine.config import BLOCK_SIZE
 from engine.core import Engine
-from engine.request import FinishReason, Request, SamplingParams
+from engine.request import FinishReason, Origin, Request, SamplingParams
 from tests.hash_model import HashTicket, expected_output, hash_engine
 
 ENDS = frozenset(range(100))  # one generated token in fifty
@@ -155,7 +155,7 @@ def test_salts_share_nothing() -> None:
     prompt = tuple(range(40))
     requests = []
     for salt in ("", "one", "two", "one"):
-        requests.append(engine.request(prompt, SamplingParams(max_tokens=1), frozenset(), salt))
+        requests.append(engine.request(prompt, SamplingParams(max_tokens=1), frozenset(), Origin(cache_salt=salt)))
         engine.add(requests[-1])
         while engine.has_work:
             engine.step()

@@ -18,7 +18,7 @@ from engine.kv_cache import KVCache
 from engine.loading import LoadOptions, ModelEngine, load_engine
 from engine.models import Model
 from engine.reference import ReferenceDevice, ReferenceOperations
-from engine.request import Request, SamplingParams, ScheduledRequest, StepPlan, TokenEvent
+from engine.request import Origin, Request, SamplingParams, ScheduledRequest, StepPlan, TokenEvent
 from engine.weights import GGUFWeights
 from quant.gguf import GGUFFile
 
@@ -110,7 +110,7 @@ def generate(engine: ModelEngine, requests: Sequence[Request]) -> None:
 
 def submit(engine: ModelEngine, prompt: tuple[int, ...], *, cache_salt: str = "", **params: object) -> Request:
     sampling = SamplingParams(**{"temperature": 0, "max_tokens": 32, **params})  # type: ignore[arg-type]
-    request = engine.request(prompt, sampling, frozenset({2}), cache_salt)
+    request = engine.request(prompt, sampling, frozenset({2}), Origin(cache_salt=cache_salt))
     engine.add(request)
     return request
 
