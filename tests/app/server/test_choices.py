@@ -9,7 +9,7 @@ from app.chat.events import ChatEvent, ReplyEnd, TextDelta
 from app.chat.service import ChatService
 from app.server.choices import generate_choices
 from app.server.errors import ReplyAborted, ReplyFailed
-from engine.request import FinishReason, SamplingParams
+from engine.request import PROGRAM, FinishReason, SamplingParams
 
 Batch = list[tuple[int, ChatEvent]]
 
@@ -42,7 +42,7 @@ def told(service: Scripted) -> tuple[list[Batch], Exception | None]:
     async def collect() -> tuple[list[Batch], Exception | None]:
         batches = []
         try:
-            async for batch in generate_choices(service, [(1, 2, 3)], [SamplingParams()] * 2, ""):
+            async for batch in generate_choices(service, [(1, 2, 3)], [SamplingParams()] * 2, PROGRAM):
                 batches += [batch]
         except (ReplyFailed, ReplyAborted) as error:
             return batches, error

@@ -11,7 +11,7 @@ import torch
 from engine.config import BLOCK_SIZE, EngineConfig
 from engine.core import Engine
 from engine.cpu.device import CpuStep
-from engine.request import Request, SamplingParams
+from engine.request import Origin, Request, SamplingParams
 from engine.runner import ModelRunner, Ticket
 from tests.engine.cpu.prefix_logits import PrefixLogits, WatchedRunner, at_odds
 from tests.engine.cpu.recorded import advance, load_step, sequence, spoil
@@ -203,7 +203,7 @@ def run_out(engine: Engine[Ticket]) -> None:
 
 
 def submit(engine: Engine[Ticket], prompt: tuple[int, ...], params: SamplingParams, salt: str = "") -> Request:
-    request = engine.request(prompt, params, frozenset(), salt)
+    request = engine.request(prompt, params, frozenset(), Origin(cache_salt=salt))
     engine.add(request)
     return request
 
