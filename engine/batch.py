@@ -29,31 +29,35 @@ class Batch:
 
 
 def build_batch(plan: StepPlan, *, vocab_size: int, num_blocks: int) -> Batch:
-    """The batch of `plan`. Raises IndexError where an id or a slot would lie outside vocabulary, table or pool.
+    """The batch of `plan`, for groups of attention layers whose pools have `num_blocks` blocks.
+
+    Raises IndexError where an id or a slot would lie outside vocabulary, table or pool.
 
     Logit rows, in the plan's order: of each request the positions to be reported, then its last token where the next
     one can be picked.
     """
     token_ids: list[int] = []
     positions: list[int] = []
-    slots: list[int] = []
     logit_rows: list[int] = []
     starts = [0]
+    groups = len(plan.scheduled[0].request.block_tables)
+    slots: tuple[list[int], ...] = tuple([] for _ in range(groups))
     for part in plan.scheduled:
-        table = _checked_table(part, num_blocks)
         logit_rows += _logit_rows(part, len(token_ids))
         token_ids += part.request.token_ids(part.start, part.stop)
         span = range(part.start, part.stop)
         positions += span
-        slots += [table[position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE for position in span]
+        for table, mapping in zip(part.request.block_tables, slots, strict=True):
+            _check_table(part, table, num_blocks)
+            mapping += [table[position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE for position in span]
         starts.append(len(token_ids))
     if not 0 <= min(token_ids) <= max(token_ids) < vocab_size:
         raise IndexError(f"a token id is not in the vocabulary of {vocab_size}")
     return Batch(
         token_ids,
         positions,
-        (slots,),
-        ([part.request.block_table for part in plan.scheduled],),
+        slots,
+        tuple([part.request.block_tables[group] for part in plan.scheduled] for group in range(groups)),
         starts,
         [part.stop for part in plan.scheduled],
         logit_rows,
@@ -65,14 +69,13 @@ def _logit_rows(part: ScheduledRequest, first_row: int) -> list[int]:
     return [*reported, first_row + part.num_tokens - 1] if part.samples else reported
 
 
-def _checked_table(part: ScheduledRequest, num_blocks: int) -> list[int]:
-    table = part.request.block_table
-    needed = -(-part.stop // BLOCK_SIZE)
+def _check_table(part: ScheduledRequest, table: Sequence[int], num_blocks: int) -> None:
+    """Tokens go into blocks of the pool; before them only a window leaves blocks out."""
+    first, needed = part.start // BLOCK_SIZE, -(-part.stop // BLOCK_SIZE)
     if len(table) < needed:
         raise IndexError(f"request {part.request.id} needs {needed} blocks and holds {len(table)}")
-    if not NULL_BLOCK < min(table) <= max(table) < num_blocks:
+    if not NULL_BLOCK <= min(table) <= max(table) < num_blocks or NULL_BLOCK in table[first:needed]:
         raise IndexError(f"a block of request {part.request.id} is not in the pool of {num_blocks}")
-    return table
 
 
 def placeholder_batch() -> Batch:

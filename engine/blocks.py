@@ -2,8 +2,8 @@
 
 A full block can be found by its key, a digest of everything its keys and values depend on: the key of the block before
 it, its token ids, and what the pool's owner says of model and cache (`salt`). It is published only after the step that
-filled it has completed. A look-up returns blocks that are held already, so that nothing can take them in between, and
-compares the stored token ids, so that no digest is trusted alone.
+filled it has completed. A look-up compares the stored token ids, so that no digest is trusted alone; whoever made it
+holds what it found before anything else is allocated.
 
 A block that nobody holds keeps its content, and stays findable, until it is the least recently used one and its memory
 is needed; of one chain the deeper blocks go first. Block 0 is the null block: never handed out, it stands wherever a
@@ -12,8 +12,8 @@ block id is needed and none is meant.
 
 import hashlib
 from array import array
-from collections import OrderedDict
-from collections.abc import Sequence
+from collections import OrderedDict, deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NewType
 
@@ -55,17 +55,18 @@ class BlockPool:
         self.num_blocks = num_blocks
         self._references = [0] * num_blocks
         self._contents: list[Content | None] = [None] * num_blocks
-        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, num_blocks))  # next to be taken first
+        self._blank = deque(range(1, num_blocks))  # free, without content; the next to be taken first
+        self._cached: OrderedDict[int, None] = OrderedDict()  # free, with content; taken when no other is left
         self._by_key: dict[BlockKey, int] = {}
 
     @property
     def num_free(self) -> int:
-        return len(self._free)
+        return len(self._blank) + len(self._cached)
 
     @property
-    def num_findable(self) -> int:
-        """Blocks whose content may be used again, held or free."""
-        return len(self._by_key)
+    def num_cached(self) -> int:
+        """Free blocks whose content may be used again."""
+        return len(self._cached)
 
     @property
     def num_usable(self) -> int:
@@ -74,24 +75,25 @@ class BlockPool:
 
     def allocate(self, count: int) -> list[int]:
         """`count` blocks with one reference each. The caller has checked `num_free`; ValueError otherwise."""
-        if count > len(self._free):
-            raise ValueError(f"{count} blocks asked for, {len(self._free)} free")
-        blocks = [self._free.popitem(last=False)[0] for _ in range(count)]
+        if count > self.num_free:
+            raise ValueError(f"{count} blocks asked for, {self.num_free} free")
+        blocks = [self._blank.popleft() if self._blank else self._evict() for _ in range(count)]
         for block in blocks:
-            self._forget(block)
             self._references[block] = 1
         return blocks
 
-    def release(self, table: Sequence[int]) -> None:
-        """Drop one reference of each block of a chain; a block without any is free. ValueError for one not held."""
+    def release(self, table: Sequence[int], *, cold: bool = False) -> None:
+        """Drop one reference of each block of a chain; a block without any is free. Its content is the last to be given
+        up, or with `cold` the first. ValueError for a block that is not held."""
         for block in reversed(table):
             if not 0 < block < self.num_blocks or self._references[block] == 0:
                 raise ValueError(f"block {block} is not held")
             self._references[block] -= 1
-            if self._references[block] == 0:
-                self._free[block] = None
-                if self._contents[block] is None:
-                    self._free.move_to_end(block, last=False)
+            if self._references[block] == 0 and self._contents[block] is None:
+                self._blank.appendleft(block)
+            elif self._references[block] == 0:
+                self._cached[block] = None
+                self._cached.move_to_end(block, last=not cold)
 
     def publish(self, block: int, key: BlockKey, token_ids: Sequence[int]) -> None:
         """Make a held block findable: the step that filled it has completed. The first block of a key stays the one."""
@@ -103,27 +105,44 @@ class BlockPool:
             self._contents[block] = Content(key, tuple(token_ids))
             self._by_key[key] = block
 
-    def find(self, root: BlockKey, token_ids: Sequence[int], most: int) -> tuple[list[int], list[BlockKey]]:
-        """The longest cached prefix of `token_ids`, at most `most` blocks: the blocks, now held, and their keys."""
-        blocks: list[int] = []
-        keys: list[BlockKey] = []
-        parent = root
-        for start in range(0, most * BLOCK_SIZE, BLOCK_SIZE):
-            wanted = tuple(token_ids[start : start + BLOCK_SIZE])
-            parent = block_key(parent, wanted)
-            block = self._by_key.get(parent, NULL_BLOCK)
-            content = self._contents[block]
-            if content is None or content.token_ids != wanted:
-                break
-            self._hold(block)
-            blocks.append(block)
-            keys.append(parent)
-        return blocks, keys
+    def find(self, key: BlockKey, token_ids: Sequence[int]) -> int:
+        """The block with this content, or NULL_BLOCK. Nobody holds it on that account: see `hold`."""
+        block = self._by_key.get(key, NULL_BLOCK)
+        content = self._contents[block]
+        return block if content is not None and content.token_ids == tuple(token_ids) else NULL_BLOCK
+
+    def hold(self, block: int) -> None:
+        """Take one more reference of a block that is held, or findable."""
+        if self._references[block] == 0:
+            if self._contents[block] is None:
+                raise ValueError(f"block {block} is neither held nor findable")
+            del self._cached[block]
+        self._references[block] += 1
+
+    def coldest(self) -> Iterator[int]:
+        """Free blocks with content, in the order in which they will be taken."""
+        return iter(self._cached)
+
+    def content(self, block: int) -> tuple[BlockKey, tuple[int, ...]]:
+        """The key and the tokens of a findable block."""
+        content = self._contents[block]
+        if content is None:
+            raise ValueError(f"block {block} is not findable")
+        return content.key, content.token_ids
+
+    def is_shared(self, block: int) -> bool:
+        """Whether more than one holds it, so that none of them may write to it."""
+        return self._references[block] > 1
+
+    def is_findable(self, block: int) -> bool:
+        """Whether its content was published, so that nobody may write to it."""
+        return self._contents[block] is not None
 
     def check(self) -> None:
         """Raise RuntimeError unless every block is free or held, and every findable block is the one its key names."""
+        blank = set(self._blank)
         for block in range(self.num_blocks):
-            held, free = self._references[block] > 0, block in self._free
+            held, free = self._references[block] > 0, block in blank or block in self._cached
             if block == NULL_BLOCK and (held or free or self._contents[block]):
                 raise RuntimeError("the null block was handed out")
             if block != NULL_BLOCK and held == free:
@@ -131,16 +150,14 @@ class BlockPool:
             content = self._contents[block]
             if content and self._by_key.get(content.key) != block:
                 raise RuntimeError(f"block {block} is not the one its key names")
+            if content if block in blank else not content and block in self._cached:
+                raise RuntimeError(f"block {block} is free in the wrong way")
         if len(self._by_key) != sum(content is not None for content in self._contents):
             raise RuntimeError("a key names a block without that content")
 
-    def _hold(self, block: int) -> None:
-        if self._references[block] == 0:
-            del self._free[block]
-        self._references[block] += 1
-
-    def _forget(self, block: int) -> None:
-        content = self._contents[block]
-        if content is not None:
-            del self._by_key[content.key]
-            self._contents[block] = None
+    def _evict(self) -> int:
+        """Give up the content that was least recently used."""
+        block, _ = self._cached.popitem(last=False)
+        del self._by_key[self.content(block)[0]]
+        self._contents[block] = None
+        return block

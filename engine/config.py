@@ -3,6 +3,7 @@
 Both are frozen and built once. Knows numbers. Refuses to know files (a family's module reads those) and user settings.
 """
 
+import enum
 from dataclasses import dataclass
 
 BLOCK_SIZE = 16  # tokens in a KV block
@@ -45,6 +46,23 @@ class ModelConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class GroupConfig:
+    """How the layers of one KV group remember. Which layers they are, and what a block holds, is the device's."""
+
+    window: int | None = None  # tokens that attention looks back on, its own included; None: all
+    recurrent: bool = False  # one state a request, in place of a block for each BLOCK_SIZE tokens
+    num_blocks: int = 0  # in the device pool, the null block included; 0: EngineConfig.num_blocks
+
+
+class Preemption(enum.Enum):
+    """What a request that yields does with what it has computed."""
+
+    AUTO = "auto"  # whichever is measured to be faster
+    SWAP = "swap"  # copied to the host pool, and back
+    RECOMPUTE = "recompute"  # given up, but for what stays in the prefix cache
+
+
+@dataclass(frozen=True, slots=True)
 class EngineConfig:
     """The resolved knobs of one engine. Filled by `engine.loading`."""
 
@@ -57,3 +75,12 @@ class EngineConfig:
     step_depth: int = 1  # steps launched before the first of them is collected
     cache_salt: tuple[str, ...] = ()  # what keys and values depend on besides the tokens: model, numerics, KV type
     threads: int = 1  # that compute
+    groups: tuple[GroupConfig, ...] = (GroupConfig(),)
+    host_blocks: int = 0  # in each group's host pool, the null block included; 0: there is none
+    block_bytes: int = 0  # that one block of every group takes together
+    preemption: Preemption = Preemption.AUTO
+    target_latency: float = 0.0  # seconds between two tokens of a stream that a long prompt may cause; 0: any
+
+    def pool_blocks(self, group: int) -> int:
+        """Blocks of a group's device pool, the null block included."""
+        return self.groups[group].num_blocks or self.num_blocks

@@ -6,11 +6,14 @@ from, and which kind of device the runner drives.
 
 import itertools
 import logging
+import time
 from collections import deque
+from dataclasses import dataclass
 from typing import Generic
 
 from engine.config import EngineConfig
 from engine.counters import EngineState
+from engine.mover import Mover
 from engine.request import PROGRAM, Origin, Request, SamplingParams, StepPlan, TokenEvent
 from engine.runner import Runner, TicketT
 from engine.scheduler import Scheduler
@@ -18,15 +21,27 @@ from engine.scheduler import Scheduler
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class _UnderWay(Generic[TicketT]):
+    """A launched step."""
+
+    plan: StepPlan
+    ticket: TicketT
+    began: float
+
+
 class Engine(Generic[TicketT]):
     """One loaded model and the requests it is working on."""
 
-    def __init__(self, config: EngineConfig, vocab_size: int, runner: Runner[TicketT]) -> None:
+    def __init__(
+        self, config: EngineConfig, vocab_size: int, runner: Runner[TicketT], mover: Mover | None = None
+    ) -> None:
         self.config = config
         self.vocab_size = vocab_size
-        self._scheduler = Scheduler(config)
+        self._scheduler = Scheduler(config, mover)
         self._runner = runner
-        self._under_way: deque[tuple[StepPlan, TicketT]] = deque()
+        self._under_way: deque[_UnderWay[TicketT]] = deque()
+        self._collected = 0.0  # when the last step was
         self._ids = itertools.count(1)
 
     @property
@@ -63,9 +78,9 @@ class Engine(Generic[TicketT]):
         self._scheduler.check_fits(request)
         return request
 
-    def add(self, request: Request) -> None:
-        """Queue a request."""
-        self._scheduler.add(request)
+    def add(self, *requests: Request) -> None:
+        """Queue a request, or several of one prompt, which is read once for all of them."""
+        self._scheduler.add(*requests)
 
     def step(self) -> list[TokenEvent]:
         """Launch steps as far ahead as the configuration says, then collect the oldest. A failing one fails alone."""
@@ -74,17 +89,21 @@ class Engine(Generic[TicketT]):
             if not plan.scheduled:
                 break
             try:
-                self._under_way.append((plan, self._runner.launch(plan)))
+                began = time.monotonic()
+                self._under_way.append(_UnderWay(plan, self._runner.launch(plan), began))
             except Exception as error:  # noqa: BLE001  # whatever a kernel raises ends the requests it ran, and no others
                 return self._failed(plan, error)
         if not self._under_way:
+            self._scheduler.wait()
             return []
-        plan, ticket = self._under_way.popleft()
+        step = self._under_way.popleft()
         try:
-            sampled = self._runner.collect(ticket)
+            sampled = self._runner.collect(step.ticket)
         except Exception as error:  # noqa: BLE001
-            return self._failed(plan, error)
-        return self._scheduler.update(plan, sampled)
+            return self._failed(step.plan, error)
+        began, self._collected = max(step.began, self._collected), time.monotonic()
+        self._scheduler.costs.steps.observe(step.plan.num_tokens, self._collected - began)
+        return self._scheduler.update(step.plan, sampled)
 
     def _failed(self, plan: StepPlan, error: Exception) -> list[TokenEvent]:
         log.error("a step of %d requests failed", len(plan.scheduled), exc_info=error)
@@ -96,8 +115,9 @@ class Engine(Generic[TicketT]):
 
     def abort_all(self) -> list[TokenEvent]:
         """End every request; steps under way are forgotten with their results."""
+        forgotten = [step.plan for step in self._under_way]
         self._under_way.clear()
-        return self._scheduler.abort_all()
+        return self._scheduler.abort_all(forgotten)
 
     def assert_empty(self) -> None:
         """Raise RuntimeError when a request or a block is still held."""

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from engine.batch import Batch
 from engine.config import EngineConfig, ModelConfig
+from engine.kv_cache import KVCache
 from engine.weights import GGUFWeights
 
 
@@ -31,6 +32,14 @@ class Logits:
 
 
 Compute = Callable[[Batch], Logits]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model on a device, ready to compute."""
+
+    compute: Compute
+    kv: KVCache
 
 
 class Device(Protocol):
@@ -62,6 +71,6 @@ class Device(Protocol):
         """The token budget of one step: whoever wants to stop or to join waits for the step under way."""
         ...
 
-    def load(self, model: ModelConfig, weights: GGUFWeights, config: EngineConfig) -> Compute:
+    def load(self, model: ModelConfig, weights: GGUFWeights, config: EngineConfig) -> LoadedModel:
         """Take the model's weights, reserve its caches. Raises UnsupportedModel or ModelFileError."""
         ...

@@ -7,12 +7,15 @@ Knows shapes and memory. Refuses to know which block belongs to whom (`engine.bl
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from engine.mover import Move
+from engine.request import BlockCopy
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,18 +41,24 @@ LayerShape = Callable[[int, int], tuple[int, ...]]  # of one layer of one block,
 
 
 class KVCache:
-    """One pool for each group, [blocks, layers, ...].
+    """One pool for each group, [blocks, layers, ...], and one of `host_blocks` in the host's memory where there is one.
 
     Memory is reserved, not filled: the operating system hands a page over when it is first written.
     """
 
-    def __init__(self, groups: Sequence[KVGroup], num_blocks: int, layer_shape: LayerShape, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        groups: Sequence[KVGroup],
+        num_blocks: int,
+        layer_shape: LayerShape,
+        dtype: torch.dtype,
+        host_blocks: int = 0,
+    ) -> None:
         self.groups = tuple(groups)
         self.num_blocks = num_blocks
-        self.pools = tuple(
-            _reserve((num_blocks, len(group.layers), *layer_shape(group.kv_heads, group.head_dim)), dtype)
-            for group in groups
-        )
+        shapes = [(len(group.layers), *layer_shape(group.kv_heads, group.head_dim)) for group in groups]
+        self.pools = tuple(_reserve((num_blocks, *shape), dtype) for shape in shapes)
+        self.host_pools = tuple(_reserve((host_blocks, *shape), dtype) for shape in shapes)
         self._layers = {
             layer: LayerKV(index, self.pools[index][:, position], group.kv_heads, group.head_dim)
             for index, group in enumerate(groups)
@@ -58,6 +67,19 @@ class KVCache:
 
     def layer(self, layer: int) -> LayerKV:
         return self._layers[layer]
+
+    def copy(self, copies: Iterable[BlockCopy]) -> None:
+        """Copy blocks within their pools, one after another."""
+        for copy in copies:
+            pool = self.pools[copy.group]
+            pool[copy.target].copy_(pool[copy.source])
+
+    def move(self, moves: Iterable[Move]) -> None:
+        """Copy blocks between the pools."""
+        for move in moves:
+            here, there = self.pools[move.group], self.host_pools[move.group]
+            source, target = (here, there) if move.to_host else (there, here)
+            target[move.target].copy_(source[move.source])
 
 
 def _reserve(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

@@ -16,7 +16,8 @@ import torch
 
 from engine import models
 from engine.checkpoint_config import Metadata
-from engine.config import BLOCK_SIZE, EngineConfig, ModelConfig
+from engine.config import BLOCK_SIZE, EngineConfig, ModelConfig, Preemption
+from engine.copy_thread import CopyThread
 from engine.core import Engine
 from engine.device import Device
 from engine.errors import UnsupportedModel
@@ -37,6 +38,7 @@ LEAST_CONTEXT = 512  # tokens
 BACKENDS = ("auto", "cpu", "reference")
 SMALL_MODEL = 500_000_000  # matrix elements: below, activations get two planes
 MOST_LOADING_THREADS = 4  # more would wait for memory
+TARGET_LATENCY = 0.1  # seconds between two tokens of a stream while a prompt is read: ten a second, faster than reading
 KV_TYPES = {"auto": torch.float16, "f16": torch.float16, "int8": torch.int8}  # of the CPU kernels
 AUTO_KV_TYPE = "Set kv_type to auto: INGLE_KV_TYPE=auto."
 
@@ -51,6 +53,9 @@ class LoadOptions:
     activation_planes: int = 0
     cpu_tier: str = "auto"  # one of `quant.cpu.tiers.CHOICES`
     kv_type: str = "auto"  # one of KV_TYPES
+    host_cache: int = 0  # bytes of the host pool; 0: none, since on a CPU the device pool is the host's memory
+    preemption: Preemption = Preemption.AUTO
+    target_latency: float = TARGET_LATENCY
     code_cache: Path | None = None  # where compiled kernels are kept; None: compile for this process alone
 
 
@@ -62,16 +67,16 @@ def load_engine(file: GGUFFile, options: LoadOptions, progress: LoadProgress | N
     model = models.read_config(Metadata(file.metadata, _architecture(file)))
     device = _device(options, model, file)
     config = resolve(model, device, options, file.header_digest)
-    compute = device.load(model, GGUFWeights(file, progress, min(device.threads, MOST_LOADING_THREADS)), config)
+    loaded = device.load(model, GGUFWeights(file, progress, min(device.threads, MOST_LOADING_THREADS)), config)
     _return_freed_memory()
-    return Engine(
-        config, model.vocab_size, ModelRunner(compute, vocab_size=model.vocab_size, num_blocks=config.num_blocks)
-    )
+    mover = CopyThread(loaded.kv) if config.host_blocks else None
+    return Engine(config, model.vocab_size, ModelRunner(loaded, model.vocab_size), mover)
 
 
 def resolve(model: ModelConfig, device: Device, options: LoadOptions, fingerprint: str) -> EngineConfig:
     """The knobs of a run, with every choice made. Raises UnsupportedModel for a context that memory cannot hold."""
     context = _context(model, token_bytes(model, device), options.context_length)
+    block_bytes = model.layers * layer_bytes(model, device)
     return EngineConfig(
         backend=device.name,
         threads=device.threads,
@@ -79,6 +84,10 @@ def resolve(model: ModelConfig, device: Device, options: LoadOptions, fingerprin
         num_blocks=1 + -(-context // BLOCK_SIZE),
         model_context_length=model.context_length,
         max_step_tokens=device.step_tokens(model),
+        host_blocks=1 + options.host_cache // block_bytes if options.host_cache else 0,
+        block_bytes=block_bytes,
+        preemption=options.preemption,
+        target_latency=options.target_latency,
         cache_salt=(fingerprint, *device.numerics, str(device.kv_type), repr(model.rope)),
     )
 
@@ -100,8 +109,12 @@ def _context(model: ModelConfig, token_bytes: int, asked: int) -> int:
 
 def token_bytes(model: ModelConfig, device: Device) -> int:
     """Bytes that one token of context takes: keys and values of every layer, and its row of the rotary table."""
-    block = math.prod(device.layer_shape(model.kv_heads, model.head_dim)) * device.kv_type.itemsize
-    return model.layers * block // BLOCK_SIZE + 4 * model.head_dim
+    return model.layers * layer_bytes(model, device) // BLOCK_SIZE + 4 * model.head_dim
+
+
+def layer_bytes(model: ModelConfig, device: Device) -> int:
+    """Bytes of one layer of one KV block."""
+    return math.prod(device.layer_shape(model.kv_heads, model.head_dim)) * device.kv_type.itemsize
 
 
 # -- which device

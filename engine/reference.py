@@ -9,7 +9,7 @@ from torch import Tensor
 from engine import models
 from engine.batch import Batch
 from engine.config import BLOCK_SIZE, EngineConfig, ModelConfig
-from engine.device import Compute, Logits
+from engine.device import LoadedModel, Logits
 from engine.kernels import reference
 from engine.kv_cache import KVCache, LayerKV
 from engine.rope import RotaryTable
@@ -34,20 +34,20 @@ class ReferenceDevice:
     def step_tokens(self, model: ModelConfig) -> int:
         return 256
 
-    def load(self, model: ModelConfig, weights: GGUFWeights, config: EngineConfig) -> Compute:
+    def load(self, model: ModelConfig, weights: GGUFWeights, config: EngineConfig) -> LoadedModel:
         # Tensors are small: more threads gain little, and lose much while another program has a core.
         torch.set_num_threads(1)
         loaded = models.load(
             model, weights, ReferenceOperations(keep_dequantized=self._keep_dequantized), config.context_length
         )
         torch.set_num_threads(self.threads)
-        kv = KVCache(loaded.kv_groups(), config.num_blocks, self.layer_shape, self.kv_type)
+        kv = KVCache(loaded.kv_groups(), config.num_blocks, self.layer_shape, self.kv_type, config.host_blocks)
 
         def compute(batch: Batch) -> Logits:
             with torch.inference_mode():
                 return Logits(loaded.forward(batch, kv))
 
-        return compute
+        return LoadedModel(compute, kv)
 
 
 class ReferenceOperations:

@@ -96,7 +96,8 @@ PROGRAM = Origin()  # what is assumed of a request that says nothing of itself
 
 
 class RequestStatus(enum.Enum):
-    WAITING = enum.auto()  # holds no block
+    WAITING = enum.auto()  # holds no block of the device pool
+    FOLLOWING = enum.auto()  # has a seat; takes over its leader's blocks when the step under way has read their prompt
     RUNNING = enum.auto()
     FINISHED = enum.auto()  # its end is told; it may hold blocks until the steps under way are collected
 
@@ -108,7 +109,7 @@ class FinishReason(enum.Enum):
     ERROR = "error"  # the step it was part of failed
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Request:
     """One sequence being generated. The submitter fills the first block of fields, the scheduler owns the rest.
 
@@ -127,13 +128,24 @@ class Request:
     num_scheduled: int = 0  # those, and the tokens of steps under way
     num_pending: int = 0  # tokens that steps under way will sample
     steps_under_way: int = 0  # launched and not collected; its blocks must not be reused before they are
-    block_table: list[int] = field(default_factory=list)  # KV blocks in order, append-only while it runs
-    block_keys: list[bytes] = field(default_factory=list)  # of its leading blocks, as far as they are published
+    block_tables: tuple[list[int], ...] = field(default_factory=lambda: ([],))  # of each KV group: blocks in order
+    block_keys: list[bytes] = field(default_factory=list)  # of its leading full blocks, as far as somebody asked
+    num_published: int = 0  # blocks that are computed and findable
+    saved: "SavedBlocks | None" = None  # in the host pool, while it waits
+    is_arriving: bool = False  # its blocks are being copied from there
     num_cached: int = 0  # tokens of the prompt that were found computed when it first joined
     num_preemptions: int = 0
+    arrival: float = 0.0  # when it was added, in seconds of some clock
+    followers: "list[Request]" = field(default_factory=list)  # wait for its prompt, which is theirs too
+    is_leading: bool = False  # some of them pick their first token in a step under way, and then take over its blocks
     num_reported: int = 0  # positions of the prompt whose prediction of the next token is told, or under way
     status: RequestStatus = RequestStatus.WAITING
     _known_ids: "array[int]" = field(default_factory=lambda: array("q"))  # as far as somebody asked
+
+    @property
+    def block_table(self) -> list[int]:
+        """Of the first KV group."""
+        return self.block_tables[0]
 
     @property
     def num_tokens(self) -> int:
@@ -151,6 +163,25 @@ class Request:
         return self._known_ids
 
 
+@dataclass(slots=True)
+class SavedBlocks:
+    """What a request that yielded needs to go on where it was, in the host pool."""
+
+    num_computed: int
+    blocks: tuple[list[tuple[int, int]], ...]  # of each KV group: (place in the table, block of the host pool)
+    is_there: bool = False  # it has been copied
+    is_lost: bool = False  # it could not be copied
+
+
+@dataclass(frozen=True, slots=True)
+class BlockCopy:
+    """A block of a KV group that a step copies before it computes, in the order of the plan."""
+
+    group: int
+    source: int
+    target: int
+
+
 @dataclass(frozen=True, slots=True)
 class ScheduledRequest:
     """A request's part in one step: its tokens start .. start + num_tokens."""
@@ -161,6 +192,8 @@ class ScheduledRequest:
     samples: bool  # the step reaches the request's last token, so that its next one can be picked
     feeds: bool = False  # its last token is still being sampled by the step before: the runner takes it from there
     reported: range = range(0)  # positions whose prediction of the prompt's next token is to be told
+    copies: tuple[BlockCopy, ...] = ()
+    followers: tuple[Request, ...] = ()  # pick a first token of their own from the same logits
 
     @property
     def stop(self) -> int:

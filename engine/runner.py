@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
 from engine.batch import build_batch
-from engine.device import Compute, Logits
-from engine.request import SampledToken, ScheduledRequest, StepPlan, TokenLogprobs
+from engine.device import LoadedModel, Logits
+from engine.request import Request, SampledToken, ScheduledRequest, StepPlan, TokenLogprobs
 from engine.sampler import next_tokens, report_prompt
 
 TicketT = TypeVar("TicketT")
@@ -38,17 +38,17 @@ class Ticket:
 class ModelRunner:
     """Runs plans on one device, one step at a time (depth 1)."""
 
-    def __init__(self, compute: Compute, *, vocab_size: int, num_blocks: int) -> None:
-        self._compute = compute
+    def __init__(self, model: LoadedModel, vocab_size: int) -> None:
+        self._model = model
         self._vocab_size = vocab_size
-        self._num_blocks = num_blocks
 
     def launch(self, plan: StepPlan) -> Ticket:
-        batch = build_batch(plan, vocab_size=self._vocab_size, num_blocks=self._num_blocks)
-        return Ticket(self._compute(batch), plan.scheduled)
+        batch = build_batch(plan, vocab_size=self._vocab_size, num_blocks=self._model.kv.num_blocks)
+        self._model.kv.copy(copy for part in plan.scheduled for copy in part.copies)
+        return Ticket(self._model.compute(batch), plan.scheduled)
 
     def collect(self, ticket: Ticket) -> list[SampledToken]:
-        picking: list[int] = []  # rows that the next token of a request is picked from
+        picking: list[tuple[int, Request]] = []  # rows that the next token of a request is picked from
         reports: dict[int, tuple[TokenLogprobs, ...]] = {}
         row = 0
         for part in ticket.parts:
@@ -56,9 +56,9 @@ class ModelRunner:
                 reports[part.request.id] = report_prompt(ticket.logits.values[row:], part.request, part.reported)
                 row += len(part.reported)
             if part.samples:
-                picking.append(row)
+                picking += [(row, request) for request in (part.request, *part.followers)]
                 row += 1
-        picked = next_tokens(ticket.logits, picking, [part.request for part in ticket.parts if part.samples])
+        picked = next_tokens(ticket.logits, [row for row, _ in picking], [request for _, request in picking])
         if not reports:
             return picked
         told = [replace(token, prompt_logprobs=reports.pop(token.request_id, ())) for token in picked]

@@ -1,22 +1,30 @@
 """The scheduler: which requests run in the next step, and how many tokens of each. No torch.
 
-Continuous batching under one token budget: running requests catch up first, oldest first, then waiting ones join while
-budget, seats and KV blocks last. A long prompt takes several steps; one whose beginning is cached starts behind that.
-Blocks are taken as they are needed. When none is free the youngest running request yields: its blocks go back, and it
-computes again later what of them was reused meanwhile. The oldest never yields, so there is always one that proceeds.
+Continuous batching under one token budget: running requests catch up first, in order of precedence, then waiting ones
+join while budget, seats and KV blocks last. A long prompt takes several steps, smaller ones while others stream; one
+whose beginning is cached starts behind that. Several requests of one prompt read it once and share its blocks.
+
+Blocks are taken as they are needed. When none is free the last in order yields: its blocks are copied to the host pool,
+or given up and computed again where they are reused meanwhile. The first in order never yields to anyone, so there is
+always one that proceeds; and nobody yields more than MOST_PREEMPTIONS times. A request may also yield its place to one
+of a higher class.
 
 Steps may be under way while the next is planned. Blocks and counters of a request change hands only when every step
 that it is part of has been collected. Refuses to know what a token means and where keys and values lie.
 """
 
-from collections import deque
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from engine.blocks import BlockKey, BlockPool, block_key, root_key
 from engine.config import BLOCK_SIZE, EngineConfig
+from engine.cost_model import CostModel
 from engine.counters import Counters, EngineState
 from engine.errors import PromptTooLong
+from engine.kv_groups import blocks_for
+from engine.kv_memory import KVMemory
+from engine.mover import Mover
+from engine.precedence import is_urgent, precedence
 from engine.request import (
     FinishReason,
     Request,
@@ -27,23 +35,28 @@ from engine.request import (
     StepPlan,
     TokenEvent,
 )
+from engine.waiting import WaitingQueue
 
 
 class Scheduler:
     """Owns every request from `add` until the event that carries its finish reason."""
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(
+        self, config: EngineConfig, mover: Mover | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._config = config
-        self._blocks = BlockPool(config.num_blocks)
+        self._clock = clock
+        self.costs = CostModel(config)
+        self._memory = KVMemory(config, mover, self.costs, self._arrived)
+        self._context = min(config.context_length, self._memory.most_tokens)
         self._counters = Counters()
-        self._context = min(config.context_length, self._blocks.num_usable * BLOCK_SIZE)
-        self._waiting: deque[Request] = deque()  # oldest first
-        self._running: dict[int, Request] = {}  # oldest first
+        self._waiting = WaitingQueue()
+        self._running: dict[int, Request] = {}
         self._ending: dict[int, Request] = {}  # finished, but part of a step under way
 
     @property
     def has_work(self) -> bool:
-        return bool(self._waiting or self._running or self._ending)
+        return bool(self._waiting or self._running or self._ending or self._memory.host.transfers)
 
     @property
     def num_waiting(self) -> int:
@@ -55,20 +68,20 @@ class Scheduler:
 
     @property
     def num_free_blocks(self) -> int:
-        return self._blocks.num_free
+        return self._memory.groups[0].pool.num_free
 
     def state(self) -> EngineState:
-        waiting = [request.origin.service for request in list(self._waiting)]
-        held = self._blocks.num_usable - self._blocks.num_free
+        waiting = list(self._waiting)
+        pool, hosts = self._memory.groups[0].pool, self._memory.host.pools
         return EngineState(
             running=len(self._running),
-            waiting=tuple(waiting.count(service) for service in ServiceClass),
-            swapped=0,
-            kv_blocks=self._blocks.num_usable,
-            kv_blocks_held=held,
-            kv_blocks_cached=max(0, self._blocks.num_findable - held),
-            host_blocks=0,
-            host_blocks_used=0,
+            waiting=tuple(sum(it.origin.service is service for it in waiting) for service in ServiceClass),
+            swapped=sum(request.saved is not None for request in waiting),
+            kv_blocks=pool.num_usable,
+            kv_blocks_held=pool.num_usable - pool.num_free,
+            kv_blocks_cached=pool.num_cached,
+            host_blocks=hosts[0].num_usable if hosts else 0,
+            host_blocks_used=hosts[0].num_usable - hosts[0].num_free + hosts[0].num_cached if hosts else 0,
             counters=replace(self._counters),
         )
 
@@ -83,33 +96,48 @@ class Scheduler:
                 "Shorten the prompt, or raise the context length.",
             )
 
-    def add(self, request: Request) -> None:
-        """Queue a request that `check_fits` let pass."""
-        self._waiting.append(request)
+    def add(self, *requests: Request) -> None:
+        """Queue a request that `check_fits` let pass; further ones share its prompt and are read with it."""
+        for request in requests:
+            request.arrival = self._clock()
+            request.block_tables = tuple([] for _ in self._config.groups)
+        self._waiting.add(*requests)
 
     def schedule(self) -> StepPlan:
-        """The next step. Empty when nothing can be done before a step under way is collected, or nothing is to do."""
-        budget = self._config.max_step_tokens
+        """The next step. Empty when nothing can be done before a step under way is collected or a copy has ended, or
+        nothing is to do."""
+        self._memory.host.transfers.poll()
         scheduled: list[ScheduledRequest] = []
         preempted: list[Request] = []
-        for request in list(self._running.values()):
-            if request.status is not RequestStatus.RUNNING:
-                continue  # it has just given way to an older one
+        running = sorted(self._running.values(), key=precedence)
+        budget = self.costs.budget(sum(bool(request.output_ids) for request in running))
+        for request in running:
+            if request.status is not RequestStatus.RUNNING or request.is_arriving:
+                continue  # it has just yielded to one before it, or is not there yet
             if not self._reserve(request, budget, preempted):
-                break  # it waits for blocks, and no younger one takes them first
+                break  # it waits for blocks, and nobody behind it takes them first
             budget -= self._take(request, budget, scheduled)
         else:
-            while budget and self._waiting and not preempted and self._admit(self._waiting[0]):
-                budget -= self._take(self._waiting.popleft(), budget, scheduled)
+            while budget and not preempted and (newcomer := self._admit(self._waiting.first, preempted)):
+                budget -= 0 if newcomer.is_arriving else self._take(newcomer, budget, scheduled)
+        self._memory.host.demote()
         return StepPlan(tuple(scheduled), tuple(preempted))
+
+    def wait(self) -> None:
+        """Nothing can be planned and no step is under way: return when a copy may have ended."""
+        self._memory.host.transfers.wait()
 
     def update(self, plan: StepPlan, sampled: Iterable[SampledToken]) -> list[TokenEvent]:
         """Record what a completed step computed and picked. Tokens of requests that ended meanwhile are dropped."""
         for part in plan.scheduled:
             self._collected(part)
         found = {token.request_id: token for token in sampled}
-        living = [part for part in plan.scheduled if part.request.id in self._running]
-        return [self._event(part, found.get(part.request.id)) for part in living]
+        told = [(part, request) for part in plan.scheduled for request in (part.request, *part.followers)]
+        return [
+            self._event(request, part.stop, found.get(request.id))
+            for part, request in told
+            if request.id in self._running
+        ]
 
     def fail(self, plan: StepPlan, error: str) -> list[TokenEvent]:
         """A step failed: the requests it ran end with `error`, and what it computed is not used."""
@@ -117,114 +145,168 @@ class Scheduler:
         self._counters.failed_steps += 1
         for part in plan.scheduled:
             part.request.steps_under_way -= 1
-            if part.request.id in self._running:
-                self._finish(part.request)
-                events.append(TokenEvent(part.request.id, None, finish=FinishReason.ERROR, error=error))
+            self._memory.collected(part.copies)
+            for request in (part.request, *part.followers):
+                if request.id in self._running:
+                    self._finish(request)
+                    events.append(TokenEvent(request.id, None, finish=FinishReason.ERROR, error=error))
             self._let_go(part.request)
         return events
 
     def abort(self, request_id: int) -> TokenEvent | None:
         """End a request in any state; None when there is no such request any more."""
-        waiting = next((request for request in self._waiting if request.id == request_id), None)
-        request = self._running.get(request_id, waiting)
+        request = self._running.get(request_id) or self._waiting.remove(request_id)
         if request is None:
             return None
         self._finish(request)
         return TokenEvent(request_id, None, finish=FinishReason.ABORT)
 
-    def abort_all(self) -> list[TokenEvent]:
-        """End every request. The caller knows that no step is under way any more."""
-        there = [*self._running.values(), *self._waiting]
-        for request in (*there, *self._ending.values()):
+    def abort_all(self, forgotten: Iterable[StepPlan] = ()) -> list[TokenEvent]:
+        """End every request. Steps under way, `forgotten`, will not be collected; copies are waited for."""
+        events = []
+        for plan in forgotten:
+            for part in plan.scheduled:
+                self._memory.collected(part.copies)
+        for request in (*self._running.values(), *self._ending.values()):
             request.steps_under_way = 0
-        for request in there:
-            self._finish(request)
+        for request in (*self._running.values(), *self._waiting):
+            events += [event] if (event := self.abort(request.id)) else []
         for request in list(self._ending.values()):
             self._let_go(request)
-        return [TokenEvent(request.id, None, finish=FinishReason.ABORT) for request in there]
+        while self._memory.host.transfers:
+            self._memory.host.transfers.wait()
+            self._memory.host.transfers.poll()
+        return events
 
     def assert_empty(self) -> None:
         """Raise RuntimeError when a request or a block is still held."""
-        self._blocks.check()
-        if self.has_work or self._blocks.num_free != self._blocks.num_usable:
+        self._memory.check()
+        if self.has_work or any(pool.num_free != pool.num_usable for pool in self._memory.pools):
             raise RuntimeError(
-                f"{len(self._waiting)} waiting, {len(self._running)} running, {len(self._ending)} ending, "
-                f"{self._blocks.num_free} of {self._blocks.num_usable} blocks free"
+                f"{self.num_waiting} waiting, {len(self._running)} running, {len(self._ending)} ending, "
+                f"{[(pool.num_free, pool.num_usable) for pool in self._memory.pools]} blocks free and in all"
             )
 
     # -- joining
 
-    def _admit(self, request: Request) -> bool:
-        """Give a waiting request a seat and its cached prefix, if its tokens and one more fit what is free."""
+    def _admit(self, request: Request | None, preempted: list[Request]) -> Request | None:
+        """Give the first in line a seat and what is cached or saved of it, if its tokens and one more fit what is free.
+
+        Where they do not, those of a lower class yield to it. None where it has to wait.
+        """
+        while request is not None and not self._seat(request):
+            if self._memory.host.is_on_its_way(request) or not self._running:
+                return None
+            last = self._last()
+            if last.origin.service <= request.origin.service or not self._yields(last, request):
+                return None
+            preempted.append(last)
+        return request
+
+    def _seat(self, request: Request) -> bool:
         if len(self._running) >= self._config.max_running:
             return False
-        # The last token is always computed: its logits are what the next one is picked from. A prompt to be reported
-        # on is computed whole, since cached keys and values tell no logits.
-        most = (request.num_tokens - 1) // BLOCK_SIZE if request.params.prompt_logprobs is None else 0
-        blocks, keys = self._blocks.find(self._root(request), request.token_ids(0, request.num_tokens), most)
-        if _blocks_for(request.num_tokens + 1) - len(blocks) > self._blocks.num_free:
-            self._blocks.release(blocks)
-            return False
-        request.block_table[:], request.block_keys[:] = blocks, keys
-        request.num_computed = request.num_scheduled = len(blocks) * BLOCK_SIZE
+        stop = self._room(request) if is_urgent(request) else request.num_tokens + 1
+        if request.saved is not None and not request.saved.is_lost:
+            if not self._memory.restore(request, stop):
+                return False
+        else:
+            # The last token is always computed: its logits are what the next one is picked from. A prompt to be
+            # reported on is computed whole, since cached keys and values tell no logits.
+            most = (request.num_tokens - 1) // BLOCK_SIZE if request.params.prompt_logprobs is None else 0
+            if not self._memory.join(request, most, stop):
+                return False
         if not request.num_preemptions:
             request.num_cached = request.num_computed
             self._counters.prompt_tokens += len(request.prompt_ids)
             self._counters.cached_tokens += request.num_cached
         request.status = RequestStatus.RUNNING
-        self._running[request.id] = request
+        self._running[request.id] = self._waiting.pop()
         return True
 
-    def _root(self, request: Request) -> BlockKey:
-        return root_key(*self._config.cache_salt, request.origin.cache_salt)
+    def _arrived(self, request: Request, ok: bool) -> None:
+        """A request's blocks have come from the host pool; or else it starts again."""
+        if not ok:
+            self._requeue(request)
 
     # -- running
 
     def _wanted(self, request: Request) -> int:
         """Tokens that the request has to catch up on. None once its last token is being sampled."""
+        if request.is_leading:
+            return 0  # what it holds now is what others are about to share
         target = request.num_tokens + request.num_pending
         return 0 if target >= self._room(request) else target - request.num_scheduled
 
     def _reserve(self, request: Request, budget: int, preempted: list[Request]) -> bool:
-        """Make sure there are blocks for the request's next tokens; younger ones give way, or else it does itself.
+        """Make sure there are blocks for the request's next tokens; those behind it yield, or else it does itself.
 
-        False when it gave way, or must wait: who should give way is part of a step under way.
+        False when it has yielded, or must wait: who should yield is part of a step under way, or its blocks are.
         """
-        needed = _blocks_for(request.num_scheduled + min(budget, self._wanted(request))) - len(request.block_table)
-        while needed > self._blocks.num_free:
-            youngest = next(reversed(self._running.values()))
-            if youngest.steps_under_way or (youngest is request and self._ending):
+        count = min(budget, self._wanted(request))
+        while count and not self._memory.has_room(request, request.num_scheduled + count):
+            if self._memory.will_have_room(request, request.num_scheduled + count):
                 return False
-            self._preempt(youngest)
-            preempted.append(youngest)
-            if youngest is request:
+            last = self._last()
+            if (last is request and self._ending) or not self._yields(last, request):
+                return False
+            preempted.append(last)
+            if last is request:
                 return False
         return True
 
+    def _last(self) -> Request:
+        """Who yields next: the last in order, but never the oldest of the highest class there is."""
+        first = min(self._running.values(), key=lambda it: (it.origin.service, it.arrival, it.id))
+        return max((it for it in self._running.values() if it is not first), key=precedence, default=first)
+
     def _take(self, request: Request, budget: int, scheduled: list[ScheduledRequest]) -> int:
-        count = min(budget, self._wanted(request))
+        start, known = request.num_scheduled, request.num_tokens
+        wanted = self._wanted(request)
+        count = self._memory.cut(request, start + min(budget, wanted)) - start
         if not count:
             return 0
-        start, known = request.num_scheduled, request.num_tokens
-        samples = start + count == known + request.num_pending
-        needed = _blocks_for(start + count) - len(request.block_table)
-        request.block_table.extend(self._blocks.allocate(max(0, needed)))
+        samples = count == wanted
+        copies = self._memory.take(request, self._room(request) if is_urgent(request) else start + count)
         reported = _to_report(request, start, start + count)
         request.num_reported = max(request.num_reported, reported.stop)
-        scheduled.append(ScheduledRequest(request, start, count, samples, start + count > known, reported))
+        followers = self._seated_followers(request) if samples else ()
+        scheduled.append(
+            ScheduledRequest(request, start, count, samples, start + count > known, reported, copies, followers)
+        )
         request.num_scheduled += count
         request.num_pending += samples
         request.steps_under_way += 1
         return count
 
-    def _preempt(self, request: Request) -> None:
-        del self._running[request.id]
-        self._release(request)
-        request.num_computed = request.num_scheduled = 0
+    def _seated_followers(self, leader: Request) -> tuple[Request, ...]:
+        """Those that pick their first token together with their leader. Who finds no seat joins later by the cache."""
+        seated = self._waiting.take_followers(leader, max(0, self._config.max_running - len(self._running)))
+        leader.is_leading = bool(seated)
+        for follower in seated:
+            follower.status = RequestStatus.FOLLOWING
+            self._running[follower.id] = follower
+        return seated
+
+    def _yields(self, request: Request, to: Request) -> bool:
+        """Have a running request give its blocks back, unless that cannot be now, or never for this one."""
+        busy = request.steps_under_way or request.is_arriving or request.status is not RequestStatus.RUNNING
+        if busy or (is_urgent(request) and request is not to) or precedence(request) < precedence(to):
+            return False
+        blocks = blocks_for(request.num_computed)
+        if request.num_computed and self.costs.prefers_swap(blocks) and self._memory.save(request):
+            self._counters.swapped_out += 1
+        else:
+            self._memory.release(request)
+            self._counters.recomputed += 1
         request.num_preemptions += 1
-        self._counters.recomputed += 1
+        self._requeue(request)
+        return True
+
+    def _requeue(self, request: Request) -> None:
+        del self._running[request.id]
         request.status = RequestStatus.WAITING
-        self._waiting.appendleft(request)
+        self._waiting.add(request)
 
     # -- after a step
 
@@ -234,24 +316,21 @@ class Scheduler:
         request.num_pending -= part.samples
         request.num_computed = part.stop
         self._counters.computed_tokens += part.num_tokens
+        self._memory.collected(part.copies)
+        for follower in part.followers:
+            request.is_leading = False
+            if follower.id in self._running:
+                self._memory.fork(request, follower, part.stop)
+                follower.status, follower.num_cached = RequestStatus.RUNNING, part.stop
         if request.status is RequestStatus.RUNNING:
-            self._publish(request)
+            self._memory.publish(request)
         self._let_go(request)
 
-    def _publish(self, request: Request) -> None:
-        """Make the blocks that are full now findable."""
-        parent = BlockKey(request.block_keys[-1]) if request.block_keys else self._root(request)
-        for index in range(len(request.block_keys), request.num_computed // BLOCK_SIZE):
-            token_ids = request.token_ids(index * BLOCK_SIZE, (index + 1) * BLOCK_SIZE)
-            parent = block_key(parent, token_ids)
-            self._blocks.publish(request.block_table[index], parent, token_ids)
-            request.block_keys.append(parent)
-
-    def _event(self, part: ScheduledRequest, found: SampledToken | None) -> TokenEvent:
+    def _event(self, request: Request, computed: int, found: SampledToken | None) -> TokenEvent:
         """What a step meant for one of its requests: a token, or that a part of the prompt was computed."""
-        request, prompt = part.request, () if found is None else found.prompt_logprobs
+        prompt = () if found is None else found.prompt_logprobs
         if found is None or found.token_id is None:
-            return TokenEvent(request.id, None, num_computed=part.stop, prompt_logprobs=prompt)
+            return TokenEvent(request.id, None, num_computed=computed, prompt_logprobs=prompt)
         request.output_ids.append(found.token_id)
         self._counters.generated_tokens += 1
         finish = self._finish_reason(request, found.token_id)
@@ -272,11 +351,9 @@ class Scheduler:
         return min(self._context, len(request.prompt_ids) + request.params.max_tokens)
 
     def _finish(self, request: Request) -> None:
-        if request.status is RequestStatus.WAITING:
-            self._waiting.remove(request)
-        else:
-            del self._running[request.id]
+        if self._running.pop(request.id, None):
             self._ending[request.id] = request
+            self._waiting.leave_followers(request)
         request.status = RequestStatus.FINISHED
         self._let_go(request)
 
@@ -284,12 +361,7 @@ class Scheduler:
         """Free a finished request's blocks once no step under way can write to them."""
         if request.status is RequestStatus.FINISHED and not request.steps_under_way:
             self._ending.pop(request.id, None)
-            self._release(request)
-
-    def _release(self, request: Request) -> None:
-        self._blocks.release(request.block_table)
-        request.block_table.clear()
-        request.block_keys.clear()
+            self._memory.release(request)
 
 
 def _to_report(request: Request, start: int, stop: int) -> range:
@@ -298,7 +370,3 @@ def _to_report(request: Request, start: int, stop: int) -> range:
         return range(0)
     first = max(start, request.num_reported)
     return range(first, max(first, min(stop, len(request.prompt_ids) - 1)))
-
-
-def _blocks_for(tokens: int) -> int:
-    return -(-tokens // BLOCK_SIZE)

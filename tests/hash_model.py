@@ -2,9 +2,11 @@
 
 A slot of its cache holds a digest of a token, its position and the slot before it; the next token is a digest of all
 its slots, read through the block table. So one wrong, stale, missing or misplaced block changes the output, and
-what the output must be is known without running anything: it is a function of the prompt alone.
+what the output must be is known without running anything: it is a function of the prompt alone. It may have groups of
+layers with a window, which see the last slots alone, and recurrent ones, whose state is a digest of all tokens.
 
-Steps are executed late: some at once, some only when they are collected, as a device would.
+Steps are executed late: some at once, some only when they are collected, as a device would; and so are copies between
+the pools, in any order.
 """
 
 import hashlib
@@ -12,12 +14,15 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from engine.config import BLOCK_SIZE, EngineConfig
+from engine.blocks import NULL_BLOCK
+from engine.config import BLOCK_SIZE, EngineConfig, GroupConfig, Preemption
 from engine.core import Engine
-from engine.request import SampledToken, ScheduledRequest, StepPlan
+from engine.mover import Move
+from engine.request import BlockCopy, SampledToken, ScheduledRequest, StepPlan
 
 VOCABULARY = 5000
 NOTHING = b"nothing was written here"
+INITIAL = b"the state before the first token"
 
 
 def digest(*parts: bytes | int) -> bytes:
@@ -27,18 +32,24 @@ def digest(*parts: bytes | int) -> bytes:
     return out.digest()
 
 
-def next_token(slots: Sequence[bytes]) -> int:
-    return int.from_bytes(digest(b"".join(slots)), "little") % VOCABULARY
+def next_token(*seen: Sequence[bytes]) -> int:
+    """From what each group sees at the last token."""
+    return int.from_bytes(digest(*(b"".join(slots) for slots in seen)), "little") % VOCABULARY
 
 
-def expected_output(prompt: Sequence[int], count: int) -> list[int]:
+def expected_output(prompt: Sequence[int], count: int, groups: Sequence[GroupConfig] = (GroupConfig(),)) -> list[int]:
     """The first `count` tokens that the model must generate after `prompt`."""
-    slots: list[bytes] = []
+    chain: list[bytes] = []
+    places: list[bytes] = []
+    state = INITIAL
     tokens = list(prompt)
     for position in range(len(prompt) + count):
         if position == len(tokens):
-            tokens.append(next_token(slots))
-        slots.append(digest(tokens[position], position, slots[-1] if slots else b""))
+            seen = [[state] if g.recurrent else places[-g.window :] if g.window else chain for g in groups]
+            tokens.append(next_token(*seen))
+        chain.append(digest(tokens[position], position, chain[-1] if chain else b""))
+        places.append(digest(tokens[position], position))
+        state = digest(state, tokens[position])
     return tokens[len(prompt) :]
 
 
@@ -49,20 +60,23 @@ class Part:
     request_id: int
     token_ids: list[int]
     start: int
-    table: list[int]
+    tables: list[list[int]]
     samples: bool
     feeds: bool
+    followers: tuple[int, ...]
 
     @classmethod
     def of(cls, part: ScheduledRequest) -> "Part":
         request = part.request
-        token_ids = request.token_ids(part.start, part.stop)
-        return cls(request.id, token_ids, part.start, list(request.block_table), part.samples, part.feeds)
+        token_ids, tables = request.token_ids(part.start, part.stop), [list(it) for it in request.block_tables]
+        followers = tuple(follower.id for follower in part.followers)
+        return cls(request.id, token_ids, part.start, tables, part.samples, part.feeds, followers)
 
 
 @dataclass
 class HashTicket:
     parts: list[Part]
+    copies: list[BlockCopy]
     sampled: list[SampledToken] | None = None  # None: not executed yet
 
 
@@ -70,18 +84,28 @@ class HashTicket:
 class HashRunner:
     """Executes steps in the order they were launched, at a time of the generator's choosing."""
 
-    num_blocks: int
+    config: EngineConfig
     random: random.Random
-    slots: list[bytes] = field(init=False)
+    pools: list[list[list[bytes]]] = field(init=False)  # of each group, block by block: its slots, or its state
+    host: list[list[list[bytes]]] = field(init=False)
     launched: list[HashTicket] = field(default_factory=list)
     last_tokens: dict[int, int] = field(default_factory=dict)
     computed_tokens: int = 0
 
     def __post_init__(self) -> None:
-        self.slots = [NOTHING] * (self.num_blocks * BLOCK_SIZE)
+        def pool(group: GroupConfig, blocks: int) -> list[list[bytes]]:
+            return [[NOTHING] * (1 if group.recurrent else BLOCK_SIZE) for _ in range(blocks)]
+
+        groups = self.config.groups
+        self.pools = [pool(group, self.config.pool_blocks(number)) for number, group in enumerate(groups)]
+        self.host = [pool(group, self.config.host_blocks) for group in groups]
+        for group, blocks in zip(groups, self.pools, strict=True):
+            if group.recurrent:
+                blocks[NULL_BLOCK] = [INITIAL]
 
     def launch(self, plan: StepPlan) -> HashTicket:
-        ticket = HashTicket([Part.of(part) for part in plan.scheduled])
+        copies = [copy for part in plan.scheduled for copy in part.copies]
+        ticket = HashTicket([Part.of(part) for part in plan.scheduled], copies)
         self.launched.append(ticket)
         if self.random.random() < 0.5:
             self._execute_up_to(ticket)
@@ -95,22 +119,98 @@ class HashRunner:
     def _execute_up_to(self, ticket: HashTicket) -> None:
         while ticket.sampled is None:
             first = self.launched.pop(0)
+            for copy in first.copies:
+                self.pools[copy.group][copy.target] = list(self.pools[copy.group][copy.source])
             first.sampled = [token for part in first.parts for token in self._execute(part)]
 
     def _execute(self, part: Part) -> list[SampledToken]:
         token_ids = [*part.token_ids, *([self.last_tokens[part.request_id]] if part.feeds else [])]
         self.computed_tokens += len(token_ids)
         for position, token_id in enumerate(token_ids, part.start):
-            before = self.slots[self._slot(part, position - 1)] if position else b""
-            self.slots[self._slot(part, position)] = digest(token_id, position, before)
+            for number, group in enumerate(self.config.groups):
+                if group.recurrent:
+                    state = self.pools[number][part.tables[number][0]]
+                    state[0] = digest(state[0], token_id)
+                elif group.window:
+                    self._set(part, number, position, digest(token_id, position))
+                else:
+                    before = self._get(part, number, position - 1) if position else b""
+                    self._set(part, number, position, digest(token_id, position, before))
         if not part.samples:
             return []
-        attended = [self.slots[self._slot(part, p)] for p in range(part.start + len(token_ids))]
-        self.last_tokens[part.request_id] = next_token(attended)
-        return [SampledToken(part.request_id, self.last_tokens[part.request_id])]
+        end = part.start + len(token_ids)
+        token = next_token(*(self._seen(part, number, end) for number in range(len(self.config.groups))))
+        everyone = (part.request_id, *part.followers)
+        self.last_tokens.update(dict.fromkeys(everyone, token))
+        return [SampledToken(request_id, token) for request_id in everyone]
 
-    def _slot(self, part: Part, position: int) -> int:
-        return part.table[position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE
+    def _seen(self, part: Part, number: int, end: int) -> list[bytes]:
+        group = self.config.groups[number]
+        if group.recurrent:
+            return self.pools[number][part.tables[number][0]]
+        first = max(0, end - group.window) if group.window else 0
+        return [self._get(part, number, position) for position in range(first, end)]
+
+    def _get(self, part: Part, number: int, position: int) -> bytes:
+        return self.pools[number][part.tables[number][position // BLOCK_SIZE]][position % BLOCK_SIZE]
+
+    def _set(self, part: Part, number: int, position: int, value: bytes) -> None:
+        self.pools[number][part.tables[number][position // BLOCK_SIZE]][position % BLOCK_SIZE] = value
+
+
+@dataclass(eq=False)
+class LateTicket:
+    """Moves that end after some more looks at them."""
+
+    moves: Sequence[Move]
+    looks: int  # until they are done
+    mover: "LateMover"
+    seconds: float = 1e-3
+    failed: bool = False
+
+    @property
+    def done(self) -> bool:
+        self.looks -= 1
+        if self.looks < 0 and self in self.mover.under_way:
+            self.mover.finish(self)
+        return self.looks < 0
+
+
+@dataclass
+class LateMover:
+    """Copies at once or at the last moment, ends late and in any order, and fails now and then."""
+
+    runner: HashRunner
+    random: random.Random
+    failing: float = 0.0
+    under_way: list[LateTicket] = field(default_factory=list)
+    copied: set[int] = field(default_factory=set)
+    num_moves: int = 0
+
+    def submit(self, moves: Sequence[Move]) -> LateTicket:
+        ticket = LateTicket(moves, self.random.randrange(6), self, failed=self.random.random() < self.failing)
+        self.under_way.append(ticket)
+        self.num_moves += len(moves)
+        if self.random.random() < 0.5:
+            self._copy(ticket)
+        return ticket
+
+    def wait(self) -> None:
+        if self.under_way:
+            self.random.choice(self.under_way).looks = 0
+
+    def finish(self, ticket: LateTicket) -> None:
+        if id(ticket) not in self.copied:
+            self._copy(ticket)
+        self.copied.discard(id(ticket))
+        self.under_way = [other for other in self.under_way if other is not ticket]
+
+    def _copy(self, ticket: LateTicket) -> None:
+        self.copied.add(id(ticket))
+        for move in ticket.moves if not ticket.failed else ():
+            pools = (self.runner.pools, self.runner.host)
+            source, target = pools if move.to_host else pools[::-1]
+            target[move.group][move.target] = list(source[move.group][move.source])
 
 
 def hash_engine(
@@ -121,8 +221,23 @@ def hash_engine(
     budget: int = 64,
     running: int = 8,
     context: int = 1 << 20,
+    groups: tuple[GroupConfig, ...] = (GroupConfig(),),
+    host_blocks: int = 0,
+    preemption: Preemption = Preemption.AUTO,
+    failing_moves: float = 0.0,
 ) -> tuple[Engine[HashTicket], HashRunner]:
     """A real engine over the hash model."""
-    config = EngineConfig("hash", context, num_blocks, max_step_tokens=budget, max_running=running, step_depth=depth)
-    runner = HashRunner(num_blocks, random.Random(seed))
-    return Engine(config, VOCABULARY, runner), runner
+    config = EngineConfig(
+        "hash",
+        context,
+        num_blocks,
+        max_step_tokens=budget,
+        max_running=running,
+        step_depth=depth,
+        groups=groups,
+        host_blocks=host_blocks,
+        preemption=preemption,
+        block_bytes=1000,
+    )
+    runner = HashRunner(config, random.Random(seed))
+    return Engine(config, VOCABULARY, runner, LateMover(runner, random.Random(seed + 1), failing_moves)), runner

@@ -131,7 +131,7 @@ class StuckRunner(HashRunner):
     """Its second step does not come back until the test lets it."""
 
     def __init__(self) -> None:
-        super().__init__(64, random.Random(0))
+        super().__init__(EngineConfig("hash", 1 << 20, 64), random.Random(0))
         self.free = threading.Event()
         self.steps = 0
 

@@ -10,7 +10,7 @@ def plan(*parts: tuple[list[int], list[int], int, int]) -> StepPlan:
     return StepPlan(
         tuple(
             ScheduledRequest(
-                Request(n, tuple(ids), SamplingParams(), block_table=table), done, count, done + count == len(ids)
+                Request(n, tuple(ids), SamplingParams(), block_tables=(table,)), done, count, done + count == len(ids)
             )
             for n, (ids, table, done, count) in enumerate(parts)
         )

@@ -1,9 +1,11 @@
+from collections.abc import Sequence
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from engine.blocks import NULL_BLOCK, BlockPool, block_key, root_key
+from engine.blocks import NULL_BLOCK, BlockKey, BlockPool, block_key, root_key
 from engine.config import BLOCK_SIZE
 
 
@@ -44,32 +46,43 @@ def filled(pool: BlockPool, *contents: tuple[int, ...]) -> list[int]:
     return blocks
 
 
+def find(pool: BlockPool, letters: Sequence[tuple[int, ...]], root: BlockKey = ROOT) -> list[int]:
+    """The longest cached prefix, held."""
+    blocks, key = [], root
+    for content in letters:
+        key = block_key(key, content)
+        block = pool.find(key, content)
+        if block == NULL_BLOCK:
+            break
+        pool.hold(block)
+        blocks.append(block)
+    return blocks
+
+
 def test_finds_the_longest_prefix_and_holds_it() -> None:
     pool = BlockPool(10)
     chain = filled(pool, A, B)
     pool.release(chain)
     assert pool.num_free == 9
-    found, keys = pool.find(ROOT, (*A, *B, *C), most=3)
-    assert found == chain
-    assert keys == [block_key(ROOT, A), block_key(block_key(ROOT, A), B)]
-    assert pool.num_free == 7
-    assert pool.find(ROOT, (*A, *C), most=2)[0] == chain[:1]
-    assert pool.find(ROOT, (*A, *B), most=1)[0] == chain[:1]
-    assert pool.find(ROOT, (*B, *A), most=2)[0] == []
-    assert pool.find(root_key("another model"), (*A, *B), most=2)[0] == []
+    assert pool.num_cached == 2
+    assert find(pool, [A, B, C]) == chain
+    assert (pool.num_free, pool.num_cached) == (7, 0)
+    assert find(pool, [A, C]) == chain[:1]
+    assert find(pool, [B, A]) == []
+    assert find(pool, [A, B], root_key("another model")) == []
 
 
 def test_a_block_is_found_only_once_it_is_published() -> None:
     pool = BlockPool(10)
     pool.allocate(1)
-    assert pool.find(ROOT, A, most=1) == ([], [])
+    assert find(pool, [A]) == []
 
 
 def test_a_digest_alone_is_not_trusted() -> None:
     pool = BlockPool(10)
     (block,) = pool.allocate(1)
     pool.publish(block, block_key(ROOT, A), B)
-    assert pool.find(ROOT, A, most=1) == ([], [])
+    assert find(pool, [A]) == []
 
 
 def test_the_least_recently_used_goes_first_and_of_a_chain_the_deeper_block() -> None:
@@ -79,15 +92,38 @@ def test_the_least_recently_used_goes_first_and_of_a_chain_the_deeper_block() ->
     pool.release(recent)
     assert pool.allocate(2) == [4, 5]  # never used
     pool.allocate(1)
-    assert len(pool.find(ROOT, (*A, *B), most=2)[0]) == 1
+    assert len(find(pool, [A, B])) == 1
     pool.check()
+
+
+def test_what_is_released_cold_goes_first() -> None:
+    pool = BlockPool(4)
+    first, second = filled(pool, A), filled(pool, B)
+    pool.release(first)
+    pool.release(second, cold=True)
+    assert list(pool.coldest()) == [*second, *first]
+    assert [pool.content(block)[1] for block in pool.coldest()] == [B, A]
+    assert pool.allocate(2) == [3, *second]
+
+
+def test_only_what_is_held_or_findable_can_be_held() -> None:
+    pool = BlockPool(4)
+    (block,) = pool.allocate(1)
+    pool.hold(block)
+    assert pool.is_shared(block)
+    assert not pool.is_findable(block)
+    pool.release([block, block])
+    with pytest.raises(ValueError, match="neither held nor findable"):
+        pool.hold(block)
+    with pytest.raises(ValueError, match="not findable"):
+        pool.content(block)
 
 
 def test_twins_keep_the_first_block_of_a_key() -> None:
     pool = BlockPool(6)
     first, second = filled(pool, A), filled(pool, A)
     pool.release(second)
-    assert pool.find(ROOT, A, most=1)[0] == first
+    assert find(pool, [A]) == first
     pool.check()
 
 
@@ -119,8 +155,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule(letters=st.lists(st.sampled_from([A, B, C]), min_size=1, max_size=5))
     def join(self, letters: list[tuple[int, ...]]) -> None:
-        token_ids = [token_id for content in letters for token_id in content]
-        found, _ = self.pool.find(ROOT, token_ids, most=len(letters))
+        found = find(self.pool, letters)
         for depth, block in enumerate(found):
             assert self.contents[block] == tuple(letters[: depth + 1])
         if len(letters) - len(found) > self.pool.num_free:

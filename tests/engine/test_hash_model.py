@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from engine.config import BLOCK_SIZE
+from engine.config import BLOCK_SIZE, GroupConfig, Preemption
 from engine.core import Engine
-from engine.request import FinishReason, Origin, Request, SamplingParams
+from engine.precedence import MOST_PREEMPTIONS
+from engine.request import PROGRAM, FinishReason, Origin, Request, SamplingParams, ServiceClass
 from tests.hash_model import HashTicket, expected_output, hash_engine
 
 ENDS = frozenset(range(100))  # one generated token in fifty
@@ -55,11 +56,14 @@ class Run:
     finished: dict[int, FinishReason] = field(default_factory=dict)
     requests: dict[int, Request] = field(default_factory=dict)
 
-    def submit(self, prompt: tuple[int, ...], **params: object) -> Request:
-        request = self.engine.request(prompt, SamplingParams(**params), ENDS)  # type: ignore[arg-type]
-        self.engine.add(request)
-        self.requests[request.id], self.outputs[request.id] = request, []
-        return request
+    def submit(self, prompt: tuple[int, ...], origin: Origin = PROGRAM, count: int = 1, **params: object) -> Request:
+        """Several of one prompt where `count` says so; the first of them."""
+        sampling = SamplingParams(**params)  # type: ignore[arg-type]
+        family = [self.engine.request(prompt, sampling, ENDS, origin) for _ in range(count)]
+        self.engine.add(*family)
+        for request in family:
+            self.requests[request.id], self.outputs[request.id] = request, []
+        return family[0]
 
     def step(self) -> None:
         for event in self.engine.step():
@@ -85,9 +89,43 @@ class Run:
         for number, request in self.requests.items():
             output = self.outputs[number]
             assert output == request.output_ids
-            assert output == expected_output(request.prompt_ids, len(output)), f"request {number}"
+            assert output == expected_output(request.prompt_ids, len(output), self.engine.config.groups), number
             if self.finished[number] is FinishReason.LENGTH:
                 assert len(output) == request.params.max_tokens
+
+
+FULL, WINDOW, STATE = GroupConfig(), GroupConfig(window=24), GroupConfig(recurrent=True)
+GROUPS = {
+    "full": (FULL,),
+    "windows": (FULL, WINDOW, GroupConfig(window=40)),
+    "hybrid": (FULL, STATE),
+    "all": (FULL, WINDOW, STATE),
+    "recurrent": (STATE,),
+}
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("preemption", Preemption)
+@pytest.mark.parametrize("groups", GROUPS)
+def test_everything_at_once_has_no_wrong_token(groups: str, preemption: Preemption, depth: int, requests: int) -> None:
+    """Families, classes, aborts, preemption by either way, copies that end late, in any order, or not at all."""
+    rng = random.Random(f"{groups} {preemption} {depth}")
+    engine, _ = hash_engine(
+        seed=rng.randrange(1 << 30), num_blocks=26, depth=depth, budget=48, groups=GROUPS[groups], host_blocks=20,
+        preemption=preemption, failing_moves=0.05,
+    )  # fmt: skip
+    run, load = Run(engine), Load(rng)
+    while len(run.requests) < requests // 30:
+        for prompt in load.arrivals():
+            origin = Origin(rng.choice(list(ServiceClass)), rng.randrange(-100, 101))
+            count = rng.choice([1, 1, 1, 2, 5])
+            run.submit(prompt, origin, count, max_tokens=rng.randrange(1, 60), ignore_eos=rng.random() < 0.8)
+        if rng.random() < 0.1:
+            run.abort(rng.randrange(1, len(run.requests) + 2))
+        run.step()
+    run.run_out()
+    run.check()
+    assert max(request.num_preemptions for request in run.requests.values()) <= MOST_PREEMPTIONS
 
 
 @pytest.mark.parametrize("depth", [1, 2])
@@ -117,9 +155,9 @@ def test_a_wrong_block_would_be_seen() -> None:
     run = Run(engine)
     request = run.submit(tuple(range(10, 50)), max_tokens=20)
     run.step()
-    runner.slots[request.block_table[1] * BLOCK_SIZE + 3] = b"stale"
+    runner.pools[0][request.block_table[1]][3] = b"stale"
     run.run_out()
-    with pytest.raises(AssertionError, match="request 1"):
+    with pytest.raises(AssertionError, match="1"):
         run.check()
 
 

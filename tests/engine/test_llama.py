@@ -42,7 +42,7 @@ def poisoned_cache(model: Model) -> KVCache:
 
 
 def request(number: int, ids: Sequence[int], blocks: Sequence[int]) -> Request:
-    return Request(number, tuple(ids), SamplingParams(), block_table=list(blocks))
+    return Request(number, tuple(ids), SamplingParams(), block_tables=(list(blocks),))
 
 
 def forward(model: Model, kv: KVCache, parts: list[tuple[Request, int]]) -> Tensor:

@@ -157,7 +157,7 @@ def test_logprobs_equal_the_float32_reference(
 
 
 def all_logits(model: Model, prompt: tuple[int, ...]) -> Tensor:
-    request = Request(1, prompt, SamplingParams(), block_table=list(range(1, 17)))
+    request = Request(1, prompt, SamplingParams(), block_tables=(list(range(1, 17)),))
     plan = StepPlan((ScheduledRequest(request, 0, len(prompt), samples=True),))
     batch = build_batch(plan, vocab_size=model.config.vocab_size, num_blocks=17)
     device = ReferenceDevice(keep_dequantized=True, threads=1)

@@ -3,7 +3,8 @@
 import queue
 import random
 import threading
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -20,10 +21,10 @@ PROMPT = tuple(range(50, 90))
 class Client:
     """Submits, and collects what the thread delivers."""
 
-    def __init__(self, engine: Engine[Any]) -> None:
+    def __init__(self, engine: Engine[Any], clock: Callable[[], float] = time.monotonic) -> None:
         self.engine = engine
         self.steps: queue.SimpleQueue[Sequence[TokenEvent]] = queue.SimpleQueue()
-        self.thread = EngineThread(engine, self.steps.put)
+        self.thread = EngineThread(engine, self.steps.put, clock)
         self.thread.start()
 
     def submit(self, prompt: tuple[int, ...] = PROMPT, max_tokens: int = 5) -> Request:
@@ -161,24 +162,67 @@ def test_stop_ends_every_request(parts: tuple[Client, HashRunner]) -> None:
     assert "stopped" in client.thread.problem()
 
 
-def test_a_step_that_hangs_shows_in_the_health(
-    parts: tuple[Client, HashRunner], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("end", [SystemExit("enough"), KeyboardInterrupt(), MemoryError()])
+def test_whatever_ends_the_thread_is_told_to_everyone(
+    parts: tuple[Client, HashRunner], monkeypatch: pytest.MonkeyPatch, end: BaseException
 ) -> None:
-    client, runner = parts
-    entered, leave = threading.Event(), threading.Event()
-    collect = runner.collect
+    client, _ = parts
 
-    def hanging(ticket: Any) -> Any:
-        entered.set()
-        leave.wait()
-        return collect(ticket)
+    def ended() -> list[TokenEvent]:
+        raise end
 
-    monkeypatch.setattr(runner, "collect", hanging)
+    requests = [client.submit((*PROMPT, number), 900) for number in range(10)]
+    monkeypatch.setattr(client.engine, "step", ended)
+    ends = client.endings(requests)
+    assert {event.finish for event in ends.values()} == {FinishReason.ERROR}
+    assert type(end).__name__ in client.thread.problem()
+
+
+class Hanging:
+    """Calls of one function are held back; the time stands still while a test does not move it."""
+
+    def __init__(self) -> None:
+        self.seconds = 5.0
+        self.entered, self.leave = threading.Event(), threading.Event()
+
+    def clock(self) -> float:
+        return self.seconds
+
+    def held(self, function: Any) -> Any:
+        def hanging(*arguments: Any) -> Any:
+            self.entered.set()
+            self.leave.wait()
+            return function(*arguments)
+
+        return hanging
+
+
+@pytest.mark.parametrize("where", ["launch", "collect", "add"])
+def test_a_step_that_hangs_shows_in_the_health_until_it_ends(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, runner = hash_engine()
+    hang = Hanging()
+    client = Client(engine, hang.clock)
+    owner: Any = engine if where == "add" else runner
+    monkeypatch.setattr(owner, where, hang.held(getattr(owner, where)))
     request = client.submit()
-    entered.wait()
+    hang.entered.wait()
     assert client.thread.problem() == ""
-    monkeypatch.setattr(client.thread, "_heartbeat", client.thread._heartbeat - WEDGED_SECONDS - 1)
-    assert "has been running" in client.thread.problem()
-    leave.set()
+    hang.seconds += WEDGED_SECONDS - 0.01
+    assert client.thread.problem() == ""
+    hang.seconds += 0.01
+    assert client.thread.problem() == "a step has been running for 10 s"
+    hang.leave.set()
     client.endings([request])
     assert client.thread.problem() == ""
+    client.thread.stop()
+
+
+def test_an_engine_without_work_is_well_however_long() -> None:
+    hang = Hanging()
+    client = Client(hash_engine()[0], hang.clock)
+    client.endings([client.submit()])
+    hang.seconds += 1e6
+    deadline = time.monotonic() + 60
+    while client.thread.problem():  # its last turn may not be over yet
+        assert time.monotonic() < deadline
+    client.thread.stop()

@@ -1,0 +1,121 @@
+"""The host pools: a second home for blocks, of requests that yielded and of prefixes that nobody holds. No torch.
+
+What a request needs to go on is copied here when it yields; full blocks under their keys, so that they serve everyone
+else, too. Content that the device pools are about to give up is copied ahead, a little at a time. Where a device has no
+host pool there are no pools here, and nothing is ever copied. Refuses to know who yields, and to whom.
+"""
+
+from collections.abc import Sequence
+from itertools import islice
+
+from engine.blocks import NULL_BLOCK, BlockPool
+from engine.config import BLOCK_SIZE, EngineConfig
+from engine.cost_model import CostModel
+from engine.kv_groups import Group, content
+from engine.mover import Move, Mover
+from engine.request import Request, SavedBlocks
+from engine.transfers import Source, Transfers
+
+DEMOTED_AT_ONCE = 8  # cold blocks of a group that are copied together
+SCARCE = 8  # a pool is short of blocks without content when fewer than one in so many are
+
+
+class HostTier:
+    """One pool for each group, and the copies to and from them."""
+
+    def __init__(self, config: EngineConfig, groups: Sequence[Group], mover: Mover | None, costs: CostModel) -> None:
+        self.pools = tuple(BlockPool(config.host_blocks) for _ in groups) if mover and config.host_blocks else ()
+        self.transfers = Transfers(mover, [group.pool for group in groups], self.pools, costs.observe_copy)
+        self._groups = groups
+
+    def returning(self, group: int) -> int:
+        """Blocks of a group's device pool that come back when copies under way have ended."""
+        return self.transfers.returning(group)
+
+    def save(self, request: Request) -> bool:
+        """Copy what a request needs to go on; it may let go of its blocks at once.
+
+        False, and nothing has changed, where there is no room.
+        """
+        live = [group.live(request) for group in self._groups]
+        if not self.pools or any(len(it) > pool.num_free for it, pool in zip(live, self.pools, strict=True)):
+            return False
+        moves: list[Move] = []
+        saved: list[list[tuple[int, int]]] = []
+        for number, (blocks, pool) in enumerate(zip(live, self.pools, strict=True)):
+            saved.append([])
+            for place, block in blocks:
+                target = self._known(pool, number, request, place, request.num_computed)
+                if target == NULL_BLOCK:
+                    (target,) = pool.allocate(1)
+                    moves.append(Move(number, block, target, to_host=True))
+                else:
+                    pool.hold(target)
+                saved[-1].append((place, target))
+        record = request.saved = SavedBlocks(request.num_computed, tuple(saved))
+
+        def then(ok: bool) -> None:
+            record.is_there, record.is_lost = ok, not ok
+            if ok and request.saved is record:
+                self._publish(request, record)
+
+        self.transfers.start(moves, then)
+        return True
+
+    def sources(self, request: Request, record: SavedBlocks) -> list[dict[int, Source]]:
+        """For each group, by place: where what was saved is now; on the device where that still has it."""
+        found: list[dict[int, Source]] = []
+        for number, (group, blocks, pool) in enumerate(zip(self._groups, record.blocks, self.pools, strict=True)):
+            found.append({})
+            for place, block in blocks:
+                here = self._known(group.pool, number, request, place, record.num_computed)
+                found[-1][place] = (group.pool, here) if here else (pool, block)
+        return found
+
+    def drop(self, request: Request) -> None:
+        """Let go of what was saved of a request."""
+        if request.saved is not None:
+            for pool, blocks in zip(self.pools, request.saved.blocks, strict=True):
+                pool.release([block for _, block in blocks])
+            request.saved = None
+
+    @staticmethod
+    def is_on_its_way(request: Request) -> bool:
+        """Whether a request's blocks are still being copied to here."""
+        return request.saved is not None and not (request.saved.is_there or request.saved.is_lost)
+
+    def demote(self) -> None:
+        """Copy the coldest content of device pools that run out of blocks without any, a few blocks at a time."""
+        if not self.pools or self.transfers:
+            return
+        moves: list[Move] = []
+        for number, (group, host) in enumerate(zip(self._groups, self.pools, strict=True)):
+            if SCARCE * (group.pool.num_free - group.pool.num_cached) >= group.pool.num_usable:
+                continue
+            for block in islice(group.pool.coldest(), DEMOTED_AT_ONCE):
+                if host.num_free and not host.find(*group.pool.content(block)):
+                    (target,) = host.allocate(1)
+                    moves.append(Move(number, block, target, to_host=True))
+
+        def then(ok: bool) -> None:
+            for move in moves if ok else ():
+                self.pools[move.group].publish(move.target, *self._groups[move.group].pool.content(move.source))
+
+        self.transfers.start(moves, then, cold=True)
+        for move in moves:
+            self.pools[move.group].release([move.target])  # the copy holds it now
+
+    def _publish(self, request: Request, record: SavedBlocks) -> None:
+        for number, (blocks, pool) in enumerate(zip(record.blocks, self.pools, strict=True)):
+            for place, block in blocks:
+                if self._has_key(number, request, place, record.num_computed):
+                    pool.publish(block, *content(request, place))
+
+    def _known(self, pool: BlockPool, number: int, request: Request, place: int, computed: int) -> int:
+        """The block of a pool with what is at a place of a request, or NULL_BLOCK."""
+        return pool.find(*content(request, place)) if self._has_key(number, request, place, computed) else NULL_BLOCK
+
+    def _has_key(self, number: int, request: Request, place: int, computed: int) -> bool:
+        """Whether a place of a request has a full block, which can be found by its key."""
+        full = (place + 1) * BLOCK_SIZE <= computed and place < len(request.block_keys)
+        return full and not self._groups[number].is_state

@@ -1,0 +1,73 @@
+"""The requests that have no seat: in order of precedence, and those that follow another one of the same prompt.
+
+A follower does not wait in line: it picks its first token when its leader does, or, where there is no seat then, joins
+the line as everyone else. Refuses to know who runs and what there is to hand out.
+"""
+
+from bisect import insort
+from collections.abc import Iterator
+
+from engine.precedence import precedence
+from engine.request import Request
+
+
+class WaitingQueue:
+    """Every request that waits, each once."""
+
+    def __init__(self) -> None:
+        self._line: list[Request] = []  # in order of precedence
+        self._leaders: dict[int, Request] = {}  # of the followers, by their id
+
+    def __len__(self) -> int:
+        return len(self._line) + len(self._leaders)
+
+    def __iter__(self) -> Iterator[Request]:
+        yield from tuple(self._line)
+        for leader in tuple(dict.fromkeys(self._leaders.values())):
+            yield from tuple(leader.followers)
+
+    @property
+    def first(self) -> Request | None:
+        """Whose turn it is."""
+        return self._line[0] if self._line else None
+
+    def add(self, leader: Request, *followers: Request) -> None:
+        leader.followers += followers
+        self._leaders.update((follower.id, leader) for follower in followers)
+        insort(self._line, leader, key=precedence)
+
+    def remove(self, request_id: int) -> Request | None:
+        """Take a request out, if it is here. Its followers stay, behind the first of them."""
+        if leader := self._leaders.pop(request_id, None):
+            request = next(follower for follower in leader.followers if follower.id == request_id)
+            leader.followers.remove(request)
+            return request
+        found = next((request for request in self._line if request.id == request_id), None)
+        if found is not None:
+            self._line.remove(found)
+            self.leave_followers(found)
+        return found
+
+    def take_followers(self, leader: Request, seats: int) -> tuple[Request, ...]:
+        """The followers that get a seat now; the others get in line."""
+        seated, rest = tuple(leader.followers[:seats]), tuple(leader.followers[seats:])
+        for follower in self._dismiss(leader):
+            if follower in rest:
+                self.add(follower)
+        return seated
+
+    def leave_followers(self, leader: Request) -> None:
+        """Have the followers of a request that has ended follow the first of them."""
+        if followers := self._dismiss(leader):
+            self.add(*followers)
+
+    def _dismiss(self, leader: Request) -> tuple[Request, ...]:
+        followers = tuple(leader.followers)
+        leader.followers.clear()
+        for follower in followers:
+            del self._leaders[follower.id]
+        return followers
+
+    def pop(self) -> Request:
+        """Take the first in line out; its followers go on following it."""
+        return self._line.pop(0)
