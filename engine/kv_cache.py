@@ -58,7 +58,7 @@ class KVCache:
         self.num_blocks = num_blocks
         shapes = [(len(group.layers), *layer_shape(group.kv_heads, group.head_dim)) for group in groups]
         self.pools = tuple(_reserve((num_blocks, *shape), dtype) for shape in shapes)
-        self.host_pools = tuple(_reserve((host_blocks, *shape), dtype) for shape in shapes)
+        self.host_pools = tuple(_reserve((host_blocks, *shape), dtype) for shape in shapes if host_blocks)
         self._layers = {
             layer: LayerKV(index, self.pools[index][:, position], group.kv_heads, group.head_dim)
             for index, group in enumerate(groups)
