@@ -44,6 +44,7 @@ class Content:
 
     key: BlockKey
     token_ids: tuple[int, ...]
+    copied: bool = False  # to another pool, so that giving it up here costs little
 
 
 class BlockPool:
@@ -129,6 +130,15 @@ class BlockPool:
         if content is None:
             raise ValueError(f"block {block} is not findable")
         return content.key, content.token_ids
+
+    def mark_copied(self, block: int) -> None:
+        """The content of a findable block is in another pool, or on its way there."""
+        if content := self._contents[block]:
+            content.copied = True
+
+    def is_copied(self, block: int) -> bool:
+        content = self._contents[block]
+        return content is not None and content.copied
 
     def is_shared(self, block: int) -> bool:
         """Whether more than one holds it, so that none of them may write to it."""

@@ -8,6 +8,7 @@ import itertools
 import logging
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic
 
@@ -34,11 +35,16 @@ class Engine(Generic[TicketT]):
     """One loaded model and the requests it is working on."""
 
     def __init__(
-        self, config: EngineConfig, vocab_size: int, runner: Runner[TicketT], mover: Mover | None = None
+        self,
+        config: EngineConfig,
+        vocab_size: int,
+        runner: Runner[TicketT],
+        mover: Mover | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.config = config
         self.vocab_size = vocab_size
-        self._scheduler = Scheduler(config, mover)
+        self._scheduler = Scheduler(config, mover, clock)
         self._runner = runner
         self._under_way: deque[_UnderWay[TicketT]] = deque()
         self._collected = 0.0  # when the last step was

@@ -10,6 +10,7 @@ from engine.config import BLOCK_SIZE, EngineConfig, Preemption
 
 MEMORY = 0.97  # what an observation is worth after each later one
 COPY_RATE = 4e9  # bytes a second, until a copy was measured
+RECENT = 8  # copies that the rate is the mean of, about
 OUTLIER = 4.0  # times the expected time: somebody else had the machine
 SPARED = 4.0  # a chunk takes at least this many times the fixed part of a step: a fifth of a prompt's time at most
 
@@ -56,11 +57,13 @@ class CostModel:
     config: EngineConfig
     steps: StepTimes = field(default_factory=StepTimes)
     copy_rate: float = COPY_RATE  # bytes a second
+    copies: int = 0  # that were measured
 
     def observe_copy(self, blocks: int, seconds: float) -> None:
         if seconds > 0 and self.config.block_bytes:
+            self.copies += 1
             rate = blocks * self.config.block_bytes / seconds
-            self.copy_rate += (rate - self.copy_rate) / 4
+            self.copy_rate += (rate - self.copy_rate) / min(self.copies, RECENT)
 
     def prefers_swap(self, blocks: int) -> bool:
         """Whether copying `blocks` there and back takes less time than computing their tokens again."""

@@ -17,7 +17,7 @@ from engine.request import Request, SavedBlocks
 from engine.transfers import Source, Transfers
 
 DEMOTED_AT_ONCE = 8  # cold blocks of a group that are copied together
-SCARCE = 8  # a pool is short of blocks without content when fewer than one in so many are
+READY = 4  # one in so many blocks of a device pool should be ready to be taken, without content or with a copy of it
 
 
 class HostTier:
@@ -41,6 +41,7 @@ class HostTier:
         if not self.pools or any(len(it) > pool.num_free for it, pool in zip(live, self.pools, strict=True)):
             return False
         moves: list[Move] = []
+        places: list[int] = []  # of what is moved
         saved: list[list[tuple[int, int]]] = []
         for number, (blocks, pool) in enumerate(zip(live, self.pools, strict=True)):
             saved.append([])
@@ -49,6 +50,7 @@ class HostTier:
                 if target == NULL_BLOCK:
                     (target,) = pool.allocate(1)
                     moves.append(Move(number, block, target, to_host=True))
+                    places.append(place)
                 else:
                     pool.hold(target)
                 saved[-1].append((place, target))
@@ -56,8 +58,9 @@ class HostTier:
 
         def then(ok: bool) -> None:
             record.is_there, record.is_lost = ok, not ok
-            if ok and request.saved is record:
-                self._publish(request, record)
+            for move, place in zip(moves, places, strict=True) if ok else ():
+                if self._has_key(move.group, request, place, record.num_computed):
+                    self.pools[move.group].publish(move.target, *content(request, place))
 
         self.transfers.start(moves, then)
         return True
@@ -85,17 +88,16 @@ class HostTier:
         return request.saved is not None and not (request.saved.is_there or request.saved.is_lost)
 
     def demote(self) -> None:
-        """Copy the coldest content of device pools that run out of blocks without any, a few blocks at a time."""
+        """Copy the content that device pools are about to give up, a few blocks at a time, each once."""
         if not self.pools or self.transfers:
             return
         moves: list[Move] = []
         for number, (group, host) in enumerate(zip(self._groups, self.pools, strict=True)):
-            if SCARCE * (group.pool.num_free - group.pool.num_cached) >= group.pool.num_usable:
-                continue
-            for block in islice(group.pool.coldest(), DEMOTED_AT_ONCE):
+            for block in _to_demote(group.pool):
                 if host.num_free and not host.find(*group.pool.content(block)):
                     (target,) = host.allocate(1)
                     moves.append(Move(number, block, target, to_host=True))
+                group.pool.mark_copied(block)
 
         def then(ok: bool) -> None:
             for move in moves if ok else ():
@@ -105,12 +107,6 @@ class HostTier:
         for move in moves:
             self.pools[move.group].release([move.target])  # the copy holds it now
 
-    def _publish(self, request: Request, record: SavedBlocks) -> None:
-        for number, (blocks, pool) in enumerate(zip(record.blocks, self.pools, strict=True)):
-            for place, block in blocks:
-                if self._has_key(number, request, place, record.num_computed):
-                    pool.publish(block, *content(request, place))
-
     def _known(self, pool: BlockPool, number: int, request: Request, place: int, computed: int) -> int:
         """The block of a pool with what is at a place of a request, or NULL_BLOCK."""
         return pool.find(*content(request, place)) if self._has_key(number, request, place, computed) else NULL_BLOCK
@@ -119,3 +115,10 @@ class HostTier:
         """Whether a place of a request has a full block, which can be found by its key."""
         full = (place + 1) * BLOCK_SIZE <= computed and place < len(request.block_keys)
         return full and not self._groups[number].is_state
+
+
+def _to_demote(pool: BlockPool) -> list[int]:
+    """The coldest blocks whose content has no copy, where too few are ready to be taken."""
+    missing = pool.num_usable // READY - (pool.num_free - pool.num_cached)
+    next_taken = islice(pool.coldest(), max(0, missing))
+    return list(islice((block for block in next_taken if not pool.is_copied(block)), DEMOTED_AT_ONCE))

@@ -18,7 +18,7 @@ from engine.request import PROGRAM, FinishReason, Origin, Request, SamplingParam
 
 log = logging.getLogger(__name__)
 
-WEDGED_SECONDS = 10.0  # a step that takes longer counts as stuck
+WEDGED_SECONDS = 10.0  # from then on a turn of the loop counts as stuck
 
 Deliver = Callable[[Sequence[TokenEvent]], None]
 _Command = Callable[[], "list[TokenEvent]"]
@@ -27,14 +27,17 @@ _Command = Callable[[], "list[TokenEvent]"]
 class EngineThread:
     """Runs an engine. `deliver` is called on this thread with all events of a step at once, and must not block."""
 
-    def __init__(self, engine: Engine[Any], deliver: Deliver) -> None:
+    def __init__(self, engine: Engine[Any], deliver: Deliver, clock: Callable[[], float] = time.monotonic) -> None:
+        """`clock` tells seconds that only grow."""
         self._engine = engine
         self._deliver = deliver
+        self._clock = clock
         self._commands: queue.SimpleQueue[_Command] = queue.SimpleQueue()
         self._stopping = False
         self._failure = ""
-        self._heartbeat = time.monotonic()  # when the last step began
-        self._busy = False  # in a step
+        # When the loop's turn under way began; None while it waits for work. One field, so that whoever reads it from
+        # another thread never joins the time of one turn with the work of another.
+        self._busy_since: float | None = None
         self._live: set[int] = set()  # requests that were not told their end
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
@@ -49,22 +52,24 @@ class EngineThread:
     def submit(
         self,
         prompt_ids: tuple[int, ...],
-        params: SamplingParams,
+        several: Sequence[SamplingParams],
         end_ids: frozenset[int],
         origin: Origin = PROGRAM,
         *,
         before: Callable[[Request], None],
-    ) -> Request:
-        """Hand a request over; `before` is called just before it can have events.
+    ) -> list[Request]:
+        """Hand requests over that continue one prompt, which is read once for all of them; all, or none where it
+        raises. `before` is called for each just before it can have events.
 
         Raises what `Engine.request` raises, and EngineError when the engine does not run.
         """
         if problem := self._death():
             raise EngineError(f"The engine does not run: {problem}", "Start it again.")
-        request = self._engine.request(prompt_ids, params, end_ids, origin)
-        before(request)
-        self._commands.put(lambda: self._add(request))
-        return request
+        requests = [self._engine.request(prompt_ids, params, end_ids, origin) for params in several]
+        for request in requests:
+            before(request)
+        self._commands.put(lambda: self._add(requests))
+        return requests
 
     def abort(self, request_id: int) -> None:
         """End a request, in any state and any number of times."""
@@ -72,9 +77,11 @@ class EngineThread:
 
     def problem(self) -> str:
         """Why the engine cannot serve, or empty while it can. From the step loop's own heartbeat."""
-        silence = time.monotonic() - self._heartbeat
-        stuck = self._busy and silence > WEDGED_SECONDS
-        return self._death() or (f"a step has been running for {silence:.0f} s" if stuck else "")
+        if death := self._death():
+            return death
+        since = self._busy_since
+        silence = 0.0 if since is None else self._clock() - since
+        return f"a step has been running for {silence:.0f} s" if silence >= WEDGED_SECONDS else ""
 
     def _death(self) -> str:
         """Why it will never serve again; a step that only takes long is no reason."""
@@ -86,13 +93,10 @@ class EngineThread:
         try:
             while not self._stopping:
                 events = self._obey()
-                self._heartbeat = time.monotonic()
-                self._busy = True
                 events += self._engine.step()
-                self._busy = False
                 self._tell(events)
             self._tell(self._engine.abort_all())  # what came in while it stopped
-        except Exception as error:
+        except BaseException as error:  # whatever ends this thread, nobody may be left waiting for it
             log.exception("the engine failed")
             self._failure = f"{type(error).__name__}: {error}"
             self._refuse_everything()
@@ -112,17 +116,21 @@ class EngineThread:
                 self._commands.get()()
 
     def _obey(self) -> list[TokenEvent]:
-        """Carry out every command there is; wait for one while there is nothing else to do."""
+        """A turn's beginning: carry out every command there is; wait for one while there is nothing else to do."""
         events: list[TokenEvent] = []
+        self._busy_since = self._clock()
         if not self._engine.has_work:
-            events += self._commands.get()()
+            self._busy_since = None
+            command = self._commands.get()
+            self._busy_since = self._clock()
+            events += command()
         while not self._commands.empty():
             events += self._commands.get()()
         return events
 
-    def _add(self, request: Request) -> list[TokenEvent]:
-        self._live.add(request.id)
-        self._engine.add(request)
+    def _add(self, requests: Sequence[Request]) -> list[TokenEvent]:
+        self._live.update(request.id for request in requests)
+        self._engine.add(*requests)
         return []
 
     def _abort(self, request_id: int) -> list[TokenEvent]:

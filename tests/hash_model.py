@@ -11,14 +11,15 @@ the pools, in any order.
 
 import hashlib
 import random
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from engine.blocks import NULL_BLOCK
 from engine.config import BLOCK_SIZE, EngineConfig, GroupConfig, Preemption
 from engine.core import Engine
 from engine.mover import Move
-from engine.request import BlockCopy, SampledToken, ScheduledRequest, StepPlan
+from engine.request import BlockCopy, SampledToken, SamplingParams, ScheduledRequest, StepPlan
 
 VOCABULARY = 5000
 NOTHING = b"nothing was written here"
@@ -32,12 +33,19 @@ def digest(*parts: bytes | int) -> bytes:
     return out.digest()
 
 
-def next_token(*seen: Sequence[bytes]) -> int:
+def next_token(variant: int, *seen: Sequence[bytes]) -> int:
     """From what each group sees at the last token."""
-    return int.from_bytes(digest(*(b"".join(slots) for slots in seen)), "little") % VOCABULARY
+    return int.from_bytes(digest(variant, *(b"".join(slots) for slots in seen)), "little") % VOCABULARY
 
 
-def expected_output(prompt: Sequence[int], count: int, groups: Sequence[GroupConfig] = (GroupConfig(),)) -> list[int]:
+def variant_of(params: SamplingParams) -> int:
+    """Requests that draw their tokens generate other ones than those that do not, each after its own seed."""
+    return params.seed if params.top_k else 0
+
+
+def expected_output(
+    prompt: Sequence[int], count: int, groups: Sequence[GroupConfig] = (GroupConfig(),), variant: int = 0
+) -> list[int]:
     """The first `count` tokens that the model must generate after `prompt`."""
     chain: list[bytes] = []
     places: list[bytes] = []
@@ -46,7 +54,7 @@ def expected_output(prompt: Sequence[int], count: int, groups: Sequence[GroupCon
     for position in range(len(prompt) + count):
         if position == len(tokens):
             seen = [[state] if g.recurrent else places[-g.window :] if g.window else chain for g in groups]
-            tokens.append(next_token(*seen))
+            tokens.append(next_token(variant, *seen))
         chain.append(digest(tokens[position], position, chain[-1] if chain else b""))
         places.append(digest(tokens[position], position))
         state = digest(state, tokens[position])
@@ -63,14 +71,14 @@ class Part:
     tables: list[list[int]]
     samples: bool
     feeds: bool
-    followers: tuple[int, ...]
+    samplers: tuple[tuple[int, int], ...]  # (request, variant)
 
     @classmethod
     def of(cls, part: ScheduledRequest) -> "Part":
         request = part.request
         token_ids, tables = request.token_ids(part.start, part.stop), [list(it) for it in request.block_tables]
-        followers = tuple(follower.id for follower in part.followers)
-        return cls(request.id, token_ids, part.start, tables, part.samples, part.feeds, followers)
+        samplers = tuple((one.id, variant_of(one.params)) for one in (request, *part.followers))
+        return cls(request.id, token_ids, part.start, tables, part.samples, part.feeds, samplers)
 
 
 @dataclass
@@ -139,10 +147,10 @@ class HashRunner:
         if not part.samples:
             return []
         end = part.start + len(token_ids)
-        token = next_token(*(self._seen(part, number, end) for number in range(len(self.config.groups))))
-        everyone = (part.request_id, *part.followers)
-        self.last_tokens.update(dict.fromkeys(everyone, token))
-        return [SampledToken(request_id, token) for request_id in everyone]
+        seen = [self._seen(part, number, end) for number in range(len(self.config.groups))]
+        picked = {request_id: next_token(variant, *seen) for request_id, variant in part.samplers}
+        self.last_tokens.update(picked)
+        return [SampledToken(request_id, token) for request_id, token in picked.items()]
 
     def _seen(self, part: Part, number: int, end: int) -> list[bytes]:
         group = self.config.groups[number]
@@ -225,6 +233,7 @@ def hash_engine(
     host_blocks: int = 0,
     preemption: Preemption = Preemption.AUTO,
     failing_moves: float = 0.0,
+    clock: Callable[[], float] = time.monotonic,
 ) -> tuple[Engine[HashTicket], HashRunner]:
     """A real engine over the hash model."""
     config = EngineConfig(
@@ -240,4 +249,5 @@ def hash_engine(
         block_bytes=1000,
     )
     runner = HashRunner(config, random.Random(seed))
-    return Engine(config, VOCABULARY, runner, LateMover(runner, random.Random(seed + 1), failing_moves)), runner
+    mover = LateMover(runner, random.Random(seed + 1), failing_moves)
+    return Engine(config, VOCABULARY, runner, mover, clock), runner

@@ -10,12 +10,11 @@ from dataclasses import dataclass, field
 import pytest
 
 from engine.config import BLOCK_SIZE, GroupConfig, Preemption
-from engine.core import Engine
+from engine.kv_groups import CHECKPOINT
 from engine.precedence import MOST_PREEMPTIONS
-from engine.request import PROGRAM, FinishReason, Origin, Request, SamplingParams, ServiceClass
-from tests.hash_model import HashTicket, expected_output, hash_engine
-
-ENDS = frozenset(range(100))  # one generated token in fifty
+from engine.request import FinishReason, Origin, SamplingParams, ServiceClass
+from tests.engine.hash_run import Run
+from tests.hash_model import hash_engine
 
 
 @dataclass
@@ -45,53 +44,6 @@ class Load:
             yield prompt
             if self.random.random() < 0.2:
                 yield prompt
-
-
-@dataclass
-class Run:
-    """Requests in and tokens out of one engine."""
-
-    engine: Engine[HashTicket]
-    outputs: dict[int, list[int]] = field(default_factory=dict)
-    finished: dict[int, FinishReason] = field(default_factory=dict)
-    requests: dict[int, Request] = field(default_factory=dict)
-
-    def submit(self, prompt: tuple[int, ...], origin: Origin = PROGRAM, count: int = 1, **params: object) -> Request:
-        """Several of one prompt where `count` says so; the first of them."""
-        sampling = SamplingParams(**params)  # type: ignore[arg-type]
-        family = [self.engine.request(prompt, sampling, ENDS, origin) for _ in range(count)]
-        self.engine.add(*family)
-        for request in family:
-            self.requests[request.id], self.outputs[request.id] = request, []
-        return family[0]
-
-    def step(self) -> None:
-        for event in self.engine.step():
-            assert event.request_id not in self.finished
-            if event.token_id is not None:
-                self.outputs[event.request_id].append(event.token_id)
-            if event.finish is not None:
-                self.finished[event.request_id] = event.finish
-
-    def abort(self, request_id: int) -> None:
-        event = self.engine.abort(request_id)
-        if event is not None:
-            self.finished[request_id] = FinishReason.ABORT
-
-    def run_out(self) -> None:
-        while self.engine.has_work:
-            self.step()
-        self.engine.assert_empty()
-
-    def check(self) -> None:
-        """Every request ended, and every token is the one that the prompt alone determines."""
-        assert self.finished.keys() == self.requests.keys()
-        for number, request in self.requests.items():
-            output = self.outputs[number]
-            assert output == request.output_ids
-            assert output == expected_output(request.prompt_ids, len(output), self.engine.config.groups), number
-            if self.finished[number] is FinishReason.LENGTH:
-                assert len(output) == request.params.max_tokens
 
 
 FULL, WINDOW, STATE = GroupConfig(), GroupConfig(window=24), GroupConfig(recurrent=True)
@@ -162,9 +114,10 @@ def test_a_wrong_block_would_be_seen() -> None:
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-@pytest.mark.parametrize("length", [BLOCK_SIZE - 1, BLOCK_SIZE, BLOCK_SIZE + 1, 3 * BLOCK_SIZE])
-def test_a_prompt_that_came_before_is_not_computed_again(depth: int, length: int) -> None:
-    engine, runner = hash_engine(depth=depth)
+@pytest.mark.parametrize("groups", GROUPS)
+@pytest.mark.parametrize("length", [BLOCK_SIZE - 1, BLOCK_SIZE, BLOCK_SIZE + 1, 3 * BLOCK_SIZE, 300])
+def test_a_prompt_that_came_before_is_not_computed_again(groups: str, depth: int, length: int) -> None:
+    engine, runner = hash_engine(depth=depth, groups=GROUPS[groups])
     run = Run(engine)
     prompt = tuple(range(100, 100 + length))
     for _ in range(2):
@@ -175,6 +128,20 @@ def test_a_prompt_that_came_before_is_not_computed_again(depth: int, length: int
     assert first.num_cached == 0
     assert second.num_cached == (length - 1) // BLOCK_SIZE * BLOCK_SIZE
     assert runner.computed_tokens == 2 * length - second.num_cached
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_state_is_kept_every_few_blocks(depth: int) -> None:
+    """A prompt that leaves another's way goes on from the last state before."""
+    engine, _ = hash_engine(depth=depth, groups=GROUPS["all"], num_blocks=200)
+    run = Run(engine)
+    prompt = tuple(range(1000, 1700))
+    run.submit(prompt, max_tokens=1)
+    run.run_out()
+    branch = run.submit((*prompt[:600], 1, 2, 3), max_tokens=1)
+    run.run_out()
+    run.check()
+    assert branch.num_cached == 2 * CHECKPOINT * BLOCK_SIZE
 
 
 def test_generated_tokens_are_cached_too() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from engine.core import Engine
-from engine.errors import EngineError, PromptTooLong
+from engine.errors import EngineError, InvalidSampling, PromptTooLong
 from engine.request import FinishReason, Request, SamplingParams, TokenEvent
 from engine.thread import WEDGED_SECONDS, EngineThread
 from tests.hash_model import HashRunner, expected_output, hash_engine
@@ -29,7 +29,11 @@ class Client:
 
     def submit(self, prompt: tuple[int, ...] = PROMPT, max_tokens: int = 5) -> Request:
         params = SamplingParams(max_tokens=max_tokens)
-        return self.thread.submit(prompt, params, frozenset(), before=lambda request: None)
+        [request] = self.submit_several([params], prompt)
+        return request
+
+    def submit_several(self, several: Sequence[SamplingParams], prompt: tuple[int, ...] = PROMPT) -> list[Request]:
+        return self.thread.submit(prompt, several, frozenset(), before=lambda request: None)
 
     def endings(self, requests: Sequence[Request]) -> dict[int, TokenEvent]:
         """Wait until all of `requests` have ended; the last event of each."""
@@ -91,6 +95,26 @@ def test_a_bad_request_is_refused_on_the_callers_thread(parts: tuple[Client, Has
     with pytest.raises(IndexError):
         client.submit((5000,))
     assert client.endings([client.submit()])
+
+
+def test_a_prompt_that_several_continue_is_read_once(parts: tuple[Client, HashRunner]) -> None:
+    client, runner = parts
+    before = runner.computed_tokens
+    requests = client.submit_several([SamplingParams(max_tokens=count) for count in (1, 4, 6)])
+    client.endings(requests)
+    assert [request.output_ids for request in requests] == [expected_output(PROMPT, count) for count in (1, 4, 6)]
+    assert runner.computed_tokens - before == len(PROMPT) + 3 + 5  # the last token of a reply is not computed
+
+
+def test_of_several_requests_one_of_which_is_bad_there_is_none(parts: tuple[Client, HashRunner]) -> None:
+    client, _ = parts
+    begun: list[Request] = []
+    several = [SamplingParams(max_tokens=5), SamplingParams(stop_token_ids=(5000,))]
+    with pytest.raises(InvalidSampling):
+        client.thread.submit(PROMPT, several, frozenset(), before=begun.append)
+    client.endings([client.submit()])
+    assert begun == []
+    assert client.steps.empty()
 
 
 def test_abort_reaches_a_request_in_any_state(parts: tuple[Client, HashRunner]) -> None:
@@ -215,6 +239,31 @@ def test_a_step_that_hangs_shows_in_the_health_until_it_ends(where: str, monkeyp
     client.endings([request])
     assert client.thread.problem() == ""
     client.thread.stop()
+
+
+def test_many_steps_are_no_long_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, runner = hash_engine()
+    hang = Hanging()
+    client = Client(engine, hang.clock)
+    entered, leave = threading.Semaphore(0), threading.Semaphore(0)
+    collect = runner.collect
+
+    def held(ticket: Any) -> Any:
+        entered.release()
+        leave.acquire()
+        return collect(ticket)
+
+    monkeypatch.setattr(runner, "collect", held)
+    request = client.submit(max_tokens=5)
+    told = []
+    for _ in range(5):
+        entered.acquire()
+        hang.seconds += WEDGED_SECONDS - 1
+        told.append(client.thread.problem())
+        leave.release()
+    client.endings([request])
+    client.thread.stop()
+    assert told == [""] * 5
 
 
 def test_an_engine_without_work_is_well_however_long() -> None:

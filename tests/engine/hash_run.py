@@ -1,0 +1,66 @@
+"""Requests in and tokens out of an engine over the hash model, and what they must be."""
+
+from dataclasses import dataclass, field
+
+from engine.core import Engine
+from engine.request import PROGRAM, FinishReason, Origin, Request, SamplingParams
+from tests.hash_model import HashTicket, expected_output, variant_of
+
+ENDS = frozenset(range(100))  # one generated token in fifty
+
+
+@dataclass
+class Run:
+    """Requests in and tokens out of one engine."""
+
+    engine: Engine[HashTicket]
+    outputs: dict[int, list[int]] = field(default_factory=dict)
+    finished: dict[int, FinishReason] = field(default_factory=dict)
+    requests: dict[int, Request] = field(default_factory=dict)
+
+    def submit(self, prompt: tuple[int, ...], origin: Origin = PROGRAM, count: int = 1, **params: object) -> Request:
+        """Several of one prompt where `count` says so; the first of them."""
+        drawn = [{"top_k": 1, "seed": seed} if count > 1 else {} for seed in range(count)]
+        family = [
+            self.engine.request(prompt, SamplingParams(**params, **own), ENDS, origin)  # type: ignore[arg-type]
+            for own in drawn
+        ]
+        self.engine.add(*family)
+        for request in family:
+            self.requests[request.id], self.outputs[request.id] = request, []
+        return family[0]
+
+    def step(self) -> None:
+        for event in self.engine.step():
+            assert event.request_id not in self.finished
+            if event.token_id is not None:
+                self.outputs[event.request_id].append(event.token_id)
+            if event.finish is not None:
+                self.finished[event.request_id] = event.finish
+
+    def abort(self, request_id: int) -> None:
+        event = self.engine.abort(request_id)
+        if event is not None:
+            self.finished[request_id] = FinishReason.ABORT
+
+    def run_out(self) -> None:
+        idle = 0
+        while self.engine.has_work:
+            before = sum(map(len, self.outputs.values())), len(self.finished)
+            self.step()
+            idle = idle + 1 if before == (sum(map(len, self.outputs.values())), len(self.finished)) else 0
+            assert idle < 10_000, self.engine.state()
+        self.engine.assert_empty()
+
+    def check(self) -> None:
+        """Every request ended, and every token is the one that the prompt alone determines."""
+        assert self.finished.keys() == self.requests.keys()
+        for number, request in self.requests.items():
+            output = self.outputs[number]
+            assert output == request.output_ids
+            variant = variant_of(request.params)
+            assert output == expected_output(request.prompt_ids, len(output), self.engine.config.groups, variant), (
+                number
+            )
+            if self.finished[number] is FinishReason.LENGTH:
+                assert len(output) == request.params.max_tokens

@@ -1,0 +1,116 @@
+"""Several requests of one prompt: it is read once, its blocks are held once, and each goes its own way behind it."""
+
+import random
+
+import pytest
+
+from engine.config import BLOCK_SIZE, GroupConfig
+from engine.request import BlockCopy, FinishReason, RequestStatus
+from tests.engine.hash_run import Run
+from tests.hash_model import hash_engine
+
+GROUPS = [(GroupConfig(),), (GroupConfig(), GroupConfig(window=24), GroupConfig(recurrent=True))]
+
+
+def prompt_of(length: int) -> tuple[int, ...]:
+    rng = random.Random(length)
+    return tuple(rng.randrange(5000) for _ in range(length))
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("groups", GROUPS)
+@pytest.mark.parametrize("length", [1, 15, 16, 17, 2000])
+def test_eight_read_their_prompt_once(length: int, groups: tuple[GroupConfig, ...], depth: int) -> None:
+    engine, runner = hash_engine(num_blocks=400, depth=depth, groups=groups, budget=256)
+    run = Run(engine)
+    run.submit(prompt_of(length), count=8, max_tokens=20, ignore_eos=True)
+    held = 0
+    while engine.has_work:
+        run.step()
+        pool = engine._scheduler._memory.groups[0].pool
+        held = max(held, pool.num_usable - pool.num_free)
+    run.run_out()
+    run.check()
+    assert runner.computed_tokens == length + 8 * 19
+    shared, grown = length // BLOCK_SIZE, -(-(length + 20) // BLOCK_SIZE)
+    assert held <= shared + 8 * (grown - shared) + 1  # the block that the first of them copied from
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_full_block_is_never_copied(depth: int) -> None:
+    engine, runner = hash_engine(num_blocks=100, depth=depth)
+    run = Run(engine)
+    run.submit(prompt_of(40), count=5, max_tokens=30, ignore_eos=True)
+    copies: list[BlockCopy] = []
+    launch = runner.launch
+
+    def watched(plan: object) -> object:
+        copies.extend(copy for part in plan.scheduled for copy in part.copies)  # type: ignore[attr-defined]
+        return launch(plan)  # type: ignore[arg-type]
+
+    runner.launch = watched  # type: ignore[assignment, method-assign]
+    run.run_out()
+    run.check()
+    assert len(copies) in (4, 5)  # the last one finds the block its own, unless all run ahead
+    assert len({copy.source for copy in copies}) == 1
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_who_finds_no_seat_joins_by_the_cache(depth: int) -> None:
+    engine, runner = hash_engine(num_blocks=400, running=3, depth=depth)
+    run = Run(engine)
+    run.submit(prompt_of(100), count=8, max_tokens=10, ignore_eos=True)
+    run.run_out()
+    run.check()
+    assert runner.computed_tokens == 100 + 3 * 9 + 5 * (100 - 96 + 9)
+
+
+@pytest.mark.parametrize("steps", range(6))
+@pytest.mark.parametrize("who", range(5))
+@pytest.mark.parametrize("depth", [1, 2])
+def test_any_of_them_may_end_at_any_time(depth: int, who: int, steps: int) -> None:
+    """The first too, while its prompt is read: another one takes its place."""
+    engine, _ = hash_engine(num_blocks=60, depth=depth, budget=32)
+    run = Run(engine)
+    first = run.submit(prompt_of(80), count=5, max_tokens=6, ignore_eos=True)
+    for _ in range(steps):
+        run.step()
+    run.abort(first.id + who)
+    run.run_out()
+    run.check()
+    ended = [finish for number, finish in run.finished.items() if number != first.id + who]
+    assert ended == [FinishReason.LENGTH] * 4
+
+
+@pytest.mark.parametrize("site", ["launch", "collect"])
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_failing_step_ends_those_that_were_part_of_it(depth: int, site: str) -> None:
+    engine, runner = hash_engine(depth=depth)
+    run = Run(engine)
+    run.submit(prompt_of(10), count=3, max_tokens=6, ignore_eos=True)
+    original = getattr(runner, site)
+
+    def failing(_: object) -> object:
+        setattr(runner, site, original)
+        raise RuntimeError("injected")
+
+    setattr(runner, site, failing)
+    run.run_out()
+    run.check()
+    assert set(run.finished.values()) == {FinishReason.ERROR}
+
+
+def test_they_wait_as_long_as_their_prompt_does() -> None:
+    engine, _ = hash_engine(running=1)
+    run = Run(engine)
+    run.submit((1, 2, 3), max_tokens=30, ignore_eos=True)
+    run.step()
+    first = run.submit((4, 5, 6), count=3, max_tokens=2)
+    run.step()
+    assert engine.num_waiting == 3
+    assert engine.state().waiting == (0, 3, 0)
+    assert first.status is RequestStatus.WAITING
+    for event in engine.abort_all():
+        run.finished[event.request_id] = FinishReason.ABORT
+    engine.assert_empty()
+    run.check()

@@ -1,0 +1,118 @@
+"""Any order of what can happen to requests: after each step, every block is held by exactly those who say so.
+
+The full run is `pytest tests/engine/test_kv_machine.py --rules 1000000`.
+"""
+
+from collections import Counter
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from engine.blocks import NULL_BLOCK
+from engine.config import BLOCK_SIZE, GroupConfig, Preemption
+from engine.core import Engine
+from engine.request import Origin, RequestStatus, ServiceClass
+from tests.engine.hash_run import Run
+from tests.hash_model import HashTicket, hash_engine
+
+GROUPS = {
+    "full": (GroupConfig(),),
+    "windows": (GroupConfig(), GroupConfig(window=20)),
+    "hybrid": (GroupConfig(), GroupConfig(recurrent=True)),
+}
+LETTERS = [tuple(range(100 * n, 100 * n + BLOCK_SIZE)) for n in range(3)]
+
+
+def expected_references(engine: Engine[HashTicket]) -> list[Counter[int]]:
+    """How often each block of each pool is held, by what requests, copies and steps under way say."""
+    scheduler = engine._scheduler
+    memory = scheduler._memory
+    groups = len(memory.groups)
+    held: list[Counter[int]] = [Counter() for _ in memory.pools]
+    for request in (*scheduler._running.values(), *scheduler._ending.values(), *scheduler._waiting):
+        for number, table in enumerate(request.block_tables):
+            held[number].update(block for block in table if block != NULL_BLOCK)
+        for number, blocks in enumerate(request.saved.blocks if request.saved else ()):
+            held[groups + number].update(block for _, block in blocks)
+    for transfer in memory.host.transfers._under_way:
+        for move in transfer.moves:
+            device, host = (move.source, move.target) if move.to_host else (move.target, move.source)
+            held[move.group][device] += 1
+            held[groups + move.group][host] += 1
+    for step in engine._under_way:
+        for copy in (copy for part in step.plan.scheduled for copy in part.copies):
+            if copy.source != NULL_BLOCK:
+                held[copy.group][copy.source] += 1
+    return held
+
+
+class EngineMachine(RuleBasedStateMachine):
+    """Requests that join, fork, step, end, yield, move, and go through pools that are too small."""
+
+    @initialize(
+        groups=st.sampled_from(sorted(GROUPS)), depth=st.integers(1, 2), preemption=st.sampled_from(Preemption),
+        seed=st.integers(0, 1000), host_blocks=st.sampled_from([0, 5, 12]),
+    )  # fmt: skip
+    def start(self, groups: str, depth: int, preemption: Preemption, seed: int, host_blocks: int) -> None:
+        self.engine, _ = hash_engine(
+            seed=seed, num_blocks=10, depth=depth, budget=24, running=4, groups=GROUPS[groups], failing_moves=0.1,
+            host_blocks=host_blocks, preemption=preemption,
+        )  # fmt: skip
+        self.run = Run(self.engine)
+
+    @rule(
+        letters=st.lists(st.sampled_from(LETTERS), max_size=3), rest=st.integers(1, 18), count=st.integers(1, 4),
+        tokens=st.integers(1, 40), service=st.sampled_from(ServiceClass),
+    )  # fmt: skip
+    def join(self, letters: list[tuple[int, ...]], rest: int, count: int, tokens: int, service: ServiceClass) -> None:
+        if self.engine.num_waiting < 6:
+            prompt = (*(token_id for letter in letters for token_id in letter), *range(900, 900 + rest))
+            self.run.submit(prompt, Origin(service), count, max_tokens=tokens)
+
+    @rule(count=st.integers(1, 4))
+    def step(self, count: int) -> None:
+        for _ in range(count):
+            if self.engine.has_work:
+                self.run.step()
+
+    @precondition(lambda self: self.run.requests)
+    @rule(which=st.integers(0, 1000))
+    def end(self, which: int) -> None:
+        living = [number for number in self.run.requests if number not in self.run.finished]
+        if living:
+            self.run.abort(living[which % len(living)])
+
+    @rule(which=st.integers(0, 3))
+    def give_way(self, which: int) -> None:
+        scheduler = self.engine._scheduler
+        running = [it for it in scheduler._running.values() if it.status is RequestStatus.RUNNING]
+        if running and running[which % len(running)].num_preemptions < 6:
+            victim = running[which % len(running)]
+            scheduler._yields(victim, victim)
+
+    @invariant()
+    def every_block_is_accounted_for(self) -> None:
+        memory = self.engine._scheduler._memory
+        memory.check()
+        for pool, expected in zip(memory.pools, expected_references(self.engine), strict=True):
+            assert [expected[block] for block in range(pool.num_blocks)] == pool._references
+
+    def teardown(self) -> None:
+        self.run.run_out()
+        self.run.check()
+
+
+def test_no_order_of_events_loses_a_block_or_a_token(rules: int) -> None:
+    steps = 50
+    run_state_machine_as_test(
+        EngineMachine,
+        settings=settings(max_examples=max(1, rules // steps), stateful_step_count=steps, deadline=None),
+    )
