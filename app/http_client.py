@@ -134,6 +134,7 @@ def _request(model: str, messages: Sequence[Message], params: SamplingParams) ->
     given["logit_bias"] = {str(token_id): bias for token_id, bias in params.logit_bias}
     return {
         "model": model,
+        "service_class": "interactive",  # whoever uses this client waits for the answer
         "messages": [_wire_message(message) for message in messages],
         "stream": True,
         "stream_options": {"include_usage": True},

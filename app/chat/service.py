@@ -91,23 +91,37 @@ class ChatService:
         """Continue several prompts at once. Yields what has come meanwhile, never nothing: each event with the index
         of its reply. Of each reply this is what `generate` yields.
 
-        They share the blocks of equal prompts through the prefix cache, from the first step that computes one.
+        A prompt that several of them continue, one after the other, is read once.
         """
         end_ids = self.tokenizer.end_of_generation_ids
         replies: dict[int, _Reply] = {}
         with self.streams.open() as stream:
-            for index, (prompt_ids, params) in enumerate(asked):
-                request = stream.submit(prompt_ids, params, end_ids, origin)
-                replies[request.id] = _Reply(index, request, self.tokenizer, continues_text=continues_text)
+            for prompt_ids, several in _families(asked):
+                for request in stream.submit_several(prompt_ids, several, end_ids, origin):
+                    reply = _Reply(len(replies), request, self.tokenizer, continues_text=continues_text)
+                    replies[request.id] = reply
             async for tokens in stream:
                 batch: list[tuple[int, ChatEvent]] = []
                 for token in tokens:
                     reply = replies[token.request_id]
                     batch += [(reply.index, event) for event in reply.events(token)]
                     if reply.ended:
-                        stream.abort(token.request_id)
+                        stream.abort(token.request_id, FinishReason.STOP)  # at a stop string, where it still runs
                 if batch:
                     yield batch
+
+
+def _families(
+    asked: Sequence[tuple[tuple[int, ...], SamplingParams]],
+) -> list[tuple[tuple[int, ...], list[SamplingParams]]]:
+    """Each run of equal prompts as one. A prompt to be reported on is read for each that reports."""
+    families: list[tuple[tuple[int, ...], list[SamplingParams]]] = []
+    for prompt_ids, params in asked:
+        if families and families[-1][0] == prompt_ids and params.prompt_logprobs is None:
+            families[-1][1].append(params)
+        else:
+            families.append((prompt_ids, [params]))
+    return families
 
 
 class _Reply:

@@ -1,31 +1,58 @@
 """The engine's thread seen from an event loop: requests become one asynchronous stream of their token events.
 
 All events of a step cross from the engine's thread to the loop in one call, and a reader takes all that have come for
-it at once. Leaving a stream early aborts its requests. Knows ids and events. Refuses to know text.
+it at once. Leaving a stream early aborts its requests. Knows ids, events and when they came. Refuses to know text.
 """
 
 import asyncio
-from collections import deque
-from collections.abc import Sequence
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
+from app.chat.latencies import Latencies, ReplyTimer
 from engine.core import Engine
+from engine.counters import EngineState
 from engine.errors import EngineError
-from engine.request import PROGRAM, FinishReason, Origin, Request, SamplingParams, TokenEvent
+from engine.request import (
+    PROGRAM,
+    FinishReason,
+    Origin,
+    Request,
+    RequestStatus,
+    SamplingParams,
+    ServiceClass,
+    TokenEvent,
+)
 from engine.thread import EngineThread
 
+_SEATED = (RequestStatus.RUNNING, RequestStatus.FOLLOWING)
+
 MOST_AT_ONCE = 32  # events that a reader takes before it is another's turn, where it has fallen behind
+
+
+@dataclass(frozen=True, slots=True)
+class _Live:
+    """A request whose last event is not here."""
+
+    request: Request
+    stream: "TokenStream"
+    timer: ReplyTimer
 
 
 class TokenStreams:
     """Every stream of one engine. Made anywhere, used on the loop that `start` ran on."""
 
-    def __init__(self, engine: Engine[Any]) -> None:
+    def __init__(self, engine: Engine[Any], clock: Callable[[], float] = time.monotonic) -> None:
+        """`clock` tells seconds that only grow."""
+        self.latencies = Latencies()
         self._engine = engine
-        self._thread = EngineThread(engine, self._cross)
+        self._clock = clock
+        self._thread = EngineThread(engine, self._cross, clock)
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._running: dict[int, TokenStream] = {}  # by request, until its last event is here
+        self._live: dict[int, _Live] = {}  # by request
         self._stopping = False
 
     async def start(self) -> None:
@@ -35,7 +62,7 @@ class TokenStreams:
     async def stop(self) -> None:
         """End every request with an event of its own, at once, then the engine's thread, after the step under way."""
         self._stopping = True
-        self._route([TokenEvent(request_id, None, finish=FinishReason.ABORT) for request_id in self._running])
+        self._route([TokenEvent(request_id, None, finish=FinishReason.ABORT) for request_id in self._live])
         if self._loop is not None:
             await asyncio.to_thread(self._thread.stop)
 
@@ -56,22 +83,25 @@ class TokenStreams:
         self,
         stream: "TokenStream",
         prompt_ids: tuple[int, ...],
-        params: SamplingParams,
+        several: Sequence[SamplingParams],
         end_ids: frozenset[int],
         origin: Origin,
-    ) -> Request:
-        """Have the engine work on a request whose events `stream` is given."""
+    ) -> list[Request]:
+        """Have the engine work on requests whose events `stream` is given; on all of them, or none where it raises."""
         if self._loop is None or self._stopping:
             raise EngineError("The engine is being stopped" if self._stopping else "The engine is not started")
 
         def register(request: Request) -> None:
-            self._running[request.id] = stream
+            timer = self.latencies.timer(origin.service, self._clock())
+            self._live[request.id] = _Live(request, stream, timer)
 
-        return self._thread.submit(prompt_ids, params, end_ids, origin, before=register)
+        return self._thread.submit(prompt_ids, several, end_ids, origin, before=register)
 
-    def abort(self, request_id: int) -> None:
+    def abort(self, request_id: int, reason: FinishReason = FinishReason.ABORT) -> None:
         """End a request and forget it, if it still runs."""
-        if self._running.pop(request_id, None) is not None:
+        live = self._live.pop(request_id, None)
+        if live is not None:
+            live.timer.end(reason, self._clock())
             self._thread.abort(request_id)
 
     def problem(self) -> str:
@@ -94,18 +124,33 @@ class TokenStreams:
     def num_waiting(self) -> int:
         return self._engine.num_waiting
 
+    def state(self) -> EngineState:
+        """What the engine has done and holds. Does not wait for it."""
+        return self._engine.state()
+
+    def running_by_class(self) -> Mapping[ServiceClass, int]:
+        """The requests of each class that run. Does not wait for the engine."""
+        requests = [live.request for live in self._live.values()]
+        running = Counter(one.origin.service for one in requests if one.status in _SEATED)
+        return {service: running[service] for service in ServiceClass}
+
     def _cross(self, events: Sequence[TokenEvent]) -> None:
         """On the engine's thread."""
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._route, events)
 
     def _route(self, events: Sequence[TokenEvent]) -> None:
+        now = self._clock()
         for event in events:
-            stream = self._running.get(event.request_id)
-            if stream is not None:
-                if event.finish is not None:
-                    del self._running[event.request_id]
-                stream.put(event)
+            live = self._live.get(event.request_id)
+            if live is None:
+                continue
+            if event.token_id is not None:
+                live.timer.token(now)
+            if event.finish is not None:
+                del self._live[event.request_id]
+                live.timer.end(event.finish, now)
+            live.stream.put(event)
 
 
 class TokenStream:
@@ -125,9 +170,21 @@ class TokenStream:
         self, prompt_ids: tuple[int, ...], params: SamplingParams, end_ids: frozenset[int], origin: Origin = PROGRAM
     ) -> Request:
         """Raises PromptTooLong, InvalidSampling, or EngineError when the engine does not run."""
-        request = self._streams.submit(self, prompt_ids, params, end_ids, origin)
-        self._running.add(request.id)
+        [request] = self.submit_several(prompt_ids, [params], end_ids, origin)
         return request
+
+    def submit_several(
+        self,
+        prompt_ids: tuple[int, ...],
+        several: Sequence[SamplingParams],
+        end_ids: frozenset[int],
+        origin: Origin = PROGRAM,
+    ) -> list[Request]:
+        """Requests that continue one prompt, which is read once for all of them. Raises what `submit` raises, and then
+        there is none of them."""
+        requests = self._streams.submit(self, prompt_ids, several, end_ids, origin)
+        self._running.update(request.id for request in requests)
+        return requests
 
     def put(self, event: TokenEvent) -> None:
         self._arrived.append(event)
@@ -136,10 +193,13 @@ class TokenStream:
         if event.finish is not None:
             self._running.discard(event.request_id)
 
-    def abort(self, request_id: int) -> None:
-        """End one of the requests, in any state and any number of times. Events that are here may still be read."""
+    def abort(self, request_id: int, reason: FinishReason = FinishReason.ABORT) -> None:
+        """End one of the requests, in any state and any number of times. Events that are here may still be read.
+
+        `reason` is what its end counts as, if it has none yet.
+        """
         self._running.discard(request_id)
-        self._streams.abort(request_id)
+        self._streams.abort(request_id, reason)
 
     def close(self) -> None:
         """End all of them."""

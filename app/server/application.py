@@ -16,8 +16,10 @@ from app.chat.service import ChatService
 from app.chat.token_streams import TokenStreams
 from app.server.door import LOOPBACK_NAMES, Door
 from app.server.errors import InvalidRequest
+from app.server.metrics import Metrics
 from app.server.openai_endpoints import OpenAIEndpoints
 from app.server.openai_errors import error_response
+from app.server.origin import CLASS_NAMES
 from quant.errors import InglenookError
 
 
@@ -25,6 +27,10 @@ class Health(Struct, omit_defaults=True):
     status: Literal["ok", "unavailable"]
     running: int
     waiting: int
+    running_by_class: dict[str, int]
+    waiting_by_class: dict[str, int]
+    kv_blocks: int
+    kv_blocks_held: int  # by requests
     reason: str = ""  # why it is unavailable
 
 
@@ -36,7 +42,11 @@ def create_application(service: ChatService, *, host_names: Collection[str] = ()
         return _health(service.streams)
 
     application = Starlette(
-        routes=[*OpenAIEndpoints(service).routes(), Route("/health", health, methods=["GET"])],
+        routes=[
+            *OpenAIEndpoints(service).routes(),
+            Route("/health", health, methods=["GET"]),
+            Route("/metrics", Metrics(service).scrape, methods=["GET"]),
+        ],
         middleware=[Middleware(Door, names=(*LOOPBACK_NAMES, *host_names))],
         exception_handlers={
             InglenookError: _failed,
@@ -51,8 +61,17 @@ def create_application(service: ChatService, *, host_names: Collection[str] = ()
 
 def _health(streams: TokenStreams) -> Response:
     """From the heartbeat of the engine's step loop; nothing here waits for the engine."""
-    problem = streams.problem()
-    body = Health("unavailable" if problem else "ok", streams.num_running, streams.num_waiting, problem)
+    problem, state, running = streams.problem(), streams.state(), streams.running_by_class()
+    body = Health(
+        status="unavailable" if problem else "ok",
+        running=state.running,
+        waiting=sum(state.waiting),
+        running_by_class={name: running[service] for name, service in CLASS_NAMES.items()},
+        waiting_by_class={name: state.waiting_in(service) for name, service in CLASS_NAMES.items()},
+        kv_blocks=state.kv_blocks,
+        kv_blocks_held=state.kv_blocks_held,
+        reason=problem,
+    )
     return Response(msgspec.json.encode(body), 503 if problem else 200, media_type="application/json")
 
 

@@ -80,14 +80,15 @@ class ChatCompletion(Struct, kw_only=True):
     usage: Usage
 
 
-async def chunks(service: ChatService, wanted: ChatCompletionRequest) -> AsyncGenerator[list[ChatCompletionChunk]]:
+async def chunks(
+    service: ChatService, wanted: ChatCompletionRequest, origin: Origin
+) -> AsyncGenerator[list[ChatCompletionChunk]]:
     """The reply, in batches as it comes; last, if wanted, a chunk that says what it used. Nothing comes before the
     engine has begun with it, so that what is refused or fails at once can be raised: InvalidRequest, InvalidSampling,
     EngineError, ReplyFailed, ReplyAborted."""
     writer = _ChunkWriter(service)
     with naming("messages"):
         prompt = await service.encode(wanted.conversation())
-        origin = Origin(cache_salt=wanted.cache_salt or "")
         async with aclosing(generate_choices(service, [prompt], wanted.sampling(), origin)) as batches:
             async for batch in batches:
                 if written := [chunk for index, event in batch for chunk in writer.write(index, event)]:

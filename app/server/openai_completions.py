@@ -58,7 +58,7 @@ class Completion(Struct, kw_only=True):
     usage: Usage | UnsetType = UNSET
 
 
-async def chunks(service: ChatService, wanted: CompletionRequest) -> AsyncGenerator[list[Completion]]:
+async def chunks(service: ChatService, wanted: CompletionRequest, origin: Origin) -> AsyncGenerator[list[Completion]]:
     """The reply, in batches as it comes; last, if wanted, a chunk that says what it used. Nothing comes before the
     engine has begun with it, so that what is refused or fails at once can be raised: InvalidRequest, InvalidSampling,
     EngineError, ReplyFailed, ReplyAborted."""
@@ -67,7 +67,6 @@ async def chunks(service: ChatService, wanted: CompletionRequest) -> AsyncGenera
     prompts = [await _encode(service, prompt) for prompt in given]
     echoes = [_echo(service.tokenizer, wanted, *prompt) for prompt in zip(given, prompts, strict=True)]
     writer = _ChunkWriter(service, echoes, len(params))
-    origin = Origin(cache_salt=wanted.cache_salt or "")
     with naming("prompt"):
         async with aclosing(generate_choices(service, prompts, params, origin, continues_text=True)) as batches:
             async for batch in batches:

@@ -61,11 +61,13 @@ class OpenAIEndpoints:
 
     async def create_chat_completion(self, request: Request) -> Reply[openai_chat.ChatCompletionChunk]:
         wanted = await self._read(request, self._chat_decoder)
-        return _reply(wanted, openai_chat.chunks(self._service, wanted), openai_chat.fold)
+        origin = wanted.origin(request.headers)
+        return _reply(wanted, openai_chat.chunks(self._service, wanted, origin), openai_chat.fold)
 
     async def create_completion(self, request: Request) -> Reply[openai_completions.Completion]:
         wanted = await self._read(request, self._completion_decoder)
-        return _reply(wanted, openai_completions.chunks(self._service, wanted), openai_completions.fold)
+        origin = wanted.origin(request.headers)
+        return _reply(wanted, openai_completions.chunks(self._service, wanted, origin), openai_completions.fold)
 
     async def _read(self, request: Request, decoder: "msgspec.json.Decoder[RequestT]") -> RequestT:
         wanted = await read_body(request, decoder)

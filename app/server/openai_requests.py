@@ -4,17 +4,19 @@ Unknown fields are ignored, since clients send many; known ones that this versio
 Fields that are absent or null have the API's defaults.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, TypeAlias
 
 from msgspec import Meta, Raw, Struct
 
 from app.chat.messages import InvalidMessage, Message, ToolCall, text_of
 from app.server.errors import InvalidRequest
-from engine.request import MAX_BIASES, MAX_LOGPROBS, MAX_STOPS, SamplingParams
+from app.server.origin import Purpose, origin_of
+from engine.request import MAX_BIASES, MAX_LOGPROBS, MAX_STOPS, Origin, SamplingParams
 
 MAX_CHOICES = 256  # of one request: prompts times n
 DEFAULT_COMPLETION_TOKENS = 16
+MAX_PRIORITY = 100
 
 Count: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 PositiveCount: TypeAlias = Annotated[int, Meta(ge=1, le=2**31 - 1)]
@@ -60,6 +62,7 @@ class GenerationRequest(Struct, kw_only=True):
     max_tokens: PositiveCount | None = None
     stop: StopText | Annotated[list[StopText], Meta(max_length=MAX_STOPS)] | None = None
     user: str | None = None
+    service_tier: Literal["auto", "default", "flex", "scale", "priority"] | None = None
     # Not in OpenAI's API, but in that of most engines that speak it.
     top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None  # -1 and 0: no limit
     min_p: Fraction | None = None
@@ -68,6 +71,8 @@ class GenerationRequest(Struct, kw_only=True):
     min_tokens: Count | None = None
     stop_token_ids: Annotated[list[TokenId], Meta(max_length=64)] | None = None
     cache_salt: Annotated[str, Meta(max_length=256)] | None = None
+    priority: Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None  # the highest goes first
+    service_class: Literal["interactive", "normal", "background"] | None = None  # ours alone
 
     @property
     def reports_usage(self) -> bool:
@@ -90,12 +95,26 @@ class GenerationRequest(Struct, kw_only=True):
             return [SamplingParams(**given) for _ in range(self.n or 1)]
         return [SamplingParams(**given, seed=(self.seed + choice) % 2**64) for choice in range(self.n or 1)]
 
+    def origin(self, headers: Mapping[str, str]) -> Origin:
+        """Where it comes from, by its fields and the headers it came with. Raises InvalidRequest."""
+        return origin_of(
+            self._purpose(),
+            headers,
+            service_class=self.service_class,
+            service_tier=self.service_tier,
+            priority=self.priority,
+            cache_salt=self.cache_salt,
+        )
+
     def check(self) -> None:
         """Raise InvalidRequest for what no single field's bounds can say."""
         for parameter, problem in self._problems():
             raise InvalidRequest(f"{parameter}: {problem}", parameter=parameter)
 
     # What the two kinds answer differently.
+
+    def _purpose(self) -> Purpose:
+        raise NotImplementedError
 
     def _problems(self) -> Iterator[tuple[str, str]]:
         return iter(())
@@ -174,6 +193,9 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True):
                 raise InvalidRequest(f"{place}: {error.message}", error.remedy, parameter=place) from error
         return messages
 
+    def _purpose(self) -> Purpose:
+        return Purpose.CHAT
+
     def _problems(self) -> Iterator[tuple[str, str]]:
         if self.tools and self.tool_choice != "none":
             yield "tools", "this version does not call tools; send none, or tool_choice none."
@@ -221,6 +243,9 @@ class CompletionRequest(GenerationRequest, kw_only=True):
             problem = f"{len(prompts)} prompts times n are more than {MAX_CHOICES} choices."
             raise InvalidRequest(f"prompt: {problem}", "Send several requests.", parameter="prompt")
         return prompts
+
+    def _purpose(self) -> Purpose:
+        return Purpose.INSERTION if self.suffix else Purpose.COMPLETION
 
     def _problems(self) -> Iterator[tuple[str, str]]:
         if self.suffix:

@@ -148,6 +148,7 @@ def test_the_server_is_told_everything_that_shapes_the_answer(server: StandIn, a
     wire_call = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": '{"at": 1}'}}
     assert asked == {
         "model": "m",
+        "service_class": "interactive",
         "messages": [
             {"role": "system", "content": "s"},
             {"role": "assistant", "content": "", "tool_calls": [wire_call]},

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from contextlib import aclosing
+from typing import Any
 
 import pytest
 
@@ -34,7 +35,7 @@ def text_of_deltas(events: list[ChatEvent]) -> str:
     return "".join(event.text for event in events if isinstance(event, TextDelta))
 
 
-def served(tokenizer: Tokenizer, renderer: ChatTemplateRenderer, **engine: int) -> ChatService:
+def served(tokenizer: Tokenizer, renderer: ChatTemplateRenderer, **engine: Any) -> ChatService:
     built, _ = hash_engine(**engine)
     return ChatService("hash", tokenizer, TokenStreams(built), renderer)
 
@@ -103,6 +104,26 @@ def test_several_replies_heard_as_one_are_what_each_is_alone(
                     end_alone.completion_tokens,
                 )
                 assert [event for event in events if isinstance(event, ReplyEnd)] == [end]
+
+    asyncio.run(main())
+
+
+def test_a_prompt_with_several_replies_is_read_once(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> None:
+    async def main() -> None:
+        built, runner = hash_engine()
+        service = ChatService("hash", tokenizer, TokenStreams(built), renderer)
+        counts = [(PROMPT, 1), (PROMPT, 5), (PROMPT, 12), (PROMPT[1:], 4), (PROMPT[1:], 1)]
+        asked = [(prompt, SamplingParams(max_tokens=count, ignore_eos=True)) for prompt, count in counts]
+        heard: list[list[ChatEvent]] = [[] for _ in asked]
+        async with service.streams:
+            async for batch in service.generate_several(asked):
+                for index, event in batch:
+                    heard[index].append(event)
+        for (prompt, count), events in zip(counts, heard, strict=True):
+            assert text_of_deltas(events) == tokenizer.decode(expected_output(prompt, count))
+        # The last token of a reply is not computed.
+        assert runner.computed_tokens == len(PROMPT) + len(PROMPT[1:]) + sum(count - 1 for _, count in counts)
+        built.assert_empty()
 
     asyncio.run(main())
 

@@ -6,7 +6,8 @@ import random
 import socket
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -29,14 +30,34 @@ T = TypeVar("T")
 HANGING_SECONDS = 120.0
 
 
+class Clock:
+    """Stands still until a test moves it."""
+
+    def __init__(self) -> None:
+        self.seconds = 1000.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
 class ControlledRunner(HashRunner):
     """The hash model; its steps can be held back and made to fail."""
 
-    def __init__(self, num_blocks: int) -> None:
-        super().__init__(num_blocks, random.Random(0))
+    def __init__(self, config: EngineConfig) -> None:
+        super().__init__(config, random.Random(0))
         self.failures = 0  # how many of the next steps fail
         self.steps_allowed: threading.Semaphore | None = None  # None: any number
         self.plans = 0
+
+    @contextmanager
+    def held(self) -> Iterator[threading.Semaphore]:
+        """Each step waits for one release, while the body runs."""
+        self.steps_allowed = steps = threading.Semaphore(0)
+        try:
+            yield steps
+        finally:
+            self.steps_allowed = None
+            steps.release(1000)
 
     def launch(self, plan: StepPlan) -> HashTicket:
         self.plans += 1
@@ -57,17 +78,24 @@ def controlled_engine(
 ) -> tuple[Engine[HashTicket], ControlledRunner]:
     """A hash engine whose pool holds as many whole contexts as told, under a tokenizer's vocabulary."""
     num_blocks = 1 + contexts * context // 16
-    runner = ControlledRunner(num_blocks)
     config = EngineConfig("hash", context, num_blocks, max_step_tokens=budget, max_running=running)
+    runner = ControlledRunner(config)
     return Engine(config, vocab_size, runner), runner
 
 
 class LiveServer:
-    """Serves one engine while it is entered."""
+    """Serves one engine while it is entered. `clock` tells its seconds."""
 
-    def __init__(self, name: str, engine: Engine[Any], tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> None:
+    def __init__(
+        self,
+        name: str,
+        engine: Engine[Any],
+        tokenizer: Tokenizer,
+        renderer: ChatTemplateRenderer,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.engine = engine
-        self.streams = TokenStreams(engine)
+        self.streams = TokenStreams(engine, clock)
         self.service = ChatService(name, tokenizer, self.streams, renderer)
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         self._socket.bind(("127.0.0.1", 0))
@@ -97,6 +125,16 @@ class LiveServer:
             return len(asyncio.all_tasks()) - 1
 
         return self.call(count())
+
+    def step_until(self, steps: threading.Semaphore, *, running: int, waiting: int) -> None:
+        """Once that many requests were submitted, let the engine take steps until it works on them in this way."""
+        until(lambda: len(self.streams._live) == running + waiting)
+
+        def stepped() -> bool:
+            steps.release()
+            return (self.engine.num_running, self.engine.num_waiting) == (running, waiting)
+
+        until(stepped)
 
     def __enter__(self) -> Self:
         self._thread.start()

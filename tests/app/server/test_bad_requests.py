@@ -55,6 +55,9 @@ BAD: dict[str, tuple[str, ...]] = {
     "stream_options": ("1", "true", "[]", '{"include_usage": 1}'),
     "cache_salt": ("1", "[]", f'"{"a" * 257}"'),
     "user": ("1", "{}"),
+    "service_class": ("1", "0", "[]", '""', '"urgent"', '"NORMAL"', '"flex"'),
+    "service_tier": ("1", "[]", '""', '"normal"', '"background"'),
+    "priority": (*NOT_AN_INTEGER, "-101", "101"),
 }
 BAD_ONLY: dict[str, dict[str, tuple[str, ...]]] = {
     CHAT: {
@@ -150,6 +153,21 @@ def test_a_missing_field_is_named(http: httpx.Client, path: str) -> None:
     for name in VALID[path].keys() - {"max_tokens"}:
         response = post(http, path, json.dumps({key: value for key, value in VALID[path].items() if key != name}))
         assert (response.status_code, error_of(response)["param"]) == (400, name)
+
+
+@pytest.mark.parametrize("name", ["", "urgent", "NORMAL", "interactive, normal", "0"])
+@pytest.mark.parametrize("path", [CHAT, COMPLETION])
+def test_a_header_is_refused_by_name(http: httpx.Client, path: str, name: str) -> None:
+    response = http.post(path, json={**VALID[path], "service_class": "normal"}, headers={"X-Ingle-Class": name})
+    assert (response.status_code, error_of(response)["param"]) == (400, "X-Ingle-Class")
+    assert "interactive" in error_of(response)["message"]
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETION])
+def test_known_fields_that_mean_nothing_here_are_taken(http: httpx.Client, path: str) -> None:
+    for field in ({"store": False}, {"service_tier": "auto"}, {"service_tier": None}, {"priority": None}):
+        response = post(http, path, json.dumps({**VALID[path], **field}))
+        assert response.status_code == 200, (field, response.text)
 
 
 def test_several_wrong_fields_at_once(http: httpx.Client) -> None:
@@ -262,6 +280,7 @@ def test_a_model_that_is_not_here(http: httpx.Client) -> None:
         ("POST", "/v1/models", 405),
         ("OPTIONS", "/v1/chat/completions", 405),
         ("POST", "/health", 405),
+        ("POST", "/metrics", 405),
     ],
 )
 def test_unknown_paths_and_methods(http: httpx.Client, method: str, path: str, status: int) -> None:

@@ -11,7 +11,7 @@ from starlette.types import Message
 from app.server.door import Door
 from tests.app.server.live_server import LiveServer
 
-PATHS = ["/health", "/v1/models", "/v1/chat/completions", "/no/such/path", "/"]
+PATHS = ["/health", "/metrics", "/v1/models", "/v1/chat/completions", "/no/such/path", "/"]
 METHODS = ["GET", "POST", "OPTIONS", "DELETE"]
 
 FOREIGN_HOSTS = [

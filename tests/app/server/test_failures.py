@@ -3,6 +3,7 @@
 import json
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -11,7 +12,7 @@ import pytest
 
 from app.chat.template import ChatTemplateRenderer
 from app.text.tokenizer import Tokenizer
-from tests.app.server.live_server import ControlledRunner, LiveServer, controlled_engine, until
+from tests.app.server.live_server import Clock, ControlledRunner, LiveServer, controlled_engine, until
 from tests.app.server.test_openai_chat import QUESTION, client, expected_text, joined
 
 ASKED: dict[str, Any] = {"model": "hash", "messages": QUESTION, "max_tokens": 20, "extra_body": {"ignore_eos": True}}
@@ -81,7 +82,15 @@ def test_the_error_event_is_the_last_one(stack: tuple[LiveServer, ControlledRunn
 
 def test_a_dead_engine_is_a_503_and_so_is_its_health(stack: tuple[LiveServer, ControlledRunner]) -> None:
     server, _ = stack
-    assert httpx.get(f"{server.url}/health").json() == {"status": "ok", "running": 0, "waiting": 0}
+    assert httpx.get(f"{server.url}/health").json() == {
+        "status": "ok",
+        "running": 0,
+        "waiting": 0,
+        "running_by_class": {"interactive": 0, "normal": 0, "background": 0},
+        "waiting_by_class": {"interactive": 0, "normal": 0, "background": 0},
+        "kv_blocks": 4 * 2048 // 16,
+        "kv_blocks_held": 0,
+    }
     server.call(server.streams.stop())
     health = httpx.get(f"{server.url}/health")
     assert health.status_code == 503
@@ -119,6 +128,83 @@ def test_health_says_how_much_there_is_to_do_while_a_step_runs(stack: tuple[Live
         runner.steps_allowed.release(1000)
         list(stream)
     until(lambda: httpx.get(f"{server.url}/health").json()["running"] == 0)
+
+
+def chat(server: LiveServer, number: int, *, stream: bool, begun: threading.Event | None = None) -> tuple[int, str]:
+    """The status of an answer, and all that it says; `begun` is set when its first part is here."""
+    messages = [{"role": "user", "content": f"Question {number}"}]
+    body = {"model": "hash", "messages": messages, "max_tokens": 1500, "ignore_eos": True, "stream": stream}
+    with httpx.stream("POST", f"{server.url}/v1/chat/completions", json=body, timeout=None) as response:  # noqa: S113
+        told = []
+        for text in response.iter_text():
+            told.append(text)
+            if begun is not None:
+                begun.set()
+        return response.status_code, "".join(told)
+
+
+def test_an_engine_that_dies_reaches_everyone_who_waits(
+    tokenizer: Tokenizer, renderer: ChatTemplateRenderer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Replies that run and replies that queue, streamed and whole: two of each."""
+    engine, runner = controlled_engine(tokenizer.vocab_size, running=4)
+    with (
+        LiveServer("hash", engine, tokenizer, renderer) as server,
+        ThreadPoolExecutor(9) as clients,
+        runner.held() as steps,
+    ):
+        begun = [threading.Event(), threading.Event()]
+        running = [clients.submit(chat, server, n, stream=True, begun=event) for n, event in enumerate(begun)]
+        running += [clients.submit(chat, server, n, stream=False) for n in (2, 3)]
+        server.step_until(steps, running=4, waiting=0)
+        steps.release(5)
+        until(lambda: all(event.is_set() for event in begun))
+        queued = [clients.submit(chat, server, n, stream=n % 2 == 0) for n in range(4, 8)]
+        server.step_until(steps, running=4, waiting=4)
+        monkeypatch.setattr(engine, "step", lambda: 1 / 0)
+        steps.release()
+        streamed, whole = [one.result() for one in running[:2]], [one.result() for one in (*running[2:], *queued)]
+        refused = [chat(server, 8, stream=stream) for stream in (False, True)]
+        health = httpx.get(f"{server.url}/health")
+    for status, text in streamed:
+        last = text.strip().splitlines()[-1].removeprefix("data: ")
+        assert status == 200
+        assert "ZeroDivisionError" in json.loads(last)["error"]["message"]
+    for _, text in (*whole, *refused):
+        assert "ZeroDivisionError" in json.loads(text)["error"]["message"]
+    assert [status for status, _ in whole] == [500] * 6
+    assert [status for status, _ in refused] == [503] * 2
+    assert health.status_code == 503
+    assert "ZeroDivisionError" in health.json()["reason"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_wedged_step_shows_in_the_health_until_it_ends(
+    tokenizer: Tokenizer, renderer: ChatTemplateRenderer, stream: bool
+) -> None:
+    engine, runner = controlled_engine(tokenizer.vocab_size)
+    clock = Clock()
+
+    def health(server: LiveServer) -> tuple[int, str]:
+        response = httpx.get(f"{server.url}/health")
+        return response.status_code, response.json().get("reason", "")
+
+    with (
+        LiveServer("hash", engine, tokenizer, renderer, clock) as server,
+        ThreadPoolExecutor(2) as clients,
+        runner.held() as steps,
+    ):
+        asked = clients.submit(chat, server, 1, stream=stream)
+        until(lambda: runner.plans == 1)
+        clock.seconds += 9.9
+        assert health(server) == (200, "")
+        clock.seconds += 0.1
+        assert health(server) == (503, "a step has been running for 10 s")
+        later = clients.submit(chat, server, 2, stream=stream)
+        steps.release(10_000)
+        until(lambda: health(server) == (200, ""))
+        assert [one.result()[0] for one in (asked, later)] == [200, 200]
+        assert health(server) == (200, "")
 
 
 def test_a_template_that_is_not_answered_in_time_is_no_fault_of_the_messages(tokenizer: Tokenizer) -> None:

@@ -106,6 +106,17 @@ def test_echo_with_logprobs_reports_on_the_prompt_as_well(smollm2_server: LiveSe
         assert "\ufffd" in token or text[offset:].startswith(token)
 
 
+def test_every_choice_reports_on_the_prompt(smollm2_server: LiveServer) -> None:
+    asked: dict[str, Any] = {"model": "smollm2:135m", "prompt": "The capital of France", "temperature": 0}
+    with client(smollm2_server, strict=False) as api:
+        told = api.completions.create(**asked, echo=True, logprobs=1, max_tokens=3, n=3)
+    first, *others = [choice.logprobs for choice in told.choices]
+    assert first is not None
+    assert first.token_logprobs is not None
+    assert len(first.token_logprobs) == len(encoded(smollm2_server, "The capital of France")) + 3
+    assert others == [first, first]
+
+
 def test_logprobs_are_columns_over_the_text(smollm2_server: LiveServer) -> None:
     asked: dict[str, Any] = {
         "model": "smollm2:135m",

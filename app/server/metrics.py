@@ -1,0 +1,206 @@
+"""`GET /metrics`: what the engine has done and holds, and how long replies took, in Prometheus' text format.
+
+Names are vLLM's where it has the same figure, behind a prefix of our own, so that its dashboards need one word changed.
+All is read at the moment it is asked for: nothing is kept here, and nothing waits for the engine. The only module that
+knows prometheus-client.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import accumulate
+from typing import TypeAlias
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.exposition import generate_latest
+from prometheus_client.registry import Collector
+from starlette.requests import Request
+from starlette.responses import Response
+
+from app.chat.latencies import Histogram, Latencies
+from app.chat.service import ChatService
+from app.chat.token_streams import TokenStreams
+from app.server.origin import CLASS_NAMES
+from engine.counters import EngineState
+from engine.request import ServiceClass
+
+_MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_PREFIX = "ingle:"
+
+Family: TypeAlias = GaugeMetricFamily | CounterMetricFamily
+Figure: TypeAlias = Callable[[EngineState], float]
+
+# What it is, its name, what it counts, and where it is found.
+_FIGURES: Sequence[tuple[type[Family], str, str, Figure]] = (
+    (GaugeMetricFamily, "num_requests_running", "Requests that steps compute.", lambda state: state.running),
+    (GaugeMetricFamily, "num_requests_waiting", "Requests that wait for a place.", lambda state: sum(state.waiting)),
+    (
+        GaugeMetricFamily,
+        "num_requests_swapped",
+        "Waiting requests whose blocks are in the host pool.",
+        lambda state: state.swapped,
+    ),
+    (
+        GaugeMetricFamily,
+        "kv_cache_usage_perc",
+        "Share of the KV blocks that requests hold; 1 is all of them.",
+        lambda state: state.kv_blocks_held / max(1, state.kv_blocks),
+    ),
+    (GaugeMetricFamily, "kv_blocks", "KV blocks there are.", lambda state: state.kv_blocks),
+    (GaugeMetricFamily, "kv_blocks_held", "KV blocks that requests hold.", lambda state: state.kv_blocks_held),
+    (
+        GaugeMetricFamily,
+        "kv_blocks_cached",
+        "KV blocks that nobody holds, with content that may be used again.",
+        lambda state: state.kv_blocks_cached,
+    ),
+    (GaugeMetricFamily, "host_pool_blocks", "Blocks of the host pool.", lambda state: state.host_blocks),
+    (
+        GaugeMetricFamily,
+        "host_pool_blocks_used",
+        "Blocks of the host pool that hold something.",
+        lambda state: state.host_blocks_used,
+    ),
+    (
+        CounterMetricFamily,
+        "prompt_tokens",
+        "Tokens of the prompts of requests that found a place.",
+        lambda state: state.counters.prompt_tokens,
+    ),
+    (
+        CounterMetricFamily,
+        "generation_tokens",
+        "Tokens that were generated.",
+        lambda state: state.counters.generated_tokens,
+    ),
+    (
+        CounterMetricFamily,
+        "prefix_cache_queries",
+        "Tokens of prompts that were looked up in the cache.",
+        lambda state: state.counters.prompt_tokens,
+    ),
+    (
+        CounterMetricFamily,
+        "prefix_cache_hits",
+        "Tokens of prompts that were found in the cache.",
+        lambda state: state.counters.cached_tokens,
+    ),
+    (
+        CounterMetricFamily,
+        "num_preemptions",
+        "How often a request yielded its place.",
+        lambda state: state.counters.swapped_out + state.counters.recomputed,
+    ),
+    (
+        CounterMetricFamily,
+        "failed_steps",
+        "Steps that failed; each ends the requests it ran.",
+        lambda state: state.counters.failed_steps,
+    ),
+)
+
+# What it is, its name, what it counts, the label that tells its values apart, and where each of them is found.
+_SPLIT_FIGURES: Sequence[tuple[type[Family], str, str, str, Mapping[str, Figure]]] = (
+    (
+        GaugeMetricFamily,
+        "num_requests_waiting_by_class",
+        "Requests that wait for a place.",
+        "service_class",
+        {name: partial(EngineState.waiting_in, service=service) for name, service in CLASS_NAMES.items()},
+    ),
+    (
+        CounterMetricFamily,
+        "num_preemptions_by_kind",
+        "How often a request yielded its place: by a copy of its blocks, or by giving them up.",
+        "kind",
+        {"swap": lambda state: state.counters.swapped_out, "recompute": lambda state: state.counters.recomputed},
+    ),
+    (
+        CounterMetricFamily,
+        "tokens_by_source",
+        "Tokens that steps computed, of prompts and replies, and tokens of prompts that were found in the cache.",
+        "source",
+        {
+            "computed": lambda state: state.counters.computed_tokens,
+            "cached": lambda state: state.counters.cached_tokens,
+        },
+    ),
+)
+
+
+class Metrics:
+    """Answers GET /metrics."""
+
+    def __init__(self, service: ChatService) -> None:
+        self._registry = CollectorRegistry()
+        self._registry.register(_Collector(service.name, service.streams))
+
+    async def scrape(self, request: Request) -> Response:
+        """On the loop of the streams, since their figures are written there.
+
+        In the plain format whatever the scraper would like best: the others may change the colon in the names.
+        """
+        return Response(generate_latest(self._registry), media_type=_MEDIA_TYPE)
+
+
+class _Collector(Collector):
+    def __init__(self, model: str, streams: TokenStreams) -> None:
+        self._model = model
+        self._streams = streams
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing: so that registering asks the engine nothing."""
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        streams, state = self._streams, self._streams.state()
+        for kind, name, meaning, figure in _FIGURES:
+            yield self._figure(kind, name, meaning, figure(state))
+        for kind, name, meaning, label, figures in _SPLIT_FIGURES:
+            values = {value: figure(state) for value, figure in figures.items()}
+            yield self._split_figure(kind, name, meaning, label, values)
+        yield from self._of_streams(streams)
+        yield from self._of_latencies(streams.latencies)
+
+    def _of_streams(self, streams: TokenStreams) -> Iterator[Metric]:
+        healthy = 0 if streams.problem() else 1
+        yield self._figure(GaugeMetricFamily, "healthy", "1 while the engine can serve, else 0.", healthy)
+        of_class = streams.running_by_class()
+        running = {name: of_class[service] for name, service in CLASS_NAMES.items()}
+        name, meaning = "num_requests_running_by_class", "Requests that steps compute."
+        yield self._split_figure(GaugeMetricFamily, name, meaning, "service_class", running)
+
+    def _of_latencies(self, latencies: Latencies) -> Iterator[Metric]:
+        ends = {finish.value: count for finish, count in latencies.ends.items()}
+        name, meaning = "request_success", "Requests that ended, by why."
+        yield self._split_figure(CounterMetricFamily, name, meaning, "finished_reason", ends)
+        for name, meaning, histograms in (
+            ("time_to_first_token_seconds", "From a request to its first token.", latencies.first_token),
+            ("inter_token_latency_seconds", "From one token of a request to its next.", latencies.between_tokens),
+            ("e2e_request_latency_seconds", "From a request to its end by itself.", latencies.whole_reply),
+        ):
+            yield self._histogram(name, meaning, histograms)
+
+    def _figure(self, kind: type[Family], name: str, meaning: str, value: float) -> Family:
+        family = kind(_PREFIX + name, meaning, labels=("model_name",))
+        family.add_metric((self._model,), value)
+        return family
+
+    def _split_figure(
+        self, kind: type[Family], name: str, meaning: str, label: str, values: Mapping[str, float]
+    ) -> Family:
+        family = kind(_PREFIX + name, meaning, labels=("model_name", label))
+        for label_value, value in values.items():
+            family.add_metric((self._model, label_value), value)
+        return family
+
+    def _histogram(
+        self, name: str, meaning: str, histograms: Mapping[ServiceClass, Histogram]
+    ) -> HistogramMetricFamily:
+        family = HistogramMetricFamily(_PREFIX + name, meaning, labels=("model_name", "service_class"))
+        for class_name, service in CLASS_NAMES.items():
+            histogram = histograms[service]
+            bounds = [*(str(float(bound)) for bound in histogram.bounds), "+Inf"]
+            buckets = list(zip(bounds, accumulate(histogram.counts), strict=True))
+            family.add_metric((self._model, class_name), buckets, histogram.total_seconds)
+        return family

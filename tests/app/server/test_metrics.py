@@ -1,0 +1,299 @@
+"""GET /metrics: what Prometheus reads is what happened, and it is told whatever the engine is doing."""
+
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import prometheus_client
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from app.chat.messages import Message
+from app.chat.template import ChatTemplateRenderer
+from app.text.tokenizer import Tokenizer
+from engine.counters import Counters, EngineState
+from tests.app.server.live_server import Clock, ControlledRunner, LiveServer, controlled_engine, until
+from tests.app.server.test_bad_requests import CHAT, COMPLETION
+from tests.app.server.test_openai_chat import expected_text
+
+Samples = Mapping[tuple[str, frozenset[tuple[str, str]]], float]
+Stack = tuple[LiveServer, ControlledRunner, Clock]
+
+# What vLLM calls its own, behind its prefix: dashboards and autoscalers rely on these.
+KNOWN = {
+    "num_requests_running": "gauge",
+    "num_requests_waiting": "gauge",
+    "kv_cache_usage_perc": "gauge",
+    "prefix_cache_queries": "counter",
+    "prefix_cache_hits": "counter",
+    "num_preemptions": "counter",
+    "prompt_tokens": "counter",
+    "generation_tokens": "counter",
+    "request_success": "counter",
+    "time_to_first_token_seconds": "histogram",
+    "inter_token_latency_seconds": "histogram",
+    "e2e_request_latency_seconds": "histogram",
+}
+
+
+@pytest.fixture
+def stack(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> Iterator[Stack]:
+    """A server of its own, two of whose requests run at a time, and what drives it."""
+    engine, runner = controlled_engine(tokenizer.vocab_size, running=2)
+    clock = Clock()
+    with LiveServer("hash", engine, tokenizer, renderer, clock) as server:
+        yield server, runner, clock
+    engine.assert_empty()
+
+
+def scraped(server: LiveServer) -> Samples:
+    response = httpx.get(f"{server.url}/metrics", timeout=60)
+    assert response.status_code == 200, response.text
+    families = text_string_to_metric_families(response.text)
+    return {(one.name, frozenset(one.labels.items())): one.value for family in families for one in family.samples}
+
+
+def figure(samples: Samples, name: str, **labels: str) -> float:
+    return samples[f"ingle:{name}", frozenset({"model_name": "hash", **labels}.items())]
+
+
+def ask(server: LiveServer, path: str, **fields: Any) -> dict[str, Any]:
+    """A whole reply of known length to a prompt that says `Hi`, unless told otherwise."""
+    prompt = {"messages": [{"role": "user", "content": "Hi"}]} if path == CHAT else {"prompt": "Hi"}
+    body = {"model": "hash", "max_tokens": 6, "ignore_eos": True, **prompt, **fields}
+    response = httpx.post(server.url + path, json=body, timeout=60)
+    assert response.status_code == 200, response.text
+    reply: dict[str, Any] = response.json()
+    return reply
+
+
+def test_known_names_have_their_known_types(hash_server: LiveServer) -> None:
+    response = httpx.get(f"{hash_server.url}/metrics")
+    types = {family.name: family.type for family in text_string_to_metric_families(response.text)}
+    assert {f"ingle:{name}": kind for name, kind in KNOWN.items()}.items() <= types.items()
+    assert all(name.startswith("ingle:") for name in types)
+
+
+@pytest.mark.parametrize(
+    "accepted", ["", "*/*", "application/openmetrics-text; version=1.0.0", "text/plain;version=1.0.0"]
+)
+def test_names_are_the_same_whatever_a_scraper_would_like_best(hash_server: LiveServer, accepted: str) -> None:
+    response = httpx.get(f"{hash_server.url}/metrics", headers={"accept": accepted})
+    assert response.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    assert "\ningle:num_requests_running{" in response.text
+
+
+def test_nothing_is_registered_for_the_whole_process(hash_server: LiveServer) -> None:
+    scraped(hash_server)
+    assert not [family.name for family in prometheus_client.REGISTRY.collect() if family.name.startswith("ingle")]
+
+
+def test_the_figures_of_some_requests(stack: Stack) -> None:
+    server, _, _ = stack
+    content = "one two three four five six seven eight nine ten " * 5
+    messages = [{"role": "user", "content": content}]
+    prompt = len(server.call(server.service.encode([Message("user", content)])))
+    cached = prompt // 16 * 16 if prompt % 16 else prompt - 16  # whole blocks, and the last token is computed
+    for service_class in ("interactive", "interactive", "background"):
+        ask(server, CHAT, messages=messages, service_class=service_class)
+    stop = expected_text(server, content, 4)[-2:]
+    ask(server, CHAT, messages=messages, max_tokens=900, stop=stop)
+    until(lambda: not server.engine.has_work)
+    samples = scraped(server)
+    for name, value in {
+        "prompt_tokens_total": 4 * prompt,
+        "prefix_cache_queries_total": 4 * prompt,
+        "prefix_cache_hits_total": 3 * cached,
+        "num_requests_running": 0,
+        "num_requests_waiting": 0,
+        "kv_cache_usage_perc": 0,
+        "healthy": 1,
+        "failed_steps_total": 0,
+        "num_preemptions_total": 0,
+    }.items():
+        assert figure(samples, name) == value, name
+    assert figure(samples, "generation_tokens_total") >= 3 * 6 + 2
+    assert figure(samples, "tokens_by_source_total", source="cached") == 3 * cached
+    computed = figure(samples, "tokens_by_source_total", source="computed")
+    assert computed >= 4 * prompt - 3 * cached + 3 * 5
+    ends = {
+        reason: figure(samples, "request_success_total", finished_reason=reason)
+        for reason in ("stop", "length", "abort", "error")
+    }
+    assert ends == {"stop": 1, "length": 3, "abort": 0, "error": 0}
+    for service_class, replies in (("interactive", 2), ("normal", 1), ("background", 1)):
+        for name in ("time_to_first_token_seconds", "e2e_request_latency_seconds"):
+            assert figure(samples, f"{name}_count", service_class=service_class) == replies
+    assert figure(samples, "inter_token_latency_seconds_count", service_class="interactive") == 2 * 5
+
+
+def test_histograms_are_cumulative_and_in_seconds(stack: Stack) -> None:
+    server, runner, clock = stack
+    with ThreadPoolExecutor(1) as clients, runner.held() as steps:
+        asked = clients.submit(ask, server, COMPLETION, max_tokens=2)
+        until(lambda: runner.plans == 1)
+        clock.seconds += 3
+        steps.release()
+        until(lambda: runner.plans == 2)
+        server.call(settled())  # the first token's event is behind us
+        clock.seconds += 0.04
+        steps.release()
+        asked.result()
+    samples = scraped(server)
+    for name, seconds in (
+        ("time_to_first_token_seconds", 3.0),
+        ("inter_token_latency_seconds", 0.04),
+        ("e2e_request_latency_seconds", 3.04),
+    ):
+        buckets = {
+            dict(labels)["le"]: value
+            for (found, labels), value in samples.items()
+            if found == f"ingle:{name}_bucket" and ("service_class", "normal") in labels
+        }
+        assert buckets.pop("+Inf") == 1
+        assert all(value == (float(bound) >= seconds) for bound, value in buckets.items())
+        assert 0 < sum(buckets.values()) < len(buckets)
+        assert figure(samples, f"{name}_sum", service_class="normal") == pytest.approx(seconds)
+
+
+async def settled() -> None:
+    """What was called on the loop before this is done."""
+
+
+def test_who_runs_and_who_waits_by_class(stack: Stack) -> None:
+    server, runner, _ = stack
+    with ThreadPoolExecutor(5) as clients, runner.held() as steps:
+        asked = [
+            clients.submit(ask, server, CHAT, max_tokens=900, service_class=name) for name in ("interactive", "normal")
+        ]
+        server.step_until(steps, running=2, waiting=0)
+        asked += [clients.submit(ask, server, CHAT, max_tokens=900, service_class="background") for _ in range(3)]
+        server.step_until(steps, running=2, waiting=3)
+        samples = scraped(server)
+        health = httpx.get(f"{server.url}/health").json()
+        steps.release(100_000)
+        for one in asked:
+            one.result()
+    running = {"interactive": 1, "normal": 1, "background": 0}
+    assert health["running_by_class"] == running
+    assert (health["running"], figure(samples, "num_requests_running")) == (2, 2)
+    for name, count in running.items():
+        assert figure(samples, "num_requests_running_by_class", service_class=name) == count
+    waiting = {"interactive": 0, "normal": 0, "background": 3}
+    assert health["waiting_by_class"] == waiting
+    for name, count in waiting.items():
+        assert figure(samples, "num_requests_waiting_by_class", service_class=name) == count
+    assert figure(samples, "num_requests_waiting") == health["waiting"] == 3
+    assert figure(samples, "kv_blocks_held") == health["kv_blocks_held"] > 0
+    assert figure(samples, "kv_cache_usage_perc") == health["kv_blocks_held"] / health["kv_blocks"]
+
+
+def test_choices_whose_prompt_is_being_read_have_a_class(stack: Stack) -> None:
+    """While a step reads their prompt for all of them, in the two seats there are."""
+    server, runner, _ = stack
+    with ThreadPoolExecutor(1) as clients, runner.held() as steps:
+        asked = clients.submit(ask, server, CHAT, n=3, service_class="background")
+        until(lambda: runner.plans == 1)
+        health = httpx.get(f"{server.url}/health").json()
+        steps.release(1000)
+        asked.result()
+    assert (health["running"], health["running_by_class"]["background"]) == (2, 2)
+    assert (health["waiting"], health["waiting_by_class"]["background"]) == (1, 1)
+
+
+def test_every_figure_of_an_engine_is_told(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With numbers that are all different, so that none can stand for another."""
+    server, _, _ = stack
+    counters = Counters(
+        prompt_tokens=101,
+        cached_tokens=102,
+        computed_tokens=103,
+        generated_tokens=104,
+        swapped_out=105,
+        recomputed=107,
+        failed_steps=111,
+    )
+    state = EngineState(
+        running=2,
+        waiting=(3, 4, 5),
+        swapped=6,
+        kv_blocks=80,
+        kv_blocks_held=20,
+        kv_blocks_cached=31,
+        host_blocks=33,
+        host_blocks_used=34,
+        counters=counters,
+    )
+    monkeypatch.setattr(server.engine, "state", lambda: state)
+    samples = scraped(server)
+    told = {
+        "num_requests_running": 2,
+        "num_requests_waiting": 12,
+        "num_requests_swapped": 6,
+        "kv_cache_usage_perc": 0.25,
+        "kv_blocks": 80,
+        "kv_blocks_held": 20,
+        "kv_blocks_cached": 31,
+        "host_pool_blocks": 33,
+        "host_pool_blocks_used": 34,
+        "prompt_tokens_total": 101,
+        "generation_tokens_total": 104,
+        "prefix_cache_queries_total": 101,
+        "prefix_cache_hits_total": 102,
+        "num_preemptions_total": 212,
+        "failed_steps_total": 111,
+    }
+    assert {name: figure(samples, name) for name in told} == told
+    assert figure(samples, "num_preemptions_by_kind_total", kind="swap") == 105
+    assert figure(samples, "num_preemptions_by_kind_total", kind="recompute") == 107
+    assert figure(samples, "tokens_by_source_total", source="computed") == 103
+    assert figure(samples, "tokens_by_source_total", source="cached") == 102
+    for name, count in zip(("interactive", "normal", "background"), state.waiting, strict=True):
+        assert figure(samples, "num_requests_waiting_by_class", service_class=name) == count
+    monkeypatch.setattr(server.engine, "state", lambda: replace(state, kv_blocks=0, kv_blocks_held=0))
+    assert figure(scraped(server), "kv_cache_usage_perc") == 0
+
+
+def test_a_name_with_quotes_is_told_as_it_is(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> None:
+    name = 'a "model"\\with\nall of it'
+    engine, _ = controlled_engine(tokenizer.vocab_size)
+    with LiveServer(name, engine, tokenizer, renderer) as server:
+        assert all(("model_name", name) in labels for _, labels in scraped(server))
+
+
+def test_a_failed_step_and_a_client_that_left(stack: Stack) -> None:
+    server, runner, _ = stack
+    runner.failures = 1
+    body = {"model": "hash", "prompt": "Hi", "stream": True, "max_tokens": 1500, "ignore_eos": True}
+    assert httpx.post(server.url + COMPLETION, json=body, timeout=60).status_code == 500
+    with httpx.stream("POST", server.url + COMPLETION, json=body, timeout=60) as response:
+        next(response.iter_lines())
+    until(lambda: not server.engine.has_work)
+    samples = scraped(server)
+    assert figure(samples, "failed_steps_total") == 1
+    assert figure(samples, "request_success_total", finished_reason="error") == 1
+    assert figure(samples, "request_success_total", finished_reason="abort") == 1
+    assert figure(samples, "e2e_request_latency_seconds_count", service_class="normal") == 0
+
+
+def test_it_is_told_while_the_engine_is_stuck_and_when_it_is_dead(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, runner, clock = stack
+    with ThreadPoolExecutor(1) as clients, runner.held() as steps:
+        asked = clients.submit(ask, server, CHAT)
+        until(lambda: runner.plans == 1)
+        clock.seconds += 60
+        samples = scraped(server)
+        assert figure(samples, "healthy") == 0
+        assert figure(samples, "num_requests_running") == 1
+        steps.release(1000)
+        asked.result()
+    until(lambda: figure(scraped(server), "healthy") == 1)
+    monkeypatch.setattr(server.engine, "step", lambda: 1 / 0)
+    assert httpx.post(server.url + COMPLETION, json={"model": "hash", "prompt": "Hi"}, timeout=60).status_code == 500
+    samples = scraped(server)
+    assert figure(samples, "healthy") == 0
+    assert figure(samples, "request_success_total", finished_reason="error") == 1

@@ -1,0 +1,97 @@
+"""Where requests come from: what each way of saying it means, which one wins, and that it reaches the engine."""
+
+import itertools
+from collections.abc import Mapping
+from typing import Any, get_args, get_type_hints
+
+import httpx
+import pytest
+from starlette.datastructures import Headers
+
+from app.server.errors import InvalidRequest
+from app.server.openai_requests import ChatCompletionRequest, ChatMessage, CompletionRequest, GenerationRequest
+from app.server.origin import CLASS_HEADER, CLASS_NAMES
+from engine.core import Engine
+from engine.request import Origin, Request, ServiceClass
+from tests.app.server.live_server import LiveServer
+from tests.app.server.test_bad_requests import CHAT, COMPLETION, VALID
+
+BACKGROUND, NORMAL, INTERACTIVE = ServiceClass.BACKGROUND, ServiceClass.NORMAL, ServiceClass.INTERACTIVE
+
+
+def asked(path: str, **fields: Any) -> GenerationRequest:
+    if path == CHAT:
+        return ChatCompletionRequest(model="hash", messages=[ChatMessage("user", "Hi")], **fields)
+    return CompletionRequest(model="hash", prompt="Hi", **fields)
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETION])
+def test_a_request_that_says_nothing_is_a_programs(path: str) -> None:
+    assert asked(path).origin({}) == Origin(NORMAL, 0, "")
+
+
+def test_text_that_is_inserted_is_waited_for() -> None:
+    assert asked(COMPLETION, suffix="the end").origin({}).service is INTERACTIVE
+    assert asked(COMPLETION, suffix="").origin({}).service is NORMAL
+    assert asked(COMPLETION, suffix="the end", service_class="background").origin({}).service is BACKGROUND
+
+
+TIERS: Mapping[str | None, ServiceClass | None] = {
+    None: None, "auto": None, "default": None, "scale": None, "flex": BACKGROUND, "priority": INTERACTIVE,
+}  # fmt: skip
+
+
+def test_our_field_wins_over_our_header_and_that_over_the_tier() -> None:
+    for field, header, tier in itertools.product([None, *CLASS_NAMES], [None, *CLASS_NAMES], TIERS):
+        headers = {} if header is None else {CLASS_HEADER: header}
+        said = [CLASS_NAMES.get(field or ""), CLASS_NAMES.get(header or ""), TIERS[tier], NORMAL]
+        expected = next(one for one in said if one is not None)
+        assert asked(CHAT, service_class=field, service_tier=tier).origin(headers).service is expected
+
+
+def test_the_header_is_found_in_any_case() -> None:
+    assert asked(CHAT).origin(Headers({"x-ingle-class": "background"})).service is BACKGROUND
+
+
+def test_a_header_that_names_no_class_is_refused_whatever_the_field_says() -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        asked(CHAT, service_class="normal").origin({CLASS_HEADER: "urgent"})
+    assert refused.value.parameter == CLASS_HEADER
+
+
+def test_every_class_has_a_word_in_the_field() -> None:
+    literal, _ = get_args(get_type_hints(GenerationRequest)["service_class"])
+    assert set(get_args(literal)) == CLASS_NAMES.keys() == {service.name.lower() for service in ServiceClass}
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETION])
+@pytest.mark.parametrize(
+    ("fields", "headers", "origin"),
+    [
+        ({}, {}, Origin(NORMAL)),
+        ({"service_class": "interactive", "priority": 100}, {}, Origin(INTERACTIVE, 100)),
+        ({"service_class": "background", "priority": -100}, {CLASS_HEADER: "interactive"}, Origin(BACKGROUND, -100)),
+        ({"service_class": None, "cache_salt": "mine"}, {CLASS_HEADER: "background"}, Origin(BACKGROUND, 0, "mine")),
+        ({"service_tier": "flex", "store": False}, {}, Origin(BACKGROUND)),
+        ({"service_tier": "priority"}, {CLASS_HEADER: "normal"}, Origin(NORMAL)),
+    ],
+)
+def test_the_engine_is_told_for_every_choice(
+    hash_server: LiveServer,
+    monkeypatch: pytest.MonkeyPatch,
+    path: str,
+    fields: dict[str, Any],
+    headers: dict[str, str],
+    origin: Origin,
+) -> None:
+    made: list[Request] = []
+    make = Engine.request
+
+    def remembering(engine: Engine[Any], *arguments: Any) -> Request:
+        made.append(make(engine, *arguments))
+        return made[-1]
+
+    monkeypatch.setattr(Engine, "request", remembering)
+    response = httpx.post(hash_server.url + path, json={**VALID[path], "n": 2, **fields}, headers=headers, timeout=60)
+    assert response.status_code == 200, response.text
+    assert [request.origin for request in made] == [origin] * 2
