@@ -12,8 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic
 
+from engine.allowance import Allowance
 from engine.config import EngineConfig
 from engine.counters import EngineState
+from engine.errors import OutOfMemory
 from engine.mover import Mover
 from engine.request import PROGRAM, Origin, Request, SamplingParams, StepPlan, TokenEvent
 from engine.runner import Runner, TicketT
@@ -48,6 +50,7 @@ class Engine(Generic[TicketT]):
         self._runner = runner
         self._under_way: deque[_UnderWay[TicketT]] = deque()
         self._collected = 0.0  # when the last step was
+        self._allowance = Allowance()
         self._ids = itertools.count(1)
 
     @property
@@ -91,12 +94,14 @@ class Engine(Generic[TicketT]):
     def step(self) -> list[TokenEvent]:
         """Launch steps as far ahead as the configuration says, then collect the oldest. A failing one fails alone."""
         while len(self._under_way) < self.config.step_depth:
-            plan = self._scheduler.schedule()
+            plan = self._scheduler.schedule(self._allowance)
             if not plan.scheduled:
                 break
             try:
                 began = time.monotonic()
                 self._under_way.append(_UnderWay(plan, self._runner.launch(plan), began))
+            except OutOfMemory as error:
+                return self._short_of_memory(plan, error, launched=False)
             except Exception as error:  # noqa: BLE001  # whatever a kernel raises ends the requests it ran, and no others
                 return self._failed(plan, error)
         if not self._under_way:
@@ -105,11 +110,25 @@ class Engine(Generic[TicketT]):
         step = self._under_way.popleft()
         try:
             sampled = self._runner.collect(step.ticket)
+        except OutOfMemory as error:
+            return self._short_of_memory(step.plan, error, launched=True)
         except Exception as error:  # noqa: BLE001
             return self._failed(step.plan, error)
         began, self._collected = max(step.began, self._collected), time.monotonic()
         self._scheduler.costs.steps.observe(step.plan.num_tokens, self._collected - began)
+        self._allowance.relax()
         return self._scheduler.update(step.plan, sampled)
+
+    def _short_of_memory(self, plan: StepPlan, error: OutOfMemory, *, launched: bool) -> list[TokenEvent]:
+        """A step did not get its memory: a smaller one is tried next. Where it cannot be smaller, its request ends."""
+        self._runner.recover()
+        while launched and self._under_way:  # they were built on it
+            self._scheduler.undo(self._under_way.pop().plan)
+        if not self._allowance.shrink(plan):
+            return self._failed(plan, error)
+        log.warning("%s; a step of %d tokens is tried again, or a smaller one", error, plan.num_tokens)
+        self._scheduler.undo(plan)
+        return []
 
     def _failed(self, plan: StepPlan, error: Exception) -> list[TokenEvent]:
         log.error("a step of %d requests failed", len(plan.scheduled), exc_info=error)

@@ -3,7 +3,8 @@
 EngineError
 ├── UnsupportedModel       an architecture or a config value this version does not run
 ├── InvalidSampling        a sampling parameter out of its bounds; names the parameter
-└── PromptTooLong          a request that can never fit, with the numbers
+├── PromptTooLong          a request that can never fit, with the numbers
+└── OutOfMemory            a device or the host had none left; what was tried is undone
 """
 
 from quant.errors import InglenookError
@@ -27,3 +28,7 @@ class InvalidSampling(EngineError):
 
 class PromptTooLong(EngineError):
     """The request cannot fit the context, even alone."""
+
+
+class OutOfMemory(EngineError):
+    """An allocation failed. Whoever raises it has kept nothing of what it tried."""

@@ -36,6 +36,10 @@ class Group(Protocol):
         """Allocate them. The source of a copy stays held; whoever collects the step releases it."""
         ...
 
+    def undo(self, request: Request, copy: BlockCopy) -> None:
+        """Put the source of a copy that was not made back into its place."""
+        ...
+
     def cut(self, request: Request, stop: int) -> int:
         """How far the request's next step may go, at most to `stop`."""
         ...
@@ -88,6 +92,11 @@ class PagedGroup:
         table = request.block_tables[self._number]
         return bool(offset) and place < len(table) and self.pool.is_shared(table[place])
 
+    def undo(self, request: Request, copy: BlockCopy) -> None:
+        table = request.block_tables[self._number]
+        table[table.index(copy.target)] = copy.source
+        self.pool.release([copy.target])
+
     def cut(self, request: Request, stop: int) -> int:
         return stop
 
@@ -117,7 +126,10 @@ class PagedGroup:
 
 
 class RecurrentGroup:
-    """Recurrent layers. The table is the state, and behind it older ones that wait for their step to be collected."""
+    """Recurrent layers. The table is the state, and behind it older ones that wait for their step to be collected.
+
+    A step starts from one state and leaves another, so that it can be undone, and tried again.
+    """
 
     is_state = True
     needs_all = False
@@ -128,28 +140,27 @@ class RecurrentGroup:
         self._places: dict[int, int] = {}  # of the older states: the block that they stand behind
 
     def needed(self, request: Request, stop: int) -> int:
-        return int(self._moves_on(request))
+        return 1
 
     def take(self, request: Request, stop: int) -> list[BlockCopy]:
-        if not self._moves_on(request):
-            return []
         table = request.block_tables[self._number]
         (own,) = self.pool.allocate(1)
         before = table[0] if table else NULL_BLOCK  # whose content is the state before the first token
-        if table and self._is_checkpoint(request, request.num_scheduled) and not self.pool.is_findable(before):
+        if self._is_checkpoint(request, request.num_scheduled) and not self.pool.is_findable(before):
             self._places[before] = request.num_scheduled // BLOCK_SIZE - 1
             self.pool.hold(before)
             table.append(before)
         table[:1] = [own]
         return [BlockCopy(self._number, before, own)]
 
-    def _moves_on(self, request: Request) -> bool:
-        """Whether the state has to stay as it is, for someone else or for later."""
+    def undo(self, request: Request, copy: BlockCopy) -> None:
         table = request.block_tables[self._number]
-        if not table:
-            return True
-        kept = self._is_checkpoint(request, request.num_scheduled)
-        return kept or self.pool.is_shared(table[0]) or self.pool.is_findable(table[0])
+        if copy.source in self._places:
+            del self._places[copy.source]
+            table.remove(copy.source)
+            self.pool.release([copy.source])
+        table[:1] = [copy.source] if copy.source != NULL_BLOCK else []
+        self.pool.release([copy.target])
 
     def _is_checkpoint(self, request: Request, tokens: int) -> bool:
         last = (len(request.prompt_ids) - 1) // BLOCK_SIZE * BLOCK_SIZE

@@ -97,6 +97,11 @@ class KVMemory:
             if copy.source != NULL_BLOCK:
                 self.groups[copy.group].pool.release([copy.source])
 
+    def undo(self, request: Request, copies: Sequence[BlockCopy]) -> None:
+        """The step that some copies would have gone before has not happened."""
+        for copy in reversed(copies):
+            self.groups[copy.group].undo(request, copy)
+
     def publish(self, request: Request) -> None:
         """Make the blocks that are full now findable."""
         self._extend_keys(request, request.num_computed // BLOCK_SIZE)

@@ -22,7 +22,7 @@ from engine.core import Engine
 from engine.device import Device
 from engine.errors import UnsupportedModel
 from engine.reference import ReferenceDevice
-from engine.runner import ModelRunner, Ticket
+from engine.runner import ModelRunner, Ticket, reporting_shortage
 from engine.weights import GGUFWeights, LoadProgress
 from quant.cpu import tiers
 from quant.cpu.formats import formats_of
@@ -62,8 +62,13 @@ class LoadOptions:
 def load_engine(file: GGUFFile, options: LoadOptions, progress: LoadProgress | None = None) -> ModelEngine:
     """The engine for an open GGUF file.
 
-    Raises UnsupportedModel, UnsupportedTier or ModelFileError; nothing stays allocated then.
+    Raises UnsupportedModel, UnsupportedTier, ModelFileError or OutOfMemory; nothing stays allocated then.
     """
+    with reporting_shortage():
+        return _load_engine(file, options, progress)
+
+
+def _load_engine(file: GGUFFile, options: LoadOptions, progress: LoadProgress | None) -> ModelEngine:
     model = models.read_config(Metadata(file.metadata, _architecture(file)))
     device = _device(options, model, file)
     config = resolve(model, device, options, file.header_digest)

@@ -4,11 +4,17 @@
 know which requests exist beyond the plan it is given.
 """
 
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
+import torch
+
 from engine.batch import build_batch
 from engine.device import LoadedModel, Logits
+from engine.errors import OutOfMemory
 from engine.request import Request, SampledToken, ScheduledRequest, StepPlan, TokenLogprobs
 from engine.sampler import next_tokens, report_prompt
 
@@ -26,6 +32,10 @@ class Runner(Protocol[TicketT]):
         """Wait for a step: what it found for each part of its plan that samples or reports."""
         ...
 
+    def recover(self) -> None:
+        """Memory has run out: wait for what was launched, and give back what is only kept for speed."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
@@ -35,6 +45,22 @@ class Ticket:
     parts: tuple[ScheduledRequest, ...]
 
 
+@contextmanager
+def reporting_shortage() -> Iterator[None]:
+    """Whatever says here that memory has run out says it as OutOfMemory."""
+    try:
+        yield
+    except (MemoryError, torch.OutOfMemoryError) as error:
+        raise OutOfMemory(f"There is not enough memory: {error}", FREE_MEMORY) from error
+    except RuntimeError as error:
+        if "can't allocate memory" not in str(error):  # as torch says it of the host's memory
+            raise
+        raise OutOfMemory("There is not enough memory", FREE_MEMORY) from error
+
+
+FREE_MEMORY = "Close other programs, or choose a shorter context."
+
+
 class ModelRunner:
     """Runs plans on one device, one step at a time (depth 1)."""
 
@@ -42,12 +68,25 @@ class ModelRunner:
         self._model = model
         self._vocab_size = vocab_size
 
+    @staticmethod
+    def recover() -> None:
+        gc.collect()
+        torch.cuda.empty_cache()
+
     def launch(self, plan: StepPlan) -> Ticket:
+        with reporting_shortage():
+            return self._launch(plan)
+
+    def collect(self, ticket: Ticket) -> list[SampledToken]:
+        with reporting_shortage():
+            return self._collect(ticket)
+
+    def _launch(self, plan: StepPlan) -> Ticket:
         batch = build_batch(plan, vocab_size=self._vocab_size, num_blocks=self._model.kv.num_blocks)
         self._model.kv.copy(copy for part in plan.scheduled for copy in part.copies)
         return Ticket(self._model.compute(batch), plan.scheduled)
 
-    def collect(self, ticket: Ticket) -> list[SampledToken]:
+    def _collect(self, ticket: Ticket) -> list[SampledToken]:
         picking: list[tuple[int, Request]] = []  # rows that the next token of a request is picked from
         reports: dict[int, tuple[TokenLogprobs, ...]] = {}
         row = 0

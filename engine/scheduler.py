@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
+from engine.allowance import Allowance
 from engine.config import BLOCK_SIZE, EngineConfig
 from engine.cost_model import CostModel
 from engine.counters import Counters, EngineState
@@ -36,6 +37,8 @@ from engine.request import (
     TokenEvent,
 )
 from engine.waiting import WaitingQueue
+
+UNLIMITED = Allowance()
 
 
 class Scheduler:
@@ -103,22 +106,27 @@ class Scheduler:
             request.block_tables = tuple([] for _ in self._config.groups)
         self._waiting.add(*requests)
 
-    def schedule(self) -> StepPlan:
+    def schedule(self, allowance: Allowance = UNLIMITED) -> StepPlan:
         """The next step. Empty when nothing can be done before a step under way is collected or a copy has ended, or
         nothing is to do."""
         self._memory.host.transfers.poll()
         scheduled: list[ScheduledRequest] = []
         preempted: list[Request] = []
         running = sorted(self._running.values(), key=precedence)
-        budget = self.costs.budget(sum(bool(request.output_ids) for request in running))
+        budget = min(allowance.tokens, self.costs.budget(sum(bool(request.output_ids) for request in running)))
         for request in running:
+            if len(scheduled) >= allowance.requests:
+                break
             if request.status is not RequestStatus.RUNNING or request.is_arriving:
                 continue  # it has just yielded to one before it, or is not there yet
             if not self._reserve(request, budget, preempted):
                 break  # it waits for blocks, and nobody behind it takes them first
             budget -= self._take(request, budget, scheduled)
         else:
-            while budget and not preempted and (newcomer := self._admit(self._waiting.first, preempted)):
+            while budget and len(scheduled) < allowance.requests and not preempted:
+                newcomer = self._admit(self._waiting.first, preempted)
+                if newcomer is None:
+                    break
                 budget -= 0 if newcomer.is_arriving else self._take(newcomer, budget, scheduled)
         self._memory.host.demote()
         return StepPlan(tuple(scheduled), tuple(preempted))
@@ -152,6 +160,25 @@ class Scheduler:
                     events.append(TokenEvent(request.id, None, finish=FinishReason.ERROR, error=error))
             self._let_go(part.request)
         return events
+
+    def undo(self, plan: StepPlan) -> None:
+        """A step has not happened, nor any behind it: its requests are where they were before."""
+        for part in reversed(plan.scheduled):
+            request = part.request
+            request.steps_under_way -= 1
+            request.num_pending -= part.samples
+            request.num_scheduled = part.start
+            request.num_reported = part.reported.start if part.reported else request.num_reported
+            request.is_leading = False
+            self._memory.undo(request, part.copies)
+            followers = [self._running.pop(it.id) for it in part.followers if it.id in self._running]
+            for follower in followers:
+                follower.status = RequestStatus.WAITING
+            if request.status is RequestStatus.FINISHED and followers:
+                self._waiting.add(*followers)
+            else:
+                self._waiting.follow(request, followers)
+            self._let_go(request)
 
     def abort(self, request_id: int) -> TokenEvent | None:
         """End a request in any state; None when there is no such request any more."""

@@ -5,7 +5,7 @@ the line as everyone else. Refuses to know who runs and what there is to hand ou
 """
 
 from bisect import insort
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from engine.precedence import precedence
 from engine.request import Request
@@ -32,9 +32,14 @@ class WaitingQueue:
         return self._line[0] if self._line else None
 
     def add(self, leader: Request, *followers: Request) -> None:
-        leader.followers += followers
-        self._leaders.update((follower.id, leader) for follower in followers)
+        self.follow(leader, followers)
         insort(self._line, leader, key=precedence)
+
+    def follow(self, leader: Request, followers: Iterable[Request]) -> None:
+        """Have requests wait for one that has a place of its own, in line or elsewhere."""
+        for follower in followers:
+            leader.followers.append(follower)
+            self._leaders[follower.id] = leader
 
     def remove(self, request_id: int) -> Request | None:
         """Take a request out, if it is here. Its followers stay, behind the first of them."""

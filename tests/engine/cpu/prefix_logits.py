@@ -57,6 +57,9 @@ class WatchedRunner:
     def collect(self, ticket: Ticket) -> list[SampledToken]:
         return self._runner.collect(ticket)
 
+    def recover(self) -> None:
+        self._runner.recover()
+
 
 def at_odds(step: CpuStep, rng: random.Random) -> Compute:
     """Compute with as many threads as chance has it, from buffers full of NaN, and look at every guard afterwards."""
