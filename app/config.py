@@ -16,12 +16,15 @@ from urllib.parse import urlsplit
 import platformdirs
 
 from app.errors import InvalidSetting
+from engine.config import TARGET_LATENCY, Preemption
 from quant.cpu.tiers import CHOICES
 
 APP_NAME = "inglenook"
 MAX_THREADS = 1024
 MAX_CONTEXT = 1 << 24
 MAX_PORT = 65535
+MAX_HOST_MB = 1 << 20
+MAX_LATENCY_MS = 60_000
 
 
 @dataclass(frozen=True)
@@ -189,6 +192,27 @@ class Settings:
             _one_of("auto", "f16", "int8"),
             "auto",
             "How the CPU kernels keep keys and values: f16 is near exact, int8 takes about half of the memory.",
+        )
+    )
+    kv_host_mb: int = field(
+        metadata=_read_by(
+            _whole_number(MAX_HOST_MB),
+            0,
+            "Memory, in MB, that requests which have to wait are copied to; 0 has them computed again.",
+        )
+    )
+    preemption: str = field(
+        metadata=_read_by(
+            _one_of(*(choice.value for choice in Preemption)),
+            Preemption.AUTO.value,
+            "What a request does that has to wait while others run: swap, recompute, or what is faster.",
+        )
+    )
+    latency_ms: int = field(
+        metadata=_read_by(
+            _whole_number(MAX_LATENCY_MS),
+            round(1000 * TARGET_LATENCY),
+            "Pause between two words of a reply, in ms, that reading a long prompt should not exceed; 0 is any.",
         )
     )
     context: int = field(

@@ -16,7 +16,7 @@ import torch
 
 from engine import models
 from engine.checkpoint_config import Metadata
-from engine.config import BLOCK_SIZE, EngineConfig, ModelConfig, Preemption
+from engine.config import BLOCK_SIZE, TARGET_LATENCY, EngineConfig, ModelConfig, Preemption
 from engine.copy_thread import CopyThread
 from engine.core import Engine
 from engine.device import Device
@@ -38,7 +38,6 @@ LEAST_CONTEXT = 512  # tokens
 BACKENDS = ("auto", "cpu", "reference")
 SMALL_MODEL = 500_000_000  # matrix elements: below, activations get two planes
 MOST_LOADING_THREADS = 4  # more would wait for memory
-TARGET_LATENCY = 0.1  # seconds between two tokens of a stream while a prompt is read: ten a second, faster than reading
 KV_TYPES = {"auto": torch.float16, "f16": torch.float16, "int8": torch.int8}  # of the CPU kernels
 AUTO_KV_TYPE = "Set kv_type to auto: INGLE_KV_TYPE=auto."
 

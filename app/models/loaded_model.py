@@ -11,6 +11,7 @@ from app.models.store import StoredModel
 from app.progress import Progress
 from app.text import gguf_tokenizer
 from app.text.tokenizer import Tokenizer
+from engine.config import Preemption
 from engine.errors import UnsupportedModel
 from engine.loading import LoadOptions, ModelEngine, compile_kernels, kernels_are_compiled, load_engine
 from quant.gguf import GGUFFile
@@ -37,6 +38,9 @@ def load_model(stored: StoredModel, settings: Settings, progress: Progress) -> L
         activation_planes=settings.activation_planes,
         cpu_tier=settings.cpu_tier,
         kv_type=settings.kv_type,
+        host_cache=settings.kv_host_mb * 1_000_000,
+        preemption=Preemption(settings.preemption),
+        target_latency=settings.latency_ms / 1000,
         code_cache=settings.cache_dir,
     )
     with GGUFFile(stored.path) as file:
