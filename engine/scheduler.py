@@ -14,7 +14,7 @@ that it is part of has been collected. Refuses to know what a token means and wh
 """
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 from engine.allowance import Allowance
@@ -36,6 +36,7 @@ from engine.request import (
     StepPlan,
     TokenEvent,
 )
+from engine.shares import shares
 from engine.waiting import WaitingQueue
 
 UNLIMITED = Allowance()
@@ -114,20 +115,22 @@ class Scheduler:
         preempted: list[Request] = []
         running = sorted(self._running.values(), key=precedence)
         budget = min(allowance.tokens, self.costs.budget(sum(bool(request.output_ids) for request in running)))
+        share = self._shares(running, budget)
         for request in running:
             if len(scheduled) >= allowance.requests:
                 break
             if request.status is not RequestStatus.RUNNING or request.is_arriving:
                 continue  # it has just yielded to one before it, or is not there yet
-            if not self._reserve(request, budget, preempted):
+            if not self._reserve(request, share[request.id], preempted):
                 break  # it waits for blocks, and nobody behind it takes them first
-            budget -= self._take(request, budget, scheduled)
+            budget -= self._take(request, share[request.id], scheduled)
         else:
             while budget and len(scheduled) < allowance.requests and not preempted:
                 newcomer = self._admit(self._waiting.first, preempted)
                 if newcomer is None:
                     break
-                budget -= 0 if newcomer.is_arriving else self._take(newcomer, budget, scheduled)
+                most = min(budget, share.get(newcomer.id, budget))
+                budget -= 0 if newcomer.is_arriving else self._take(newcomer, most, scheduled)
         self._memory.host.demote()
         return StepPlan(tuple(scheduled), tuple(preempted))
 
@@ -257,6 +260,13 @@ class Scheduler:
             self._requeue(request)
 
     # -- running
+
+    def _shares(self, running: Iterable[Request], budget: int) -> Mapping[int, int]:
+        """Tokens of the step for those that run, and for those that may join."""
+        wanted = [(request, self._wanted(request)) for request in running]
+        seats = self._config.max_running - len(self._running)
+        joining = [(request, request.num_tokens) for request in self._waiting.first_in_line(max(0, seats))]
+        return shares([*wanted, *joining], budget)
 
     def _wanted(self, request: Request) -> int:
         """Tokens that the request has to catch up on. None once its last token is being sampled."""

@@ -31,6 +31,9 @@ class WaitingQueue:
         """Whose turn it is."""
         return self._line[0] if self._line else None
 
+    def first_in_line(self, count: int) -> list[Request]:
+        return self._line[:count]
+
     def add(self, leader: Request, *followers: Request) -> None:
         self.follow(leader, followers)
         insort(self._line, leader, key=precedence)

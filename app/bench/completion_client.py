@@ -48,14 +48,15 @@ _decode = msgspec.json.Decoder(_Chunk).decode
 async def stream_all(endpoint: Endpoint, prompts: Sequence[Sequence[int]], output_tokens: int) -> list[Timeline]:
     """Send the prompts at the same time, and read the replies to their end. Raises ContenderFailed."""
     try:
-        replies = [_stream(endpoint, prompt, output_tokens) for prompt in prompts]
+        replies = [stream(endpoint, prompt, output_tokens) for prompt in prompts]
         return await asyncio.gather(*replies)
     except (OSError, EOFError, ValueError, msgspec.MsgspecError) as problem:
         address = f"the server at {endpoint.host}:{endpoint.port}"
         raise ContenderFailed(f"{address}: {str(problem) or type(problem).__name__}") from problem
 
 
-async def _stream(endpoint: Endpoint, prompt: Sequence[int], output_tokens: int) -> Timeline:
+async def stream(endpoint: Endpoint, prompt: Sequence[int], output_tokens: int) -> Timeline:
+    """Send one prompt, and read the reply to its end. Raises OSError, EOFError, ValueError or MsgspecError."""
     request = _request(endpoint, prompt, output_tokens)
     reader, writer = await asyncio.open_connection(endpoint.host, endpoint.port)
     try:

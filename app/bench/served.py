@@ -15,11 +15,11 @@ class ServedContender:
         self.name = name
         self.build = build
         self.pid = pid
-        self._endpoint = endpoint
+        self.endpoint = endpoint
 
     def warm_up(self, load: Load, prompts: Prompts) -> None:
         self.measure(load, prompts)
 
     def measure(self, load: Load, prompts: Prompts) -> Sample:
-        timelines = run_apart(lambda: asyncio.run(stream_all(self._endpoint, prompts, load.output_tokens)))
+        timelines = run_apart(lambda: asyncio.run(stream_all(self.endpoint, prompts, load.output_tokens)))
         return sample_of(load, timelines)

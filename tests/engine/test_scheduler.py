@@ -49,7 +49,7 @@ def test_running_requests_come_first_and_newcomers_fill_the_budget() -> None:
     scheduler.update(plan, tokens(plan))
     scheduler.add(request(2, 20))
     scheduler.add(request(3, 2))
-    assert shape(scheduler.schedule()) == [(1, 1), (2, 7)]
+    assert shape(scheduler.schedule()) == [(1, 1), (2, 5), (3, 2)]
 
 
 def test_seats_are_bounded() -> None:
