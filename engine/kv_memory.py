@@ -9,6 +9,7 @@ to know who should run and who should yield.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from engine.blocks import NULL_BLOCK, BlockKey, BlockPool, block_key, root_key
 from engine.config import BLOCK_SIZE, EngineConfig
@@ -18,6 +19,14 @@ from engine.kv_groups import Group, blocks_for, content, make_groups
 from engine.mover import Move, Mover
 from engine.request import BlockCopy, Request
 from engine.transfers import Source
+
+
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """What is cached of a request's beginning."""
+
+    blocks: int
+    sources: Sequence[dict[int, Source]]  # of each group, by place: what tokens behind it look at
 
 
 class KVMemory:
@@ -62,12 +71,8 @@ class KVMemory:
 
     # -- joining and going on
 
-    def join(self, request: Request, most: int, stop: int) -> bool:
-        """Give a request the longest cached prefix, at most `most` blocks of it. False, and nothing has changed, where
-        the blocks that it still needs up to `stop` are not free.
-
-        Where some of it lies in the host pool, `request.is_arriving` until `arrived` is told.
-        """
+    def look_up(self, request: Request, most: int) -> Prefix:
+        """The longest prefix of a request that every group has, at most `most` blocks of it. Nobody holds it yet."""
         self._extend_keys(request, request.num_tokens // BLOCK_SIZE)
         found, blocks = [], most
         for number in range(len(self.groups)):
@@ -76,13 +81,21 @@ class KVMemory:
                 blocks -= 1
         while not all(_all_seen(group, places, blocks) for group, places in zip(self.groups, found, strict=True)):
             blocks -= 1
-        request.num_computed = request.num_scheduled = blocks * BLOCK_SIZE
-        request.num_published = blocks
-        wanted = [
+        seen = [
             {place: source for place, source in places.items() if place < blocks and group.looks_at(place, blocks)}
             for group, places in zip(self.groups, found, strict=True)
         ]
-        return self._bring(request, blocks, wanted, stop)
+        return Prefix(blocks, seen)
+
+    def join(self, request: Request, prefix: Prefix, stop: int) -> bool:
+        """Give a request a prefix that was just looked up. False, and nothing has changed, where the blocks that it
+        still needs up to `stop` are not free.
+
+        Where some of it lies in the host pool, `request.is_arriving` until `arrived` is told.
+        """
+        request.num_computed = request.num_scheduled = prefix.blocks * BLOCK_SIZE
+        request.num_published = prefix.blocks
+        return self._bring(request, prefix.blocks, prefix.sources, stop)
 
     def take(self, request: Request, stop: int) -> tuple[BlockCopy, ...]:
         """Blocks for the request's tokens up to `stop`: there is room. The copies go before the step."""

@@ -23,7 +23,7 @@ from engine.cost_model import CostModel
 from engine.counters import Counters, EngineState
 from engine.errors import PromptTooLong
 from engine.kv_groups import blocks_for
-from engine.kv_memory import KVMemory
+from engine.kv_memory import KVMemory, Prefix
 from engine.mover import Mover
 from engine.precedence import is_urgent, precedence
 from engine.request import (
@@ -125,9 +125,13 @@ class Scheduler:
                 break  # it waits for blocks, and nobody behind it takes them first
             budget -= self._take(request, share[request.id], scheduled)
         else:
-            while budget and len(scheduled) < allowance.requests and not preempted:
-                newcomer = self._admit(self._waiting.first, preempted)
-                if newcomer is None:
+            for newcomer in self._waiting.first_in_line(self._config.max_running):
+                if not budget or preempted or len(scheduled) >= allowance.requests:
+                    break
+                prefix = self._prefix(newcomer)
+                if prefix and self._is_coming(newcomer, prefix):
+                    continue  # it joins when that is there to be shared
+                if not self._admit(newcomer, prefix, preempted):
                     break
                 most = min(budget, share.get(newcomer.id, budget))
                 budget -= 0 if newcomer.is_arriving else self._take(newcomer, most, scheduled)
@@ -219,39 +223,58 @@ class Scheduler:
 
     # -- joining
 
-    def _admit(self, request: Request | None, preempted: list[Request]) -> Request | None:
-        """Give the first in line a seat and what is cached or saved of it, if its tokens and one more fit what is free.
+    def _prefix(self, request: Request) -> Prefix | None:
+        """What is cached of a request; None where more was saved of it.
 
-        Where they do not, those of a lower class yield to it. None where it has to wait.
+        The last token is always computed: its logits are what the next one is picked from. A prompt to be reported on
+        is computed whole, since cached keys and values tell no logits.
         """
-        while request is not None and not self._seat(request):
+        if request.saved is not None and not request.saved.is_lost:
+            return None
+        most = (request.num_tokens - 1) // BLOCK_SIZE if request.params.prompt_logprobs is None else 0
+        return self._memory.look_up(request, most)
+
+    def _is_coming(self, request: Request, prefix: Prefix) -> bool:
+        """Whether the block behind a request's cached prefix is being computed by one that goes before it."""
+        place = prefix.blocks
+        if place >= (request.num_tokens - 1) // BLOCK_SIZE or request.params.prompt_logprobs is not None:
+            return False
+        return any(
+            other.num_published <= place < len(other.block_keys)
+            and other.block_keys[place] == request.block_keys[place]
+            and other.origin.service <= request.origin.service
+            for other in self._running.values()
+        )
+
+    def _admit(self, request: Request, prefix: Prefix | None, preempted: list[Request]) -> bool:
+        """Give a waiting request a seat and what is cached or saved of it, if its tokens and one more fit what is free.
+
+        Where they do not, those of a lower class yield to it. False where it has to wait.
+        """
+        while not self._seat(request, prefix):
             if self._memory.host.is_on_its_way(request) or not self._running:
-                return None
+                return False
             last = self._last()
             if last.origin.service <= request.origin.service or not self._yields(last, request):
-                return None
+                return False
             preempted.append(last)
-        return request
+            prefix = self._prefix(request)  # what it had may have been given up for what the other one saved
+        return True
 
-    def _seat(self, request: Request) -> bool:
+    def _seat(self, request: Request, prefix: Prefix | None) -> bool:
         if len(self._running) >= self._config.max_running:
             return False
         stop = self._room(request) if is_urgent(request) else request.num_tokens + 1
-        if request.saved is not None and not request.saved.is_lost:
-            if not self._memory.restore(request, stop):
-                return False
-        else:
-            # The last token is always computed: its logits are what the next one is picked from. A prompt to be
-            # reported on is computed whole, since cached keys and values tell no logits.
-            most = (request.num_tokens - 1) // BLOCK_SIZE if request.params.prompt_logprobs is None else 0
-            if not self._memory.join(request, most, stop):
-                return False
+        memory = self._memory
+        if not (memory.join(request, prefix, stop) if prefix else memory.restore(request, stop)):
+            return False
         if not request.num_preemptions:
             request.num_cached = request.num_computed
             self._counters.prompt_tokens += len(request.prompt_ids)
             self._counters.cached_tokens += request.num_cached
         request.status = RequestStatus.RUNNING
-        self._running[request.id] = self._waiting.pop()
+        self._waiting.remove_from_line(request)
+        self._running[request.id] = request
         return True
 
     def _arrived(self, request: Request, ok: bool) -> None:

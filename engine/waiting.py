@@ -26,11 +26,6 @@ class WaitingQueue:
         for leader in tuple(dict.fromkeys(self._leaders.values())):
             yield from tuple(leader.followers)
 
-    @property
-    def first(self) -> Request | None:
-        """Whose turn it is."""
-        return self._line[0] if self._line else None
-
     def first_in_line(self, count: int) -> list[Request]:
         return self._line[:count]
 
@@ -76,6 +71,6 @@ class WaitingQueue:
             del self._leaders[follower.id]
         return followers
 
-    def pop(self) -> Request:
-        """Take the first in line out; its followers go on following it."""
-        return self._line.pop(0)
+    def remove_from_line(self, request: Request) -> None:
+        """It has a seat now; its followers go on following it."""
+        self._line.remove(request)

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from engine.config import BLOCK_SIZE, GroupConfig
-from engine.request import BlockCopy, FinishReason, RequestStatus
+from engine.request import BlockCopy, FinishReason, Origin, RequestStatus, ServiceClass
 from tests.engine.hash_run import Run
 from tests.hash_model import hash_engine
 
@@ -113,4 +113,44 @@ def test_they_wait_as_long_as_their_prompt_does() -> None:
     for event in engine.abort_all():
         run.finished[event.request_id] = FinishReason.ABORT
     engine.assert_empty()
+    run.check()
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_what_one_is_computing_others_wait_for(depth: int) -> None:
+    """Eight requests of their own, with one beginning: it is computed once, and someone without it is not held up."""
+    engine, runner = hash_engine(num_blocks=400, budget=64, depth=depth)
+    run, beginning = Run(engine), prompt_of(1600)
+    for number in range(6):
+        run.submit((*beginning, *range(number, number + 10)), max_tokens=5, ignore_eos=True)
+    other = run.submit(prompt_of(30), max_tokens=2, ignore_eos=True)
+    for _ in range(4 + depth):
+        run.step()
+    assert other.id in run.finished
+    run.run_out()
+    run.check()
+    assert runner.computed_tokens == 1600 + 6 * (10 + 4) + 30 + 1
+
+
+def test_whoever_computes_a_beginning_may_end_and_another_goes_on_with_it() -> None:
+    engine, runner = hash_engine(num_blocks=400, budget=64)
+    run, beginning = Run(engine), prompt_of(640)
+    first, _ = (run.submit((*beginning, number), max_tokens=3, ignore_eos=True) for number in range(2))
+    for _ in range(5):
+        run.step()
+    run.abort(first.id)
+    run.run_out()
+    run.check()
+    assert runner.computed_tokens == 641 + 2
+
+
+def test_a_person_does_not_wait_for_what_a_background_request_computes() -> None:
+    engine, _ = hash_engine(num_blocks=400, budget=64)
+    run, beginning = Run(engine), prompt_of(640)
+    run.submit((*beginning, 1), Origin(ServiceClass.BACKGROUND), max_tokens=3)
+    run.step()
+    person = run.submit((*beginning, 2), Origin(ServiceClass.INTERACTIVE), max_tokens=3)
+    run.step()
+    assert person.status is RequestStatus.RUNNING
+    run.run_out()
     run.check()

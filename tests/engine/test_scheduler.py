@@ -13,7 +13,9 @@ def config(*, blocks: int = 100, budget: int = 8, running: int = 4, context: int
 
 
 def request(number: int, prompt: int, *, max_tokens: int | None = 4) -> Request:
-    return Request(number, tuple(range(prompt)), SamplingParams(max_tokens=max_tokens), frozenset({END}))
+    """Of a prompt that no other one shares."""
+    ids = tuple(range(1000 * number, 1000 * number + prompt))
+    return Request(number, ids, SamplingParams(max_tokens=max_tokens), frozenset({END}))
 
 
 def shape(plan: StepPlan) -> list[tuple[int, int]]:
