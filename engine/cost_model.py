@@ -12,6 +12,7 @@ MEMORY = 0.97  # what an observation is worth after each later one
 COPY_RATE = 4e9  # bytes a second, until a copy was measured
 RECENT = 8  # copies that the rate is the mean of, about
 OUTLIER = 4.0  # times the expected time: somebody else had the machine
+AIM = 0.8  # of the target: steps differ, and hardly any should take longer
 SPARED = 4.0  # a chunk takes at least this many times the fixed part of a step: a fifth of a prompt's time at most
 
 
@@ -85,5 +86,5 @@ class CostModel:
         fixed, per_token = self.steps.fit()
         if not streams or not target or not per_token:
             return most
-        tokens = max((target - fixed) / per_token, SPARED * fixed / per_token)
+        tokens = max((AIM * target - fixed) / per_token, SPARED * fixed / per_token)
         return min(most, max(BLOCK_SIZE, int(tokens)) + streams)

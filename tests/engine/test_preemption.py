@@ -5,7 +5,6 @@ import random
 import pytest
 
 from engine.config import Preemption
-from engine.cost_model import CostModel
 from engine.precedence import MOST_PREEMPTIONS
 from engine.request import FinishReason, Origin, RequestStatus, SamplingParams, ServiceClass
 from tests.engine.hash_run import Run
@@ -146,24 +145,6 @@ def test_abort_is_legal_while_blocks_are_copied() -> None:
             run.abort(request.id)
         run.run_out()
         run.check()
-
-
-def test_a_swap_is_preferred_where_copying_is_faster_than_computing() -> None:
-    config = hash_engine(num_blocks=10)[0].config
-    costs = CostModel(config)
-    for tokens in (1, 64):
-        costs.steps.observe(tokens, 0.001 + 0.001 * tokens)
-    costs.copy_rate = 1000 * 1e3  # a block of 1,000 bytes in a millisecond, its 16 tokens in 16
-    assert costs.prefers_swap(10)
-    costs.copy_rate = 1000 * 1e2  # in ten, and ten back
-    assert not costs.prefers_swap(10)
-
-
-def test_copying_is_measured() -> None:
-    costs = CostModel(hash_engine(num_blocks=10)[0].config)
-    for _ in range(40):
-        costs.observe_copy(100, 0.5)
-    assert costs.copy_rate == pytest.approx(100 * 1000 / 0.5, rel=0.01)
 
 
 def test_the_order_of_a_class_is_priority_then_age() -> None:

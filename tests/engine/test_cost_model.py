@@ -1,0 +1,92 @@
+import random
+
+import pytest
+
+from engine.config import EngineConfig, Preemption
+from engine.cost_model import AIM, SPARED, CostModel, StepTimes
+
+
+def config(**options: object) -> EngineConfig:
+    return EngineConfig("hash", 1000, 100, max_step_tokens=256, block_bytes=1000, **options)  # type: ignore[arg-type]
+
+
+def learned(fixed: float, per_token: float, noise: float = 0.0) -> StepTimes:
+    """From a hundred steps of many sizes."""
+    rng, times = random.Random(1), StepTimes()
+    for _ in range(100):
+        tokens = rng.choice([1, 2, 4, 64, 128, 256])
+        times.observe(tokens, (fixed + per_token * tokens) * (1 + noise * rng.random()))
+    return times
+
+
+def test_the_fixed_part_and_that_of_a_token_are_told_apart() -> None:
+    assert learned(0.002, 0.0005).fit() == pytest.approx((0.002, 0.0005), rel=1e-6)
+    assert learned(0.01, 0.001, noise=0.2).fit()[1] == pytest.approx(0.0011, rel=0.1)
+
+
+def test_nothing_is_known_before_the_first_step() -> None:
+    assert StepTimes().fit() == (0.0, 0.0)
+
+
+def test_steps_of_one_size_say_nothing_of_a_fixed_part() -> None:
+    times = StepTimes()
+    for _ in range(5):
+        times.observe(10, 0.02)
+    assert times.fit() == pytest.approx((0.0, 0.002))
+
+
+def test_what_was_long_ago_is_forgotten() -> None:
+    times = learned(0.002, 0.0005)
+    for _ in range(200):
+        for tokens in (1, 256):
+            times.observe(tokens, 0.004 + 0.001 * tokens)
+    assert times.fit() == pytest.approx((0.004, 0.001), rel=0.02)
+
+
+def test_one_step_that_somebody_held_up_changes_little() -> None:
+    times = learned(0.002, 0.0005)
+    times.observe(64, 30.0)
+    assert times.expected(64) < 2 * (0.002 + 0.0005 * 64)
+
+
+def test_nobody_waits_longer_than_the_target() -> None:
+    costs = CostModel(config(target_latency=0.05), learned(0.002, 0.0005))
+    budget = costs.budget(streams=3)
+    assert costs.steps.expected(budget) <= 0.05
+    assert costs.steps.expected(budget) > 0.7 * AIM * 0.05
+
+
+@pytest.mark.parametrize(("streams", "target"), [(0, 0.05), (3, 0.0)])
+def test_a_step_is_as_large_as_it_may_be_where_nobody_waits_or_cares(streams: int, target: float) -> None:
+    assert CostModel(config(target_latency=target), learned(0.002, 0.0005)).budget(streams) == 256
+
+
+def test_a_prompt_is_not_read_in_crumbs() -> None:
+    """Where a step takes long, whatever it does, the target is missed rather than the prompt made much slower."""
+    fixed, per_token = 0.09, 0.008
+    costs = CostModel(config(target_latency=0.05), learned(fixed, per_token))
+    chunk = costs.budget(streams=1) - 1
+    assert chunk == int(SPARED * fixed / per_token)
+    slower = (fixed + per_token * chunk) / chunk / ((fixed + per_token * 256) / 256)
+    assert slower < 1.3
+
+
+@pytest.mark.parametrize("choice", [Preemption.SWAP, Preemption.RECOMPUTE])
+def test_what_was_chosen_is_not_weighed(choice: Preemption) -> None:
+    assert CostModel(config(preemption=choice)).prefers_swap(5) == (choice is Preemption.SWAP)
+
+
+def test_a_swap_is_preferred_where_copying_is_faster_than_computing() -> None:
+    costs = CostModel(config(), learned(0.001, 0.001))
+    costs.copy_rate = 1000 * 1e3  # a block of 1,000 bytes in a millisecond, its 16 tokens in 16
+    assert costs.prefers_swap(10)
+    costs.copy_rate = 1000 * 1e2  # in ten, and ten back
+    assert not costs.prefers_swap(10)
+
+
+def test_copying_is_measured() -> None:
+    costs = CostModel(config())
+    for seconds in (0.1, 0.5, 0.5, 0.5):
+        costs.observe_copy(100, seconds)
+    costs.observe_copy(100, 0.0)
+    assert costs.copy_rate == pytest.approx(100 * 1000 * (1 / 0.1 + 3 / 0.5) / 4)
