@@ -74,7 +74,7 @@ def _load_engine(file: GGUFFile, options: LoadOptions, progress: LoadProgress | 
     loaded = device.load(model, GGUFWeights(file, progress, min(device.threads, MOST_LOADING_THREADS)), config)
     _return_freed_memory()
     mover = CopyThread(loaded.kv) if config.host_blocks else None
-    return Engine(config, model.vocab_size, ModelRunner(loaded, model.vocab_size), mover)
+    return Engine(config, model.vocab_size, ModelRunner(loaded, model.vocab_size, config.groups), mover)
 
 
 def resolve(model: ModelConfig, device: Device, options: LoadOptions, fingerprint: str) -> EngineConfig:

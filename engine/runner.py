@@ -5,7 +5,7 @@ know which requests exist beyond the plan it is given.
 """
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
@@ -13,6 +13,7 @@ from typing import Protocol, TypeVar
 import torch
 
 from engine.batch import build_batch
+from engine.config import GroupConfig
 from engine.device import LoadedModel, Logits
 from engine.errors import OutOfMemory
 from engine.request import Request, SampledToken, ScheduledRequest, StepPlan, TokenLogprobs
@@ -64,9 +65,10 @@ FREE_MEMORY = "Close other programs, or choose a shorter context."
 class ModelRunner:
     """Runs plans on one device, one step at a time (depth 1)."""
 
-    def __init__(self, model: LoadedModel, vocab_size: int) -> None:
+    def __init__(self, model: LoadedModel, vocab_size: int, groups: Sequence[GroupConfig] = (GroupConfig(),)) -> None:
         self._model = model
         self._vocab_size = vocab_size
+        self._groups = groups
 
     @staticmethod
     def recover() -> None:
@@ -82,7 +84,8 @@ class ModelRunner:
             return self._collect(ticket)
 
     def _launch(self, plan: StepPlan) -> Ticket:
-        batch = build_batch(plan, vocab_size=self._vocab_size, num_blocks=self._model.kv.num_blocks)
+        blocks = self._model.kv.num_blocks
+        batch = build_batch(plan, vocab_size=self._vocab_size, num_blocks=blocks, groups=self._groups)
         self._model.kv.copy(copy for part in plan.scheduled for copy in part.copies)
         return Ticket(self._model.compute(batch), plan.scheduled)
 
