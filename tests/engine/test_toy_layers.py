@@ -4,6 +4,7 @@ From the scheduler's groups to the batch, the pools and the copies between them:
 """
 
 import random
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -51,7 +52,7 @@ class ToyLayers:
         logits = torch.nn.functional.one_hot(found % VOCABULARY, VOCABULARY).float()
         return Logits(logits[torch.tensor(batch.logit_rows, dtype=torch.int64)])
 
-    def _sum(self, group: int, table: list[int], start: int, end: int) -> Tensor:
+    def _sum(self, group: int, table: Sequence[int], start: int, end: int) -> Tensor:
         slots = [table[place // BLOCK_SIZE] * BLOCK_SIZE + place % BLOCK_SIZE for place in range(start, end)]
         return self.kv.pools[group].view(-1)[torch.tensor(slots)].sum()
 
