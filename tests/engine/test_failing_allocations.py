@@ -1,6 +1,6 @@
 """Every allocation fails once: while a model is loaded, a prompt read, tokens generated, blocks moved."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine.config import Preemption
 from engine.errors import OutOfMemory
+from engine.kv_cache import KVCache
 from engine.loading import LoadOptions, ModelEngine, load_engine
+from engine.mover import Move
 from engine.request import FinishReason, Request, SamplingParams
 from quant.gguf import GGUFFile
 from tests.engine.tiny_llama import MIXES, make
@@ -142,3 +144,27 @@ def test_where_there_is_none_for_long_requests_end_and_the_engine_does_not(tiny:
         reasons += [event.finish for event in engine.step() if event.finish is not None]
     engine._runner.launch = launch  # type: ignore[method-assign]
     assert [*reasons, *run_out(engine)] == [FinishReason.ERROR, FinishReason.LENGTH, FinishReason.LENGTH]
+
+
+@pytest.mark.parametrize("fails", [1, 2, 3, 5])
+def test_blocks_that_cannot_be_moved_are_computed_again(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch, fails: int
+) -> None:
+    engine = load(tiny)
+    undisturbed = submit(engine)
+    run_out(engine)
+    move, calls = KVCache.move, 0
+
+    def failing(kv: KVCache, moves: Iterable[Move]) -> None:
+        nonlocal calls
+        calls += 1
+        if calls >= fails:
+            raise MemoryError
+        move(kv, moves)
+
+    monkeypatch.setattr(KVCache, "move", failing)
+    engine = load(tiny)
+    requests = submit(engine)
+    assert run_out(engine) == [FinishReason.LENGTH] * 3
+    assert calls >= fails
+    assert [request.output_ids for request in requests] == [request.output_ids for request in undisturbed]
