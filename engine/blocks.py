@@ -106,6 +106,12 @@ class BlockPool:
             self._contents[block] = Content(key, tuple(token_ids))
             self._by_key[key] = block
 
+    def unpublish(self, block: int) -> None:
+        """What a held block is said to hold is of no use: nobody finds it any more."""
+        content, self._contents[block] = self._contents[block], None
+        if content is not None:
+            del self._by_key[content.key]
+
     def find(self, key: BlockKey, token_ids: Sequence[int]) -> int:
         """The block with this content, or NULL_BLOCK. Nobody holds it on that account: see `hold`."""
         block = self._by_key.get(key, NULL_BLOCK)

@@ -221,6 +221,8 @@ class KVMemory:
                 self.publish(request)
             else:
                 self._empty_tables(request)
+                for move in moves:  # else it would be tried again, and again
+                    self.host.pools[move.group].unpublish(move.source)
             self._arrived(request, ok)
 
         if moves:
