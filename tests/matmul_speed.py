@@ -103,7 +103,7 @@ def main() -> None:
     print("type      planes       1 token    4 tokens   128 tokens")
     for name in asked.types:
         for planes in (Form.FLOAT,) if name in PLAIN else (Form.TWO_PLANES, Form.ONE_PLANE):
-            print(f"{name:10}{int(planes):5}   {measure(name, planes)}", flush=True)
+            print(f"{name:10}{planes.planes:5}   {measure(name, planes)}", flush=True)
     print(f"read ceiling: {read_ceiling():.1f} GB/s")
 
 

@@ -19,7 +19,7 @@ from engine.cpu.code_cache import load_code
 from engine.cpu.operations import CpuOperations, LogitRows, block_shape
 from engine.cpu.program import COUNTS, HEADER, Limits, Program
 from engine.cpu.team import MOST_THREADS, Team
-from engine.device import Compute, Logits
+from engine.device import LoadedModel, Logits
 from engine.kv_cache import KVCache
 from engine.weights import GGUFWeights
 from quant.cpu.activations import GROUP, Form
@@ -30,7 +30,7 @@ from quant.cpu.native import Entry
 from quant.cpu.tiers import Target
 from quant.gguf import GGUFTensor
 
-NUMERICS_VERSION = "2"  # raised when a change of the kernels changes bits: what was cached before is not used then
+NUMERICS_VERSION = "3"  # raised when a change of the kernels changes bits: what was cached before is not used then
 STEP_OPERATIONS = 80_000_000_000  # that one thread computes in a fifth of a second
 LOCAL_PIECES = 16  # pieces of context that every thread merges for itself rather than wait for the others
 
@@ -63,7 +63,7 @@ class CpuDevice:
         tokens = self.threads * STEP_OPERATIONS // (2 * model.matrix_elements)
         return min(max(1 << tokens.bit_length() - 1, 32), 512) if tokens else 32
 
-    def load(self, model: ModelConfig, weights: GGUFWeights, config: EngineConfig) -> Compute:
+    def load(self, model: ModelConfig, weights: GGUFWeights, config: EngineConfig) -> LoadedModel:
         torch.set_num_threads(1)  # it only samples here, and its other threads would spin on the team's cores
         enter, arena = load_code(self._code_cache, self._target, formats_of(weights.matrix_types)), Arena()
         limits = Limits(
@@ -77,9 +77,9 @@ class CpuDevice:
         program = Program(arena, limits)
         operations = CpuOperations(CpuBackend(arena, self._planes), program)
         loaded = models.load(model, weights, operations, config.context_length)
-        kv = KVCache(loaded.kv_groups(), config.num_blocks, self.layer_shape, self.kv_type)
+        kv = KVCache(loaded.kv_groups(), config.num_blocks, self.layer_shape, self.kv_type, config.host_blocks)
         logits: LogitRows = loaded.forward(placeholder_batch(), kv)
-        return CpuStep(enter, program, kv, logits)
+        return LoadedModel(CpuStep(enter, program, kv, logits), kv)
 
 
 class CpuStep:
@@ -140,7 +140,7 @@ class CpuStep:
                 self._tables[row, : len(table)] = table
         tiles = _tiles(batch)
         self._tiles[: len(tiles)] = tiles
-        local = tokens == 1 and batch.context_lengths[0] <= LOCAL_PIECES * PIECE
+        local = tokens == 1 and outputs <= 1 and batch.context_lengths[0] <= LOCAL_PIECES * PIECE
         self._counts[:] = tokens, outputs, len(tiles), local
 
     def logits(self, rows: int) -> Logits:

@@ -10,6 +10,7 @@ import weakref
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import torch
@@ -22,7 +23,7 @@ from engine.cpu.program import SEGMENT, Op, Program, float_bits
 from engine.errors import UnsupportedModel
 from engine.kv_cache import LayerKV
 from engine.rope import RotaryTable
-from quant.cpu.activations import FORM_KERNELS, GROUP, Form, row_bytes
+from quant.cpu.activations import FORM_KERNELS, GROUP, SILU_PRODUCTS, Form, row_bytes
 from quant.cpu.arena import Region
 from quant.cpu.formats import PAIR
 from quant.cpu.linear import CpuBackend, CpuLinear, Part
@@ -60,11 +61,13 @@ class Rows:
 
 @dataclass(eq=False)
 class Activation:
-    """A value of model code. `write` puts its rows down in a form; `picked_from` is what `select` picks rows of."""
+    """A value of model code. `write` puts its rows down in a form, and `pick` only those that are wanted, where that is
+    no more work; `picked_from` is what `select` picks rows of."""
 
     width: int
     selected: bool
     write: Callable[[Form], Rows]
+    pick: Callable[[Form], Rows] | None = None
     picked_from: "Activation | None" = None
     added_to: bool = False  # its reader adds to rows that this may be made of: nobody reads on before all have written
     _written: dict[Form, Rows] = field(default_factory=dict)
@@ -90,7 +93,7 @@ class CpuOperations:
     def __init__(self, weights: CpuBackend, program: Program) -> None:
         self.weights = weights
         self._program = program
-        self._free: dict[tuple[Form, int, bool, bool], list[Buffer]] = defaultdict(list)
+        self._free: dict[tuple[Form, int, int, bool], list[Buffer]] = defaultdict(list)
         self._constants: dict[int, tuple[Region, Tensor]] = {}  # by id, with the tensor that keeps the id taken
 
     def embed(self, batch: Batch, table: QLinear) -> Activation:
@@ -104,7 +107,7 @@ class CpuOperations:
 
     def select(self, x: Activation, batch: Batch) -> Activation:
         def write(form: Form) -> Rows:
-            return self._rewrite(x.rows(Form.FLOAT), form, gather=True)
+            return x.pick(form) if x.pick else self._rewrite(x.rows(Form.FLOAT), form, gather=True)
 
         return Activation(x.width, selected=True, write=write, picked_from=x)
 
@@ -116,7 +119,7 @@ class CpuOperations:
             source = (x.picked_from or x).rows(Form.FLOAT)
             normed = itself()
             added_to = normed is not None and normed.added_to
-            local = not (x.selected or added_to or form is Form.FLOAT)
+            local = not (added_to or form is Form.FLOAT)
             out = self._take(form, x.width, selected=x.selected, copies=local)
             self._program.append(
                 Op.NORM, local=local, selected=x.selected, gather=gather, form=form,
@@ -163,31 +166,43 @@ class CpuOperations:
         def write(form: Form) -> Rows:
             out = self._take(form, width, selected=x.selected)
             self._program.append(
-                Op.GATE, selected=x.selected, form=form, kernel=address_of(FORM_KERNELS[form].silu_product),
+                Op.GATE, selected=x.selected, form=form, kernel=address_of(SILU_PRODUCTS[form]),
                 groups=width // GROUP, **both.words("x"), **out.words("out"),
             )  # fmt: skip
             return out
 
-        return self.linear(Activation(width, x.selected, write), down, add_to)
+        return self.linear(self._product(width, x.selected, write), down, add_to)
 
     def _gated_product(self, x: Activation, gates: CpuLinear, gate: Part, up: Part) -> Activation:
         """Both products and theirs in one instruction, which hands over 32 columns as soon as it has them."""
         width, form = gates.outputs // 2, gates.form(gate)
-        one, two, four = gate.tile_kernels(form)
-        up_one, up_two, up_four = up.tile_kernels(form)
+        one, two, four, six = gate.tile_kernels(form)
+        up_one, up_two, up_four, up_six = up.tile_kernels(form)
 
         def write(out_form: Form) -> Rows:
             source, out = x.rows(form), self._take(out_form, width, selected=x.selected)
             self._program.append(
                 Op.GATED, selected=x.selected, form=form, out_form=out_form, groups=gate.groups, rows=width,
-                kernel=address_of(FORM_KERNELS[out_form].silu_product),
-                one=one, two=two, four=four, weight=gate.address(0), tile_bytes=gate.tile_bytes,
-                up_one=up_one, up_two=up_two, up_four=up_four, up=up.address(width), up_tile_bytes=up.tile_bytes,
+                kernel=address_of(SILU_PRODUCTS[out_form]),
+                one=one, two=two, four=four, six=six, weight=gate.address(0), tile_bytes=gate.tile_bytes,
+                up_one=up_one, up_two=up_two, up_four=up_four, up_six=up_six,
+                up=up.address(width), up_tile_bytes=up.tile_bytes,
                 **source.words("x"), **out.words("out"),
             )  # fmt: skip
             return out
 
-        return Activation(width, x.selected, write)
+        return self._product(width, x.selected, write)
+
+    def _product(self, width: int, selected: bool, write: Callable[[Form], Rows]) -> Activation:
+        """Written by `write` in the forms that products come in, and from floats in others."""
+        direct = Activation(width, selected, write)
+
+        def rows(form: Form) -> Rows:
+            if form in SILU_PRODUCTS:
+                return direct.rows(form)
+            return self._rewrite(direct.rows(Form.FLOAT), form, local=True)
+
+        return Activation(width, selected, rows)
 
     def rope_and_store(self, qkv: Activation, batch: Batch, kv: LayerKV, rotary: RotaryTable) -> Activation:
         rows, heads = qkv.rows(Form.FLOAT), _heads(qkv, kv)
@@ -212,16 +227,16 @@ class CpuOperations:
             **rows.words("x"), **out.words("out"), **words, **_cache_words(kv),
         )  # fmt: skip
 
-        def write(form: Form) -> Rows:
+        def write(form: Form, gather: bool = False) -> Rows:
             local = form is not Form.FLOAT
-            merged = self._take(form, width, copies=local)
+            merged = self._take(form, width, selected=gather, copies=local)
             self._program.append(
-                Op.MERGE, local=local, form=form, groups=width // GROUP,
+                Op.MERGE, local=local, selected=gather, gather=gather, form=form, groups=width // GROUP,
                 kernel=address_of(FORM_KERNELS[form].write_row), **out.words("x"), **merged.words("out"), **words,
             )  # fmt: skip
             return merged
 
-        return Activation(width, False, write)
+        return Activation(width, False, write, partial(write, gather=True))
 
     # -- pieces of instructions
 
@@ -232,18 +247,18 @@ class CpuOperations:
         for part in weight.parts:
             form = weight.form(part)
             place = {**out.words("out"), "out": out.buffer.region.address + 4 * part.first}
-            source, (one, two, four) = sources[form], part.tile_kernels(form)
+            source, (one, two, four, six) = sources[form], part.tile_kernels(form)
             self._program.append(
                 Op.MATMUL, barrier=part is weight.parts[-1], selected=x.selected, form=form, add=add,
-                one=one, two=two, four=four, weight=part.region.address, tile_bytes=part.tile_bytes, groups=part.groups,
-                rows=part.rows, **source.words("x"), **place,
+                one=one, two=two, four=four, six=six, weight=part.region.address, tile_bytes=part.tile_bytes,
+                groups=part.groups, rows=part.rows, **source.words("x"), **place,
             )  # fmt: skip
 
-    def _rewrite(self, source: Rows, form: Form, *, gather: bool = False) -> Rows:
+    def _rewrite(self, source: Rows, form: Form, *, gather: bool = False, local: bool = False) -> Rows:
         selected = source.selected or gather
-        out = self._take(form, source.width, selected=selected)
+        out = self._take(form, source.width, selected=selected, copies=local)
         self._program.append(
-            Op.WRITE, selected=selected, gather=gather, form=form,
+            Op.WRITE, local=local, selected=selected, gather=gather, form=form,
             kernel=address_of(FORM_KERNELS[form].write_row), groups=source.width // GROUP,
             **source.words("x"), **out.words("out"),
         )  # fmt: skip
@@ -259,19 +274,21 @@ class CpuOperations:
 
     def _take(self, form: Form, width: int, *, selected: bool = False, copies: bool = False) -> Rows:
         """A buffer that nobody holds."""
-        key = (form, width, selected, copies)
+        limits = self._program.limits
+        key = (form, width, limits.outputs if selected else limits.tokens, copies)
         buffer = self._free[key].pop() if self._free[key] else self._allocate(*key)
         rows = Rows(buffer, width, selected)
         weakref.finalize(rows, self._free[key].append, buffer)
         return rows
 
-    def _allocate(self, form: Form, width: int, selected: bool, copies: bool) -> Buffer:
-        if width % GROUP and form is not Form.FLOAT:
-            raise UnsupportedModel(f"Rows of {width} columns, not a multiple of {GROUP}, have no CPU kernel", _PLAIN)
-        limits = self._program.limits
-        count, stride = (limits.outputs if selected else limits.tokens), row_bytes(form, width)
+    def _allocate(self, form: Form, width: int, count: int, copies: bool) -> Buffer:
+        if width % form.columns:
+            raise UnsupportedModel(
+                f"Rows of {width} columns, not a multiple of {form.columns}, have no CPU kernel", _PLAIN
+            )
+        stride = row_bytes(form, width)
         copy = -(-stride // COPY_ALIGNMENT) * COPY_ALIGNMENT if copies else 0
-        size = max(count * stride, (limits.threads - 1) * copy + stride)
+        size = max(count * stride, (self._program.limits.threads - 1) * copy + stride)
         return Buffer(self._program.arena.take(f"{form.name} rows of {width}", size), stride, copy)
 
     def _parts(self, kv: LayerKV, heads: int) -> Region:

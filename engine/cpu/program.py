@@ -56,9 +56,10 @@ _WORDS = (
     "form",  # Form of the rows that a product reads, or that anything else writes
     "out_form",  # Form that a gated product writes
     "kernel",  # address of what reads or writes a row
-    "one",  # addresses of the kernels that multiply one token, two and four
+    "one",  # addresses of the kernels that multiply one token, two, four and six
     "two",
     "four",
+    "six",
     "weight",
     "tile_bytes",
     "groups",  # of 32 columns, in a row of x
@@ -67,6 +68,7 @@ _WORDS = (
     "up_one",
     "up_two",
     "up_four",
+    "up_six",
     "up",
     "up_tile_bytes",
     "vector",  # address of a norm's weight, float32

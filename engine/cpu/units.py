@@ -54,10 +54,10 @@ def _norm(a: Record, h: Record, first: int, last: int, copy: int) -> None:
 
 
 @jit
-def _write(a: Record, h: Record, first: int, last: int) -> None:
+def _write(a: Record, h: Record, first: int, last: int, copy: int) -> None:
     for m in range(first, last):
         row = word(h.output_rows, m) if a.gather else m
-        write_row(a.kernel, a.x + row * a.x_stride, a.groups, a.out + m * a.out_stride)
+        write_row(a.kernel, a.x + row * a.x_stride, a.groups, a.out + m * a.out_stride + copy * a.out_copy)
 
 
 @jit
@@ -75,8 +75,8 @@ def _matmul(a: Record, n: int, first: int, last: int, copy: int) -> None:
         x, out = a.x + copy * a.x_copy + block * a.x_stride, a.out + block * a.out_stride + 4 * PAIR * pair
         w, rows, count = a.weight + 2 * pair * a.tile_bytes, min(PAIR, a.rows - PAIR * pair), min(TOKENS, n - block)
         multiply_pair(
-            a.one, a.two, a.four, w, a.tile_bytes, a.groups, x, a.x_stride, count, out, a.out_stride, a.add, rows
-        )
+            a.one, a.two, a.four, a.six, w, a.tile_bytes, a.groups, x, a.x_stride, count, out, a.out_stride, a.add, rows
+        )  # fmt: skip
 
 
 @jit
@@ -88,11 +88,11 @@ def _gated(a: Record, n: int, first: int, last: int, copy: int, scratch: int) ->
         x, count = a.x + copy * a.x_copy + block * a.x_stride, min(TOKENS, n - block)
         gate, up = a.weight + 2 * pair * a.tile_bytes, a.up + 2 * pair * a.up_tile_bytes
         multiply_pair(
-            a.one, a.two, a.four, gate, a.tile_bytes, a.groups, x, a.x_stride, count, scratch, 2 * half, 0, PAIR
+            a.one, a.two, a.four, a.six, gate, a.tile_bytes, a.groups, x, a.x_stride, count, scratch, 2 * half, 0, PAIR
         )  # fmt: skip
         multiply_pair(
-            a.up_one, a.up_two, a.up_four, up, a.up_tile_bytes, a.groups, x, a.x_stride, count, scratch + half,
-            2 * half, 0, PAIR,
+            a.up_one, a.up_two, a.up_four, a.up_six, up, a.up_tile_bytes, a.groups, x, a.x_stride, count,
+            scratch + half, 2 * half, 0, PAIR,
         )  # fmt: skip
         for m in range(count):
             row, out = scratch + 2 * half * m, a.out + (block + m) * a.out_stride
@@ -165,22 +165,45 @@ def _attend(a: Record, h: Record, first: int, last: int, scratch: int) -> None:
 
 
 @jit
-def _merge(a: Record, h: Record, first: int, last: int, thread: int, scratch: int) -> None:
-    """A unit is a tile: pieces become rows where it is a single token; rows are written in the reader's form."""
+def _tile_of(h: Record, token: int) -> int:
+    """The tile that a token is in; they lie in order."""
+    first, last = 0, h.tiles
+    while last - first > 1:
+        middle = (first + last) // 2
+        if word(h.tile_list, 4 * middle) <= token:
+            first = middle
+        else:
+            last = middle
+    return first
+
+
+@jit
+def _merge_token(a: Record, h: Record, tile: int, m: int, out: int, scratch: int) -> None:
+    """Write token `m` of a tile in the reader's form: the row, or what its pieces give where it is a single token."""
     size = 4 * a.head_dim
     record = size + RECORD_TAIL
-    for tile in range(first, last):
-        token, tokens = word(h.tile_list, 4 * tile), word(h.tile_list, 4 * tile + 1)
-        request, pieces = word(h.tile_list, 4 * tile + 2), word(h.tile_list, 4 * tile + 3)
+    request, pieces = word(h.tile_list, 4 * tile + 2), word(h.tile_list, 4 * tile + 3)
+    row = a.x + m * a.x_stride
+    if pieces > 0:
+        row = scratch + record
+        for query in range(a.kv_heads * a.heads):
+            head, member = query // a.heads, query % a.heads
+            part = a.parts + ((request * a.kv_heads + head) * a.max_pieces * a.heads + member) * record
+            merge_pieces(part, a.heads * record, pieces, a.head_dim, scratch, row + query * size)
+    write_row(a.kernel, row, a.groups, out)
+
+
+@jit
+def _merge(a: Record, h: Record, first: int, last: int, copy: int, scratch: int) -> None:
+    """A unit is a tile, or a wanted row."""
+    for unit in range(first, last):
+        if a.gather:
+            token, out = word(h.output_rows, unit), a.out + unit * a.out_stride + copy * a.out_copy
+            _merge_token(a, h, _tile_of(h, token), token, out, scratch)
+            continue
+        token, tokens = word(h.tile_list, 4 * unit), word(h.tile_list, 4 * unit + 1)
         for m in range(token, token + tokens):
-            row, out = a.x + m * a.x_stride, a.out + m * a.out_stride + thread * a.out_copy
-            if pieces > 0:
-                row = scratch + record
-                for query in range(a.kv_heads * a.heads):
-                    head, member = query // a.heads, query % a.heads
-                    part = a.parts + ((request * a.kv_heads + head) * a.max_pieces * a.heads + member) * record
-                    merge_pieces(part, a.heads * record, pieces, a.head_dim, scratch, row + query * size)
-            write_row(a.kernel, row, a.groups, out)
+            _merge_token(a, h, unit, m, a.out + m * a.out_stride + copy * a.out_copy, scratch)
 
 
 @kernel
@@ -242,7 +265,7 @@ def count_units(a: Record, h: Record) -> int:
     if a.op == _ATTEND:
         return _attend_units(a, h)
     if a.op == _MERGE:
-        return h.tiles
+        return n if a.gather else h.tiles
     if a.op == _ARGMAX:
         return n * ((a.rows + SEGMENT - 1) // SEGMENT)
     return n
@@ -262,7 +285,7 @@ def compute(a: Record, h: Record, first: int, last: int, thread: int) -> None:
     elif a.op == _NORM:
         _norm(a, h, first, last, copy)
     elif a.op == _WRITE:
-        _write(a, h, first, last)
+        _write(a, h, first, last, copy)
     elif a.op == _ROPE_STORE:
         _rope_store(a, h, first, last)
     elif a.op == _ATTEND:

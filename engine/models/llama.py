@@ -146,8 +146,10 @@ class Model:
             cache = kv.layer(number)
             normed = ops.norm(x, layer.attention_norm, epsilon)
             q = ops.rope_and_store(ops.linear(normed, layer.qkv), batch, cache, self._rotary)
-            x = ops.linear(ops.attend(q, batch, cache), layer.attention_out, add_to=x)
+            attended = ops.attend(q, batch, cache)
+            if layer is self._layers[-1]:  # all that other tokens still do for anyone is done: their keys and values
+                attended, x = ops.select(attended, batch), ops.select(x, batch)
+            x = ops.linear(attended, layer.attention_out, add_to=x)
             normed = ops.norm(x, layer.mlp_norm, epsilon)
             x = ops.gated_mlp(normed, layer.gate_up, layer.down, add_to=x)
-        wanted = ops.norm(ops.select(x, batch), self._output_norm, epsilon)
-        return ops.logits(wanted, self._head)
+        return ops.logits(ops.norm(x, self._output_norm, epsilon), self._head)

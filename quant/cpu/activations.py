@@ -9,10 +9,20 @@ integers and times the scale: they are what a weight's zero point or minimum is 
 
 One plane is what most integer engines use (ggml's Q8_1): with 4-bit weights it moves log-probabilities by about 0.12
 (root mean square), the second plane brings that to 0.002 for about a fifth of the time of a long prompt.
+
+For weights in super-blocks of 256 columns there is one plane with a scale for each 256 (ggml's Q8_K), so that all that
+lies between is integers: x = scale * number.
+
+    [numbers: K bytes] [sums of 16 columns, times -32: K / 16 int32] [sums of 16: K / 16 int16]
+    [sums of 32: K / 32 int16] [scales: K / 256 float32]
+
+The first sums are what a product of 16 columns begins with in place of 0 where the zero point is 32 (Q6_K).
+
 Knows rows. Refuses to know weights.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
@@ -20,9 +30,13 @@ from typing import Any
 from numba.core import cgutils
 
 from quant.cpu.kernel import inlined, kernel
-from quant.cpu.vector import F32, I32, I64, Emit, I8x16, I32x16
+from quant.cpu.vector import F32, I16, I32, I64, Emit, I8x16, I32x16
 
-GROUP = 32  # columns that share a scale
+GROUP = 32  # columns
+SPAN = 8  # groups of a super-block
+ZERO = 32  # the zero point that sums are multiplied by
+GROUP_SUMS_BYTES = 2 * 4 + 2 * 2 + 2  # of a group of a row in super-blocks
+ONE_PLANE_STEPS, TWO_PLANES_STEPS = 127, 127 * 128  # of a scale that the largest number has
 
 
 class Form(IntEnum):
@@ -31,20 +45,45 @@ class Form(IntEnum):
     FLOAT = 0
     ONE_PLANE = 1
     TWO_PLANES = 2
+    SUPER_BLOCKS = 3
+
+    @property
+    def planes(self) -> int:
+        return 2 if self is Form.TWO_PLANES else int(self is not Form.FLOAT)
+
+    @property
+    def columns(self) -> int:
+        """Of which a row has a multiple."""
+        return {Form.FLOAT: 1, Form.SUPER_BLOCKS: SPAN * GROUP}.get(self, GROUP)
 
 
 def row_bytes(form: Form, width: int) -> int:
-    """Bytes of a row of `width` columns, a multiple of GROUP."""
+    """Bytes of a row of `width` columns, a multiple of those of the form."""
+    if form is Form.SUPER_BLOCKS:
+        return width + (GROUP_SUMS_BYTES * SPAN + 4) * (width // (SPAN * GROUP))
     return 4 * width if form is Form.FLOAT else 2 * width + 5 * width // 8
 
 
-def _quantize_group(e: Emit, low: Any, high: Any, row: Any, groups: Any, g: Any, planes: int) -> None:
-    """Write group `g` of a quantized row: columns 0 to 15 of it in `low`, 16 to 31 in `high`."""
-    b, steps = e.b, 127 * 128 if planes == 2 else 127
-    top = e.largest_magnitude(low, high)
-    inverse = e.splat(b.select(b.fcmp_ordered(">", top, F32(0)), b.fdiv(F32(steps), top), F32(0)))
-    scale = b.fmul(top, F32(1 / steps))
-    whole = [b.fptosi(e.nearest(b.fmul(v, inverse)), I32x16) for v in (low, high)]
+Vectors = tuple[Any, Any]  # columns 0 to 15 of a group, and 16 to 31
+
+
+def _scale(e: Emit, top: Any, steps: int) -> Vectors:
+    """What `top`, the largest magnitude, gives: the scale, and 1 / scale in all lanes."""
+    b = e.b
+    inverse = b.select(b.fcmp_ordered(">", top, F32(0)), b.fdiv(F32(steps), top), F32(0))
+    return b.fmul(top, F32(1 / steps)), e.splat(inverse)
+
+
+def _whole(e: Emit, pair: Vectors, inverse: Any) -> list[Any]:
+    """The numbers of a group, int32."""
+    return [e.b.fptosi(e.nearest(e.b.fmul(v, inverse)), I32x16) for v in pair]
+
+
+def _quantize_group(e: Emit, pair: Vectors, row: Any, groups: Any, g: Any, planes: int) -> None:
+    """Write group `g` of a quantized row."""
+    b = e.b
+    scale, inverse = _scale(e, e.largest_magnitude(*pair), TWO_PLANES_STEPS if planes == 2 else ONE_PLANE_STEPS)
+    whole = _whole(e, pair, inverse)
     for half, v in enumerate(whole):
         at = e.at(e.at(row, g, GROUP), 16 * half)
         upper = b.ashr(b.add(v, e.i(64)), e.i(7)) if planes == 2 else v
@@ -60,13 +99,42 @@ def _quantize_group(e: Emit, low: Any, high: Any, row: Any, groups: Any, g: Any,
         e.store(e.at(scale_at, groups, 4 * (3 + place)), total)
 
 
-def _write_group(e: Emit, form: Form, low: Any, high: Any, row: Any, groups: Any, g: Any) -> None:
+def _write_group(e: Emit, form: Form, pair: Vectors, row: Any, groups: Any, g: Any) -> None:
     if form is Form.FLOAT:
         at = e.at(row, g, 4 * GROUP)
-        e.store(at, low)
-        e.store(e.at(at, 64), high)
+        e.store(at, pair[0])
+        e.store(e.at(at, 64), pair[1])
     else:
-        _quantize_group(e, low, high, row, groups, g, int(form))
+        _quantize_group(e, pair, row, groups, g, form.planes)
+
+
+def _quantize_super_block(e: Emit, read: Callable[[Any], Vectors], row: Any, groups: Any, s: Any) -> None:
+    """Write super-block `s` of a row. Its groups are read twice: sixteen vectors are more than some registers hold."""
+    b, block = e.b, SuperBlock(e, row, groups, s)
+    top = e.variable(e.i(0))
+    b.store(e.i(0), top)
+    with block.each_group() as group:
+        b.store(e.larger_bits(b.load(top), e.magnitude_bits(*read(group.g))), top)
+    scale, inverse = _scale(e, b.bitcast(e.tree(b.load(top), e.larger_bits), F32), ONE_PLANE_STEPS)
+    e.store(block.scale_at, scale)
+    with block.each_group() as group:
+        whole = _whole(e, read(group.g), inverse)
+        sums = [e.tree(numbers, b.add) for numbers in whole]
+        for half in range(2):
+            e.store(e.at(group.numbers_at, GROUP // 2 * half), b.trunc(whole[half], I8x16))
+            e.store(e.at(group.starts_at, 4 * half), b.mul(sums[half], I32(-ZERO)))
+            e.store(e.at(group.half_sums_at, 2 * half), b.trunc(sums[half], I16))
+        e.store(group.sum_at, b.trunc(b.add(*sums), I16))
+
+
+def _write_row(e: Emit, form: Form, read: Callable[[Any], Vectors], row: Any, groups: Any) -> None:
+    """Write a row of which `read` gives the groups."""
+    super_blocks = form is Form.SUPER_BLOCKS
+    with cgutils.for_range(e.b, e.b.sdiv(groups, I64(SPAN)) if super_blocks else groups) as loop:
+        if super_blocks:
+            _quantize_super_block(e, read, row, groups, loop.index)
+        else:
+            _write_group(e, form, read(loop.index), row, groups, loop.index)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +170,75 @@ class RowGroup:
         return self.e.load(self.e.at(at, self.g, 4), kind)
 
 
+@dataclass(frozen=True, slots=True)
+class SuperGroup:
+    """Group `g` of a row in super-blocks: where it is, and what a matmul reads of it, each value in all lanes."""
+
+    e: Emit
+    row: Any
+    groups: Any
+    g: Any
+
+    @property
+    def numbers_at(self) -> Any:
+        return self.e.at(self.row, self.g, GROUP)
+
+    @property
+    def starts_at(self) -> Any:
+        return self.e.at(self.e.at(self.row, self.groups, GROUP), self.g, 8)
+
+    @property
+    def half_sums_at(self) -> Any:
+        return self.e.at(self.e.at(self.row, self.groups, GROUP + 8), self.g, 4)
+
+    @property
+    def sum_at(self) -> Any:
+        return self.e.at(self.e.at(self.row, self.groups, GROUP + 8 + 4), self.g, 2)
+
+    def columns(self, plane: int, chunk: int) -> Any:
+        """Columns 4 * chunk to 4 * chunk + 3, in each lane."""
+        return self.e.splat(self.e.load(self.e.at(self.numbers_at, 4 * chunk), I32))
+
+    def integer_sum(self, half: int, halves: int, factor: int) -> Any:
+        """The sum of the columns of a half, or of all where there is one `half`, times `factor`."""
+        e, b = self.e, self.e.b
+        if halves == 1:
+            return e.splat(b.mul(b.sext(e.load(self.sum_at, I16), I32), I32(factor)))
+        return b.ashr(e.splat(e.load(e.at(self.starts_at, 4 * half), I32)), e.i((-ZERO // factor).bit_length() - 1))
+
+
+@dataclass(frozen=True, slots=True)
+class SuperBlock:
+    """Super-block `s` of such a row."""
+
+    e: Emit
+    row: Any
+    groups: Any
+    s: Any
+
+    @property
+    def scale_at(self) -> Any:
+        return self.e.at(self.e.at(self.row, self.groups, GROUP + GROUP_SUMS_BYTES), self.s, 4)
+
+    def scale(self) -> Any:
+        return self.e.splat(self.e.load(self.scale_at, F32))
+
+    def group(self, number: Any) -> SuperGroup:
+        """One of SPAN."""
+        return SuperGroup(self.e, self.row, self.groups, self.e.b.add(self.e.b.mul(self.s, I64(SPAN)), number))
+
+    @contextmanager
+    def each_group(self) -> Iterator[SuperGroup]:
+        with cgutils.for_range(self.e.b, I64(SPAN)) as loop:
+            yield self.group(loop.index)
+
+    def two_sums(self, number: int, halves: int) -> Any:
+        """The sums 2 * number and 2 * number + 1 of halves, or of groups where there is one `half`: int16 side by side
+        in each lane."""
+        at = self.group(I64(number)).half_sums_at if halves == 2 else self.group(I64(2 * number)).sum_at
+        return self.e.splat(self.e.load(at, I32))
+
+
 @kernel
 def norm_factor(e: Emit, x: Any, groups: Any, epsilon: Any) -> Any:
     """1 / the root mean square of a float row of 32 * groups columns (arXiv:1910.07467), as bits; so is epsilon."""
@@ -121,13 +258,15 @@ def _make_scale_row(form: Form) -> Callable[..., None]:
     def scale_row(e: Emit, x: Any, factor: Any, weight: Any, groups: Any, out: Any) -> None:
         """A float row times `factor` (bits) and times the float vector at `weight`, written in `form`."""
         b, factors = e.b, e.splat(e.float_from_bits(factor))
-        with cgutils.for_range(b, groups) as loop:
-            pair = []
-            for half in range(2):
-                offset = e.at(b.mul(loop.index, I64(4 * GROUP)), 64 * half)
-                scaled = b.fmul(e.load(b.add(x, offset)), factors)
-                pair.append(b.fmul(scaled, e.load(b.add(weight, offset))))
-            _write_group(e, form, pair[0], pair[1], out, groups, loop.index)
+
+        def read(g: Any) -> Vectors:
+            low, high = (
+                b.fmul(b.fmul(e.load(e.at(x, offset)), factors), e.load(e.at(weight, offset)))
+                for offset in (e.at(b.mul(g, I64(4 * GROUP)), 64 * half) for half in range(2))
+            )
+            return low, high
+
+        _write_row(e, form, read, out, groups)
 
     scale_row.__name__ = f"scale_row_{form.name.lower()}"
     return kernel(scale_row)
@@ -136,9 +275,12 @@ def _make_scale_row(form: Form) -> Callable[..., None]:
 def _make_write_row(form: Form) -> Callable[..., None]:
     def write_row(e: Emit, x: Any, groups: Any, out: Any) -> None:
         """A float row, written in `form`."""
-        with cgutils.for_range(e.b, groups) as loop:
-            at = e.at(x, loop.index, 4 * GROUP)
-            _write_group(e, form, e.load(at), e.load(e.at(at, 64)), out, groups, loop.index)
+
+        def read(g: Any) -> Vectors:
+            at = e.at(x, g, 4 * GROUP)
+            return e.load(at), e.load(e.at(at, 64))
+
+        _write_row(e, form, read, out, groups)
 
     write_row.__name__ = f"write_row_{form.name.lower()}"
     return kernel(write_row)
@@ -147,12 +289,13 @@ def _make_write_row(form: Form) -> Callable[..., None]:
 def _make_silu_product(form: Form) -> Callable[..., None]:
     def silu_product(e: Emit, gate: Any, up: Any, group: Any, groups: Any, out: Any) -> None:
         """silu(gate) * up of 32 columns each (arXiv:2002.05202) -> group `group` of the row at out, in `form`."""
-        b, done = e.b, []
-        for half in range(2):
-            g, u = e.load(e.at(gate, 64 * half)), e.load(e.at(up, 64 * half))
+
+        def product(half: int) -> Any:
+            b, g, u = e.b, e.load(e.at(gate, 64 * half)), e.load(e.at(up, 64 * half))
             minus = e.smaller(b.fsub(e.f(0), g), e.f(87))
-            done.append(b.fdiv(b.fmul(g, u), b.fadd(e.f(1), e.exp(minus))))
-        _write_group(e, form, done[0], done[1], out, groups, group)
+            return b.fdiv(b.fmul(g, u), b.fadd(e.f(1), e.exp(minus)))
+
+        _write_group(e, form, (product(0), product(1)), out, groups, group)
 
     silu_product.__name__ = f"silu_product_{form.name.lower()}"
     return kernel(silu_product)
@@ -164,12 +307,11 @@ class FormKernels:
 
     scale_row: Any
     write_row: Any
-    silu_product: Any
 
 
-FORM_KERNELS = {
-    form: FormKernels(_make_scale_row(form), _make_write_row(form), _make_silu_product(form)) for form in Form
-}
+FORM_KERNELS = {form: FormKernels(_make_scale_row(form), _make_write_row(form)) for form in Form}
+# A product comes 32 columns at a time, which is too early for the scale of a super-block.
+SILU_PRODUCTS: dict[Form, Any] = {form: _make_silu_product(form) for form in Form if form is not Form.SUPER_BLOCKS}
 
 
 @inlined
@@ -186,5 +328,5 @@ def write_row(e: Emit, kernel: Any, x: Any, groups: Any, out: Any) -> None:
 
 @inlined
 def silu_product(e: Emit, kernel: Any, gate: Any, up: Any, group: Any, groups: Any, out: Any) -> None:
-    """Call a `silu_product` of FORM_KERNELS by its address."""
+    """Call one of SILU_PRODUCTS by its address."""
     e.call_address(kernel, gate, up, group, groups, out)

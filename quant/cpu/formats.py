@@ -17,6 +17,7 @@ from quant.tensor import CodedTensor, PlainTensor, QTensor
 TILE = 16  # rows
 PAIR = 2 * TILE
 GROUP = 32  # columns
+SPAN = 8  # groups of a super-block
 HALF_BYTES = 2 * TILE  # a float16 for each row
 
 
@@ -108,6 +109,11 @@ class TileFormat:
         """Bytes from one head to the next."""
         return self.head_bytes + self.scales.span * self.group_bytes
 
+    @property
+    def super_blocks(self) -> bool:
+        """Whether SPAN groups share one float scale, and what is between them is integers."""
+        return self.scales.span == SPAN
+
     def tile_bytes(self, groups: int) -> int:
         return groups // self.scales.span * self.span_bytes
 
@@ -120,7 +126,7 @@ def _lifted(table: tuple[int, ...]) -> tuple[tuple[int, ...], int]:
 _IQ4, _IQ4_ZERO = _lifted(IQ4_NUMBERS)
 _E2M1, _E2M1_ZERO = _lifted(E2M1_NUMBERS)
 _MINIMUM = Scales(minimum=True)
-_BYTES_MINIMUM = Scales(minimum=True, parts=Parts(), span=8)
+_BYTES_MINIMUM = Scales(minimum=True, parts=Parts(), span=SPAN)
 
 HALF = TileFormat(3, plain=torch.float16)
 SINGLE = TileFormat(5, plain=torch.float32)
@@ -133,15 +139,15 @@ FORMATS = (
     SINGLE,
     TileFormat(6, (4, 1), zero=16),  # Q5_0
     TileFormat(7, (4, 1), scales=_MINIMUM),  # Q5_1
-    TileFormat(8, (2,), scales=Scales(16, minimum=True, parts=Parts((4,)), span=8)),  # Q2_K
-    TileFormat(9, (2, 1), zero=4, scales=Scales(16, parts=Parts((4, 2), 32), span=8)),  # Q3_K
+    TileFormat(8, (2,), scales=Scales(16, minimum=True, parts=Parts((4,)), span=SPAN)),  # Q2_K
+    TileFormat(9, (2, 1), zero=4, scales=Scales(16, parts=Parts((4, 2), 32), span=SPAN)),  # Q3_K
     TileFormat(10, (4,), scales=_BYTES_MINIMUM),  # Q4_K
     TileFormat(11, (4, 1), scales=_BYTES_MINIMUM),  # Q5_K
-    TileFormat(12, (4, 2), zero=32, scales=Scales(16, parts=Parts((8,), 128), span=8)),  # Q6_K
+    TileFormat(12, (4, 2), zero=32, scales=Scales(16, parts=Parts((8,), 128), span=SPAN)),  # Q6_K
     TileFormat(13, (4,), zero=_IQ4_ZERO, table=_IQ4),  # IQ4_NL
-    TileFormat(14, (4,), zero=_IQ4_ZERO, table=_IQ4, scales=Scales(parts=Parts((8,), 32), span=8)),  # IQ4_XS
+    TileFormat(14, (4,), zero=_IQ4_ZERO, table=_IQ4, scales=Scales(parts=Parts((8,), 32), span=SPAN)),  # IQ4_XS
     TileFormat(15, (4,), zero=_E2M1_ZERO, table=_E2M1, scales=Scales(exponent=True)),  # MXFP4
-    TileFormat(16, (2,), zero=1, scales=Scales(256, span=8)),  # TQ1_0, TQ2_0
+    TileFormat(16, (2,), zero=1, scales=Scales(256, span=SPAN)),  # TQ1_0, TQ2_0
 )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from llvmlite import ir
 from numba.core import cgutils
 
-from quant.cpu.formats import HALF_BYTES, TILE, Parts, Scales, TileFormat
+from quant.cpu.formats import HALF_BYTES, TILE, Parts, TileFormat
 from quant.cpu.vector import I32, I64, Emit, F16x16, F32x16, I8x16, I8x64, I16x32, I32x16
 
 
@@ -44,22 +44,28 @@ def load_scales(e: Emit, layout: TileFormat, at: Any, head: Any) -> list[tuple[A
     scales, after = layout.scales, e.at(at, layout.codes_bytes)
     if scales.exponent:
         return [(_powers(e, e.load(after, I8x16)), None)]
-    wholes = [
-        e.widen(e.load(e.at(head if layout.head_bytes else after, HALF_BYTES * place), F16x16))
-        for place in range(1 + scales.minimum)
-    ]
+    wholes = load_wholes(e, layout, head if layout.head_bytes else after)
     if scales.parts is None:
         return [(wholes[0], wholes[1] if scales.minimum else None)]
-    size = scales.parts_bytes // len(wholes)
     scaled = [
-        [e.b.fmul(whole, part) for part in _load_parts(e, scales, e.at(after, size * place))]
+        [e.b.fmul(whole, e.b.sitofp(part, F32x16)) for part in load_parts(e, layout, at, place)]
         for place, whole in enumerate(wholes)
     ]
     return [(half, scaled[1][i] if scales.minimum else None) for i, half in enumerate(scaled[0])]
 
 
-def _load_parts(e: Emit, scales: Scales, at: Any) -> list[Any]:
-    """The parts of 16 rows as floats, for each half of the group or for all of it."""
+def load_wholes(e: Emit, layout: TileFormat, at: Any) -> list[Any]:
+    """The float16 scales of 16 rows at an address as floats, and the minimums where there are some."""
+    return [e.widen(e.load(e.at(at, HALF_BYTES * place), F16x16)) for place in range(1 + layout.scales.minimum)]
+
+
+def load_parts(e: Emit, layout: TileFormat, at: Any, place: int) -> list[Any]:
+    """The parts of 16 rows as int32, for each half of the group at `at` or for all of it.
+
+    `place` is 0 for those of scales, 1 for those of minimums.
+    """
+    scales = layout.scales
+    at = e.at(at, layout.codes_bytes + scales.parts_bytes // (1 + scales.minimum) * place)
     b, parts, found, shift = e.b, scales.parts or Parts(), [e.i(0)] * scales.halves, 0
     for bits in parts.planes:
         for half in range(scales.halves):
@@ -72,7 +78,7 @@ def _load_parts(e: Emit, scales: Scales, at: Any) -> list[Any]:
                 stored = b.lshr(stored, e.i(4)) if half else b.and_(stored, e.i(15))
             found[half] = b.or_(found[half], b.shl(stored, e.i(shift))) if shift else stored
         at, shift = e.at(at, TILE * bits * scales.halves // 8), shift + bits
-    return [b.sitofp(b.sub(part, e.i(parts.offset)), F32x16) for part in found]
+    return [b.sub(part, e.i(parts.offset)) for part in found]
 
 
 def _powers(e: Emit, exponents: Any) -> Any:

@@ -15,7 +15,7 @@ from quant.cpu.activations import FORM_KERNELS, Form, row_bytes, write_row
 from quant.cpu.arena import Arena, Region
 from quant.cpu.formats import GROUP, PAIR, TILE, TileFormat, format_of
 from quant.cpu.kernel import jit
-from quant.cpu.matmul import TILE_KERNELS, multiply_pair
+from quant.cpu.matmul import TILE_KERNELS, forms_of, multiply_pair
 from quant.cpu.native import address_of
 from quant.cpu.rows import ROW_KERNELS, read_row
 from quant.cpu.tiles import pack, packed_bytes, unpack
@@ -38,10 +38,11 @@ class Part:
     def tile_bytes(self) -> int:
         return self.layout.tile_bytes(self.groups)
 
-    def tile_kernels(self, form: Form) -> tuple[int, int, int]:
-        """Addresses of the kernels for one token, two and four."""
+    def tile_kernels(self, form: Form) -> tuple[int, int, int, int]:
+        """Addresses of the kernels for one token, two, four and six; 0 where there is none."""
         kernels = TILE_KERNELS[self.layout, form]
-        return address_of(kernels.one), address_of(kernels.two), address_of(kernels.four)
+        six = address_of(kernels.six) if kernels.six else 0
+        return address_of(kernels.one), address_of(kernels.two), address_of(kernels.four), six
 
     @property
     def row_kernel(self) -> int:
@@ -72,8 +73,12 @@ class CpuLinear:
         self.parts = tuple(_pack_parts(segments, arena))
 
     def form(self, part: Part) -> Form:
-        """What activations have to be for a part: floats meet floats, and integers meet planes of integers."""
-        return Form.FLOAT if part.layout.plain else self._planes
+        """What activations have to be for a part: floats meet floats, and integers meet planes of integers.
+
+        Where one plane is asked for, super-blocks of weights meet super-blocks.
+        """
+        coarse = forms_of(part.layout)[0]
+        return self._planes if self._planes is Form.TWO_PLANES and coarse is not Form.FLOAT else coarse
 
     def part_of(self, row: int) -> Part:
         """The part that holds an output row."""
@@ -158,10 +163,10 @@ def _write_rows(kernel: int, x: int, n: int, groups: int, out: int, stride: int)
 
 @jit
 def _multiply(
-    one: int, two: int, four: int, weight: int, tile_bytes: int, groups: int, rows: int, x: int, x_stride: int, n: int,
-    out: int, out_stride: int,
+    one: int, two: int, four: int, six: int, weight: int, tile_bytes: int, groups: int, rows: int, x: int,
+    x_stride: int, n: int, out: int, out_stride: int,
 ) -> None:  # fmt: skip
     for first in range(0, rows, PAIR):
         at, here = weight + first // TILE * tile_bytes, min(PAIR, rows - first)
         y = out + 4 * first
-        multiply_pair(one, two, four, at, tile_bytes, groups, x, x_stride, n, y, out_stride, 0, here)
+        multiply_pair(one, two, four, six, at, tile_bytes, groups, x, x_stride, n, y, out_stride, 0, here)

@@ -41,6 +41,10 @@ _DOTS: Table = (  # int32 + 4 * unsigned byte * signed byte
     ("avx512vnni", 64, "llvm.x86.avx512.vpdpbusd.512"),
     ("avxvnni", 32, "llvm.x86.avx512.vpdpbusd.256"),
 )
+_WORD_DOTS: Table = (  # int32 + 2 * int16 * int16
+    ("avx512vnni", 64, "llvm.x86.avx512.vpdpwssd.512"),
+    ("avxvnni", 32, "llvm.x86.avx512.vpdpwssd.256"),
+)
 _BYTE_PAIRS: Table = (  # int16: 2 * unsigned byte * signed byte, saturated
     ("avx2", 32, "llvm.x86.avx2.pmadd.ub.sw"),
     ("ssse3", 16, "llvm.x86.ssse3.pmadd.ub.sw.128"),
@@ -198,6 +202,21 @@ class Emit:
         even = self._word_pairs(b.and_(codes, self.constant(I16x32, 255)), b.ashr(b.shl(x, eight), eight))
         return b.add(even, self._word_pairs(b.lshr(codes, eight), b.ashr(x, eight)))
 
+    def dot_of_words(self, total: ir.Value, x: ir.Value, y: ir.Value) -> ir.Value:
+        """total + the dot products of two and two int16 in each int32 lane, exactly where they are small enough."""
+        if self._has(_WORD_DOTS):
+            return self._apply("dot_of_words", I32x16, Emit._dot_of_words, total, x, y)
+        if self._has(_WORD_PAIRS):
+            return self.b.add(total, self._word_pairs(self.b.bitcast(x, I16x32), self.b.bitcast(y, I16x32)))
+        b, sixteen = self.b, self.i(16)
+        low, high = ([b.ashr(b.shl(v, sixteen), sixteen) for v in (x, y)], [b.ashr(v, sixteen) for v in (x, y)])
+        return b.add(b.add(total, b.mul(*low)), b.mul(*high))
+
+    def _dot_of_words(self, total: ir.Value, x: ir.Value, y: ir.Value) -> ir.Value:
+        """`dot_of_words` where it is an instruction."""
+        size, name = self._instruction(_WORD_DOTS)
+        return self.in_parts(size, lambda t, p, q: self.call(name, t.type, t, p, q), total, x, y)
+
     def lookup(self, codes: ir.Value, table: Sequence[int]) -> ir.Value:
         """table[code] for bytes 0..15, 16 or more of them; the table has 16 bytes."""
         b = self.b
@@ -326,13 +345,14 @@ class Emit:
 
     def largest_magnitude(self, x: ir.Value, y: ir.Value) -> ir.Value:
         """The largest magnitude in two vectors, one float32; NaN where there is one."""
-        # As integers, magnitudes have the same order, and NaN is larger than all of them.
-        bits = [self.b.bitcast(self.call("llvm.fabs.v16f32", F32x16, v), I32x16) for v in (x, y)]
+        return self.b.bitcast(self.tree(self.magnitude_bits(x, y), self.larger_bits), F32)
 
-        def larger(p: ir.Value, q: ir.Value) -> ir.Value:
-            return self.b.select(self.b.icmp_signed(">", p, q), p, q)
+    def magnitude_bits(self, x: ir.Value, y: ir.Value) -> ir.Value:
+        """The larger magnitudes, lane by lane, as int32: these have the same order, and NaN is larger than all."""
+        return self.larger_bits(*(self.b.bitcast(self.call("llvm.fabs.v16f32", F32x16, v), I32x16) for v in (x, y)))
 
-        return self.b.bitcast(self.tree(larger(*bits), larger), F32)
+    def larger_bits(self, x: ir.Value, y: ir.Value) -> ir.Value:
+        return self.b.select(self.b.icmp_signed(">", x, y), x, y)
 
     def tree(self, vector: ir.Value, combine: Callable[[ir.Value, ir.Value], ir.Value]) -> ir.Value:
         """All lanes combined into one value, always in the same order: lane i with lane i + 8, then 4, 2, 1."""

@@ -41,7 +41,7 @@ def load_step(
     with GGUFFile(path) as file:
         model = models.read_config(Metadata(file.metadata, "llama"))
         device = CpuDevice(config.threads, planes, choose("auto"), code_cache, kv_type)
-        step = device.load(model, GGUFWeights(file), config)
+        step = device.load(model, GGUFWeights(file), config).compute
     assert isinstance(step, CpuStep)
     return step
 
@@ -70,7 +70,7 @@ def compute(step: CpuStep, batch: Batch, threads: int | None = None) -> Tensor:
 
 def sequence(number: int, ids: Sequence[int], blocks: Sequence[int]) -> Request:
     """A request that holds these blocks."""
-    return Request(number, tuple(ids), SamplingParams(), block_table=list(blocks))
+    return Request(number, tuple(ids), SamplingParams(), block_tables=(list(blocks),))
 
 
 def advance(parts: Sequence[tuple[Request, int]], *, vocab_size: int, num_blocks: int) -> Batch:

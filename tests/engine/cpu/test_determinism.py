@@ -11,6 +11,7 @@ import torch
 from engine.config import BLOCK_SIZE, EngineConfig
 from engine.core import Engine
 from engine.cpu.device import CpuStep
+from engine.device import LoadedModel
 from engine.request import Origin, Request, SamplingParams
 from engine.runner import ModelRunner, Ticket
 from tests.engine.cpu.prefix_logits import PrefixLogits, WatchedRunner, at_odds
@@ -192,7 +193,7 @@ class Traffic:
 
 
 def watched(step: CpuStep, config: EngineConfig, vocabulary: int, seen: PrefixLogits, seed: int) -> Engine[Ticket]:
-    runner = ModelRunner(at_odds(step, random.Random(seed)), vocab_size=vocabulary, num_blocks=config.num_blocks)
+    runner = ModelRunner(LoadedModel(at_odds(step, random.Random(seed)), step._kv), vocabulary)
     return Engine(config, vocabulary, WatchedRunner(runner, seen))
 
 

@@ -31,12 +31,12 @@ def compute_with(device: Device, path: Path) -> Compute:
     with GGUFFile(path) as file:
         config = models.read_config(Metadata(file.metadata, "llama"))
         limits = EngineConfig(device.name, WINDOW, BLOCKS + 1, max_step_tokens=WINDOW, max_running=1)
-        return device.load(config, GGUFWeights(file), limits)
+        return device.load(config, GGUFWeights(file), limits).compute
 
 
 def logprobs(compute: Compute, token_ids: list[int]) -> Tensor:
     """Of every position, float64 [tokens, vocabulary]."""
-    request = Request(1, tuple(token_ids), SamplingParams(), block_table=list(range(1, BLOCKS + 1)))
+    request = Request(1, tuple(token_ids), SamplingParams(), block_tables=(list(range(1, BLOCKS + 1)),))
     plan = StepPlan((ScheduledRequest(request, 0, len(token_ids), samples=True),))
     batch = build_batch(plan, vocab_size=49152, num_blocks=BLOCKS + 1)
     values = compute(replace(batch, logit_rows=range(len(token_ids)))).values

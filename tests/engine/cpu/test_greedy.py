@@ -12,7 +12,7 @@ from torch import Tensor
 from engine.batch import build_batch
 from engine.config import EngineConfig
 from engine.cpu.device import CpuStep
-from engine.device import Logits
+from engine.device import LoadedModel, Logits
 from engine.request import Request, SampledToken, SamplingParams, ScheduledRequest, StepPlan
 from engine.runner import ModelRunner
 from engine.sampler import next_tokens, sample
@@ -39,7 +39,7 @@ KINDS = [PLAIN, PLAIN, *SHAPED.values()]
 
 def request(number: int, params: SamplingParams = PLAIN, ids: Sequence[int] = (1, 2, 3)) -> Request:
     blocks = list(range(1 + 4 * number, 5 + 4 * number))
-    return Request(number, tuple(ids), params, frozenset(range(40)), block_table=blocks)
+    return Request(number, tuple(ids), params, frozenset(range(40)), block_tables=(blocks,))
 
 
 class Unreadable:
@@ -108,11 +108,11 @@ def plan_of(rng: random.Random, count: int) -> StepPlan:
 @pytest.mark.parametrize("seed", range(6))
 def test_what_the_device_found_is_what_reading_finds(step: CpuStep, seed: int) -> None:
     plan = plan_of(random.Random(seed), 8)
-    runner = ModelRunner(step, vocab_size=VOCABULARY, num_blocks=CONFIG.num_blocks)
+    runner = ModelRunner(LoadedModel(step, step._kv), VOCABULARY)
     ticket = runner.launch(plan)
     values = ticket.logits.values.clone()
     assert ticket.logits.greedy == values.argmax(-1).tolist()
-    reading = ModelRunner(lambda batch: Logits(values), vocab_size=VOCABULARY, num_blocks=CONFIG.num_blocks)
+    reading = ModelRunner(LoadedModel(lambda batch: Logits(values), step._kv), VOCABULARY)
     found = runner.collect(ticket)
     assert found == reading.collect(reading.launch(plan))
     for part in plan.scheduled:
@@ -124,7 +124,7 @@ def test_what_the_device_found_is_what_reading_finds(step: CpuStep, seed: int) -
 
 def test_a_step_that_samples_nothing_computes_no_logits(step: CpuStep) -> None:
     it = request(1, ids=range(10))
-    runner = ModelRunner(step, vocab_size=VOCABULARY, num_blocks=CONFIG.num_blocks)
+    runner = ModelRunner(LoadedModel(step, step._kv), VOCABULARY)
     ticket = runner.launch(StepPlan((ScheduledRequest(it, 0, 7, samples=False),)))
     assert ticket.logits.values.shape == (0, VOCABULARY)
     assert ticket.logits.greedy == []

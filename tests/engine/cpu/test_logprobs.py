@@ -14,7 +14,7 @@ from engine.checkpoint_config import Metadata
 from engine.config import BLOCK_SIZE, EngineConfig
 from engine.core import Engine
 from engine.cpu.device import CpuStep
-from engine.device import Compute
+from engine.device import Compute, LoadedModel
 from engine.reference import ReferenceDevice
 from engine.request import SamplingParams
 from engine.runner import ModelRunner
@@ -69,12 +69,12 @@ def reference(path: Path, kv_type: torch.dtype = torch.float32) -> Compute:
     plain.kv_type = kv_type
     with GGUFFile(path) as file:
         model = models.read_config(Metadata(file.metadata, "llama"))
-        return plain.load(model, GGUFWeights(file), CONFIG)
+        return plain.load(model, GGUFWeights(file), CONFIG).compute
 
 
 def greedy(step: CpuStep, prompts: list[list[int]], vocab_size: int) -> list[list[int]]:
     """Prompts and replies, computed together."""
-    runner = ModelRunner(step, vocab_size=vocab_size, num_blocks=CONFIG.num_blocks)
+    runner = ModelRunner(LoadedModel(step, step._kv), vocab_size)
     engine = Engine(CONFIG, vocab_size, runner)
     params = SamplingParams(temperature=0, max_tokens=NEW_TOKENS)
     requests = [engine.request(tuple(prompt), params, frozenset({2})) for prompt in prompts]

@@ -128,7 +128,7 @@ def test_linear_adds_to_what_is_there(cpu_kernels: Path, names: Sequence[str]) -
         return ops.linear(rows(ops, batch, X), layer(ops, *segments), add_to=rows(ops, batch, Y))
 
     there = np.split(Y.numpy(), np.cumsum(outputs)[:-1], axis=1)
-    parts = [product(segment, X.numpy(), 2, y) for segment, y in zip(segments, there, strict=True)]
+    parts = [product(segment, X.numpy(), Form.TWO_PLANES, y) for segment, y in zip(segments, there, strict=True)]
     assert torch.equal(every_row(record(cpu_kernels, forward)), torch.from_numpy(np.hstack(parts)))
 
 
@@ -142,7 +142,8 @@ def test_a_norm_of_what_is_added_to_is_written_before_anything_is_added(cpu_kern
         return ops.linear(ops.norm(x, SCALE, EPSILON), layer(ops, *segments), add_to=x)
 
     before = every_row(record(cpu_kernels, lambda ops, batch, kv: normed(ops, batch))).numpy()
-    parts = [product(segment, before, 2, x) for segment, x in zip(segments, np.split(X.numpy(), [33], 1), strict=True)]
+    there = np.split(X.numpy(), [33], 1)
+    parts = [product(segment, before, Form.TWO_PLANES, x) for segment, x in zip(segments, there, strict=True)]
     it = record(cpu_kernels, forward)
     together = every_row(it)
     assert torch.equal(together, torch.from_numpy(np.hstack(parts)))
@@ -174,6 +175,24 @@ def test_gated_mlp(cpu_kernels: Path, gate: list[str], up: list[str], down: list
     added = matmul(hidden, torch.cat([dequantize(weight) for weight in downs]))
     out = every_row(record(cpu_kernels, forward))
     torch.testing.assert_close(out, Y + added, rtol=0, atol=error * float(added.abs().max()))
+
+
+@pytest.mark.parametrize(
+    ("gate", "up", "down"),
+    [("Q4_K", "Q4_K", "Q6_K"), ("Q4_K", "IQ4_XS", "Q2_K"), ("Q8_0", "Q8_0", "Q4_K"), ("Q8_0", "Q3_K", "Q5_K")],
+)
+def test_a_gated_mlp_of_super_blocks(cpu_kernels: Path, gate: str, up: str, down: str) -> None:
+    """Its product cannot be written in the reader's form 32 columns at a time."""
+    x, y = normal(ROWS, 256), normal(ROWS, 256, seed=SEED + 1)
+    gate_up, (last,) = weights([gate, up], [512, 512], 256), weights([down], [256], 512)
+
+    def forward(ops: CpuOperations, batch: Batch, kv: KVCache) -> Activation:
+        return ops.gated_mlp(rows(ops, batch, x), layer(ops, *gate_up), layer(ops, last), rows(ops, batch, y))
+
+    hidden = reference.silu_gate(matmul(x, torch.cat([dequantize(weight) for weight in gate_up])))
+    added = matmul(hidden, dequantize(last))
+    out = every_row(record(cpu_kernels, forward, planes=Form.ONE_PLANE))
+    torch.testing.assert_close(out, y + added, rtol=0, atol=0.03 * float(added.abs().max()))
 
 
 @pytest.mark.parametrize("vocabulary", [1, 15, 33, SEGMENT - 1, SEGMENT, SEGMENT + 1, 2 * SEGMENT + 777])

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from quant.cpu.activations import Form
 from quant.cpu.tiers import choose
 from quant.tensor import CodedTensor, PlainTensor, QTensor, Scale
 
-GROUP = 32
+GROUP, SUPER_BLOCK = 32, 256
 Floats = NDArray[np.float32]
 
 
@@ -41,7 +42,7 @@ fma = fused if choose("auto").has("fma", "neon") else rounded_twice
 
 @dataclass(frozen=True)
 class QuantizedRows:
-    """Rows of activations as whole numbers, [rows, groups, 32], and for each group a scale and scale * sum."""
+    """Rows of activations as whole numbers, [rows, groups, columns], and for each group a scale and scale * sum."""
 
     whole: NDArray[np.int64]
     scales: Floats
@@ -49,10 +50,13 @@ class QuantizedRows:
     firsts: Floats  # scale * sum of the first 16 columns
 
 
-def quantize(x: Floats, planes: int) -> QuantizedRows:
-    """x [rows, columns] in steps of a group's largest magnitude / 127, or / 16256 for two planes of signed bytes."""
-    groups = x.reshape(len(x), -1, GROUP)
-    steps = 127 * 128 if planes == 2 else 127
+def quantize(x: Floats, form: Form) -> QuantizedRows:
+    """x [rows, columns] in steps of a group's largest magnitude / 127, or / 16256 for two planes of signed bytes.
+
+    Groups are of 32 columns, in super-blocks of 256.
+    """
+    groups = x.reshape(len(x), -1, SUPER_BLOCK if form is Form.SUPER_BLOCKS else GROUP)
+    steps = 127 * 128 if form is Form.TWO_PLANES else 127
     top = np.abs(groups).max(-1)
     with np.errstate(divide="ignore"):
         inverse = np.where(top > 0, np.float32(steps) / top, np.float32(0))
@@ -62,19 +66,52 @@ def quantize(x: Floats, planes: int) -> QuantizedRows:
     return QuantizedRows(whole, scales, scales * whole.sum(-1).astype(np.float32), firsts)
 
 
-def product(weight: QTensor, x: Floats, planes: int, there: Floats | None = None) -> Floats:
+def product(weight: QTensor, x: Floats, form: Form, there: Floats | None = None) -> Floats:
     """x [rows, columns] times a weight transposed, added to what is there, float32 [rows, outputs]."""
     start = np.zeros((len(x), weight.shape[0]), np.float32) if there is None else there
     if isinstance(weight, PlainTensor):
         return _plain_product(weight.values.float().numpy(), x, start)
-    return _coded_product(weight, quantize(x, planes), start)
+    multiply = _super_block_product if form is Form.SUPER_BLOCKS else _coded_product
+    return multiply(weight, quantize(x, form), start)
+
+
+def _numbers(weight: CodedTensor) -> NDArray[np.int64]:
+    """[rows, columns]"""
+    codes = weight.codes.values().numpy().astype(np.int64)
+    numbers = codes - weight.zero if weight.table is None else np.array(weight.table, np.int64)[codes]
+    return numbers.reshape(weight.shape)
+
+
+def _super_block_product(weight: CodedTensor, rows: QuantizedRows, total: Floats) -> Floats:
+    """Super-blocks one after another, each with an exact sum of codes and one of minimums, times integer parts."""
+    blocks = weight.shape[1] // SUPER_BLOCK
+    numbers = _numbers(weight).reshape(-1, blocks, SUPER_BLOCK)
+    scales, parts = _wholes_and_parts(weight.scale, blocks)
+    minimums = None if weight.minimum is None else _wholes_and_parts(weight.minimum, blocks)
+    for s in range(blocks):
+        whole = rows.whole[:, s]
+        products = (whole[:, None] * numbers[None, :, s]).reshape(len(whole), len(numbers), parts.shape[2], -1).sum(-1)
+        found = (products * parts[:, s]).sum(-1).astype(np.float32) * scales[:, s]
+        if minimums is not None:
+            sums = whole.reshape(len(whole), minimums[1].shape[2], -1).sum(-1)
+            found = fma((sums @ minimums[1][:, s].T).astype(np.float32), -minimums[0][:, s], found)
+        total = fma(found, rows.scales[:, s, None], total)
+    return total
+
+
+def _wholes_and_parts(scale: Scale, blocks: int) -> tuple[Floats, NDArray[np.int64]]:
+    """A float for each super-block, [rows, blocks], and the integers it is multiplied by, [rows, blocks, parts]."""
+    whole = scale.whole.float().numpy()
+    if scale.parts is None:
+        return whole, np.ones((*whole.shape, 1), np.int64)
+    parts = scale.parts.values().numpy().astype(np.int64) - scale.offset
+    return whole, parts.reshape(len(whole), blocks, -1)
 
 
 def _coded_product(weight: CodedTensor, rows: QuantizedRows, total: Floats) -> Floats:
     """Groups, or halves of them, one after another, each with an exact integer sum."""
-    codes, size = weight.codes.values().numpy().astype(np.int64), min(weight.group, GROUP)
-    numbers = codes - weight.zero if weight.table is None else np.array(weight.table, np.int64)[codes]
-    numbers, whole = numbers.reshape(weight.shape[0], -1, size), rows.whole.reshape(len(rows.whole), -1, size)
+    size = min(weight.group, GROUP)
+    numbers, whole = _numbers(weight).reshape(weight.shape[0], -1, size), rows.whole.reshape(len(rows.whole), -1, size)
     scales, halves = _for_each(weight.scale, weight.group), GROUP // size
     minimums = None if weight.minimum is None else _for_each(weight.minimum, weight.group)
     for g in range(numbers.shape[1]):

@@ -4,14 +4,16 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from quant.cpu.activations import FORM_KERNELS, GROUP, Form, norm_factor, row_bytes
+from quant.cpu.activations import FORM_KERNELS, GROUP, SILU_PRODUCTS, Form, norm_factor, row_bytes
 from tests.quant.cpu.integer_twin import Floats, quantize
 from tests.quant.cpu.kernel_call import bits_float, call, float_bits
 
 SEED = 6
 GUARD = 64
-QUANTIZED = [Form.ONE_PLANE, Form.TWO_PLANES]
+QUANTIZED = [Form.ONE_PLANE, Form.TWO_PLANES, Form.SUPER_BLOCKS]
+SHARED = {form: form.columns for form in QUANTIZED}  # columns that share a scale
 WIDTHS = [32, 64, 96, 576, 1056]
+SIZES = [(form, width // 32 * form.columns) for form in QUANTIZED for width in WIDTHS[:4]]
 
 pytestmark = pytest.mark.usefixtures("cpu_kernels")
 
@@ -32,21 +34,31 @@ class Row:
 
     @property
     def whole(self) -> NDArray[np.int64]:
-        """The integers [groups, 32] that the planes are made of."""
-        high, low = (
-            self.part(at, at + self.width, np.int8).astype(np.int64).reshape(-1, GROUP) for at in (0, self.width)
-        )
-        return high if self.form is Form.ONE_PLANE else 128 * high + low
+        """The integers [groups, columns] that the planes are made of."""
+        planes = [self.part(self.width * plane, self.width * (plane + 1), np.int8) for plane in range(self.form.planes)]
+        high, *low = (plane.astype(np.int64).reshape(-1, SHARED[self.form]) for plane in planes)
+        return 128 * high + low[0] if low else high
 
     @property
     def scales(self) -> Floats:
         at, size = 2 * self.width, self.width // 8
+        if self.form is Form.SUPER_BLOCKS:
+            at, size = self.width + self.width * 7 // 16, self.width // 64
         return np.asarray(self.part(at, at + size, np.float32), np.float32)
 
     @property
     def sums(self) -> Floats:
         at, size = 2 * self.width + self.width // 8, self.width // 8
         return np.asarray(self.part(at, at + size, np.float32), np.float32)
+
+    @property
+    def integer_sums(self) -> tuple[NDArray[np.int64], ...]:
+        """Of super-blocks: those of halves of groups times -32, of halves, and of groups."""
+        at, quarter = self.width, self.width // 4
+        spans = ((at, 4, np.int32), (at + quarter, 2, np.int16), (at + quarter * 3 // 2, 1, np.int16))
+        return tuple(
+            self.part(first, first + size * quarter // 4, kind).astype(np.int64) for first, size, kind in spans
+        )
 
     def check_guard(self) -> None:
         assert (self.memory[-GUARD:] == 0xFF).all()
@@ -61,23 +73,28 @@ def written(x: Floats, form: Form) -> Row:
 
 def check_quantized(row: Row, x: Floats) -> None:
     """Every bit is the numpy twin's."""
-    expected = quantize(x[None], int(row.form))
+    expected = quantize(x[None], row.form)
     assert np.array_equal(row.whole, expected.whole[0])
     assert np.array_equal(row.scales, expected.scales[0])
-    assert np.array_equal(row.sums, expected.sums[0])
+    if row.form is Form.SUPER_BLOCKS:
+        halves, groups = (expected.whole.reshape(-1, size).sum(-1) for size in (GROUP // 2, GROUP))
+        for found, sums in zip(row.integer_sums, (-32 * halves, halves, groups), strict=True):
+            assert np.array_equal(found, sums)
+    else:
+        assert np.array_equal(row.sums, expected.sums[0])
 
 
-@pytest.mark.parametrize("form", QUANTIZED)
-@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize(("form", "width"), SIZES)
 def test_quantized_rows_are_the_twins(form: Form, width: int) -> None:
     rng = np.random.default_rng(SEED)
     for size in (1e-20, 1e-3, 1.0, 1e5, 1e30):
         x = (rng.standard_normal(width) * size).astype(np.float32)
         row = written(x, form)
         check_quantized(row, x)
-        step = np.abs(x.reshape(-1, GROUP)).max(-1, keepdims=True) / (127 if form is Form.ONE_PLANE else 127 * 128)
+        groups = x.reshape(-1, SHARED[form])
+        step = np.abs(groups).max(-1, keepdims=True) / (127 * 128 if form is Form.TWO_PLANES else 127)
         values = row.whole * row.scales[:, None].astype(np.float64)
-        assert (np.abs(values - x.reshape(-1, GROUP)) <= 0.501 * step).all()
+        assert (np.abs(values - groups) <= 0.501 * step).all()
 
 
 @pytest.mark.parametrize("form", QUANTIZED)
@@ -100,13 +117,13 @@ def test_quantized_rows_are_the_twins(form: Form, width: int) -> None:
     ids=lambda group: f"{group[0]:g}..{group[-1]:g}",
 )
 def test_odd_groups_are_the_twins_and_leave_their_neighbours_alone(form: Form, group: NDArray[np.float64]) -> None:
-    rng = np.random.default_rng(SEED)
-    x = rng.standard_normal(96).astype(np.float32)
+    rng, size = np.random.default_rng(SEED), SHARED[form]
+    x = rng.standard_normal(3 * size).astype(np.float32)
     alone = written(x, form)
-    x[32:64] = group
+    x[size : 2 * size] = np.pad(group, (size - GROUP, 0))
     row = written(x, form)
     check_quantized(row, x)
-    assert (np.abs(row.part(0, 96, np.int8).astype(int)) <= 127).all()
+    assert (np.abs(row.part(0, 3 * size, np.int8).astype(int)) <= 127).all()
     for place in (0, 2):
         assert np.array_equal(row.whole[place], alone.whole[place])
         assert row.scales[place] == alone.scales[place]
@@ -116,11 +133,12 @@ def test_odd_groups_are_the_twins_and_leave_their_neighbours_alone(form: Form, g
 @pytest.mark.parametrize("size", [1e-45, 1e-42, 1e-40, 1e-38, 1e-36])
 def test_values_too_small_to_count_stay_small(form: Form, size: float) -> None:
     """Near the least float32 there is, steps have no precision left; what comes of them has to be next to nothing."""
-    x = (np.random.default_rng(SEED).standard_normal(64) * size).astype(np.float32)
+    x = (np.random.default_rng(SEED).standard_normal(2 * SHARED[form]) * size).astype(np.float32)
     row = written(x, form)
     assert (np.abs(row.whole) <= 128 * 128).all()
     assert (np.abs(row.whole * row.scales[:, None].astype(np.float64)) <= 1e-34).all()
-    assert (np.abs(row.sums) <= 1e-34).all()
+    if form is not Form.SUPER_BLOCKS:
+        assert (np.abs(row.sums) <= 1e-34).all()
 
 
 def test_floats_are_copied() -> None:
@@ -132,9 +150,9 @@ def test_floats_are_copied() -> None:
 @pytest.mark.parametrize("form", Form)
 def test_a_nan_does_not_become_a_number(form: Form) -> None:
     """A value that is none makes its whole group none, wherever it stands: a broken model must not go on quietly."""
-    rng = np.random.default_rng(SEED)
-    for place in range(32, 64):
-        x = rng.standard_normal(96).astype(np.float32)
+    rng, size = np.random.default_rng(SEED), SHARED.get(form, GROUP)
+    for place in range(size, 2 * size):
+        x = rng.standard_normal(3 * size).astype(np.float32)
         x[place] = np.nan
         row = written(x, form)
         if form is Form.FLOAT:
@@ -146,13 +164,12 @@ def test_a_nan_does_not_become_a_number(form: Form) -> None:
 
 @pytest.mark.parametrize("form", QUANTIZED)
 def test_an_infinity_does_not_become_a_number(form: Form) -> None:
-    x = np.ones(32, np.float32)
+    x = np.ones(SHARED[form], np.float32)
     x[17] = np.inf
     assert not np.isfinite(written(x, form).scales[0])
 
 
-@pytest.mark.parametrize("form", Form)
-@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize(("form", "width"), [*((Form.FLOAT, width) for width in WIDTHS), *SIZES])
 def test_norm(form: Form, width: int) -> None:
     rng = np.random.default_rng(SEED)
     epsilon = 1e-5
@@ -172,7 +189,7 @@ def test_norm(form: Form, width: int) -> None:
             check_quantized(row, scaled)
 
 
-@pytest.mark.parametrize("form", Form)
+@pytest.mark.parametrize("form", SILU_PRODUCTS)
 @pytest.mark.parametrize("group", [0, 2])
 def test_silu_product_fills_its_group_and_no_other(form: Form, group: int) -> None:
     rng = np.random.default_rng(SEED)
@@ -181,14 +198,14 @@ def test_silu_product_fills_its_group_and_no_other(form: Form, group: int) -> No
     exact = np.float64(gate) * up / (1 + np.exp(-np.float64(np.maximum(gate, -87))))
     row, plain = Row(form, 96), Row(Form.FLOAT, 96)
     for out in (row, plain):
-        call(FORM_KERNELS[out.form].silu_product, gate, up, group, 3, out.memory)
+        call(SILU_PRODUCTS[out.form], gate, up, group, 3, out.memory)
         out.check_guard()
     floats = plain.floats[32 * group : 32 * group + 32]
     np.testing.assert_allclose(floats, exact, rtol=3e-6, atol=1e-34)
     others = [number for number in range(3) if number != group]
     assert np.isnan(plain.floats.reshape(3, 32)[others]).all()
     if form is not Form.FLOAT:
-        expected = quantize(floats[None], int(form))
+        expected = quantize(floats[None], form)
         assert np.array_equal(row.whole[group], expected.whole[0, 0])
         assert row.scales[group] == expected.scales[0, 0]
         assert row.sums[group] == expected.sums[0, 0]
@@ -197,4 +214,4 @@ def test_silu_product_fills_its_group_and_no_other(form: Form, group: int) -> No
 
 
 def test_bytes_of_a_row() -> None:
-    assert [row_bytes(form, 64) for form in Form] == [256, 168, 168]
+    assert [row_bytes(form, 512) for form in Form] == [2048, 1344, 1344, 744]

@@ -4,6 +4,7 @@ from fractions import Fraction
 
 import numpy as np
 
+from quant.cpu.activations import Form
 from quant.kernels.reference import dequantize
 from tests.quant.cpu.integer_twin import fused, product, quantize
 from tests.quant.cpu.random_weights import QUANTIZED, random_weight, width
@@ -33,12 +34,12 @@ def test_fma_rounds_once() -> None:
 def test_the_twin_multiplies_what_it_quantized() -> None:
     rng = np.random.default_rng(SEED)
     for name in QUANTIZED:
-        columns = width(name, 96)
+        columns = width(name, 96) + width(name, 32)
         x = rng.standard_normal((5, columns), np.float32)
         weight = random_weight(name, 20, columns, rng)
-        for planes in (1, 2):
-            rows = quantize(x, planes)
+        for form in (Form.ONE_PLANE, Form.TWO_PLANES, *[Form.SUPER_BLOCKS] * (columns % 256 == 0)):
+            rows = quantize(x, form)
             values = (rows.whole * rows.scales[..., None].astype(np.float64)).reshape(x.shape)
             exact = values @ dequantize(weight).double().numpy().T
             size = np.abs(values) @ dequantize(weight).abs().double().numpy().T
-            assert (np.abs(product(weight, x, planes) - exact) <= 1e-5 * size + 1e-6).all()
+            assert (np.abs(product(weight, x, form) - exact) <= 1e-5 * size + 1e-6).all()

@@ -21,8 +21,8 @@ SEED = 5
 pytestmark = pytest.mark.usefixtures("cpu_kernels")
 
 
-def layer(*segments: QTensor) -> CpuLinear:
-    return CpuBackend(Arena()).linear(segments)
+def layer(*segments: QTensor, planes: Form = Form.TWO_PLANES) -> CpuLinear:
+    return CpuBackend(Arena(), planes).linear(segments)
 
 
 def same_bits(ours: Tensor, theirs: Tensor) -> bool:
@@ -62,13 +62,14 @@ MIXES = [
 
 @pytest.mark.parametrize("mix", MIXES)
 @pytest.mark.parametrize("tokens", [1, 2, 3, 5])
-def test_segments_lie_side_by_side(mix: list[tuple[str, int]], tokens: int) -> None:
+@pytest.mark.parametrize("planes", [Form.ONE_PLANE, Form.TWO_PLANES])
+def test_segments_lie_side_by_side(mix: list[tuple[str, int]], tokens: int, planes: Form) -> None:
     rng = np.random.default_rng(SEED)
     columns = max(width(name, 96) for name, _ in mix)
     segments = [random_weight(name, rows, columns, rng) for name, rows in mix]
     x = torch.from_numpy(rng.standard_normal((tokens, columns), np.float32))
-    fused = layer(*segments)
-    apart = torch.cat([layer(segment).forward(x) for segment in segments], dim=1)
+    fused = layer(*segments, planes=planes)
+    apart = torch.cat([layer(segment, planes=planes).forward(x) for segment in segments], dim=1)
     assert torch.equal(bits(fused.forward(x)), bits(apart))
     assert (fused.inputs, fused.outputs) == (columns, apart.shape[1])
     assert torch.equal(bits(fused.dequantize()), bits(torch.cat([dequantize(segment) for segment in segments])))
@@ -102,7 +103,9 @@ def test_floats_meet_floats_and_integers_meet_planes() -> None:
     for planes in (Form.ONE_PLANE, Form.TWO_PLANES):
         for name in TYPES:
             made = CpuBackend(Arena(), planes).linear([random_weight(name, 8, width(name, 32), rng)])
-            assert made.form(made.parts[0]) is (Form.FLOAT if name in PLAIN else planes)
+            coarse = Form.SUPER_BLOCKS if width(name, 32) == 256 else Form.ONE_PLANE
+            quantized = coarse if planes is Form.ONE_PLANE else planes
+            assert made.form(made.parts[0]) is (Form.FLOAT if name in PLAIN else quantized)
 
 
 def test_all_weights_lie_in_one_arena(cpu_kernels: Path) -> None:

@@ -92,6 +92,7 @@ INSTRUCTIONS = {
     r"%zmm|%[xy]mm(1[6-9]|[23]\d)|%k[0-7]": {"avx512"},
     "%ymm": {"avx512", "avx2-vnni", "avx2", "Windows"},
     r"\bvpdpbusd\b": {"avx512", "avx2-vnni"},
+    r"\bvpdpwssd\b": {"avx512", "avx2-vnni"},
     r"\bvpmaddubsw\b": {"avx2", "Windows"},
     r"\bpmaddubsw\b": {"portable"},
     r"\bvfmadd": {"avx512", "avx2-vnni", "avx2", "Windows"},
@@ -106,6 +107,7 @@ def operations(e: Emit, x: Any, out: Any) -> None:
     codes, total = e.load(x, I8x64), e.load(out, I32x16)
     values = (
         *(e.dot(total, codes, e.load(x, I32x16), bits) for bits in (7, 8)),
+        e.dot_of_words(total, e.load(x, I32x16), e.load(e.at(x, 64), I32x16)),
         e.lookup(codes, range(16)),
         e.narrow(e.fma(e.widen(e.load(x, F16x16)), e.nearest(e.load(x)), e.load(out))),
         e.narrow(e.widen(e.load(x, F16))),

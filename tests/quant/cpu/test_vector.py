@@ -65,7 +65,12 @@ def dot(bits: int) -> Build:
     return over_rows(body, (64, 64, 64), 64)
 
 
+def dot_of_words(e: Emit, total: Any, x: Any, y: Any) -> Any:
+    return e.dot_of_words(e.load(total, I32x16), e.load(x, I32x16), e.load(y, I32x16))
+
+
 BUILDS: dict[str, Build] = {
+    "words": over_rows(dot_of_words, (64, 64, 64), 64),
     **{f"dot_{bits}": dot(bits) for bits in BITS},
     "lookup_64": over_rows(lambda e, codes: e.lookup(e.load(codes, I8x64), TABLE), (64,), 64),
     "lookup_16": over_rows(lambda e, codes: e.lookup(e.load(codes, ir.VectorType(I8, 16)), TABLE), (16,), 16),
@@ -122,6 +127,18 @@ def test_dot_is_exact(compiled: Compiled, rng: np.random.Generator, bits: int) -
     total = rng.integers(-(2**30), 2**30, (rows, 16)).astype(np.int32)
     expected = total + (codes.astype(np.int64) * x).sum(-1)
     assert np.array_equal(compiled.run(f"dot_{bits}", np.empty_like(total), total, codes, x), expected)
+
+
+def test_dot_of_words_is_exact(compiled: Compiled, rng: np.random.Generator) -> None:
+    """Of parts and sums, and of the largest int16."""
+    x, y = rng.integers(-128, 256, (2000, 16, 2)), rng.integers(-4064, 4065, (2000, 16, 2))
+    x[:100], y[:100] = rng.choice([-128, 255], (100, 16, 2)), rng.choice([-4064, 4064], (100, 16, 2))
+    x[100:200], y[100:200] = rng.choice([-32767, 32767], (2, 100, 16, 2))
+    total = rng.integers(-(2**30), 2**30, (2000, 16)).astype(np.int32)
+    total[100:200] = 0
+    expected = total + (x * y).sum(-1)
+    found = compiled.run("words", np.empty_like(total), total, x.astype(np.int16), y.astype(np.int16))
+    assert np.array_equal(found, expected)
 
 
 @pytest.mark.parametrize("size", [16, 64])

@@ -1,0 +1,116 @@
+"""Products of super-blocks: 256 columns of a weight by 256 of a row are integers up to one multiplication by floats.
+
+    sum = whole * sum of (part of the scale * (codes . numbers)) + minimum * sum of (part of it * sum of the numbers)
+    total = total + scale of the row * sum
+
+where the inner sums go over the 8 groups, or 16 halves of them, and are exact. So a group costs one multiplication
+besides its dot products, in place of a conversion and two or three of them in floats, and only sums stay in registers
+while codes are read: 2 x 6 cells' worth, of which the minimums are counted afterwards, two groups at a time.
+
+Integers hold it: codes and their zero are below 2^d, numbers are at most 127, and parts at most 2^p, so that a sum is
+below 256 * 2^d * 127 * 2^p, which is less than 2^31 where d + p is at most 16. The most have IQ4_XS, d = 8 for what is
+looked up and p = 5, and Q6_K, d = 6 and p = 7. A sum for minimums is at most 256 * 127 * 2^6, and one of numbers, which
+is kept as int16, 32 * 127.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from numba.core import cgutils
+
+from quant.cpu.activations import SPAN, SuperBlock, SuperGroup
+from quant.cpu.cells import Cell, Cells, Prefetch, block_of, blocks, integer_sums, prefetch_group
+from quant.cpu.formats import TileFormat
+from quant.cpu.groups import load_parts, load_wholes
+from quant.cpu.kernel import kernel
+from quant.cpu.vector import I64, Emit, F32x16
+
+Slots = dict[Cell, Any]
+
+
+def make_super_block_tile(layout: TileFormat, tiles: int, tokens: int) -> Callable[..., None]:
+    """`tiles` tiles by up to `tokens` rows in super-blocks."""
+
+    def super_block_tile(
+        e: Emit,
+        w: Any,
+        groups: Any,
+        x: Any,
+        x_stride: Any,
+        count: Any,
+        out: Any,
+        out_stride: Any,
+        add: Any,
+        rows: Any,
+        fetch: Any,
+        lines: Any,
+    ) -> None:
+        b = e.b
+        cells = Cells(e, tiles, tokens, x, x_stride, count, out, out_stride)
+        totals = {cell: e.variable(value) for cell, value in cells.initial(add, rows).items()}
+        sums = {cell: e.variable(e.i(0)) for cell in cells.cells}
+        spans = b.sdiv(groups, I64(SPAN))
+        tile_bytes = b.mul(spans, I64(layout.span_bytes))
+        starts = [e.at(w, tile_bytes, t) if t else w for t in range(tiles)]
+        ahead = Prefetch.spread(e, fetch, lines, b.mul(spans, I64(SPAN + 1)))
+        with cgutils.for_range(b, spans) as loop:
+            first = b.mul(loop.index, I64(SPAN + 1))
+            heads = [e.at(start, loop.index, layout.span_bytes) for start in starts]
+            for number, block in enumerate(blocks(e, tiles, tokens)):
+                here = block_of(sums, block)
+                there = [SuperBlock(e, row, groups, loop.index) for row in cells.x[block[1]]]
+                for slot in here.values():
+                    b.store(e.i(0), slot)
+                with cgutils.for_range(b, I64(SPAN)) as inner:
+                    at = [_group(e, layout, head, inner.index) for head in heads[block[0]]]
+                    if tokens == 1:
+                        prefetch_group(e, layout, at[0])
+                    elif number == 0:
+                        ahead.emit(b.add(first, inner.index))
+                    _add_group(e, layout, at, [it.group(inner.index) for it in there], here)
+                if number == 0 and tokens > 1:
+                    ahead.emit(b.add(first, I64(SPAN)))
+                _add_super_block(e, layout, heads[block[0]], there, here, block_of(totals, block))
+        cells.store({cell: b.load(slot) for cell, slot in totals.items()}, rows)
+
+    super_block_tile.__name__ = f"super_block_tile_{layout.number}_{tiles}x{tokens}"
+    return kernel(super_block_tile, layout.part)
+
+
+def _group(e: Emit, layout: TileFormat, head: Any, number: Any) -> Any:
+    """The address of one of the groups behind a head."""
+    return e.at(e.at(head, layout.head_bytes), number, layout.group_bytes)
+
+
+def _add_group(e: Emit, layout: TileFormat, at: list[Any], rows: list[SuperGroup], sums: Slots) -> None:
+    """Add the integer products of one group."""
+    b, scales = e.b, layout.scales
+    parts = [load_parts(e, layout, it, 0) for it in at] if scales.parts else []
+    for half in range(scales.halves):
+        for (t, m), found in integer_sums(e, layout, at, rows, 1, half).items():
+            scaled = b.mul(found, parts[t][half]) if parts else found
+            b.store(b.add(b.load(sums[t, m]), scaled), sums[t, m])
+
+
+def _minimums(e: Emit, layout: TileFormat, head: Any) -> list[Any]:
+    """The parts of the minimums behind a head, those of two halves or two groups as int16 side by side."""
+    at = [_group(e, layout, head, I64(number)) for number in range(SPAN)]
+    parts = [part for it in at for part in load_parts(e, layout, it, 1)]
+    return [e.b.or_(low, e.b.shl(high, e.i(16))) for low, high in zip(parts[::2], parts[1::2], strict=True)]
+
+
+def _add_super_block(
+    e: Emit, layout: TileFormat, heads: list[Any], rows: list[SuperBlock], sums: Slots, totals: Slots
+) -> None:
+    """Add the sums of a super-block, less its minimums, in floats."""
+    b, halves = e.b, layout.scales.halves
+    wholes = [load_wholes(e, layout, head) for head in heads]
+    minimums = [_minimums(e, layout, head) for head in heads] if layout.scales.minimum else []
+    for (t, m), total in totals.items():
+        found = b.fmul(b.sitofp(b.load(sums[t, m]), F32x16), wholes[t][0])
+        if minimums:
+            less = e.i(0)
+            for number, pair in enumerate(minimums[t]):
+                less = e.dot_of_words(less, pair, rows[m].two_sums(number, halves))
+            found = e.fma(b.sitofp(less, F32x16), wholes[t][1], found)
+        b.store(e.fma(found, rows[m].scale(), b.load(total)), total)
