@@ -61,6 +61,10 @@ class Health:
     problem: str
     running: int
     waiting: int
+    running_by_class: Mapping[str, int]
+    waiting_by_class: Mapping[str, int]
+    kv_blocks: int
+    kv_blocks_held: int
 
 
 class Client:
@@ -83,7 +87,15 @@ class Client:
         """Raises ServerUnreachable or ServerError."""
         answer = await self._get("/health", accepted=(httpx.codes.OK, httpx.codes.SERVICE_UNAVAILABLE))
         with _as_agreed():
-            return Health(str(answer.get("reason", "")), int(answer["running"]), int(answer["waiting"]))
+            return Health(
+                str(answer.get("reason", "")),
+                int(answer["running"]),
+                int(answer["waiting"]),
+                dict(answer["running_by_class"]),
+                dict(answer["waiting_by_class"]),
+                int(answer["kv_blocks"]),
+                int(answer["kv_blocks_held"]),
+            )
 
     async def models(self) -> list[str]:
         """The ids of the models that it serves. Raises ServerUnreachable or ServerError."""

@@ -9,6 +9,7 @@ import click
 
 from app.commands.listing import as_json, echo_table
 from app.config import load_settings
+from app.errors import AppError
 from app.instance import Instance, running_instances
 
 EXAMPLES = """\b
@@ -17,8 +18,6 @@ Examples:
   ingle ps --json | jq -r '.[].api_url'
   ingle ps --json | jq '.[].waiting_by_class.background'
 """
-
-_ANSWER_SECONDS = 5.0
 
 # What a server says of its requests and its memory, in its own words.
 _FIGURES = ("running", "waiting", "running_by_class", "waiting_by_class", "kv_blocks", "kv_blocks_held")
@@ -57,16 +56,12 @@ async def _ask_all(instances: list[Instance]) -> list[dict[str, Any]]:
 
 async def _ask(instance: Instance) -> dict[str, Any]:
     """The record of a server, and what it says of itself, if it says anything."""
-    import httpx  # takes longer than the rest of the command line
+    from app.http_client import Client
 
-    server = {**asdict(instance), "api_url": instance.api_url, "status": "ok", **dict.fromkeys(_FIGURES)}
+    server = {**asdict(instance), "api_url": instance.api_url, **dict.fromkeys(_FIGURES)}
     try:
-        # What the environment says of proxies is for the way out of this machine.
-        async with httpx.AsyncClient(base_url=instance.url, timeout=_ANSWER_SECONDS, trust_env=False) as http:
-            health = (await http.get("/health")).json()
-        told = {"status": health.get("reason") or "ok", **{name: health[name] for name in _FIGURES}}
-    except httpx.HTTPError as problem:
-        told = {"status": f"the server at {instance.url} does not answer: {str(problem) or type(problem).__name__}"}
-    except (ValueError, KeyError, AttributeError):
-        told = {"status": "the server's answer makes no sense"}
-    return server | told
+        async with Client(instance) as client:
+            health = asdict(await client.health())
+    except AppError as problem:
+        return server | {"status": problem.message}
+    return server | {"status": health.pop("problem") or "ok", **health}

@@ -34,6 +34,17 @@ DONE = "data: [DONE]\n\n"
 ERROR = 'data: {"error": {"message": "The engine failed.", "type": "server_error", "param": null, "code": null}}\n\n'
 
 
+HEALTH = {
+    "status": "ok",
+    "running": 2,
+    "waiting": 1,
+    "running_by_class": {"normal": 2},
+    "waiting_by_class": {"background": 1},
+    "kv_blocks": 100,
+    "kv_blocks_held": 40,
+}
+
+
 @dataclass
 class StandIn:
     """A server whose answers a test sets, and which remembers what it was asked."""
@@ -41,7 +52,7 @@ class StandIn:
     parts: list[bytes] = field(default_factory=list)
     endless: bool = False
     refusal: Response | None = None
-    health: Response = field(default_factory=lambda: JSONResponse({"status": "ok", "running": 2, "waiting": 1}))
+    health: Response = field(default_factory=lambda: JSONResponse(HEALTH))
     asked: list[Any] = field(default_factory=list)
     left_early: threading.Event = field(default_factory=threading.Event)
 
@@ -248,11 +259,10 @@ def test_health_and_models(server: StandIn, address: Instance) -> None:
         async with Client(address) as client:
             return await client.models()
 
-    assert ask_health(address) == Health("", 2, 1)
+    assert ask_health(address) == Health("", 2, 1, {"normal": 2}, {"background": 1}, 100, 40)
     assert asyncio.run(models()) == ["a", "b"]
-    body = {"status": "unavailable", "reason": "it is stopped", "running": 0, "waiting": 0}
-    server.health = JSONResponse(body, 503)
-    assert ask_health(address) == Health("it is stopped", 0, 0)
+    server.health = JSONResponse({**HEALTH, "status": "unavailable", "reason": "it is stopped"}, 503)
+    assert ask_health(address).problem == "it is stopped"
 
 
 @pytest.mark.parametrize("body", [b"", b"{}", b"[]", b'{"running": "x", "waiting": 0}'])
