@@ -8,47 +8,39 @@ from dataclasses import dataclass, field
 
 from engine.config import BLOCK_SIZE, EngineConfig, Preemption
 
-MEMORY = 0.97  # what an observation is worth after each later one
+FEW_TOKENS = 16  # a step of so many costs about what it costs anyway
+WEIGHT = 0.3  # of the latest step: what a token costs grows while a long prompt is read
 COPY_RATE = 4e9  # bytes a second, until a copy was measured
 RECENT = 8  # copies that the rate is the mean of, about
 OUTLIER = 4.0  # times the expected time: somebody else had the machine
-AIM = 0.8  # of the target: steps differ, and hardly any should take longer
+AIM = 0.6  # of the target: steps differ, and hardly any should take longer
 SPARED = 4.0  # a chunk takes at least this many times the fixed part of a step: a fifth of a prompt's time at most
 
 
 @dataclass(slots=True)
 class StepTimes:
-    """seconds = fixed + per_token * tokens, fitted to the steps there were (least squares with exponential weights)."""
+    """seconds = fixed + per_token * tokens: the first from steps of few tokens, the second from larger ones."""
 
-    _weight: float = 0.0
-    _tokens: float = 0.0
-    _seconds: float = 0.0
-    _squares: float = 0.0
-    _products: float = 0.0
+    fixed: float = 0.0
+    per_token: float = 0.0
 
     def observe(self, tokens: int, seconds: float) -> None:
-        if self._weight > 1 and seconds > OUTLIER * (expected := self.expected(tokens)) > 0:
-            seconds = OUTLIER * expected
-        self._weight = MEMORY * self._weight + 1
-        self._tokens = MEMORY * self._tokens + tokens
-        self._seconds = MEMORY * self._seconds + seconds
-        self._squares = MEMORY * self._squares + tokens * tokens
-        self._products = MEMORY * self._products + tokens * seconds
-
-    def fit(self) -> tuple[float, float]:
-        """(fixed, per token), neither negative; zeros before the first step."""
-        if not self._weight:
-            return 0.0, 0.0
-        tokens, seconds = self._tokens / self._weight, self._seconds / self._weight
-        variance = self._squares / self._weight - tokens * tokens
-        covariance = self._products / self._weight - tokens * seconds
-        slope = covariance / variance if variance > 1e-6 * tokens * tokens else seconds / tokens
-        slope = min(max(slope, 0.0), seconds / tokens)
-        return seconds - slope * tokens, slope
+        if 0 < OUTLIER * self.expected(tokens) < seconds:
+            seconds = OUTLIER * self.expected(tokens)
+        if tokens <= FEW_TOKENS:
+            self.fixed = _blend(self.fixed, seconds)
+        else:
+            self.per_token = _blend(self.per_token, max(0.0, seconds - self.fixed) / tokens)
 
     def expected(self, tokens: int) -> float:
-        fixed, per_token = self.fit()
-        return fixed + per_token * tokens
+        """Seconds of a step; 0 before there was one of about that size."""
+        if tokens <= FEW_TOKENS:
+            return self.fixed
+        return self.fixed + self.per_token * tokens if self.per_token else 0.0
+
+
+def _blend(known: float, seen: float) -> float:
+    return known + WEIGHT * (seen - known) if known else seen
 
 
 @dataclass(slots=True)
@@ -71,9 +63,8 @@ class CostModel:
         if self.config.preemption is not Preemption.AUTO:
             return self.config.preemption is Preemption.SWAP
         copying = 2 * blocks * self.config.block_bytes / self.copy_rate
-        fixed, per_token = self.steps.fit()
         tokens = blocks * BLOCK_SIZE
-        computing = tokens * (per_token + fixed / self.config.max_step_tokens)
+        computing = tokens * (self.steps.per_token + self.steps.fixed / self.config.max_step_tokens)
         return copying < computing
 
     def budget(self, streams: int) -> int:
@@ -83,7 +74,7 @@ class CostModel:
         part of its steps.
         """
         most, target = self.config.max_step_tokens, self.config.target_latency
-        fixed, per_token = self.steps.fit()
+        fixed, per_token = self.steps.fixed, self.steps.per_token
         if not streams or not target or not per_token:
             return most
         tokens = max((AIM * target - fixed) / per_token, SPARED * fixed / per_token)

@@ -15,45 +15,43 @@ def learned(fixed: float, per_token: float, noise: float = 0.0) -> StepTimes:
     rng, times = random.Random(1), StepTimes()
     for _ in range(100):
         tokens = rng.choice([1, 2, 4, 64, 128, 256])
-        times.observe(tokens, (fixed + per_token * tokens) * (1 + noise * rng.random()))
+        grows = per_token * tokens if tokens > 16 else 0
+        times.observe(tokens, (fixed + grows) * (1 + noise * rng.random()))
     return times
 
 
 def test_the_fixed_part_and_that_of_a_token_are_told_apart() -> None:
-    assert learned(0.002, 0.0005).fit() == pytest.approx((0.002, 0.0005), rel=1e-6)
-    assert learned(0.01, 0.001, noise=0.2).fit()[1] == pytest.approx(0.0011, rel=0.1)
-
-
-def test_nothing_is_known_before_the_first_step() -> None:
-    assert StepTimes().fit() == (0.0, 0.0)
-
-
-def test_steps_of_one_size_say_nothing_of_a_fixed_part() -> None:
-    times = StepTimes()
-    for _ in range(5):
-        times.observe(10, 0.02)
-    assert times.fit() == pytest.approx((0.0, 0.002))
-
-
-def test_what_was_long_ago_is_forgotten() -> None:
     times = learned(0.002, 0.0005)
-    for _ in range(200):
-        for tokens in (1, 256):
-            times.observe(tokens, 0.004 + 0.001 * tokens)
-    assert times.fit() == pytest.approx((0.004, 0.001), rel=0.02)
+    assert (times.fixed, times.per_token) == pytest.approx((0.002, 0.0005))
+    assert learned(0.01, 0.001, noise=0.2).per_token == pytest.approx(0.0011, rel=0.15)
 
 
-def test_one_step_that_somebody_held_up_changes_little() -> None:
+def test_nothing_is_expected_before_the_first_step() -> None:
+    assert StepTimes().expected(1) == StepTimes().expected(100) == 0
+
+
+def test_what_a_token_costs_follows_a_prompt_that_gets_longer() -> None:
+    times = learned(0.002, 0.0005)
+    for step in range(60):
+        cost = 0.0005 * (1 + step / 30)
+        expected = times.expected(50)
+        times.observe(50, 0.002 + cost * 50)
+        assert expected > 0.85 * (0.002 + cost * 50)
+
+
+def test_one_step_that_somebody_held_up_is_forgotten() -> None:
     times = learned(0.002, 0.0005)
     times.observe(64, 30.0)
     assert times.expected(64) < 2 * (0.002 + 0.0005 * 64)
+    for _ in range(10):
+        times.observe(64, 0.002 + 0.0005 * 64)
+    assert times.per_token == pytest.approx(0.0005, rel=0.05)
 
 
 def test_nobody_waits_longer_than_the_target() -> None:
     costs = CostModel(config(target_latency=0.05), learned(0.002, 0.0005))
     budget = costs.budget(streams=3)
-    assert costs.steps.expected(budget) <= 0.05
-    assert costs.steps.expected(budget) > 0.7 * AIM * 0.05
+    assert 0.9 * AIM * 0.05 < costs.steps.expected(budget) < 0.7 * 0.05
 
 
 @pytest.mark.parametrize(("streams", "target"), [(0, 0.05), (3, 0.0)])
