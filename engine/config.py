@@ -7,7 +7,7 @@ import enum
 from dataclasses import dataclass
 
 BLOCK_SIZE = 16  # tokens in a KV block
-TARGET_LATENCY = 0.05  # seconds between two tokens of a stream while others' prompts are read
+TARGET_LATENCY = 0.06  # seconds between two tokens of a stream while others' prompts are read
 
 
 @dataclass(frozen=True, slots=True)

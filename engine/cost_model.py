@@ -13,7 +13,7 @@ WEIGHT = 0.3  # of the latest step: what a token costs grows while a long prompt
 COPY_RATE = 4e9  # bytes a second, until a copy was measured
 RECENT = 8  # copies that the rate is the mean of, about
 OUTLIER = 4.0  # times the expected time: somebody else had the machine
-AIM = 0.6  # of the target: steps differ, and hardly any should take longer
+AIM = 0.5  # of the target: steps differ, and hardly any should take longer
 SPARED = 4.0  # a chunk takes at least this many times the fixed part of a step: a fifth of a prompt's time at most
 
 
