@@ -15,7 +15,7 @@ from typing import Generic
 from engine.allowance import Allowance
 from engine.config import EngineConfig
 from engine.counters import EngineState
-from engine.errors import OutOfMemory
+from engine.errors import InvalidSampling, OutOfMemory
 from engine.mover import Mover
 from engine.request import PROGRAM, Origin, Request, SamplingParams, StepPlan, TokenEvent
 from engine.runner import Runner, TicketT
@@ -87,8 +87,24 @@ class Engine(Generic[TicketT]):
         self._scheduler.check_fits(request)
         return request
 
+    def search(
+        self, prompt_ids: tuple[int, ...], params: SamplingParams, end_ids: frozenset[int], origin: Origin = PROGRAM
+    ) -> list[Request]:
+        """The results of the beam search that `params.beams` describes, for `add` to take together. When it ends each
+        gets its tokens, best first, all at once; aborting one of them ends all.
+
+        Raises what `request` raises, and InvalidSampling or PromptTooLong for a search that never fits.
+        """
+        if params.beams is None:
+            raise ValueError("no beam search is asked for")
+        results = [self.request(prompt_ids, params, end_ids, origin) for _ in range(params.beams.results)]
+        if params.beams.width + len(end_ids) + len(params.stop_token_ids) > self.vocab_size:
+            raise InvalidSampling("width", f"too wide for a vocabulary of {self.vocab_size}")
+        self._scheduler.search(results, params.beams)
+        return results
+
     def add(self, *requests: Request) -> None:
-        """Queue a request, or several of one prompt, which is read once for all of them."""
+        """Queue a request, or several of one prompt, which is read once for all of them; or the results of a search."""
         self._scheduler.add(*requests)
 
     def step(self) -> list[TokenEvent]:
@@ -134,8 +150,8 @@ class Engine(Generic[TicketT]):
         log.error("a step of %d requests failed", len(plan.scheduled), exc_info=error)
         return self._scheduler.fail(plan, f"{type(error).__name__}: {error}")
 
-    def abort(self, request_id: int) -> TokenEvent | None:
-        """End a request in any state; None when it has ended already."""
+    def abort(self, request_id: int) -> list[TokenEvent]:
+        """End a request in any state; nothing when it has ended already."""
         return self._scheduler.abort(request_id)
 
     def abort_all(self) -> list[TokenEvent]:

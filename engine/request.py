@@ -9,8 +9,39 @@ import math
 import secrets
 from array import array
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
 
 from engine.errors import InvalidSampling
+
+if TYPE_CHECKING:
+    from engine.beam import Beam
+    from engine.searches import Search
+
+Bounds: TypeAlias = tuple[tuple[str, float, float], ...]  # (field, least, most)
+
+MAX_STOPS = 16
+MAX_BIASES = 1024
+MAX_LOGPROBS = 20
+MAX_WIDTH = 16
+
+
+@dataclass(frozen=True, slots=True)
+class BeamParams:
+    """How a beam search goes. Raises InvalidSampling naming the parameter."""
+
+    width: int  # sequences that go on at a time
+    results: int = 1  # of them, how many are told: the best
+    length_penalty: float = 1.0  # a score is divided by the reply's length to this power; above 0, long ones gain
+    # True: ends when `width` sequences have. False: when none that goes on scores higher now than the worst of those.
+    # "never": when none can come to do so, however long it gets.
+    early_stopping: bool | Literal["never"] = False
+
+    _BOUNDS: ClassVar[Bounds] = (("width", 1, MAX_WIDTH), ("length_penalty", -10, 10))
+
+    def __post_init__(self) -> None:
+        _check_bounds(self, self._BOUNDS)
+        if not 1 <= self.results <= self.width:
+            raise InvalidSampling("results", f"{self.results} is not between 1 and the width, {self.width}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +64,25 @@ class SamplingParams:
     logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, added to its logit)
     logprobs: int | None = None  # alternatives to report for each token; 0: only the picked one; None: none
     prompt_logprobs: int | None = None  # the same for the tokens of the prompt, which is computed whole for it
+    beams: BeamParams | None = None  # nothing is drawn then: temperature and filters mean nothing
+
+    _BOUNDS: ClassVar[Bounds] = (
+        ("temperature", 0, 2),
+        ("top_k", 0, 2**31 - 1),
+        ("top_p", 0, 1),
+        ("min_p", 0, 1),
+        ("repetition_penalty", 0.01, 100),
+        ("presence_penalty", -100, 100),
+        ("frequency_penalty", -100, 100),
+        ("seed", 0, 2**64 - 1),
+        ("max_tokens", 1, 2**31 - 1),
+        ("min_tokens", 0, 2**31 - 1),
+        ("logprobs", 0, MAX_LOGPROBS),
+        ("prompt_logprobs", 0, MAX_LOGPROBS),
+    )
 
     def __post_init__(self) -> None:
-        for name, low, high in _BOUNDS:
-            value = getattr(self, name)
-            if value is not None and not low <= value <= high:  # NaN is not, either
-                raise InvalidSampling(name, f"{value} is not between {low} and {high}")
+        _check_bounds(self, self._BOUNDS)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidSampling("min_tokens", f"{self.min_tokens} is more than max_tokens, {self.max_tokens}")
         if len(self.stop) > MAX_STOPS or any(not text for text in self.stop):
@@ -47,6 +91,9 @@ class SamplingParams:
             raise InvalidSampling("logit_bias", f"{len(self.logit_bias)} entries, more than {MAX_BIASES}")
         if not all(math.isfinite(bias) and abs(bias) <= 100 for _, bias in self.logit_bias):
             raise InvalidSampling("logit_bias", "a bias is not between -100 and 100")
+        for name in _SHAPING if self.beams is not None else ():
+            if getattr(self, name) != SamplingParams.__dataclass_fields__[name].default:
+                raise InvalidSampling(name, "not with a beam search, which ranks by the model alone")
 
     def check_vocabulary(self, vocab_size: int) -> None:
         """Raise InvalidSampling where a token id is not in the vocabulary. A wrong id must never reach a device."""
@@ -56,23 +103,22 @@ class SamplingParams:
                     raise InvalidSampling(name, f"token id {token_id} is not in the vocabulary of {vocab_size}")
 
 
-MAX_STOPS = 16
-MAX_BIASES = 1024
-MAX_LOGPROBS = 20
-_BOUNDS: tuple[tuple[str, float, float], ...] = (
-    ("temperature", 0, 2),
-    ("top_k", 0, 2**31 - 1),
-    ("top_p", 0, 1),
-    ("min_p", 0, 1),
-    ("repetition_penalty", 0.01, 100),
-    ("presence_penalty", -100, 100),
-    ("frequency_penalty", -100, 100),
-    ("seed", 0, 2**64 - 1),
-    ("max_tokens", 1, 2**31 - 1),
-    ("min_tokens", 0, 2**31 - 1),
-    ("logprobs", 0, MAX_LOGPROBS),
-    ("prompt_logprobs", 0, MAX_LOGPROBS),
-)
+# What changes the model's own distribution.
+_SHAPING = ("logit_bias", "repetition_penalty", "presence_penalty", "frequency_penalty")
+
+
+def _check_bounds(params: object, bounds: Bounds) -> None:
+    for name, low, high in bounds:
+        value = getattr(params, name)
+        if value is not None and not low <= value <= high:  # NaN is not, either
+            raise InvalidSampling(name, f"{value} is not between {low} and {high}")
+
+
+@dataclass(frozen=True, slots=True)
+class BeamSampling(SamplingParams):
+    """How one beam of a search is read: as many alternatives are reported as the search has to choose from."""
+
+    _BOUNDS: ClassVar[Bounds] = ()
 
 
 class ServiceClass(enum.IntEnum):
@@ -140,6 +186,8 @@ class Request:
     is_leading: bool = False  # some of them pick their first token in a step under way, and then take over its blocks
     num_reported: int = 0  # positions of the prompt whose prediction of the next token is told, or under way
     status: RequestStatus = RequestStatus.WAITING
+    search: "Search | None" = field(default=None, repr=False)  # that it is a beam of, or a result, which never runs
+    beam: "Beam | None" = field(default=None, repr=False)  # of the search: what it stands for
     _known_ids: "array[int]" = field(default_factory=lambda: array("q"))  # as far as somebody asked
 
     @property
@@ -156,6 +204,13 @@ class Request:
         """Tokens start..stop of prompt and output together, without joining the two."""
         prompt = len(self.prompt_ids)
         return [*self.prompt_ids[start:stop], *self.output_ids[max(0, start - prompt) : max(0, stop - prompt)]]
+
+    def to_report(self, start: int, stop: int) -> range:
+        """The positions from start to stop that predict a token of the prompt, and were not reported before."""
+        if self.params.prompt_logprobs is None:
+            return range(0)
+        first = max(start, self.num_reported)
+        return range(first, max(first, min(stop, len(self.prompt_ids) - 1)))
 
     def known_ids(self) -> "array[int]":
         """All tokens that are known, int64 side by side. Whoever reads it must let go before it is asked again."""

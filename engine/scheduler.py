@@ -2,7 +2,8 @@
 
 Continuous batching under one token budget: running requests catch up first, in order of precedence, then waiting ones
 join while budget, seats and KV blocks last. A long prompt takes several steps, smaller ones while others stream; one
-whose beginning is cached starts behind that. Several requests of one prompt read it once and share its blocks.
+whose beginning is cached starts behind that. Several requests of one prompt read it once and share its blocks; so do
+the beams of a search, which yield and end together (`engine.searches`).
 
 Blocks are taken as they are needed. When none is free the last in order yields: its blocks are copied to the host pool,
 or given up and computed again where they are reused meanwhile. The first in order never yields to anyone, so there is
@@ -14,7 +15,7 @@ that it is part of has been collected. Refuses to know what a token means and wh
 """
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from engine.allowance import Allowance
@@ -27,6 +28,7 @@ from engine.kv_memory import KVMemory, Prefix
 from engine.mover import Mover
 from engine.precedence import is_urgent, precedence
 from engine.request import (
+    BeamParams,
     FinishReason,
     Request,
     RequestStatus,
@@ -36,6 +38,7 @@ from engine.request import (
     StepPlan,
     TokenEvent,
 )
+from engine.searches import Searches, party
 from engine.shares import shares
 from engine.waiting import WaitingQueue
 
@@ -57,6 +60,7 @@ class Scheduler:
         self._waiting = WaitingQueue()
         self._running: dict[int, Request] = {}
         self._ending: dict[int, Request] = {}  # finished, but part of a step under way
+        self._searches = Searches(config, self._memory, self._running, self._counters, self._withdraw)
 
     @property
     def has_work(self) -> bool:
@@ -100,12 +104,23 @@ class Scheduler:
                 "Shorten the prompt, or raise the context length.",
             )
 
+    def search(self, results: Sequence[Request], beams: BeamParams) -> None:
+        """Have requests that `check_fits` let pass be the results of a search, to be given to `add` together. Raises
+        InvalidSampling or PromptTooLong where that never fits."""
+        self._searches.prepare(results, beams, self._room(results[0]))
+
     def add(self, *requests: Request) -> None:
-        """Queue a request that `check_fits` let pass; further ones share its prompt and are read with it."""
+        """Queue a request that `check_fits` let pass; further ones share its prompt and are read with it.
+
+        The results of a search are added together, and become what it finds.
+        """
         for request in requests:
             request.arrival = self._clock()
+        search = requests[0].search
+        queued = requests if search is None else (self._searches.begin(search),)
+        for request in queued:
             request.block_tables = tuple([] for _ in self._config.groups)
-        self._waiting.add(*requests)
+        self._waiting.add(*queued)
 
     def schedule(self, allowance: Allowance = UNLIMITED) -> StepPlan:
         """The next step. Empty when nothing can be done before a step under way is collected or a copy has ended, or
@@ -121,9 +136,10 @@ class Scheduler:
                 break
             if request.status is not RequestStatus.RUNNING or request.is_arriving:
                 continue  # it has just yielded to one before it, or is not there yet
-            if not self._reserve(request, share[request.id], preempted):
+            most = min(budget, max(1, share[request.id]))  # who holds blocks must go on, or who waits for them waits on
+            if not self._reserve(request, most, preempted):
                 break  # it waits for blocks, and nobody behind it takes them first
-            budget -= self._take(request, share[request.id], scheduled)
+            budget -= self._take(request, most, scheduled)
         else:
             for newcomer in self._waiting.first_in_line(self._config.max_running):
                 if not budget or preempted or len(scheduled) >= allowance.requests:
@@ -133,7 +149,7 @@ class Scheduler:
                     continue  # it joins when that is there to be shared
                 if not self._admit(newcomer, prefix, preempted):
                     break
-                most = min(budget, share.get(newcomer.id, budget))
+                most = min(budget, max(1, share.get(newcomer.id, budget)))
                 budget -= 0 if newcomer.is_arriving else self._take(newcomer, most, scheduled)
         self._memory.host.demote()
         return StepPlan(tuple(scheduled), tuple(preempted))
@@ -149,22 +165,21 @@ class Scheduler:
         found = {token.request_id: token for token in sampled}
         told = [(part, request) for part in plan.scheduled for request in (part.request, *part.followers)]
         return [
-            self._event(request, part.stop, found.get(request.id))
+            event
             for part, request in told
             if request.id in self._running
+            for event in self._events(request, part.stop, found.get(request.id))
         ]
 
     def fail(self, plan: StepPlan, error: str) -> list[TokenEvent]:
         """A step failed: the requests it ran end with `error`, and what it computed is not used."""
-        events = []
+        events: list[TokenEvent] = []
         self._counters.failed_steps += 1
         for part in plan.scheduled:
             part.request.steps_under_way -= 1
             self._memory.collected(part.copies)
             for request in (part.request, *part.followers):
-                if request.id in self._running:
-                    self._finish(request)
-                    events.append(TokenEvent(request.id, None, finish=FinishReason.ERROR, error=error))
+                events += self._end(request, FinishReason.ERROR, error) if request.id in self._running else []
             self._let_go(part.request)
         return events
 
@@ -187,24 +202,24 @@ class Scheduler:
                 self._waiting.follow(request, followers)
             self._let_go(request)
 
-    def abort(self, request_id: int) -> TokenEvent | None:
-        """End a request in any state; None when there is no such request any more."""
+    def abort(self, request_id: int) -> list[TokenEvent]:
+        """End a request in any state, with its whole search where it is a result of one. Nothing when there is no such
+        request any more."""
+        if search := self._searches.of_result(request_id):
+            return self._searches.end(search, FinishReason.ABORT)
         request = self._running.get(request_id) or self._waiting.remove(request_id)
-        if request is None:
-            return None
-        self._finish(request)
-        return TokenEvent(request_id, None, finish=FinishReason.ABORT)
+        return [] if request is None else self._end(request, FinishReason.ABORT)
 
     def abort_all(self, forgotten: Iterable[StepPlan] = ()) -> list[TokenEvent]:
         """End every request. Steps under way, `forgotten`, will not be collected; copies are waited for."""
-        events = []
+        events: list[TokenEvent] = []
         for plan in forgotten:
             for part in plan.scheduled:
                 self._memory.collected(part.copies)
         for request in (*self._running.values(), *self._ending.values()):
             request.steps_under_way = 0
         for request in (*self._running.values(), *self._waiting):
-            events += [event] if (event := self.abort(request.id)) else []
+            events += self._end(request, FinishReason.ABORT)
         for request in list(self._ending.values()):
             self._let_go(request)
         while self._memory.host.transfers:
@@ -261,10 +276,14 @@ class Scheduler:
             prefix = self._prefix(request)  # what it had may have been given up for what the other one saved
         return True
 
+    @property
+    def _free_seats(self) -> int:
+        return max(0, self._config.max_running - len(self._running) - self._searches.seats_kept)
+
     def _seat(self, request: Request, prefix: Prefix | None) -> bool:
-        if len(self._running) >= self._config.max_running:
+        if self._free_seats < self._searches.seats(request):
             return False
-        stop = self._room(request) if is_urgent(request) else request.num_tokens + 1
+        stop = self._room(request) if _takes_all(request) else request.num_tokens + 1
         memory = self._memory
         if not (memory.join(request, prefix, stop) if prefix else memory.restore(request, stop)):
             return False
@@ -275,6 +294,7 @@ class Scheduler:
         request.status = RequestStatus.RUNNING
         self._waiting.remove_from_line(request)
         self._running[request.id] = request
+        self._searches.mirror(request)
         return True
 
     def _arrived(self, request: Request, ok: bool) -> None:
@@ -287,15 +307,15 @@ class Scheduler:
     def _shares(self, running: Iterable[Request], budget: int) -> Mapping[int, int]:
         """Tokens of the step for those that run, and for those that may join."""
         wanted = [(request, self._wanted(request)) for request in running]
-        seats = self._config.max_running - len(self._running)
-        joining = [(request, request.num_tokens) for request in self._waiting.first_in_line(max(0, seats))]
+        joining = [(request, request.num_tokens) for request in self._waiting.first_in_line(self._free_seats)]
         return shares([*wanted, *joining], budget)
 
     def _wanted(self, request: Request) -> int:
         """Tokens that the request has to catch up on. None once its last token is being sampled."""
         if request.is_leading:
             return 0  # what it holds now is what others are about to share
-        target = request.num_tokens + request.num_pending
+        # A beam never runs ahead: which of its tokens goes on is known when its whole search has got so far.
+        target = request.num_tokens + (request.num_pending if request.beam is None else 0)
         return 0 if target >= self._room(request) else target - request.num_scheduled
 
     def _reserve(self, request: Request, budget: int, preempted: list[Request]) -> bool:
@@ -308,17 +328,18 @@ class Scheduler:
             if self._memory.will_have_room(request, request.num_scheduled + count):
                 return False
             last = self._last()
-            if (last is request and self._ending) or not self._yields(last, request):
+            if (party(last) is party(request) and self._ending) or not self._yields(last, request):
                 return False
             preempted.append(last)
-            if last is request:
+            if party(last) is party(request):
                 return False
         return True
 
     def _last(self) -> Request:
         """Who yields next: the last in order, but never the oldest of the highest class there is."""
         first = min(self._running.values(), key=lambda it: (it.origin.service, it.arrival, it.id))
-        return max((it for it in self._running.values() if it is not first), key=precedence, default=first)
+        others = (it for it in self._running.values() if party(it) is not party(first))
+        return max(others, key=precedence, default=first)
 
     def _take(self, request: Request, budget: int, scheduled: list[ScheduledRequest]) -> int:
         start, known = request.num_scheduled, request.num_tokens
@@ -327,8 +348,10 @@ class Scheduler:
         if not count:
             return 0
         samples = count == wanted
-        copies = self._memory.take(request, self._room(request) if is_urgent(request) else start + count)
-        reported = _to_report(request, start, start + count)
+        room = self._room(request)
+        has_all = _takes_all(request) and self._memory.has_room(request, room)  # others may have come first
+        copies = self._memory.take(request, room if has_all else start + count)
+        reported = request.to_report(start, start + count)
         request.num_reported = max(request.num_reported, reported.stop)
         followers = self._seated_followers(request) if samples else ()
         scheduled.append(
@@ -341,7 +364,7 @@ class Scheduler:
 
     def _seated_followers(self, leader: Request) -> tuple[Request, ...]:
         """Those that pick their first token together with their leader. Who finds no seat joins later by the cache."""
-        seated = self._waiting.take_followers(leader, max(0, self._config.max_running - len(self._running)))
+        seated = self._waiting.take_followers(leader, self._free_seats)
         leader.is_leading = bool(seated)
         for follower in seated:
             follower.status = RequestStatus.FOLLOWING
@@ -349,10 +372,17 @@ class Scheduler:
         return seated
 
     def _yields(self, request: Request, to: Request) -> bool:
-        """Have a running request give its blocks back, unless that cannot be now, or never for this one."""
-        busy = request.steps_under_way or request.is_arriving or request.status is not RequestStatus.RUNNING
-        if busy or (is_urgent(request) and request is not to) or precedence(request) < precedence(to):
+        """Have a running request give its blocks back, with its whole search, unless that cannot be now, or never for
+        this one. A search that has become urgent has all there is, and only ever waits for steps and copies."""
+        own, search = party(request) is party(to), request.search
+        busy = any(
+            it.steps_under_way or it.is_arriving or it.status is not RequestStatus.RUNNING
+            for it in (search.requests if search else [request])
+        )
+        if busy or (is_urgent(request) and (search or not own)) or not (own or precedence(to) < precedence(request)):
             return False
+        if search:
+            request = self._searches.fold(search)
         blocks = blocks_for(request.num_computed)
         if request.num_computed and self.costs.prefers_swap(blocks) and self._memory.save(request):
             self._counters.swapped_out += 1
@@ -366,6 +396,7 @@ class Scheduler:
     def _requeue(self, request: Request) -> None:
         del self._running[request.id]
         request.status = RequestStatus.WAITING
+        self._searches.mirror(request)
         self._waiting.add(request)
 
     # -- after a step
@@ -386,17 +417,19 @@ class Scheduler:
             self._memory.publish(request)
         self._let_go(request)
 
-    def _event(self, request: Request, computed: int, found: SampledToken | None) -> TokenEvent:
+    def _events(self, request: Request, computed: int, found: SampledToken | None) -> list[TokenEvent]:
         """What a step meant for one of its requests: a token, or that a part of the prompt was computed."""
+        if request.search is not None:
+            return self._searches.told(request, computed, found)
         prompt = () if found is None else found.prompt_logprobs
         if found is None or found.token_id is None:
-            return TokenEvent(request.id, None, num_computed=computed, prompt_logprobs=prompt)
+            return [TokenEvent(request.id, None, num_computed=computed, prompt_logprobs=prompt)]
         request.output_ids.append(found.token_id)
         self._counters.generated_tokens += 1
         finish = self._finish_reason(request, found.token_id)
         if finish is not None:
             self._finish(request)
-        return TokenEvent(request.id, found.token_id, found.logprobs, finish, prompt_logprobs=prompt)
+        return [TokenEvent(request.id, found.token_id, found.logprobs, finish, prompt_logprobs=prompt)]
 
     def _finish_reason(self, request: Request, token_id: int) -> FinishReason | None:
         params = request.params
@@ -409,6 +442,17 @@ class Scheduler:
         if request.params.max_tokens is None:
             return self._context
         return min(self._context, len(request.prompt_ids) + request.params.max_tokens)
+
+    def _end(self, request: Request, finish: FinishReason, error: str = "") -> list[TokenEvent]:
+        if request.search is not None:
+            return self._searches.end(request.search, finish, error)
+        self._withdraw(request)
+        return [TokenEvent(request.id, None, finish=finish, error=error)]
+
+    def _withdraw(self, request: Request) -> None:
+        if request.id not in self._running:
+            self._waiting.remove(request.id)
+        self._finish(request)
 
     def _finish(self, request: Request) -> None:
         if self._running.pop(request.id, None):
@@ -424,9 +468,6 @@ class Scheduler:
             self._memory.release(request)
 
 
-def _to_report(request: Request, start: int, stop: int) -> range:
-    """The positions from start to stop that predict a token of the prompt, and were not reported before."""
-    if request.params.prompt_logprobs is None:
-        return range(0)
-    first = max(start, request.num_reported)
-    return range(first, max(first, min(stop, len(request.prompt_ids) - 1)))
+def _takes_all(request: Request) -> bool:
+    """Whether it starts only with all blocks that it can ever need. An urgent search runs alone instead."""
+    return is_urgent(request) and request.search is None

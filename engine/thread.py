@@ -59,13 +59,20 @@ class EngineThread:
         before: Callable[[Request], None],
     ) -> list[Request]:
         """Hand requests over that continue one prompt, which is read once for all of them; all, or none where it
-        raises. `before` is called for each just before it can have events.
+        raises. A beam search is submitted alone, and its results are the requests. `before` is called for each just
+        before it can have events.
 
         Raises what `Engine.request` raises, and EngineError when the engine does not run.
         """
         if problem := self._death():
             raise EngineError(f"The engine does not run: {problem}", "Start it again.")
-        requests = [self._engine.request(prompt_ids, params, end_ids, origin) for params in several]
+        first, *others = several
+        if first.beams is None:
+            requests = [self._engine.request(prompt_ids, params, end_ids, origin) for params in several]
+        elif not others:
+            requests = self._engine.search(prompt_ids, first, end_ids, origin)
+        else:
+            raise ValueError("a search is submitted alone")
         for request in requests:
             before(request)
         self._commands.put(lambda: self._add(requests))
@@ -134,8 +141,7 @@ class EngineThread:
         return []
 
     def _abort(self, request_id: int) -> list[TokenEvent]:
-        event = self._engine.abort(request_id)
-        return [] if event is None else [event]
+        return self._engine.abort(request_id)
 
     def _stop(self) -> list[TokenEvent]:
         self._stopping = True

@@ -19,9 +19,10 @@ from engine.blocks import NULL_BLOCK
 from engine.config import BLOCK_SIZE, EngineConfig, GroupConfig, Preemption
 from engine.core import Engine
 from engine.mover import Move
-from engine.request import BlockCopy, SampledToken, SamplingParams, ScheduledRequest, StepPlan
+from engine.request import BlockCopy, SampledToken, SamplingParams, ScheduledRequest, StepPlan, TokenLogprobs
 
 VOCABULARY = 5000
+ALTERNATIVES = 100  # ids below it are what a token may be that is not the most likely one
 NOTHING = b"nothing was written here"
 INITIAL = b"the state before the first token"
 
@@ -35,7 +36,21 @@ def digest(*parts: bytes | int) -> bytes:
 
 def next_token(variant: int, *seen: Sequence[bytes]) -> int:
     """From what each group sees at the last token."""
-    return int.from_bytes(digest(variant, *(b"".join(slots) for slots in seen)), "little") % VOCABULARY
+    return most_likely(variant, *seen, count=1)[0][0]
+
+
+def most_likely(variant: int, *seen: Sequence[bytes], count: int) -> list[tuple[int, float]]:
+    """The next tokens with their log-probabilities, best first: the first of any token, the others of few."""
+    root = digest(variant, *(b"".join(slots) for slots in seen))
+    ranked: dict[int, float] = {}
+    logprob, number, limit = 0.0, 0, VOCABULARY
+    while len(ranked) < count:
+        value = int.from_bytes(digest(root, number) if number else root, "little")
+        if value % limit not in ranked:
+            logprob -= 0.05 + 0.4 * (value >> 32) / (1 << 32)
+            ranked[value % limit] = logprob
+        number, limit = number + 1, ALTERNATIVES
+    return list(ranked.items())
 
 
 def variant_of(params: SamplingParams) -> int:
@@ -47,18 +62,37 @@ def expected_output(
     prompt: Sequence[int], count: int, groups: Sequence[GroupConfig] = (GroupConfig(),), variant: int = 0
 ) -> list[int]:
     """The first `count` tokens that the model must generate after `prompt`."""
-    chain: list[bytes] = []
-    places: list[bytes] = []
-    state = INITIAL
-    tokens = list(prompt)
-    for position in range(len(prompt) + count):
-        if position == len(tokens):
-            seen = [[state] if g.recurrent else places[-g.window :] if g.window else chain for g in groups]
-            tokens.append(next_token(variant, *seen))
-        chain.append(digest(tokens[position], position, chain[-1] if chain else b""))
-        places.append(digest(tokens[position], position))
-        state = digest(state, tokens[position])
-    return tokens[len(prompt) :]
+    seen = Seen(groups).behind(*prompt)
+    tokens: list[int] = []
+    for _ in range(count):
+        tokens.append(next_token(variant, *seen.slots()))
+        seen = seen.behind(tokens[-1])
+    return tokens
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What the model must see behind some tokens."""
+
+    groups: Sequence[GroupConfig]
+    chain: tuple[bytes, ...] = ()
+    places: tuple[bytes, ...] = ()
+    state: bytes = INITIAL
+
+    def behind(self, *token_ids: int) -> "Seen":
+        chain, places, state = list(self.chain), list(self.places), self.state
+        for position, token_id in enumerate(token_ids, len(chain)):
+            chain.append(digest(token_id, position, chain[-1] if chain else b""))
+            places.append(digest(token_id, position))
+            state = digest(state, token_id)
+        return Seen(self.groups, tuple(chain), tuple(places), state)
+
+    def slots(self) -> list[Sequence[bytes]]:
+        """Of each group."""
+        return [
+            [self.state] if group.recurrent else self.places[-group.window :] if group.window else self.chain
+            for group in self.groups
+        ]
 
 
 @dataclass(frozen=True)
@@ -71,13 +105,13 @@ class Part:
     tables: list[list[int]]
     samples: bool
     feeds: bool
-    samplers: tuple[tuple[int, int], ...]  # (request, variant)
+    samplers: tuple[tuple[int, int, int | None], ...]  # (request, variant, alternatives that it wants to know)
 
     @classmethod
     def of(cls, part: ScheduledRequest) -> "Part":
         request = part.request
         token_ids, tables = request.token_ids(part.start, part.stop), [list(it) for it in request.block_tables]
-        samplers = tuple((one.id, variant_of(one.params)) for one in (request, *part.followers))
+        samplers = tuple((one.id, variant_of(one.params), one.params.logprobs) for one in (request, *part.followers))
         return cls(request.id, token_ids, part.start, tables, part.samples, part.feeds, samplers)
 
 
@@ -124,6 +158,10 @@ class HashRunner:
         assert ticket.sampled is not None
         return ticket.sampled
 
+    def recover(self) -> None:
+        if self.launched:
+            self._execute_up_to(self.launched[-1])
+
     def _execute_up_to(self, ticket: HashTicket) -> None:
         while ticket.sampled is None:
             first = self.launched.pop(0)
@@ -148,9 +186,17 @@ class HashRunner:
             return []
         end = part.start + len(token_ids)
         seen = [self._seen(part, number, end) for number in range(len(self.config.groups))]
-        picked = {request_id: next_token(variant, *seen) for request_id, variant in part.samplers}
-        self.last_tokens.update(picked)
-        return [SampledToken(request_id, token) for request_id, token in picked.items()]
+        return [self._sample(seen, *sampler) for sampler in part.samplers]
+
+    def _sample(
+        self, seen: Sequence[Sequence[bytes]], request_id: int, variant: int, alternatives: int | None
+    ) -> SampledToken:
+        ranked = most_likely(variant, *seen, count=max(1, alternatives or 0))
+        token_id, logprob = ranked[0]
+        self.last_tokens[request_id] = token_id
+        if alternatives is None:
+            return SampledToken(request_id, token_id)
+        return SampledToken(request_id, token_id, TokenLogprobs(token_id, logprob, tuple(ranked[:alternatives])))
 
     def _seen(self, part: Part, number: int, end: int) -> list[bytes]:
         group = self.config.groups[number]

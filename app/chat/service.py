@@ -91,7 +91,8 @@ class ChatService:
         """Continue several prompts at once. Yields what has come meanwhile, never nothing: each event with the index
         of its reply. Of each reply this is what `generate` yields.
 
-        A prompt that several of them continue, one after the other, is read once.
+        A prompt that several of them continue, one after the other, is read once. One that asks for a beam search has
+        as many replies as that has results, best first; they come when it has ended.
         """
         end_ids = self.tokenizer.end_of_generation_ids
         replies: dict[int, _Reply] = {}
@@ -114,10 +115,11 @@ class ChatService:
 def _families(
     asked: Sequence[tuple[tuple[int, ...], SamplingParams]],
 ) -> list[tuple[tuple[int, ...], list[SamplingParams]]]:
-    """Each run of equal prompts as one. A prompt to be reported on is read for each that reports."""
+    """Each run of equal prompts as one. A prompt is read again for each that reports on it, or searches."""
     families: list[tuple[tuple[int, ...], list[SamplingParams]]] = []
     for prompt_ids, params in asked:
-        if families and families[-1][0] == prompt_ids and params.prompt_logprobs is None:
+        alone = params.prompt_logprobs is not None or params.beams is not None
+        if families and families[-1][0] == prompt_ids and not alone:
             families[-1][1].append(params)
         else:
             families.append((prompt_ids, [params]))

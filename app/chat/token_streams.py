@@ -145,7 +145,8 @@ class TokenStreams:
             live = self._live.get(event.request_id)
             if live is None:
                 continue
-            if event.token_id is not None:
+            # All tokens of a search come at once, at its end: they say nothing of the time between tokens.
+            if event.token_id is not None and (live.request.search is None or event.finish is not None):
                 live.timer.token(now)
             if event.finish is not None:
                 del self._live[event.request_id]
@@ -169,7 +170,8 @@ class TokenStream:
     def submit(
         self, prompt_ids: tuple[int, ...], params: SamplingParams, end_ids: frozenset[int], origin: Origin = PROGRAM
     ) -> Request:
-        """Raises PromptTooLong, InvalidSampling, or EngineError when the engine does not run."""
+        """Raises PromptTooLong, InvalidSampling, or EngineError when the engine does not run. A beam search has one
+        result here."""
         [request] = self.submit_several(prompt_ids, [params], end_ids, origin)
         return request
 
@@ -180,8 +182,8 @@ class TokenStream:
         end_ids: frozenset[int],
         origin: Origin = PROGRAM,
     ) -> list[Request]:
-        """Requests that continue one prompt, which is read once for all of them. Raises what `submit` raises, and then
-        there is none of them."""
+        """Requests that continue one prompt, which is read once for all of them; or the results of one beam search,
+        which end together where one is aborted. Raises what `submit` raises, and then there is none of them."""
         requests = self._streams.submit(self, prompt_ids, several, end_ids, origin)
         self._running.update(request.id for request in requests)
         return requests

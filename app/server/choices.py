@@ -5,24 +5,42 @@ Nothing here knows a wire format.
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
-from app.chat.events import ChatEvent, ReplyEnd
+from app.chat.events import ChatEvent, ReplyEnd, TextDelta
 from app.chat.service import ChatService
 from app.server.errors import ReplyAborted, ReplyFailed
 from engine.request import FinishReason, Origin, SamplingParams
 
+Batch = list[tuple[int, ChatEvent]]
+
+
+@dataclass(frozen=True, slots=True)
+class WantedChoices:
+    """What is wanted of each prompt of a request."""
+
+    count: int  # that are told
+    candidates: Sequence[SamplingParams]  # that are generated; or the one of a beam search, which has `count` results
+    reports: bool  # their log-probabilities
+
+    @property
+    def replies(self) -> int:
+        """That the engine generates, and tells."""
+        beams = self.candidates[0].beams
+        return len(self.candidates) if beams is None else beams.results
+
 
 @dataclass(slots=True)
 class TokenCounts:
-    """Tokens of all choices of a request. A prompt that several choices continue counts once."""
+    """Tokens that a request used: of all that was generated for it, but what a beam search does not return. A prompt
+    that several choices continue counts once."""
 
     prompt: int = 0
     cached: int = 0  # of the prompts', as the first choice of each found them
     completion: int = 0
 
     def add(self, end: ReplyEnd, *, first_of_prompt: bool) -> None:
-        """Count a choice that has ended."""
+        """Count a reply that has ended."""
         self.completion += end.completion_tokens
         if first_of_prompt:
             self.prompt += end.prompt_tokens
@@ -32,30 +50,85 @@ class TokenCounts:
 async def generate_choices(
     service: ChatService,
     prompts: Sequence[tuple[int, ...]],
-    params: Sequence[SamplingParams],
+    wanted: WantedChoices,
     origin: Origin,
+    counts: TokenCounts,
     *,
     continues_text: bool = False,
-) -> AsyncGenerator[list[tuple[int, ChatEvent]]]:
-    """Continue each prompt once with each of `params`; yields batches of (choice, event), choices in order of prompts.
+) -> AsyncGenerator[Batch]:
+    """Continue each prompt as is wanted; yields batches of (choice, event), choices in order of prompts, and adds to
+    `counts`. Where the best of more candidates are wanted they come when all have ended, best first.
 
     Raises what `ChatService.generate` raises; ReplyFailed or ReplyAborted where the engine gave one up, after what came
     before. Closing the generator ends all of them.
     """
-    asked = [(prompt, one) for prompt in prompts for one in params]
+    asked = [(prompt, one) for prompt in prompts for one in wanted.candidates]
+    ranking = _Ranking(wanted) if wanted.replies > wanted.count else None
     batches = service.generate_several(asked, origin=origin, continues_text=continues_text)
     async with aclosing(batches):
         async for batch in batches:
             good, failure = _up_to_failure(batch)
-            if good:
+            for reply, event in good:
+                if isinstance(event, ReplyEnd):
+                    counts.add(event, first_of_prompt=reply % wanted.replies == 0)
+            if ranking is not None:
+                ranking.add(good)
+            elif good:
                 yield good
             if failure is not None:
                 raise failure
+    if ranking is not None:
+        yield ranking.best()
+
+
+class _Ranking:
+    """All candidates of a request, of which the best are told: those with the highest mean log-probability."""
+
+    def __init__(self, wanted: WantedChoices) -> None:
+        self._wanted = wanted
+        self._candidates: dict[int, _Candidate] = {}
+
+    def add(self, batch: Batch) -> None:
+        for reply, event in batch:
+            self._candidates.setdefault(reply, _Candidate()).add(event)
+
+    def best(self) -> Batch:
+        """The events of the best of each prompt."""
+        told: Batch = []
+        replies, count = self._wanted.replies, self._wanted.count
+        for prompt in range(len(self._candidates) // replies):
+            several = [self._candidates[prompt * replies + number] for number in range(replies)]
+            several.sort(key=lambda candidate: candidate.mean_logprob, reverse=True)
+            for rank, candidate in enumerate(several[:count]):
+                told += [(prompt * count + rank, self._report(event)) for event in candidate.events]
+        return told
+
+    def _report(self, event: ChatEvent) -> ChatEvent:
+        if isinstance(event, TextDelta) and not self._wanted.reports:
+            return replace(event, logprobs=())
+        return event
+
+
+@dataclass(slots=True)
+class _Candidate:
+    events: list[ChatEvent] = field(default_factory=list)
+    tokens: int = 0
+    logprob: float = 0.0  # of all tokens together
+
+    @property
+    def mean_logprob(self) -> float:
+        return self.logprob / max(1, self.tokens)
+
+    def add(self, event: ChatEvent) -> None:
+        self.events.append(event)
+        if isinstance(event, TextDelta):
+            self.tokens += len(event.logprobs)
+            self.logprob += sum(token.logprob for token in event.logprobs)
 
 
 def _up_to_failure(
-    batch: list[tuple[int, ChatEvent]],
-) -> tuple[list[tuple[int, ChatEvent]], ReplyFailed | ReplyAborted | None]:
+    batch: Batch,
+) -> tuple[Batch, ReplyFailed | ReplyAborted | None]:
     """What came before the engine gave a reply up, and that as an error; all of it, where it did not."""
     for position, (_, event) in enumerate(batch):
         if isinstance(event, ReplyEnd) and event.finish is FinishReason.ERROR:

@@ -60,9 +60,15 @@ def text_of_error(error: Exception) -> str:
 
 @contextlib.contextmanager
 def naming(parameter: str) -> Iterator[None]:
-    """Errors about a prompt, raised inside, name the request's field that it came in."""
+    """Errors about a prompt, raised inside, name the request's field that it came in; and those about what has another
+    name here, its own."""
     try:
         yield
+    except InvalidSampling as error:
+        if error.parameter != "width":
+            raise
+        problem = error.message.removeprefix("width: ")
+        raise InvalidRequest(f"best_of: {problem}", error.remedy, parameter="best_of") from error
     except PromptTooLong as error:
         code = "context_length_exceeded"
         raise InvalidRequest(error.message, error.remedy, parameter=parameter, code=code) from error

@@ -86,15 +86,16 @@ async def chunks(
     """The reply, in batches as it comes; last, if wanted, a chunk that says what it used. Nothing comes before the
     engine has begun with it, so that what is refused or fails at once can be raised: InvalidRequest, InvalidSampling,
     EngineError, ReplyFailed, ReplyAborted."""
+    counts = TokenCounts()
     writer = _ChunkWriter(service)
     with naming("messages"):
         prompt = await service.encode(wanted.conversation())
-        async with aclosing(generate_choices(service, [prompt], wanted.sampling(), origin)) as batches:
+        async with aclosing(generate_choices(service, [prompt], wanted.choices(), origin, counts)) as batches:
             async for batch in batches:
                 if written := [chunk for index, event in batch for chunk in writer.write(index, event)]:
                     yield written
     if wanted.reports_usage:
-        yield [writer.usage()]
+        yield [writer.usage(counts)]
 
 
 async def fold(chunks: AsyncGenerator[ChatCompletionChunk]) -> ChatCompletion:
@@ -117,7 +118,6 @@ class _ChunkWriter:
     def __init__(self, service: ChatService) -> None:
         self._tokenizer = service.tokenizer
         self._identity = Identity.new("chatcmpl", service.name)
-        self._counts = TokenCounts()
         self._begun: set[int] = set()
 
     def write(self, index: int, event: ChatEvent) -> Iterator[ChatCompletionChunk]:
@@ -129,13 +129,12 @@ class _ChunkWriter:
                 report = _report(self._tokenizer, logprobs) if logprobs else None
                 yield self._chunk(ChunkChoice(index, Delta(content=text), report))
             case ReplyEnd(finish):
-                self._counts.add(event, first_of_prompt=index == 0)
                 yield self._chunk(ChunkChoice(index, Delta(), finish_reason=finish_text(finish)))
             case PromptProgress() | PromptLogprobs():
                 pass
 
-    def usage(self) -> ChatCompletionChunk:
-        return self._chunk(usage=usage_of(self._counts))
+    def usage(self, counts: TokenCounts) -> ChatCompletionChunk:
+        return self._chunk(usage=usage_of(counts))
 
     def _chunk(self, *choices: ChunkChoice, usage: Usage | UnsetType = UNSET) -> ChatCompletionChunk:
         identity = self._identity

@@ -62,18 +62,20 @@ async def chunks(service: ChatService, wanted: CompletionRequest, origin: Origin
     """The reply, in batches as it comes; last, if wanted, a chunk that says what it used. Nothing comes before the
     engine has begun with it, so that what is refused or fails at once can be raised: InvalidRequest, InvalidSampling,
     EngineError, ReplyFailed, ReplyAborted."""
-    params = wanted.sampling()
+    choices = wanted.choices()
     given = wanted.prompts()
     prompts = [await _encode(service, prompt) for prompt in given]
     echoes = [_echo(service.tokenizer, wanted, *prompt) for prompt in zip(given, prompts, strict=True)]
-    writer = _ChunkWriter(service, echoes, len(params))
+    counts = TokenCounts()
+    writer = _ChunkWriter(service, echoes, choices.count)
     with naming("prompt"):
-        async with aclosing(generate_choices(service, prompts, params, origin, continues_text=True)) as batches:
+        replies = generate_choices(service, prompts, choices, origin, counts, continues_text=True)
+        async with aclosing(replies) as batches:
             async for batch in batches:
                 if written := [chunk for index, event in batch for chunk in writer.write(index, event)]:
                     yield written
     if wanted.reports_usage:
-        yield [writer.usage()]
+        yield [writer.usage(counts)]
 
 
 async def fold(chunks: AsyncGenerator[Completion]) -> Completion:
@@ -116,7 +118,6 @@ class _ChunkWriter:
         self._identity = Identity.new("cmpl", service.name)
         self._echoes = echoes
         self._choices_each = choices_each
-        self._counts = TokenCounts()
         self._choices: dict[int, _ChoiceWriter] = {}
 
     def write(self, index: int, event: ChatEvent) -> Iterator[Completion]:
@@ -127,15 +128,14 @@ class _ChunkWriter:
             case TextDelta():
                 yield self._chunk(self._choices[index].part(event))
             case ReplyEnd(finish):
-                self._counts.add(event, first_of_prompt=index % self._choices_each == 0)
                 yield self._chunk(CompletionChoice(index, "", finish_reason=finish_text(finish)))
             case PromptLogprobs(logprobs):
                 yield self._chunk(self._choices[index].part(TextDelta("", logprobs)))
             case PromptProgress():
                 pass
 
-    def usage(self) -> Completion:
-        return self._chunk(usage=usage_of(self._counts))
+    def usage(self, counts: TokenCounts) -> Completion:
+        return self._chunk(usage=usage_of(counts))
 
     def _chunk(self, *choices: CompletionChoice, usage: Usage | UnsetType = UNSET) -> Completion:
         identity = self._identity

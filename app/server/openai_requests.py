@@ -10,11 +10,12 @@ from typing import Annotated, Any, Literal, TypeAlias
 from msgspec import Meta, Raw, Struct
 
 from app.chat.messages import InvalidMessage, Message, ToolCall, text_of
+from app.server.choices import WantedChoices
 from app.server.errors import InvalidRequest
 from app.server.origin import Purpose, origin_of
-from engine.request import MAX_BIASES, MAX_LOGPROBS, MAX_STOPS, Origin, SamplingParams
+from engine.request import MAX_BIASES, MAX_LOGPROBS, MAX_STOPS, MAX_WIDTH, BeamParams, Origin, SamplingParams
 
-MAX_CHOICES = 256  # of one request: prompts times n
+MAX_CHOICES = 256  # of one request: prompts times those that are generated for each
 DEFAULT_COMPLETION_TOKENS = 16
 MAX_PRIORITY = 100
 
@@ -72,6 +73,10 @@ class GenerationRequest(Struct, kw_only=True):
     stop_token_ids: Annotated[list[TokenId], Meta(max_length=64)] | None = None
     cache_salt: Annotated[str, Meta(max_length=256)] | None = None
     priority: Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None  # the highest goes first
+    best_of: Annotated[int, Meta(ge=1, le=MAX_WIDTH)] | None = None  # so many are generated; of a search, its width
+    use_beam_search: bool | None = None
+    length_penalty: Annotated[float, Meta(ge=-10, le=10)] | None = None  # of a search, as the next one
+    early_stopping: bool | Literal["never"] | None = None
     service_class: Literal["interactive", "normal", "background"] | None = None  # ours alone
 
     @property
@@ -79,21 +84,38 @@ class GenerationRequest(Struct, kw_only=True):
         """Whether the reply says what it used: a streamed one only if asked to."""
         return not self.stream or (self.stream_options is not None and bool(self.stream_options.include_usage))
 
-    def sampling(self) -> list[SamplingParams]:
-        """The sampling of each choice: with a seed, each choice has the next one. Raises InvalidSampling."""
+    def choices(self) -> WantedChoices:
+        """What is wanted of each prompt: with a seed, each candidate has the next one. Raises InvalidSampling."""
+        n, reports = self.n or 1, self._logprobs() is not None
+        if self.use_beam_search:
+            return WantedChoices(n, [SamplingParams(**self._sampling(), beams=self._beams(n))], reports)
+        given = self._sampling()
+        if self._candidates > n:
+            given = {"logprobs": 0, **given}  # they are ranked by it
+        seeds: list[dict[str, Any]] = [{} for _ in range(self._candidates)]
+        if self.seed is not None:
+            seeds = [{"seed": (self.seed + candidate) % 2**64} for candidate in range(self._candidates)]
+        return WantedChoices(n, [SamplingParams(**given, **seed) for seed in seeds], reports)
+
+    @property
+    def _candidates(self) -> int:
+        return self.best_of or self.n or 1
+
+    def _beams(self, n: int) -> BeamParams:
+        penalty = 1.0 if self.length_penalty is None else self.length_penalty
+        return BeamParams(self._candidates, n, penalty, self.early_stopping or False)
+
+    def _sampling(self) -> dict[str, Any]:
         given: dict[str, Any] = {name: getattr(self, name) for name in _SAME_IN_SAMPLING}
         given |= {"max_tokens": self._max_tokens(), "logprobs": self._logprobs()}
         given |= {"prompt_logprobs": self._prompt_logprobs()}
         given = {name: value for name, value in given.items() if value is not None}
-        given |= {
+        return given | {
             "top_k": max(0, self.top_k or 0),
             "stop": (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()),
             "stop_token_ids": tuple(self.stop_token_ids or ()),
             "logit_bias": tuple((self.logit_bias or {}).items()),
         }
-        if self.seed is None:
-            return [SamplingParams(**given) for _ in range(self.n or 1)]
-        return [SamplingParams(**given, seed=(self.seed + choice) % 2**64) for choice in range(self.n or 1)]
 
     def origin(self, headers: Mapping[str, str]) -> Origin:
         """Where it comes from, by its fields and the headers it came with. Raises InvalidRequest."""
@@ -117,7 +139,10 @@ class GenerationRequest(Struct, kw_only=True):
         raise NotImplementedError
 
     def _problems(self) -> Iterator[tuple[str, str]]:
-        return iter(())
+        if self._candidates < (self.n or 1):
+            yield "best_of", "it is less than n."
+        if self.stream and self._candidates > (self.n or 1) and not self.use_beam_search:
+            yield "best_of", "which are the best is known when all have ended; leave stream out."
 
     def _max_tokens(self) -> int | None:
         return self.max_tokens
@@ -197,6 +222,7 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True):
         return Purpose.CHAT
 
     def _problems(self) -> Iterator[tuple[str, str]]:
+        yield from super()._problems()
         if self.tools and self.tool_choice != "none":
             yield "tools", "this version does not call tools; send none, or tool_choice none."
         if self.functions:
@@ -224,7 +250,6 @@ class CompletionRequest(GenerationRequest, kw_only=True):
     prompt: str | Annotated[list[str | TokenId | PromptIds], Meta(min_length=1, max_length=1 << 20)]
     logprobs: Alternatives | None = None
     echo: bool | None = None
-    best_of: PositiveCount | None = None
     suffix: str | None = None
 
     def prompts(self) -> list[str | tuple[int, ...]]:
@@ -239,8 +264,8 @@ class CompletionRequest(GenerationRequest, kw_only=True):
         if len({type(item) for item in prompt}) > 1:
             problem = "a list holds texts, token ids, or lists of token ids, and one kind only."
             raise InvalidRequest(f"prompt: {problem}", parameter="prompt")
-        if len(prompts) * (self.n or 1) > MAX_CHOICES:
-            problem = f"{len(prompts)} prompts times n are more than {MAX_CHOICES} choices."
+        if len(prompts) * self._candidates > MAX_CHOICES:
+            problem = f"{len(prompts)} prompts times n, or best_of, are more than {MAX_CHOICES} choices."
             raise InvalidRequest(f"prompt: {problem}", "Send several requests.", parameter="prompt")
         return prompts
 
@@ -248,10 +273,9 @@ class CompletionRequest(GenerationRequest, kw_only=True):
         return Purpose.INSERTION if self.suffix else Purpose.COMPLETION
 
     def _problems(self) -> Iterator[tuple[str, str]]:
+        yield from super()._problems()
         if self.suffix:
             yield "suffix", "this version does not insert text; leave it out."
-        if self.best_of is not None and self.best_of != (self.n or 1):
-            yield "best_of", "this version returns all that it generates; leave it out."
 
     def _max_tokens(self) -> int | None:
         return DEFAULT_COMPLETION_TOKENS if self.max_tokens is None else self.max_tokens

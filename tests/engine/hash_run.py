@@ -3,10 +3,14 @@
 from dataclasses import dataclass, field
 
 from engine.core import Engine
-from engine.request import PROGRAM, FinishReason, Origin, Request, SamplingParams
+from engine.request import PROGRAM, BeamParams, FinishReason, Origin, Request, SamplingParams
 from tests.hash_model import HashTicket, expected_output, variant_of
+from tests.plain_search import plain_search
 
 ENDS = frozenset(range(100))  # one generated token in fifty
+
+
+FEW_ENDS = frozenset(range(5))  # of searches: one alternative in twenty, so that some end and others go on
 
 
 @dataclass
@@ -30,6 +34,17 @@ class Run:
             self.requests[request.id], self.outputs[request.id] = request, []
         return family[0]
 
+    def search(
+        self, prompt: tuple[int, ...], beams: BeamParams, origin: Origin = PROGRAM, **params: object
+    ) -> list[Request]:
+        """The results of a beam search."""
+        wanted = SamplingParams(beams=beams, **params)  # type: ignore[arg-type]
+        results = self.engine.search(prompt, wanted, FEW_ENDS, origin)
+        self.engine.add(*results)
+        for request in results:
+            self.requests[request.id], self.outputs[request.id] = request, []
+        return results
+
     def step(self) -> None:
         for event in self.engine.step():
             assert event.request_id not in self.finished
@@ -39,9 +54,8 @@ class Run:
                 self.finished[event.request_id] = event.finish
 
     def abort(self, request_id: int) -> None:
-        event = self.engine.abort(request_id)
-        if event is not None:
-            self.finished[request_id] = FinishReason.ABORT
+        for event in self.engine.abort(request_id):
+            self.finished[event.request_id] = FinishReason.ABORT
 
     def run_out(self) -> None:
         idle = 0
@@ -58,9 +72,27 @@ class Run:
         for number, request in self.requests.items():
             output = self.outputs[number]
             assert output == request.output_ids
+            if request.params.beams is not None:
+                continue
             variant = variant_of(request.params)
             assert output == expected_output(request.prompt_ids, len(output), self.engine.config.groups, variant), (
                 number
             )
             if self.finished[number] is FinishReason.LENGTH:
                 assert len(output) == request.params.max_tokens
+        self._check_searches()
+
+    def _check_searches(self) -> None:
+        """The results of each search are those of a plain one, whatever happened meanwhile; or all ended together."""
+        searches = {request.search: request for request in self.requests.values() if request.search}
+        for search, request in searches.items():
+            ends = [self.finished[result.id] for result in search.results]
+            if ends[0] in (FinishReason.ABORT, FinishReason.ERROR):
+                assert set(ends) == {ends[0]}
+                assert not any(self.outputs[result.id] for result in search.results)
+                continue
+            expected = plain_search(
+                request.prompt_ids, search.beams, request.params, FEW_ENDS, search.max_tokens, self.engine.config.groups
+            )
+            found = [(self.outputs[result.id], end) for result, end in zip(search.results, ends, strict=True)]
+            assert found == [(tokens, finish) for _, tokens, finish in expected[: len(found)]]

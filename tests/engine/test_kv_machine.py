@@ -3,7 +3,9 @@
 The full run is `pytest tests/engine/test_kv_machine.py --rules 1000000`.
 """
 
+import contextlib
 from collections import Counter
+from typing import Literal
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -19,7 +21,8 @@ from hypothesis.stateful import (
 from engine.blocks import NULL_BLOCK
 from engine.config import BLOCK_SIZE, GroupConfig, Preemption
 from engine.core import Engine
-from engine.request import Origin, RequestStatus, ServiceClass
+from engine.errors import PromptTooLong
+from engine.request import BeamParams, Origin, RequestStatus, ServiceClass
 from tests.engine.hash_run import Run
 from tests.hash_model import HashTicket, hash_engine
 
@@ -55,7 +58,7 @@ def expected_references(engine: Engine[HashTicket]) -> list[Counter[int]]:
 
 
 class EngineMachine(RuleBasedStateMachine):
-    """Requests that join, fork, step, end, yield, move, and go through pools that are too small."""
+    """Requests and searches that join, fork, step, end, yield, move, and go through pools that are too small."""
 
     @initialize(
         groups=st.sampled_from(sorted(GROUPS)), depth=st.integers(1, 2), preemption=st.sampled_from(Preemption),
@@ -76,6 +79,21 @@ class EngineMachine(RuleBasedStateMachine):
         if self.engine.num_waiting < 6:
             prompt = (*(token_id for letter in letters for token_id in letter), *range(900, 900 + rest))
             self.run.submit(prompt, Origin(service), count, max_tokens=tokens)
+
+    @rule(
+        letters=st.lists(st.sampled_from(LETTERS), max_size=2), rest=st.integers(1, 18), width=st.integers(1, 4),
+        results=st.integers(1, 4), stopping=st.sampled_from((True, False, "never")), tokens=st.integers(1, 20),
+        service=st.sampled_from(ServiceClass),
+    )  # fmt: skip
+    def search(
+        self, letters: list[tuple[int, ...]], rest: int, width: int, results: int,
+        stopping: Literal[True, False, "never"], tokens: int, service: ServiceClass,
+    ) -> None:  # fmt: skip
+        if self.engine.num_waiting < 6:
+            prompt = (*(token_id for letter in letters for token_id in letter), *range(900, 900 + rest))
+            beams = BeamParams(width, min(width, results), early_stopping=stopping)
+            with contextlib.suppress(PromptTooLong):
+                self.run.search(prompt, beams, Origin(service), max_tokens=tokens)
 
     @rule(count=st.integers(1, 4))
     def step(self, count: int) -> None:

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from engine.config import Preemption
+from engine.config import GroupConfig, Preemption
 from engine.precedence import MOST_PREEMPTIONS
 from engine.request import FinishReason, Origin, RequestStatus, SamplingParams, ServiceClass
 from tests.engine.hash_run import Run
@@ -176,3 +176,24 @@ def test_whoever_waits_long_enough_is_first() -> None:
         if old.status is RequestStatus.FINISHED:
             break
     assert 600 <= now < 1300
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("preemption", Preemption)
+@pytest.mark.parametrize("seed", range(2))
+def test_long_prompts_and_short_steps_stall_nobody(seed: int, preemption: Preemption, depth: int) -> None:
+    """Steps of fewer tokens than there are requests that want some, of all classes, with layers that have a window."""
+    rng = random.Random(f"{seed} {preemption}")
+    engine, _ = hash_engine(
+        seed=seed, num_blocks=16, depth=depth, budget=8, running=8, host_blocks=rng.choice([0, 5, 20]),
+        groups=(GroupConfig(), GroupConfig(window=24)), preemption=preemption,
+    )  # fmt: skip
+    run = Run(engine)
+    for _ in range(40):
+        origin = Origin(rng.choice(list(ServiceClass)), rng.randrange(-100, 101))
+        prompt, tokens = fresh_prompt(rng, rng.randrange(120, 200)), rng.randrange(1, 30)
+        run.submit(prompt, origin, rng.choice([1, 3]), max_tokens=tokens, ignore_eos=True)
+        for _ in range(rng.randrange(20)):
+            run.step()
+    run.run_out()
+    run.check()

@@ -215,14 +215,13 @@ def test_abort_is_legal_in_every_state() -> None:
     for it in (first, second, third):
         scheduler.add(it)
     plan = scheduler.schedule()
-    event = scheduler.abort(2)
-    assert event is not None
+    (event,) = scheduler.abort(2)
     assert event.finish is FinishReason.ABORT
     assert second.status is RequestStatus.FINISHED
-    assert scheduler.abort(1) is not None
+    assert scheduler.abort(1)
     assert scheduler.update(plan, [SampledToken(1, 5)]) == []
-    assert scheduler.abort(1) is None
-    assert scheduler.abort(42) is None
+    assert not scheduler.abort(1)
+    assert not scheduler.abort(42)
     run_out(scheduler)
     scheduler.assert_empty()
 

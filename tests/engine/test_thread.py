@@ -11,7 +11,7 @@ import pytest
 
 from engine.core import Engine
 from engine.errors import EngineError, InvalidSampling, PromptTooLong
-from engine.request import FinishReason, Request, SamplingParams, TokenEvent
+from engine.request import BeamParams, FinishReason, Request, SamplingParams, TokenEvent
 from engine.thread import WEDGED_SECONDS, EngineThread
 from tests.hash_model import HashRunner, expected_output, hash_engine
 
@@ -275,3 +275,16 @@ def test_an_engine_without_work_is_well_however_long() -> None:
     while client.thread.problem():  # its last turn may not be over yet
         assert time.monotonic() < deadline
     client.thread.stop()
+
+
+def test_a_search_is_submitted_alone_and_ends_as_one(parts: tuple[Client, HashRunner]) -> None:
+    client, _ = parts
+    beams = SamplingParams(beams=BeamParams(4, 3), max_tokens=30)
+    with pytest.raises(ValueError, match="alone"):
+        client.submit_several([beams, beams])
+    results = client.submit_several([beams])
+    assert len(results) == 3
+    assert {event.finish for event in client.endings(results).values()} == {FinishReason.LENGTH}
+    results = client.submit_several([SamplingParams(beams=BeamParams(4, 3), max_tokens=100)])
+    client.thread.abort(results[1].id)
+    assert {event.finish for event in client.endings(results).values()} == {FinishReason.ABORT}

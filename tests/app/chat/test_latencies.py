@@ -11,7 +11,7 @@ from app.chat.service import ChatService
 from app.chat.template import ChatTemplateRenderer
 from app.chat.token_streams import TokenStreams
 from app.text.tokenizer import Tokenizer
-from engine.request import FinishReason, Origin, SamplingParams, ServiceClass
+from engine.request import BeamParams, FinishReason, Origin, SamplingParams, ServiceClass
 from tests.app.server.live_server import HANGING_SECONDS, Clock, controlled_engine
 from tests.hash_model import VOCABULARY, expected_output, hash_engine
 
@@ -107,5 +107,20 @@ def test_each_request_ends_once_and_for_its_reason(tokenizer: Tokenizer, rendere
             FinishReason.ABORT: 4,
             FinishReason.ERROR: 0,
         }
+
+    asyncio.run(main())
+
+
+def test_the_tokens_of_a_search_come_at_once_and_count_as_one() -> None:
+    async def main() -> None:
+        engine, _ = hash_engine()
+        async with TokenStreams(engine) as streams:
+            with streams.open() as stream:
+                beams = SamplingParams(beams=BeamParams(3, 2), max_tokens=8)
+                stream.submit_several(PROMPT, [beams], frozenset())
+                events = [event async for batch in stream for event in batch]
+            assert sum(event.token_id is not None for event in events) == 16
+            assert sum(streams.latencies.first_token[NORMAL].counts) == 2
+            assert sum(streams.latencies.between_tokens[NORMAL].counts) == 0
 
     asyncio.run(main())

@@ -58,6 +58,10 @@ BAD: dict[str, tuple[str, ...]] = {
     "service_class": ("1", "0", "[]", '""', '"urgent"', '"NORMAL"', '"flex"'),
     "service_tier": ("1", "[]", '""', '"normal"', '"background"'),
     "priority": (*NOT_AN_INTEGER, "-101", "101"),
+    "best_of": (*NOT_AN_INTEGER, "0", "-1", "17"),
+    "use_beam_search": ("1", '"true"', "[]"),
+    "length_penalty": (*NOT_A_NUMBER, *HUGE, "-10.1", "10.1"),
+    "early_stopping": ("1", '"true"', '""', '"always"', "[]"),
 }
 BAD_ONLY: dict[str, dict[str, tuple[str, ...]]] = {
     CHAT: {
@@ -96,7 +100,6 @@ BAD_ONLY: dict[str, dict[str, tuple[str, ...]]] = {
         "logprobs": (*NOT_AN_INTEGER, "-1", "21"),
         "echo": ("1", '"true"'),
         "suffix": ("1", '"the end"'),
-        "best_of": (*NOT_AN_INTEGER, "0", "3"),
     },
 }
 TABLE = [

@@ -7,9 +7,9 @@ import pytest
 
 from app.chat.events import ChatEvent, ReplyEnd, TextDelta
 from app.chat.service import ChatService
-from app.server.choices import generate_choices
+from app.server.choices import TokenCounts, WantedChoices, generate_choices
 from app.server.errors import ReplyAborted, ReplyFailed
-from engine.request import PROGRAM, FinishReason, SamplingParams
+from engine.request import PROGRAM, FinishReason, SamplingParams, TokenLogprobs
 
 Batch = list[tuple[int, ChatEvent]]
 
@@ -36,13 +36,14 @@ class Scripted(ChatService):
             self.closed = True
 
 
-def told(service: Scripted) -> tuple[list[Batch], Exception | None]:
+def told(service: Scripted, count: int = 2, *, reports: bool = True) -> tuple[list[Batch], Exception | None]:
     """All that is told, and what is raised behind it."""
 
     async def collect() -> tuple[list[Batch], Exception | None]:
         batches = []
         try:
-            async for batch in generate_choices(service, [(1, 2, 3)], [SamplingParams()] * 2, PROGRAM):
+            wanted = WantedChoices(count, [SamplingParams()] * 2, reports)
+            async for batch in generate_choices(service, [(1, 2, 3)], wanted, PROGRAM, TokenCounts()):
                 batches += [batch]
         except (ReplyFailed, ReplyAborted) as error:
             return batches, error
@@ -70,3 +71,22 @@ def test_before_a_failure_that_comes_alone_nothing_is_told() -> None:
     batches, error = told(Scripted([end(FinishReason.ABORT)]))
     assert batches == []
     assert isinstance(error, ReplyAborted)
+
+
+def test_the_best_by_the_mean_are_told_when_all_have_ended() -> None:
+    def candidate(number: int, text: str, *logprobs: float) -> Batch:
+        tokens = tuple(TokenLogprobs(1, logprob, ()) for logprob in logprobs)
+        return [(number, TextDelta(text, tokens)), (number, end(FinishReason.STOP)[1])]
+
+    worse, better = candidate(0, "short", -1.0), candidate(1, "long", -0.25, -0.75, -0.5)
+    batches, error = told(Scripted(worse[:1], better, worse[1:]), 1)
+    assert error is None
+    assert batches == [[(0, event) for _, event in better]]
+    batches, _ = told(Scripted(worse, better), 1, reports=False)
+    assert batches == [[(0, TextDelta("long")), (0, better[1][1])]]
+
+
+def test_where_a_candidate_fails_none_is_told() -> None:
+    batches, error = told(Scripted([OTHERS, (1, end(FinishReason.STOP)[1])], [end(FinishReason.ERROR)]), 1)
+    assert batches == []
+    assert isinstance(error, ReplyFailed)

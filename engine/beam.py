@@ -1,0 +1,134 @@
+"""Beam search: which sequences go on, which have ended, and when to stop. Pure policy.
+
+In each round every live beam delivers its most likely next tokens. The best `width` continuations of all of them go on,
+and those that end among the best `width` are kept as hypotheses. Scores, hypotheses and the end of a search are what
+they are in transformers' `generate(num_beams=...)`; a score is the sum of log-probabilities, divided by the length of
+the reply to the power of `length_penalty`. Refuses to know who computes the beams and what they hold.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from engine.request import BeamParams, FinishReason, SamplingParams, TokenLogprobs
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Beam:
+    """A sequence, as its last token behind the sequence before it: what beams have in common is there once."""
+
+    before: "Beam | None" = None  # None: the empty reply
+    token_id: int = -1
+    logprobs: TokenLogprobs | None = None  # of the token, where they were asked for
+    score: float = 0.0  # sum of the log-probabilities
+    length: int = 0
+
+    def token_ids(self, start: int = 0) -> list[int]:
+        """From the one at `start` on."""
+        return [beam.token_id for beam in self.path(start)]
+
+    def path(self, start: int = 0) -> "list[Beam]":
+        """The sequences of start + 1, start + 2, ... tokens that lead here."""
+        path: list[Beam] = []
+        beam: Beam | None = self
+        while beam is not None and beam.length > start:
+            path.append(beam)
+            beam = beam.before
+        return path[::-1]
+
+
+@dataclass(frozen=True, slots=True)
+class Hypothesis:
+    """A sequence that has ended."""
+
+    beam: Beam
+    score: float  # by its length
+    finish: FinishReason
+
+
+class BeamSearch:
+    """One search. `max_tokens` is the longest that a reply may get."""
+
+    def __init__(self, beams: BeamParams, params: SamplingParams, end_ids: frozenset[int], max_tokens: int) -> None:
+        self.live: list[Beam] = [Beam()]
+        self.hypotheses: list[Hypothesis] = []  # the best, at most `width`, best first
+        self._beams = beams
+        self._params = params
+        self._ends = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else end_ids)
+        self._max_tokens = max_tokens
+        self._delivered: dict[Beam, Sequence[tuple[int, float]]] = {}
+
+    @property
+    def alternatives(self) -> int:
+        """How many of a beam's most likely tokens it takes: `width` that go on, whichever of the others end a reply."""
+        return max(self._beams.width + len(self._ends), self._params.logprobs or 0)
+
+    @property
+    def has_ended(self) -> bool:
+        return not self.live
+
+    def collect(self, beam: Beam, most_likely: Sequence[tuple[int, float]]) -> bool:
+        """Take a live beam's next tokens with log-probabilities, most likely first. Whether all have delivered now."""
+        self._delivered[beam] = most_likely
+        return len(self._delivered) == len(self.live)
+
+    def forget_round(self) -> None:
+        """The live beams will deliver anew."""
+        self._delivered.clear()
+
+    def advance(self) -> None:
+        """All have delivered: find those that live on, none if the search has ended."""
+        width, length = self._beams.width, self.live[0].length + 1
+        live: list[Beam] = []
+        for rank, beam in enumerate(self._candidates(length)):
+            if beam.token_id not in self._ends and length < self._max_tokens:
+                live.append(beam)
+            elif rank < width:
+                self._end(beam)
+            if len(live) == width:
+                break
+        self._delivered.clear()
+        self.live = live if live and self._may_improve(live[0]) else []
+
+    def common(self) -> Beam:
+        """What all live beams begin with."""
+        beams = set(self.live)
+        while len(beams) > 1:
+            beams = {beam.before for beam in beams if beam.before is not None}  # they are all of one length
+        (beam,) = beams
+        return beam
+
+    def _candidates(self, length: int) -> list[Beam]:
+        """Every continuation that is allowed, best first."""
+        too_early = self._ends if length <= self._params.min_tokens else frozenset()
+        found = [
+            Beam(beam, token_id, self._report(beam, token_id, logprob), beam.score + logprob, length)
+            for beam in self.live
+            for token_id, logprob in self._delivered[beam]
+            if token_id not in too_early
+        ]
+        return sorted(found, key=lambda beam: -beam.score)
+
+    def _report(self, beam: Beam, token_id: int, logprob: float) -> TokenLogprobs | None:
+        if self._params.logprobs is None:
+            return None
+        return TokenLogprobs(token_id, logprob, tuple(self._delivered[beam][: self._params.logprobs]))
+
+    def _end(self, beam: Beam) -> None:
+        finish = FinishReason.STOP if beam.token_id in self._ends else FinishReason.LENGTH
+        self.hypotheses.append(Hypothesis(beam, self._by_length(beam.score, beam.length), finish))
+        self.hypotheses.sort(key=lambda hypothesis: -hypothesis.score)
+        del self.hypotheses[self._beams.width :]
+
+    def _by_length(self, score: float, length: int) -> float:
+        penalty: float = length**self._beams.length_penalty
+        return score / penalty
+
+    def _may_improve(self, best: Beam) -> bool:
+        """Whether it is worth to go on with the best live beam, and those behind it."""
+        if len(self.hypotheses) < self._beams.width:
+            return True
+        if self._beams.early_stopping is True:
+            return False
+        hopeful = self._beams.early_stopping == "never" and self._beams.length_penalty > 0
+        length = self._max_tokens if hopeful else best.length
+        return self._by_length(best.score, length) > self.hypotheses[-1].score
