@@ -155,8 +155,8 @@ class RecurrentGroup:
 
     def undo(self, request: Request, copy: BlockCopy) -> None:
         table = request.block_tables[self._number]
-        if copy.source in self._places:
-            del self._places[copy.source]
+        if copy.source in table[1:]:
+            self._places.pop(copy.source, None)
             table.remove(copy.source)
             self.pool.release([copy.source])
         table[:1] = [copy.source] if copy.source != NULL_BLOCK else []
@@ -174,8 +174,10 @@ class RecurrentGroup:
     def publish(self, request: Request) -> None:
         table, computed = request.block_tables[self._number], request.num_computed
         for state in table[1:]:
-            if (self._places[state] + 1) * BLOCK_SIZE <= computed:
-                self.pool.publish(state, *content(request, self._places.pop(state)))
+            place = self._places.get(state)  # None: another one that went on from it has published it
+            if place is None or (place + 1) * BLOCK_SIZE <= computed:
+                if place is not None:
+                    self.pool.publish(state, *content(request, self._places.pop(state)))
                 self.pool.release([state])
                 table.remove(state)
         if computed == request.num_scheduled and self._is_checkpoint(request, computed):

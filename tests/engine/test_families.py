@@ -154,3 +154,15 @@ def test_a_person_does_not_wait_for_what_a_background_request_computes() -> None
     assert person.status is RequestStatus.RUNNING
     run.run_out()
     run.check()
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_families_of_one_prompt_share_its_last_state(depth: int) -> None:
+    """A state that is kept is published once, by whoever comes first."""
+    engine, _ = hash_engine(num_blocks=400, depth=depth, groups=GROUPS[1], budget=256)
+    run = Run(engine)
+    for _ in range(2):
+        run.submit(prompt_of(256), count=3, max_tokens=20, ignore_eos=True)
+        run.step()
+    run.run_out()
+    run.check()
