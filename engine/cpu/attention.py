@@ -2,15 +2,19 @@
 
 Blocks are laid out as `kv_store` writes them; whatever their type, sums are of float32. A query's context is cut into
 pieces of PIECE positions. A piece becomes a record (values, peak, total), whoever computes it; records are combined one
-after another in order of position by a running maximum (arXiv:2205.14135). A query alone and a query in a tile of four
-go through the same sums in the same order, so that its bits depend neither on how the prompt was cut nor on what was
+after another in order of position by a running maximum (arXiv:2205.14135). A query alone and a query among others go
+through the same sums in the same order, so that its bits depend neither on how the prompt was cut nor on what was
 cached. Lanes behind a query's position are selected away, never added: a freed block may hold NaN.
+
+Rows that share a KV head, which are the query heads of one token or consecutive tokens, go over a piece together: what
+was read and widened to float32 serves them all.
 
 Floor of one token: the bytes of its context's keys and values. Floor of a prompt: 4 * queries * heads * head_dim *
 context operations. Everything here is compiled and takes addresses; the twin is `paged_attention` in
 `engine.kernels.reference`.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -22,9 +26,9 @@ from quant.cpu.kernel import inlined, jit, kernel
 from quant.cpu.vector import F32, I32, I64, LANES, Emit
 
 PIECE = 128  # positions that are reduced together
-PIECE_BLOCKS = PIECE // BLOCK_SIZE
-SPAN = 4  # blocks whose scores are computed side by side
-QUERIES = 4  # queries that are attended together, and query heads of one query
+QUERIES = 8  # tokens of a tile, and the most rows that go over a piece together
+FEW = 4  # rows that are computed together where there are fewer, or few registers
+SIDE_BY_SIDE = 4  # the most vectors of keys or values that are; a piece is a whole number of such
 LEAST = -1e30  # a peak below all scores
 SCORE_ROW = 4 * PIECE  # bytes of one row of scores
 RECORD_TAIL = 64  # bytes behind the values of a record: peak, total, padding
@@ -58,124 +62,168 @@ class HeadBlocks(NamedTuple):
 # -- one piece
 
 
-def _emit_scores(
-    e: Emit, kv: Elements, rows: int, q: Any, q_stride: Any, table: Any, cache: Any, block_bytes: Any, blocks: Any,
-    dim: Any, out: Any,
-) -> None:  # fmt: skip
-    """out[row][16 * SPAN] = q[row] . K of up to SPAN blocks, without scales; behind the last block it repeats."""
-    b, last, size = e.b, e.b.sub(blocks, I64(1)), kv.size * BLOCK_SIZE
-    places = [b.select(b.icmp_signed("<", I64(i), last), I64(i), last) for i in range(SPAN)]
-    keys = [b.add(cache, b.mul(e.load(e.at(table, place, 8), I64, 8), block_bytes)) for place in places]
-    queries = [b.add(q, b.mul(q_stride, I64(row))) for row in range(rows)]
-    sums = {(row, i): e.variable(e.f(0)) for row in range(rows) for i in range(SPAN)}
-    with cgutils.for_range(b, b.sdiv(dim, I64(4))) as loop:
-        for d in range(4):
-            columns = [kv.load(e, e.at(e.at(key, loop.index, 4 * size), size * d)) for key in keys]
-            for row, query in enumerate(queries):
-                value = e.splat(e.load(e.at(e.at(query, loop.index, 16), 4 * d), F32))
-                for i, column in enumerate(columns):
-                    b.store(e.fma(column, value, b.load(sums[row, i])), sums[row, i])
-    for (row, i), total in sums.items():
-        e.store(e.at(out, SCORE_ROW * row + 64 * i), b.load(total))
+class Piece(NamedTuple):
+    """Some rows over one piece, as vector code has it: what each of the three kernels takes, all i64."""
+
+    at: Any  # the first row's query, or its record
+    stride: Any  # bytes from there to the next row's
+    scores: Any  # float32 [rows][PIECE]
+    first_count: Any  # positions that the first row sees; more than PIECE where it sees some behind the piece
+    count_step: Any
+    blocks: Any  # those of which any row sees a position
+    table: Any
+    cache: Any
+    block_bytes: Any
+    dim: Any
+
+    def behind(self, e: Emit, rows: Any) -> "Piece":
+        """The rows behind the first ones."""
+        at, count = e.b.add(self.at, e.b.mul(self.stride, rows)), e.b.mul(self.count_step, rows)
+        scores = e.at(self.scores, rows, SCORE_ROW)
+        return self._replace(at=at, scores=scores, first_count=e.b.add(self.first_count, count))
+
+    def row(self, e: Emit, row: int) -> Any:
+        """The address of a row's query or record."""
+        return e.b.add(self.at, e.b.mul(self.stride, I64(row)))
+
+    def counts(self, e: Emit, rows: int) -> list[Any]:
+        """How many positions each row sees."""
+        return [e.b.add(self.first_count, e.b.mul(self.count_step, I64(row))) for row in range(rows)]
+
+    def block(self, e: Emit, index: Any) -> Any:
+        """The address of a block of the piece."""
+        return e.b.add(self.cache, e.b.mul(e.load(e.at(self.table, index, 8), I64, 8), self.block_bytes))
 
 
-def _emit_gather(
-    e: Emit, kv: Elements, rows: int, vectors: int, p: Any, table: Any, values: Any, block_bytes: Any, first: Any,
-    count: Any, dim: Any, record: Any, record_stride: Any,
-) -> None:  # fmt: skip
-    """record[row][16 * vectors] = the sum of p[row][t] * V[t] over the positions from 0 to `count`, in order.
+def _emit_scores(e: Emit, kv: Elements, rows: int, span: int, piece: Piece) -> None:
+    """scores[row] = q[row] . K, without scales, `span` blocks side by side; behind the last block it repeats."""
+    b, size = e.b, kv.size * BLOCK_SIZE
+    queries = [piece.row(e, row) for row in range(rows)]
+    with cgutils.for_range_slice(b, I64(0), piece.blocks, I64(span), I64) as (first, _):
+        places = [b.add(first, I64(i)) for i in range(span)]
+        last = b.sub(piece.blocks, I64(1))
+        keys = [piece.block(e, b.select(b.icmp_signed("<", place, last), place, last)) for place in places]
+        sums = {(row, i): e.variable(e.f(0)) for row in range(rows) for i in range(span)}
+        with cgutils.for_range(b, b.sdiv(piece.dim, I64(4))) as loop:
+            for d in range(4):
+                columns = [kv.load(e, e.at(e.at(key, loop.index, 4 * size), size * d)) for key in keys]
+                for row, query in enumerate(queries):
+                    value = e.splat(e.load(e.at(e.at(query, loop.index, 16), 4 * d), F32))
+                    for i, column in enumerate(columns):
+                        b.store(e.fma(column, value, b.load(sums[row, i])), sums[row, i])
+        for (row, i), total in sums.items():
+            e.store(e.at(e.at(piece.scores, places[i], 64), SCORE_ROW * row), b.load(total))
 
-    Those before `first` are in the record already. `values` is the address of the wanted columns of V in block 0.
+
+def _emit_soften(e: Emit, kv: Elements, rows: int, _: int, piece: Piece) -> None:
+    """scores[row] becomes exp(score - peak), 0 behind what the row sees; peak and total go to its record.
+
+    Rows take turns, so that none has to wait for its last result. Scales are multiplied here, once for each position:
+    the score by that of K, the result by that of V.
     """
-    b = e.b
-    cells = [(row, i) for row in range(rows) for i in range(vectors)]
-    places = {(row, i): e.at(b.add(record, b.mul(record_stride, I64(row))), 64 * i) for row, i in cells}
-    begun = b.icmp_signed(">", first, I64(0))
-    sums = {cell: e.variable(b.select(begun, e.load(at), e.f(0))) for cell, at in places.items()}
-    start_block = b.sdiv(first, I64(BLOCK_SIZE))
-    stop_block = b.sdiv(b.add(count, I64(BLOCK_SIZE - 1)), I64(BLOCK_SIZE))
-    with cgutils.for_range(b, stop_block, start_block) as outer:
-        start = b.mul(outer.index, I64(BLOCK_SIZE))
-        block = b.add(values, b.mul(e.load(e.at(table, outer.index, 8), I64, 8), block_bytes))
-        here = e.within(b.sub(first, start), BLOCK_SIZE), e.within(b.sub(count, start), BLOCK_SIZE)
-        with cgutils.for_range(b, here[1], here[0]) as inner:
-            at = b.add(block, b.mul(inner.index, b.mul(dim, I64(kv.size))))
-            columns = [kv.load(e, e.at(at, kv.size * LANES * i)) for i in range(vectors)]
-            weight_at = e.at(p, b.add(start, inner.index), 4)
-            weights = [e.splat(e.load(e.at(weight_at, SCORE_ROW * row), F32)) for row in range(rows)]
-            for row, i in cells:
-                b.store(e.fma(columns[i], weights[row], b.load(sums[row, i])), sums[row, i])
-    for cell, at in places.items():
-        e.store(at, b.load(sums[cell]))
+    b, counts = e.b, piece.counts(e, rows)
+    tops, totals = ([e.variable(e.f(start)) for _ in range(rows)] for start in (LEAST, 0))
 
+    def places(index: Any) -> list[tuple[Any, Any]]:
+        """For each row, where its scores of a block are, and which of the lanes it sees."""
+        at, start = e.at(piece.scores, index, 64), b.mul(index, I64(BLOCK_SIZE))
+        return [(e.at(at, SCORE_ROW * row), e.first_lanes(b.sub(count, start))) for row, count in enumerate(counts)]
 
-def _make_kernels(kv_type: KVType) -> AttentionKernels:
-    kv, suffix = ELEMENTS[kv_type], kv_type.name.lower()
+    def scales(index: Any) -> tuple[Any, Any]:
+        keys, values = scales_at(e, kv, piece.block(e, index), piece.dim)
+        return e.load(keys), e.load(values)
 
-    def scores(
-        e: Emit, rows: Any, q: Any, q_stride: Any, table: Any, cache: Any, block_bytes: Any, blocks: Any, dim: Any,
-        out: Any,
-    ) -> None:  # fmt: skip
-        for count in range(1, QUERIES + 1):
-            with e.b.if_then(e.b.icmp_signed("==", rows, I64(count))):
-                _emit_scores(e, kv, count, q, q_stride, table, cache, block_bytes, blocks, dim, out)
-
-    def soften(
-        e: Emit, scores: Any, count: Any, table: Any, cache: Any, block_bytes: Any, dim: Any, record: Any
-    ) -> None:
-        """scores[0:count] becomes exp(score - peak), 0 behind that; peak and total go to the record.
-
-        Scales are multiplied here, once for each position: the score by that of K, the result by that of V.
-        """
-        b, blocks = e.b, e.b.sdiv(e.b.add(count, I64(BLOCK_SIZE - 1)), I64(BLOCK_SIZE))
-        top, total = e.variable(e.f(LEAST)), e.variable(e.f(0))
-
-        def live(index: Any) -> Any:
-            return e.first_lanes(b.sub(count, b.mul(index, I64(BLOCK_SIZE))))
-
-        def scales(index: Any) -> tuple[Any, Any]:
-            block = b.add(cache, b.mul(e.load(e.at(table, index, 8), I64, 8), block_bytes))
-            keys, values = scales_at(e, kv, block, dim)
-            return e.load(keys), e.load(values)
-
-        with cgutils.for_range(b, blocks) as loop:
-            at = e.at(scores, loop.index, 64)
+    with cgutils.for_range(b, piece.blocks) as loop:
+        for (at, live), top in zip(places(loop.index), tops, strict=True):
             v = e.load(at)
             if kv.scaled:
                 v = b.fmul(v, scales(loop.index)[0])
                 e.store(at, v)
-            b.store(e.larger(b.select(live(loop.index), v, e.f(LEAST)), b.load(top)), top)
-        peak = e.tree(b.load(top), e.larger)
-        with cgutils.for_range(b, blocks) as loop:
-            at = e.at(scores, loop.index, 64)
-            weights = b.select(live(loop.index), e.exp(b.fsub(e.load(at), e.splat(peak))), e.f(0))
+            b.store(e.larger(b.select(live, v, e.f(LEAST)), b.load(top)), top)
+    peaks = [e.tree(b.load(top), e.larger) for top in tops]
+    with cgutils.for_range(b, piece.blocks) as loop:
+        for (at, live), peak, total in zip(places(loop.index), peaks, totals, strict=True):
+            weights = b.select(live, e.exp(b.fsub(e.load(at), e.splat(peak))), e.f(0))
             b.store(b.fadd(b.load(total), weights), total)
             if kv.scaled:
-                weights = b.select(live(loop.index), b.fmul(weights, scales(loop.index)[1]), e.f(0))
+                weights = b.select(live, b.fmul(weights, scales(loop.index)[1]), e.f(0))
             e.store(at, weights)
-        e.store(e.at(record, dim, 4), peak, 4)
-        e.store(e.at(e.at(record, dim, 4), 4), e.tree(b.load(total), b.fadd), 4)
+    for row, (peak, total) in enumerate(zip(peaks, totals, strict=True)):
+        tail = e.at(piece.row(e, row), piece.dim, 4)
+        e.store(tail, peak, 4)
+        e.store(e.at(tail, 4), e.tree(b.load(total), b.fadd), 4)
 
-    def gather(
-        e: Emit, rows: Any, p: Any, table: Any, cache: Any, block_bytes: Any, first: Any, count: Any, dim: Any,
-        record: Any, record_stride: Any,
+
+def _emit_gather(e: Emit, kv: Elements, rows: int, most: int, piece: Piece) -> None:
+    """record[row] = the sum of scores[row][t] * V[t] over the positions t that the row sees, in order.
+
+    All columns of V: `most` vectors at a time as far as they go, then two.
+    """
+    wide = e.b.and_(piece.dim, I64(-LANES * most))
+    parts = [(most, I64(0), wide), (2, wide, piece.dim)]
+    for vectors, start, stop in parts if most > 2 else parts[:1]:
+        with cgutils.for_range_slice(e.b, start, stop, I64(LANES * vectors), I64) as (column, _):
+            _emit_columns(e, kv, rows, vectors, column, piece)
+
+
+def _emit_columns(e: Emit, kv: Elements, rows: int, vectors: int, column: Any, piece: Piece) -> None:
+    """The columns from `column` on; of each block, first the positions that all rows see, then those that some do."""
+    b, counts = e.b, piece.counts(e, rows)
+    cells = [(row, i) for row in range(rows) for i in range(vectors)]
+    sums = {cell: e.variable(e.f(0)) for cell in cells}
+    with cgutils.for_range(b, piece.blocks) as outer:
+        start = b.mul(outer.index, I64(BLOCK_SIZE))
+        values = e.at(e.at(piece.block(e, outer.index), piece.dim, kv.size * BLOCK_SIZE), column, kv.size)
+        common, seen = (e.within(b.sub(count, start), BLOCK_SIZE) for count in (counts[0], counts[-1]))
+        for begin, end, everyone in ((I64(0), common, True), (common, seen, False)):
+            with cgutils.for_range(b, end, begin) as inner:
+                position = b.add(start, inner.index)
+                at = b.add(values, b.mul(inner.index, b.mul(piece.dim, I64(kv.size))))
+                columns = [kv.load(e, e.at(at, kv.size * LANES * i)) for i in range(vectors)]
+                at = e.at(piece.scores, position, 4)
+                weights = [e.splat(e.load(e.at(at, SCORE_ROW * row), F32)) for row in range(rows)]
+                for row, i in cells:
+                    before = b.load(sums[row, i])
+                    after = e.fma(columns[i], weights[row], before)
+                    if not everyone:
+                        after = b.select(b.icmp_signed("<", position, counts[row]), after, before)
+                    b.store(after, sums[row, i])
+    for row, i in cells:
+        e.store(e.at(e.at(piece.row(e, row), column, 4), 64 * i), b.load(sums[row, i]))
+
+
+def _make_kernel(name: str, kv_type: KVType, emit: Callable[[Emit, Elements, int, int, Piece], None]) -> Any:
+    """A kernel for up to QUERIES rows; `emit` writes the code for a number of them, and of vectors side by side."""
+    kv = ELEMENTS[kv_type]
+
+    def build(
+        e: Emit, rows: Any, at: Any, stride: Any, scores: Any, first_count: Any, count_step: Any, blocks: Any,
+        table: Any, cache: Any, block_bytes: Any, dim: Any,
     ) -> None:  # fmt: skip
-        """All columns of V: 64 at a time as far as they go, then 16."""
-        b, values = e.b, e.at(cache, dim, kv.size * BLOCK_SIZE)
-        wide = b.and_(dim, I64(-64))
-        for height in range(1, QUERIES + 1):
-            with b.if_then(b.icmp_signed("==", rows, I64(height))):
-                for vectors, start, stop in ((4, I64(0), wide), (1, wide, dim)):
-                    step = I64(LANES * vectors)
-                    with cgutils.for_range_slice(b, start, stop, step, I64) as (column, _):
-                        _emit_gather(
-                            e, kv, height, vectors, p, table, e.at(values, column, kv.size), block_bytes, first, count,
-                            dim, e.at(record, column, 4), record_stride,
-                        )  # fmt: skip
+        b, rest = e.b, rows
+        piece = Piece(at, stride, scores, first_count, count_step, blocks, table, cache, block_bytes, dim)
+        sums = 4 if e.has_few_registers else 16  # that fit into registers beside what is added to them
+        if not e.has_few_registers:
+            full = b.icmp_signed("==", rows, I64(QUERIES))
+            with b.if_then(full):
+                emit(e, kv, QUERIES, sums // QUERIES, piece)
+            rest = b.select(full, I64(0), rows)
+        with cgutils.for_range_slice(b, I64(0), rest, I64(FEW), I64) as (first, _):
+            left = e.within(b.sub(rest, first), FEW)
+            for height in range(1, FEW + 1):
+                with b.if_then(b.icmp_signed("==", left, I64(height))):
+                    emit(e, kv, height, min(SIDE_BY_SIDE, sums // height), piece.behind(e, first))
 
-    for build in (scores, soften, gather):
-        build.__name__ = f"{build.__name__}_{suffix}"
-    return AttentionKernels(kernel(scores), kernel(soften), kernel(gather))
+    build.__name__ = f"{name}_{kv_type.name.lower()}"
+    return kernel(build)
+
+
+def _make_kernels(kv_type: KVType) -> AttentionKernels:
+    return AttentionKernels(
+        _make_kernel("scores", kv_type, _emit_scores),
+        _make_kernel("soften", kv_type, _emit_soften),
+        _make_kernel("gather", kv_type, _emit_gather),
+    )
 
 
 ATTENTION_KERNELS = {kv_type: _make_kernels(kv_type) for kv_type in KVType}
@@ -211,64 +259,32 @@ def finish(e: Emit, record: Any, dim: Any, out: Any) -> None:
 
 
 @inlined
-def _scores(
-    e: Emit, kernel: Any, rows: Any, q: Any, q_stride: Any, table: Any, cache: Any, block_bytes: Any, blocks: Any,
-    dim: Any, out: Any,
+def _call(
+    e: Emit, kernel: Any, rows: Any, at: Any, stride: Any, scores: Any, first_count: Any, count_step: Any, blocks: Any,
+    table: Any, cache: Any, block_bytes: Any, dim: Any,
 ) -> None:  # fmt: skip
-    e.call_address(kernel, rows, q, q_stride, table, cache, block_bytes, blocks, dim, out)
-
-
-@inlined
-def _soften(
-    e: Emit, kernel: Any, scores: Any, count: Any, table: Any, cache: Any, block_bytes: Any, dim: Any, record: Any
-) -> None:
-    e.call_address(kernel, scores, count, table, cache, block_bytes, dim, record)
-
-
-@inlined
-def _gather(
-    e: Emit, kernel: Any, rows: Any, p: Any, table: Any, cache: Any, block_bytes: Any, first: Any, count: Any, dim: Any,
-    record: Any, record_stride: Any,
-) -> None:  # fmt: skip
-    e.call_address(kernel, rows, p, table, cache, block_bytes, first, count, dim, record, record_stride)
+    """Call one of the three kernels by its address."""
+    e.call_address(kernel, rows, at, stride, scores, first_count, count_step, blocks, table, cache, block_bytes, dim)
 
 
 @jit
 def attend_piece(
     rows: int, q: int, q_stride: int, first_count: int, count_step: int, table: int, kv: HeadBlocks, scores: int,
-    record: int, record_stride: int,
+    records: int, record_stride: int,
 ) -> None:  # fmt: skip
-    """Up to four rows over one piece -> a record each.
+    """Rows, any number of them, over one piece -> a record each. `scores` has room for QUERIES rows.
 
     Row r is at q + r * q_stride and sees first_count + r * count_step positions, at most PIECE: rows are the query
     heads of one token (step 0), or consecutive tokens (step 1). `table` is the address of the piece's first block id.
     """
     cache, block_bytes, dim = kv.cache, kv.block_bytes, kv.dim
-    most = min(PIECE, first_count + (rows - 1) * count_step)
-    for block in range(0, (most + BLOCK_SIZE - 1) // BLOCK_SIZE, SPAN):
-        blocks, out = (most + BLOCK_SIZE - 1) // BLOCK_SIZE - block, scores + 4 * BLOCK_SIZE * block
-        _scores(kv.scores, rows, q, q_stride, table + 8 * block, cache, block_bytes, blocks, dim, out)
-    for row in range(rows):
-        p, sums = scores + SCORE_ROW * row, record + row * record_stride
-        _soften(kv.soften, p, min(PIECE, first_count + row * count_step), table, cache, block_bytes, dim, sums)
-    seen = min(PIECE, first_count)
-    _gather(kv.gather, rows, scores, table, cache, block_bytes, 0, seen, dim, record, record_stride)
-    for row in range(1, rows):  # what a row sees and the first one does not
-        count = min(PIECE, first_count + row * count_step)
-        if count > first_count:
-            p, sums = scores + SCORE_ROW * row, record + row * record_stride
-            _gather(kv.gather, 1, p, table, cache, block_bytes, first_count, count, dim, sums, record_stride)
-
-
-@jit
-def attend_token(
-    q: int, heads: int, q_stride: int, count: int, table: int, kv: HeadBlocks, scores: int, records: int
-) -> None:
-    """The query heads of one token that share a KV head, over one piece of `count` positions -> a record each."""
-    size = 4 * kv.dim + RECORD_TAIL
-    for head in range(0, heads, QUERIES):
-        rows = min(QUERIES, heads - head)
-        attend_piece(rows, q + head * q_stride, q_stride, count, 0, table, kv, scores, records + head * size, size)
+    for row in range(0, rows, QUERIES):
+        n = min(QUERIES, rows - row)
+        query, record, count = q + row * q_stride, records + row * record_stride, first_count + row * count_step
+        blocks = (min(PIECE, count + (n - 1) * count_step) + BLOCK_SIZE - 1) // BLOCK_SIZE
+        _call(kv.scores, n, query, q_stride, scores, count, count_step, blocks, table, cache, block_bytes, dim)
+        for address in (kv.soften, kv.gather):
+            _call(address, n, record, record_stride, scores, count, count_step, blocks, table, cache, block_bytes, dim)
 
 
 @jit

@@ -18,8 +18,8 @@ from engine.cpu.attention import (
     RECORD_TAIL,
     SCORE_ROW,
     HeadBlocks,
+    attend_piece,
     attend_tile,
-    attend_token,
     merge_pieces,
 )
 from engine.cpu.kv_store import rotate, store_key_value
@@ -158,7 +158,7 @@ def _attend(a: Record, h: Record, first: int, last: int, scratch: int) -> None:
                 count = min(PIECE, position + 1 - start)
                 part = a.parts + ((request * a.kv_heads + head) * a.max_pieces + piece) * a.heads * record
                 blocks = table + start // BLOCK_SIZE * 8
-                attend_token(q, a.heads, 4 * a.head_dim, count, blocks, kv, scratch, part)
+                attend_piece(a.heads, q, 4 * a.head_dim, count, 0, blocks, kv, scratch, part, record)
         unit += here
         if unit >= last:
             return
