@@ -142,7 +142,7 @@ class Scheduler:
             budget -= self._take(request, most, scheduled)
         else:
             for newcomer in self._waiting.first_in_line(self._config.max_running):
-                if not budget or preempted or len(scheduled) >= allowance.requests:
+                if not budget or preempted or len(scheduled) >= allowance.requests or not self._may_sit(newcomer):
                     break
                 prefix = self._prefix(newcomer)
                 if prefix and self._is_coming(newcomer, prefix):
@@ -275,6 +275,11 @@ class Scheduler:
             preempted.append(last)
             prefix = self._prefix(request)  # what it had may have been given up for what the other one saved
         return True
+
+    def _may_sit(self, request: Request) -> bool:
+        """Whether there is a seat, or one of a lower class has it: else nothing needs to be looked up for it."""
+        lower = any(other.origin.service > request.origin.service for other in self._running.values())
+        return bool(self._free_seats) or lower
 
     @property
     def _free_seats(self) -> int:
