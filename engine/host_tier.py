@@ -28,10 +28,6 @@ class HostTier:
         self.transfers = Transfers(mover, [group.pool for group in groups], self.pools, costs.observe_copy)
         self._groups = groups
 
-    def returning(self, group: int) -> int:
-        """Blocks of a group's device pool that come back when copies under way have ended."""
-        return self.transfers.returning(group)
-
     def save(self, request: Request) -> bool:
         """Copy what a request needs to go on; it may let go of its blocks at once.
 

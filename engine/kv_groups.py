@@ -163,11 +163,10 @@ class RecurrentGroup:
         self.pool.release([copy.target])
 
     def _is_checkpoint(self, request: Request, tokens: int) -> bool:
-        last = (len(request.prompt_ids) - 1) // BLOCK_SIZE * BLOCK_SIZE
-        return bool(tokens) and (tokens % (CHECKPOINT * BLOCK_SIZE) == 0 or tokens == last)
+        return bool(tokens) and (tokens % (CHECKPOINT * BLOCK_SIZE) == 0 or tokens == _prompt_end(request))
 
     def cut(self, request: Request, stop: int) -> int:
-        start, last = request.num_scheduled, (len(request.prompt_ids) - 1) // BLOCK_SIZE * BLOCK_SIZE
+        start, last = request.num_scheduled, _prompt_end(request)
         regular = (start // (CHECKPOINT * BLOCK_SIZE) + 1) * CHECKPOINT * BLOCK_SIZE
         return min(stop, regular, last if start < last else stop)
 
@@ -188,6 +187,11 @@ class RecurrentGroup:
 
     def live(self, request: Request) -> list[tuple[int, int]]:
         return [(max(0, request.num_computed - 1) // BLOCK_SIZE, request.block_tables[self._number][0])]
+
+
+def _prompt_end(request: Request) -> int:
+    """Tokens up to the last full block behind which the same prompt can go on: at least one is always computed."""
+    return (len(request.prompt_ids) - 1) // BLOCK_SIZE * BLOCK_SIZE
 
 
 def content(request: Request, place: int) -> tuple[BlockKey, Sequence[int]]:

@@ -30,7 +30,7 @@ class Prefix:
 
 
 class KVMemory:
-    """`arrived` is told, from `poll`, of each request whose blocks have come from the host pool, or have not."""
+    """`arrived` is told, when copies are polled, of each request whose blocks came from the host pool, or did not."""
 
     def __init__(
         self, config: EngineConfig, mover: Mover | None, costs: CostModel, arrived: Callable[[Request, bool], None]
@@ -60,7 +60,7 @@ class KVMemory:
     def will_have_room(self, request: Request, stop: int) -> bool:
         """The same, once the copies under way have ended."""
         return all(
-            group.needed(request, stop) <= group.pool.num_free + self.host.returning(number)
+            group.needed(request, stop) <= group.pool.num_free + self.host.transfers.returning(number)
             for number, group in enumerate(self.groups)
         )
 

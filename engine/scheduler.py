@@ -239,22 +239,15 @@ class Scheduler:
     # -- joining
 
     def _prefix(self, request: Request) -> Prefix | None:
-        """What is cached of a request; None where more was saved of it.
-
-        The last token is always computed: its logits are what the next one is picked from. A prompt to be reported on
-        is computed whole, since cached keys and values tell no logits.
-        """
+        """What is cached of a request; None where more was saved of it."""
         if request.saved is not None and not request.saved.is_lost:
             return None
-        most = (request.num_tokens - 1) // BLOCK_SIZE if request.params.prompt_logprobs is None else 0
-        return self._memory.look_up(request, most)
+        return self._memory.look_up(request, _most_cached(request))
 
     def _is_coming(self, request: Request, prefix: Prefix) -> bool:
         """Whether the block behind a request's cached prefix is being computed by one that goes before it."""
         place = prefix.blocks
-        if place >= (request.num_tokens - 1) // BLOCK_SIZE or request.params.prompt_logprobs is not None:
-            return False
-        return any(
+        return place < _most_cached(request) and any(
             other.num_published <= place < len(other.block_keys)
             and other.block_keys[place] == request.block_keys[place]
             and other.origin.service <= request.origin.service
@@ -471,6 +464,15 @@ class Scheduler:
         if request.status is RequestStatus.FINISHED and not request.steps_under_way:
             self._ending.pop(request.id, None)
             self._memory.release(request)
+
+
+def _most_cached(request: Request) -> int:
+    """Blocks of a request that need not be computed where they are cached.
+
+    The last token always is: its logits are what the next one is picked from. A prompt to be reported on is computed
+    whole, since cached keys and values tell no logits.
+    """
+    return (request.num_tokens - 1) // BLOCK_SIZE if request.params.prompt_logprobs is None else 0
 
 
 def _takes_all(request: Request) -> bool:

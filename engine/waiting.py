@@ -53,11 +53,10 @@ class WaitingQueue:
 
     def take_followers(self, leader: Request, seats: int) -> tuple[Request, ...]:
         """The followers that get a seat now; the others get in line."""
-        seated, rest = tuple(leader.followers[:seats]), tuple(leader.followers[seats:])
-        for follower in self._dismiss(leader):
-            if follower in rest:
-                self.add(follower)
-        return seated
+        followers = self._dismiss(leader)
+        for follower in followers[seats:]:
+            self.add(follower)
+        return followers[:seats]
 
     def leave_followers(self, leader: Request) -> None:
         """Have the followers of a request that has ended follow the first of them."""
