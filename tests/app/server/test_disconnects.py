@@ -80,30 +80,27 @@ def test_nothing_waits_for_a_client_that_left(server: LiveServer, phase: str, n:
     runner = runner_of(server)
     idle = server.tasks()
 
-    async def leave() -> None:
+    async def leave(steps: threading.Semaphore) -> None:
         blockers = []
         if phase == "queued":
             blockers = [await send(server, message(f"Blocker {number}", max_tokens=1500)) for number in range(4)]
-            await eventually(lambda: server.engine.num_running == 4)
+            await asyncio.to_thread(server.step_until, steps, running=4, waiting=0)
         busy, plans = server.tasks(), runner.plans
-        steps = 7 if phase == "mid-stream" else 0
-        runner.steps_allowed = threading.Semaphore(steps)
+        allowed = 7 if phase == "mid-stream" else 0
+        for _ in range(allowed):
+            steps.release()
         content = "A prompt of several steps. " * (100 if phase == "prefill" else 1)
         _, writer = await send(server, message(content, max_tokens=1500, n=n, stream=stream))
         await eventually(lambda: server.tasks() >= busy + TASKS_OF_A_REPLY)
-        await eventually(lambda: phase == "queued" or runner.plans > plans + steps)
+        await eventually(lambda: phase == "queued" or runner.plans > plans + allowed)
         await hang_up(writer)
         await eventually(lambda: server.tasks() <= busy)
         for _, blocker in blockers:
             await hang_up(blocker)
         await eventually(lambda: server.tasks() <= idle)
 
-    try:
-        asyncio.run(leave())
-    finally:
-        allowed, runner.steps_allowed = runner.steps_allowed, None
-        if allowed is not None:
-            allowed.release(10)
+    with runner.held() as steps:
+        asyncio.run(leave(steps))
     until(lambda: not server.engine.has_work)
     server.engine.assert_empty()
 
