@@ -14,6 +14,11 @@ class Counters:
 
     prompt_tokens: int = 0  # of requests that were admitted for the first time
     cached_tokens: int = 0  # of those, found in the cache
+    host_tokens: int = 0  # of the cached ones, found in the host pool
+    disk_tokens: int = 0  # of the cached ones, found in files
+    disk_read_bytes: int = 0
+    disk_written_bytes: int = 0
+    disk_misses: int = 0  # restores from files that failed; the tokens were computed
     computed_tokens: int = 0  # tokens that steps computed, prompts and replies, again where a request had yielded
     generated_tokens: int = 0
     swapped_out: int = 0  # requests that yielded their place by a copy of their blocks

@@ -141,6 +141,22 @@ class Origin:
 PROGRAM = Origin()  # what is assumed of a request that says nothing of itself
 
 
+@dataclass(slots=True)
+class CacheUse:
+    """Where the first tokens of a request came from when it joined for the first time. What is in none is computed."""
+
+    device: int = 0  # tokens that were found in the device pool
+    host: int = 0  # in the host pool
+    disk: int = 0  # in files
+    restore_seconds: float = 0.0  # that bringing blocks from the host pool and from files took
+    skipped: int = 0  # tokens that lie in files, and are computed because that is measured to be faster
+
+    @property
+    def tokens(self) -> int:
+        """That did not have to be computed."""
+        return self.device + self.host + self.disk
+
+
 class RequestStatus(enum.Enum):
     WAITING = enum.auto()  # holds no block of the device pool
     FOLLOWING = enum.auto()  # has a seat; takes over its leader's blocks when the step under way has read their prompt
@@ -179,7 +195,7 @@ class Request:
     num_published: int = 0  # blocks that are computed and findable
     saved: "SavedBlocks | None" = None  # in the host pool, while it waits
     is_arriving: bool = False  # its blocks are being copied from there
-    num_cached: int = 0  # tokens of the prompt that were found computed when it first joined
+    cache: CacheUse = field(default_factory=CacheUse)
     num_preemptions: int = 0
     arrival: float = 0.0  # when it was added, in seconds of some clock
     followers: "list[Request]" = field(default_factory=list)  # wait for its prompt, which is theirs too
@@ -189,6 +205,11 @@ class Request:
     search: "Search | None" = field(default=None, repr=False)  # that it is a beam of, or a result, which never runs
     beam: "Beam | None" = field(default=None, repr=False)  # of the search: what it stands for
     _known_ids: "array[int]" = field(default_factory=lambda: array("q"))  # as far as somebody asked
+
+    @property
+    def num_cached(self) -> int:
+        """Tokens of the prompt that were found computed when it first joined."""
+        return self.cache.tokens
 
     @property
     def block_table(self) -> list[int]:

@@ -29,6 +29,7 @@ from engine.mover import Mover
 from engine.precedence import is_urgent, precedence
 from engine.request import (
     BeamParams,
+    CacheUse,
     FinishReason,
     Request,
     RequestStatus,
@@ -286,7 +287,7 @@ class Scheduler:
         if not (memory.join(request, prefix, stop) if prefix else memory.restore(request, stop)):
             return False
         if not request.num_preemptions:
-            request.num_cached = request.num_computed
+            request.cache = CacheUse(device=request.num_computed)
             self._counters.prompt_tokens += len(request.prompt_ids)
             self._counters.cached_tokens += request.num_cached
         request.status = RequestStatus.RUNNING
@@ -410,7 +411,7 @@ class Scheduler:
             request.is_leading = False
             if follower.id in self._running:
                 self._memory.fork(request, follower, part.stop)
-                follower.status, follower.num_cached = RequestStatus.RUNNING, part.stop
+                follower.status, follower.cache = RequestStatus.RUNNING, CacheUse(device=part.stop)
         if request.status is RequestStatus.RUNNING:
             self._memory.publish(request)
         self._let_go(request)

@@ -188,7 +188,7 @@ class Searches:
     def mirror(self, request: Request) -> None:
         """Results are where the search is."""
         for result in request.search.results if request.search else ():
-            result.status, result.num_cached = request.status, request.num_cached
+            result.status, result.cache = request.status, request.cache
 
     def end(self, search: Search, finish: FinishReason, error: str = "") -> list[TokenEvent]:
         """End a search before its time; nothing where it has ended."""
@@ -240,7 +240,7 @@ def _fork_of(parent: Request, request_id: int, beam: Beam) -> Request:
         parent.origin,
         output_ids=beam.token_ids(),
         block_tables=tuple([] for _ in parent.block_tables),
-        num_cached=parent.num_cached,
+        cache=parent.cache,
         num_preemptions=parent.num_preemptions,
         arrival=parent.arrival,
         num_reported=parent.num_reported,
