@@ -43,6 +43,14 @@ AUTO_KV_TYPE = "Set kv_type to auto: INGLE_KV_TYPE=auto."
 
 
 @dataclass(frozen=True, slots=True)
+class DiskOptions:
+    """Where computed blocks are kept when the process ends."""
+
+    folder: Path  # of all models
+    limit: int | None  # bytes of it; None: chosen by what is free
+
+
+@dataclass(frozen=True, slots=True)
 class LoadOptions:
     """What the composition root asks for. Zero means: choose."""
 
@@ -55,6 +63,8 @@ class LoadOptions:
     host_cache: int = 0  # bytes of the host pool; 0: none, since on a CPU the device pool is the host's memory
     preemption: Preemption = Preemption.AUTO
     target_latency: float = TARGET_LATENCY
+    fingerprint: str = ""  # sha256 of the model file, in hex; empty: not known
+    disk: DiskOptions | None = None  # None: nothing is written to disk
     code_cache: Path | None = None  # where compiled kernels are kept; None: compile for this process alone
 
 

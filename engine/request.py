@@ -136,6 +136,7 @@ class Origin:
     service: ServiceClass = ServiceClass.NORMAL
     priority: int = 0  # among requests of its class, the highest goes first
     cache_salt: str = ""  # requests of different salts share no cached prefix
+    stored: bool = True  # what is computed for it may be written to disk
 
 
 PROGRAM = Origin()  # what is assumed of a request that says nothing of itself
