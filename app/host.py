@@ -86,6 +86,7 @@ async def _serve(
     from app.chat.service import ChatService
     from app.chat.token_streams import TokenStreams
     from app.server.application import create_application
+    from app.server.request_log import requests_told_to
 
     async with TokenStreams(model.engine) as streams:
         application = create_application(ChatService(instance.model, model.tokenizer, streams, renderer))
@@ -97,7 +98,8 @@ async def _serve(
         )
         server.stop_on_signals()
         _share_interpreter()
-        await server.serve(sockets.sockets)
+        with requests_told_to(progress.say):
+            await server.serve(sockets.sockets)
 
 
 def server_config(application: ASGIApp) -> uvicorn.Config:

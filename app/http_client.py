@@ -12,7 +12,10 @@ from types import TracebackType
 from typing import Any, Self
 
 import httpx
+import msgspec
 
+from app.cache_details import PromptTokensDetails
+from app.chat.cache_report import NOTHING
 from app.chat.events import ChatEvent, ReplyEnd, TextDelta
 from app.chat.messages import Message
 from app.errors import AppError, ModelNotFound
@@ -218,11 +221,14 @@ class _Reply:
         self._first_token_at = 0.0
         self._finish: FinishReason | None = None
         self._usage: Mapping[str, Any] = {}
+        self._cache = NOTHING
 
     def events(self, chunk: Any) -> list[ChatEvent]:
         if "error" in chunk:
             raise _error(chunk["error"])
-        self._usage = chunk.get("usage") or self._usage
+        if usage := chunk.get("usage"):
+            self._usage = usage
+            self._cache = msgspec.convert(usage.get("prompt_tokens_details") or {}, PromptTokensDetails).report()
         texts = []
         for choice in chunk.get("choices", ()):
             texts.append(choice.get("delta", {}).get("content") or "")
@@ -243,7 +249,7 @@ class _Reply:
             stop=None,
             seed=self._seed,
             prompt_tokens=int(self._usage.get("prompt_tokens", 0)),
-            cached_tokens=int((self._usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)),
+            cache=self._cache,
             completion_tokens=int(self._usage.get("completion_tokens", 0)),
             first_token_seconds=(self._first_token_at or now) - self._started,
             total_seconds=now - self._started,

@@ -45,6 +45,7 @@ class Content:
     key: BlockKey
     token_ids: tuple[int, ...]
     copied: bool = False  # to another pool, so that giving it up here costs little
+    filed: bool = False  # in a file, or due to be
 
 
 class BlockPool:
@@ -107,16 +108,23 @@ class BlockPool:
             self._by_key[key] = block
 
     def unpublish(self, block: int) -> None:
-        """What a held block is said to hold is of no use: nobody finds it any more."""
+        """What a block is said to hold is of no use: nobody finds it any more."""
         content, self._contents[block] = self._contents[block], None
         if content is not None:
             del self._by_key[content.key]
+        if block in self._cached:
+            del self._cached[block]
+            self._blank.appendleft(block)
 
     def find(self, key: BlockKey, token_ids: Sequence[int]) -> int:
         """The block with this content, or NULL_BLOCK. Nobody holds it on that account: see `hold`."""
         block = self._by_key.get(key, NULL_BLOCK)
         content = self._contents[block]
         return block if content is not None and content.token_ids == tuple(token_ids) else NULL_BLOCK
+
+    def named(self, key: BlockKey) -> int:
+        """The findable block of a key, or NULL_BLOCK."""
+        return self._by_key.get(key, NULL_BLOCK)
 
     def hold(self, block: int) -> None:
         """Take one more reference of a block that is held, or findable."""
@@ -145,6 +153,15 @@ class BlockPool:
     def is_copied(self, block: int) -> bool:
         content = self._contents[block]
         return content is not None and content.copied
+
+    def mark_filed(self, block: int, *, filed: bool = True) -> None:
+        """The content of a block, if it is findable, is in a file, or due to be; or it is not."""
+        if content := self._contents[block]:
+            content.filed = filed
+
+    def is_filed(self, block: int) -> bool:
+        content = self._contents[block]
+        return content is not None and content.filed
 
     def is_shared(self, block: int) -> bool:
         """Whether more than one holds it, so that none of them may write to it."""

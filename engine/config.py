@@ -63,6 +63,13 @@ class Preemption(enum.Enum):
     RECOMPUTE = "recompute"  # given up, but for what stays in the prefix cache
 
 
+class Restore(enum.Enum):
+    """Whether a prefix that lies in files is read."""
+
+    AUTO = "auto"  # where that is measured to be faster than computing it
+    ALWAYS = "always"
+
+
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
     """The resolved knobs of one engine. Filled by `engine.loading`."""
@@ -80,6 +87,7 @@ class EngineConfig:
     host_blocks: int = 0  # in each group's host pool, the null block included; 0: there is none
     block_bytes: int = 0  # that one block of every group takes together
     preemption: Preemption = Preemption.AUTO
+    restore: Restore = Restore.AUTO
     target_latency: float = 0.0  # seconds between two tokens of a stream that a long prompt may cause; 0: any
 
     def pool_blocks(self, group: int) -> int:

@@ -1,60 +1,123 @@
-"""A mover with a thread of its own: blocks are copied while the engine computes the next steps.
+"""A mover with threads of its own: blocks are copied, read and written while the engine computes the next steps.
 
-See `engine.mover` for the contract. Refuses to know what is in a block.
+One thread for each kind of work, so that a slow disk keeps nobody from the host pool, and nothing that is read waits
+for what is written. See `engine.mover` for the contract. Refuses to know what is in a block.
 """
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
+from engine.blocks import BlockKey
+from engine.disk.store import DiskMiss, DiskStore
 from engine.kv_cache import KVCache
-from engine.mover import Move
+from engine.mover import Move, Reading, Writing
 
 log = logging.getLogger(__name__)
+
+WRITE_RATE = 500e6  # bytes a second at most: files are written beside steps that need the memory
+
+
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """How long some work took, and how many bytes of files it was about."""
+
+    seconds: float
+    num_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class CopyTicket:
-    """Moves of which a thread says how long they took."""
+    """Work on a thread that says how long it took."""
 
-    _seconds: Future[float]
+    _copied: Future[Copied]
 
     @property
     def done(self) -> bool:
-        return self._seconds.done()
+        return self._copied.done()
 
     @property
     def failed(self) -> bool:
-        return self._seconds.exception() is not None
+        return self._copied.exception() is not None
 
     @property
     def seconds(self) -> float:
-        return self._seconds.result()
+        return self._copied.result().seconds
+
+    @property
+    def num_bytes(self) -> int:
+        return self._copied.result().num_bytes
 
 
 class CopyThread:
-    """Copies between the pools of one cache, in the order in which it is asked to. Its thread ends with it."""
+    """Copies between the pools of one cache and the files of one store, each kind in the order in which it is asked
+    to. Its threads end with it."""
 
-    def __init__(self, kv: KVCache) -> None:
+    def __init__(self, kv: KVCache, store: DiskStore | None = None) -> None:
         self._kv = kv
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="kv-copies")
-        self._under_way: set[Future[float]] = set()
+        self.store = store
+        self._copies, self._reads, self._writes = (
+            ThreadPoolExecutor(1, thread_name_prefix=f"kv-{name}") for name in ("copies", "reads", "writes")
+        )
+        self._under_way: set[Future[Copied]] = set()
 
     def submit(self, moves: Sequence[Move]) -> CopyTicket:
-        future = self._thread.submit(self._copy, moves)
-        self._under_way = {other for other in self._under_way if not other.done()} | {future}
-        return CopyTicket(future)
+        return self._begin(self._copies, lambda: self._move(moves))
+
+    def read(self, readings: Sequence[Reading]) -> CopyTicket:
+        return self._begin(self._reads, lambda: sum(self._read(reading) for reading in readings))
+
+    def write(self, writing: Writing) -> CopyTicket:
+        return self._begin(self._writes, lambda: self._write(writing))
+
+    def touch(self, group: int, first_keys: Sequence[BlockKey]) -> None:
+        if self.store is not None:
+            self._writes.submit(self.store.touch, group, first_keys)
+
+    def forget(self, keys: Collection[BlockKey], first_keys: Sequence[BlockKey]) -> None:
+        if self.store is not None:
+            self._writes.submit(self.store.forget, keys, first_keys)
 
     def wait(self) -> None:
         wait(self._under_way, return_when=FIRST_COMPLETED)
 
-    def _copy(self, moves: Sequence[Move]) -> float:
+    def _begin(self, thread: ThreadPoolExecutor, work: Callable[[], int]) -> CopyTicket:
+        future = thread.submit(_timed, work)
+        self._under_way = {other for other in self._under_way if not other.done()} | {future}
+        return CopyTicket(future)
+
+    def _move(self, moves: Sequence[Move]) -> int:
+        self._kv.move(moves)
+        return 0
+
+    def _read(self, reading: Reading) -> int:
+        if self.store is None:
+            raise DiskMiss("there are no files")
+
+        def into(number: int, content: memoryview) -> None:
+            self._kv.bytes_of(reading.group, reading.targets[number])[:] = content
+
+        return self.store.read(reading.sources, into)
+
+    def _write(self, writing: Writing) -> int:
+        if self.store is None:
+            return 0
         began = time.perf_counter()
-        try:
-            self._kv.move(moves)
-        except Exception:
-            log.exception("%d blocks were not copied", len(moves))
-            raise
-        return time.perf_counter() - began
+        blocks = [(it.key, it.token_ids, self._kv.bytes_of(writing.group, it.block)) for it in writing.blocks]
+        written = self.store.write(writing.group, writing.first_key, blocks)
+        time.sleep(max(0.0, written / WRITE_RATE - (time.perf_counter() - began)))
+        return written
+
+
+def _timed(work: Callable[[], int]) -> Copied:
+    began = time.perf_counter()
+    try:
+        num_bytes = work()
+    except DiskMiss:  # whose reason was logged
+        raise
+    except Exception:
+        log.exception("blocks were not copied")
+        raise
+    return Copied(time.perf_counter() - began, num_bytes)

@@ -8,7 +8,7 @@ import itertools
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic
 
@@ -56,6 +56,11 @@ class Engine(Generic[TicketT]):
     @property
     def has_work(self) -> bool:
         return self._scheduler.has_work
+
+    @property
+    def has_requests(self) -> bool:
+        """Whether somebody waits for something; else there may be work behind the scenes, which nobody waits for."""
+        return self._scheduler.has_requests
 
     @property
     def num_running(self) -> int:
@@ -159,6 +164,15 @@ class Engine(Generic[TicketT]):
         forgotten = [step.plan for step in self._under_way]
         self._under_way.clear()
         return self._scheduler.abort_all(forgotten)
+
+    def settle(self, seconds: float = 60.0) -> None:
+        """Wait for the copies under way, and have what is due written to files, as far as that begins in that time."""
+        self._scheduler.settle(seconds)
+
+    def forget(self, token_ids: Sequence[int], origin: Origin = PROGRAM, *, kept: int = 0) -> None:
+        """Make what was computed of some tokens unfindable, on the device, in memory and in files, but for the first
+        `kept` of them. Raises nothing where there is nothing of it."""
+        self._scheduler.forget(token_ids, origin, kept)
 
     def assert_empty(self) -> None:
         """Raise RuntimeError when a request or a block is still held."""

@@ -6,11 +6,14 @@ count less. Knows sizes and seconds. Refuses to know requests.
 
 from dataclasses import dataclass, field
 
-from engine.config import BLOCK_SIZE, EngineConfig, Preemption
+from engine.config import BLOCK_SIZE, EngineConfig, Preemption, Restore
 
 FEW_TOKENS = 16  # a step of so many costs about what it costs anyway
 WEIGHT = 0.3  # of the latest step: what a token costs grows while a long prompt is read
 COPY_RATE = 4e9  # bytes a second, until a copy was measured
+READ_RATE = 1e9  # bytes a second from files, until they were read
+READ_BEGINS = 0.003  # seconds before the first byte is there
+FORGETS = 1.05  # what was slow once is tried again: the rate grows by so much whenever files are left alone for it
 RECENT = 8  # copies that the rate is the mean of, about
 OUTLIER = 4.0  # times the expected time: somebody else had the machine
 AIM = 0.5  # of the target: steps differ, and hardly any should take longer
@@ -51,6 +54,8 @@ class CostModel:
     steps: StepTimes = field(default_factory=StepTimes)
     copy_rate: float = COPY_RATE  # bytes a second
     copies: int = 0  # that were measured
+    read_rate: float = READ_RATE  # bytes a second
+    reads: int = 0
 
     def observe_copy(self, blocks: int, seconds: float) -> None:
         if seconds > 0 and self.config.block_bytes:
@@ -58,14 +63,31 @@ class CostModel:
             rate = blocks * self.config.block_bytes / seconds
             self.copy_rate += (rate - self.copy_rate) / min(self.copies, RECENT)
 
+    def observe_read(self, num_bytes: int, seconds: float) -> None:
+        """Blocks were read from files."""
+        if num_bytes and seconds > READ_BEGINS:
+            self.reads += 1
+            self.read_rate += (num_bytes / (seconds - READ_BEGINS) - self.read_rate) / min(self.reads, RECENT)
+
+    def prefers_reading(self, blocks: float, instead_of: int) -> bool:
+        """Whether reading `blocks` from files takes less time than computing the tokens of `instead_of`."""
+        if self.config.restore is Restore.ALWAYS or not self.steps.per_token:
+            return True
+        reading = READ_BEGINS + blocks * self.config.block_bytes / self.read_rate
+        faster = reading < self._computing(instead_of)
+        self.read_rate *= 1.0 if faster else FORGETS
+        return faster
+
+    def _computing(self, blocks: int) -> float:
+        """Seconds."""
+        return blocks * BLOCK_SIZE * (self.steps.per_token + self.steps.fixed / self.config.max_step_tokens)
+
     def prefers_swap(self, blocks: int) -> bool:
         """Whether copying `blocks` there and back takes less time than computing their tokens again."""
         if self.config.preemption is not Preemption.AUTO:
             return self.config.preemption is Preemption.SWAP
         copying = 2 * blocks * self.config.block_bytes / self.copy_rate
-        tokens = blocks * BLOCK_SIZE
-        computing = tokens * (self.steps.per_token + self.steps.fixed / self.config.max_step_tokens)
-        return copying < computing
+        return copying < self._computing(blocks)
 
     def budget(self, streams: int) -> int:
         """Tokens of the next step, of which each of `streams` waits for one.

@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from itertools import islice
 
 from engine.blocks import NULL_BLOCK, BlockPool
-from engine.config import BLOCK_SIZE, EngineConfig
+from engine.config import BLOCK_SIZE
 from engine.cost_model import CostModel
 from engine.kv_groups import Group, content
-from engine.mover import Move, Mover
+from engine.mover import Move, MoveTicket
 from engine.request import Request, SavedBlocks
-from engine.transfers import Source, Transfers
+from engine.transfers import PoolBlock, Transfers
 
 DEMOTED_AT_ONCE = 8  # cold blocks of a group that are copied together
 READY = 4  # one in so many blocks of a device pool should be ready to be taken, without content or with a copy of it
@@ -23,10 +23,13 @@ READY = 4  # one in so many blocks of a device pool should be ready to be taken,
 class HostTier:
     """One pool for each group, and the copies to and from them."""
 
-    def __init__(self, config: EngineConfig, groups: Sequence[Group], mover: Mover | None, costs: CostModel) -> None:
-        self.pools = tuple(BlockPool(config.host_blocks) for _ in groups) if mover and config.host_blocks else ()
-        self.transfers = Transfers(mover, [group.pool for group in groups], self.pools, costs.observe_copy)
+    def __init__(
+        self, groups: Sequence[Group], pools: Sequence[BlockPool], transfers: Transfers, costs: CostModel
+    ) -> None:
+        self.pools = pools
+        self._transfers = transfers
         self._groups = groups
+        self._costs = costs
 
     def save(self, request: Request) -> bool:
         """Copy what a request needs to go on; it may let go of its blocks at once.
@@ -52,18 +55,19 @@ class HostTier:
                 saved[-1].append((place, target))
         record = request.saved = SavedBlocks(request.num_computed, tuple(saved))
 
-        def then(ok: bool) -> None:
+        def then(ticket: MoveTicket | None) -> None:
+            ok = self.observe(moves, ticket)
             record.is_there, record.is_lost = ok, not ok
             for move, place in zip(moves, places, strict=True) if ok else ():
                 if self._has_key(move.group, request, place, record.num_computed):
                     self.pools[move.group].publish(move.target, *content(request, place))
 
-        self.transfers.start(moves, then)
+        self._transfers.move(moves, then)
         return True
 
-    def sources(self, request: Request, record: SavedBlocks) -> list[dict[int, Source]]:
+    def sources(self, request: Request, record: SavedBlocks) -> list[dict[int, PoolBlock]]:
         """For each group, by place: where what was saved is now; on the device where that still has it."""
-        found: list[dict[int, Source]] = []
+        found: list[dict[int, PoolBlock]] = []
         for number, (group, blocks, pool) in enumerate(zip(self._groups, record.blocks, self.pools, strict=True)):
             found.append({})
             for place, block in blocks:
@@ -85,7 +89,7 @@ class HostTier:
 
     def demote(self) -> None:
         """Copy the content that device pools are about to give up, a few blocks at a time, each once."""
-        if not self.pools or self.transfers:
+        if not self.pools or self._transfers:
             return
         moves: list[Move] = []
         for number, (group, host) in enumerate(zip(self._groups, self.pools, strict=True)):
@@ -95,13 +99,21 @@ class HostTier:
                     moves.append(Move(number, block, target, to_host=True))
                 group.pool.mark_copied(block)
 
-        def then(ok: bool) -> None:
-            for move in moves if ok else ():
-                self.pools[move.group].publish(move.target, *self._groups[move.group].pool.content(move.source))
+        def then(ticket: MoveTicket | None) -> None:
+            for move in moves if self.observe(moves, ticket) else ():
+                source = self._groups[move.group].pool
+                if source.is_findable(move.source):  # it may have been forgotten meanwhile
+                    self.pools[move.group].publish(move.target, *source.content(move.source))
 
-        self.transfers.start(moves, then, cold=True)
+        self._transfers.move(moves, then, cold=True)
         for move in moves:
             self.pools[move.group].release([move.target])  # the copy holds it now
+
+    def observe(self, moves: Sequence[Move], ticket: MoveTicket | None) -> bool:
+        """Some moves have ended: whether they went well."""
+        if ticket is not None and not ticket.failed:
+            self._costs.observe_copy(len(moves), ticket.seconds)
+        return ticket is None or not ticket.failed
 
     def _known(self, pool: BlockPool, number: int, request: Request, place: int, computed: int) -> int:
         """The block of a pool with what is at a place of a request, or NULL_BLOCK."""

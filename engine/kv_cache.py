@@ -58,6 +58,7 @@ class KVCache:
         self.num_blocks = num_blocks
         shapes = [(len(group.layers), *layer_shape(group.kv_heads, group.head_dim)) for group in groups]
         self.pools = tuple(_reserve((num_blocks, *shape), dtype) for shape in shapes)
+        self._bytes = tuple(_bytes_of(pool) for pool in self.pools)
         self.host_pools = tuple(_reserve((host_blocks, *shape), dtype) for shape in shapes if host_blocks)
         self._layers = {
             layer: LayerKV(index, self.pools[index][:, position], group.kv_heads, group.head_dim)
@@ -80,6 +81,21 @@ class KVCache:
             here, there = self.pools[move.group], self.host_pools[move.group]
             source, target = (here, there) if move.to_host else (there, here)
             target[move.target].copy_(source[move.source])
+
+    @property
+    def block_bytes(self) -> list[int]:
+        """That a block of each group takes."""
+        return [blocks.shape[1] for blocks in self._bytes]
+
+    def bytes_of(self, group: int, block: int) -> memoryview:
+        """Everything that a block holds, to be read or written."""
+        return memoryview(self._bytes[group][block])
+
+
+def _bytes_of(pool: Tensor) -> "np.ndarray[tuple[int, int], np.dtype[np.uint8]]":
+    """A pool in the host's memory as uint8 [blocks, bytes of one]."""
+    blocks: np.ndarray[tuple[int, int], np.dtype[np.uint8]] = pool.view(torch.uint8).numpy().reshape(len(pool), -1)
+    return blocks
 
 
 def _reserve(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

@@ -44,8 +44,9 @@ class Group(Protocol):
         """How far the request's next step may go, at most to `stop`."""
         ...
 
-    def publish(self, request: Request) -> None:
-        """Make findable what completed steps filled, and let go what nobody will look at again."""
+    def publish(self, request: Request) -> Sequence[int]:
+        """Make findable what completed steps filled, and let go what nobody will look at again. The places of what is
+        findable now."""
         ...
 
     def looks_at(self, block: int, blocks: int) -> bool:
@@ -100,9 +101,10 @@ class PagedGroup:
     def cut(self, request: Request, stop: int) -> int:
         return stop
 
-    def publish(self, request: Request) -> None:
+    def publish(self, request: Request) -> Sequence[int]:
         table = request.block_tables[self._number]
-        for place in range(request.num_published, request.num_computed // BLOCK_SIZE):
+        filled = range(request.num_published, request.num_computed // BLOCK_SIZE)
+        for place in filled:
             if table[place] != NULL_BLOCK:
                 self.pool.publish(table[place], *content(request, place))
         for place in range(self._first(request.num_computed) - 1, -1, -1):
@@ -110,6 +112,7 @@ class PagedGroup:
                 break
             self.pool.release([table[place]])
             table[place] = NULL_BLOCK
+        return filled
 
     def looks_at(self, block: int, blocks: int) -> bool:
         return block >= self._first(blocks * BLOCK_SIZE)
@@ -170,17 +173,21 @@ class RecurrentGroup:
         regular = (start // (CHECKPOINT * BLOCK_SIZE) + 1) * CHECKPOINT * BLOCK_SIZE
         return min(stop, regular, last if start < last else stop)
 
-    def publish(self, request: Request) -> None:
+    def publish(self, request: Request) -> Sequence[int]:
         table, computed = request.block_tables[self._number], request.num_computed
+        filled = []
         for state in table[1:]:
             place = self._places.get(state)  # None: another one that went on from it has published it
             if place is None or (place + 1) * BLOCK_SIZE <= computed:
                 if place is not None:
                     self.pool.publish(state, *content(request, self._places.pop(state)))
+                    filled.append(place)
                 self.pool.release([state])
                 table.remove(state)
         if computed == request.num_scheduled and self._is_checkpoint(request, computed):
             self.pool.publish(table[0], *content(request, computed // BLOCK_SIZE - 1))
+            filled.append(computed // BLOCK_SIZE - 1)
+        return filled
 
     def looks_at(self, block: int, blocks: int) -> bool:
         return block == blocks - 1

@@ -1,43 +1,63 @@
-"""KVMemory: the blocks of every request, in all groups and both tiers, device pools and host pools. No torch.
+"""KVMemory: the blocks of every request, in all groups and all tiers: device pools, host pools and files. No torch.
 
 A request joins with the longest prefix that every group has, takes blocks as it goes on, shares all it has with those
-that fork off, and gives everything back at once. What is in the host pool is copied to the device on the way in; a
-request that yields may have its blocks copied out, full ones under their keys, so that they serve everyone else, too.
+that fork off, and gives everything back at once. What is in the host pool or in files is copied to the device on the
+way in; a request that yields may have its blocks copied out, full ones under their keys, so that they serve everyone
+else, too. Every block that a step has filled is written to a file soon after.
 
 Copies are under way while other things happen: both sides are held until they have ended (see `engine.mover`). Refuses
 to know who should run and who should yield.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from engine.blocks import NULL_BLOCK, BlockKey, BlockPool, block_key, root_key
+from engine.blocks import NULL_BLOCK, BlockPool
 from engine.config import BLOCK_SIZE, EngineConfig
 from engine.cost_model import CostModel
+from engine.counters import Counters
+from engine.disk.run_file import RUN_BLOCKS
+from engine.disk.store import DiskBlock
+from engine.disk.tier import DiskTier
 from engine.host_tier import HostTier
-from engine.kv_groups import Group, blocks_for, content, make_groups
-from engine.mover import Move, Mover
-from engine.request import BlockCopy, Request
-from engine.transfers import Source
+from engine.kv_groups import blocks_for, make_groups
+from engine.mover import Move, Mover, MoveTicket, Reading
+from engine.prefixes import Prefix, Prefixes, Source
+from engine.request import BlockCopy, Origin, Request
+from engine.transfers import Transfers
 
 
-@dataclass(frozen=True, slots=True)
-class Prefix:
-    """What is cached of a request's beginning."""
+@dataclass(slots=True)
+class _Arrival:
+    """A request's blocks on their way to the device."""
 
-    blocks: int
-    sources: Sequence[dict[int, Source]]  # of each group, by place: what tokens behind it look at
+    request: Request
+    parts: int  # copies that have not ended
+    failed: bool = False
+    seconds: float = 0.0
 
 
 class KVMemory:
-    """`arrived` is told, when copies are polled, of each request whose blocks came from the host pool, or did not."""
+    """`arrived` is told, when copies are polled, of each request whose blocks came from elsewhere, or did not."""
 
     def __init__(
-        self, config: EngineConfig, mover: Mover | None, costs: CostModel, arrived: Callable[[Request, bool], None]
+        self,
+        config: EngineConfig,
+        mover: Mover | None,
+        costs: CostModel,
+        counters: Counters,
+        arrived: Callable[[Request, bool], None],
     ) -> None:
         self.groups = make_groups(config)
-        self.host = HostTier(config, self.groups, mover, costs)
+        device = [group.pool for group in self.groups]
+        hosts = [BlockPool(config.host_blocks) for _ in device] if mover and config.host_blocks else []
+        self.transfers = Transfers(mover, device, hosts)
+        self.host = HostTier(self.groups, hosts, self.transfers, costs)
+        self.disk = DiskTier(config, device, self.transfers, counters)
+        self._prefixes = Prefixes(config, self.groups, hosts, self.disk, costs)
         self._config = config
+        self._costs = costs
+        self._counters = counters
         self._arrived = arrived
 
     # -- what there is
@@ -53,6 +73,22 @@ class KVMemory:
         whole = [group.pool.num_usable for group in self.groups if group.needs_all]
         return min(whole, default=self._config.num_blocks - 1) * BLOCK_SIZE
 
+    @property
+    def context(self) -> int:
+        """The most tokens that any request may ever hold."""
+        return min(self._config.context_length, self.most_tokens)
+
+    def room(self, request: Request) -> int:
+        """The most tokens that a request may ever hold."""
+        if request.params.max_tokens is None:
+            return self.context
+        return min(self.context, len(request.prompt_ids) + request.params.max_tokens)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether copies are under way, or due."""
+        return bool(self.transfers) or self.disk.has_due
+
     def has_room(self, request: Request, stop: int) -> bool:
         """Whether the request's tokens up to `stop` can get their blocks now."""
         return all(group.needed(request, stop) <= group.pool.num_free for group in self.groups)
@@ -60,7 +96,7 @@ class KVMemory:
     def will_have_room(self, request: Request, stop: int) -> bool:
         """The same, once the copies under way have ended."""
         return all(
-            group.needed(request, stop) <= group.pool.num_free + self.host.transfers.returning(number)
+            group.needed(request, stop) <= group.pool.num_free + self.transfers.returning(number)
             for number, group in enumerate(self.groups)
         )
 
@@ -72,30 +108,25 @@ class KVMemory:
     # -- joining and going on
 
     def look_up(self, request: Request, most: int) -> Prefix:
-        """The longest prefix of a request that every group has, at most `most` blocks of it. Nobody holds it yet."""
-        self._extend_keys(request, request.num_tokens // BLOCK_SIZE)
-        found, blocks = [], most
-        for number in range(len(self.groups)):
-            found.append(self._find(number, request, blocks))
-            while not _all_seen(self.groups[number], found[-1], blocks):
-                blocks -= 1
-        while not all(_all_seen(group, places, blocks) for group, places in zip(self.groups, found, strict=True)):
-            blocks -= 1
-        seen = [
-            {place: source for place, source in places.items() if place < blocks and group.looks_at(place, blocks)}
-            for group, places in zip(self.groups, found, strict=True)
-        ]
-        return Prefix(blocks, seen)
+        """The longest prefix of a request that is cached, at most `most` blocks of it. Nobody holds it yet."""
+        return self._prefixes.look_up(request, most)
 
     def join(self, request: Request, prefix: Prefix, stop: int) -> bool:
         """Give a request a prefix that was just looked up. False, and nothing has changed, where the blocks that it
         still needs up to `stop` are not free.
 
-        Where some of it lies in the host pool, `request.is_arriving` until `arrived` is told.
+        Where some of it is not on the device, `request.is_arriving` until `arrived` is told.
         """
         request.num_computed = request.num_scheduled = prefix.blocks * BLOCK_SIZE
         request.num_published = prefix.blocks
-        return self._bring(request, prefix.blocks, prefix.sources, stop)
+        if not self._bring(request, prefix.blocks, prefix.sources, stop):
+            return False
+        if not request.num_preemptions:
+            request.cache = prefix.use([group.pool for group in self.groups])
+        self.disk.touch(request, prefix.blocks)
+        for number, places in enumerate(prefix.sources):
+            self.disk.note(number, request, places)  # who computed it may have kept it from the files
+        return True
 
     def take(self, request: Request, stop: int) -> tuple[BlockCopy, ...]:
         """Blocks for the request's tokens up to `stop`: there is room. The copies go before the step."""
@@ -115,12 +146,16 @@ class KVMemory:
         for copy in reversed(copies):
             self.groups[copy.group].undo(request, copy)
 
-    def publish(self, request: Request) -> None:
-        """Make the blocks that are full now findable."""
-        self._extend_keys(request, request.num_computed // BLOCK_SIZE)
-        for group in self.groups:
-            group.publish(request)
+    def publish(self, request: Request, *, filed: Sequence[Reading] = ()) -> None:
+        """Make the blocks that are full now findable, and have them written to files, but for what came from there."""
+        self._prefixes.extend_keys(request, request.num_computed // BLOCK_SIZE)
+        places = [group.publish(request) for group in self.groups]
         request.num_published = request.num_computed // BLOCK_SIZE
+        for reading in filed:
+            for block in reading.targets:
+                self.groups[reading.group].pool.mark_filed(block)
+        for number, of_group in enumerate(places):
+            self.disk.note(number, request, of_group)
 
     def fork(self, parent: Request, child: Request, tokens: int) -> None:
         """Let `child` go on behind the first `tokens` computed tokens of `parent`, whose blocks they share."""
@@ -134,10 +169,20 @@ class KVMemory:
         child.num_published = min(parent.num_published, len(child.block_keys))
 
     def release(self, request: Request) -> None:
-        """Everything a request holds in either tier. No step under way uses it; copies hold for themselves."""
+        """Everything a request holds in any tier. No step under way uses it; copies hold for themselves."""
         self._empty_tables(request)
         self.host.drop(request)
+        self.disk.ask_again(request)
         request.is_arriving = False
+
+    def forget(self, token_ids: Sequence[int], origin: Origin, kept: int) -> None:
+        """Make what was computed of some tokens unfindable in every tier, but for the first `kept` of them."""
+        keys, first = self._prefixes.keys_of(token_ids, origin), kept // BLOCK_SIZE
+        for pool in self.pools:
+            for key in keys[first:]:
+                if block := pool.named(key):
+                    pool.unpublish(block)
+        self.disk.forget(frozenset(keys[first:]), keys[::RUN_BLOCKS][first // RUN_BLOCKS :])
 
     # -- to the host pool and back
 
@@ -160,41 +205,23 @@ class KVMemory:
         request.num_published = min(len(request.block_keys), record.num_computed // BLOCK_SIZE)
         return self._bring(request, blocks_for(record.num_computed), self.host.sources(request, record), stop)
 
-    # -- pieces
+    # -- arriving
 
-    def _extend_keys(self, request: Request, blocks: int) -> None:
-        keys = request.block_keys
-        parent = BlockKey(keys[-1]) if keys else root_key(*self._config.cache_salt, request.origin.cache_salt)
-        for place in range(len(keys), blocks):
-            parent = block_key(parent, request.token_ids(place * BLOCK_SIZE, (place + 1) * BLOCK_SIZE))
-            keys.append(parent)
-
-    def _find(self, number: int, request: Request, most: int) -> dict[int, Source]:
-        """Where the request's first blocks are, in either tier. Up to the first that is missing, if all are needed."""
-        found: dict[int, Source] = {}
-        group, tiers = self.groups[number], [self.groups[number].pool, *self.host.pools[number : number + 1]]
-        for place in range(most):
-            key, token_ids = content(request, place)
-            here = next(((pool, block) for pool in tiers if (block := pool.find(key, token_ids))), None)
-            if here is not None:
-                found[place] = here
-            elif group.looks_at(place, most):
-                return found
-        return found
-
-    def _bring(self, request: Request, blocks: int, wanted: Sequence[dict[int, Source]], stop: int) -> bool:
+    def _bring(self, request: Request, blocks: int, wanted: Sequence[Mapping[int, Source]], stop: int) -> bool:
         """Make tables of `blocks` blocks from what is wanted, by place; the rest of them is not looked at any more."""
-        coming: list[list[tuple[int, int]]] = []  # of each group: (place in the table, block of the host pool)
+        coming: list[list[tuple[int, int | DiskBlock]]] = []  # of each group: place in the table, and where it is
         for group, table, sources in zip(self.groups, request.block_tables, wanted, strict=True):
             table[:] = [NULL_BLOCK] * (len(sources) if group.is_state else blocks)
             coming.append([])
-            for place, (pool, block) in sources.items():
+            for place, source in sources.items():
                 at = 0 if group.is_state else place
-                if pool is group.pool:
-                    pool.hold(block)
-                    table[at] = block
+                if isinstance(source, DiskBlock):
+                    coming[-1].append((at, source))
+                elif source[0] is group.pool:
+                    group.pool.hold(source[1])
+                    table[at] = source[1]
                 else:
-                    coming[-1].append((at, block))
+                    coming[-1].append((at, source[1]))
         if not all(
             len(new) + group.needed(request, stop) <= group.pool.num_free
             for group, new in zip(self.groups, coming, strict=True)
@@ -204,45 +231,69 @@ class KVMemory:
         self._fetch(request, coming)
         return True
 
-    def _fetch(self, request: Request, coming: Sequence[Sequence[tuple[int, int]]]) -> None:
-        """Copy blocks of the host pool into fresh ones of the request's tables."""
+    def _fetch(self, request: Request, coming: Sequence[Sequence[tuple[int, int | DiskBlock]]]) -> None:
+        """Copy blocks of the host pool and of files into fresh ones of the request's tables."""
         moves: list[Move] = []
+        readings: list[Reading] = []
         for number, (group, table, blocks) in enumerate(zip(self.groups, request.block_tables, coming, strict=True)):
+            files: list[tuple[DiskBlock, int]] = []
             for at, source in blocks:
                 (table[at],) = group.pool.allocate(1)
-                moves.append(Move(number, source, table[at], to_host=False))
-
-        def then(ok: bool) -> None:
-            if not request.is_arriving:
-                return  # it was ended meanwhile
-            request.is_arriving = False
+                if isinstance(source, DiskBlock):
+                    files.append((source, table[at]))
+                else:
+                    moves.append(Move(number, source, table[at], to_host=False))
+            if files:
+                sources, targets = zip(*files, strict=True)
+                readings.append(Reading(number, sources, targets))
+        if not moves and not readings:
             self.host.drop(request)
-            if ok:
-                self.publish(request)
-            else:
-                self._empty_tables(request)
-                for move in moves:  # else it would be tried again, and again
-                    self.host.pools[move.group].unpublish(move.source)
-            self._arrived(request, ok)
-
+            return
+        request.is_arriving, request.num_published = True, 0
+        arrival = _Arrival(request, bool(moves) + bool(readings))
         if moves:
-            request.is_arriving, request.num_published = True, 0
-            self.host.transfers.start(moves, then)
+            self.transfers.move(moves, lambda ticket: self._moved(arrival, moves, readings, ticket))
+        if readings:
+            self.transfers.read(readings, lambda ticket: self._was_read(arrival, readings, ticket))
+
+    def _moved(
+        self, arrival: _Arrival, moves: Sequence[Move], readings: Sequence[Reading], ticket: MoveTicket | None
+    ) -> None:
+        if not self.host.observe(moves, ticket):
+            for move in moves:  # else it would be tried again, and again
+                self.host.pools[move.group].unpublish(move.source)
+        self._came(arrival, readings, ticket)
+
+    def _was_read(self, arrival: _Arrival, readings: Sequence[Reading], ticket: MoveTicket | None) -> None:
+        if ticket is not None and not ticket.failed:
+            self._costs.observe_read(ticket.num_bytes, ticket.seconds)
+            self._counters.disk_read_bytes += ticket.num_bytes
         else:
-            self.host.drop(request)
+            self._counters.disk_misses += 1
+        self._came(arrival, readings, ticket)
+
+    def _came(self, arrival: _Arrival, readings: Sequence[Reading], ticket: MoveTicket | None) -> None:
+        """One of the copies for a request has ended. With the last of them it can go on, or starts again."""
+        request = arrival.request
+        arrival.parts -= 1
+        if ticket is None or ticket.failed:
+            arrival.failed = True
+        else:
+            arrival.seconds += ticket.seconds
+        if arrival.parts or not request.is_arriving:  # it was ended meanwhile
+            return
+        request.is_arriving = False
+        self.host.drop(request)
+        self.disk.ask_again(request)
+        if arrival.failed:
+            self._empty_tables(request)
+        else:
+            request.cache.restore_seconds += 0.0 if request.num_preemptions else arrival.seconds
+            self.publish(request, filed=readings)
+        self._arrived(request, not arrival.failed)
 
     def _empty_tables(self, request: Request) -> None:
         for group, table in zip(self.groups, request.block_tables, strict=True):
             group.pool.release([block for block in table if block != NULL_BLOCK])
             table.clear()
         request.num_computed = request.num_scheduled = request.num_published = 0
-
-
-def _all_seen(group: Group, found: dict[int, Source], blocks: int) -> bool:
-    """Whether everything that tokens behind the first `blocks` blocks look at is among what was found."""
-    for place in range(blocks - 1, -1, -1):
-        if not group.looks_at(place, blocks):
-            return True
-        if place not in found:
-            return False
-    return True

@@ -15,12 +15,16 @@ from pathlib import Path
 import torch
 
 from engine import models
+from engine.blocks import root_key
 from engine.checkpoint_config import Metadata
 from engine.config import BLOCK_SIZE, TARGET_LATENCY, EngineConfig, ModelConfig, Preemption
 from engine.copy_thread import CopyThread
 from engine.core import Engine
 from engine.device import Device
+from engine.disk.quota import Quota
+from engine.disk.store import DiskStore
 from engine.errors import UnsupportedModel
+from engine.kv_cache import KVCache
 from engine.reference import ReferenceDevice
 from engine.runner import ModelRunner, Ticket, reporting_shortage
 from engine.weights import GGUFWeights, LoadProgress
@@ -80,11 +84,21 @@ def load_engine(file: GGUFFile, options: LoadOptions, progress: LoadProgress | N
 def _load_engine(file: GGUFFile, options: LoadOptions, progress: LoadProgress | None) -> ModelEngine:
     model = models.read_config(Metadata(file.metadata, _architecture(file)))
     device = _device(options, model, file)
-    config = resolve(model, device, options, file.header_digest)
+    config = resolve(model, device, options, options.fingerprint or file.header_digest)
     loaded = device.load(model, GGUFWeights(file, progress, min(device.threads, MOST_LOADING_THREADS)), config)
     _return_freed_memory()
-    mover = CopyThread(loaded.kv) if config.host_blocks else None
+    store = _open_store(options, config, loaded.kv)
+    mover = CopyThread(loaded.kv, store) if config.host_blocks or store else None
     return Engine(config, model.vocab_size, ModelRunner(loaded, model.vocab_size, config.groups), mover)
+
+
+def _open_store(options: LoadOptions, config: EngineConfig, kv: KVCache) -> DiskStore | None:
+    """The files of the model: those that were written with the same weights, by the same kernels, in the same shape."""
+    if options.disk is None or not options.fingerprint:
+        return None
+    fingerprint = root_key(*config.cache_salt, *map(str, kv.block_bytes))
+    folder = options.disk.folder / fingerprint.hex()[:32]
+    return DiskStore(folder, fingerprint, kv.block_bytes, Quota(options.disk.folder, options.disk.limit))
 
 
 def resolve(model: ModelConfig, device: Device, options: LoadOptions, fingerprint: str) -> EngineConfig:

@@ -14,7 +14,11 @@ from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
 from engine.errors import InvalidSampling
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from engine.beam import Beam
+    from engine.blocks import BlockKey
+    from engine.disk.store import DiskBlock
     from engine.searches import Search
 
 Bounds: TypeAlias = tuple[tuple[str, float, float], ...]  # (field, least, most)
@@ -195,7 +199,8 @@ class Request:
     block_keys: list[bytes] = field(default_factory=list)  # of its leading full blocks, as far as somebody asked
     num_published: int = 0  # blocks that are computed and findable
     saved: "SavedBlocks | None" = None  # in the host pool, while it waits
-    is_arriving: bool = False  # its blocks are being copied from there
+    is_arriving: bool = False  # its blocks are being copied from there, or read from files
+    files: "dict[tuple[int, int], Mapping[BlockKey, DiskBlock]]" = field(default_factory=dict, repr=False)
     cache: CacheUse = field(default_factory=CacheUse)
     num_preemptions: int = 0
     arrival: float = 0.0  # when it was added, in seconds of some clock

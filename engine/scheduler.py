@@ -18,19 +18,20 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from engine.admission import Admission, Verdict, takes_all
 from engine.allowance import Allowance
-from engine.config import BLOCK_SIZE, EngineConfig
+from engine.config import EngineConfig
 from engine.cost_model import CostModel
 from engine.counters import Counters, EngineState
 from engine.errors import PromptTooLong
-from engine.kv_groups import blocks_for
-from engine.kv_memory import KVMemory, Prefix
+from engine.kv_memory import KVMemory
 from engine.mover import Mover
-from engine.precedence import is_urgent, precedence
+from engine.precedence import precedence
 from engine.request import (
     BeamParams,
     CacheUse,
     FinishReason,
+    Origin,
     Request,
     RequestStatus,
     SampledToken,
@@ -42,8 +43,10 @@ from engine.request import (
 from engine.searches import Searches, party
 from engine.shares import shares
 from engine.waiting import WaitingQueue
+from engine.yielding import Yielding
 
 UNLIMITED = Allowance()
+SETTLE_SECONDS = 1.0  # at the end, for what is due to be written
 
 
 class Scheduler:
@@ -55,17 +58,27 @@ class Scheduler:
         self._config = config
         self._clock = clock
         self.costs = CostModel(config)
-        self._memory = KVMemory(config, mover, self.costs, self._arrived)
-        self._context = min(config.context_length, self._memory.most_tokens)
         self._counters = Counters()
+        self._memory = KVMemory(config, mover, self.costs, self._counters, self._arrived)
         self._waiting = WaitingQueue()
         self._running: dict[int, Request] = {}
         self._ending: dict[int, Request] = {}  # finished, but part of a step under way
         self._searches = Searches(config, self._memory, self._running, self._counters, self._withdraw)
+        self._yielding = Yielding(
+            self._memory, self._waiting, self._running, self._searches, self.costs, self._counters
+        )
+        self._admission = Admission(
+            config, self._memory, self._waiting, self._running, self._searches, self._yielding, self._counters
+        )
 
     @property
     def has_work(self) -> bool:
-        return bool(self._waiting or self._running or self._ending or self._memory.host.transfers)
+        return self.has_requests or self._memory.is_busy
+
+    @property
+    def has_requests(self) -> bool:
+        """Whether somebody waits for something."""
+        return bool(self._waiting or self._running or self._ending)
 
     @property
     def num_waiting(self) -> int:
@@ -99,16 +112,16 @@ class Scheduler:
         prompt = len(request.prompt_ids)
         if not prompt:
             raise PromptTooLong("The prompt is empty", "Send at least one token.")
-        if prompt >= self._context:
+        if prompt >= self._memory.context:
             raise PromptTooLong(
-                f"The prompt has {prompt:,} tokens, and the context holds {self._context:,} including the reply",
+                f"The prompt has {prompt:,} tokens, and the context holds {self._memory.context:,} including the reply",
                 "Shorten the prompt, or raise the context length.",
             )
 
     def search(self, results: Sequence[Request], beams: BeamParams) -> None:
         """Have requests that `check_fits` let pass be the results of a search, to be given to `add` together. Raises
         InvalidSampling or PromptTooLong where that never fits."""
-        self._searches.prepare(results, beams, self._room(results[0]))
+        self._searches.prepare(results, beams, self._memory.room(results[0]))
 
     def add(self, *requests: Request) -> None:
         """Queue a request that `check_fits` let pass; further ones share its prompt and are read with it.
@@ -126,7 +139,7 @@ class Scheduler:
     def schedule(self, allowance: Allowance = UNLIMITED) -> StepPlan:
         """The next step. Empty when nothing can be done before a step under way is collected or a copy has ended, or
         nothing is to do."""
-        self._memory.host.transfers.poll()
+        self._memory.transfers.poll()
         scheduled: list[ScheduledRequest] = []
         preempted: list[Request] = []
         running = sorted(self._running.values(), key=precedence)
@@ -143,21 +156,34 @@ class Scheduler:
             budget -= self._take(request, most, scheduled)
         else:
             for newcomer in self._waiting.first_in_line(self._config.max_running):
-                if not budget or preempted or len(scheduled) >= allowance.requests or not self._may_sit(newcomer):
+                if not budget or preempted or len(scheduled) >= allowance.requests:
                     break
-                prefix = self._prefix(newcomer)
-                if prefix and self._is_coming(newcomer, prefix):
-                    continue  # it joins when that is there to be shared
-                if not self._admit(newcomer, prefix, preempted):
+                verdict = self._admission.admit(newcomer, preempted)
+                if verdict is Verdict.WAITS:
                     break
-                most = min(budget, max(1, share.get(newcomer.id, budget)))
-                budget -= 0 if newcomer.is_arriving else self._take(newcomer, most, scheduled)
+                if verdict is Verdict.SEATED and not newcomer.is_arriving:
+                    budget -= self._take(newcomer, min(budget, max(1, share.get(newcomer.id, budget))), scheduled)
         self._memory.host.demote()
+        self._memory.disk.write_some()
         return StepPlan(tuple(scheduled), tuple(preempted))
 
     def wait(self) -> None:
-        """Nothing can be planned and no step is under way: return when a copy may have ended."""
-        self._memory.host.transfers.wait()
+        """Nothing can be planned and no step is under way: return when a copy may have ended, if somebody waits."""
+        if self.has_requests:
+            self._memory.transfers.wait()
+
+    def settle(self, seconds: float) -> None:
+        """Wait for the copies under way, and have what is due written, as far as that begins within some seconds."""
+        until = self._clock() + seconds
+        while self._memory.transfers or (self._memory.disk.has_due and self._clock() < until):
+            self._memory.transfers.wait()
+            self._memory.transfers.poll()
+            if self._clock() < until:
+                self._memory.disk.write_some()
+
+    def forget(self, token_ids: Sequence[int], origin: Origin, kept: int) -> None:
+        """See `KVMemory.forget`."""
+        self._memory.forget(token_ids, origin, kept)
 
     def update(self, plan: StepPlan, sampled: Iterable[SampledToken]) -> list[TokenEvent]:
         """Record what a completed step computed and picked. Tokens of requests that ended meanwhile are dropped."""
@@ -223,9 +249,7 @@ class Scheduler:
             events += self._end(request, FinishReason.ABORT)
         for request in list(self._ending.values()):
             self._let_go(request)
-        while self._memory.host.transfers:
-            self._memory.host.transfers.wait()
-            self._memory.host.transfers.poll()
+        self.settle(SETTLE_SECONDS)
         return events
 
     def assert_empty(self) -> None:
@@ -237,76 +261,19 @@ class Scheduler:
                 f"{[(pool.num_free, pool.num_usable) for pool in self._memory.pools]} blocks free and in all"
             )
 
-    # -- joining
-
-    def _prefix(self, request: Request) -> Prefix | None:
-        """What is cached of a request; None where more was saved of it."""
-        if request.saved is not None and not request.saved.is_lost:
-            return None
-        return self._memory.look_up(request, _most_cached(request))
-
-    def _is_coming(self, request: Request, prefix: Prefix) -> bool:
-        """Whether the block behind a request's cached prefix is being computed by one that goes before it."""
-        place = prefix.blocks
-        return place < _most_cached(request) and any(
-            other.num_published <= place < len(other.block_keys)
-            and other.block_keys[place] == request.block_keys[place]
-            and other.origin.service <= request.origin.service
-            for other in self._running.values()
-        )
-
-    def _admit(self, request: Request, prefix: Prefix | None, preempted: list[Request]) -> bool:
-        """Give a waiting request a seat and what is cached or saved of it, if its tokens and one more fit what is free.
-
-        Where they do not, those of a lower class yield to it. False where it has to wait.
-        """
-        while not self._seat(request, prefix):
-            if self._memory.host.is_on_its_way(request) or not self._running:
-                return False
-            last = self._last()
-            if last.origin.service <= request.origin.service or not self._yields(last, request):
-                return False
-            preempted.append(last)
-            prefix = self._prefix(request)  # what it had may have been given up for what the other one saved
-        return True
-
-    def _may_sit(self, request: Request) -> bool:
-        """Whether there is a seat, or one of a lower class has it: else nothing needs to be looked up for it."""
-        lower = any(other.origin.service > request.origin.service for other in self._running.values())
-        return bool(self._free_seats) or lower
-
-    @property
-    def _free_seats(self) -> int:
-        return max(0, self._config.max_running - len(self._running) - self._searches.seats_kept)
-
-    def _seat(self, request: Request, prefix: Prefix | None) -> bool:
-        if self._free_seats < self._searches.seats(request):
-            return False
-        stop = self._room(request) if _takes_all(request) else request.num_tokens + 1
-        memory = self._memory
-        if not (memory.join(request, prefix, stop) if prefix else memory.restore(request, stop)):
-            return False
-        if not request.num_preemptions:
-            request.cache = CacheUse(device=request.num_computed)
-            self._counters.prompt_tokens += len(request.prompt_ids)
-            self._counters.cached_tokens += request.num_cached
-        request.status = RequestStatus.RUNNING
-        self._waiting.remove_from_line(request)
-        self._running[request.id] = request
-        self._searches.mirror(request)
-        return True
-
     def _arrived(self, request: Request, ok: bool) -> None:
-        """A request's blocks have come from the host pool; or else it starts again."""
-        if not ok:
-            self._requeue(request)
+        """A request's blocks have come from the host pool or from files; or else it starts again."""
+        if ok:
+            self._admission.count(request)
+        else:
+            self._yielding.requeue(request)
 
     # -- running
 
     def _shares(self, running: Iterable[Request], budget: int) -> Mapping[int, int]:
         """Tokens of the step for those that run, and for those that may join."""
         wanted = [(request, self._wanted(request)) for request in running]
-        joining = [(request, request.num_tokens) for request in self._waiting.first_in_line(self._free_seats)]
+        joining = [(request, request.num_tokens) for request in self._waiting.first_in_line(self._admission.free_seats)]
         return shares([*wanted, *joining], budget)
 
     def _wanted(self, request: Request) -> int:
@@ -315,7 +282,7 @@ class Scheduler:
             return 0  # what it holds now is what others are about to share
         # A beam never runs ahead: which of its tokens goes on is known when its whole search has got so far.
         target = request.num_tokens + (request.num_pending if request.beam is None else 0)
-        return 0 if target >= self._room(request) else target - request.num_scheduled
+        return 0 if target >= self._memory.room(request) else target - request.num_scheduled
 
     def _reserve(self, request: Request, budget: int, preempted: list[Request]) -> bool:
         """Make sure there are blocks for the request's next tokens; those behind it yield, or else it does itself.
@@ -326,19 +293,13 @@ class Scheduler:
         while count and not self._memory.has_room(request, request.num_scheduled + count):
             if self._memory.will_have_room(request, request.num_scheduled + count):
                 return False
-            last = self._last()
-            if (party(last) is party(request) and self._ending) or not self._yields(last, request):
+            last = self._yielding.last()
+            if (party(last) is party(request) and self._ending) or not self._yielding.yields(last, request):
                 return False
             preempted.append(last)
             if party(last) is party(request):
                 return False
         return True
-
-    def _last(self) -> Request:
-        """Who yields next: the last in order, but never the oldest of the highest class there is."""
-        first = min(self._running.values(), key=lambda it: (it.origin.service, it.arrival, it.id))
-        others = (it for it in self._running.values() if party(it) is not party(first))
-        return max(others, key=precedence, default=first)
 
     def _take(self, request: Request, budget: int, scheduled: list[ScheduledRequest]) -> int:
         start, known = request.num_scheduled, request.num_tokens
@@ -347,8 +308,8 @@ class Scheduler:
         if not count:
             return 0
         samples = count == wanted
-        room = self._room(request)
-        has_all = _takes_all(request) and self._memory.has_room(request, room)  # others may have come first
+        room = self._memory.room(request)
+        has_all = takes_all(request) and self._memory.has_room(request, room)  # others may have come first
         copies = self._memory.take(request, room if has_all else start + count)
         reported = request.to_report(start, start + count)
         request.num_reported = max(request.num_reported, reported.stop)
@@ -363,40 +324,12 @@ class Scheduler:
 
     def _seated_followers(self, leader: Request) -> tuple[Request, ...]:
         """Those that pick their first token together with their leader. Who finds no seat joins later by the cache."""
-        seated = self._waiting.take_followers(leader, self._free_seats)
+        seated = self._waiting.take_followers(leader, self._admission.free_seats)
         leader.is_leading = bool(seated)
         for follower in seated:
             follower.status = RequestStatus.FOLLOWING
             self._running[follower.id] = follower
         return seated
-
-    def _yields(self, request: Request, to: Request) -> bool:
-        """Have a running request give its blocks back, with its whole search, unless that cannot be now, or never for
-        this one. A search that has become urgent has all there is, and only ever waits for steps and copies."""
-        own, search = party(request) is party(to), request.search
-        busy = any(
-            it.steps_under_way or it.is_arriving or it.status is not RequestStatus.RUNNING
-            for it in (search.requests if search else [request])
-        )
-        if busy or (is_urgent(request) and (search or not own)) or not (own or precedence(to) < precedence(request)):
-            return False
-        if search:
-            request = self._searches.fold(search)
-        blocks = blocks_for(request.num_computed)
-        if request.num_computed and self.costs.prefers_swap(blocks) and self._memory.save(request):
-            self._counters.swapped_out += 1
-        else:
-            self._memory.release(request)
-            self._counters.recomputed += 1
-        request.num_preemptions += 1
-        self._requeue(request)
-        return True
-
-    def _requeue(self, request: Request) -> None:
-        del self._running[request.id]
-        request.status = RequestStatus.WAITING
-        self._searches.mirror(request)
-        self._waiting.add(request)
 
     # -- after a step
 
@@ -434,13 +367,7 @@ class Scheduler:
         params = request.params
         if token_id in params.stop_token_ids or (token_id in request.end_ids and not params.ignore_eos):
             return FinishReason.STOP
-        return FinishReason.LENGTH if request.num_tokens >= self._room(request) else None
-
-    def _room(self, request: Request) -> int:
-        """The most tokens the request may ever hold."""
-        if request.params.max_tokens is None:
-            return self._context
-        return min(self._context, len(request.prompt_ids) + request.params.max_tokens)
+        return FinishReason.LENGTH if request.num_tokens >= self._memory.room(request) else None
 
     def _end(self, request: Request, finish: FinishReason, error: str = "") -> list[TokenEvent]:
         if request.search is not None:
@@ -465,17 +392,3 @@ class Scheduler:
         if request.status is RequestStatus.FINISHED and not request.steps_under_way:
             self._ending.pop(request.id, None)
             self._memory.release(request)
-
-
-def _most_cached(request: Request) -> int:
-    """Blocks of a request that need not be computed where they are cached.
-
-    The last token always is: its logits are what the next one is picked from. A prompt to be reported on is computed
-    whole, since cached keys and values tell no logits.
-    """
-    return (request.num_tokens - 1) // BLOCK_SIZE if request.params.prompt_logprobs is None else 0
-
-
-def _takes_all(request: Request) -> bool:
-    """Whether it starts only with all blocks that it can ever need. An urgent search runs alone instead."""
-    return is_urgent(request) and request.search is None

@@ -18,6 +18,7 @@ from engine.request import PROGRAM, FinishReason, Origin, Request, SamplingParam
 
 log = logging.getLogger(__name__)
 
+UPKEEP_SECONDS = 0.01  # between two looks at copies that nobody waits for
 WEDGED_SECONDS = 10.0  # from then on a turn of the loop counts as stuck
 
 Deliver = Callable[[Sequence[TokenEvent]], None]
@@ -82,6 +83,10 @@ class EngineThread:
         """End a request, in any state and any number of times."""
         self._commands.put(lambda: self._abort(request_id))
 
+    def forget(self, token_ids: Sequence[int], origin: Origin = PROGRAM, *, kept: int = 0) -> None:
+        """Have the engine forget what it computed of some tokens, but for the first `kept`: see `Engine.forget`."""
+        self._commands.put(lambda: self._forget(token_ids, origin, kept))
+
     def problem(self) -> str:
         """Why the engine cannot serve, or empty while it can. From the step loop's own heartbeat."""
         if death := self._death():
@@ -123,14 +128,16 @@ class EngineThread:
                 self._commands.get()()
 
     def _obey(self) -> list[TokenEvent]:
-        """A turn's beginning: carry out every command there is; wait for one while there is nothing else to do."""
+        """A turn's beginning: carry out every command there is; wait for one while nobody waits for anything else."""
         events: list[TokenEvent] = []
         self._busy_since = self._clock()
-        if not self._engine.has_work:
+        if not self._engine.has_requests:
             self._busy_since = None
-            command = self._commands.get()
-            self._busy_since = self._clock()
-            events += command()
+            patience = UPKEEP_SECONDS if self._engine.has_work else None
+            with contextlib.suppress(queue.Empty):
+                command = self._commands.get(timeout=patience)
+                self._busy_since = self._clock()
+                events += command()
         while not self._commands.empty():
             events += self._commands.get()()
         return events
@@ -142,6 +149,10 @@ class EngineThread:
 
     def _abort(self, request_id: int) -> list[TokenEvent]:
         return self._engine.abort(request_id)
+
+    def _forget(self, token_ids: Sequence[int], origin: Origin, kept: int) -> list[TokenEvent]:
+        self._engine.forget(token_ids, origin, kept=kept)
+        return []
 
     def _stop(self) -> list[TokenEvent]:
         self._stopping = True

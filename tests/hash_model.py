@@ -12,13 +12,14 @@ the pools, in any order.
 import hashlib
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
-from engine.blocks import NULL_BLOCK
-from engine.config import BLOCK_SIZE, EngineConfig, GroupConfig, Preemption
+from engine.blocks import NULL_BLOCK, BlockKey
+from engine.config import BLOCK_SIZE, EngineConfig, GroupConfig, Preemption, Restore
 from engine.core import Engine
-from engine.mover import Move
+from engine.disk.store import DiskMiss, DiskStore
+from engine.mover import Move, Reading, Writing
 from engine.request import BlockCopy, SampledToken, SamplingParams, ScheduledRequest, StepPlan, TokenLogprobs
 
 VOCABULARY = 5000
@@ -212,15 +213,33 @@ class HashRunner:
         self.pools[number][part.tables[number][position // BLOCK_SIZE]][position % BLOCK_SIZE] = value
 
 
+SLOT_BYTES = 32
+
+
+def block_bytes(groups: Sequence[GroupConfig]) -> list[int]:
+    """That a block of each group takes in a file."""
+    return [SLOT_BYTES * (1 if group.recurrent else BLOCK_SIZE) for group in groups]
+
+
+def to_bytes(slots: Sequence[bytes]) -> bytes:
+    return b"".join(slot.ljust(SLOT_BYTES - 1, b"\0") + bytes([len(slot)]) for slot in slots)
+
+
+def from_bytes(content: bytes) -> list[bytes]:
+    slots = [content[start : start + SLOT_BYTES] for start in range(0, len(content), SLOT_BYTES)]
+    return [slot[: slot[-1]] for slot in slots]
+
+
 @dataclass(eq=False)
 class LateTicket:
-    """Moves that end after some more looks at them."""
+    """Work that ends after some more looks at it."""
 
-    moves: Sequence[Move]
-    looks: int  # until they are done
+    work: Callable[[], int]  # the bytes of files it was about
+    looks: int  # until it is done
     mover: "LateMover"
     seconds: float = 1e-3
     failed: bool = False
+    num_bytes: int = 0
 
     @property
     def done(self) -> bool:
@@ -237,34 +256,74 @@ class LateMover:
     runner: HashRunner
     random: random.Random
     failing: float = 0.0
+    store: DiskStore | None = None
     under_way: list[LateTicket] = field(default_factory=list)
-    copied: set[int] = field(default_factory=set)
+    executed: set[int] = field(default_factory=set)
     num_moves: int = 0
 
     def submit(self, moves: Sequence[Move]) -> LateTicket:
-        ticket = LateTicket(moves, self.random.randrange(6), self, failed=self.random.random() < self.failing)
-        self.under_way.append(ticket)
         self.num_moves += len(moves)
-        if self.random.random() < 0.5:
-            self._copy(ticket)
-        return ticket
+        return self._begin(lambda: self._move(moves))
+
+    def read(self, readings: Sequence[Reading]) -> LateTicket:
+        return self._begin(lambda: sum(self._read(reading) for reading in readings))
+
+    def write(self, writing: Writing) -> LateTicket:
+        return self._begin(lambda: self._write(writing))
+
+    def touch(self, group: int, first_keys: Sequence[BlockKey]) -> None:
+        if self.store is not None:
+            self.store.touch(group, first_keys)
+
+    def forget(self, keys: Collection[BlockKey], first_keys: Sequence[BlockKey]) -> None:
+        if self.store is not None:
+            self.store.forget(keys, first_keys)
 
     def wait(self) -> None:
         if self.under_way:
             self.random.choice(self.under_way).looks = 0
 
     def finish(self, ticket: LateTicket) -> None:
-        if id(ticket) not in self.copied:
-            self._copy(ticket)
-        self.copied.discard(id(ticket))
+        if id(ticket) not in self.executed:
+            self._execute(ticket)
+        self.executed.discard(id(ticket))
         self.under_way = [other for other in self.under_way if other is not ticket]
 
-    def _copy(self, ticket: LateTicket) -> None:
-        self.copied.add(id(ticket))
-        for move in ticket.moves if not ticket.failed else ():
+    def _begin(self, work: Callable[[], int]) -> LateTicket:
+        ticket = LateTicket(work, self.random.randrange(6), self, failed=self.random.random() < self.failing)
+        self.under_way.append(ticket)
+        if self.random.random() < 0.5:
+            self._execute(ticket)
+        return ticket
+
+    def _execute(self, ticket: LateTicket) -> None:
+        self.executed.add(id(ticket))
+        if not ticket.failed:
+            try:
+                ticket.num_bytes = ticket.work()
+            except DiskMiss:
+                ticket.failed = True
+
+    def _move(self, moves: Sequence[Move]) -> int:
+        for move in moves:
             pools = (self.runner.pools, self.runner.host)
             source, target = pools if move.to_host else pools[::-1]
             target[move.group][move.target] = list(source[move.group][move.source])
+        return 0
+
+    def _read(self, reading: Reading) -> int:
+        assert self.store is not None
+
+        def into(number: int, content: memoryview) -> None:
+            self.runner.pools[reading.group][reading.targets[number]] = from_bytes(bytes(content))
+
+        return self.store.read(reading.sources, into)
+
+    def _write(self, writing: Writing) -> int:
+        assert self.store is not None
+        pool = self.runner.pools[writing.group]
+        blocks = [(due.key, due.token_ids, memoryview(to_bytes(pool[due.block]))) for due in writing.blocks]
+        return self.store.write(writing.group, writing.first_key, blocks)
 
 
 def hash_engine(
@@ -279,6 +338,8 @@ def hash_engine(
     host_blocks: int = 0,
     preemption: Preemption = Preemption.AUTO,
     failing_moves: float = 0.0,
+    store: DiskStore | None = None,
+    restore: Restore = Restore.ALWAYS,
     clock: Callable[[], float] = time.monotonic,
 ) -> tuple[Engine[HashTicket], HashRunner]:
     """A real engine over the hash model."""
@@ -293,7 +354,8 @@ def hash_engine(
         host_blocks=host_blocks,
         preemption=preemption,
         block_bytes=1000,
+        restore=restore,
     )
     runner = HashRunner(config, random.Random(seed))
-    mover = LateMover(runner, random.Random(seed + 1), failing_moves)
+    mover = LateMover(runner, random.Random(seed + 1), failing_moves, store)
     return Engine(config, VOCABULARY, runner, mover, clock), runner

@@ -5,6 +5,7 @@ Plain data, which a client of a server in another process fills as well; importi
 
 from dataclasses import dataclass
 
+from app.chat.cache_report import CacheReport
 from engine.request import FinishReason, TokenLogprobs
 
 
@@ -39,11 +40,16 @@ class ReplyEnd:
     stop: str | None  # the stop string that ended it
     seed: int
     prompt_tokens: int
-    cached_tokens: int  # of the prompt's, those that did not have to be computed
+    cache: CacheReport  # where the prompt's came from
     completion_tokens: int
     first_token_seconds: float  # from the question to the first token
     total_seconds: float
     error: str = ""  # for FinishReason.ERROR
+
+    @property
+    def cached_tokens(self) -> int:
+        """Of the prompt's, those that did not have to be computed."""
+        return self.cache.cached
 
 
 ChatEvent = PromptProgress | PromptLogprobs | TextDelta | ReplyEnd

@@ -13,6 +13,8 @@ from engine.request import FinishReason, ServiceClass
 REPLY_BOUNDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)  # seconds
 GAP_BOUNDS = (0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 2, 5, 10)
 
+RESTORE_BOUNDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20)
+
 # What ends a reply early says nothing of how long replies take.
 _WHOLE = frozenset((FinishReason.STOP, FinishReason.LENGTH))
 
@@ -36,9 +38,9 @@ class Latencies:
     """Of all requests of one engine, since it was started."""
 
     def __init__(self) -> None:
-        self.first_token: Final = _by_class(REPLY_BOUNDS)  # from when the engine was asked
-        self.between_tokens: Final = _by_class(GAP_BOUNDS)
-        self.whole_reply: Final = _by_class(REPLY_BOUNDS)  # of replies that came to an end of their own
+        self.first_token: Final = by_class(REPLY_BOUNDS)  # from when the engine was asked
+        self.between_tokens: Final = by_class(GAP_BOUNDS)
+        self.whole_reply: Final = by_class(REPLY_BOUNDS)  # of replies that came to an end of their own
         self.ends: Final = dict.fromkeys(FinishReason, 0)  # requests that ended, by why
 
     def timer(self, service: ServiceClass, now: float) -> "ReplyTimer":
@@ -69,5 +71,6 @@ class ReplyTimer:
             self._latencies.whole_reply[self._service].observe(now - self._begun)
 
 
-def _by_class(bounds: Sequence[float]) -> Mapping[ServiceClass, Histogram]:
+def by_class(bounds: Sequence[float]) -> Mapping[ServiceClass, Histogram]:
+    """An empty histogram for each class."""
     return {service: Histogram(bounds) for service in ServiceClass}

@@ -9,23 +9,45 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
+from app.chat.cache_report import NOTHING
+from app.chat.cache_reporter import AskedPrompt, CacheReporter
 from app.chat.events import ChatEvent, PromptLogprobs, PromptProgress, ReplyEnd, TextDelta
-from app.chat.messages import Json, Message
+from app.chat.messages import Message
+from app.chat.prompt_encoder import EndedReply, PromptEncoder
+from app.chat.stable_ids import StableIds
 from app.chat.template import ChatTemplateRenderer
 from app.chat.token_streams import TokenStreams
 from app.text.detokenizer import IncrementalDetokenizer
 from app.text.tokenizer import Tokenizer
-from engine.request import PROGRAM, FinishReason, Origin, Request, SamplingParams, TokenEvent, TokenLogprobs
+from engine.request import (
+    PROGRAM,
+    FinishReason,
+    Origin,
+    Request,
+    SamplingParams,
+    ServiceClass,
+    TokenEvent,
+    TokenLogprobs,
+)
 
 
 class ChatService:
     """Answers conversations with one model, any number at a time."""
 
-    def __init__(self, name: str, tokenizer: Tokenizer, streams: TokenStreams, renderer: ChatTemplateRenderer) -> None:
+    def __init__(
+        self,
+        name: str,
+        tokenizer: Tokenizer,
+        streams: TokenStreams,
+        renderer: ChatTemplateRenderer,
+        stable_ids: StableIds | None = None,
+    ) -> None:
+        """`stable_ids` is where the ids of replies are kept; None: in memory alone."""
         self.name = name
         self.tokenizer = tokenizer
         self.streams = streams
-        self._renderer = renderer
+        self._prompts = PromptEncoder(tokenizer, renderer, StableIds() if stable_ids is None else stable_ids)
+        self.cache = CacheReporter(tokenizer)
 
     @property
     def context_length(self) -> int:
@@ -38,28 +60,15 @@ class ChatService:
 
     async def encode(self, messages: Sequence[Message]) -> tuple[int, ...]:
         """The prompt for the assistant's next turn; what people wrote stays text. Raises TemplateError."""
-        return await asyncio.to_thread(self._encode, messages)
-
-    def _encode(self, messages: Sequence[Message]) -> tuple[int, ...]:
-        protected = [message.with_texts(self.tokenizer.protect) for message in messages]
-        return self._begun(self.tokenizer.encode_rendered(self._render(protected)))
-
-    def _begun(self, ids: list[int]) -> tuple[int, ...]:
-        """`ids` behind the token that begins a text, where the model wants one and the ids have none."""
-        bos_id = self.tokenizer.bos_id
-        missing = self.tokenizer.add_bos and bos_id is not None and ids[:1] != [bos_id]
-        return (bos_id, *ids) if missing and bos_id is not None else tuple(ids)
-
-    def _render(self, messages: Sequence[Message]) -> str:
-        """A model without a template does not know turns: it continues the text of the conversation."""
-        if self.tokenizer.chat_template is None:
-            return "\n\n".join(message.content for message in messages)
-        variables: dict[str, Json] = dict(self.tokenizer.special_tokens)
-        return self._renderer.render(self.tokenizer.chat_template, messages, variables=variables)
+        return await asyncio.to_thread(self._prompts.encode, messages)
 
     async def encode_text(self, text: str) -> tuple[int, ...]:
         """A prompt that is no conversation: its text as it stands, control tokens in it included."""
-        return await asyncio.to_thread(lambda: self._begun(self.tokenizer.encode(text, parse_special=True)))
+        return await asyncio.to_thread(self._prompts.encode_text, text)
+
+    async def forget(self, messages: Sequence[Message]) -> None:
+        """Forget the ids that were generated in a conversation, on disk as well."""
+        await asyncio.to_thread(self._prompts.forget, messages)
 
     async def generate(
         self,
@@ -98,18 +107,26 @@ class ChatService:
         replies: dict[int, _Reply] = {}
         with self.streams.open() as stream:
             for prompt_ids, several in _families(asked):
-                for request in stream.submit_several(prompt_ids, several, end_ids, origin):
-                    reply = _Reply(len(replies), request, self.tokenizer, continues_text=continues_text)
+                requests = stream.submit_several(prompt_ids, several, end_ids, origin)
+                prompt = self.cache.asked(requests[0])
+                for request in requests:
+                    reply = _Reply(
+                        len(replies), request, prompt, self._prompts, self.tokenizer, continues_text=continues_text
+                    )
                     replies[request.id] = reply
-            async for tokens in stream:
-                batch: list[tuple[int, ChatEvent]] = []
-                for token in tokens:
-                    reply = replies[token.request_id]
-                    batch += [(reply.index, event) for event in reply.events(token)]
-                    if reply.ended:
-                        stream.abort(token.request_id, FinishReason.STOP)  # at a stop string, where it still runs
-                if batch:
-                    yield batch
+            try:
+                async for tokens in stream:
+                    batch: list[tuple[int, ChatEvent]] = []
+                    for token in tokens:
+                        reply = replies[token.request_id]
+                        batch += [(reply.index, event) for event in reply.events(token)]
+                        if reply.ended:
+                            stream.abort(token.request_id, FinishReason.STOP)  # at a stop string, where it still runs
+                    if batch:
+                        yield batch
+            finally:
+                for reply in replies.values():
+                    reply.end()
 
 
 def _families(
@@ -129,16 +146,31 @@ def _families(
 class _Reply:
     """Folds the token events of one request into chat events."""
 
-    def __init__(self, index: int, request: Request, tokenizer: Tokenizer, *, continues_text: bool) -> None:
+    def __init__(
+        self,
+        index: int,
+        request: Request,
+        prompt: AskedPrompt,
+        prompts: PromptEncoder,
+        tokenizer: Tokenizer,
+        *,
+        continues_text: bool,
+    ) -> None:
         self.index = index
         self.ended = False
         self._request = request
+        self._prompt = prompt
+        self._prompts = prompts
+        self._tokenizer = tokenizer
         self._stop_token_ids = request.params.stop_token_ids
         self._text = IncrementalDetokenizer(tokenizer, request.params.stop, continues_text=continues_text)
+        self._continues_text = continues_text
+        self._told: list[str] = []
         self._logprobs: list[TokenLogprobs] = []
         self._started = time.monotonic()
         self._first_token_at = 0.0
         self._tokens = 0
+        self._read = 0  # tokens of the prompt
 
     def events(self, token: TokenEvent) -> list[ChatEvent]:
         """What a token event means to the reader of the reply. Nothing, once a stop string has ended it."""
@@ -147,19 +179,43 @@ class _Reply:
         events: list[ChatEvent] = [PromptLogprobs(token.prompt_logprobs)] if token.prompt_logprobs else []
         if token.token_id is None and token.finish is None:
             total = len(self._request.prompt_ids)
+            self._read = max(self._read, token.num_computed)
             # A request that gave way reads its prompt again in the middle of its reply, which is nobody's news.
             return events if self._tokens else [*events, PromptProgress(min(token.num_computed, total), total)]
         text = "" if token.token_id is None else self._take(token.token_id, token.logprobs)
         finish = FinishReason.STOP if self._text.stopped is not None else token.finish
         if finish is not None and self._text.stopped is None:
             text += self._text.finish()
+        self._told.append(text)
         if text or (finish and self._logprobs):
             events.append(TextDelta(text, tuple(self._logprobs)))
             self._logprobs.clear()
         if finish is not None:
-            self.ended = True
+            self.end()
             events.append(self._end(finish, token.error))
         return events
+
+    def end(self) -> None:
+        """Nothing follows, whether or not that was told; any number of times."""
+        if self.ended:
+            return
+        self.ended = True
+        request, output_ids = self._request, self._request.output_ids[: self._tokens]
+        told, origin = "".join(self._told), request.origin
+        stored = origin.stored and origin.service is not ServiceClass.BACKGROUND
+        self._prompts.remember(EndedReply(request.prompt_ids, output_ids, told, self._continues_text, stored))
+        if self._text.stopped is not None:
+            output_ids = self._in_front_of_stop(output_ids, self._text.stopped)
+        computed = len(request.prompt_ids) + self._tokens - 1 if self._tokens else self._read
+        self._prompt.ended(request, output_ids, computed)
+
+    def _in_front_of_stop(self, output_ids: list[int], stop: str) -> list[int]:
+        """Without the tokens that the stop string is made of, which whoever goes on from the reply leaves out."""
+        end, length = len(output_ids), len(stop.encode())
+        while end and length > 0:
+            end -= 1
+            length -= len(self._tokenizer.token_bytes(output_ids[end]))
+        return output_ids[:end]
 
     def _take(self, token_id: int, logprobs: TokenLogprobs | None) -> str:
         self._tokens += 1
@@ -175,7 +231,7 @@ class _Reply:
             stop=self._text.stopped,
             seed=request.params.seed,
             prompt_tokens=len(request.prompt_ids),
-            cached_tokens=request.num_cached,
+            cache=self._prompt.report(request) if self._tokens or self._read else NOTHING,
             completion_tokens=self._tokens,
             first_token_seconds=(self._first_token_at or now) - self._started,
             total_seconds=now - self._started,

@@ -221,6 +221,10 @@ def _check(end: "ReplyEnd") -> None:
 
 
 def _summary(model: str, text: str, end: "ReplyEnd") -> dict[str, Any]:
+    import msgspec
+
+    from app.cache_details import PromptTokensDetails
+
     decoding = end.total_seconds - end.first_token_seconds
     rate = (end.completion_tokens - 1) / decoding if end.completion_tokens > 1 and decoding > 0 else None
     return {
@@ -231,6 +235,7 @@ def _summary(model: str, text: str, end: "ReplyEnd") -> dict[str, Any]:
         "usage": {
             "prompt_tokens": end.prompt_tokens,
             "cached_tokens": end.cached_tokens,
+            "prompt_tokens_details": msgspec.to_builtins(PromptTokensDetails.of(end.cache)),
             "completion_tokens": end.completion_tokens,
             "total_tokens": end.prompt_tokens + end.completion_tokens,
         },

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field, replace
 from app.chat.events import ChatEvent, ReplyEnd, TextDelta
 from app.chat.service import ChatService
 from app.server.errors import ReplyAborted, ReplyFailed
+from app.server.request_log import logged
+from app.server.token_counts import TokenCounts
 from engine.request import FinishReason, Origin, SamplingParams
 
 Batch = list[tuple[int, ChatEvent]]
@@ -30,23 +32,6 @@ class WantedChoices:
         return len(self.candidates) if beams is None else beams.results
 
 
-@dataclass(slots=True)
-class TokenCounts:
-    """Tokens that a request used: of all that was generated for it, but what a beam search does not return. A prompt
-    that several choices continue counts once."""
-
-    prompt: int = 0
-    cached: int = 0  # of the prompts', as the first choice of each found them
-    completion: int = 0
-
-    def add(self, end: ReplyEnd, *, first_of_prompt: bool) -> None:
-        """Count a reply that has ended."""
-        self.completion += end.completion_tokens
-        if first_of_prompt:
-            self.prompt += end.prompt_tokens
-            self.cached += end.cached_tokens
-
-
 async def generate_choices(
     service: ChatService,
     prompts: Sequence[tuple[int, ...]],
@@ -65,18 +50,19 @@ async def generate_choices(
     asked = [(prompt, one) for prompt in prompts for one in wanted.candidates]
     ranking = _Ranking(wanted) if wanted.replies > wanted.count else None
     batches = service.generate_several(asked, origin=origin, continues_text=continues_text)
-    async with aclosing(batches):
-        async for batch in batches:
-            good, failure = _up_to_failure(batch)
-            for reply, event in good:
-                if isinstance(event, ReplyEnd):
-                    counts.add(event, first_of_prompt=reply % wanted.replies == 0)
-            if ranking is not None:
-                ranking.add(good)
-            elif good:
-                yield good
-            if failure is not None:
-                raise failure
+    with logged(service.name, origin, sum(map(len, prompts)), counts):
+        async with aclosing(batches):
+            async for batch in batches:
+                good, failure = _up_to_failure(batch)
+                for reply, event in good:
+                    if isinstance(event, ReplyEnd):
+                        counts.add(event, first_of_prompt=reply % wanted.replies == 0)
+                if ranking is not None:
+                    ranking.add(good)
+                elif good:
+                    yield good
+                if failure is not None:
+                    raise failure
     if ranking is not None:
         yield ranking.best()
 

@@ -17,6 +17,7 @@ from prometheus_client.registry import Collector
 from starlette.requests import Request
 from starlette.responses import Response
 
+from app.chat.cache_reporter import CacheReporter
 from app.chat.latencies import Histogram, Latencies
 from app.chat.service import ChatService
 from app.chat.token_streams import TokenStreams
@@ -97,6 +98,24 @@ _FIGURES: Sequence[tuple[type[Family], str, str, Figure]] = (
         "Steps that failed; each ends the requests it ran.",
         lambda state: state.counters.failed_steps,
     ),
+    (
+        CounterMetricFamily,
+        "disk_read_bytes",
+        "Bytes of KV blocks that were read from files.",
+        lambda state: state.counters.disk_read_bytes,
+    ),
+    (
+        CounterMetricFamily,
+        "disk_written_bytes",
+        "Bytes of KV blocks that were written to files.",
+        lambda state: state.counters.disk_written_bytes,
+    ),
+    (
+        CounterMetricFamily,
+        "disk_misses",
+        "How often files could not be read; their tokens were computed.",
+        lambda state: state.counters.disk_misses,
+    ),
 )
 
 # What it is, its name, what it counts, the label that tells its values apart, and where each of them is found.
@@ -118,11 +137,15 @@ _SPLIT_FIGURES: Sequence[tuple[type[Family], str, str, str, Mapping[str, Figure]
     (
         CounterMetricFamily,
         "tokens_by_source",
-        "Tokens that steps computed, of prompts and replies, and tokens of prompts that were found in the cache.",
+        "Tokens of prompts by where they were found, and tokens that steps computed, of prompts and replies.",
         "source",
         {
+            "device": lambda state: (
+                state.counters.cached_tokens - state.counters.host_tokens - state.counters.disk_tokens
+            ),
+            "host": lambda state: state.counters.host_tokens,
+            "disk": lambda state: state.counters.disk_tokens,
             "computed": lambda state: state.counters.computed_tokens,
-            "cached": lambda state: state.counters.cached_tokens,
         },
     ),
 )
@@ -133,7 +156,7 @@ class Metrics:
 
     def __init__(self, service: ChatService) -> None:
         self._registry = CollectorRegistry()
-        self._registry.register(_Collector(service.name, service.streams))
+        self._registry.register(_Collector(service))
 
     async def scrape(self, request: Request) -> Response:
         """On the loop of the streams, since their figures are written there.
@@ -144,9 +167,10 @@ class Metrics:
 
 
 class _Collector(Collector):
-    def __init__(self, model: str, streams: TokenStreams) -> None:
-        self._model = model
-        self._streams = streams
+    def __init__(self, service: ChatService) -> None:
+        self._model = service.name
+        self._streams = service.streams
+        self._cache = service.cache
 
     def describe(self) -> Iterable[Metric]:
         """Nothing: so that registering asks the engine nothing."""
@@ -161,6 +185,7 @@ class _Collector(Collector):
             yield self._split_figure(kind, name, meaning, label, values)
         yield from self._of_streams(streams)
         yield from self._of_latencies(streams.latencies)
+        yield from self._of_cache(self._cache)
 
     def _of_streams(self, streams: TokenStreams) -> Iterator[Metric]:
         healthy = 0 if streams.problem() else 1
@@ -180,6 +205,13 @@ class _Collector(Collector):
             ("e2e_request_latency_seconds", "From a request to its end by itself.", latencies.whole_reply),
         ):
             yield self._histogram(name, meaning, histograms)
+
+    def _of_cache(self, cache: CacheReporter) -> Iterator[Metric]:
+        misses = {reason.value: count for reason, count in cache.misses.items()}
+        name, meaning = "cache_misses", "Prompts of which more than their new end was computed, by why."
+        yield self._split_figure(CounterMetricFamily, name, meaning, "reason", misses)
+        meaning = "Time to bring what was cached of a prompt from the host pool and from files, where some was there."
+        yield self._histogram("cache_restore_seconds", meaning, cache.restores)
 
     def _figure(self, kind: type[Family], name: str, meaning: str, value: float) -> Family:
         family = kind(_PREFIX + name, meaning, labels=("model_name",))

@@ -11,10 +11,11 @@ from msgspec import UNSET, Struct, UnsetType
 
 from app.chat.events import ChatEvent, PromptLogprobs, PromptProgress, ReplyEnd, TextDelta
 from app.chat.service import ChatService
-from app.server.choices import TokenCounts, generate_choices
+from app.server.choices import generate_choices
 from app.server.errors import naming
 from app.server.openai_requests import ChatCompletionRequest
 from app.server.openai_tokens import FinishText, Identity, Usage, finish_text, finite, token_text, usage_of
+from app.server.token_counts import TokenCounts
 from app.text.tokenizer import Tokenizer
 from engine.request import Origin, TokenLogprobs
 

@@ -6,17 +6,14 @@ from typing import Literal, TypeAlias
 
 from msgspec import Struct
 
-from app.server.choices import TokenCounts
+from app.cache_details import PromptTokensDetails
+from app.server.token_counts import TokenCounts
 from app.text.tokenizer import Tokenizer
 from engine.request import FinishReason
 
 FinishText: TypeAlias = Literal["stop", "length"]
 
 LEAST_LOGPROB = -9999.0  # JSON has no minus infinity
-
-
-class PromptTokensDetails(Struct):
-    cached_tokens: int
 
 
 class Usage(Struct):
@@ -40,7 +37,7 @@ class Identity(Struct, frozen=True):
 
 def usage_of(counts: TokenCounts) -> Usage:
     total = counts.prompt + counts.completion
-    return Usage(counts.prompt, counts.completion, total, PromptTokensDetails(counts.cached))
+    return Usage(counts.prompt, counts.completion, total, PromptTokensDetails.of(counts.cache))
 
 
 def finish_text(finish: FinishReason) -> FinishText:

@@ -38,10 +38,14 @@ class ControlTokens:
         self.ids: Mapping[str, int] = {text: token.id for text, token in tokens.items()}
         self._longest = max(map(len, self._tokens), default=0)
         lengths: dict[str, set[int]] = {}
+        seconds: dict[str, str] = {}
         for text in self._tokens:
             lengths.setdefault(text[0], set()).add(len(text))
+            seconds[text[0]] = seconds.get(text[0], "") + re.escape(text[1])
         self._lengths = {first: sorted(of_first, reverse=True) for first, of_first in lengths.items()}
-        self._first_character = re.compile("|".join(map(re.escape, lengths)) or r"(?!)")
+        # The second one is only looked at, since tokens may overlap.
+        beginnings = (f"{re.escape(first)}(?=[{following}])" for first, following in seconds.items())
+        self._beginning = re.compile("|".join(beginnings) or r"(?!)")
         self._sorted = sorted(self._tokens)
         self._sorted_backwards = sorted(text[::-1] for text in self._tokens)
         self._all_ends = MARK.join(text[1:] for text in self._tokens)
@@ -82,7 +86,7 @@ class ControlTokens:
 
     def _occurrences(self, text: str) -> Iterator[tuple[int, str]]:
         """Each place where a control token stands, with the longest that stands there. They may overlap."""
-        for first in self._first_character.finditer(text):
+        for first in self._beginning.finditer(text):
             start = first.start()
             for length in self._lengths[first.group()]:
                 candidate = text[start : start + length]

@@ -10,18 +10,23 @@ templates, and whether a prompt begins with BOS: nothing is added to what is enc
 import array
 import collections
 import contextlib
+import functools
+import hashlib
 import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import tokenizers
 
 from app.errors import UnsupportedTokenizer
 from app.text.control_tokens import ControlTokens
 
-# Characters of text whose ids are remembered: about a million tokens, 4 MB of ids.
+# Characters of text whose ids are remembered: about a million tokens, 4 MB of ids. As many of contents are, marked.
 REMEMBERED_CHARACTERS = 4_000_000
+
+V = TypeVar("V")
 
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -86,11 +91,36 @@ def library_errors(doing: str) -> Iterator[None]:
         ) from error
 
 
-class TextEncoder:
-    """Ids of plain text. Remembers what it encoded last, so that a chat's history costs nothing per turn.
+class _Remembered(Generic[V]):
+    """What was found out about the texts seen last, so that a chat's history costs next to nothing per turn.
 
     Safe for several threads.
     """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._known: collections.OrderedDict[str, V] = collections.OrderedDict()
+        self._characters = 0
+
+    def get(self, text: str) -> V | None:
+        with self._lock:
+            if (known := self._known.get(text)) is not None:
+                self._known.move_to_end(text)
+            return known
+
+    def put(self, text: str, value: V) -> None:
+        with self._lock:
+            if text in self._known or len(text) > REMEMBERED_CHARACTERS:
+                return
+            self._known[text] = value
+            self._characters += len(text)
+            while self._characters > REMEMBERED_CHARACTERS:
+                oldest, _ = self._known.popitem(last=False)
+                self._characters -= len(oldest)
+
+
+class TextEncoder:
+    """Ids of plain text. Remembers what it encoded last. Safe for several threads."""
 
     def __init__(self, backend: tokenizers.Tokenizer, *, start_prefix: str = "", verbatim: Sequence[str] = ()) -> None:
         """`start_prefix` goes in front of text that starts the input, unless that begins with a space or with one of
@@ -98,34 +128,22 @@ class TextEncoder:
         self._backend = backend
         self._start_prefix = start_prefix
         self._unprefixed = (" ", SPACE_SYMBOL, *verbatim)
-        self._lock = threading.Lock()
-        self._remembered: collections.OrderedDict[str, array.array[int]] = collections.OrderedDict()
-        self._remembered_characters = 0
+        self._remembered: _Remembered[array.array[int]] = _Remembered()
+        self.characters_encoded = 0  # by the library; all others were remembered
 
     def encode(self, text: str, *, at_start: bool) -> Sequence[int]:
         """The ids of non-empty `text`; `at_start` if nothing stands before it."""
         if at_start and not text.startswith(self._unprefixed):
             text = self._start_prefix + text
-        with self._lock:
-            if (known := self._remembered.get(text)) is not None:
-                self._remembered.move_to_end(text)
-                return known
+        if (known := self._remembered.get(text)) is not None:
+            return known
+        self.characters_encoded += len(text)
         with library_errors("encoding text"):
             # A batch of one: unlike `encode`, it lets other threads run meanwhile.
             encoded = self._backend.encode_batch_fast([text], add_special_tokens=False)
         ids = array.array("I", encoded[0].ids)
-        self._remember(text, ids)
+        self._remembered.put(text, ids)
         return ids
-
-    def _remember(self, text: str, ids: "array.array[int]") -> None:
-        with self._lock:
-            if text in self._remembered or len(text) > REMEMBERED_CHARACTERS:
-                return
-            self._remembered[text] = ids
-            self._remembered_characters += len(text)
-            while self._remembered_characters > REMEMBERED_CHARACTERS:
-                oldest, _ = self._remembered.popitem(last=False)
-                self._remembered_characters -= len(oldest)
 
 
 class Tokenizer:
@@ -145,20 +163,49 @@ class Tokenizer:
         named = {"bos_token": vocabulary.bos_id, "eos_token": vocabulary.eos_id}
         # The texts that chat templates know by name, of those that the model has.
         self.special_tokens = {name: vocabulary.texts[id_] for name, id_ in named.items() if id_ is not None}
+        self._no_text = vocabulary.hidden | frozenset(vocabulary.control.ids.values())
+        self._protected: _Remembered[str] = _Remembered()
 
     def encode(self, text: str, *, parse_special: bool = False) -> list[int]:
         """The ids of `text`. Without `parse_special`, what looks like a control token is text like any other."""
         text = _without_surrogates(text)
-        parts = self._vocabulary.control.split(text) if parse_special else [text] if text else []
-        return self._encode_parts(parts)
+        return self._encode_parts(self.split(text) if parse_special else [text] if text else [])
 
     def protect(self, content: str) -> str:
         """`content` for use in a chat template, marked so that `encode_rendered` takes all of it for text."""
-        return self._vocabulary.control.protect(content)
+        if (known := self._protected.get(content)) is not None:
+            return known
+        protected = self._vocabulary.control.protect(content)
+        self._protected.put(content, protected)
+        return protected
 
     def encode_rendered(self, rendered: str) -> list[int]:
         """The ids of a rendered chat: control tokens of the template, and of nothing that went through `protect`."""
-        return self._encode_parts(self._vocabulary.control.split(_without_surrogates(rendered), marked=True))
+        return self._encode_parts(self.split(rendered, rendered=True))
+
+    def split(self, text: str, *, rendered: bool = False) -> Iterator[int | str]:
+        """The control tokens in `text` and the non-empty plain texts between them; `rendered` if it is a rendered chat,
+        in which what went through `protect` is plain."""
+        return self._vocabulary.control.split(_without_surrogates(text), marked=rendered)
+
+    def encode_plain(self, text: str, *, at_start: bool) -> Sequence[int]:
+        """The ids of one plain text, not empty, as `split` gives it; `at_start` if no token stands before it."""
+        return self._text_encoder.encode(text, at_start=at_start)
+
+    def encode_continuation(self, text: str) -> Sequence[int] | None:
+        """The ids of `text` that goes on in the middle of a plain text; None where the vocabulary has no way to say it,
+        since it begins every text with a space."""
+        if not self._begins_texts_with_space:
+            return self.encode_plain(text, at_start=False)
+        # Behind a line break, with which nothing is joined in most of these vocabularies.
+        line_break = self.encode_plain("\n", at_start=False)
+        ids = self.encode_plain("\n" + text, at_start=False)
+        return ids[len(line_break) :] if ids[: len(line_break)] == line_break else None
+
+    @functools.cached_property
+    def _begins_texts_with_space(self) -> bool:
+        """Also those that stand behind others."""
+        return self.token_bytes(self.encode_plain("a", at_start=False)[0]).startswith(b" ")
 
     def _encode_parts(self, parts: Iterable[int | str]) -> list[int]:
         ids: list[int] = []
@@ -166,7 +213,7 @@ class Tokenizer:
             if isinstance(part, int):
                 ids.append(part)
             else:
-                ids.extend(self._text_encoder.encode(part, at_start=not ids))
+                ids.extend(self.encode_plain(part, at_start=not ids))
         return ids
 
     def decode(self, ids: Iterable[int], *, continues_text: bool = False) -> str:
@@ -176,6 +223,22 @@ class Tokenizer:
         """
         text = b"".join(map(self.token_bytes, ids)).decode(errors="replace")
         return text.removeprefix(" ") if self.space_prefix and not continues_text else text
+
+    def plain_bytes(self, token_id: int) -> bytes:
+        """The bytes of a token that plain text can be made of: none for all others, shown or not."""
+        return b"" if token_id in self._no_text else self.token_bytes(token_id)
+
+    @functools.cached_property
+    def identity(self) -> bytes:
+        """Two vocabularies that have it in common give every id the same meaning."""
+        vocabulary = self._vocabulary
+        written = repr((tuple(vocabulary.texts), sorted(vocabulary.verbatim), sorted(self._no_text)))
+        return hashlib.sha256(written.encode()).digest()
+
+    @property
+    def characters_encoded(self) -> int:
+        """How many characters had to be encoded: texts that came again are remembered."""
+        return self._text_encoder.characters_encoded
 
     def token_bytes(self, token_id: int, *, show_control: bool = False) -> bytes:
         """The exact bytes that a token stands for: none for a control token, unless it is to be shown.
@@ -191,4 +254,8 @@ class Tokenizer:
 
 def _without_surrogates(text: str) -> str:
     """`text` with each lone surrogate, which UTF-8 cannot express, as U+FFFD."""
-    return _SURROGATE.sub("\ufffd", text)
+    try:
+        text.encode()  # many times as fast as looking for one
+    except UnicodeEncodeError:
+        return _SURROGATE.sub("\ufffd", text)
+    return text

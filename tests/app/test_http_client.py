@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from app.chat.cache_report import CacheReport, Miss, MissReason
 from app.chat.events import ChatEvent, ReplyEnd, TextDelta
 from app.chat.messages import Message, ToolCall
 from app.errors import ModelNotFound
@@ -124,6 +125,26 @@ def test_a_reply_becomes_chat_events(server: StandIn, address: Instance) -> None
         FinishReason.LENGTH, 7, 7, 5, 3,
     )  # fmt: skip
     assert 0 < end.first_token_seconds <= end.total_seconds
+
+
+def test_where_the_prompt_came_from_is_read(server: StandIn, address: Instance) -> None:
+    miss = '{"reason": "diverged", "position": 5, "before": "a", "was": "b", "is": "c"}'
+    details = (
+        '{"cached_tokens": 6, "device_tokens": 1, "host_tokens": 2, "disk_tokens": 3, "computed_tokens": 1,'
+        f' "restore_ms": 1.5, "miss": {miss}, "of a later version": 1}}'
+    )
+    usage = USAGE.replace('{"cached_tokens": 5}', details)
+    server.parts = [(STOP % "stop" + usage + DONE).encode()]
+    [end] = chat(address)
+    assert isinstance(end, ReplyEnd)
+    assert end.cache == CacheReport(1, 2, 3, 1, 0.0015, Miss(MissReason.DIVERGED, 5, "a", "b", "c"))
+
+
+@pytest.mark.parametrize("details", ['{"cached_tokens": "many"}', '{"miss": {"reason": "tired", "position": 1}}', "7"])
+def test_what_makes_no_sense_of_it_is_an_error(server: StandIn, address: Instance, details: str) -> None:
+    server.parts = [(STOP % "stop" + USAGE.replace('{"cached_tokens": 5}', details) + DONE).encode()]
+    with pytest.raises(ServerError):
+        chat(address)
 
 
 def test_events_may_arrive_in_any_pieces(server: StandIn, address: Instance) -> None:

@@ -201,9 +201,26 @@ def test_run_gives_the_answer_of_an_engine_of_its_own(server: Server, no_torch: 
     assert attached.keys() == own.keys()
     for part in ("model", "text", "finish_reason", "seed"):
         assert attached[part] == own[part]
-    assert attached["usage"] | {"cached_tokens": 0} == own["usage"]
+    for usage in (attached["usage"], own["usage"]):
+        cached, details = usage.pop("cached_tokens"), usage.pop("prompt_tokens_details")
+        assert details["cached_tokens"] == details["device_tokens"] == cached
+        assert details["computed_tokens"] == usage["prompt_tokens"] - cached
+    assert attached["usage"] == own["usage"]
+    assert details["miss"] == {"reason": "first_time", "position": 0}
     assert attached["timings"].keys() == own["timings"].keys()
     assert attached["timings"]["ttft_ms"] > 0
+
+
+def test_it_tells_of_every_request_in_a_line(start: Start) -> None:
+    server = start()
+    assert server.process.stderr is not None
+    for told in ("37 computed; seen for the first time; first token after", "first token after"):
+        assert server.ingle("run", "What is the capital of France?", "-n", "3").returncode == 0
+        line = server.process.stderr.readline()
+        assert re.match(r"\d\d:\d\d:\d\d smollm2:135m interactive; prompt \d+: \d+ device, 0 RAM, 0 disk, ", line)
+        assert told in line
+        assert re.search(r"; 3 tokens at [\d.]+/s$", line.rstrip("\n"))
+        assert "France" not in line
 
 
 @pytest.mark.parametrize("flags", [["--context", "64"], ["--threads", "1"], ["--kernels", "reference"]])

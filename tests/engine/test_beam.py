@@ -111,7 +111,9 @@ def test_a_search_that_yielded_often_runs_alone_and_to_its_end() -> None:
     while engine.has_work:
         parties = {request.search for request in engine._scheduler._running.values()}
         assert search not in parties or parties == {search}
-        assert not any(engine._scheduler._yields(it, it) for it in engine._scheduler._running.values() if it.search)
+        assert not any(
+            engine._scheduler._yielding.yields(it, it) for it in engine._scheduler._running.values() if it.search
+        )
         run.step()
     run.check()
 
@@ -245,7 +247,7 @@ def test_a_search_that_yields_shares_again_what_its_beams_have_in_common() -> No
     assert search
     assert len(search.requests) == 8
     before = engine.state().kv_blocks_held
-    engine._scheduler._yields(search.requests[0], search.requests[0])
+    engine._scheduler._yielding.yields(search.requests[0], search.requests[0])
     assert engine.state().kv_blocks_held == 0
     assert engine.num_waiting == 1
     computed = runner.computed_tokens

@@ -3,6 +3,8 @@
 import asyncio
 import threading
 from contextlib import aclosing
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,11 +12,12 @@ import pytest
 from app.chat.events import ChatEvent, PromptProgress, ReplyEnd, TextDelta
 from app.chat.messages import Message
 from app.chat.service import ChatService
+from app.chat.stable_ids import StableIds
 from app.chat.template import ChatTemplateRenderer
 from app.chat.token_streams import TokenStreams
 from app.text.tokenizer import Tokenizer
 from engine.errors import EngineError, InvalidSampling, PromptTooLong
-from engine.request import FinishReason, SamplingParams
+from engine.request import FinishReason, Origin, SamplingParams, ServiceClass
 from tests.app.server.live_server import HANGING_SECONDS, controlled_engine
 from tests.hash_model import VOCABULARY, expected_output, hash_engine
 
@@ -272,5 +275,87 @@ def test_control_tokens_in_contents_stay_text(tokenizer: Tokenizer, renderer: Ch
         control = set(tokenizer.control_tokens.values())
         assert [i for i in plain if i in control] == [i for i in hostile if i in control]
         assert "<|im_end|>" in tokenizer.decode(hostile)
+
+    asyncio.run(main())
+
+
+async def answered(service: ChatService, messages: list[Message], **params: object) -> tuple[tuple[int, ...], ReplyEnd]:
+    """The prompt, whose reply's text joins the conversation, with the next question."""
+    prompt = await service.encode(messages)
+    events, end = await collect(service, prompt, **params)
+    messages += [Message("assistant", text_of_deltas(events)), Message("user", "Go on.")]
+    return prompt, end
+
+
+def test_the_next_turn_has_the_ids_that_were_generated(
+    tokenizer: Tokenizer, renderer: ChatTemplateRenderer, tmp_path: Path
+) -> None:
+    async def main() -> None:
+        stable_ids = StableIds(tmp_path)
+        messages = [Message("user", "Hello")]
+        prompts: list[tuple[int, ...]] = []
+        built, _ = controlled_engine(tokenizer.vocab_size)
+        service = ChatService("hash", tokenizer, TokenStreams(built), renderer, stable_ids)
+        async with service.streams:
+            for _ in range(6):
+                prompt, end = await answered(service, messages, max_tokens=25)
+                prompts.append(prompt)
+                assert end.completion_tokens == 25
+        assert stable_ids.flush(HANGING_SECONDS)
+        turns = [(before, expected_output(before, 25), after) for before, after in pairwise(prompts)]
+        whole = [
+            turn
+            for turn in turns
+            if all(map(tokenizer.plain_bytes, turn[1])) and "\ufffd" not in tokenizer.decode(turn[1])
+        ]
+        assert whole
+        for before, output, after in whole:
+            assert after[: len(before) + len(output)] == (*before, *output)
+        again = served(tokenizer, renderer)
+        assert await again.encode(messages) != await service.encode(messages)
+        restarted = ChatService("hash", tokenizer, again.streams, renderer, StableIds(tmp_path))
+        assert await restarted.encode(messages) == await service.encode(messages)
+        await service.forget(messages)
+        assert await again.encode(messages) == await service.encode(messages)
+
+    asyncio.run(main())
+
+
+def test_what_a_client_that_left_was_told_is_remembered(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> None:
+    async def main() -> None:
+        built, _ = controlled_engine(tokenizer.vocab_size)
+        service = ChatService("hash", tokenizer, TokenStreams(built), renderer)
+        prompt = await service.encode([Message("user", "Hello")])
+        told, params = "", SamplingParams(max_tokens=900, ignore_eos=True)
+        async with service.streams:
+            async with aclosing(service.generate(prompt, params)) as events:
+                async for event in events:
+                    told += event.text if isinstance(event, TextDelta) else ""
+                    if len(told) > 20:
+                        break
+            after = await service.encode([Message("user", "Hello"), Message("assistant", told), Message("user", "?")])
+        output = expected_output(prompt, 5)
+        assert all(map(tokenizer.plain_bytes, output))
+        assert told.startswith(tokenizer.decode(output))
+        assert after[: len(prompt) + 5] == (*prompt, *output)
+
+    asyncio.run(main())
+
+
+def test_background_replies_and_those_not_to_be_stored_stay_off_the_disk(
+    tokenizer: Tokenizer, renderer: ChatTemplateRenderer, tmp_path: Path
+) -> None:
+    async def main() -> None:
+        stable_ids = StableIds(tmp_path / "folder")
+        built, _ = controlled_engine(tokenizer.vocab_size)
+        service = ChatService("hash", tokenizer, TokenStreams(built), renderer, stable_ids)
+        params = SamplingParams(max_tokens=5, ignore_eos=True)
+        async with service.streams:
+            prompt = await service.encode([Message("user", "Hello")])
+            for origin in (Origin(stored=False), Origin(ServiceClass.BACKGROUND), Origin(ServiceClass.INTERACTIVE)):
+                assert not (tmp_path / "folder").exists()
+                assert [event async for event in service.generate(prompt, params, origin=origin)]
+                assert stable_ids.flush(HANGING_SECONDS)
+        assert (tmp_path / "folder").exists()
 
     asyncio.run(main())

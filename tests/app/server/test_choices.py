@@ -5,10 +5,12 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
+from app.chat.cache_report import CacheReport
 from app.chat.events import ChatEvent, ReplyEnd, TextDelta
 from app.chat.service import ChatService
-from app.server.choices import TokenCounts, WantedChoices, generate_choices
+from app.server.choices import WantedChoices, generate_choices
 from app.server.errors import ReplyAborted, ReplyFailed
+from app.server.token_counts import TokenCounts
 from engine.request import PROGRAM, FinishReason, SamplingParams, TokenLogprobs
 
 Batch = list[tuple[int, ChatEvent]]
@@ -18,13 +20,14 @@ OTHERS: tuple[int, ChatEvent] = (1, TextDelta("Good day"))
 
 
 def end(finish: FinishReason, error: str = "") -> tuple[int, ChatEvent]:
-    return 0, ReplyEnd(finish, None, 0, 3, 0, 1, 0.1, 0.2, error)
+    return 0, ReplyEnd(finish, None, 0, 3, CacheReport(computed=3), 1, 0.1, 0.2, error)
 
 
 class Scripted(ChatService):
     """Yields what it is told to."""
 
     def __init__(self, *batches: Batch) -> None:
+        self.name = "scripted"
         self.batches = batches
         self.closed = False
 

@@ -115,7 +115,7 @@ def test_the_figures_of_some_requests(stack: Stack) -> None:
     }.items():
         assert figure(samples, name) == value, name
     assert figure(samples, "generation_tokens_total") >= 3 * 6 + 2
-    assert figure(samples, "tokens_by_source_total", source="cached") == 3 * cached
+    assert figure(samples, "tokens_by_source_total", source="device") == 3 * cached
     computed = figure(samples, "tokens_by_source_total", source="computed")
     assert computed >= 4 * prompt - 3 * cached + 3 * 5
     ends = {
@@ -214,6 +214,11 @@ def test_every_figure_of_an_engine_is_told(stack: Stack, monkeypatch: pytest.Mon
         swapped_out=105,
         recomputed=107,
         failed_steps=111,
+        host_tokens=13,
+        disk_tokens=29,
+        disk_read_bytes=113,
+        disk_written_bytes=114,
+        disk_misses=115,
     )
     state = EngineState(
         running=2,
@@ -244,12 +249,15 @@ def test_every_figure_of_an_engine_is_told(stack: Stack, monkeypatch: pytest.Mon
         "prefix_cache_hits_total": 102,
         "num_preemptions_total": 212,
         "failed_steps_total": 111,
+        "disk_read_bytes_total": 113,
+        "disk_written_bytes_total": 114,
+        "disk_misses_total": 115,
     }
     assert {name: figure(samples, name) for name in told} == told
     assert figure(samples, "num_preemptions_by_kind_total", kind="swap") == 105
     assert figure(samples, "num_preemptions_by_kind_total", kind="recompute") == 107
-    assert figure(samples, "tokens_by_source_total", source="computed") == 103
-    assert figure(samples, "tokens_by_source_total", source="cached") == 102
+    for source, tokens in {"device": 102 - 13 - 29, "host": 13, "disk": 29, "computed": 103}.items():
+        assert figure(samples, "tokens_by_source_total", source=source) == tokens
     for name, count in zip(("interactive", "normal", "background"), state.waiting, strict=True):
         assert figure(samples, "num_requests_waiting_by_class", service_class=name) == count
     monkeypatch.setattr(server.engine, "state", lambda: replace(state, kv_blocks=0, kv_blocks_held=0))

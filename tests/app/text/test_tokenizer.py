@@ -47,6 +47,28 @@ def test_any_text_comes_back_from_a_sentencepiece_vocabulary(llama2: Tokenizer, 
     assert llama2.decode(llama2.encode(text)) == text
 
 
+def test_a_text_goes_on_without_a_space_of_its_own(smollm: Tokenizer, llama2: Tokenizer) -> None:
+    for tokenizer in (smollm, llama2):
+        for text in ("lo there", " there", "  two", "\nline", "\n\n", "é", "🦙", "x" * 50):
+            ids = tokenizer.encode_continuation(text)
+            assert ids is not None
+            assert b"".join(map(tokenizer.token_bytes, ids)) == text.encode()
+
+
+def test_only_plain_text_has_plain_bytes(smollm: Tokenizer) -> None:
+    assert {smollm.plain_bytes(token_id) for token_id in smollm.control_tokens.values()} == {b""}
+    assert smollm.plain_bytes(smollm.encode("hello")[0]) == b"hello"
+    assert smollm.plain_bytes(smollm.vocab_size) == b""
+
+
+def test_vocabularies_are_told_apart() -> None:
+    first = metadata()["tokenizer.ggml.tokens"]
+    assert isinstance(first, tuple)
+    swapped = metadata(tokens=(first[1], first[0], *first[2:]))
+    identities = [from_gguf(one).identity for one in (metadata(), metadata(chat_template="other"), swapped)]
+    assert identities[0] == identities[1] != identities[2]
+
+
 def test_lone_surrogates_are_replaced(smollm: Tokenizer) -> None:
     assert smollm.decode(smollm.encode("a\ud83db")) == "a\ufffdb"
     assert smollm.decode(smollm.encode("a\udc00<|endoftext|>", parse_special=True)) == "a\ufffd"

@@ -1,0 +1,229 @@
+"""Generated ids in a file: one table of SQLite, which several processes may share.
+
+What it holds is digests and token ids, no text; it is readable to its owner alone. A write is whole or not there at
+all, whenever the process dies. No error gets out of here: a damaged file is set aside for a fresh one, and where files
+cannot be read or written, nothing is found and nothing kept any more. Either is told once, in the log.
+
+Refuses to know what the digests are made of, and what is remembered in memory.
+"""
+
+import hashlib
+import logging
+import os
+import sqlite3
+import threading
+from array import array
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+from urllib.parse import quote
+
+T = TypeVar("T")
+
+MAX_SIZE = 4 << 20  # ids, and OVERHEAD for each reply: 16 MB of ids
+OVERHEAD = 32  # what a reply takes besides its ids, counted in ids
+REPLIES_A_PLACE = 256  # the newest are found
+FILE_NAME = "replies.sqlite"
+
+_VERSION = 1
+_BUSY_SECONDS = 2.0  # for another process to end its write, which takes milliseconds
+_TABLE = """
+    CREATE TABLE IF NOT EXISTS replies (
+        key BLOB PRIMARY KEY, place BLOB, lead BLOB, lead_characters INTEGER, ids BLOB, size INTEGER, used INTEGER
+    );
+    CREATE INDEX IF NOT EXISTS by_place ON replies (place, used);
+    CREATE INDEX IF NOT EXISTS by_lead ON replies (lead);
+    CREATE INDEX IF NOT EXISTS by_use ON replies (used, size);
+"""
+_FIND = "SELECT lead, lead_characters, ids, used FROM replies WHERE place = ? ORDER BY used DESC, rowid DESC LIMIT ?"
+_TRIM = """
+    DELETE FROM replies WHERE rowid IN (
+        SELECT rowid FROM (SELECT rowid, sum(size) OVER (ORDER BY used DESC, rowid DESC) AS total FROM replies)
+        WHERE total > ?
+    )
+"""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class Generated:
+    """Ids that a model generated in one go, as plain text, somewhere in a rendered text."""
+
+    place: bytes  # digest of all parts of the text before the one that they stand in
+    lead: bytes  # digest of those and of the characters of that part in front of them
+    lead_characters: int  # how many those are
+    ids: "array[int]"  # never empty
+    stored: bool  # may be written to disk
+    used: int = 0  # when, in seconds since the epoch
+    text: bytes | None = None  # what the ids stand for, once somebody asked
+
+    @property
+    def key(self) -> bytes:
+        return hashlib.sha256(self.lead + self.ids.tobytes()).digest()
+
+    @property
+    def size(self) -> int:
+        return len(self.ids) + OVERHEAD
+
+
+@dataclass(slots=True)
+class Changes:
+    """What the file does not know yet. What is forgotten goes first."""
+
+    forgotten: set[bytes] = field(default_factory=set)  # leads
+    written: list[Generated] = field(default_factory=list)  # new ones, and those used again
+
+    def __bool__(self) -> bool:
+        return bool(self.forgotten or self.written)
+
+
+class StableIdsFile:
+    """The table in `folder`, which is created with its first row. Safe for several threads: one writes, others read."""
+
+    def __init__(self, folder: Path, *, max_size: int = MAX_SIZE) -> None:
+        self._path = folder / FILE_NAME
+        self._max_size = max_size
+        self._reader = _Connection()
+        self._writer = _Connection()
+        self._files = 0  # that were set aside
+        self._is_off = False
+
+    def find(self, place: bytes) -> list[Generated]:
+        """What was generated there, oldest first."""
+        return self._attempt(self._reader, lambda: self._find(place), [])
+
+    def apply(self, changes: Changes) -> None:
+        """Write `changes`: all of them, or none."""
+        if changes.written or self._path.exists():
+            self._attempt(self._writer, lambda: self._apply(changes), None)
+
+    def close(self) -> None:
+        """Let go of the file; what comes later opens it again."""
+        for connection in (self._reader, self._writer):
+            with connection.lock:
+                connection.close()
+
+    def _find(self, place: bytes) -> list[Generated]:
+        reader = self._reader
+        if reader.open is None:
+            if not self._path.exists():
+                return []
+            reader.open = self._connected()
+            reader.open.execute("PRAGMA query_only = ON")
+            if not _is_made(reader.open):  # just being made
+                reader.close()
+                return []
+        rows = reader.open.execute(_FIND, (place, REPLIES_A_PLACE)).fetchall()
+        return [generated for row in reversed(rows) if (generated := _generated(place, row)) is not None]
+
+    def _apply(self, changes: Changes) -> None:
+        if self._writer.open is None:
+            self._writer.open = self._created()
+        connection = self._writer.open
+        with connection:
+            connection.executemany("DELETE FROM replies WHERE lead = ?", [(lead,) for lead in changes.forgotten])
+            connection.executemany(
+                "INSERT OR REPLACE INTO replies VALUES (?, ?, ?, ?, ?, ?, ?)", map(_row, changes.written)
+            )
+            (total,) = connection.execute("SELECT sum(size) FROM replies").fetchone()
+            if (total or 0) > self._max_size:
+                connection.execute(_TRIM, (self._max_size,))
+        if changes.forgotten:  # from the log of changes, too
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+
+    def _created(self) -> sqlite3.Connection:
+        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # SQLite gives its other files the permissions of this one.
+        os.close(os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600))
+        connection = self._connected()
+        try:
+            connection.execute("PRAGMA journal_mode = WAL").fetchall()
+            connection.execute("PRAGMA synchronous = NORMAL")  # whole after any end of a process; fast
+            connection.execute("PRAGMA secure_delete = ON")
+            if not _is_made(connection):
+                connection.executescript(f"BEGIN IMMEDIATE; {_TABLE} PRAGMA user_version = {_VERSION}; COMMIT;")
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _connected(self) -> sqlite3.Connection:
+        address = f"file:{quote(str(self._path.absolute()))}?mode=rw"
+        return sqlite3.connect(address, timeout=_BUSY_SECONDS, uri=True, check_same_thread=False)
+
+    def _attempt(self, connection: "_Connection", work: Callable[[], T], otherwise: T) -> T:
+        if self._is_off:
+            return otherwise
+        with connection.lock:
+            files_before = self._files
+            try:
+                return work()
+            except (sqlite3.Error, OSError) as problem:
+                connection.close()
+                error = problem
+        self._failed(error, files_before)
+        return otherwise
+
+    def _failed(self, error: Exception, files_before: int) -> None:
+        """Set a damaged file aside, once; else leave files alone from now on."""
+        with self._reader.lock, self._writer.lock:
+            if self._is_off or self._files != files_before:  # somebody else was faster
+                return
+            self.close()
+            damaged = isinstance(error, sqlite3.DatabaseError) and not isinstance(error, sqlite3.OperationalError)
+            if damaged and not self._files and self._set_aside():
+                self._files += 1
+                log.warning("%s is damaged (%s) and was set aside; a new one takes its place.", self._path, error)
+                return
+            self._is_off = True
+            log.warning("%s cannot be used (%s): replies are remembered in memory alone.", self._path, error)
+
+    def _set_aside(self) -> bool:
+        try:
+            os.replace(self._path, self._path.with_suffix(".damaged"))
+            for suffix in ("-wal", "-shm"):  # they belong to the damaged one
+                Path(f"{self._path}{suffix}").unlink(missing_ok=True)
+        except OSError:
+            return False
+        return True
+
+
+class _Connection:
+    """One that is opened when it is needed. The lock is its user's to take."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.open: sqlite3.Connection | None = None
+
+    def close(self) -> None:
+        opened, self.open = self.open, None
+        if opened is not None:
+            with suppress(sqlite3.Error):
+                opened.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def _is_made(connection: sqlite3.Connection) -> bool:
+    """Whether the table is there. Raises DatabaseError where it is another program's, or another version's."""
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    if version not in (0, _VERSION):
+        raise sqlite3.DatabaseError(f"its version is {version}, not {_VERSION}")
+    return bool(version)
+
+
+def _row(generated: Generated) -> tuple[bytes, bytes, bytes, int, bytes, int, int]:
+    place, lead, ids = generated.place, generated.lead, generated.ids.tobytes()
+    return generated.key, place, lead, generated.lead_characters, ids, generated.size, generated.used
+
+
+def _generated(place: bytes, row: tuple[object, ...]) -> Generated | None:
+    """A row, or None where it is none of ours: a column can hold a value of any type."""
+    match row:
+        case (bytes(lead), int(lead_characters), bytes(ids), int(used)) if ids and not len(ids) % 4:
+            return Generated(place, lead, max(0, lead_characters), array("I", ids), stored=True, used=used)
+    return None

@@ -1,0 +1,30 @@
+"""What one request used, added up while its replies end. Nothing here knows a wire format."""
+
+import math
+from dataclasses import dataclass
+
+from app.chat.cache_report import NOTHING, CacheReport
+from app.chat.events import ReplyEnd
+
+
+@dataclass(slots=True)
+class TokenCounts:
+    """Tokens that a request used: of all that was generated for it, but what a beam search does not return. A prompt
+    that several choices continue counts once."""
+
+    prompt: int = 0
+    cache: CacheReport = NOTHING  # of the prompts, as the first choice of each found them
+    completion: int = 0
+    replies: int = 0  # that have ended
+    first_token_seconds: float = math.inf  # the least of any reply
+    total_seconds: float = 0.0  # the most
+
+    def add(self, end: ReplyEnd, *, first_of_prompt: bool) -> None:
+        """Count a reply that has ended."""
+        self.completion += end.completion_tokens
+        self.replies += 1
+        self.first_token_seconds = min(self.first_token_seconds, end.first_token_seconds)
+        self.total_seconds = max(self.total_seconds, end.total_seconds)
+        if first_of_prompt:
+            self.prompt += end.prompt_tokens
+            self.cache = self.cache.plus(end.cache)

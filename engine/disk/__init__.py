@@ -1,0 +1,1 @@
+"""The disk tier: computed blocks in files that outlive the process."""

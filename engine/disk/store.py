@@ -1,0 +1,321 @@
+"""The files of one model: blocks found by the key of their segment, read with all checks, and written.
+
+The file system is the index. A segment is RUN_BLOCKS consecutive places of a chain, and the key of its first block
+stands for everything before it; a file is named by that key and its KV group, and lies in the folder of the key's first
+byte. So to find a segment is to list one folder and to read the heads of few files, what other processes write is seen
+at once, and there is no index to load or to lose. A process appends to files that it made itself, to no others.
+
+Whatever is wrong with a file, it is a miss: one line in the log, and it is gone. What cannot be written is not. Refuses
+to know what is in a block, and which request it is of.
+"""
+
+import contextlib
+import logging
+import os
+import secrets
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from io import FileIO
+from pathlib import Path
+
+from engine.blocks import BlockKey
+from engine.disk.quota import Quota
+from engine.disk.run_file import (
+    RUN_BLOCKS,
+    BadRun,
+    Head,
+    RunHeader,
+    append,
+    create,
+    opened,
+    read_blocks,
+    read_head,
+)
+from engine.errors import EngineError
+
+log = logging.getLogger(__name__)
+
+SUFFIX, UNFINISHED = ".run", ".tmp"
+MOST_OWN = 4096  # files that are appended to
+MOST_HEADS = 4096  # that are remembered
+PAUSE = 60.0  # seconds without writing, after it failed
+_SETTLED = 100_000_000  # ns since a folder changed: a change within the same tick of its clock would not be seen
+
+FilledBlock = tuple[BlockKey, Sequence[int], memoryview]  # with the token ids and the data
+
+
+class DiskMiss(EngineError):
+    """Blocks that were found cannot be read any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class DiskBlock:
+    """Where one block lies."""
+
+    path: Path
+    index: int
+    key: BlockKey
+    token_ids: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class _OwnRun:
+    """A file that is appended to."""
+
+    path: Path
+    header: RunHeader
+    count: int = 0
+
+
+@dataclass(slots=True)
+class _Listing:
+    """The files of one folder, by the beginning of their names."""
+
+    changed: int  # when the folder was, in ns
+    names: dict[str, list[str]] = field(default_factory=dict)
+
+
+class DiskStore:
+    """Safe for several threads, and for several processes over one folder."""
+
+    def __init__(
+        self,
+        folder: Path,
+        fingerprint: bytes,
+        block_bytes: Sequence[int],
+        quota: Quota,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`block_bytes` are those of one block of each KV group. Touches nothing yet."""
+        self.folder = folder
+        self._fingerprint = fingerprint
+        self._block_bytes = tuple(block_bytes)
+        self._quota = quota
+        self._clock = clock
+        self._lock = threading.RLock()
+        self._listings: dict[str, _Listing] = {}
+        self._heads: OrderedDict[Path, Head] = OrderedDict()
+        self._bad: set[Path] = set()
+        self._own: OrderedDict[tuple[int, BlockKey], _OwnRun] = OrderedDict()
+        self._paused_until = 0.0
+        self._has_warned = False
+
+    # -- finding
+
+    def find(self, group: int, first_key: BlockKey) -> Mapping[BlockKey, DiskBlock]:
+        """All blocks of a segment that can be read, as it seems."""
+        with self._lock:
+            found: dict[BlockKey, DiskBlock] = {}
+            for path in self._paths(group, first_key):
+                head = self._head(path, group, first_key)
+                for index, entry in head.entries.items() if head else ():
+                    found.setdefault(entry.key, DiskBlock(path, index, entry.key, entry.token_ids))
+            return found
+
+    def _paths(self, group: int, first_key: BlockKey) -> list[Path]:
+        stem = _stem(group, first_key)
+        bucket = stem[:2]
+        try:
+            changed = os.stat(self.folder / bucket).st_mtime_ns
+            listing = self._listings.get(bucket)
+            if listing is None or listing.changed != changed:
+                listing = self._listings[bucket] = self._list(bucket, changed)
+        except OSError:
+            return []
+        paths = [self.folder / bucket / name for name in listing.names.get(stem, ())]
+        return [path for path in paths if path not in self._bad]
+
+    def _list(self, bucket: str, changed: int) -> _Listing:
+        listing = _Listing(changed if time.time_ns() - changed > _SETTLED else 0)
+        for name in sorted(os.listdir(self.folder / bucket)):
+            if name.endswith(SUFFIX):
+                listing.names.setdefault(name.rpartition("-")[0], []).append(name)
+        return listing
+
+    def _head(self, path: Path, group: int, first_key: BlockKey) -> Head | None:
+        """What a file says it holds; files only grow, so that one of the same length says the same."""
+        try:
+            known = self._heads.get(path)
+            if known is not None and known.size == os.lstat(path).st_size:
+                self._heads.move_to_end(path)
+                return known
+            with opened(path) as file:
+                head = self._checked_head(file, group, first_key)
+        except FileNotFoundError:
+            return None
+        except (BadRun, OSError) as problem:
+            self._condemn(path, problem)
+            return None
+        if head.is_settled:
+            self._heads[path] = head
+            while len(self._heads) > MOST_HEADS:
+                self._heads.popitem(last=False)
+        return head
+
+    def _checked_head(self, file: FileIO, group: int, first_key: BlockKey) -> Head:
+        head = read_head(file)
+        header = head.header
+        if header.fingerprint != self._fingerprint:
+            raise BadRun("it is of another model")
+        if (header.group, header.block_bytes) != (group, self._block_bytes[group]):
+            raise BadRun("its blocks are of another kind")
+        if header.first_key != first_key:
+            raise BadRun("it is of another segment")
+        return head
+
+    def _condemn(self, path: Path, problem: Exception) -> None:
+        """A file is bad: it is told once, and found no more."""
+        with self._lock:
+            if path in self._bad:
+                return
+            self._bad.add(path)
+            self._heads.pop(path, None)
+        log.warning("%s is left out of the cache: %s", path, problem)
+        with contextlib.suppress(OSError):
+            path.unlink()
+
+    # -- reading
+
+    def read(self, blocks: Sequence[DiskBlock], into: Callable[[int, memoryview], None]) -> int:
+        """Read blocks of one group, those next to each other in a file at once, and give each to `into` with its place
+        in `blocks`. Returns bytes. Raises DiskMiss at the first that is not what it was; its file is found no more."""
+        num_bytes = 0
+        for start, stop in _of_one_file(blocks):
+            part = blocks[start:stop]
+            try:
+                num_bytes += self._read_file(part, start, into)
+            except (BadRun, OSError) as problem:
+                if not isinstance(problem, FileNotFoundError):  # it made room for others
+                    self._condemn(part[0].path, problem)
+                raise DiskMiss(f"{part[0].path} cannot be used: {problem}") from problem
+        return num_bytes
+
+    def _read_file(self, blocks: Sequence[DiskBlock], start: int, into: Callable[[int, memoryview], None]) -> int:
+        with opened(blocks[0].path) as file:
+            head = read_head(file)
+            if head.header.fingerprint != self._fingerprint:
+                raise BadRun("it is of another model")
+            for block in blocks:
+                entry = head.entries.get(block.index)
+                if entry is None or (entry.key, entry.token_ids) != (block.key, block.token_ids):
+                    raise BadRun(f"block {block.index} is another one")
+            indexes = [block.index for block in blocks]
+            read_blocks(file, head, indexes, lambda place, data: into(start + place, data))
+            return len(blocks) * head.header.block_bytes
+
+    # -- writing
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether nothing is written for now, since that failed."""
+        return self._clock() < self._paused_until
+
+    def write(self, group: int, first_key: BlockKey, blocks: Sequence[FilledBlock]) -> int:
+        """Append blocks of a segment, those that are not there yet. Returns bytes; fewer than asked where it fails,
+        which is told once."""
+        num_bytes = 0
+        try:
+            with self._lock:
+                there = self.find(group, first_key)
+                missing = [block for block in blocks if block[0] not in there]
+                while missing and not self.is_paused:
+                    run = self._own_run(group, first_key)
+                    part, missing = missing[: RUN_BLOCKS - run.count], missing[RUN_BLOCKS - run.count :]
+                    num_bytes += self._append(run, part)
+            self._quota.charge(num_bytes)
+        except OSError as problem:
+            self._pause(problem)
+        return num_bytes
+
+    def _own_run(self, group: int, first_key: BlockKey) -> _OwnRun:
+        """A file with room for at least one block more."""
+        run = self._own.pop((group, first_key), None)
+        if run is None or run.count == RUN_BLOCKS or not run.path.exists():
+            run = self._new_run(group, first_key)
+        self._own[group, first_key] = run
+        while len(self._own) > MOST_OWN:
+            self._own.popitem(last=False)
+        return run
+
+    def _new_run(self, group: int, first_key: BlockKey) -> _OwnRun:
+        """Its name appears when it has a head; so whoever sees it sees a whole file."""
+        stem = _stem(group, first_key)
+        bucket = self.folder / stem[:2]
+        for folder in (self.folder.parent, self.folder, bucket):
+            _make_private(folder)
+        path = bucket / f"{stem}-{secrets.token_hex(4)}{SUFFIX}"
+        header = RunHeader(self._fingerprint, group, self._block_bytes[group], first_key, secrets.token_bytes(16))
+        create(path.with_suffix(UNFINISHED), header)
+        os.replace(path.with_suffix(UNFINISHED), path)
+        self._listings.pop(stem[:2], None)
+        return _OwnRun(path, header)
+
+    def _append(self, run: _OwnRun, blocks: Sequence[FilledBlock]) -> int:
+        self._heads.pop(run.path, None)
+        try:
+            append(run.path, run.header, run.count, blocks)
+        except OSError:
+            del self._own[run.header.group, run.header.first_key]  # where it ends is not known any more
+            raise
+        run.count += len(blocks)
+        return len(blocks) * run.header.block_bytes
+
+    def _pause(self, problem: OSError) -> None:
+        self._paused_until = self._clock() + PAUSE
+        if not self._has_warned:
+            self._has_warned = True
+            log.warning(
+                "nothing is kept in %s for now: %s. What is computed is computed again after a restart; "
+                "make room there, or choose another folder (kv_disk_dir).",
+                self.folder,
+                problem,
+            )
+
+    # -- keeping and giving up
+
+    def touch(self, group: int, first_keys: Sequence[BlockKey]) -> None:
+        """Segments of a chain were used: they are given up last, the end of the chain before its beginning."""
+        now = time.time_ns()
+        for depth, first_key in enumerate(first_keys):
+            when = now - depth * 1_000_000
+            with self._lock:
+                paths = self._paths(group, first_key)
+            for path in paths:
+                with contextlib.suppress(OSError):
+                    os.utime(path, ns=(when, when), follow_symlinks=os.utime not in os.supports_follow_symlinks)
+
+    def forget(self, keys: Collection[BlockKey], first_keys: Sequence[BlockKey]) -> int:
+        """Delete every file of these segments that holds one of the keys, with whatever else it holds. How many."""
+        deleted = 0
+        with self._lock:
+            for group in range(len(self._block_bytes)):
+                for first_key in first_keys:
+                    paths = {block.path for key, block in self.find(group, first_key).items() if key in keys}
+                    for path in paths:
+                        self._heads.pop(path, None)
+                        with contextlib.suppress(OSError):
+                            path.unlink()
+                            deleted += 1
+        return deleted
+
+
+def _stem(group: int, first_key: BlockKey) -> str:
+    return f"{first_key[:16].hex()}-{group}"
+
+
+def _make_private(folder: Path) -> None:
+    with contextlib.suppress(FileExistsError):
+        os.makedirs(folder, 0o700)
+        os.chmod(folder, 0o700)
+
+
+def _of_one_file(blocks: Sequence[DiskBlock]) -> Iterator[tuple[int, int]]:
+    """Where consecutive blocks of one file start and stop."""
+    start = 0
+    for stop in range(1, len(blocks) + 1):
+        if stop == len(blocks) or blocks[stop].path != blocks[start].path:
+            yield start, stop
+            start = stop

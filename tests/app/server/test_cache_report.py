@@ -1,0 +1,390 @@
+"""Every request is told where its prompt came from and why some of it was computed: in `usage`, by the client of a
+server, in one line of the log, and in /metrics. Over the hash model, whose every token is known beforehand."""
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, aclosing, closing, contextmanager
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from app.chat.cache_report import CacheReport, Miss, MissReason
+from app.chat.events import ChatEvent, PromptProgress, ReplyEnd, TextDelta
+from app.chat.messages import Message
+from app.chat.service import ChatService
+from app.chat.template import ChatTemplateRenderer
+from app.http_client import Client
+from app.instance import Instance
+from app.server import request_log
+from app.text.tokenizer import Tokenizer
+from engine.request import BeamParams, CacheUse, Request, SamplingParams
+from tests.app.server.live_server import LiveServer, controlled_engine, until
+from tests.app.server.test_bad_requests import CHAT, COMPLETION
+from tests.app.server.test_metrics import figure, scraped
+from tests.hash_model import expected_output
+
+# Ids that are text in any vocabulary, and no control tokens.
+PROMPT = tuple(range(1000, 1100))
+REPLY = expected_output(PROMPT, 40)
+
+Serve = Callable[..., AbstractContextManager[LiveServer]]
+
+
+@pytest.fixture
+def serve(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> Serve:
+    @contextmanager
+    def served(**engine: Any) -> Iterator[LiveServer]:
+        built, _ = controlled_engine(tokenizer.vocab_size, **engine)
+        with LiveServer("hash", built, tokenizer, renderer) as server:
+            yield server
+        built.assert_empty()
+
+    return served
+
+
+@pytest.fixture
+def server(serve: Serve) -> Iterator[LiveServer]:
+    with serve() as server:
+        yield server
+
+
+def post(server: LiveServer, path: str, **fields: Any) -> dict[str, Any]:
+    body = {"model": "hash", "max_tokens": 40, "ignore_eos": True, **fields}
+    response = httpx.post(server.url + path, json=body, timeout=60)
+    assert response.status_code == 200, response.text
+    reply: dict[str, Any] = response.json()
+    return reply
+
+
+def complete(server: LiveServer, prompt: Sequence[int], **fields: Any) -> dict[str, Any]:
+    """What is said of the prompt's tokens."""
+    details: dict[str, Any] = post(server, COMPLETION, prompt=list(prompt), **fields)["usage"]["prompt_tokens_details"]
+    return details
+
+
+def chat(server: LiveServer, *contents: str, **fields: Any) -> dict[str, Any]:
+    messages = [{"role": "user", "content": content} for content in contents]
+    details: dict[str, Any] = post(server, CHAT, messages=messages, **fields)["usage"]["prompt_tokens_details"]
+    return details
+
+
+def details(device: int, computed: int, miss: dict[str, Any] | None = None) -> dict[str, Any]:
+    told = {
+        "cached_tokens": device,
+        "device_tokens": device,
+        "host_tokens": 0,
+        "disk_tokens": 0,
+        "computed_tokens": computed,
+        "restore_ms": 0.0,
+    }
+    return told if miss is None else told | {"miss": miss}
+
+
+def text(server: LiveServer, ids: Sequence[int]) -> str:
+    return server.service.tokenizer.decode(ids, continues_text=True).strip("\ufffd")
+
+
+def test_the_first_time_then_all_but_the_new_end(server: LiveServer) -> None:
+    assert complete(server, PROMPT) == details(0, 100, {"reason": "first_time", "position": 0})
+    assert complete(server, PROMPT) == details(96, 4)
+    assert complete(server, (*PROMPT, *REPLY, 7, 8, 9)) == details(128, 15)
+
+
+def test_a_fork_is_told_with_the_text_on_both_sides(server: LiveServer) -> None:
+    complete(server, PROMPT)
+    other = (*PROMPT, *REPLY[:5], *range(2000, 2040))
+    miss = {
+        "reason": "diverged",
+        "position": 105,
+        "before": text(server, other[97:105]),
+        "was": text(server, REPLY[5:13]),
+        "is": text(server, other[105:113]),
+    }
+    assert complete(server, other) == details(96, 49, miss)
+
+
+def test_a_part_that_was_taken_out_is_named(server: LiveServer) -> None:
+    complete(server, PROMPT)
+    told = complete(server, (*PROMPT, *REPLY[10:], 7, 8, 9))
+    assert (told["cached_tokens"], told["computed_tokens"]) == (96, 37)
+    assert (told["miss"]["reason"], told["miss"]["position"]) == ("removed", 100)
+    assert told["miss"]["removed"] == text(server, REPLY[:10])
+
+
+def test_what_others_took_the_place_of_is_evicted(serve: Serve) -> None:
+    with serve(context=256, contexts=1) as server:
+        complete(server, PROMPT)
+        for first in (2000, 3000):
+            complete(server, range(first, first + 200))
+        assert complete(server, PROMPT) == details(0, 100, {"reason": "evicted", "position": 0})
+
+
+def test_a_prompt_with_logprobs_is_computed_whole(server: LiveServer) -> None:
+    complete(server, PROMPT)
+    told = complete(server, PROMPT, echo=True, logprobs=1)
+    assert told == details(0, 100, {"reason": "prompt_logprobs", "position": 0})
+
+
+def test_prompts_of_another_salt_are_no_past(server: LiveServer) -> None:
+    complete(server, PROMPT, cache_salt="a")
+    assert complete(server, PROMPT, cache_salt="b") == details(0, 100, {"reason": "first_time", "position": 0})
+    assert complete(server, PROMPT, cache_salt="a") == details(96, 4)
+
+
+@pytest.mark.parametrize(("steps", "wanted"), [(3, PromptProgress), (6, TextDelta)])
+def test_what_was_computed_for_a_client_that_left_is_a_past(
+    tokenizer: Tokenizer, renderer: ChatTemplateRenderer, steps: int, wanted: type[ChatEvent]
+) -> None:
+    """Whether it leaves while its prompt is read, or while the reply is written."""
+    engine, runner = controlled_engine(tokenizer.vocab_size, context=256, contexts=1, budget=32)
+
+    async def leave_after(steps: int, service: ChatService) -> None:
+        params = SamplingParams(max_tokens=100, ignore_eos=True)
+        with runner.held() as allowed:
+            allowed.release(steps)
+            async with aclosing(service.generate(PROMPT, params)) as events:
+                async for event in events:
+                    if isinstance(event, wanted) and getattr(event, "done", 96) == 96:
+                        return
+
+    with LiveServer("hash", engine, tokenizer, renderer) as server:
+        server.call(leave_after(steps, server.service))
+        until(lambda: not engine.has_work)
+        for first in (2000, 3000):
+            complete(server, range(first, first + 200))
+        assert complete(server, PROMPT) == details(0, 100, {"reason": "evicted", "position": 0})
+
+
+def test_a_reply_up_to_a_stop_string_is_what_is_gone_on_from(server: LiveServer) -> None:
+    """The tokens of the stop string are no part of it."""
+    tokenizer = server.service.tokenizer
+    length = next(at for at in range(20, 40) if text(server, REPLY[at : at + 2]).isascii())
+    stop = text(server, REPLY[length : length + 2])
+    complete(server, PROMPT, stop=stop)
+    assert tokenizer.decode(REPLY[:length], continues_text=True).find(stop) < 0
+    assert "miss" not in complete(server, (*PROMPT, *REPLY[:length], *range(2000, 2010)))
+
+
+def test_several_choices_are_told_of_once(server: LiveServer) -> None:
+    told = complete(server, PROMPT, n=3)
+    assert told == details(0, 100, {"reason": "first_time", "position": 0})
+    assert complete(server, PROMPT, n=3) == details(96, 4)
+    samples = scraped(server)
+    assert figure(samples, "cache_misses_total", reason="first_time") == 1
+
+
+def test_a_beam_search_is_told_of_once(server: LiveServer) -> None:
+    fields: dict[str, Any] = {"n": 2, "best_of": 4, "use_beam_search": True, "max_tokens": 5, "ignore_eos": False}
+    assert complete(server, PROMPT, **fields) == details(0, 100, {"reason": "first_time", "position": 0})
+    assert complete(server, PROMPT, **fields) == details(96, 4)
+
+
+@pytest.mark.parametrize("length", range(30, 36))
+def test_a_beam_can_be_gone_on_from(server: LiveServer, length: int) -> None:
+    async def searched(service: ChatService) -> list[Sequence[int]]:
+        params = SamplingParams(max_tokens=length, ignore_eos=True, beams=BeamParams(4, results=3), logprobs=0)
+        replies: list[list[int]] = [[] for _ in range(3)]
+        async with aclosing(service.generate_several([(PROMPT, params)])) as batches:
+            async for batch in batches:
+                for number, event in batch:
+                    if isinstance(event, TextDelta):
+                        replies[number] += [token.token_id for token in event.logprobs]
+        return [*replies]
+
+    for reply in server.call(searched(server.service)):
+        assert len(reply) == length
+        told = complete(server, (*PROMPT, *reply, 7, 8, 9), max_tokens=1)
+        assert (told["cached_tokens"], "miss" in told) == ((99 + length) // 16 * 16, False)
+
+
+def test_several_prompts_are_added_up(server: LiveServer) -> None:
+    complete(server, PROMPT)
+    body: Any = [list(PROMPT), list(range(2000, 2050))]
+    told = post(server, COMPLETION, prompt=body)["usage"]["prompt_tokens_details"]
+    assert told == details(96, 54, {"reason": "first_time", "position": 0})
+
+
+def test_a_conversation_whose_beginning_changed(server: LiveServer) -> None:
+    question = "What should be worn today, if it rains as it did all week?"
+    told = [
+        chat(server, f"It is {hour} o'clock on a Monday in the middle of a long winter. {question}")
+        for hour in ("nine", "ten")
+    ]
+    assert told[0]["miss"]["reason"] == "first_time"
+    miss = told[1]["miss"]
+    assert (miss["reason"], miss["before"][-5:]) == ("diverged", "It is")
+    assert miss["was"].startswith(" nine o'clock")
+    assert miss["is"].startswith(" ten o'clock")
+
+
+def test_the_openai_client_takes_it(server: LiveServer) -> None:
+    """Which checks every field, and keeps those that it does not know."""
+    url = f"{server.url}/v1"
+    with openai.OpenAI(base_url=url, api_key="none", max_retries=0, _strict_response_validation=True) as api:
+        reply = api.completions.create(model="hash", prompt=list(PROMPT), max_tokens=3)
+        question: Any = [{"role": "user", "content": "What is the capital of France?"}]
+        stream = api.chat.completions.create(
+            model="hash", messages=question, max_tokens=3, stream=True, stream_options={"include_usage": True}
+        )
+        usages = [reply.usage, list(stream)[-1].usage]
+    for usage in usages:
+        assert usage is not None
+        told = usage.prompt_tokens_details
+        assert told is not None
+        assert told.cached_tokens == 0
+        assert told.model_extra is not None
+        assert told.model_extra["computed_tokens"] == usage.prompt_tokens
+        assert told.model_extra["miss"] == {"reason": "first_time", "position": 0}
+
+
+def test_a_client_of_ours_reads_what_the_service_says(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    miss = Miss(MissReason.REMOVED, 40, "before", "was", "is", "removed")
+    report = CacheReport(16, 32, 48, 7, 0.0125, miss)
+    monkeypatch.setattr(server.service.cache, "report", lambda *_, **__: report)
+    assert asked_by_client(server, "Hello").cache == report
+
+
+def test_a_client_of_ours_says_what_an_engine_of_its_own_says(server: LiveServer, serve: Serve) -> None:
+    async def directly(service: ChatService, question: str) -> CacheReport:
+        ids = await service.encode([Message("user", question)])
+        async with aclosing(service.generate(ids, SamplingParams(max_tokens=20))) as events:
+            *_, end = [event async for event in events]
+            assert isinstance(end, ReplyEnd)
+            return end.cache
+
+    questions = ["Which is the longest river of all that flow to the north?"] * 2 + ["Which is the longest street?"]
+    with serve() as own:
+        expected = [own.call(directly(own.service, question)) for question in questions]
+    assert [asked_by_client(server, question).cache for question in questions] == expected
+    assert expected[0].miss is not None
+    assert expected[1].miss is None
+
+
+def asked_by_client(server: LiveServer, question: str) -> ReplyEnd:
+    async def ask() -> ReplyEnd:
+        address = Instance(1, server.port, server.url, "hash", "/m.gguf", "2026-01-01T00:00:00+00:00")
+        async with Client(address) as client:
+            replies = client.stream_chat([Message("user", question)], SamplingParams(max_tokens=20))
+            *_, end = [event async for event in replies]
+            assert isinstance(end, ReplyEnd)
+            return end
+
+    return asyncio.run(ask())
+
+
+# -- /metrics
+
+
+def test_metrics_count_misses_by_reason_and_restores(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    complete(server, PROMPT)
+    complete(server, PROMPT)
+    complete(server, (*PROMPT, *REPLY[:5], *range(2000, 2040)))
+    samples = scraped(server)
+    counts = {reason.value: figure(samples, "cache_misses_total", reason=reason.value) for reason in MissReason}
+    assert counts == dict.fromkeys(counts, 0) | {"first_time": 1, "diverged": 1}
+    assert figure(samples, "cache_restore_seconds_count", service_class="normal") == 0
+
+    report = server.service.cache.report
+
+    def restored(request: Request, miss: Miss | None, *, counts: bool) -> CacheReport:
+        request.cache = CacheUse(device=16, host=32, restore_seconds=0.03)
+        return report(request, miss, counts=counts)
+
+    monkeypatch.setattr(server.service.cache, "report", restored)
+    told = complete(server, PROMPT, service_class="background", n=2)
+    assert (told["host_tokens"], told["restore_ms"]) == (32, 30.0)
+    samples = scraped(server)
+    assert figure(samples, "cache_restore_seconds_count", service_class="background") == 1
+    assert figure(samples, "cache_restore_seconds_sum", service_class="background") == pytest.approx(0.03)
+
+
+def test_what_never_ran_has_no_miss(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> None:
+    engine, runner = controlled_engine(tokenizer.vocab_size)
+    with LiveServer("hash", engine, tokenizer, renderer) as server:
+        runner.failures = 1
+        body = {"model": "hash", "prompt": list(PROMPT)}
+        assert httpx.post(server.url + COMPLETION, json=body, timeout=60).status_code == 500
+        samples = scraped(server)
+        assert not any(figure(samples, "cache_misses_total", reason=reason.value) for reason in MissReason)
+        assert complete(server, PROMPT) == details(0, 100, {"reason": "first_time", "position": 0})
+
+
+# -- the log
+
+
+def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.name == request_log.log.name]
+
+
+def test_a_line_a_request_without_a_word_of_it(server: LiveServer, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, request_log.log.name)
+    complete(server, PROMPT, n=2)
+    complete(server, (*PROMPT, *REPLY[:5], *range(2000, 2040)), service_class="background")
+    chat(server, "A secret that no log may hold. " * 10, max_tokens=1)
+    first, second, third = lines(caplog)
+    assert first.startswith(
+        "hash normal; prompt 100: 0 device, 0 RAM, 0 disk, 100 computed; seen for the first time; first token after "
+    )
+    assert " ms; 80 tokens at " in first
+    assert "hash background; prompt 145: 96 device, 0 RAM, 0 disk, 49 computed; diverged at token 105; " in second
+    assert "; 1 tokens" in third
+    assert not any(word in line for line in (first, second, third) for word in ("secret", text(server, REPLY[5:13])))
+
+
+def test_what_does_not_end_well_has_a_line_too(server: LiveServer, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, request_log.log.name)
+    body = {"model": "hash", "prompt": list(PROMPT), "max_tokens": 1500, "ignore_eos": True, "stream": True}
+    with httpx.stream("POST", server.url + COMPLETION, json=body, timeout=60) as response:
+        next(response.iter_lines())
+    until(lambda: len(lines(caplog)) == 1)
+    body |= {"prompt": [1000] * 5000}
+    assert httpx.post(server.url + COMPLETION, json=body, timeout=60).status_code == 400
+    assert lines(caplog) == ["hash normal; prompt 100; ended by the client", "hash normal; prompt 5000; PromptTooLong"]
+
+
+def test_a_name_does_not_break_the_line(
+    tokenizer: Tokenizer, renderer: ChatTemplateRenderer, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, request_log.log.name)
+    engine, _ = controlled_engine(tokenizer.vocab_size)
+    with LiveServer("a\nb\x1b[2J", engine, tokenizer, renderer) as server:
+        post(server, COMPLETION, model="a\nb\x1b[2J", prompt="Hi")
+    assert lines(caplog)[0].startswith("a b [2J normal; prompt ")
+
+
+def test_lines_are_told_to_whoever_serves_and_never_hold_it_up(
+    server: LiveServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    said: list[str] = []
+    with request_log.requests_told_to(said.append):
+        complete(server, PROMPT)
+        logging.getLogger("some.library").info("noise")
+        until(lambda: len(said) == 1)
+    complete(server, PROMPT)
+    assert (len(said), request_log.log.handlers, lines(caplog)) == (1, [], [])
+    time_of_day, line = said[0].split(" ", 1)
+    assert len(time_of_day.split(":")) == 3
+    assert line.startswith("hash normal; prompt 100: ")
+    with closing(Stuck()) as stuck, request_log.requests_told_to(stuck.say):
+        for _ in range(3):
+            complete(server, PROMPT)
+        until(lambda: stuck.is_stuck)
+
+
+class Stuck:
+    """A terminal that takes nothing until it is closed."""
+
+    def __init__(self) -> None:
+        self.is_stuck = False
+        self._closed = threading.Event()
+
+    def say(self, line: str) -> None:
+        self.is_stuck = True
+        self._closed.wait()
+
+    def close(self) -> None:
+        self._closed.set()

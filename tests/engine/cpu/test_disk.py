@@ -1,0 +1,75 @@
+"""SmolLM2 with blocks in files: cold, warm and restored, each reply is the same bytes."""
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.loading import DiskOptions, LoadOptions, ModelEngine, load_engine
+from engine.request import Request, SamplingParams
+from quant.gguf import GGUFFile
+
+MODEL = "a5" * 32
+
+
+def load(path: Path, code_cache: Path, folder: Path | None, **options: object) -> ModelEngine:
+    disk = DiskOptions(folder, 1 << 30) if folder else None
+    options = {"backend": "cpu", "code_cache": code_cache, "fingerprint": MODEL, "context_length": 2048, **options}
+    with GGUFFile(path) as file:
+        return load_engine(file, LoadOptions(disk=disk, **options))  # type: ignore[arg-type]
+
+
+def say(engine: ModelEngine, prompt: tuple[int, ...], **params: object) -> Request:
+    wanted = SamplingParams(**{"temperature": 0, "max_tokens": 40, "ignore_eos": True, **params})  # type: ignore[arg-type]
+    request = engine.request(prompt, wanted, frozenset())
+    engine.add(request)
+    while engine.has_requests:
+        engine.step()
+    engine.settle()
+    engine.assert_empty()
+    return request
+
+
+def poison(engine: ModelEngine) -> None:
+    """NaN, or what is next to it, in every block that nobody holds and that holds nothing."""
+    for pool, group in zip(
+        engine._runner._model.kv.pools,  # type: ignore[attr-defined]
+        engine._scheduler._memory.groups,
+        strict=True,
+    ):
+        pool[list(group.pool._blank)] = torch.nan if pool.dtype.is_floating_point else -1
+
+
+@pytest.mark.parametrize("kv_type", ["f16", "int8"])
+def test_cold_warm_and_restored(smollm2: Path, cpu_kernels: Path, tmp_path: Path, kv_type: str) -> None:
+    rng = random.Random(3)
+    prompts = [tuple(rng.randrange(10, 40_000) for _ in range(length)) for length in (37, 400, 1100)]
+    first = load(smollm2, cpu_kernels, tmp_path, kv_type=kv_type)
+    cold = [say(first, prompt) for prompt in prompts]
+    longer = [(*request.prompt_ids, *request.output_ids, *range(500, 530)) for request in cold]
+    warm = [say(first, prompt) for prompt in longer]
+    again = load(smollm2, cpu_kernels, tmp_path, kv_type=kv_type)
+    poison(again)
+    restored = [say(again, prompt) for prompt in longer]
+    plain = load(smollm2, cpu_kernels, None, kv_type=kv_type)
+    computed = [say(plain, prompt) for prompt in longer]
+    for found, one, other, none in zip(restored, warm, computed, cold, strict=True):
+        assert found.output_ids == one.output_ids == other.output_ids
+        assert found.cache.disk == (len(found.prompt_ids) - 1) // 16 * 16
+        assert one.cache.device == (len(none.prompt_ids) + 39) // 16 * 16
+        assert other.cache.tokens == 0
+    counters = again.state().counters
+    assert counters.disk_misses == 0
+    assert counters.computed_tokens == sum(len(it.prompt_ids) - it.cache.disk + 39 for it in restored)
+
+
+def test_other_keys_and_values_are_not_found(smollm2: Path, cpu_kernels: Path, tmp_path: Path) -> None:
+    """Of another model, of another type, of the same model without a name."""
+    prompt = tuple(range(100, 400))
+    say(load(smollm2, cpu_kernels, tmp_path), prompt)
+    assert say(load(smollm2, cpu_kernels, tmp_path), prompt).cache.disk == 288
+    assert say(load(smollm2, cpu_kernels, tmp_path, fingerprint="b6" * 32), prompt).cache.tokens == 0
+    assert say(load(smollm2, cpu_kernels, tmp_path, kv_type="int8"), prompt).cache.tokens == 0
+    assert say(load(smollm2, cpu_kernels, tmp_path, activation_planes=1), prompt).cache.tokens == 0
+    assert say(load(smollm2, cpu_kernels, tmp_path, fingerprint=""), prompt).cache.tokens == 0
