@@ -24,7 +24,16 @@ MAX_THREADS = 1024
 MAX_CONTEXT = 1 << 24
 MAX_PORT = 65535
 MAX_HOST_MB = 1 << 20
+MAX_DISK_GB = 1_000_000
 MAX_LATENCY_MS = 60_000
+
+
+@dataclass(frozen=True)
+class Inside:
+    """A default: a folder inside that of an earlier setting."""
+
+    setting: str
+    name: str
 
 
 @dataclass(frozen=True)
@@ -32,7 +41,7 @@ class Setting:
     """How one setting is read. Its environment variable is `INGLE_` and its name, its config.toml key is its name."""
 
     parse: Callable[[object], object]  # from a string or a TOML value; raises ValueError with what was expected
-    default: object  # the value, or a function without arguments that finds it
+    default: object  # the value, a function without arguments that finds it, or a place Inside another setting's
     meaning: str  # one sentence for people
     also: tuple[str, ...]  # variables of other tools, looked at after our own
 
@@ -85,6 +94,22 @@ def _whole_number(most: int) -> Callable[[object], int]:
         return number
 
     return parse
+
+
+def _gigabytes_or_auto(value: object) -> float | None:
+    """None stands for auto."""
+    if value == "auto":
+        return None
+    problem = f"must be auto or a number from 0 to {MAX_DISK_GB}, not {value!r}"
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise ValueError(problem)
+    try:
+        number = float(value)
+    except ValueError:
+        raise ValueError(problem) from None
+    if not 0 <= number <= MAX_DISK_GB:  # nor what is not a number
+        raise ValueError(problem)
+    return number
 
 
 def _one_of(*choices: str) -> Callable[[object], str]:
@@ -201,6 +226,17 @@ class Settings:
             "Memory, in MB, that requests which have to wait are copied to; 0 has them computed again.",
         )
     )
+    kv_disk_gb: float | None = field(  # None: auto
+        metadata=_read_by(
+            _gigabytes_or_auto,
+            None,
+            "How much is kept on disk of what was computed, in GB: a number, 0 for nothing, or auto for a tenth of "
+            "the free space.",
+        )
+    )
+    kv_disk_dir: Path = field(
+        metadata=_read_by(_folder, Inside("cache_dir", "kv"), "Folder of what was computed, of all models.")
+    )
     preemption: str = field(
         metadata=_read_by(
             _one_of(*(choice.value for choice in Preemption)),
@@ -232,6 +268,11 @@ class Settings:
     )
     origins: Mapping[str, str] = field(default_factory=dict, repr=False)  # setting name -> where its value came from
 
+    @property
+    def kv_disk_limit(self) -> int | None:
+        """Bytes that all of kv_disk_dir may take; 0: nothing is written there. None: chosen by what is free."""
+        return None if self.kv_disk_gb is None else round(self.kv_disk_gb * 1_000_000_000)
+
 
 SETTINGS: Mapping[str, Setting] = {
     entry.name: entry.metadata["setting"] for entry in fields(Settings) if "setting" in entry.metadata
@@ -254,7 +295,8 @@ def load_settings(**flags: object) -> Settings:
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
     for name, setting in SETTINGS.items():
-        values[name], origins[name] = _resolve(name, setting, flags.get(name), file)
+        value, origins[name] = _resolve(name, setting, flags.get(name), file)
+        values[name] = values[value.setting] / value.name if isinstance(value, Inside) else value
     return Settings(**values, origins=origins)
 
 

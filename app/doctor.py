@@ -6,7 +6,9 @@ A check never raises and never changes anything. Only the look for a GPU imports
 import os
 import platform
 import re
+import shlex
 import shutil
+import stat
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -21,6 +23,8 @@ from app.models.hub import check_reachable, host
 from app.models.package_index import pip_command
 from app.models.store import ModelStore
 from app.progress import Progress, format_bytes
+from engine.disk.folder import limit_of, run_files
+from engine.disk.quota import SLACK
 from quant.cpu import tiers
 from quant.errors import UnsupportedTier
 
@@ -134,6 +138,27 @@ def _models_dir(settings: Settings, progress: Progress) -> Finding:
         return Finding("models folder", "fail", f"{folder} cannot be written to: {problem.strerror}", remedy)
 
 
+def _cache(settings: Settings, progress: Progress) -> Finding:
+    name, folder = "cache on disk", settings.kv_disk_dir
+    try:
+        mode = stat.S_IMODE(folder.stat().st_mode) if folder.exists() else 0
+        kept = sum(file.size for file in run_files(folder))
+        limit = limit_of(folder, settings.kv_disk_limit, kept)
+    except OSError as problem:
+        remedy = f"Choose another folder with INGLE_KV_DISK_DIR (now: {settings.origins['kv_disk_dir']})."
+        return Finding(name, "warn", f"{folder} cannot be read: {problem.strerror}", remedy)
+    if os.name != "nt" and mode & 0o077:
+        return Finding(name, "warn", f"{folder} is open to other users", f"chmod 700 {shlex.quote(str(folder))}")
+    if not limit:
+        remedy = "ingle cache clear deletes it." if kept else ""
+        found = f"off ({settings.origins['kv_disk_gb']}), {format_bytes(kept)} in {folder}"
+        return Finding(name, "warn" if kept else "ok", found, remedy)
+    found = f"{format_bytes(kept)} of at most {format_bytes(limit)} in {folder}"
+    if kept > limit + limit // SLACK:  # what is written between two looks
+        return Finding(name, "warn", found, "It is made smaller when a model is used; ingle cache clear deletes it.")
+    return Finding(name, "ok", found)
+
+
 def _default_model(settings: Settings, progress: Progress) -> Finding:
     try:
         stored = ModelStore(settings).resolve(settings.model, progress)
@@ -178,7 +203,7 @@ def _gpu(settings: Settings, progress: Progress) -> Finding:
 Check = Callable[[Settings, Progress], Finding]
 
 CHECKS: tuple[Check, ...] = (
-    _python, _torch, _cpu, _kernels, _memory, _disk, _models_dir, _default_model, _hub, _pip, _gpu
+    _python, _torch, _cpu, _kernels, _memory, _disk, _models_dir, _cache, _default_model, _hub, _pip, _gpu
 )  # fmt: skip
 
 

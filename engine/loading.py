@@ -21,6 +21,7 @@ from engine.config import BLOCK_SIZE, TARGET_LATENCY, EngineConfig, ModelConfig,
 from engine.copy_thread import CopyThread
 from engine.core import Engine
 from engine.device import Device
+from engine.disk.folder import About, model_folder
 from engine.disk.quota import Quota
 from engine.disk.store import DiskStore
 from engine.errors import UnsupportedModel
@@ -52,6 +53,7 @@ class DiskOptions:
 
     folder: Path  # of all models
     limit: int | None  # bytes of it; None: chosen by what is free
+    model: str = ""  # what people call it
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,17 +89,18 @@ def _load_engine(file: GGUFFile, options: LoadOptions, progress: LoadProgress | 
     config = resolve(model, device, options, options.fingerprint or file.header_digest)
     loaded = device.load(model, GGUFWeights(file, progress, min(device.threads, MOST_LOADING_THREADS)), config)
     _return_freed_memory()
-    store = _open_store(options, config, loaded.kv)
+    store = _open_store(options, config, loaded.kv, str(device.kv_type).removeprefix("torch."))
     mover = CopyThread(loaded.kv, store) if config.host_blocks or store else None
     return Engine(config, model.vocab_size, ModelRunner(loaded, model.vocab_size, config.groups), mover)
 
 
-def _open_store(options: LoadOptions, config: EngineConfig, kv: KVCache) -> DiskStore | None:
+def _open_store(options: LoadOptions, config: EngineConfig, kv: KVCache, kv_type: str) -> DiskStore | None:
     """The files of the model: those that were written with the same weights, by the same kernels, in the same shape."""
     if options.disk is None or not options.fingerprint:
         return None
     fingerprint = root_key(*config.cache_salt, *map(str, kv.block_bytes))
-    folder = options.disk.folder / fingerprint.hex()[:32]
+    about = About(options.disk.model, options.fingerprint, config.backend, kv_type)
+    folder = model_folder(options.disk.folder, fingerprint, about)
     return DiskStore(folder, fingerprint, kv.block_bytes, Quota(options.disk.folder, options.disk.limit))
 
 

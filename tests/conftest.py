@@ -7,6 +7,7 @@ import sys
 import tarfile
 import tempfile
 import zipfile
+from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
 
@@ -24,6 +25,15 @@ hypothesis.settings.register_profile("no deadline", deadline=None)
 hypothesis.settings.load_profile("no deadline")
 
 LLAMA_CPP_SOURCE = "llama-cpp-python==0.3.36"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Nothing that tests compute, and no record of their model files, gets into the folders of whoever runs them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("INGLE_KV_DISK_DIR", str(tmp_path_factory.mktemp("kv")))
+        patch.setenv("INGLE_MODELS_DIR", str(tmp_path_factory.mktemp("models")))
+        yield
 
 
 def fetched_folder() -> Path:

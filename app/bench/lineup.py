@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from app.bench.contender import Contender, ContenderFailed, check_context
@@ -61,7 +61,8 @@ def line_up_engines(
     if peers.llama is not None:
         for tool in tools_for(loads):
             peers.llama.tool(tool)
-    engine = load_model(model.stored, settings, progress).engine
+    # The user's cache on disk is neither filled with random prompts nor any help with them.
+    engine = load_model(model.stored, replace(settings, kv_disk_gb=0), progress).engine
     own = OwnEngine(engine)
     for load in loads:
         own.check(load)

@@ -29,13 +29,14 @@ _SPARED = {"--no-webui": (), "--no-slots": (), "--cache-ram": ("0",)}
 
 @contextmanager
 def ingle_server(model: Path, settings: Settings, threads: int) -> Iterator[ServedContender]:
-    """`ingle serve` with the settings of this command. Its record lies where no other command looks for it."""
+    """`ingle serve` with the settings of this command, but nothing kept on disk. Its record lies where no other command
+    looks for it."""
     command = [sys.executable, "-m", "app", "serve", "--quiet", "--port", "0", "--model", str(model)]
     command += ["--threads", str(threads), "--kernels", settings.kernels]
     if settings.context:
         command += ["--context", str(settings.context)]
     with tempfile.TemporaryDirectory(prefix="ingle-bench-") as folder:
-        environment = child_environment(INGLE_STATE_DIR=folder)
+        environment = child_environment(INGLE_STATE_DIR=folder, INGLE_KV_DISK_GB="0")
         with child("ingle serve", command, cwd=_ROOT, environment=environment) as process:
             own = replace(settings, state_dir=Path(folder))
             instance: Instance = process.wait_for(lambda: next(iter(running_instances(own)), None))

@@ -3,17 +3,25 @@
 This is where the application hands a model file to the engine; importing it loads torch.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from app.apart import run_apart
 from app.config import Settings
+from app.models.digests import remembered_sha256
 from app.models.store import StoredModel
 from app.progress import Progress
 from app.text import gguf_tokenizer
 from app.text.tokenizer import Tokenizer
 from engine.config import Preemption
 from engine.errors import UnsupportedModel
-from engine.loading import LoadOptions, ModelEngine, compile_kernels, kernels_are_compiled, load_engine
+from engine.loading import (
+    DiskOptions,
+    LoadOptions,
+    ModelEngine,
+    compile_kernels,
+    kernels_are_compiled,
+    load_engine,
+)
 from quant.gguf import GGUFFile
 
 
@@ -29,7 +37,7 @@ class LoadedModel:
 def load_model(stored: StoredModel, settings: Settings, progress: Progress) -> LoadedModel:
     """Read the file of a stored model.
 
-    Raises ModelFileError, UnsupportedModel, UnsupportedTier or UnsupportedTokenizer.
+    Raises ModelFileError, UnsupportedModel, UnsupportedTier, UnsupportedTokenizer, or OSError where it cannot be read.
     """
     options = LoadOptions(
         backend=settings.kernels,
@@ -48,6 +56,7 @@ def load_model(stored: StoredModel, settings: Settings, progress: Progress) -> L
             with progress.task("Preparing the CPU engine, once on this machine", None):
                 run_apart(lambda: compile_kernels(file, options))
         tokenizer = gguf_tokenizer.from_gguf(file.metadata)
+        options = _keeping_on_disk(options, stored, settings, progress)
         with progress.task(f"Loading {stored.name}", stored.size) as report:
             engine = load_engine(file, options, lambda done, _total: report(done))
     if tokenizer.vocab_size > engine.vocab_size:
@@ -62,3 +71,13 @@ def load_model(stored: StoredModel, settings: Settings, progress: Progress) -> L
             "would not fit into memory."
         )
     return LoadedModel(stored.name, engine, tokenizer)
+
+
+def _keeping_on_disk(options: LoadOptions, stored: StoredModel, settings: Settings, progress: Progress) -> LoadOptions:
+    """With what it takes to keep computed blocks on disk: a place, and the digest of the weights that they are of."""
+    limit = settings.kv_disk_limit
+    if limit == 0:
+        return options
+    digest = stored.sha256 or remembered_sha256(stored.path, settings.models_dir / ".digests", progress)
+    name = stored.name if stored.sha256 else stored.path.name
+    return replace(options, fingerprint=digest, disk=DiskOptions(settings.kv_disk_dir, limit, name))

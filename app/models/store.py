@@ -2,10 +2,10 @@
 
 A model is a GGUF file in `models_dir` or in the shared Hugging Face cache. For either, `models_dir` holds a small
 record with the digest and the file's identity (inode, size, time of change), so that a file is hashed once, and again
-only when it has changed. The store never uses the network; app/models/sources.py does.
+only when it has changed. Of any other file, app/models/digests.py knows the digest. The store never uses the network;
+app/models/sources.py does.
 """
 
-import hashlib
 import json
 import os
 import re
@@ -19,11 +19,11 @@ from app.config import Settings, private_folder
 from app.errors import AppError, IntegrityError, ModelNotFound
 from app.models import hub_cache
 from app.models.catalog import Catalog, CatalogEntry, HubSource, Source, load_catalog
+from app.models.digests import sha256_of
 from app.models.incoming import Incoming, check_space, receive, write_whole
 from app.progress import Progress, SilentProgress
 
 _HUB_NAME = re.compile(r"(?:hf:|hf\.co/|huggingface\.co/)?[\w.-]+/[\w.-]+(?::[\w.-]+)?")
-_HASH_CHUNK = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class ModelStore:
             return record
         damaged = None
         for path, source in self._places(entry):
-            if _sha256(path, progress or SilentProgress()) == entry.sha256:
+            if sha256_of(path, f"Checking {path.name}", progress or SilentProgress()) == entry.sha256:
                 return self._remember(entry, path, str(source))
             damaged = path
         if damaged:
@@ -209,12 +209,3 @@ def _identity(path: Path) -> list[int]:
     """What changes when a file is replaced or written to. The device is left out: it differs from boot to boot."""
     status = os.stat(path)
     return [status.st_ino, status.st_size, status.st_mtime_ns]
-
-
-def _sha256(path: Path, progress: Progress) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file, progress.task(f"Checking {path.name}", path.stat().st_size) as report:
-        while chunk := file.read(_HASH_CHUNK):
-            digest.update(chunk)
-            report(file.tell())
-    return digest.hexdigest()

@@ -64,6 +64,7 @@ class GenerationRequest(Struct, kw_only=True):
     stop: StopText | Annotated[list[StopText], Meta(max_length=MAX_STOPS)] | None = None
     user: str | None = None
     service_tier: Literal["auto", "default", "flex", "scale", "priority"] | None = None
+    store: bool | None = None  # false: nothing of it is written to disk
     # Not in OpenAI's API, but in that of most engines that speak it.
     top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None  # -1 and 0: no limit
     min_p: Fraction | None = None
@@ -126,6 +127,7 @@ class GenerationRequest(Struct, kw_only=True):
             service_tier=self.service_tier,
             priority=self.priority,
             cache_salt=self.cache_salt,
+            store=self.store,
         )
 
     def check(self) -> None:

@@ -29,7 +29,7 @@ RATES = ("prefill_tok_s", "decode_tok_s", "throughput_tok_s", "end_to_end_tok_s"
 def environment(smollm2: Path, tmp_path: Path) -> dict[str, str]:
     """The model is stored, and there is no network."""
     own = {"INGLE_MODELS_DIR": str(smollm2.parent), "INGLE_OFFLINE": "1", "XDG_CONFIG_HOME": str(tmp_path)}
-    own["INGLE_STATE_DIR"] = str(tmp_path / "state")
+    own |= {"INGLE_STATE_DIR": str(tmp_path / "state"), "INGLE_KV_DISK_DIR": str(tmp_path / "kv")}
     return {**os.environ, **own, "HF_HUB_CACHE": str(tmp_path / "hub")}
 
 
@@ -60,6 +60,7 @@ def test_an_object_for_scripts(environment: dict[str, str], smollm2: Path) -> No
     assert found["peak_vram_mb"] == 0
     assert found["compare"] == []
     assert "Round 2 of 2: 20 + 4 tokens, 2 streams" in done.stderr
+    assert not Path(environment["INGLE_KV_DISK_DIR"]).exists()
 
 
 def test_engines_in_comparison(environment: dict[str, str], llama: FakeLlama) -> None:
@@ -89,6 +90,7 @@ def test_servers_in_comparison(environment: dict[str, str], llama: FakeLlama) ->
     assert len(lines) == len(RATES) + 4
     assert "smollm2:135m, 20 + 4 tokens, 1 stream, over HTTP, on 1 thread of" in done.stdout
     assert not Path(environment["INGLE_STATE_DIR"]).exists()
+    assert not Path(environment["INGLE_KV_DISK_DIR"]).exists()
     assert "\x1b" not in done.stdout + done.stderr
 
 

@@ -36,6 +36,8 @@ def test_defaults(tmp_path: Path) -> None:
     assert (settings.threads, settings.context, settings.kernels, settings.offline) == (0, 0, "auto", False)
     assert settings.hub_token is None
     assert settings.hub_cache == tmp_path / "cache" / "huggingface" / "hub"
+    assert (settings.kv_disk_gb, settings.kv_disk_limit) == (None, None)
+    assert settings.kv_disk_dir == settings.cache_dir / "kv"
     assert set(settings.origins.values()) == {"default"}
     assert settings.origins.keys() == SETTINGS.keys()
 
@@ -109,6 +111,12 @@ def test_the_token_is_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:
         ("INGLE_HUB_ENDPOINT", "huggingface.co"),
         ("HF_ENDPOINT", "ftp://huggingface.co"),
         ("INGLE_MODEL", "  "),
+        ("INGLE_KV_DISK_GB", "-1"),
+        ("INGLE_KV_DISK_GB", "nan"),
+        ("INGLE_KV_DISK_GB", "inf"),
+        ("INGLE_KV_DISK_GB", "1000001"),
+        ("INGLE_KV_DISK_GB", "much"),
+        ("INGLE_KV_DISK_GB", "10GB"),
     ],
 )
 def test_a_bad_value_names_its_source(monkeypatch: pytest.MonkeyPatch, variable: str, value: str) -> None:
@@ -123,6 +131,8 @@ def test_a_bad_value_names_its_source(monkeypatch: pytest.MonkeyPatch, variable:
         ("threads = true", "config.toml: threads must be a whole number"),
         ("models_dir = 3", "config.toml: models_dir must be a path"),
         ("offline = 2", "config.toml: offline must be yes or no"),
+        ("kv_disk_gb = true", "config.toml: kv_disk_gb must be auto or a number"),
+        ("kv_disk_gb = [1]", "config.toml: kv_disk_gb must be auto or a number"),
         ("thread = 2", "no such setting: thread"),
         ("threads = ", "config.toml"),
     ],
@@ -144,6 +154,37 @@ def test_a_misspelled_key_is_answered_with_the_close_one() -> None:
 def test_words_for_yes_and_no(monkeypatch: pytest.MonkeyPatch, word: str, value: bool) -> None:
     monkeypatch.setenv("INGLE_OFFLINE", word)
     assert load_settings().offline is value
+
+
+@pytest.mark.parametrize(
+    ("given", "limit"),
+    [("auto", None), ("0", 0), ("20", 20_000_000_000), ("0.25", 250_000_000), ("1e-12", 0), ("1000000", 10**15)],
+)
+def test_the_limit_on_disk_in_bytes(given: str, limit: int | None) -> None:
+    assert load_settings(kv_disk_gb=given).kv_disk_limit == limit
+
+
+@pytest.mark.parametrize(("text", "limit"), [("'auto'", None), ("0", 0), ("0.5", 500_000_000), ("'2'", 2_000_000_000)])
+def test_the_limit_on_disk_in_the_file(text: str, limit: int | None) -> None:
+    _write_config(f"kv_disk_gb = {text}")
+    settings = load_settings()
+    assert settings.kv_disk_limit == limit
+    assert settings.origins["kv_disk_gb"] == str(config_file())
+
+
+def test_auto_on_the_command_line_wins_over_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("INGLE_KV_DISK_GB", "3")
+    assert load_settings(kv_disk_gb="auto").kv_disk_limit is None
+    assert load_settings(kv_disk_gb="auto").origins["kv_disk_gb"] == "--kv-disk-gb"
+
+
+def test_the_folder_on_disk_follows_the_cache_folder_unless_it_is_set(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("INGLE_CACHE_DIR", str(tmp_path / "elsewhere"))
+    assert load_settings().kv_disk_dir == tmp_path / "elsewhere" / "kv"
+    monkeypatch.setenv("INGLE_KV_DISK_DIR", "~/kv")
+    assert load_settings().kv_disk_dir == tmp_path / "kv"
 
 
 def test_an_unknown_flag_is_a_mistake_of_ours() -> None:

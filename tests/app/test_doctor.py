@@ -46,6 +46,7 @@ def test_this_machine_can_run_ingle(tmp_path: Path, smollm2: Path) -> None:
         "memory",
         "disk",
         "models folder",
+        "cache on disk",
         "default model",
         "Hub",
         "pip",
@@ -112,6 +113,35 @@ def test_a_models_folder_that_cannot_be_is_a_failure(tmp_path: Path) -> None:
     finding = _finding(doctor._models_dir, settings_in(tmp_path, models_dir=tmp_path / "file" / "models"))
     assert finding.status == "fail"
     assert "--models-dir" in finding.remedy
+
+
+def test_the_cache_on_disk(tmp_path: Path) -> None:
+    folder = tmp_path / "kv"
+
+    def finding(limit: str = "auto") -> Finding:
+        return _finding(doctor._cache, settings_in(tmp_path, kv_disk_dir=folder, kv_disk_gb=limit))
+
+    def keep(size: int) -> None:
+        bucket = folder / ("0" * 32) / "00"
+        bucket.mkdir(parents=True, exist_ok=True)
+        (bucket / "x.run").write_bytes(bytes(size))
+
+    assert finding().status == "ok"
+    assert finding("0.5") == Finding("cache on disk", "ok", f"0 B of at most 500.0 MB in {folder}")
+    assert finding("0") == Finding("cache on disk", "ok", f"off (--kv-disk-gb), 0 B in {folder}")
+    assert not folder.exists()
+    keep(1030)
+    folder.chmod(0o700)
+    assert finding("0.000001") == Finding("cache on disk", "ok", f"1.0 kB of at most 1.0 kB in {folder}")
+    keep(1032)
+    assert finding("0.000001").status == "warn"
+    assert (finding("0").status, finding("0").remedy) == ("warn", "ingle cache clear deletes it.")
+    folder.chmod(0o750)
+    assert finding().found == f"{folder} is open to other users"
+    assert finding().remedy == f"chmod 700 {folder}"
+    (tmp_path / "file").touch()
+    folder = tmp_path / "file" / "kv"
+    assert finding().status == "ok"  # told by who writes there
 
 
 def test_little_memory_and_little_disk_are_warnings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

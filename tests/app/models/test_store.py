@@ -90,7 +90,7 @@ def test_a_file_that_another_tool_put_into_the_hub_cache_is_used(store: ModelSto
 def test_a_file_is_hashed_again_only_when_it_has_changed(store: ModelStore, monkeypatch: pytest.MonkeyPatch) -> None:
     _put(store)
     first = store.resolve("tiny")
-    monkeypatch.setattr("app.models.store._sha256", _never)
+    monkeypatch.setattr("app.models.store.sha256_of", _never)
     assert store.resolve("tiny") == first
     monkeypatch.undo()
     os.utime(first.path)  # as if written to

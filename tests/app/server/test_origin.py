@@ -49,6 +49,12 @@ def test_our_field_wins_over_our_header_and_that_over_the_tier() -> None:
         assert asked(CHAT, service_class=field, service_tier=tier).origin(headers).service is expected
 
 
+def test_nothing_is_stored_of_what_must_not_be_and_of_what_nobody_looks_at() -> None:
+    for field, store, path in itertools.product([None, *CLASS_NAMES], [None, True, False], [CHAT, COMPLETION]):
+        origin = asked(path, service_class=field, store=store).origin({})
+        assert origin.stored == (store is not False and field != "background")
+
+
 def test_the_header_is_found_in_any_case() -> None:
     assert asked(CHAT).origin(Headers({"x-ingle-class": "background"})).service is BACKGROUND
 
@@ -70,10 +76,20 @@ def test_every_class_has_a_word_in_the_field() -> None:
     [
         ({}, {}, Origin(NORMAL)),
         ({"service_class": "interactive", "priority": 100}, {}, Origin(INTERACTIVE, 100)),
-        ({"service_class": "background", "priority": -100}, {CLASS_HEADER: "interactive"}, Origin(BACKGROUND, -100)),
-        ({"service_class": None, "cache_salt": "mine"}, {CLASS_HEADER: "background"}, Origin(BACKGROUND, 0, "mine")),
-        ({"service_tier": "flex", "store": False}, {}, Origin(BACKGROUND)),
-        ({"service_tier": "priority"}, {CLASS_HEADER: "normal"}, Origin(NORMAL)),
+        (
+            {"service_class": "background", "priority": -100},
+            {CLASS_HEADER: "interactive"},
+            Origin(BACKGROUND, -100, "", False),
+        ),
+        (
+            {"service_class": None, "cache_salt": "mine"},
+            {CLASS_HEADER: "background"},
+            Origin(BACKGROUND, 0, "mine", False),
+        ),
+        ({"service_tier": "flex", "store": True}, {}, Origin(BACKGROUND, stored=False)),
+        ({"service_tier": "priority", "store": None}, {CLASS_HEADER: "normal"}, Origin(NORMAL)),
+        ({"store": True}, {}, Origin(NORMAL)),
+        ({"store": False, "priority": 3}, {}, Origin(NORMAL, 3, stored=False)),
     ],
 )
 def test_the_engine_is_told_for_every_choice(

@@ -1,0 +1,154 @@
+"""The digest of a file: computed once, and again when the file is another one; never a wrong one."""
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from app.models.digests import remembered_sha256
+from app.progress import Report, SilentProgress, Unit
+
+ROOT = Path(__file__).parents[3]
+
+
+class Told(SilentProgress):
+    """What was told. `meanwhile` is called when some of a file has been read."""
+
+    def __init__(self, meanwhile: Callable[[], None] = lambda: None) -> None:
+        self.tasks: list[tuple[str, int | None]] = []
+        self.lines: list[str] = []
+        self._meanwhile = meanwhile
+
+    @contextmanager
+    def task(self, label: str, total: int | None, *, unit: Unit = "bytes") -> Iterator[Report]:
+        self.tasks.append((label, total))
+        yield lambda done: self._meanwhile()
+
+    def say(self, line: str) -> None:
+        self.lines.append(line)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "my.gguf"
+    path.write_bytes(b"weights")
+    return path
+
+
+@pytest.fixture
+def records(tmp_path: Path) -> Path:
+    return tmp_path / "models" / ".digests"
+
+
+def sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def test_a_file_is_read_once(file: Path, records: Path) -> None:
+    told = Told()
+    for _ in range(3):
+        assert remembered_sha256(file, records, told) == sha256(b"weights")
+    assert told.tasks == [("Reading my.gguf once, to know it again", 7)]
+    assert told.lines == []
+
+
+def test_a_relative_path_is_the_same_file(file: Path, records: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(file.parent)
+    told = Told()
+    remembered_sha256(file, records, told)
+    remembered_sha256(Path(file.name), records, told)
+    assert len(told.tasks) == 1
+
+
+def write_in_place(file: Path) -> None:
+    file.write_bytes(b"Weights")
+
+
+def replace_it(file: Path) -> None:
+    """By one of the same length and time."""
+    times = file.stat().st_atime_ns, file.stat().st_mtime_ns
+    other = file.with_suffix(".new")
+    other.write_bytes(b"Weights")
+    os.utime(other, ns=times)
+    os.replace(other, file)
+
+
+@pytest.mark.parametrize("change", [write_in_place, replace_it])
+def test_a_file_that_changed_is_read_again(file: Path, records: Path, change: Callable[[Path], None]) -> None:
+    told = Told()
+    os.utime(file, ns=(0, 0))
+    remembered_sha256(file, records, told)
+    change(file)
+    for _ in range(2):
+        assert remembered_sha256(file, records, told) == sha256(b"Weights")
+    assert len(told.tasks) == 2
+
+
+def test_another_device_is_another_file(file: Path, records: Path) -> None:
+    remembered_sha256(file, records, Told())
+    [record] = records.iterdir()
+    content = json.loads(record.read_bytes())
+    status = file.stat()
+    assert content["identity"] == [status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns]
+    content["identity"][0] += 1
+    record.write_text(json.dumps(content))
+    remembered_sha256(file, records, told := Told())
+    assert len(told.tasks) == 1
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff", b"[]", b"{}", b'{"identity": 1, "sha256": 2}', b"null"])
+def test_a_record_that_makes_no_sense_is_none(file: Path, records: Path, content: bytes) -> None:
+    remembered_sha256(file, records, Told())
+    [record] = records.iterdir()
+    record.write_bytes(content)
+    assert remembered_sha256(file, records, told := Told()) == sha256(b"weights")
+    assert len(told.tasks) == 1
+    remembered_sha256(file, records, told)
+    assert len(told.tasks) == 1
+
+
+def test_a_file_that_changes_while_it_is_read_is_not_remembered(file: Path, records: Path) -> None:
+    remembered_sha256(file, records, Told(lambda: write_in_place(file)))
+    assert not records.exists()
+    assert remembered_sha256(file, records, Told()) == sha256(b"Weights")
+
+
+def test_a_record_that_cannot_be_kept_is_told_in_one_line(file: Path, tmp_path: Path) -> None:
+    (tmp_path / "models").touch()
+    told = Told()
+    for reads in (1, 2):
+        assert remembered_sha256(file, tmp_path / "models" / ".digests", told) == sha256(b"weights")
+        assert len(told.tasks) == len(told.lines) == reads
+    assert "my.gguf will be read at every start" in told.lines[0]
+
+
+def test_an_interrupt_ends_cleanly_and_leaves_no_record(tmp_path: Path, records: Path) -> None:
+    """A file that takes minutes to read, and no room on the disk."""
+    large = tmp_path / "large.gguf"
+    with large.open("wb") as file:
+        file.truncate(1 << 38)
+    code = f"""
+import sys
+from pathlib import Path
+from app import cli
+from app.models.digests import remembered_sha256
+from app.progress import LineProgress
+cli.ingle.main = lambda **options: remembered_sha256(Path({str(large)!r}), Path({str(records)!r}), LineProgress())
+sys.exit(cli.main())
+"""
+    process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    with process:
+        assert process.stderr is not None
+        assert process.stderr.readline().startswith("Reading large.gguf once, to know it again")
+        process.send_signal(signal.SIGINT)
+        said = process.stderr.read()
+    assert process.returncode == 130, said
+    assert "Traceback" not in said
+    assert not records.exists()
