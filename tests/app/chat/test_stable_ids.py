@@ -54,6 +54,7 @@ def test_what_goes_on_takes_the_place_of_its_beginning(tmp_path: Path) -> None:
     for known in (stable_ids, StableIds(tmp_path)):
         assert known.flush(SECONDS)
         assert [list(one.ids) for one in known.find(PLACE) or known.find_stored(PLACE)] == [[*whole.ids], [7, 8]]
+    assert len(StableIdsFile(tmp_path).find(PLACE)) == 2
 
 
 def test_what_was_used_least_recently_goes_first() -> None:
