@@ -30,6 +30,7 @@ class HostTier:
         self._transfers = transfers
         self._groups = groups
         self._costs = costs
+        self._is_demoting = False
 
     def save(self, request: Request) -> bool:
         """Copy what a request needs to go on; it may let go of its blocks at once.
@@ -89,7 +90,7 @@ class HostTier:
 
     def demote(self) -> None:
         """Copy the content that device pools are about to give up, a few blocks at a time, each once."""
-        if not self.pools or self._transfers:
+        if not self.pools or self._is_demoting:
             return
         moves: list[Move] = []
         for number, (group, host) in enumerate(zip(self._groups, self.pools, strict=True)):
@@ -100,11 +101,13 @@ class HostTier:
                 group.pool.mark_copied(block)
 
         def then(ticket: MoveTicket | None) -> None:
+            self._is_demoting = False
             for move in moves if self.observe(moves, ticket) else ():
                 source = self._groups[move.group].pool
                 if source.is_findable(move.source):  # it may have been forgotten meanwhile
                     self.pools[move.group].publish(move.target, *source.content(move.source))
 
+        self._is_demoting = True
         self._transfers.move(moves, then, cold=True)
         for move in moves:
             self.pools[move.group].release([move.target])  # the copy holds it now

@@ -140,7 +140,12 @@ class Origin:
     service: ServiceClass = ServiceClass.NORMAL
     priority: int = 0  # among requests of its class, the highest goes first
     cache_salt: str = ""  # requests of different salts share no cached prefix
-    stored: bool = True  # what is computed for it may be written to disk
+    stored: bool = True  # what is computed for it may be written to disk; never for the lowest class
+
+    @property
+    def leaves_files(self) -> bool:
+        """Whether anything of the request may be written to disk."""
+        return self.stored and self.service is not ServiceClass.BACKGROUND
 
 
 PROGRAM = Origin()  # what is assumed of a request that says nothing of itself

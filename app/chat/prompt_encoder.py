@@ -32,8 +32,8 @@ _PROBED = 32  # characters that show whether a text is encoded with a space in f
 
 
 @dataclass(frozen=True, slots=True)
-class EndedReply:
-    """A reply that has ended, in whichever way."""
+class Reply:
+    """What was generated after a prompt, so far."""
 
     prompt_ids: tuple[int, ...]
     ids: Sequence[int]  # that were generated
@@ -98,7 +98,7 @@ class PromptEncoder:
         """A prompt that is no conversation: its text as it stands, control tokens in it included."""
         return self._encoded(self._tokenizer.split(text))
 
-    def remember(self, reply: EndedReply) -> None:
+    def remember(self, reply: Reply) -> None:
         """Have the ids of `reply` stand wherever its text goes on its prompt again. Returns at once."""
         if reply.ids:
             self._stable_ids.remember(functools.partial(self._generated, reply))
@@ -238,7 +238,7 @@ class PromptEncoder:
             generated.text = b"".join(pieces) if all(pieces) else b""
         return generated.text
 
-    def _generated(self, reply: EndedReply) -> Iterator[Generated]:
+    def _generated(self, reply: Reply) -> Iterator[Generated]:
         """The reply, cut at its control tokens, as far as its ids stand for what its reader was told."""
         with self._lock:
             beginning = self._prompts.get(hash(reply.prompt_ids))
@@ -251,7 +251,7 @@ class PromptEncoder:
             if encoded and told.startswith(encoded, stop):
                 ids.append(token_id)
                 stop += len(encoded)
-            elif token_id in self._control_ids and _is_boundary(told, stop):
+            elif token_id in self._control_ids:
                 yield from self._piece(beginning, ids, told[start:stop], stored=reply.stored)
                 beginning = _Beginning.of(_behind_control(beginning.behind_text(told[start:stop]), token_id))
                 shown = self._tokenizer.token_bytes(token_id, show_control=True)
@@ -259,8 +259,6 @@ class PromptEncoder:
                 ids, start = array("I"), stop
             else:
                 break
-        while not _is_boundary(told, stop):
-            stop -= len(self._tokenizer.plain_bytes(ids.pop()))
         yield from self._piece(beginning, ids, told[start:stop], stored=reply.stored)
 
     def _piece(self, beginning: _Beginning, ids: "array[int]", text: bytes, *, stored: bool) -> Iterator[Generated]:
@@ -268,7 +266,7 @@ class PromptEncoder:
             place, lead = beginning.place, beginning.lead.digest()
             yield Generated(place, lead, beginning.characters, ids, stored, text=text)
 
-    def _told(self, reply: EndedReply) -> bytes:
+    def _told(self, reply: Reply) -> bytes:
         """What the reader was told, with the space that was taken off."""
         told = reply.told.encode()
         if not self._tokenizer.space_prefix or reply.continues_text:

@@ -13,22 +13,15 @@ from app.chat.cache_report import NOTHING
 from app.chat.cache_reporter import AskedPrompt, CacheReporter
 from app.chat.events import ChatEvent, PromptLogprobs, PromptProgress, ReplyEnd, TextDelta
 from app.chat.messages import Message
-from app.chat.prompt_encoder import EndedReply, PromptEncoder
+from app.chat.prompt_encoder import PromptEncoder, Reply
 from app.chat.stable_ids import StableIds
 from app.chat.template import ChatTemplateRenderer
 from app.chat.token_streams import TokenStreams
 from app.text.detokenizer import IncrementalDetokenizer
 from app.text.tokenizer import Tokenizer
-from engine.request import (
-    PROGRAM,
-    FinishReason,
-    Origin,
-    Request,
-    SamplingParams,
-    ServiceClass,
-    TokenEvent,
-    TokenLogprobs,
-)
+from engine.request import PROGRAM, FinishReason, Origin, Request, SamplingParams, TokenEvent, TokenLogprobs
+
+REMEMBERED_SECONDS = 0.5  # a reply is remembered as far as it is, again and again
 
 
 class ChatService:
@@ -66,8 +59,14 @@ class ChatService:
         """A prompt that is no conversation: its text as it stands, control tokens in it included."""
         return await asyncio.to_thread(self._prompts.encode_text, text)
 
-    async def forget(self, messages: Sequence[Message]) -> None:
-        """Forget the ids that were generated in a conversation, on disk as well."""
+    async def forget(
+        self, messages: Sequence[Message], staying: Sequence[Sequence[Message]] = (), origin: Origin = PROGRAM
+    ) -> None:
+        """Forget what was computed and generated in a conversation, on disk as well, but for the beginning that it has
+        in common with one that stays. Raises TemplateError."""
+        ids = await self.encode(messages)
+        others = [await self.encode(other) for other in staying]
+        self.streams.forget(ids, origin, kept=max((_num_common(ids, other) for other in others), default=0))
         await asyncio.to_thread(self._prompts.forget, messages)
 
     async def generate(
@@ -129,6 +128,12 @@ class ChatService:
                     reply.end()
 
 
+def _num_common(one: Sequence[int], other: Sequence[int]) -> int:
+    """The length of their longest common beginning."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))
+
+
 def _families(
     asked: Sequence[tuple[tuple[int, ...], SamplingParams]],
 ) -> list[tuple[tuple[int, ...], list[SamplingParams]]]:
@@ -171,6 +176,7 @@ class _Reply:
         self._first_token_at = 0.0
         self._tokens = 0
         self._read = 0  # tokens of the prompt
+        self._remembered_at = self._started
 
     def events(self, token: TokenEvent) -> list[ChatEvent]:
         """What a token event means to the reader of the reply. Nothing, once a stop string has ended it."""
@@ -187,6 +193,8 @@ class _Reply:
         if finish is not None and self._text.stopped is None:
             text += self._text.finish()
         self._told.append(text)
+        if finish is None and time.monotonic() - self._remembered_at > REMEMBERED_SECONDS:
+            self._remember()
         if text or (finish and self._logprobs):
             events.append(TextDelta(text, tuple(self._logprobs)))
             self._logprobs.clear()
@@ -200,14 +208,19 @@ class _Reply:
         if self.ended:
             return
         self.ended = True
-        request, output_ids = self._request, self._request.output_ids[: self._tokens]
-        told, origin = "".join(self._told), request.origin
-        stored = origin.stored and origin.service is not ServiceClass.BACKGROUND
-        self._prompts.remember(EndedReply(request.prompt_ids, output_ids, told, self._continues_text, stored))
+        request, output_ids = self._request, self._remember()
         if self._text.stopped is not None:
             output_ids = self._in_front_of_stop(output_ids, self._text.stopped)
         computed = len(request.prompt_ids) + self._tokens - 1 if self._tokens else self._read
         self._prompt.ended(request, output_ids, computed)
+
+    def _remember(self) -> list[int]:
+        """Have the ids so far stand for their text; now and then, since the process may be killed. They are given."""
+        self._remembered_at = time.monotonic()
+        request, output_ids = self._request, self._request.output_ids[: self._tokens]
+        told, stored = "".join(self._told), request.origin.leaves_files
+        self._prompts.remember(Reply(request.prompt_ids, output_ids, told, self._continues_text, stored))
+        return output_ids
 
     def _in_front_of_stop(self, output_ids: list[int], stop: str) -> list[int]:
         """Without the tokens that the stop string is made of, which whoever goes on from the reply leaves out."""

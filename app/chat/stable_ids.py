@@ -121,14 +121,15 @@ class StableIds:
                     self._changes.written.append(one)
 
     def _add(self, added: Generated) -> None:
-        """As the newest of its place."""
+        """As the newest of its place. It takes the place of what it goes on from."""
         several = self._places.setdefault(added.place, [])
         self._places.move_to_end(added.place)
         self._size += added.size
-        again = next((one for one in several if one.lead == added.lead and one.ids == added.ids), None)
-        if again is not None:
-            several.remove(again)
-            self._size -= again.size
+        for one in [one for one in several if added.goes_on_from(one)]:
+            several.remove(one)
+            self._size -= one.size
+            if one.stored and one.ids != added.ids:
+                self._changes.replaced.append(one.key)
         several.append(added)
         if len(several) > REPLIES_A_PLACE:
             self._size -= several.pop(0).size

@@ -68,12 +68,17 @@ class Generated:
     def size(self) -> int:
         return len(self.ids) + OVERHEAD
 
+    def goes_on_from(self, other: "Generated") -> bool:
+        """Whether it is the other one, of which more is known now."""
+        return self.lead == other.lead and self.ids[: len(other.ids)] == other.ids
+
 
 @dataclass(slots=True)
 class Changes:
     """What the file does not know yet. What is forgotten goes first."""
 
     forgotten: set[bytes] = field(default_factory=set)  # leads
+    replaced: list[bytes] = field(default_factory=list)  # keys of those that others go on from
     written: list[Generated] = field(default_factory=list)  # new ones, and those used again
 
     def __bool__(self) -> bool:
@@ -125,6 +130,7 @@ class StableIdsFile:
         connection = self._writer.open
         with connection:
             connection.executemany("DELETE FROM replies WHERE lead = ?", [(lead,) for lead in changes.forgotten])
+            connection.executemany("DELETE FROM replies WHERE key = ?", [(key,) for key in changes.replaced])
             connection.executemany(
                 "INSERT OR REPLACE INTO replies VALUES (?, ?, ?, ?, ?, ?, ?)", map(_row, changes.written)
             )

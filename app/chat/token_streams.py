@@ -104,6 +104,10 @@ class TokenStreams:
             live.timer.end(reason, self._clock())
             self._thread.abort(request_id)
 
+    def forget(self, token_ids: Sequence[int], origin: Origin, *, kept: int) -> None:
+        """Have the engine forget what it computed of some tokens, but for the first `kept` of them."""
+        self._thread.forget(token_ids, origin, kept=kept)
+
     def problem(self) -> str:
         """Why the engine cannot serve, or empty while it can."""
         return self._thread.problem()

@@ -81,7 +81,7 @@ class DiskTier:
 
     def note(self, group: int, request: Request, places: Iterable[int]) -> None:
         """Blocks at these places of a request are findable: they are due, unless they were before."""
-        if self._store is None or not request.origin.stored:
+        if self._store is None or not request.origin.leaves_files:
             return
         pool, keys = self._device[group], request.block_keys
         for place in places:

@@ -359,3 +359,72 @@ def test_background_replies_and_those_not_to_be_stored_stay_off_the_disk(
         assert (tmp_path / "folder").exists()
 
     asyncio.run(main())
+
+
+async def question_with_plain_answer(service: ChatService, *before: Message) -> Message:
+    """One whose answer is whole characters, as other ids than its text encodes to."""
+    for number in range(100):
+        question = Message("user", f"Question {number}? " * 20)
+        output = expected_output(await service.encode([*before, question]), 12)
+        text = service.tokenizer.decode(output)
+        if "\ufffd" not in text and service.tokenizer.encode(text) != output and text == text.strip():
+            return question
+    raise AssertionError("no such question")
+
+
+def test_a_reply_is_kept_while_it_is_told(
+    tokenizer: Tokenizer, renderer: ChatTemplateRenderer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What another process would find, if this one were killed."""
+    monkeypatch.setattr("app.chat.service.REMEMBERED_SECONDS", 0.0)
+
+    async def main() -> None:
+        stable_ids = StableIds(tmp_path)
+        built, _ = controlled_engine(tokenizer.vocab_size)
+        service = ChatService("hash", tokenizer, TokenStreams(built), renderer, stable_ids)
+        other = ChatService("hash", tokenizer, TokenStreams(built), renderer, StableIds(tmp_path))
+        params = SamplingParams(max_tokens=60, ignore_eos=True)
+        told = ""
+        async with service.streams:
+            asked = await question_with_plain_answer(service)
+            prompt = await service.encode([asked])
+            async with aclosing(service.generate(prompt, params)) as events:
+                async for event in events:
+                    told += event.text if isinstance(event, TextDelta) else ""
+                    if isinstance(event, TextDelta) and len(told) > 60:
+                        await asyncio.to_thread(stable_ids.flush, HANGING_SECONDS)
+                        after = await other.encode([asked, Message("assistant", told)])
+                        break
+        assert after[: len(prompt) + 8] == (*prompt, *expected_output(prompt, 8))
+
+    asyncio.run(main())
+
+
+def test_what_is_forgotten_is_computed_and_encoded_anew(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> None:
+    """All but what it has in common with a conversation that stays."""
+
+    async def main() -> None:
+        built, _ = controlled_engine(tokenizer.vocab_size)
+        service = ChatService("hash", tokenizer, TokenStreams(built), renderer)
+        system = Message("system", "You like to talk of many things. " * 20)
+        other = [system, Message("user", "Hello")]
+        async with service.streams:
+            one = [system, await question_with_plain_answer(service, system)]
+            prompt = await service.encode(one)
+            events, end = await collect(service, prompt)
+            told = [*one, Message("assistant", text_of_deltas(events)), Message("user", "And?")]
+            before = await service.encode(told)
+            assert before[: len(prompt) + 12] == (*prompt, *expected_output(prompt, 12))
+            _, end = await collect(service, before)
+            assert end.cached_tokens == (len(prompt) + 11) // 16 * 16
+            await service.forget(told, [other])
+            _, end = await collect(service, before)
+            common = next(
+                place
+                for place, ids in enumerate(zip(prompt, await service.encode(other), strict=False))
+                if len({*ids}) > 1
+            )
+            assert end.cached_tokens == common // 16 * 16 > 0
+            assert await service.encode(told) != before
+
+    asyncio.run(main())

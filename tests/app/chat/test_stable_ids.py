@@ -44,6 +44,19 @@ def test_what_is_remembered_again_is_the_newest() -> None:
     assert numbers(stable_ids.find(PLACE)) == [2, 1]
 
 
+def test_what_goes_on_takes_the_place_of_its_beginning(tmp_path: Path) -> None:
+    stable_ids = StableIds(tmp_path)
+    whole = generated(1)
+    for count in (2, 5, 5, 10):
+        remember(stable_ids, Generated(PLACE, whole.lead, 1, whole.ids[:count], stored=True))
+        assert stable_ids.flush(SECONDS)
+    remember(stable_ids, Generated(PLACE, whole.lead, 1, array("I", [7, 8]), stored=True))
+    for known in (stable_ids, StableIds(tmp_path)):
+        assert known.flush(SECONDS)
+        assert [list(one.ids) for one in known.find(PLACE) or known.find_stored(PLACE)] == [[*whole.ids], [7, 8]]
+    assert len(StableIdsFile(tmp_path).find(PLACE)) == 2
+
+
 def test_what_was_used_least_recently_goes_first() -> None:
     stable_ids = StableIds(max_size=3 * (10 + OVERHEAD))
     several = [generated(number, place=bytes([number])) for number in range(4)]

@@ -1,0 +1,123 @@
+"""A server that is killed and starts again: what was computed and generated is there. Real processes and model."""
+
+import json
+import signal
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Protocol
+
+import httpx
+import pytest
+
+from tests.app.test_serve import Server, environment_of, ready, serve
+
+KEPT_SECONDS = 2.0  # after which nothing is lost any more
+BLOCK_SIZE = 16
+QUESTION = {"role": "user", "content": "Tell me of the sea, of its storms and of those who sail it. " * 12}
+NEXT = {"role": "user", "content": "And of the mountains?"}
+
+
+class Start(Protocol):
+    def __call__(self, **environment: str) -> Server: ...
+
+
+@pytest.fixture
+def start(smollm2: Path, tmp_path: Path) -> Iterator[Start]:
+    """Starts servers of one user, who keeps blocks in a folder of their own."""
+    with ExitStack() as stack:
+
+        def started(**environment: str) -> Server:
+            own = environment_of(smollm2, tmp_path) | {"INGLE_KV_DISK_DIR": str(tmp_path / "kv")} | environment
+            process = stack.enter_context(serve(own, "--context", "2048"))
+            stack.callback(process.kill)
+            return ready(process, own)
+
+        yield started
+
+
+def ask(server: Server, messages: Sequence[Mapping[str, str]], **fields: object) -> Any:
+    body = {"model": "smollm2:135m", "messages": messages, "temperature": 0.9, "seed": 5, "max_tokens": 80, **fields}
+    response = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=120, trust_env=False)
+    assert response.status_code == httpx.codes.OK, response.text
+    return response.json()
+
+
+def stream_for(server: Server, messages: Sequence[Mapping[str, str]], seconds: float, kept: float) -> tuple[str, str]:
+    """Read an endless reply for some seconds: its text up to `kept` seconds before the end, and all of it."""
+    body = {"model": "smollm2:135m", "messages": messages, "temperature": 0.9, "seed": 5, "stream": True}
+    texts: list[tuple[float, str]] = []
+    with httpx.stream(
+        "POST", f"{server.url}/v1/chat/completions", json=body | {"ignore_eos": True}, timeout=120, trust_env=False
+    ) as response:
+        end = 0.0
+        for line in response.iter_lines():
+            if line.startswith("data: {"):
+                text = json.loads(line.removeprefix("data: "))["choices"][0]["delta"].get("content", "")
+                texts.append((time.monotonic(), text))
+                end = end or time.monotonic() + seconds
+            if end and time.monotonic() > end:
+                break
+    whole = "".join(text for _, text in texts)
+    return "".join(text for at, text in texts if at < texts[-1][0] - kept), whole
+
+
+def kill(server: Server) -> None:
+    server.process.send_signal(signal.SIGKILL)
+    server.process.wait()
+
+
+def tokens_of(answer: Any) -> Mapping[str, Any]:
+    return {**answer["usage"], **answer["usage"]["prompt_tokens_details"]}
+
+
+@pytest.mark.parametrize("end", ["kill", "stop"])
+def test_the_next_turn_finds_prompt_and_reply(start: Start, end: str) -> None:
+    server = start()
+    answer = ask(server, [QUESTION])
+    reply = answer["choices"][0]["message"]
+    if end == "kill":
+        time.sleep(KEPT_SECONDS)
+        kill(server)
+    else:
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait() == 0
+    again = tokens_of(ask(start(), [QUESTION, reply, NEXT]))
+    computed = answer["usage"]["total_tokens"] - 1  # nothing is computed of the last one
+    assert again["disk_tokens"] == computed // BLOCK_SIZE * BLOCK_SIZE
+    assert again["device_tokens"] == 0
+    assert again["restore_ms"] > 0
+
+
+def test_a_reply_that_was_cut_off_is_found_as_far_as_it_was_kept(start: Start) -> None:
+    server = start()
+    kept, whole = stream_for(server, [QUESTION], 2 * KEPT_SECONDS, KEPT_SECONDS)
+    kill(server)
+    server = start()
+    reply = {"role": "assistant", "content": whole}
+    sent = tokens_of(ask(server, [QUESTION], store=False, max_tokens=1))["prompt_tokens"]
+    again = tokens_of(ask(server, [QUESTION, reply, NEXT]))
+    told = tokens_of(ask(server, [QUESTION, {"role": "assistant", "content": kept}], store=False, max_tokens=1))
+    assert kept
+    # Encoded again it may take a few tokens more than it was generated as.
+    assert again["disk_tokens"] > sent + 0.9 * (told["prompt_tokens"] - sent) - 2 * BLOCK_SIZE
+
+
+def test_without_files_nothing_is_found_and_nothing_is_left(start: Start, tmp_path: Path) -> None:
+    server = start(INGLE_KV_DISK_GB="0")
+    reply = ask(server, [QUESTION])["choices"][0]["message"]
+    time.sleep(KEPT_SECONDS)
+    kill(server)
+    assert tokens_of(ask(start(INGLE_KV_DISK_GB="0"), [QUESTION, reply, NEXT]))["cached_tokens"] == 0
+    assert not (tmp_path / "kv").exists()
+
+
+def test_nothing_of_a_private_chat_is_left(start: Start, tmp_path: Path) -> None:
+    server = start()
+    reply = ask(server, [QUESTION], store=False)["choices"][0]["message"]
+    ask(server, [QUESTION, reply, NEXT], service_class="background")
+    time.sleep(KEPT_SECONDS)
+    kill(server)
+    assert not [path for path in (tmp_path / "kv").rglob("*") if path.suffix in (".run", ".sqlite")]
+    assert tokens_of(ask(start(), [QUESTION, reply, NEXT]))["cached_tokens"] == 0
