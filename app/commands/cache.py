@@ -123,9 +123,8 @@ def verify(ctx: click.Context, deletes: bool, quiet: bool) -> None:
                 left += delete(file.path) if deletes else Clearing()
             done += file.size
             report(done)
-    progress.say(
-        f"Files: {len(files)}, {format_bytes(size)}. Bad: {bad}{f', deleted: {bad - left.left}' if deletes else ''}."
-    )
+    deleted = f", deleted: {bad - left.left}" if deletes else ""
+    progress.say(f"Files: {len(files)}, {format_bytes(size)}. Bad: {bad}{deleted}.")
     if left.left:
         raise AppError(f"{left.left} bad files could not be deleted", "See to whom they belong.")
     if bad:

@@ -197,7 +197,6 @@ def _make_private(folder: Path) -> None:
     with contextlib.suppress(FileExistsError):
         folder.parent.mkdir(0o700, parents=True, exist_ok=True)
         folder.mkdir(0o700)
-        folder.chmod(0o700)  # whatever the umask is
 
 
 def _folders(parent: Path, name: re.Pattern[str]) -> Iterator[Path]:

@@ -227,7 +227,9 @@ class DiskStore:
                     num_bytes += self._append(run, part)
             self._quota.charge(num_bytes)
         except OSError as problem:
-            self._pause(problem)
+            # What is gone was deleted just now, by a process that makes room or by the user: a later miss.
+            if not isinstance(problem, FileNotFoundError) or not self.folder.parent.is_dir():
+                self._pause(problem)
         return num_bytes
 
     def _own_run(self, group: int, first_key: BlockKey) -> _OwnRun:

@@ -134,7 +134,7 @@ def test_clearing_frees_what_it_says_and_leaves_what_is_not_ours(tmp_path: Path)
     for segment in range(0, 3000, 256):
         write(kept, segment, 2)
     write(store(tmp_path, b"\x02" * 32), 0, 1)
-    [bucket, *_] = kept.folder.glob("??")
+    bucket = kept.folder / "00"
     (bucket / "half.tmp").write_bytes(b"12345")
     (bucket / "notes.txt").touch()
     (kept.folder / "photos").mkdir()
@@ -142,10 +142,13 @@ def test_clearing_frees_what_it_says_and_leaves_what_is_not_ours(tmp_path: Path)
     (tmp_path / "mine" / "00").mkdir(parents=True)
     (tmp_path / "mine" / "00" / "y.run").touch()
     (tmp_path / ("09" * 16)).symlink_to(kept.folder)
-    size = next(model.size for model in kept_models(tmp_path) if model.folder == kept.folder)
+    (kept.folder / "ff").symlink_to(tmp_path / "mine" / "00")
+    models = kept_models(tmp_path)
+    assert {model.fingerprint for model in models} == {"01" * 16, "02" * 16}
+    size = next(model.size for model in models if model.folder == kept.folder)
     assert clear(kept.folder) == Clearing(freed=size + 5)
     assert all_below(kept.folder) == {
-        ABOUT, "photos", "photos/x.run", bucket.name, f"{bucket.name}/notes.txt",
+        ABOUT, "photos", "photos/x.run", "ff", bucket.name, f"{bucket.name}/notes.txt",
     }  # fmt: skip
     assert [model.fingerprint for model in kept_models(tmp_path)] == ["02" * 16]
     assert all(file.path.name != "y.run" for file in run_files(tmp_path))
@@ -166,7 +169,7 @@ def test_a_store_in_use_misses_what_was_cleared_and_goes_on(tmp_path: Path, capl
     assert caplog.records == []
 
 
-def test_clearing_while_another_thread_writes(tmp_path: Path) -> None:
+def test_clearing_while_another_thread_writes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     kept = store(tmp_path)
     ended = threading.Event()
 
@@ -186,6 +189,8 @@ def test_clearing_while_another_thread_writes(tmp_path: Path) -> None:
     assert cleared.left == 0
     assert cleared.freed > 0
     assert kept_models(tmp_path) == []
+    assert not kept.is_paused
+    assert caplog.records == []
 
 
 def test_what_cannot_be_deleted_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,3 +237,11 @@ def test_what_is_wrong_with_a_file(tmp_path: Path) -> None:
 def test_the_limit_is_what_was_set_or_follows_the_disk(tmp_path: Path) -> None:
     assert limit_of(tmp_path, 5, 9) == 5
     assert 0 < limit_of(tmp_path / "not" / "there", None, 0) <= 100 * GIB
+
+
+def test_a_root_that_is_gone_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "kv").symlink_to(tmp_path / "nowhere")
+    kept = store(tmp_path / "kv")
+    assert write(kept, 1000, 1) == 0
+    assert kept.is_paused
+    assert len(caplog.records) == 1
