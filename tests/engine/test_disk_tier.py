@@ -5,14 +5,17 @@ import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from engine.blocks import BlockKey
 from engine.config import BLOCK_SIZE, GroupConfig, Preemption, Restore
 from engine.core import Engine
 from engine.disk.quota import Quota
-from engine.disk.store import DiskStore
+from engine.disk.store import DiskBlock, DiskStore
 from engine.request import PROGRAM, Origin, Request, SamplingParams, ServiceClass, TokenEvent
 from engine.thread import EngineThread
 from tests.engine.hash_run import Run
@@ -72,6 +75,7 @@ def test_the_next_engine_goes_on_where_this_one_ended(new_store: NewStore, kind:
     second = answer(run, prompt)
     found = full_blocks(339) if kind in ("full", "windows") else full_blocks(299)  # a state is kept at a prompt's end
     assert (second.cache.disk, second.cache.device, second.cache.host) == (found, 0, 0)
+    assert second.cache.restore_seconds > 0
     assert runner.computed_tokens == len(prompt) - found + 39
     counters = run.engine.state().counters
     assert (counters.disk_tokens, counters.cached_tokens, counters.disk_misses) == (found, found, 0)
@@ -102,7 +106,11 @@ def test_what_was_read_is_not_written_again(new_store: NewStore, tmp_path: Path)
     answer(new_run(new_store())[0], tuple(range(300)), max_tokens=1)
     before = [(path, path.stat().st_size) for path in files(tmp_path)]
     run, _ = new_run(new_store())
-    answer(run, tuple(range(300)), max_tokens=1)
+    request = run.submit(tuple(range(300)), max_tokens=1)
+    while request.id not in run.finished:
+        run.step()
+        assert not run.engine._scheduler._memory.disk.has_due
+    run.run_out()
     assert run.engine.state().counters.disk_read_bytes > 0
     assert run.engine.state().counters.disk_written_bytes == 0
     assert [(path, path.stat().st_size) for path in files(tmp_path)] == before
@@ -158,6 +166,18 @@ def test_a_file_that_is_gone_is_a_miss(new_store: NewStore, tmp_path: Path, kind
     assert runner.computed_tokens == 304
     counters = run.engine.state().counters
     assert (counters.disk_misses, counters.prompt_tokens, counters.cached_tokens) == (1, 300, 0)
+
+
+def test_no_digest_is_trusted_alone(new_store: NewStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer(new_run(new_store())[0], tuple(range(300)))
+    store, found = new_store(), DiskStore.find
+
+    def find(*asked: Any) -> dict[BlockKey, DiskBlock]:
+        """As if other tokens had the same digests."""
+        return {key: replace(block, token_ids=(7,) * BLOCK_SIZE) for key, block in found(*asked).items()}
+
+    monkeypatch.setattr(DiskStore, "find", find)
+    assert answer(new_run(store)[0], tuple(range(300)), max_tokens=1).cache.tokens == 0
 
 
 def test_what_is_forgotten_is_nowhere(new_store: NewStore, tmp_path: Path) -> None:
