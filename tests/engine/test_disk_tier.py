@@ -5,7 +5,6 @@ import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from engine.blocks import BlockKey
 from engine.config import BLOCK_SIZE, GroupConfig, Preemption, Restore
 from engine.core import Engine
 from engine.disk.quota import Quota
-from engine.disk.store import DiskBlock, DiskStore
+from engine.disk.store import DiskStore
 from engine.request import PROGRAM, Origin, Request, SamplingParams, ServiceClass, TokenEvent
 from engine.thread import EngineThread
 from tests.engine.hash_run import Run
@@ -169,15 +168,16 @@ def test_a_file_that_is_gone_is_a_miss(new_store: NewStore, tmp_path: Path, kind
 
 
 def test_no_digest_is_trusted_alone(new_store: NewStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    answer(new_run(new_store())[0], tuple(range(300)))
-    store, found = new_store(), DiskStore.find
+    """As if other tokens had had the same digests."""
+    write = DiskStore.write
 
-    def find(*asked: Any) -> dict[BlockKey, DiskBlock]:
-        """As if other tokens had the same digests."""
-        return {key: replace(block, token_ids=(7,) * BLOCK_SIZE) for key, block in found(*asked).items()}
+    def write_others(store: DiskStore, group: int, first_key: BlockKey, blocks: Sequence[Any]) -> int:
+        return write(store, group, first_key, [(key, (7,) * BLOCK_SIZE, data) for key, _, data in blocks])
 
-    monkeypatch.setattr(DiskStore, "find", find)
-    assert answer(new_run(store)[0], tuple(range(300)), max_tokens=1).cache.tokens == 0
+    with monkeypatch.context() as patch:
+        patch.setattr(DiskStore, "write", write_others)
+        answer(new_run(new_store())[0], tuple(range(300)))
+    assert answer(new_run(new_store())[0], tuple(range(300)), max_tokens=1).cache.tokens == 0
 
 
 def test_what_is_forgotten_is_nowhere(new_store: NewStore, tmp_path: Path) -> None:
