@@ -98,9 +98,7 @@ class DiskTier:
                 self._give_up(self._due)
                 self._due.clear()
                 return
-            batch = self._next_batch()
-            there = self._store.find(batch[0].group, batch[0].first_key)  # another process may have written it
-            self._write([due for due in batch if due.key not in there])
+            self._write(self._next_batch())
 
     def _next_batch(self) -> list[_Due]:
         """Of one segment."""

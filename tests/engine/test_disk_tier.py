@@ -6,9 +6,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from engine.blocks import BlockKey
 from engine.config import BLOCK_SIZE, GroupConfig, Preemption, Restore
 from engine.core import Engine
 from engine.disk.quota import Quota
@@ -16,7 +18,7 @@ from engine.disk.store import DiskStore
 from engine.request import PROGRAM, Origin, Request, SamplingParams, ServiceClass, TokenEvent
 from engine.thread import EngineThread
 from tests.engine.hash_run import Run
-from tests.hash_model import HashRunner, HashTicket, block_bytes, hash_engine
+from tests.hash_model import HashRunner, HashTicket, LateMover, block_bytes, hash_engine
 
 FULL = (GroupConfig(),)
 KINDS = {
@@ -72,6 +74,7 @@ def test_the_next_engine_goes_on_where_this_one_ended(new_store: NewStore, kind:
     second = answer(run, prompt)
     found = full_blocks(339) if kind in ("full", "windows") else full_blocks(299)  # a state is kept at a prompt's end
     assert (second.cache.disk, second.cache.device, second.cache.host) == (found, 0, 0)
+    assert second.cache.restore_seconds > 0
     assert runner.computed_tokens == len(prompt) - found + 39
     counters = run.engine.state().counters
     assert (counters.disk_tokens, counters.cached_tokens, counters.disk_misses) == (found, found, 0)
@@ -98,10 +101,15 @@ def test_files_go_on_where_the_device_ends(new_store: NewStore) -> None:
     assert (longer.cache.device, longer.cache.disk) == (96, full_blocks(299) - 96)
 
 
-def test_what_was_read_is_not_written_again(new_store: NewStore, tmp_path: Path) -> None:
+def test_what_was_read_is_not_written_again(
+    new_store: NewStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     answer(new_run(new_store())[0], tuple(range(300)), max_tokens=1)
     before = [(path, path.stat().st_size) for path in files(tmp_path)]
     run, _ = new_run(new_store())
+    mover = run.engine._scheduler._memory.transfers.mover
+    assert isinstance(mover, LateMover)
+    monkeypatch.setattr(mover, "write", None)
     answer(run, tuple(range(300)), max_tokens=1)
     assert run.engine.state().counters.disk_read_bytes > 0
     assert run.engine.state().counters.disk_written_bytes == 0
@@ -158,6 +166,19 @@ def test_a_file_that_is_gone_is_a_miss(new_store: NewStore, tmp_path: Path, kind
     assert runner.computed_tokens == 304
     counters = run.engine.state().counters
     assert (counters.disk_misses, counters.prompt_tokens, counters.cached_tokens) == (1, 300, 0)
+
+
+def test_no_digest_is_trusted_alone(new_store: NewStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if other tokens had had the same digests."""
+    write = DiskStore.write
+
+    def write_others(store: DiskStore, group: int, first_key: BlockKey, blocks: Sequence[Any]) -> int:
+        return write(store, group, first_key, [(key, (7,) * BLOCK_SIZE, data) for key, _, data in blocks])
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DiskStore, "write", write_others)
+        answer(new_run(new_store())[0], tuple(range(300)))
+    assert answer(new_run(new_store())[0], tuple(range(300)), max_tokens=1).cache.tokens == 0
 
 
 def test_what_is_forgotten_is_nowhere(new_store: NewStore, tmp_path: Path) -> None:
