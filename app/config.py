@@ -273,6 +273,11 @@ class Settings:
         """Bytes that all of kv_disk_dir may take; 0: nothing is written there. None: chosen by what is free."""
         return None if self.kv_disk_gb is None else round(self.kv_disk_gb * 1_000_000_000)
 
+    @property
+    def replies_dir(self) -> Path | None:
+        """Where the ids of replies are kept: beside what was computed for them. None: nowhere."""
+        return None if self.kv_disk_limit == 0 else self.kv_disk_dir
+
 
 SETTINGS: Mapping[str, Setting] = {
     entry.name: entry.metadata["setting"] for entry in fields(Settings) if "setting" in entry.metadata

@@ -84,12 +84,14 @@ async def _serve(
     progress: Progress,
 ) -> None:
     from app.chat.service import ChatService
+    from app.chat.stable_ids import StableIds
     from app.chat.token_streams import TokenStreams
     from app.server.application import create_application
     from app.server.request_log import requests_told_to
 
     async with TokenStreams(model.engine) as streams:
-        application = create_application(ChatService(instance.model, model.tokenizer, streams, renderer))
+        service = ChatService(instance.model, model.tokenizer, streams, renderer, StableIds(settings.replies_dir))
+        application = create_application(service)
         server = HTTPServer(
             server_config(application),
             streams,

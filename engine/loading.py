@@ -23,6 +23,7 @@ from engine.core import Engine
 from engine.device import Device
 from engine.disk.folder import About, model_folder
 from engine.disk.quota import Quota
+from engine.disk.run_file import VERSION
 from engine.disk.store import DiskStore
 from engine.errors import UnsupportedModel
 from engine.kv_cache import KVCache
@@ -98,7 +99,7 @@ def _open_store(options: LoadOptions, config: EngineConfig, kv: KVCache, kv_type
     """The files of the model: those that were written with the same weights, by the same kernels, in the same shape."""
     if options.disk is None or not options.fingerprint:
         return None
-    fingerprint = root_key(*config.cache_salt, *map(str, kv.block_bytes))
+    fingerprint = root_key(*config.cache_salt, f"version {VERSION}", *map(str, kv.block_bytes))
     about = About(options.disk.model, options.fingerprint, config.backend, kv_type)
     folder = model_folder(options.disk.folder, fingerprint, about)
     return DiskStore(folder, fingerprint, kv.block_bytes, Quota(options.disk.folder, options.disk.limit))

@@ -154,9 +154,8 @@ def _clear(root: Path, models: list[KeptModel]) -> Clearing:
     for model in models:
         done += clear(model.folder)
     stem = FILE_NAME.partition(".")[0]  # with the files that SQLite keeps beside it, and what was set aside
-    for folder in (root, *(model.folder for model in models)):
-        for path in folder.glob(f"{stem}.*"):
-            done += delete(path)
+    for path in root.glob(f"{stem}.*"):
+        done += delete(path)
     return done
 
 

@@ -144,13 +144,15 @@ def _by_own_engine(
     renderer = resources.enter_context(ChatTemplateRenderer())
     renderer.start()
     from app.chat.service import ChatService
+    from app.chat.stable_ids import StableIds
     from app.chat.token_streams import TokenStreams
     from app.models.loaded_model import load_model
 
     model = load_model(stored, settings, progress)
     if model.tokenizer.chat_template is None:
         progress.say(f"{stored.name} has no chat template: it continues the prompt as plain text.")
-    service = ChatService(stored.name, model.tokenizer, TokenStreams(model.engine), renderer)
+    stable_ids = StableIds(settings.replies_dir)
+    service = ChatService(stored.name, model.tokenizer, TokenStreams(model.engine), renderer, stable_ids)
 
     async def events() -> "AsyncGenerator[ChatEvent]":
         async with service.streams:

@@ -117,5 +117,6 @@ class Prefetch:
 
     def emit(self, place: Any) -> None:
         e, at = self.e, self.e.at(self.address, self.e.b.mul(place, self.each), 64)
-        with cgutils.for_range(e.b, self.each) as loop:
+        e.prefetch(at)  # mostly there is but one, and a loop around it would cost as much again
+        with cgutils.for_range(e.b, self.each, start=I64(1)) as loop:
             e.prefetch(e.at(at, loop.index, 64))

@@ -32,6 +32,11 @@ class Parts:
     planes: tuple[int, ...] = (8,)
     offset: int = 0
 
+    @property
+    def signed(self) -> bool:
+        """Whether the offset is taken off already, which leaves a signed byte."""
+        return self.planes == (8,) and self.offset == 128
+
 
 @dataclass(frozen=True, slots=True)
 class Scales:
@@ -39,7 +44,7 @@ class Scales:
 
     columns: int = GROUP  # that share one: 16 or 32; 256 where `span` is 8 and there are no parts
     exponent: bool = False  # a byte e for each row that says 2 ** (e - 128), in place of a float16
-    minimum: bool = False  # a minimum follows each scale, and its parts follow the scale's
+    minimum: bool = False  # a minimum follows each scale; its parts lie behind the whole ones of a span
     parts: Parts | None = None
     span: int = 1  # groups that share the whole scales, which lie before the first of them
 
@@ -55,10 +60,8 @@ class Scales:
 
     @property
     def parts_bytes(self) -> int:
-        """Bytes of one group's parts."""
-        if self.parts is None:
-            return 0
-        return TILE * sum(self.parts.planes) // 8 * self.halves * (1 + self.minimum)
+        """Bytes of the parts of one group's scales, and of its minimums'."""
+        return TILE * sum(self.parts.planes) // 8 * self.halves if self.parts else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +91,11 @@ class TileFormat:
         return max(self.table).bit_length() if self.table else self.bits
 
     @property
+    def woven(self) -> bool:
+        """Whether codes of six bits lie whole in their bytes, three vectors for what four would take."""
+        return self.planes == (4, 2)
+
+    @property
     def codes_bytes(self) -> int:
         """Bytes of one group's codes."""
         return TILE * GROUP * self.bits // 8
@@ -95,7 +103,8 @@ class TileFormat:
     @property
     def head_bytes(self) -> int:
         """Bytes before each `span` groups."""
-        return self.scales.whole_bytes if self.scales.span > 1 else 0
+        scales = self.scales
+        return scales.whole_bytes + scales.minimum * scales.span * scales.parts_bytes if scales.span > 1 else 0
 
     @property
     def group_bytes(self) -> int:

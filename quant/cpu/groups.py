@@ -11,11 +11,13 @@ from llvmlite import ir
 from numba.core import cgutils
 
 from quant.cpu.formats import HALF_BYTES, TILE, Parts, TileFormat
-from quant.cpu.vector import I32, I64, Emit, F16x16, F32x16, I8x16, I8x64, I16x32, I32x16
+from quant.cpu.vector import I32, I64, Emit, F16x16, F32x16, I8x16, I8x32, I8x64, I16x32, I32x16
 
 
 def load_codes(e: Emit, layout: TileFormat, at: Any, chunk: int) -> Any:
     """The numbers of 16 rows by the columns 4 * chunk to 4 * chunk + 3 of the group, unsigned, one byte each."""
+    if layout.woven:
+        return _load_woven(e, e.at(at, 64 * 3 * (chunk // 4)), chunk % 4)
     whole, shift = None, 0
     for plane, bits in enumerate(layout.planes):
         vector, place = divmod(chunk, 8 // bits)
@@ -24,6 +26,17 @@ def load_codes(e: Emit, layout: TileFormat, at: Any, chunk: int) -> Any:
             part = _move(e, part, bits * place - shift, ((1 << bits) - 1) << shift)
         whole, shift = part if whole is None else e.b.or_(whole, part), shift + bits
     return whole if layout.table is None else e.lookup(whole, layout.table)
+
+
+def _load_woven(e: Emit, at: Any, place: int) -> Any:
+    """One of four chunks of codes of six bits: those of a vector, or what is left over in each of the three."""
+    vectors = [e.load(e.at(at, 64 * vector), I8x64) for vector in range(3)]
+    if place < 3:
+        return _move(e, vectors[place], 0, 0x3F)
+    whole = vectors[0]
+    for vector in vectors[1:]:
+        whole = e.b.or_(_move(e, whole, 2, 0x3F), e.b.and_(vector, ir.Constant(I8x64, [0xC0] * 64)))
+    return _move(e, whole, 2, 0x3F)
 
 
 def _move(e: Emit, codes: Any, right: int, mask: int) -> Any:
@@ -36,10 +49,10 @@ def _move(e: Emit, codes: Any, right: int, mask: int) -> Any:
     return e.b.and_(e.b.bitcast(pairs, I8x64), ir.Constant(I8x64, [mask] * 64))
 
 
-def load_scales(e: Emit, layout: TileFormat, at: Any, head: Any) -> list[tuple[Any, Any]]:
+def load_scales(e: Emit, layout: TileFormat, at: Any, head: Any, g: Any) -> list[tuple[Any, Any]]:
     """For each half of the group, or for all of it: the scales of 16 rows, and their minimums, subtracted, or None.
 
-    `at` is the address of the group, `head` that of what it shares with others.
+    `at` is the address of group `g`, `head` that of what it shares with others.
     """
     scales, after = layout.scales, e.at(at, layout.codes_bytes)
     if scales.exponent:
@@ -47,9 +60,12 @@ def load_scales(e: Emit, layout: TileFormat, at: Any, head: Any) -> list[tuple[A
     wholes = load_wholes(e, layout, head if layout.head_bytes else after)
     if scales.parts is None:
         return [(wholes[0], wholes[1] if scales.minimum else None)]
+    parts = [load_parts(e, layout, at)]
+    if scales.minimum:
+        parts.append(_minimums_of(e, layout, head, e.b.urem(g, I64(scales.span))))
     scaled = [
-        [e.b.fmul(whole, e.b.sitofp(part, F32x16)) for part in load_parts(e, layout, at, place)]
-        for place, whole in enumerate(wholes)
+        [e.b.fmul(whole, e.b.sitofp(part, F32x16)) for part in of_whole]
+        for whole, of_whole in zip(wholes, parts, strict=True)
     ]
     return [(half, scaled[1][i] if scales.minimum else None) for i, half in enumerate(scaled[0])]
 
@@ -59,14 +75,12 @@ def load_wholes(e: Emit, layout: TileFormat, at: Any) -> list[Any]:
     return [e.widen(e.load(e.at(at, HALF_BYTES * place), F16x16)) for place in range(1 + layout.scales.minimum)]
 
 
-def load_parts(e: Emit, layout: TileFormat, at: Any, place: int) -> list[Any]:
-    """The parts of 16 rows as int32, for each half of the group at `at` or for all of it.
-
-    `place` is 0 for those of scales, 1 for those of minimums.
-    """
-    scales = layout.scales
-    at = e.at(at, layout.codes_bytes + scales.parts_bytes // (1 + scales.minimum) * place)
+def load_parts(e: Emit, layout: TileFormat, at: Any) -> list[Any]:
+    """The parts of the scales of 16 rows as int32, for each half of the group at `at` or for all of it."""
+    scales, at = layout.scales, e.at(at, layout.codes_bytes)
     b, parts, found, shift = e.b, scales.parts or Parts(), [e.i(0)] * scales.halves, 0
+    if parts.signed:
+        return [b.sext(e.load(e.at(at, TILE * half), I8x16), I32x16) for half in range(scales.halves)]
     for bits in parts.planes:
         for half in range(scales.halves):
             if bits == 2:
@@ -79,6 +93,27 @@ def load_parts(e: Emit, layout: TileFormat, at: Any, place: int) -> list[Any]:
             found[half] = b.or_(found[half], b.shl(stored, e.i(shift))) if shift else stored
         at, shift = e.at(at, TILE * bits * scales.halves // 8), shift + bits
     return [b.sub(part, e.i(parts.offset)) for part in found]
+
+
+def load_minimums(e: Emit, layout: TileFormat, head: Any, pair: Any) -> Any:
+    """The parts of two minimums of each of 16 rows, int16 side by side: of two halves, or of two groups."""
+    scales = layout.scales
+    at = e.at(e.at(head, scales.whole_bytes), pair, 2 // scales.halves * scales.parts_bytes)
+    if scales.halves == 1:
+        return e.b.bitcast(e.b.zext(e.load(at, I8x32), I16x32), I32x16)
+    both = e.b.zext(e.load(at, I8x16), I32x16)
+    return e.b.or_(e.b.and_(both, e.i(15)), e.b.shl(e.b.lshr(both, e.i(4)), e.i(16)))
+
+
+def _minimums_of(e: Emit, layout: TileFormat, head: Any, number: Any) -> list[Any]:
+    """The parts of the minimums of one of the groups behind a head, int32, of each half or of all of it."""
+    b, low = e.b, e.i(0xFFFF)
+    if layout.scales.halves == 2:
+        pair = load_minimums(e, layout, head, number)
+        return [b.and_(pair, low), b.lshr(pair, e.i(16))]
+    pair = load_minimums(e, layout, head, b.lshr(number, I64(1)))
+    shift = e.splat(b.trunc(b.shl(b.and_(number, I64(1)), I64(4)), I32))
+    return [b.and_(b.lshr(pair, shift), low)]
 
 
 def _powers(e: Emit, exponents: Any) -> Any:

@@ -21,6 +21,7 @@ from quant.cpu.vector import I64, Emit
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
+CACHE_LINE = 64  # bytes
 CORE = "core"  # the part that everyone needs
 
 
@@ -47,6 +48,8 @@ class Kernel:
         """Add the function to a module: int64 arguments, an int64 or nothing back."""
         kind = ir.FunctionType(I64 if self.returns else ir.VoidType(), [I64] * len(self.parameters))
         function = ir.Function(module, kind, self.name)
+        function.attributes.add("nounwind")  # llvmlite writes the next line's only beside another one
+        function.attributes.alignstack = CACHE_LINE  # or vectors that wait on the stack would lie across two lines
         builder = ir.IRBuilder(function.append_basic_block())
         result = self.build(Emit(builder, target), *function.args)
         builder.ret(result) if self.returns else builder.ret_void()

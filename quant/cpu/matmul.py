@@ -32,11 +32,11 @@ def _make_coded_tile(layout: TileFormat, tiles: int, tokens: int, planes: int) -
     halves = layout.scales.halves
 
     def add_group(
-        e: Emit, places: list[tuple[Any, Any]], rows: list[RowGroup], half: int, totals: dict[Cell, Any]
+        e: Emit, places: list[tuple[Any, Any]], g: Any, rows: list[RowGroup], half: int, totals: dict[Cell, Any]
     ) -> None:
-        """Add the products of one group, or of half of it. A place: the addresses of a tile's group and of its head."""
+        """Add the products of group `g`, or of half of it. A place: the addresses of a tile's group and of its head."""
         b, sums = e.b, integer_sums(e, layout, [at for at, _ in places], rows, planes, half)
-        scales = [load_scales(e, layout, at, head)[half] for at, head in places]
+        scales = [load_scales(e, layout, at, head, g)[half] for at, head in places]
         x_scales = [row.scale() for row in rows]
         x_sums = [row.sum(half, halves) for row in rows] if layout.scales.minimum else []
         for (t, m), found in sums.items():
@@ -74,7 +74,7 @@ def _make_coded_tile(layout: TileFormat, tiles: int, tokens: int, planes: int) -
             for half, block in product(range(halves), blocks(e, tiles, tokens)):
                 rows_here = [RowGroup(e, row, groups, g) for row in cells.x[block[1]]]
                 places = list(zip(at, heads, strict=True))[block[0]]
-                add_group(e, places, rows_here, half, block_of(totals, block))
+                add_group(e, places, g, rows_here, half, block_of(totals, block))
         cells.store({cell: b.load(slot) for cell, slot in totals.items()}, rows)
 
     coded_tile.__name__ = f"coded_tile_{layout.number}_{tiles}x{tokens}_{planes}"

@@ -34,7 +34,7 @@ def _make_coded_row(layout: TileFormat) -> Callable[..., None]:
     def coded_row(e: Emit, w: Any, groups: Any, lane: Any, out: Any) -> None:
         b, lane_number = e.b, e.b.trunc(lane, I32)
         with each_group(e, layout, groups, [w]) as (g, (at,), (head,)):
-            scales = load_scales(e, layout, at, head)
+            scales = load_scales(e, layout, at, head, g)
             for half, numbers in enumerate(numbers_of(e, at, lane_number)):
                 scale, minimum = scales[half % len(scales)]
                 whole = b.sitofp(b.sub(numbers, e.i(layout.zero if minimum is None else 0)), F32x16)

@@ -21,7 +21,7 @@ from numba.core import cgutils
 from quant.cpu.activations import SPAN, SuperBlock, SuperGroup
 from quant.cpu.cells import Cell, Cells, Prefetch, block_of, blocks, integer_sums, prefetch_group
 from quant.cpu.formats import TileFormat
-from quant.cpu.groups import load_parts, load_wholes
+from quant.cpu.groups import load_minimums, load_parts, load_wholes
 from quant.cpu.kernel import kernel
 from quant.cpu.vector import I64, Emit, F32x16
 
@@ -85,18 +85,11 @@ def _group(e: Emit, layout: TileFormat, head: Any, number: Any) -> Any:
 def _add_group(e: Emit, layout: TileFormat, at: list[Any], rows: list[SuperGroup], sums: Slots) -> None:
     """Add the integer products of one group."""
     b, scales = e.b, layout.scales
-    parts = [load_parts(e, layout, it, 0) for it in at] if scales.parts else []
+    parts = [load_parts(e, layout, it) for it in at] if scales.parts else []
     for half in range(scales.halves):
         for (t, m), found in integer_sums(e, layout, at, rows, 1, half).items():
             scaled = b.mul(found, parts[t][half]) if parts else found
             b.store(b.add(b.load(sums[t, m]), scaled), sums[t, m])
-
-
-def _minimums(e: Emit, layout: TileFormat, head: Any) -> list[Any]:
-    """The parts of the minimums behind a head, those of two halves or two groups as int16 side by side."""
-    at = [_group(e, layout, head, I64(number)) for number in range(SPAN)]
-    parts = [part for it in at for part in load_parts(e, layout, it, 1)]
-    return [e.b.or_(low, e.b.shl(high, e.i(16))) for low, high in zip(parts[::2], parts[1::2], strict=True)]
 
 
 def _add_super_block(
@@ -105,10 +98,11 @@ def _add_super_block(
     """Add the sums of a super-block, less its minimums, in floats."""
     b, halves = e.b, layout.scales.halves
     wholes = [load_wholes(e, layout, head) for head in heads]
-    minimums = [_minimums(e, layout, head) for head in heads] if layout.scales.minimum else []
+    pairs = range(SPAN * halves // 2 if layout.scales.minimum else 0)
+    minimums = [[load_minimums(e, layout, head, I64(pair)) for pair in pairs] for head in heads]
     for (t, m), total in totals.items():
         found = b.fmul(b.sitofp(b.load(sums[t, m]), F32x16), wholes[t][0])
-        if minimums:
+        if pairs:
             less = e.i(0)
             for number, pair in enumerate(minimums[t]):
                 less = e.dot_of_words(less, pair, rows[m].two_sums(number, halves))

@@ -6,7 +6,10 @@ processor's prefetcher delivers. Of one group:
 - codes: for each plane of `bits` bits, `bits` vectors of 64 bytes. Byte 4 row + k of vector v has, at bit bits * j,
   column 4 * (8 / bits * v + j) + k: one word of the canonical form for each row. So one load of 64 bytes, shifted,
   meets four bytes of activations in every lane.
-- then the group's scales, 16 rows side by side: see `Scales`. What several groups share lies before the first of them.
+- codes of six bits: three vectors for each four of columns. The first three of these are the low six bits of a vector
+  each, and bits 2 v and 2 v + 1 of the fourth are the top of vector v: three of four cost one instruction, not three.
+- then the group's scales, 16 rows side by side: see `Scales`. What several groups share lies before the first of them,
+  and so do parts of minimums, since they are needed once: two halves or two groups side by side.
 - plain floats: 32 columns of 16 values each.
 
 Rows are padded with zeros to an even number of tiles. Nothing is rounded: packing moves bits, and flips sign bits.
@@ -15,6 +18,7 @@ Knows layouts. Refuses to know how to multiply.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -22,13 +26,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from quant.cpu.formats import GROUP, PAIR, TILE, Scales, TileFormat, format_of
+from quant.cpu.formats import GROUP, PAIR, TILE, Parts, Scales, TileFormat, format_of
 from quant.ggml_blocks import integers
 from quant.tensor import CodedTensor, Integers, PlainTensor, Plane, QTensor, Scale
 
 SIGN = np.int16(-0x8000)  # of a float16
+SIGN_OF_BYTE = np.uint8(0x80)
+LOW_TWO, LOW_FOUR, HIGH_TWO = np.uint32(0x03030303), np.uint32(0x0F0F0F0F), np.uint32(0x30303030)  # of six bits
 
 Bytes = NDArray[np.uint8]
+Words = NDArray[np.uint32]
 
 
 def packed_bytes(weight: QTensor) -> int:
@@ -51,11 +58,14 @@ class _Fields:
         layout = self.layout
         return self.spans[:, :, layout.head_bytes :].reshape(tiles, spans, layout.scales.span, layout.group_bytes)
 
-    def words(self, plane: int) -> NDArray[np.uint32]:
-        """Codes of one plane, [tiles, spans, groups, words of a row, TILE]"""
-        bits, before = self.layout.planes[plane], sum(self.layout.planes[:plane])
-        field = self._groups[..., 64 * before : 64 * (before + bits)].view(np.uint32)
-        return field.reshape(*field.shape[:-1], bits, TILE)
+    @property
+    def words(self) -> list[Words]:
+        """Codes of each plane, or of all of them where they are woven: [tiles, spans, groups, words of a row, TILE]"""
+        layout, words = self.layout, self._groups[..., : self.layout.codes_bytes].view(np.uint32)
+        planes = (layout.bits,) if layout.woven else layout.planes
+        ends = list(accumulate(planes))
+        words = words.reshape(*words.shape[:-1], layout.bits, TILE)
+        return [words[..., end - bits : end, :] for bits, end in zip(planes, ends, strict=True)]
 
     def wholes(self, place: int) -> Bytes:
         """The scales (0) or minimums (1) themselves, [tiles, spans, TILE * bytes]"""
@@ -63,11 +73,18 @@ class _Fields:
         start = 0 if self.layout.head_bytes else self.layout.codes_bytes
         return self.spans[:, :, start + size * place : start + size * (place + 1)]
 
-    def parts(self, place: int) -> Bytes:
-        """The parts of scales (0) or minimums (1), [tiles, spans, groups, bytes]"""
-        size = self.layout.scales.parts_bytes // (1 + self.layout.scales.minimum)
-        start = self.layout.codes_bytes + size * place
-        return self._groups[..., start : start + size]
+    @property
+    def parts(self) -> Bytes:
+        """The parts of scales, [tiles, spans, groups, bytes]"""
+        return self._groups[..., self.layout.codes_bytes :]
+
+    @property
+    def minimums(self) -> Bytes:
+        """The parts of minimums, [tiles, spans, pairs, bytes]"""
+        tiles, spans, _ = self.spans.shape
+        scales = self.layout.scales
+        field = self.spans[:, :, scales.whole_bytes : self.layout.head_bytes]
+        return field.reshape(tiles, spans, scales.span * scales.halves // 2, -1)
 
 
 def _fields(layout: TileFormat, memory: Bytes, rows: int, columns: int) -> _Fields:
@@ -91,23 +108,61 @@ def pack(weight: QTensor, out: Bytes) -> None:
         _pack_plain(weight.values, out.reshape(-1, columns // GROUP, layout.group_bytes))
         return
     fields = _fields(layout, out, rows, columns)
-    tiles, spans, _ = fields.spans.shape
-    for index, plane in enumerate(weight.codes.planes):
-        words = _tiles(plane.data.numpy().view(np.uint32), tiles)
-        fields.words(index)[:] = words.reshape(tiles, TILE, spans, layout.scales.span, -1).transpose(0, 2, 3, 4, 1)
+    tiles = len(fields.spans)
+    _pack_codes(weight.codes, fields)
     for place, scale in enumerate((weight.scale, weight.minimum) if weight.minimum else (weight.scale,)):
         whole = scale.whole.numpy() if layout.scales.exponent else scale.whole.view(torch.int16).numpy()
         if place:
             whole = whole ^ SIGN  # kernels add
         fields.wholes(place).view(whole.dtype)[:] = _tiles(whole, tiles).transpose(0, 2, 1)
-        if scale.parts:
-            _pack_parts(scale.parts, layout.scales, fields.parts(place))
+        if scale.parts and place:
+            _pack_minimums(scale.parts, layout.scales, fields.minimums)
+        elif scale.parts:
+            _pack_parts(scale.parts, layout.scales, fields.parts)
+
+
+def _pack_codes(codes: Integers, fields: _Fields) -> None:
+    tiles, spans, _ = fields.spans.shape
+    shape = tiles, TILE, spans, fields.layout.scales.span
+    planes = [
+        _tiles(plane.data.numpy().view(np.uint32), tiles).reshape(*shape, plane.bits).transpose(0, 2, 3, 4, 1)
+        for plane in codes.planes
+    ]
+    if fields.layout.woven:
+        for target, low, high in zip(fields.words[0], *planes, strict=True):  # a tile at a time stays in the cache
+            target[:] = _weave(low, high)
+    else:
+        for target, plane in zip(fields.words, planes, strict=True):
+            target[:] = plane
+
+
+def _weave(low: Words, high: Words) -> Words:
+    """Words of four and of two bits of codes, [..., 4, TILE] and [..., 2, TILE], as words of six, [..., 6, TILE]."""
+    even, odd, top = (np.ascontiguousarray(plane) for plane in (low[..., ::2, :], low[..., 1::2, :], high))
+    fourth = odd >> 4 & LOW_FOUR | top >> 2 & HIGH_TWO
+    woven = (
+        even & LOW_FOUR | top << 4 & HIGH_TWO | (fourth & LOW_TWO) << 6,
+        even >> 4 & LOW_FOUR | top << 2 & HIGH_TWO | (fourth >> 2 & LOW_TWO) << 6,
+        odd & LOW_FOUR | top & HIGH_TWO | (fourth >> 4 & LOW_TWO) << 6,
+    )
+    return np.stack(woven, -2).reshape(*low.shape[:-2], 6, TILE)
+
+
+def _unweave(woven: Words) -> list[Words]:
+    """What `_weave` was given."""
+    first, second, third = np.moveaxis(woven.reshape(*woven.shape[:-2], 2, 3, TILE), -2, 0)
+    fourth = first >> 6 & LOW_TWO | (second >> 6 & LOW_TWO) << 2 | (third >> 6 & LOW_TWO) << 4
+    even, odd = first & LOW_FOUR | (second & LOW_FOUR) << 4, third & LOW_FOUR | (fourth & LOW_FOUR) << 4
+    high = [(code >> 4 & LOW_TWO) << 2 * place for place, code in enumerate((first, second, third, fourth))]
+    return [np.stack([even, odd], -2).reshape(*woven.shape[:-2], 4, TILE), np.bitwise_or.reduce(high)]
 
 
 def _pack_parts(parts: Integers, scales: Scales, target: Bytes) -> None:
     tiles, spans, groups, _ = target.shape
     values = _tiles(parts.values().numpy(), tiles).reshape(tiles, TILE, spans, groups, scales.halves)
     values, at, shift = values.transpose(0, 2, 3, 4, 1), 0, 0  # [tiles, spans, groups, halves, TILE]
+    if scales.parts and scales.parts.signed:
+        values = values ^ SIGN_OF_BYTE
     for bits in scales.parts.planes if scales.parts else ():
         stored = _STORING[bits].write(values >> np.uint8(shift) & np.uint8((1 << bits) - 1))
         target[..., at : at + stored.shape[-1]] = stored
@@ -158,6 +213,23 @@ _STORING = {
 }
 
 
+def _pack_minimums(parts: Integers, scales: Scales, target: Bytes) -> None:
+    tiles, spans, pairs, _ = target.shape
+    values = _tiles(parts.values().numpy(), tiles).reshape(tiles, TILE, spans, pairs, 2)
+    if scales.halves == 2:
+        target[:] = _write_nibbles(values.transpose(0, 2, 3, 4, 1))
+    else:
+        target.view(np.uint16)[:] = values.view(np.uint16)[..., 0].transpose(0, 2, 3, 1)
+
+
+def _unpack_minimums(stored: Bytes, scales: Scales) -> Bytes:
+    """[tiles, spans, groups, halves, TILE]"""
+    tiles, spans, pairs, _ = stored.shape
+    if scales.halves == 2:
+        return _read_nibbles(stored)
+    return np.moveaxis(stored.reshape(tiles, spans, pairs, TILE, 2), -1, 3).reshape(tiles, spans, 2 * pairs, 1, TILE)
+
+
 def _pack_plain(values: Tensor, target: Bytes) -> None:
     rows, columns = values.shape
     bits = values.view(torch.int16 if values.itemsize == 2 else torch.int32).numpy()
@@ -174,9 +246,10 @@ def unpack(weight: Bytes, layout: TileFormat, shape: tuple[int, int]) -> QTensor
         whole = torch.from_numpy(source.transpose(0, 3, 1, 2).reshape(-1, columns)[:rows].copy())
         return PlainTensor(shape, str(kind), whole.view(layout.plain))
     fields = _fields(layout, weight, rows, columns)
+    words = _unweave(fields.words[0]) if layout.woven else fields.words
     planes = [
-        Plane(bits, torch.from_numpy(_rows(fields.words(index), rows).view(np.uint8)))
-        for index, bits in enumerate(layout.planes)
+        Plane(bits, torch.from_numpy(_rows(plane, rows).view(np.uint8)))
+        for bits, plane in zip(layout.planes, words, strict=True)
     ]
     scales = [_unpack_scale(fields, place, rows) for place in range(1 + layout.scales.minimum)]
     table = tuple(number - layout.zero for number in layout.table) if layout.table else None
@@ -205,10 +278,16 @@ def _unpack_scale(fields: _Fields, place: int, rows: int) -> Scale:
     values = torch.from_numpy(whole if scales.exponent else whole.view(np.float16))
     if scales.parts is None:
         return Scale(values)
-    stored, at, shift = fields.parts(place), 0, 0
+    small = _unpack_minimums(fields.minimums, scales) if place else _unpack_parts(fields.parts, scales, scales.parts)
+    return Scale(values, integers(_rows(small, rows), scales.parts.planes), scales.parts.offset)
+
+
+def _unpack_parts(stored: Bytes, scales: Scales, parts: Parts) -> Bytes:
+    """[tiles, spans, groups, halves, TILE]"""
+    at, shift = 0, 0
     small = np.zeros((*stored.shape[:-1], scales.halves, TILE), np.uint8)
-    for bits in scales.parts.planes:
+    for bits in parts.planes:
         size = TILE * bits * scales.halves // 8
         small |= _STORING[bits].read(stored[..., at : at + size]) << np.uint8(shift)
         at, shift = at + size, shift + bits
-    return Scale(values, integers(_rows(small, rows), scales.parts.planes), scales.parts.offset)
+    return small ^ SIGN_OF_BYTE if parts.signed else small

@@ -24,7 +24,8 @@ I8, I16, I32, I64, F16, F32 = (
     ir.HalfType(),
     ir.FloatType(),
 )
-I8x16, I8x64, I16x32 = ir.VectorType(I8, 16), ir.VectorType(I8, 64), ir.VectorType(I16, 32)
+I8x16, I8x32, I8x64 = (ir.VectorType(I8, count) for count in (16, 32, 64))
+I16x32 = ir.VectorType(I16, 32)
 I16x16, I32x16, F16x16, F32x16 = (ir.VectorType(kind, LANES) for kind in (I16, I32, F16, F32))
 F32x8 = ir.VectorType(F32, 8)
 LANE_NUMBERS = ir.Constant(I32x16, list(range(LANES)))

@@ -51,7 +51,7 @@ def kept(root: Path) -> list[Path]:
         for file in folder.glob("??/*.run"):
             os.utime(file, (used, used))
     (root / FILE_NAME).write_bytes(b"replies")
-    (folders[0] / f"{FILE_NAME}-wal").write_bytes(b"wal")
+    (root / f"{FILE_NAME}-wal").write_bytes(b"wal")
     return folders
 
 
@@ -116,7 +116,7 @@ def test_one_model_is_cleared_without_a_question(kept: list[Path], root: Path) -
     assert done.stderr == f"11.2 kB freed in {root}.\n"
     assert (len(runs(kept[0])), len(runs(kept[1]))) == (0, 1)
     assert not (root / FILE_NAME).exists()
-    assert not (kept[0] / f"{FILE_NAME}-wal").exists()
+    assert not (root / f"{FILE_NAME}-wal").exists()
 
 
 def test_a_model_of_the_catalog_that_was_used_by_its_path(root: Path) -> None:

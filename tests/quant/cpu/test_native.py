@@ -12,10 +12,11 @@ import llvmlite
 import numba
 import numpy as np
 import pytest
-from llvmlite import binding
+from llvmlite import binding, ir
 
 from quant.cpu import native
-from quant.cpu.kernel import CORE
+from quant.cpu.activations import norm_factor
+from quant.cpu.kernel import CORE, KERNELS
 from quant.cpu.native import KEPT, CodeFolder
 from quant.cpu.tiers import choose
 
@@ -277,3 +278,9 @@ def test_a_version_that_another_process_removes_meanwhile_is_no_error(
     monkeypatch.setattr(Path, "iterdir", listing)
     folder.forget_old()
     assert not gone.exists()
+
+
+def test_vectors_on_the_stack_do_not_lie_across_cache_lines() -> None:
+    module = ir.Module()
+    KERNELS[norm_factor.symbol].emit(module, choose("auto"))  # type: ignore[attr-defined]
+    assert "alignstack(64)" in str(module.globals[norm_factor.symbol]).partition("{")[0]  # type: ignore[attr-defined]

@@ -59,6 +59,17 @@ def same_scale(ours: Scale, theirs: Scale) -> None:
         assert torch.equal(ours.parts.values(), theirs.parts.values())
 
 
+def test_codes_of_six_bits_lie_whole_in_their_bytes() -> None:
+    """Three of four chunks of 16 rows by 4 columns, which a mask is enough for."""
+    weight = random_weight("Q6_K", 32, 256, np.random.default_rng(SEED))
+    assert isinstance(weight, CodedTensor)
+    first = format_of(weight).head_bytes
+    halves = packed(weight)[first : first + 2 * 3 * 64].reshape(2, 3, 16, 4)
+    codes = weight.codes.values().numpy()[:16, :32].reshape(16, 2, 4, 4).transpose(1, 2, 0, 3)
+    assert np.array_equal(halves & 0x3F, codes[:, :3])
+    assert np.array_equal(halves[:, 0] >> 6 | halves[:, 1] >> 6 << 2 | halves[:, 2] >> 6 << 4, codes[:, 3])
+
+
 @pytest.mark.parametrize("name", TYPES)
 def test_values_stay_what_they_are(name: str) -> None:
     columns = width(name, 128)
