@@ -82,6 +82,7 @@ def environment_of(model: Path, home: Path) -> dict[str, str]:
         "INGLE_OFFLINE": "1",
         "INGLE_THREADS": "1",
         "INGLE_STATE_DIR": str(home / "state"),
+        "INGLE_KV_DISK_DIR": str(home / "kv"),
         "XDG_CONFIG_HOME": str(home),
         "HF_HUB_CACHE": str(home / "hub"),
     }
@@ -197,7 +198,7 @@ def test_run_gives_the_answer_of_an_engine_of_its_own(server: Server, no_torch: 
         *flags,
     )
     attached = json.loads(server.ingle(*question, **no_torch).stdout)
-    own = json.loads(server.ingle(*question, "--context", "2048").stdout)
+    own = json.loads(server.ingle(*question, "--context", "2048", "--kv-disk-gb", "0").stdout)
     assert attached.keys() == own.keys()
     for part in ("model", "text", "finish_reason", "seed"):
         assert attached[part] == own[part]
@@ -223,7 +224,9 @@ def test_it_tells_of_every_request_in_a_line(start: Start) -> None:
         assert "France" not in line
 
 
-@pytest.mark.parametrize("flags", [["--context", "64"], ["--threads", "1"], ["--kernels", "reference"]])
+@pytest.mark.parametrize(
+    "flags", [["--context", "64"], ["--threads", "1"], ["--kernels", "reference"], ["--kv-disk-gb", "1"]]
+)
 def test_run_with_an_engine_flag_has_an_engine_of_its_own(
     server: Server, no_torch: dict[str, str], flags: list[str]
 ) -> None:
