@@ -166,6 +166,8 @@ class StableIdsFile:
         with connection.lock:
             files_before = self._files
             try:
+                if not self._path.exists():  # it may have been deleted meanwhile
+                    connection.close()
                 return work()
             except (sqlite3.Error, OSError) as problem:
                 connection.close()

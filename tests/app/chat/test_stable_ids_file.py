@@ -88,6 +88,18 @@ def test_what_is_forgotten_leaves_no_trace(tmp_path: Path) -> None:
     assert secret.lead not in left
 
 
+def test_a_file_that_is_deleted_is_made_again(tmp_path: Path) -> None:
+    """As somebody clears the folder while a server runs."""
+    file = StableIdsFile(tmp_path)
+    write(file, generated(1))
+    assert numbers(file.find(PLACE)) == [1]
+    for path in tmp_path.glob(f"{FILE_NAME}*"):
+        path.unlink()
+    assert file.find(PLACE) == []
+    write(file, generated(2))
+    assert numbers(file.find(PLACE)) == numbers(StableIdsFile(tmp_path).find(PLACE)) == [2]
+
+
 def test_processes_share_the_file(tmp_path: Path) -> None:
     files = [StableIdsFile(tmp_path) for _ in range(4)]
 
