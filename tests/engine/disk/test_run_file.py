@@ -186,6 +186,8 @@ def test_every_byte_that_is_cut_off_counts(tmp_path: Path) -> None:
     for length in (*range(size - 1, size - 95, -1), DATA_START, DATA_START - 1, HEADER_BYTES, 50, 1, 0):
         os.truncate(path, length)
         assert bad(path) == "it is cut off"
+        with pytest.raises(BadRun):
+            head_of(path)  # known before its data is read
 
 
 def test_data_and_entries_fit_their_place_alone(tmp_path: Path) -> None:
