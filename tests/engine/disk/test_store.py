@@ -503,7 +503,7 @@ class Crew:
 
 
 def test_reading_writing_and_giving_up_at_the_same_time(tmp_path: Path, warnings: Warnings) -> None:
-    shared, names, read = new_store(tmp_path), range(12), [0]
+    shared, names, read, gone = new_store(tmp_path), range(12), [0], [0]
 
     def write() -> Iterator[None]:
         chance = random.Random(1)
@@ -525,16 +525,18 @@ def test_reading_writing_and_giving_up_at_the_same_time(tmp_path: Path, warnings
         return work
 
     def give_up() -> Iterator[None]:
-        chance = random.Random(3)
+        quota = Quota(tmp_path, 300_000)
         while True:
-            for path in chance.sample(there := files(tmp_path), len(there) // 8):
-                path.unlink(missing_ok=True)
-            time.sleep(0.01)
+            there = len(files(tmp_path))
+            quota.enforce()
+            gone[0] += there > len(files(tmp_path))
+            time.sleep(0.005)
             yield
 
     Crew().run(write, reading(4, shared), reading(5, new_store(tmp_path)), give_up)
     assert not warnings()
     assert read[0] > 1000
+    assert gone[0] > 3
 
 
 # -- processes that end
