@@ -40,7 +40,7 @@ from engine.errors import EngineError
 log = logging.getLogger(__name__)
 
 MOST_OWN = 4096  # files that are appended to
-MOST_HEADS = 4096  # that are remembered
+MOST_HEADS = 512  # that are remembered, at 50 KB each
 PAUSE = 60.0  # seconds without writing, after it failed
 _SETTLED = 100_000_000  # ns since a folder changed: a change within the same tick of its clock would not be seen
 

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from io import FileIO
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from engine.disk import run_file, store
 from engine.disk.quota import Quota
 from engine.disk.run_file import RUN_BLOCKS
 from engine.disk.store import PAUSE, DiskMiss, DiskStore
-from tests.engine.disk.known_blocks import FINGERPRINT, SIZES, filled, keys_of, new_store, read_back
+from tests.engine.disk.known_blocks import FINGERPRINT, SIZES, data_of, filled, keys_of, new_store, read_back
 
 ROOT = Path(__file__).parents[3]
 GROUPS = range(len(SIZES))
@@ -220,6 +220,45 @@ def test_files_of_two_groups_that_changed_places(tmp_path: Path, warnings: Warni
         assert not new[1].find(group, keys[0])
     assert len(warnings()) == 2
     assert not files(tmp_path)
+
+
+def test_an_entry_that_is_another_one_than_it_was(tmp_path: Path, warnings: Warnings) -> None:
+    keys = keys_of("chain", 5)
+    one = new_store(tmp_path)
+    write_all(one, keys)
+    blocks = list(one.find(0, keys[0]).values())
+    block = blocks[2]
+    with block.path.open("r+b") as file:
+        seed = run_file._seed(2, block.header.identity)
+        known = run_file.read_head(file.raw).entries[2]  # type: ignore[arg-type]
+        file.seek(run_file._entry_starts()[2])
+        file.write(replace(known, token_ids=(0,) * len(known.token_ids)).to_bytes(seed))
+    with pytest.raises(DiskMiss):
+        one.read(blocks, lambda place, data: None)
+    assert len(warnings()) == 1
+
+
+def test_a_bad_file_that_cannot_be_deleted_is_told_once(
+    tmp_path: Path, warnings: Warnings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor is it found again, though its head is whole."""
+    keys = keys_of("chain", 5)
+    one = new_store(tmp_path)
+    write_all(one, keys)
+    blocks = list(one.find(0, keys[0]).values())
+    with blocks[0].path.open("r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        file.write(bytes([data_of(keys[-1], 0, SIZES[0])[-1] ^ 1]))
+
+    def refuse(path: Path, missing_ok: bool = False) -> None:
+        raise OSError(errno.EROFS, "read-only")
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    for _ in range(2):
+        with pytest.raises(DiskMiss):
+            one.read(blocks, lambda place, data: None)
+        assert not one.find(0, keys[0])
+    assert len(warnings()) == 1
 
 
 def test_a_file_that_made_room_is_no_bad_file(tmp_path: Path, warnings: Warnings) -> None:
