@@ -6,8 +6,8 @@
     data     the blocks, in the order of their entries, from DATA_START on
 
 All numbers are little-endian. A block's data is written before its entry, so that a file is whole at any moment: what
-was torn has no entry, or a last one that does not fit its checksum, which counts as none. Nothing that is read is
-believed before it is checked. Knows one open file. Refuses to know where it lies and what else there is.
+was torn has no entry, or a last one whose end, with its checksum, is missing, which counts as none. Nothing that is
+read is believed before it is checked. Knows one open file. Refuses to know where it lies and what else there is.
 """
 
 import contextlib
@@ -170,12 +170,15 @@ def read_head(file: FileIO) -> Head:
 
 
 def _entries(head: bytes, header: RunHeader) -> tuple[dict[int, Entry], list[int]]:
-    """The entries of a table by their index, and which are damaged; but the last one may be torn."""
+    """The entries of a table by their index, and which are damaged."""
     raws = [head[start : start + _ENTRY_BYTES] for start in _entry_starts()]
     there = [index for index, raw in enumerate(raws) if raw != _ABSENT]
     known = {index: Entry.from_bytes(raws[index], _seed(index, header.identity)) for index in there}
     entries = {index: entry for index, entry in known.items() if entry is not None}
-    return entries, [index for index in there[:-1] if index not in entries]
+    damaged = [index for index in there if index not in entries]
+    if damaged and damaged == there[-1:] and raws[there[-1]].endswith(_ABSENT[-_CHECKSUM.size :]):
+        return entries, []  # it was torn
+    return entries, damaged
 
 
 def read_blocks(file: FileIO, head: Head, indexes: Sequence[int], into: Callable[[int, memoryview], None]) -> None:
