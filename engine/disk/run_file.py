@@ -6,8 +6,8 @@
     data     the blocks, in the order of their entries, from DATA_START on
 
 All numbers are little-endian. A block's data is written before its entry, so that a file is whole at any moment: what
-was torn has no entry, or a last one whose end, with its checksum, is missing, which counts as none. Nothing that is
-read is believed before it is checked. Knows one open file. Refuses to know where it lies and what else there is.
+was torn has no entry, or a last one whose last byte is still zero, which counts as none. Nothing that is read is
+believed before it is checked. Knows one open file. Refuses to know where it lies and what else there is.
 """
 
 import contextlib
@@ -176,7 +176,7 @@ def _entries(head: bytes, header: RunHeader) -> tuple[dict[int, Entry], list[int
     known = {index: Entry.from_bytes(raws[index], _seed(index, header.identity)) for index in there}
     entries = {index: entry for index, entry in known.items() if entry is not None}
     damaged = [index for index in there if index not in entries]
-    if damaged and damaged == there[-1:] and raws[there[-1]].endswith(_ABSENT[-_CHECKSUM.size :]):
+    if damaged and damaged == there[-1:] and raws[there[-1]].endswith(b"\0"):
         return entries, []  # it was torn
     return entries, damaged
 

@@ -146,12 +146,15 @@ def test_every_byte_of_the_header_counts(tmp_path: Path) -> None:
 def test_every_entry_counts_and_the_last_one_may_be_torn(tmp_path: Path) -> None:
     path, count = tmp_path / "one.run", 20
     new_file(path, count)
+    while path.read_bytes()[entry_start(count) - 1] == 0:  # once in 256 times
+        path.unlink()
+        new_file(path, count)
     whole = path.read_bytes()
     for index in range(count):
         path.write_bytes(whole)
-        flip(path, entry_start(index) + random.randrange(ENTRY_BYTES))
+        flip(path, entry_start(index) + random.randrange(ENTRY_BYTES - 1))
         assert bad(path) == f"entry {index} is damaged"
-    for kept in range(0, ENTRY_BYTES, 4):  # the ends of sectors and pages are among them
+    for kept in range(ENTRY_BYTES):
         path.write_bytes(whole)
         change(path, entry_start(count - 1) + kept, bytes(ENTRY_BYTES - kept))
         head = head_of(path)
@@ -164,7 +167,7 @@ def test_what_stands_where_no_entry_is_counts_for_nothing(tmp_path: Path) -> Non
     path = tmp_path / "one.run"
     new_file(path, 3)
     whole = path.read_bytes()
-    for offset in (entry_start(3), entry_start(40) + 99, entry_start(RUN_BLOCKS), DATA_START - 1):
+    for offset in (entry_start(3), entry_start(40) + 102, entry_start(RUN_BLOCKS), DATA_START - 1):
         path.write_bytes(whole)
         flip(path, offset)
         assert len(contents(path)) == 3
