@@ -26,7 +26,7 @@ from engine.disk.quota import Quota
 from engine.disk.run_file import DATA_START
 from engine.disk.store import PAUSE, DiskStore
 from engine.request import FinishReason, Request
-from tests.engine.disk.test_store import Clock, Refusals
+from tests.engine.disk.refusals import Clock, Refusals
 from tests.engine.hash_run import Run
 from tests.hash_model import block_bytes, hash_engine
 

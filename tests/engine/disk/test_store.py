@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from io import FileIO
 from pathlib import Path
 
 import pytest
@@ -22,6 +21,7 @@ from engine.disk.quota import Quota
 from engine.disk.run_file import RUN_BLOCKS
 from engine.disk.store import PAUSE, DiskMiss, DiskStore
 from tests.engine.disk.known_blocks import FINGERPRINT, SIZES, data_of, filled, keys_of, new_store, read_back
+from tests.engine.disk.refusals import Clock, Refusals
 
 ROOT = Path(__file__).parents[3]
 GROUPS = range(len(SIZES))
@@ -375,56 +375,6 @@ def test_folders_and_files_are_ours_whatever_the_umask(tmp_path: Path, mask: int
 
 
 # -- disks that refuse
-
-
-@dataclass
-class Refusals:
-    """System calls that change something: from the `first` to the last one of them `error` is what comes back."""
-
-    first: int
-    last: int
-    error: int
-    calls: int = 0
-
-    def count(self) -> None:
-        self.calls += 1
-        if self.first <= self.calls <= self.last:
-            raise OSError(self.error, os.strerror(self.error))
-
-    def install(self, patch: pytest.MonkeyPatch) -> None:
-        refusals, opens = self, os.open
-
-        def open_(path: str, flags: int, mode: int = 0o777) -> int:
-            if flags & (os.O_WRONLY | os.O_CREAT):
-                refusals.count()
-            return opens(path, flags, mode)
-
-        def counted(change: Callable[..., None]) -> Callable[..., None]:
-            def call(*arguments: object, **options: object) -> None:
-                refusals.count()
-                change(*arguments, **options)
-
-            return call
-
-        class Refusing(FileIO):
-            def write(self, data: memoryview, /) -> int:  # type: ignore[override]
-                if refusals.calls + 1 == refusals.first and len(data) > 1:
-                    return super().write(data[: len(data) // 2])  # what fits; the next call says so
-                refusals.count()
-                return super().write(data)
-
-        patch.setattr(os, "open", open_)
-        for name in ("mkdir", "chmod", "replace"):
-            patch.setattr(os, name, counted(getattr(os, name)))
-        patch.setattr(run_file, "FileIO", Refusing)
-
-
-@dataclass
-class Clock:
-    now: float = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def write_several(disk: DiskStore) -> None:
