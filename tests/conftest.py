@@ -109,6 +109,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--requests", type=int, default=2000, help="how many requests the hash model serves")
     parser.addoption("--rules", type=int, default=5000, help="how many rules the block pool's state machine obeys")
     parser.addoption("--mutations", type=int, default=1000, help="how many mutated GGUF files to try")
+    parser.addoption("--corruptions", type=int, default=300, help="how many files of the disk tier to damage")
+    parser.addoption("--kills", type=int, default=10, help="how many processes that write files to kill")
     parser.addoption("--cpu-tier", choices=tiers.CHOICES, default="auto", help="test as on a processor of this tier")
 
 
@@ -136,6 +138,18 @@ def rules(request: pytest.FixtureRequest) -> int:
 @pytest.fixture
 def mutations(request: pytest.FixtureRequest) -> int:
     count: int = request.config.getoption("--mutations")
+    return count
+
+
+@pytest.fixture
+def corruptions(request: pytest.FixtureRequest) -> int:
+    count: int = request.config.getoption("--corruptions")
+    return count
+
+
+@pytest.fixture
+def kills(request: pytest.FixtureRequest) -> int:
+    count: int = request.config.getoption("--kills")
     return count
 
 

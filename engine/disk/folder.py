@@ -19,8 +19,7 @@ from pathlib import Path
 
 from engine.config import BLOCK_SIZE
 from engine.disk.quota import KeptFile, automatic_limit, kept_files
-from engine.disk.run_file import BadRun, opened, read_head, verify
-from engine.disk.store import SUFFIX, UNFINISHED
+from engine.disk.run_file import SUFFIX, UNFINISHED, BadRun, opened, read_head, verify
 
 ABOUT = "about.json"
 LEAST_PREFIX = 4  # characters of a fingerprint that stand for it

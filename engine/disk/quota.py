@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from engine.disk.run_file import SUFFIX, UNFINISHED
+
 GIB = 1 << 30
 LEAST, MOST = 8 * GIB, 100 * GIB  # of a limit that is chosen here
 SHARE = 0.1  # of the free space
@@ -31,7 +33,7 @@ class KeptFile:
 
 def kept_files(root: Path) -> Iterator[KeptFile]:
     """Every run file of every model."""
-    for path in _files(root, ".run"):
+    for path in _files(root, SUFFIX):
         with contextlib.suppress(OSError):
             status = os.lstat(path)
             yield KeptFile(path, status.st_size, status.st_mtime_ns)
@@ -62,6 +64,11 @@ class Quota:
             if num_bytes and (self._written is None or self._written >= self._step):
                 self._sweep()
 
+    def enforce(self) -> None:
+        """Delete what is too much, however little was written."""
+        with self._lock:
+            self._sweep()
+
     def _sweep(self) -> None:
         files = sorted(kept_files(self._root), key=lambda file: file.used)
         kept = sum(file.size for file in files)
@@ -79,7 +86,7 @@ class Quota:
         self._sweep_unfinished()
 
     def _sweep_unfinished(self) -> None:
-        for path in _files(self._root, ".tmp"):
+        for path in _files(self._root, UNFINISHED):
             with contextlib.suppress(OSError):
                 if time.time() - path.lstat().st_mtime > UNFINISHED_SECONDS:
                     path.unlink()

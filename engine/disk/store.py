@@ -10,7 +10,9 @@ to know what is in a block, and which request it is of.
 """
 
 import contextlib
+import itertools
 import logging
+import math
 import os
 import secrets
 import threading
@@ -18,13 +20,13 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from io import FileIO
 from pathlib import Path
 
 from engine.blocks import BlockKey
 from engine.disk.quota import Quota
 from engine.disk.run_file import (
     RUN_BLOCKS,
+    SUFFIX,
     BadRun,
     Head,
     RunHeader,
@@ -38,9 +40,8 @@ from engine.errors import EngineError
 
 log = logging.getLogger(__name__)
 
-SUFFIX, UNFINISHED = ".run", ".tmp"
 MOST_OWN = 4096  # files that are appended to
-MOST_HEADS = 4096  # that are remembered
+MOST_HEADS = 512  # that are remembered, at 50 KB each
 PAUSE = 60.0  # seconds without writing, after it failed
 _SETTLED = 100_000_000  # ns since a folder changed: a change within the same tick of its clock would not be seen
 
@@ -56,6 +57,7 @@ class DiskBlock:
     """Where one block lies."""
 
     path: Path
+    header: RunHeader  # of the file
     index: int
     key: BlockKey
     token_ids: tuple[int, ...]
@@ -95,10 +97,11 @@ class DiskStore:
         self._block_bytes = tuple(block_bytes)
         self._quota = quota
         self._clock = clock
-        self._lock = threading.RLock()
+        self._writing = threading.Lock()  # held while files are written: nobody who looks for blocks waits for that
+        self._lock = threading.RLock()  # what is remembered of the folder
         self._listings: dict[str, _Listing] = {}
         self._heads: OrderedDict[Path, Head] = OrderedDict()
-        self._bad: set[Path] = set()
+        self._bad: dict[Path, float] = {}  # and until when
         self._own: OrderedDict[tuple[int, BlockKey], _OwnRun] = OrderedDict()
         self._paused_until = 0.0
         self._has_warned = False
@@ -107,15 +110,22 @@ class DiskStore:
 
     def find(self, group: int, first_key: BlockKey) -> Mapping[BlockKey, DiskBlock]:
         """All blocks of a segment that can be read, as it seems."""
+        found: dict[BlockKey, DiskBlock] = {}
+        for path, head in self._heads_of(group, first_key):
+            for index, entry in head.entries.items():
+                found.setdefault(entry.key, DiskBlock(path, head.header, index, entry.key, entry.token_ids))
+        return found
+
+    def _heads_of(self, group: int, first_key: BlockKey) -> list[tuple[Path, Head]]:
+        """The files of a segment, and what they hold."""
         with self._lock:
-            found: dict[BlockKey, DiskBlock] = {}
-            for path in self._paths(group, first_key):
-                head = self._head(path, group, first_key)
-                for index, entry in head.entries.items() if head else ():
-                    found.setdefault(entry.key, DiskBlock(path, index, entry.key, entry.token_ids))
-            return found
+            paths = self._paths(group, first_key)
+            return [(path, head) for path in paths if (head := self._head(path, group, first_key))]
 
     def _paths(self, group: int, first_key: BlockKey) -> list[Path]:
+        return [path for path in self._all_paths(group, first_key) if self._clock() >= self._bad.get(path, 0.0)]
+
+    def _all_paths(self, group: int, first_key: BlockKey) -> list[Path]:
         stem = _stem(group, first_key)
         bucket = stem[:2]
         try:
@@ -125,8 +135,7 @@ class DiskStore:
                 listing = self._listings[bucket] = self._list(bucket, changed)
         except OSError:
             return []
-        paths = [self.folder / bucket / name for name in listing.names.get(stem, ())]
-        return [path for path in paths if path not in self._bad]
+        return [self.folder / bucket / name for name in listing.names.get(stem, ())]
 
     def _list(self, bucket: str, changed: int) -> _Listing:
         listing = _Listing(changed if time.time_ns() - changed > _SETTLED else 0)
@@ -143,8 +152,9 @@ class DiskStore:
                 self._heads.move_to_end(path)
                 return known
             with opened(path) as file:
-                head = self._checked_head(file, group, first_key)
-        except FileNotFoundError:
+                head = read_head(file)
+            self._check(head.header, group, first_key)
+        except FileNotFoundError:  # it made room for others
             return None
         except (BadRun, OSError) as problem:
             self._condemn(path, problem)
@@ -155,27 +165,26 @@ class DiskStore:
                 self._heads.popitem(last=False)
         return head
 
-    def _checked_head(self, file: FileIO, group: int, first_key: BlockKey) -> Head:
-        head = read_head(file)
-        header = head.header
+    def _check(self, header: RunHeader, group: int, first_key: BlockKey) -> None:
         if header.fingerprint != self._fingerprint:
             raise BadRun("it is of another model")
         if (header.group, header.block_bytes) != (group, self._block_bytes[group]):
             raise BadRun("its blocks are of another kind")
         if header.first_key != first_key:
             raise BadRun("it is of another segment")
-        return head
 
     def _condemn(self, path: Path, problem: Exception) -> None:
-        """A file is bad: it is told once, and found no more."""
+        """A file is bad: it is deleted, and found no more; or it cannot be read, and is not for a while. Told once."""
+        is_bad = isinstance(problem, BadRun)
         with self._lock:
-            if path in self._bad:
-                return
-            self._bad.add(path)
+            is_news = path not in self._bad
+            self._bad[path] = math.inf if is_bad else self._clock() + PAUSE
             self._heads.pop(path, None)
-        log.warning("%s is left out of the cache: %s", path, problem)
-        with contextlib.suppress(OSError):
-            path.unlink()
+        if is_news:
+            log.warning("%s is left out of the cache: %s", path, problem)
+        if is_bad:
+            with contextlib.suppress(OSError):
+                path.unlink()
 
     # -- reading
 
@@ -196,12 +205,12 @@ class DiskStore:
     def _read_file(self, blocks: Sequence[DiskBlock], start: int, into: Callable[[int, memoryview], None]) -> int:
         with opened(blocks[0].path) as file:
             head = read_head(file)
-            if head.header.fingerprint != self._fingerprint:
-                raise BadRun("it is of another model")
+            if head.header != blocks[0].header:
+                raise BadRun("it is another one than it was")
             for block in blocks:
                 entry = head.entries.get(block.index)
                 if entry is None or (entry.key, entry.token_ids) != (block.key, block.token_ids):
-                    raise BadRun(f"block {block.index} is another one")
+                    raise BadRun(f"entry {block.index} is damaged")
             indexes = [block.index for block in blocks]
             read_blocks(file, head, indexes, lambda place, data: into(start + place, data))
             return len(blocks) * head.header.block_bytes
@@ -218,7 +227,7 @@ class DiskStore:
         which is told once."""
         num_bytes = 0
         try:
-            with self._lock:
+            with self._writing:
                 there = self.find(group, first_key)
                 missing = [block for block in blocks if block[0] not in there]
                 while missing and not self.is_paused:
@@ -235,7 +244,7 @@ class DiskStore:
     def _own_run(self, group: int, first_key: BlockKey) -> _OwnRun:
         """A file with room for at least one block more."""
         run = self._own.pop((group, first_key), None)
-        if run is None or run.count == RUN_BLOCKS or not run.path.exists():
+        if run is None or run.count == RUN_BLOCKS or run.path in self._bad or not run.path.exists():
             run = self._new_run(group, first_key)
         self._own[group, first_key] = run
         while len(self._own) > MOST_OWN:
@@ -243,30 +252,30 @@ class DiskStore:
         return run
 
     def _new_run(self, group: int, first_key: BlockKey) -> _OwnRun:
-        """Its name appears when it has a head; so whoever sees it sees a whole file."""
         stem = _stem(group, first_key)
         bucket = self.folder / stem[:2]
         for folder in (self.folder.parent, self.folder, bucket):
             _make_private(folder)
         path = bucket / f"{stem}-{secrets.token_hex(4)}{SUFFIX}"
         header = RunHeader(self._fingerprint, group, self._block_bytes[group], first_key, secrets.token_bytes(16))
-        create(path.with_suffix(UNFINISHED), header)
-        os.replace(path.with_suffix(UNFINISHED), path)
-        self._listings.pop(stem[:2], None)
+        create(path, header)
         return _OwnRun(path, header)
 
     def _append(self, run: _OwnRun, blocks: Sequence[FilledBlock]) -> int:
-        self._heads.pop(run.path, None)
         try:
             append(run.path, run.header, run.count, blocks)
-        except OSError:
+        except OSError as problem:
             del self._own[run.header.group, run.header.first_key]  # where it ends is not known any more
+            if isinstance(problem, FileNotFoundError):  # it just made room for others
+                return 0
             raise
         run.count += len(blocks)
         return len(blocks) * run.header.block_bytes
 
     def _pause(self, problem: OSError) -> None:
         self._paused_until = self._clock() + PAUSE
+        with contextlib.suppress(OSError):
+            self._quota.enforce()  # where others took the room, there may be less for us
         if not self._has_warned:
             self._has_warned = True
             log.warning(
@@ -290,14 +299,14 @@ class DiskStore:
                     os.utime(path, ns=(when, when), follow_symlinks=os.utime not in os.supports_follow_symlinks)
 
     def forget(self, keys: Collection[BlockKey], first_keys: Sequence[BlockKey]) -> int:
-        """Delete every file of these segments that holds one of the keys, with whatever else it holds. How many."""
+        """Delete every file of these segments that holds one of the keys, or may hold it, with whatever else is in it.
+        How many."""
         deleted = 0
-        with self._lock:
-            for group in range(len(self._block_bytes)):
-                for first_key in first_keys:
-                    paths = {block.path for key, block in self.find(group, first_key).items() if key in keys}
-                    for path in paths:
-                        self._heads.pop(path, None)
+        with self._writing, self._lock:
+            for group, first_key in itertools.product(range(len(self._block_bytes)), first_keys):
+                for path in self._all_paths(group, first_key):
+                    head = self._head(path, group, first_key)
+                    if head is None or not head.is_settled or any(it.key in keys for it in head.entries.values()):
                         with contextlib.suppress(OSError):
                             path.unlink()
                             deleted += 1
@@ -309,9 +318,12 @@ def _stem(group: int, first_key: BlockKey) -> str:
 
 
 def _make_private(folder: Path) -> None:
-    with contextlib.suppress(FileExistsError):
-        os.makedirs(folder, 0o700)
-        os.chmod(folder, 0o700)
+    """Create a folder and its missing parents for its user alone, whatever the umask. Raises OSError."""
+    for place in (*reversed(folder.parents), folder):
+        if not place.exists():
+            with contextlib.suppress(FileExistsError):
+                place.mkdir(0o700)
+                place.chmod(0o700)
 
 
 def _of_one_file(blocks: Sequence[DiskBlock]) -> Iterator[tuple[int, int]]:

@@ -9,6 +9,7 @@ import logging
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice, takewhile
 
 from engine.blocks import NULL_BLOCK, BlockKey, BlockPool
 from engine.config import BLOCK_SIZE, EngineConfig
@@ -28,8 +29,12 @@ HELD_AT_ONCE = 8  # one in so many blocks of a pool, at most, is held because it
 @dataclass(frozen=True, slots=True)
 class _Due:
     group: int
-    first_key: BlockKey  # of its segment
     key: BlockKey
+    first_keys: tuple[BlockKey, ...]  # of its chain's segments, up to its own
+
+    @property
+    def first_key(self) -> BlockKey:
+        return self.first_keys[-1]
 
 
 class DiskTier:
@@ -88,8 +93,8 @@ class DiskTier:
             block = pool.named(BlockKey(keys[place]))
             if block != NULL_BLOCK and not pool.is_filed(block):
                 pool.mark_filed(block)
-                first_key = BlockKey(keys[place // RUN_BLOCKS * RUN_BLOCKS])
-                self._due.append(_Due(group, first_key, BlockKey(keys[place])))
+                first_keys = tuple(BlockKey(key) for key in keys[: place + 1 : RUN_BLOCKS])
+                self._due.append(_Due(group, BlockKey(keys[place]), first_keys))
 
     def write_some(self) -> None:
         """Begin to write what is due, where nothing is being written."""
@@ -98,17 +103,17 @@ class DiskTier:
                 self._give_up(self._due)
                 self._due.clear()
                 return
-            self._write(self._next_batch())
+            batch = self._next_batch()
+            self._write(batch)
+            for _ in batch:
+                self._due.popleft()  # not before, so that something is due or under way for whoever asks meanwhile
 
     def _next_batch(self) -> list[_Due]:
         """Of one segment."""
-        first = self._due.popleft()
-        batch, most = [first], self._most_at_once(first.group)
-        while self._due and len(batch) < most and self._due[0].first_key == first.first_key:
-            if self._due[0].group != first.group:
-                break
-            batch.append(self._due.popleft())
-        return batch
+        first = self._due[0]
+        place = first.group, first.first_key
+        some = islice(self._due, self._most_at_once(first.group))
+        return list(takewhile(lambda due: (due.group, due.first_key) == place, some))
 
     def _most_at_once(self, group: int) -> int:
         by_bytes = WRITTEN_AT_ONCE // max(1, self._config.block_bytes)
@@ -118,7 +123,7 @@ class DiskTier:
         here = [(due, block) for due in batch if (block := self._device[due.group].named(due.key))]
         if not here:
             return
-        group, first_key = here[0][0].group, here[0][0].first_key
+        group, first_keys = here[0][0].group, here[0][0].first_keys
         blocks = [DueBlock(block, due.key, self._device[group].content(block)[1]) for due, block in here]
 
         def then(ticket: MoveTicket | None) -> None:
@@ -126,11 +131,13 @@ class DiskTier:
             failed = ticket is None or ticket.failed
             if ticket is not None and not failed:
                 self._counters.disk_written_bytes += ticket.num_bytes
+                if self._transfers.mover is not None:  # else the end of a chain would outlive its beginning
+                    self._transfers.mover.touch(group, first_keys)
             if failed or (self._store is not None and self._store.is_paused):
                 self._give_up(due for due, _ in here)
 
         self._is_writing = True
-        self._transfers.write(Writing(group, first_key, tuple(blocks)), then)
+        self._transfers.write(Writing(group, first_keys[-1], tuple(blocks)), then)
 
     def _give_up(self, several: Iterable[_Due]) -> None:
         """They are not in a file: due again when a request uses them."""

@@ -3,7 +3,7 @@
 import queue
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from engine.blocks import BlockKey
 from engine.config import BLOCK_SIZE, GroupConfig, Preemption, Restore
 from engine.core import Engine
 from engine.disk.quota import Quota
-from engine.disk.store import DiskStore
+from engine.disk.store import DiskBlock, DiskStore
 from engine.request import PROGRAM, Origin, Request, SamplingParams, ServiceClass, TokenEvent
 from engine.thread import EngineThread
 from tests.engine.hash_run import Run
@@ -237,6 +237,24 @@ def test_writing_goes_on_when_nobody_waits(new_store: NewStore) -> None:
         assert not run.engine.step()
     run.engine.assert_empty()
     assert answer(new_run(new_store())[0], tuple(range(3000)), max_tokens=1).cache.disk == full_blocks(2999)
+
+
+def test_until_all_is_written_there_is_work(new_store: NewStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At any moment, for who looks from another thread."""
+    store = new_store()
+    run, _ = new_run(store)
+    run.submit(tuple(range(3000)), max_tokens=1)
+    while run.engine.has_requests:
+        run.step()
+    find, looks = store.find, []
+
+    def watched(group: int, first_key: BlockKey) -> Mapping[BlockKey, DiskBlock]:
+        looks.append(run.engine.has_work)
+        return find(group, first_key)
+
+    monkeypatch.setattr(store, "find", watched)
+    run.run_out()
+    assert set(looks) == {True}
 
 
 @contextmanager
