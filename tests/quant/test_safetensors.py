@@ -17,7 +17,7 @@ from quant.errors import ModelFileError, SafetensorsError
 from quant.safetensors import MAX_HEADER_BYTES, SafetensorsFile
 from quant.safetensors_types import SAFETENSORS_TYPES
 from quant.safetensors_values import TORCH_TYPES, values
-from tests.safetensors_bytes import build, entry, file_bytes, read_by_the_package, small_file
+from tests.quant.safetensors_bytes import build, entry, file_bytes, read_by_the_package, small_file
 
 
 def write(tmp_path: Path, data: bytes) -> Path:

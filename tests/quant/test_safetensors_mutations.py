@@ -13,7 +13,7 @@ import pytest
 
 from quant.errors import SafetensorsError
 from quant.safetensors import SafetensorsFile
-from tests.safetensors_bytes import build, entry, file_bytes, read_by_the_package, small_file
+from tests.quant.safetensors_bytes import build, entry, file_bytes, read_by_the_package, small_file
 
 EXTREMES = ["0", "1", "3", "-1", "2147483648", "4294967296", "9223372036854775807", "18446744073709551615", "1" * 40]
 WORDS = ["null", "true", "1.0", "1e400", "NaN", "[]", "{}", '""', '"F32"', '"F64"', '"\\ud800"', "[[[[", "__metadata__"]
