@@ -158,7 +158,7 @@ def test_names_the_field_of_what_is_wrong(
     assert str(error).isprintable()
 
 
-@pytest.mark.parametrize("length", [0, 1, 2**31, 2**40, 2**63 - 1, 2**64 - 1])
+@pytest.mark.parametrize("length", [0, 1, 4096, 2**31, 2**40, 2**63 - 1, 2**64 - 1])
 def test_refuses_a_forged_header_length(tmp_path: Path, length: int) -> None:
     error = rejection(tmp_path, file_bytes({"a": FOUR}, bytes(4), length=length))
     assert error.field == ("header" if length <= 1 else "header length")
@@ -215,6 +215,15 @@ def test_what_was_released_can_be_read_again(tmp_path: Path) -> None:
         for name in file.tensors:
             file.release(name)
         assert {name: bytes(file.data(name)) for name in file.tensors} == before
+
+
+def test_nothing_at_the_end_of_the_last_page_can_be_released(tmp_path: Path) -> None:
+    header = {"a": entry("U8", [1000], 0, 1000), "none": entry("U8", [0], 1000, 1000)}
+    text = json.dumps(header)
+    padded = text + " " * (mmap.PAGESIZE - 8 - 1000 - len(text))
+    with SafetensorsFile(write(tmp_path, file_bytes(padded, bytes(1000)))) as file:
+        assert file.tensors["none"].offset == mmap.PAGESIZE
+        file.release("none")
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 import json
 import mmap
 import os
-import sys
 from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
@@ -15,6 +14,7 @@ from quant.errors import ModelFileError, SafetensorsError
 from quant.safetensors import SafetensorsFile
 from quant.safetensors_checkpoint import INDEX, WHOLE, SafetensorsCheckpoint
 from quant.safetensors_values import decode_plain
+from tests.quant.opened_files import opened_files
 from tests.quant.safetensors_bytes import build, small_file, write_index, write_shards
 
 ONE, TWO = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
@@ -180,17 +180,8 @@ def test_the_index_is_bounded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.fixture
 def opens() -> Iterator[list[str]]:
-    """Every path that is opened, as Python's audit events tell."""
-    seen: list[str] = []
-    listening = True
-
-    def hook(event: str, arguments: tuple[object, ...]) -> None:
-        if listening and event == "open" and isinstance(arguments[0], str | bytes | os.PathLike):
-            seen.append(os.fsdecode(arguments[0]))
-
-    sys.addaudithook(hook)  # there is no way to remove one
-    yield seen
-    listening = False
+    with opened_files() as paths:
+        yield paths
 
 
 PARTS = [

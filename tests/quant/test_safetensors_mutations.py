@@ -11,9 +11,18 @@ from pathlib import Path
 
 import pytest
 
-from quant.errors import SafetensorsError
+from quant.errors import ModelFileError, SafetensorsError
 from quant.safetensors import SafetensorsFile
-from tests.quant.safetensors_bytes import build, entry, file_bytes, read_by_the_package, small_file
+from quant.safetensors_checkpoint import INDEX, SafetensorsCheckpoint
+from tests.quant.opened_files import opened_files
+from tests.quant.safetensors_bytes import (
+    build,
+    entry,
+    file_bytes,
+    read_by_the_package,
+    small_file,
+    write_shards,
+)
 
 EXTREMES = ["0", "1", "3", "-1", "2147483648", "4294967296", "9223372036854775807", "18446744073709551615", "1" * 40]
 WORDS = ["null", "true", "1.0", "1e400", "NaN", "[]", "{}", '""', '"F32"', '"F64"', '"\\ud800"', "[[[[", "__metadata__"]
@@ -83,5 +92,42 @@ def test_a_mutated_file_is_read_or_refused(tmp_path: Path, seed: int, mutations:
         else:
             assert read_by_the_package(data) == ours, f"seed {seed}, turn {turn}"
             accepted += 1
+    assert refused > 0
+    assert accepted > 0
+
+
+SHARD_NAMES = [f"model-{number:05}-of-00003.safetensors" for number in (1, 2, 3)]
+PATHS = [b"../", b"/", b"..\\\\", b"/etc/passwd", b"C:", b"\\u0000", b"model-00001-of-00003.safetensors", b".."]
+
+
+def mutant_index(data: bytes, rng: random.Random) -> bytes:
+    """One to three changes, or paths in between."""
+    changed = bytearray(data)
+    for _ in range(rng.randint(1, 3)):
+        if rng.random() < 0.4:
+            at = rng.randrange(len(changed) + 1)
+            changed[at:at] = rng.choice(PATHS)
+        else:
+            mutate(changed, rng)
+    return bytes(changed)
+
+
+def test_a_mutated_index_is_read_or_refused(tmp_path: Path, mutations: int) -> None:
+    """Whatever it says, nothing outside the folder is opened, and what is read are the tensors that the shards hold."""
+    write_shards(tmp_path, {name: {f"{name[10]}.{i}": ("U8", [i], bytes(i)) for i in range(3)} for name in SHARD_NAMES})
+    whole = (tmp_path / INDEX).read_bytes()
+    rng = random.Random(0)
+    refused = accepted = 0
+    with opened_files() as opens:
+        for turn in range(mutations):
+            (tmp_path / INDEX).write_bytes(mutant_index(whole, rng) if turn else whole)
+            try:
+                with SafetensorsCheckpoint(tmp_path) as checkpoint:
+                    assert len(checkpoint.tensors) == 9, f"turn {turn}"
+                    accepted += 1
+            except ModelFileError as error:
+                assert str(error).isprintable(), f"turn {turn}"
+                refused += 1
+    assert {str(tmp_path / name) for name in [INDEX, *SHARD_NAMES]} == set(opens)
     assert refused > 0
     assert accepted > 0
