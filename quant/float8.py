@@ -20,9 +20,8 @@ Knows configurations and shapes. Refuses to know which modules of a model are qu
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
-
-from torch import Tensor
 
 from quant.errors import ModelFileError, UnsupportedQuantization, printable
 from quant.safetensors import SafetensorsTensor
@@ -37,6 +36,9 @@ SCALE_TYPES = ("F32", "BF16", "F16", "F8_E8M0")
 
 class Tensors(Protocol):
     """An open checkpoint."""
+
+    @property
+    def path(self) -> Path: ...
 
     @property
     def tensors(self) -> Mapping[str, SafetensorsTensor]: ...
@@ -75,39 +77,47 @@ def take(checkpoint: Tensors, name: str, scheme: Float8Scheme) -> Float8Tensor |
     module = name.removesuffix("weight")
     found = [module + suffix for suffix in scheme.scale_names if module + suffix in checkpoint.tensors]
     if len(found) > 1:
-        raise ModelFileError(f"The weight {name} has several scales: {' and '.join(found)}")
+        raise ModelFileError(f"{checkpoint.path}: {name} has several scales, {' and '.join(found)}")
     scale = _find(checkpoint, found[0] if found else module + scheme.scale_names[0])
-    return _decode(
-        weight, values(weight, checkpoint.data(name)), scale, values(scale, checkpoint.data(scale.name)), scheme
-    )
+    block = _block_of(checkpoint, weight, scheme)
+    grid = _grid(checkpoint, weight, scale, block)
+    numbers, factors = (values(tensor, checkpoint.data(tensor.name)) for tensor in (weight, scale))
+    return Float8Tensor((weight.shape[0], weight.shape[1]), weight.type.name, numbers, factors.reshape(grid), block)
 
 
 def _find(checkpoint: Tensors, name: str) -> SafetensorsTensor:
     if name not in checkpoint.tensors:
-        raise ModelFileError(f"The checkpoint has no tensor {name}", "The checkpoint is incomplete: pull it again.")
+        raise ModelFileError(f"{checkpoint.path} has no tensor {name}", "The checkpoint is incomplete: pull it again.")
     return checkpoint.tensors[name]
 
 
-def _decode(
-    weight: SafetensorsTensor, numbers: Tensor, scale: SafetensorsTensor, factors: Tensor, scheme: Float8Scheme
-) -> Float8Tensor:
+def _block_of(checkpoint: Tensors, weight: SafetensorsTensor, scheme: Float8Scheme) -> tuple[int, int]:
+    """Rows and columns that share a scale, no more than the matrix has."""
     if len(weight.shape) != 2 or not weight.nbytes:
-        raise UnsupportedQuantization(f"{weight.name}: {weight.type.name} of shape {weight.shape} is no matrix")
-    if scale.type.name not in SCALE_TYPES:
-        raise UnsupportedQuantization(f"{scale.name}: scales of type {scale.type.name} are not supported")
-    rows, columns = weight.shape
+        raise UnsupportedQuantization(f"{checkpoint.path}: {weight.name} of shape {weight.shape} is no matrix")
     height, width = (min(size or extent, extent) for size, extent in zip(scheme.block, weight.shape, strict=True))
-    grid = blocks((rows, columns), (height, width))
+    return height, width
+
+
+def _grid(
+    checkpoint: Tensors, weight: SafetensorsTensor, scale: SafetensorsTensor, block: tuple[int, int]
+) -> tuple[int, int]:
+    """How many blocks the matrix has, down and across; the scale is checked to be of that shape."""
+    if scale.type.name not in SCALE_TYPES:
+        raise UnsupportedQuantization(
+            f"{checkpoint.path}: {scale.name} is of type {scale.type.name}, unknown for scales"
+        )
+    rows, columns = weight.shape
+    grid = blocks((rows, columns), block)
     spellings: set[tuple[int, ...]] = {grid}
-    if width == columns:
+    if block[1] == columns:
         spellings.add(grid[:1])
-        if height == rows:
+        if block[0] == rows:
             spellings.add(())
     if scale.shape not in spellings:
-        raise ModelFileError(
-            f"{scale.name} has shape {scale.shape}, and {weight.name} of shape {weight.shape} needs {grid}"
-        )
-    return Float8Tensor((rows, columns), weight.type.name, numbers, factors.reshape(grid), (height, width))
+        problem = f"{scale.name} has shape {scale.shape}, and {weight.name} of shape {weight.shape} needs {grid}"
+        raise ModelFileError(f"{checkpoint.path}: {problem}")
+    return grid
 
 
 # -- configurations: each function reads the section of one method

@@ -10,6 +10,7 @@ Knows bytes and names. Refuses to know what a tensor means to a model, and which
 """
 
 import hashlib
+import math
 import mmap
 import os
 import re
@@ -29,7 +30,7 @@ LENGTH_BYTES = 8
 # Bounds. The format allows headers of 100 MB; 131,072 tensors take about 15 MB.
 MAX_HEADER_BYTES = 32 << 20
 MAX_TENSORS = 1 << 17
-MAX_NAME_BYTES = 1024
+MAX_NAME_CHARACTERS = 1024
 MAX_DIMENSIONS = 8
 
 METADATA = "__metadata__"
@@ -139,44 +140,40 @@ class _Header:
         return metadata
 
     def _read_tensor(self, name: str, entry: object) -> SafetensorsTensor:
-        field = printable(name)
-        if not 0 < len(name.encode("utf-8", "replace")) <= MAX_NAME_BYTES:
-            raise self._error(f"a name of 1 to {MAX_NAME_BYTES} bytes is needed", f"name {field}")
-        if not name.isprintable():
-            raise self._error("the name has characters that cannot be printed", f"name {field}")
+        """The hot loop of opening a file: words for an error are put together only when there is one."""
+        if not 0 < len(name) <= MAX_NAME_CHARACTERS or not name.isprintable():
+            problem = f"1 to {MAX_NAME_CHARACTERS} characters are needed that can be printed"
+            raise self._error(problem, f"name {printable(name)}")
         if not isinstance(entry, dict) or entry.keys() != FIELDS:
-            raise self._error("it is not an object of dtype, shape and data_offsets", field)
+            raise self._error("it is not an object of dtype, shape and data_offsets", printable(name))
         kind = entry["dtype"]
         if not isinstance(kind, str) or kind not in SAFETENSORS_TYPES:
             shown = printable(kind) if isinstance(kind, str) else "which is no string"
-            raise self._error(f"unknown type {shown}", f"dtype of {field}")
-        shape = self._numbers(entry["shape"], f"shape of {field}")
-        offsets = self._numbers(entry["data_offsets"], f"data_offsets of {field}")
-        if len(offsets) != 2 or not offsets[0] <= offsets[1] <= self._size - self._data_start:
-            raise self._error(
-                f"a beginning and an end within {self._size - self._data_start} bytes are needed",
-                f"data_offsets of {field}",
-            )
-        tensor_type, (begin, end) = SAFETENSORS_TYPES[kind], offsets
-        self._check_size(tensor_type, shape, end - begin, field)
-        return SafetensorsTensor(name, tensor_type, shape, self._data_start + begin, end - begin)
+            raise self._error(f"unknown type {shown}", f"dtype of {printable(name)}")
+        shape = self._numbers(entry["shape"], "shape", name)
+        offsets = self._numbers(entry["data_offsets"], "data_offsets", name)
+        most = self._size - self._data_start
+        if len(offsets) != 2 or not offsets[0] <= offsets[1] <= most:
+            problem = f"a beginning and an end within {most} bytes are needed"
+            raise self._error(problem, f"data_offsets of {printable(name)}")
+        begin, end = offsets
+        self._check_size(name, SAFETENSORS_TYPES[kind], shape, end - begin)
+        return SafetensorsTensor(name, SAFETENSORS_TYPES[kind], tuple(shape), self._data_start + begin, end - begin)
 
-    def _numbers(self, values: object, field: str) -> tuple[int, ...]:
+    def _numbers(self, values: object, what: str, name: str) -> list[int]:
         if not isinstance(values, list) or len(values) > MAX_DIMENSIONS:
-            raise self._error(f"it is not a list of up to {MAX_DIMENSIONS} numbers", field)
-        numbers = tuple(value for value in values if type(value) is int and 0 <= value < 1 << 63)
-        if len(numbers) != len(values):
-            raise self._error("a value is not an integer from 0 to 2^63 - 1", field)
-        return numbers
+            raise self._error(f"it is not a list of up to {MAX_DIMENSIONS} numbers", f"{what} of {printable(name)}")
+        for value in values:
+            if type(value) is not int or not 0 <= value < 1 << 63:
+                raise self._error("a value is not an integer from 0 to 2^63 - 1", f"{what} of {printable(name)}")
+        return values
 
-    def _check_size(self, kind: SafetensorsType, shape: tuple[int, ...], nbytes: int, field: str) -> None:
-        bits = kind.bits
-        for extent in shape:
-            bits *= extent
+    def _check_size(self, name: str, kind: SafetensorsType, shape: list[int], nbytes: int) -> None:
+        bits = kind.bits * math.prod(shape)
         if bits != 8 * nbytes:
             raise self._error(
-                f"{kind.name} of shape {list(shape)} takes {bits / 8:g} bytes, and the offsets span {nbytes}",
-                f"data_offsets of {field}",
+                f"{kind.name} of shape {shape} takes {bits / 8:g} bytes, and the offsets span {nbytes}",
+                f"data_offsets of {printable(name)}",
             )
 
     def _check_cover(self) -> None:

@@ -38,9 +38,10 @@ _DEVICE = re.compile(r"(?:con|prn|aux|nul|com\d|lpt\d)\.", re.IGNORECASE)  # Win
 class SafetensorsCheckpoint:
     """The tensors of a checkpoint, whichever of its files they are in.
 
-    `path` is a safetensors file, or a folder of a checkpoint. A file that the caller names is opened wherever it leads;
-    what is found in a folder, only within the bounds above. Raises `SafetensorsError` when a file is malformed or the
-    files do not fit together, `ModelFileError` when there is none or one cannot be opened. Views outlive `close()`.
+    `path` is a safetensors file, or a checkpoint's folder: of `model.safetensors` where that exists, else of shards. A
+    file that the caller names is opened wherever it leads; one that is found in a folder, only within the bounds above.
+    Raises `SafetensorsError` when a file is malformed or the files do not fit together, `ModelFileError` when there is
+    none or one cannot be opened. Views outlive `close()`.
     """
 
     tensors: Mapping[str, SafetensorsTensor]  # shard by shard; `offset` counts in the tensor's own file

@@ -30,6 +30,7 @@ class Checkpoint:
     """Tensors in memory: type, shape and bytes by name."""
 
     def __init__(self, **tensors: tuple[str, tuple[int, ...], bytes]) -> None:
+        self.path = Path("memory")
         named = {name.replace("__", "."): tensor for name, tensor in tensors.items()}
         self.tensors: Mapping[str, SafetensorsTensor] = {
             name: SafetensorsTensor(name, SAFETENSORS_TYPES[kind], shape, 0, len(raw))
@@ -168,7 +169,7 @@ SCALE = ("F32", (), bytes(4))
         ({"w__weight": EIGHT}, "no tensor w.weight_scale"),
         ({"w__weight_scale": SCALE}, "no tensor w.weight"),
         ({"w__weight": EIGHT, "w__weight_scale": SCALE, "w__weight_scale_inv": SCALE}, "several scales"),
-        ({"w__weight": EIGHT, "w__weight_scale": ("I32", (), bytes(4))}, "scales of type I32"),
+        ({"w__weight": EIGHT, "w__weight_scale": ("I32", (), bytes(4))}, "w.weight_scale is of type I32"),
         ({"w__weight": EIGHT, "w__weight_scale": ("F64", (), bytes(8))}, "F64"),
         ({"w__weight": ("F8_E4M3", (1, 2, 2), bytes(4)), "w__weight_scale": SCALE}, "no matrix"),
         ({"w__weight": ("F8_E4M3", (4,), bytes(4)), "w__weight_scale": SCALE}, "no matrix"),
