@@ -3,6 +3,7 @@
     InglenookError                     what is wrong, and what to do next
     ├── ModelFileError                 a model file that cannot be used
     │   ├── GGUFError                  malformed GGUF: names the field and the file offset
+    │   ├── SafetensorsError           a malformed safetensors file, or files that do not fit together: names the field
     │   └── UnsupportedQuantization    a tensor type this version has no decoder for
     ├── UnsupportedTier                CPU kernels were asked for that this processor cannot execute
     ├── engine.errors.EngineError      (engine/errors.py)
@@ -40,9 +41,25 @@ class GGUFError(ModelFileError):
         self.offset = offset
 
 
+class SafetensorsError(ModelFileError):
+    """A safetensors file, or the index of several, is malformed. `field` names what was being read."""
+
+    def __init__(self, path: Path, problem: str, *, field: str, remedy: str = DAMAGED) -> None:
+        super().__init__(f"{path} is not a usable safetensors file: {field}: {problem}", remedy)
+        self.path = path
+        self.problem = problem
+        self.field = field
+
+
 class UnsupportedQuantization(ModelFileError):
     """A tensor is stored in a type that has no decoder here."""
 
 
 class UnsupportedTier(InglenookError):
     """CPU kernels were asked for by name, and this processor cannot execute them."""
+
+
+def printable(name: str) -> str:
+    """A name from a file as part of an error message: short, never empty, and no control characters."""
+    short = name if len(name) <= 80 else name[:77] + "..."
+    return short if short and short.isprintable() else ascii(short)

@@ -7,11 +7,9 @@ allocated or viewed. The only exception that a malformed file causes is `GGUFErr
 Knows bytes and names. Refuses to know what a tensor or a metadata key means to a model.
 """
 
-import contextlib
 import hashlib
 import mmap
 import os
-import stat
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,8 +17,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from quant.errors import GGUFError, ModelFileError
+from quant.errors import GGUFError, printable
 from quant.ggml_types import GGML_TYPES, GGMLType
+from quant.mapped_file import close, regular_file, release
 
 MetadataValue = int | float | bool | str | tuple[int, ...] | tuple[float, ...] | tuple[bool, ...] | tuple[str, ...]
 
@@ -91,15 +90,11 @@ class GGUFFile:
 
     def release(self, name: str) -> None:
         """Give back the memory that reading tensor `name` took. Its data can be read again, from the file."""
-        if hasattr(mmap, "MADV_DONTNEED"):
-            tensor = self.tensors[name]
-            start = tensor.offset // mmap.PAGESIZE * mmap.PAGESIZE
-            self._map.madvise(mmap.MADV_DONTNEED, start, tensor.offset + tensor.nbytes - start)
+        tensor = self.tensors[name]
+        release(self._map, tensor.offset, tensor.nbytes)
 
     def close(self) -> None:
-        # With views alive the mapping cannot be closed now; it is released with the last of them.
-        with contextlib.suppress(BufferError):
-            self._map.close()
+        close(self._map)
 
     def __enter__(self) -> Self:
         return self
@@ -111,25 +106,10 @@ class GGUFFile:
 
 
 def _map_file(path: Path) -> mmap.mmap:
-    try:
-        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0))
-    except OSError as error:
-        raise ModelFileError(f"Cannot open {path}: {error.strerror}") from error
-    try:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise ModelFileError(f"{path} is not a regular file")
-        if status.st_size < len(MAGIC):
-            raise GGUFError(path, f"the file ends after {status.st_size} bytes", field="magic", offset=0)
+    with regular_file(path) as (descriptor, size):
+        if size < len(MAGIC):
+            raise GGUFError(path, f"the file ends after {size} bytes", field="magic", offset=0)
         return mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
-    finally:
-        os.close(descriptor)
-
-
-def _printable(name: str) -> str:
-    """A name from the file as part of an error message: short, never empty, and no control characters."""
-    short = name if len(name) <= 80 else name[:77] + "..."
-    return short if short and short.isprintable() else repr(short)
 
 
 class _Header:
@@ -212,7 +192,7 @@ class _Header:
             key = self._string(f"key of metadata entry {index}", MAX_KEY_BYTES)
             if key in metadata:
                 raise self._error(f"{key!r} appears twice", field=f"key of metadata entry {index}", offset=start)
-            field = _printable(key)
+            field = printable(key)
             metadata[key] = self._value(self._number("I", f"type of {field}"), field)
         return metadata
 
@@ -285,7 +265,7 @@ class _Header:
 
     def _read_tensor(self, index: int) -> GGUFTensor:
         name = self._string(f"name of tensor {index}", MAX_NAME_BYTES)
-        field = _printable(name)
+        field = printable(name)
         at = self._at
         dimensions = self._number("I", f"dimension count of {field}")
         if not 1 <= dimensions <= MAX_DIMENSIONS:
@@ -321,7 +301,7 @@ class _Header:
         end, previous = data_start, "the header"
         placed: dict[str, GGUFTensor] = {}
         for tensor, at in sorted(found, key=lambda item: item[0].offset):
-            start, field = data_start + tensor.offset, f"offset of {_printable(tensor.name)}"
+            start, field = data_start + tensor.offset, f"offset of {printable(tensor.name)}"
             if tensor.offset % self._alignment:
                 raise self._error(f"{tensor.offset} is not aligned to {self._alignment}", field=field, offset=at)
             if start + tensor.nbytes > self._size:
@@ -332,6 +312,6 @@ class _Header:
                 )
             if start < end:
                 raise self._error(f"its bytes at {start} overlap {previous}", field=field, offset=at)
-            end, previous = start + tensor.nbytes, _printable(tensor.name)
+            end, previous = start + tensor.nbytes, printable(tensor.name)
             placed[tensor.name] = GGUFTensor(tensor.name, tensor.type, tensor.shape, start, tensor.nbytes)
         return {tensor.name: placed[tensor.name] for tensor, _ in found}

@@ -140,4 +140,42 @@ class CodedTensor:
             raise ValueError(f"the parts of a {self.type_name} tensor of shape {self.shape} do not fit together")
 
 
-QTensor = PlainTensor | CodedTensor
+@dataclass(frozen=True, slots=True)
+class Float8Tensor:
+    """A matrix of 8-bit floats with a scale for each block. value = float32(values) * float32(scale).
+
+    Blocks start at row 0 and column 0; those at the far edges may be cut. One block of the matrix's own shape is a
+    scale per tensor, blocks of one whole row are a scale per channel.
+    """
+
+    shape: tuple[int, int]
+    type_name: str
+    values: Tensor  # `shape`; float8_e4m3fn or float8_e5m2
+    scale: Tensor  # [blocks of rows, blocks of columns]; float32, bfloat16, float16 or float8_e8m0fnu
+    block: tuple[int, int]  # rows, columns; no larger than `shape`
+
+    @property
+    def nbytes(self) -> int:
+        return self.values.nbytes + self.scale.nbytes
+
+    def rows(self, index: Tensor) -> "Float8Tensor":
+        """The rows `index` (int64 [n], n > 0)."""
+        height, width = self.block
+        shape, scale = (len(index), self.shape[1]), self.scale[index // height]
+        return Float8Tensor(shape, self.type_name, self.values[index], scale, (1, width))
+
+    def __post_init__(self) -> None:
+        fits = tuple(self.values.shape) == self.shape and all(
+            0 < block <= extent for block, extent in zip(self.block, self.shape, strict=True)
+        )
+        if not fits or tuple(self.scale.shape) != blocks(self.shape, self.block):
+            raise ValueError(f"the parts of a {self.type_name} tensor of shape {self.shape} do not fit together")
+
+
+def blocks(shape: tuple[int, int], block: tuple[int, int]) -> tuple[int, int]:
+    """How many blocks cover a matrix, down and across."""
+    return -(-shape[0] // block[0]), -(-shape[1] // block[1])
+
+
+QTensor = PlainTensor | CodedTensor  # what every backend takes
+CanonicalTensor = QTensor | Float8Tensor  # what the reference backend takes

@@ -9,15 +9,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from quant.tensor import PlainTensor, QTensor
+from quant.tensor import CanonicalTensor, Float8Tensor, PlainTensor
 
 ROW_TILE = 8  # rows per library call: more would speed prompts up and slow single tokens down
 
 
-def dequantize(weight: QTensor) -> Tensor:
+def dequantize(weight: CanonicalTensor) -> Tensor:
     """The values of `weight`, float32, in its shape."""
     if isinstance(weight, PlainTensor):
         return weight.values.float()
+    if isinstance(weight, Float8Tensor):
+        return weight.values.float() * _scales(weight)
     rows, columns = weight.shape
     codes = weight.codes.values()
     numbers = codes.float() - weight.zero if weight.table is None else _numbers(weight.table)[codes.int()]
@@ -31,7 +33,14 @@ def _numbers(table: tuple[int, ...]) -> Tensor:
     return torch.tensor(table, dtype=torch.float32)
 
 
-def dequantize_rows(weight: QTensor, rows: Tensor) -> Tensor:
+def _scales(weight: Float8Tensor) -> Tensor:
+    """The scale of every element, float32 [rows, columns], or [rows, 1] where a row has but one."""
+    (rows, columns), (height, width) = weight.shape, weight.block
+    scales = weight.scale.float().repeat_interleave(height, 0)[:rows]
+    return scales if width == columns else scales.repeat_interleave(width, 1)[:, :columns]
+
+
+def dequantize_rows(weight: CanonicalTensor, rows: Tensor) -> Tensor:
     """The rows `rows` (int64 [n]) of a matrix, float32 [n, columns]."""
     if isinstance(weight, PlainTensor):
         return weight.values[rows].float()

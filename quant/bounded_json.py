@@ -1,0 +1,52 @@
+"""One JSON object out of a file that is hostile until proven otherwise.
+
+Python's parser turns eight bytes into as many as 240, so values are counted before it runs; and it would let a second
+value of a key replace the first, which is refused here. Refuses to know what the object means.
+"""
+
+import json
+
+from quant.errors import printable
+
+# Brackets and commas, of which every value has one; in strings they count too. The header of a file of 131,072 matrices
+# has one million. Parsing takes at most ten times the bytes of the text, and VALUE_BYTES for each of these.
+MAX_VALUES = 1 << 21
+VALUE_BYTES = 128
+
+
+class JSONProblem(Exception):
+    """What is wrong with the text, in words; the message of an error that the caller raises."""
+
+
+def parse_object(raw: bytes) -> dict[str, object]:
+    """The object that `raw` is. Raises JSONProblem, and nothing else, when it is not one object in UTF-8."""
+    if raw.count(b",") + raw.count(b"[") + raw.count(b"{") > MAX_VALUES:
+        raise JSONProblem(f"it has more than {MAX_VALUES} values")
+    try:
+        value: object = json.loads(raw.decode("utf-8"), object_pairs_hook=_without_twins, parse_constant=_refuse)
+    except UnicodeDecodeError as error:
+        raise JSONProblem(f"byte {error.start} of its text is not UTF-8") from None
+    except json.JSONDecodeError as error:
+        raise JSONProblem(f"it is not JSON: {error.msg} at character {error.pos}") from None
+    except RecursionError:
+        raise JSONProblem("it is nested too deeply") from None
+    except ValueError:  # what Python says of an integer of thousands of digits
+        raise JSONProblem("a number has too many digits") from None
+    if not isinstance(value, dict):
+        raise JSONProblem("it is not an object")
+    return value
+
+
+def _without_twins(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    values = dict(pairs)
+    if len(values) != len(pairs):
+        seen: set[str] = set()
+        for key, _ in pairs:
+            if key in seen:
+                raise JSONProblem(f"{printable(key)} appears twice")
+            seen.add(key)
+    return values
+
+
+def _refuse(constant: str) -> object:
+    raise JSONProblem(f"{constant} is no number")

@@ -1,0 +1,189 @@
+"""A bounded reader for one safetensors file.
+
+Format: https://github.com/huggingface/safetensors#format. Eight bytes say how long the header is, little endian; the
+header is a JSON object, from the name of each tensor to its type, its shape and where its bytes begin and end, counted
+from the end of the header; `__metadata__` maps strings to strings. The file is hostile until proven otherwise: lengths
+and counts are checked before anything of their size is allocated, and the tensors must cover the rest of the file, each
+byte once. The only exception that a malformed file causes is `SafetensorsError`, which names the field.
+
+Knows bytes and names. Refuses to know what a tensor means to a model, and which files make up a checkpoint.
+"""
+
+import hashlib
+import math
+import mmap
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from quant.bounded_json import JSONProblem, parse_object
+from quant.errors import SafetensorsError, printable
+from quant.mapped_file import close, regular_file, release
+from quant.safetensors_types import SAFETENSORS_TYPES, SafetensorsType
+
+LENGTH_BYTES = 8
+
+# Bounds. The format allows headers of 100 MB; 131,072 tensors take about 15 MB.
+MAX_HEADER_BYTES = 32 << 20
+MAX_TENSORS = 1 << 17
+MAX_NAME_CHARACTERS = 1024
+MAX_DIMENSIONS = 8
+
+METADATA = "__metadata__"
+FIELDS = {"dtype", "shape", "data_offsets"}
+_SURROGATE = re.compile("[\ud800-\udfff]")  # what JSON can spell and UTF-8 cannot
+
+
+@dataclass(frozen=True, slots=True)
+class SafetensorsTensor:
+    """Where one tensor lies. `shape` is row-major and may be empty, as of a scalar; `offset` counts from byte 0."""
+
+    name: str
+    type: SafetensorsType
+    shape: tuple[int, ...]
+    offset: int
+    nbytes: int
+
+
+class SafetensorsFile:
+    """An open safetensors file: parsed header, tensors as read-only views of the mapped file.
+
+    Raises `SafetensorsError` when the file is malformed, `ModelFileError` when it is no regular file or cannot be
+    opened. Views outlive `close()`: the mapping goes when the last of them does.
+    """
+
+    metadata: Mapping[str, str]
+    tensors: Mapping[str, SafetensorsTensor]  # in the header's order
+    header_digest: str  # sha256 of the header's bytes and the file's length, in hex
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        with regular_file(self.path) as (descriptor, size):
+            if size < LENGTH_BYTES:
+                raise SafetensorsError(self.path, f"the file ends after {size} bytes", field="header length")
+            self._map = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
+        try:
+            header = _Header(self.path, self._map)
+            self.metadata, self.tensors, self.header_digest = header.metadata, header.tensors, header.digest
+        except BaseException:
+            self.close()
+            raise
+
+    def data(self, name: str) -> memoryview:
+        """The bytes of tensor `name` as a read-only view, without a copy. Raises KeyError for an unknown name."""
+        tensor = self.tensors[name]
+        return memoryview(self._map)[tensor.offset : tensor.offset + tensor.nbytes]
+
+    def release(self, name: str) -> None:
+        """Give back the memory that reading tensor `name` took. Its data can be read again, from the file."""
+        tensor = self.tensors[name]
+        release(self._map, tensor.offset, tensor.nbytes)
+
+    def close(self) -> None:
+        close(self._map)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class _Header:
+    """Reads a header once."""
+
+    def __init__(self, path: Path, data: mmap.mmap) -> None:
+        self._path = path
+        self._size = len(data)
+        length = int.from_bytes(data[:LENGTH_BYTES], "little")
+        self._data_start = LENGTH_BYTES + length
+        if self._data_start > self._size:
+            raise self._error(f"{length} bytes pass the end of the file ({self._size} bytes)", "header length")
+        if length > MAX_HEADER_BYTES:
+            raise self._error(f"{length} bytes are over the bound of {MAX_HEADER_BYTES}", "header length")
+        raw = data[LENGTH_BYTES : self._data_start]
+        digest = hashlib.sha256(raw)
+        digest.update(self._size.to_bytes(LENGTH_BYTES, "little"))
+        self.digest = digest.hexdigest()
+        entries = self._parse(raw)
+        self.metadata = self._read_metadata(entries.pop(METADATA, {}))
+        if len(entries) > MAX_TENSORS:
+            raise self._error(f"{len(entries)} tensors are over the bound of {MAX_TENSORS}", "header")
+        self.tensors = {name: self._read_tensor(name, entry) for name, entry in entries.items()}
+        self._check_cover()
+
+    def _error(self, problem: str, field: str) -> SafetensorsError:
+        return SafetensorsError(self._path, problem, field=field)
+
+    def _parse(self, raw: bytes) -> dict[str, object]:
+        if raw[:1] != b"{":
+            raise self._error(f"it starts with {raw[:4]!r}, not with a brace", "header")
+        try:
+            return parse_object(raw)
+        except JSONProblem as problem:
+            raise self._error(str(problem), "header") from None
+
+    def _read_metadata(self, entries: object) -> dict[str, str]:
+        if not isinstance(entries, dict):
+            raise self._error("it is not an object", METADATA)
+        metadata: dict[str, str] = {}
+        for key, value in entries.items():
+            if not isinstance(value, str) or _SURROGATE.search(key + value):
+                raise self._error("it is not a string of Unicode characters", f"{METADATA}, {printable(key)}")
+            metadata[key] = value
+        return metadata
+
+    def _read_tensor(self, name: str, entry: object) -> SafetensorsTensor:
+        """The hot loop of opening a file: words for an error are put together only when there is one."""
+        if not 0 < len(name) <= MAX_NAME_CHARACTERS or not name.isprintable():
+            problem = f"1 to {MAX_NAME_CHARACTERS} characters are needed that can be printed"
+            raise self._error(problem, f"name {printable(name)}")
+        if not isinstance(entry, dict) or entry.keys() != FIELDS:
+            raise self._error("it is not an object of dtype, shape and data_offsets", printable(name))
+        kind = entry["dtype"]
+        if not isinstance(kind, str) or kind not in SAFETENSORS_TYPES:
+            shown = printable(kind) if isinstance(kind, str) else "which is no string"
+            raise self._error(f"unknown type {shown}", f"dtype of {printable(name)}")
+        shape = self._numbers(entry["shape"], "shape", name)
+        offsets = self._numbers(entry["data_offsets"], "data_offsets", name)
+        most = self._size - self._data_start
+        if len(offsets) != 2 or not offsets[0] <= offsets[1] <= most:
+            problem = f"a beginning and an end within {most} bytes are needed"
+            raise self._error(problem, f"data_offsets of {printable(name)}")
+        begin, end = offsets
+        self._check_size(name, SAFETENSORS_TYPES[kind], shape, end - begin)
+        return SafetensorsTensor(name, SAFETENSORS_TYPES[kind], tuple(shape), self._data_start + begin, end - begin)
+
+    def _numbers(self, values: object, what: str, name: str) -> list[int]:
+        if not isinstance(values, list) or len(values) > MAX_DIMENSIONS:
+            raise self._error(f"it is not a list of up to {MAX_DIMENSIONS} numbers", f"{what} of {printable(name)}")
+        for value in values:
+            if type(value) is not int or not 0 <= value < 1 << 63:
+                raise self._error("a value is not an integer from 0 to 2^63 - 1", f"{what} of {printable(name)}")
+        return values
+
+    def _check_size(self, name: str, kind: SafetensorsType, shape: list[int], nbytes: int) -> None:
+        bits = kind.bits * math.prod(shape)
+        if bits != 8 * nbytes:
+            raise self._error(
+                f"{kind.name} of shape {shape} takes {bits / 8:g} bytes, and the offsets span {nbytes}",
+                f"data_offsets of {printable(name)}",
+            )
+
+    def _check_cover(self) -> None:
+        """Every byte behind the header belongs to one tensor."""
+        end, previous = self._data_start, "the header"
+        for tensor in sorted(self.tensors.values(), key=lambda tensor: (tensor.offset, tensor.nbytes)):
+            if tensor.offset != end:
+                problem = "overlap" if tensor.offset < end else "leave a hole behind"
+                field = printable(tensor.name)
+                raise self._error(f"its bytes at {tensor.offset} {problem} {previous}", f"data_offsets of {field}")
+            end, previous = tensor.offset + tensor.nbytes, printable(tensor.name)
+        if end != self._size:
+            raise self._error(f"the tensors end at byte {end}, and the file at {self._size}", "header")

@@ -1,0 +1,155 @@
+"""The safetensors files of one checkpoint as one set of tensors, and which files of a folder may be opened at all.
+
+A checkpoint is one file, or shards with an index: `model.safetensors.index.json` maps, under `weight_map`, the name of
+each tensor to the file that holds it. An index is as hostile as what it names. A name in it is a single component of
+letters, digits and `-._`, the same file on every system; it leads to a file of the folder or, where the folder is a
+snapshot of the Hugging Face cache, through a link to a blob of the same repository. Nothing else is ever opened.
+
+Knows files and names. Refuses to know what a tensor means to a model.
+"""
+
+import contextlib
+import hashlib
+import os
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Set
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from quant.bounded_json import JSONProblem, parse_object
+from quant.errors import ModelFileError, SafetensorsError, printable
+from quant.mapped_file import regular_file
+from quant.safetensors import SafetensorsFile, SafetensorsTensor
+
+WHOLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+WEIGHT_MAP = "weight_map"
+
+# The largest published index has about 200,000 tensors, 20 MB and 200 shards.
+MAX_INDEX_BYTES = 64 << 20
+MAX_SHARDS = 4096
+
+_SHARD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,200}\.safetensors")
+_DEVICE = re.compile(r"(?:con|prn|aux|nul|com\d|lpt\d)\.", re.IGNORECASE)  # Windows opens these in any folder
+
+
+class SafetensorsCheckpoint:
+    """The tensors of a checkpoint, whichever of its files they are in.
+
+    `path` is a safetensors file, or a checkpoint's folder: of `model.safetensors` where that exists, else of shards. A
+    file that the caller names is opened wherever it leads; one that is found in a folder, only within the bounds above.
+    Raises `SafetensorsError` when a file is malformed or the files do not fit together, `ModelFileError` when there is
+    none or one cannot be opened. Views outlive `close()`.
+    """
+
+    tensors: Mapping[str, SafetensorsTensor]  # shard by shard; `offset` counts in the tensor's own file
+    header_digest: str  # sha256 over the names of all shards and their own digests, in hex; a single file's own
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        with contextlib.ExitStack() as opened:
+            files = _open(self.path, opened)
+            self._file_of = {name: file for file in files.values() for name in file.tensors}
+            self.tensors = {name: file.tensors[name] for name, file in self._file_of.items()}
+            self.header_digest = _digest(files)
+            self._opened = opened.pop_all()
+
+    def data(self, name: str) -> memoryview:
+        """The bytes of tensor `name` as a read-only view, without a copy. Raises KeyError for an unknown name."""
+        return self._file_of[name].data(name)
+
+    def release(self, name: str) -> None:
+        """Give back the memory that reading tensor `name` took. Its data can be read again, from the file."""
+        self._file_of[name].release(name)
+
+    def close(self) -> None:
+        self._opened.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _open(path: Path, opened: contextlib.ExitStack) -> dict[str, SafetensorsFile]:
+    """The files by name, each closed by `opened`."""
+    if not os.path.isdir(path):
+        return {path.name: opened.enter_context(SafetensorsFile(path))}
+    if os.path.lexists(path / WHOLE):
+        return {WHOLE: opened.enter_context(SafetensorsFile(member(path, WHOLE)))}
+    if not os.path.lexists(path / INDEX):
+        raise ModelFileError(f"{path} has neither {WHOLE} nor {INDEX}", "Pull the model again, or name another folder.")
+    index = member(path, INDEX)
+    files: dict[str, SafetensorsFile] = {}
+    for shard, names in sorted(_read_index(index).items()):
+        if not os.path.lexists(path / shard):
+            raise SafetensorsError(
+                index, f"{shard} is missing", field=WEIGHT_MAP, remedy="The checkpoint is incomplete: pull it again."
+            )
+        files[shard] = opened.enter_context(SafetensorsFile(member(path, shard)))
+        _compare(index, shard, names, files[shard].tensors.keys())
+    return files
+
+
+def _read_index(path: Path) -> dict[str, set[str]]:
+    """The names of the tensors of each shard."""
+    with regular_file(path) as (descriptor, size):
+        if size > MAX_INDEX_BYTES:
+            raise SafetensorsError(path, f"{size} bytes are over the bound of {MAX_INDEX_BYTES}", field="index")
+        with open(descriptor, "rb", closefd=False) as file:
+            raw = file.read(size)
+    try:
+        weight_map = parse_object(raw).get(WEIGHT_MAP)
+    except JSONProblem as problem:
+        raise SafetensorsError(path, str(problem), field="index") from None
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise SafetensorsError(path, "it does not map names of tensors to files", field=WEIGHT_MAP)
+    shards: dict[str, set[str]] = defaultdict(set)
+    for name, shard in weight_map.items():
+        if not isinstance(shard, str) or not _SHARD.fullmatch(shard) or _DEVICE.match(shard):
+            shown = printable(shard) if isinstance(shard, str) else "what is no string"
+            field = f"{WEIGHT_MAP}, {printable(name)}"
+            raise SafetensorsError(path, f"{shown} is not a name that a shard may have", field=field)
+        shards[shard].add(name)
+        if len(shards) > MAX_SHARDS:
+            raise SafetensorsError(path, f"more than {MAX_SHARDS} shards", field=WEIGHT_MAP)
+    return shards
+
+
+def _compare(index: Path, shard: str, mapped: set[str], held: Set[str]) -> None:
+    """The index and a shard name the same tensors."""
+    if missing := mapped - held:
+        field = f"{WEIGHT_MAP}, {printable(min(missing))}"
+        raise SafetensorsError(index, f"{shard} has no such tensor", field=field)
+    if surplus := held - mapped:
+        field = f"{WEIGHT_MAP}, {printable(min(surplus))}"
+        raise SafetensorsError(index, f"{shard} has the tensor, and the index does not say so", field=field)
+
+
+def _digest(files: Mapping[str, SafetensorsFile]) -> str:
+    digests = [file.header_digest for file in files.values()]
+    if len(digests) == 1:
+        return digests[0]
+    lines = "".join(f"{name} {digest}\n" for name, digest in zip(files, digests, strict=True))
+    return hashlib.sha256(lines.encode()).hexdigest()
+
+
+def member(folder: Path, name: str) -> Path:
+    """`name`, a single component, in a checkpoint's folder. Raises SafetensorsError where it is a link out of bounds.
+
+    The Hugging Face cache keeps files as `blobs/DIGEST` and has `snapshots/REVISION/NAME` link to them. The folder
+    itself, and a folder of blobs that was moved elsewhere, may be links: their owner made those.
+    """
+    path = folder / name
+    if os.path.islink(path):
+        snapshots, _ = os.path.split(os.path.realpath(folder))
+        repository, kind = os.path.split(snapshots)
+        blobs = os.path.realpath(os.path.join(repository, "blobs"))
+        if kind != "snapshots" or os.path.dirname(os.path.realpath(path)) != blobs:
+            raise SafetensorsError(path, "it leads out of the checkpoint's folder", field="link")
+    return path

@@ -1,0 +1,55 @@
+"""From the bytes of a safetensors tensor to torch: a table of types.
+
+Knows types. Refuses to know files (it is handed bytes that were checked) and quantization.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from quant.errors import UnsupportedQuantization
+from quant.safetensors import SafetensorsTensor
+from quant.tensor import PlainTensor
+
+TORCH_TYPES = {
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "F8_E8M0": torch.float8_e8m0fnu,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+}
+PLAIN_TYPES = ("F32", "F16", "BF16")
+
+
+def values(tensor: SafetensorsTensor, data: memoryview) -> Tensor:
+    """`data`, exactly the tensor's bytes, copied into a tensor of its shape and type.
+
+    Raises UnsupportedQuantization for a type without a row here.
+    """
+    if tensor.type.name not in TORCH_TYPES:
+        raise _unsupported(tensor, tuple(TORCH_TYPES))
+    dtype = TORCH_TYPES[tensor.type.name]
+    if not math.prod(tensor.shape):
+        return torch.empty(tensor.shape, dtype=dtype)
+    return torch.frombuffer(bytearray(data), dtype=dtype).reshape(tensor.shape)
+
+
+def decode_plain(tensor: SafetensorsTensor, data: memoryview) -> PlainTensor:
+    """The canonical form of a tensor that is not quantized. Raises UnsupportedQuantization for any other type."""
+    if tensor.type.name not in PLAIN_TYPES:
+        raise _unsupported(tensor, PLAIN_TYPES)
+    return PlainTensor(tensor.shape, tensor.type.name, values(tensor, data))
+
+
+def _unsupported(tensor: SafetensorsTensor, known: tuple[str, ...]) -> UnsupportedQuantization:
+    return UnsupportedQuantization(
+        f"The tensor {tensor.name} is stored as {tensor.type.name}, which is not supported here",
+        f"Types that are: {', '.join(known)}.",
+    )
