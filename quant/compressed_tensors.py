@@ -30,7 +30,7 @@ from quant.packed_integers import WIDTHS, pack, unpack
 from quant.quantization_section import OTHER_COPY, QuantizationSection
 from quant.tensor import GroupedTensor, GroupScale
 
-# An order of activations by group has columns of g_idx; one that calibration alone followed leaves no trace.
+# Only an order by group is in the file, as g_idx; one that calibration alone followed leaves no trace.
 ORDERED, UNORDERED = ("group", "dynamic"), ("weight", "static", "none")
 BESIDE = ("bias", "input_scale", "input_zero_point", "output_scale", "output_zero_point")
 

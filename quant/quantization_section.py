@@ -26,7 +26,7 @@ class QuantizationSection:
         return self._values.get(key) is not None
 
     def section(self, key: str) -> "QuantizationSection":
-        return QuantizationSection(self._values.get(key), f"{self.path}.{key}")
+        return QuantizationSection(self._values.get(key), f"{self.path}.{key[:SHOWN]}")
 
     def sections(self, key: str) -> "list[QuantizationSection]":
         """The objects in the object `key`."""
@@ -107,8 +107,6 @@ class QuantizationSection:
 def _shown(value: object) -> str:
     if value is None:
         return "missing"
-    if isinstance(value, str):
-        value = value[:SHOWN]
     if isinstance(value, str | int | float):
         return repr(value)[:SHOWN]
     return "a list" if isinstance(value, list) else "an object"

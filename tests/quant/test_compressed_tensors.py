@@ -97,6 +97,14 @@ def test_refuses_other_ways_by_name(section: Config, name: str) -> None:
         PackQuantized.read(section, "l")
 
 
+def test_a_long_name_makes_no_long_message() -> None:
+    section = config(scheme("Linear", type="float"))
+    section["config_groups"] = {"x" * 10_000: scheme("Linear", type="y" * 10_000)}
+    with pytest.raises(UnsupportedQuantization) as caught:
+        PackQuantized.read(section, "l")
+    assert len(caught.value.message) < 300
+
+
 @pytest.mark.parametrize("shape", [[0, 8], [8, -1], [1 << 62, 1 << 62]])
 def test_a_shape_that_cannot_be_is_refused(shape: list[int]) -> None:
     layer = pack_quantized_layer(np.random.default_rng(2), 8, 64, 16)
