@@ -177,5 +177,112 @@ def blocks(shape: tuple[int, int], block: tuple[int, int]) -> tuple[int, int]:
     return -(-shape[0] // block[0]), -(-shape[1] // block[1])
 
 
-QTensor = PlainTensor | CodedTensor  # what every backend takes
-CanonicalTensor = QTensor | Float8Tensor  # what the reference backend takes
+@dataclass(frozen=True, slots=True)
+class GroupScale:
+    """One factor for each group of columns, as a file has it. value = float32(whole) * float32(unit)."""
+
+    whole: Tensor  # [rows, groups]; float32, float16 or bfloat16
+    unit: float = 1.0  # the same for all
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.whole.shape)
+
+    @property
+    def nbytes(self) -> int:
+        return self.whole.nbytes
+
+    def values(self) -> Tensor:
+        """float32 [rows, groups]"""
+        return self.whole.float() * self.unit
+
+    def rows(self, index: Tensor) -> "GroupScale":
+        return GroupScale(self.whole[index], self.unit)
+
+
+@dataclass(frozen=True, slots=True)
+class NestedScale:
+    """Factors that are quantized themselves, with a scale for every `span` of them, counted through all rows.
+
+    value = table[code] * whole[n // span] + offset, in float32, where factor i of row r has number n = r * groups + i.
+    """
+
+    codes: Tensor  # uint8 [rows, groups]
+    table: Tensor  # float32 [256]
+    whole: Tensor  # float32 [rows * groups / span, rounded up]
+    span: int
+    offset: float
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.codes.shape)
+
+    @property
+    def nbytes(self) -> int:
+        return self.codes.nbytes + self.table.nbytes + self.whole.nbytes
+
+    def values(self) -> Tensor:
+        """float32 [rows, groups]"""
+        return self.rows(torch.arange(len(self.codes))).values()
+
+    def rows(self, index: Tensor) -> GroupScale:
+        """Multiplied out: rows that were picked do not share whole scales as all rows do."""
+        groups = self.codes.shape[1]
+        numbers = index.unsqueeze(-1) * groups + torch.arange(groups)
+        return GroupScale(self.table[self.codes[index].int()] * self.whole[numbers // self.span] + self.offset)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupedTensor:
+    """A matrix of codes with a scale, and perhaps a zero point, for each group of columns, which may be in any order.
+
+    value = scale * (code - zero), or scale * table[code], in float32. Columns are stored by group: the first `group` of
+    them are group 0, and so on; the last group may be shorter. Stored column c is input order[c], where there is an
+    order. So a product is the one over x[:, order], and nothing else has to know of it.
+    """
+
+    shape: tuple[int, int]  # rows (outputs), columns (inputs)
+    type_name: str
+    group: int  # columns that share a scale
+    codes: Integers  # [rows, columns, rounded up to whole words]
+    scale: GroupScale | NestedScale  # [rows, groups]
+    zero: int | Integers = 0  # for all groups, or [rows, groups, rounded up to whole words]
+    table: tuple[float, ...] | None = None  # a number for each code, in place of code - zero
+    order: Tensor | None = None  # int32 [columns], a permutation
+
+    @property
+    def groups(self) -> int:
+        return -(-self.shape[1] // self.group)
+
+    @property
+    def nbytes(self) -> int:
+        zeros = self.zero.nbytes if isinstance(self.zero, Integers) else 0
+        return self.codes.nbytes + self.scale.nbytes + zeros + (0 if self.order is None else self.order.nbytes)
+
+    def rows(self, index: Tensor) -> "GroupedTensor":
+        """The rows `index` (int64 [n])."""
+        zero = self.zero.rows(index) if isinstance(self.zero, Integers) else self.zero
+        shape, codes, scale = (len(index), self.shape[1]), self.codes.rows(index), self.scale.rows(index)
+        return GroupedTensor(shape, self.type_name, self.group, codes, scale, zero, self.table, self.order)
+
+    def __post_init__(self) -> None:
+        rows, columns = self.shape
+        fits = _holds(self.codes, rows, columns) and self.scale.shape == (rows, self.groups)
+        if isinstance(self.zero, Integers):
+            fits = fits and _holds(self.zero, rows, self.groups) and self.table is None
+        if isinstance(self.scale, NestedScale):
+            fits = fits and len(self.scale.whole) == -(-rows * self.groups // self.scale.span)
+        if self.order is not None:
+            fits = fits and self.order.shape == (columns,)
+        if not fits or (self.table is not None and len(self.table) != 1 << self.codes.bits):
+            raise ValueError(f"the parts of a {self.type_name} tensor of shape {self.shape} do not fit together")
+
+
+def _holds(integers: Integers, rows: int, count: int) -> bool:
+    """Whether there are `count` integers in each row, and less than another word of them."""
+    per_word = 32 // min(plane.bits for plane in integers.planes)
+    return integers.shape[0] == rows and 0 <= integers.shape[1] - count < per_word
+
+
+QTensor = PlainTensor | CodedTensor  # what every backend multiplies
+CanonicalTensor = QTensor | Float8Tensor | GroupedTensor  # what the reference kernels multiply

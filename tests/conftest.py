@@ -108,7 +108,7 @@ def _join_parts(scratch: Path, whole: Path) -> None:
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--requests", type=int, default=2000, help="how many requests the hash model serves")
     parser.addoption("--rules", type=int, default=5000, help="how many rules the block pool's state machine obeys")
-    parser.addoption("--mutations", type=int, default=1000, help="how many mutated GGUF files to try")
+    parser.addoption("--mutations", type=int, default=1000, help="how many mutated model files to try")
     parser.addoption("--corruptions", type=int, default=300, help="how many files of the disk tier to damage")
     parser.addoption("--kills", type=int, default=10, help="how many processes that write files to kill")
     parser.addoption("--cpu-tier", choices=tiers.CHOICES, default="auto", help="test as on a processor of this tier")

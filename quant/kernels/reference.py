@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from quant.tensor import CanonicalTensor, Float8Tensor, PlainTensor
+from quant.tensor import CanonicalTensor, Float8Tensor, GroupedTensor, Integers, PlainTensor
 
 ROW_TILE = 8  # rows per library call: more would speed prompts up and slow single tokens down
 
@@ -20,6 +20,8 @@ def dequantize(weight: CanonicalTensor) -> Tensor:
         return weight.values.float()
     if isinstance(weight, Float8Tensor):
         return weight.values.float() * _scales(weight)
+    if isinstance(weight, GroupedTensor):
+        return _grouped(weight)
     rows, columns = weight.shape
     codes = weight.codes.values()
     numbers = codes.float() - weight.zero if weight.table is None else _numbers(weight.table)[codes.int()]
@@ -29,7 +31,30 @@ def dequantize(weight: CanonicalTensor) -> Tensor:
     return values.view(rows, columns)
 
 
-def _numbers(table: tuple[int, ...]) -> Tensor:
+def _grouped(weight: GroupedTensor) -> Tensor:
+    columns = weight.shape[1]
+    codes = weight.codes.values()[:, :columns]
+    if weight.table is not None:
+        numbers = _numbers(weight.table)[codes.int()]
+    elif isinstance(weight.zero, Integers):
+        zeros = weight.zero.values()[:, : weight.groups].float()
+        numbers = codes.float() - _spread(zeros, weight.group, columns)
+    else:
+        numbers = codes.float() - weight.zero
+    values = _spread(weight.scale.values(), weight.group, columns) * numbers
+    if weight.order is None:
+        return values
+    placed = torch.empty_like(values)
+    placed[:, weight.order] = values
+    return placed
+
+
+def _spread(parts: Tensor, group: int, columns: int) -> Tensor:
+    """[rows, groups] -> [rows, columns]"""
+    return parts.repeat_interleave(group, dim=1)[:, :columns]
+
+
+def _numbers(table: tuple[float, ...]) -> Tensor:
     return torch.tensor(table, dtype=torch.float32)
 
 

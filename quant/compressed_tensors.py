@@ -1,0 +1,120 @@
+"""compressed-tensors checkpoints in the format "pack-quantized", integers of 2, 4 and 8 bits: one linear layer.
+
+Layout, as the compressed-tensors package writes it (`compressors/pack_quantized/`), for a weight of `out` rows and
+`in` columns, b bits, in groups of columns or one for each row ("channel"):
+
+    weight_packed      int32 [out, in * b / 32]     a word holds 32 / b consecutive columns, the lowest bits first;
+                                                    rows are filled up to whole words
+    weight_scale       float [out, groups]
+    weight_shape       int64 [2]                    out, in
+    weight_zero_point  int32 [out * b / 32, groups] only where not symmetric: a word holds 32 / b consecutive rows
+    weight_g_idx       int32 [in]                   only with `actorder` "group": the group of each column, or -1
+                                                    for all of them, which says that they are in order
+
+    value[r, c] = weight_scale[r, g] * (code[r, c] - zero[r, g]), where g is the group of column c
+
+Codes and zero points are signed, and packed with 2 ** (b - 1) added; both keep it here, which cancels. Other widths are
+refused: versions of the package pack them differently. How activations are rounded changes no weight and is not read.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from quant.activation_order import columns_by_group
+from quant.errors import UnsupportedQuantization
+from quant.layer_tensors import SCALE_TYPES, LayerTensors
+from quant.packed_integers import WIDTHS, pack, unpack
+from quant.quantization_section import OTHER_COPY, QuantizationSection
+from quant.tensor import GroupedTensor, GroupScale
+
+# Only an order by group is in the file, as g_idx; one that calibration alone followed leaves no trace.
+ORDERED, UNORDERED = ("group", "dynamic"), ("weight", "static", "none")
+BESIDE = ("bias", "input_scale", "input_zero_point", "output_scale", "output_zero_point")
+
+
+@dataclass(frozen=True, slots=True)
+class PackQuantized:
+    """How a layer is quantized."""
+
+    bits: int
+    group: int | None  # columns; None is a whole row
+    symmetric: bool
+    ordered: bool  # by activations
+
+    @classmethod
+    def read(cls, config: object, layer: str) -> "PackQuantized":
+        """That of `layer`, from `quantization_config` of a config.json. Raises ModelFileError."""
+        section = QuantizationSection(config)
+        section.text("quant_method", ("compressed-tensors",))
+        if "transform_config" in section:
+            section.section("transform_config").refuse("config_groups")  # rotations of a layer's input
+        if "sparsity_config" in section:
+            section.section("sparsity_config").text("format", ("dense",), default="dense")
+        scheme = _scheme(section, layer)
+        holder = scheme if "format" in scheme else section
+        holder.text("format", ("pack-quantized",))
+        weights = scheme.section("weights")
+        weights.text("type", ("int",), default="int")
+        bits = weights.bits("num_bits", WIDTHS)
+        by_group = weights.text("strategy", ("group", "channel")) == "group"
+        group = weights.positive("group_size") if by_group else None
+        order = weights.text("actorder", (*ORDERED, *UNORDERED), default="none")
+        return cls(bits, group, weights.flag("symmetric", default=True), order in ORDERED)
+
+
+def _scheme(section: QuantizationSection, layer: str) -> QuantizationSection:
+    """That which names `layer`, else the one for all linear layers. One alone is for all layers that are quantized."""
+    schemes = section.sections("config_groups")
+    if len(schemes) == 1:
+        return schemes[0]
+    targets = [(scheme, scheme.texts("targets")) for scheme in schemes]
+    if any(target.startswith("re:") for _, names in targets for target in names):
+        # A pattern of a stranger's can take forever.
+        raise UnsupportedQuantization(f"{section.path} has targets that are regular expressions", OTHER_COPY)
+    for wanted in (layer, "Linear"):
+        found = [scheme for scheme, names in targets if wanted in names]
+        if len(found) == 1:
+            return found[0]
+    raise UnsupportedQuantization(f"{section.path}.config_groups has not one scheme for {layer}", OTHER_COPY)
+
+
+def decode(layer: str, tensors: Mapping[str, Tensor], config: PackQuantized) -> GroupedTensor:
+    """The weight of `layer`, from its tensors by their names in the layer. Copies. Raises ModelFileError."""
+    bits, per_word = config.bits, 32 // config.bits
+    given = LayerTensors(layer, tensors, beside=BESIDE)
+    rows, columns = (int(size) for size in given.take("weight_shape", (torch.int64, torch.int32), 2))
+    if rows <= 0 or columns <= 0:
+        raise given.damaged("weight_shape", f"is {rows} by {columns}")
+    group = min(config.group or columns, columns)
+    groups = -(-columns // group)
+    packed = given.take("weight_packed", (torch.int32,), rows, -(-columns // per_word))
+    scale = given.take("weight_scale", SCALE_TYPES, rows, groups)
+    zero_words = (
+        None if config.symmetric else given.take("weight_zero_point", (torch.int32,), -(-rows // per_word), groups)
+    )
+    order = _order(given, columns, group) if config.ordered else None
+    given.finish()
+    taken = slice(columns) if order is None else order.numpy()
+    zeros = None if zero_words is None else unpack(zero_words.T, bits).T
+    return GroupedTensor(
+        shape=(rows, columns),
+        type_name=f"CT-INT{bits}",
+        group=group,
+        codes=pack((rows, columns), bits, lambda some: unpack(packed[some], bits)[:, taken]),
+        scale=GroupScale(scale.clone(memory_format=torch.contiguous_format)),
+        zero=1 << (bits - 1) if zeros is None else pack((rows, groups), bits, lambda some: zeros[some]),
+        order=order,
+    )
+
+
+def _order(given: LayerTensors, columns: int, group: int) -> Tensor | None:
+    g_idx = given.take("weight_g_idx", (torch.int32, torch.int64), columns)
+    if bool((g_idx == -1).all()):
+        return None
+    try:
+        return columns_by_group(g_idx, group)
+    except ValueError as error:
+        raise given.damaged("weight_g_idx", str(error)) from None

@@ -1,0 +1,63 @@
+"""The tensors of one linear layer of a checkpoint, taken by name, each with its type and its shape checked.
+
+What a checkpoint says about itself is hostile until checked: here, type and shape are, before anyone reads a value.
+Knows names. Refuses to know formats.
+"""
+
+from collections.abc import Collection, Mapping
+
+import torch
+from torch import Tensor
+
+from quant.errors import DAMAGED, ModelFileError
+
+SCALE_TYPES = (torch.float16, torch.bfloat16, torch.float32)
+
+
+class LayerTensors:
+    """`tensors` of `layer`, by their names without the layer's: "qweight", "weight.absmax".
+
+    Names in `beside` belong to the layer but not to its weight, and are let alone.
+    """
+
+    def __init__(self, layer: str, tensors: Mapping[str, Tensor], *, beside: Collection[str] = ("bias",)) -> None:
+        self.layer = layer
+        self._tensors = tensors
+        self._beside = beside
+        self._taken: set[str] = set()
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._tensors
+
+    def take(self, name: str, types: Collection[torch.dtype], *shape: int | None) -> Tensor:
+        """Tensor `name`, of one of `types` and of `shape`, in which None is any number but zero.
+
+        Raises ModelFileError where it is not there, or another.
+        """
+        if name not in self._tensors:
+            raise self.damaged(name, "is missing")
+        tensor = self._tensors[name]
+        self._taken.add(name)
+        if tensor.dtype not in types:
+            raise self.damaged(name, f"is of type {_name(tensor.dtype)}, not {' or '.join(map(_name, types))}")
+        found = tuple(tensor.shape)
+        fits = len(found) == len(shape) and all(
+            size > 0 and wanted in (size, None) for size, wanted in zip(found, shape, strict=True)
+        )
+        if not fits:
+            wanted = ", ".join("n" if size is None else str(size) for size in shape)
+            raise self.damaged(name, f"has shape {list(found)}, not [{wanted}]")
+        return tensor
+
+    def finish(self) -> None:
+        """Raises ModelFileError where there is a tensor that nobody took: the layer would not be what it says."""
+        unknown = sorted(self._tensors.keys() - self._taken - set(self._beside))
+        if unknown:
+            raise self.damaged(unknown[0], "does not belong to a layer of this format")
+
+    def damaged(self, name: str, problem: str) -> ModelFileError:
+        return ModelFileError(f"The tensor {self.layer}.{name} {problem}", DAMAGED)
+
+
+def _name(kind: torch.dtype) -> str:
+    return str(kind).removeprefix("torch.")

@@ -1,0 +1,46 @@
+"""Small integers in 32-bit words, as checkpoints pack them, and from there to the planes of the canonical form.
+
+Widths of 2, 4 and 8 bits, which divide a word: element i of a word is at bit i * bits. Knows bits. Refuses to know what
+the integers mean.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from quant.ggml_blocks import SLAB, integers
+from quant.tensor import Integers, Plane
+
+Bytes = NDArray[np.uint8]
+
+WIDTHS = (2, 4, 8)
+ROWS = 8  # slabs are multiples of so many rows, or all that are left
+
+
+def unpack(words: Tensor, bits: int) -> Bytes:
+    """uint8 [..., n * 32 / bits] of words, int32 [..., n], the lowest bits first."""
+    data = np.ascontiguousarray(words.numpy()).astype("<i4", copy=False).view(np.uint8)
+    per_byte = 8 // bits
+    out = np.empty((*data.shape[:-1], data.shape[-1] * per_byte), np.uint8)
+    for place in range(per_byte):
+        np.bitwise_and(data >> np.uint8(bits * place), np.uint8((1 << bits) - 1), out=out[..., place::per_byte])
+    return out
+
+
+def pack(shape: tuple[int, int], bits: int, values: Callable[[slice], Bytes]) -> Integers:
+    """Integers of `shape` below 2 ** bits, in one plane; rows are filled up with zeros to whole words.
+
+    `values` gives those of some rows after another, so that what is in between is small.
+    """
+    rows, count = shape
+    padding = -count % (32 // bits)
+    data = np.empty((rows, (count + padding) * bits // 8), np.uint8)
+    step = max(1, SLAB // count // ROWS) * ROWS
+    for first in range(0, rows, step):
+        some = slice(first, min(first + step, rows))
+        (plane,) = integers(np.pad(values(some), ((0, 0), (0, padding))), (bits,)).planes
+        data[some] = plane.data.numpy()
+    return Integers((Plane(bits, torch.from_numpy(data)),))

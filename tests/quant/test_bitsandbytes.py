@@ -1,0 +1,119 @@
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from quant.bitsandbytes import BitsAndBytes, decode
+from quant.errors import ModelFileError, UnsupportedQuantization
+from quant.kernels.reference import dequantize
+from tests.quant.checkpoint_layers import Layer, decoded, eight_bit_layer, four_bit_layer
+
+FOUR = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
+STATE = "weight.quant_state.bitsandbytes__nf4"
+
+
+def layer(*, nested: bool = False) -> Layer:
+    return four_bit_layer(np.random.default_rng(4), 6, 64, 16, nested=nested)
+
+
+def state_bytes(values: object) -> torch.Tensor:
+    return torch.tensor(list(json.dumps(values).encode()), dtype=torch.uint8)
+
+
+def with_state(example: Layer, **change: object) -> Layer:
+    values = json.loads(bytes(example.tensors[STATE].numpy())) | change
+    example.tensors[STATE] = state_bytes(values)
+    return example
+
+
+def test_the_first_element_is_in_the_high_half() -> None:
+    example = four_bit_layer(np.random.default_rng(0), 1, 4, 2)
+    example.tensors["weight"] = torch.tensor([[0xF0], [0x7F]], dtype=torch.uint8)
+    example.tensors["weight.absmax"] = torch.tensor([2.0, 3.0])
+    assert dequantize(decoded(example)).tolist() == [[2, -2, 0, 3]]
+
+
+@pytest.mark.parametrize("storage", [torch.uint8, torch.bfloat16, torch.float32])
+def test_bytes_may_be_stored_as_another_type(storage: torch.dtype) -> None:
+    example = layer()
+    example.tensors["weight"] = example.tensors["weight"].flatten().view(storage).unsqueeze(1)
+    assert torch.equal(dequantize(decoded(example)), torch.from_numpy(example.values))
+
+
+def test_reads_what_the_config_says() -> None:
+    assert BitsAndBytes.read(FOUR) == BitsAndBytes("nf4")
+    assert BitsAndBytes.read({"quant_method": "bitsandbytes", "load_in_4bit": True}) == BitsAndBytes("fp4")
+    assert BitsAndBytes.read({"quant_method": "bitsandbytes", "load_in_8bit": True}) == BitsAndBytes(None)
+
+
+@pytest.mark.parametrize(
+    "change", [{"load_in_8bit": True}, {"load_in_4bit": False}, {"bnb_4bit_quant_type": "af4"}, {"quant_method": "hqq"}]
+)
+def test_refuses_other_ways_by_name(change: dict[str, object]) -> None:
+    with pytest.raises(UnsupportedQuantization, match=r"quantization_config\.(load_in|bnb_4bit_quant_type|quant_m)"):
+        BitsAndBytes.read(FOUR | change)
+
+
+def test_another_table_is_refused() -> None:
+    example = layer()
+    example.tensors["weight.quant_map"][3] += 0.01
+    with pytest.raises(ModelFileError, match="quant_map is not that of nf4"):
+        decoded(example)
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"quant_type": "fp4"}, "quant_type is 'fp4'"),
+        ({"shape": [6, 64, 1]}, "shape is a list"),
+        ({"shape": [12, 64]}, "has 192 bytes for 12 by 64"),
+        ({"blocksize": 0}, "blocksize is 0"),
+        ({"blocksize": 48}, "straddle the rows"),
+        ({"blocksize": 32}, "absmax has shape"),
+        ({"nested_blocksize": -1}, "nested_blocksize is -1"),
+        ({"nested_blocksize": 4}, "nested_absmax has shape"),
+        ({"nested_offset": None}, "nested_offset is missing"),
+        ({"nested_offset": float("nan")}, "nested_offset is nan"),
+        ({"nested_offset": 10**400}, "nested_offset is 1000"),
+    ],
+)
+def test_a_state_that_does_not_fit_is_refused(change: dict[str, object], problem: str) -> None:
+    with pytest.raises(ModelFileError, match=problem):
+        decoded(with_state(layer(nested=True), **change))
+
+
+@pytest.mark.parametrize("data", [b"{", b"\xff\xfe", b"[" * 60_000, b"1" * 10_000, b"[]"])
+def test_a_state_that_is_no_object_is_refused(data: bytes) -> None:
+    example = layer()
+    example.tensors[STATE] = torch.tensor(list(data), dtype=torch.uint8)
+    with pytest.raises(ModelFileError, match=STATE):
+        decoded(example)
+
+
+def test_a_state_of_any_size_is_not_read() -> None:
+    example = layer()
+    padding = torch.full((1 << 16,), ord(" "), dtype=torch.uint8)
+    example.tensors[STATE] = torch.cat([example.tensors[STATE], padding])
+    with pytest.raises(ModelFileError, match="more than 65536"):
+        decoded(example)
+
+
+def test_rows_that_end_within_a_byte_are_refused() -> None:
+    example = with_state(four_bit_layer(np.random.default_rng(0), 4, 6, 3), shape=[8, 3])
+    with pytest.raises(UnsupportedQuantization, match="straddle"):
+        decoded(example)
+
+
+def test_eight_bits_that_are_not_stored_by_row_are_refused() -> None:
+    example = eight_bit_layer(np.random.default_rng(5), 4, 8)
+    example.tensors["weight_format"] += 1
+    with pytest.raises(UnsupportedQuantization, match="row by row"):
+        decoded(example)
+    del example.tensors["weight_format"]
+    assert torch.equal(dequantize(decoded(example)), torch.from_numpy(example.values))
+
+
+def test_a_layer_of_four_bits_is_not_one_of_eight() -> None:
+    with pytest.raises(ModelFileError, match=r"l\.weight is of type uint8, not int8"):
+        decode("l", layer().tensors, BitsAndBytes(None))
