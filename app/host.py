@@ -38,7 +38,7 @@ _MAX_HEADER_BYTES = 64 << 10
 
 # How long a thread that computes in Python keeps the interpreter from one that asks for it. Longer than the Python of a
 # step, which is not to be cut in two; shorter than the step itself, which the event loop must not hold up.
-_SWITCH_SECONDS = 0.0005
+SWITCH_SECONDS = 0.0005
 
 
 def run_host(settings: Settings, progress: Progress) -> None:
@@ -124,7 +124,7 @@ def _share_interpreter() -> None:
 
     What was loaded is there to stay. To look through it for garbage takes a tenth of a second, in which no thread runs.
     """
-    sys.setswitchinterval(_SWITCH_SECONDS)
+    sys.setswitchinterval(SWITCH_SECONDS)
     gc.collect()
     gc.freeze()
 

@@ -88,6 +88,7 @@ class EngineConfig:
     block_bytes: int = 0  # that one block of every group takes together
     preemption: Preemption = Preemption.AUTO
     restore: Restore = Restore.AUTO
+    write_delay: float = 0.5  # seconds that filled blocks wait for others before they are written to files together
     target_latency: float = 0.0  # seconds between two tokens of a stream that a long prompt may cause; 0: any
 
     def pool_blocks(self, group: int) -> int:

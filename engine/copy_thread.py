@@ -33,9 +33,12 @@ class CopyTicket:
     """Work on a thread that says how long it took."""
 
     _copied: Future[Copied]
+    _unseen: set[Future[Copied]]  # whose end nobody has seen
 
     @property
     def done(self) -> bool:
+        if self._copied.done():
+            self._unseen.discard(self._copied)
         return self._copied.done()
 
     @property
@@ -61,7 +64,7 @@ class CopyThread:
         self._copies, self._reads, self._writes = (
             ThreadPoolExecutor(1, thread_name_prefix=f"kv-{name}") for name in ("copies", "reads", "writes")
         )
-        self._under_way: set[Future[Copied]] = set()
+        self._unseen: set[Future[Copied]] = set()
 
     def submit(self, moves: Sequence[Move]) -> CopyTicket:
         return self._begin(self._copies, lambda: self._move(moves))
@@ -81,12 +84,12 @@ class CopyThread:
             self._writes.submit(self.store.forget, keys, first_keys)
 
     def wait(self) -> None:
-        wait(self._under_way, return_when=FIRST_COMPLETED)
+        wait(self._unseen, return_when=FIRST_COMPLETED)
 
     def _begin(self, thread: ThreadPoolExecutor, work: Callable[[], int]) -> CopyTicket:
         future = thread.submit(_timed, work)
-        self._under_way = {other for other in self._under_way if not other.done()} | {future}
-        return CopyTicket(future)
+        self._unseen.add(future)
+        return CopyTicket(future, self._unseen)
 
     def _move(self, moves: Sequence[Move]) -> int:
         self._kv.move(moves)

@@ -47,13 +47,14 @@ class KVMemory:
         costs: CostModel,
         counters: Counters,
         arrived: Callable[[Request, bool], None],
+        clock: Callable[[], float],
     ) -> None:
         self.groups = make_groups(config)
         device = [group.pool for group in self.groups]
         hosts = [BlockPool(config.host_blocks) for _ in device] if mover and config.host_blocks else []
         self.transfers = Transfers(mover, device, hosts)
         self.host = HostTier(self.groups, hosts, self.transfers, costs)
-        self.disk = DiskTier(config, device, self.transfers, counters)
+        self.disk = DiskTier(config, device, self.transfers, counters, clock)
         self._prefixes = Prefixes(config, self.groups, hosts, self.disk, costs)
         self._config = config
         self._costs = costs

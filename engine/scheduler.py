@@ -59,7 +59,7 @@ class Scheduler:
         self._clock = clock
         self.costs = CostModel(config)
         self._counters = Counters()
-        self._memory = KVMemory(config, mover, self.costs, self._counters, self._arrived)
+        self._memory = KVMemory(config, mover, self.costs, self._counters, self._arrived, clock)
         self._waiting = WaitingQueue()
         self._running: dict[int, Request] = {}
         self._ending: dict[int, Request] = {}  # finished, but part of a step under way
@@ -164,7 +164,7 @@ class Scheduler:
                 if verdict is Verdict.SEATED and not newcomer.is_arriving:
                     budget -= self._take(newcomer, min(budget, max(1, share.get(newcomer.id, budget))), scheduled)
         self._memory.host.demote()
-        self._memory.disk.write_some()
+        self._memory.disk.write_some(at_once=not self.has_requests)
         return StepPlan(tuple(scheduled), tuple(preempted))
 
     def wait(self) -> None:
@@ -179,7 +179,7 @@ class Scheduler:
             self._memory.transfers.wait()
             self._memory.transfers.poll()
             if self._clock() < until:
-                self._memory.disk.write_some()
+                self._memory.disk.write_some(at_once=True)
 
     def forget(self, token_ids: Sequence[int], origin: Origin, kept: int) -> None:
         """See `KVMemory.forget`."""

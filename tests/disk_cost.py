@@ -8,11 +8,13 @@ device.
 import argparse
 import random
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from app.host import SWITCH_SECONDS
 from engine.loading import DiskOptions, LoadOptions, ModelEngine, load_engine
 from engine.request import Request, SamplingParams
 from quant.gguf import GGUFFile
@@ -69,6 +71,7 @@ def main() -> None:
     arguments.add_argument("--tokens", type=int, default=256)
     arguments.add_argument("--code-cache", type=Path)
     wanted = arguments.parse_args()
+    sys.setswitchinterval(SWITCH_SECONDS)  # as a server has it
     with tempfile.TemporaryDirectory(prefix="disk-cost-") as scratch:
         folder = Path(scratch)
         on, off = (load(wanted.model, it, wanted.threads, wanted.code_cache) for it in (folder, None))

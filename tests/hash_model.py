@@ -340,6 +340,7 @@ def hash_engine(
     failing_moves: float = 0.0,
     store: DiskStore | None = None,
     restore: Restore = Restore.ALWAYS,
+    write_delay: float = 0.0,
     clock: Callable[[], float] = time.monotonic,
 ) -> tuple[Engine[HashTicket], HashRunner]:
     """A real engine over the hash model."""
@@ -355,6 +356,7 @@ def hash_engine(
         preemption=preemption,
         block_bytes=1000,
         restore=restore,
+        write_delay=write_delay,
     )
     runner = HashRunner(config, random.Random(seed))
     mover = LateMover(runner, random.Random(seed + 1), failing_moves, store)

@@ -7,7 +7,7 @@ its turn is a later miss. Refuses to know what a file looks like (`engine.disk.s
 
 import logging
 from collections import deque
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice, takewhile
 
@@ -41,14 +41,21 @@ class DiskTier:
     """Where there is no store, nothing is found and nothing is written."""
 
     def __init__(
-        self, config: EngineConfig, device: Sequence[BlockPool], transfers: Transfers, counters: Counters
+        self,
+        config: EngineConfig,
+        device: Sequence[BlockPool],
+        transfers: Transfers,
+        counters: Counters,
+        clock: Callable[[], float],
     ) -> None:
         self._config = config
+        self._clock = clock
         self._device = device
         self._transfers = transfers
         self._counters = counters
         self._store: DiskStore | None = transfers.mover.store if transfers.mover else None
         self._due: deque[_Due] = deque()
+        self._due_since = 0.0  # the first of them
         self._is_writing = False
 
     @property
@@ -93,11 +100,15 @@ class DiskTier:
             block = pool.named(BlockKey(keys[place]))
             if block != NULL_BLOCK and not pool.is_filed(block):
                 pool.mark_filed(block)
+                self._due_since = self._due_since if self._due else self._clock()
                 first_keys = tuple(BlockKey(key) for key in keys[: place + 1 : RUN_BLOCKS])
                 self._due.append(_Due(group, BlockKey(keys[place]), first_keys))
 
-    def write_some(self) -> None:
-        """Begin to write what is due, where nothing is being written."""
+    def write_some(self, *, at_once: bool) -> None:
+        """Begin to write what is due, where nothing is being written. Beside steps it is worth to wait until there is
+        more of it, but not for long: each write costs a step more than its bytes do."""
+        if not at_once and self._clock() - self._due_since < self._config.write_delay:
+            return
         while self._due and not self._is_writing and self._store is not None:
             if self._store.is_paused:
                 self._give_up(self._due)

@@ -17,6 +17,7 @@ from engine.disk.quota import Quota
 from engine.disk.store import DiskBlock, DiskStore
 from engine.request import PROGRAM, Origin, Request, SamplingParams, ServiceClass, TokenEvent
 from engine.thread import EngineThread
+from tests.app.server.live_server import Clock
 from tests.engine.hash_run import Run
 from tests.hash_model import HashRunner, HashTicket, LateMover, block_bytes, hash_engine
 
@@ -255,6 +256,25 @@ def test_until_all_is_written_there_is_work(new_store: NewStore, monkeypatch: py
     monkeypatch.setattr(store, "find", watched)
     run.run_out()
     assert set(looks) == {True}
+
+
+def test_beside_steps_blocks_are_written_together(new_store: NewStore) -> None:
+    clock = Clock()
+    engine, _ = hash_engine(num_blocks=200, store=new_store(), write_delay=0.5, clock=clock)
+    run = Run(engine)
+    run.submit(tuple(range(100)), ignore_eos=True, max_tokens=500)
+    written = engine.state().counters
+    for _ in range(60):
+        run.step()
+    assert engine.state().counters.disk_written_bytes == written.disk_written_bytes == 0
+    clock.seconds += 0.5
+    for _ in range(20):
+        run.step()
+    assert engine.state().counters.disk_written_bytes >= 8 * block_bytes(FULL)[0]
+    before = engine.state().counters.disk_written_bytes
+    run.step()
+    run.run_out()  # nobody waits then
+    assert engine.state().counters.disk_written_bytes > before
 
 
 @contextmanager

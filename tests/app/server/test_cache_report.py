@@ -22,7 +22,7 @@ from app.instance import Instance
 from app.server import request_log
 from app.text.tokenizer import Tokenizer
 from engine.request import BeamParams, CacheUse, Request, SamplingParams
-from tests.app.server.live_server import LiveServer, controlled_engine, until
+from tests.app.server.live_server import ControlledRunner, LiveServer, controlled_engine, until
 from tests.app.server.test_bad_requests import CHAT, COMPLETION
 from tests.app.server.test_metrics import figure, scraped
 from tests.hash_model import expected_output
@@ -338,9 +338,13 @@ def test_a_line_a_request_without_a_word_of_it(server: LiveServer, caplog: pytes
 def test_what_does_not_end_well_has_a_line_too(server: LiveServer, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, request_log.log.name)
     body = {"model": "hash", "prompt": list(PROMPT), "max_tokens": 1500, "ignore_eos": True, "stream": True}
-    with httpx.stream("POST", server.url + COMPLETION, json=body, timeout=60) as response:
-        next(response.iter_lines())
-    until(lambda: len(lines(caplog)) == 1)
+    runner = server.engine._runner
+    assert isinstance(runner, ControlledRunner)
+    with runner.held() as steps:  # it cannot end before the client leaves
+        steps.release(5)
+        with httpx.stream("POST", server.url + COMPLETION, json=body, timeout=60) as response:
+            next(response.iter_lines())
+        until(lambda: len(lines(caplog)) == 1)
     body |= {"prompt": [1000] * 5000}
     assert httpx.post(server.url + COMPLETION, json=body, timeout=60).status_code == 400
     assert lines(caplog) == ["hash normal; prompt 100; ended by the client", "hash normal; prompt 5000; PromptTooLong"]

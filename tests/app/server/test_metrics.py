@@ -276,8 +276,11 @@ def test_a_failed_step_and_a_client_that_left(stack: Stack) -> None:
     runner.failures = 1
     body = {"model": "hash", "prompt": "Hi", "stream": True, "max_tokens": 1500, "ignore_eos": True}
     assert httpx.post(server.url + COMPLETION, json=body, timeout=60).status_code == 500
-    with httpx.stream("POST", server.url + COMPLETION, json=body, timeout=60) as response:
-        next(response.iter_lines())
+    with runner.held() as steps:  # it cannot end before the client leaves
+        steps.release(5)
+        with httpx.stream("POST", server.url + COMPLETION, json=body, timeout=60) as response:
+            next(response.iter_lines())
+        until(lambda: not server.streams._live)
     until(lambda: not server.engine.has_work)
     samples = scraped(server)
     assert figure(samples, "failed_steps_total") == 1
