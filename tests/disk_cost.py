@@ -67,8 +67,8 @@ def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("model", type=Path)
     arguments.add_argument("--threads", type=int, default=2)
-    arguments.add_argument("--rounds", type=int, default=7)
-    arguments.add_argument("--tokens", type=int, default=256)
+    arguments.add_argument("--rounds", type=int, default=8)
+    arguments.add_argument("--tokens", type=int, default=1500)
     arguments.add_argument("--code-cache", type=Path)
     wanted = arguments.parse_args()
     sys.setswitchinterval(SWITCH_SECONDS)  # as a server has it
@@ -76,9 +76,12 @@ def main() -> None:
         folder = Path(scratch)
         on, off = (load(wanted.model, it, wanted.threads, wanted.code_cache) for it in (folder, None))
         for name, rate in (("one stream", lambda engine: decode_rate(engine, wanted.tokens)), ("prompt", prefill_rate)):
-            rates = [(rate(on), rate(off)) for _ in range(wanted.rounds)]
-            show_ratio(name, [it for it, _ in rates], [it for _, it in rates])
-        on.settle()
+            rates: dict[ModelEngine, list[float]] = {on: [], off: []}
+            for number in range(wanted.rounds):
+                for engine in (on, off) if number % 2 else (off, on):
+                    rates[engine].append(rate(engine))
+                on.settle()
+            show_ratio(name, rates[on], rates[off])
         for length in LENGTHS:
             show_restores(wanted.model, folder, length, wanted)
 
