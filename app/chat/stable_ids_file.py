@@ -12,6 +12,7 @@ import logging
 import os
 import sqlite3
 import threading
+import time
 from array import array
 from collections.abc import Callable
 from contextlib import suppress
@@ -29,6 +30,7 @@ FILE_NAME = "replies.sqlite"
 
 _VERSION = 1
 _BUSY_SECONDS = 2.0  # for another process to end its write, which takes milliseconds
+_PAUSES = (0.01, 0.1, 0.5, 0.0)  # seconds after each try; where a file is being made, SQLite does not wait by itself
 _TABLE = """
     CREATE TABLE IF NOT EXISTS replies (
         key BLOB PRIMARY KEY, place BLOB, lead BLOB, lead_characters INTEGER, ids BLOB, size INTEGER, used INTEGER
@@ -161,19 +163,23 @@ class StableIdsFile:
         return sqlite3.connect(address, timeout=_BUSY_SECONDS, uri=True, check_same_thread=False)
 
     def _attempt(self, connection: "_Connection", work: Callable[[], T], otherwise: T) -> T:
-        if self._is_off:
-            return otherwise
-        with connection.lock:
-            files_before = self._files
-            try:
-                if not self._path.exists():  # it may have been deleted meanwhile
+        for pause in _PAUSES:
+            if self._is_off:
+                return otherwise
+            with connection.lock:
+                files_before = self._files
+                try:
+                    if not self._path.exists():  # it may have been deleted meanwhile
+                        connection.close()
+                    return work()
+                except (sqlite3.Error, OSError) as problem:
                     connection.close()
-                return work()
-            except (sqlite3.Error, OSError) as problem:
-                connection.close()
-                error = problem
-        self._failed(error, files_before)
-        return otherwise
+                    error = problem
+            if not _is_busy(error):
+                self._failed(error, files_before)
+                return otherwise
+            time.sleep(pause)
+        return otherwise  # others have it: a later miss
 
     def _failed(self, error: Exception, files_before: int) -> None:
         """Set a damaged file aside, once; else leave files alone from now on."""
@@ -214,6 +220,12 @@ class _Connection:
 
     def __del__(self) -> None:
         self.close()
+
+
+def _is_busy(error: Exception) -> bool:
+    """Whether another process has the file just now."""
+    code: int = getattr(error, "sqlite_errorcode", 0)  # errors of Python's own have none
+    return code & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 
 def _is_made(connection: sqlite3.Connection) -> bool:

@@ -178,12 +178,10 @@ def test_it_survives_a_process_that_is_killed_while_it_writes(tmp_path: Path) ->
 
 
 def test_two_processes_share_a_folder(tmp_path: Path) -> None:
-    processes = [child(tmp_path, 0, 50), child(tmp_path, 50, 100)]
-    for process in processes:
-        assert process.stdout is not None
-        assert len([process.stdout.readline() for _ in range(50)]) == 50
+    with child(tmp_path, 0, 50) as one, child(tmp_path, 50, 100) as other:
+        told = [process.stdout.readline() for process in (one, other) if process.stdout for _ in range(50)]
+        one.kill()
+        other.kill()
+    assert len(told) == 100
+    assert all(told)
     assert sorted(numbers(StableIds(tmp_path).find_stored(PLACE))) == list(range(100))
-    for process in processes:
-        process.kill()
-        with process:
-            pass

@@ -100,6 +100,23 @@ def test_a_file_that_is_deleted_is_made_again(tmp_path: Path) -> None:
     assert numbers(file.find(PLACE)) == numbers(StableIdsFile(tmp_path).find(PLACE)) == [2]
 
 
+def test_a_file_that_another_process_is_making_is_waited_for(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SQLite itself does not always wait then."""
+    monkeypatch.setattr("app.chat.stable_ids_file._BUSY_SECONDS", 0.0)
+    maker = sqlite3.connect(tmp_path / FILE_NAME, isolation_level=None, check_same_thread=False)
+    maker.execute("BEGIN EXCLUSIVE")
+    ending = threading.Timer(0.2, lambda: maker.execute("COMMIT"))
+    ending.start()
+    write(file := StableIdsFile(tmp_path), generated(1))
+    ending.join()
+    maker.close()
+    write(file, generated(2))
+    assert numbers(file.find(PLACE)) == [1, 2]
+    assert not warnings(caplog)
+
+
 def test_processes_share_the_file(tmp_path: Path) -> None:
     files = [StableIdsFile(tmp_path) for _ in range(4)]
 
