@@ -1,0 +1,161 @@
+"""Texts to the ids that a BERT encoder reads: WordPiece vocabularies out of a GGUF file's metadata or a tokenizer.json.
+
+The ids are those of the `tokenizers` library, with the markers that the model expects around every text ([CLS] and
+[SEP]); what people wrote never becomes a marker. The files are hostile until checked. Refuses to know chats: there is
+no way back from ids to text, since an encoder answers with none.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+
+import tokenizers
+from tokenizers import models, normalizers, pre_tokenizers, processors
+
+from app.errors import UnsupportedTokenizer
+from app.text.checked_fields import CheckedFields, malformed
+from app.text.tokenizer import SPACE_SYMBOL, library_errors
+from quant.bounded_json import JSONProblem, parse_object
+
+MODEL = "tokenizer.ggml.model"
+TOKENS = "tokenizer.ggml.tokens"
+TOKEN_TYPE = "tokenizer.ggml.token_type"  # noqa: S105 (no password)
+UNKNOWN_ID = "tokenizer.ggml.unknown_token_id"
+# Each marker by the keys that converters use for it (one of them is misspelled in the format itself), and the id it
+# has in BERT's own vocabularies, where a file does not say.
+CLS_IDS = ("tokenizer.ggml.cls_token_id", "tokenizer.ggml.bos_token_id")
+SEP_IDS = ("tokenizer.ggml.seperator_token_id", "tokenizer.ggml.eos_token_id")
+BERT_CLS, BERT_SEP, BERT_UNKNOWN = 101, 102, 100
+LOWERCASE = "tokenizer.ggml.normalizer.lowercase"
+STRIP_ACCENTS = "tokenizer.ggml.normalizer.strip_accents"
+
+CONTROL = 3  # of tokenizer.ggml.token_type: a token that no text becomes
+CONTINUES = "##"  # how BERT writes a piece that goes on with a word
+MAX_WORD = 100  # characters; a longer word is one unknown token. Source: BERT's tokenization.py
+_REMEDY = "Choose another embedding model, or a GGUF file of this one."
+
+
+class EncoderTokenizer:
+    """One encoder's vocabulary. Immutable, and safe for several threads."""
+
+    def __init__(self, backend: tokenizers.Tokenizer) -> None:
+        """`backend` holds no special tokens but those that its post-processor puts around a text."""
+        self._backend = backend
+        with library_errors("building its vocabulary"):
+            sample = backend.encode("a", add_special_tokens=True)
+            self._begin, self._end = _around(sample.ids, sample.special_tokens_mask)
+            ids = backend.get_vocab(with_added_tokens=True).values()
+        self.vocab_size = 1 + max((*ids, *self._begin, *self._end))  # ids are below this
+
+    def encode(self, text: str, most: int | None = None) -> tuple[int, ...]:
+        """The ids of `text` with the markers around it; where `most` is given, the text is cut to fit into so many."""
+        with library_errors("encoding text"):
+            # A batch of one: unlike `encode`, it lets other threads run meanwhile.
+            (encoded,) = self._backend.encode_batch_fast([_without_surrogates(text)], add_special_tokens=False)
+        ids: list[int] = encoded.ids
+        if most is not None:
+            ids = ids[: max(0, most - len(self._begin) - len(self._end))]
+        return (*self._begin, *ids, *self._end)
+
+
+def _around(ids: list[int], special: list[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The markers before and behind a text, from the ids of one."""
+    texts = [place for place, mark in enumerate(special) if not mark]
+    if not texts:
+        raise malformed("The tokenizer finds nothing in a text of one letter")
+    return tuple(ids[: texts[0]]), tuple(ids[texts[-1] + 1 :])
+
+
+def _without_surrogates(text: str) -> str:
+    """`text` with each lone surrogate, which UTF-8 cannot express, as U+FFFD."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+# -- out of a GGUF file
+
+
+def from_gguf(metadata: Mapping[str, object]) -> EncoderTokenizer:
+    """The tokenizer of a GGUF file whose `tokenizer.ggml.model` is `bert`.
+
+    Such a file writes a word's first piece behind U+2581 and its others bare, where BERT's own vocabulary writes the
+    first bare and the others behind `##`. Raises UnsupportedTokenizer for another model, ModelFileError for a malformed
+    vocabulary.
+    """
+    fields = CheckedFields(metadata)
+    if (model := fields.require(MODEL, str)) != "bert":
+        raise UnsupportedTokenizer(f"{MODEL} is {model!r}, and an encoder's has to be 'bert'", _REMEDY)
+    texts, types = fields.array(TOKENS, str), fields.array(TOKEN_TYPE, int)
+    if len(types) != len(texts):
+        raise malformed(f"{TOKEN_TYPE} has {len(types)} elements for {len(texts)} tokens")
+    cls, sep = _id(fields, CLS_IDS, BERT_CLS, len(texts)), _id(fields, SEP_IDS, BERT_SEP, len(texts))
+    unknown = _id(fields, (UNKNOWN_ID,), BERT_UNKNOWN, len(texts))
+    vocab = {_piece(text): id_ for id_, text in enumerate(texts) if types[id_] != CONTROL and text}
+    vocab[texts[unknown]] = unknown
+    lowercase = fields.get(LOWERCASE, bool) is not False
+    with library_errors("building its vocabulary"):
+        backend = tokenizers.Tokenizer(
+            models.WordPiece(
+                vocab,
+                unk_token=texts[unknown],
+                continuing_subword_prefix=CONTINUES,
+                max_input_chars_per_word=MAX_WORD,
+            )
+        )
+        backend.normalizer = normalizers.BertNormalizer(
+            lowercase=lowercase, strip_accents=fields.get(STRIP_ACCENTS, bool)
+        )
+        backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        backend.post_processor = processors.BertProcessing((texts[sep], sep), (texts[cls], cls))
+    return EncoderTokenizer(backend)
+
+
+def _piece(text: str) -> str:
+    """A token as BERT's own vocabulary writes it."""
+    return text.removeprefix(SPACE_SYMBOL) if text.startswith(SPACE_SYMBOL) else CONTINUES + text
+
+
+def _id(fields: CheckedFields, names: tuple[str, ...], default: int, size: int) -> int:
+    """The first of these fields that there is: the id of a token."""
+    id_ = next((found for name in names if (found := fields.get(name, int)) is not None), default)
+    if not 0 <= id_ < size:
+        raise malformed(f"{names[0]} is {id_}, but there are {size} tokens")
+    return id_
+
+
+# -- out of a tokenizer.json
+
+
+def from_json(content: bytes) -> EncoderTokenizer:
+    """The tokenizer of a tokenizer.json, without the truncation and padding that it may ask for.
+
+    Raises UnsupportedTokenizer for another model than WordPiece, ModelFileError for a malformed file.
+    """
+    try:
+        document = parse_object(content)
+    except JSONProblem as problem:
+        raise malformed(f"tokenizer.json cannot be used: {problem}") from None
+    fields = CheckedFields(document)
+    model = fields.child("model")
+    if (kind := model.get("type", str)) != "WordPiece":
+        raise UnsupportedTokenizer(f"The tokenizer's model {kind!r} is not supported for embeddings", _REMEDY)
+    vocab, unknown = model.require("vocab", dict), model.require("unk_token", str)
+    if unknown not in vocab:
+        raise malformed(f"model.unk_token is {unknown!r}, which is no token")
+    added = fields.array("added_tokens", dict) if "added_tokens" in fields else ()
+    special = _special_texts(added)
+    kept = {text: id_ for text, id_ in vocab.items() if text not in special or text == unknown}
+    changed = {
+        **document,
+        "model": {**fields.require("model", dict), "vocab": kept},
+        "added_tokens": [entry for entry in added if entry.get("special") is not True],
+        "truncation": None,
+        "padding": None,
+    }
+    with library_errors("reading tokenizer.json"):
+        backend = tokenizers.Tokenizer.from_str(json.dumps(changed))
+    return EncoderTokenizer(backend)
+
+
+def _special_texts(added: Sequence[dict[str, object]]) -> set[str]:
+    """The texts of the added tokens that no text becomes."""
+    entries = [CheckedFields(entry, f"added_tokens[{position}].") for position, entry in enumerate(added)]
+    return {entry.require("content", str) for entry in entries if entry.get("special", bool)}

@@ -1,0 +1,147 @@
+import json
+from pathlib import Path
+
+import pytest
+import tokenizers
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.errors import UnsupportedTokenizer
+from app.text.wordpiece import EncoderTokenizer, from_gguf, from_json
+from quant.errors import InglenookError, ModelFileError
+from tests.app.text.small_wordpiece import PIECES, TOKENS, document, ids, metadata
+from tests.app.text.test_gguf_tokenizer import truth, vocabulary_metadata
+
+SOURCES = {"gguf": lambda: from_gguf(metadata()), "json": lambda: from_json(document())}
+
+
+@pytest.fixture(params=SOURCES)
+def small(request: pytest.FixtureRequest) -> EncoderTokenizer:
+    return SOURCES[request.param]()
+
+
+def test_ids_are_those_of_the_original_tokenizer(llama_cpp_models: Path) -> None:
+    tokenizer = from_gguf(vocabulary_metadata(llama_cpp_models, "bert-bge"))
+    for text, expected in truth(llama_cpp_models, "bert-bge"):
+        assert tokenizer.encode(text) == (101, *expected, 102), text
+
+
+@pytest.mark.parametrize(
+    ("text", "pieces"),
+    [
+        ("", ()),
+        ("Hello worlds!", ("hello", "wor", "##ld", "##s", "!")),
+        ("CAFÉ", ("cafe",)),
+        ("的a我ab", ("的", "a", "我", "a", "##b")),
+        ("ab\u0000\ufffd\tab", ("a", "##b", "a", "##b")),
+        ("hello unheard", ("hello", "[UNK]")),
+        ("a" * 101, ("[UNK]",)),
+        ("a \ud800 a", ("a", "a")),
+    ],
+)
+def test_text_is_normalized_as_for_bert(small: EncoderTokenizer, text: str, pieces: tuple[str, ...]) -> None:
+    assert small.encode(text) == ids(*pieces)
+
+
+def test_text_never_becomes_a_marker(small: EncoderTokenizer) -> None:
+    assert small.encode("[SEP]") == ids("[", "[UNK]", "]")
+
+
+def test_a_text_is_cut_between_its_markers(small: EncoderTokenizer) -> None:
+    assert small.encode("hello hello hello", most=4) == ids("hello", "hello")
+    assert small.encode("hello", most=1) == ids()
+
+
+def test_ids_are_below_the_vocabularys_size(small: EncoderTokenizer) -> None:
+    assert small.vocab_size == len(TOKENS)
+
+
+@given(st.text())
+def test_both_files_give_the_librarys_ids(text: str) -> None:
+    library = tokenizers.Tokenizer.from_str(document().decode())
+    library.no_truncation()
+    plain = text.replace("[", "").replace("\ud800", "")
+    assert list(from_json(document()).encode(plain)) == library.encode(plain).ids
+    assert from_gguf(metadata()).encode(plain) == from_json(document()).encode(plain)
+
+
+def test_case_and_accents_are_kept_where_the_file_says_so() -> None:
+    tokenizer = from_gguf(metadata(**{"normalizer.lowercase": False}))
+    assert tokenizer.encode("Hello café cafe") == ids("[UNK]", "[UNK]", "cafe")
+    stripping = from_gguf(metadata(**{"normalizer.lowercase": False, "normalizer.strip_accents": True}))
+    assert stripping.encode("café") == ids("cafe")
+
+
+def test_other_names_of_the_markers_are_known() -> None:
+    renamed = metadata(cls_token_id=None, bos_token_id=2, seperator_token_id=None, eos_token_id=3)
+    assert from_gguf(renamed).encode("a") == ids("a")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"tokens": None}, "tokenizer.ggml.tokens is missing"),
+        ({"tokens": ("a", 1)}, "tokenizer.ggml.tokens is not an array of str"),
+        ({"token_type": None}, "tokenizer.ggml.token_type is missing"),
+        ({"token_type": (1,)}, f"tokenizer.ggml.token_type has 1 elements for {len(TOKENS)} tokens"),
+        ({"cls_token_id": len(TOKENS)}, "tokenizer.ggml.cls_token_id is"),
+        ({"cls_token_id": None}, "tokenizer.ggml.cls_token_id is 101"),
+        ({"unknown_token_id": -1}, "tokenizer.ggml.unknown_token_id is -1"),
+    ],
+)
+def test_malformed_metadata_is_refused_with_the_fields_name(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(ModelFileError) as refusal:
+        from_gguf(metadata(**changes))
+    assert message in refusal.value.message
+    assert refusal.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"[]", "it is not an object"),
+        (b'{"model": 3}', "model is of type int"),
+        (document(vocab=None), "model.vocab is missing"),
+        (document().replace(b'"[PAD]", "special"', b'[], "special"'), "added_tokens[0].content is of type list"),
+        (document(**{"unk_token": "[NONE]"}), "model.unk_token is '[NONE]', which is no token"),
+    ],
+)
+def test_a_malformed_tokenizer_json_is_refused_with_the_fields_name(content: bytes, message: str) -> None:
+    with pytest.raises(ModelFileError) as refusal:
+        from_json(content)
+    assert message in refusal.value.message
+
+
+def test_another_model_is_refused_by_name() -> None:
+    with pytest.raises(UnsupportedTokenizer, match="'gpt2'"):
+        from_gguf(metadata(model="gpt2"))
+    with pytest.raises(UnsupportedTokenizer, match="'Unigram'"):
+        from_json(document(type="Unigram"))
+
+
+VALUES = st.none() | st.booleans() | st.integers(-(2**63), 2**64) | st.floats() | st.text(max_size=4)
+FIELDS = ("version", "added_tokens", "normalizer", "pre_tokenizer", "post_processor", "model")
+
+
+@given(st.sampled_from(FIELDS), VALUES | st.lists(VALUES, max_size=3) | st.dictionaries(st.text(max_size=4), VALUES))
+def test_no_tokenizer_json_causes_another_error(field: str, value: object) -> None:
+    changed = {**json.loads(document()), field: value}
+    try:
+        tokenizer = from_json(json.dumps(changed).encode())
+    except InglenookError:
+        return
+    tokenizer.encode("Hello worlds")
+
+
+@given(st.sampled_from(["tokens", "token_type", "cls_token_id", "normalizer.lowercase"]), VALUES, st.data())
+def test_no_metadata_causes_another_error(field: str, value: object, data: st.DataObject) -> None:
+    fields = metadata()
+    if field.startswith("token"):
+        array = list(fields[f"tokenizer.ggml.{field}"])  # type: ignore[call-overload]
+        array[data.draw(st.integers(0, len(PIECES)))] = value
+        value = tuple(array)
+    try:
+        tokenizer = from_gguf({**fields, f"tokenizer.ggml.{field}": value})
+    except InglenookError:
+        return
+    tokenizer.encode("Hello worlds")
