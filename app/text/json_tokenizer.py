@@ -1,4 +1,4 @@
-"""A tokenizer from a checkpoint's tokenizer.json and tokenizer_config.json.
+"""A tokenizer from the contents of a checkpoint's tokenizer.json and tokenizer_config.json.
 
 The ids are those that the `tokenizers` library gives for the same file, except that text never becomes a control
 token. The files are hostile until checked. Byte-pair vocabularies that spell bytes in a known way are read; others are
@@ -10,7 +10,6 @@ Knows the fields of both files. Refuses to know where they came from.
 import json
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import tokenizers
@@ -28,6 +27,7 @@ from app.text.tokenizer import (
     library_errors,
     sentencepiece_bytes,
 )
+from quant.bounded_json import JSONProblem, parse_object
 
 _REMEDY = "Choose a model of another family, or a GGUF file of this one."
 # How many ids without a token a vocabulary may have: some leave room, a forged one could ask for all memory.
@@ -59,13 +59,16 @@ class _Spelling:
     space_prefix: bool = False
 
 
-def from_json(source: Path | bytes, tokenizer_config: Mapping[str, object] | None = None) -> Tokenizer:
-    """The tokenizer of a tokenizer.json (a path, or its bytes) and the parsed tokenizer_config.json, if there is one.
+def from_json(
+    content: bytes, tokenizer_config: Mapping[str, object] | None = None, ending_ids: Collection[int] = ()
+) -> Tokenizer:
+    """The tokenizer of a tokenizer.json's bytes and the parsed tokenizer_config.json, if there is one.
 
-    Without the second, nothing says which tokens begin and end a document, and there is no chat template.
+    Without the second, nothing says which tokens begin and end a document, and there is no chat template. `ending_ids`
+    end a reply, as do eos_token and the control tokens that are known to.
     Raises UnsupportedTokenizer for a kind that is not known here, ModelFileError for a malformed file.
     """
-    document = CheckedFields(_parse(source.read_bytes() if isinstance(source, Path) else source))
+    document = CheckedFields(_parse(content))
     config = CheckedFields(tokenizer_config or {}, "tokenizer_config.")
     spelling = _spelling(document)
     added = _added_tokens(document)
@@ -85,7 +88,7 @@ def from_json(source: Path | bytes, tokenizer_config: Mapping[str, object] | Non
         hidden=frozenset(token.id for token in added if token.special),
         bos_id=bos_id,
         eos_id=eos_id,
-        end_of_generation_ids=end_of_generation_ids(control_ids, [] if eos_id is None else [eos_id]),
+        end_of_generation_ids=end_of_generation_ids(control_ids, {*ending_ids, *([] if eos_id is None else [eos_id])}),
         add_bos=bos_id is not None and _adds_bos(config, backend, bos_id),
         space_prefix=spelling.space_prefix,
         chat_template=_chat_template(config),
@@ -96,12 +99,9 @@ def from_json(source: Path | bytes, tokenizer_config: Mapping[str, object] | Non
 
 def _parse(content: bytes) -> dict[str, object]:
     try:
-        document = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise malformed(f"tokenizer.json is not JSON: {error}") from None
-    if not isinstance(document, dict):
-        raise malformed("tokenizer.json is not a JSON object")
-    return document
+        return parse_object(content)
+    except JSONProblem as problem:
+        raise malformed(f"tokenizer.json: {problem}") from None
 
 
 def _added_tokens(document: CheckedFields) -> list[_Added]:

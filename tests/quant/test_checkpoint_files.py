@@ -1,0 +1,67 @@
+import os
+from pathlib import Path
+
+import pytest
+
+import quant.checkpoint_files
+from quant.checkpoint_files import read_bytes, read_object, read_text
+from quant.errors import ModelFileError
+
+
+def test_a_file_is_read(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text('{"é": [1, null]}')
+    assert read_object(tmp_path, "a.json") == {"é": [1, None]}
+    assert read_text(tmp_path, "a.json") == '{"é": [1, null]}'
+    assert read_bytes(tmp_path, "a.json") == '{"é": [1, null]}'.encode()
+
+
+def test_a_file_that_is_not_there_is_none(tmp_path: Path) -> None:
+    assert [read(tmp_path, "a.json") for read in (read_bytes, read_text, read_object)] == [None] * 3
+
+
+def test_a_file_of_the_hugging_face_cache_is_read_through_its_link(tmp_path: Path) -> None:
+    snapshot, blob = tmp_path / "models--o--r" / "snapshots" / "0123", tmp_path / "models--o--r" / "blobs" / "abc"
+    snapshot.mkdir(parents=True)
+    blob.parent.mkdir()
+    blob.write_text("text")
+    (snapshot / "a.txt").symlink_to(os.path.relpath(blob, snapshot))
+    assert read_text(snapshot, "a.txt") == "text"
+
+
+@pytest.mark.parametrize("target", ["/etc/hostname", "../outside", "nothing"])
+def test_a_link_out_of_the_folder_is_refused(tmp_path: Path, target: str) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (tmp_path / "outside").write_text("{}")
+    (folder / "a.json").symlink_to(target)
+    with pytest.raises(ModelFileError, match="leads out of"):
+        read_object(folder, "a.json")
+
+
+@pytest.mark.parametrize(("raw", "words"), [(b"\xff", "UTF-8"), (b"[]", "not an object"), (b"{", "not JSON")])
+def test_content_that_makes_no_sense_is_told_with_the_files_name(tmp_path: Path, raw: bytes, words: str) -> None:
+    (tmp_path / "a.json").write_bytes(raw)
+    with pytest.raises(ModelFileError, match=words) as caught:
+        read_object(tmp_path, "a.json")
+    assert str(tmp_path / "a.json") in caught.value.message
+
+
+def test_text_is_utf8(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"\xff")
+    with pytest.raises(ModelFileError, match="UTF-8"):
+        read_text(tmp_path, "a.txt")
+
+
+def test_a_file_over_the_bound_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quant.checkpoint_files, "MAX_BYTES", 3)
+    (tmp_path / "a").write_bytes(b"abc")
+    assert read_bytes(tmp_path, "a") == b"abc"
+    (tmp_path / "a").write_bytes(b"abcd")
+    with pytest.raises(ModelFileError, match="4 bytes, over the bound of 3"):
+        read_bytes(tmp_path, "a")
+
+
+def test_what_is_no_regular_file_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a")
+    with pytest.raises(ModelFileError, match="not a regular file"):
+        read_bytes(tmp_path, "a")
