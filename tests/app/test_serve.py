@@ -16,6 +16,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.app.long_reply import WITHOUT_END
 from tests.app.mapped_file import wait_until_mapped
 
 ROOT = Path(__file__).parents[2]
@@ -253,7 +254,7 @@ def test_mistakes_are_told_as_without_a_server(
 
 
 def test_an_interrupted_run_ends_its_request(server: Server) -> None:
-    command = [*PROGRAM, "run", "Count upwards, without end.", "-t", "1.5", "-q"]
+    command = [*PROGRAM, "run", *WITHOUT_END, "-q"]
     with subprocess.Popen(command, cwd=ROOT, env=server.environment, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stdout.read(1)
