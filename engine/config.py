@@ -11,15 +11,65 @@ TARGET_LATENCY = 0.06  # seconds between two tokens of a stream while others' pr
 
 
 @dataclass(frozen=True, slots=True)
+class LinearScaling:
+    """Positions are divided by a factor (arXiv:2306.15595)."""
+
+    factor: float
+
+
+@dataclass(frozen=True, slots=True)
+class Llama3Scaling:
+    """Long wavelengths are stretched, short ones stay (the `llama3` rope type of transformers' configuration)."""
+
+    factor: float
+    low: float  # turns within the original context, below which a frequency is divided by the factor
+    high: float  # and above which it stays
+    original_context: int
+
+
+RopeScaling = LinearScaling | Llama3Scaling
+
+
+@dataclass(frozen=True, slots=True)
 class RopeConfig:
     """Rotary position embedding: which frequencies, and which elements of a head form a pair."""
 
     base: float
-    dimensions: int  # elements of a head that turn; all of them, in this version
+    dimensions: int  # elements of a head that turn, the first ones of it
     interleaved: (
         bool  # pairs are neighbours (2i, 2i+1), as GGUF files of the llama family store them; else (i, i + d/2)
     )
-    linear_factor: float = 1.0  # positions are divided by it
+    scaling: RopeScaling | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LayerConfig:
+    """In what the attention of one layer differs from that of others."""
+
+    window: int | None = None  # tokens that it looks back on, its own included; None: all
+    rope: int | None = 0  # which of the model's ropes turns its heads; None: none does
+
+
+class Gate(enum.Enum):
+    """What the gate of an MLP goes through before it is multiplied."""
+
+    SILU = "silu"
+    GELU = "gelu"  # by tanh, as `gelu_pytorch_tanh`
+
+
+class NormPlacement(enum.Enum):
+    """Where a layer normalizes what its attention and its MLP read, or what they give."""
+
+    BEFORE = "before"
+    AFTER = "after"  # what they give, before it is added
+    BOTH = "both"
+
+
+class HeadNorm(enum.Enum):
+    """What is normalized of q and k before they turn."""
+
+    EACH = "each"  # every head for itself
+    ALL = "all"  # all heads of a token together
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +86,20 @@ class ModelConfig:
     vocab_size: int
     context_length: int  # tokens the model was made for
     norm_epsilon: float
-    rope: RopeConfig
+    ropes: tuple[RopeConfig, ...]
+    layout: tuple[LayerConfig, ...] = ()  # one for each layer; empty: all are alike
+    attention_scale: float = 0.0  # of scores; 0: 1 / sqrt(head_dim)
+    attention_softcap: float = 0.0  # c: scores become c * tanh(score / c); 0: they stay
+    logit_softcap: float = 0.0
+    logit_scale: float = 1.0  # of logits, before the soft cap
+    embedding_scale: float = 1.0
+    gate: Gate = Gate.SILU
+    norm_placement: NormPlacement = NormPlacement.BEFORE
+    norm_offset: float = 0.0  # added to the weights of norms
+    head_norm: HeadNorm | None = None
+    qkv_bias: bool | None = False  # added to q, k and v; None: where the checkpoint has one
+    out_bias: bool | None = False  # added to what attention gives, in the same way
+    tied_head: bool | None = None  # the head is the embedding; None: where the checkpoint has no other
 
     @property
     def matrix_elements(self) -> int:
@@ -44,6 +107,15 @@ class ModelConfig:
         attention = 2 * (self.heads + self.kv_heads) * self.head_dim * self.hidden
         mlp = 3 * self.mlp_hidden * self.hidden
         return self.layers * (attention + mlp) + 2 * self.vocab_size * self.hidden
+
+    def layer(self, number: int) -> LayerConfig:
+        return self.layout[number] if self.layout else LayerConfig()
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """The window of each KV group: one group for all layers that look back as far."""
+        windows = {self.layer(number).window for number in range(self.layers)}
+        return tuple(sorted(windows, key=lambda window: (window is not None, window)))
 
 
 @dataclass(frozen=True, slots=True)

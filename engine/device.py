@@ -14,7 +14,7 @@ from torch import Tensor
 from engine.batch import Batch
 from engine.config import EngineConfig, ModelConfig
 from engine.kv_cache import KVCache
-from engine.weights import GGUFWeights
+from engine.weights import Weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +71,6 @@ class Device(Protocol):
         """The token budget of one step: whoever wants to stop or to join waits for the step under way."""
         ...
 
-    def load(self, model: ModelConfig, weights: GGUFWeights, config: EngineConfig) -> LoadedModel:
+    def load(self, model: ModelConfig, weights: Weights, config: EngineConfig) -> LoadedModel:
         """Take the model's weights, reserve its caches. Raises UnsupportedModel or ModelFileError."""
         ...

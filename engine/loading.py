@@ -8,6 +8,7 @@ import ctypes
 import logging
 import math
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -16,7 +17,7 @@ import torch
 
 from engine import models
 from engine.blocks import root_key
-from engine.checkpoint_config import Metadata
+from engine.checkpoint import Checkpoint, StoredWeight
 from engine.config import BLOCK_SIZE, TARGET_LATENCY, EngineConfig, ModelConfig, Preemption
 from engine.copy_thread import CopyThread
 from engine.core import Engine
@@ -26,13 +27,14 @@ from engine.disk.quota import Quota
 from engine.disk.run_file import VERSION
 from engine.disk.store import DiskStore
 from engine.errors import UnsupportedModel
+from engine.gguf_checkpoint import GGUFCheckpoint
 from engine.kv_cache import KVCache
 from engine.reference import ReferenceDevice
 from engine.runner import ModelRunner, Ticket, reporting_shortage
-from engine.weights import GGUFWeights, LoadProgress
+from engine.safetensors_checkpoint import FolderCheckpoint
+from engine.weights import LoadProgress, Weights, matrix_samples
 from quant.cpu import tiers
-from quant.cpu.formats import formats_of
-from quant.gguf import GGUFFile
+from quant.cpu.formats import TileFormat, formats_of
 
 log = logging.getLogger(__name__)
 
@@ -75,20 +77,30 @@ class LoadOptions:
     code_cache: Path | None = None  # where compiled kernels are kept; None: compile for this process alone
 
 
-def load_engine(file: GGUFFile, options: LoadOptions, progress: LoadProgress | None = None) -> ModelEngine:
-    """The engine for an open GGUF file.
+def open_checkpoint(path: Path) -> Checkpoint:
+    """A GGUF file, or a folder with a config.json and safetensors files.
+
+    Raises ModelFileError, UnsupportedModel or UnsupportedQuantization.
+    """
+    return FolderCheckpoint(path) if path.is_dir() else GGUFCheckpoint(path)
+
+
+def load_engine(checkpoint: Checkpoint, options: LoadOptions, progress: LoadProgress | None = None) -> ModelEngine:
+    """The engine for an open checkpoint.
 
     Raises UnsupportedModel, UnsupportedTier, ModelFileError or OutOfMemory; nothing stays allocated then.
     """
     with reporting_shortage():
-        return _load_engine(file, options, progress)
+        return _load_engine(checkpoint, options, progress)
 
 
-def _load_engine(file: GGUFFile, options: LoadOptions, progress: LoadProgress | None) -> ModelEngine:
-    model = models.read_config(Metadata(file.metadata, _architecture(file)))
-    device = _device(options, model, file)
-    config = resolve(model, device, options, options.fingerprint or file.header_digest)
-    loaded = device.load(model, GGUFWeights(file, progress, min(device.threads, MOST_LOADING_THREADS)), config)
+def _load_engine(checkpoint: Checkpoint, options: LoadOptions, progress: LoadProgress | None) -> ModelEngine:
+    model = models.read_config(checkpoint.metadata)
+    stored = models.stored_weights(checkpoint)
+    device = _device(options, model, checkpoint.path, stored)
+    config = resolve(model, device, options, options.fingerprint or checkpoint.digest)
+    weights = Weights(checkpoint.path, stored, progress, min(device.threads, MOST_LOADING_THREADS))
+    loaded = device.load(model, weights, config)
     _return_freed_memory()
     store = _open_store(options, config, loaded.kv, str(device.kv_type).removeprefix("torch."))
     mover = CopyThread(loaded.kv, store) if config.host_blocks or store else None
@@ -120,7 +132,7 @@ def resolve(model: ModelConfig, device: Device, options: LoadOptions, fingerprin
         block_bytes=block_bytes,
         preemption=options.preemption,
         target_latency=options.target_latency,
-        cache_salt=(fingerprint, *device.numerics, str(device.kv_type), repr(model.rope)),
+        cache_salt=(fingerprint, *device.numerics, str(device.kv_type), repr(model.ropes)),
     )
 
 
@@ -152,28 +164,38 @@ def layer_bytes(model: ModelConfig, device: Device) -> int:
 # -- which device
 
 
-def kernels_are_compiled(file: GGUFFile, options: LoadOptions) -> bool:
+def kernels_are_compiled(checkpoint: Checkpoint, options: LoadOptions) -> bool:
     """Whether loading starts at once, because the kernels it needs were compiled on this machine before.
 
-    Raises UnsupportedTier or UnsupportedQuantization.
+    Raises UnsupportedTier, UnsupportedModel, UnsupportedQuantization or ModelFileError.
     """
-    if not _wants_cpu_kernels(options) or options.code_cache is None:
-        return not _wants_cpu_kernels(options)
+    layouts = _layouts_to_compile(checkpoint, options)
+    if layouts is None or options.code_cache is None:
+        return layouts is None
     from engine.cpu import code_cache
 
-    layouts = formats_of(file.matrix_types)
     return code_cache.is_compiled(options.code_cache, tiers.choose(options.cpu_tier), layouts)
 
 
-def compile_kernels(file: GGUFFile, options: LoadOptions) -> None:
-    """What loading would do first, for whoever wants to tell the user about it.
-
-    Raises UnsupportedTier or UnsupportedQuantization.
-    """
-    if _wants_cpu_kernels(options):
+def compile_kernels(checkpoint: Checkpoint, options: LoadOptions) -> None:
+    """What loading would do first, for whoever wants to tell the user about it. Raises as `kernels_are_compiled`."""
+    layouts = _layouts_to_compile(checkpoint, options)
+    if layouts is not None:
         from engine.cpu.code_cache import load_code
 
-        load_code(options.code_cache, tiers.choose(options.cpu_tier), formats_of(file.matrix_types))
+        load_code(options.code_cache, tiers.choose(options.cpu_tier), layouts)
+
+
+def _layouts_to_compile(checkpoint: Checkpoint, options: LoadOptions) -> frozenset[TileFormat] | None:
+    """Those of the checkpoint's matrices; None where other kernels will be taken."""
+    if not _wants_cpu_kernels(options):
+        return None
+    from engine.cpu.device import why_unsupported
+
+    samples = matrix_samples(models.stored_weights(checkpoint))
+    if options.backend == "auto" and why_unsupported(models.read_config(checkpoint.metadata), samples):
+        return None
+    return formats_of(samples)
 
 
 def _wants_cpu_kernels(options: LoadOptions) -> bool:
@@ -189,7 +211,7 @@ def _has_compiler() -> bool:
     return True
 
 
-def _device(options: LoadOptions, model: ModelConfig, file: GGUFFile) -> Device:
+def _device(options: LoadOptions, model: ModelConfig, path: Path, stored: Mapping[str, StoredWeight]) -> Device:
     if options.backend not in BACKENDS:
         raise UnsupportedModel(f"There is no kernel backend {options.backend!r}", "Use --kernels auto.")
     if options.kv_type not in KV_TYPES:
@@ -199,7 +221,7 @@ def _device(options: LoadOptions, model: ModelConfig, file: GGUFFile) -> Device:
     if _wants_cpu_kernels(options):
         from engine.cpu.device import CpuDevice, why_unsupported
 
-        problem = why_unsupported(model, file.tensors.values())
+        problem = why_unsupported(model, matrix_samples(stored))
         if problem is None:
             return CpuDevice(
                 options.threads or physical_cores(),
@@ -209,7 +231,7 @@ def _device(options: LoadOptions, model: ModelConfig, file: GGUFFile) -> Device:
                 KV_TYPES[options.kv_type],
             )
         if options.backend == "cpu":
-            raise UnsupportedModel(f"The fast CPU kernels cannot run {file.path}: {problem}", "Use --kernels auto.")
+            raise UnsupportedModel(f"The fast CPU kernels cannot run {path}: {problem}", "Use --kernels auto.")
         log.warning("the plain kernels are used, which are slow: %s", problem)
     if options.kv_type != "auto":
         raise UnsupportedModel(
@@ -235,13 +257,6 @@ def physical_cores() -> int:
         except OSError:
             siblings.add(str(number))
     return max(1, len(siblings))
-
-
-def _architecture(file: GGUFFile) -> str:
-    architecture = file.metadata.get("general.architecture")
-    if not isinstance(architecture, str):
-        raise UnsupportedModel(f"{file.path} does not name its architecture (general.architecture)")
-    return architecture
 
 
 def default_planes(model: ModelConfig) -> int:

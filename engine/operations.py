@@ -5,16 +5,38 @@ another records a program that is run for every batch. Values between operations
 passes them on and never looks into them.
 """
 
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 from torch import Tensor
 
 from engine.batch import Batch
+from engine.config import Gate
 from engine.kv_cache import LayerKV
 from engine.rope import RotaryTable
 from quant.linear import LinearBackend, QLinear
 
 Activation: TypeAlias = Any  # rows of float32, one for each token: a tensor, or a place in a recorded program
+
+
+@dataclass(frozen=True, slots=True)
+class HeadNorms:
+    """Root mean square normalization of q and k, before they turn."""
+
+    q: Tensor  # float32 [head_dim]: every head for itself; or [heads * head_dim]: all heads of a token together
+    k: Tensor  # in the same way
+    epsilon: float
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """How the heads of one layer attend."""
+
+    scale: float  # of scores
+    rotary: RotaryTable | None  # None: heads do not turn
+    norms: HeadNorms | None = None
+    softcap: float = 0.0  # c: scores become c * tanh(score / c); 0: they stay
+    window: int | None = None  # tokens that are looked back on, the own one included; None: all
 
 
 class Operations(Protocol):
@@ -25,34 +47,39 @@ class Operations(Protocol):
         """Makes the layers that these operations take."""
         ...
 
-    def embed(self, batch: Batch, table: QLinear) -> Activation:
-        """The table's row of every token."""
+    def embed(self, batch: Batch, table: QLinear, scale: float = 1.0) -> Activation:
+        """The table's row of every token, times `scale`."""
         ...
 
-    def norm(self, x: Activation, weight: Tensor, epsilon: float) -> Activation:
-        """Root mean square normalization, times `weight`, float32 [width]."""
+    def norm(self, x: Activation, weight: Tensor, epsilon: float, add_to: Activation | None = None) -> Activation:
+        """Root mean square normalization, times `weight`, float32 [width]; added to `add_to` as in `linear`."""
         ...
 
-    def linear(self, x: Activation, weight: QLinear, add_to: Activation | None = None) -> Activation:
-        """The product; added to `add_to`, which may be overwritten and must not be used again."""
+    def linear(
+        self, x: Activation, weight: QLinear, add_to: Activation | None = None, bias: Tensor | None = None
+    ) -> Activation:
+        """The product, and `bias`, float32 [outputs]; added to `add_to`, which may be overwritten and must not be used
+        again."""
         ...
 
-    def rope_and_store(self, qkv: Activation, batch: Batch, kv: LayerKV, rotary: RotaryTable) -> Activation:
-        """Split q, k and v, turn q and k, write k and v into their slots; what it returns is for `attend`."""
+    def rope_and_store(self, qkv: Activation, batch: Batch, kv: LayerKV, attention: Attention) -> Activation:
+        """Split q, k and v, normalize and turn q and k, write k and v into their slots; the result is for `attend`."""
         ...
 
-    def attend(self, q: Activation, batch: Batch, kv: LayerKV) -> Activation:
+    def attend(self, q: Activation, batch: Batch, kv: LayerKV, attention: Attention) -> Activation:
         """Causal attention of every token over its own request's context -> [tokens, heads * head_dim]."""
         ...
 
-    def gated_mlp(self, x: Activation, gate_up: QLinear, down: QLinear, add_to: Activation) -> Activation:
-        """down(silu(gate) * up), added to `add_to` as in `linear`."""
+    def gated_mlp(
+        self, x: Activation, gate_up: QLinear, down: QLinear, add_to: Activation | None = None, gate: Gate = Gate.SILU
+    ) -> Activation:
+        """down(gate(x's first half) * its second half), of x times gate_up; added to `add_to` as in `linear`."""
         ...
 
     def select(self, x: Activation, batch: Batch) -> Activation:
         """The rows of x whose logits are wanted."""
         ...
 
-    def logits(self, x: Activation, head: QLinear) -> Activation:
-        """The last operation of every model."""
+    def logits(self, x: Activation, head: QLinear, softcap: float = 0.0) -> Activation:
+        """The last operation of every model; `softcap` as that of `Attention`."""
         ...

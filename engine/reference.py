@@ -8,12 +8,12 @@ from torch import Tensor
 
 from engine import models
 from engine.batch import Batch
-from engine.config import BLOCK_SIZE, EngineConfig, ModelConfig
+from engine.config import BLOCK_SIZE, EngineConfig, Gate, ModelConfig
 from engine.device import LoadedModel, Logits
 from engine.kernels import reference
 from engine.kv_cache import KVCache, LayerKV
-from engine.rope import RotaryTable
-from engine.weights import GGUFWeights
+from engine.operations import Attention
+from engine.weights import Weights
 from quant.linear import LinearBackend, QLinear, ReferenceBackend
 
 
@@ -34,7 +34,7 @@ class ReferenceDevice:
     def step_tokens(self, model: ModelConfig) -> int:
         return 256
 
-    def load(self, model: ModelConfig, weights: GGUFWeights, config: EngineConfig) -> LoadedModel:
+    def load(self, model: ModelConfig, weights: Weights, config: EngineConfig) -> LoadedModel:
         # Tensors are small: more threads gain little, and lose much while another program has a core.
         torch.set_num_threads(1)
         loaded = models.load(
@@ -56,41 +56,53 @@ class ReferenceOperations:
     def __init__(self, *, keep_dequantized: bool) -> None:
         self.weights: LinearBackend = ReferenceBackend(keep_dequantized=keep_dequantized)
 
-    def embed(self, batch: Batch, table: QLinear) -> Tensor:
-        return table.rows(torch.tensor(batch.token_ids))
+    def embed(self, batch: Batch, table: QLinear, scale: float = 1.0) -> Tensor:
+        return table.rows(torch.tensor(batch.token_ids)) * scale
 
-    def norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-        return reference.rms_norm(x, weight, epsilon)
+    def norm(self, x: Tensor, weight: Tensor, epsilon: float, add_to: Tensor | None = None) -> Tensor:
+        return _added(reference.rms_norm(x, weight, epsilon), add_to)
 
-    def linear(self, x: Tensor, weight: QLinear, add_to: Tensor | None = None) -> Tensor:
+    def linear(self, x: Tensor, weight: QLinear, add_to: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
         product = weight.forward(x)
-        return product if add_to is None else add_to + product
+        return _added(product if bias is None else product + bias, add_to)
 
-    def rope_and_store(self, qkv: Tensor, batch: Batch, kv: LayerKV, rotary: RotaryTable) -> Tensor:
-        heads = qkv.view(len(qkv), -1, kv.head_dim)
-        q, k, v = heads[:, : -2 * kv.kv_heads], heads[:, -2 * kv.kv_heads : -kv.kv_heads], heads[:, -kv.kv_heads :]
-        positions = torch.tensor(batch.positions)
-        cos, sin = rotary.cos[positions], rotary.sin[positions]
-        turned = reference.rope(k, cos, sin, interleaved=rotary.interleaved)
-        reference.store_kv(kv.pool, torch.tensor(batch.slot_mappings[kv.group]), turned, v)
-        return reference.rope(q, cos, sin, interleaved=rotary.interleaved)
+    def rope_and_store(self, qkv: Tensor, batch: Batch, kv: LayerKV, attention: Attention) -> Tensor:
+        kv_width = kv.kv_heads * kv.head_dim
+        q, k, v = qkv[:, : -2 * kv_width], qkv[:, -2 * kv_width : -kv_width], qkv[:, -kv_width:]
+        if attention.norms:
+            q, k = (
+                reference.head_norm(x.contiguous(), weight, kv.head_dim, attention.norms.epsilon)
+                for x, weight in ((q, attention.norms.q), (k, attention.norms.k))
+            )
+        q, k, v = (x.reshape(len(x), -1, kv.head_dim) for x in (q, k, v))
+        if attention.rotary:
+            positions, turned = torch.tensor(batch.positions), attention.rotary
+            cos, sin = turned.cos[positions], turned.sin[positions]
+            q, k = (reference.rope(x, cos, sin, interleaved=turned.interleaved) for x in (q, k))
+        reference.store_kv(kv.pool, torch.tensor(batch.slot_mappings[kv.group]), k, v)
+        return q
 
-    def attend(self, q: Tensor, batch: Batch, kv: LayerKV) -> Tensor:
+    def attend(self, q: Tensor, batch: Batch, kv: LayerKV, attention: Attention) -> Tensor:
         starts, positions = batch.query_starts, torch.tensor(batch.positions)
         tables = [torch.tensor(table) for table in batch.block_tables[kv.group]]
+        rule = reference.ScoreRule(attention.scale, attention.softcap, attention.window)
         attended = [
-            reference.paged_attention(
-                q[start:stop], positions[start:stop], kv.pool, table, context, q.shape[-1] ** -0.5
-            )
+            reference.paged_attention(q[start:stop], positions[start:stop], kv.pool, table, context, rule)
             for start, stop, table, context in zip(starts, starts[1:], tables, batch.context_lengths, strict=False)
         ]
         return torch.cat(attended).flatten(1)
 
-    def gated_mlp(self, x: Tensor, gate_up: QLinear, down: QLinear, add_to: Tensor) -> Tensor:
-        return add_to + down.forward(reference.silu_gate(gate_up.forward(x)))
+    def gated_mlp(
+        self, x: Tensor, gate_up: QLinear, down: QLinear, add_to: Tensor | None = None, gate: Gate = Gate.SILU
+    ) -> Tensor:
+        return _added(down.forward(reference.gated(gate_up.forward(x), gate)), add_to)
 
     def select(self, x: Tensor, batch: Batch) -> Tensor:
         return x[torch.tensor(batch.logit_rows, dtype=torch.int64)]
 
-    def logits(self, x: Tensor, head: QLinear) -> Tensor:
-        return head.forward(x)
+    def logits(self, x: Tensor, head: QLinear, softcap: float = 0.0) -> Tensor:
+        return reference.soft_cap(head.forward(x), softcap)
+
+
+def _added(x: Tensor, to: Tensor | None) -> Tensor:
+    return x if to is None else to + x

@@ -9,26 +9,27 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.config import RopeConfig
+from engine.config import LinearScaling, Llama3Scaling, RopeConfig
 
 
-def inverse_frequencies(rope: RopeConfig, factors: Tensor | None) -> Tensor:
-    """float64 [dimensions / 2], radians per position. `factors`, of the same length, divide them."""
+def inverse_frequencies(rope: RopeConfig, factors: Tensor | None = None) -> Tensor:
+    """float64 [dimensions / 2], radians per position. `factors`, of the same length, divide them once more."""
     exponents = torch.arange(0, rope.dimensions, 2, dtype=torch.float64) / rope.dimensions
-    frequencies = rope.base**-exponents / rope.linear_factor
+    frequencies = rope.base**-exponents
+    match rope.scaling:
+        case LinearScaling(factor):
+            frequencies = frequencies / factor
+        case Llama3Scaling():
+            frequencies = frequencies / _llama3_factors(frequencies, rope.scaling)
     return frequencies if factors is None else frequencies / factors.double()
 
 
-def llama3_factors(rope: RopeConfig, *, factor: float, low: float, high: float, original_context: int) -> Tensor:
-    """What Llama 3.1 divides its frequencies by, float64 [dimensions / 2].
-
-    Wavelengths shorter than original_context / high stay, those longer than original_context / low are stretched by
-    `factor`, and those between are blended (the `llama3` rope type of transformers' configuration).
-    """
-    frequencies = inverse_frequencies(rope, None)
-    turns = original_context * frequencies / (2 * math.pi)  # full turns within the original context
-    smooth = ((turns - low) / (high - low)).clamp(0, 1)
-    return 1 / ((1 - smooth) / factor + smooth)
+def _llama3_factors(frequencies: Tensor, scaling: Llama3Scaling) -> Tensor:
+    """What frequencies are divided by: those that make between `low` and `high` turns in the original context are
+    blended, between 1 and the factor."""
+    turns = scaling.original_context * frequencies / (2 * math.pi)
+    smooth = ((turns - scaling.low) / (scaling.high - scaling.low)).clamp(0, 1)
+    return 1 / ((1 - smooth) / scaling.factor + smooth)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,18 +3,17 @@
 Knows names, shapes, progress and the threads that load. Refuses to know what a layer does with a tensor.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from concurrent.futures import CancelledError, ThreadPoolExecutor
+from pathlib import Path
 from threading import Lock
 from typing import TypeVar
 
 from torch import Tensor
 
+from engine.checkpoint import StoredWeight
 from engine.errors import UnsupportedModel
 from quant.errors import ModelFileError
-from quant.ggml_blocks import decode
-from quant.ggml_types import GGMLType
-from quant.gguf import GGUFFile
 from quant.kernels.reference import dequantize
 from quant.tensor import QTensor
 
@@ -24,46 +23,57 @@ Item = TypeVar("Item")
 Made = TypeVar("Made")
 
 
-class GGUFWeights:
-    """Each tensor of an open file, once. Decoding copies, so the file may be closed when loading ends.
+class Weights:
+    """Each weight of an open checkpoint, once. Decoding copies, so the checkpoint may be closed when loading ends.
 
-    Of the file's own bytes, no more stay in memory than those of the tensors that are being decoded.
+    Of the files' own bytes, no more stay in memory than those of the weights that are being decoded.
     """
 
-    def __init__(self, file: GGUFFile, progress: LoadProgress | None = None, threads: int = 1) -> None:
-        self._file = file
-        self._left = dict(file.tensors)
-        self._total = sum(tensor.nbytes for tensor in file.tensors.values())
+    def __init__(
+        self, path: Path, stored: Mapping[str, StoredWeight], progress: LoadProgress | None = None, threads: int = 1
+    ) -> None:
+        self._path = path
+        self._stored = stored
+        self._left = set(stored)
+        self._total = sum(weight.nbytes for weight in stored.values())
         self._done = 0
         self._progress = progress
         self._threads = threads
         self._lock = Lock()
         self._given_up = False
 
-    @property
-    def matrix_types(self) -> frozenset[GGMLType]:
-        """The types that layers are made of."""
-        return self._file.matrix_types
+    def matrix_samples(self) -> list[QTensor]:
+        """A small matrix of every layout that layers are made of."""
+        return matrix_samples(self._stored)
 
     def __contains__(self, name: str) -> bool:
         return name in self._left
 
     def take(self, name: str, *shape: int) -> QTensor:
-        """The tensor in canonical form. Raises ModelFileError when it is missing or not of `shape` (row-major)."""
+        """The weight in canonical form. Raises ModelFileError when it is missing or not of `shape` (row-major)."""
         if self._given_up:
             raise CancelledError
-        tensor = self._left.pop(name, None)
-        if tensor is None:
-            raise ModelFileError(f"{self._file.path} has no tensor {name}", "The file is incomplete: pull it again.")
-        if tensor.shape != shape:
-            raise ModelFileError(f"{self._file.path}: {name} has shape {tensor.shape}, and the model needs {shape}")
-        weight = decode(tensor.type, self._file.data(name), shape)
-        self._file.release(name)
+        if name not in self._left:
+            raise ModelFileError(f"{self._path} has no tensor {name}", "The file is incomplete: pull it again.")
+        self._left.discard(name)
+        stored = self._stored[name]
+        if stored.shape is not None:
+            self._check(stored.name, stored.shape, shape)
+        weight = stored.decode()
+        self._check(stored.name, weight.shape, shape)
         with self._lock:
-            self._done += tensor.nbytes
+            self._done += stored.nbytes
             if self._progress:
                 self._progress(self._done, self._total)
         return weight
+
+    def _check(self, name: str, shape: tuple[int, ...], wanted: tuple[int, ...]) -> None:
+        if shape != wanted:
+            raise ModelFileError(f"{self._path}: {name} has shape {shape}, and the model needs {wanted}")
+
+    def drop(self, name: str) -> None:
+        """Leave out a weight that the configuration says is not used."""
+        self._left.discard(name)
 
     def take_vector(self, name: str, length: int) -> Tensor:
         """A one-dimensional tensor as float32 [length]."""
@@ -88,6 +98,17 @@ class GGUFWeights:
             names = sorted(self._left)
             more = f" and {len(names) - 5} more" if len(names) > 5 else ""
             raise UnsupportedModel(
-                f"{self._file.path} has tensors this version does not use: {', '.join(names[:5])}{more}",
+                f"{self._path} has tensors this version does not use: {', '.join(names[:5])}{more}",
                 "The model is a variant that is not supported yet.",
             )
+
+
+def matrix_samples(stored: Mapping[str, StoredWeight]) -> list[QTensor]:
+    """A small matrix of every layout that these matrices have."""
+    kinds: dict[Hashable, StoredWeight] = {}
+    for weight in stored.values():
+        if weight.shape is None or len(weight.shape) == 2:
+            smallest = kinds.setdefault(weight.kind, weight)
+            if weight.nbytes < smallest.nbytes:
+                kinds[weight.kind] = weight
+    return [weight.sample() for weight in kinds.values()]

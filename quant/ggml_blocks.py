@@ -17,7 +17,7 @@ from torch import Tensor
 
 from quant.errors import UnsupportedQuantization
 from quant.ggml_types import GGMLType
-from quant.tensor import CodedTensor, Integers, PlainTensor, Plane, QTensor, Scale
+from quant.tensor import BlockTensor, CodedTensor, Integers, PlainTensor, Plane, Scale
 
 Bytes = NDArray[np.uint8]
 Words = NDArray[np.uint32]
@@ -191,7 +191,7 @@ BLOCKS = {
 PLAIN_TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
-def decode(kind: GGMLType, data: memoryview, shape: tuple[int, ...]) -> QTensor:
+def decode(kind: GGMLType, data: memoryview, shape: tuple[int, ...]) -> BlockTensor:
     """The canonical form of a tensor stored as `kind`.
 
     `data` holds exactly the tensor's bytes and is copied; `shape` is row-major. Raises UnsupportedQuantization for a

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from quant.kernels import reference
-from quant.tensor import CanonicalTensor, PlainTensor, QTensor
+from quant.tensor import PlainTensor, QTensor
 
 
 class QLinear(Protocol):
@@ -54,11 +54,11 @@ class ReferenceLinear:
     Both multiply the same float32 values in the same order: keeping buys about 10x speed for 4 to 8x the memory.
     """
 
-    def __init__(self, segments: Sequence[CanonicalTensor], *, keep_dequantized: bool) -> None:
+    def __init__(self, segments: Sequence[QTensor], *, keep_dequantized: bool) -> None:
         self.outputs = sum(segment.shape[0] for segment in segments)
         self.inputs = segments[0].shape[1]
         whole = torch.cat([reference.dequantize(segment) for segment in segments]) if keep_dequantized else None
-        self._segments: tuple[CanonicalTensor, ...] = (
+        self._segments: tuple[QTensor, ...] = (
             (PlainTensor((self.outputs, self.inputs), "F32", whole),) if whole is not None else tuple(segments)
         )
 
@@ -82,5 +82,5 @@ class ReferenceBackend:
     def __init__(self, *, keep_dequantized: bool) -> None:
         self._keep_dequantized = keep_dequantized
 
-    def linear(self, segments: Sequence[CanonicalTensor]) -> QLinear:
+    def linear(self, segments: Sequence[QTensor]) -> QLinear:
         return ReferenceLinear(segments, keep_dequantized=self._keep_dequantized)

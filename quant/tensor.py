@@ -284,5 +284,5 @@ def _holds(integers: Integers, rows: int, count: int) -> bool:
     return integers.shape[0] == rows and 0 <= integers.shape[1] - count < per_word
 
 
-QTensor = PlainTensor | CodedTensor  # what every backend multiplies
-CanonicalTensor = QTensor | Float8Tensor | GroupedTensor  # what the reference kernels multiply
+BlockTensor = PlainTensor | CodedTensor  # what GGUF files hold
+QTensor = BlockTensor | Float8Tensor | GroupedTensor

@@ -15,9 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from app.host import SWITCH_SECONDS
-from engine.loading import DiskOptions, LoadOptions, ModelEngine, load_engine
+from engine.loading import DiskOptions, LoadOptions, ModelEngine, load_engine, open_checkpoint
 from engine.request import Request, SamplingParams
-from quant.gguf import GGUFFile
 
 LENGTHS = (512, 2000, 6000)
 
@@ -25,8 +24,8 @@ LENGTHS = (512, 2000, 6000)
 def load(model: Path, folder: Path | None, threads: int, code_cache: Path | None) -> ModelEngine:
     disk = DiskOptions(folder, 10 << 30) if folder else None
     options = LoadOptions(context_length=8192, threads=threads, fingerprint="00" * 32, disk=disk, code_cache=code_cache)
-    with GGUFFile(model) as file:
-        return load_engine(file, options)
+    with open_checkpoint(model) as checkpoint:
+        return load_engine(checkpoint, options)
 
 
 def some_prompt(length: int) -> tuple[int, ...]:

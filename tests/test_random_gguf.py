@@ -12,7 +12,7 @@ import pytest
 from app.text import gguf_tokenizer
 from engine import models
 from engine.checkpoint_config import Metadata
-from engine.loading import LoadOptions, load_engine
+from engine.loading import LoadOptions, load_engine, open_checkpoint
 from engine.request import SamplingParams
 from quant.gguf import GGUFFile
 from tests.random_gguf import DEVIATION, Q4_K_M, SIZES, TYPES, random_blocks, tensors, write
@@ -64,8 +64,8 @@ def test_what_it_says_follows_from_what_it_reads(tmp_path: Path, mix: str) -> No
     """Activations that explode or vanish would make every answer the same."""
     path = tmp_path / "tiny.gguf"
     write(path, mix, SIZES["tiny"])
-    with GGUFFile(path) as file:
-        engine = load_engine(file, LoadOptions(backend="reference"))
+    with open_checkpoint(path) as checkpoint:
+        engine = load_engine(checkpoint, LoadOptions(backend="reference"))
     params = SamplingParams(temperature=0, max_tokens=1)
     requests = [engine.request((first, first + 100), params, frozenset()) for first in range(10)]
     for request in requests:

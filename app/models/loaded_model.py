@@ -21,8 +21,8 @@ from engine.loading import (
     compile_kernels,
     kernels_are_compiled,
     load_engine,
+    open_checkpoint,
 )
-from quant.gguf import GGUFFile
 
 
 @dataclass(frozen=True)
@@ -51,14 +51,14 @@ def load_model(stored: StoredModel, settings: Settings, progress: Progress) -> L
         target_latency=settings.latency_ms / 1000,
         code_cache=settings.cache_dir,
     )
-    with GGUFFile(stored.path) as file:
-        if not kernels_are_compiled(file, options):
+    with open_checkpoint(stored.path) as checkpoint:
+        if not kernels_are_compiled(checkpoint, options):
             with progress.task("Preparing the CPU engine, once on this machine", None):
-                run_apart(lambda: compile_kernels(file, options))
-        tokenizer = gguf_tokenizer.from_gguf(file.metadata)
+                run_apart(lambda: compile_kernels(checkpoint, options))
+        tokenizer = gguf_tokenizer.from_gguf(checkpoint.metadata.values)
         options = _keeping_on_disk(options, stored, settings, progress)
         with progress.task(f"Loading {stored.name}", stored.size) as report:
-            engine = load_engine(file, options, lambda done, _total: report(done))
+            engine = load_engine(checkpoint, options, lambda done, _total: report(done))
     if tokenizer.vocab_size > engine.vocab_size:
         raise UnsupportedModel(
             f"{stored.path} names {tokenizer.vocab_size} tokens, and its model knows {engine.vocab_size}",

@@ -21,14 +21,15 @@ from engine.cpu.program import COUNTS, HEADER, Limits, Program
 from engine.cpu.team import MOST_THREADS, Team
 from engine.device import LoadedModel, Logits
 from engine.kv_cache import KVCache
-from engine.weights import GGUFWeights
+from engine.weights import Weights
 from quant.cpu.activations import GROUP, Form
 from quant.cpu.arena import Arena
 from quant.cpu.formats import formats_of
 from quant.cpu.linear import CpuBackend
 from quant.cpu.native import Entry
 from quant.cpu.tiers import Target
-from quant.gguf import GGUFTensor
+from quant.errors import UnsupportedQuantization
+from quant.tensor import QTensor
 
 NUMERICS_VERSION = "3"  # raised when a change of the kernels changes bits: what was cached before is not used then
 STEP_OPERATIONS = 80_000_000_000  # that one thread computes in a fifth of a second
@@ -63,9 +64,9 @@ class CpuDevice:
         tokens = self.threads * STEP_OPERATIONS // (2 * model.matrix_elements)
         return min(max(1 << tokens.bit_length() - 1, 32), 512) if tokens else 32
 
-    def load(self, model: ModelConfig, weights: GGUFWeights, config: EngineConfig) -> LoadedModel:
+    def load(self, model: ModelConfig, weights: Weights, config: EngineConfig) -> LoadedModel:
         torch.set_num_threads(1)  # it only samples here, and its other threads would spin on the team's cores
-        enter, arena = load_code(self._code_cache, self._target, formats_of(weights.matrix_types)), Arena()
+        enter, arena = load_code(self._code_cache, self._target, formats_of(weights.matrix_samples())), Arena()
         limits = Limits(
             tokens=config.max_step_tokens,
             outputs=config.max_step_tokens,
@@ -160,9 +161,13 @@ def _tiles(batch: Batch) -> list[tuple[int, int, int, int]]:
     return tiles
 
 
-def why_unsupported(model: ModelConfig, tensors: Iterable[GGUFTensor]) -> str | None:
+def why_unsupported(model: ModelConfig, samples: Iterable[QTensor]) -> str | None:
     """What in a checkpoint has no kernel here, or None."""
     for name, width in (("head dimension", model.head_dim), ("hidden size", model.hidden), ("MLP", model.mlp_hidden)):
         if width % GROUP:
             return f"its {name} is {width}, not a multiple of {GROUP}"
+    try:
+        formats_of(samples)
+    except UnsupportedQuantization as error:
+        return str(error)
     return None

@@ -17,12 +17,13 @@ import torch
 from torch import Tensor
 
 from engine.batch import Batch
+from engine.config import Gate
 from engine.cpu.attention import ATTENTION_KERNELS, record_bytes
 from engine.cpu.kv_store import STORE_KERNELS, KVType, head_bytes
 from engine.cpu.program import SEGMENT, Op, Program, float_bits
 from engine.errors import UnsupportedModel
 from engine.kv_cache import LayerKV
-from engine.rope import RotaryTable
+from engine.operations import Attention
 from quant.cpu.activations import FORM_KERNELS, GROUP, SILU_PRODUCTS, Form, row_bytes
 from quant.cpu.arena import Region
 from quant.cpu.formats import PAIR
@@ -96,7 +97,8 @@ class CpuOperations:
         self._free: dict[tuple[Form, int, int, bool], list[Buffer]] = defaultdict(list)
         self._constants: dict[int, tuple[Region, Tensor]] = {}  # by id, with the tensor that keeps the id taken
 
-    def embed(self, batch: Batch, table: QLinear) -> Activation:
+    def embed(self, batch: Batch, table: QLinear, scale: float = 1.0) -> Activation:
+        _refuse("scaled embeddings", scale != 1.0)
         (part,) = _packed(table).parts
         out = self._take(Form.FLOAT, table.inputs)
         self._program.append(
@@ -111,7 +113,8 @@ class CpuOperations:
 
         return Activation(x.width, selected=True, write=write, picked_from=x)
 
-    def norm(self, x: Activation, weight: Tensor, epsilon: float) -> Activation:
+    def norm(self, x: Activation, weight: Tensor, epsilon: float, add_to: Activation | None = None) -> Activation:
+        _refuse("norms behind a layer", add_to is not None)
         vector = self._constant(weight)
 
         def write(form: Form) -> Rows:
@@ -132,14 +135,18 @@ class CpuOperations:
         itself = weakref.ref(normed)  # a circle of references would keep its buffers taken
         return normed
 
-    def linear(self, x: Activation, weight: QLinear, add_to: Activation | None = None) -> Activation:
+    def linear(
+        self, x: Activation, weight: QLinear, add_to: Activation | None = None, bias: Tensor | None = None
+    ) -> Activation:
+        _refuse("biases", bias is not None)
         packed = _packed(weight)
         # In place, where there is something to add to: nobody may read that from here on.
         out = add_to.rows(Form.FLOAT) if add_to else self._take(Form.FLOAT, weight.outputs, selected=x.selected)
         self._multiply(x, packed, out, add=add_to is not None)
         return self._floats(out)
 
-    def logits(self, x: Activation, head: QLinear) -> LogitRows:
+    def logits(self, x: Activation, head: QLinear, softcap: float = 0.0) -> LogitRows:
+        _refuse("capped logits", softcap != 0.0)
         packed = _packed(head)
         out = self._take(Form.FLOAT, head.outputs, selected=True)
         self._multiply(x, packed, out, add=False)
@@ -153,14 +160,17 @@ class CpuOperations:
         self._program.append(Op.PICK, selected=1, rows=head.outputs, x=largest.address, out=best.address)
         return LogitRows(out.buffer.region, head.outputs, best)
 
-    def gated_mlp(self, x: Activation, gate_up: QLinear, down: QLinear, add_to: Activation) -> Activation:
+    def gated_mlp(
+        self, x: Activation, gate_up: QLinear, down: QLinear, add_to: Activation | None = None, gate: Gate = Gate.SILU
+    ) -> Activation:
+        _refuse("this gate", gate is not Gate.SILU)
         packed, width = _packed(gate_up), gate_up.outputs // 2
         if width % GROUP:
             raise UnsupportedModel(f"An MLP of width {width}, not a multiple of {GROUP}, has no CPU kernel", _PLAIN)
-        gate, up = packed.part_of(0), packed.part_of(width)
-        fits = width % PAIR == 0 and packed.form(gate) is packed.form(up) and (width - up.first) % PAIR == 0
-        if fits and gate.rows >= width and up.first + up.rows == gate_up.outputs:
-            return self.linear(self._gated_product(x, packed, gate, up), down, add_to)
+        first, up = packed.part_of(0), packed.part_of(width)
+        fits = width % PAIR == 0 and packed.form(first) is packed.form(up) and (width - up.first) % PAIR == 0
+        if fits and first.rows >= width and up.first + up.rows == gate_up.outputs:
+            return self.linear(self._gated_product(x, packed, first, up), down, add_to)
         both = self.linear(x, gate_up).rows(Form.FLOAT)
 
         def write(form: Form) -> Rows:
@@ -204,17 +214,22 @@ class CpuOperations:
 
         return Activation(width, selected, rows)
 
-    def rope_and_store(self, qkv: Activation, batch: Batch, kv: LayerKV, rotary: RotaryTable) -> Activation:
-        rows, heads = qkv.rows(Form.FLOAT), _heads(qkv, kv)
+    def rope_and_store(self, qkv: Activation, batch: Batch, kv: LayerKV, attention: Attention) -> Activation:
+        rows, heads, rotary = qkv.rows(Form.FLOAT), _heads(qkv, kv), attention.rotary
+        _refuse("norms of heads", attention.norms is not None)
+        if rotary is None or 2 * rotary.cos.shape[-1] != kv.head_dim:
+            raise UnsupportedModel("Heads of which not all elements turn have no CPU kernel", _PLAIN)
         self._program.append(
             Op.ROPE_STORE, kernel=address_of(STORE_KERNELS[_kv_type(kv)]),
-            neighbours=rotary.interleaved, scale=float_bits(kv.head_dim**-0.5),
+            neighbours=rotary.interleaved, scale=float_bits(attention.scale),
             cosine=self._constant(rotary.cos).address, sine=self._constant(rotary.sin).address,
             **rows.words("x"), **heads, **_cache_words(kv),
         )  # fmt: skip
         return self._floats(rows)
 
-    def attend(self, q: Activation, batch: Batch, kv: LayerKV) -> Activation:
+    def attend(self, q: Activation, batch: Batch, kv: LayerKV, attention: Attention) -> Activation:
+        _refuse("capped scores", attention.softcap != 0.0)
+        _refuse("windows", attention.window is not None)
         rows, heads, limits = q.rows(Form.FLOAT), _heads(q, kv), self._program.limits
         width = kv.kv_heads * heads["heads"] * kv.head_dim
         parts = self._parts(kv, heads["heads"])
@@ -307,6 +322,11 @@ class CpuOperations:
 
 
 _PLAIN = "Use the plain kernels: --kernels reference."
+
+
+def _refuse(what: str, asked: bool) -> None:
+    if asked:
+        raise UnsupportedModel(f"There is no CPU kernel for {what}", _PLAIN)
 
 
 def _packed(weight: QLinear) -> CpuLinear:

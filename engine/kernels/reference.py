@@ -5,11 +5,15 @@ pieces are merged one after another in order of position. So a token's bits are 
 chunk of any size, over a cached or a computed prefix.
 """
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from engine.config import BLOCK_SIZE
+from engine.config import BLOCK_SIZE, Gate
 
 QUERY_TILE = 16  # queries of one request that are attended together
 PIECE = 128  # context positions that are reduced together
@@ -21,17 +25,27 @@ def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + epsilon) * weight
 
 
+def head_norm(x: Tensor, weight: Tensor, head_dim: int, epsilon: float) -> Tensor:
+    """x [tokens, heads * head_dim]: each head normalized where `weight` is [head_dim], else all heads together."""
+    heads = x.view(len(x), -1, head_dim) if len(weight) == head_dim else x
+    return rms_norm(heads, weight, epsilon).reshape(x.shape)
+
+
 def rope(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> Tensor:
     """Turn pairs of each head by their position's angle (arXiv:2104.09864).
 
-    x [tokens, heads, head_dim]; cos, sin [tokens, head_dim / 2]. Pairs are neighbours, or half a head apart.
+    x [tokens, heads, head_dim]; cos, sin [tokens, n / 2]: the first n elements of a head turn. Pairs are neighbours, or
+    n / 2 apart.
     """
     cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
+    x, rest = x.tensor_split([2 * cos.shape[-1]], dim=-1)
     if interleaved:
         even, odd = x[..., 0::2], x[..., 1::2]
-        return torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1).flatten(-2)
-    first, second = x.chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, first * sin + second * cos), dim=-1)
+        turned = torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1).flatten(-2)
+    else:
+        first, second = x.chunk(2, dim=-1)
+        turned = torch.cat((first * cos - second * sin, first * sin + second * cos), dim=-1)
+    return torch.cat((turned, rest), dim=-1)
 
 
 def store_kv(pool: Tensor, slots: Tensor, k: Tensor, v: Tensor) -> None:
@@ -41,45 +55,69 @@ def store_kv(pool: Tensor, slots: Tensor, k: Tensor, v: Tensor) -> None:
     pool[block, 1, :, place] = v.to(pool.dtype)
 
 
-def paged_attention(q: Tensor, positions: Tensor, pool: Tensor, table: Tensor, context: int, scale: float) -> Tensor:
+@dataclass(frozen=True, slots=True)
+class ScoreRule:
+    """What becomes of q times k, and which k there are."""
+
+    scale: float
+    softcap: float = 0.0  # see `soft_cap`
+    window: int | None = None  # positions that are seen, the own one included; None: all
+
+    def first(self, position: int) -> int:
+        """The first position that one sees."""
+        return 0 if self.window is None else max(0, position - self.window + 1)
+
+
+def soft_cap(x: Tensor, cap: float) -> Tensor:
+    """cap * tanh(x / cap), which stays within the cap (arXiv:2408.00118); x where the cap is 0."""
+    return cap * torch.tanh(x / cap) if cap else x
+
+
+def paged_attention(q: Tensor, positions: Tensor, pool: Tensor, table: Tensor, context: int, rule: ScoreRule) -> Tensor:
     """Causal attention of one request's queries over its blocks.
 
-    q [n, heads, head_dim] float32 at `positions` [n]; pool as in `LayerKV`; table [blocks] of the request; `context`
-    tokens are valid, and slots behind them may hold anything, NaN included. -> [n, heads, head_dim].
-    Operations: 4 * n * heads * head_dim * context.
+    q [n, heads, head_dim] float32 at consecutive `positions` [n]; pool as in `LayerKV`; table [blocks] of the request;
+    `context` tokens are valid, and slots behind them, or before the window, may hold anything, NaN included.
+    -> [n, heads, head_dim]. Operations: 4 * n * heads * head_dim * context.
     """
-    pieces = [_piece(pool, table, start, context) for start in range(0, context, PIECE)]
+    first = rule.first(int(positions[0]))
+    pieces = [_piece(pool, table, start, first, context) for start in range(first // PIECE * PIECE, context, PIECE)]
     starts = range(0, len(q), QUERY_TILE)
     return torch.cat(
-        [_attend_tile(q[at : at + QUERY_TILE] * scale, positions[at : at + QUERY_TILE], pieces) for at in starts]
+        [_attend_tile(q[at : at + QUERY_TILE], positions[at : at + QUERY_TILE], pieces, rule) for at in starts]
     )
 
 
-def _attend_tile(q: Tensor, positions: Tensor, pieces: list[tuple[Tensor, Tensor, Tensor]]) -> Tensor:
+Piece = tuple[Tensor, Tensor, Tensor]  # k and v [kv_heads, PIECE, head_dim], positions [PIECE]
+
+
+def _attend_tile(q: Tensor, positions: Tensor, pieces: list[Piece], rule: ScoreRule) -> Tensor:
     """Up to QUERY_TILE queries, padded to exactly that many; query heads that share a KV head become rows of it."""
     count, heads, head_dim = q.shape
     kv_heads = pieces[0][0].shape[0]
-    padded = F.pad(q, (0, 0, 0, 0, 0, QUERY_TILE - count)).view(QUERY_TILE, kv_heads, heads // kv_heads, head_dim)
+    padded = F.pad(q * rule.scale, (0, 0, 0, 0, 0, QUERY_TILE - count))
+    padded = padded.view(QUERY_TILE, kv_heads, heads // kv_heads, head_dim)
     rows = padded.permute(1, 2, 0, 3).reshape(kv_heads, -1, head_dim)
-    last = F.pad(positions, (0, QUERY_TILE - count)).repeat(heads // kv_heads)
-    mixed = _attend_pieces(rows, last, pieces).view(heads, QUERY_TILE, head_dim)
+    # Rows of padding see what the last query sees: a row that sees nothing would divide by zero.
+    last = F.pad(positions, (0, QUERY_TILE - count), value=int(positions[-1])).repeat(heads // kv_heads)
+    mixed = _attend_pieces(rows, last, pieces, rule).view(heads, QUERY_TILE, head_dim)
     return mixed.transpose(0, 1)[:count]
 
 
-def _piece(pool: Tensor, table: Tensor, start: int, context: int) -> tuple[Tensor, Tensor, Tensor]:
-    """k and v [kv_heads, PIECE, head_dim] and the positions [PIECE] of the context from `start` on.
+def _piece(pool: Tensor, table: Tensor, start: int, first: int, context: int) -> Piece:
+    """The context from `start` on.
 
-    What lies behind the context is zero, by selection: it may be NaN, and zero times NaN is NaN.
+    What lies before `first` or behind the context is zero, by selection: it may be NaN, and zero times NaN is NaN.
     """
     blocks = table[start // BLOCK_SIZE : start // BLOCK_SIZE + PIECE_BLOCKS]
     blocks = F.pad(blocks, (0, PIECE_BLOCKS - len(blocks)))
     positions = torch.arange(start, start + PIECE)
     kv = pool[blocks].permute(1, 2, 0, 3, 4).flatten(2, 3).float()  # [2, kv_heads, PIECE, head_dim]
-    kv = torch.where((positions < context).unsqueeze(-1), kv, 0.0)
+    kv = torch.where(((positions >= first) & (positions < context)).unsqueeze(-1), kv, 0.0)
     return kv[0], kv[1], positions
 
 
-def _attend_pieces(q: Tensor, last: Tensor, pieces: list[tuple[Tensor, Tensor, Tensor]]) -> Tensor:
+def _attend_pieces(q: Tensor, last: Tensor, pieces: list[Piece], rule: ScoreRule) -> Tensor:
     """Softmax over all pieces by a running maximum (arXiv:2205.14135).
 
     q [kv_heads, rows, head_dim]; row r sees positions up to last[r]. A piece that a row sees nothing of leaves that
@@ -89,17 +127,27 @@ def _attend_pieces(q: Tensor, last: Tensor, pieces: list[tuple[Tensor, Tensor, T
     total = torch.zeros(q.shape[:2])
     mixed = torch.zeros_like(q)
     for k, v, positions in pieces:
-        scores = torch.where(positions <= last.unsqueeze(-1), q @ k.mT, -torch.inf)
+        seen = positions <= last.unsqueeze(-1)
+        if rule.window is not None:
+            seen &= positions > (last - rule.window).unsqueeze(-1)
+        scores = torch.where(seen, soft_cap(q @ k.mT, rule.softcap), -torch.inf)
         new_peak = torch.maximum(peak, scores.amax(-1))
-        weights = torch.exp(scores - new_peak.unsqueeze(-1))
-        kept = torch.exp(peak - new_peak)
+        base = torch.where(new_peak == -torch.inf, 0.0, new_peak)  # of a row that has seen nothing yet
+        weights = torch.exp(scores - base.unsqueeze(-1))
+        kept = torch.exp(peak - base)
         total = total * kept + weights.sum(-1)
         mixed = mixed * kept.unsqueeze(-1) + weights @ v
         peak = new_peak
     return mixed / total.unsqueeze(-1)
 
 
-def silu_gate(gate_up: Tensor) -> Tensor:
-    """[tokens, 2 * width], gate beside up -> silu(gate) * up, [tokens, width] (arXiv:2002.05202)."""
-    gate, up = gate_up.chunk(2, dim=-1)
-    return F.silu(gate) * up
+_GATES: dict[Gate, Callable[[Tensor], Tensor]] = {
+    Gate.SILU: F.silu,
+    Gate.GELU: partial(F.gelu, approximate="tanh"),
+}
+
+
+def gated(gate_up: Tensor, gate: Gate) -> Tensor:
+    """[tokens, 2 * width], gate beside up -> gate(first half) * second half, [tokens, width] (arXiv:2002.05202)."""
+    first, second = gate_up.chunk(2, dim=-1)
+    return _GATES[gate](first) * second

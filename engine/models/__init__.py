@@ -1,19 +1,22 @@
 """Model families, one file each, and the table from a checkpoint's architecture to its file.
 
-A family's module has `read_config(Metadata) -> ModelConfig` and a class `Model` whose `load` classmethod takes every
-tensor it needs from the weights, and whose `forward(batch, kv)` gives logits.
+A family's module has `read_config(Metadata) -> ModelConfig` and `NAMES`, what checkpoints of transformers call its
+weights. All are a `Decoder`.
 """
 
 import importlib
+from collections.abc import Mapping
 from typing import Protocol
 
 from engine.batch import Batch
+from engine.checkpoint import Checkpoint, Names, StoredWeight
 from engine.checkpoint_config import Metadata
 from engine.config import ModelConfig
 from engine.errors import UnsupportedModel
 from engine.kv_cache import KVCache, KVGroup
+from engine.models.decoder import Decoder
 from engine.operations import Activation, Operations
-from engine.weights import GGUFWeights
+from engine.weights import Weights
 
 FAMILIES = {"llama": "engine.models.llama"}  # general.architecture -> module
 
@@ -35,23 +38,36 @@ class Model(Protocol):
         ...
 
 
+class Family(Protocol):
+    """A family's module."""
+
+    NAMES: Names
+
+    def read_config(self, metadata: Metadata) -> ModelConfig: ...
+
+
 def read_config(metadata: Metadata) -> ModelConfig:
     """The model's shape. Raises UnsupportedModel for an unknown architecture or an odd value, by name."""
-    config: ModelConfig = _family(metadata.architecture).read_config(metadata)
-    return config
+    return _family(metadata.architecture).read_config(metadata)
 
 
-def load(config: ModelConfig, weights: GGUFWeights, operations: Operations, context_length: int) -> Model:
+def stored_weights(checkpoint: Checkpoint) -> Mapping[str, StoredWeight]:
+    """The checkpoint's weights by our names. Raises UnsupportedModel, ModelFileError or UnsupportedQuantization."""
+    return checkpoint.weights(_family(checkpoint.metadata.architecture).NAMES)
+
+
+def load(config: ModelConfig, weights: Weights, operations: Operations, context_length: int) -> Model:
     """The model over all tensors of `weights`, ready for positions below `context_length`."""
-    model: Model = _family(config.architecture).Model.load(config, weights, operations, context_length)
+    model = Decoder.load(config, weights, operations, context_length)
     weights.finish()
     return model
 
 
-def _family(architecture: str):  # type: ignore[no-untyped-def]  # modules are typed by what they are used for
+def _family(architecture: str) -> Family:
     if architecture not in FAMILIES:
         raise UnsupportedModel(
             f"Models of architecture {architecture!r} are not supported by this version",
             f"Architectures that are: {', '.join(FAMILIES)}.",
         )
-    return importlib.import_module(FAMILIES[architecture])
+    family: Family = importlib.import_module(FAMILIES[architecture])
+    return family

@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from quant.errors import UnsupportedQuantization
-from quant.ggml_blocks import E2M1_NUMBERS, IQ4_NUMBERS, decode
-from quant.ggml_types import GGMLType
+from quant.ggml_blocks import E2M1_NUMBERS, IQ4_NUMBERS
 from quant.tensor import CodedTensor, PlainTensor, QTensor
 
 TILE = 16  # rows
@@ -187,20 +186,15 @@ def format_of(weight: QTensor) -> TileFormat:
     """The layout that holds `weight` exactly. Raises UnsupportedQuantization, naming what does not fit."""
     if isinstance(weight, PlainTensor):
         return next(f for f in FORMATS if f.plain is weight.values.dtype)
-    try:
-        return _BY_LAYOUT[_layout(weight)]
-    except KeyError:
+    found = _BY_LAYOUT.get(_layout(weight)) if isinstance(weight, CodedTensor) else None
+    if found is None:
         raise UnsupportedQuantization(
             f"The CPU kernels have no layout for {weight.type_name} weights",
             "Use the plain kernels: --kernels reference.",
-        ) from None
+        )
+    return found
 
 
-def formats_of(kinds: Iterable[GGMLType]) -> frozenset[TileFormat]:
-    """The layouts that hold matrices of these types. Raises UnsupportedQuantization."""
-
-    def sample(kind: GGMLType) -> QTensor:
-        columns = max(GROUP, kind.block_elements)
-        return decode(kind, memoryview(bytes(kind.nbytes(columns))), (1, columns))
-
-    return frozenset(format_of(sample(kind)) for kind in kinds)
+def formats_of(samples: Iterable[QTensor]) -> frozenset[TileFormat]:
+    """The layouts that hold these matrices. Raises UnsupportedQuantization."""
+    return frozenset(map(format_of, samples))

@@ -21,7 +21,7 @@ from quant.cpu.rows import ROW_KERNELS, read_row
 from quant.cpu.tiles import pack, packed_bytes, unpack
 from quant.errors import UnsupportedQuantization
 from quant.kernels.reference import dequantize
-from quant.tensor import QTensor
+from quant.tensor import BlockTensor, CodedTensor, PlainTensor, QTensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,11 +129,13 @@ def _pack_parts(segments: Sequence[QTensor], arena: Arena) -> Iterator[Part]:
         first += rows
 
 
-def _joinable(segments: Sequence[QTensor]) -> Iterator[tuple[tuple[TileFormat, int], QTensor]]:
+def _joinable(segments: Sequence[QTensor]) -> Iterator[tuple[tuple[TileFormat, int], BlockTensor]]:
     """Each segment with a key that it shares with those it can be packed behind: pairs of tiles must not straddle."""
     break_number = 0
     for segment in segments:
-        yield (format_of(segment), break_number), segment
+        layout = format_of(segment)
+        if isinstance(segment, PlainTensor | CodedTensor):
+            yield (layout, break_number), segment
         break_number += segment.shape[0] % PAIR != 0
 
 

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from quant.cpu.formats import GROUP, PAIR, TILE, Parts, Scales, TileFormat, format_of
 from quant.ggml_blocks import integers
-from quant.tensor import CodedTensor, Integers, PlainTensor, Plane, QTensor, Scale
+from quant.tensor import BlockTensor, CodedTensor, Integers, PlainTensor, Plane, Scale
 
 SIGN = np.int16(-0x8000)  # of a float16
 SIGN_OF_BYTE = np.uint8(0x80)
@@ -38,7 +38,7 @@ Bytes = NDArray[np.uint8]
 Words = NDArray[np.uint32]
 
 
-def packed_bytes(weight: QTensor) -> int:
+def packed_bytes(weight: BlockTensor) -> int:
     """Bytes that `pack` fills for a weight of 32 * n columns."""
     rows, columns = weight.shape
     return -(-rows // PAIR) * 2 * format_of(weight).tile_bytes(columns // GROUP)
@@ -101,7 +101,7 @@ def _tiles(values: NDArray[Any], tiles: int) -> NDArray[Any]:
     return values.reshape(tiles, TILE, *values.shape[1:])
 
 
-def pack(weight: QTensor, out: Bytes) -> None:
+def pack(weight: BlockTensor, out: Bytes) -> None:
     """Fill `out`, `packed_bytes` long, with the tiles of a matrix."""
     layout, (rows, columns) = format_of(weight), weight.shape
     if isinstance(weight, PlainTensor):
@@ -237,7 +237,7 @@ def _pack_plain(values: Tensor, target: Bytes) -> None:
     target.view(bits.dtype).reshape(len(target), -1, GROUP, TILE)[:] = grouped.transpose(0, 2, 3, 1)
 
 
-def unpack(weight: Bytes, layout: TileFormat, shape: tuple[int, int]) -> QTensor:
+def unpack(weight: Bytes, layout: TileFormat, shape: tuple[int, int]) -> BlockTensor:
     """The canonical form of packed tiles: what `pack` was given."""
     rows, columns = shape
     if layout.plain is not None:

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from quant.tensor import CanonicalTensor, Float8Tensor, GroupedTensor, Integers, PlainTensor
+from quant.tensor import Float8Tensor, GroupedTensor, Integers, PlainTensor, QTensor
 
 ROW_TILE = 8  # rows per library call: more would speed prompts up and slow single tokens down
 
 
-def dequantize(weight: CanonicalTensor) -> Tensor:
+def dequantize(weight: QTensor) -> Tensor:
     """The values of `weight`, float32, in its shape."""
     if isinstance(weight, PlainTensor):
         return weight.values.float()
@@ -65,7 +65,7 @@ def _scales(weight: Float8Tensor) -> Tensor:
     return scales if width == columns else scales.repeat_interleave(width, 1)[:, :columns]
 
 
-def dequantize_rows(weight: CanonicalTensor, rows: Tensor) -> Tensor:
+def dequantize_rows(weight: QTensor, rows: Tensor) -> Tensor:
     """The rows `rows` (int64 [n]) of a matrix, float32 [n, columns]."""
     if isinstance(weight, PlainTensor):
         return weight.values[rows].float()

@@ -2,15 +2,14 @@
 
 from pathlib import Path
 
-from engine.loading import LoadOptions, load_engine
+from engine.loading import LoadOptions, load_engine, open_checkpoint
 from engine.request import SamplingParams
-from quant.gguf import GGUFFile
 
 
 def answer(path: Path, options: LoadOptions) -> tuple[str, list[int]]:
     """The backend that was chosen, and eight greedy tokens."""
-    with GGUFFile(path) as file:
-        engine = load_engine(file, options)
+    with open_checkpoint(path) as checkpoint:
+        engine = load_engine(checkpoint, options)
     request = engine.request(tuple(range(30)), SamplingParams(temperature=0, max_tokens=8), frozenset())
     engine.add(request)
     while engine.has_work:

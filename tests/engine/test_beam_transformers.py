@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from engine.loading import LoadOptions, ModelEngine, load_engine
+from engine.loading import LoadOptions, ModelEngine, load_engine, open_checkpoint
 from engine.request import BeamParams, SamplingParams, TokenLogprobs
-from quant.gguf import GGUFFile
 from tests.engine.tiny_llama import TinyLlama, make
 
 
@@ -20,8 +19,8 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyLlama:
 
 @pytest.fixture(scope="module")
 def engine(tiny: TinyLlama) -> ModelEngine:
-    with GGUFFile(tiny.path) as file:
-        return load_engine(file, LoadOptions(backend="reference"))
+    with open_checkpoint(tiny.path) as checkpoint:
+        return load_engine(checkpoint, LoadOptions(backend="reference"))
 
 
 def theirs(tiny: TinyLlama, prompt: tuple[int, ...], beams: BeamParams, ends: list[int], **more: Any) -> list[Any]:

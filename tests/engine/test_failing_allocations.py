@@ -12,10 +12,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from engine.config import Preemption
 from engine.errors import OutOfMemory
 from engine.kv_cache import KVCache
-from engine.loading import LoadOptions, ModelEngine, load_engine
+from engine.loading import LoadOptions, ModelEngine, load_engine, open_checkpoint
 from engine.mover import Move
 from engine.request import FinishReason, Request, SamplingParams
-from quant.gguf import GGUFFile
 from tests.engine.tiny_llama import MIXES, make
 
 PROMPTS = [tuple(range(3, 40)), tuple(range(50, 90)), tuple(range(3, 60))]
@@ -48,8 +47,8 @@ def load(path: Path) -> ModelEngine:
     options = LoadOptions(
         backend="reference", context_length=128, host_cache=1 << 20, preemption=Preemption.SWAP, threads=1
     )
-    with GGUFFile(path) as file:
-        return load_engine(file, options)
+    with open_checkpoint(path) as checkpoint:
+        return load_engine(checkpoint, options)
 
 
 def submit(engine: ModelEngine) -> list[Request]:
@@ -108,11 +107,11 @@ def test_a_load_whose_memory_numpy_does_not_get(
 
     for name in ("empty", "zeros"):
         monkeypatch.setattr(np, name, failing(getattr(np, name)))
-    with GGUFFile(tiny) as file:
+    with open_checkpoint(tiny) as checkpoint:
         while calls >= fails:
             calls, fails = 0, fails + 1
             try:
-                load_engine(file, options)
+                load_engine(checkpoint, options)
             except OutOfMemory:
                 failed += 1
     assert failed == fails - 1 > 5

@@ -5,9 +5,8 @@ from typing import Any
 
 import pytest
 
-from engine.loading import LoadOptions, ModelEngine, load_engine
+from engine.loading import LoadOptions, ModelEngine, load_engine, open_checkpoint
 from engine.request import FinishReason, SamplingParams
-from quant.gguf import GGUFFile
 from tests.engine.tiny_llama import make
 
 SITES = [
@@ -16,7 +15,7 @@ SITES = [
     ("engine.kernels.reference", "rope"),
     ("engine.kernels.reference", "store_kv"),
     ("engine.kernels.reference", "paged_attention"),
-    ("engine.kernels.reference", "silu_gate"),
+    ("engine.kernels.reference", "gated"),
     ("quant.kernels.reference", "matmul"),
     ("quant.kernels.reference", "dequantize_rows"),
     ("engine.runner", "next_tokens"),
@@ -27,8 +26,8 @@ SITES = [
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> ModelEngine:
-    with GGUFFile(make(tmp_path_factory.mktemp("tiny")).path) as file:
-        return load_engine(file, LoadOptions(backend="reference"))
+    with open_checkpoint(make(tmp_path_factory.mktemp("tiny")).path) as checkpoint:
+        return load_engine(checkpoint, LoadOptions(backend="reference"))
 
 
 def ask(engine: ModelEngine, first_id: int) -> int:

@@ -1,6 +1,7 @@
 """The Llama family against transformers, through the real reader, batch, paged cache and reference kernels."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import gguf
@@ -11,25 +12,30 @@ from torch import Tensor
 from engine import models
 from engine.batch import build_batch
 from engine.checkpoint_config import Metadata
-from engine.config import BLOCK_SIZE, RopeConfig
+from engine.config import BLOCK_SIZE, Llama3Scaling, RopeConfig
 from engine.errors import UnsupportedModel
 from engine.kv_cache import KVCache
+from engine.loading import open_checkpoint
 from engine.models import Model
 from engine.reference import ReferenceDevice, ReferenceOperations
 from engine.request import Request, SamplingParams, ScheduledRequest, StepPlan
-from engine.rope import llama3_factors
-from engine.weights import GGUFWeights
+from engine.rope import inverse_frequencies
+from engine.weights import Weights
 from quant.errors import ModelFileError
-from quant.gguf import GGUFFile
 from tests.engine.tiny_llama import LLAMA3_SCALING, TinyLlama, make
 
 BLOCKS = 40
 
 
 def load(path: Path) -> Model:
-    with GGUFFile(path) as file:
-        config = models.read_config(Metadata(file.metadata, "llama"))
-        return models.load(config, GGUFWeights(file), ReferenceOperations(keep_dequantized=True), 512)
+    with open_checkpoint(path) as checkpoint:
+        config = models.read_config(checkpoint.metadata)
+        return models.load(
+            config,
+            Weights(checkpoint.path, models.stored_weights(checkpoint)),
+            ReferenceOperations(keep_dequantized=True),
+            512,
+        )
 
 
 def poisoned_cache(model: Model) -> KVCache:
@@ -67,8 +73,9 @@ def expected(tiny: TinyLlama, ids: Sequence[int]) -> Tensor:
     return logits
 
 
-ROPE_FACTORS = llama3_factors(
-    RopeConfig(base=10000.0, dimensions=16, interleaved=True), factor=8.0, low=1.0, high=4.0, original_context=64
+PLAIN_ROPE = RopeConfig(base=10000.0, dimensions=16, interleaved=True)
+ROPE_FACTORS = inverse_frequencies(PLAIN_ROPE) / inverse_frequencies(
+    replace(PLAIN_ROPE, scaling=Llama3Scaling(factor=8.0, low=1.0, high=4.0, original_context=64))
 )
 VARIANTS = {
     "grouped-query": {},
@@ -154,8 +161,8 @@ def test_no_logits_for_a_prompt_in_the_middle(tiny: TinyLlama) -> None:
 
 
 def edited(tiny: TinyLlama, key: str, value: int | str) -> dict[str, object]:
-    with GGUFFile(tiny.path) as file:
-        return {**file.metadata, key: value}
+    with open_checkpoint(tiny.path) as checkpoint:
+        return {**checkpoint.metadata.values, key: value}
 
 
 @pytest.mark.parametrize(
@@ -182,8 +189,8 @@ def test_odd_values_are_refused(tiny: TinyLlama, key: str, value: int | str) -> 
 
 
 def test_a_missing_value_is_named(tiny: TinyLlama) -> None:
-    with GGUFFile(tiny.path) as file:
-        metadata = {key: value for key, value in file.metadata.items() if key != "llama.block_count"}
+    with open_checkpoint(tiny.path) as checkpoint:
+        metadata = {key: value for key, value in checkpoint.metadata.values.items() if key != "llama.block_count"}
     with pytest.raises(UnsupportedModel, match=r"llama\.block_count"):
         models.read_config(Metadata(metadata, "llama"))
 

@@ -5,16 +5,14 @@ import pytest
 import torch
 
 from engine import loading, models
-from engine.checkpoint_config import Metadata
 from engine.config import BLOCK_SIZE, ModelConfig
 from engine.cpu.device import CpuDevice
 from engine.device import Device
 from engine.errors import UnsupportedModel
 from engine.kv_cache import KVCache, KVGroup
-from engine.loading import LoadOptions, default_planes, float32_bytes, load_engine
+from engine.loading import LoadOptions, default_planes, float32_bytes, load_engine, open_checkpoint
 from engine.reference import ReferenceDevice
 from quant.cpu.tiers import choose
-from quant.gguf import GGUFFile
 from tests.engine.answers import answer
 from tests.engine.tiny_llama import make
 from tests.gguf_bytes import small_file
@@ -33,63 +31,67 @@ def test_little_memory_changes_the_speed_and_not_the_answer(tiny: Path, monkeypa
 
 def test_progress_counts_every_byte_of_the_tensors(tiny: Path) -> None:
     reports: list[tuple[int, int]] = []
-    with GGUFFile(tiny) as file:
-        load_engine(file, LoadOptions(), lambda done, total: reports.append((done, total)))
-        total = sum(tensor.nbytes for tensor in file.tensors.values())
+    with open_checkpoint(tiny) as checkpoint:
+        load_engine(checkpoint, LoadOptions(), lambda done, total: reports.append((done, total)))
+        total = sum(weight.nbytes for weight in models.stored_weights(checkpoint).values())
     assert reports[-1] == (total, total)
     assert [done for done, _ in reports] == sorted(done for done, _ in reports)
 
 
 @pytest.mark.parametrize(("asked", "given"), [(0, 512), (100, 100), (10_000, 512)])
 def test_the_context_is_what_is_asked_for_up_to_the_models_own(tiny: Path, asked: int, given: int) -> None:
-    with GGUFFile(tiny) as file:
-        assert load_engine(file, LoadOptions(context_length=asked)).config.context_length == given
+    with open_checkpoint(tiny) as checkpoint:
+        assert load_engine(checkpoint, LoadOptions(context_length=asked)).config.context_length == given
 
 
 def test_the_estimate_covers_the_matrices(tiny: Path) -> None:
-    with GGUFFile(tiny) as file:
-        config = models.read_config(Metadata(file.metadata, "llama"))
-        assert 0.9 < float32_bytes(config) / sum(tensor.nbytes for tensor in file.tensors.values()) < 1.1
+    with open_checkpoint(tiny) as checkpoint:
+        config = models.read_config(checkpoint.metadata)
+        assert (
+            0.9
+            < float32_bytes(config) / sum(weight.nbytes for weight in models.stored_weights(checkpoint).values())
+            < 1.1
+        )
 
 
 def test_a_large_model_rounds_activations_as_others_do(tiny: Path) -> None:
-    with GGUFFile(tiny) as file:
-        small = models.read_config(Metadata(file.metadata, "llama"))
+    with open_checkpoint(tiny) as checkpoint:
+        small = models.read_config(checkpoint.metadata)
     large = replace(small, layers=22, hidden=2048, heads=32, kv_heads=4, head_dim=64, mlp_hidden=5632)
     assert (default_planes(small), default_planes(large)) == (2, 1)
 
 
 def test_an_unknown_backend_is_refused(tiny: Path) -> None:
-    with GGUFFile(tiny) as file, pytest.raises(UnsupportedModel, match="'abacus'"):
-        load_engine(file, LoadOptions(backend="abacus"))
+    with open_checkpoint(tiny) as checkpoint, pytest.raises(UnsupportedModel, match="'abacus'"):
+        load_engine(checkpoint, LoadOptions(backend="abacus"))
 
 
 def test_a_file_without_a_model_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "small.gguf"
     path.write_bytes(small_file().data)
-    with GGUFFile(path) as file, pytest.raises(UnsupportedModel, match=r"llama\."):
-        load_engine(file, LoadOptions())
+    with open_checkpoint(path) as checkpoint, pytest.raises(UnsupportedModel, match=r"llama\."):
+        load_engine(checkpoint, LoadOptions())
 
 
 def test_the_context_fits_the_memory(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with GGUFFile(tiny) as file:
-        config = models.read_config(Metadata(file.metadata, "llama"))
+    with open_checkpoint(tiny) as checkpoint:
+        config = models.read_config(checkpoint.metadata)
         per_token = loading.token_bytes(config, ReferenceDevice(keep_dequantized=True, threads=1))
         monkeypatch.setattr(loading, "available_memory", lambda: 2 * 511 * per_token)
         monkeypatch.setattr(loading, "LEAST_CONTEXT", 100)
-        engine = load_engine(file, LoadOptions())
+        engine = load_engine(checkpoint, LoadOptions())
         assert (engine.config.context_length, engine.config.model_context_length) == (511, 512)
-        assert load_engine(file, LoadOptions(context_length=300)).config.context_length == 300
+        assert load_engine(checkpoint, LoadOptions(context_length=300)).config.context_length == 300
         with pytest.raises(UnsupportedModel, match="room for 511 tokens"):
-            load_engine(file, LoadOptions(context_length=512))
+            load_engine(checkpoint, LoadOptions(context_length=512))
         monkeypatch.setattr(loading, "LEAST_CONTEXT", 512)
         with pytest.raises(UnsupportedModel, match="room for 511 tokens"):
-            load_engine(file, LoadOptions())
+            load_engine(checkpoint, LoadOptions())
 
 
 def config_of(path: Path) -> ModelConfig:
-    with GGUFFile(path) as file:
-        return models.read_config(Metadata(file.metadata, "llama"))
+    with open_checkpoint(path) as checkpoint:
+        return models.read_config(checkpoint.metadata)
 
 
 DEVICES = {
@@ -123,12 +125,12 @@ def test_integers_give_nearly_twice_the_context_in_the_same_memory(
 
 
 def test_a_kv_type_that_the_kernels_have_not_is_refused(tiny: Path) -> None:
-    with GGUFFile(tiny) as file:
+    with open_checkpoint(tiny) as checkpoint:
         with pytest.raises(UnsupportedModel, match="'f12'"):
-            load_engine(file, LoadOptions(kv_type="f12"))
+            load_engine(checkpoint, LoadOptions(kv_type="f12"))
         for kv_type in ("f16", "int8"):
             with pytest.raises(UnsupportedModel, match=kv_type) as refusal:
-                load_engine(file, LoadOptions(backend="reference", kv_type=kv_type))
+                load_engine(checkpoint, LoadOptions(backend="reference", kv_type=kv_type))
             assert "INGLE_KV_TYPE=auto" in str(refusal.value.remedy)
 
 
@@ -137,6 +139,6 @@ def test_what_the_cache_depends_on_is_in_its_salt(tiny: Path, tmp_path: Path) ->
     salts = set()
     other = make(tmp_path, linear_factor=4.0).path
     for path in (tiny, tiny, other):
-        with GGUFFile(path) as file:
-            salts.add(load_engine(file, LoadOptions()).config.cache_salt)
+        with open_checkpoint(path) as checkpoint:
+            salts.add(load_engine(checkpoint, LoadOptions()).config.cache_salt)
     assert len(salts) == 2

@@ -3,8 +3,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from engine.config import BLOCK_SIZE
-from engine.kernels.reference import PIECE, QUERY_TILE, paged_attention, rms_norm, rope, silu_gate, store_kv
+from engine.config import BLOCK_SIZE, Gate
+from engine.kernels.reference import PIECE, QUERY_TILE, ScoreRule, gated, paged_attention, rms_norm, rope, store_kv
 
 
 def pool_with(k: Tensor, v: Tensor, table: list[int]) -> Tensor:
@@ -36,7 +36,7 @@ def test_attention_equals_the_definition(heads: int, kv_heads: int, head_dim: in
     table = torch.randperm(40)[: -(-context // BLOCK_SIZE)].add(1).tolist()
     positions = torch.arange(context - queries, context)
     padded = torch.tensor([*table, 0, 0])
-    out = paged_attention(q, positions, pool_with(k, v, table), padded, context, head_dim**-0.5)
+    out = paged_attention(q, positions, pool_with(k, v, table), padded, context, ScoreRule(head_dim**-0.5))
     assert out.shape == q.shape
     torch.testing.assert_close(out.double(), naive_attention(q, k, v, context - queries), rtol=0, atol=1e-5)
 
@@ -45,7 +45,7 @@ def test_large_scores_do_not_overflow() -> None:
     k, v = torch.randn(2, 200, 1, 16)
     q = torch.randn(4, 1, 16) * 1e4
     table = list(range(1, 14))
-    out = paged_attention(q, torch.arange(196, 200), pool_with(k, v, table), torch.tensor(table), 200, 0.25)
+    out = paged_attention(q, torch.arange(196, 200), pool_with(k, v, table), torch.tensor(table), 200, ScoreRule(0.25))
     torch.testing.assert_close(out.double(), naive_attention(q, k, v, 196), rtol=0, atol=1e-3)
 
 
@@ -84,11 +84,11 @@ def test_rope_turns_pairs_as_complex_numbers() -> None:
 
 def test_gate() -> None:
     gate, up = torch.randn(2, 6, 35)
-    torch.testing.assert_close(silu_gate(torch.cat((gate, up), -1)), F.silu(gate) * up)
+    torch.testing.assert_close(gated(torch.cat((gate, up), -1), Gate.SILU), F.silu(gate) * up)
 
 
 def test_gate_of_a_row_does_not_depend_on_its_neighbours() -> None:
     x = torch.randn(211, 2 * 45)
-    whole = silu_gate(x)
+    whole = gated(x, Gate.SILU)
     for start, stop in [(0, 1), (5, 12), (100, 211)]:
-        assert torch.equal(silu_gate(x[start:stop]), whole[start:stop])
+        assert torch.equal(gated(x[start:stop], Gate.SILU), whole[start:stop])

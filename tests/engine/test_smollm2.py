@@ -13,14 +13,12 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from app.text.gguf_tokenizer import from_gguf
 from engine import models
 from engine.batch import build_batch
-from engine.checkpoint_config import Metadata
 from engine.kv_cache import KVCache
-from engine.loading import LoadOptions, ModelEngine, load_engine
+from engine.loading import LoadOptions, ModelEngine, load_engine, open_checkpoint
 from engine.models import Model
 from engine.reference import ReferenceDevice, ReferenceOperations
 from engine.request import Origin, Request, SamplingParams, ScheduledRequest, StepPlan, TokenEvent
-from engine.weights import GGUFWeights
-from quant.gguf import GGUFFile
+from engine.weights import Weights
 
 # A gap between the two most likely tokens below this is a tie: rounding may decide it either way.
 TIE = 0.05
@@ -88,15 +86,15 @@ def renamed(values: dict[str, Tensor]) -> dict[str, Tensor]:
 
 @pytest.fixture(scope="module")
 def engine(smollm2: Path) -> ModelEngine:
-    with GGUFFile(smollm2) as file:
-        return load_engine(file, LoadOptions(backend="reference"))
+    with open_checkpoint(smollm2) as checkpoint:
+        return load_engine(checkpoint, LoadOptions(backend="reference"))
 
 
 @pytest.fixture(scope="module")
 def prompts(smollm2: Path) -> list[tuple[int, ...]]:
     """QUESTIONS as chat turns."""
-    with GGUFFile(smollm2) as file:
-        tokenizer = from_gguf(file.metadata)
+    with open_checkpoint(smollm2) as checkpoint:
+        tokenizer = from_gguf(checkpoint.metadata.values)
     turns = [f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n" for question in QUESTIONS]
     return [tuple(tokenizer.encode(turn, parse_special=True)) for turn in turns]
 
@@ -144,9 +142,14 @@ def test_logprobs_equal_the_float32_reference(
     smollm2: Path, reference: LlamaForCausalLM, prompts: list[tuple[int, ...]]
 ) -> None:
     """Every position of every prompt: mean Kullback-Leibler divergence below 1e-4 a token."""
-    with GGUFFile(smollm2) as file:
-        config = models.read_config(Metadata(file.metadata, "llama"))
-        model = models.load(config, GGUFWeights(file), ReferenceOperations(keep_dequantized=True), 512)
+    with open_checkpoint(smollm2) as checkpoint:
+        config = models.read_config(checkpoint.metadata)
+        model = models.load(
+            config,
+            Weights(checkpoint.path, models.stored_weights(checkpoint)),
+            ReferenceOperations(keep_dequantized=True),
+            512,
+        )
     divergences = []
     for prompt in prompts:
         ours = torch.log_softmax(all_logits(model, prompt).double(), -1)
@@ -225,8 +228,8 @@ def test_sixteen_together_and_each_alone_are_the_same_bytes(
         together.append(submit(engine, prompt, **params))  # type: ignore[arg-type]
         engine.step()
     generate(engine, together)
-    with GGUFFile(smollm2) as file:
-        fresh = load_engine(file, LoadOptions(backend="reference"))
+    with open_checkpoint(smollm2) as checkpoint:
+        fresh = load_engine(checkpoint, LoadOptions(backend="reference"))
     for again, (prompt, params) in zip(together, asked, strict=True):
         alone = submit(fresh, prompt, cache_salt=f"nothing cached {again.id}", **params)
         generate(fresh, [alone])
@@ -257,6 +260,6 @@ def test_abort_frees_everything(engine: ModelEngine, prompts: list[tuple[int, ..
 def test_answers(engine: ModelEngine, prompts: list[tuple[int, ...]], smollm2: Path) -> None:
     request = submit(engine, prompts[0])
     generate(engine, [request])
-    with GGUFFile(smollm2) as file:
-        tokenizer = from_gguf(file.metadata)
+    with open_checkpoint(smollm2) as checkpoint:
+        tokenizer = from_gguf(checkpoint.metadata.values)
     assert "Paris" in tokenizer.decode(request.output_ids)

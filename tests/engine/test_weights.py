@@ -8,12 +8,11 @@ import pytest
 import torch
 
 from engine import models
-from engine.checkpoint_config import Metadata
-from engine.models.llama import Layer, Model
+from engine.loading import open_checkpoint
+from engine.models.decoder import Decoder, Layer
 from engine.reference import ReferenceOperations
-from engine.weights import GGUFWeights
+from engine.weights import Weights
 from quant.errors import ModelFileError
-from quant.gguf import GGUFFile
 from tests.random_gguf import SIZES, Shape, write
 
 WIDE = Shape(3, 1024, 16, 4, 64, 2048, 4096)  # tensors of megabytes
@@ -35,11 +34,11 @@ def loaders_end() -> bool:
 
 
 def layers_of(path: Path, threads: int) -> tuple[Layer, ...]:
-    with GGUFFile(path) as file:
-        config = models.read_config(Metadata(file.metadata, "llama"))
-        weights = GGUFWeights(file, threads=threads)
+    with open_checkpoint(path) as checkpoint:
+        config = models.read_config(checkpoint.metadata)
+        weights = Weights(checkpoint.path, models.stored_weights(checkpoint), threads=threads)
         model = models.load(config, weights, ReferenceOperations(keep_dequantized=True), 512)
-    assert isinstance(model, Model)
+    assert isinstance(model, Decoder)
     return model._layers
 
 
@@ -47,9 +46,11 @@ def test_the_model_is_the_same_whoever_loads_it(tiny: Path) -> None:
     alone, together = layers_of(tiny, threads=1), layers_of(tiny, threads=4)
     assert len(alone) == len(together) == SIZES["tiny"].layers
     for one, other in zip(alone, together, strict=True):
+        assert one.attention_norm is not None
+        assert other.attention_norm is not None
         assert torch.equal(one.attention_norm, other.attention_norm)
-        for name in ("qkv", "attention_out", "gate_up", "down"):
-            assert torch.equal(getattr(one, name).dequantize(), getattr(other, name).dequantize())
+        for ours, theirs in ((one.qkv.weight, other.qkv.weight), (one.gate_up, other.gate_up), (one.down, other.down)):
+            assert torch.equal(ours.dequantize(), theirs.dequantize())
 
 
 def test_as_many_items_at_a_time_as_there_are_threads(tiny: Path) -> None:
@@ -60,8 +61,15 @@ def test_as_many_items_at_a_time_as_there_are_threads(tiny: Path) -> None:
         meeting.wait(timeout=600)
         return item * 10
 
-    with GGUFFile(tiny) as file:
-        assert GGUFWeights(file, threads=3).together(load, range(6)) == [0, 10, 20, 30, 40, 50]
+    with open_checkpoint(tiny) as checkpoint:
+        assert Weights(checkpoint.path, models.stored_weights(checkpoint), threads=3).together(load, range(6)) == [
+            0,
+            10,
+            20,
+            30,
+            40,
+            50,
+        ]
     assert loaders_end()
 
 
@@ -69,8 +77,8 @@ def test_the_error_is_the_first_items_and_the_others_end(tiny: Path) -> None:
     """Item 1 fails while item 0 works, and item 0's error is the one that is told."""
     failed, taken = threading.Event(), []
 
-    with GGUFFile(tiny) as file:
-        weights = GGUFWeights(file, threads=2)
+    with open_checkpoint(tiny) as checkpoint:
+        weights = Weights(checkpoint.path, models.stored_weights(checkpoint), threads=2)
 
         def load(item: int) -> None:
             if item == 1:
@@ -96,7 +104,7 @@ def test_an_interrupt_ends_with_the_tensors_under_way(tiny: Path) -> None:
             os.kill(os.getpid(), signal.SIGINT)
             interrupted.wait(timeout=600)
 
-    class Told(GGUFWeights):
+    class Told(Weights):
         """Tells the report when the main thread has got the signal."""
 
         def __setattr__(self, name: str, value: object) -> None:
@@ -105,9 +113,9 @@ def test_an_interrupt_ends_with_the_tensors_under_way(tiny: Path) -> None:
                 interrupted.set()
 
     interrupted = threading.Event()
-    with GGUFFile(tiny) as file:
-        config = models.read_config(Metadata(file.metadata, "llama"))
-        weights = Told(file, report, threads=2)
+    with open_checkpoint(tiny) as checkpoint:
+        config = models.read_config(checkpoint.metadata)
+        weights = Told(checkpoint.path, models.stored_weights(checkpoint), report, threads=2)
         with pytest.raises(KeyboardInterrupt):
             models.load(config, weights, ReferenceOperations(keep_dequantized=False), 512)
         assert 3 <= len(done) <= 4
@@ -119,10 +127,15 @@ def test_no_more_of_the_file_stays_in_memory_than_is_being_decoded(tmp_path: Pat
     path = tmp_path / "wide.gguf"
     write(path, "Q8_0", WIDE)
     resident: list[int] = []
-    with GGUFFile(path) as file:
-        largest = max(tensor.nbytes for tensor in file.tensors.values())
-        config = models.read_config(Metadata(file.metadata, "llama"))
-        weights = GGUFWeights(file, lambda done, total: resident.append(resident_bytes(path)), threads)
+    with open_checkpoint(path) as checkpoint:
+        largest = max(weight.nbytes for weight in models.stored_weights(checkpoint).values())
+        config = models.read_config(checkpoint.metadata)
+        weights = Weights(
+            checkpoint.path,
+            models.stored_weights(checkpoint),
+            lambda done, total: resident.append(resident_bytes(path)),
+            threads,
+        )
         models.load(config, weights, ReferenceOperations(keep_dequantized=False), 512)
     assert len(resident) == 3 + 9 * WIDE.layers
     # What the system reads around a page that is asked for belongs to the neighbours.

@@ -8,12 +8,12 @@ from quant.ggml_blocks import decode
 from quant.ggml_types import GGML_TYPES
 from quant.kernels.reference import ROW_TILE
 from quant.linear import ReferenceBackend
-from quant.tensor import QTensor
+from quant.tensor import BlockTensor
 
 KINDS = {kind.name: kind for kind in GGML_TYPES.values()}
 
 
-def weight(name: str, rows: int, columns: int) -> QTensor:
+def weight(name: str, rows: int, columns: int) -> BlockTensor:
     values = np.random.default_rng().standard_normal((rows, columns), np.float32)
     raw = gguf.quantize(values, gguf.GGMLQuantizationType[name])
     return decode(KINDS[name], memoryview(raw.tobytes()), (rows, columns))

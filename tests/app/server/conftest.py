@@ -7,8 +7,7 @@ import pytest
 
 from app.chat.template import ChatTemplateRenderer
 from app.text.tokenizer import Tokenizer
-from engine.loading import LoadOptions, load_engine
-from quant.gguf import GGUFFile
+from engine.loading import LoadOptions, load_engine, open_checkpoint
 from tests.app.server.live_server import LiveServer, controlled_engine
 
 
@@ -23,8 +22,8 @@ def hash_server(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> Iterato
 
 @pytest.fixture(scope="session")
 def smollm2_server(smollm2: Path, tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> Iterator[LiveServer]:
-    with GGUFFile(smollm2) as file:
-        engine = load_engine(file, LoadOptions(context_length=512))
+    with open_checkpoint(smollm2) as checkpoint:
+        engine = load_engine(checkpoint, LoadOptions(context_length=512))
     with LiveServer("smollm2:135m", engine, tokenizer, renderer) as server:
         yield server
     engine.assert_empty()

@@ -10,22 +10,21 @@ from torch import Tensor
 
 from engine import models
 from engine.batch import Batch, build_batch, placeholder_batch
-from engine.checkpoint_config import Metadata
 from engine.config import BLOCK_SIZE, EngineConfig
 from engine.cpu.code_cache import load_code
 from engine.cpu.device import CpuDevice, CpuStep
 from engine.cpu.operations import Activation, CpuOperations, LogitRows, block_shape
 from engine.cpu.program import Limits, Program
 from engine.kv_cache import KVCache, KVGroup
+from engine.loading import open_checkpoint
 from engine.request import Request, SamplingParams, ScheduledRequest, StepPlan
-from engine.weights import GGUFWeights
+from engine.weights import Weights
 from quant.cpu.activations import Form
 from quant.cpu.arena import Arena
 from quant.cpu.linear import CpuBackend
 from quant.cpu.tiers import choose
-from quant.gguf import GGUFFile
 from quant.linear import QLinear
-from quant.tensor import PlainTensor, QTensor
+from quant.tensor import BlockTensor, PlainTensor
 
 # What a step reads that it did not write: everything else in its arena may be overwritten before it.
 INPUTS = {
@@ -38,10 +37,10 @@ def load_step(
     path: Path, code_cache: Path, config: EngineConfig, *, planes: int = 2, kv_type: torch.dtype = torch.float16
 ) -> CpuStep:
     """A model as the CPU device computes it."""
-    with GGUFFile(path) as file:
-        model = models.read_config(Metadata(file.metadata, "llama"))
+    with open_checkpoint(path) as checkpoint:
+        model = models.read_config(checkpoint.metadata)
         device = CpuDevice(config.threads, planes, choose("auto"), code_cache, kv_type)
-        step = device.load(model, GGUFWeights(file), config).compute
+        step = device.load(model, Weights(checkpoint.path, models.stored_weights(checkpoint)), config).compute
     assert isinstance(step, CpuStep)
     return step
 
@@ -140,12 +139,12 @@ def record(
     return Recorded(CpuStep(enter, program, kv, last), kv)
 
 
-def plain(values: Tensor) -> QTensor:
+def plain(values: Tensor) -> BlockTensor:
     """A float32 matrix as a weight: as a table it gives its rows."""
     return PlainTensor(tuple(values.shape), "F32", values)
 
 
-def layer(operations: CpuOperations, *segments: QTensor) -> QLinear:
+def layer(operations: CpuOperations, *segments: BlockTensor) -> QLinear:
     return operations.weights.linear(segments)
 
 

@@ -17,6 +17,7 @@ from engine.config import BLOCK_SIZE, RopeConfig
 from engine.cpu.operations import Activation, CpuOperations
 from engine.kernels import reference
 from engine.kv_cache import KVCache, KVGroup
+from engine.operations import Attention
 from engine.request import Request
 from engine.rope import RotaryTable, rotary_table
 from tests.engine.cpu.recorded import Recorded, advance, compute, layer, plain, record, sequence
@@ -64,8 +65,9 @@ def recorded(shape: Shape, rows: Tensor, code_cache: Path, kv_type: torch.dtype 
 
     def forward(ops: CpuOperations, batch: Batch, kv: KVCache) -> Activation:
         qkv = ops.embed(batch, layer(ops, plain(rows)))
-        q = ops.rope_and_store(qkv, batch, kv.layer(LAYER), shape.rotary())
-        return ops.attend(q, batch, kv.layer(LAYER))
+        attention = Attention(shape.head_dim**-0.5, shape.rotary())
+        q = ops.rope_and_store(qkv, batch, kv.layer(LAYER), attention)
+        return ops.attend(q, batch, kv.layer(LAYER), attention)
 
     group = KVGroup((0, 1), shape.kv_heads, shape.head_dim)
     return record(code_cache, forward, group=group, num_blocks=BLOCKS, kv_type=kv_type)
@@ -115,7 +117,7 @@ def expected(shape: Shape, it: Recorded, request: Request, rows: Tensor) -> Tens
     q, _, _ = shape.split(rows[list(request.prompt_ids)])
     turned = reference.rope(q, rotary.cos[positions], rotary.sin[positions], interleaved=shape.interleaved)
     table, scale = torch.tensor(request.block_table), shape.head_dim**-0.5
-    return reference.paged_attention(turned, positions, pool, table, CONTEXT, scale).flatten(1)
+    return reference.paged_attention(turned, positions, pool, table, CONTEXT, reference.ScoreRule(scale)).flatten(1)
 
 
 GROUPS = [*((torch.float16, group) for group in range(1, 10)), *((torch.int8, group) for group in (1, 2, 3, 4, 9))]

@@ -17,13 +17,12 @@ from engine.config import EngineConfig
 from engine.cpu.device import CpuDevice, CpuStep
 from engine.cpu.team import MOST_THREADS
 from engine.errors import UnsupportedModel
-from engine.loading import LoadOptions, load_engine
+from engine.loading import LoadOptions, load_engine, open_checkpoint
 from engine.request import Request
 from quant.cpu import tiers
 from quant.cpu.arena import Overrun
 from quant.cpu.tiers import choose
 from quant.errors import UnsupportedTier
-from quant.gguf import GGUFFile
 from tests.engine.answers import answer
 from tests.engine.cpu.recorded import advance, compute, load_step, poison, sequence, spoil
 from tests.engine.tiny_llama import MIXES, make
@@ -119,8 +118,8 @@ def test_auto_is_this_device_where_it_can_be(path: Path, cpu_kernels: Path) -> N
 @pytest.mark.parametrize("kv_type", ["auto", "f16", "int8"])
 def test_the_kv_type_is_what_was_asked_for(path: Path, cpu_kernels: Path, kv_type: str) -> None:
     options = LoadOptions(code_cache=cpu_kernels, context_length=128, kv_type=kv_type)
-    with GGUFFile(path) as file:
-        salt = load_engine(file, options).config.cache_salt
+    with open_checkpoint(path) as checkpoint:
+        salt = load_engine(checkpoint, options).config.cache_salt
     assert ("torch.int8" if kv_type == "int8" else "torch.float16") in salt
     assert answer(path, options) == answer(path, replace(options, threads=1))
 
@@ -140,34 +139,34 @@ def test_a_checkpoint_without_kernels_runs_on_plain_ones_or_is_refused_by_name(
     with caplog.at_level(logging.WARNING):
         assert answer(tiny, LoadOptions(code_cache=cpu_kernels))[0] == "reference"
     assert "plain kernels" in caplog.text
-    with GGUFFile(tiny) as file, pytest.raises(UnsupportedModel, match=problem):
-        load_engine(file, LoadOptions(backend="cpu", code_cache=cpu_kernels))
+    with open_checkpoint(tiny) as checkpoint, pytest.raises(UnsupportedModel, match=problem):
+        load_engine(checkpoint, LoadOptions(backend="cpu", code_cache=cpu_kernels))
 
 
 def test_where_there_is_no_compiler_plain_kernels_are_taken(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loading, "_has_compiler", lambda: False)
     assert answer(path, LoadOptions())[0] == "reference"
-    with GGUFFile(path) as file:
-        assert loading.kernels_are_compiled(file, LoadOptions())
-    with GGUFFile(path) as file, pytest.raises(UnsupportedModel, match="numba"):
-        load_engine(file, LoadOptions(backend="cpu"))
+    with open_checkpoint(path) as checkpoint:
+        assert loading.kernels_are_compiled(checkpoint, LoadOptions())
+    with open_checkpoint(path) as checkpoint, pytest.raises(UnsupportedModel, match="numba"):
+        load_engine(checkpoint, LoadOptions(backend="cpu"))
 
 
 def test_kernels_that_the_processor_cannot_execute_are_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiers, "host_features", lambda: frozenset({"sse2"}))
     options = LoadOptions(cpu_tier="avx2", context_length=128)
-    with GGUFFile(path) as file, pytest.raises(UnsupportedTier, match="avx2"):
-        load_engine(file, options)
-    with GGUFFile(path) as file, pytest.raises(UnsupportedTier):
-        loading.compile_kernels(file, options)
+    with open_checkpoint(path) as checkpoint, pytest.raises(UnsupportedTier, match="avx2"):
+        load_engine(checkpoint, options)
+    with open_checkpoint(path) as checkpoint, pytest.raises(UnsupportedTier):
+        loading.compile_kernels(checkpoint, options)
 
 
 def test_kernels_are_compiled_where_they_were_kept(path: Path, cpu_kernels: Path, tmp_path: Path) -> None:
-    with GGUFFile(path) as file:
-        assert loading.kernels_are_compiled(file, LoadOptions(code_cache=cpu_kernels))
-        assert not loading.kernels_are_compiled(file, LoadOptions(code_cache=tmp_path))
-        assert not loading.kernels_are_compiled(file, LoadOptions())
-        assert loading.kernels_are_compiled(file, LoadOptions(backend="reference"))
+    with open_checkpoint(path) as checkpoint:
+        assert loading.kernels_are_compiled(checkpoint, LoadOptions(code_cache=cpu_kernels))
+        assert not loading.kernels_are_compiled(checkpoint, LoadOptions(code_cache=tmp_path))
+        assert not loading.kernels_are_compiled(checkpoint, LoadOptions())
+        assert loading.kernels_are_compiled(checkpoint, LoadOptions(backend="reference"))
 
 
 def test_what_bits_depend_on_is_in_the_numerics() -> None:

@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.loading import DiskOptions, LoadOptions, ModelEngine, load_engine
+from engine.loading import DiskOptions, LoadOptions, ModelEngine, load_engine, open_checkpoint
 from engine.request import Request, SamplingParams
-from quant.gguf import GGUFFile
 
 MODEL = "a5" * 32
 
@@ -16,8 +15,8 @@ MODEL = "a5" * 32
 def load(path: Path, code_cache: Path, folder: Path | None, **options: object) -> ModelEngine:
     disk = DiskOptions(folder, 1 << 30) if folder else None
     options = {"backend": "cpu", "code_cache": code_cache, "fingerprint": MODEL, "context_length": 2048, **options}
-    with GGUFFile(path) as file:
-        return load_engine(file, LoadOptions(disk=disk, **options))  # type: ignore[arg-type]
+    with open_checkpoint(path) as checkpoint:
+        return load_engine(checkpoint, LoadOptions(disk=disk, **options))  # type: ignore[arg-type]
 
 
 def say(engine: ModelEngine, prompt: tuple[int, ...], **params: object) -> Request:

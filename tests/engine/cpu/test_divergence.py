@@ -10,15 +10,14 @@ from torch import Tensor
 from app.text.gguf_tokenizer import from_gguf
 from engine import models
 from engine.batch import build_batch
-from engine.checkpoint_config import Metadata
 from engine.config import BLOCK_SIZE, EngineConfig
 from engine.cpu.device import CpuDevice
 from engine.device import Compute, Device
+from engine.loading import open_checkpoint
 from engine.reference import ReferenceDevice
 from engine.request import Request, SamplingParams, ScheduledRequest, StepPlan
-from engine.weights import GGUFWeights
+from engine.weights import Weights
 from quant.cpu.tiers import choose
-from quant.gguf import GGUFFile
 
 WINDOW = 512
 BLOCKS = WINDOW // BLOCK_SIZE
@@ -28,10 +27,10 @@ LLAMA_CPP = 0.0034
 
 
 def compute_with(device: Device, path: Path) -> Compute:
-    with GGUFFile(path) as file:
-        config = models.read_config(Metadata(file.metadata, "llama"))
+    with open_checkpoint(path) as checkpoint:
+        config = models.read_config(checkpoint.metadata)
         limits = EngineConfig(device.name, WINDOW, BLOCKS + 1, max_step_tokens=WINDOW, max_running=1)
-        return device.load(config, GGUFWeights(file), limits).compute
+        return device.load(config, Weights(checkpoint.path, models.stored_weights(checkpoint)), limits).compute
 
 
 def logprobs(compute: Compute, token_ids: list[int]) -> Tensor:
@@ -46,8 +45,8 @@ def logprobs(compute: Compute, token_ids: list[int]) -> Tensor:
 @pytest.fixture(scope="module")
 def windows(smollm2: Path) -> list[list[int]]:
     text = (Path(__file__).parents[3] / "LICENSE").read_text(encoding="utf-8")
-    with GGUFFile(smollm2) as file:
-        token_ids = from_gguf(file.metadata).encode(text)
+    with open_checkpoint(smollm2) as checkpoint:
+        token_ids = from_gguf(checkpoint.metadata.values).encode(text)
     return [token_ids[at : at + WINDOW] for at in range(0, 4 * WINDOW, WINDOW)]
 
 

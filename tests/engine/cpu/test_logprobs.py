@@ -10,16 +10,15 @@ from torch import Tensor
 
 from app.text.gguf_tokenizer import from_gguf
 from engine import models
-from engine.checkpoint_config import Metadata
 from engine.config import BLOCK_SIZE, EngineConfig
 from engine.core import Engine
 from engine.cpu.device import CpuStep
 from engine.device import Compute, LoadedModel
+from engine.loading import open_checkpoint
 from engine.reference import ReferenceDevice
 from engine.request import SamplingParams
 from engine.runner import ModelRunner
-from engine.weights import GGUFWeights
-from quant.gguf import GGUFFile
+from engine.weights import Weights
 from tests.engine.cpu.recorded import advance, load_step, sequence
 from tests.engine.test_smollm2 import QUESTIONS
 from tests.engine.tiny_llama import MIXES, make
@@ -67,9 +66,9 @@ def logprobs(compute: Compute, ids: Sequence[int], vocab_size: int) -> Tensor:
 def reference(path: Path, kv_type: torch.dtype = torch.float32) -> Compute:
     plain = ReferenceDevice(keep_dequantized=True, threads=2)
     plain.kv_type = kv_type
-    with GGUFFile(path) as file:
-        model = models.read_config(Metadata(file.metadata, "llama"))
-        return plain.load(model, GGUFWeights(file), CONFIG).compute
+    with open_checkpoint(path) as checkpoint:
+        model = models.read_config(checkpoint.metadata)
+        return plain.load(model, Weights(checkpoint.path, models.stored_weights(checkpoint)), CONFIG).compute
 
 
 def greedy(step: CpuStep, prompts: list[list[int]], vocab_size: int) -> list[list[int]]:
@@ -102,8 +101,8 @@ def step(smollm2: Path, cpu_kernels: Path) -> CpuStep:
 
 @pytest.fixture(scope="module")
 def texts(smollm2: Path, step: CpuStep) -> Texts:
-    with GGUFFile(smollm2) as file:
-        tokenizer = from_gguf(file.metadata)
+    with open_checkpoint(smollm2) as checkpoint:
+        tokenizer = from_gguf(checkpoint.metadata.values)
     turns = [f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n" for question in QUESTIONS]
     prompts = [list(tokenizer.encode(turn, parse_special=True)) for turn in turns]
     ids, plain = greedy(step, prompts, 49152), reference(smollm2)

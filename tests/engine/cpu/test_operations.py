@@ -12,12 +12,13 @@ import torch
 from torch import Tensor
 
 from engine.batch import Batch, build_batch, placeholder_batch
-from engine.config import RopeConfig
+from engine.config import Gate, RopeConfig
 from engine.cpu.operations import Activation, CpuOperations, LogitRows, block_shape
 from engine.cpu.program import SEGMENT, Limits, Program
 from engine.errors import UnsupportedModel
 from engine.kernels import reference
 from engine.kv_cache import KVCache, KVGroup
+from engine.operations import Attention
 from engine.request import ScheduledRequest, StepPlan
 from engine.rope import rotary_table
 from quant.cpu.activations import Form
@@ -26,7 +27,7 @@ from quant.cpu.linear import CpuBackend
 from quant.errors import UnsupportedQuantization
 from quant.kernels.reference import dequantize, matmul
 from quant.linear import ReferenceBackend
-from quant.tensor import QTensor
+from quant.tensor import BlockTensor
 from tests.engine.cpu.recorded import Forward, Recorded, compute, layer, plain, record, sequence
 from tests.quant.cpu.integer_twin import product
 from tests.quant.cpu.random_weights import TYPES, bits, random_weight, width
@@ -57,7 +58,7 @@ def normed(ops: CpuOperations, batch: Batch) -> Activation:
     return ops.norm(rows(ops, batch, X), SCALE, EPSILON)
 
 
-def weights(names: Sequence[str], outputs: Sequence[int], columns: int = WIDTH) -> list[QTensor]:
+def weights(names: Sequence[str], outputs: Sequence[int], columns: int = WIDTH) -> list[BlockTensor]:
     rng = np.random.default_rng(SEED)
     return [random_weight(name, count, columns, rng) for name, count in zip(names, outputs, strict=True)]
 
@@ -171,7 +172,7 @@ def test_gated_mlp(cpu_kernels: Path, gate: list[str], up: list[str], down: list
     def forward(ops: CpuOperations, batch: Batch, kv: KVCache) -> Activation:
         return ops.gated_mlp(normed(ops, batch), layer(ops, *gate_up), layer(ops, *downs), rows(ops, batch, Y))
 
-    hidden = reference.silu_gate(matmul(NORMED, torch.cat([dequantize(weight) for weight in gate_up])))
+    hidden = reference.gated(matmul(NORMED, torch.cat([dequantize(weight) for weight in gate_up])), Gate.SILU)
     added = matmul(hidden, torch.cat([dequantize(weight) for weight in downs]))
     out = every_row(record(cpu_kernels, forward))
     torch.testing.assert_close(out, Y + added, rtol=0, atol=error * float(added.abs().max()))
@@ -189,7 +190,7 @@ def test_a_gated_mlp_of_super_blocks(cpu_kernels: Path, gate: str, up: str, down
     def forward(ops: CpuOperations, batch: Batch, kv: KVCache) -> Activation:
         return ops.gated_mlp(rows(ops, batch, x), layer(ops, *gate_up), layer(ops, last), rows(ops, batch, y))
 
-    hidden = reference.silu_gate(matmul(x, torch.cat([dequantize(weight) for weight in gate_up])))
+    hidden = reference.gated(matmul(x, torch.cat([dequantize(weight) for weight in gate_up])), Gate.SILU)
     added = matmul(hidden, dequantize(last))
     out = every_row(record(cpu_kernels, forward, planes=Form.ONE_PLANE))
     torch.testing.assert_close(out, y + added, rtol=0, atol=0.03 * float(added.abs().max()))
@@ -245,8 +246,9 @@ def test_what_attention_gives_can_be_read_by_every_operation(cpu_kernels: Path) 
     """Also in a step of one token, where every thread has its own copy of some rows."""
 
     def attended(ops: CpuOperations, batch: Batch, kv: KVCache) -> Activation:
-        rotary = rotary_table(RopeConfig(10000.0, 32, interleaved=True), None, 320)
-        return ops.attend(ops.rope_and_store(rows(ops, batch, X), batch, kv.layer(0), rotary), batch, kv.layer(0))
+        attention = Attention(32**-0.5, rotary_table(RopeConfig(10000.0, 32, interleaved=True), None, 320))
+        q = ops.rope_and_store(rows(ops, batch, X), batch, kv.layer(0), attention)
+        return ops.attend(q, batch, kv.layer(0), attention)
 
     scale = normal(32)
     readers: dict[str, Forward] = {
@@ -317,7 +319,7 @@ def test_gate_and_up_that_want_different_rows_are_multiplied_apart(cpu_kernels: 
     ours = compute(record(cpu_kernels, forward).step, batch_of(range(ROWS)))
     x = reference.rms_norm(X, torch.ones(WIDTH), EPSILON)
     both = x @ torch.cat([dequantize(gate), dequantize(up)]).T
-    exact = X + reference.silu_gate(both) @ dequantize(down).T
+    exact = X + reference.gated(both, Gate.SILU) @ dequantize(down).T
     assert (ours - exact).norm() < 1e-3 * exact.norm()
 
 

@@ -8,17 +8,16 @@ import pytest
 import torch
 
 from engine.config import Preemption
-from engine.loading import LoadOptions, ModelEngine, load_engine
+from engine.loading import LoadOptions, ModelEngine, load_engine, open_checkpoint
 from engine.precedence import MOST_PREEMPTIONS
 from engine.request import Origin, Request, RequestStatus, SamplingParams, ServiceClass
-from quant.gguf import GGUFFile
 
 Asked = tuple[tuple[int, ...], SamplingParams, Origin]
 
 
 def load(path: Path, code_cache: Path, **options: object) -> ModelEngine:
-    with GGUFFile(path) as file:
-        return load_engine(file, LoadOptions(backend="cpu", code_cache=code_cache, **options))  # type: ignore[arg-type]
+    with open_checkpoint(path) as checkpoint:
+        return load_engine(checkpoint, LoadOptions(backend="cpu", code_cache=code_cache, **options))  # type: ignore[arg-type]
 
 
 def replies(engine: ModelEngine, asked: Sequence[Asked], *, together: bool) -> list[Request]:

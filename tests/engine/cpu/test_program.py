@@ -13,10 +13,11 @@ from engine.config import RopeConfig
 from engine.cpu.operations import CpuOperations, block_shape
 from engine.cpu.program import INSTRUCTION, Limits, Op, Program
 from engine.kv_cache import KVCache, KVGroup
+from engine.operations import Attention
 from engine.rope import rotary_table
 from quant.cpu.arena import Arena
 from quant.cpu.linear import CpuBackend
-from quant.tensor import QTensor
+from quant.tensor import BlockTensor
 from tests.engine.cpu.recorded import layer, plain
 from tests.quant.cpu.random_weights import random_weight
 
@@ -50,20 +51,21 @@ def recorded(request: pytest.FixtureRequest, cpu_kernels: Path) -> Recorder:
     """Every operation there is, over weights of every kind."""
     rng, arena = np.random.default_rng(SEED), Arena()
 
-    def weight(name: str, rows: int, columns: int) -> QTensor:
+    def weight(name: str, rows: int, columns: int) -> BlockTensor:
         return random_weight(name, rows, columns, rng)
 
     kv = KVCache([HEADS], LIMITS.num_blocks, partial(block_shape, request.param), request.param)
     arena.adopt("KV cache", kv.pools[0].view(torch.uint8).flatten().numpy())
     program = Recorder(arena)
     ops, batch = CpuOperations(CpuBackend(arena), program), placeholder_batch()
-    rotary = rotary_table(RopeConfig(10000.0, 32, interleaved=True), None, LIMITS.context)
+    attention = Attention(32**-0.5, rotary_table(RopeConfig(10000.0, 32, interleaved=True), None, LIMITS.context))
     x = ops.embed(batch, layer(ops, plain(torch.randn(50, WIDTH))))
     for number in range(2):
         normed = ops.norm(x, torch.randn(WIDTH), 1e-5)
         segments = [weight(name, rows, WIDTH) for name, rows in (("Q4_0", 64), ("Q8_0", 64), ("F16", 64))]
         qkv = ops.linear(normed, layer(ops, *segments))
-        attended = ops.attend(ops.rope_and_store(qkv, batch, kv.layer(number), rotary), batch, kv.layer(number))
+        q = ops.rope_and_store(qkv, batch, kv.layer(number), attention)
+        attended = ops.attend(q, batch, kv.layer(number), attention)
         if number == 1:
             attended, x = ops.select(attended, batch), ops.select(x, batch)
         x = ops.linear(attended, layer(ops, weight("Q4_1", WIDTH, 64)), x)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from quant.cpu.activations import Form
 from quant.cpu.tiers import choose
-from quant.tensor import CodedTensor, PlainTensor, QTensor, Scale
+from quant.tensor import BlockTensor, CodedTensor, PlainTensor, Scale
 
 GROUP, SUPER_BLOCK = 32, 256
 Floats = NDArray[np.float32]
@@ -66,7 +66,7 @@ def quantize(x: Floats, form: Form) -> QuantizedRows:
     return QuantizedRows(whole, scales, scales * whole.sum(-1).astype(np.float32), firsts)
 
 
-def product(weight: QTensor, x: Floats, form: Form, there: Floats | None = None) -> Floats:
+def product(weight: BlockTensor, x: Floats, form: Form, there: Floats | None = None) -> Floats:
     """x [rows, columns] times a weight transposed, added to what is there, float32 [rows, outputs]."""
     start = np.zeros((len(x), weight.shape[0]), np.float32) if there is None else there
     if isinstance(weight, PlainTensor):

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from quant.ggml_blocks import BLOCKS, PLAIN_TYPES, decode
 from quant.ggml_types import GGML_TYPES
-from quant.tensor import QTensor
+from quant.tensor import BlockTensor
 
 KINDS = {kind.name: kind for kind in GGML_TYPES.values()}
 QUANTIZED = tuple(BLOCKS)
@@ -38,13 +38,13 @@ def random_raw(name: str, rows: int, columns: int, rng: np.random.Generator) -> 
     return raw.reshape(rows, -1)
 
 
-def random_weight(name: str, rows: int, columns: int, rng: np.random.Generator) -> QTensor:
+def random_weight(name: str, rows: int, columns: int, rng: np.random.Generator) -> BlockTensor:
     """What `random_raw` says."""
     raw = random_raw(name, rows, columns, rng)
     return decode(KINDS[name], memoryview(raw.tobytes()), (rows, columns))
 
 
-def any_weight(name: str, rows: int, columns: int, rng: np.random.Generator) -> QTensor:
+def any_weight(name: str, rows: int, columns: int, rng: np.random.Generator) -> BlockTensor:
     """What random bytes say, infinities and NaN among the scales included."""
     raw = rng.integers(0, 256, (rows, KINDS[name].nbytes(columns)), np.uint8)
     return decode(KINDS[name], memoryview(raw.tobytes()), (rows, columns))

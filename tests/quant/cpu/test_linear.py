@@ -13,7 +13,7 @@ from quant.cpu.formats import PAIR
 from quant.cpu.linear import CpuBackend, CpuLinear
 from quant.errors import UnsupportedQuantization
 from quant.kernels.reference import dequantize, dequantize_rows
-from quant.tensor import QTensor
+from quant.tensor import BlockTensor
 from tests.quant.cpu.random_weights import PLAIN, TYPES, any_weight, bits, random_weight, width
 
 SEED = 5
@@ -21,7 +21,7 @@ SEED = 5
 pytestmark = pytest.mark.usefixtures("cpu_kernels")
 
 
-def layer(*segments: QTensor, planes: Form = Form.TWO_PLANES) -> CpuLinear:
+def layer(*segments: BlockTensor, planes: Form = Form.TWO_PLANES) -> CpuLinear:
     return CpuBackend(Arena(), planes).linear(segments)
 
 

@@ -13,7 +13,7 @@ from quant.cpu.arena import Arena
 from quant.cpu.linear import CpuBackend, CpuLinear
 from quant.ggml_blocks import BLOCKS, decode
 from quant.kernels import reference
-from quant.tensor import QTensor
+from quant.tensor import BlockTensor
 from tests.quant.cpu.integer_twin import product
 from tests.quant.cpu.random_weights import KINDS, PLAIN, QUANTIZED, TYPES, bits, random_weight, width
 
@@ -38,7 +38,7 @@ def poisoned(cpu_kernels: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "empty", poisoned_empty)
 
 
-def layer(*segments: QTensor, planes: Form = Form.TWO_PLANES) -> CpuLinear:
+def layer(*segments: BlockTensor, planes: Form = Form.TWO_PLANES) -> CpuLinear:
     return CpuBackend(Arena(), planes).linear(segments)
 
 
@@ -54,7 +54,7 @@ def activations(tokens: int, columns: int, rng: np.random.Generator) -> Tensor:
     return torch.from_numpy(values.reshape(tokens, columns).astype(np.float32))
 
 
-def example(name: str, shape: tuple[int, int]) -> tuple[QTensor, Tensor]:
+def example(name: str, shape: tuple[int, int]) -> tuple[BlockTensor, Tensor]:
     """A weight of about that shape, and rows to multiply it with."""
     rng = np.random.default_rng(SEED)
     rows, columns = shape[0], width(name, shape[1])

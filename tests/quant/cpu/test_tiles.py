@@ -9,14 +9,14 @@ from quant.cpu.tiles import pack, packed_bytes, unpack
 from quant.errors import UnsupportedQuantization
 from quant.ggml_blocks import BLOCKS, PLAIN_TYPES, integers
 from quant.kernels.reference import dequantize
-from quant.tensor import CodedTensor, PlainTensor, QTensor, Scale
+from quant.tensor import BlockTensor, CodedTensor, PlainTensor, Scale
 from tests.quant.cpu.random_weights import KINDS, QUANTIZED, TYPES, any_weight, bits, random_weight, width
 
 SEED = 1
 SHAPES = [(1, 32), (15, 64), (16, 96), (17, 32), (31, 160), (32, 32), (33, 64), (64, 288), (100, 96)]
 
 
-def packed(weight: QTensor) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+def packed(weight: BlockTensor) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
     """Into memory that was used before: every byte of it has to be written."""
     out = np.full(packed_bytes(weight), 0xA5, np.uint8)
     pack(weight, out)

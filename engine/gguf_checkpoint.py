@@ -1,0 +1,65 @@
+"""GGUF files as a checkpoint. Knows which of its types holds what. Refuses to know models."""
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from engine.checkpoint import Names, StoredWeight
+from engine.checkpoint_config import Metadata
+from engine.errors import UnsupportedModel
+from quant.ggml_blocks import decode
+from quant.ggml_types import GGMLType
+from quant.gguf import GGUFFile, GGUFTensor
+from quant.tensor import BlockTensor
+
+SAMPLE_COLUMNS = 32  # or one block, where that is more
+
+
+class GGUFCheckpoint:
+    """See `engine.checkpoint.Checkpoint`. Raises ModelFileError for a file that is none, or without an architecture."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file = GGUFFile(path)
+        self.digest = self._file.header_digest
+        architecture = self._file.metadata.get("general.architecture")
+        if not isinstance(architecture, str):
+            self.close()
+            raise UnsupportedModel(f"{path} does not name its architecture (general.architecture)")
+        self.metadata = Metadata(self._file.metadata, architecture)
+
+    def weights(self, names: Names) -> Mapping[str, StoredWeight]:
+        return {
+            tensor.name: StoredWeight(
+                tensor.name,
+                tensor.nbytes,
+                tensor.type,
+                partial(self._decode, tensor),
+                partial(_sample, tensor.type),
+                tensor.shape,
+            )
+            for tensor in self._file.tensors.values()
+        }
+
+    def _decode(self, tensor: GGUFTensor) -> BlockTensor:
+        weight = decode(tensor.type, self._file.data(tensor.name), tensor.shape)
+        self._file.release(tensor.name)
+        return weight
+
+    def close(self) -> None:
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _sample(kind: GGMLType) -> BlockTensor:
+    columns = max(SAMPLE_COLUMNS, kind.block_elements)
+    return decode(kind, memoryview(bytes(kind.nbytes(columns))), (1, columns))

@@ -1,0 +1,240 @@
+"""The decoder that all families are: layers of attention and a gated MLP around one stream of activations.
+
+In what families differ, their ModelConfig says; what a checkpoint calls its weights, their `Names`. Refuses to know
+which family it computes.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from engine.batch import Batch
+from engine.checkpoint import Names
+from engine.config import HeadNorm, ModelConfig, NormPlacement
+from engine.kv_cache import KVCache, KVGroup
+from engine.operations import Activation, Attention, HeadNorms, Operations
+from engine.rope import RotaryTable, rotary_table
+from engine.weights import Weights
+from quant.linear import QLinear
+
+STEMS = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+    "blk.{}.attn_norm": "model.layers.{}.input_layernorm",
+    "blk.{}.attn_q": "model.layers.{}.self_attn.q_proj",
+    "blk.{}.attn_k": "model.layers.{}.self_attn.k_proj",
+    "blk.{}.attn_v": "model.layers.{}.self_attn.v_proj",
+    "blk.{}.attn_qkv": "model.layers.{}.self_attn.qkv_proj",
+    "blk.{}.attn_q_norm": "model.layers.{}.self_attn.q_norm",
+    "blk.{}.attn_k_norm": "model.layers.{}.self_attn.k_norm",
+    "blk.{}.attn_output": "model.layers.{}.self_attn.o_proj",
+    "blk.{}.ffn_norm": "model.layers.{}.post_attention_layernorm",
+    "blk.{}.ffn_gate": "model.layers.{}.mlp.gate_proj",
+    "blk.{}.ffn_up": "model.layers.{}.mlp.up_proj",
+    "blk.{}.ffn_down": "model.layers.{}.mlp.down_proj",
+}
+IGNORED = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")  # old checkpoints have it
+NAMES = Names(STEMS, IGNORED)
+
+
+# -- what computes
+
+
+@dataclass(frozen=True, slots=True)
+class Projection:
+    """A linear layer and its bias, float32 [outputs]."""
+
+    weight: QLinear
+    bias: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One decoder layer's weights. Norms are float32 [hidden]; which there are, the placement says."""
+
+    attention: Attention
+    attention_norm: Tensor | None
+    qkv: Projection  # q, k and v side by side
+    attention_out: Projection
+    attention_post_norm: Tensor | None
+    mlp_norm: Tensor | None
+    gate_up: QLinear  # gate and up side by side
+    down: QLinear
+    mlp_post_norm: Tensor | None
+
+
+class Decoder:
+    """A loaded decoder. See `engine.models.Model` for the contract."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        operations: Operations,
+        embedding: QLinear,
+        layers: tuple[Layer, ...],
+        output_norm: Tensor,
+        head: QLinear,
+    ) -> None:
+        self.config = config
+        self._ops = operations
+        self._embedding = embedding
+        self._layers = layers
+        self._output_norm = output_norm
+        self._head = head
+
+    @classmethod
+    def load(cls, config: ModelConfig, weights: Weights, operations: Operations, context_length: int) -> Self:
+        loader = _Loader(config, weights, operations, rotary_tables(config, weights, context_length))
+        tables = weights.together(loader.table, loader.head_names())
+        layers = weights.together(loader.layer, range(config.layers))
+        output_norm = loader.norm("output_norm") * config.logit_scale
+        return cls(config, operations, tables[0], tuple(layers), output_norm, tables[-1])
+
+    def kv_groups(self) -> tuple[KVGroup, ...]:
+        config = self.config
+        return tuple(
+            KVGroup(
+                tuple(number for number in range(config.layers) if config.layer(number).window == window),
+                config.kv_heads,
+                config.head_dim,
+            )
+            for window in config.windows
+        )
+
+    def forward(self, batch: Batch, kv: KVCache) -> Activation:
+        ops, config = self._ops, self.config
+        x = ops.embed(batch, self._embedding, config.embedding_scale)
+        for number, layer in enumerate(self._layers):
+            cache = kv.layer(number)
+            qkv = ops.linear(self._before(x, layer.attention_norm), layer.qkv.weight, bias=layer.qkv.bias)
+            q = ops.rope_and_store(qkv, batch, cache, layer.attention)
+            attended = ops.attend(q, batch, cache, layer.attention)
+            if layer is self._layers[-1]:  # all that other tokens still do for anyone is done: their keys and values
+                attended, x = ops.select(attended, batch), ops.select(x, batch)
+            x = self._add_attention(x, attended, layer)
+            x = self._add_mlp(x, layer)
+        return ops.logits(self._before(x, self._output_norm), self._head, config.logit_softcap)
+
+    def _before(self, x: Activation, norm: Tensor | None) -> Activation:
+        return x if norm is None else self._ops.norm(x, norm, self.config.norm_epsilon)
+
+    def _add_attention(self, x: Activation, attended: Activation, layer: Layer) -> Activation:
+        out, norm = layer.attention_out, layer.attention_post_norm
+        if norm is None:
+            return self._ops.linear(attended, out.weight, add_to=x, bias=out.bias)
+        given = self._ops.linear(attended, out.weight, bias=out.bias)
+        return self._ops.norm(given, norm, self.config.norm_epsilon, add_to=x)
+
+    def _add_mlp(self, x: Activation, layer: Layer) -> Activation:
+        read, norm = self._before(x, layer.mlp_norm), layer.mlp_post_norm
+        if norm is None:
+            return self._ops.gated_mlp(read, layer.gate_up, layer.down, add_to=x, gate=self.config.gate)
+        given = self._ops.gated_mlp(read, layer.gate_up, layer.down, gate=self.config.gate)
+        return self._ops.norm(given, norm, self.config.norm_epsilon, add_to=x)
+
+
+# -- loading
+
+
+def rotary_tables(config: ModelConfig, weights: Weights, context_length: int) -> tuple[RotaryTable, ...]:
+    """One table for each of the model's ropes."""
+    factors = None
+    if "rope_freqs.weight" in weights:  # how GGUF stores the scaling of Llama 3.1
+        factors = weights.take_vector("rope_freqs.weight", config.ropes[0].dimensions // 2)
+    return tuple(rotary_table(rope, factors, context_length) for rope in config.ropes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Loader:
+    """Takes every weight by its name."""
+
+    config: ModelConfig
+    weights: Weights
+    operations: Operations
+    tables: tuple[RotaryTable, ...]
+
+    def head_names(self) -> list[str]:
+        """Those of the embedding and the head, where the two are not one."""
+        tied, output = self.config.tied_head, "output.weight"
+        if tied:  # some checkpoints have it twice
+            self.weights.drop(output)
+        separate = not tied and (tied is False or output in self.weights)
+        return ["token_embd.weight", *[output] * separate]
+
+    def table(self, name: str) -> QLinear:
+        return self.operations.weights.linear([self.weights.take(name, self.config.vocab_size, self.config.hidden)])
+
+    def layer(self, number: int) -> Layer:
+        config, prefix = self.config, f"blk.{number}."
+        before, after = (config.norm_placement in (it, NormPlacement.BOTH) for it in _PLACES)
+        return Layer(
+            attention=self._attention(number),
+            attention_norm=self.norm(f"{prefix}attn_norm") if before else None,
+            qkv=self._qkv(prefix),
+            attention_out=self._attention_out(prefix),
+            attention_post_norm=self.norm(f"{prefix}post_attention_norm") if after else None,
+            mlp_norm=self.norm(f"{prefix}ffn_norm") if before else None,
+            gate_up=self._gate_up(prefix),
+            down=self._linear(prefix, config.mlp_hidden, {"ffn_down": config.hidden}),
+            mlp_post_norm=self.norm(f"{prefix}post_ffw_norm") if after else None,
+        )
+
+    def norm(self, name: str, length: int = 0) -> Tensor:
+        return self.weights.take_vector(f"{name}.weight", length or self.config.hidden) + self.config.norm_offset
+
+    def _attention(self, number: int) -> Attention:
+        config, layer = self.config, self.config.layer(number)
+        return Attention(
+            scale=config.attention_scale or config.head_dim**-0.5,
+            rotary=None if layer.rope is None else self.tables[layer.rope],
+            norms=self._head_norms(f"blk.{number}.") if config.head_norm else None,
+            softcap=config.attention_softcap,
+            window=layer.window,
+        )
+
+    def _head_norms(self, prefix: str) -> HeadNorms:
+        config = self.config
+        heads = (config.heads, config.kv_heads) if config.head_norm is HeadNorm.ALL else (1, 1)
+        q, k = (
+            self.norm(f"{prefix}attn_{letter}_norm", count * config.head_dim)
+            for letter, count in zip("qk", heads, strict=True)
+        )
+        return HeadNorms(q, k, config.norm_epsilon)
+
+    def _qkv(self, prefix: str) -> Projection:
+        config = self.config
+        q, kv = config.heads * config.head_dim, config.kv_heads * config.head_dim
+        fused = f"{prefix}attn_qkv.weight" in self.weights
+        outputs = {"attn_qkv": q + 2 * kv} if fused else {"attn_q": q, "attn_k": kv, "attn_v": kv}
+        return self._projection(prefix, config.hidden, outputs, config.qkv_bias)
+
+    def _attention_out(self, prefix: str) -> Projection:
+        config = self.config
+        return self._projection(prefix, config.heads * config.head_dim, {"attn_output": config.hidden}, config.out_bias)
+
+    def _gate_up(self, prefix: str) -> QLinear:
+        mlp = self.config.mlp_hidden
+        apart = f"{prefix}ffn_gate.weight" in self.weights
+        outputs = {"ffn_gate": mlp, "ffn_up": mlp} if apart else {"ffn_up": 2 * mlp}
+        return self._linear(prefix, self.config.hidden, outputs)
+
+    def _projection(self, prefix: str, inputs: int, outputs: Mapping[str, int], bias: bool | None) -> Projection:
+        weight = self._linear(prefix, inputs, outputs)
+        biases = {f"{prefix}{name}.bias": width for name, width in outputs.items()}
+        if bias is False or (bias is None and not any(name in self.weights for name in biases)):
+            return Projection(weight, None)
+        return Projection(weight, torch.cat([self.weights.take_vector(*it) for it in biases.items()]))
+
+    def _linear(self, prefix: str, inputs: int, outputs: Mapping[str, int]) -> QLinear:
+        """Several weights side by side."""
+        return self.operations.weights.linear(
+            [self.weights.take(f"{prefix}{name}.weight", width, inputs) for name, width in outputs.items()]
+        )
+
+
+_PLACES = (NormPlacement.BEFORE, NormPlacement.AFTER)

@@ -1,0 +1,103 @@
+"""How the linear layers of a safetensors checkpoint are quantized: a table from its `quant_method` to a decoder.
+
+Which layers are, their tensors say: a layer that is more than a weight of floats and a bias is decoded by the method
+that config.json names. Refuses to know models and names of layers.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from torch import Tensor
+
+from quant import awq, bitsandbytes, compressed_tensors, float8, gptq
+from quant.errors import UnsupportedQuantization, printable
+from quant.quantization_section import OTHER_COPY
+from quant.safetensors import SafetensorsTensor
+from quant.safetensors_values import PLAIN_TYPES, values
+from quant.tensor import QTensor
+
+Section = Mapping[str, object]  # `quantization_config` of a config.json
+LayerNames = Mapping[str, str]  # from the name of a tensor within its layer ("weight_scale") to its whole name
+
+# What quantized layers have besides their weight: scales of activations and of caches, which nothing here reads.
+BESIDE = frozenset({"bias", *compressed_tensors.BESIDE, "k_scale", "v_scale"})
+
+
+class LayerFormat(Protocol):
+    """Decodes the weight of a layer that is quantized."""
+
+    def __call__(self, checkpoint: float8.Tensors, layer: str, names: LayerNames) -> QTensor:
+        """Copies. Raises ModelFileError or UnsupportedQuantization."""
+        ...
+
+
+def is_quantized(tensors: Mapping[str, SafetensorsTensor]) -> bool:
+    """Whether a layer, of these tensors by their names in it, is more than floats."""
+    weight = tensors.get("weight")
+    return bool(tensors.keys() - BESIDE - {"weight"}) or (weight is not None and weight.type.name not in PLAIN_TYPES)
+
+
+def read_format(section: object) -> LayerFormat:
+    """Of a `quantization_config`. Raises UnsupportedQuantization or ModelFileError."""
+    method = section.get("quant_method") if isinstance(section, Mapping) else None
+    if not isinstance(section, Mapping) or not isinstance(method, str) or method not in _METHODS:
+        shown = printable(method) if isinstance(method, str) else "not named"
+        known = ", ".join(_METHODS)
+        raise UnsupportedQuantization(
+            f"The checkpoint's quantization is {shown}; this version knows {known}", OTHER_COPY
+        )
+    return _METHODS[method](section)
+
+
+def not_quantized(checkpoint: float8.Tensors, layer: str, names: LayerNames) -> QTensor:
+    """The format of a checkpoint whose configuration says nothing of quantization."""
+    raise UnsupportedQuantization(
+        f"{checkpoint.path}: {layer} has {', '.join(sorted(names)[:5])}, and config.json has no quantization_config",
+        OTHER_COPY,
+    )
+
+
+def _values(checkpoint: float8.Tensors, names: LayerNames) -> dict[str, Tensor]:
+    return {name: values(checkpoint.tensors[whole], checkpoint.data(whole)) for name, whole in names.items()}
+
+
+def _gptq(section: Section) -> LayerFormat:
+    config = gptq.GPTQ.read(section)
+    return lambda checkpoint, layer, names: gptq.decode(layer, _values(checkpoint, names), config)
+
+
+def _awq(section: Section) -> LayerFormat:
+    config = awq.AWQ.read(section)
+    return lambda checkpoint, layer, names: awq.decode(layer, _values(checkpoint, names), config)
+
+
+def _bitsandbytes(section: Section) -> LayerFormat:
+    config = bitsandbytes.BitsAndBytes.read(section)
+    return lambda checkpoint, layer, names: bitsandbytes.decode(layer, _values(checkpoint, names), config)
+
+
+def _float8(section: Section) -> LayerFormat:
+    scheme = float8.read_scheme(section)
+    return lambda checkpoint, layer, names: float8.take(checkpoint, names.get("weight", f"{layer}.weight"), scheme)
+
+
+def _compressed(section: Section) -> LayerFormat:
+    if section.get("format") == "float-quantized":
+        return _float8(section)
+
+    def decode(checkpoint: float8.Tensors, layer: str, names: LayerNames) -> QTensor:
+        config = compressed_tensors.PackQuantized.read(section, layer)
+        return compressed_tensors.decode(layer, _values(checkpoint, names), config)
+
+    return decode
+
+
+_METHODS: dict[str, Callable[[Section], LayerFormat]] = {
+    "gptq": _gptq,
+    "awq": _awq,
+    "bitsandbytes": _bitsandbytes,
+    "compressed-tensors": _compressed,
+    "fp8": _float8,
+    "fbgemm_fp8": _float8,
+    "modelopt": _float8,
+}
