@@ -26,7 +26,7 @@ from app.errors import EXIT_INTERRUPTED, EXIT_OK
 from app.instance import Instance, recorded, running_instances, withdraw
 from app.loopback import LoopbackSockets, PortTaken
 from app.models.sources import pull
-from app.models.store import StoredModel
+from app.models.stored_model import StoredModel
 from app.progress import Progress
 
 if TYPE_CHECKING:

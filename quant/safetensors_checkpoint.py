@@ -86,17 +86,34 @@ def _open(path: Path, opened: contextlib.ExitStack) -> dict[str, SafetensorsFile
         raise ModelFileError(f"{path} has neither {WHOLE} nor {INDEX}", "Pull the model again, or name another folder.")
     index = member(path, INDEX)
     files: dict[str, SafetensorsFile] = {}
-    for shard, names in sorted(_read_index(index).items()):
-        if not os.path.lexists(path / shard):
-            raise SafetensorsError(
-                index, f"{shard} is missing", field=WEIGHT_MAP, remedy="The checkpoint is incomplete: pull it again."
-            )
+    for shard, names in sorted(read_index(index).items()):
+        _require(shard, index)
         files[shard] = opened.enter_context(SafetensorsFile(member(path, shard)))
         _compare(index, shard, names, files[shard].tensors.keys())
     return files
 
 
-def _read_index(path: Path) -> dict[str, set[str]]:
+def weight_files(folder: Path) -> list[Path]:
+    """The files of a folder that hold its weights, none opened; [] for a folder without. Raises SafetensorsError."""
+    if os.path.lexists(folder / WHOLE):
+        return [member(folder, WHOLE)]
+    if not os.path.lexists(folder / INDEX):
+        return []
+    index = member(folder, INDEX)
+    shards = sorted(read_index(index))
+    for shard in shards:
+        _require(shard, index)
+    return [member(folder, shard) for shard in shards]
+
+
+def _require(shard: str, index: Path) -> None:
+    if not os.path.lexists(index.parent / shard):
+        raise SafetensorsError(
+            index, f"{shard} is missing", field=WEIGHT_MAP, remedy="The checkpoint is incomplete: pull it again."
+        )
+
+
+def read_index(path: Path) -> dict[str, set[str]]:
     """The names of the tensors of each shard."""
     with regular_file(path) as (descriptor, size):
         if size > MAX_INDEX_BYTES:

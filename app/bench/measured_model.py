@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from app.models.store import StoredModel
+from app.models.stored_model import StoredModel
 from quant.errors import ModelFileError
 from quant.gguf import GGUFFile
 

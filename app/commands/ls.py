@@ -23,7 +23,9 @@ def ls(as_array: bool) -> None:
     if as_array:
         click.echo(as_json(models))
     elif models:
-        rows = [(m.name, format_bytes(m.size), m.quantization, (m.stored_at or "-")[:10], m.path) for m in models]
+        rows = [
+            (m.name, format_bytes(m.size), m.quantization or "-", (m.stored_at or "-")[:10], m.path) for m in models
+        ]
         echo_table([("NAME", "SIZE", "QUANT", "STORED", "PATH"), *rows])
     else:
         click.echo(f"No model is stored yet.\ntry: ingle pull {settings.model}", err=True)

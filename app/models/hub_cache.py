@@ -1,30 +1,37 @@
-"""Our corner of the ordinary Hugging Face cache, which other tools share: find, link and remove one file.
+"""The ordinary Hugging Face cache, which other tools share: what is there, and how to find, link and remove files.
 
-The layout is that of huggingface_hub: `models--ORG--REPO/blobs/<sha256>` holds the bytes, and
-`snapshots/<commit>/<file>` is a link to them. Nothing here touches the network.
+The layout is that of huggingface_hub: `models--ORG--REPO/blobs/<digest>` holds the bytes, `snapshots/<commit>/<file>`
+is a link to them, and `refs/main` has the commit that was fetched last. Nothing here touches the network.
 """
 
 import os
+import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from app.errors import AppError
 from app.models.catalog import HubSource
+from app.models.incoming import write_whole
+
+MAX_FILES = 20_000  # of one repository
+_FOLDER = re.compile(r"models--(?P<owner>.+?)--(?P<name>.+)")
+_COMMIT = re.compile("[0-9a-f]{40}")
 
 
 def blob_path(cache: Path, source: HubSource, sha256: str) -> Path:
     """Where the bytes of a file belong. Large files are named by their sha256."""
-    return _repo_folder(cache, source) / "blobs" / sha256
+    return _repo_folder(cache, source.repo) / "blobs" / sha256
 
 
 def find(cache: Path, source: HubSource) -> Path | None:
     """The file as another tool or we have stored it, or None."""
-    path = _snapshot_path(cache, source)
+    path = snapshot_path(cache, source)
     return path if path.is_file() else None
 
 
 def link(cache: Path, source: HubSource, blob: Path) -> Path:
     """Make a stored blob visible under its file name, and return that path."""
-    path = _snapshot_path(cache, source)
+    path = snapshot_path(cache, source)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.unlink(missing_ok=True)
     try:
@@ -34,31 +41,69 @@ def link(cache: Path, source: HubSource, blob: Path) -> Path:
     return path
 
 
-def remove(cache: Path, source: HubSource) -> int:
-    """Remove the file, and its bytes unless another revision shares them. Returns the bytes freed."""
+def repositories(cache: Path) -> list[str]:
+    """The names of all repositories of models, sorted."""
+    folders = cache.iterdir() if cache.is_dir() else ()
+    found = (_FOLDER.fullmatch(folder.name) for folder in folders)
+    return sorted(f"{match['owner']}/{match['name']}" for match in found if match)
+
+
+def snapshot(cache: Path, repo: str) -> Path | None:
+    """The folder of the commit that was fetched last; None where there is none."""
+    folder = _repo_folder(cache, repo)
+    try:
+        commit = (folder / "refs" / "main").read_text(encoding="ascii").strip()
+        newest = folder / "snapshots" / commit if _COMMIT.fullmatch(commit) else None
+    except (OSError, UnicodeDecodeError):  # fetched by the name of a commit, as the catalog's models are
+        commits = [path for path in (folder / "snapshots").glob("*") if path.is_dir()]
+        newest = max(commits, key=lambda path: path.stat().st_mtime, default=None)
+    return newest if newest and newest.is_dir() else None
+
+
+def set_main(cache: Path, repo: str, revision: str) -> None:
+    """Let a commit be the one that was fetched last."""
+    ref = _repo_folder(cache, repo) / "refs" / "main"
+    ref.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(ref, revision.encode())
+
+
+def files(snapshot: Path) -> list[str]:
+    """The names of a snapshot's files, those in folders with a path in front."""
+    found: list[str] = []
+    for folder, _, names in os.walk(snapshot):
+        found += (Path(folder, name).relative_to(snapshot).as_posix() for name in names)
+        if len(found) > MAX_FILES:
+            break
+    return [name for name in found if (snapshot / name).is_file()]
+
+
+def remove(cache: Path, sources: Sequence[HubSource]) -> int:
+    """Remove files, and their bytes unless another revision shares them. Returns the bytes freed."""
     from huggingface_hub import scan_cache_dir
 
-    path = _snapshot_path(cache.resolve(), source)
+    paths = {snapshot_path(cache.resolve(), source) for source in sources}
     content = scan_cache_dir(cache)
-    files = [
+    found = [
         file
         for repo in content.repos
         for revision in repo.revisions
         for file in revision.files
-        if file.file_path == path
+        if file.file_path in paths
     ]
-    if not files:
+    if len(found) != len(paths):
         raise AppError(
-            f"huggingface_hub cannot make sense of its cache around {path}", f"hf cache rm model/{source.repo}"
+            f"huggingface_hub cannot make sense of its cache around {min(paths)}",
+            f"hf cache rm model/{sources[0].repo}",
         )
-    strategy = content.delete_files(*files)
+    strategy = content.delete_files(*found)
     strategy.execute()
     return strategy.expected_freed_size
 
 
-def _repo_folder(cache: Path, source: HubSource) -> Path:
-    return cache / f"models--{source.repo.replace('/', '--')}"
+def _repo_folder(cache: Path, repo: str) -> Path:
+    return cache / f"models--{repo.replace('/', '--')}"
 
 
-def _snapshot_path(cache: Path, source: HubSource) -> Path:
-    return _repo_folder(cache, source) / "snapshots" / source.revision / source.file
+def snapshot_path(cache: Path, source: HubSource) -> Path:
+    """Where a file is seen under its own name, if it is there."""
+    return _repo_folder(cache, source.repo) / "snapshots" / source.revision / source.file

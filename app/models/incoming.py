@@ -21,14 +21,14 @@ _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 class Incoming:
     """What a source writes into. The file, and its folder, come into being with the first byte."""
 
-    def __init__(self, final: Path, size: int, sha256: str) -> None:
+    def __init__(self, final: Path, size: int, digest: str) -> None:
         self.size = size
         self.received = 0
         self._partial = final.with_name(f"{final.name}.partial")
         self._scratch = final.with_name(f"{final.name}.scratch")
         self._file: BinaryIO | None = None
-        self._sha256 = sha256
-        self._digest = hashlib.sha256()
+        self._promised = digest
+        self._digest = _hasher(digest, size)
 
     def scratch(self) -> Path:
         """A new folder for working files of the source; it is removed when the file has been taken in."""
@@ -50,8 +50,9 @@ class Incoming:
         """Move the file to its final name. Raises IntegrityError unless exactly the promised bytes have arrived."""
         if self._file is None or self.received != self.size:
             raise IntegrityError(f"{self.received} bytes arrived instead of {self.size}")
-        if self._digest.hexdigest() != self._sha256:
-            raise IntegrityError(f"the file has sha256 {self._digest.hexdigest()} instead of {self._sha256}")
+        if self._digest.hexdigest() != self._promised:
+            kind = self._digest.name
+            raise IntegrityError(f"the file has {kind} {self._digest.hexdigest()} instead of {self._promised}")
         _put_in_place(self._file, self._partial, final)
 
     def clear(self) -> None:
@@ -64,13 +65,14 @@ class Incoming:
 
 
 @contextmanager
-def receive(final: Path, size: int, sha256: str) -> Iterator[Incoming]:
+def receive(final: Path, size: int, digest: str) -> Iterator[Incoming]:
     """Place at `final` what the body writes, once it is complete, verified and safe on the disk.
 
+    `digest` in hex is the sha256, or the sha1 that git gives a blob of these bytes, as the Hub has it of small files.
     Until then the bytes are in a `.partial` file beside it. Whatever goes wrong, nothing new is left behind; what a
     killed process left there is cleared first, so only one process at a time may receive the same file.
     """
-    incoming = Incoming(final, size, sha256)
+    incoming = Incoming(final, size, digest)
     incoming.clear()
     try:
         yield incoming
@@ -81,6 +83,12 @@ def receive(final: Path, size: int, sha256: str) -> Iterator[Incoming]:
         raise
     finally:
         incoming.clear()
+
+
+def _hasher(digest: str, size: int) -> "hashlib._Hash":
+    if len(digest) == hashlib.sha256().digest_size * 2:
+        return hashlib.sha256()
+    return hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False)
 
 
 def write_whole(final: Path, content: bytes) -> None:

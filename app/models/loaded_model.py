@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from app.apart import run_apart
 from app.config import Settings
 from app.models.digests import remembered_sha256
-from app.models.store import StoredModel
+from app.models.stored_model import StoredModel
 from app.progress import Progress
 from app.text import gguf_tokenizer
 from app.text.tokenizer import Tokenizer

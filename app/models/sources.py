@@ -11,7 +11,10 @@ from app.errors import AppError, IntegrityError, NoSpace, Offline
 from app.models import hub, package_index
 from app.models.catalog import Catalog, CatalogEntry, HubSource, PackageSource, Source
 from app.models.incoming import Incoming
-from app.models.store import ModelStore, StoredModel
+from app.models.repository import RepositoryName
+from app.models.repository_download import download_repository
+from app.models.store import ModelStore
+from app.models.stored_model import StoredModel
 from app.progress import Progress, SilentProgress, format_bytes
 
 # Writes what a source of its kind promises into an Incoming. Raises AppError; the next source is tried then.
@@ -26,7 +29,7 @@ _GRAVITY = (NoSpace, IntegrityError, AppError, Offline)
 def pull(
     name: str, settings: Settings, progress: Progress | None = None, catalog: Catalog | None = None
 ) -> StoredModel:
-    """The stored model of that name, fetched first if need be. A path is answered with the file it names.
+    """The stored model of that name, fetched first if need be. A path is answered with the model that is there.
 
     Raises ModelNotFound for an unknown name. If every source fails: Offline if all were unreachable, else NoSpace,
     IntegrityError or AppError, with what each source said.
@@ -35,6 +38,8 @@ def pull(
     store = ModelStore(settings, catalog)
     entry = store.catalog.find(name)
     if entry is None:
+        if repository := store.repository(name):
+            return _pull_repository(repository, store, settings, progress)
         return store.resolve(name)
     if stored := _find(entry, store, progress):
         return stored
@@ -44,6 +49,18 @@ def pull(
         if not _find(entry, store, progress):  # another process may have fetched it while we waited
             _fetch(entry, store, settings, progress)
     return store.resolve(entry.name)
+
+
+def _pull_repository(name: RepositoryName, store: ModelStore, settings: Settings, progress: Progress) -> StoredModel:
+    models = store.hub_models
+    if stored := models.find(name):
+        return stored
+    if settings.offline:
+        raise Offline(f"{name} is not stored, and the network is off ({settings.origins['offline']})")
+    with models.lock(name, progress):
+        if not models.find(name):
+            download_repository(name, models, settings, progress)
+    return store.resolve(str(name))
 
 
 def _find(entry: CatalogEntry, store: ModelStore, progress: Progress) -> StoredModel | None:

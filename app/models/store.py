@@ -1,17 +1,16 @@
 """The models on this machine: where each file is, whether its bytes are the promised ones, and how to be rid of it.
 
-A model is a GGUF file in `models_dir` or in the shared Hugging Face cache. For either, `models_dir` holds a small
-record with the digest and the file's identity (inode, size, time of change), so that a file is hashed once, and again
-only when it has changed. Of any other file, app/models/digests.py knows the digest. The store never uses the network;
-app/models/sources.py does.
+A model is one of the catalog, one of the shared Hugging Face cache (app/models/hub_models.py), or lies at a path. Of
+one of the catalog, `models_dir` holds a small record with the digest and the file's identity (inode, size, time of
+change), so that a file is hashed once, and again only when it has changed. Of all others, app/models/digests.py knows
+the digest. The store never uses the network; app/models/sources.py does.
 """
 
 import json
 import os
-import re
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -20,32 +19,12 @@ from app.errors import AppError, IntegrityError, ModelNotFound
 from app.models import hub_cache
 from app.models.catalog import Catalog, CatalogEntry, HubSource, Source, load_catalog
 from app.models.digests import sha256_of
+from app.models.hub_models import HubModels
 from app.models.incoming import Incoming, check_space, receive, write_whole
+from app.models.lock import only_one
+from app.models.repository import CONFIG, RepositoryName
+from app.models.stored_model import Removal, StoredModel, is_model, stored_model
 from app.progress import Progress, SilentProgress
-
-_HUB_NAME = re.compile(r"(?:hf:|hf\.co/|huggingface\.co/)?[\w.-]+/[\w.-]+(?::[\w.-]+)?")
-
-
-@dataclass(frozen=True)
-class StoredModel:
-    """A model file on this machine."""
-
-    name: str  # the catalog's name, or the path as it was given
-    path: Path
-    size: int  # bytes
-    sha256: str | None  # None: not read yet
-    source: str  # where it came from, for people
-    quantization: str | None  # None: not known without opening the file
-    stored_at: str | None  # when it was verified first, ISO 8601 in UTC
-
-
-@dataclass(frozen=True)
-class Removal:
-    """What `remove` did to one file."""
-
-    path: Path
-    freed: int  # bytes
-    shared: bool  # it was in the Hugging Face cache, where other tools may have used it
 
 
 class ModelStore:
@@ -55,17 +34,29 @@ class ModelStore:
         self.catalog = catalog or load_catalog()
         self._models_dir = settings.models_dir
         self._hub_cache = settings.hub_cache
+        self.hub_models = HubModels(settings.hub_cache, settings.models_dir)
 
     def resolve(self, name: str, progress: Progress | None = None) -> StoredModel:
-        """The model of that name: one of the catalog, or the path of a GGUF file.
+        """The model of that name: one of the catalog, the path of a file or a folder, or a repository of the Hub.
 
-        Raises ModelNotFound, with what to do, if it is not on this machine, and IntegrityError if it is damaged.
+        Raises ModelNotFound, with what to do, if it is not on this machine, IntegrityError if it is damaged, and
+        ModelFileError if a part of it is missing.
         """
         if entry := self.catalog.find(name):
             if stored := self.find(entry, progress):
                 return stored
             raise ModelNotFound(f"{entry.name} is not on this machine yet", f"ingle pull {entry.name}")
-        return self._local_file(name)
+        if repository := self.repository(name):
+            if stored := self.hub_models.find(repository):
+                return stored
+            raise ModelNotFound(f"{repository} is not on this machine yet", f"ingle pull {repository}")
+        return self._at_path(name)
+
+    def repository(self, name: str) -> RepositoryName | None:
+        """The repository that a name means; None where it is a name of the catalog, or more likely a path."""
+        path = _path(name)
+        looks_like_path = path.exists() or path.suffix.lower() in (".gguf", ".safetensors")
+        return None if self.catalog.find(name) or looks_like_path else RepositoryName.parse(name)
 
     def find(self, entry: CatalogEntry, progress: Progress | None = None) -> StoredModel | None:
         """The stored file of a catalog entry, its digest known to be right; None if there is none.
@@ -86,15 +77,19 @@ class ModelStore:
         return None
 
     def entries(self) -> list[StoredModel]:
-        """All stored models of the catalog. Reads no model file: a digest not known yet stays None."""
-        return [stored for entry in self.catalog if (stored := self._glance(entry))]
+        """All stored models, those of the catalog first. Reads no weights: a digest not known yet stays None."""
+        known = [stored for entry in self.catalog if (stored := self._glance(entry))]
+        paths = {stored.path for stored in known}
+        return [*known, *(stored for stored in self.hub_models.entries() if stored.path not in paths)]
 
     def remove(self, name: str) -> list[Removal]:
         """Remove every stored copy of a model, and its record. Raises ModelNotFound if there is none."""
         entry = self.catalog.find(name)
         if entry is None:
-            local = self._local_file(name)
-            raise AppError(f"{local.path} was not stored by ingle", "Delete the file itself if you want it gone.")
+            if repository := self.repository(name):
+                return self.hub_models.remove(repository)
+            local = self._at_path(name)
+            raise AppError(f"{local.path} was not stored by ingle", "Delete it yourself if you want it gone.")
         with self.lock(entry):
             removals = [self._remove_copy(path, source) for path, source in self._places(entry)]
             self._record_path(entry).unlink(missing_ok=True)
@@ -102,21 +97,9 @@ class ModelStore:
             raise ModelNotFound(f"{entry.name} is not on this machine", "ingle ls shows what is.")
         return removals
 
-    @contextmanager
-    def lock(self, entry: CatalogEntry, progress: Progress | None = None) -> Iterator[None]:
+    def lock(self, entry: CatalogEntry, progress: Progress | None = None) -> AbstractContextManager[None]:
         """Keep other processes from pulling or removing the same model meanwhile; waits for them, and says so."""
-        from filelock import FileLock, Timeout
-
-        lock = FileLock(private_folder(self._models_dir / ".locks") / f"{entry.file}.lock")
-        try:
-            lock.acquire(timeout=0)
-        except Timeout:
-            (progress or SilentProgress()).say(f"Waiting for another ingle that is busy with {entry.name}.")
-            lock.acquire()
-        try:
-            yield
-        finally:
-            lock.release()
+        return only_one(self._models_dir, entry.file, entry.name, progress)
 
     @contextmanager
     def receiving(self, entry: CatalogEntry, source: Source) -> Iterator[Incoming]:
@@ -155,26 +138,24 @@ class ModelStore:
 
     def _remove_copy(self, path: Path, source: Source | str) -> Removal:
         if isinstance(source, HubSource):
-            return Removal(path, hub_cache.remove(self._hub_cache, source), shared=True)
+            return Removal(path, hub_cache.remove(self._hub_cache, [source]), shared=True)
         freed = path.stat().st_size
         path.unlink()
         return Removal(path, freed, shared=False)
 
-    def _local_file(self, name: str) -> StoredModel:
-        """The model file at a path. Raises ModelNotFound, worded for what `name` looks like."""
-        path = Path(os.path.expanduser(name)).absolute()
-        if path.is_file() and path.suffix.lower() == ".gguf":
-            return StoredModel(name, path, path.stat().st_size, None, "local file", None, None)
+    def _at_path(self, name: str) -> StoredModel:
+        """The model at a path. Raises ModelNotFound, worded for what `name` looks like."""
+        path = _path(name)
+        if is_model(path):
+            return stored_model(name, path, "local folder" if path.is_dir() else "local file")
         if path.exists():
-            raise ModelNotFound(f"{name} is not a GGUF file", "Give the path of a regular file that ends in .gguf.")
+            raise ModelNotFound(
+                f"{name} is not a model",
+                f"Give the path of a file that ends in .gguf, or of a folder with a {CONFIG} and safetensors files.",
+            )
         known = ", ".join(entry.name for entry in self.catalog)
         if path.suffix.lower() == ".gguf":
             raise ModelNotFound(f"there is no file {name}", f"Check the path, or use a model of the catalog: {known}.")
-        if _HUB_NAME.fullmatch(name):
-            raise ModelNotFound(
-                f"{name}: this version does not fetch models by their Hub name",
-                f"Use a model of the catalog ({known}) or the path of a GGUF file.",
-            )
         near = self.catalog.similar(name)
         raise ModelNotFound(f"no model is called {name}", f"Did you mean {near[0]}?" if near else f"There is: {known}.")
 
@@ -199,6 +180,10 @@ class ModelStore:
         private_folder(self._models_dir)
         write_whole(self._record_path(entry), json.dumps(record, indent=2).encode())
         return stored
+
+
+def _path(name: str) -> Path:
+    return Path(os.path.expanduser(name)).absolute()
 
 
 def _stored(entry: CatalogEntry, path: Path, source: str) -> StoredModel:

@@ -13,7 +13,7 @@ from app.bench.contender import ContenderFailed
 from app.bench.lineup import find_peers
 from app.bench.measured_model import read_model
 from app.errors import EXIT_FAILURE, exit_status
-from app.models.store import StoredModel
+from app.models.stored_model import StoredModel
 from app.progress import SilentProgress
 from tests.app.bench.fake_llama import FakeLlama, make
 from tests.engine.tiny_llama import make as make_tiny

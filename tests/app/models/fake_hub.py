@@ -1,5 +1,7 @@
 """A Hugging Face Hub on loopback: serves files as /{repo}/resolve/{revision}/{file}, and misbehaves on request."""
 
+import hashlib
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -7,17 +9,42 @@ from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 
+REVISION = "89abcdef" * 5
+
 
 @dataclass
 class FakeHub:
     """What the hub does; tests set it. `requests` collects (method, path, headers)."""
 
     address: str = ""
-    content: bytes = b""
+    content: bytes = b""  # of every file of a repository that is not one of these
+    repositories: dict[str, dict[str, bytes]] = field(default_factory=dict)  # files by name, at commit REVISION
+    large: int = 100  # from so many bytes on, a file is listed with its sha256
+    listing: bytes | None = None  # what is said of every repository instead of the truth
     refusal: tuple[int, str] | None = None  # status and X-Error-Code
     cut_at: int | None = None  # close the connection after so many bytes
     redirect: str | None = None  # send downloads to this address instead
     requests: list[tuple[str, str, Message]] = field(default_factory=list)
+
+    def answer(self, path: str) -> bytes | None:
+        """The body for a path; None where there is nothing."""
+        for repo, files in self.repositories.items():
+            if path.startswith(f"/api/models/{repo}/"):
+                return self._list(files) if self.listing is None else self.listing
+            if path.startswith(f"/{repo}/resolve/{REVISION}/"):
+                return files.get(path.partition(f"/{REVISION}/")[2])
+        return None if path.startswith("/api/") or self.repositories else self.content
+
+    def _list(self, files: dict[str, bytes]) -> bytes:
+        """As the Hub answers /api/models/{repo}/revision/main?blobs=true."""
+        siblings: list[dict[str, object]] = []
+        for name, content in files.items():
+            git = hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()  # noqa: S324
+            entry: dict[str, object] = {"rfilename": name, "size": len(content), "blobId": git}
+            if len(content) >= self.large:
+                entry["lfs"] = {"sha256": hashlib.sha256(content).hexdigest(), "size": len(content), "pointerSize": 130}
+            siblings.append(entry)
+        return json.dumps({"sha": REVISION, "siblings": siblings, "cardData": {"license": "mit"}}).encode()
 
     def downloads(self) -> list[tuple[str, Message]]:
         return [(path, headers) for method, path, headers in self.requests if method == "GET"]
@@ -41,9 +68,11 @@ class _Handler(BaseHTTPRequestHandler):
             self._head(status, {"X-Error-Code": code, "Content-Length": "0"})
         elif hub.redirect:
             self._head(302, {"Location": hub.redirect + self.path, "Content-Length": "0"})
+        elif (body := hub.answer(self.path)) is None:
+            self._head(404, {"X-Error-Code": "RepoNotFound", "Content-Length": "0"})
         else:
-            self._head(200, {"Content-Length": str(len(hub.content))})
-            self.wfile.write(hub.content[: hub.cut_at])
+            self._head(200, {"Content-Length": str(len(body))})
+            self.wfile.write(body[: hub.cut_at])
 
     def _head(self, status: int, headers: dict[str, str]) -> None:
         self.send_response(status)

@@ -21,7 +21,8 @@ from app.models import hub, package_index
 from app.models.catalog import Source, load_catalog
 from app.models.incoming import receive
 from app.models.sources import pull
-from app.models.store import ModelStore, StoredModel
+from app.models.store import ModelStore
+from app.models.stored_model import StoredModel
 from app.progress import Progress, Report, SilentProgress, Unit
 from tests.app.models.fake_hub import FakeHub, serve
 from tests.app.models.tiny_model import CONTENT, HUB, PACKAGE, catalog, entry, files_below, settings_in

@@ -19,8 +19,11 @@ from app.errors import AppError, IntegrityError, ModelNotFound, NoSpace
 from app.models import hub_cache
 from app.models.catalog import Catalog, Source
 from app.models.incoming import Incoming, receive
-from app.models.store import ModelStore, StoredModel
+from app.models.store import ModelStore
+from app.models.stored_model import StoredModel
 from app.progress import LineProgress
+from quant.errors import ModelFileError
+from tests.app.models.checkpoint_folder import OTHERS, SHARDS, SMALL, sharded_files, whole_files, write
 from tests.app.models.tiny_model import CONTENT, HUB, PACKAGE, catalog, entry, files_below, settings_in
 
 
@@ -134,11 +137,12 @@ def test_a_model_that_is_not_stored_comes_with_the_command_to_fetch_it(store: Mo
     [
         ("tinny", "no model is called tinny", "Did you mean tiny?"),
         ("qwerty", "no model is called qwerty", "There is: tiny:1k."),
-        ("org/repo:Q4_K_M", "does not fetch models by their Hub name", "tiny:1k"),
-        ("hf:org/repo", "does not fetch models by their Hub name", "tiny:1k"),
+        ("org/repo:q4_k_m", "org/repo:Q4_K_M is not on this machine yet", "ingle pull org/repo:Q4_K_M"),
+        ("hf:org/repo", "org/repo is not on this machine yet", "ingle pull org/repo"),
+        ("https://huggingface.co/org/repo", "org/repo is not on this machine yet", "ingle pull org/repo"),
         ("~nobody-of-that-name/file.gguf", "there is no file", "tiny:1k"),
         ("nowhere/file.gguf", "there is no file nowhere/file.gguf", "tiny:1k"),
-        ("", "is not a GGUF file", ".gguf"),
+        ("", "is not a model", ".gguf"),
     ],
 )
 def test_names_that_are_not_known(store: ModelStore, name: str, message: str, remedy: str) -> None:
@@ -158,8 +162,41 @@ def test_a_local_file_is_a_model_if_it_is_a_regular_gguf_file(store: ModelStore,
     assert store.resolve(str(file)) == StoredModel(str(file), file, len(CONTENT), None, "local file", None, None)
     assert store.resolve(str(tmp_path / "link.gguf")).size == len(CONTENT)
     for name in ("folder.gguf", "pipe.gguf", "notes.txt"):
-        with pytest.raises(ModelNotFound, match="is not a GGUF file"):
+        with pytest.raises(ModelNotFound, match="is not a model"):
             store.resolve(str(tmp_path / name))
+
+
+def test_a_local_folder_is_a_model_if_it_is_a_checkpoint(store: ModelStore, tmp_path: Path) -> None:
+    folder = write(tmp_path / "mine", {**sharded_files(), **OTHERS})
+    stored = store.resolve(str(folder))
+    weights = [folder / shard for shard in SHARDS]
+    size = sum(len(sharded_files()[name]) for name in (*SMALL, *SHARDS))
+    assert stored == StoredModel(str(folder), folder, size, None, "local folder", "bfloat16", None)
+    assert stored.weights() == [*weights, folder / "config.json"]
+    (folder / SHARDS[1]).unlink()
+    with pytest.raises(ModelFileError, match=f"{SHARDS[1]} is missing"):
+        store.resolve(str(folder))
+    (folder / "config.json").unlink()
+    with pytest.raises(ModelNotFound, match="is not a model"):
+        store.resolve(str(folder))
+
+
+@pytest.mark.parametrize("method", [{"quantization_config": {"quant_method": "gptq"}}, {"dtype": "gptq"}])
+def test_what_a_checkpoint_says_of_its_quantization(store: ModelStore, tmp_path: Path, method: object) -> None:
+    folder = write(tmp_path / "mine", {**whole_files(), "config.json": json.dumps(method).encode()})
+    assert store.resolve(str(folder)).quantization == "gptq"
+
+
+def test_a_model_in_parts_is_named_by_any_of_them(store: ModelStore, tmp_path: Path) -> None:
+    parts = [tmp_path / f"my-Q4_0-0000{number}-of-00002.gguf" for number in (1, 2)]
+    for part in parts:
+        part.write_bytes(CONTENT)
+    stored = store.resolve(str(parts[1]))
+    assert (stored.path, stored.size, stored.quantization) == (parts[0], 2 * len(CONTENT), "Q4_0")
+    assert stored.weights() == parts
+    parts[0].unlink()
+    with pytest.raises(ModelFileError, match=f"{parts[0].name} is missing"):
+        store.resolve(str(parts[1]))
 
 
 def test_an_exception_in_the_middle_leaves_nothing(store: ModelStore, tmp_path: Path) -> None:

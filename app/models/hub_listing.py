@@ -1,0 +1,82 @@
+"""What a repository of the Hub holds, by its own words: the files, and what their bytes must be.
+
+The answer is as hostile as any file: bounded, and a name that could lead anywhere else is left out.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from app.config import Settings
+from app.errors import AppError
+from app.models.catalog import HubSource
+from app.models.hub import asking
+from app.models.repository import FILE
+from quant.bounded_json import JSONProblem, parse_object
+
+MAX_BYTES = 16 << 20
+MAX_FILES = 20_000
+_REVISION = re.compile("[0-9a-f]{40}")
+_DIGEST = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")
+
+
+@dataclass(frozen=True, slots=True)
+class ListedFile:
+    """A file of a repository at one commit. `digest` in hex: sha256, or git's sha1 of a blob."""
+
+    source: HubSource
+    size: int
+    digest: str
+
+    @property
+    def is_sha256(self) -> bool:
+        return len(self.digest) == 64
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """A repository at one commit."""
+
+    revision: str
+    license: str  # empty: it does not say
+    files: dict[str, ListedFile]
+
+
+def list_repository(repo: str, settings: Settings) -> Listing:
+    """The files of the main branch. Raises Offline if the Hub cannot be reached, AppError if it refuses."""
+    raw = bytearray()
+    with asking(f"/api/models/{repo}/revision/main?blobs=true", repo, settings) as response:
+        for chunk in response.iter_bytes():
+            raw += chunk
+            if len(raw) > MAX_BYTES:
+                raise AppError(f"the list of the files of {repo} has more than {MAX_BYTES} bytes")
+    try:
+        answer = parse_object(bytes(raw))
+    except JSONProblem as problem:
+        raise AppError(f"the Hub's list of the files of {repo} makes no sense: {problem}") from None
+    revision, siblings = answer.get("sha"), answer.get("siblings")
+    if not isinstance(revision, str) or not _REVISION.fullmatch(revision) or not isinstance(siblings, list):
+        raise AppError(f"the Hub's list of the files of {repo} makes no sense")
+    files = {file.source.file: file for file in _files(siblings[:MAX_FILES], repo, revision)}
+    return Listing(revision, _license(answer), files)
+
+
+def _files(siblings: list[object], repo: str, revision: str) -> Iterator[ListedFile]:
+    """Large files are listed with their sha256, all others with the id that git gives their content."""
+    for entry in siblings:
+        match entry:
+            case {"rfilename": str(name), "lfs": {"sha256": str(digest), "size": int(size)}}:
+                pass
+            case {"rfilename": str(name), "blobId": str(digest), "size": int(size)}:
+                pass
+            case _:
+                continue
+        if FILE.fullmatch(name) and _DIGEST.fullmatch(digest) and size > 0:
+            yield ListedFile(HubSource(repo, revision, name), size, digest)
+
+
+def _license(answer: dict[str, object]) -> str:
+    match answer:
+        case {"cardData": {"license": str(name)}} if name.isprintable():
+            return name[:80]
+    return ""

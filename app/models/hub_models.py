@@ -1,0 +1,140 @@
+"""The models of the shared Hugging Face cache, by the name of their repository, whoever has put them there.
+
+They are used in place. What ingle itself has fetched it keeps a record of, in `models_dir`, and that is all it will
+ever remove. Refuses to know the network (`app.models.repository_download`).
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from app.config import private_folder
+from app.errors import AppError, ModelNotFound
+from app.models import hub_cache
+from app.models.catalog import HubSource
+from app.models.digests import DIGESTS, remember_sha256
+from app.models.hub_listing import ListedFile
+from app.models.incoming import Incoming, receive, write_whole
+from app.models.lock import only_one
+from app.models.repository import ModelFiles, RepositoryName, choose, meant, models_among
+from app.models.stored_model import Removal, StoredModel, stored_model
+from app.progress import Progress
+from quant.errors import ModelFileError
+
+_PULLED = ".pulled"
+
+
+@dataclass(frozen=True, slots=True)
+class Pulled:
+    """What was fetched by the name of a repository."""
+
+    revision: str
+    files: tuple[str, ...]
+    stored_at: str  # ISO 8601 in UTC
+    license: str  # as the Hub has it; empty: it does not say
+
+
+class HubModels:
+    """Every model in the cache. Safe to use from several processes at once."""
+
+    def __init__(self, cache: Path, models_dir: Path) -> None:
+        self._cache = cache
+        self._models_dir = models_dir
+
+    def find(self, name: RepositoryName) -> StoredModel | None:
+        """The model of that name, if all of it is there, with its quantization in its own name.
+
+        Raises ModelNotFound where the name could mean several.
+        """
+        folder = hub_cache.snapshot(self._cache, name.repo)
+        names = hub_cache.files(folder) if folder else []
+        if folder is None or not meant(name, models_among(names)):
+            return None
+        return self._stored(name.repo, folder, choose(name, names))
+
+    def entries(self) -> Iterator[StoredModel]:
+        """All models that are whole, by name."""
+        for repo in hub_cache.repositories(self._cache):
+            if folder := hub_cache.snapshot(self._cache, repo):
+                for model in models_among(hub_cache.files(folder)):
+                    if stored := self._stored(repo, folder, model):
+                        yield stored
+
+    def pulled(self, name: RepositoryName) -> Pulled | None:
+        """What ingle has fetched by this name."""
+        try:
+            content = json.loads(self._record_path(name).read_bytes())
+            return Pulled(content["revision"], tuple(content["files"]), content["stored_at"], content["license"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def lock(self, name: RepositoryName, progress: Progress | None = None) -> AbstractContextManager[None]:
+        """Keep other processes from pulling or removing models of the same repository meanwhile."""
+        return only_one(self._models_dir, self._record_path(RepositoryName(name.repo)).stem, str(name), progress)
+
+    def path(self, file: ListedFile) -> Path:
+        """Where a file is, or will be."""
+        return hub_cache.snapshot_path(self._cache, file.source)
+
+    def has(self, file: ListedFile) -> bool:
+        """Whether the file is there, of the size that it should have."""
+        path = self.path(file)
+        return path.is_file() and path.stat().st_size == file.size
+
+    @contextmanager
+    def receiving(self, file: ListedFile) -> Iterator[Incoming]:
+        """Store a file as the body writes it: verified and whole, or not at all. Hold the lock."""
+        blob = hub_cache.blob_path(self._cache, file.source, file.digest)
+        with receive(blob, file.size, file.digest) as incoming:
+            yield incoming
+        path = hub_cache.link(self._cache, file.source, blob)
+        if file.is_sha256:
+            remember_sha256(path, self._models_dir / DIGESTS, file.digest)
+
+    def remember(self, name: RepositoryName, files: Sequence[ListedFile], licence: str) -> None:
+        """Record what was fetched by this name, all of one commit, which the cache calls `main` from now on."""
+        revision = files[0].source.revision
+        hub_cache.set_main(self._cache, name.repo, revision)
+        record = {
+            "name": str(name),
+            "revision": revision,
+            "files": [file.source.file for file in files],
+            "stored_at": datetime.now(UTC).isoformat(timespec="seconds"),
+            "license": licence,
+        }
+        private_folder(self._record_path(name).parent)
+        write_whole(self._record_path(name), json.dumps(record, indent=2).encode())
+
+    def remove(self, name: RepositoryName) -> list[Removal]:
+        """Remove what was pulled by this name. Raises AppError for what others have put there, ModelNotFound."""
+        stored = self.find(name)
+        name = (stored and RepositoryName.parse(stored.name)) or name
+        pulled = self.pulled(name)
+        if pulled is None:
+            if stored:
+                raise AppError(f"{name} was not stored by ingle", f"hf cache rm model/{name.repo}")
+            raise ModelNotFound(f"{name} is not on this machine", "ingle ls shows what is.")
+        with self.lock(name):
+            sources = [HubSource(name.repo, pulled.revision, file) for file in pulled.files]
+            there = [source for source in sources if hub_cache.find(self._cache, source)]
+            freed = hub_cache.remove(self._cache, there) if there else 0
+            self._record_path(name).unlink(missing_ok=True)
+        return [Removal(hub_cache.snapshot_path(self._cache, source), freed, shared=True) for source in sources[:1]]
+
+    def _stored(self, repo: str, folder: Path, model: ModelFiles) -> StoredModel | None:
+        """None where a part of the model is missing."""
+        if not model.is_whole:
+            return None
+        name = RepositoryName(repo, model.quantization or None)
+        pulled = self.pulled(name)
+        path, stored_at = folder / model.files[0] if model.is_gguf else folder, pulled.stored_at if pulled else None
+        try:
+            return stored_model(str(name), path, f"Hugging Face Hub ({repo})", stored_at)
+        except ModelFileError:
+            return None
+
+    def _record_path(self, name: RepositoryName) -> Path:
+        return self._models_dir / _PULLED / f"{str(name).replace('/', '--').replace(':', '--')}.json"

@@ -1,0 +1,113 @@
+"""A repository of models: what people call it, and which of its files make a model.
+
+A model is a checkpoint in safetensors with the files that describe it, or a GGUF file, whole or in parts. No other file
+is ever wanted: no pickle, no code. Looks at names alone, so it serves the Hub, its cache and any folder alike.
+"""
+
+import re
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import Self
+
+from app.errors import ModelNotFound
+from quant.safetensors_checkpoint import INDEX, WHOLE
+
+CONFIG = "config.json"
+DESCRIPTIONS = (
+    CONFIG,
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "chat_template.json",
+)
+
+# One path component that means the same under POSIX and Windows: no separator, drive, leading dot or trailing dot.
+COMPONENT = r"[A-Za-z0-9_](?:[A-Za-z0-9._+-]*[A-Za-z0-9_+-])?"
+FILE = re.compile(f"{COMPONENT}(?:/{COMPONENT})*")
+
+_NAME = re.compile(
+    rf"(?:hf:|(?:https://)?(?:hf\.co|huggingface\.co)/)?(?P<repo>{COMPONENT}/{COMPONENT})(?::(?P<quant>[\w.-]+))?"
+)
+_PART = re.compile(r"-(\d{5})-of-(\d{5})$")
+_QUANTIZATION = re.compile(r"(?:^|[-._/])((?:i?q|tq)\d(?:_\w+)?|bf16|f16|f32|mxfp4\w*)(?=[-./]|$)", re.IGNORECASE)
+_BESIDE = ("mmproj", "imatrix")  # GGUF files that are no models
+
+
+@dataclass(frozen=True, slots=True)
+class RepositoryName:
+    """`org/repo`, or `org/repo:Q4_K_M` for the GGUF of that quantization."""
+
+    repo: str
+    quantization: str | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Self | None:
+        """None for what is no such name."""
+        found = _NAME.fullmatch(text)
+        return cls(found["repo"], found["quant"].upper() if found["quant"] else None) if found else None
+
+    def __str__(self) -> str:
+        return f"{self.repo}:{self.quantization}" if self.quantization else self.repo
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFiles:
+    """The files of one model, by name. Of a checkpoint in shards the shards are missing: its index has their names."""
+
+    quantization: str  # in upper case; empty where the names do not say
+    files: tuple[str, ...]  # the parts of a GGUF model in their order
+
+    @property
+    def is_gguf(self) -> bool:
+        return self.files[0].lower().endswith(".gguf")
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether no part of a GGUF model is missing."""
+        part = _PART.search(self.files[0][: -len(".gguf")])
+        return part is None or len(self.files) == int(part[2])
+
+
+def models_among(names: Collection[str]) -> list[ModelFiles]:
+    """Every model that the files of one repository make."""
+    parts: dict[str, list[str]] = {}
+    for name in sorted(name for name in names if name.lower().endswith(".gguf")):
+        if not any(word in name.lower() for word in _BESIDE):
+            parts.setdefault(_PART.sub("", name[: -len(".gguf")]), []).append(name)
+    models = [ModelFiles(quantization_of(stem), tuple(files)) for stem, files in parts.items()]
+    weights = [name for name in (WHOLE, INDEX) if name in names]
+    if weights and CONFIG in names:
+        described = [name for name in DESCRIPTIONS if name in names]
+        models.insert(0, ModelFiles("", (*described, weights[0])))
+    return models
+
+
+def quantization_of(name: str) -> str:
+    """What the name of a GGUF file says of its quantization, in upper case; empty: nothing."""
+    found = _QUANTIZATION.findall(_PART.sub("", name.removesuffix(".gguf")))
+    return found[-1].upper() if found else ""
+
+
+def meant(name: RepositoryName, models: Iterable[ModelFiles]) -> list[ModelFiles]:
+    """Those that the name can mean: of any quantization, where there is no checkpoint that they stem from."""
+    if name.quantization:
+        return [model for model in models if model.quantization == name.quantization]
+    return [model for model in models if not model.is_gguf] or list(models)
+
+
+def choose(name: RepositoryName, names: Collection[str]) -> ModelFiles:
+    """The model that is meant. Raises ModelNotFound, with what there is to choose from."""
+    models = models_among(names)
+    wanted = meant(name, models)
+    if len(wanted) == 1:
+        return wanted[0]
+    choices = {str(RepositoryName(name.repo, model.quantization)) for model in models}
+    if choices:
+        problem = "could be several models" if wanted else "is none of the models of this repository"
+        raise ModelNotFound(f"{name} {problem}", f"There is: {', '.join(sorted(choices))}.")
+    raise ModelNotFound(
+        f"{name.repo} has no model that can run here: no GGUF file, and no safetensors with a {CONFIG}",
+        "Choose another repository: models in other formats are often there again, as GGUF.",
+    )

@@ -1,0 +1,52 @@
+"""Fetches the model of a repository of the Hub: the files that make it, and no others."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from app.config import Settings
+from app.errors import IntegrityError
+from app.models import hub
+from app.models.hub_listing import ListedFile, Listing, list_repository
+from app.models.hub_models import HubModels
+from app.models.incoming import check_space
+from app.models.repository import RepositoryName, choose
+from app.progress import Progress, format_bytes
+from quant.safetensors_checkpoint import INDEX, read_index
+
+
+def download_repository(name: RepositoryName, models: HubModels, settings: Settings, progress: Progress) -> None:
+    """Fetch what is not there yet of the model that the name means, and record it. Hold its lock.
+
+    A file that has arrived stays, so that a download that was interrupted goes on with the next. Raises Offline,
+    NoSpace, IntegrityError, ModelNotFound, ModelFileError, or AppError where the Hub refuses.
+    """
+    hub.check_reachable(settings)
+    listing = list_repository(name.repo, settings)
+    model = choose(name, listing.files)
+    name = RepositoryName(name.repo, model.quantization or None)
+    files = [listing.files[file] for file in model.files]
+    described = [file for file in files if file.source.file.endswith((".json", ".jinja"))]
+    _fetch(described, models, settings, progress)
+    if index := next((file for file in described if file.source.file == INDEX), None):
+        files += _shards(listing, models.path(index))
+    licensed = f", {listing.license}" if listing.license else ""
+    progress.say(f"Fetching {name} ({format_bytes(sum(file.size for file in files))}{licensed}).")
+    _fetch(files, models, settings, progress)
+    models.remember(name, files, listing.license)
+
+
+def _shards(listing: Listing, index: Path) -> list[ListedFile]:
+    names = sorted(read_index(index))
+    if missing := [name for name in names if name not in listing.files]:
+        raise IntegrityError(f"{index} names {missing[0]}, which the repository does not have")
+    return [listing.files[name] for name in names]
+
+
+def _fetch(files: Sequence[ListedFile], models: HubModels, settings: Settings, progress: Progress) -> None:
+    """Those that are not there, if the disk has room for all of them."""
+    missing = [file for file in files if not models.has(file)]
+    if missing:
+        check_space(settings.hub_cache, sum(file.size for file in missing))
+    for file in missing:
+        with models.receiving(file) as incoming:
+            hub.download(file.source, incoming, progress, settings)

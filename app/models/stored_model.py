@@ -1,0 +1,74 @@
+"""A model on this machine: the noun, and what its own files say of it without being loaded.
+
+A model is a GGUF file, the parts of one, or the folder of a checkpoint in safetensors. Refuses to know where models are
+looked for, and the network.
+"""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from app.models.repository import CONFIG, DESCRIPTIONS, quantization_of
+from quant.checkpoint_files import read_object
+from quant.errors import printable
+from quant.gguf_checkpoint import part_paths
+from quant.safetensors_checkpoint import weight_files
+
+
+@dataclass(frozen=True)
+class StoredModel:
+    """A model on this machine."""
+
+    name: str  # the catalog's name, that of a repository, or the path as it was given
+    path: Path  # a GGUF file, the first part of one, or a folder
+    size: int  # bytes
+    sha256: str | None  # None: not read yet, or of several files
+    source: str  # where it came from, for people
+    quantization: str | None  # None: not known without opening the file
+    stored_at: str | None  # when it was verified first, ISO 8601 in UTC
+
+    @property
+    def is_folder(self) -> bool:
+        return self.path.is_dir()
+
+    def weights(self) -> list[Path]:
+        """The files that decide what the model computes. Raises ModelFileError where one is missing."""
+        return [*weight_files(self.path), self.path / CONFIG] if self.is_folder else part_paths(self.path)
+
+
+@dataclass(frozen=True)
+class Removal:
+    """What the removal of one file did."""
+
+    path: Path
+    freed: int  # bytes
+    shared: bool  # it was in the Hugging Face cache, where other tools may have used it
+
+
+def is_model(path: Path) -> bool:
+    """Whether a path looks like a model, from names alone."""
+    if path.is_dir():
+        return (path / CONFIG).is_file() and any(file.suffix == ".safetensors" for file in path.iterdir())
+    return path.is_file() and path.suffix.lower() == ".gguf"
+
+
+def stored_model(name: str, path: Path, source: str, stored_at: str | None = None) -> StoredModel:
+    """The model at a path, where `is_model` is true. Raises ModelFileError where files are missing or damaged."""
+    if path.is_dir():
+        described = [path / file for file in DESCRIPTIONS if (path / file).is_file()]
+        files, quantization = [*weight_files(path), *described], _quantization(path)
+    else:
+        files = part_paths(path)
+        path, quantization = files[0], quantization_of(path.name) or None
+    size = sum(os.stat(file).st_size for file in files)
+    return StoredModel(name, path, size, None, source, quantization, stored_at)
+
+
+def _quantization(folder: Path) -> str | None:
+    """How the weights of a folder are stored, in the words of its config.json."""
+    match read_object(folder, CONFIG):
+        case {"quantization_config": {"quant_method": str(method)}}:
+            return printable(method)
+        case {"torch_dtype": str(dtype)} | {"dtype": str(dtype)}:
+            return printable(dtype)
+    return None

@@ -1,0 +1,301 @@
+"""Models by the name of their repository: fetched from a fake hub, found in the shared cache, and removed."""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import huggingface_hub
+import pytest
+
+from app.config import Settings
+from app.errors import AppError, IntegrityError, ModelNotFound, NoSpace, Offline
+from app.models import digests, hub_listing
+from app.models.digests import digest_of
+from app.models.hub_models import HubModels
+from app.models.repository import RepositoryName
+from app.models.sources import pull
+from app.models.store import ModelStore
+from app.progress import SilentProgress
+from quant.errors import ModelFileError
+from quant.safetensors_checkpoint import INDEX, SafetensorsCheckpoint
+from tests.app.models.checkpoint_folder import OTHERS, SHARDS, SMALL, sharded_files, whole_files
+from tests.app.models.fake_hub import REVISION, FakeHub, serve
+from tests.app.models.tiny_model import files_below, settings_in
+
+REPO = "org/Tiny-Chat"
+NAME = RepositoryName(REPO)
+GGUF = "tiny-Q4_0.gguf"
+
+
+@pytest.fixture
+def fake_hub() -> Iterator[FakeHub]:
+    """A hub with a checkpoint in two shards, among files that are not wanted."""
+    with serve() as served:
+        served.repositories[REPO] = {**OTHERS, **sharded_files()}
+        yield served
+
+
+@pytest.fixture
+def settings(fake_hub: FakeHub, tmp_path: Path) -> Settings:
+    return settings_in(tmp_path, hub_endpoint=fake_hub.address)
+
+
+def fetched(hub: FakeHub) -> list[str]:
+    """The files that were downloaded."""
+    return [path.partition(f"/{REVISION}/")[2] for path, _ in hub.downloads() if "/resolve/" in path]
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_a_checkpoint_is_fetched_and_nothing_else(fake_hub: FakeHub, settings: Settings) -> None:
+    stored = pull(REPO, settings)
+    files = sharded_files()
+    assert contents(stored.path) == files
+    assert sorted(fetched(fake_hub)) == sorted(files)
+    assert (stored.name, stored.quantization, stored.sha256) == (REPO, "bfloat16", None)
+    assert stored.size == sum(map(len, files.values())) - len(files[INDEX])
+    assert stored.stored_at
+    with SafetensorsCheckpoint(stored.path) as checkpoint:
+        assert list(checkpoint.tensors) == ["a", "b"]
+
+
+def test_what_is_stored_is_had_without_the_network(fake_hub: FakeHub, settings: Settings, tmp_path: Path) -> None:
+    stored = pull(REPO, settings)
+    asked = len(fake_hub.requests)
+    assert pull(f"hf:{REPO}", settings) == stored
+    assert ModelStore(settings_in(tmp_path)).resolve(REPO) == stored
+    assert ModelStore(settings).entries() == [stored]
+    assert len(fake_hub.requests) == asked
+
+
+def test_other_tools_find_it_in_their_cache(settings: Settings) -> None:
+    stored = pull(REPO, settings)
+    cache = str(settings.hub_cache)
+    found = huggingface_hub.snapshot_download(REPO, cache_dir=cache, local_files_only=True)
+    assert Path(found) == stored.path
+    assert not huggingface_hub.scan_cache_dir(cache).warnings
+
+
+def test_an_interrupted_download_goes_on_with_the_file_it_was_at(
+    fake_hub: FakeHub, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    second = fake_hub.repositories[REPO].pop(SHARDS[1])
+    fake_hub.repositories[REPO][SHARDS[1]] = second[:-1] + b"!"
+    honest = fake_hub._list({**fake_hub.repositories[REPO], SHARDS[1]: second})
+    fake_hub.listing = honest
+    with pytest.raises(IntegrityError, match="sha256"):
+        pull(REPO, settings)
+    assert ModelStore(settings).hub_models.find(NAME) is None
+    assert ModelStore(settings).entries() == []
+    fake_hub.repositories[REPO][SHARDS[1]] = second
+    done = len(fetched(fake_hub))
+    stored = pull(REPO, settings)
+    assert fetched(fake_hub)[done:] == [SHARDS[1]]
+    assert contents(stored.path) == sharded_files()
+
+
+def test_a_small_file_is_checked_by_the_id_that_git_gives_it(fake_hub: FakeHub, settings: Settings) -> None:
+    fake_hub.listing = fake_hub._list(fake_hub.repositories[REPO])
+    fake_hub.repositories[REPO]["config.json"] = SMALL["config.json"].replace(b"llama", b"lloma")
+    with pytest.raises(IntegrityError, match="sha1"):
+        pull(REPO, settings)
+    assert files_below(settings.hub_cache) == set()
+
+
+def test_space_is_checked_for_all_files_together(
+    fake_hub: FakeHub, settings: Settings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    weights = sum(len(sharded_files()[shard]) for shard in SHARDS)
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: usage._replace(free=weights - 1))
+    with pytest.raises(NoSpace):
+        pull(REPO, settings)
+    assert not set(fetched(fake_hub)) & set(SHARDS)
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: usage._replace(free=weights))
+    assert contents(pull(REPO, settings).path) == sharded_files()
+
+
+def test_a_shard_that_the_repository_does_not_have(fake_hub: FakeHub, settings: Settings) -> None:
+    del fake_hub.repositories[REPO][SHARDS[0]]
+    with pytest.raises(IntegrityError, match=f"names {SHARDS[0]}, which the repository does not have"):
+        pull(REPO, settings)
+
+
+@pytest.mark.parametrize("shard", ["../../evil.safetensors", "/etc/passwd", "pytorch_model.bin"])
+def test_an_index_cannot_name_any_file(fake_hub: FakeHub, settings: Settings, shard: str) -> None:
+    fake_hub.repositories[REPO][INDEX] = json.dumps({"weight_map": {"a": shard}}).encode()
+    with pytest.raises(ModelFileError, match="not a name that a shard may have"):
+        pull(REPO, settings)
+    assert set(fetched(fake_hub)) <= {*SMALL, INDEX}
+
+
+def test_a_gguf_of_the_named_quantization_is_fetched_with_all_its_parts(fake_hub: FakeHub, settings: Settings) -> None:
+    parts = {f"Q8_0/tiny-Q8_0-0000{n}-of-00002.gguf": bytes([n]) * 200 for n in (1, 2)}
+    fake_hub.repositories[REPO] |= {GGUF: b"GGUF" * 100, **parts}
+    stored = pull(f"{REPO}:q8_0", settings)
+    assert fetched(fake_hub) == sorted(parts)
+    assert (stored.name, stored.quantization, stored.size) == (f"{REPO}:Q8_0", "Q8_0", 400)
+    assert [path.read_bytes() for path in stored.weights()] == list(parts.values())
+    assert pull(f"{REPO}:Q4_0", settings).path.name == GGUF
+    assert {model.name for model in ModelStore(settings).entries()} == {f"{REPO}:Q4_0", f"{REPO}:Q8_0"}
+
+
+def test_a_quantization_that_is_not_there_is_answered_with_those_that_are(settings: Settings) -> None:
+    with pytest.raises(ModelNotFound, match="is none of the models") as caught:
+        pull(f"{REPO}:Q4_0", settings)
+    assert caught.value.remedy == f"There is: {REPO}."
+
+
+def test_a_repository_that_is_not_there(settings: Settings) -> None:
+    with pytest.raises(AppError, match="org/other does not exist on the Hub, or is private"):
+        pull("org/other", settings)
+
+
+def test_when_the_network_is_off_nothing_is_asked(fake_hub: FakeHub, tmp_path: Path) -> None:
+    with pytest.raises(Offline, match="is not stored, and the network is off"):
+        pull(REPO, settings_in(tmp_path, hub_endpoint=fake_hub.address, offline=True))
+    assert fake_hub.requests == []
+
+
+FORGED = [
+    b"",
+    b"[]",
+    b'{"sha": 1, "siblings": []}',
+    b'{"sha": "../..", "siblings": []}',
+    b'{"sha": "%s", "siblings": {}}' % (b"0" * 40),
+]
+
+
+@pytest.mark.parametrize("listing", FORGED)
+def test_a_list_that_makes_no_sense(fake_hub: FakeHub, settings: Settings, listing: bytes) -> None:
+    fake_hub.listing = listing
+    with pytest.raises(AppError, match="makes no sense"):
+        pull(REPO, settings)
+
+
+def test_a_list_without_end_is_not_read(fake_hub: FakeHub, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub_listing, "MAX_BYTES", 100)
+    with pytest.raises(AppError, match="has more than 100 bytes"):
+        pull(REPO, settings)
+
+
+@pytest.mark.parametrize("name", ["../config.json", "/config.json", ".git/config", "a//b", "a\\b", "con fig.json"])
+def test_listed_names_that_lead_elsewhere_are_left_out(fake_hub: FakeHub, settings: Settings, name: str) -> None:
+    fake_hub.repositories[REPO] = {name: b"x" * 200, "ok.json": b"{}"}
+    assert list(hub_listing.list_repository(REPO, settings).files) == ["ok.json"]
+
+
+def fill_cache(cache: Path, files: dict[str, bytes], *, with_ref: bool = True) -> Path:
+    """A repository as another tool keeps it there."""
+    folder = cache / f"models--{REPO.replace('/', '--')}"
+    snapshot = folder / "snapshots" / REVISION
+    for name, content in files.items():
+        blob = folder / "blobs" / hashlib.sha256(content).hexdigest()
+        blob.parent.mkdir(parents=True, exist_ok=True)
+        blob.write_bytes(content)
+        (snapshot / name).parent.mkdir(parents=True, exist_ok=True)
+        (snapshot / name).symlink_to(blob)
+    if with_ref:
+        (folder / "refs").mkdir()
+        (folder / "refs" / "main").write_text(REVISION)
+    return snapshot
+
+
+@pytest.mark.parametrize("with_ref", [True, False])
+def test_what_other_tools_have_fetched_is_used_in_place(tmp_path: Path, with_ref: bool) -> None:
+    settings = settings_in(tmp_path)
+    snapshot = fill_cache(settings.hub_cache, {**whole_files(), **OTHERS, GGUF: b"GGUF" * 100}, with_ref=with_ref)
+    stored = pull(REPO, settings)
+    assert (stored.path, stored.stored_at) == (snapshot, None)
+    assert [model.name for model in ModelStore(settings).entries()] == [REPO, f"{REPO}:Q4_0"]
+    assert len(digest_of(stored.weights(), tmp_path / "records", SilentProgress())) == 64
+
+
+def test_what_other_tools_have_fetched_is_not_removed(tmp_path: Path) -> None:
+    settings = settings_in(tmp_path)
+    snapshot = fill_cache(settings.hub_cache, whole_files())
+    with pytest.raises(AppError, match="was not stored by ingle") as caught:
+        ModelStore(settings).remove(REPO)
+    assert caught.value.remedy == f"hf cache rm model/{REPO}"
+    assert contents(snapshot) == whole_files()
+
+
+def test_a_checkpoint_without_a_shard_is_not_stored(tmp_path: Path) -> None:
+    settings = settings_in(tmp_path)
+    files = sharded_files()
+    del files[SHARDS[1]]
+    fill_cache(settings.hub_cache, files)
+    assert ModelStore(settings).entries() == []
+    with pytest.raises(ModelNotFound, match="not on this machine yet"):
+        ModelStore(settings).resolve(REPO)
+
+
+@pytest.mark.parametrize("content", [b"\xff", b"../../..", b"0" * 40, b""])
+def test_a_reference_that_makes_no_sense_leads_nowhere(tmp_path: Path, content: bytes) -> None:
+    settings = settings_in(tmp_path)
+    snapshot = fill_cache(settings.hub_cache, whole_files())
+    (snapshot.parents[1] / "refs" / "main").write_bytes(content)
+    assert [model.path for model in ModelStore(settings).entries()] in ([], [snapshot])
+
+
+def test_removal_takes_what_was_pulled_and_spares_the_rest(fake_hub: FakeHub, settings: Settings) -> None:
+    fake_hub.repositories[REPO][GGUF] = b"GGUF" * 100
+    folder, file = pull(REPO, settings), pull(f"{REPO}:Q4_0", settings)
+    [removal] = ModelStore(settings).remove(REPO)
+    assert (removal.freed, removal.shared) == (sum(map(len, sharded_files().values())), True)
+    assert removal.path.parent == folder.path
+    assert file.path.is_file()
+    assert [model.name for model in ModelStore(settings).entries()] == [f"{REPO}:Q4_0"]
+    ModelStore(settings).remove(REPO)  # which means the file now
+    with pytest.raises(ModelNotFound):
+        ModelStore(settings).remove(REPO)
+    assert not any(name.endswith(".gguf") for name in files_below(settings.hub_cache))
+
+
+@pytest.mark.parametrize("record", [b"", b"[]", b"{}", b'{"revision": 1}'])
+def test_a_record_that_makes_no_sense_is_none(settings: Settings, record: bytes) -> None:
+    stored = pull(REPO, settings)
+    [path] = (settings.models_dir / ".pulled").glob("*.json")
+    path.write_bytes(record)
+    assert pull(REPO, settings).path == stored.path
+    assert HubModels(settings.hub_cache, settings.models_dir).pulled(NAME) is None
+
+
+def test_the_digests_of_a_download_are_known(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*arguments: object) -> str:
+        raise AssertionError("a file was read")
+
+    stored = pull(REPO, settings)
+    weights = [path for path in stored.weights() if path.suffix == ".safetensors"]
+    monkeypatch.setattr(digests, "sha256_of", never)
+    assert len(digest_of(weights, settings.models_dir / digests.DIGESTS, SilentProgress())) == 64
+    lines = "".join(f"{name} {hashlib.sha256(sharded_files()[name]).hexdigest()}\n" for name in SHARDS)
+    assert (
+        digest_of(weights, settings.models_dir / digests.DIGESTS, SilentProgress())
+        == hashlib.sha256(lines.encode()).hexdigest()
+    )
+
+
+def test_one_byte_of_weights_or_configuration_makes_another_model(tmp_path: Path) -> None:
+    found = set()
+    for number, (name, old, new) in enumerate(
+        [
+            ("config.json", b"", b""),
+            ("config.json", b"llama", b"lloma"),
+            (SHARDS[1], b"\0", b"\1"),
+            ("tokenizer.json", b"{}", b"[]"),
+        ]
+    ):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        files = sharded_files()
+        files[name] = files[name].replace(old, new) if old else files[name]
+        for file, content in files.items():
+            (folder / file).write_bytes(content)
+        stored = ModelStore(settings_in(tmp_path)).resolve(str(folder))
+        found.add(digest_of(stored.weights(), tmp_path / "records", SilentProgress()))
+    assert len(found) == 3

@@ -1,0 +1,83 @@
+"""Names of repositories, and which of their files make a model; by names alone."""
+
+import pytest
+
+from app.errors import ModelNotFound
+from app.models.repository import ModelFiles, RepositoryName, choose, models_among, quantization_of
+
+CHECKPOINT = {"config.json", "tokenizer.json", "model.safetensors", "README.md", "evil.py", "pytorch_model.bin"}
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("org/repo", RepositoryName("org/repo")),
+        ("org/repo:q4_k_m", RepositoryName("org/repo", "Q4_K_M")),
+        ("hf:org/re.po-1", RepositoryName("org/re.po-1")),
+        ("hf.co/org/repo:Q8_0", RepositoryName("org/repo", "Q8_0")),
+        ("https://huggingface.co/org/repo", RepositoryName("org/repo")),
+        *(
+            (text, None)
+            for text in ("repo", "a/b/c", "../b", "./b", "/a/b", "a/..", "a/b:", "a\\b/c", "-a/b", "a /b", "")
+        ),
+    ],
+)
+def test_names(text: str, name: RepositoryName | None) -> None:
+    assert RepositoryName.parse(text) == name
+
+
+@pytest.mark.parametrize(
+    ("file", "quantization"),
+    [
+        ("SmolLM2-135M-Instruct.Q4_1.gguf", "Q4_1"),
+        ("Model-8B-UD-Q4_K_XL.gguf", "Q4_K_XL"),
+        ("m-iq4_nl.gguf", "IQ4_NL"),
+        ("BF16/m-00001-of-00002.gguf", "BF16"),
+        ("Q8_0/m-Q8_0-00001-of-00002.gguf", "Q8_0"),
+        ("m-mxfp4.gguf", "MXFP4"),
+        ("q8bert/model.gguf", ""),
+        ("model.gguf", ""),
+    ],
+)
+def test_what_a_name_says_of_quantization(file: str, quantization: str) -> None:
+    assert quantization_of(file) == quantization
+
+
+def test_the_files_of_a_checkpoint_are_those_that_describe_it_and_its_weights() -> None:
+    assert choose(RepositoryName("o/r"), CHECKPOINT).files == ("config.json", "tokenizer.json", "model.safetensors")
+    sharded = {"config.json", "model.safetensors.index.json", "model-00001-of-00002.safetensors", "x.safetensors"}
+    assert choose(RepositoryName("o/r"), sharded).files == ("config.json", "model.safetensors.index.json")
+
+
+def test_the_parts_of_a_gguf_model_are_one() -> None:
+    names = {"m-Q4_0-00002-of-00002.gguf", "m-Q4_0-00001-of-00002.gguf", "m-Q8_0.gguf", "mmproj-m-F16.gguf"}
+    first, second = models_among(names)
+    assert first == ModelFiles("Q4_0", ("m-Q4_0-00001-of-00002.gguf", "m-Q4_0-00002-of-00002.gguf"))
+    assert second == ModelFiles("Q8_0", ("m-Q8_0.gguf",))
+    assert first.is_whole
+    assert not ModelFiles("Q4_0", first.files[1:]).is_whole
+    assert choose(RepositoryName("o/r", "Q4_0"), names) == first
+
+
+def test_the_checkpoint_is_meant_where_no_quantization_is_named() -> None:
+    names = CHECKPOINT | {"m-Q8_0.gguf"}
+    assert not choose(RepositoryName("o/r"), names).is_gguf
+    assert choose(RepositoryName("o/r", "Q8_0"), names).files == ("m-Q8_0.gguf",)
+    assert choose(RepositoryName("o/r"), {"m-Q8_0.gguf", "config.json"}).is_gguf
+
+
+@pytest.mark.parametrize(
+    ("name", "names", "message", "remedy"),
+    [
+        ("o/r:Q4_0", CHECKPOINT | {"m-Q8_0.gguf"}, "is none of the models", "There is: o/r, o/r:Q8_0."),
+        ("o/r", {"m-Q8_0.gguf", "m-Q4_0.gguf"}, "could be several models", "There is: o/r:Q4_0, o/r:Q8_0."),
+        ("o/r", {"pytorch_model.bin", "config.json"}, "has no model that can run here", "GGUF"),
+        ("o/r", {"model.safetensors"}, "has no model that can run here", "GGUF"),
+    ],
+)
+def test_what_cannot_be_chosen_comes_with_what_can(name: str, names: set[str], message: str, remedy: str) -> None:
+    parsed = RepositoryName.parse(name)
+    assert parsed is not None
+    with pytest.raises(ModelNotFound, match=message) as caught:
+        choose(parsed, names)
+    assert remedy in caught.value.remedy
