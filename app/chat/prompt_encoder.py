@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from operator import attrgetter
 
+from app.chat.common_beginning import num_common
 from app.chat.messages import Json, Message
 from app.chat.stable_ids import StableIds
 from app.chat.stable_ids_file import Generated
@@ -217,7 +218,7 @@ class PromptEncoder:
         longer that reply. Both may go on differently with white space alone, which templates and clients take away, and
         either may have been cut off."""
         text = self._text(generated)
-        common = len(text) if rest.startswith(text) else _num_common(rest, text)
+        common = len(text) if rest.startswith(text) else num_common(rest, text)
         if rest[common:].strip() and text[common:].strip():
             return 0, 0
         if common == len(text) and _is_boundary(rest, common):
@@ -278,15 +279,3 @@ class PromptEncoder:
 def _is_boundary(encoded: bytes, position: int) -> bool:
     """Whether no character of this UTF-8 goes on at `position`."""
     return position >= len(encoded) or encoded[position] & 0xC0 != 0x80
-
-
-def _num_common(one: bytes, other: bytes) -> int:
-    """The length of their longest common beginning."""
-    low, high = 0, min(len(one), len(other))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if one[low:middle] == other[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low

@@ -9,11 +9,11 @@ from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from app.chat.common_beginning import num_common
+
 ID_BYTES = array("i").itemsize
 MOST_EXCHANGES = 64
 MOST_TOKENS = 2_000_000  # 8 MB
-
-_STRIDE = 1024 * ID_BYTES
 
 
 def packed(ids: Iterable[int]) -> bytes:
@@ -62,7 +62,7 @@ class RecentPrompts:
             if exchange.salt != salt:
                 continue
             if exchange.ids.startswith(further):
-                best, common = exchange, _common(exchange.ids, prompt, len(further))
+                best, common = exchange, num_common(exchange.ids, prompt, len(further)) // ID_BYTES * ID_BYTES
                 further = prompt[: common + ID_BYTES]
                 if common == len(prompt):
                     break
@@ -85,16 +85,3 @@ class RecentPrompts:
     def _forget(self, exchange: Exchange) -> None:
         self._exchanges.remove(exchange)
         self._tokens -= exchange.tokens
-
-
-def _common(one: bytes, other: bytes, start: int) -> int:
-    """How many bytes of whole ids both begin with; `start` of them are known to be equal."""
-    stop = min(len(one), len(other))
-    while start < stop and one[start : start + _STRIDE] == other[start : start + _STRIDE]:
-        start += _STRIDE
-    step = _STRIDE
-    while step > ID_BYTES:  # the difference lies in the next `step` bytes
-        step //= 2
-        if start < stop and one[start : start + step] == other[start : start + step]:
-            start += step
-    return min(start, stop)

@@ -11,6 +11,7 @@ from contextlib import aclosing
 
 from app.chat.cache_report import NOTHING
 from app.chat.cache_reporter import AskedPrompt, CacheReporter
+from app.chat.common_beginning import num_common
 from app.chat.events import ChatEvent, PromptLogprobs, PromptProgress, ReplyEnd, TextDelta
 from app.chat.messages import Message
 from app.chat.prompt_encoder import PromptEncoder, Reply
@@ -66,7 +67,7 @@ class ChatService:
         in common with one that stays. Raises TemplateError."""
         ids = await self.encode(messages)
         others = [await self.encode(other) for other in staying]
-        self.streams.forget(ids, origin, kept=max((_num_common(ids, other) for other in others), default=0))
+        self.streams.forget(ids, origin, kept=max((num_common(ids, other) for other in others), default=0))
         await asyncio.to_thread(self._prompts.forget, messages)
 
     async def generate(
@@ -126,12 +127,6 @@ class ChatService:
             finally:
                 for reply in replies.values():
                     reply.end()
-
-
-def _num_common(one: Sequence[int], other: Sequence[int]) -> int:
-    """The length of their longest common beginning."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
 def _families(
