@@ -110,7 +110,7 @@ class Prefixes:
             key, token_ids = content(request, place)
             here: Source | None = next(((pool, block) for pool in pools if (block := pool.find(key, token_ids))), None)
             if here is None and files:
-                here = self._disk.find(number, request, place)
+                here = self._disk.find(number, request, place, token_ids)
             if here is not None:
                 found[place] = here
             elif group.looks_at(place, most):

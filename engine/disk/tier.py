@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import islice, takewhile
 
 from engine.blocks import NULL_BLOCK, BlockKey, BlockPool
-from engine.config import BLOCK_SIZE, EngineConfig
+from engine.config import EngineConfig
 from engine.counters import Counters
 from engine.disk.run_file import RUN_BLOCKS
 from engine.disk.store import DiskBlock, DiskStore
@@ -64,8 +64,9 @@ class DiskTier:
 
     # -- what the files hold
 
-    def find(self, group: int, request: Request, place: int) -> DiskBlock | None:
-        """Where a full block of a request lies. Asked of the files once for each segment: see `ask_again`."""
+    def find(self, group: int, request: Request, place: int, token_ids: Sequence[int]) -> DiskBlock | None:
+        """Where a full block of a request lies, which has these ids. Asked of the files once for each segment: see
+        `ask_again`."""
         if self._store is None:
             return None
         segment = place // RUN_BLOCKS
@@ -74,8 +75,7 @@ class DiskTier:
             held = self._store.find(group, BlockKey(request.block_keys[segment * RUN_BLOCKS]))
             request.files[group, segment] = held
         block = held.get(BlockKey(request.block_keys[place]))
-        ids = request.token_ids(place * BLOCK_SIZE, (place + 1) * BLOCK_SIZE)
-        return block if block is not None and block.token_ids == tuple(ids) else None
+        return block if block is not None and block.token_ids == tuple(token_ids) else None
 
     @staticmethod
     def ask_again(request: Request) -> None:
