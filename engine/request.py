@@ -142,10 +142,9 @@ class Origin:
     cache_salt: str = ""  # requests of different salts share no cached prefix
     stored: bool = True  # what is computed for it may be written to disk; never for the lowest class
 
-    @property
-    def leaves_files(self) -> bool:
-        """Whether anything of the request may be written to disk."""
-        return self.stored and self.service is not ServiceClass.BACKGROUND
+    def __post_init__(self) -> None:
+        if self.service is ServiceClass.BACKGROUND:
+            object.__setattr__(self, "stored", False)
 
 
 PROGRAM = Origin()  # what is assumed of a request that says nothing of itself

@@ -213,7 +213,7 @@ class _Reply:
         """Have the ids so far stand for their text; now and then, since the process may be killed. They are given."""
         self._remembered_at = time.monotonic()
         request, output_ids = self._request, self._request.output_ids[: self._tokens]
-        told, stored = "".join(self._told), request.origin.leaves_files
+        told, stored = "".join(self._told), request.origin.stored
         self._prompts.remember(Reply(request.prompt_ids, output_ids, told, self._continues_text, stored))
         return output_ids
 

@@ -1,5 +1,5 @@
-"""Where a request comes from, by what it says of itself: the one place that decides its class, and whether anything of
-it may be written to disk, for every dialect.
+"""Where a request comes from, by what it says of itself: the one place that decides its class, for every dialect, and
+reads whether it may be written to disk.
 
 Whoever speaks first in this order wins: our own field, our header, OpenAI's tiers, what the request is for. Nothing
 here knows what a class means to the engine.
@@ -53,8 +53,7 @@ def origin_of(
         _OF_PURPOSE[purpose],
     )
     service = next(one for one in said if one is not None)
-    stored = store is not False and service is not ServiceClass.BACKGROUND
-    return Origin(service, priority or 0, cache_salt or "", stored)
+    return Origin(service, priority or 0, cache_salt or "", stored=store is not False)
 
 
 def _of_header(headers: Mapping[str, str]) -> ServiceClass | None:

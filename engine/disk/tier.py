@@ -93,7 +93,7 @@ class DiskTier:
 
     def note(self, group: int, request: Request, places: Iterable[int]) -> None:
         """Blocks at these places of a request are findable: they are due, unless they were before."""
-        if self._store is None or not request.origin.leaves_files:
+        if self._store is None or not request.origin.stored:
             return
         pool, keys = self._device[group], request.block_keys
         for place in places:
