@@ -26,7 +26,7 @@ from typing import Any, Protocol
 
 import httpx
 
-from app.bench.servers import _free_port
+from app.bench.servers import answers, free_port
 from app.chat.messages import Message
 from app.chat.template import ChatTemplateRenderer
 from app.config import child_environment, load_settings
@@ -109,7 +109,7 @@ class Ingle:
         own = replace(load_settings(), state_dir=self.folder / "state")
         while True:
             found = [it for it in running_instances(own) if it.pid == self.process.pid]
-            if found and _answers(found[0].url):
+            if found and answers(found[0].url):
                 break
             if self.process.poll() is not None:
                 raise SystemExit("ingle serve ended")
@@ -144,7 +144,7 @@ class Llama:
     port: int = 0
 
     def start(self) -> None:
-        self.port = _free_port()
+        self.port = free_port()
         command = [
             str(self.program),
             "-m",
@@ -158,7 +158,7 @@ class Llama:
         ]
         command += ["-t", str(self.threads), "-tb", str(self.threads), "-c", str(CONTEXT), "--jinja"]
         self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        while not _answers(f"http://127.0.0.1:{self.port}"):
+        while not answers(f"http://127.0.0.1:{self.port}"):
             time.sleep(0.05)
 
     def kill(self) -> None:
@@ -181,13 +181,6 @@ def _end(process: "subprocess.Popen[bytes] | None", number: int) -> None:
     if process is not None and process.poll() is None:
         os.kill(process.pid, number)
         process.wait()
-
-
-def _answers(url: str) -> bool:
-    try:
-        return httpx.get(f"{url}/health", trust_env=False).status_code == httpx.codes.OK
-    except httpx.HTTPError:
-        return False
 
 
 @dataclass

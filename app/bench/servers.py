@@ -49,26 +49,27 @@ def ingle_server(model: Path, settings: Settings, threads: int) -> Iterator[Serv
 def llama_server(build: LlamaBuild, model: Path, threads: int, loads: Sequence[Load]) -> Iterator[ServedContender]:
     """llama-server with as many slots as the loads need, each as long as the longest of them."""
     streams, slot = max(load.streams for load in loads), max(slot_tokens(load.context + 1) for load in loads)
-    port = _free_port()
+    port = free_port()
     command = [str(build.server), "-m", str(model), "--host", "127.0.0.1", "--port", str(port)]
     command += ["-t", str(threads), "-tb", str(threads), "-np", str(streams), "-c", str(streams * slot)]
     for option, values in _SPARED.items():
         command += [option, *values] if option in build.server_options else []
     with child("llama-server", command) as process:
-        process.wait_for(lambda: _answers(port))
+        process.wait_for(lambda: answers(f"http://127.0.0.1:{port}"))
         endpoint = Endpoint("127.0.0.1", port, str(model), {"cache_prompt": False})
         yield ServedContender(NATIVE_NAME, build.description, process.pid, endpoint)
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port of this machine that nobody listens on."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port: int = free.getsockname()[1]
         return port
 
 
-def _answers(port: int) -> bool:
+def answers(url: str) -> bool:
     """Whether a server has loaded its model."""
     try:
-        return httpx.get(f"http://127.0.0.1:{port}/health", trust_env=False).status_code == httpx.codes.OK
+        return httpx.get(f"{url}/health", trust_env=False).status_code == httpx.codes.OK
     except httpx.HTTPError:
         return False
