@@ -134,10 +134,12 @@ class EngineThread:
         if not self._engine.has_requests:
             self._busy_since = None
             patience = UPKEEP_SECONDS if self._engine.has_work else None
-            with contextlib.suppress(queue.Empty):
+            try:
                 command = self._commands.get(timeout=patience)
-                self._busy_since = self._clock()
-                events += command()
+            except queue.Empty:
+                return events
+            self._busy_since = self._clock()
+            events += command()
         while not self._commands.empty():
             events += self._commands.get()()
         return events

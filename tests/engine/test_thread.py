@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -184,6 +185,18 @@ def test_stop_ends_every_request(parts: tuple[Client, HashRunner]) -> None:
     assert {event.finish for event in ends.values()} == {FinishReason.ABORT}
     client.engine.assert_empty()
     assert "stopped" in client.thread.problem()
+
+
+def test_what_a_command_raises_is_not_taken_for_a_queue_that_is_empty(
+    parts: tuple[Client, HashRunner], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, _ = parts
+    monkeypatch.setattr(client.engine, "forget", Mock(side_effect=queue.Empty))
+    client.thread.forget(PROMPT)
+    until = time.monotonic() + 60
+    while not client.thread.problem() and time.monotonic() < until:
+        time.sleep(0.001)
+    assert "Empty" in client.thread.problem()
 
 
 @pytest.mark.parametrize("end", [SystemExit("enough"), KeyboardInterrupt(), MemoryError()])
