@@ -138,7 +138,7 @@ class GenerationRequest(Struct, kw_only=True):
     # What the two kinds answer differently.
 
     def _purpose(self) -> Purpose:
-        raise NotImplementedError
+        return Purpose.COMPLETION
 
     def _problems(self) -> Iterator[tuple[str, str]]:
         if self._candidates < (self.n or 1):
@@ -272,7 +272,7 @@ class CompletionRequest(GenerationRequest, kw_only=True):
         return prompts
 
     def _purpose(self) -> Purpose:
-        return Purpose.INSERTION if self.suffix else Purpose.COMPLETION
+        return Purpose.INSERTION if self.suffix else super()._purpose()
 
     def _problems(self) -> Iterator[tuple[str, str]]:
         yield from super()._problems()
