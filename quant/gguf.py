@@ -9,17 +9,14 @@ Knows bytes and names. Refuses to know what a tensor or a metadata key means to 
 
 import hashlib
 import mmap
-import os
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from quant.errors import GGUFError, printable
 from quant.ggml_types import GGML_TYPES, GGMLType
-from quant.mapped_file import close, regular_file, release
+from quant.mapped_file import TensorFile
 
 MetadataValue = int | float | bool | str | tuple[int, ...] | tuple[float, ...] | tuple[bool, ...] | tuple[str, ...]
 
@@ -55,61 +52,29 @@ class GGUFTensor:
     nbytes: int
 
 
-class GGUFFile:
+class GGUFFile(TensorFile[GGUFTensor]):
     """An open GGUF file: parsed header, tensors as read-only views of the mapped file.
 
     Raises `GGUFError` when the file is malformed, `ModelFileError` when it is no regular file or cannot be opened.
-    Views outlive `close()`: the mapping goes when the last of them does.
     """
 
     version: int
     metadata: Mapping[str, MetadataValue]
-    tensors: Mapping[str, GGUFTensor]
     header_digest: str  # sha256 of the header's bytes and the file's length, in hex
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path)
-        self._map = _map_file(self.path)
-        try:
-            header = _Header(self.path, self._map)
-            self.version, self.metadata, self.tensors = header.version, header.metadata, header.tensors
-            self.header_digest = header.digest()
-        except BaseException:
-            self.close()
-            raise
+    def _check_size(self, size: int) -> None:
+        if size < len(MAGIC):
+            raise GGUFError(self.path, f"the file ends after {size} bytes", field="magic", offset=0)
+
+    def _read_header(self, data: mmap.mmap) -> None:
+        header = _Header(self.path, data)
+        self.version, self.metadata, self.tensors = header.version, header.metadata, header.tensors
+        self.header_digest = header.digest()
 
     @property
     def matrix_types(self) -> frozenset[GGMLType]:
         """Of its tensors of two dimensions."""
         return frozenset(tensor.type for tensor in self.tensors.values() if len(tensor.shape) == 2)
-
-    def data(self, name: str) -> memoryview:
-        """The bytes of tensor `name` as a read-only view, without a copy. Raises KeyError for an unknown name."""
-        tensor = self.tensors[name]
-        return memoryview(self._map)[tensor.offset : tensor.offset + tensor.nbytes]
-
-    def release(self, name: str) -> None:
-        """Give back the memory that reading tensor `name` took. Its data can be read again, from the file."""
-        tensor = self.tensors[name]
-        release(self._map, tensor.offset, tensor.nbytes)
-
-    def close(self) -> None:
-        close(self._map)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-
-def _map_file(path: Path) -> mmap.mmap:
-    with regular_file(path) as (descriptor, size):
-        if size < len(MAGIC):
-            raise GGUFError(path, f"the file ends after {size} bytes", field="magic", offset=0)
-        return mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
 
 
 class _Header:

@@ -1,14 +1,17 @@
-"""Regular files, opened to be mapped; and memory of a mapping given back.
+"""Regular files, opened to be mapped; and mapped files of named tensors.
 
-Knows files. Refuses to know formats.
+Knows files, and where in them tensors lie. Refuses to know formats.
 """
 
 import contextlib
 import mmap
 import os
 import stat
-from collections.abc import Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import TracebackType
+from typing import Generic, Protocol, Self, TypeVar
 
 from quant.errors import ModelFileError
 
@@ -29,14 +32,69 @@ def regular_file(path: Path) -> Iterator[tuple[int, int]]:
         os.close(descriptor)
 
 
-def release(mapping: mmap.mmap, offset: int, nbytes: int) -> None:
-    """Give back the memory that reading these bytes took. They can be read again, from the file."""
-    if nbytes and hasattr(mmap, "MADV_DONTNEED"):
-        start = offset // mmap.PAGESIZE * mmap.PAGESIZE
-        mapping.madvise(mmap.MADV_DONTNEED, start, offset + nbytes - start)
+class MappedTensor(Protocol):
+    """Where a tensor lies in its file."""
+
+    @property
+    def offset(self) -> int: ...
+
+    @property
+    def nbytes(self) -> int: ...
 
 
-def close(mapping: mmap.mmap) -> None:
-    """Close a mapping, or with views of it alive, leave it to go with the last of them."""
-    with contextlib.suppress(BufferError):
-        mapping.close()
+Tensor = TypeVar("Tensor", bound=MappedTensor)
+
+
+class TensorFile(ABC, Generic[Tensor]):
+    """An open file of named tensors, which are read-only views of the mapped file. One that cannot be read whole is
+    closed again.
+
+    Views outlive `close()`: the mapping goes when the last of them does.
+    """
+
+    tensors: Mapping[str, Tensor]
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        """Raises ModelFileError: see `regular_file`; and what the methods that a format adds raise."""
+        self.path = Path(path)
+        with regular_file(self.path) as (descriptor, size):
+            self._check_size(size)
+            self._map = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
+        try:
+            self._read_header(self._map)
+        except BaseException:
+            self.close()
+            raise
+
+    @abstractmethod
+    def _check_size(self, size: int) -> None:
+        """Raise for a file that is too short to have a header."""
+
+    @abstractmethod
+    def _read_header(self, data: mmap.mmap) -> None:
+        """Set `tensors`, each of them checked to lie within the file, and whatever else the header says."""
+
+    def data(self, name: str) -> memoryview:
+        """The bytes of tensor `name` as a read-only view, without a copy. Raises KeyError for an unknown name."""
+        tensor = self.tensors[name]
+        return memoryview(self._map)[tensor.offset : tensor.offset + tensor.nbytes]
+
+    def release(self, name: str) -> None:
+        """Give back the memory that reading tensor `name` took. Its data can be read again, from the file."""
+        tensor = self.tensors[name]
+        if tensor.nbytes and hasattr(mmap, "MADV_DONTNEED"):
+            start = tensor.offset // mmap.PAGESIZE * mmap.PAGESIZE
+            self._map.madvise(mmap.MADV_DONTNEED, start, tensor.offset + tensor.nbytes - start)
+
+    def close(self) -> None:
+        """With views of it alive, the mapping is left to go with the last of them."""
+        with contextlib.suppress(BufferError):
+            self._map.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

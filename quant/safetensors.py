@@ -12,17 +12,14 @@ Knows bytes and names. Refuses to know what a tensor means to a model, and which
 import hashlib
 import math
 import mmap
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from quant.bounded_json import JSONProblem, parse_object
 from quant.errors import SafetensorsError, printable
-from quant.mapped_file import close, regular_file, release
+from quant.mapped_file import TensorFile
 from quant.safetensors_types import SAFETENSORS_TYPES, SafetensorsType
 
 LENGTH_BYTES = 8
@@ -49,50 +46,23 @@ class SafetensorsTensor:
     nbytes: int
 
 
-class SafetensorsFile:
-    """An open safetensors file: parsed header, tensors as read-only views of the mapped file.
+class SafetensorsFile(TensorFile[SafetensorsTensor]):
+    """An open safetensors file: parsed header, tensors as read-only views of the mapped file, in the header's order.
 
     Raises `SafetensorsError` when the file is malformed, `ModelFileError` when it is no regular file or cannot be
-    opened. Views outlive `close()`: the mapping goes when the last of them does.
+    opened.
     """
 
     metadata: Mapping[str, str]
-    tensors: Mapping[str, SafetensorsTensor]  # in the header's order
     header_digest: str  # sha256 of the header's bytes and the file's length, in hex
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path)
-        with regular_file(self.path) as (descriptor, size):
-            if size < LENGTH_BYTES:
-                raise SafetensorsError(self.path, f"the file ends after {size} bytes", field="header length")
-            self._map = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
-        try:
-            header = _Header(self.path, self._map)
-            self.metadata, self.tensors, self.header_digest = header.metadata, header.tensors, header.digest
-        except BaseException:
-            self.close()
-            raise
+    def _check_size(self, size: int) -> None:
+        if size < LENGTH_BYTES:
+            raise SafetensorsError(self.path, f"the file ends after {size} bytes", field="header length")
 
-    def data(self, name: str) -> memoryview:
-        """The bytes of tensor `name` as a read-only view, without a copy. Raises KeyError for an unknown name."""
-        tensor = self.tensors[name]
-        return memoryview(self._map)[tensor.offset : tensor.offset + tensor.nbytes]
-
-    def release(self, name: str) -> None:
-        """Give back the memory that reading tensor `name` took. Its data can be read again, from the file."""
-        tensor = self.tensors[name]
-        release(self._map, tensor.offset, tensor.nbytes)
-
-    def close(self) -> None:
-        close(self._map)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+    def _read_header(self, data: mmap.mmap) -> None:
+        header = _Header(self.path, data)
+        self.metadata, self.tensors, self.header_digest = header.metadata, header.tensors, header.digest
 
 
 class _Header:
