@@ -14,6 +14,7 @@ import pytest
 from quant.errors import ModelFileError, SafetensorsError
 from quant.safetensors import SafetensorsFile
 from quant.safetensors_checkpoint import INDEX, SafetensorsCheckpoint
+from tests.quant.mutants import assert_read_or_refused
 from tests.quant.opened_files import opened_files
 from tests.quant.safetensors_bytes import (
     build,
@@ -77,23 +78,17 @@ def mutant(data: bytes, rng: random.Random) -> bytes:
 @pytest.mark.parametrize("seed", range(len(SEEDS)))
 def test_a_mutated_file_is_read_or_refused(tmp_path: Path, seed: int, mutations: int) -> None:
     rng = random.Random(seed)
-    refused = accepted = 0
     path = tmp_path / "mutant.safetensors"
-    for turn in range(mutations // len(SEEDS)):
-        data = SEEDS[seed] if turn == 0 else mutant(SEEDS[seed], rng)
-        path.write_bytes(data)
-        try:
-            with SafetensorsFile(path) as file:
-                ours = {name: bytes(file.data(name)) for name in file.tensors}
-        except SafetensorsError as error:
-            assert error.field, f"seed {seed}, turn {turn}"
-            assert str(error).isprintable(), f"seed {seed}, turn {turn}"
-            refused += 1
-        else:
-            assert read_by_the_package(data) == ours, f"seed {seed}, turn {turn}"
-            accepted += 1
-    assert refused > 0
-    assert accepted > 0
+
+    def read(data: bytes) -> None:
+        with SafetensorsFile(path) as file:
+            assert read_by_the_package(data) == {name: bytes(file.data(name)) for name in file.tensors}
+
+    def check(error: SafetensorsError) -> None:
+        assert error.field
+
+    mutants = (mutant(SEEDS[seed], rng) if turn else SEEDS[seed] for turn in range(mutations // len(SEEDS)))
+    assert_read_or_refused(path, mutants, read, SafetensorsError, check)
 
 
 SHARD_NAMES = [f"model-{number:05}-of-00003.safetensors" for number in (1, 2, 3)]
@@ -117,17 +112,12 @@ def test_a_mutated_index_is_read_or_refused(tmp_path: Path, mutations: int) -> N
     write_shards(tmp_path, {name: {f"{name[10]}.{i}": ("U8", [i], bytes(i)) for i in range(3)} for name in SHARD_NAMES})
     whole = (tmp_path / INDEX).read_bytes()
     rng = random.Random(0)
-    refused = accepted = 0
+
+    def read(data: bytes) -> None:
+        with SafetensorsCheckpoint(tmp_path) as checkpoint:
+            assert len(checkpoint.tensors) == 9
+
+    mutants = (mutant_index(whole, rng) if turn else whole for turn in range(mutations))
     with opened_files() as opens:
-        for turn in range(mutations):
-            (tmp_path / INDEX).write_bytes(mutant_index(whole, rng) if turn else whole)
-            try:
-                with SafetensorsCheckpoint(tmp_path) as checkpoint:
-                    assert len(checkpoint.tensors) == 9, f"turn {turn}"
-                    accepted += 1
-            except ModelFileError as error:
-                assert str(error).isprintable(), f"turn {turn}"
-                refused += 1
+        assert_read_or_refused(tmp_path / INDEX, mutants, read, ModelFileError)
     assert {str(tmp_path / name) for name in [INDEX, *SHARD_NAMES]} == set(opens)
-    assert refused > 0
-    assert accepted > 0
