@@ -163,6 +163,10 @@ class EngineConfig:
     write_delay: float = 0.5  # seconds that filled blocks wait for others before they are written to files together
     target_latency: float = 0.0  # seconds between two tokens of a stream that a long prompt may cause; 0: any
 
+    @property
+    def pool_sizes(self) -> tuple[int, ...]:
+        """Blocks of each group's device pool, the null block included."""
+        return tuple(map(self.pool_blocks, range(len(self.groups))))
+
     def pool_blocks(self, group: int) -> int:
-        """Blocks of a group's device pool, the null block included."""
         return self.groups[group].num_blocks or self.num_blocks

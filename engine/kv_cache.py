@@ -43,21 +43,23 @@ LayerShape = Callable[[int, int], tuple[int, ...]]  # of one layer of one block,
 class KVCache:
     """One pool for each group, [blocks, layers, ...], and one of `host_blocks` in the host's memory where there is one.
 
+    `num_blocks` is that of each group, or of all.
     Memory is reserved, not filled: the operating system hands a page over when it is first written.
     """
 
     def __init__(
         self,
         groups: Sequence[KVGroup],
-        num_blocks: int,
+        num_blocks: int | Sequence[int],
         layer_shape: LayerShape,
         dtype: torch.dtype,
         host_blocks: int = 0,
     ) -> None:
         self.groups = tuple(groups)
-        self.num_blocks = num_blocks
+        self.num_blocks = num_blocks if isinstance(num_blocks, int) else max(num_blocks)
+        sizes = [num_blocks] * len(self.groups) if isinstance(num_blocks, int) else num_blocks
         shapes = [(len(group.layers), *layer_shape(group.kv_heads, group.head_dim)) for group in groups]
-        self.pools = tuple(_reserve((num_blocks, *shape), dtype) for shape in shapes)
+        self.pools = tuple(_reserve((size, *shape), dtype) for size, shape in zip(sizes, shapes, strict=True))
         self._bytes = tuple(_bytes_of(pool) for pool in self.pools)
         self.host_pools = tuple(_reserve((host_blocks, *shape), dtype) for shape in shapes if host_blocks)
         self._layers = {

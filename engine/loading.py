@@ -6,7 +6,6 @@ The one place where these choices are made. Refuses to know where the file came 
 import contextlib
 import ctypes
 import logging
-import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ import torch
 from engine import models
 from engine.blocks import root_key
 from engine.checkpoint import Checkpoint, StoredWeight
-from engine.config import BLOCK_SIZE, TARGET_LATENCY, EngineConfig, ModelConfig, Preemption
+from engine.config import TARGET_LATENCY, EngineConfig, ModelConfig, Preemption
 from engine.copy_thread import CopyThread
 from engine.core import Engine
 from engine.device import Device
@@ -28,6 +27,7 @@ from engine.disk.run_file import VERSION
 from engine.disk.store import DiskStore
 from engine.errors import UnsupportedModel
 from engine.gguf_checkpoint import GGUFCheckpoint
+from engine.kv_budget import MAX_RUNNING, KVBudget, available_memory
 from engine.kv_cache import KVCache
 from engine.reference import ReferenceDevice
 from engine.runner import ModelRunner, Ticket, reporting_shortage
@@ -40,9 +40,6 @@ log = logging.getLogger(__name__)
 
 ModelEngine = Engine[Ticket]
 
-ASSUMED_MEMORY = 8 << 30  # bytes, where the system does not tell how much is free
-KV_SHARE = 0.5  # of the free memory: the most that the cache may grow to
-LEAST_CONTEXT = 512  # tokens
 BACKENDS = ("auto", "cpu", "reference")
 SMALL_MODEL = 500_000_000  # matrix elements: below, activations get two planes
 MOST_LOADING_THREADS = 4  # more would wait for memory
@@ -98,7 +95,7 @@ def _load_engine(checkpoint: Checkpoint, options: LoadOptions, progress: LoadPro
     model = models.read_config(checkpoint.metadata)
     stored = models.stored_weights(checkpoint)
     device = _device(options, model, checkpoint.path, stored)
-    config = resolve(model, device, options, options.fingerprint or checkpoint.digest)
+    config = _resolve(model, device, options, options.fingerprint or checkpoint.digest)
     weights = Weights(checkpoint.path, stored, progress, min(device.threads, MOST_LOADING_THREADS))
     loaded = device.load(model, weights, config)
     _return_freed_memory()
@@ -117,48 +114,27 @@ def _open_store(options: LoadOptions, config: EngineConfig, kv: KVCache, kv_type
     return DiskStore(folder, fingerprint, kv.block_bytes, Quota(options.disk.folder, options.disk.limit))
 
 
-def resolve(model: ModelConfig, device: Device, options: LoadOptions, fingerprint: str) -> EngineConfig:
+def _resolve(model: ModelConfig, device: Device, options: LoadOptions, fingerprint: str) -> EngineConfig:
     """The knobs of a run, with every choice made. Raises UnsupportedModel for a context that memory cannot hold."""
-    context = _context(model, token_bytes(model, device), options.context_length)
-    block_bytes = model.layers * layer_bytes(model, device)
+    step_tokens = device.step_tokens(model)
+    budget = KVBudget(model, device.layer_shape(model.kv_heads, model.head_dim), device.kv_type, step_tokens)
+    context = budget.context(options.context_length)
+    groups = budget.groups(context)
     return EngineConfig(
         backend=device.name,
         threads=device.threads,
         context_length=context,
-        num_blocks=1 + -(-context // BLOCK_SIZE),
+        num_blocks=max(group.num_blocks for group in groups),
         model_context_length=model.context_length,
-        max_step_tokens=device.step_tokens(model),
-        host_blocks=1 + options.host_cache // block_bytes if options.host_cache else 0,
-        block_bytes=block_bytes,
+        max_running=MAX_RUNNING,
+        max_step_tokens=step_tokens,
+        groups=groups,
+        host_blocks=1 + options.host_cache // budget.block_bytes if options.host_cache else 0,
+        block_bytes=budget.block_bytes,
         preemption=options.preemption,
         target_latency=options.target_latency,
-        cache_salt=(fingerprint, *device.numerics, str(device.kv_type), repr(model.ropes)),
+        cache_salt=(fingerprint, *device.numerics, str(device.kv_type), repr((model.ropes, model.layout))),
     )
-
-
-def _context(model: ModelConfig, token_bytes: int, asked: int) -> int:
-    """What is asked for, else what the model was made for, as far as half of the memory there is holds its cache."""
-    wanted = min(asked or model.context_length, model.context_length)
-    fits = int(available_memory() * KV_SHARE) // token_bytes
-    if wanted <= fits:
-        return wanted
-    if asked or fits < LEAST_CONTEXT:
-        raise UnsupportedModel(
-            f"A context of {wanted:,} tokens needs {wanted * token_bytes / 1e9:.1f} GB of memory for its cache; "
-            f"there is room for {fits:,} tokens",
-            "Choose a shorter context with --context, or close other programs.",
-        )
-    return fits
-
-
-def token_bytes(model: ModelConfig, device: Device) -> int:
-    """Bytes that one token of context takes: keys and values of every layer, and its row of the rotary table."""
-    return model.layers * layer_bytes(model, device) // BLOCK_SIZE + 4 * model.head_dim
-
-
-def layer_bytes(model: ModelConfig, device: Device) -> int:
-    """Bytes of one layer of one KV block."""
-    return math.prod(device.layer_shape(model.kv_heads, model.head_dim)) * device.kv_type.itemsize
 
 
 # -- which device
@@ -277,14 +253,3 @@ def _return_freed_memory() -> None:
     """Give the system what was freed. Glibc keeps some for each thread that loaded; others have no such function."""
     with contextlib.suppress(OSError, TypeError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
-
-
-def available_memory() -> int:
-    """Bytes of memory that can be taken without swapping, as far as the system tells."""
-    try:
-        # What the kernel would give to a new program: page cache counts, unlike in sysconf's free pages.
-        with open("/proc/meminfo", encoding="ascii") as table:
-            kibibytes = next(line.split()[1] for line in table if line.startswith("MemAvailable:"))
-        return int(kibibytes) << 10
-    except (OSError, StopIteration, ValueError):
-        return ASSUMED_MEMORY

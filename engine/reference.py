@@ -41,7 +41,7 @@ class ReferenceDevice:
             model, weights, ReferenceOperations(keep_dequantized=self._keep_dequantized), config.context_length
         )
         torch.set_num_threads(self.threads)
-        kv = KVCache(loaded.kv_groups(), config.num_blocks, self.layer_shape, self.kv_type, config.host_blocks)
+        kv = KVCache(loaded.kv_groups(), config.pool_sizes, self.layer_shape, self.kv_type, config.host_blocks)
 
         def compute(batch: Batch) -> Logits:
             with torch.inference_mode():

@@ -78,7 +78,7 @@ class CpuDevice:
         program = Program(arena, limits)
         operations = CpuOperations(CpuBackend(arena, self._planes), program)
         loaded = models.load(model, weights, operations, config.context_length)
-        kv = KVCache(loaded.kv_groups(), config.num_blocks, self.layer_shape, self.kv_type, config.host_blocks)
+        kv = KVCache(loaded.kv_groups(), config.pool_sizes, self.layer_shape, self.kv_type, config.host_blocks)
         logits: LogitRows = loaded.forward(placeholder_batch(), kv)
         return LoadedModel(CpuStep(enter, program, kv, logits), kv)
 

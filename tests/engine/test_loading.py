@@ -4,11 +4,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine import loading, models
-from engine.config import BLOCK_SIZE, ModelConfig
+from engine import kv_budget, loading, models
+from engine.config import BLOCK_SIZE, GroupConfig, LayerConfig, ModelConfig
 from engine.cpu.device import CpuDevice
 from engine.device import Device
 from engine.errors import UnsupportedModel
+from engine.kv_budget import KVBudget
 from engine.kv_cache import KVCache, KVGroup
 from engine.loading import LoadOptions, default_planes, float32_bytes, load_engine, open_checkpoint
 from engine.reference import ReferenceDevice
@@ -76,17 +77,21 @@ def test_a_file_without_a_model_is_refused(tmp_path: Path) -> None:
 def test_the_context_fits_the_memory(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with open_checkpoint(tiny) as checkpoint:
         config = models.read_config(checkpoint.metadata)
-        per_token = loading.token_bytes(config, ReferenceDevice(keep_dequantized=True, threads=1))
-        monkeypatch.setattr(loading, "available_memory", lambda: 2 * 511 * per_token)
-        monkeypatch.setattr(loading, "LEAST_CONTEXT", 100)
+        needed = budget_of(config, ReferenceDevice(keep_dequantized=True, threads=1)).bytes(511)
+        monkeypatch.setattr(kv_budget, "available_memory", lambda: 2 * needed)
+        monkeypatch.setattr(kv_budget, "LEAST_CONTEXT", 100)
         engine = load_engine(checkpoint, LoadOptions())
         assert (engine.config.context_length, engine.config.model_context_length) == (511, 512)
         assert load_engine(checkpoint, LoadOptions(context_length=300)).config.context_length == 300
         with pytest.raises(UnsupportedModel, match="room for 511 tokens"):
             load_engine(checkpoint, LoadOptions(context_length=512))
-        monkeypatch.setattr(loading, "LEAST_CONTEXT", 512)
+        monkeypatch.setattr(kv_budget, "LEAST_CONTEXT", 512)
         with pytest.raises(UnsupportedModel, match="room for 511 tokens"):
             load_engine(checkpoint, LoadOptions())
+
+
+def budget_of(config: ModelConfig, device: Device) -> KVBudget:
+    return KVBudget(config, device.layer_shape(config.kv_heads, config.head_dim), device.kv_type, 256)
 
 
 def config_of(path: Path) -> ModelConfig:
@@ -107,21 +112,34 @@ def test_what_a_token_takes_is_what_the_cache_holds(tmp_path: Path, device: Devi
     group = KVGroup(tuple(range(config.layers)), config.kv_heads, config.head_dim)
     pool = KVCache([group], 10, device.layer_shape, device.kv_type).pools[0]
     rotary = config.head_dim * 4
-    assert pool.nbytes // (10 * BLOCK_SIZE) + rotary == loading.token_bytes(config, device)
+    budget = budget_of(config, device)
+    assert pool.nbytes // (10 * BLOCK_SIZE) + rotary == (budget.bytes(320) - budget.bytes(160)) // 160
 
 
 def test_integers_give_nearly_twice_the_context_in_the_same_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = replace(config_of(make(tmp_path, head_dim=32).path), layers=30, head_dim=64, context_length=1 << 20)
-    monkeypatch.setattr(loading, "available_memory", lambda: 1 << 30)
+    monkeypatch.setattr(kv_budget, "available_memory", lambda: 1 << 30)
     floats, integers = (
-        loading.resolve(config, CpuDevice(1, 2, choose("auto"), None, kv_type), LoadOptions(), "")
+        loading._resolve(config, CpuDevice(1, 2, choose("auto"), None, kv_type), LoadOptions(), "")
         for kv_type in (torch.float16, torch.int8)
     )
     assert 1.85 < integers.context_length / floats.context_length < 1.9
     assert 1.85 < integers.num_blocks / floats.num_blocks < 1.9
     assert integers.cache_salt != floats.cache_salt
+
+
+def test_layers_with_a_window_take_what_their_window_takes(tmp_path: Path) -> None:
+    """Ten times the context, ten times the memory of the layers that look back on all of it; and no more of others."""
+    plain = config_of(make(tmp_path, head_dim=32).path)
+    config = replace(plain, layout=(LayerConfig(window=64), LayerConfig(), LayerConfig(window=64)))
+    device = ReferenceDevice(keep_dequantized=True, threads=1)
+    short, long = (budget_of(config, device).groups(context) for context in (160_000, 1_600_000))
+    assert [group.window for group in short] == [group.window for group in long] == [None, 64]
+    assert (short[0].num_blocks, long[0].num_blocks) == (10_001, 100_001)
+    assert short[1].num_blocks == long[1].num_blocks > 16 * (64 + 256) // BLOCK_SIZE
+    assert budget_of(config, device).groups(320) == (GroupConfig(None, num_blocks=21), GroupConfig(64, num_blocks=21))
 
 
 def test_a_kv_type_that_the_kernels_have_not_is_refused(tiny: Path) -> None:
