@@ -42,6 +42,7 @@ COMMANDS: Mapping[str, CommandEntry] = {
     "pull": CommandEntry("app.commands.pull", "pull", "Fetch a model to this machine."),
     "ls": CommandEntry("app.commands.ls", "ls", "List the models on this machine."),
     "rm": CommandEntry("app.commands.rm", "rm", "Remove models from this machine."),
+    "quantize": CommandEntry("app.commands.quantize", "quantize", "Write a copy of a model in fewer bits."),
     "cache": CommandEntry("app.commands.cache", "cache", "Show or delete what is kept on disk of what was computed."),
     "bench": CommandEntry("app.commands.bench", "bench", "Measure how fast a model runs here."),
     "doctor": CommandEntry("app.commands.doctor", "doctor", "Check that this machine is ready."),

@@ -1,4 +1,4 @@
-"""bitsandbytes checkpoints, 4 bits (NF4 and FP4) and 8 bits (LLM.int8): one linear layer to its canonical form.
+"""bitsandbytes checkpoints, 4 bits (NF4 and FP4) and 8 bits (LLM.int8): one linear layer, and NF4 back.
 
 Layout, as bitsandbytes writes it (`bitsandbytes/functional.py`, `QuantState.as_dict`; `bitsandbytes/nn/modules.py`),
 for a weight of `out` rows and `in` columns. In 4 bits, with blocks of `blocksize` consecutive elements, row after row:
@@ -70,6 +70,35 @@ def decode(layer: str, tensors: Mapping[str, Tensor], config: BitsAndBytes) -> G
     weight = _eight_bits(given) if config.table is None else _four_bits(given, config.table)
     given.finish()
     return weight
+
+
+def encode(weight: GroupedTensor, dtype: torch.dtype) -> dict[str, Tensor]:
+    """The tensors of a layer by their names in it: what `decode` reads as `weight`, which is NF4.
+
+    `dtype` is that of the weights before they were quantized; bitsandbytes multiplies in it.
+    """
+    rows, columns = weight.shape
+    codes = weight.codes.values()[:, :columns]
+    state: dict[str, object] = {"quant_type": "nf4", "blocksize": weight.group, "dtype": _name(dtype)}
+    state["shape"] = [rows, columns]
+    tensors = {
+        "weight": (codes[:, 0::2] << 4 | codes[:, 1::2]).reshape(-1, 1),
+        "weight.quant_map": torch.tensor(NF4),
+    }
+    scale = weight.scale
+    if isinstance(scale, NestedScale):
+        tensors["weight.absmax"] = scale.codes.flatten()
+        tensors["weight.nested_absmax"] = scale.whole
+        tensors["weight.nested_quant_map"] = scale.table
+        state |= {"nested_blocksize": scale.span, "nested_dtype": "float32", "nested_offset": scale.offset}
+    else:
+        tensors["weight.absmax"] = scale.whole.flatten()
+    tensors["weight.quant_state.bitsandbytes__nf4"] = torch.tensor(list(json.dumps(state).encode()), dtype=torch.uint8)
+    return tensors
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _eight_bits(given: LayerTensors) -> GroupedTensor:

@@ -1,4 +1,4 @@
-"""compressed-tensors checkpoints in the format "pack-quantized", integers of 2, 4 and 8 bits: one linear layer.
+"""compressed-tensors checkpoints in the format "pack-quantized", 2, 4 and 8 bits: one linear layer, and back.
 
 Layout, as the compressed-tensors package writes it (`compressors/pack_quantized/`), for a weight of `out` rows and
 `in` columns, b bits, in groups of columns or one for each row ("channel"):
@@ -20,15 +20,16 @@ refused: versions of the package pack them differently. How activations are roun
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from quant.activation_order import columns_by_group
 from quant.errors import UnsupportedQuantization
 from quant.layer_tensors import SCALE_TYPES, LayerTensors
-from quant.packed_integers import WIDTHS, pack, unpack
+from quant.packed_integers import WIDTHS, pack, unpack, words
 from quant.quantization_section import OTHER_COPY, QuantizationSection
-from quant.tensor import GroupedTensor, GroupScale
+from quant.tensor import GroupedTensor, GroupScale, Integers
 
 # Only an order by group is in the file, as g_idx; one that calibration alone followed leaves no trace.
 ORDERED, UNORDERED = ("group", "dynamic"), ("weight", "static", "none")
@@ -118,3 +119,21 @@ def _order(given: LayerTensors, columns: int, group: int) -> Tensor | None:
         return columns_by_group(g_idx, group)
     except ValueError as error:
         raise given.damaged("weight_g_idx", str(error)) from None
+
+
+def encode(weight: GroupedTensor) -> dict[str, Tensor]:
+    """The tensors of a layer by their names in it: what `decode` reads as `weight`, asymmetric and in its own order.
+
+    Raises ValueError for another form.
+    """
+    rows, columns = weight.shape
+    if not isinstance(weight.zero, Integers) or not isinstance(weight.scale, GroupScale) or weight.order is not None:
+        raise ValueError(f"a {weight.type_name} tensor without integer zero points cannot be stored as pack-quantized")
+    bits = weight.codes.bits
+    zeros = weight.zero.values()[:, : weight.groups].numpy()
+    return {
+        "weight_packed": words(weight.codes.values()[:, :columns].numpy(), bits),
+        "weight_scale": weight.scale.whole,
+        "weight_zero_point": words(np.ascontiguousarray(zeros.T), bits).T.contiguous(),
+        "weight_shape": torch.tensor([rows, columns]),
+    }

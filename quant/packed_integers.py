@@ -30,6 +30,16 @@ def unpack(words: Tensor, bits: int) -> Bytes:
     return out
 
 
+def words(values: Bytes, bits: int) -> Tensor:
+    """int32 [rows, n * bits / 32, rounded up]: what `unpack` reads as values below 2 ** bits [rows, n], and zeros."""
+    per_byte = 8 // bits
+    padded = np.pad(values, ((0, 0), (0, -values.shape[1] % (32 // bits))))
+    data = np.zeros((len(values), padded.shape[1] // per_byte), np.uint8)
+    for place in range(per_byte):
+        data |= padded[:, place::per_byte] << np.uint8(bits * place)
+    return torch.from_numpy(data.view("<i4").astype(np.int32, copy=False))
+
+
 def pack(shape: tuple[int, int], bits: int, values: Callable[[slice], Bytes]) -> Integers:
     """Integers of `shape` below 2 ** bits, in one plane; rows are filled up with zeros to whole words.
 

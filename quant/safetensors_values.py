@@ -1,11 +1,13 @@
-"""From the bytes of a safetensors tensor to torch: a table of types.
+"""From the bytes of a safetensors tensor to torch, and back: a table of types.
 
 Knows types. Refuses to know files (it is handed bytes that were checked) and quantization.
 """
 
 import math
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from quant.errors import UnsupportedQuantization
@@ -25,6 +27,7 @@ TORCH_TYPES = {
     "I8": torch.int8,
     "U8": torch.uint8,
 }
+TYPE_NAMES = {dtype: name for name, dtype in TORCH_TYPES.items()}
 PLAIN_TYPES = ("F32", "F16", "BF16")
 
 
@@ -39,6 +42,12 @@ def values(tensor: SafetensorsTensor, data: memoryview) -> Tensor:
     if not math.prod(tensor.shape):
         return torch.empty(tensor.shape, dtype=dtype)
     return torch.frombuffer(bytearray(data), dtype=dtype).reshape(tensor.shape)
+
+
+def as_bytes(tensor: Tensor) -> memoryview:
+    """What a file has of `tensor`: its elements, row-major."""
+    data: NDArray[np.uint8] = tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
+    return data.data
 
 
 def decode_plain(tensor: SafetensorsTensor, data: memoryview) -> PlainTensor:

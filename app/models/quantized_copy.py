@@ -1,0 +1,177 @@
+"""A checkpoint's folder written anew, its linear layers in fewer bits: whole under its name, or not at all.
+
+Embeddings, heads, norms and everything else stay as they are, byte for byte; so do the tokenizer's files. config.json
+says what was done, in words that other programs read, too. One tensor is in memory at a time.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from app.errors import AppError, ModelNotFound, NoSpace
+from app.models.incoming import check_space
+from app.progress import Progress
+from quant.bounded_json import JSONProblem, parse_object
+from quant.errors import DAMAGED, ModelFileError
+from quant.mapped_file import regular_file
+from quant.quantize import is_quantized
+from quant.quantized_storage import SECTION, Method, Storage, storage
+from quant.safetensors_checkpoint import SafetensorsCheckpoint, member
+from quant.safetensors_values import PLAIN_TYPES, TYPE_NAMES, as_bytes, decode_plain
+from quant.safetensors_writer import HEADER_BYTES, SHARD_BYTES, Entry, SafetensorsWriter
+
+CONFIG = "config.json"
+COMPANIONS = (
+    "generation_config.json", "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json",
+    "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt", "chat_template.jinja", "chat_template.json",
+    "LICENSE",
+)  # fmt: skip
+MAX_CONFIG_BYTES = 1 << 20
+MAX_COMPANION_BYTES = 1 << 28
+ORIGINAL = "Give the folder of the original model, with weights of 16 or 32 bits."
+
+
+@dataclass(frozen=True)
+class QuantizedCopy:
+    """What was written."""
+
+    path: Path
+    method: str
+    group_size: int | None  # columns that share a scale; None is a whole row
+    layers: int  # linear layers that were quantized
+    original_bytes: int  # of all tensors
+    size: int  # bytes of all files
+
+
+def save_quantized(
+    source: Path, target: Path, method: Method, progress: Progress, shard_bytes: int = SHARD_BYTES
+) -> QuantizedCopy:
+    """Quantize the checkpoint in the folder `source` into the new folder `target`.
+
+    Raises ModelNotFound where there is no checkpoint, AppError where it is quantized already or the target exists,
+    ModelFileError where it cannot be used or quantized so, NoSpace. One process at a time may write the same target.
+    """
+    if os.path.lexists(target):
+        raise AppError(f"{target} exists already", "Choose another folder for the copy, or remove that one.")
+    if not source.is_dir():
+        raise ModelNotFound(f"{source} is no folder", "Give a folder with config.json and safetensors files.")
+    with SafetensorsCheckpoint(source) as checkpoint:
+        config = _read_config(source)
+        layers = _layers(checkpoint)
+        chosen = storage(method, [checkpoint.tensors[name].shape[1] for name in layers])
+        _check_space(target, checkpoint, layers, chosen)
+        with _new_folder(target) as folder:
+            _write_tensors(checkpoint, layers, chosen, SafetensorsWriter(folder, shard_bytes), progress)
+            section = chosen.section(_kept(checkpoint, layers))
+            (folder / CONFIG).write_text(json.dumps(config | {SECTION: section}, indent=2), encoding="utf-8")
+            _copy_companions(source, folder)
+        return QuantizedCopy(
+            path=target,
+            method=method.name,
+            group_size=chosen.group,
+            layers=len(layers),
+            original_bytes=sum(tensor.nbytes for tensor in checkpoint.tensors.values()),
+            size=sum(path.stat().st_size for path in target.iterdir()),
+        )
+
+
+def _read_config(source: Path) -> dict[str, object]:
+    """config.json, of a model that is not quantized yet."""
+    path = member(source, CONFIG)
+    try:
+        config = parse_object(_read(path, MAX_CONFIG_BYTES))
+    except JSONProblem as problem:
+        raise ModelFileError(f"{path} is not usable: {problem}", DAMAGED) from None
+    if config.get(SECTION) is not None:
+        raise AppError(f"{source} is quantized already: its {CONFIG} has {SECTION}", ORIGINAL)
+    return config
+
+
+def _layers(checkpoint: SafetensorsCheckpoint) -> frozenset[str]:
+    """The names of the weights to quantize."""
+    names = frozenset(name for name, tensor in checkpoint.tensors.items() if is_quantized(name, tensor.shape))
+    for name in sorted(names):
+        if (kind := checkpoint.tensors[name].type.name) not in PLAIN_TYPES:
+            raise AppError(f"{checkpoint.path} is quantized already: {name} is of type {kind}", ORIGINAL)
+    if not names:
+        raise AppError(f"{checkpoint.path} has no linear layers to quantize", ORIGINAL)
+    return names
+
+
+def _kept(checkpoint: SafetensorsCheckpoint, layers: frozenset[str]) -> list[str]:
+    """The modules of matrices that stay as they are; among them the head, which may not be in the files."""
+    matrices = {name for name, tensor in checkpoint.tensors.items() if len(tensor.shape) == 2}
+    return sorted({"lm_head"} | {name.removesuffix(".weight") for name in matrices - layers})
+
+
+def _check_space(target: Path, checkpoint: SafetensorsCheckpoint, layers: frozenset[str], chosen: Storage) -> None:
+    def stored(name: str) -> float:
+        tensor = checkpoint.tensors[name]
+        return tensor.nbytes * chosen.bits / tensor.type.bits if name in layers else tensor.nbytes
+
+    try:
+        check_space(target.parent, int(sum(map(stored, checkpoint.tensors))) + HEADER_BYTES)
+    except NoSpace as problem:
+        raise NoSpace(problem.message, "Free some space, or choose a folder on another disk for the copy.") from None
+
+
+def _write_tensors(
+    checkpoint: SafetensorsCheckpoint,
+    layers: frozenset[str],
+    chosen: Storage,
+    writer: SafetensorsWriter,
+    progress: Progress,
+) -> None:
+    done, total = 0, sum(tensor.nbytes for tensor in checkpoint.tensors.values())
+    with writer, progress.task(f"Quantizing {checkpoint.path.name}", total) as report:
+        for name, tensor in checkpoint.tensors.items():
+            for entry in _quantized(checkpoint, name, chosen) if name in layers else (_plain(checkpoint, name),):
+                writer.add(entry)
+            checkpoint.release(name)
+            done += tensor.nbytes
+            report(done)
+
+
+def _plain(checkpoint: SafetensorsCheckpoint, name: str) -> Entry:
+    tensor = checkpoint.tensors[name]
+    return Entry(name, tensor.type.name, tensor.shape, checkpoint.data(name))
+
+
+def _quantized(checkpoint: SafetensorsCheckpoint, name: str, chosen: Storage) -> Iterator[Entry]:
+    layer = name.removesuffix("weight")
+    try:
+        parts = chosen.encode(decode_plain(checkpoint.tensors[name], checkpoint.data(name)))
+    except ModelFileError as problem:
+        raise ModelFileError(f"{checkpoint.path}: {name}: {problem.message}", problem.remedy) from None
+    for part, values in parts.items():
+        yield Entry(layer + part, TYPE_NAMES[values.dtype], tuple(values.shape), as_bytes(values))
+
+
+def _copy_companions(source: Path, folder: Path) -> None:
+    for name in COMPANIONS:
+        if os.path.lexists(source / name):
+            (folder / name).write_bytes(_read(member(source, name), MAX_COMPANION_BYTES))
+
+
+def _read(path: Path, most: int) -> bytes:
+    with regular_file(path) as (descriptor, size), open(descriptor, "rb", closefd=False) as file:
+        if size > most:
+            raise ModelFileError(f"{path} has {size} bytes, more than {most}", DAMAGED)
+        return file.read(size)
+
+
+@contextmanager
+def _new_folder(target: Path) -> Iterator[Path]:
+    """A folder to write in, which becomes `target` when the body ends well. What a killed process left is removed."""
+    partial = target.with_name(f".{target.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    try:
+        yield partial
+        partial.rename(target)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)

@@ -1,0 +1,196 @@
+"""Weights of 16 or 32 bits to 8-bit floats, 4-bit integers and NF4: from one canonical form to another.
+
+    fp8     e4m3, a scale for each row: its largest magnitude becomes 448
+    int4    codes from 0 to 15 with a scale and an integer zero point for each group of columns, of least squared error
+            (`quant.scale_search`)
+    nf4     16 numbers that are as likely as each other in normally distributed weights, times the largest magnitude of
+            64 columns; QLoRA, https://arxiv.org/abs/2305.14314, rounded as bitsandbytes does. Those magnitudes can be
+            quantized themselves, 256 at a time and less their mean (`nested`).
+
+Scales are rounded first, and codes chosen for what is stored. Rows are taken some after another: what is in between is
+at most a byte a weight.
+Knows tensors. Refuses to know files.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from quant.bitsandbytes import NF4
+from quant.errors import ModelFileError, UnsupportedQuantization
+from quant.ggml_blocks import SLAB
+from quant.packed_integers import pack
+from quant.scale_search import Floats, GroupScales, codes, search
+from quant.tensor import Float8Tensor, GroupedTensor, GroupScale, NestedScale, PlainTensor
+
+Quantizer = Callable[[PlainTensor], Float8Tensor | GroupedTensor]
+
+SCALE_TYPE = torch.bfloat16  # of fp8 and int4: two bytes, and the range of float32
+LARGEST = 1e15  # of a weight: its square must not overflow, nor that of a sum of many
+LARGEST_E4M3 = 448.0
+TOP = 15  # of four bits
+GROUPS = (128, 64, 32)  # columns, the best first
+NF4_BLOCK = 64  # columns
+NESTED_SPAN = 256  # scales
+
+# What a model keeps as it is: embeddings, heads, and what chooses experts. Names of Hugging Face's and of GGUF's.
+KEPT = frozenset(
+    ("embed_tokens", "lm_head", "router", "gate", "shared_expert_gate", "token_embd", "output", "ffn_gate_inp")
+)
+
+
+def is_quantized(name: str, shape: tuple[int, ...]) -> bool:
+    """Whether a tensor is the weight of a linear layer that quantizing a model takes."""
+    *modules, kind = name.split(".")
+    return kind == "weight" and len(shape) == 2 and bool(modules) and modules[-1] not in KEPT
+
+
+def group_size(columns: Iterable[int]) -> int:
+    """The columns that share a scale in int4, for matrices of so many columns. Raises UnsupportedQuantization."""
+    common = math.gcd(*columns)
+    for group in GROUPS:
+        if common % group == 0:
+            return group
+    raise UnsupportedQuantization(
+        f"No groups of {', '.join(map(str, GROUPS))} columns divide the model's matrices",
+        "Quantize it to fp8, which has no groups.",
+    )
+
+
+def check_whole(columns: Iterable[int], group: int) -> None:
+    """Raises UnsupportedQuantization where `group` does not divide a matrix of so many columns."""
+    for count in columns:
+        if count % group:
+            raise UnsupportedQuantization(
+                f"Groups of {group} do not divide a matrix of {count} columns",
+                "Choose smaller groups, or fp8, which has none.",
+            )
+
+
+def fp8(weight: PlainTensor) -> Float8Tensor:
+    """Raises ModelFileError for what is no matrix of usable numbers."""
+    rows, columns = _shape(weight)
+    values = torch.empty(rows, columns, dtype=torch.float8_e4m3fn)
+    scale = torch.empty(rows, 1, dtype=SCALE_TYPE)
+    for some, numbers in _slabs(weight):
+        largest = torch.from_numpy(np.abs(numbers).max(-1, keepdims=True))
+        scale[some] = (largest / LARGEST_E4M3).clamp(min=torch.finfo(SCALE_TYPE).tiny).to(SCALE_TYPE)
+        scaled = torch.from_numpy(numbers) / scale[some].float()
+        values[some] = scaled.clamp_(-LARGEST_E4M3, LARGEST_E4M3).to(values.dtype)
+    return Float8Tensor((rows, columns), "F8_E4M3", values, scale, (1, columns))
+
+
+def int4(weight: PlainTensor, group: int | None = None) -> GroupedTensor:
+    """In groups of `group` columns, or as many as divide the matrix.
+
+    Raises ModelFileError for what is no matrix of usable numbers, or not one of whole groups.
+    """
+    rows, columns = _shape(weight)
+    group = group or group_size([columns])
+    check_whole([columns], group)
+    groups = columns // group
+    found = np.empty((rows, columns), np.uint8)
+    scale = torch.empty(rows, groups, dtype=SCALE_TYPE)
+    zeros = np.empty((rows, groups), np.uint8)
+    for some, numbers in _slabs(weight):
+        by_group = numbers.reshape(-1, group)
+        best = search(by_group, TOP)
+        stored = torch.from_numpy(best.scale).to(SCALE_TYPE)
+        kept = GroupScales(stored.float().numpy(), best.zero)
+        found[some] = codes(by_group, kept, TOP).reshape(-1, columns)
+        scale[some], zeros[some] = stored.view(-1, groups), best.zero.reshape(-1, groups)
+    return GroupedTensor(
+        shape=(rows, columns),
+        type_name="CT-INT4",
+        group=group,
+        codes=pack((rows, columns), 4, lambda some: found[some]),
+        scale=GroupScale(scale),
+        zero=pack((rows, groups), 4, lambda some: zeros[some]),
+    )
+
+
+def nf4(weight: PlainTensor, *, nested: bool = False) -> GroupedTensor:
+    """Raises ModelFileError for what is no matrix of usable numbers, or not one of whole blocks."""
+    rows, columns = _shape(weight)
+    check_whole([columns], NF4_BLOCK)
+    found = np.empty((rows, columns), np.uint8)
+    largest = np.empty((rows, columns // NF4_BLOCK), np.float32)
+    for some, numbers in _slabs(weight):
+        blocks, scale = _nearest(numbers.reshape(-1, NF4_BLOCK), np.array(NF4, np.float32))
+        found[some], largest[some] = blocks.reshape(-1, columns), scale.reshape(-1, columns // NF4_BLOCK)
+    scales = torch.from_numpy(largest)
+    return GroupedTensor(
+        shape=(rows, columns),
+        type_name="NF4",
+        group=NF4_BLOCK,
+        codes=pack((rows, columns), 4, lambda some: found[some]),
+        scale=_nested(scales) if nested else GroupScale(scales),
+        table=NF4,
+    )
+
+
+QUANTIZERS: dict[str, Quantizer] = {"fp8": fp8, "int4": int4, "nf4": nf4}
+
+
+def _nested(scales: Tensor) -> NestedScale:
+    offset = scales.mean()
+    numbers = (scales - offset).numpy().reshape(-1)
+    padded = np.pad(numbers, (0, -len(numbers) % NESTED_SPAN)).reshape(-1, NESTED_SPAN)
+    found, whole = _nearest(padded, dynamic_table())
+    parts = torch.from_numpy(found.reshape(-1)[: len(numbers)].reshape(scales.shape).copy())
+    table = torch.from_numpy(dynamic_table().copy())
+    return NestedScale(parts, table, torch.from_numpy(whole.reshape(-1)), NESTED_SPAN, float(offset))
+
+
+@cache
+def dynamic_table() -> Floats:
+    """float32 [256], ascending: bitsandbytes' numbers for scales.
+
+    Zero, one, and of both signs the means of 2 ** i equal parts of the range from 0.1 to 1, times 10 ** (i - 6), for i
+    from 0 to 6. Dettmers, https://arxiv.org/abs/1511.04561.
+    """
+    numbers = [torch.tensor([0.0, 1.0])]
+    for i in range(7):
+        edges = torch.linspace(0.1, 1, 2**i + 1)
+        means = (edges[:-1] + edges[1:]) / 2 * 10.0 ** (i - 6)
+        numbers += [means, -means]
+    return torch.cat(numbers).sort().values.numpy()
+
+
+def _nearest(blocks: Floats, table: Floats) -> tuple[NDArray[np.uint8], Floats]:
+    """The codes of the nearest numbers of an ascending table, and each block's largest magnitude [blocks, 1].
+
+    Halfway between two numbers it is the lower.
+    """
+    largest = np.abs(blocks).max(-1, keepdims=True)
+    scaled = np.clip(blocks * (1 / np.maximum(largest, np.float32(1e-38))), -1, 1)
+    middles = (table[:-1] + table[1:]) / 2
+    if len(table) > TOP + 1:
+        return np.searchsorted(middles, scaled).astype(np.uint8), largest
+    found = np.zeros(blocks.shape, np.uint8)
+    for middle in middles:  # faster than a search, for so few
+        found += scaled > middle
+    return found, largest
+
+
+def _slabs(weight: PlainTensor) -> Iterator[tuple[slice, Floats]]:
+    """Some rows after another, as float32. Raises ModelFileError where one is not finite, or too large."""
+    rows, columns = weight.values.shape
+    step = max(1, SLAB // columns)
+    for first in range(0, rows, step):
+        some = slice(first, min(first + step, rows))
+        numbers: Floats = weight.values[some].float().numpy()
+        if not (np.abs(numbers) <= LARGEST).all():
+            raise ModelFileError("A weight has numbers that are not finite, or too large", "Use another copy of it.")
+        yield some, numbers
+
+
+def _shape(weight: PlainTensor) -> tuple[int, int]:
+    if len(weight.shape) != 2 or not weight.values.numel():
+        raise ModelFileError(f"A tensor of shape {list(weight.shape)} is no matrix that can be quantized")
+    return weight.shape[0], weight.shape[1]

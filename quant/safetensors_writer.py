@@ -1,0 +1,170 @@
+"""Writes the safetensors files of a checkpoint, tensor by tensor, however many files that becomes.
+
+A file's header stands before its data and says where each tensor lies, which is known at the end: so room is left for
+it, and what is not needed is filled up with spaces, as the format allows. A file ends when the next tensor would make
+it larger than wanted, or its header larger than the room. Files have temporary names until all are whole; then they get
+those that the Hugging Face Hub knows (one file, or numbered shards and an index), the index last.
+
+Tensors of a size that is no multiple of eight bytes wait until the end of their file, the larger elements first: so
+each lies at a multiple of its element's size, which readers that map files count on.
+
+Knows bytes and names. Refuses to know what a tensor means to a model.
+"""
+
+import json
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO, Self
+
+from quant.safetensors import LENGTH_BYTES, METADATA
+from quant.safetensors_checkpoint import INDEX, WEIGHT_MAP, WHOLE
+from quant.safetensors_types import SAFETENSORS_TYPES
+
+HEADER_BYTES = 1 << 18  # of about 1,700 tensors
+ALIGNMENT = 8
+SHARD_BYTES = 5_000_000_000  # as the Hub advises
+FORMAT = {"format": "pt"}  # without which transformers reads no file
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A tensor of `shape`, of a type of the format, as bytes."""
+
+    name: str
+    type_name: str
+    shape: tuple[int, ...]
+    data: bytes | memoryview
+
+    @property
+    def nbytes(self) -> int:
+        return memoryview(self.data).nbytes
+
+
+class SafetensorsWriter:
+    """Writes to `folder`, which exists. The body of a `with` adds tensors; if it raises, nothing stays.
+
+    Raises OSError where the disk refuses, ValueError for a name that was there before.
+    """
+
+    def __init__(self, folder: Path, shard_bytes: int = SHARD_BYTES) -> None:
+        self.written: list[Path] = []  # the files, under their final names; complete when the body has ended
+        self._folder = folder
+        self._shard_bytes = shard_bytes
+        self._shards: list[_Shard] = []
+        self._names: set[str] = set()
+
+    def add(self, entry: Entry) -> None:
+        if entry.name in self._names or entry.name == METADATA:
+            raise ValueError(f"a second tensor {entry.name}")
+        if not self._shards or not self._shards[-1].has_room(entry, self._shard_bytes):
+            if self._shards:
+                self._shards[-1].finish()
+            self._shards.append(_Shard(self._folder / f"{len(self._shards) + 1:05}.safetensors.partial"))
+        self._shards[-1].add(entry)
+        self._names.add(entry.name)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if kind is None:
+                self._finish()
+        except BaseException:
+            for path in self.written:
+                path.unlink(missing_ok=True)
+            raise
+        finally:
+            for shard in self._shards:
+                shard.clear()
+
+    def _finish(self) -> None:
+        if self._shards:
+            self._shards[-1].finish()
+        count = len(self._shards)
+        for number, shard in enumerate(self._shards, 1):
+            name = WHOLE if count == 1 else f"model-{number:05}-of-{count:05}.safetensors"
+            self.written.append(shard.path.replace(self._folder / name))
+        if count > 1:
+            self._write_index()
+
+    def _write_index(self) -> None:
+        shards = zip(self.written, self._shards, strict=True)
+        names = {name: path.name for path, shard in shards for name in shard.header}
+        index = {"metadata": {"total_size": sum(shard.size for shard in self._shards)}, WEIGHT_MAP: names}
+        partial = self._folder / f"{INDEX}.partial"
+        try:
+            with partial.open("w", encoding="utf-8") as file:
+                json.dump(index, file, indent=2)
+                file.flush()
+                os.fsync(file.fileno())
+            self.written.append(partial.replace(self._folder / INDEX))
+        finally:
+            partial.unlink(missing_ok=True)
+
+
+@dataclass(slots=True)
+class _Shard:
+    """One file under its temporary name."""
+
+    path: Path
+    header: dict[str, dict[str, object]] = field(default_factory=dict)
+    size: int = 0  # of the data
+    _at: int = 0  # of the data that is in the file
+    _text_size: int = len(json.dumps({METADATA: FORMAT}))
+    _waiting: list[Entry] = field(default_factory=list)
+    _file: BinaryIO | None = None
+
+    def has_room(self, entry: Entry, most: int) -> bool:
+        return self.size + entry.nbytes <= most and self._text_size + _text_size(entry) <= HEADER_BYTES
+
+    def add(self, entry: Entry) -> None:
+        self.size += entry.nbytes
+        self._text_size += _text_size(entry)
+        if entry.nbytes % ALIGNMENT:
+            self._waiting.append(entry)
+        else:
+            self._write(entry)
+
+    def finish(self) -> None:
+        """All is in the file, and safe on the disk."""
+        for entry in sorted(self._waiting, key=lambda entry: -SAFETENSORS_TYPES[entry.type_name].bits):
+            self._write(entry)
+        self._waiting.clear()
+        file = self._open()
+        text = json.dumps({METADATA: FORMAT} | self.header, separators=(",", ":")).encode()
+        file.seek(0)
+        file.write(HEADER_BYTES.to_bytes(LENGTH_BYTES, "little") + text.ljust(HEADER_BYTES))
+        file.flush()
+        os.fsync(file.fileno())
+        file.close()
+
+    def clear(self) -> None:
+        """Remove the file, unless it has its final name."""
+        if self._file is not None:
+            self._file.close()
+        self.path.unlink(missing_ok=True)
+
+    def _write(self, entry: Entry) -> None:
+        self._open().write(entry.data)
+        self.header[entry.name] = _described(entry, self._at)
+        self._at += entry.nbytes
+
+    def _open(self) -> BinaryIO:
+        if self._file is None:
+            self._file = self.path.open("wb")
+            self._file.seek(LENGTH_BYTES + HEADER_BYTES)
+        return self._file
+
+
+def _described(entry: Entry, begin: int) -> dict[str, object]:
+    return {"dtype": entry.type_name, "shape": entry.shape, "data_offsets": (begin, begin + entry.nbytes)}
+
+
+def _text_size(entry: Entry) -> int:
+    """The most that a tensor takes of the header."""
+    return len(json.dumps({entry.name: _described(entry, 1 << 62)}))
