@@ -1,0 +1,85 @@
+"""`ingle quantize`: what it prints where, and what it refuses."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner, Result
+from safetensors.torch import save_file
+
+from app.cli import ingle
+from app.commands.quantize import METHODS
+from app.errors import EXIT_NOT_FOUND, ModelNotFound, exit_status
+from quant import quantized_storage
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    weights = {"model.layers.0.mlp.up_proj.weight": torch.randn(512, 256), "lm_head.weight": torch.randn(8, 256)}
+    save_file(weights, folder / "model.safetensors")
+    (folder / "config.json").write_text("{}")
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _threads() -> Iterator[None]:
+    """The command takes one; other tests keep theirs."""
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+def _quantize(*arguments: object) -> Result:
+    return CliRunner().invoke(ingle, ["quantize", *map(str, arguments)])
+
+
+def test_the_path_goes_to_stdout(source: Path, tmp_path: Path) -> None:
+    answer = _quantize(source, tmp_path / "copy", "--to", "fp8")
+    assert (answer.exit_code, answer.stdout) == (0, f"{tmp_path / 'copy'}\n")
+    assert "1 layers are fp8 now: 532.5 kB became" in answer.stderr
+    assert (tmp_path / "copy" / "model.safetensors").exists()
+
+
+def test_the_same_as_json(source: Path, tmp_path: Path) -> None:
+    answer = _quantize(source, tmp_path / "copy", "--to", "int4", "--group-size", 32, "--json", "-q")
+    assert answer.stderr == ""
+    report = json.loads(answer.stdout)
+    assert report.keys() == {"path", "method", "group_size", "layers", "original_bytes", "size"}
+    assert (report["method"], report["group_size"], report["layers"]) == ("int4", 32, 1)
+
+
+def test_the_scales_of_nf4_can_be_quantized(source: Path, tmp_path: Path) -> None:
+    _quantize(source, tmp_path / "copy", "--to", "nf4")
+    _quantize(source, tmp_path / "small", "--to", "nf4", "--double-quant")
+    sizes = [(tmp_path / name / "model.safetensors").stat().st_size for name in ("copy", "small")]
+    assert sizes[0] - sizes[1] > 512 * 256 // 64 * 2
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        (),
+        ("--to", "int3"),
+        ("--to", "fp8", "--group-size", "64"),
+        ("--to", "int4", "--double-quant"),
+        ("--to", "int4", "--group-size", "48"),
+    ],
+)
+def test_options_that_do_not_fit_are_a_usage_error(source: Path, tmp_path: Path, options: tuple[str, ...]) -> None:
+    answer = _quantize(source, tmp_path / "copy", *options)
+    assert (answer.exit_code, answer.stdout) == (2, "")
+    assert not (tmp_path / "copy").exists()
+
+
+def test_a_model_that_is_not_there_is_not_found(tmp_path: Path) -> None:
+    answer = _quantize(tmp_path / "absent", tmp_path / "copy", "--to", "nf4")
+    assert isinstance(answer.exception, ModelNotFound)
+    assert exit_status(answer.exception) == EXIT_NOT_FOUND
+
+
+def test_every_method_can_be_asked_for() -> None:
+    assert list(quantized_storage.METHODS) == list(METHODS)
