@@ -5,6 +5,7 @@ from pathlib import Path
 import click
 
 from app.commands.listing import as_json
+from app.config import load_settings
 from app.progress import format_bytes, progress_on_stderr
 
 METHODS = ("fp8", "int4", "nf4")
@@ -12,13 +13,13 @@ METHODS = ("fp8", "int4", "nf4")
 EXAMPLES = """\b
 Examples:
   ingle quantize ~/models/SmolLM2-1.7B ~/models/SmolLM2-1.7B-INT4 --to int4
-  ingle quantize Llama-3.2-1B Llama-3.2-1B-FP8 --to fp8 --json
-  ingle quantize Llama-3.2-1B Llama-3.2-1B-NF4 --to nf4 --double-quant
+  ingle quantize HuggingFaceTB/SmolLM2-1.7B-Instruct SmolLM2-FP8 --to fp8
+  ingle quantize ~/models/SmolLM2-1.7B SmolLM2-NF4 --to nf4 --double-quant --json
 """
 
 
 @click.command(epilog=EXAMPLES)
-@click.argument("source", type=click.Path(path_type=Path))
+@click.argument("source")
 @click.argument("target", type=click.Path(path_type=Path))
 @click.option("--to", "method", type=click.Choice(METHODS), required=True, help="What the weights become.")
 @click.option(
@@ -30,13 +31,14 @@ Examples:
 @click.option("--json", "as_object", is_flag=True, help="Print what was written as a JSON object.")
 @click.option("-q", "--quiet", is_flag=True, help="No progress and no narration.")
 def quantize(
-    source: Path, target: Path, method: str, group_size: str | None, double_quant: bool, as_object: bool, quiet: bool
+    source: str, target: Path, method: str, group_size: str | None, double_quant: bool, as_object: bool, quiet: bool
 ) -> None:
-    """Write a copy of the model in the folder SOURCE, its linear layers in fewer bits, to the new folder TARGET.
+    """Write a copy of the model SOURCE, its linear layers in fewer bits, to the new folder TARGET.
 
-    SOURCE has config.json and safetensors files with weights of 16 or 32 bits. fp8 halves 16 bits and is hard to tell
-    from them; int4 and nf4 take a little over a quarter. Embeddings, head and norms stay as they are. The copy is laid
-    out as other programs read it: fp8 and int4 by compressed-tensors, nf4 by bitsandbytes.
+    SOURCE is a folder with config.json and safetensors files, of weights of 16 or 32 bits, or the name of a repository
+    that was pulled. fp8 halves 16 bits and is hard to tell from them; int4 and nf4 take a little over a quarter.
+    Embeddings, head and norms stay as they are. The copy is laid out as other programs read it: fp8 and int4 by
+    compressed-tensors, nf4 by bitsandbytes.
     """
     if group_size and method != "int4":
         raise click.UsageError("--group-size is for --to int4 alone.")
@@ -45,12 +47,14 @@ def quantize(
     import torch
 
     from app.models.quantized_copy import save_quantized
+    from app.models.store import ModelStore
     from quant.quantized_storage import Method
 
     torch.set_num_threads(1)  # its threads wait for each other after every slab, and are slower than one
     progress = progress_on_stderr(quiet=quiet)
     chosen = Method(method, int(group_size) if group_size else None, double_quant)
-    copy = save_quantized(source, target.absolute(), chosen, progress)
+    model = ModelStore(load_settings()).resolve(source, progress)
+    copy = save_quantized(model.path, target.absolute(), chosen, progress)
     before, after = format_bytes(copy.original_bytes), format_bytes(copy.size)
     progress.say(f"{copy.layers} layers are {method} now: {before} became {after}.")
     click.echo(as_json(copy) if as_object else copy.path)

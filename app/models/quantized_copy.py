@@ -14,24 +14,18 @@ from pathlib import Path
 
 from app.errors import AppError, ModelNotFound, NoSpace
 from app.models.incoming import check_space
+from app.models.repository import CONFIG, DESCRIPTIONS
 from app.progress import Progress
-from quant.bounded_json import JSONProblem, parse_object
-from quant.errors import DAMAGED, ModelFileError
-from quant.mapped_file import regular_file
+from quant.checkpoint_files import read_bytes, read_object
+from quant.errors import ModelFileError
 from quant.quantize import is_quantized
 from quant.quantized_storage import SECTION, Method, Storage, storage
-from quant.safetensors_checkpoint import SafetensorsCheckpoint, member
+from quant.safetensors_checkpoint import SafetensorsCheckpoint
 from quant.safetensors_values import PLAIN_TYPES, TYPE_NAMES, as_bytes, decode_plain
 from quant.safetensors_writer import HEADER_BYTES, SHARD_BYTES, Entry, SafetensorsWriter
 
-CONFIG = "config.json"
-COMPANIONS = (
-    "generation_config.json", "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json",
-    "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt", "chat_template.jinja", "chat_template.json",
-    "LICENSE",
-)  # fmt: skip
-MAX_CONFIG_BYTES = 1 << 20
-MAX_COMPANION_BYTES = 1 << 28
+# What other programs may want besides, to read the same tokenizer.
+COMPANIONS = ("tokenizer.model", "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt", "LICENSE")
 ORIGINAL = "Give the folder of the original model, with weights of 16 or 32 bits."
 
 
@@ -58,7 +52,7 @@ def save_quantized(
     if os.path.lexists(target):
         raise AppError(f"{target} exists already", "Choose another folder for the copy, or remove that one.")
     if not source.is_dir():
-        raise ModelNotFound(f"{source} is no folder", "Give a folder with config.json and safetensors files.")
+        raise ModelNotFound(f"{source} is no folder", f"Give a folder with {CONFIG} and safetensors files.")
     with SafetensorsCheckpoint(source) as checkpoint:
         config = _read_config(source)
         layers = _layers(checkpoint)
@@ -81,11 +75,9 @@ def save_quantized(
 
 def _read_config(source: Path) -> dict[str, object]:
     """config.json, of a model that is not quantized yet."""
-    path = member(source, CONFIG)
-    try:
-        config = parse_object(_read(path, MAX_CONFIG_BYTES))
-    except JSONProblem as problem:
-        raise ModelFileError(f"{path} is not usable: {problem}", DAMAGED) from None
+    config = read_object(source, CONFIG)
+    if config is None:
+        raise ModelNotFound(f"{source} has no {CONFIG}", "Give the folder of a checkpoint, with all its files.")
     if config.get(SECTION) is not None:
         raise AppError(f"{source} is quantized already: its {CONFIG} has {SECTION}", ORIGINAL)
     return config
@@ -152,16 +144,10 @@ def _quantized(checkpoint: SafetensorsCheckpoint, name: str, chosen: Storage) ->
 
 
 def _copy_companions(source: Path, folder: Path) -> None:
-    for name in COMPANIONS:
-        if os.path.lexists(source / name):
-            (folder / name).write_bytes(_read(member(source, name), MAX_COMPANION_BYTES))
-
-
-def _read(path: Path, most: int) -> bytes:
-    with regular_file(path) as (descriptor, size), open(descriptor, "rb", closefd=False) as file:
-        if size > most:
-            raise ModelFileError(f"{path} has {size} bytes, more than {most}", DAMAGED)
-        return file.read(size)
+    for name in {*DESCRIPTIONS, *COMPANIONS} - {CONFIG}:
+        content = read_bytes(source, name)
+        if content is not None:
+            (folder / name).write_bytes(content)
 
 
 @contextmanager
