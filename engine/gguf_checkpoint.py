@@ -9,9 +9,10 @@ from typing import Self
 from engine.checkpoint import Names, StoredWeight
 from engine.checkpoint_config import Metadata
 from engine.errors import UnsupportedModel
+from quant import gguf_checkpoint
 from quant.ggml_blocks import decode
 from quant.ggml_types import GGMLType
-from quant.gguf import GGUFFile, GGUFTensor
+from quant.gguf import GGUFTensor
 from quant.tensor import BlockTensor
 
 SAMPLE_COLUMNS = 32  # or one block, where that is more
@@ -22,7 +23,7 @@ class GGUFCheckpoint:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._file = GGUFFile(path)
+        self._file = gguf_checkpoint.GGUFCheckpoint(path)  # or all parts of a split one
         self.digest = self._file.header_digest
         architecture = self._file.metadata.get("general.architecture")
         if not isinstance(architecture, str):

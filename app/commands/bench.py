@@ -27,7 +27,7 @@ _SIZES = ("prompt_tokens", "output_tokens", "concurrency")
 
 
 @click.command(epilog=EXAMPLES)
-@click.option("-m", "--model", help="A model of the catalog, or the path of a GGUF file.")
+@click.option("-m", "--model", help="A model of the catalog or of the Hub, or the path of a GGUF file or a folder.")
 @click.option(
     "--prompt-tokens",
     type=click.IntRange(min=1),

@@ -2,9 +2,10 @@
 
 import asyncio
 import sys
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import ExitStack, aclosing
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from app.instance import Instance
     from engine.request import SamplingParams
 
+    ParamsOf = Callable[[str, Path], SamplingParams]  # from the name and the path of the model that answers
+
 EXAMPLES = """\b
 Examples:
   ingle run "Why is the sky blue?"
@@ -27,13 +30,13 @@ Examples:
   ingle run "Hello" --model ./model.gguf --max-tokens 50
 """
 
-# What is used where neither the command line nor the catalog says anything.
+# What is used where neither the command line nor the model says anything.
 DEFAULT_SAMPLING = {"temperature": 0.7, "top_p": 0.95}
 
 
 @click.command(epilog=EXAMPLES)
 @click.argument("prompt", required=False)
-@click.option("-m", "--model", help="A model of the catalog, or the path of a GGUF file.")
+@click.option("-m", "--model", help="A model of the catalog or of the Hub, or the path of a GGUF file or a folder.")
 @click.option("-s", "--system", help="What the model is told before the prompt.")
 @click.option("-n", "--max-tokens", type=int, help="End the answer after this many tokens.")
 @click.option("-t", "--temperature", type=float, help="0 takes the most likely token always; higher is more varied.")
@@ -68,12 +71,15 @@ def run(
     """
     settings = load_settings(model=model, context=context, threads=threads, kernels=kernels, kv_disk_gb=kv_disk_gb)
     question = _question(prompt)
-    given = {name: value for name, value in sampling.items() if value is not None}
+    given: dict[str, Any] = {name: value for name, value in sampling.items() if value is not None}
     progress = progress_on_stderr(quiet=quiet)
     from app.chat.messages import Message
     from engine.request import SamplingParams
 
-    params = SamplingParams(**{**_suitable_sampling(settings.model), "stop": stop, **given})
+    def params(name: str, path: Path) -> SamplingParams:
+        return SamplingParams(**{**_suitable_sampling(name, path), "stop": stop, **given})
+
+    SamplingParams(**given)  # what makes no sense is told before anything is fetched
     messages = [*([Message("system", system)] if system else []), Message("user", question)]
     with ExitStack() as resources:
         events = _answer(settings, messages, params, progress, resources)
@@ -101,7 +107,7 @@ def _question(prompt: str | None) -> str:
 def _answer(
     settings: Settings,
     messages: "list[Message]",
-    params: "SamplingParams",
+    params: "ParamsOf",
     progress: Progress,
     resources: ExitStack,
 ) -> "AsyncGenerator[ChatEvent]":
@@ -114,7 +120,7 @@ def _answer(
     # Who asks for an engine of a certain kind gets one of his own.
     asked = any(settings.origins[name].startswith("--") for name in ("context", "threads", "kernels", "kv_disk_gb"))
     if not asked and (server := find_instance(settings)):
-        return _by_server(server, messages, params)
+        return _by_server(server, messages, params(server.model, Path(server.model_path)))
     return _by_own_engine(settings, messages, params, progress, resources)
 
 
@@ -132,7 +138,7 @@ async def _by_server(
 def _by_own_engine(
     settings: Settings,
     messages: "list[Message]",
-    params: "SamplingParams",
+    params: "ParamsOf",
     progress: Progress,
     resources: ExitStack,
 ) -> "AsyncGenerator[ChatEvent]":
@@ -148,6 +154,7 @@ def _by_own_engine(
     from app.chat.token_streams import TokenStreams
     from app.models.loaded_model import load_model
 
+    chosen = params(stored.name, stored.path)
     model = load_model(stored, settings, progress)
     if model.tokenizer.chat_template is None:
         progress.say(f"{stored.name} has no chat template: it continues the prompt as plain text.")
@@ -157,19 +164,20 @@ def _by_own_engine(
     async def events() -> "AsyncGenerator[ChatEvent]":
         async with service.streams:
             prompt_ids = await service.encode(messages)
-            async with aclosing(service.generate(prompt_ids, params)) as events:
+            async with aclosing(service.generate(prompt_ids, chosen)) as events:
                 async for event in events:
                     yield event
 
     return events()
 
 
-def _suitable_sampling(model: str) -> dict[str, Any]:
-    """The sampling that the catalog has for the model, or the one for all others."""
+def _suitable_sampling(name: str, path: Path) -> dict[str, Any]:
+    """The sampling that the catalog or the model's own files have for it, or the one for all others."""
     from app.models.catalog import load_catalog
+    from app.models.sampling_defaults import sampling_of
 
-    entry = load_catalog().find(model)
-    return DEFAULT_SAMPLING if entry is None or entry.sampling is None else asdict(entry.sampling)
+    suitable = sampling_of(name, path, load_catalog())
+    return DEFAULT_SAMPLING if suitable is None else asdict(suitable)
 
 
 async def _past_the_prompt(events: "AsyncGenerator[ChatEvent]", progress: Progress) -> "AsyncGenerator[ChatEvent]":

@@ -14,7 +14,7 @@ Examples:
 
 
 @click.command(epilog=EXAMPLES)
-@click.option("-m", "--model", help="A model of the catalog, or the path of a GGUF file.")
+@click.option("-m", "--model", help="A model of the catalog or of the Hub, or the path of a GGUF file or a folder.")
 @click.option("--host", help="127.0.0.1, which means ::1 too: this version serves this machine alone.")
 @click.option("--port", type=int, help="Port to listen on; 0 takes any that is free. Default: 4645.")
 @click.option("--context", type=int, help="Longest prompt and answer together, in tokens.")

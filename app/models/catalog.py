@@ -68,10 +68,13 @@ class Sampling:
 
     temperature: float
     top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
     repetition_penalty: float = 1.0
 
     def __post_init__(self) -> None:
-        if not (0 <= self.temperature <= 2 and 0 < self.top_p <= 1 and 0.5 <= self.repetition_penalty <= 2):
+        filters = 0 < self.top_p <= 1 and self.top_k >= 0 and 0 <= self.min_p <= 1
+        if not (0 <= self.temperature <= 2 and filters and 0.5 <= self.repetition_penalty <= 2):
             raise ValueError(f"catalog: sampling: {self}")
 
 

@@ -1,16 +1,17 @@
-"""A model ready to talk: the engine, the vocabulary and the chat template that one file holds.
+"""A model ready to talk: the engine, the vocabulary and the chat template that its files hold.
 
-This is where the application hands a model file to the engine; importing it loads torch.
+This is where the application hands a stored model to the engine; importing it loads torch.
 """
 
 from dataclasses import dataclass, replace
 
 from app.apart import run_apart
 from app.config import Settings
-from app.models.digests import remembered_sha256
+from app.models.digests import DIGESTS, digest_of
 from app.models.stored_model import StoredModel
 from app.progress import Progress
-from app.text import gguf_tokenizer
+from app.text.folder_tokenizer import from_folder
+from app.text.gguf_tokenizer import from_gguf
 from app.text.tokenizer import Tokenizer
 from engine.config import Preemption
 from engine.errors import UnsupportedModel
@@ -35,7 +36,7 @@ class LoadedModel:
 
 
 def load_model(stored: StoredModel, settings: Settings, progress: Progress) -> LoadedModel:
-    """Read the file of a stored model.
+    """Read the files of a stored model.
 
     Raises ModelFileError, UnsupportedModel, UnsupportedTier, UnsupportedTokenizer, or OSError where it cannot be read.
     """
@@ -55,7 +56,8 @@ def load_model(stored: StoredModel, settings: Settings, progress: Progress) -> L
         if not kernels_are_compiled(checkpoint, options):
             with progress.task("Preparing the CPU engine, once on this machine", None):
                 run_apart(lambda: compile_kernels(checkpoint, options))
-        tokenizer = gguf_tokenizer.from_gguf(checkpoint.metadata.values)
+        values = checkpoint.metadata.values
+        tokenizer = from_folder(stored.path) if stored.is_folder else from_gguf(values)
         options = _keeping_on_disk(options, stored, settings, progress)
         with progress.task(f"Loading {stored.name}", stored.size) as report:
             engine = load_engine(checkpoint, options, lambda done, _total: report(done))
@@ -78,6 +80,5 @@ def _keeping_on_disk(options: LoadOptions, stored: StoredModel, settings: Settin
     limit = settings.kv_disk_limit
     if limit == 0:
         return options
-    digest = stored.sha256 or remembered_sha256(stored.path, settings.models_dir / ".digests", progress)
-    name = stored.name if stored.sha256 else stored.path.name
-    return replace(options, fingerprint=digest, disk=DiskOptions(settings.kv_disk_dir, limit, name))
+    digest = stored.sha256 or digest_of(stored.weights(), settings.models_dir / DIGESTS, progress)
+    return replace(options, fingerprint=digest, disk=DiskOptions(settings.kv_disk_dir, limit, stored.title))

@@ -23,7 +23,7 @@ from app.models.hub_models import HubModels
 from app.models.incoming import Incoming, check_space, receive, write_whole
 from app.models.lock import only_one
 from app.models.repository import CONFIG, RepositoryName
-from app.models.stored_model import Removal, StoredModel, is_model, stored_model
+from app.models.stored_model import LOCAL_FILE, LOCAL_FOLDER, Removal, StoredModel, is_model, stored_model
 from app.progress import Progress, SilentProgress
 
 
@@ -147,7 +147,7 @@ class ModelStore:
         """The model at a path. Raises ModelNotFound, worded for what `name` looks like."""
         path = _path(name)
         if is_model(path):
-            return stored_model(name, path, "local folder" if path.is_dir() else "local file")
+            return stored_model(name, path, LOCAL_FOLDER if path.is_dir() else LOCAL_FILE)
         if path.exists():
             raise ModelNotFound(
                 f"{name} is not a model",

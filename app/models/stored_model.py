@@ -14,6 +14,8 @@ from quant.errors import printable
 from quant.gguf_checkpoint import part_paths
 from quant.safetensors_checkpoint import weight_files
 
+LOCAL_FILE, LOCAL_FOLDER = LOCAL = ("local file", "local folder")
+
 
 @dataclass(frozen=True)
 class StoredModel:
@@ -26,6 +28,11 @@ class StoredModel:
     source: str  # where it came from, for people
     quantization: str | None  # None: not known without opening the file
     stored_at: str | None  # when it was verified first, ISO 8601 in UTC
+
+    @property
+    def title(self) -> str:
+        """What people call it: a path without its folders."""
+        return self.path.name if self.source in LOCAL else self.name
 
     @property
     def is_folder(self) -> bool:

@@ -26,7 +26,7 @@ def from_folder(folder: Path) -> Tokenizer:
             f"{folder} has no {VOCABULARY}",
             "Pull the model again, or choose a GGUF file of it, which has all it needs.",
         )
-    return from_json(vocabulary, _tokenizer_config(folder), _ending_ids(folder))
+    return from_json(vocabulary, _tokenizer_config(folder), _ending_ids(folder), _rows(folder))
 
 
 def _tokenizer_config(folder: Path) -> dict[str, object]:
@@ -40,6 +40,14 @@ def _tokenizer_config(folder: Path) -> dict[str, object]:
     template = read_text(folder, TEMPLATE)
     newest: dict[str, object] = {} if template is None else {"chat_template": template}
     return special | processor | (read_object(folder, "tokenizer_config.json") or {}) | newest
+
+
+def _rows(folder: Path) -> int | None:
+    """How many ids the model knows; None: config.json does not say."""
+    match read_object(folder, "config.json"):
+        case {"vocab_size": int(rows)} | {"text_config": {"vocab_size": int(rows)}} if rows > 0:
+            return rows
+    return None
 
 
 def _ending_ids(folder: Path) -> frozenset[int]:

@@ -60,18 +60,22 @@ class _Spelling:
 
 
 def from_json(
-    content: bytes, tokenizer_config: Mapping[str, object] | None = None, ending_ids: Collection[int] = ()
+    content: bytes,
+    tokenizer_config: Mapping[str, object] | None = None,
+    ending_ids: Collection[int] = (),
+    rows: int | None = None,
 ) -> Tokenizer:
     """The tokenizer of a tokenizer.json's bytes and the parsed tokenizer_config.json, if there is one.
 
     Without the second, nothing says which tokens begin and end a document, and there is no chat template. `ending_ids`
-    end a reply, as do eos_token and the control tokens that are known to.
+    end a reply, as do eos_token and the control tokens that are known to. Of a model that knows `rows` ids, added
+    tokens past these are left out: a model that does not see may come with the vocabulary of one that does.
     Raises UnsupportedTokenizer for a kind that is not known here, ModelFileError for a malformed file.
     """
     document = CheckedFields(_parse(content))
     config = CheckedFields(tokenizer_config or {}, "tokenizer_config.")
     spelling = _spelling(document)
-    added = _added_tokens(document)
+    added = [token for token in _added_tokens(document) if rows is None or token.id < rows]
     ids = _token_ids(document, added)
     control = {token.text: token for token in added if token.is_markup}
     verbatim = [token for token in added if not token.is_markup]
@@ -80,15 +84,17 @@ def from_json(
         backend.add_tokens([_library_token(token) for token in verbatim])
     bos_id, eos_id = (_named_id(config, name, ids) for name in ("bos_token", "eos_token"))
     control_ids = {text: token.id for text, token in control.items()}
+    texts = _texts_by_id(ids)
+    ending = {*(id_ for id_ in ending_ids if id_ < (rows or len(texts))), *([] if eos_id is None else [eos_id])}
     vocabulary = Vocabulary(
-        texts=_texts_by_id(ids),
+        texts=texts,
         to_bytes=spelling.to_bytes,
         control=ControlTokens({text: _control_token(token) for text, token in control.items()}),
         verbatim=frozenset(token.id for token in added if token.is_markup or spelling.to_bytes is byte_level_bytes),
         hidden=frozenset(token.id for token in added if token.special),
         bos_id=bos_id,
         eos_id=eos_id,
-        end_of_generation_ids=end_of_generation_ids(control_ids, {*ending_ids, *([] if eos_id is None else [eos_id])}),
+        end_of_generation_ids=end_of_generation_ids(control_ids, ending),
         add_bos=bos_id is not None and _adds_bos(config, backend, bos_id),
         space_prefix=spelling.space_prefix,
         chat_template=_chat_template(config),

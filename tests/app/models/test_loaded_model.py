@@ -62,7 +62,7 @@ def test_the_digest_of_a_download_is_known(tmp_path: Path, smollm2: Path, monkey
     def never(*arguments: object) -> str:
         raise AssertionError("the file was read")
 
-    monkeypatch.setattr(loaded_model, "remembered_sha256", never)
+    monkeypatch.setattr(loaded_model, "digest_of", never)
     options = options_for(ENTRY.name, settings, monkeypatch)
     assert options.fingerprint == ENTRY.sha256
     assert options.disk is not None
