@@ -145,7 +145,11 @@ def kernels_are_compiled(checkpoint: Checkpoint, options: LoadOptions) -> bool:
 
     Raises UnsupportedTier, UnsupportedModel, UnsupportedQuantization or ModelFileError.
     """
-    layouts = _layouts_to_compile(checkpoint, options)
+    return layouts_are_compiled(_layouts_to_compile(checkpoint, options), options)
+
+
+def layouts_are_compiled(layouts: frozenset[TileFormat] | None, options: LoadOptions) -> bool:
+    """The same, of the layouts that a checkpoint needs; None: it needs no CPU kernels."""
     if layouts is None or options.code_cache is None:
         return layouts is None
     from engine.cpu import code_cache
@@ -155,7 +159,11 @@ def kernels_are_compiled(checkpoint: Checkpoint, options: LoadOptions) -> bool:
 
 def compile_kernels(checkpoint: Checkpoint, options: LoadOptions) -> None:
     """What loading would do first, for whoever wants to tell the user about it. Raises as `kernels_are_compiled`."""
-    layouts = _layouts_to_compile(checkpoint, options)
+    compile_layouts(_layouts_to_compile(checkpoint, options), options)
+
+
+def compile_layouts(layouts: frozenset[TileFormat] | None, options: LoadOptions) -> None:
+    """The same, of the layouts that a checkpoint needs; None: it needs no CPU kernels."""
     if layouts is not None:
         from engine.cpu.code_cache import load_code
 
@@ -164,7 +172,7 @@ def compile_kernels(checkpoint: Checkpoint, options: LoadOptions) -> None:
 
 def _layouts_to_compile(checkpoint: Checkpoint, options: LoadOptions) -> frozenset[TileFormat] | None:
     """Those of the checkpoint's matrices; None where other kernels will be taken."""
-    if not _wants_cpu_kernels(options):
+    if not wants_cpu_kernels(options):
         return None
     from engine.cpu.device import why_unsupported
 
@@ -174,7 +182,7 @@ def _layouts_to_compile(checkpoint: Checkpoint, options: LoadOptions) -> frozens
     return formats_of(samples)
 
 
-def _wants_cpu_kernels(options: LoadOptions) -> bool:
+def wants_cpu_kernels(options: LoadOptions) -> bool:
     return options.backend == "cpu" or (options.backend == "auto" and _has_compiler())
 
 
@@ -187,14 +195,19 @@ def _has_compiler() -> bool:
     return True
 
 
-def _device(options: LoadOptions, model: ModelConfig, path: Path, stored: Mapping[str, StoredWeight]) -> Device:
+def check_backend(options: LoadOptions) -> None:
+    """Raises UnsupportedModel where the backend that is asked for is not there."""
     if options.backend not in BACKENDS:
         raise UnsupportedModel(f"There is no kernel backend {options.backend!r}", "Use --kernels auto.")
-    if options.kv_type not in KV_TYPES:
-        raise UnsupportedModel(f"There is no KV type {options.kv_type!r}", AUTO_KV_TYPE)
     if options.backend == "cpu" and not _has_compiler():
         raise UnsupportedModel("The fast CPU kernels need numba, which is not installed", "Use --kernels auto.")
-    if _wants_cpu_kernels(options):
+
+
+def _device(options: LoadOptions, model: ModelConfig, path: Path, stored: Mapping[str, StoredWeight]) -> Device:
+    check_backend(options)
+    if options.kv_type not in KV_TYPES:
+        raise UnsupportedModel(f"There is no KV type {options.kv_type!r}", AUTO_KV_TYPE)
+    if wants_cpu_kernels(options):
         from engine.cpu.device import CpuDevice, why_unsupported
 
         problem = why_unsupported(model, matrix_samples(stored))

@@ -19,6 +19,7 @@ from engine.operations import Activation, Operations
 from engine.weights import Weights
 
 FAMILIES = {"llama": "engine.models.llama"}  # general.architecture -> module
+ENCODERS = {"bert": "engine.models.bert"}  # of those that give embeddings: see `engine.encoder_loading`
 
 
 class Model(Protocol):
@@ -64,6 +65,11 @@ def load(config: ModelConfig, weights: Weights, operations: Operations, context_
 
 
 def _family(architecture: str) -> Family:
+    if architecture in ENCODERS:
+        raise UnsupportedModel(
+            f"Models of architecture {architecture!r} give embeddings, and cannot chat",
+            "Serve it with ingle serve, and use POST /v1/embeddings; or choose a model that writes text.",
+        )
     if architecture not in FAMILIES:
         raise UnsupportedModel(
             f"Models of architecture {architecture!r} are not supported by this version",

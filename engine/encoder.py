@@ -1,0 +1,119 @@
+"""Encoders: models that read a whole text and answer with one vector, in which distance stands for meaning.
+
+An encoder is no decoder: it has no cache and no next token, so that no scheduler is needed. Texts are computed one at a
+time by each thread, so that a vector's bits depend on its own text alone. Refuses to know files, and text.
+"""
+
+import enum
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Protocol, Self
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from engine.errors import PromptTooLong
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderConfig:
+    """The shape of an encoder. Filled by the family's module from the checkpoint."""
+
+    layers: int
+    hidden: int
+    heads: int
+    mlp_hidden: int
+    vocab_size: int
+    context_length: int  # positions that it has
+    token_types: int
+    norm_epsilon: float
+
+    @property
+    def matrix_elements(self) -> int:
+        """About how many weights its matrices have."""
+        return self.layers * (4 * self.hidden + 2 * self.mlp_hidden) * self.hidden + self.vocab_size * self.hidden
+
+
+class EncoderModel(Protocol):
+    """A family's model, loaded."""
+
+    config: EncoderConfig
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """int64 [tokens], in range and no more than the context -> states float32 [tokens, hidden].
+
+        Called by several threads at a time.
+        """
+        ...
+
+
+class Pooling(enum.Enum):
+    """How the states of a text's tokens become one vector."""
+
+    MEAN = "mean"
+    CLS = "cls"  # that of the first token
+    LAST = "last"
+
+
+_POOLED: Mapping[Pooling, Callable[[Tensor], Tensor]] = {
+    Pooling.MEAN: lambda states: states.mean(0),
+    Pooling.CLS: lambda states: states[0],
+    Pooling.LAST: lambda states: states[-1],
+}
+
+
+def pooled(states: Tensor, pooling: Pooling) -> Tensor:
+    """states float32 [tokens, hidden], of one text -> float32 [hidden], of length 1."""
+    return F.normalize(_POOLED[pooling](states), dim=0)
+
+
+class Encoder:
+    """A loaded encoder with threads of its own. Safe for several callers at a time."""
+
+    def __init__(self, model: EncoderModel, pooling: Pooling, context_length: int, threads: int) -> None:
+        """`context_length` is the most tokens of a text, no more than the model has positions."""
+        self.hidden = model.config.hidden
+        self.vocab_size = model.config.vocab_size
+        self.context_length = context_length
+        self.threads = threads
+        self._model = model
+        self._pooling = pooling
+        # A thread of torch's own for each of these: where an operation is cut in two would show in its last bits.
+        self._pool = ThreadPoolExecutor(threads, "encoding", initializer=torch.set_num_threads, initargs=(1,))
+
+    def submit(self, ids: Sequence[int]) -> "Future[Tensor]":
+        """The vector of one text, float32 [hidden], when it is its turn: first come, first served.
+
+        Raises PromptTooLong; IndexError for no ids, or one that is not in the vocabulary.
+        """
+        if len(ids) > self.context_length:
+            raise PromptTooLong(
+                f"The text has {len(ids)} tokens, and the model reads {self.context_length}", "Send it in pieces."
+            )
+        if not ids or not 0 <= min(ids) <= max(ids) < self.vocab_size:
+            raise IndexError(f"a text has no token, or one that is not in the vocabulary of {self.vocab_size}")
+        return self._pool.submit(self._vector, torch.tensor(ids))
+
+    def encode(self, sequences: Sequence[Sequence[int]]) -> Tensor:
+        """The vectors of texts, float32 [texts, hidden]. Raises what `submit` raises."""
+        futures = [self.submit(ids) for ids in sequences]
+        return torch.stack([future.result() for future in futures]) if futures else torch.empty(0, self.hidden)
+
+    def _vector(self, ids: Tensor) -> Tensor:
+        with torch.inference_mode():
+            return pooled(self._model.forward(ids), self._pooling)
+
+    def close(self) -> None:
+        """Texts that are waiting are given up; returns when those under way are computed."""
+        self._pool.shutdown(cancel_futures=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

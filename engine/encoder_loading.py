@@ -1,0 +1,127 @@
+"""From an open checkpoint to a running encoder: which family, which kernels, how many threads.
+
+The counterpart of `engine.loading` for models that are no decoders. Refuses to know where the checkpoint came from.
+"""
+
+import importlib
+import logging
+from collections.abc import Mapping
+from typing import Protocol
+
+from engine.checkpoint import Checkpoint, Names, StoredWeight
+from engine.checkpoint_config import Metadata
+from engine.encoder import Encoder, EncoderConfig, EncoderModel
+from engine.encoder_pooling import read_pooling
+from engine.errors import UnsupportedModel
+from engine.loading import (
+    MOST_LOADING_THREADS,
+    SMALL_MODEL,
+    LoadOptions,
+    available_memory,
+    check_backend,
+    physical_cores,
+    wants_cpu_kernels,
+)
+from engine.models import ENCODERS
+from engine.runner import reporting_shortage
+from engine.weights import LoadProgress, Weights, matrix_samples
+from quant.cpu import tiers
+from quant.cpu.formats import GROUP, TileFormat, formats_of
+from quant.errors import UnsupportedQuantization
+from quant.linear import LinearBackend, ReferenceBackend
+
+log = logging.getLogger(__name__)
+
+
+class _Loads(Protocol):
+    """An encoder family's class `Model`."""
+
+    def load(self, config: EncoderConfig, weights: Weights, backend: LinearBackend) -> EncoderModel: ...
+
+
+class Family(Protocol):
+    """An encoder family's module."""
+
+    NAMES: Names
+    Model: _Loads
+
+    def read_config(self, metadata: Metadata) -> EncoderConfig: ...
+
+
+def is_encoder(checkpoint: Checkpoint) -> bool:
+    """Whether the checkpoint's model answers with vectors, and not with text."""
+    return checkpoint.metadata.architecture in ENCODERS
+
+
+def load_encoder(checkpoint: Checkpoint, options: LoadOptions, progress: LoadProgress | None = None) -> Encoder:
+    """The encoder for an open checkpoint for which `is_encoder` holds.
+
+    Raises UnsupportedModel, UnsupportedTier, ModelFileError or OutOfMemory; nothing stays allocated then.
+    """
+    with reporting_shortage():
+        family = _family(checkpoint)
+        config = family.read_config(checkpoint.metadata)
+        pooling = read_pooling(checkpoint.path, checkpoint.metadata)
+        stored = checkpoint.weights(family.NAMES)
+        threads = options.threads or physical_cores()
+        weights = Weights(checkpoint.path, stored, progress, min(threads, MOST_LOADING_THREADS))
+        model = family.Model.load(config, weights, _backend(checkpoint, options, config, stored))
+        weights.finish()
+    longest = min(config.context_length, pooling.most_tokens or config.context_length)
+    return Encoder(model, pooling.pooling, min(longest, options.context_length or longest), threads)
+
+
+def layouts_to_compile(checkpoint: Checkpoint, options: LoadOptions) -> frozenset[TileFormat] | None:
+    """Those of the CPU kernels that loading will need; None where it takes others.
+
+    Raises UnsupportedModel, UnsupportedQuantization or ModelFileError.
+    """
+    family = _family(checkpoint)
+    stored = checkpoint.weights(family.NAMES)
+    unfit = options.backend == "auto" and _why_unsupported(family.read_config(checkpoint.metadata), stored)
+    return None if unfit or not wants_cpu_kernels(options) else formats_of(matrix_samples(stored))
+
+
+def _family(checkpoint: Checkpoint) -> Family:
+    family: Family = importlib.import_module(ENCODERS[checkpoint.metadata.architecture])
+    return family
+
+
+def _backend(
+    checkpoint: Checkpoint, options: LoadOptions, config: EncoderConfig, stored: Mapping[str, StoredWeight]
+) -> LinearBackend:
+    """The kernels that were asked for; or the plain ones, where that leaves a choice and no others fit."""
+    check_backend(options)
+    if wants_cpu_kernels(options):
+        problem = _why_unsupported(config, stored)
+        if problem is None:
+            return _cpu_backend(options, config, stored)
+        if options.backend == "cpu":
+            raise UnsupportedModel(
+                f"The fast CPU kernels cannot run {checkpoint.path}: {problem}", "Use --kernels auto."
+            )
+        log.warning("the plain kernels are used, which are slow: %s", problem)
+    return ReferenceBackend(keep_dequantized=4 * config.matrix_elements <= available_memory() // 2)
+
+
+def _why_unsupported(config: EncoderConfig, stored: Mapping[str, StoredWeight]) -> str | None:
+    """What in a checkpoint has no CPU kernel, or None."""
+    for name, width in (("hidden size", config.hidden), ("MLP", config.mlp_hidden)):
+        if width % GROUP:
+            return f"its {name} is {width}, not a multiple of {GROUP}"
+    try:
+        formats_of(matrix_samples(stored))
+    except UnsupportedQuantization as problem:
+        return problem.message
+    return None
+
+
+def _cpu_backend(options: LoadOptions, config: EncoderConfig, stored: Mapping[str, StoredWeight]) -> LinearBackend:
+    from engine.cpu.code_cache import load_code
+    from quant.cpu.activations import Form
+    from quant.cpu.arena import Arena
+    from quant.cpu.linear import CpuBackend
+
+    load_code(options.code_cache, tiers.choose(options.cpu_tier), formats_of(matrix_samples(stored)))
+    planes = options.activation_planes or (2 if config.matrix_elements < SMALL_MODEL else 1)
+    return CpuBackend(Arena(), Form(planes))
