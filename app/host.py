@@ -11,11 +11,11 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, closing, contextmanager
 from datetime import UTC, datetime
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -30,7 +30,7 @@ from app.models.stored_model import StoredModel
 from app.progress import Progress
 
 if TYPE_CHECKING:
-    from app.chat.token_streams import TokenStreams
+    from app.models.loaded_encoder import LoadedEncoder
     from app.models.loaded_model import LoadedModel
 
 STOP_SECONDS = 1.8  # for the end of a step and for clients to read their last event; then they are cut off
@@ -49,9 +49,11 @@ def run_host(settings: Settings, progress: Progress) -> None:
     with closing(_listen(settings)) as sockets, ChatTemplateRenderer() as renderer:
         stored = pull(settings.model, settings, progress)
         renderer.start()
+        from app.models.loaded_encoder import gives_embeddings, load_encoder_model
         from app.models.loaded_model import load_model  # torch comes with it, and takes a second
 
-        model = load_model(stored, settings, progress)
+        load = load_encoder_model if gives_embeddings(stored) else load_model
+        model = load(stored, settings, progress)
         instance = _instance(stored, sockets.port)
         with recorded(instance, settings):
             asyncio.run(_serve(model, renderer, sockets, instance, settings, progress))
@@ -76,25 +78,23 @@ def _instance(stored: StoredModel, port: int) -> Instance:
 
 
 async def _serve(
-    model: "LoadedModel",
+    model: "LoadedModel | LoadedEncoder",
     renderer: ChatTemplateRenderer,
     sockets: LoopbackSockets,
     instance: Instance,
     settings: Settings,
     progress: Progress,
 ) -> None:
-    from app.chat.service import ChatService
-    from app.chat.stable_ids import StableIds
-    from app.chat.token_streams import TokenStreams
-    from app.server.application import create_application
+    from app.models.loaded_encoder import LoadedEncoder
     from app.server.request_log import requests_told_to
 
-    async with TokenStreams(model.engine) as streams:
-        service = ChatService(instance.model, model.tokenizer, streams, renderer, StableIds(settings.replies_dir))
-        application = create_application(service)
+    served = (
+        _embeddings(model, instance) if isinstance(model, LoadedEncoder) else _chat(model, renderer, instance, settings)
+    )
+    async with served as (application, work):
         server = HTTPServer(
             server_config(application),
-            streams,
+            work,
             lambda: _welcome(instance, progress),
             lambda status: _abandon(instance, settings, status),
         )
@@ -102,6 +102,34 @@ async def _serve(
         _share_interpreter()
         with requests_told_to(progress.say):
             await server.serve(sockets.sockets)
+
+
+@asynccontextmanager
+async def _chat(
+    model: "LoadedModel", renderer: ChatTemplateRenderer, instance: Instance, settings: Settings
+) -> AsyncIterator[tuple[ASGIApp, "Stoppable"]]:
+    """The application of a model that writes text, and the work that it gives to others."""
+    from app.chat.service import ChatService
+    from app.chat.stable_ids import StableIds
+    from app.chat.token_streams import TokenStreams
+    from app.server.application import create_application
+
+    async with TokenStreams(model.engine) as streams:
+        service = ChatService(instance.model, model.tokenizer, streams, renderer, StableIds(settings.replies_dir))
+        yield create_application(service), streams
+
+
+@asynccontextmanager
+async def _embeddings(model: "LoadedEncoder", instance: Instance) -> AsyncIterator[tuple[ASGIApp, "Stoppable"]]:
+    """The same of a model that gives embeddings."""
+    from app.embedding_service import EmbeddingService
+    from app.server.application import create_embedding_application
+
+    service = EmbeddingService(instance.model, model.tokenizer, model.encoder)
+    try:
+        yield create_embedding_application(service), service
+    finally:
+        await service.stop()
 
 
 def server_config(application: ASGIApp) -> uvicorn.Config:
@@ -140,8 +168,14 @@ def _abandon(instance: Instance, settings: Settings, status: int) -> None:
     os._exit(status)
 
 
+class Stoppable(Protocol):
+    """Work that requests wait for. `stop` ends it, and tells each of them so; any number of times."""
+
+    async def stop(self) -> None: ...
+
+
 class HTTPServer(uvicorn.Server):
-    """uvicorn, with the end of the streams as a part of its own end, and with signals of our own.
+    """uvicorn, with the end of what requests wait for as a part of its own end, and with signals of our own.
 
     `welcome` is called when it accepts connections; `abandon` has to end the process with the status it is given, and
     is called when the end takes too long, or a second signal comes.
@@ -150,12 +184,12 @@ class HTTPServer(uvicorn.Server):
     def __init__(
         self,
         config: uvicorn.Config,
-        streams: "TokenStreams",
+        work: Stoppable,
         welcome: Callable[[], None],
         abandon: Callable[[int], None],
     ) -> None:
         super().__init__(config)
-        self._streams = streams
+        self._work = work
         self._welcome = welcome
         self._abandon = abandon
 
@@ -180,6 +214,6 @@ class HTTPServer(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         asyncio.get_running_loop().call_later(STOP_SECONDS, self._abandon, EXIT_OK)
-        ending = asyncio.create_task(self._streams.stop())  # begins when the listening sockets are closed
+        ending = asyncio.create_task(self._work.stop())  # begins when the listening sockets are closed
         await super().shutdown(sockets)  # waits until every answer under way is told to its end
         await ending

@@ -13,11 +13,11 @@ from engine.checkpoint_config import Metadata
 from engine.encoder import Encoder, EncoderConfig, EncoderModel
 from engine.encoder_pooling import read_pooling
 from engine.errors import UnsupportedModel
+from engine.kv_budget import available_memory
 from engine.loading import (
     MOST_LOADING_THREADS,
     SMALL_MODEL,
     LoadOptions,
-    available_memory,
     check_backend,
     physical_cores,
     wants_cpu_kernels,

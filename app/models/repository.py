@@ -21,6 +21,9 @@ DESCRIPTIONS = (
     "special_tokens_map.json",
     "chat_template.jinja",
     "chat_template.json",
+    "modules.json",  # these three of models that give embeddings
+    "sentence_bert_config.json",
+    "1_Pooling/config.json",
 )
 
 # One path component that means the same under POSIX and Windows: no separator, drive, leading dot or trailing dot.

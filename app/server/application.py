@@ -1,6 +1,6 @@
 """The HTTP application: every route, what each error looks like, and the door in front. Knows no ASGI server."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Literal
 
 import msgspec
@@ -14,12 +14,15 @@ from starlette.routing import Route
 
 from app.chat.service import ChatService
 from app.chat.token_streams import TokenStreams
+from app.embedding_service import EmbeddingService
 from app.server.door import LOOPBACK_NAMES, Door
 from app.server.errors import InvalidRequest
 from app.server.metrics import Metrics
+from app.server.openai_embeddings import EmbeddingEndpoints
 from app.server.openai_endpoints import OpenAIEndpoints
 from app.server.openai_errors import error_response
 from app.server.origin import CLASS_NAMES
+from engine.request import ServiceClass
 from quant.errors import InglenookError
 
 
@@ -41,12 +44,27 @@ def create_application(service: ChatService, *, host_names: Collection[str] = ()
     async def health(request: Request) -> Response:
         return _health(service.streams)
 
+    routes = [
+        *OpenAIEndpoints(service).routes(),
+        Route("/health", health, methods=["GET"]),
+        Route("/metrics", Metrics(service).scrape, methods=["GET"]),
+    ]
+    return _application(routes, host_names)
+
+
+def create_embedding_application(service: EmbeddingService, *, host_names: Collection[str] = ()) -> Starlette:
+    """The endpoint over a model that gives embeddings; `host_names` as above."""
+
+    async def health(request: Request) -> Response:
+        return _embedding_health(service)
+
+    routes = [*EmbeddingEndpoints(service).routes(), Route("/health", health, methods=["GET"])]
+    return _application(routes, host_names)
+
+
+def _application(routes: Sequence[Route], host_names: Collection[str]) -> Starlette:
     application = Starlette(
-        routes=[
-            *OpenAIEndpoints(service).routes(),
-            Route("/health", health, methods=["GET"]),
-            Route("/metrics", Metrics(service).scrape, methods=["GET"]),
-        ],
+        routes=routes,
         middleware=[Middleware(Door, names=(*LOOPBACK_NAMES, *host_names))],
         exception_handlers={
             InglenookError: _failed,
@@ -73,6 +91,14 @@ def _health(streams: TokenStreams) -> Response:
         reason=problem,
     )
     return Response(msgspec.json.encode(body), 503 if problem else 200, media_type="application/json")
+
+
+def _embedding_health(service: EmbeddingService) -> Response:
+    """In the same shape: all requests are of one class, none has to wait for a place, and there is no cache."""
+    none = dict.fromkeys(CLASS_NAMES, 0)
+    running = {**none, ServiceClass.NORMAL.name.lower(): service.requests}
+    body = Health("ok", service.requests, 0, running, none, kv_blocks=0, kv_blocks_held=0)
+    return Response(msgspec.json.encode(body), media_type="application/json")
 
 
 async def _failed(request: Request, error: Exception) -> Response:

@@ -27,6 +27,7 @@ Penalty: TypeAlias = Annotated[float, Meta(ge=-2, le=2)]
 Alternatives: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]
 StopText: TypeAlias = Annotated[str, Meta(min_length=1, max_length=1024)]
 PromptIds: TypeAlias = Annotated[list[TokenId], Meta(min_length=1, max_length=1 << 20)]
+Prompts: TypeAlias = str | Annotated[list[str | TokenId | PromptIds], Meta(min_length=1, max_length=1 << 20)]
 
 # Fields whose value, where there is one, is a field of SamplingParams as it stands.
 _SAME_IN_SAMPLING = (
@@ -249,23 +250,14 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True):
 class CompletionRequest(GenerationRequest, kw_only=True):
     """POST /v1/completions."""
 
-    prompt: str | Annotated[list[str | TokenId | PromptIds], Meta(min_length=1, max_length=1 << 20)]
+    prompt: Prompts
     logprobs: Alternatives | None = None
     echo: bool | None = None
     suffix: str | None = None
 
     def prompts(self) -> list[str | tuple[int, ...]]:
         """The prompts, each a text or token ids. Raises InvalidRequest for a list that mixes the two."""
-        prompt = self.prompt
-        if isinstance(prompt, str):
-            return [prompt]
-        ids = [item for item in prompt if isinstance(item, int)]
-        if len(ids) == len(prompt):
-            return [tuple(ids)]
-        prompts = [item if isinstance(item, str) else tuple(item) for item in prompt if not isinstance(item, int)]
-        if len({type(item) for item in prompt}) > 1:
-            problem = "a list holds texts, token ids, or lists of token ids, and one kind only."
-            raise InvalidRequest(f"prompt: {problem}", parameter="prompt")
+        prompts = separate(self.prompt, "prompt")
         if len(prompts) * self._candidates > MAX_CHOICES:
             problem = f"{len(prompts)} prompts times n, or best_of, are more than {MAX_CHOICES} choices."
             raise InvalidRequest(f"prompt: {problem}", "Send several requests.", parameter="prompt")
@@ -287,3 +279,17 @@ class CompletionRequest(GenerationRequest, kw_only=True):
 
     def _prompt_logprobs(self) -> int | None:
         return self.logprobs if self.echo else None
+
+
+def separate(prompts: str | list[str | int | list[int]], parameter: str) -> list[str | tuple[int, ...]]:
+    """Each prompt, a text or token ids, of a field with one or several. Raises InvalidRequest where two kinds are
+    mixed."""
+    if isinstance(prompts, str):
+        return [prompts]
+    ids = [item for item in prompts if isinstance(item, int)]
+    if len(ids) == len(prompts):
+        return [tuple(ids)]
+    if len({type(item) for item in prompts}) > 1:
+        problem = "a list holds texts, token ids, or lists of token ids, and one kind only."
+        raise InvalidRequest(f"{parameter}: {problem}", parameter=parameter)
+    return [item if isinstance(item, str) else tuple(item) for item in prompts if not isinstance(item, int)]

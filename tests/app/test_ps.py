@@ -18,7 +18,8 @@ from app.cli import ingle
 from app.config import load_settings
 from app.instance import Instance, recorded
 from app.text.tokenizer import Tokenizer
-from tests.app.server.live_server import LiveServer, controlled_engine, until
+from tests.app.server.live_server import LiveServer, controlled_engine
+from tests.app.server.served_application import until
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,8 @@ from app.chat.template import ChatTemplateRenderer
 from app.chat.token_streams import TokenStreams
 from app.text.tokenizer import Tokenizer
 from engine.request import BeamParams, FinishReason, Origin, SamplingParams, ServiceClass
-from tests.app.server.live_server import HANGING_SECONDS, Clock, controlled_engine
+from tests.app.server.live_server import Clock, controlled_engine
+from tests.app.server.served_application import HANGING_SECONDS
 from tests.hash_model import VOCABULARY, expected_output, hash_engine
 
 PROMPT = tuple(range(1000, 1040))

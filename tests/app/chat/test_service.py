@@ -18,7 +18,8 @@ from app.chat.token_streams import TokenStreams
 from app.text.tokenizer import Tokenizer
 from engine.errors import EngineError, InvalidSampling, PromptTooLong
 from engine.request import FinishReason, Origin, SamplingParams, ServiceClass
-from tests.app.server.live_server import HANGING_SECONDS, controlled_engine
+from tests.app.server.live_server import controlled_engine
+from tests.app.server.served_application import HANGING_SECONDS
 from tests.hash_model import VOCABULARY, expected_output, hash_engine
 
 PROMPT = tuple(range(1000, 1040))

@@ -8,7 +8,8 @@ import pytest
 from app.chat.token_streams import MOST_AT_ONCE, TokenStream, TokenStreams
 from engine.errors import PromptTooLong
 from engine.request import FinishReason, Request, RequestStatus, SamplingParams, TokenEvent
-from tests.app.server.live_server import HANGING_SECONDS, controlled_engine
+from tests.app.server.live_server import controlled_engine
+from tests.app.server.served_application import HANGING_SECONDS
 from tests.hash_model import VOCABULARY, expected_output, hash_engine
 
 PROMPT = tuple(range(1000, 1040))

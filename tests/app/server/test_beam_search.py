@@ -12,7 +12,8 @@ from app.chat.messages import Message
 from app.chat.template import ChatTemplateRenderer
 from app.text.tokenizer import Tokenizer
 from engine.request import BeamParams, FinishReason, SamplingParams
-from tests.app.server.live_server import HANGING_SECONDS, LiveServer, controlled_engine, until
+from tests.app.server.live_server import LiveServer, controlled_engine
+from tests.app.server.served_application import HANGING_SECONDS, until
 from tests.app.server.test_disconnects import hang_up, send
 from tests.hash_model import Seen, most_likely
 from tests.plain_search import plain_search

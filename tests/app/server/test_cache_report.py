@@ -22,7 +22,8 @@ from app.instance import Instance
 from app.server import request_log
 from app.text.tokenizer import Tokenizer
 from engine.request import BeamParams, CacheUse, Request, SamplingParams
-from tests.app.server.live_server import ControlledRunner, LiveServer, controlled_engine, until
+from tests.app.server.live_server import ControlledRunner, LiveServer, controlled_engine
+from tests.app.server.served_application import until
 from tests.app.server.test_bad_requests import CHAT, COMPLETION
 from tests.app.server.test_metrics import figure, scraped
 from tests.hash_model import expected_output

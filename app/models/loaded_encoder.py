@@ -1,0 +1,76 @@
+"""A model ready to give embeddings: the encoder and the vocabulary that one file or folder holds.
+
+The counterpart of `app.models.loaded_model` for models that write no text; importing it loads torch.
+"""
+
+from dataclasses import dataclass
+
+from app.apart import run_apart
+from app.config import Settings
+from app.errors import UnsupportedTokenizer
+from app.models.stored_model import StoredModel
+from app.progress import Progress
+from app.text import wordpiece
+from app.text.wordpiece import EncoderTokenizer
+from engine.checkpoint import Checkpoint
+from engine.encoder import Encoder
+from engine.encoder_loading import is_encoder, layouts_to_compile, load_encoder
+from engine.errors import UnsupportedModel
+from engine.loading import LoadOptions, compile_layouts, layouts_are_compiled, open_checkpoint
+from quant.checkpoint_files import read_bytes
+
+VOCABULARY = "tokenizer.json"
+
+
+@dataclass(frozen=True)
+class LoadedEncoder:
+    """Everything that embeddings need of one model."""
+
+    name: str
+    encoder: Encoder
+    tokenizer: EncoderTokenizer
+
+
+def gives_embeddings(stored: StoredModel) -> bool:
+    """Whether a model answers with vectors, and not with text. Raises ModelFileError, UnsupportedModel or
+    UnsupportedQuantization."""
+    with open_checkpoint(stored.path) as checkpoint:
+        return is_encoder(checkpoint)
+
+
+def load_encoder_model(stored: StoredModel, settings: Settings, progress: Progress) -> LoadedEncoder:
+    """Read the files of a stored model for which `gives_embeddings` holds.
+
+    Raises ModelFileError, UnsupportedModel, UnsupportedTier, UnsupportedTokenizer, or OSError.
+    """
+    options = LoadOptions(
+        backend=settings.kernels,
+        context_length=settings.context,
+        threads=settings.threads,
+        activation_planes=settings.activation_planes,
+        cpu_tier=settings.cpu_tier,
+        code_cache=settings.cache_dir,
+    )
+    with open_checkpoint(stored.path) as checkpoint:
+        layouts = layouts_to_compile(checkpoint, options)
+        if not layouts_are_compiled(layouts, options):
+            with progress.task("Preparing the CPU engine, once on this machine", None):
+                run_apart(lambda: compile_layouts(layouts, options))
+        tokenizer = _tokenizer(checkpoint)
+        with progress.task(f"Loading {stored.name}", stored.size) as report:
+            encoder = load_encoder(checkpoint, options, lambda done, _total: report(done))
+    if tokenizer.vocab_size > encoder.vocab_size:
+        raise UnsupportedModel(
+            f"{stored.path} names {tokenizer.vocab_size} tokens, and its model knows {encoder.vocab_size}",
+            "Try another copy of this model.",
+        )
+    return LoadedEncoder(stored.name, encoder, tokenizer)
+
+
+def _tokenizer(checkpoint: Checkpoint) -> EncoderTokenizer:
+    if not checkpoint.metadata.is_config:
+        return wordpiece.from_gguf(checkpoint.metadata.values)
+    vocabulary = read_bytes(checkpoint.path, VOCABULARY)
+    if vocabulary is None:
+        raise UnsupportedTokenizer(f"{checkpoint.path} has no {VOCABULARY}", "Pull the model again.")
+    return wordpiece.from_json(vocabulary)

@@ -1,0 +1,71 @@
+"""Any ASGI application under a real server on a free port, with its own event loop in its own thread."""
+
+import asyncio
+import socket
+import threading
+import time
+from collections.abc import Callable, Coroutine
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from app.host import server_config
+
+T = TypeVar("T")
+
+# So that what hangs fails. Nothing here measures time.
+HANGING_SECONDS = 120.0
+
+
+class ServedApplication:
+    """Serves while it is entered."""
+
+    def __init__(self, application: ASGIApp) -> None:
+        self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+        self._socket.bind(("127.0.0.1", 0))
+        self.port: int = self._socket.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        config = server_config(application)
+        config.timeout_graceful_shutdown = 10
+        self._server = uvicorn.Server(config)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._main()), name="server")
+
+    async def _main(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        await self._server.serve([self._socket])
+
+    def call(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result of `work` on the server's loop."""
+        assert self._loop is not None
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(HANGING_SECONDS)
+
+    def tasks(self) -> int:
+        """How many tasks the server's loop has."""
+
+        async def count() -> int:
+            return len(asyncio.all_tasks()) - 1
+
+        return self.call(count())
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        until(lambda: self._server.started)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._server.should_exit = True
+        self._thread.join()
+        self._socket.close()
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Return once it holds; fail when it never does."""
+    deadline = time.monotonic() + HANGING_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, "it never came true"
+        time.sleep(0.005)

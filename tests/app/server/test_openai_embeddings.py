@@ -1,0 +1,263 @@
+"""Embeddings through the real openai client, against an embedder whose vectors are exactly known."""
+
+import base64
+import json
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import numpy as np
+import openai
+import pytest
+import torch
+from openai.types import CreateEmbeddingResponse
+from torch import Tensor
+from torch.nn import functional as F
+
+from app.embedding_service import EmbeddingService
+from app.server.application import create_embedding_application
+from app.server.openai_embeddings import EMBEDDINGS, GENERATING, MAX_INPUTS
+from app.server.request_body import MAX_BODY_BYTES
+from app.text.wordpiece import from_json
+from tests.app.server.live_server import LiveServer
+from tests.app.server.served_application import HANGING_SECONDS, ServedApplication, until
+from tests.app.text.small_wordpiece import TOKENS, document, ids
+
+HIDDEN, CONTEXT, THREADS = 6, 12, 2
+URL = "http://ingle.test"
+
+
+def vector(sequence: Sequence[int]) -> Tensor:
+    """A vector of length 1 that no other sequence has."""
+    random = torch.Generator().manual_seed(hash(tuple(sequence)) % 2**63)
+    return F.normalize(torch.randn(HIDDEN, generator=random), dim=0)
+
+
+class DigestEmbedder:
+    """Knows the vector of every sequence; it can be held back."""
+
+    hidden, vocab_size, context_length, threads = HIDDEN, len(TOKENS), CONTEXT, THREADS
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(THREADS)
+        self._allowed: threading.Semaphore | None = None
+        self.computed: list[tuple[int, ...]] = []
+        self.submitted = 0
+
+    def submit(self, sequence: Sequence[int]) -> "Future[Tensor]":
+        self.submitted += 1
+        return self._pool.submit(self._compute, tuple(sequence))
+
+    def _compute(self, sequence: tuple[int, ...]) -> Tensor:
+        if self._allowed is not None:
+            self._allowed.acquire()
+        self.computed.append(sequence)
+        return vector(sequence)
+
+    @contextmanager
+    def held(self) -> Iterator[threading.Semaphore]:
+        """Each vector waits for one release, while the body runs."""
+        self._allowed = allowed = threading.Semaphore(0)
+        try:
+            yield allowed
+        finally:
+            self._allowed = None
+            allowed.release(10_000)
+
+    def close(self) -> None:
+        self._pool.shutdown(cancel_futures=True)
+
+
+class EmbeddingServer(ServedApplication):
+    """Serves a `DigestEmbedder` while it is entered."""
+
+    def __init__(self) -> None:
+        self.embedder = DigestEmbedder()
+        self.service = EmbeddingService("digest", from_json(document()), self.embedder)
+        super().__init__(create_embedding_application(self.service, host_names=["ingle.test"]))
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[EmbeddingServer]:
+    with EmbeddingServer() as server:
+        yield server
+
+
+def ask(server: EmbeddingServer, **asked: Any) -> CreateEmbeddingResponse:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as api:
+        reply: CreateEmbeddingResponse = api.embeddings.create(model="digest", **asked)
+    return reply
+
+
+def refused(server: EmbeddingServer, body: dict[str, Any] | str, path: str = EMBEDDINGS) -> dict[str, Any]:
+    content = body if isinstance(body, str) else json.dumps(body)
+    headers = {"Content-Type": "application/json"}
+    answer = httpx.post(f"{server.url}{path}", content=content, headers=headers, trust_env=False, timeout=60)
+    error: dict[str, Any] = answer.json()["error"]
+    assert answer.status_code == (404 if error["code"] == "model_not_found" else 400)
+    assert error["type"] == "invalid_request_error"
+    return error
+
+
+def assert_vectors(reply: CreateEmbeddingResponse, sequences: Sequence[Sequence[int]]) -> None:
+    assert [one.index for one in reply.data] == list(range(len(sequences)))
+    for one, sequence in zip(reply.data, sequences, strict=True):
+        assert np.array_equal(np.asarray(one.embedding, np.float32), vector(sequence).numpy())
+
+
+SEVERAL: dict[str, tuple[Any, list[tuple[int, ...]]]] = {
+    "a text": ("Hello worlds!", [ids("hello", "wor", "##ld", "##s", "!")]),
+    "texts": (["Hello", "a", "Hello"], [ids("hello"), ids("a"), ids("hello")]),
+    "ids": ([2, 4, 3], [(2, 4, 3)]),
+    "lists of ids": ([[2, 4, 3], [4]], [(2, 4, 3), (4,)]),
+}
+
+
+@pytest.mark.parametrize("encoding", ["float", "base64", None])
+@pytest.mark.parametrize("kind", SEVERAL)
+def test_each_input_has_its_vector(server: EmbeddingServer, kind: str, encoding: str | None) -> None:
+    given, sequences = SEVERAL[kind]
+    reply = ask(server, input=given, **({} if encoding is None else {"encoding_format": encoding}))
+    if encoding == "base64":  # the client leaves alone what it was asked for by name
+        for one in reply.data:
+            raw: Any = one.embedding
+            one.embedding = np.frombuffer(base64.b64decode(raw), "<f4").tolist()
+    assert_vectors(reply, sequences)
+    assert reply.usage.prompt_tokens == reply.usage.total_tokens == sum(map(len, sequences))
+    assert (reply.model, reply.object) == ("digest", "list")
+
+
+def test_fewer_dimensions_are_the_first_ones_at_length_one(server: EmbeddingServer) -> None:
+    [whole], [short] = (ask(server, input="a", **more).data for more in ({}, {"dimensions": 4}))
+    expected = F.normalize(torch.tensor(whole.embedding[:4]), dim=0)
+    assert np.allclose(short.embedding, expected.numpy(), atol=1e-7)
+    assert len(ask(server, input="a", dimensions=HIDDEN).data[0].embedding) == HIDDEN
+
+
+def test_what_is_too_long_is_cut_where_the_request_asks(server: EmbeddingServer) -> None:
+    text, given = "hello " * 30, [4] * 30
+    assert refused(server, {"model": "digest", "input": ["a", text]}) == {
+        "message": "input[1]: its 32 tokens are more than the 12 that the model reads. Send it in pieces, or have it "
+        "cut with truncate_prompt_tokens: -1.",
+        "type": "invalid_request_error",
+        "param": "input[1]",
+        "code": "context_length_exceeded",
+    }
+    cut = ask(server, input=text, extra_body={"truncate_prompt_tokens": -1})
+    assert_vectors(cut, [ids(*["hello"] * (CONTEXT - 2))])
+    assert_vectors(ask(server, input=text, extra_body={"truncate_prompt_tokens": 4}), [ids("hello", "hello")])
+    assert_vectors(ask(server, input=[given], extra_body={"truncate_prompt_tokens": 5}), [(4,) * 5])
+
+
+BAD = {
+    "model": ("null", "1", '"gpt-5"'),
+    "input": ("null", "1", "{}", "[]", "[[]]", '["a", 1]', '[1, "a"]', "[[1], 1]", "[true]", "[1.5]", "[[-1]]", "[-1]"),
+    "encoding_format": ("1", '"int8"', "[]"),
+    "dimensions": ("0", "-1", "1.5", '"4"', "7", str(2**31)),
+    "user": ("1",),
+    "truncate_prompt_tokens": ("-2", "1.5", '"1"', str(2**31)),
+}
+CASES = [(field, value) for field, values in BAD.items() for value in values]
+
+
+@pytest.mark.parametrize(("field", "value"), CASES)
+def test_a_bad_field_is_refused_by_name(server: EmbeddingServer, field: str, value: str) -> None:
+    body = {"model": '"digest"', "input": '"a"', field: value}
+    error = refused(server, "{" + ", ".join(f'"{name}": {text}' for name, text in body.items()) + "}")
+    assert error["param"].startswith(field)
+
+
+@pytest.mark.parametrize(
+    ("given", "param"),
+    [
+        ("", "input[0]"),
+        (["a", ""], "input[1]"),
+        ([len(TOKENS)], "input[0]"),
+        ([[1], [1, len(TOKENS)]], "input[1]"),
+        ([1] * (CONTEXT + 1), "input[0]"),
+        (["a"] * (MAX_INPUTS + 1), "input"),
+    ],
+)
+def test_an_input_that_cannot_be_read_is_named(server: EmbeddingServer, given: Any, param: str) -> None:
+    assert refused(server, {"model": "digest", "input": given})["param"] == param
+
+
+def test_nothing_left_of_ids_is_refused(server: EmbeddingServer) -> None:
+    error = refused(server, {"model": "digest", "input": [1], "truncate_prompt_tokens": 0})
+    assert error["param"] == "input[0]"
+
+
+def test_a_body_that_is_too_long_is_refused(server: EmbeddingServer) -> None:
+    content = b'{"model": "digest", "input": "' + b"a" * MAX_BODY_BYTES + b'"}'
+    headers = {"Content-Type": "application/json"}
+    answer = httpx.post(f"{server.url}{EMBEDDINGS}", content=content, headers=headers, trust_env=False, timeout=60)
+    assert answer.status_code == 413
+
+
+@pytest.mark.parametrize("path", GENERATING)
+def test_an_embedding_model_says_that_it_writes_no_text(server: EmbeddingServer, path: str) -> None:
+    error = refused(server, {"model": "digest", "messages": [{"role": "user", "content": "Hi"}]}, path)
+    assert "gives embeddings, and writes no text" in error["message"]
+    assert f"POST {EMBEDDINGS}" in error["message"]
+
+
+def test_a_model_that_writes_text_says_that_it_has_no_embeddings(hash_server: LiveServer) -> None:
+    with (
+        openai.OpenAI(base_url=f"{hash_server.url}/v1", api_key="none", max_retries=0) as api,
+        pytest.raises(openai.BadRequestError, match=r"writes text, and has no embeddings.*ingle serve --model"),
+    ):
+        api.embeddings.create(model="hash", input="a")
+
+
+def test_the_model_is_listed(server: EmbeddingServer) -> None:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none") as api:
+        [model] = api.models.list().data
+        assert api.models.retrieve("digest").id == model.id == "digest"
+
+
+def test_a_long_request_lets_a_short_one_in_between(server: EmbeddingServer) -> None:
+    texts = [[2, place % 10, 3] for place in range(40)]
+    with server.embedder.held() as allowed, ThreadPoolExecutor(2) as clients:
+        before, submitted = len(server.embedder.computed), server.embedder.submitted
+        long = clients.submit(ask, server, input=texts)
+        until(lambda: server.embedder.submitted == submitted + THREADS)
+        short = clients.submit(ask, server, input=[[5, 5, 5]])
+        until(lambda: server.embedder.submitted == submitted + THREADS + 1)
+        allowed.release(THREADS + 1)
+        assert_vectors(short.result(HANGING_SECONDS), [(5, 5, 5)])
+        assert (5, 5, 5) in server.embedder.computed[before : before + 2 * THREADS + 1]
+        assert not long.done()
+        health = httpx.get(f"{server.url}/health", trust_env=False).json()
+        assert (health["status"], health["running"], health["running_by_class"]["normal"]) == ("ok", 1, 1)
+        allowed.release(1000)
+        assert_vectors(long.result(HANGING_SECONDS), [tuple(text) for text in texts])
+    assert server.service.requests == 0
+
+
+def test_a_client_that_leaves_ends_its_request(server: EmbeddingServer) -> None:
+    with server.embedder.held() as allowed:
+        before, submitted = len(server.embedder.computed), server.embedder.submitted
+        body = {"model": "digest", "input": [[2, place % 10, 3] for place in range(40)]}
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(f"{server.url}{EMBEDDINGS}", json=body, trust_env=False, timeout=0.5)
+        until(lambda: server.service.requests == 0)
+        allowed.release(1000)
+    assert server.embedder.submitted == submitted + THREADS
+    until(lambda: len(server.embedder.computed) == before + THREADS)
+
+
+def test_who_waits_when_the_server_stops_is_told() -> None:
+    with EmbeddingServer() as server, server.embedder.held() as allowed, ThreadPoolExecutor(2) as clients:
+        asking = clients.submit(ask, server, input=[[place % 10] for place in range(40)])
+        until(lambda: server.embedder.submitted == THREADS)
+        stopping = clients.submit(server.call, server.service.stop())
+        until(lambda: server.service._stopping)
+        allowed.release(1000)
+        stopping.result(HANGING_SECONDS)
+        with pytest.raises(openai.InternalServerError, match="being stopped"):
+            asking.result(HANGING_SECONDS)
+        with pytest.raises(openai.InternalServerError, match="being stopped"):
+            ask(server, input="a")
