@@ -15,11 +15,12 @@ from engine.config import BLOCK_SIZE, GroupConfig, Preemption, Restore
 from engine.core import Engine
 from engine.disk.quota import Quota
 from engine.disk.store import DiskBlock, DiskStore
+from engine.mover import Reading
 from engine.request import PROGRAM, Origin, Request, SamplingParams, ServiceClass, TokenEvent
 from engine.thread import EngineThread
 from tests.app.server.live_server import Clock
 from tests.engine.hash_run import Run
-from tests.hash_model import HashRunner, HashTicket, LateMover, block_bytes, hash_engine
+from tests.hash_model import HashRunner, HashTicket, LateMover, LateTicket, block_bytes, hash_engine
 
 FULL = (GroupConfig(),)
 KINDS = {
@@ -100,6 +101,39 @@ def test_files_go_on_where_the_device_ends(new_store: NewStore) -> None:
     answer(run, tuple(range(100)))
     longer = answer(run, tuple(range(300)))
     assert (longer.cache.device, longer.cache.disk) == (96, full_blocks(299) - 96)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_others_go_on_while_files_are_read(new_store: NewStore, monkeypatch: pytest.MonkeyPatch, depth: int) -> None:
+    """A token a step, and nobody waits for the reading; who reads joins them when it has ended."""
+    known = answer(new_run(new_store())[0], tuple(range(300)))
+    run, _ = new_run(new_store(), depth=depth)
+    mover = run.engine._scheduler._memory.transfers.mover
+    assert isinstance(mover, LateMover)
+    begin, tickets = mover.read, list[LateTicket]()
+
+    def held(readings: Sequence[Reading]) -> LateTicket:
+        tickets.append(begin(readings))
+        tickets[-1].looks = 10**9
+        return tickets[-1]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(mover, "read", held)
+        patch.setattr(mover, "wait", lambda: pytest.fail("there is something to compute"))
+        reader = run.submit(known.prompt_ids, ignore_eos=True, max_tokens=5)
+        other = run.submit(tuple(range(500, 520)), ignore_eos=True, max_tokens=100)
+        run.step()
+        for count in range(1, 60):
+            assert (len(run.outputs[other.id]), len(run.outputs[reader.id])) == (count, 0)
+            run.step()
+        [ticket] = tickets
+        ticket.looks = 0
+        while reader.id not in run.finished:
+            run.step()
+    assert other.id not in run.finished
+    run.run_out()
+    run.check()
+    assert reader.cache.disk == full_blocks(299)
 
 
 def test_what_was_read_is_not_written_again(
