@@ -17,6 +17,7 @@ import platformdirs
 
 from app.errors import InvalidSetting
 from engine.config import TARGET_LATENCY, Preemption
+from engine.private_folder import private_folder as private_folder  # noqa: PLC0414 - the application takes it from here
 from quant.cpu.tiers import CHOICES
 
 APP_NAME = "inglenook"
@@ -336,14 +337,6 @@ def _read_config(path: Path) -> Mapping[str, object]:
             hint = f"Did you mean {near[0]}?" if near else f"The settings are: {', '.join(SETTINGS)}."
             raise InvalidSetting(f"{path}: no such setting: {key}", hint)
     return content
-
-
-def private_folder(path: Path) -> Path:
-    """Create `path` and its missing parents, readable by this user alone. Raises OSError."""
-    for folder in (*reversed(path.parents), path):
-        if not folder.exists():
-            folder.mkdir(mode=0o700, exist_ok=True)
-    return path
 
 
 def child_environment(**overrides: str) -> dict[str, str]:

@@ -20,6 +20,7 @@ from pathlib import Path
 from engine.config import BLOCK_SIZE
 from engine.disk.quota import KeptFile, automatic_limit, kept_files
 from engine.disk.run_file import SUFFIX, UNFINISHED, BadRun, opened, read_head, verify
+from engine.private_folder import private_folder
 
 ABOUT = "about.json"
 LEAST_PREFIX = 4  # characters of a fingerprint that stand for it
@@ -76,8 +77,7 @@ def model_folder(root: Path, fingerprint: bytes, about: About) -> Path:
     """
     folder = root / fingerprint.hex()[:_NAME_DIGITS]
     with contextlib.suppress(OSError):
-        for place in (root, folder):
-            _make_private(place)
+        private_folder(folder)
         before = _read_about(folder)
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         about = replace(about, made=before.made or now)
@@ -190,12 +190,6 @@ def _write_about(folder: Path, about: About) -> None:
         os.replace(unfinished, folder / ABOUT)
     finally:
         unfinished.unlink(missing_ok=True)
-
-
-def _make_private(folder: Path) -> None:
-    with contextlib.suppress(FileExistsError):
-        folder.parent.mkdir(0o700, parents=True, exist_ok=True)
-        folder.mkdir(0o700)
 
 
 def _folders(parent: Path, name: re.Pattern[str]) -> Iterator[Path]:

@@ -37,6 +37,7 @@ from engine.disk.run_file import (
     read_head,
 )
 from engine.errors import EngineError
+from engine.private_folder import private_folder
 
 log = logging.getLogger(__name__)
 
@@ -253,10 +254,7 @@ class DiskStore:
 
     def _new_run(self, group: int, first_key: BlockKey) -> _OwnRun:
         stem = _stem(group, first_key)
-        bucket = self.folder / stem[:2]
-        for folder in (self.folder.parent, self.folder, bucket):
-            _make_private(folder)
-        path = bucket / f"{stem}-{secrets.token_hex(4)}{SUFFIX}"
+        path = private_folder(self.folder / stem[:2]) / f"{stem}-{secrets.token_hex(4)}{SUFFIX}"
         header = RunHeader(self._fingerprint, group, self._block_bytes[group], first_key, secrets.token_bytes(16))
         create(path, header)
         return _OwnRun(path, header)
@@ -315,15 +313,6 @@ class DiskStore:
 
 def _stem(group: int, first_key: BlockKey) -> str:
     return f"{first_key[:16].hex()}-{group}"
-
-
-def _make_private(folder: Path) -> None:
-    """Create a folder and its missing parents for its user alone, whatever the umask. Raises OSError."""
-    for place in (*reversed(folder.parents), folder):
-        if not place.exists():
-            with contextlib.suppress(FileExistsError):
-                place.mkdir(0o700)
-                place.chmod(0o700)
 
 
 def _of_one_file(blocks: Sequence[DiskBlock]) -> Iterator[tuple[int, int]]:

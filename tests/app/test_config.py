@@ -1,12 +1,11 @@
 """Settings: precedence, origins, and what is said about values that make no sense."""
 
 import re
-import stat
 from pathlib import Path
 
 import pytest
 
-from app.config import SETTINGS, Settings, config_file, load_settings, private_folder
+from app.config import SETTINGS, Settings, config_file, load_settings
 from app.errors import InvalidSetting
 
 
@@ -195,8 +194,3 @@ def test_an_unknown_flag_is_a_mistake_of_ours() -> None:
 def test_every_setting_says_what_it_means() -> None:
     assert all(setting.meaning.endswith(".") for setting in SETTINGS.values())
     assert {*SETTINGS, "origins"} == set(Settings.__dataclass_fields__)
-
-
-def test_private_folders_belong_to_the_user_alone(tmp_path: Path) -> None:
-    folder = private_folder(tmp_path / "a" / "b")
-    assert [stat.S_IMODE(place.stat().st_mode) for place in (folder, folder.parent)] == [0o700, 0o700]
