@@ -13,11 +13,12 @@ import re
 import shutil
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from engine.config import BLOCK_SIZE
+from engine.disk import layout
 from engine.disk.quota import KeptFile, automatic_limit, kept_files
 from engine.disk.run_file import SUFFIX, UNFINISHED, BadRun, opened, read_head, verify
 from engine.private_folder import private_folder
@@ -88,7 +89,7 @@ def model_folder(root: Path, fingerprint: bytes, about: About) -> Path:
 
 def kept_models(root: Path) -> list[KeptModel]:
     """All models of which something is kept, the last used first. Reads the head of every file."""
-    models = [_kept_model(folder) for folder in _folders(root, _FOLDER_NAME)]
+    models = [_kept_model(folder) for folder in layout.folders(root, _FOLDER_NAME)]
     return sorted((model for model in models if model.files), key=lambda model: model.used, reverse=True)
 
 
@@ -122,8 +123,8 @@ def problem_of(path: Path) -> str:
 def clear(folder: Path) -> Clearing:
     """Delete all blocks of a sub-folder. What it is about stays: a process that runs may go on writing there."""
     done = Clearing()
-    for bucket in _folders(folder, _BUCKET_NAME):
-        for entry in _entries(bucket):
+    for bucket in layout.folders(folder, _BUCKET_NAME):
+        for entry in layout.entries(bucket):
             if entry.name.endswith((SUFFIX, UNFINISHED)):
                 done += delete(Path(entry.path))
         with contextlib.suppress(OSError):
@@ -146,8 +147,8 @@ def delete(path: Path) -> Clearing:
 def _kept_model(folder: Path) -> KeptModel:
     files, size, used = 0, 0, 0
     blocks: Counter[int] = Counter()  # by KV group
-    for bucket in _folders(folder, _BUCKET_NAME):
-        for entry in _entries(bucket):
+    for bucket in layout.folders(folder, _BUCKET_NAME):
+        for entry in layout.entries(bucket):
             if entry.name.endswith(SUFFIX):
                 with contextlib.suppress(OSError):
                     status = entry.stat(follow_symlinks=False)
@@ -168,8 +169,9 @@ def _misplaced(path: Path) -> str:
         return str(problem)
     if header.fingerprint.hex()[:_NAME_DIGITS] != path.parent.parent.name:
         return "it is of another model"
-    stem = f"{header.first_key[:16].hex()}-{header.group}-"
-    return "" if path.name.startswith(stem) and path.parent.name == stem[:2] else "it is of another segment"
+    stem = layout.stem(header.group, header.first_key)
+    is_right = layout.stem_of(path.name) == stem and path.parent.name == layout.bucket(stem)
+    return "" if is_right else "it is of another segment"
 
 
 def _read_about(folder: Path) -> About:
@@ -190,15 +192,3 @@ def _write_about(folder: Path, about: About) -> None:
         os.replace(unfinished, folder / ABOUT)
     finally:
         unfinished.unlink(missing_ok=True)
-
-
-def _folders(parent: Path, name: re.Pattern[str]) -> Iterator[Path]:
-    for entry in _entries(parent):
-        if name.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False):
-            yield Path(entry.path)
-
-
-def _entries(folder: Path) -> list["os.DirEntry[str]"]:
-    with contextlib.suppress(OSError), os.scandir(folder) as entries:
-        return list(entries)
-    return []

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from engine.disk import layout
 from engine.disk.run_file import SUFFIX, UNFINISHED
 
 GIB = 1 << 30
@@ -93,12 +94,6 @@ class Quota:
 
 
 def _files(root: Path, suffix: str) -> Iterator[Path]:
-    for model in _folders(root):
-        for bucket in _folders(model):
-            with contextlib.suppress(OSError):
-                yield from (bucket / name for name in os.listdir(bucket) if name.endswith(suffix))
-
-
-def _folders(parent: Path) -> Iterator[Path]:
-    with contextlib.suppress(OSError), os.scandir(parent) as entries:
-        yield from [Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False)]
+    for model in layout.folders(root):
+        for bucket in layout.folders(model):
+            yield from (Path(entry.path) for entry in layout.entries(bucket) if entry.name.endswith(suffix))

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from engine.blocks import BlockKey
+from engine.disk import layout
 from engine.disk.quota import Quota
 from engine.disk.run_file import (
     RUN_BLOCKS,
@@ -127,8 +128,8 @@ class DiskStore:
         return [path for path in self._all_paths(group, first_key) if self._clock() >= self._bad.get(path, 0.0)]
 
     def _all_paths(self, group: int, first_key: BlockKey) -> list[Path]:
-        stem = _stem(group, first_key)
-        bucket = stem[:2]
+        stem = layout.stem(group, first_key)
+        bucket = layout.bucket(stem)
         try:
             changed = os.stat(self.folder / bucket).st_mtime_ns
             listing = self._listings.get(bucket)
@@ -142,7 +143,7 @@ class DiskStore:
         listing = _Listing(changed if time.time_ns() - changed > _SETTLED else 0)
         for name in sorted(os.listdir(self.folder / bucket)):
             if name.endswith(SUFFIX):
-                listing.names.setdefault(name.rpartition("-")[0], []).append(name)
+                listing.names.setdefault(layout.stem_of(name), []).append(name)
         return listing
 
     def _head(self, path: Path, group: int, first_key: BlockKey) -> Head | None:
@@ -253,8 +254,8 @@ class DiskStore:
         return run
 
     def _new_run(self, group: int, first_key: BlockKey) -> _OwnRun:
-        stem = _stem(group, first_key)
-        path = private_folder(self.folder / stem[:2]) / f"{stem}-{secrets.token_hex(4)}{SUFFIX}"
+        stem = layout.stem(group, first_key)
+        path = private_folder(self.folder / layout.bucket(stem)) / f"{stem}-{secrets.token_hex(4)}{SUFFIX}"
         header = RunHeader(self._fingerprint, group, self._block_bytes[group], first_key, secrets.token_bytes(16))
         create(path, header)
         return _OwnRun(path, header)
@@ -309,10 +310,6 @@ class DiskStore:
                             path.unlink()
                             deleted += 1
         return deleted
-
-
-def _stem(group: int, first_key: BlockKey) -> str:
-    return f"{first_key[:16].hex()}-{group}"
 
 
 def _of_one_file(blocks: Sequence[DiskBlock]) -> Iterator[tuple[int, int]]:
