@@ -213,6 +213,13 @@ class Settings:
             "Instructions that the CPU kernels are made of: the fastest this processor has, or those named.",
         )
     )
+    quantize: str = field(
+        metadata=_read_by(
+            _one_of("none", "fp8", "int4", "nf4"),
+            "none",
+            "What the layers of a 16- or 32-bit model are quantized to while it loads.",
+        )
+    )
     kv_type: str = field(
         metadata=_read_by(
             _one_of("auto", "f16", "int8"),

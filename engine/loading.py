@@ -29,6 +29,7 @@ from engine.errors import UnsupportedModel
 from engine.gguf_checkpoint import GGUFCheckpoint
 from engine.kv_budget import MAX_RUNNING, KVBudget, available_memory
 from engine.kv_cache import KVCache
+from engine.quantizing import QuantizedCheckpoint
 from engine.reference import ReferenceDevice
 from engine.runner import ModelRunner, Ticket, reporting_shortage
 from engine.safetensors_checkpoint import FolderCheckpoint
@@ -74,12 +75,13 @@ class LoadOptions:
     code_cache: Path | None = None  # where compiled kernels are kept; None: compile for this process alone
 
 
-def open_checkpoint(path: Path) -> Checkpoint:
-    """A GGUF file, or a folder with a config.json and safetensors files.
+def open_checkpoint(path: Path, quantize: str | None = None) -> Checkpoint:
+    """A GGUF file, or a folder with a config.json and safetensors files; quantized while it loads, by one of METHODS.
 
     Raises ModelFileError, UnsupportedModel or UnsupportedQuantization.
     """
-    return FolderCheckpoint(path) if path.is_dir() else GGUFCheckpoint(path)
+    checkpoint: Checkpoint = FolderCheckpoint(path) if path.is_dir() else GGUFCheckpoint(path)
+    return QuantizedCheckpoint(checkpoint, quantize) if quantize else checkpoint
 
 
 def load_engine(checkpoint: Checkpoint, options: LoadOptions, progress: LoadProgress | None = None) -> ModelEngine:
@@ -95,7 +97,7 @@ def _load_engine(checkpoint: Checkpoint, options: LoadOptions, progress: LoadPro
     model = models.read_config(checkpoint.metadata)
     stored = models.stored_weights(checkpoint)
     device = _device(options, model, checkpoint.path, stored)
-    config = _resolve(model, device, options, options.fingerprint or checkpoint.digest)
+    config = _resolve(model, device, options, (options.fingerprint, checkpoint.digest))
     weights = Weights(checkpoint.path, stored, progress, min(device.threads, MOST_LOADING_THREADS))
     loaded = device.load(model, weights, config)
     _return_freed_memory()
@@ -114,7 +116,7 @@ def _open_store(options: LoadOptions, config: EngineConfig, kv: KVCache, kv_type
     return DiskStore(folder, fingerprint, kv.block_bytes, Quota(options.disk.folder, options.disk.limit))
 
 
-def _resolve(model: ModelConfig, device: Device, options: LoadOptions, fingerprint: str) -> EngineConfig:
+def _resolve(model: ModelConfig, device: Device, options: LoadOptions, identity: tuple[str, ...]) -> EngineConfig:
     """The knobs of a run, with every choice made. Raises UnsupportedModel for a context that memory cannot hold."""
     step_tokens = device.step_tokens(model)
     budget = KVBudget(model, device.layer_shape(model.kv_heads, model.head_dim), device.kv_type, step_tokens)
@@ -133,7 +135,7 @@ def _resolve(model: ModelConfig, device: Device, options: LoadOptions, fingerpri
         block_bytes=budget.block_bytes,
         preemption=options.preemption,
         target_latency=options.target_latency,
-        cache_salt=(fingerprint, *device.numerics, str(device.kv_type), repr((model.ropes, model.layout))),
+        cache_salt=(*identity, *device.numerics, str(device.kv_type), repr((model.ropes, model.layout))),
     )
 
 

@@ -33,6 +33,8 @@ Examples:
 # What is used where neither the command line nor the model says anything.
 DEFAULT_SAMPLING = {"temperature": 0.7, "top_p": 0.95}
 
+ENGINE_OPTIONS = ("context", "threads", "kernels", "quantize", "kv_disk_gb")
+
 
 @click.command(epilog=EXAMPLES)
 @click.argument("prompt", required=False)
@@ -49,6 +51,7 @@ DEFAULT_SAMPLING = {"temperature": 0.7, "top_p": 0.95}
 @click.option("--context", type=int, help="Longest prompt and answer together, in tokens.")
 @click.option("--threads", type=int, help="Threads of the CPU engine.")
 @click.option("--kernels", help="Kernels of the engine: auto, cpu or reference.")
+@click.option("--quantize", metavar="METHOD", help="What 16- or 32-bit layers become: fp8, int4 or nf4.")
 @click.option("--kv-disk-gb", metavar="GB", help="What was computed and is kept on disk, at most; 0: nothing. Or auto.")
 @click.option("--json", "as_object", is_flag=True, help="Print one JSON object when the answer is complete.")
 @click.option("-q", "--quiet", is_flag=True, help="No progress and no narration.")
@@ -60,6 +63,7 @@ def run(
     context: int | None,
     threads: int | None,
     kernels: str | None,
+    quantize: str | None,
     kv_disk_gb: str | None,
     as_object: bool,
     quiet: bool,
@@ -69,7 +73,9 @@ def run(
 
     PROMPT is the question; - reads it from stdin. The default model is fetched when it is used for the first time.
     """
-    settings = load_settings(model=model, context=context, threads=threads, kernels=kernels, kv_disk_gb=kv_disk_gb)
+    settings = load_settings(
+        model=model, context=context, threads=threads, kernels=kernels, quantize=quantize, kv_disk_gb=kv_disk_gb
+    )
     question = _question(prompt)
     given: dict[str, Any] = {name: value for name, value in sampling.items() if value is not None}
     progress = progress_on_stderr(quiet=quiet)
@@ -118,7 +124,7 @@ def _answer(
     from app.instance import find_instance
 
     # Who asks for an engine of a certain kind gets one of his own.
-    asked = any(settings.origins[name].startswith("--") for name in ("context", "threads", "kernels", "kv_disk_gb"))
+    asked = any(settings.origins[name].startswith("--") for name in ENGINE_OPTIONS)
     if not asked and (server := find_instance(settings)):
         return _by_server(server, messages, params(server.model, Path(server.model_path)))
     return _by_own_engine(settings, messages, params, progress, resources)

@@ -20,6 +20,7 @@ Examples:
 @click.option("--context", type=int, help="Longest prompt and answer together, in tokens.")
 @click.option("--threads", type=int, help="Threads of the CPU engine.")
 @click.option("--kernels", help="Kernels of the engine: auto, cpu or reference.")
+@click.option("--quantize", metavar="METHOD", help="What 16- or 32-bit layers become: fp8, int4 or nf4.")
 @click.option("--kv-disk-gb", metavar="GB", help="What was computed and is kept on disk, at most; 0: nothing. Or auto.")
 @click.option("-q", "--quiet", is_flag=True, help="No progress and no narration.")
 def serve(
@@ -29,6 +30,7 @@ def serve(
     context: int | None,
     threads: int | None,
     kernels: str | None,
+    quantize: str | None,
     kv_disk_gb: str | None,
     quiet: bool,
 ) -> None:
@@ -38,8 +40,16 @@ def serve(
     running server of the same model. Ended by Ctrl-C or `ingle stop`, the exit status is 0; a second Ctrl-C does not
     wait for anything.
     """
-    engine = {"model": model, "context": context, "threads": threads, "kernels": kernels, "kv_disk_gb": kv_disk_gb}
-    settings = load_settings(host=host, port=port, **engine)
+    settings = load_settings(
+        model=model,
+        host=host,
+        port=port,
+        context=context,
+        threads=threads,
+        kernels=kernels,
+        quantize=quantize,
+        kv_disk_gb=kv_disk_gb,
+    )
     from app.host import run_host
 
     run_host(settings, progress_on_stderr(quiet=quiet))

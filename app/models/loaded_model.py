@@ -52,7 +52,7 @@ def load_model(stored: StoredModel, settings: Settings, progress: Progress) -> L
         target_latency=settings.latency_ms / 1000,
         code_cache=settings.cache_dir,
     )
-    with open_checkpoint(stored.path) as checkpoint:
+    with open_checkpoint(stored.path, None if settings.quantize == "none" else settings.quantize) as checkpoint:
         if not kernels_are_compiled(checkpoint, options):
             with progress.task("Preparing the CPU engine, once on this machine", None):
                 run_apart(lambda: compile_kernels(checkpoint, options))

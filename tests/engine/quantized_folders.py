@@ -38,7 +38,7 @@ def _float8(
     return Layer({"weight": values, scale: factors}, config, (values.float() * wide).numpy())
 
 
-_CHANNELS = {
+_CHANNELS: dict[str, object] = {
     "quant_method": "compressed-tensors",
     "format": "float-quantized",
     "config_groups": {
@@ -48,7 +48,7 @@ _CHANNELS = {
         }
     },
 }
-_BLOCKS = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}
+_BLOCKS: dict[str, object] = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}
 
 KINDS: dict[str, Make] = {
     "GPTQ, groups": lambda rng, m, n: gptq_layer(rng, m, n, 32),

@@ -41,13 +41,13 @@ def shard(folder: Path, number: int) -> Path:
     return sorted(folder.glob("*.safetensors"))[number]
 
 
-def edit_shard(folder: Path, change: Callable[[dict[str, torch.Tensor]], None], *, number: int = 1) -> None:
+def edit_shard(folder: Path, change: Callable[[dict[str, torch.Tensor]], object], *, number: int = 1) -> None:
     tensors = load_file(shard(folder, number))
     change(tensors)
     save_file(tensors, shard(folder, number))
 
 
-def edit_map(folder: Path, change: Callable[[dict[str, object]], None]) -> None:
+def edit_map(folder: Path, change: Callable[[dict[str, object]], object]) -> None:
     index = json.loads((folder / INDEX).read_text())
     change(index["weight_map"])
     (folder / INDEX).write_text(json.dumps(index))
@@ -78,6 +78,11 @@ def one_more(folder: Path) -> None:
     edit_map(folder, lambda names: names.update({"model.layers.1.self_attn.sinks": shard(folder, 1).name}))
 
 
+def remove_weights(folder: Path) -> None:
+    for path in folder.glob("*safetensors*"):
+        path.unlink()
+
+
 def other_shape(folder: Path) -> None:
     name = "model.layers.1.mlp.up_proj.weight"
     edit_shard(folder, lambda tensors: tensors.update({name: tensors[name][:-1].contiguous()}))
@@ -104,7 +109,7 @@ BREAKS: dict[str, tuple[Break, type[InglenookError], str]] = {
     "fewer layers than there are": (lambda f: edit_config(f, num_hidden_layers=2), UnsupportedModel, r"blk\.2\."),
     "another vocabulary": (lambda f: edit_config(f, vocab_size=98), ModelFileError, "embed_tokens"),
     "another activation": (lambda f: edit_config(f, hidden_act="relu"), UnsupportedModel, "hidden_act"),
-    "no weights": (lambda f: [path.unlink() for path in f.glob("*safetensors*")], ModelFileError, "safetensors"),
+    "no weights": (remove_weights, ModelFileError, "safetensors"),
 }
 
 

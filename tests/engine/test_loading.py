@@ -122,7 +122,7 @@ def test_integers_give_nearly_twice_the_context_in_the_same_memory(
     config = replace(config_of(make(tmp_path, head_dim=32).path), layers=30, head_dim=64, context_length=1 << 20)
     monkeypatch.setattr(kv_budget, "available_memory", lambda: 1 << 30)
     floats, integers = (
-        loading._resolve(config, CpuDevice(1, 2, choose("auto"), None, kv_type), LoadOptions(), "")
+        loading._resolve(config, CpuDevice(1, 2, choose("auto"), None, kv_type), LoadOptions(), ())
         for kv_type in (torch.float16, torch.int8)
     )
     assert 1.85 < integers.context_length / floats.context_length < 1.9

@@ -58,6 +58,7 @@ def make(
     kv_heads: int = 2,
     head_dim: int = 16,
     hidden: int | None = None,
+    mlp: int = 96,
     vocab: int = 97,
     types: Mapping[str, str] | None = None,
     tied: bool = False,
@@ -71,7 +72,7 @@ def make(
     config = LlamaConfig(
         vocab_size=vocab,
         hidden_size=hidden or heads * 16,
-        intermediate_size=96,
+        intermediate_size=mlp,
         num_hidden_layers=3,
         num_attention_heads=heads,
         num_key_value_heads=kv_heads,
