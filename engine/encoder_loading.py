@@ -26,7 +26,8 @@ from engine.models import ENCODERS
 from engine.runner import reporting_shortage
 from engine.weights import LoadProgress, Weights, matrix_samples
 from quant.cpu import tiers
-from quant.cpu.formats import GROUP, TileFormat, formats_of
+from quant.cpu.formats import GROUP
+from quant.cpu.layouts import Layout, layouts_of
 from quant.errors import UnsupportedQuantization
 from quant.linear import LinearBackend, ReferenceBackend
 
@@ -71,7 +72,7 @@ def load_encoder(checkpoint: Checkpoint, options: LoadOptions, progress: LoadPro
     return Encoder(model, pooling.pooling, min(longest, options.context_length or longest), threads)
 
 
-def layouts_to_compile(checkpoint: Checkpoint, options: LoadOptions) -> frozenset[TileFormat] | None:
+def layouts_to_compile(checkpoint: Checkpoint, options: LoadOptions) -> frozenset[Layout] | None:
     """Those of the CPU kernels that loading will need; None where it takes others.
 
     Raises UnsupportedModel, UnsupportedQuantization or ModelFileError.
@@ -79,7 +80,7 @@ def layouts_to_compile(checkpoint: Checkpoint, options: LoadOptions) -> frozense
     family = _family(checkpoint)
     stored = checkpoint.weights(family.NAMES)
     unfit = options.backend == "auto" and _why_unsupported(family.read_config(checkpoint.metadata), stored)
-    return None if unfit or not wants_cpu_kernels(options) else formats_of(matrix_samples(stored))
+    return None if unfit or not wants_cpu_kernels(options) else layouts_of(matrix_samples(stored))
 
 
 def _family(checkpoint: Checkpoint) -> Family:
@@ -110,7 +111,7 @@ def _why_unsupported(config: EncoderConfig, stored: Mapping[str, StoredWeight]) 
         if width % GROUP:
             return f"its {name} is {width}, not a multiple of {GROUP}"
     try:
-        formats_of(matrix_samples(stored))
+        layouts_of(matrix_samples(stored))
     except UnsupportedQuantization as problem:
         return problem.message
     return None
@@ -122,6 +123,6 @@ def _cpu_backend(options: LoadOptions, config: EncoderConfig, stored: Mapping[st
     from quant.cpu.arena import Arena
     from quant.cpu.linear import CpuBackend
 
-    load_code(options.code_cache, tiers.choose(options.cpu_tier), formats_of(matrix_samples(stored)))
+    load_code(options.code_cache, tiers.choose(options.cpu_tier), layouts_of(matrix_samples(stored)))
     planes = options.activation_planes or (2 if config.matrix_elements < SMALL_MODEL else 1)
     return CpuBackend(Arena(), Form(planes))

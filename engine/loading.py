@@ -35,7 +35,7 @@ from engine.runner import ModelRunner, Ticket, reporting_shortage
 from engine.safetensors_checkpoint import FolderCheckpoint
 from engine.weights import LoadProgress, Weights, matrix_samples
 from quant.cpu import tiers
-from quant.cpu.formats import TileFormat, formats_of
+from quant.cpu.layouts import Layout, layouts_of
 
 log = logging.getLogger(__name__)
 
@@ -150,7 +150,7 @@ def kernels_are_compiled(checkpoint: Checkpoint, options: LoadOptions) -> bool:
     return layouts_are_compiled(_layouts_to_compile(checkpoint, options), options)
 
 
-def layouts_are_compiled(layouts: frozenset[TileFormat] | None, options: LoadOptions) -> bool:
+def layouts_are_compiled(layouts: frozenset[Layout] | None, options: LoadOptions) -> bool:
     """The same, of the layouts that a checkpoint needs; None: it needs no CPU kernels."""
     if layouts is None or options.code_cache is None:
         return layouts is None
@@ -164,7 +164,7 @@ def compile_kernels(checkpoint: Checkpoint, options: LoadOptions) -> None:
     compile_layouts(_layouts_to_compile(checkpoint, options), options)
 
 
-def compile_layouts(layouts: frozenset[TileFormat] | None, options: LoadOptions) -> None:
+def compile_layouts(layouts: frozenset[Layout] | None, options: LoadOptions) -> None:
     """The same, of the layouts that a checkpoint needs; None: it needs no CPU kernels."""
     if layouts is not None:
         from engine.cpu.code_cache import load_code
@@ -172,7 +172,7 @@ def compile_layouts(layouts: frozenset[TileFormat] | None, options: LoadOptions)
         load_code(options.code_cache, tiers.choose(options.cpu_tier), layouts)
 
 
-def _layouts_to_compile(checkpoint: Checkpoint, options: LoadOptions) -> frozenset[TileFormat] | None:
+def _layouts_to_compile(checkpoint: Checkpoint, options: LoadOptions) -> frozenset[Layout] | None:
     """Those of the checkpoint's matrices; None where other kernels will be taken."""
     if not wants_cpu_kernels(options):
         return None
@@ -181,7 +181,7 @@ def _layouts_to_compile(checkpoint: Checkpoint, options: LoadOptions) -> frozens
     samples = matrix_samples(models.stored_weights(checkpoint))
     if options.backend == "auto" and why_unsupported(models.read_config(checkpoint.metadata), samples):
         return None
-    return formats_of(samples)
+    return layouts_of(samples)
 
 
 def wants_cpu_kernels(options: LoadOptions) -> bool:

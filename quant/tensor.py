@@ -196,6 +196,10 @@ class GroupScale:
         """float32 [rows, groups]"""
         return self.whole.float() * self.unit
 
+    def factors(self) -> Tensor:
+        """The values in the type that the file has them in, or as float32 where they have a unit."""
+        return self.whole if self.unit == 1.0 else self.values()
+
     def rows(self, index: Tensor) -> "GroupScale":
         return GroupScale(self.whole[index], self.unit)
 

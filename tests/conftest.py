@@ -171,10 +171,10 @@ def cpu_kernels() -> Path:
     """
     # Not at the top: most tests need no compiler.
     from engine.cpu.code_cache import load_code
-    from quant.cpu.formats import FORMATS
+    from quant.cpu.layouts import LAYOUTS
 
     folder = fetched_folder()
     folder.mkdir(parents=True, exist_ok=True)
     with FileLock(folder / "cpu-code.lock"):
-        load_code(folder, tiers.choose("auto"), FORMATS)
+        load_code(folder, tiers.choose("auto"), LAYOUTS)
     return folder

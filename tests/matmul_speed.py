@@ -19,14 +19,17 @@ from engine.cpu.code_cache import load_code
 from quant.cpu import linear
 from quant.cpu.activations import FORM_KERNELS, Form, row_bytes
 from quant.cpu.arena import Arena
-from quant.cpu.formats import FORMATS, GROUP
+from quant.cpu.formats import GROUP
 from quant.cpu.kernel import kernel
-from quant.cpu.linear import CpuBackend
+from quant.cpu.layouts import layout_of
+from quant.cpu.linear import CpuBackend, CpuLinear
+from quant.cpu.matmul import forms_of
 from quant.cpu.native import address_of
 from quant.cpu.tiers import CHOICES, choose
 from quant.cpu.vector import I64, Emit, I8x64
+from quant.tensor import QTensor
 from tests.quant.cpu.kernel_call import call
-from tests.quant.cpu.random_weights import PLAIN, TYPES, random_weight
+from tests.quant.cpu.random_weights import EVERY, random_weight
 
 ROWS, COLUMNS = 2048, 2048
 RING_BYTES = 1 << 28
@@ -63,10 +66,11 @@ def read_ceiling() -> float:
     return RING_BYTES / best(lambda: call(read_everything, memory, RING_BYTES // 64)) / 1e9
 
 
-def measure(name: str, planes: Form) -> str:
-    rng = np.random.default_rng(1)
-    arena = Arena()
-    made = CpuBackend(arena, planes).linear([random_weight(name, ROWS, COLUMNS, rng)])
+def example(name: str) -> QTensor:
+    return random_weight(name, ROWS, COLUMNS, np.random.default_rng(1))
+
+
+def measure(made: CpuLinear) -> str:
     (part,) = made.parts
     copies = max(1, RING_BYTES // part.region.size)
     ring = np.tile(part.region.bytes, copies)
@@ -94,16 +98,18 @@ def measure(name: str, planes: Form) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Measure products of weights of every type.")
-    parser.add_argument("types", nargs="*", default=TYPES)
+    parser.add_argument("types", nargs="*", default=EVERY)
     parser.add_argument("--tier", default="auto", choices=CHOICES)
     asked = parser.parse_args()
     tier = choose(asked.tier)
-    load_code(None, tier, FORMATS)
+    weights = {name: example(name) for name in asked.types}
+    load_code(None, tier, {layout_of(weight) for weight in weights.values()})
     print(f"{tier.tier}; read ceiling: {read_ceiling():.1f} GB/s")
-    print("type      planes       1 token    4 tokens   128 tokens")
-    for name in asked.types:
-        for planes in (Form.FLOAT,) if name in PLAIN else (Form.TWO_PLANES, Form.ONE_PLANE):
-            print(f"{name:10}{planes.planes:5}   {measure(name, planes)}", flush=True)
+    print("type                planes       1 token    4 tokens   128 tokens")
+    for name, weight in weights.items():
+        for form in reversed(forms_of(layout_of(weight))):
+            made = CpuBackend(Arena(), form if form is Form.TWO_PLANES else Form.ONE_PLANE).linear([weight])
+            print(f"{name:20}{form.planes:5}   {measure(made)}", flush=True)
     print(f"read ceiling: {read_ceiling():.1f} GB/s")
 
 

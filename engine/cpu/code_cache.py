@@ -9,18 +9,18 @@ from pathlib import Path
 
 import quant.cpu
 from engine import config
-from quant.cpu.formats import TileFormat
 from quant.cpu.kernel import CORE
+from quant.cpu.layouts import Layout
 from quant.cpu.native import CodeFolder, Entry
 from quant.cpu.tiers import Target
 
 
-def is_compiled(cache_dir: Path, target: Target, layouts: Iterable[TileFormat] = ()) -> bool:
+def is_compiled(cache_dir: Path, target: Target, layouts: Iterable[Layout] = ()) -> bool:
     """Whether there is nothing to compile for weights of these layouts."""
     return CodeFolder(cache_dir, _sources(), target).holds(CORE, *(layout.part for layout in layouts))
 
 
-def load_code(cache_dir: Path | None, target: Target, layouts: Iterable[TileFormat]) -> Entry:
+def load_code(cache_dir: Path | None, target: Target, layouts: Iterable[Layout]) -> Entry:
     """The interpreter's entry point, with kernels for `target` and for weights of these layouts.
 
     They are read back, or compiled and kept; None keeps nothing. A process has one target.

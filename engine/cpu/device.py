@@ -24,7 +24,7 @@ from engine.kv_cache import KVCache
 from engine.weights import Weights
 from quant.cpu.activations import GROUP, Form
 from quant.cpu.arena import Arena
-from quant.cpu.formats import formats_of
+from quant.cpu.layouts import layouts_of
 from quant.cpu.linear import CpuBackend
 from quant.cpu.native import Entry
 from quant.cpu.tiers import Target
@@ -66,7 +66,7 @@ class CpuDevice:
 
     def load(self, model: ModelConfig, weights: Weights, config: EngineConfig) -> LoadedModel:
         torch.set_num_threads(1)  # it only samples here, and its other threads would spin on the team's cores
-        enter, arena = load_code(self._code_cache, self._target, formats_of(weights.matrix_samples())), Arena()
+        enter, arena = load_code(self._code_cache, self._target, layouts_of(weights.matrix_samples())), Arena()
         limits = Limits(
             tokens=config.max_step_tokens,
             outputs=config.max_step_tokens,
@@ -167,7 +167,7 @@ def why_unsupported(model: ModelConfig, samples: Iterable[QTensor]) -> str | Non
         if width % GROUP:
             return f"its {name} is {width}, not a multiple of {GROUP}"
     try:
-        formats_of(samples)
+        layouts_of(samples)
     except UnsupportedQuantization as error:
         return str(error)
     return None

@@ -14,6 +14,7 @@ from numba.core import cgutils
 from quant.cpu.activations import RowGroup, SuperGroup
 from quant.cpu.formats import TILE, TileFormat
 from quant.cpu.groups import load_codes
+from quant.cpu.span_formats import SpanFormat
 from quant.cpu.vector import I64, Emit, I32x16
 
 AHEAD = 4096  # bytes that the kernel of one token prefetches in advance: 1024 and 16384 are slower
@@ -58,15 +59,27 @@ class Cells:
 
 
 def integer_sums(
-    e: Emit, layout: TileFormat, tiles_at: list[Any], rows: Sequence[RowGroup | SuperGroup], planes: int, half: int
+    e: Emit,
+    layout: TileFormat,
+    tiles_at: list[Any],
+    rows: Sequence[RowGroup | SuperGroup],
+    planes: int,
+    half: int = 0,
+    zeros: Sequence[Any] = (),
 ) -> dict[Cell, Any]:
-    """The exact dot products of one group of some tiles and rows, or of one half of it."""
+    """The exact dot products of one group of some tiles and rows, or of one half of it.
+
+    `zeros` are the zero points of each tile, int32, where the layout has not the same for all.
+    """
     b, cells = e.b, list(product(range(len(tiles_at)), range(len(rows))))
     halves, chunks = layout.scales.halves, 8 // layout.scales.halves
     sums = {(plane, *cell): e.i(0) for plane in range(planes) for cell in cells}
     if layout.zero:  # what the zero point adds is taken away beforehand, which costs nothing
         less = [row.integer_sum(half, halves, -layout.zero) for row in rows]
         sums.update({(planes - 1, t, m): less[m] for t, m in cells})
+    if zeros:
+        less = [row.integer_sum(half, halves, -1) for row in rows]
+        sums.update({(planes - 1, t, m): b.mul(zeros[t], less[m]) for t, m in cells})
     for chunk in range(chunks * half, chunks * (half + 1)):
         codes = [b.bitcast(load_codes(e, layout, at, chunk), I32x16) for at in tiles_at]
         for plane in range(planes):
@@ -97,7 +110,7 @@ def block_of(slots: dict[Cell, Any], block: tuple[slice, slice]) -> dict[Cell, A
     }
 
 
-def prefetch_group(e: Emit, layout: TileFormat, at: Any) -> None:
+def prefetch_group(e: Emit, layout: TileFormat | SpanFormat, at: Any) -> None:
     """Ask for a group further on in the tile."""
     for line in range((layout.group_bytes + 63) // 64):
         e.prefetch(e.at(at, AHEAD + 64 * line))

@@ -4,14 +4,13 @@ Adding a format is a row here and one in `quant.ggml_blocks` or its like; kernel
 Refuses to know how bytes get into their places (`quant.cpu.tiles`) and what is computed with them.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import torch
 
 from quant.errors import UnsupportedQuantization
 from quant.ggml_blocks import E2M1_NUMBERS, IQ4_NUMBERS
-from quant.tensor import CodedTensor, PlainTensor, QTensor
+from quant.tensor import BlockTensor, CodedTensor, PlainTensor
 
 TILE = 16  # rows
 PAIR = 2 * TILE
@@ -182,19 +181,14 @@ def _layout(weight: CodedTensor) -> TileFormat:
 _BY_LAYOUT = {replace(layout, number=0): layout for layout in FORMATS if not layout.plain}
 
 
-def format_of(weight: QTensor) -> TileFormat:
+def format_of(weight: BlockTensor) -> TileFormat:
     """The layout that holds `weight` exactly. Raises UnsupportedQuantization, naming what does not fit."""
     if isinstance(weight, PlainTensor):
         return next(f for f in FORMATS if f.plain is weight.values.dtype)
-    found = _BY_LAYOUT.get(_layout(weight)) if isinstance(weight, CodedTensor) else None
-    if found is None:
+    try:
+        return _BY_LAYOUT[_layout(weight)]
+    except KeyError:
         raise UnsupportedQuantization(
             f"The CPU kernels have no layout for {weight.type_name} weights",
             "Use the plain kernels: --kernels reference.",
-        )
-    return found
-
-
-def formats_of(samples: Iterable[QTensor]) -> frozenset[TileFormat]:
-    """The layouts that hold these matrices. Raises UnsupportedQuantization."""
-    return frozenset(map(format_of, samples))
+        ) from None

@@ -6,37 +6,34 @@ tiles and activations. Refuses to know threads and programs: those read `parts`,
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import accumulate, groupby
 
 import torch
 from torch import Tensor
 
 from quant.cpu.activations import FORM_KERNELS, Form, row_bytes, write_row
 from quant.cpu.arena import Arena, Region
-from quant.cpu.formats import GROUP, PAIR, TILE, TileFormat, format_of
+from quant.cpu.formats import GROUP, PAIR, TILE
 from quant.cpu.kernel import jit
+from quant.cpu.layouts import Layout, layout_of, pack, shared_bytes, span_of, tile_bytes, unpack
 from quant.cpu.matmul import TILE_KERNELS, forms_of, multiply_pair
 from quant.cpu.native import address_of
 from quant.cpu.rows import ROW_KERNELS, read_row
-from quant.cpu.tiles import pack, packed_bytes, unpack
 from quant.errors import UnsupportedQuantization
 from quant.kernels.reference import dequantize
-from quant.tensor import BlockTensor, CodedTensor, PlainTensor, QTensor
+from quant.tensor import QTensor
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
     """Some rows of a weight, of one layout."""
 
-    layout: TileFormat
+    layout: Layout
     region: Region
     first: int  # the first of these rows among the layer's outputs
     rows: int
     groups: int  # of 32 columns
-
-    @property
-    def tile_bytes(self) -> int:
-        return self.layout.tile_bytes(self.groups)
+    tile_bytes: int
 
     def tile_kernels(self, form: Form) -> tuple[int, int, int, int]:
         """Addresses of the kernels for one token, two, four and six; 0 where there is none."""
@@ -117,25 +114,26 @@ class CpuLinear:
 
 def _pack_parts(segments: Sequence[QTensor], arena: Arena) -> Iterator[Part]:
     first = 0
-    for layout, group in groupby(_joinable(segments), key=lambda entry: entry[0]):
+    for (layout, _, _), group in groupby(_joinable(segments), key=lambda entry: entry[0]):
         members = [segment for _, segment in group]
-        sizes = [packed_bytes(segment) for segment in members]
-        region, at = arena.take("weight", sum(sizes)), 0
-        for segment, size in zip(members, sizes, strict=True):
-            pack(segment, region.bytes[at : at + size])
-            at += size
+        size = tile_bytes(members[0])
+        sizes = [-(-segment.shape[0] // PAIR) * 2 * size for segment in members]
+        shared = [shared_bytes(segment) for segment in members]
+        region = arena.take("weight", sum(sizes) + sum(shared))
+        ends = list(accumulate([*sizes, *shared]))  # tiles side by side, and behind them what those of each share
+        fields = [region.bytes[end - length : end] for length, end in zip([*sizes, *shared], ends, strict=True)]
+        for segment, tiles, behind in zip(members, fields, fields[len(members) :], strict=False):
+            pack(segment, tiles, behind)
         rows = sum(segment.shape[0] for segment in members)
-        yield Part(layout[0], region, first, rows, members[0].shape[1] // GROUP)
+        yield Part(layout, region, first, rows, members[0].shape[1] // GROUP, size)
         first += rows
 
 
-def _joinable(segments: Sequence[QTensor]) -> Iterator[tuple[tuple[TileFormat, int], BlockTensor]]:
+def _joinable(segments: Sequence[QTensor]) -> Iterator[tuple[tuple[Layout, int, int], QTensor]]:
     """Each segment with a key that it shares with those it can be packed behind: pairs of tiles must not straddle."""
     break_number = 0
     for segment in segments:
-        layout = format_of(segment)
-        if isinstance(segment, PlainTensor | CodedTensor):
-            yield (layout, break_number), segment
+        yield (layout_of(segment), span_of(segment), break_number), segment
         break_number += segment.shape[0] % PAIR != 0
 
 

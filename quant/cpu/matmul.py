@@ -20,9 +20,12 @@ from numba.core import cgutils
 
 from quant.cpu.activations import GROUP, Form, RowGroup
 from quant.cpu.cells import Cell, Cells, Prefetch, block_of, blocks, integer_sums, prefetch_group
-from quant.cpu.formats import FORMATS, HALF, SINGLE, TILE, TileFormat
+from quant.cpu.formats import HALF, SINGLE, TILE, TileFormat
 from quant.cpu.groups import each_group, load_scales
 from quant.cpu.kernel import inlined, jit, kernel
+from quant.cpu.layouts import LAYOUTS, Layout
+from quant.cpu.span_formats import SpanFormat
+from quant.cpu.span_products import make_span_tile
 from quant.cpu.super_blocks import make_super_block_tile
 from quant.cpu.vector import F32, I64, Emit, F16x16, F32x16, I16x16, I32x16
 
@@ -143,15 +146,19 @@ class TileKernels:
     six: Any = None  # two tiles by up to six, where their sums fit into registers
 
 
-def forms_of(layout: TileFormat) -> tuple[Form, ...]:
+def forms_of(layout: Layout) -> tuple[Form, ...]:
     """What activations can be, the coarsest first."""
+    if isinstance(layout, SpanFormat):
+        return (Form.FLOAT,) if layout.floats else (Form.ONE_PLANE, Form.TWO_PLANES)
     if layout.plain:
         return (Form.FLOAT,)
     return Form.SUPER_BLOCKS if layout.super_blocks else Form.ONE_PLANE, Form.TWO_PLANES
 
 
-def _make_kernels(layout: TileFormat, form: Form) -> TileKernels:
+def _make_kernels(layout: Layout, form: Form) -> TileKernels:
     shapes: tuple[tuple[int, int], ...] = ((1, 1), (2, 2), (2, 4))
+    if isinstance(layout, SpanFormat):
+        return TileKernels(*(make_span_tile(layout, *shape, form) for shape in shapes))
     if form is Form.FLOAT:
         return TileKernels(*(_make_plain_tile(layout, *shape) for shape in shapes))
     if form is Form.SUPER_BLOCKS:
@@ -161,8 +168,8 @@ def _make_kernels(layout: TileFormat, form: Form) -> TileKernels:
     return TileKernels(*(_make_coded_tile(layout, *shape, form.planes) for shape in shapes))
 
 
-TILE_KERNELS: dict[tuple[TileFormat, Form], TileKernels] = {
-    (layout, form): _make_kernels(layout, form) for layout in FORMATS for form in forms_of(layout)
+TILE_KERNELS: dict[tuple[Layout, Form], TileKernels] = {
+    (layout, form): _make_kernels(layout, form) for layout in LAYOUTS for form in forms_of(layout)
 }
 
 

@@ -12,30 +12,31 @@ from numba.core import cgutils
 from quant.cpu.formats import FORMATS, GROUP, HALF, SINGLE, TILE, TileFormat
 from quant.cpu.groups import each_group, load_codes, load_scales
 from quant.cpu.kernel import inlined, jit, kernel
+from quant.cpu.layouts import Layout
+from quant.cpu.span_formats import SPAN_FORMATS, SpanFormat
+from quant.cpu.spans import columns_of_vector, each_span, load_floats
 from quant.cpu.vector import F16, F32, I32, I64, Emit, F32x16, I8x16, I32x16
 
 
+def _numbers_of(e: Emit, layout: TileFormat, at: Any, lane: Any) -> list[Any]:
+    """The numbers of columns 0 to 15 and 16 to 31 of the group, 16 integers each."""
+    halves = []
+    for half in range(2):
+        four = ir.Constant(ir.VectorType(I32, 4), ir.Undefined)
+        for place in range(4):
+            # The lane's word of a whole vector: slow, and as the products see it.
+            codes = e.b.bitcast(load_codes(e, layout, at, 4 * half + place), I32x16)
+            four = e.b.insert_element(four, e.b.extract_element(codes, lane), I32(place))
+        halves.append(e.b.zext(e.b.bitcast(four, I8x16), I32x16))
+    return halves
+
+
 def _make_coded_row(layout: TileFormat) -> Callable[..., None]:
-    """One row as float32, rounded as the canonical form is: an embedding look-up."""
-    quarter = ir.VectorType(I32, 4)
-
-    def numbers_of(e: Emit, at: Any, lane: Any) -> list[Any]:
-        """The numbers of columns 0 to 15 and 16 to 31 of the group, 16 integers each."""
-        halves = []
-        for half in range(2):
-            four = ir.Constant(quarter, ir.Undefined)
-            for place in range(4):
-                # The lane's word of a whole vector: slow, and as the products see it.
-                codes = e.b.bitcast(load_codes(e, layout, at, 4 * half + place), I32x16)
-                four = e.b.insert_element(four, e.b.extract_element(codes, lane), I32(place))
-            halves.append(e.b.zext(e.b.bitcast(four, I8x16), I32x16))
-        return halves
-
     def coded_row(e: Emit, w: Any, groups: Any, lane: Any, out: Any) -> None:
         b, lane_number = e.b, e.b.trunc(lane, I32)
         with each_group(e, layout, groups, [w]) as (g, (at,), (head,)):
             scales = load_scales(e, layout, at, head, g)
-            for half, numbers in enumerate(numbers_of(e, at, lane_number)):
+            for half, numbers in enumerate(_numbers_of(e, layout, at, lane_number)):
                 scale, minimum = scales[half % len(scales)]
                 whole = b.sitofp(b.sub(numbers, e.i(layout.zero if minimum is None else 0)), F32x16)
                 values = b.fmul(e.splat(b.extract_element(scale, lane_number)), whole)
@@ -45,6 +46,36 @@ def _make_coded_row(layout: TileFormat) -> Callable[..., None]:
 
     coded_row.__name__ = f"coded_row_{layout.number}"
     return kernel(coded_row, layout.part)
+
+
+def _make_span_row(layout: SpanFormat) -> Callable[..., None]:
+    def write_integers(e: Emit, at: Any, lane: Any, scale: Any, zeros: list[Any], out: Any) -> None:
+        zero = zeros[0] if zeros else e.i(layout.codes.zero)
+        for half, numbers in enumerate(_numbers_of(e, layout.codes, at, lane)):
+            whole = e.b.sitofp(e.b.sub(numbers, zero), F32x16)
+            e.store(e.at(out, 64 * half), e.b.fmul(e.splat(scale), whole))
+
+    def write_floats(e: Emit, at: Any, lane: Any, scale: Any, out: Any) -> None:
+        width = columns_of_vector(layout)
+        for vector in range(GROUP // width):
+            for place, column in enumerate(load_floats(e, layout, at, vector)):
+                value = e.b.fmul(scale, e.b.extract_element(column, lane))
+                e.store(e.at(out, 4 * (width * vector + place)), value)
+
+    def span_row(e: Emit, w: Any, groups: Any, lane: Any, out: Any) -> None:
+        b, lane = e.b, e.b.trunc(lane, I32)
+        with each_span(e, layout, groups, [w]) as span:
+            scale = b.extract_element(span.scales()[0], lane)
+            zeros = [e.splat(b.extract_element(it, lane)) for it in span.zeros()]
+            with span.each_group() as (g, (at,)):
+                to = e.at(out, g, 4 * GROUP)
+                if layout.floats:
+                    write_floats(e, at, lane, scale, to)
+                else:
+                    write_integers(e, at, lane, scale, zeros, to)
+
+    span_row.__name__ = f"{'float' if layout.floats else 'coded'}_span_row_{layout.number}"
+    return kernel(span_row, layout.part)
 
 
 def _make_plain_row(layout: TileFormat) -> Callable[..., None]:
@@ -66,8 +97,9 @@ def _make_plain_row(layout: TileFormat) -> Callable[..., None]:
     return kernel(plain_row, layout.part)
 
 
-ROW_KERNELS: dict[TileFormat, Any] = {
-    layout: _make_plain_row(layout) if layout.plain else _make_coded_row(layout) for layout in FORMATS
+ROW_KERNELS: dict[Layout, Any] = {
+    **{layout: _make_plain_row(layout) if layout.plain else _make_coded_row(layout) for layout in FORMATS},
+    **{layout: _make_span_row(layout) for layout in SPAN_FORMATS},
 }
 
 

@@ -92,7 +92,7 @@ def _fields(layout: TileFormat, memory: Bytes, rows: int, columns: int) -> _Fiel
     return _Fields(layout, memory.reshape(tiles, columns // GROUP // layout.scales.span, layout.span_bytes))
 
 
-def _tiles(values: NDArray[Any], tiles: int) -> NDArray[Any]:
+def row_tiles(values: NDArray[Any], tiles: int) -> NDArray[Any]:
     """[rows, ...] -> [tiles, TILE, ...], zeros behind the last row."""
     if len(values) != tiles * TILE:
         padded = np.zeros((tiles * TILE, *values.shape[1:]), values.dtype)
@@ -114,7 +114,7 @@ def pack(weight: BlockTensor, out: Bytes) -> None:
         whole = scale.whole.numpy() if layout.scales.exponent else scale.whole.view(torch.int16).numpy()
         if place:
             whole = whole ^ SIGN  # kernels add
-        fields.wholes(place).view(whole.dtype)[:] = _tiles(whole, tiles).transpose(0, 2, 1)
+        fields.wholes(place).view(whole.dtype)[:] = row_tiles(whole, tiles).transpose(0, 2, 1)
         if scale.parts and place:
             _pack_minimums(scale.parts, layout.scales, fields.minimums)
         elif scale.parts:
@@ -125,7 +125,7 @@ def _pack_codes(codes: Integers, fields: _Fields) -> None:
     tiles, spans, _ = fields.spans.shape
     shape = tiles, TILE, spans, fields.layout.scales.span
     planes = [
-        _tiles(plane.data.numpy().view(np.uint32), tiles).reshape(*shape, plane.bits).transpose(0, 2, 3, 4, 1)
+        row_tiles(plane.data.numpy().view(np.uint32), tiles).reshape(*shape, plane.bits).transpose(0, 2, 3, 4, 1)
         for plane in codes.planes
     ]
     if fields.layout.woven:
@@ -159,7 +159,7 @@ def _unweave(woven: Words) -> list[Words]:
 
 def _pack_parts(parts: Integers, scales: Scales, target: Bytes) -> None:
     tiles, spans, groups, _ = target.shape
-    values = _tiles(parts.values().numpy(), tiles).reshape(tiles, TILE, spans, groups, scales.halves)
+    values = row_tiles(parts.values().numpy(), tiles).reshape(tiles, TILE, spans, groups, scales.halves)
     values, at, shift = values.transpose(0, 2, 3, 4, 1), 0, 0  # [tiles, spans, groups, halves, TILE]
     if scales.parts and scales.parts.signed:
         values = values ^ SIGN_OF_BYTE
@@ -215,7 +215,7 @@ _STORING = {
 
 def _pack_minimums(parts: Integers, scales: Scales, target: Bytes) -> None:
     tiles, spans, pairs, _ = target.shape
-    values = _tiles(parts.values().numpy(), tiles).reshape(tiles, TILE, spans, pairs, 2)
+    values = row_tiles(parts.values().numpy(), tiles).reshape(tiles, TILE, spans, pairs, 2)
     if scales.halves == 2:
         target[:] = _write_nibbles(values.transpose(0, 2, 3, 4, 1))
     else:
@@ -233,7 +233,7 @@ def _unpack_minimums(stored: Bytes, scales: Scales) -> Bytes:
 def _pack_plain(values: Tensor, target: Bytes) -> None:
     rows, columns = values.shape
     bits = values.view(torch.int16 if values.itemsize == 2 else torch.int32).numpy()
-    grouped = _tiles(bits.reshape(rows, columns // GROUP, GROUP), len(target))
+    grouped = row_tiles(bits.reshape(rows, columns // GROUP, GROUP), len(target))
     target.view(bits.dtype).reshape(len(target), -1, GROUP, TILE)[:] = grouped.transpose(0, 2, 3, 1)
 
 
@@ -248,7 +248,7 @@ def unpack(weight: Bytes, layout: TileFormat, shape: tuple[int, int]) -> BlockTe
     fields = _fields(layout, weight, rows, columns)
     words = _unweave(fields.words[0]) if layout.woven else fields.words
     planes = [
-        Plane(bits, torch.from_numpy(_rows(plane, rows).view(np.uint8)))
+        Plane(bits, torch.from_numpy(rows_of(plane, rows).view(np.uint8)))
         for bits, plane in zip(layout.planes, words, strict=True)
     ]
     scales = [_unpack_scale(fields, place, rows) for place in range(1 + layout.scales.minimum)]
@@ -265,21 +265,21 @@ def unpack(weight: Bytes, layout: TileFormat, shape: tuple[int, int]) -> BlockTe
     )
 
 
-def _rows(tiled: NDArray[Any], rows: int) -> NDArray[Any]:
+def rows_of(tiled: NDArray[Any], rows: int) -> NDArray[Any]:
     """[tiles, ..., TILE] -> [rows, ...]"""
     return np.ascontiguousarray(np.moveaxis(tiled, -1, 1).reshape(len(tiled) * TILE, -1)[:rows])
 
 
 def _unpack_scale(fields: _Fields, place: int, rows: int) -> Scale:
     scales = fields.layout.scales
-    whole = _rows(fields.wholes(place).view(np.uint8 if scales.exponent else np.int16), rows)
+    whole = rows_of(fields.wholes(place).view(np.uint8 if scales.exponent else np.int16), rows)
     if place:
         whole = whole ^ SIGN
     values = torch.from_numpy(whole if scales.exponent else whole.view(np.float16))
     if scales.parts is None:
         return Scale(values)
     small = _unpack_minimums(fields.minimums, scales) if place else _unpack_parts(fields.parts, scales, scales.parts)
-    return Scale(values, integers(_rows(small, rows), scales.parts.planes), scales.parts.offset)
+    return Scale(values, integers(rows_of(small, rows), scales.parts.planes), scales.parts.offset)
 
 
 def _unpack_parts(stored: Bytes, scales: Scales, parts: Parts) -> Bytes:

@@ -7,7 +7,9 @@ is no fast-math: a sum has one order, which is written down here, so that bits d
 work is cut. Refuses to know what is computed.
 """
 
+import struct
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from llvmlite import ir
 from numba.core import cgutils
@@ -230,6 +232,45 @@ class Emit:
             odd = b.icmp_unsigned("!=", b.and_(codes, self.constant(codes.type, bit)), self.constant(codes.type, 0))
             level = [b.select(odd, level[i + 1], level[i]) for i in range(0, len(level), 2)]
         return level[0]
+
+    def lookup_floats(self, codes: ir.Value, table: Sequence[float]) -> ir.Value:
+        """table[code] of 16 float32, for the lowest four bits of int32 lanes, whatever is above them."""
+        name = f"lookup {' '.join(map(float.hex, map(float, table)))}"
+        return self._apply(name, F32x16, partial(Emit._lookup_floats, table=table), codes)
+
+    def _lookup_floats(self, codes: ir.Value, table: Sequence[float]) -> ir.Value:
+        b = self.b
+        if self.target.has("avx512f"):
+            return self.call("llvm.x86.avx512.permvar.sf.512", F32x16, ir.Constant(F32x16, [*table]), codes)
+        if self.target.has("avx2"):
+            halves = [
+                self.in_parts(32, partial(self.call, "llvm.x86.avx2.permps", F32x8, ir.Constant(F32x8, [*half])), codes)
+                for half in (table[:8], table[8:])
+            ]
+            high = b.icmp_unsigned("!=", b.and_(codes, self.i(8)), self.i(0))
+            return b.select(high, halves[1], halves[0])
+        single = b.trunc(b.and_(codes, self.i(15)), I8x16)
+        columns = zip(*(struct.pack("<f", number) for number in table), strict=True)
+        low, second, third, high = (self.lookup(single, column) for column in columns)
+        pairs = [b.bitcast(self._woven(*two), I16x16) for two in ((low, second), (third, high))]
+        return b.bitcast(self._woven(*pairs), F32x16)
+
+    def _woven(self, x: ir.Value, y: ir.Value) -> ir.Value:
+        """x[0], y[0], x[1], y[1] and so on, of 16 lanes each."""
+        lanes = [lane + LANES * side for lane in range(LANES) for side in range(2)]
+        return self.b.shuffle_vector(x, y, ir.Constant(ir.VectorType(I32, 2 * LANES), lanes))
+
+    def half_of(self, vector: ir.Value, half: int) -> ir.Value:
+        """The first or the last 16 of 32 lanes."""
+        lanes = list(range(LANES * half, LANES * (half + 1)))
+        return self.b.shuffle_vector(vector, vector, ir.Constant(I32x16, lanes))
+
+    def gather(self, addresses: Sequence[ir.Value]) -> ir.Value:
+        """The float32 at each of 16 addresses."""
+        found = ir.Constant(F32x16, ir.Undefined)
+        for lane, address in enumerate(addresses):
+            found = self.b.insert_element(found, self.load(address, F32), I32(lane))
+        return found
 
     # -- float16
 

@@ -24,7 +24,7 @@ from quant.cpu.arena import Arena
 from quant.cpu.linear import CpuBackend
 from quant.cpu.tiers import choose
 from quant.linear import QLinear
-from quant.tensor import BlockTensor, PlainTensor
+from quant.tensor import PlainTensor, QTensor
 
 # What a step reads that it did not write: everything else in its arena may be overwritten before it.
 INPUTS = {
@@ -139,12 +139,12 @@ def record(
     return Recorded(CpuStep(enter, program, kv, last), kv)
 
 
-def plain(values: Tensor) -> BlockTensor:
+def plain(values: Tensor) -> QTensor:
     """A float32 matrix as a weight: as a table it gives its rows."""
     return PlainTensor(tuple(values.shape), "F32", values)
 
 
-def layer(operations: CpuOperations, *segments: BlockTensor) -> QLinear:
+def layer(operations: CpuOperations, *segments: QTensor) -> QLinear:
     return operations.weights.linear(segments)
 
 

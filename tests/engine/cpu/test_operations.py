@@ -27,7 +27,7 @@ from quant.cpu.linear import CpuBackend
 from quant.errors import UnsupportedQuantization
 from quant.kernels.reference import dequantize, matmul
 from quant.linear import ReferenceBackend
-from quant.tensor import BlockTensor
+from quant.tensor import QTensor
 from tests.engine.cpu.recorded import Forward, Recorded, compute, layer, plain, record, sequence
 from tests.quant.cpu.integer_twin import product
 from tests.quant.cpu.random_weights import TYPES, bits, random_weight, width
@@ -58,7 +58,7 @@ def normed(ops: CpuOperations, batch: Batch) -> Activation:
     return ops.norm(rows(ops, batch, X), SCALE, EPSILON)
 
 
-def weights(names: Sequence[str], outputs: Sequence[int], columns: int = WIDTH) -> list[BlockTensor]:
+def weights(names: Sequence[str], outputs: Sequence[int], columns: int = WIDTH) -> list[QTensor]:
     rng = np.random.default_rng(SEED)
     return [random_weight(name, count, columns, rng) for name, count in zip(names, outputs, strict=True)]
 

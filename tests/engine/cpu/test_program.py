@@ -17,7 +17,7 @@ from engine.operations import Attention
 from engine.rope import rotary_table
 from quant.cpu.arena import Arena
 from quant.cpu.linear import CpuBackend
-from quant.tensor import BlockTensor
+from quant.tensor import QTensor
 from tests.engine.cpu.recorded import layer, plain
 from tests.quant.cpu.random_weights import random_weight
 
@@ -51,7 +51,7 @@ def recorded(request: pytest.FixtureRequest, cpu_kernels: Path) -> Recorder:
     """Every operation there is, over weights of every kind."""
     rng, arena = np.random.default_rng(SEED), Arena()
 
-    def weight(name: str, rows: int, columns: int) -> BlockTensor:
+    def weight(name: str, rows: int, columns: int) -> QTensor:
         return random_weight(name, rows, columns, rng)
 
     kv = KVCache([HEADS], LIMITS.num_blocks, partial(block_shape, request.param), request.param)

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from quant.cpu.activations import Form
 from quant.cpu.tiers import choose
-from quant.tensor import BlockTensor, CodedTensor, PlainTensor, Scale
+from quant.tensor import CodedTensor, Float8Tensor, GroupedTensor, Integers, PlainTensor, QTensor, Scale
 
 GROUP, SUPER_BLOCK = 32, 256
 Floats = NDArray[np.float32]
@@ -66,9 +67,22 @@ def quantize(x: Floats, form: Form) -> QuantizedRows:
     return QuantizedRows(whole, scales, scales * whole.sum(-1).astype(np.float32), firsts)
 
 
-def product(weight: BlockTensor, x: Floats, form: Form, there: Floats | None = None) -> Floats:
+def product(weight: QTensor, x: Floats, form: Form, there: Floats | None = None) -> Floats:
     """x [rows, columns] times a weight transposed, added to what is there, float32 [rows, outputs]."""
     start = np.zeros((len(x), weight.shape[0]), np.float32) if there is None else there
+    if isinstance(weight, Float8Tensor):
+        height, width = weight.block
+        rows = torch.arange(weight.shape[0]) // height
+        scale = weight.scale.float()[rows].numpy()
+        return _float_product(weight.values.float().numpy(), _by_group(scale, width, x), x, start)
+    if isinstance(weight, GroupedTensor):
+        scale = _by_group(weight.scale.values().numpy(), weight.group, x)
+        codes = weight.codes.values().numpy().astype(np.int64)
+        if weight.table is not None:
+            return _float_product(np.array(weight.table, np.float32)[codes], scale, x, start)
+        zeros = weight.zero.values().numpy()[:, : weight.groups] if isinstance(weight.zero, Integers) else weight.zero
+        numbers = codes - (zeros if isinstance(zeros, int) else np.repeat(zeros, weight.group, 1)[:, : codes.shape[1]])
+        return _group_product(numbers, scale, quantize(x, form), start)
     if isinstance(weight, PlainTensor):
         return _plain_product(weight.values.float().numpy(), x, start)
     multiply = _super_block_product if form is Form.SUPER_BLOCKS else _coded_product
@@ -122,6 +136,31 @@ def _coded_product(weight: CodedTensor, rows: QuantizedRows, total: Floats) -> F
             x_sums = rows.sums[:, group] if halves == 1 else rows.firsts[:, group]
             x_sums = rows.sums[:, group] - rows.firsts[:, group] if half else x_sums
             total = fma(-minimums[:, g], x_sums[:, None], total)
+    return total
+
+
+def _by_group(scales: Floats, columns: int, x: Floats) -> Floats:
+    """Scales of so many columns each, for every 32 columns of a row."""
+    return scales[:, np.arange(0, x.shape[1], GROUP) // columns]
+
+
+def _group_product(numbers: NDArray[np.int64], scales: Floats, rows: QuantizedRows, total: Floats) -> Floats:
+    """Groups of 32 columns one after another, each with an exact integer sum."""
+    numbers = numbers.reshape(len(numbers), -1, GROUP)
+    for g in range(numbers.shape[1]):
+        sums = (rows.whole[:, g] @ numbers[:, g].T).astype(np.float32)
+        total = fma(sums, scales[:, g] * rows.scales[:, g, None], total)
+    return total
+
+
+def _float_product(values: Floats, scales: Floats, x: Floats, total: Floats) -> Floats:
+    """Groups of 32 columns one after another, each with two chains, over the even and the odd columns."""
+    for g in range(scales.shape[1]):
+        chains: list[Floats] = []
+        for column in range(GROUP * g, GROUP * (g + 1)):
+            weights, numbers = values[:, column], x[:, column, None]
+            chains.append(weights * numbers if len(chains) < 2 else fma(weights, numbers, chains[-2]))
+        total = fma(chains[-2] + chains[-1], scales[:, g], total)
     return total
 
 

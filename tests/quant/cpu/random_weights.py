@@ -1,4 +1,6 @@
-"""Random matrices of every type that has tiles, as a file holds them: with scales of a sane size, or any bits."""
+"""Random matrices of every type that has tiles, as a file holds them: with scales of a sane size, or any bits.
+
+Types are those of GGUF files, and those of safetensors checkpoints (`tests.quant.cpu.random_spans`)."""
 
 import gguf
 import numpy as np
@@ -7,17 +9,20 @@ from numpy.typing import NDArray
 
 from quant.ggml_blocks import BLOCKS, PLAIN_TYPES, decode
 from quant.ggml_types import GGML_TYPES
-from quant.tensor import BlockTensor
+from quant.tensor import BlockTensor, QTensor
+from tests.quant.cpu.random_spans import SPANS
 
 KINDS = {kind.name: kind for kind in GGML_TYPES.values()}
 QUANTIZED = tuple(BLOCKS)
 PLAIN = tuple(PLAIN_TYPES)
 TYPES = (*QUANTIZED, *PLAIN)
+CODED_SPANS, FLOAT_SPANS = (tuple(name for name in SPANS if SPANS[name].floats == it) for it in (False, True))
+EVERY = (*TYPES, *SPANS)
 
 
 def width(name: str, columns: int) -> int:
     """`columns`, rounded up to whole blocks of a type."""
-    size = max(32, KINDS[name].block_elements)
+    size = max(32, 0 if name in SPANS else KINDS[name].block_elements)
     return -(-columns // size) * size
 
 
@@ -38,8 +43,13 @@ def random_raw(name: str, rows: int, columns: int, rng: np.random.Generator) -> 
     return raw.reshape(rows, -1)
 
 
-def random_weight(name: str, rows: int, columns: int, rng: np.random.Generator) -> BlockTensor:
-    """What `random_raw` says."""
+def random_weight(name: str, rows: int, columns: int, rng: np.random.Generator) -> QTensor:
+    """Any type. Of GGUF files what `random_raw` says."""
+    return SPANS[name].make(rows, columns, rng) if name in SPANS else random_block_weight(name, rows, columns, rng)
+
+
+def random_block_weight(name: str, rows: int, columns: int, rng: np.random.Generator) -> BlockTensor:
+    """A type of GGUF files."""
     raw = random_raw(name, rows, columns, rng)
     return decode(KINDS[name], memoryview(raw.tobytes()), (rows, columns))
 

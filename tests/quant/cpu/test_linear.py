@@ -13,15 +13,15 @@ from quant.cpu.formats import PAIR
 from quant.cpu.linear import CpuBackend, CpuLinear
 from quant.errors import UnsupportedQuantization
 from quant.kernels.reference import dequantize, dequantize_rows
-from quant.tensor import BlockTensor
-from tests.quant.cpu.random_weights import PLAIN, TYPES, any_weight, bits, random_weight, width
+from quant.tensor import QTensor
+from tests.quant.cpu.random_weights import EVERY, FLOAT_SPANS, PLAIN, TYPES, any_weight, bits, random_weight, width
 
 SEED = 5
 
 pytestmark = pytest.mark.usefixtures("cpu_kernels")
 
 
-def layer(*segments: BlockTensor, planes: Form = Form.TWO_PLANES) -> CpuLinear:
+def layer(*segments: QTensor, planes: Form = Form.TWO_PLANES) -> CpuLinear:
     return CpuBackend(Arena(), planes).linear(segments)
 
 
@@ -30,13 +30,14 @@ def same_bits(ours: Tensor, theirs: Tensor) -> bool:
     return bool(((bits(ours) == bits(theirs)) | (ours.isnan() & theirs.isnan())).all())
 
 
-@pytest.mark.parametrize("name", TYPES)
+@pytest.mark.parametrize("name", EVERY)
 @pytest.mark.parametrize("shape", [(1, 32), (17, 96), (50, 160)])
 def test_an_embedding_row_is_the_weights(name: str, shape: tuple[int, int]) -> None:
     rng = np.random.default_rng(SEED)
     ids = torch.from_numpy(rng.integers(0, shape[0], 40))
     rows, columns = shape[0], width(name, shape[1])
-    for weight in (random_weight(name, rows, columns, rng), any_weight(name, rows, columns, rng)):
+    weights = [random_weight(name, rows, columns, rng)]
+    for weight in [*weights, any_weight(name, rows, columns, rng)] if name in TYPES else weights:
         assert same_bits(layer(weight).rows(ids), dequantize_rows(weight, ids))
 
 
@@ -57,6 +58,10 @@ MIXES = [
     [("Q4_1", 17), ("Q8_0", 40), ("Q4_1", 1)],
     [("F32", 5), ("BF16", 100), ("F16", 3), ("F16", 32)],
     [("Q4_0", 32), ("Q4_0", 96), ("Q4_1", 32), ("Q4_0", 16), ("Q4_0", 16)],
+    [("int4 g64 zeros", 64), ("int4 g32 zeros", 32), ("int8 channel", 40), ("int4 g64 zeros", 7)],
+    [("e4m3 tensor", 64), ("e4m3 tensor", 32), ("e4m3 channel", 33), ("Q4_0", 32), ("F16", 5)],
+    [("nf4 g64 nested", 64), ("nf4 g64 nested", 96), ("nf4 g64 nested", 17), ("int4 g128", 32), ("fp4 g64", 1)],
+    [("int2 g32 zeros", 32), ("int4 g96 zeros", 32), ("int4 g96 zeros", 32), ("e5m2 channel", 31)],
 ]
 
 
@@ -101,18 +106,18 @@ def test_columns_that_are_no_whole_groups_are_refused(columns: int) -> None:
 def test_floats_meet_floats_and_integers_meet_planes() -> None:
     rng = np.random.default_rng(SEED)
     for planes in (Form.ONE_PLANE, Form.TWO_PLANES):
-        for name in TYPES:
+        for name in EVERY:
             made = CpuBackend(Arena(), planes).linear([random_weight(name, 8, width(name, 32), rng)])
             coarse = Form.SUPER_BLOCKS if width(name, 32) == 256 else Form.ONE_PLANE
             quantized = coarse if planes is Form.ONE_PLANE else planes
-            assert made.form(made.parts[0]) is (Form.FLOAT if name in PLAIN else quantized)
+            assert made.form(made.parts[0]) is (Form.FLOAT if name in (*PLAIN, *FLOAT_SPANS) else quantized)
 
 
 def test_all_weights_lie_in_one_arena(cpu_kernels: Path) -> None:
     arena = Arena()
     backend = CpuBackend(arena)
     rng = np.random.default_rng(SEED)
-    layers = [backend.linear([random_weight(name, 40, 256, rng)]) for name in TYPES]
+    layers = [backend.linear([random_weight(name, 40, 256, rng)]) for name in EVERY]
     spans = arena.spans()
     for part in (part for made in layers for part in made.parts):
         assert spans.holds(part.region.address, part.region.size)

@@ -13,9 +13,19 @@ from quant.cpu.arena import Arena
 from quant.cpu.linear import CpuBackend, CpuLinear
 from quant.ggml_blocks import BLOCKS, decode
 from quant.kernels import reference
-from quant.tensor import BlockTensor
+from quant.tensor import QTensor
 from tests.quant.cpu.integer_twin import product
-from tests.quant.cpu.random_weights import KINDS, PLAIN, QUANTIZED, TYPES, bits, random_weight, width
+from tests.quant.cpu.random_weights import (
+    CODED_SPANS,
+    EVERY,
+    FLOAT_SPANS,
+    KINDS,
+    PLAIN,
+    QUANTIZED,
+    bits,
+    random_weight,
+    width,
+)
 
 SEED = 4
 SHAPES = [
@@ -23,6 +33,7 @@ SHAPES = [
     (49, 800),
 ]  # fmt: skip
 TOKENS = 9
+INTEGERS, FLOATS = (*QUANTIZED, *CODED_SPANS), (*PLAIN, *FLOAT_SPANS)
 
 
 @pytest.fixture(autouse=True)
@@ -38,7 +49,7 @@ def poisoned(cpu_kernels: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "empty", poisoned_empty)
 
 
-def layer(*segments: BlockTensor, planes: Form = Form.TWO_PLANES) -> CpuLinear:
+def layer(*segments: QTensor, planes: Form = Form.TWO_PLANES) -> CpuLinear:
     return CpuBackend(Arena(), planes).linear(segments)
 
 
@@ -54,7 +65,7 @@ def activations(tokens: int, columns: int, rng: np.random.Generator) -> Tensor:
     return torch.from_numpy(values.reshape(tokens, columns).astype(np.float32))
 
 
-def example(name: str, shape: tuple[int, int]) -> tuple[BlockTensor, Tensor]:
+def example(name: str, shape: tuple[int, int]) -> tuple[QTensor, Tensor]:
     """A weight of about that shape, and rows to multiply it with."""
     rng = np.random.default_rng(SEED)
     rows, columns = shape[0], width(name, shape[1])
@@ -63,7 +74,7 @@ def example(name: str, shape: tuple[int, int]) -> tuple[BlockTensor, Tensor]:
 
 @pytest.mark.parametrize("planes", [Form.ONE_PLANE, Form.TWO_PLANES])
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("name", TYPES)
+@pytest.mark.parametrize("name", EVERY)
 def test_every_bit_is_the_twins(name: str, shape: tuple[int, int], planes: Form) -> None:
     weight, x = example(name, shape)
     made = layer(weight, planes=planes)
@@ -90,7 +101,7 @@ def test_the_largest_sums_of_super_blocks_are_the_twins(name: str) -> None:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("name", PLAIN)
+@pytest.mark.parametrize("name", FLOATS)
 def test_floats_are_multiplied_as_floats(name: str, shape: tuple[int, int]) -> None:
     weight, x = example(name, shape)
     expected = reference.matmul(x, reference.dequantize(weight))
@@ -100,7 +111,7 @@ def test_floats_are_multiplied_as_floats(name: str, shape: tuple[int, int]) -> N
 
 @pytest.mark.parametrize("planes", [Form.ONE_PLANE, Form.TWO_PLANES])
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("name", QUANTIZED)
+@pytest.mark.parametrize("name", INTEGERS)
 def test_the_error_is_that_of_quantized_activations(name: str, shape: tuple[int, int], planes: Form) -> None:
     """At most half a step of the activations that share a scale, times the magnitudes of the weights that meet them."""
     weight, x = example(name, shape)
@@ -124,7 +135,7 @@ def slices(tokens: int) -> Sequence[tuple[int, int]]:
 
 @pytest.mark.parametrize("planes", [Form.ONE_PLANE, Form.TWO_PLANES])
 @pytest.mark.parametrize("shape", [(75, 160), (32, 64), (17, 32), (200, 576)])
-@pytest.mark.parametrize("name", TYPES)
+@pytest.mark.parametrize("name", EVERY)
 def test_a_row_has_the_same_bits_alone_and_among_others(name: str, shape: tuple[int, int], planes: Form) -> None:
     rng = np.random.default_rng(SEED)
     multiply = layer(random_weight(name, shape[0], width(name, shape[1]), rng), planes=planes).forward
@@ -135,7 +146,7 @@ def test_a_row_has_the_same_bits_alone_and_among_others(name: str, shape: tuple[
         assert torch.equal(bits(multiply(x[start:stop])), bits(together[start:stop])), (start, stop)
 
 
-@pytest.mark.parametrize("name", TYPES)
+@pytest.mark.parametrize("name", EVERY)
 def test_a_row_of_a_weight_has_the_same_bits_alone_and_among_others(name: str) -> None:
     rng = np.random.default_rng(SEED)
     columns = width(name, 64)
@@ -148,7 +159,7 @@ def test_a_row_of_a_weight_has_the_same_bits_alone_and_among_others(name: str) -
         assert torch.equal(bits(layer(row).forward(x)), bits(together[:, 96 + place : 97 + place]))
 
 
-@pytest.mark.parametrize("name", TYPES)
+@pytest.mark.parametrize("name", EVERY)
 def test_a_poisoned_row_stays_alone(name: str) -> None:
     rng = np.random.default_rng(SEED)
     multiply = layer(random_weight(name, 40, width(name, 64), rng)).forward
@@ -163,14 +174,14 @@ def test_a_poisoned_row_stays_alone(name: str) -> None:
         assert out[poisoned].isnan().all()
 
 
-@pytest.mark.parametrize("name", TYPES)
+@pytest.mark.parametrize("name", EVERY)
 def test_no_rows_give_no_rows(name: str) -> None:
     columns = width(name, 32)
     multiply = layer(random_weight(name, 6, columns, np.random.default_rng(SEED))).forward
     assert multiply(torch.zeros(0, columns)).shape == (0, 6)
 
 
-@pytest.mark.parametrize("name", TYPES)
+@pytest.mark.parametrize("name", EVERY)
 def test_rows_need_not_lie_side_by_side(name: str) -> None:
     rng = np.random.default_rng(SEED)
     columns = width(name, 64)

@@ -109,6 +109,7 @@ def operations(e: Emit, x: Any, out: Any) -> None:
         *(e.dot(total, codes, e.load(x, I32x16), bits) for bits in (7, 8)),
         e.dot_of_words(total, e.load(x, I32x16), e.load(e.at(x, 64), I32x16)),
         e.lookup(codes, range(16)),
+        e.lookup_floats(total, [place / 3 for place in range(16)]),
         e.narrow(e.fma(e.widen(e.load(x, F16x16)), e.nearest(e.load(x)), e.load(out))),
         e.narrow(e.widen(e.load(x, F16))),
     )

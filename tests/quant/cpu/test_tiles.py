@@ -10,7 +10,7 @@ from quant.errors import UnsupportedQuantization
 from quant.ggml_blocks import BLOCKS, PLAIN_TYPES, integers
 from quant.kernels.reference import dequantize
 from quant.tensor import BlockTensor, CodedTensor, PlainTensor, Scale
-from tests.quant.cpu.random_weights import KINDS, QUANTIZED, TYPES, any_weight, bits, random_weight, width
+from tests.quant.cpu.random_weights import KINDS, QUANTIZED, TYPES, any_weight, bits, random_block_weight, width
 
 SEED = 1
 SHAPES = [(1, 32), (15, 64), (16, 96), (17, 32), (31, 160), (32, 32), (33, 64), (64, 288), (100, 96)]
@@ -26,7 +26,7 @@ def packed(weight: BlockTensor) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
 def test_every_type_of_the_files_has_a_layout() -> None:
     rng = np.random.default_rng(SEED)
     assert set(TYPES) == {*BLOCKS, *PLAIN_TYPES}
-    assert {format_of(random_weight(name, 1, width(name, 32), rng)) for name in TYPES} == set(FORMATS)
+    assert {format_of(random_block_weight(name, 1, width(name, 32), rng)) for name in TYPES} == set(FORMATS)
     assert [layout.number for layout in FORMATS] == list(range(len(FORMATS)))
 
 
@@ -61,7 +61,7 @@ def same_scale(ours: Scale, theirs: Scale) -> None:
 
 def test_codes_of_six_bits_lie_whole_in_their_bytes() -> None:
     """Three of four chunks of 16 rows by 4 columns, which a mask is enough for."""
-    weight = random_weight("Q6_K", 32, 256, np.random.default_rng(SEED))
+    weight = random_block_weight("Q6_K", 32, 256, np.random.default_rng(SEED))
     assert isinstance(weight, CodedTensor)
     first = format_of(weight).head_bytes
     halves = packed(weight)[first : first + 2 * 3 * 64].reshape(2, 3, 16, 4)
@@ -73,7 +73,7 @@ def test_codes_of_six_bits_lie_whole_in_their_bytes() -> None:
 @pytest.mark.parametrize("name", TYPES)
 def test_values_stay_what_they_are(name: str) -> None:
     columns = width(name, 128)
-    weight = random_weight(name, 50, columns, np.random.default_rng(SEED))
+    weight = random_block_weight(name, 50, columns, np.random.default_rng(SEED))
     again = unpack(packed(weight), format_of(weight), (50, columns))
     assert torch.equal(bits(dequantize(again)), bits(dequantize(weight)))
 

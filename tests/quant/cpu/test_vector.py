@@ -15,11 +15,12 @@ import quant.cpu.activations  # noqa: F401  # defines kernels
 from quant.cpu.kernel import KERNELS, Kernel, kernel
 from quant.cpu.native import compile_kernels, link
 from quant.cpu.tiers import TIERS, Target, available, choose, host_triple
-from quant.cpu.vector import F16, F32, I8, Emit, F16x16, I8x64, I32x16
+from quant.cpu.vector import F16, F32, I8, I32, I64, Emit, F16x16, I8x64, I32x16
 from tests.quant.cpu.integer_twin import fused, rounded_twice
 
 SEED = 11
 TABLE = (0, 1, 255, 128, 127, 3, 200, 77, 90, 11, 12, 13, 254, 15, 16, 17)
+NUMBERS = tuple(np.random.default_rng(SEED).standard_normal(16).astype(np.float32).tolist())
 TARGETS = [*(choose(tier.name) for tier in available()), TIERS[-1].target(host_triple(), frozenset())]
 BITS = range(1, 9)
 
@@ -69,11 +70,18 @@ def dot_of_words(e: Emit, total: Any, x: Any, y: Any) -> Any:
     return e.dot_of_words(e.load(total, I32x16), e.load(x, I32x16), e.load(y, I32x16))
 
 
+def gather(e: Emit, places: Any, numbers: Any) -> Any:
+    """Of 16 numbers those at 16 places."""
+    return e.gather([e.at(numbers, e.b.zext(e.load(e.at(places, 4 * lane), I32), I64), 4) for lane in range(16)])
+
+
 BUILDS: dict[str, Build] = {
     "words": over_rows(dot_of_words, (64, 64, 64), 64),
     **{f"dot_{bits}": dot(bits) for bits in BITS},
     "lookup_64": over_rows(lambda e, codes: e.lookup(e.load(codes, I8x64), TABLE), (64,), 64),
     "lookup_16": over_rows(lambda e, codes: e.lookup(e.load(codes, ir.VectorType(I8, 16)), TABLE), (16,), 16),
+    "lookup_floats": over_rows(lambda e, codes: e.lookup_floats(e.load(codes, I32x16), NUMBERS), (64,), 64),
+    "gather": over_rows(gather, (64, 64), 64),
     "widen": over_rows(lambda e, half: e.widen(e.load(half, F16x16)), (32,), 64),
     "widen_one": over_rows(lambda e, half: e.widen(e.load(half, F16)), (2,), 4),
     "narrow": over_rows(lambda e, single: e.narrow(e.load(single)), (64,), 32),
@@ -146,6 +154,19 @@ def test_lookup(compiled: Compiled, rng: np.random.Generator, size: int) -> None
     codes = rng.integers(0, 16, (200, size)).astype(np.uint8)
     codes[:16] = np.arange(16)[:, None]
     assert np.array_equal(compiled.run(f"lookup_{size}", np.empty_like(codes), codes), np.array(TABLE, np.uint8)[codes])
+
+
+def test_floats_are_looked_up_by_the_lowest_four_bits(compiled: Compiled, rng: np.random.Generator) -> None:
+    codes = rng.integers(0, 2**32, (200, 16), np.uint32)
+    codes[:16] = np.arange(16)[:, None]
+    found = compiled.run("lookup_floats", np.empty(codes.shape, np.float32), codes)
+    assert np.array_equal(found, np.array(NUMBERS, np.float32)[codes & 15])
+
+
+def test_gather(compiled: Compiled, rng: np.random.Generator) -> None:
+    places, numbers = rng.integers(0, 16, (50, 16), np.uint32), rng.standard_normal((50, 16), np.float32)
+    found = compiled.run("gather", np.empty(numbers.shape, np.float32), places, numbers)
+    assert np.array_equal(found, np.take_along_axis(numbers, places.astype(np.int64), 1))
 
 
 def check_floats(found: NDArray[Any], expected: NDArray[Any]) -> None:

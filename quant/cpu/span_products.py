@@ -1,0 +1,109 @@
+"""Tiles of spans times rows of activations: integers by integers, and small floats by floats.
+
+Integers are multiplied as all are (`quant.cpu.matmul`): exactly within 32 columns, zero points taken off by the sums
+that rows of activations carry. Numbers of a table and floats of 8 bits become float32 in registers: 4 bits of any 16
+numbers are looked up with one instruction for 16 rows where there is AVX-512, which costs as much as looking up two
+bytes of an integer would, rounds nothing, and needs no second product for the second byte. A group of 32 columns has
+two chains of its own, even and odd columns, so that groups do not wait for each other; then
+
+    total = total + scale * (even + odd)
+
+One token is bound by memory: the floor is the weight's bytes at the machine's read rate. Many tokens are bound by
+`vpdpbusd` as other integers are, or by fused multiply-adds: 2 * tokens * rows * columns operations at 32 a cycle and
+port, and 2 more in 34 for each group.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from quant.cpu.activations import Form, RowGroup
+from quant.cpu.cells import Cell, Cells, Prefetch, block_of, blocks, integer_sums, prefetch_group
+from quant.cpu.formats import GROUP
+from quant.cpu.kernel import kernel
+from quant.cpu.span_formats import SpanFormat
+from quant.cpu.spans import columns_of_vector, each_span, load_floats, tile_size
+from quant.cpu.vector import F32, I64, Emit, F32x16
+
+Slots = dict[Cell, Any]
+
+
+def make_span_tile(layout: SpanFormat, tiles: int, tokens: int, form: Form) -> Callable[..., None]:
+    """`tiles` tiles by up to `tokens` rows of activations in a form."""
+
+    def span_tile(
+        e: Emit,
+        w: Any,
+        groups: Any,
+        x: Any,
+        x_stride: Any,
+        count: Any,
+        out: Any,
+        out_stride: Any,
+        add: Any,
+        rows: Any,
+        fetch: Any,
+        lines: Any,
+    ) -> None:
+        b = e.b
+        cells = Cells(e, tiles, tokens, x, x_stride, count, out, out_stride)
+        totals = {cell: e.variable(value) for cell, value in cells.initial(add, rows).items()}
+        size = tile_size(e, layout, groups, w)
+        starts = [e.at(w, b.mul(size, I64(t))) if t else w for t in range(tiles)]
+        ahead = Prefetch.spread(e, fetch, lines, groups)
+        with each_span(e, layout, groups, starts) as span:
+            scales, zeros = span.scales(), span.zeros()
+            with span.each_group() as (g, at):
+                if tokens == 1:
+                    prefetch_group(e, layout, at[0])
+                else:
+                    ahead.emit(g)
+                for block in blocks(e, tiles, tokens):
+                    here = at[block[0]], scales[block[0]], zeros[block[0]]
+                    x_rows = cells.x[block[1]]
+                    if layout.floats:
+                        _add_floats(e, layout, here[0], here[1], x_rows, g, block_of(totals, block))
+                    else:
+                        x_groups = [RowGroup(e, row, groups, g) for row in x_rows]
+                        _add_integers(e, layout, *here, x_groups, form.planes, block_of(totals, block))
+        cells.store({cell: b.load(slot) for cell, slot in totals.items()}, rows)
+
+    kind = "float" if layout.floats else "coded"
+    span_tile.__name__ = f"{kind}_span_tile_{layout.number}_{tiles}x{tokens}_{form.planes}"
+    return kernel(span_tile, layout.part)
+
+
+def _add_integers(
+    e: Emit,
+    layout: SpanFormat,
+    at: list[Any],
+    scales: list[Any],
+    zeros: list[Any],
+    rows: list[RowGroup],
+    planes: int,
+    totals: Slots,
+) -> None:
+    """Add the products of one group by rows of quantized activations."""
+    b, sums = e.b, integer_sums(e, layout.codes, at, rows, planes, zeros=zeros)
+    x_scales = [row.scale() for row in rows]
+    for (t, m), found in sums.items():
+        scale = b.fmul(scales[t], x_scales[m])
+        b.store(e.fma(b.sitofp(found, F32x16), scale, b.load(totals[t, m])), totals[t, m])
+
+
+def _add_floats(
+    e: Emit, layout: SpanFormat, at: list[Any], scales: list[Any], rows: list[Any], g: Any, totals: Slots
+) -> None:
+    """Add the products of group `g` by rows of floats, whose addresses are `rows`."""
+    b, chains = e.b, dict[tuple[int, int, int], Any]()
+    x_at, width = [e.at(row, g, 4 * GROUP) for row in rows], columns_of_vector(layout)
+    for vector in range(GROUP // width):
+        columns = zip(*(load_floats(e, layout, it, vector) for it in at), strict=True)
+        for column, weights in enumerate(columns, width * vector):
+            values = [e.splat(e.load(e.at(it, 4 * column), F32)) for it in x_at]
+            for t, m in totals:
+                chain = column % 2, t, m
+                product = weights[t], values[m]
+                chains[chain] = e.fma(*product, chains[chain]) if chain in chains else b.fmul(*product)
+    for (t, m), total in totals.items():
+        found = b.fadd(chains[0, t, m], chains[1, t, m])
+        b.store(e.fma(found, scales[t], b.load(total)), total)
