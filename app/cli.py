@@ -41,6 +41,7 @@ COMMANDS: Mapping[str, CommandEntry] = {
     "stop": CommandEntry("app.commands.stop", "stop", "Stop a running server."),
     "pull": CommandEntry("app.commands.pull", "pull", "Fetch a model to this machine."),
     "ls": CommandEntry("app.commands.ls", "ls", "List the models on this machine."),
+    "show": CommandEntry("app.commands.show", "show", "Show what a model is, without loading it."),
     "rm": CommandEntry("app.commands.rm", "rm", "Remove models from this machine."),
     "quantize": CommandEntry("app.commands.quantize", "quantize", "Write a copy of a model in fewer bits."),
     "cache": CommandEntry("app.commands.cache", "cache", "Show or delete what is kept on disk of what was computed."),

@@ -26,11 +26,11 @@ def from_folder(folder: Path) -> Tokenizer:
             f"{folder} has no {VOCABULARY}",
             "Pull the model again, or choose a GGUF file of it, which has all it needs.",
         )
-    return from_json(vocabulary, _tokenizer_config(folder), _ending_ids(folder), _rows(folder))
+    return from_json(vocabulary, tokenizer_config(folder), _ending_ids(folder), _rows(folder))
 
 
-def _tokenizer_config(folder: Path) -> dict[str, object]:
-    """tokenizer_config.json, with what other files have of it.
+def tokenizer_config(folder: Path) -> dict[str, object]:
+    """tokenizer_config.json, with what other files have of it. Raises ModelFileError.
 
     A template in a file of its own is the newest way to store one, and overrides. Special tokens in a file of their own
     are the oldest, and fill in; so does the template that belongs to a model's image processor.

@@ -97,7 +97,7 @@ def from_json(
         end_of_generation_ids=end_of_generation_ids(control_ids, ending),
         add_bos=bos_id is not None and _adds_bos(config, backend, bos_id),
         space_prefix=spelling.space_prefix,
-        chat_template=_chat_template(config),
+        chat_template=chat_template(tokenizer_config or {}),
     )
     encoder = TextEncoder(backend, start_prefix=start_prefix, verbatim=[token.text for token in verbatim])
     return Tokenizer(encoder, vocabulary)
@@ -272,8 +272,9 @@ def _adds_bos(config: CheckedFields, backend: tokenizers.Tokenizer, bos_id: int)
         return backend.encode("", add_special_tokens=True).ids[:1] == [bos_id]
 
 
-def _chat_template(config: CheckedFields) -> str | None:
-    """The template; of several, the one that is named default."""
+def chat_template(tokenizer_config: Mapping[str, object]) -> str | None:
+    """The template; of several, the one that is named default. Raises ModelFileError."""
+    config = CheckedFields(tokenizer_config, "tokenizer_config.")
     if not config.is_array("chat_template"):
         return config.get("chat_template", str)
     templates = [CheckedFields(entry, "chat_template.") for entry in config.array("chat_template", dict)]

@@ -1,0 +1,74 @@
+"""`ingle show`: what a model is, by its own files."""
+
+from dataclasses import asdict
+
+import click
+
+from app.commands.listing import as_json, echo_table
+from app.config import load_settings
+from app.models.details import ModelDetails, details_of
+from app.models.store import ModelStore
+from app.progress import format_bytes
+
+EXAMPLES = """\b
+Examples:
+  ingle show smollm2:135m
+  ingle show ./my-model.gguf
+  ingle show org/repo --json | jq .parameters
+"""
+
+
+@click.command(epilog=EXAMPLES)
+@click.argument("name", required=False)
+@click.option("--json", "as_object", is_flag=True, help="Print a JSON object.")
+def show(name: str | None, as_object: bool) -> None:
+    """Show what the model NAME is: its shape, its types, what its chat template can do. Loads no weights.
+
+    NAME is a model of the catalog or of the Hub that is stored, or the path of a GGUF file or a folder.
+    """
+    settings = load_settings(model=name)
+    store = ModelStore(settings)
+    details = details_of(store.resolve(settings.model), store.catalog, store.hub_models)
+    if as_object:
+        click.echo(as_json(details))
+        return
+    echo_table(_facts(details))
+    click.echo()
+    rows = [
+        (part.name, part.tensors, f"{part.parameters:,}", format_bytes(part.size), _types(part.types))
+        for part in details.tensors
+    ]
+    echo_table([("CLASS", "TENSORS", "PARAMETERS", "SIZE", "TYPES"), *rows])
+
+
+def _facts(details: ModelDetails) -> list[tuple[str, object]]:
+    sampling = asdict(details.sampling) if details.sampling else {}
+    return [
+        ("NAME", details.name),
+        ("PATH", details.path),
+        ("SOURCE", details.source),
+        ("SIZE", format_bytes(details.size)),
+        ("ARCHITECTURE", details.architecture or "-"),
+        ("PARAMETERS", f"{details.parameters:,}"),
+        ("QUANTIZATION", details.quantization or "-"),
+        ("CONTEXT", _tokens(details.context_length)),
+        ("VOCABULARY", _tokens(details.vocab_size)),
+        ("CHAT TEMPLATE", _features(details)),
+        ("SAMPLING", ", ".join(f"{name} {value:g}" for name, value in sampling.items()) or "-"),
+        ("LICENSE", details.license or "-"),
+    ]
+
+
+def _features(details: ModelDetails) -> str:
+    able = [name for name, there in asdict(details.template).items() if there] if details.template else ["none"]
+    return ", ".join([*able, *(["fill in the middle"] if details.fills_in_the_middle else [])]) or "plain"
+
+
+def _tokens(count: int | None) -> str:
+    return "-" if count is None else f"{count:,} tokens"
+
+
+def _types(types: dict[str, int]) -> str:
+    if len(types) == 1:
+        return next(iter(types))
+    return ", ".join(f"{name} ({format_bytes(size)})" for name, size in types.items())

@@ -1,0 +1,80 @@
+"""All that can be told of a stored model without loading it: the noun, put together from its parts."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from app.chat.template import ChatTemplateRenderer
+from app.chat.template_features import TemplateFeatures, features_of
+from app.models.catalog import Catalog, Sampling
+from app.models.hub_models import HubModels
+from app.models.model_header import read_header
+from app.models.repository import RepositoryName
+from app.models.sampling_defaults import sampling_of
+from app.models.stored_model import StoredModel
+from app.models.tensor_classes import TensorClass, classes_of
+
+
+@dataclass(frozen=True, slots=True)
+class ModelDetails:
+    """None: nobody says, or for `template`, there is none."""
+
+    name: str
+    path: Path
+    source: str
+    size: int  # bytes of all its files
+    stored_at: str | None
+    architecture: str | None
+    parameters: int
+    quantization: str | None
+    context_length: int | None
+    vocab_size: int | None
+    template: TemplateFeatures | None
+    fills_in_the_middle: bool
+    sampling: Sampling | None
+    license: str | None
+    tensors: list[TensorClass]
+
+
+def details_of(stored: StoredModel, catalog: Catalog, models: HubModels) -> ModelDetails:
+    """Reads headers, and renders the chat template. Raises ModelFileError, TemplateUnavailable."""
+    header = read_header(stored)
+    classes = classes_of(header.tensors, header.packed_bits)
+    return ModelDetails(
+        name=stored.name,
+        path=stored.path,
+        source=stored.source,
+        size=stored.size,
+        stored_at=stored.stored_at,
+        architecture=header.architecture,
+        parameters=sum(part.parameters for part in classes),
+        quantization=header.quantization or stored.quantization or _commonest_type(classes),
+        context_length=header.context_length,
+        vocab_size=header.vocab_size,
+        template=_features(header.chat_template, header.bos_token),
+        fills_in_the_middle=header.fills_in_the_middle,
+        sampling=sampling_of(stored.name, stored.path, catalog),
+        license=_license(stored, catalog, models) or header.license,
+        tensors=classes,
+    )
+
+
+def _features(template: str | None, bos_token: str) -> TemplateFeatures | None:
+    if template is None:
+        return None
+    with ChatTemplateRenderer() as renderer:
+        return features_of(template, bos_token, renderer)
+
+
+def _license(stored: StoredModel, catalog: Catalog, models: HubModels) -> str | None:
+    """As it was told where the model came from."""
+    if entry := catalog.find(stored.name):
+        return entry.license
+    name = RepositoryName.parse(stored.name)
+    pulled = models.pulled(name) if name else None
+    return (pulled.license or None) if pulled else None
+
+
+def _commonest_type(classes: list[TensorClass]) -> str | None:
+    """The type that most bytes are of."""
+    types = [(size, name) for part in classes for name, size in part.types.items()]
+    return max(types)[1] if types else None

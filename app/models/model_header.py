@@ -1,0 +1,121 @@
+"""What a model says of itself, read from the headers of its files: no weights, no torch, no vocabulary.
+
+Every value is one that the files claim; a claim of the wrong type counts as none. Refuses to know what a claim is
+worth: the engine checks each when it loads the model.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from app.models.repository import CONFIG
+from app.models.stored_model import StoredModel
+from app.models.tensor_classes import HeaderTensor
+from app.text.folder_tokenizer import VOCABULARY, tokenizer_config
+from app.text.json_tokenizer import chat_template
+from quant.checkpoint_files import read_bytes, read_object
+from quant.errors import printable
+from quant.gguf_checkpoint import GGUFCheckpoint
+from quant.safetensors_checkpoint import SafetensorsCheckpoint
+
+_FIM = ("<|fim_prefix|>", "<fim_prefix>", "<|fim_begin|>", "<｜fim▁begin｜>", "<PRE>", "[PREFIX]", "<|fim_start|>")
+_LICENSE = re.compile(rb"\A---\n(?:.*\n)*?license: *([\w.-]+) *\n")
+_README_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class ModelHeader:
+    """None or empty: the files do not say."""
+
+    architecture: str | None
+    context_length: int | None
+    vocab_size: int | None
+    license: str | None
+    quantization: str | None
+    packed_bits: int | None  # of a weight that is packed into wider integers
+    chat_template: str | None
+    bos_token: str
+    fills_in_the_middle: bool
+    tensors: tuple[HeaderTensor, ...]
+
+
+def read_header(stored: StoredModel) -> ModelHeader:
+    """Raises ModelFileError."""
+    return _of_folder(stored.path) if stored.is_folder else _of_gguf(stored.path)
+
+
+def _of_gguf(path: Path) -> ModelHeader:
+    with GGUFCheckpoint(path) as checkpoint:
+        values, tensors = checkpoint.metadata, checkpoint.tensors.values()
+        architecture = _text(values, "general.architecture")
+        texts = values.get("tokenizer.ggml.tokens")
+        texts = texts if isinstance(texts, tuple) else ()
+        bos = _number(values, "tokenizer.ggml.bos_token_id")
+        return ModelHeader(
+            architecture=architecture,
+            context_length=_number(values, f"{architecture}.context_length"),
+            vocab_size=_number(values, f"{architecture}.vocab_size") or len(texts) or None,
+            license=_text(values, "general.license"),
+            quantization=None,
+            packed_bits=None,
+            chat_template=_text(values, "tokenizer.chat_template", shown=False),
+            bos_token=str(texts[bos]) if bos is not None and bos < len(texts) else "",
+            fills_in_the_middle="tokenizer.ggml.fim_pre_token_id" in values or not set(_FIM).isdisjoint(texts),
+            tensors=tuple(HeaderTensor(t.name, t.type.name, t.shape, t.nbytes) for t in tensors),
+        )
+
+
+def _of_folder(folder: Path) -> ModelHeader:
+    config, tokens = read_object(folder, CONFIG) or {}, tokenizer_config(folder)
+    inner = config.get("text_config")  # of a model that sees, too
+    values = {**config, **inner} if isinstance(inner, dict) else config
+    section = config.get("quantization_config")
+    section = section if isinstance(section, dict) else {}
+    vocabulary = read_bytes(folder, VOCABULARY) or b""
+    with SafetensorsCheckpoint(folder) as checkpoint:
+        tensors = checkpoint.tensors.values()
+        return ModelHeader(
+            architecture=_text(config, "model_type"),
+            context_length=_number(values, "max_position_embeddings"),
+            vocab_size=_number(values, "vocab_size"),
+            license=_license(folder),
+            quantization=_text(section, "quant_method"),
+            packed_bits=_packed_bits(section),
+            chat_template=chat_template(tokens),
+            bos_token=_token(tokens.get("bos_token")),
+            fills_in_the_middle=any(f'"{token}"'.encode() in vocabulary for token in _FIM),
+            tensors=tuple(HeaderTensor(t.name, t.type.name, t.shape, t.nbytes) for t in tensors),
+        )
+
+
+def _packed_bits(section: Mapping[str, object]) -> int | None:
+    match section:
+        case {"bits": int(bits)} | {"config_groups": {"group_0": {"weights": {"num_bits": int(bits)}}}}:
+            return bits if 0 < bits <= 8 else None
+        case {"load_in_4bit": True}:
+            return 4
+    return None
+
+
+def _license(folder: Path) -> str | None:
+    """From the head of a model card, where one lies there."""
+    found = _LICENSE.search((read_bytes(folder, "README.md") or b"")[:_README_BYTES])
+    return found[1].decode() if found else None
+
+
+def _token(value: object) -> str:
+    match value:
+        case str(text) | {"content": str(text)}:
+            return text
+    return ""
+
+
+def _text(values: Mapping[str, object], key: str, *, shown: bool = True) -> str | None:
+    value = values.get(key)
+    return (printable(value) if shown else value) if isinstance(value, str) and value else None
+
+
+def _number(values: Mapping[str, object], key: str) -> int | None:
+    value = values.get(key)
+    return value if type(value) is int and value >= 0 else None

@@ -1,0 +1,83 @@
+"""What the tensors of a model are for, by their names: a table of classes, and what each takes.
+
+Knows the names that GGUF files and checkpoints of transformers use. Refuses to know values.
+"""
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+# The first that is found in a tensor's name is its class.
+_CLASSES: Mapping[str, re.Pattern[str]] = {
+    name: re.compile(pattern, re.IGNORECASE)
+    for name, pattern in {
+        "norms": r"norm|\bln_|layernorm",
+        "head": r"^output\.|lm_head|^score\.|^cls\.",
+        "embedding": r"embd|embed|\bwte\b|\bwpe\b|token_types",
+        "attention": r"attn|attention",
+        "MLP": r"ffn|mlp|experts|feed_forward|intermediate|\.output\.dense",
+        "other": "",
+    }.items()
+}
+_ORDER = ("embedding", "attention", "MLP", "norms", "head", "other")
+# What belongs to a quantized weight and is no weight itself: scales, zero points, orders, tables.
+_BESIDE = re.compile(
+    r"(?:scales?|zeros|g_idx|zero_point|shape|scale_inv|absmax|quant_map|quant_state\S*|SCB|weight_format|k_scale)$"
+)
+_PACKED = re.compile(r"(?:qweight|weight_packed)$")
+
+
+@dataclass(frozen=True, slots=True)
+class HeaderTensor:
+    """A tensor as a header lists it."""
+
+    name: str
+    type: str
+    shape: tuple[int, ...]
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class TensorClass:
+    """The tensors of one class."""
+
+    name: str
+    types: dict[str, int]  # bytes by type, the largest first
+    tensors: int
+    parameters: int
+    size: int  # bytes
+
+
+def classes_of(tensors: Iterable[HeaderTensor], bits: int | None = None) -> list[TensorClass]:
+    """The classes that a model has tensors of. `bits`: of a weight that is packed into wider integers."""
+    found: dict[str, list[HeaderTensor]] = {name: [] for name in _ORDER}
+    for tensor in tensors:
+        found[class_of(tensor.name)].append(tensor)
+    return [_sum(name, members, bits) for name, members in found.items() if members]
+
+
+def class_of(name: str) -> str:
+    return next(kind for kind, pattern in _CLASSES.items() if pattern.search(name))
+
+
+def parameters_of(tensor: HeaderTensor, bits: int | None) -> int:
+    """How many weights the tensor holds."""
+    elements = math.prod(tensor.shape)
+    if _BESIDE.search(tensor.name):
+        return 0
+    packed = _PACKED.search(tensor.name) or (bits == 4 and tensor.type == "U8")
+    return 8 * tensor.nbytes // bits if packed and bits else elements
+
+
+def _sum(name: str, tensors: list[HeaderTensor], bits: int | None) -> TensorClass:
+    types: dict[str, int] = {}
+    for tensor in tensors:
+        types[tensor.type] = types.get(tensor.type, 0) + tensor.nbytes
+    return TensorClass(
+        name,
+        dict(sorted(types.items(), key=lambda item: -item[1])),
+        len(tensors),
+        sum(parameters_of(tensor, bits) for tensor in tensors),
+        sum(types.values()),
+    )

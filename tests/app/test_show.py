@@ -1,0 +1,110 @@
+"""`ingle show`: what a model is, from its headers alone."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from app.cli import ingle
+from tests.app.models.checkpoint_folder import whole_files, write
+from tests.app.models.tiny_chat import save
+
+
+def show(*arguments: str) -> Result:
+    return CliRunner().invoke(ingle, ["show", *arguments], catch_exceptions=False)
+
+
+def as_json(path: Path) -> dict[str, object]:
+    return dict(json.loads(show(str(path), "--json").output))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("tiny-chat")
+    save(path, shard_size="40KB", temperature=0.6, top_p=0.9, do_sample=True)
+    (path / "README.md").write_text("---\nbase_model: x\nlicense: apache-2.0\ntags:\n---\n# license: none\n")
+    return path
+
+
+def test_a_gguf_file(smollm2: Path) -> None:
+    shown = as_json(smollm2)
+    assert (shown["architecture"], shown["context_length"], shown["vocab_size"]) == ("llama", 8192, 49152)
+    assert (shown["parameters"], shown["size"], shown["quantization"]) == (134_515_008, 98_362_432, "Q4_1")
+    assert shown["template"] == {"system": True, "tools": False, "thinking": False}
+    assert shown["license"] == "apache-2.0"
+    classes = {part["name"]: part for part in shown["tensors"]}  # type: ignore[attr-defined]
+    assert list(classes) == ["embedding", "attention", "MLP", "norms"]
+    assert {name: list(part["types"]) for name, part in classes.items()} == {
+        "embedding": ["Q8_0"],
+        "attention": ["Q4_1"],
+        "MLP": ["Q4_1"],
+        "norms": ["F32"],
+    }
+
+
+def test_a_folder(folder: Path) -> None:
+    shown = as_json(folder)
+    assert (shown["architecture"], shown["context_length"], shown["vocab_size"]) == ("llama", 256, 300)
+    embedding, layer, mlp = 300 * 32, 32 * 32 * 2 + 32 * 16 * 2, 3 * 32 * 64
+    assert shown["parameters"] == 2 * embedding + 2 * (layer + mlp + 2 * 32) + 32
+    assert (shown["quantization"], shown["license"]) == ("float32", "apache-2.0")
+    assert shown["sampling"] == {
+        "temperature": 0.6,
+        "top_p": 0.9,
+        "top_k": 0,
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
+    }
+    assert shown["template"] == {"system": True, "tools": False, "thinking": False}
+    assert [part["name"] for part in shown["tensors"]] == ["embedding", "attention", "MLP", "norms", "head"]  # type: ignore[attr-defined]
+
+
+def test_the_table_for_people(folder: Path) -> None:
+    lines = show(str(folder)).output.splitlines()
+    facts = dict(line.split(None, 1) for line in lines[: lines.index("")] if line.split()[0] != "CHAT")
+    assert facts["ARCHITECTURE"] == "llama"
+    assert facts["CONTEXT"] == "256 tokens"
+    assert facts["SAMPLING"].startswith("temperature 0.6, top_p 0.9")
+    assert lines[lines.index("") + 1].split() == ["CLASS", "TENSORS", "PARAMETERS", "SIZE", "TYPES"]
+    assert lines[-1].split()[:3] == ["head", "1", "9,600"]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"model_type": 3, "max_position_embeddings": "many", "vocab_size": -1, "quantization_config": []},
+        {"text_config": {"vocab_size": [1]}, "quantization_config": {"quant_method": {}, "bits": 99}},
+        {"model_type": "\x1b]0;owned\x07"},
+    ],
+)
+def test_what_makes_no_sense_is_not_shown(tmp_path: Path, config: object) -> None:
+    write(tmp_path, {**whole_files(), "config.json": json.dumps(config).encode()})
+    shown = as_json(tmp_path)
+    assert (shown["context_length"], shown["vocab_size"], shown["quantization"]) == (None, None, "F32")
+    assert "\x1b" not in show(str(tmp_path)).output
+
+
+def test_fill_in_the_middle(tmp_path: Path) -> None:
+    write(tmp_path, {**whole_files(), "tokenizer.json": b'{"added_tokens": [{"content": "<|fim_prefix|>"}]}'})
+    assert as_json(tmp_path)["fills_in_the_middle"] is True
+    assert "fill in the middle" in show(str(tmp_path)).output
+
+
+def test_a_model_that_is_not_stored_is_not_found() -> None:
+    command = [sys.executable, "-m", "app", "show", "no-such-model"]
+    assert subprocess.run(command, capture_output=True, check=False, cwd=Path(__file__).parents[2]).returncode == 3
+
+
+def test_nothing_heavy_is_imported(folder: Path) -> None:
+    code = f"""
+import sys
+from app.cli import ingle
+ingle.main(["show", {str(folder)!r}, "--json"], standalone_mode=False)
+print(sorted({{"torch", "numba", "transformers", "huggingface_hub"}} & sys.modules.keys()))
+"""
+    command = [sys.executable, "-c", code]
+    shown = subprocess.check_output(command, text=True, cwd=Path(__file__).parents[2])
+    assert shown.splitlines()[-1] == "[]"
