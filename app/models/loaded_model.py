@@ -24,6 +24,7 @@ from engine.loading import (
     load_engine,
     open_checkpoint,
 )
+from engine.models import read_config
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,7 @@ def load_model(stored: StoredModel, settings: Settings, progress: Progress) -> L
         code_cache=settings.cache_dir,
     )
     with open_checkpoint(stored.path, None if settings.quantize == "none" else settings.quantize) as checkpoint:
+        read_config(checkpoint.metadata)  # a model that cannot chat says so before its vocabulary is read
         if not kernels_are_compiled(checkpoint, options):
             with progress.task("Preparing the CPU engine, once on this machine", None):
                 run_apart(lambda: compile_kernels(checkpoint, options))

@@ -46,10 +46,11 @@ def make(
     positions: int = 48,
     types: Mapping[str, str] | None = None,
     pooling: str | None = None,
+    metadata: Mapping[str, object] | None = None,
     seed: int = 0,
 ) -> TinyBert:
     """A model of 3 layers, weights large enough for its vectors to differ. `types` is like one of MIXES; `pooling` is
-    a flag of sentence-transformers, None: the folder says nothing of it."""
+    a flag of sentence-transformers, None: the folder says nothing of it; `metadata` is more for the GGUF file."""
     torch.manual_seed(seed)
     config = BertConfig(
         vocab_size=vocab,
@@ -68,7 +69,7 @@ def make(
     model.save_pretrained(folder)
     if pooling is not None:
         write_modules(folder, {pooling: True})
-    _write(folder / "tiny.gguf", model, types or {}, pooling)
+    _write(folder / "tiny.gguf", model, types or {}, pooling, metadata or {})
     return TinyBert(model, folder, folder / "tiny.gguf")
 
 
@@ -89,9 +90,16 @@ _POOLING_TYPES = {
     "pooling_mode_cls_token": gguf.PoolingType.CLS,
     "pooling_mode_lasttoken": gguf.PoolingType.LAST,
 }
+_VALUE_TYPES = {
+    str: gguf.GGUFValueType.STRING,
+    int: gguf.GGUFValueType.UINT32,
+    tuple: gguf.GGUFValueType.ARRAY,
+}
 
 
-def _write(path: Path, model: BertModel, types: Mapping[str, str], pooling: str | None) -> None:
+def _write(
+    path: Path, model: BertModel, types: Mapping[str, str], pooling: str | None, metadata: Mapping[str, object]
+) -> None:
     config = model.config
     writer = gguf.GGUFWriter(path, "bert")
     writer.add_block_count(config.num_hidden_layers)
@@ -104,6 +112,8 @@ def _write(path: Path, model: BertModel, types: Mapping[str, str], pooling: str 
     writer.add_vocab_size(config.vocab_size)
     if pooling is not None:
         writer.add_pooling_type(_POOLING_TYPES[pooling])
+    for key, value in metadata.items():
+        writer.add_key_value(key, value, _VALUE_TYPES[type(value)])
     state = model.state_dict()
     for ours, theirs in NAMES.stems.items():
         for number in range(config.num_hidden_layers if "{}" in ours else 1):
