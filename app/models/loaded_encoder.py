@@ -51,7 +51,7 @@ def load_encoder_model(stored: StoredModel, settings: Settings, progress: Progre
         cpu_tier=settings.cpu_tier,
         code_cache=settings.cache_dir,
     )
-    with open_checkpoint(stored.path) as checkpoint:
+    with open_checkpoint(stored.path, None if settings.quantize == "none" else settings.quantize) as checkpoint:
         layouts = layouts_to_compile(checkpoint, options)
         if not layouts_are_compiled(layouts, options):
             with progress.task("Preparing the CPU engine, once on this machine", None):
