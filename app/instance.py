@@ -74,14 +74,20 @@ def running_instances(settings: Settings) -> list[Instance]:
 def find_instance(settings: Settings) -> Instance | None:
     """The server of the model that the settings name; the one on their port first."""
     from app.models.catalog import load_catalog
+    from app.models.repository import RepositoryName
 
     entry = load_catalog().find(settings.model)
     path = os.path.realpath(os.path.expanduser(settings.model))
-    serving = [
-        instance
-        for instance in running_instances(settings)
-        if (instance.model == entry.name if entry else os.path.realpath(instance.model_path) == path)
-    ]
+    repository = None if entry or os.path.exists(path) else RepositoryName.parse(settings.model)
+
+    def is_meant(instance: Instance) -> bool:
+        if entry:
+            return instance.model == entry.name
+        if repository:
+            return instance.model == str(repository) and Path(instance.model_path).is_relative_to(settings.hub_cache)
+        return os.path.realpath(instance.model_path) == path
+
+    serving = [instance for instance in running_instances(settings) if is_meant(instance)]
     return min(serving, key=lambda instance: instance.port != settings.port, default=None)
 
 

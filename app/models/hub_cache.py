@@ -106,4 +106,9 @@ def _repo_folder(cache: Path, repo: str) -> Path:
 
 def snapshot_path(cache: Path, source: HubSource) -> Path:
     """Where a file is seen under its own name, if it is there."""
-    return _repo_folder(cache, source.repo) / "snapshots" / source.revision / source.file
+    return snapshot_folder(cache, source.repo, source.revision) / source.file
+
+
+def snapshot_folder(cache: Path, repo: str, revision: str) -> Path:
+    """The folder of one commit, if it is there."""
+    return _repo_folder(cache, repo) / "snapshots" / revision

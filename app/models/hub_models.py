@@ -122,7 +122,8 @@ class HubModels:
             there = [source for source in sources if hub_cache.find(self._cache, source)]
             freed = hub_cache.remove(self._cache, there) if there else 0
             self._record_path(name).unlink(missing_ok=True)
-        return [Removal(hub_cache.snapshot_path(self._cache, source), freed, shared=True) for source in sources[:1]]
+        folder = hub_cache.snapshot_folder(self._cache, name.repo, pulled.revision)
+        return [Removal(folder / pulled.files[0] if len(pulled.files) == 1 else folder, freed, shared=True)]
 
     def _stored(self, repo: str, folder: Path, model: ModelFiles) -> StoredModel | None:
         """None where a part of the model is missing."""

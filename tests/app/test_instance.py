@@ -137,6 +137,17 @@ def test_the_server_of_the_wanted_model_is_found(settings: Settings, tmp_path: P
             assert find_instance(replace(settings, model=name)) is None
 
 
+def test_the_server_of_a_model_of_the_hub_is_found_by_the_name_of_its_repository(
+    settings: Settings, tmp_path: Path
+) -> None:
+    elsewhere = made(2, "org/other", str(tmp_path / "org" / "other"))  # by a path that looked from there like a name
+    cached = made(1, "org/repo", str(settings.hub_cache / "models--org--repo" / "snapshots" / "0123"))
+    with recorded(cached, settings), recorded(elsewhere, settings):
+        assert find_instance(replace(settings, model="hf:org/repo")) == cached
+        for name in ("org/repo:Q8_0", "org/other"):
+            assert find_instance(replace(settings, model=name)) is None
+
+
 def test_of_several_the_one_on_the_chosen_port_is_found(settings: Settings) -> None:
     with recorded(made(1), settings), recorded(made(2), settings), recorded(made(3), settings):
         assert find_instance(replace(settings, port=2)) == made(2)

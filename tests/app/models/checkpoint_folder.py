@@ -15,6 +15,7 @@ SMALL: dict[str, bytes] = {
     "tokenizer.json": b"{}",
     "tokenizer_config.json": b'{"eos_token": null}',
     "chat_template.jinja": b"{{ messages }}",
+    "1_Pooling/config.json": b'{"pooling_mode_mean_tokens": true}',
 }
 # What is never fetched: code, pickles, what other programs read, and what is not for us.
 OTHERS: dict[str, bytes] = {

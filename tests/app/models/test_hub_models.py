@@ -20,7 +20,7 @@ from app.models.store import ModelStore
 from app.progress import SilentProgress
 from quant.errors import ModelFileError
 from quant.safetensors_checkpoint import INDEX, SafetensorsCheckpoint
-from tests.app.models.checkpoint_folder import OTHERS, SHARDS, SMALL, sharded_files, whole_files
+from tests.app.models.checkpoint_folder import OTHERS, SHARDS, SMALL, sharded_files, whole_files, write
 from tests.app.models.fake_hub import REVISION, FakeHub, serve
 from tests.app.models.tiny_model import files_below, settings_in
 
@@ -48,7 +48,7 @@ def fetched(hub: FakeHub) -> list[str]:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def test_a_checkpoint_is_fetched_and_nothing_else(fake_hub: FakeHub, settings: Settings) -> None:
@@ -247,7 +247,7 @@ def test_removal_takes_what_was_pulled_and_spares_the_rest(fake_hub: FakeHub, se
     folder, file = pull(REPO, settings), pull(f"{REPO}:Q4_0", settings)
     [removal] = ModelStore(settings).remove(REPO)
     assert (removal.freed, removal.shared) == (sum(map(len, sharded_files().values())), True)
-    assert removal.path.parent == folder.path
+    assert removal.path == folder.path
     assert file.path.is_file()
     assert [model.name for model in ModelStore(settings).entries()] == [f"{REPO}:Q4_0"]
     ModelStore(settings).remove(REPO)  # which means the file now
@@ -294,8 +294,7 @@ def test_one_byte_of_weights_or_configuration_makes_another_model(tmp_path: Path
         folder.mkdir()
         files = sharded_files()
         files[name] = files[name].replace(old, new) if old else files[name]
-        for file, content in files.items():
-            (folder / file).write_bytes(content)
+        write(folder, files)
         stored = ModelStore(settings_in(tmp_path)).resolve(str(folder))
         found.add(digest_of(stored.weights(), tmp_path / "records", SilentProgress()))
     assert len(found) == 3
