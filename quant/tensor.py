@@ -277,7 +277,7 @@ class GroupedTensor:
         if isinstance(self.scale, NestedScale):
             fits = fits and len(self.scale.whole) == -(-rows * self.groups // self.scale.span)
         if self.order is not None:
-            fits = fits and self.order.shape == (columns,)
+            fits = fits and torch.equal(self.order.sort().values, torch.arange(columns, dtype=torch.int32))
         if not fits or (self.table is not None and len(self.table) != 1 << self.codes.bits):
             raise ValueError(f"the parts of a {self.type_name} tensor of shape {self.shape} do not fit together")
 

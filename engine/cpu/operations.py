@@ -100,6 +100,7 @@ class CpuOperations:
     def embed(self, batch: Batch, table: QLinear, scale: float = 1.0) -> Activation:
         _refuse("scaled embeddings", scale != 1.0)
         (part,) = _packed(table).parts
+        _refuse("embeddings in an order of their own", part.order is not None)
         out = self._take(Form.FLOAT, table.inputs)
         self._program.append(
             Op.EMBED, kernel=part.row_kernel, weight=part.region.address, tile_bytes=part.tile_bytes,
@@ -168,7 +169,8 @@ class CpuOperations:
         if width % GROUP:
             raise UnsupportedModel(f"An MLP of width {width}, not a multiple of {GROUP}, has no CPU kernel", _PLAIN)
         first, up = packed.part_of(0), packed.part_of(width)
-        fits = width % PAIR == 0 and packed.form(first) is packed.form(up) and (width - up.first) % PAIR == 0
+        alike = packed.form(first) is packed.form(up) and first.order is up.order
+        fits = width % PAIR == 0 and alike and (width - up.first) % PAIR == 0
         if fits and first.rows >= width and up.first + up.rows == gate_up.outputs:
             return self.linear(self._gated_product(x, packed, first, up), down, add_to)
         both = self.linear(x, gate_up).rows(Form.FLOAT)
@@ -190,7 +192,7 @@ class CpuOperations:
         up_one, up_two, up_four, up_six = up.tile_kernels(form)
 
         def write(out_form: Form) -> Rows:
-            source, out = x.rows(form), self._take(out_form, width, selected=x.selected)
+            source, out = self._rows_for(x, form, gate.order), self._take(out_form, width, selected=x.selected)
             self._program.append(
                 Op.GATED, selected=x.selected, form=form, out_form=out_form, groups=gate.groups, rows=width,
                 kernel=address_of(SILU_PRODUCTS[out_form]),
@@ -258,24 +260,31 @@ class CpuOperations:
     def _multiply(self, x: Activation, weight: CpuLinear, out: Rows, *, add: bool) -> None:
         x.added_to = x.added_to or add
         # All forms are written first: x may be made of what the first part's product is added to.
-        sources: dict[Form, Rows] = {form: x.rows(form) for form in map(weight.form, weight.parts)}
+        readers = {weight.source(part): part for part in weight.parts}
+        sources = {key: self._rows_for(x, weight.form(part), part.order) for key, part in readers.items()}
         for part in weight.parts:
             form = weight.form(part)
             place = {**out.words("out"), "out": out.buffer.region.address + 4 * part.first}
-            source, (one, two, four, six) = sources[form], part.tile_kernels(form)
+            source, (one, two, four, six) = sources[weight.source(part)], part.tile_kernels(form)
             self._program.append(
                 Op.MATMUL, barrier=part is weight.parts[-1], selected=x.selected, form=form, add=add,
                 one=one, two=two, four=four, six=six, weight=part.region.address, tile_bytes=part.tile_bytes,
                 groups=part.groups, rows=part.rows, **source.words("x"), **place,
             )  # fmt: skip
 
-    def _rewrite(self, source: Rows, form: Form, *, gather: bool = False, local: bool = False) -> Rows:
+    def _rows_for(self, x: Activation, form: Form, order: Region | None) -> Rows:
+        """Rows of x in the form and the order of columns of a weight's part."""
+        return x.rows(form) if order is None else self._rewrite(x.rows(Form.FLOAT), form, order=order)
+
+    def _rewrite(
+        self, source: Rows, form: Form, *, gather: bool = False, local: bool = False, order: Region | None = None
+    ) -> Rows:
         selected = source.selected or gather
         out = self._take(form, source.width, selected=selected, copies=local)
         self._program.append(
             Op.WRITE, local=local, selected=selected, gather=gather, form=form,
             kernel=address_of(FORM_KERNELS[form].write_row), groups=source.width // GROUP,
-            **source.words("x"), **out.words("out"),
+            order=order.address if order else 0, **source.words("x"), **out.words("out"),
         )  # fmt: skip
         return out
 

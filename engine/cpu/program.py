@@ -71,6 +71,7 @@ _WORDS = (
     "up_six",
     "up",
     "up_tile_bytes",
+    "order",  # address of int32: the column of x that each column is taken from; 0: they are in order
     "vector",  # address of a norm's weight, float32
     "epsilon",  # bits of a float32
     "cache",  # address of this layer in block 0
@@ -209,6 +210,12 @@ def _rewrite(row: Instruction, limits: Limits) -> Touched:
     yield from _written_rows(row, limits, row_bytes(Form(row["form"]), width))
 
 
+def _write(row: Instruction, limits: Limits) -> Touched:
+    yield from _rewrite(row, limits)
+    if row["order"]:
+        yield "order", row["order"], 4 * GROUP * row["groups"]
+
+
 def _norm(row: Instruction, limits: Limits) -> Touched:
     yield from _rewrite(row, limits)
     yield "vector", row["vector"], 4 * GROUP * row["groups"]
@@ -277,7 +284,7 @@ def _pick(row: Instruction, limits: Limits) -> Touched:
 _TOUCHED: dict[Op, Callable[[Instruction, Limits], Touched]] = {
     Op.EMBED: _embed,
     Op.NORM: _norm,
-    Op.WRITE: _rewrite,
+    Op.WRITE: _write,
     Op.MATMUL: _matmul,
     Op.GATED: _gated,
     Op.GATE: _gate,
@@ -292,6 +299,8 @@ _TOUCHED: dict[Op, Callable[[Instruction, Limits], Touched]] = {
 def _scratch(row: Instruction) -> int:
     """Bytes of its own that a thread needs for an instruction."""
     op, record = Op(row["op"]), record_bytes(row["head_dim"])
+    if op is Op.WRITE and row["order"]:
+        return 4 * GROUP * row["groups"]
     if op is Op.GATED:
         return 2 * 4 * PAIR * TOKENS
     if op is Op.ATTEND:

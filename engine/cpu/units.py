@@ -24,7 +24,7 @@ from engine.cpu.attention import (
 )
 from engine.cpu.kv_store import rotate, store_key_value
 from engine.cpu.program import SEGMENT, TOKENS, Op
-from quant.cpu.activations import norm_factor, scale_row, silu_product, write_row
+from quant.cpu.activations import norm_factor, scale_row, silu_product, take_columns, write_row
 from quant.cpu.formats import GROUP, PAIR
 from quant.cpu.kernel import jit, kernel, word
 from quant.cpu.matmul import multiply_pair
@@ -54,10 +54,13 @@ def _norm(a: Record, h: Record, first: int, last: int, copy: int) -> None:
 
 
 @jit
-def _write(a: Record, h: Record, first: int, last: int, copy: int) -> None:
+def _write(a: Record, h: Record, first: int, last: int, copy: int, scratch: int) -> None:
     for m in range(first, last):
-        row = word(h.output_rows, m) if a.gather else m
-        write_row(a.kernel, a.x + row * a.x_stride, a.groups, a.out + m * a.out_stride + copy * a.out_copy)
+        x = a.x + (word(h.output_rows, m) if a.gather else m) * a.x_stride
+        if a.order != 0:
+            take_columns(x, a.order, a.groups, scratch)
+            x = scratch
+        write_row(a.kernel, x, a.groups, a.out + m * a.out_stride + copy * a.out_copy)
 
 
 @jit
@@ -285,7 +288,7 @@ def compute(a: Record, h: Record, first: int, last: int, thread: int) -> None:
     elif a.op == _NORM:
         _norm(a, h, first, last, copy)
     elif a.op == _WRITE:
-        _write(a, h, first, last, copy)
+        _write(a, h, first, last, copy, scratch)
     elif a.op == _ROPE_STORE:
         _rope_store(a, h, first, last)
     elif a.op == _ATTEND:

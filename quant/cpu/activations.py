@@ -30,7 +30,7 @@ from typing import Any
 from numba.core import cgutils
 
 from quant.cpu.kernel import inlined, kernel
-from quant.cpu.vector import F32, I16, I32, I64, Emit, I8x16, I32x16
+from quant.cpu.vector import F32, I16, I32, I64, LANES, Emit, I8x16, I32x16
 
 GROUP = 32  # columns
 SPAN = 8  # groups of a super-block
@@ -252,6 +252,15 @@ def norm_factor(e: Emit, x: Any, groups: Any, epsilon: Any) -> Any:
     mean = b.fdiv(total, b.sitofp(b.mul(groups, I64(GROUP)), F32))
     root = e.call("llvm.sqrt.f32", F32, b.fadd(mean, e.float_from_bits(epsilon)))
     return b.zext(b.bitcast(b.fdiv(F32(1), root), I32), I64)
+
+
+@kernel
+def take_columns(e: Emit, x: Any, order: Any, groups: Any, out: Any) -> None:
+    """The columns of a float row in an order, int32."""
+    with cgutils.for_range(e.b, e.b.mul(groups, I64(GROUP // LANES))) as loop:
+        at = e.at(order, loop.index, 4 * LANES)
+        columns = [e.b.zext(e.load(e.at(at, 4 * lane), I32), I64) for lane in range(LANES)]
+        e.store(e.at(out, loop.index, 4 * LANES), e.gather([e.at(x, column, 4) for column in columns]))
 
 
 def _make_scale_row(form: Form) -> Callable[..., None]:

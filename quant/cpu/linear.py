@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,7 +22,7 @@ from quant.cpu.native import address_of
 from quant.cpu.rows import ROW_KERNELS, read_row
 from quant.errors import UnsupportedQuantization
 from quant.kernels.reference import dequantize
-from quant.tensor import QTensor
+from quant.tensor import GroupedTensor, QTensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,7 @@ class Part:
     rows: int
     groups: int  # of 32 columns
     tile_bytes: int
+    order: Region | None = None  # int32: the input that each column is multiplied by; None: they are in order
 
     def tile_kernels(self, form: Form) -> tuple[int, int, int, int]:
         """Addresses of the kernels for one token, two, four and six; 0 where there is none."""
@@ -77,6 +79,10 @@ class CpuLinear:
         coarse = forms_of(part.layout)[0]
         return self._planes if self._planes is Form.TWO_PLANES and coarse is not Form.FLOAT else coarse
 
+    def source(self, part: Part) -> tuple[Form, int]:
+        """What parts have in common that read the same rows: the form, and where the order of columns is."""
+        return self.form(part), part.order.address if part.order else 0
+
     def part_of(self, row: int) -> Part:
         """The part that holds an output row."""
         return next(part for part in self.parts if part.first <= row < part.first + part.rows)
@@ -89,8 +95,8 @@ class CpuLinear:
             form = self.form(part)
             stride = row_bytes(form, self.inputs)
             rows = torch.empty(len(x), stride, dtype=torch.uint8)
-            write = address_of(FORM_KERNELS[form].write_row)
-            _write_rows(write, x.data_ptr(), len(x), groups, rows.data_ptr(), stride)
+            write, taken = address_of(FORM_KERNELS[form].write_row), _taken(x, part)
+            _write_rows(write, taken.data_ptr(), len(x), groups, rows.data_ptr(), stride)
             at = out.data_ptr() + 4 * part.first
             _multiply(
                 *part.tile_kernels(form), part.region.address, part.tile_bytes, groups, part.rows,
@@ -105,16 +111,33 @@ class CpuLinear:
             if not 0 <= row < self.outputs:
                 raise IndexError(f"row {row} of a weight of {self.outputs}")
             _read_row(part.row_kernel, part.region.address, part.tile_bytes, part.groups, row, out[place].data_ptr())
-        return out
+        return _placed(out, part)
 
     def dequantize(self) -> Tensor:
-        values = [dequantize(unpack(p.region.bytes, p.layout, (p.rows, self.inputs))) for p in self.parts]
+        values = [
+            _placed(dequantize(unpack(part.region.bytes, part.layout, (part.rows, self.inputs))), part)
+            for part in self.parts
+        ]
         return values[0] if len(values) == 1 else torch.cat(values)
 
 
+def _taken(x: Tensor, part: Part) -> Tensor:
+    """Rows of activations in the order of a part's columns."""
+    return x if part.order is None else x[:, part.order.view(np.int32, x.shape[1])]
+
+
+def _placed(rows: Tensor, part: Part) -> Tensor:
+    """Rows of a part's weight in the order of inputs."""
+    if part.order is None:
+        return rows
+    placed = torch.empty_like(rows)
+    placed[:, part.order.view(np.int32, rows.shape[1])] = rows
+    return placed
+
+
 def _pack_parts(segments: Sequence[QTensor], arena: Arena) -> Iterator[Part]:
-    first = 0
-    for (layout, _, _), group in groupby(_joinable(segments), key=lambda entry: entry[0]):
+    first, orders = 0, _Orders(arena)
+    for (layout, _, order, _), group in groupby(_joinable(segments, orders), key=lambda entry: entry[0]):
         members = [segment for _, segment in group]
         size = tile_bytes(members[0])
         sizes = [-(-segment.shape[0] // PAIR) * 2 * size for segment in members]
@@ -125,15 +148,40 @@ def _pack_parts(segments: Sequence[QTensor], arena: Arena) -> Iterator[Part]:
         for segment, tiles, behind in zip(members, fields, fields[len(members) :], strict=False):
             pack(segment, tiles, behind)
         rows = sum(segment.shape[0] for segment in members)
-        yield Part(layout, region, first, rows, members[0].shape[1] // GROUP, size)
+        yield Part(layout, region, first, rows, members[0].shape[1] // GROUP, size, orders.regions[order])
         first += rows
 
 
-def _joinable(segments: Sequence[QTensor]) -> Iterator[tuple[tuple[Layout, int, int], QTensor]]:
+class _Orders:
+    """The orders of columns of a layer's segments: equal ones have the same number, and the same memory."""
+
+    def __init__(self, arena: Arena) -> None:
+        self._arena = arena
+        self._known: list[Tensor | None] = [None]
+        self.regions: list[Region | None] = [None]
+
+    def number(self, segment: QTensor) -> int:
+        order = segment.order if isinstance(segment, GroupedTensor) else None
+        if order is None:
+            return 0
+        for number, known in enumerate(self._known):
+            if known is not None and torch.equal(order, known):
+                return number
+        region = self._arena.take("order", order.nbytes)
+        region.view(np.int32, len(order))[:] = order.numpy()
+        self._known.append(order)
+        self.regions.append(region)
+        return len(self._known) - 1
+
+
+Key = tuple[Layout, int, int, int]
+
+
+def _joinable(segments: Sequence[QTensor], orders: _Orders) -> Iterator[tuple[Key, QTensor]]:
     """Each segment with a key that it shares with those it can be packed behind: pairs of tiles must not straddle."""
     break_number = 0
     for segment in segments:
-        yield (layout_of(segment), span_of(segment), break_number), segment
+        yield (layout_of(segment), span_of(segment), orders.number(segment), break_number), segment
         break_number += segment.shape[0] % PAIR != 0
 
 

@@ -132,8 +132,6 @@ def span_of(weight: SpanTensor) -> int:
 def span_format_of(weight: SpanTensor) -> SpanFormat:
     """The layout that holds `weight` exactly. Raises UnsupportedQuantization, naming what does not fit."""
     span_of(weight)
-    if isinstance(weight, GroupedTensor) and weight.order is not None:
-        raise _unsupported(weight, "in an order of their own")
     try:
         return _BY_LAYOUT[_layout(weight)]
     except KeyError:

@@ -28,7 +28,7 @@ from quant.tensor import PlainTensor, QTensor
 
 # What a step reads that it did not write: everything else in its arena may be overwritten before it.
 INPUTS = {
-    "weight", "constant", "header", "token ids", "positions", "slots", "output rows", "tiles", "block tables",
+    "weight", "order", "constant", "header", "token ids", "positions", "slots", "output rows", "tiles", "block tables",
     "KV cache",
 }  # fmt: skip
 

@@ -105,7 +105,16 @@ def test_select_picks_the_wanted_rows_with_and_without_a_norm(cpu_kernels: Path)
         torch.testing.assert_close(compute(after.step, batch), NORMED[tokens], rtol=2e-6, atol=0)
 
 
-SEGMENTS = [*((name,) for name in NARROW), ("F16", "Q4_0"), ("Q4_1", "Q8_0", "F32", "BF16")]
+SEGMENTS = [
+    *((name,) for name in NARROW),
+    ("F16", "Q4_0"),
+    ("Q4_1", "Q8_0", "F32", "BF16"),
+    ("int4 g64 zeros",),
+    ("nf4 g64 nested", "e4m3 tensor"),
+    ("int4 g32 zeros 1",),
+    ("int8 channel 1", "nf4 g64 2"),
+    ("int4 g32 zeros 1", "int4 g32 zeros 2", "int8 channel 1", "Q4_0"),
+]
 
 
 @pytest.mark.parametrize("planes", [Form.ONE_PLANE, Form.TWO_PLANES])
@@ -161,6 +170,9 @@ def test_a_norm_of_what_is_added_to_is_written_before_anything_is_added(cpu_kern
         (["Q4_1"], ["Q8_0"], ["F16"], 1e-3),
         (["F32"], ["F16"], ["Q8_0"], 1e-3),
         (["Q8_0"], ["Q4_0"], ["Q4_1", "BF16", "Q8_0"], 1e-3),
+        (["int4 g32 zeros 1"], ["int4 g32 zeros 1"], ["int8 channel 1"], 1e-3),
+        (["int4 g32 zeros 1"], ["int4 g32 zeros 2"], ["e4m3 channel"], 1e-3),
+        (["nf4 g64 nested"], ["e5m2 tensor"], ["nf4 g64 2"], 1e-3),
     ],
 )
 def test_gated_mlp(cpu_kernels: Path, gate: list[str], up: list[str], down: list[str], error: float) -> None:

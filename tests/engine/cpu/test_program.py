@@ -25,7 +25,7 @@ SEED = 9
 LIMITS = Limits(tokens=12, outputs=12, requests=3, context=160, num_blocks=20, threads=3)
 WIDTH, HEADS = 96, KVGroup((0, 1), 2, 32)
 
-ADDRESSES = ("x", "out", "weight", "up", "vector", "cache", "cosine", "sine", "parts")
+ADDRESSES = ("x", "out", "weight", "up", "order", "vector", "cache", "cosine", "sine", "parts")
 DISTANCES = ("x_stride", "x_copy", "out_stride", "out_copy", "tile_bytes", "up_tile_bytes", "block_bytes")
 COUNTS = ("groups", "rows", "head_bytes", "kv_heads", "heads", "head_dim", "max_pieces")
 
@@ -72,7 +72,7 @@ def recorded(request: pytest.FixtureRequest, cpu_kernels: Path) -> Recorder:
         normed = ops.norm(x, torch.randn(WIDTH), 1e-5)
         gate_up = layer(ops, weight("Q4_1", 64, WIDTH), weight(("Q8_0", "F16")[number], 64, WIDTH))
         x = ops.gated_mlp(normed, gate_up, layer(ops, weight("Q4_0", WIDTH, 64)), x)
-    x = ops.linear(x, layer(ops, weight("Q4_0", WIDTH, WIDTH)))
+    x = ops.linear(x, layer(ops, weight("int4 g32 zeros 1", WIDTH, WIDTH)))
     ops.logits(x, layer(ops, weight("Q8_0", 50, WIDTH)))
     return program
 
@@ -114,7 +114,8 @@ def test_an_address_outside_of_its_region_is_refused_by_name(recorded: Recorder)
     """Each of them, one by one: before the region, at its very end, behind it, nowhere near."""
     for number, op, name, address in words_of(recorded, ADDRESSES):
         first, end = region_of(recorded, address)
-        for forged in (first - 64, first - 1, end - 1, end, 0, 64, -address, address + (1 << 40)):
+        null = 1 if name == "order" else 0  # an order at 0 is none
+        for forged in (first - 64, first - 1, end - 1, end, null, 64, -address, address + (1 << 40)):
             with pytest.raises(IndexError, match=rf"instruction {number} \({op.name}\): {name}"):
                 finish(recorded, number, **{name: forged})
 

@@ -76,6 +76,7 @@ def product(weight: QTensor, x: Floats, form: Form, there: Floats | None = None)
         scale = weight.scale.float()[rows].numpy()
         return _float_product(weight.values.float().numpy(), _by_group(scale, width, x), x, start)
     if isinstance(weight, GroupedTensor):
+        x = x if weight.order is None else x[:, weight.order.numpy()]
         scale = _by_group(weight.scale.values().numpy(), weight.group, x)
         codes = weight.codes.values().numpy().astype(np.int64)
         if weight.table is not None:

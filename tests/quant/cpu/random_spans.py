@@ -24,6 +24,7 @@ class Coded:
     zeros: bool = False
     table: tuple[float, ...] | None = None
     nested: bool = False
+    order: int = 0  # seed of an order of columns; 0: none
 
     @property
     def floats(self) -> bool:
@@ -40,7 +41,8 @@ class Coded:
         plain = GroupScale(_scales(rng, rows, groups).to(self.scale))
         scale = _nested(rows, groups, rng) if self.nested else plain
         zero = 0 if self.table else integers(groups) if self.zeros else 1 << (self.bits - 1)
-        return GroupedTensor((rows, columns), "CODED", group, integers(columns), scale, zero, self.table)
+        order = torch.from_numpy(np.random.default_rng(self.order).permutation(columns)).int() if self.order else None
+        return GroupedTensor((rows, columns), "CODED", group, integers(columns), scale, zero, self.table, order)
 
 
 def _scales(rng: Rng, rows: int, groups: int) -> torch.Tensor:
@@ -115,3 +117,11 @@ SPANS: dict[str, Kind] = {
     "fp4 g64": Coded(group=64, scale=F32, table=FP4),
     "fp4 g128 nested": Coded(group=128, table=FP4, nested=True),
 }  # fmt: skip
+
+# Columns in two orders.
+ORDERED = {
+    "int4 g32 zeros 1": Coded(group=32, zeros=True, order=1),
+    "int4 g32 zeros 2": Coded(group=32, zeros=True, order=2),
+    "int8 channel 1": Coded(8, ROW, F32, order=1),
+    "nf4 g64 2": Coded(group=64, scale=F32, table=NF4, order=2),
+}

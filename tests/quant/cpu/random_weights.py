@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from quant.ggml_blocks import BLOCKS, PLAIN_TYPES, decode
 from quant.ggml_types import GGML_TYPES
 from quant.tensor import BlockTensor, QTensor
-from tests.quant.cpu.random_spans import SPANS
+from tests.quant.cpu.random_spans import ORDERED, SPANS
 
 KINDS = {kind.name: kind for kind in GGML_TYPES.values()}
 QUANTIZED = tuple(BLOCKS)
@@ -18,11 +18,12 @@ PLAIN = tuple(PLAIN_TYPES)
 TYPES = (*QUANTIZED, *PLAIN)
 CODED_SPANS, FLOAT_SPANS = (tuple(name for name in SPANS if SPANS[name].floats == it) for it in (False, True))
 EVERY = (*TYPES, *SPANS)
+_CHECKPOINTS = {**SPANS, **ORDERED}
 
 
 def width(name: str, columns: int) -> int:
     """`columns`, rounded up to whole blocks of a type."""
-    size = max(32, 0 if name in SPANS else KINDS[name].block_elements)
+    size = max(32, 0 if name in _CHECKPOINTS else KINDS[name].block_elements)
     return -(-columns // size) * size
 
 
@@ -45,7 +46,9 @@ def random_raw(name: str, rows: int, columns: int, rng: np.random.Generator) -> 
 
 def random_weight(name: str, rows: int, columns: int, rng: np.random.Generator) -> QTensor:
     """Any type. Of GGUF files what `random_raw` says."""
-    return SPANS[name].make(rows, columns, rng) if name in SPANS else random_block_weight(name, rows, columns, rng)
+    if name in _CHECKPOINTS:
+        return _CHECKPOINTS[name].make(rows, columns, rng)
+    return random_block_weight(name, rows, columns, rng)
 
 
 def random_block_weight(name: str, rows: int, columns: int, rng: np.random.Generator) -> BlockTensor:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from quant.cpu.activations import FORM_KERNELS, GROUP, SILU_PRODUCTS, Form, norm_factor, row_bytes
+from quant.cpu.activations import FORM_KERNELS, GROUP, SILU_PRODUCTS, Form, norm_factor, row_bytes, take_columns
 from tests.quant.cpu.integer_twin import Floats, quantize
 from tests.quant.cpu.kernel_call import bits_float, call, float_bits
 
@@ -145,6 +145,16 @@ def test_floats_are_copied() -> None:
     x = np.random.default_rng(SEED).standard_normal(96).astype(np.float32)
     x[:4] = [np.inf, -np.inf, np.nan, -0.0]
     assert np.array_equal(written(x, Form.FLOAT).floats.view(np.int32), x.view(np.int32))
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_columns_are_taken_in_an_order(width: int) -> None:
+    rng = np.random.default_rng(SEED)
+    x, order = rng.standard_normal(width, np.float32), rng.permutation(width).astype(np.int32)
+    row = Row(Form.FLOAT, width)
+    call(take_columns, x, order, width // GROUP, row.memory)
+    assert np.array_equal(row.floats, x[order])
+    row.check_guard()
 
 
 @pytest.mark.parametrize("form", Form)

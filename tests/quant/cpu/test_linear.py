@@ -1,5 +1,6 @@
 """Layers over packed tiles: what they hold, how segments are joined, and what is refused by name."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from quant.cpu.linear import CpuBackend, CpuLinear
 from quant.errors import UnsupportedQuantization
 from quant.kernels.reference import dequantize, dequantize_rows
 from quant.tensor import QTensor
+from tests.quant.cpu.random_spans import ORDERED
 from tests.quant.cpu.random_weights import EVERY, FLOAT_SPANS, PLAIN, TYPES, any_weight, bits, random_weight, width
 
 SEED = 5
@@ -41,6 +43,29 @@ def test_an_embedding_row_is_the_weights(name: str, shape: tuple[int, int]) -> N
         assert same_bits(layer(weight).rows(ids), dequantize_rows(weight, ids))
 
 
+@pytest.mark.parametrize("name", ORDERED)
+def test_columns_in_an_order_are_multiplied_by_inputs_in_that_order(name: str) -> None:
+    rng = np.random.default_rng(SEED)
+    weight = ORDERED[name].make(50, 160, rng)
+    x, ids = torch.from_numpy(rng.standard_normal((5, 160), np.float32)), torch.tensor([49, 0, 7])
+    made, straight = layer(weight), layer(replace(weight, order=None))
+    assert weight.order is not None
+    assert torch.equal(bits(made.forward(x)), bits(straight.forward(x[:, weight.order])))
+    assert torch.equal(bits(made.rows(ids)), bits(dequantize_rows(weight, ids)))
+
+
+def test_segments_of_one_order_are_one_part_and_orders_that_are_equal_are_kept_once() -> None:
+    rng = np.random.default_rng(SEED)
+    names = ("int4 g32 zeros 1", "int4 g32 zeros 1", "int4 g32 zeros 2", "int8 channel 1", "int4 g32 zeros")
+    made = layer(*(random_weight(name, PAIR, 64, rng) for name in names))
+    assert [part.rows for part in made.parts] == [2 * PAIR, PAIR, PAIR, PAIR]
+    first, second, third, last = (part.order for part in made.parts)
+    assert first is third
+    assert first is not second
+    assert second is not None
+    assert last is None
+
+
 @pytest.mark.parametrize("row", [-1, 20, 1 << 40])
 def test_a_row_that_is_not_there_is_refused(row: int) -> None:
     table = layer(random_weight("Q8_0", 20, 32, np.random.default_rng(SEED)))
@@ -61,6 +86,8 @@ MIXES = [
     [("int4 g64 zeros", 64), ("int4 g32 zeros", 32), ("int8 channel", 40), ("int4 g64 zeros", 7)],
     [("e4m3 tensor", 64), ("e4m3 tensor", 32), ("e4m3 channel", 33), ("Q4_0", 32), ("F16", 5)],
     [("nf4 g64 nested", 64), ("nf4 g64 nested", 96), ("nf4 g64 nested", 17), ("int4 g128", 32), ("fp4 g64", 1)],
+    [("int4 g32 zeros 1", 32), ("int4 g32 zeros 1", 64), ("int4 g32 zeros 2", 32), ("int4 g32 zeros", 32)],
+    [("Q4_0", 17), ("nf4 g64 2", 40), ("int8 channel 1", 7), ("F16", 32), ("int4 g32 zeros 1", 1)],
     [("int2 g32 zeros", 32), ("int4 g96 zeros", 32), ("int4 g96 zeros", 32), ("e5m2 channel", 31)],
 ]
 
