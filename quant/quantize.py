@@ -44,7 +44,7 @@ KEPT = frozenset(
 )
 
 
-def is_quantized(name: str, shape: tuple[int, ...]) -> bool:
+def is_linear_weight(name: str, shape: tuple[int, ...]) -> bool:
     """Whether a tensor is the weight of a linear layer that quantizing a model takes."""
     *modules, kind = name.split(".")
     return kind == "weight" and len(shape) == 2 and bool(modules) and modules[-1] not in KEPT

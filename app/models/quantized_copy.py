@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from app.errors import AppError, ModelNotFound, NoSpace
-from app.models.incoming import check_space
+from app.models.incoming import check_space, write_whole
 from app.models.repository import CONFIG, DESCRIPTIONS
 from app.progress import Progress
 from quant.checkpoint_files import read_bytes, read_object
 from quant.errors import ModelFileError
-from quant.quantize import is_quantized
+from quant.quantize import is_linear_weight
 from quant.quantized_storage import SECTION, Method, Storage, storage
 from quant.safetensors_checkpoint import SafetensorsCheckpoint
 from quant.safetensors_values import PLAIN_TYPES, TYPE_NAMES, as_bytes, decode_plain
@@ -61,7 +61,7 @@ def save_quantized(
         with _new_folder(target) as folder:
             _write_tensors(checkpoint, layers, chosen, SafetensorsWriter(folder, shard_bytes), progress)
             section = chosen.section(_kept(checkpoint, layers))
-            (folder / CONFIG).write_text(json.dumps(config | {SECTION: section}, indent=2), encoding="utf-8")
+            write_whole(folder / CONFIG, json.dumps(config | {SECTION: section}, indent=2).encode())
             _copy_companions(source, folder)
         return QuantizedCopy(
             path=target,
@@ -85,7 +85,7 @@ def _read_config(source: Path) -> dict[str, object]:
 
 def _layers(checkpoint: SafetensorsCheckpoint) -> frozenset[str]:
     """The names of the weights to quantize."""
-    names = frozenset(name for name, tensor in checkpoint.tensors.items() if is_quantized(name, tensor.shape))
+    names = frozenset(name for name, tensor in checkpoint.tensors.items() if is_linear_weight(name, tensor.shape))
     for name in sorted(names):
         if (kind := checkpoint.tensors[name].type.name) not in PLAIN_TYPES:
             raise AppError(f"{checkpoint.path} is quantized already: {name} is of type {kind}", ORIGINAL)
@@ -147,7 +147,7 @@ def _copy_companions(source: Path, folder: Path) -> None:
     for name in {*DESCRIPTIONS, *COMPANIONS} - {CONFIG}:
         content = read_bytes(source, name)
         if content is not None:
-            (folder / name).write_bytes(content)
+            write_whole(folder / name, content)
 
 
 @contextmanager

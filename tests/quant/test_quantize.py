@@ -9,7 +9,7 @@ from quant.bitsandbytes import NF4
 from quant.errors import ModelFileError, UnsupportedQuantization
 from quant.ggml_blocks import SLAB
 from quant.kernels.reference import dequantize
-from quant.quantize import QUANTIZERS, dynamic_table, fp8, group_size, int4, is_quantized, nf4
+from quant.quantize import QUANTIZERS, dynamic_table, fp8, group_size, int4, is_linear_weight, nf4
 from quant.tensor import GroupedTensor, Integers, NestedScale, PlainTensor
 
 TYPES = st.sampled_from([torch.float32, torch.float16, torch.bfloat16])
@@ -200,5 +200,5 @@ def test_the_group_size_divides_every_matrix() -> None:
         ("weight", (64, 64), False),
     ],
 )
-def test_which_tensors_are_quantized(name: str, shape: tuple[int, ...], expected: bool) -> None:
-    assert is_quantized(name, shape) is expected
+def test_which_tensors_are_weights_of_linear_layers(name: str, shape: tuple[int, ...], expected: bool) -> None:
+    assert is_linear_weight(name, shape) is expected

@@ -17,7 +17,7 @@ from app.progress import Report, SilentProgress
 from quant import bitsandbytes
 from quant.errors import ModelFileError, SafetensorsError, UnsupportedQuantization
 from quant.kernels.reference import dequantize
-from quant.quantize import Quantizer, fp8, int4, is_quantized, nf4
+from quant.quantize import Quantizer, fp8, int4, is_linear_weight, nf4
 from quant.quantized_storage import SECTION, Method
 from quant.safetensors_checkpoint import SafetensorsCheckpoint
 from quant.safetensors_values import decode_plain, values
@@ -71,7 +71,7 @@ def expected(folder: Path, method: str) -> dict[str, Tensor]:
     with SafetensorsCheckpoint(folder) as checkpoint:
         plain = {name: decode_plain(tensor, checkpoint.data(name)) for name, tensor in checkpoint.tensors.items()}
     return {
-        name: dequantize(QUANTIZED[method](weight) if is_quantized(name, weight.shape) else weight)
+        name: dequantize(QUANTIZED[method](weight) if is_linear_weight(name, weight.shape) else weight)
         for name, weight in plain.items()
     }
 
@@ -101,7 +101,7 @@ def test_nf4_is_what_our_reader_reads(original: Path, tmp_path: Path, nested: bo
     config = bitsandbytes.BitsAndBytes.read(json.loads((tmp_path / "copy" / "config.json").read_text())[SECTION])
     written, layers = tensors(tmp_path / "copy"), 0
     for name, weight in tensors(original).items():
-        if not is_quantized(name, tuple(weight.shape)):
+        if not is_linear_weight(name, tuple(weight.shape)):
             assert torch.equal(written[name], weight)
             continue
         layer = name.removesuffix("weight")
