@@ -14,7 +14,7 @@ from typing import Self
 from engine.checkpoint import Checkpoint, Names, StoredWeight
 from engine.checkpoint_config import Metadata
 from quant.errors import UnsupportedQuantization
-from quant.quantize import Quantizer, fp8, group_size, int4, is_quantized, nf4
+from quant.quantize import Quantizer, fp8, group_size, int4, is_linear_weight, nf4
 from quant.tensor import PlainTensor, QTensor
 
 # A method by what people call it, for a model whose matrices have so many columns.
@@ -74,7 +74,7 @@ class QuantizedCheckpoint:
 
 
 def _is_plain_layer(name: str, weight: StoredWeight) -> bool:
-    in_block = name.startswith("blk.") and weight.shape is not None and is_quantized(name, weight.shape)
+    in_block = name.startswith("blk.") and weight.shape is not None and is_linear_weight(name, weight.shape)
     return in_block and isinstance(weight.sample(), PlainTensor)
 
 

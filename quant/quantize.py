@@ -134,9 +134,6 @@ def nf4(weight: PlainTensor, *, nested: bool = False) -> GroupedTensor:
     )
 
 
-QUANTIZERS: dict[str, Quantizer] = {"fp8": fp8, "int4": int4, "nf4": nf4}
-
-
 def _nested(scales: Tensor) -> NestedScale:
     offset = scales.mean()
     numbers = (scales - offset).numpy().reshape(-1)

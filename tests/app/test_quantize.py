@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 from app.cli import ingle
 from app.commands.quantize import METHODS
 from app.errors import EXIT_NOT_FOUND, ModelNotFound, exit_status
+from engine import quantizing
 from quant import quantized_storage
 
 
@@ -81,5 +82,5 @@ def test_a_model_that_is_not_there_is_not_found(tmp_path: Path) -> None:
     assert exit_status(answer.exception) == EXIT_NOT_FOUND
 
 
-def test_every_method_can_be_asked_for() -> None:
-    assert list(quantized_storage.METHODS) == list(METHODS)
+def test_a_model_can_be_saved_as_whatever_it_can_be_loaded_as() -> None:
+    assert list(METHODS) == list(quantized_storage.METHODS) == list(quantizing.METHODS)

@@ -9,9 +9,10 @@ from quant.bitsandbytes import NF4
 from quant.errors import ModelFileError, UnsupportedQuantization
 from quant.ggml_blocks import SLAB
 from quant.kernels.reference import dequantize
-from quant.quantize import QUANTIZERS, dynamic_table, fp8, group_size, int4, is_linear_weight, nf4
+from quant.quantize import Quantizer, dynamic_table, fp8, group_size, int4, is_linear_weight, nf4
 from quant.tensor import GroupedTensor, Integers, NestedScale, PlainTensor
 
+QUANTIZERS: dict[str, Quantizer] = {"fp8": fp8, "int4": int4, "nf4": nf4}
 TYPES = st.sampled_from([torch.float32, torch.float16, torch.bfloat16])
 ROWS = st.integers(1, 9)
 SEEDS = st.integers(0, 1 << 31)
