@@ -15,7 +15,7 @@ from quant.ggml_types import GGMLType
 from quant.gguf import GGUFTensor
 from quant.tensor import BlockTensor
 
-SAMPLE_COLUMNS = 32  # or one block, where that is more
+SAMPLE_COLUMNS = 128  # or one block, where that is more; a multiple of what shares a scale, however it is quantized
 
 
 class GGUFCheckpoint:

@@ -29,7 +29,7 @@ from quant.tensor import PlainTensor, QTensor
 
 CONFIG = "config.json"
 MAX_CONFIG_BYTES = 16 << 20
-SAMPLE_COLUMNS = 32
+SAMPLE_COLUMNS = 128  # a multiple of what shares a scale, however a weight is quantized
 
 
 class FolderCheckpoint:

@@ -77,6 +77,14 @@ def test_the_model_is_that_of_the_quantized_values(tiny: TinyLlama, tmp_path: Pa
         torch.testing.assert_close(logits, rounded(torch.tensor([ids])).logits[0, -1], rtol=0, atol=1e-4)
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_samples_are_of_the_kinds_that_weights_are(source: Path, method: str) -> None:
+    with open_checkpoint(source, method) as checkpoint:
+        for weight in models.stored_weights(checkpoint).values():
+            sample, decoded = weight.sample(), weight.decode()
+            assert (type(sample), sample.type_name) == (type(decoded), decoded.type_name)
+
+
 def test_what_is_cached_is_not_shared_between_methods(source: Path) -> None:
     salts = set()
     for method in (None, *METHODS):
