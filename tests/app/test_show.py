@@ -87,6 +87,14 @@ def test_what_makes_no_sense_is_not_shown(tmp_path: Path, config: object) -> Non
     assert "\x1b" not in show(str(tmp_path)).output
 
 
+def test_a_model_that_sees_is_shown_by_the_part_that_reads(tmp_path: Path) -> None:
+    text = {"max_position_embeddings": 4096, "vocab_size": 1000}
+    config = {"model_type": "seeing", "vocab_size": 7, "text_config": text}
+    write(tmp_path, {**whole_files(), "config.json": json.dumps(config).encode()})
+    shown = as_json(tmp_path)
+    assert (shown["architecture"], shown["context_length"], shown["vocab_size"]) == ("seeing", 4096, 1000)
+
+
 def test_fill_in_the_middle(tmp_path: Path) -> None:
     write(tmp_path, {**whole_files(), "tokenizer.json": b'{"added_tokens": [{"content": "<|fim_prefix|>"}]}'})
     assert as_json(tmp_path)["fills_in_the_middle"] is True
