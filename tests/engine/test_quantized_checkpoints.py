@@ -11,6 +11,7 @@ from engine.models import Model
 from engine.reference import ReferenceOperations
 from engine.weights import Weights
 from quant.errors import UnsupportedQuantization
+from tests.engine.answers import answer
 from tests.engine.quantized_folders import KINDS, QuantizedFolder, edit_config, quantized_folder
 from tests.engine.test_llama import forward, poisoned_cache, prompt, request
 
@@ -35,6 +36,13 @@ def test_logits_equal_those_of_the_values(checkpoint: QuantizedFolder) -> None:
         model = load(checkpoint.path, keep_dequantized=keep)
         logits = forward(model, poisoned_cache(model), [(request(1, ids, range(1, 5)), 40)])
         torch.testing.assert_close(logits[0], expected, rtol=0, atol=1e-3 * float(expected.abs().max()))
+
+
+def test_both_backends_say_the_same(checkpoint: QuantizedFolder, cpu_kernels: Path) -> None:
+    plain = answer(checkpoint.path, LoadOptions(backend="reference"))
+    fast = answer(checkpoint.path, LoadOptions(backend="cpu", activation_planes=2, code_cache=cpu_kernels))
+    assert (plain[0], fast[0]) == ("reference", "cpu")
+    assert fast[1] == plain[1]
 
 
 def test_progress_ends_with_all_bytes_of_the_file(checkpoint: QuantizedFolder) -> None:

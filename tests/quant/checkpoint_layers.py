@@ -162,7 +162,14 @@ NUMBERS = {
 
 
 def four_bit_layer(
-    rng: np.random.Generator, rows: int, columns: int, block: int, table: str = "nf4", *, nested: bool = False
+    rng: np.random.Generator,
+    rows: int,
+    columns: int,
+    block: int,
+    table: str = "nf4",
+    *,
+    nested: bool = False,
+    span: int = 24,
 ) -> Layer:
     numbers = np.array(NUMBERS[table], np.float32)
     codes = rng.integers(0, 16, rows * columns)
@@ -173,7 +180,7 @@ def four_bit_layer(
         "weight.quant_map": torch.from_numpy(numbers.copy()),
     }
     if nested:
-        span, offset = 24, np.float32(0.047)
+        offset = np.float32(0.047)
         parts = rng.integers(0, 256, blocks)
         nested_map = np.sort(rng.uniform(-1, 1, 256)).astype(np.float32)
         nested_absmax = rng.uniform(0.1, 2, -(-blocks // span)).astype(np.float32)
