@@ -15,6 +15,7 @@ from quant.ggml_types import GGMLType
 from quant.gguf import GGUFTensor
 from quant.tensor import BlockTensor
 
+SAMPLE_ROWS = 2  # one would be the whole matrix
 SAMPLE_COLUMNS = 128  # or one block, where that is more; a multiple of what shares a scale, however it is quantized
 
 
@@ -63,4 +64,4 @@ class GGUFCheckpoint:
 
 def _sample(kind: GGMLType) -> BlockTensor:
     columns = max(SAMPLE_COLUMNS, kind.block_elements)
-    return decode(kind, memoryview(bytes(kind.nbytes(columns))), (1, columns))
+    return decode(kind, memoryview(bytes(kind.nbytes(SAMPLE_ROWS * columns))), (SAMPLE_ROWS, columns))

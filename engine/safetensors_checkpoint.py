@@ -29,7 +29,7 @@ from quant.tensor import PlainTensor, QTensor
 
 CONFIG = "config.json"
 MAX_CONFIG_BYTES = 16 << 20
-SAMPLE_COLUMNS = 128  # a multiple of what shares a scale, however a weight is quantized
+SAMPLE_SHAPE = (2, 128)  # whole groups, however a weight is quantized; and a row is not the whole matrix
 
 
 class FolderCheckpoint:
@@ -140,5 +140,5 @@ def _find(name: str, stems: Mapping[str, str]) -> _Found | None:
 
 
 def _sample(type_name: str) -> PlainTensor:
-    values = torch.zeros(1, SAMPLE_COLUMNS, dtype=TORCH_TYPES[type_name])
-    return PlainTensor((1, SAMPLE_COLUMNS), type_name, values)
+    values = torch.zeros(SAMPLE_SHAPE, dtype=TORCH_TYPES[type_name])
+    return PlainTensor(SAMPLE_SHAPE, type_name, values)

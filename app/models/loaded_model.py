@@ -55,11 +55,11 @@ def load_model(stored: StoredModel, settings: Settings, progress: Progress) -> L
     )
     with open_checkpoint(stored.path, None if settings.quantize == "none" else settings.quantize) as checkpoint:
         read_config(checkpoint.metadata)  # a model that cannot chat says so before its vocabulary is read
+        values = checkpoint.metadata.values
+        tokenizer = from_folder(stored.path) if stored.is_folder else from_gguf(values)
         if not kernels_are_compiled(checkpoint, options):
             with progress.task("Preparing the CPU engine, once on this machine", None):
                 run_apart(lambda: compile_kernels(checkpoint, options))
-        values = checkpoint.metadata.values
-        tokenizer = from_folder(stored.path) if stored.is_folder else from_gguf(values)
         options = _keeping_on_disk(options, stored, settings, progress)
         with progress.task(f"Loading {stored.name}", stored.size) as report:
             engine = load_engine(checkpoint, options, lambda done, _total: report(done))
