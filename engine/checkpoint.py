@@ -34,7 +34,8 @@ class Names:
     """What the weights of a family are called in checkpoints of transformers."""
 
     stems: Mapping[str, str]  # from ours, without `.weight` or `.bias`; {} stands for a layer's number
-    ignored: re.Pattern[str] = field(default=NOTHING)  # tensors that say nothing more than the configuration
+    ignored: re.Pattern[str] = field(default=NOTHING)  # tensors that the decoder does not need
+    prefix: str = ""  # left out of names, wherever it stands in them
 
 
 class Checkpoint(Protocol):

@@ -5,8 +5,8 @@ another type or out of its bounds is an UnsupportedModel error that names the ke
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TypeVar
+from dataclasses import dataclass, replace
+from typing import Self, TypeVar
 
 from engine.errors import UnsupportedModel
 
@@ -51,6 +51,12 @@ class Metadata:
             raise UnsupportedModel(f"{name} is {value!r}, and must be true or false")
         return value
 
+    def text(self, key: Key, default: str | None = None) -> str:
+        name, value = self._find(key, default)
+        if not isinstance(value, str):
+            raise UnsupportedModel(f"{name} is {value!r:.60}, and must be a text")
+        return value
+
     def one_of(self, key: Key, choices: Mapping[str, Item], default: str | None = None) -> Item:
         """What a text stands for."""
         name, value = self._find(key, default)
@@ -69,6 +75,18 @@ class Metadata:
         if not fits:
             raise UnsupportedModel(f"{self.name(key)} is {value!r:.60}, and must be a list of {kind.__name__} values")
         return tuple(value)  # type: ignore[arg-type]
+
+    def numbers(self, key: Key, *, least: float, most: float) -> tuple[float, ...]:
+        """A list of floats from `least` to `most`."""
+        value = self.get(key)
+        if not isinstance(value, list | tuple) or len(value) > MAX_ITEMS:
+            raise UnsupportedModel(f"{self.name(key)} is {value!r:.60}, and must be a list of numbers")
+        one = Key(self.name(key), self.name(key))
+        return tuple(Metadata({one.gguf: item}, "").number(one, least=least, most=most) for item in value)
+
+    def with_defaults(self, defaults: Mapping[str, object]) -> Self:
+        """With these values, by the file's names, where the checkpoint does not say any."""
+        return replace(self, values={**defaults, **self.values})
 
     def get(self, key: Key) -> object:
         """The value as it is; None: it is not there."""

@@ -27,7 +27,40 @@ class Llama3Scaling:
     original_context: int
 
 
-RopeScaling = LinearScaling | Llama3Scaling
+@dataclass(frozen=True, slots=True)
+class YarnScaling:
+    """Frequencies that make many turns within the original context stay, those that make few are divided by the factor,
+    and cosine and sine are multiplied (arXiv:2309.00071; `yarn` in transformers' configuration)."""
+
+    factor: float
+    original_context: int
+    fast: float = 32.0  # turns within the original context, above which a frequency stays
+    slow: float = 1.0  # and below which it is divided
+    attention_factor: float | None = None  # of cosine and sine; None: it follows from the factor and the two below
+    mscale: float = 1.0
+    mscale_all: float = 0.0  # 0: neither of the two is used
+    truncate: bool = True  # the blended frequencies begin and end at whole numbers
+
+
+@dataclass(frozen=True, slots=True)
+class LongRopeScaling:
+    """Every frequency is divided by a factor of its own, and cosine and sine are multiplied (arXiv:2402.13753).
+
+    There are factors for contexts up to the original one, and others for longer ones. Cached keys must not depend on
+    how long their request becomes, so an engine takes one of the two for all it computes, by its own context length.
+    """
+
+    original_context: int
+    factor: float = 1.0  # by which the context is longer than that
+    attention_factor: float | None = None  # of cosine and sine; None: it follows from the factor
+    short: tuple[float, ...] = ()  # empty: both are tensors of the checkpoint
+    long: tuple[float, ...] = ()
+
+    def is_long(self, context_length: int) -> bool:
+        return context_length > self.original_context
+
+
+RopeScaling = LinearScaling | Llama3Scaling | YarnScaling | LongRopeScaling
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +143,11 @@ class ModelConfig:
 
     def layer(self, number: int) -> LayerConfig:
         return self.layout[number] if self.layout else LayerConfig()
+
+    def long_ropes(self, context_length: int) -> tuple[bool, ...]:
+        """Of each rope, whether it takes the factors for long contexts."""
+        scalings = (rope.scaling for rope in self.ropes)
+        return tuple(isinstance(it, LongRopeScaling) and it.is_long(context_length) for it in scalings)
 
     @property
     def windows(self) -> tuple[int | None, ...]:

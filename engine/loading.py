@@ -122,6 +122,7 @@ def _resolve(model: ModelConfig, device: Device, options: LoadOptions, identity:
     budget = KVBudget(model, device.layer_shape(model.kv_heads, model.head_dim), device.kv_type, step_tokens)
     context = budget.context(options.context_length)
     groups = budget.groups(context)
+    shape = repr((model.ropes, model.long_ropes(context), model.layout))
     return EngineConfig(
         backend=device.name,
         threads=device.threads,
@@ -135,7 +136,7 @@ def _resolve(model: ModelConfig, device: Device, options: LoadOptions, identity:
         block_bytes=budget.block_bytes,
         preemption=options.preemption,
         target_latency=options.target_latency,
-        cache_salt=(*identity, *device.numerics, str(device.kv_type), repr((model.ropes, model.layout))),
+        cache_salt=(*identity, *device.numerics, str(device.kv_type), shape),
     )
 
 

@@ -9,11 +9,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.config import LinearScaling, Llama3Scaling, RopeConfig
+from engine.config import LinearScaling, Llama3Scaling, LongRopeScaling, RopeConfig, YarnScaling
 
 
-def inverse_frequencies(rope: RopeConfig, factors: Tensor | None = None) -> Tensor:
-    """float64 [dimensions / 2], radians per position. `factors`, of the same length, divide them once more."""
+def inverse_frequencies(rope: RopeConfig, factors: Tensor | None = None, positions: int = 0) -> Tensor:
+    """float64 [dimensions / 2], radians per position, for contexts of up to `positions` tokens.
+
+    `factors`, of the same length, divide them once more.
+    """
     exponents = torch.arange(0, rope.dimensions, 2, dtype=torch.float64) / rope.dimensions
     frequencies = rope.base**-exponents
     match rope.scaling:
@@ -21,6 +24,11 @@ def inverse_frequencies(rope: RopeConfig, factors: Tensor | None = None) -> Tens
             frequencies = frequencies / factor
         case Llama3Scaling():
             frequencies = frequencies / _llama3_factors(frequencies, rope.scaling)
+        case YarnScaling():
+            frequencies = frequencies / _yarn_factors(rope, rope.scaling)
+        case LongRopeScaling(short=short, long=long) if short:
+            chosen = long if rope.scaling.is_long(positions) else short
+            frequencies = frequencies / torch.tensor(chosen, dtype=torch.float64)
     return frequencies if factors is None else frequencies / factors.double()
 
 
@@ -32,9 +40,48 @@ def _llama3_factors(frequencies: Tensor, scaling: Llama3Scaling) -> Tensor:
     return 1 / ((1 - smooth) / scaling.factor + smooth)
 
 
+def _yarn_factors(rope: RopeConfig, scaling: YarnScaling) -> Tensor:
+    """What frequencies are divided by: those between the numbers that make `fast` and `slow` turns in the original
+    context are blended by their number, between 1 and the factor (arXiv:2309.00071, section 3.2)."""
+
+    def number(turns: float) -> float:
+        wavelength = scaling.original_context / (turns * 2 * math.pi)
+        return rope.dimensions * math.log(wavelength) / (2 * math.log(rope.base))
+
+    low, high = number(scaling.fast), number(scaling.slow)
+    if scaling.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, rope.dimensions - 1)
+    numbers = torch.arange(rope.dimensions // 2, dtype=torch.float64)
+    divided = ((numbers - low) / (high - low if high != low else 0.001)).clamp(0, 1)
+    return 1 / (divided / scaling.factor + 1 - divided)
+
+
+def attention_factor(rope: RopeConfig) -> float:
+    """What cosine and sine are multiplied by, so that scores are by its square."""
+    match rope.scaling:
+        case YarnScaling(attention_factor=float(given)) | LongRopeScaling(attention_factor=float(given)):
+            return given
+        case YarnScaling() as scaling:
+            return _yarn_attention_factor(scaling)
+        case LongRopeScaling(original, factor):  # as Phi-3 has it (arXiv:2404.14219)
+            return math.sqrt(1 + math.log(max(factor, 1.0)) / math.log(original))
+    return 1.0
+
+
+def _yarn_attention_factor(scaling: YarnScaling) -> float:
+    """Section 3.4 of arXiv:2309.00071; a quotient of two such factors as DeepSeek-V2 has it (arXiv:2405.04434)."""
+
+    def grown(scale: float) -> float:
+        return 1 + 0.1 * scale * math.log(scaling.factor)
+
+    both = scaling.mscale and scaling.mscale_all
+    return grown(scaling.mscale) / grown(scaling.mscale_all) if both else grown(1.0)
+
+
 @dataclass(frozen=True, slots=True)
 class RotaryTable:
-    """Cosine and sine of every angle, float32 [positions, dimensions / 2] each."""
+    """Cosine and sine of every angle, times the rope's attention factor, float32 [positions, dimensions / 2] each."""
 
     cos: Tensor
     sin: Tensor
@@ -42,7 +89,8 @@ class RotaryTable:
 
 
 def rotary_table(rope: RopeConfig, factors: Tensor | None, positions: int) -> RotaryTable:
-    """The table for positions 0 .. positions - 1."""
+    """The table for positions 0 .. positions - 1; `factors` as in `inverse_frequencies`."""
     steps = torch.arange(positions, dtype=torch.float64)
-    angles = torch.outer(steps, inverse_frequencies(rope, factors))
-    return RotaryTable(angles.cos().float(), angles.sin().float(), rope.interleaved)
+    angles = torch.outer(steps, inverse_frequencies(rope, factors, positions))
+    scale = attention_factor(rope)
+    return RotaryTable((angles.cos() * scale).float(), (angles.sin() * scale).float(), rope.interleaved)

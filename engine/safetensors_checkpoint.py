@@ -57,7 +57,7 @@ class FolderCheckpoint:
         for name, tensor in self._files.tensors.items():
             if names.ignored.fullmatch(name):
                 continue
-            if found := _find(name, stems):
+            if found := _find(name.replace(names.prefix, "") if names.prefix else name, stems):
                 layers[found.stem][found.rest] = name
             else:
                 stored[name] = self._plain(tensor)

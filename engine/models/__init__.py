@@ -18,7 +18,23 @@ from engine.models.decoder import Decoder
 from engine.operations import Activation, Operations
 from engine.weights import Weights
 
-FAMILIES = {"llama": "engine.models.llama"}  # general.architecture -> module
+FAMILIES = {  # general.architecture of a GGUF file, or model_type of a config.json -> module
+    "llama": "engine.models.llama",
+    "mistral": "engine.models.mistral",
+    "ministral": "engine.models.mistral",
+    "ministral3": "engine.models.mistral",
+    "mistral3": "engine.models.mistral",
+    "qwen2": "engine.models.qwen",
+    "qwen3": "engine.models.qwen",
+    "gemma2": "engine.models.gemma",
+    "gemma3": "engine.models.gemma",
+    "gemma3_text": "engine.models.gemma",
+    "phi3": "engine.models.phi3",
+    "granite": "engine.models.granite",
+    "olmo2": "engine.models.olmo",
+    "olmo3": "engine.models.olmo",
+    "smollm3": "engine.models.smollm3",
+}
 ENCODERS = {"bert": "engine.models.bert"}  # of those that give embeddings: see `engine.encoder_loading`
 
 

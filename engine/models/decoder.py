@@ -14,7 +14,7 @@ from torch import Tensor
 
 from engine.batch import Batch
 from engine.checkpoint import Names
-from engine.config import HeadNorm, ModelConfig, NormPlacement
+from engine.config import HeadNorm, LongRopeScaling, ModelConfig, NormPlacement
 from engine.kv_cache import KVCache, KVGroup
 from engine.operations import Activation, Attention, HeadNorms, Operations
 from engine.rope import RotaryTable, rotary_table
@@ -38,7 +38,10 @@ STEMS = {
     "blk.{}.ffn_up": "model.layers.{}.mlp.up_proj",
     "blk.{}.ffn_down": "model.layers.{}.mlp.down_proj",
 }
-IGNORED = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")  # old checkpoints have it
+IGNORED = re.compile(  # what old checkpoints repeat of their configuration, and what sees images for the decoder
+    r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq|(model\.)?(vision_tower|multi_modal_projector)\..+"
+)
+TEXT_PREFIX = "language_model."  # somewhere in the names of a decoder that is a part of a larger model
 NAMES = Names(STEMS, IGNORED)
 
 
@@ -143,10 +146,20 @@ class Decoder:
 
 def rotary_tables(config: ModelConfig, weights: Weights, context_length: int) -> tuple[RotaryTable, ...]:
     """One table for each of the model's ropes."""
-    factors = None
-    if "rope_freqs.weight" in weights:  # how GGUF stores the scaling of Llama 3.1
-        factors = weights.take_vector("rope_freqs.weight", config.ropes[0].dimensions // 2)
+    factors = _stored_factors(config, weights, context_length)
     return tuple(rotary_table(rope, factors, context_length) for rope in config.ropes)
+
+
+def _stored_factors(config: ModelConfig, weights: Weights, context_length: int) -> Tensor | None:
+    """What GGUF stores as tensors: factors of LongRoPE, or the scaling of Llama 3.1."""
+    half = config.ropes[0].dimensions // 2
+    match config.ropes[0].scaling:
+        case LongRopeScaling(short=()) as scaling:
+            short, long = (weights.take_vector(f"rope_factors_{kind}.weight", half) for kind in ("short", "long"))
+            return long if scaling.is_long(context_length) else short
+        case _ if "rope_freqs.weight" in weights:
+            return weights.take_vector("rope_freqs.weight", half)
+    return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,13 +3,13 @@
 A family reads it, and replaces what it does in its own way. Odd values are refused by name.
 """
 
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from engine.checkpoint_config import Key, Metadata
-from engine.config import LinearScaling, Llama3Scaling, ModelConfig, RopeConfig, RopeScaling
+from engine.config import Gate, LayerConfig, ModelConfig
 from engine.errors import UnsupportedModel
-
-MAX_CONTEXT = 1 << 24
+from engine.models.rope_config import CONTEXT, FULL, MAX_CONTEXT, SLIDING, read_rope
 
 LAYERS = Key("{arch}.block_count", "num_hidden_layers")
 HIDDEN = Key("{arch}.embedding_length", "hidden_size")
@@ -20,23 +20,38 @@ VALUE_DIM = Key("{arch}.attention.value_length", "")
 MLP_HIDDEN = Key("{arch}.feed_forward_length", "intermediate_size")
 VOCABULARY = Key("{arch}.vocab_size", "vocab_size")
 TOKENS = Key("tokenizer.ggml.tokens", "")
-CONTEXT = Key("{arch}.context_length", "max_position_embeddings")
 EPSILON = Key("{arch}.attention.layer_norm_rms_epsilon", "rms_norm_eps")
-EXPERTS = Key("{arch}.expert_count", "num_local_experts")
 TIED = Key("", "tie_word_embeddings")
 
-ROPE_BASE = Key("{arch}.rope.freq_base", "rope_theta")
-ROPE_DIMENSIONS = Key("{arch}.rope.dimension_count", "")
-ROPE_TYPE = Key("{arch}.rope.scaling.type", "rope_type")
-ROPE_FACTOR = Key("{arch}.rope.scaling.factor", "factor")
-ROPE_ORIGINAL = Key("{arch}.rope.scaling.original_context_length", "original_max_position_embeddings")
-ROPE_LOW = Key("", "low_freq_factor")
-ROPE_HIGH = Key("", "high_freq_factor")
-ROPE_SECTIONS = ("rope_parameters", "rope_scaling")  # of a config.json, the newer name first
+ATTENTION_BIAS = Key("", "attention_bias")
+WINDOW = Key("{arch}.attention.sliding_window", "sliding_window")
+PATTERN = Key("{arch}.attention.sliding_window_pattern", "sliding_window_pattern")
+LAYER_TYPES = Key("", "layer_types")
+
+# What no family has, by the only values that change nothing.
+REFUSED: tuple[tuple[Key, tuple[object, ...]], ...] = (
+    (Key("{arch}.expert_count", "num_local_experts"), (0,)),
+    (Key("", "num_experts"), (0,)),
+    (Key("", "n_routed_experts"), (0,)),
+    (Key("", "mlp_bias"), (False,)),
+    (Key("", "use_bidirectional_attention"), (False,)),
+    (Key("{arch}.attention.causal", ""), (True,)),
+)
 
 
-def read_decoder(metadata: Metadata, *, interleaved: bool = False) -> ModelConfig:
-    """The shape that all families have; `interleaved`: pairs are neighbours in the family's GGUF files."""
+GATES = {
+    Gate.SILU: (Key("", "hidden_act"), "silu"),
+    Gate.GELU: (Key("", "hidden_activation"), "gelu_pytorch_tanh"),
+}
+BESIDE_TEXT = ("dtype", "torch_dtype", "tie_word_embeddings")  # what it may leave to the whole
+MODEL_TYPE = Key("", "model_type")
+LAYER_KINDS = {FULL: False, SLIDING: True}
+
+
+def read_decoder(
+    metadata: Metadata, *, gate: Gate = Gate.SILU, interleaved: bool = False, partial_rotary: bool = False
+) -> ModelConfig:
+    """The shape that all families have; `interleaved` and `partial_rotary`: see `read_rope`."""
     hidden = metadata.integer(HIDDEN)
     heads = metadata.integer(HEADS)
     kv_heads = metadata.integer(KV_HEADS, heads)
@@ -46,7 +61,10 @@ def read_decoder(metadata: Metadata, *, interleaved: bool = False) -> ModelConfi
     if head_dim % 2:
         raise UnsupportedModel(f"A head dimension of {head_dim} is odd, and rotary embedding needs pairs")
     metadata.refuse(VALUE_DIM, head_dim)
-    metadata.refuse(EXPERTS, 0)
+    for key, allowed in REFUSED:
+        metadata.refuse(key, *allowed)
+    metadata.refuse(*GATES[gate])
+    bias = metadata.flag(ATTENTION_BIAS, False) if metadata.is_config else None
     return ModelConfig(
         architecture=metadata.architecture,
         layers=metadata.integer(LAYERS, most=1024),
@@ -58,9 +76,26 @@ def read_decoder(metadata: Metadata, *, interleaved: bool = False) -> ModelConfi
         vocab_size=metadata.integer(VOCABULARY, _vocabulary(metadata), most=1 << 22),
         context_length=metadata.integer(CONTEXT, most=MAX_CONTEXT),
         norm_epsilon=metadata.number(EPSILON, least=0.0, most=0.1),
-        ropes=(read_rope(metadata, head_dim, interleaved=interleaved),),
+        ropes=(read_rope(metadata, head_dim, interleaved=interleaved, partial=partial_rotary),),
+        gate=gate,
+        qkv_bias=bias,
+        out_bias=bias,
         tied_head=metadata.flag(TIED, False) if metadata.is_config else None,
     )
+
+
+def text_part(metadata: Metadata, defaults: Mapping[str, Mapping[str, object]]) -> Metadata:
+    """That of the decoder, where a config.json describes a larger model around it, with its architecture's defaults."""
+    text = metadata.values.get("text_config") if metadata.is_config else None
+    if isinstance(text, dict):
+        beside = {name: metadata.values[name] for name in BESIDE_TEXT if name in metadata.values}
+        metadata = Metadata(beside | text, metadata.architecture, is_config=True)
+        metadata = replace(metadata, architecture=metadata.text(MODEL_TYPE, metadata.architecture))
+    if metadata.architecture not in defaults:
+        raise UnsupportedModel(
+            f"text_config is a model of architecture {metadata.architecture!r}, not a decoder of this family"
+        )
+    return metadata.with_defaults(defaults[metadata.architecture])
 
 
 def _vocabulary(metadata: Metadata) -> int | None:
@@ -68,46 +103,38 @@ def _vocabulary(metadata: Metadata) -> int | None:
     return len(tokens) if isinstance(tokens, tuple) else None
 
 
-def read_rope(metadata: Metadata, head_dim: int, *, interleaved: bool) -> RopeConfig:
-    """The rotary embedding, where a model has one for all layers."""
-    if not metadata.is_config:
-        metadata.refuse(ROPE_DIMENSIONS, head_dim)
-    section = rope_section(metadata)
-    scaling = section.one_of(ROPE_TYPE, _SCALINGS, "default" if metadata.is_config else _gguf_default(metadata))(
-        section
-    )
-    base = section.number(ROPE_BASE, metadata.number(ROPE_BASE, 10_000.0, least=1.0, most=1e12), least=1.0, most=1e12)
-    return RopeConfig(base, head_dim, interleaved and not metadata.is_config, scaling)
+def read_layout(
+    metadata: Metadata, config: ModelConfig, slides: Sequence[bool], *, local_rope: int = 0
+) -> tuple[LayerConfig, ...]:
+    """Which layers have a window; `slides`: where the checkpoint does not list them. They turn by rope `local_rope`."""
+    window = metadata.integer(WINDOW, 0, least=0, most=MAX_CONTEXT)
+    if not metadata.is_config and not window:
+        slides = [False] * config.layers
+    else:
+        slides = _listed_layers(metadata, config.layers) or slides
+    if len(slides) != config.layers:
+        raise UnsupportedModel(f"The checkpoint lists the kinds of {len(slides)} layers, and has {config.layers}")
+    reach = window if 0 < window < config.context_length else None
+    return tuple(LayerConfig(reach, local_rope) if slide else LayerConfig() for slide in slides)
 
 
-def rope_section(metadata: Metadata) -> Metadata:
-    """Where the rotary embedding is described. In a config.json it is an object, whose type had another name once."""
-    if not metadata.is_config:
-        return metadata
-    section = next((found for name in ROPE_SECTIONS if isinstance(found := metadata.values.get(name), dict)), {})
-    values = {"rope_type": section["type"], **section} if "type" in section else section
-    return Metadata(values, metadata.architecture, is_config=True)
+def every(count: int, layers: int) -> list[bool]:
+    """All layers slide but every `count`-th; 0: all do."""
+    return [count == 0 or (number + 1) % count != 0 for number in range(layers)]
 
 
-def _gguf_default(metadata: Metadata) -> str:
-    return "linear" if metadata.get(ROPE_FACTOR) is not None else "none"
+def _slides(kind: str) -> bool:
+    if kind not in LAYER_KINDS:
+        raise UnsupportedModel(f"{LAYER_TYPES.config} has {kind!r:.60}, which is not supported by this version")
+    return LAYER_KINDS[kind]
 
 
-def _linear(section: Metadata) -> RopeScaling:
-    return LinearScaling(section.number(ROPE_FACTOR, 1.0, least=1.0, most=1024.0))
-
-
-def _llama3(section: Metadata) -> RopeScaling:
-    low, high = (section.number(key, least=0.01, most=1024.0) for key in (ROPE_LOW, ROPE_HIGH))
-    if low >= high:
-        raise UnsupportedModel(f"{section.name(ROPE_LOW)} is {low}, and must be below the other factor, {high}")
-    factor = section.number(ROPE_FACTOR, least=1.0, most=1024.0)
-    return Llama3Scaling(factor, low, high, section.integer(ROPE_ORIGINAL, most=MAX_CONTEXT))
-
-
-_SCALINGS: dict[str, Callable[[Metadata], RopeScaling | None]] = {
-    "none": lambda _section: None,
-    "default": lambda _section: None,
-    "linear": _linear,
-    "llama3": _llama3,
-}
+def _listed_layers(metadata: Metadata, layers: int) -> list[bool] | None:
+    kinds = metadata.items(LAYER_TYPES, str) if metadata.is_config else None
+    if kinds is not None:
+        return [_slides(kind) for kind in kinds]
+    if isinstance(metadata.get(PATTERN), tuple):
+        return list(metadata.items(PATTERN, bool) or ())
+    if metadata.get(PATTERN) is None:
+        return None
+    return every(metadata.integer(PATTERN, least=0), layers)

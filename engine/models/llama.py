@@ -4,16 +4,16 @@ GGUF files and checkpoints of architecture `llama`: Llama 2 and 3, SmolLM2, Mist
 shape. In GGUF files their rotary pairs are neighbours: the converter reorders the rows of q and k.
 """
 
-from engine.checkpoint_config import Key, Metadata
+from engine.checkpoint_config import Metadata
 from engine.config import ModelConfig
-from engine.models.decoder import NAMES, Decoder
+from engine.models.decoder import NAMES
 from engine.models.decoder_config import read_decoder
 
-__all__ = ["NAMES", "Decoder", "read_config"]
+__all__ = ["NAMES", "read_config"]
+
+DEFAULTS: dict[str, object] = {"rms_norm_eps": 1e-6, "max_position_embeddings": 2048}
 
 
 def read_config(metadata: Metadata) -> ModelConfig:
     """What is absent has the default that the format gives it."""
-    metadata.refuse(Key("", "mlp_bias"), False)
-    metadata.refuse(Key("", "hidden_act"), "silu")
-    return read_decoder(metadata, interleaved=True)
+    return read_decoder(metadata.with_defaults(DEFAULTS), interleaved=True)

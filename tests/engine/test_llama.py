@@ -175,7 +175,7 @@ def edited(tiny: TinyLlama, key: str, value: int | str) -> dict[str, object]:
         ("llama.attention.key_length", 15),
         ("llama.attention.value_length", 8),
         ("llama.rope.dimension_count", 8),
-        ("llama.rope.scaling.type", "yarn"),
+        ("llama.rope.scaling.type", "bent"),
         ("llama.rope.freq_base", float("nan")),
         ("llama.attention.layer_norm_rms_epsilon", 2.0),
         ("llama.expert_count", 8),
@@ -203,7 +203,7 @@ def test_an_unknown_architecture_is_named() -> None:
 def test_missing_left_over_and_misshapen_tensors(tiny: TinyLlama, tmp_path: Path) -> None:
     for change, error, names in (
         ("drop", ModelFileError, "blk.1.ffn_up.weight"),
-        ("extra", UnsupportedModel, "blk.0.attn_q.bias"),
+        ("extra", UnsupportedModel, "blk.0.ffn_up.bias"),
         ("shape", ModelFileError, "output_norm.weight"),
     ):
         path = tmp_path / f"{change}.gguf"
@@ -223,7 +223,7 @@ def rewrite(source: Path, target: Path, change: str) -> None:
         cut = change == "shape" and tensor.name == "output_norm.weight"
         writer.add_tensor(tensor.name, tensor.data[:32] if cut else tensor.data)
     if change == "extra":
-        writer.add_tensor("blk.0.attn_q.bias", torch.zeros(64).numpy())
+        writer.add_tensor("blk.0.ffn_up.bias", torch.zeros(96).numpy())
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

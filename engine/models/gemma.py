@@ -1,0 +1,104 @@
+"""The Gemma families: norms before and after, a gate of GELU, windows in most layers (arXiv:2408.00118), and from
+Gemma 3 on normalized heads and a rope of their own for layers with a window (arXiv:2503.19786).
+
+Architectures `gemma2` and `gemma3`; a config.json of `gemma3` describes a larger model, whose text part is
+`gemma3_text`.
+"""
+
+import math
+from dataclasses import replace
+
+import torch
+
+from engine.checkpoint import Names
+from engine.checkpoint_config import Key, Metadata
+from engine.config import Gate, HeadNorm, ModelConfig, NormPlacement
+from engine.models import decoder
+from engine.models.decoder_config import every, read_decoder, read_layout, text_part
+from engine.models.rope_config import read_local_rope
+
+NAMES = Names(
+    decoder.STEMS
+    | {
+        "blk.{}.post_attention_norm": "model.layers.{}.post_attention_layernorm",
+        "blk.{}.ffn_norm": "model.layers.{}.pre_feedforward_layernorm",
+        "blk.{}.post_ffw_norm": "model.layers.{}.post_feedforward_layernorm",
+    },
+    decoder.IGNORED,
+    decoder.TEXT_PREFIX,
+)
+
+TEXT_DEFAULTS: dict[str, object] = {
+    "head_dim": 256,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 26,
+    "rms_norm_eps": 1e-6,
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+    "tie_word_embeddings": True,
+}
+GEMMA3_DEFAULTS = TEXT_DEFAULTS | {
+    "vocab_size": 262_208,
+    "max_position_embeddings": 131_072,
+    "rope_theta": 1_000_000.0,
+}
+DEFAULTS: dict[str, dict[str, object]] = {
+    "gemma2": TEXT_DEFAULTS
+    | {
+        "vocab_size": 256_000,
+        "max_position_embeddings": 8192,
+        "final_logit_softcapping": 30.0,
+        "attn_logit_softcapping": 50.0,
+        "gemma2.final_logit_softcapping": 30.0,
+        "gemma2.attn_logit_softcapping": 50.0,
+        "gemma2.attention.sliding_window": 4096,
+    },
+    "gemma3": GEMMA3_DEFAULTS,
+    "gemma3_text": GEMMA3_DEFAULTS,
+}
+ATTENTION_SOFTCAP = Key("{arch}.attn_logit_softcapping", "attn_logit_softcapping")
+LOGIT_SOFTCAP = Key("{arch}.final_logit_softcapping", "final_logit_softcapping")
+QUERY_SCALAR = Key("", "query_pre_attn_scalar")
+# GGUF files do not say it: one size of each family, known by its layers, divides by the width that a head would have
+# if it were a share of the hidden size.
+WIDE_QUERIES = {"gemma2": 46, "gemma3": 62}
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+LOCAL_BASE = 10_000.0
+
+
+def read_config(metadata: Metadata) -> ModelConfig:
+    metadata = text_part(metadata, DEFAULTS)
+    config = read_decoder(metadata, gate=Gate.GELU)
+    config = replace(
+        config,
+        attention_scale=_query_scalar(metadata, config) ** -0.5,
+        attention_softcap=metadata.number(ATTENTION_SOFTCAP, 0.0, least=0.0, most=1e6),
+        logit_softcap=metadata.number(LOGIT_SOFTCAP, 0.0, least=0.0, most=1e6),
+        embedding_scale=_embedding_scale(metadata, config.hidden),
+        norm_placement=NormPlacement.BOTH,
+        norm_offset=1.0 if metadata.is_config else 0.0,  # GGUF's converter has added it
+    )
+    if metadata.architecture == "gemma2":
+        return replace(config, layout=read_layout(metadata, config, every(2, config.layers)))
+    local = read_local_rope(metadata, config.head_dim, LOCAL_BASE)
+    config = replace(config, ropes=(*config.ropes, local), head_norm=HeadNorm.EACH)
+    return replace(config, layout=read_layout(metadata, config, every(6, config.layers), local_rope=1))
+
+
+def _query_scalar(metadata: Metadata, config: ModelConfig) -> float:
+    if metadata.is_config:
+        return metadata.number(QUERY_SCALAR, least=1.0, most=1e6)
+    wide = config.layers == WIDE_QUERIES[metadata.architecture]
+    return config.hidden // config.heads if wide else config.head_dim
+
+
+def _embedding_scale(metadata: Metadata, hidden: int) -> float:
+    """The root of the hidden size, as precise as the checkpoint's weights: so it was in training."""
+    scale = math.sqrt(hidden)
+    if not metadata.is_config:
+        return scale
+    dtype = metadata.one_of(Key("", "dtype"), DTYPES, metadata.text(Key("", "torch_dtype"), "float32"))
+    return float(torch.tensor(scale, dtype=dtype))

@@ -1,0 +1,38 @@
+"""The dense Granite family: Llama's layers with four multipliers (Granite 3's model cards; `granite` in transformers).
+
+In GGUF files rotary pairs are neighbours, as Llama's.
+"""
+
+from dataclasses import replace
+
+from engine.checkpoint_config import Key, Metadata
+from engine.config import ModelConfig
+from engine.models.decoder import NAMES
+from engine.models.decoder_config import read_decoder
+
+__all__ = ["NAMES", "read_config"]
+
+DEFAULTS: dict[str, object] = {"rms_norm_eps": 1e-6, "max_position_embeddings": 2048, "attention_multiplier": 1.0}
+EMBEDDING = Key("{arch}.embedding_scale", "embedding_multiplier")
+RESIDUAL = Key("{arch}.residual_scale", "residual_multiplier")
+ATTENTION = Key("{arch}.attention.scale", "attention_multiplier")
+LOGITS = Key("{arch}.logit_scale", "logits_scaling")  # what logits are divided by
+TURNS = Key("{arch}.rope.scaling.finetuned", "")
+
+
+def read_config(metadata: Metadata) -> ModelConfig:
+    metadata = metadata.with_defaults(DEFAULTS)
+    metadata.refuse(TURNS, True)
+    config = read_decoder(metadata, interleaved=True)
+    embedding, residual, logits = (
+        metadata.number(key, 1.0, least=1e-4, most=1e4) for key in (EMBEDDING, RESIDUAL, LOGITS)
+    )
+    # Whatever is added to the stream of activations is multiplied by `residual`. Norms alone read the stream, and they
+    # do not see its scale: a stream of 1/residual of the size, beside an epsilon of its square, says the same.
+    return replace(
+        config,
+        embedding_scale=embedding / residual,
+        norm_epsilon=config.norm_epsilon / residual**2,
+        logit_scale=1 / logits,
+        attention_scale=metadata.number(ATTENTION, config.head_dim**-0.5, least=1e-6, most=1e3),
+    )

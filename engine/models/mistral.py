@@ -1,0 +1,42 @@
+"""The Mistral families: Llama's layers, in some a window (arXiv:2310.06825), and a stretched rope in Ministral 3.
+
+Architectures `mistral`, `ministral` and `ministral3` in a config.json, where `mistral3` is a larger model whose text
+part is one of them; in GGUF files `mistral3`, with neighbours as rotary pairs, and `llama` for those before.
+"""
+
+from dataclasses import replace
+
+from engine.checkpoint import Names
+from engine.checkpoint_config import Key, Metadata
+from engine.config import ModelConfig, YarnScaling
+from engine.models import decoder
+from engine.models.decoder_config import every, read_decoder, read_layout, text_part
+
+NAMES = Names(decoder.STEMS, decoder.IGNORED, decoder.TEXT_PREFIX)
+
+SHARED: dict[str, object] = {"num_key_value_heads": 8, "max_position_embeddings": 131_072}
+MISTRAL = SHARED | {"rms_norm_eps": 1e-6, "sliding_window": 4096}
+MINISTRAL3 = SHARED | {"rms_norm_eps": 1e-5, "head_dim": 128, "max_position_embeddings": 262_144}
+DEFAULTS: dict[str, dict[str, object]] = {
+    "mistral": MISTRAL,
+    "ministral": MISTRAL,
+    "ministral3": MINISTRAL3,
+    "mistral3": {},
+}
+TEMPERATURE = Key("{arch}.attention.temperature_scale", "rope_parameters.llama_4_scaling_beta")
+
+
+def read_config(metadata: Metadata) -> ModelConfig:
+    metadata = text_part(metadata, DEFAULTS)
+    config = read_decoder(metadata, interleaved=True)
+    config = replace(config, context_length=_context(metadata, config))
+    return replace(config, layout=read_layout(metadata, config, every(0, config.layers)))
+
+
+def _context(metadata: Metadata, config: ModelConfig) -> int:
+    """Queries behind the original context are multiplied by what grows with their position. That is not computed here:
+    the model has the context within which it is one."""
+    scaling = config.ropes[0].scaling
+    if metadata.number(TEMPERATURE, 0.0, least=0.0, most=10.0) and isinstance(scaling, YarnScaling):
+        return min(config.context_length, scaling.original_context)
+    return config.context_length

@@ -1,0 +1,42 @@
+"""The OLMo families: norms only after attention and MLP, all heads of a token normalized together (arXiv:2501.00656),
+and from OLMo 3 on windows in most layers, whose rope is never scaled.
+
+Architectures `olmo2`, which OLMo 3's GGUF files have too, and `olmo3`.
+"""
+
+from dataclasses import replace
+
+from engine.checkpoint import Names
+from engine.checkpoint_config import Metadata
+from engine.config import HeadNorm, ModelConfig, NormPlacement
+from engine.models import decoder
+from engine.models.decoder_config import WINDOW, every, read_decoder, read_layout
+from engine.models.rope_config import read_local_rope
+
+NAMES = Names(
+    {ours: theirs for ours, theirs in decoder.STEMS.items() if ours != "blk.{}.ffn_norm"}
+    | {
+        "blk.{}.post_attention_norm": "model.layers.{}.post_attention_layernorm",
+        "blk.{}.post_ffw_norm": "model.layers.{}.post_feedforward_layernorm",
+    },
+    decoder.IGNORED,
+)
+DEFAULTS: dict[str, dict[str, object]] = {
+    "olmo2": {"rms_norm_eps": 1e-5, "max_position_embeddings": 2048},
+    "olmo3": {
+        "rms_norm_eps": 1e-5,
+        "max_position_embeddings": 2048,
+        "sliding_window": 4096,
+        "rope_theta": 500_000.0,
+    },
+}
+
+
+def read_config(metadata: Metadata) -> ModelConfig:
+    metadata = metadata.with_defaults(DEFAULTS[metadata.architecture])
+    config = replace(read_decoder(metadata), norm_placement=NormPlacement.AFTER, head_norm=HeadNorm.ALL)
+    if metadata.architecture == "olmo2" and (metadata.is_config or not metadata.get(WINDOW)):
+        return config
+    local = read_local_rope(metadata, config.head_dim, config.ropes[0].base)
+    config = replace(config, ropes=(*config.ropes, local))
+    return replace(config, layout=read_layout(metadata, config, every(4, config.layers), local_rope=1))

@@ -1,0 +1,35 @@
+"""The Phi-3 family: q, k and v in one matrix, gate and up in another, part of a head may turn (arXiv:2404.14219).
+
+Architecture `phi3`: Phi-3, 3.5 and 4, and Phi-4-mini. In GGUF files the factors of LongRoPE are tensors.
+"""
+
+from dataclasses import replace
+
+from engine.checkpoint import Names
+from engine.checkpoint_config import Metadata
+from engine.config import ModelConfig
+from engine.models import decoder
+from engine.models.decoder_config import every, read_decoder, read_layout
+from engine.models.rope_config import LONG_ATTENTION, TYPE
+
+NAMES = Names(
+    decoder.STEMS
+    | {
+        "blk.{}.attn_qkv": "model.layers.{}.self_attn.qkv_proj",
+        "blk.{}.ffn_up": "model.layers.{}.mlp.gate_up_proj",
+    },
+    decoder.IGNORED,
+)
+DEFAULTS: dict[str, object] = {
+    "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 4096,
+    "original_max_position_embeddings": 4096,
+}
+
+
+def read_config(metadata: Metadata) -> ModelConfig:
+    metadata = metadata.with_defaults(DEFAULTS)
+    if metadata.get(LONG_ATTENTION) is not None:  # the only sign of it in most GGUF files
+        metadata = metadata.with_defaults({metadata.name(TYPE): "longrope"})
+    config = read_decoder(metadata, partial_rotary=True)
+    return replace(config, layout=read_layout(metadata, config, every(0, config.layers)))

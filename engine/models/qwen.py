@@ -1,0 +1,38 @@
+"""The dense Qwen families: Qwen 2 and 2.5 with biases at q, k and v (arXiv:2407.10671), Qwen 3 with normalized heads
+(arXiv:2505.09388).
+
+Architectures `qwen2`, which distills of DeepSeek-R1 have too, and `qwen3`.
+"""
+
+from dataclasses import replace
+
+from engine.checkpoint_config import Key, Metadata
+from engine.config import HeadNorm, LayerConfig, ModelConfig
+from engine.models.decoder import NAMES
+from engine.models.decoder_config import read_decoder, read_layout
+
+__all__ = ["NAMES", "read_config"]
+
+DEFAULTS: dict[str, dict[str, object]] = {
+    "qwen2": {"sliding_window": 4096, "rms_norm_eps": 1e-6, "max_position_embeddings": 32768},
+    "qwen3": {"sliding_window": 4096, "rms_norm_eps": 1e-6, "max_position_embeddings": 32768, "head_dim": 128},
+}
+USE_WINDOW = Key("", "use_sliding_window")
+FULL_LAYERS = Key("", "max_window_layers")  # the first ones have no window, whatever the name says
+
+
+def read_config(metadata: Metadata) -> ModelConfig:
+    metadata = metadata.with_defaults(DEFAULTS[metadata.architecture])
+    config = read_decoder(metadata)
+    if metadata.architecture == "qwen2":
+        config = replace(config, qkv_bias=True, out_bias=False)
+    else:
+        config = replace(config, head_norm=HeadNorm.EACH)
+    return replace(config, layout=_layout(metadata, config))
+
+
+def _layout(metadata: Metadata, config: ModelConfig) -> tuple[LayerConfig, ...]:
+    if not metadata.flag(USE_WINDOW, False):
+        return ()
+    first = metadata.integer(FULL_LAYERS, 28, least=0)
+    return read_layout(metadata, config, [number >= first for number in range(config.layers)])

@@ -1,0 +1,429 @@
+"""Tiny random checkpoints of every decoder family: a transformers model, the folder that it saves, and the GGUF file
+that llama.cpp's converter would make of it.
+
+Tensors are named by the converter's own table, which the `gguf` package has.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import gguf
+import torch
+from gguf import GGUFWriter, RopeScalingType
+from torch import Tensor
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma2Config,
+    Gemma3Config,
+    Gemma3ForConditionalGeneration,
+    Gemma3TextConfig,
+    GraniteConfig,
+    LlamaConfig,
+    Ministral3Config,
+    MinistralConfig,
+    MistralConfig,
+    Olmo2Config,
+    Olmo3Config,
+    Phi3Config,
+    PreTrainedConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen3Config,
+    SmolLM3Config,
+)
+
+VOCABULARY = 97
+CONTEXT = 512
+ORIGINAL = 64  # the context before it was stretched
+WINDOW = 24
+SHAPE: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 128,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": CONTEXT,
+    "initializer_range": 0.1,
+    "pad_token_id": None,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "tie_word_embeddings": False,
+}
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 8.0, "original_max_position_embeddings": ORIGINAL}
+MIXED = ["sliding_attention", "full_attention", "sliding_attention"]
+
+Write = Callable[[GGUFWriter, PreTrainedConfig], None]
+Tensors = Callable[[PreTrainedConfig], Mapping[str, Tensor]]
+
+
+# -- what the converter writes beside the shape
+
+
+def nothing(_writer: GGUFWriter, _config: PreTrainedConfig) -> None:
+    pass
+
+
+def head_dim(writer: GGUFWriter, config: PreTrainedConfig) -> None:
+    writer.add_key_length(config.head_dim)
+    writer.add_value_length(config.head_dim)
+
+
+def linear(writer: GGUFWriter, config: PreTrainedConfig) -> None:
+    writer.add_rope_scaling_type(RopeScalingType.LINEAR)
+    writer.add_rope_scaling_factor(full_rope(config)["factor"])
+
+
+def yarn(writer: GGUFWriter, config: PreTrainedConfig) -> None:
+    rope = full_rope(config)
+    writer.add_rope_scaling_type(RopeScalingType.YARN)
+    writer.add_rope_scaling_factor(rope["factor"])
+    writer.add_rope_scaling_orig_ctx_len(int(rope["original_max_position_embeddings"]))
+    for name, add in (
+        ("attention_factor", writer.add_rope_scaling_yarn_attn_factor),
+        ("beta_fast", writer.add_rope_scaling_yarn_beta_fast),
+        ("beta_slow", writer.add_rope_scaling_yarn_beta_slow),
+        ("mscale_all_dim", writer.add_rope_scaling_yarn_log_mul),
+        ("llama_4_scaling_beta", writer.add_attn_temperature_scale),
+    ):
+        if rope.get(name) is not None:
+            add(rope[name])
+
+
+def ministral3(writer: GGUFWriter, config: PreTrainedConfig) -> None:
+    head_dim(writer, config)
+    yarn(writer, config)
+
+
+def granite(writer: GGUFWriter, config: PreTrainedConfig) -> None:
+    writer.add_attention_scale(config.attention_multiplier)
+    writer.add_embedding_scale(config.embedding_multiplier)
+    writer.add_residual_scale(config.residual_multiplier)
+    writer.add_logit_scale(config.logits_scaling)
+
+
+def gemma2(writer: GGUFWriter, config: PreTrainedConfig) -> None:
+    head_dim(writer, config)
+    writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
+    writer.add_final_logit_softcapping(config.final_logit_softcapping)
+    writer.add_sliding_window(config.sliding_window)
+
+
+def gemma3(writer: GGUFWriter, config: PreTrainedConfig) -> None:
+    head_dim(writer, config)
+    writer.add_sliding_window(config.sliding_window)
+    writer.add_rope_freq_base_swa(config.rope_parameters["sliding_attention"]["rope_theta"])
+    if "factor" in full_rope(config):
+        linear(writer, config)
+
+
+def olmo3(writer: GGUFWriter, config: PreTrainedConfig) -> None:
+    yarn(writer, config)
+    writer.add_sliding_window(config.sliding_window)
+    writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config.layer_types])
+
+
+def phi3(writer: GGUFWriter, config: PreTrainedConfig) -> None:
+    writer.add_rope_dimension_count(rotary_dimensions(config))
+    writer.add_rope_scaling_orig_ctx_len(config.original_max_position_embeddings)
+    writer.add_sliding_window(config.sliding_window or 0)
+    if "long_factor" in config.rope_parameters:
+        scale = config.max_position_embeddings / config.original_max_position_embeddings
+        factor = math.sqrt(1 + math.log(scale) / math.log(config.original_max_position_embeddings))
+        writer.add_rope_scaling_attn_factors(factor)
+
+
+# -- tensors that the converter makes of the configuration
+
+
+def no_tensors(_config: PreTrainedConfig) -> Mapping[str, Tensor]:
+    return {}
+
+
+def llama3_factors(config: PreTrainedConfig) -> Mapping[str, Tensor]:
+    rope, dims = full_rope(config), rotary_dimensions(config)
+    wavelengths = 2 * math.pi * rope["rope_theta"] ** (torch.arange(0, dims, 2) / dims)
+    original, low, high = (
+        rope[it] for it in ("original_max_position_embeddings", "low_freq_factor", "high_freq_factor")
+    )
+    smooth = (original / wavelengths - low) / (high - low)
+    factors = 1 / ((1 - smooth) / rope["factor"] + smooth)
+    factors = torch.where(wavelengths < original / high, 1.0, factors)
+    return {"rope_freqs.weight": torch.where(wavelengths > original / low, rope["factor"], factors)}
+
+
+def long_factors(config: PreTrainedConfig) -> Mapping[str, Tensor]:
+    names = {"rope_factors_long.weight": "long_factor", "rope_factors_short.weight": "short_factor"}
+    return {ours: torch.tensor(config.rope_parameters[theirs]) for ours, theirs in names.items()}
+
+
+# -- families
+
+
+@dataclass(frozen=True)
+class GGUFForm:
+    """How the converter writes a family."""
+
+    arch: str
+    write: Write = nothing
+    tensors: Tensors = no_tensors
+    permuted: bool = False  # rows of q and k: pairs half a head apart become neighbours
+    norm_shift: float = 0.0  # added to the weights of norms
+
+
+@dataclass(frozen=True)
+class Family:
+    """One configuration, and whether there are GGUF files of it."""
+
+    config: type[PreTrainedConfig]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    gguf: GGUFForm | None = None
+    norm: float = 1.0  # about which the weights of norms lie
+
+
+LLAMA = GGUFForm("llama", permuted=True)
+GEMMA: dict[str, Any] = {"head_dim": 64, "num_hidden_layers": 4, "sliding_window": WINDOW}
+LONGROPE: dict[str, Any] = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0 + 0.1 * number for number in range(16)],
+    "long_factor": [1.5 + 0.7 * number for number in range(16)],
+}
+PARTIAL = LONGROPE | {
+    "partial_rotary_factor": 0.75,
+    "short_factor": LONGROPE["short_factor"][:12],
+    "long_factor": LONGROPE["long_factor"][:12],
+}
+FAMILIES: dict[str, Family] = {
+    "qwen2": Family(Qwen2Config, {}, GGUFForm("qwen2")),
+    "qwen2 tied": Family(Qwen2Config, {"tie_word_embeddings": True}, GGUFForm("qwen2")),
+    "qwen2 window": Family(Qwen2Config, {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1}),
+    "qwen2 yarn": Family(Qwen2Config, {"rope_parameters": YARN}, GGUFForm("qwen2", yarn)),
+    "qwen3": Family(Qwen3Config, {"head_dim": 64}, GGUFForm("qwen3", head_dim)),
+    "qwen3 biases": Family(Qwen3Config, {"head_dim": 64, "attention_bias": True}),
+    "qwen3 listed windows": Family(
+        Qwen3Config,
+        {"head_dim": 32, "use_sliding_window": True, "sliding_window": WINDOW, "layer_types": MIXED},
+    ),
+    "gemma2": Family(
+        Gemma2Config,
+        GEMMA
+        | {
+            "query_pre_attn_scalar": 64,
+            "attn_logit_softcapping": 5.0,
+            "final_logit_softcapping": 3.0,
+            "tie_word_embeddings": True,
+        },
+        GGUFForm("gemma2", gemma2, norm_shift=1.0),
+        norm=0.0,
+    ),
+    "gemma2 scalar": Family(Gemma2Config, GEMMA | {"query_pre_attn_scalar": 30}, norm=0.0),
+    "gemma3": Family(
+        Gemma3TextConfig,
+        GEMMA | {"num_hidden_layers": 7, "query_pre_attn_scalar": 64, "tie_word_embeddings": True},
+        GGUFForm("gemma3", gemma3, norm_shift=1.0),
+        norm=0.0,
+    ),
+    "gemma3 linear": Family(
+        Gemma3TextConfig,
+        GEMMA
+        | {
+            "num_hidden_layers": 6,
+            "query_pre_attn_scalar": 64,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 5000.0},
+            },
+        },
+        GGUFForm("gemma3", gemma3, norm_shift=1.0),
+        norm=0.0,
+    ),
+    "gemma3 listed layers": Family(
+        Gemma3TextConfig,
+        GEMMA | {"num_hidden_layers": 3, "layer_types": MIXED, "final_logit_softcapping": 4.0},
+        norm=0.0,
+    ),
+    "llama": Family(LlamaConfig, {"head_dim": 64}, GGUFForm("llama", head_dim, permuted=True)),
+    "llama biases": Family(LlamaConfig, {"attention_bias": True}, LLAMA),
+    "llama linear": Family(
+        LlamaConfig,
+        {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}},
+        GGUFForm("llama", linear, permuted=True),
+    ),
+    "llama3": Family(
+        LlamaConfig,
+        {"rope_parameters": LLAMA3 | {"rope_theta": 10000.0, "original_max_position_embeddings": ORIGINAL}},
+        GGUFForm("llama", tensors=llama3_factors, permuted=True),
+    ),
+    "llama dynamic": Family(
+        LlamaConfig, {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}}
+    ),
+    "llama yarn": Family(
+        LlamaConfig,
+        {"rope_parameters": YARN | {"attention_factor": 1.3, "beta_fast": 16.0, "beta_slow": 2.0}},
+        GGUFForm("llama", yarn, permuted=True),
+    ),
+    "llama yarn scales": Family(
+        LlamaConfig, {"rope_parameters": YARN | {"mscale": 0.7, "mscale_all_dim": 1.2, "truncate": False}}
+    ),
+    "mistral": Family(MistralConfig, {"sliding_window": None}, LLAMA),
+    "mistral window": Family(MistralConfig, {"sliding_window": WINDOW, "head_dim": 64}),
+    "ministral": Family(MinistralConfig, {"sliding_window": WINDOW, "head_dim": 32, "layer_types": MIXED}),
+    "ministral3": Family(
+        Ministral3Config,
+        {
+            "head_dim": 32,
+            "rope_parameters": YARN
+            | {"original_max_position_embeddings": 256, "factor": 2.0, "llama_4_scaling_beta": 0.1}
+            | {"mscale": 1.0, "mscale_all_dim": 0.5},
+        },
+        GGUFForm("mistral3", ministral3, permuted=True),
+    ),
+    "smollm3": Family(
+        SmolLM3Config, {"num_hidden_layers": 5, "tie_word_embeddings": True}, GGUFForm("smollm3", permuted=True)
+    ),
+    "smollm3 listed": Family(
+        SmolLM3Config,
+        {"no_rope_layers": [1, 0, 1], "use_sliding_window": True, "sliding_window": WINDOW, "layer_types": MIXED},
+    ),
+    "granite": Family(
+        GraniteConfig,
+        {
+            "embedding_multiplier": 12.0,
+            "residual_multiplier": 0.22,
+            "attention_multiplier": 0.05,
+            "logits_scaling": 8.0,
+            "rms_norm_eps": 1e-3,
+        },
+        GGUFForm("granite", granite, permuted=True),
+    ),
+    "olmo2": Family(Olmo2Config, {}, GGUFForm("olmo2")),
+    "olmo3": Family(
+        Olmo3Config,
+        {
+            "num_hidden_layers": 4,
+            "sliding_window": WINDOW,
+            "rope_parameters": {
+                "full_attention": YARN | {"attention_factor": 1.2},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+            },
+        },
+        GGUFForm("olmo2", olmo3),
+    ),
+    "phi3": Family(Phi3Config, {"sliding_window": WINDOW}, GGUFForm("phi3", phi3)),
+    "phi3 longrope": Family(
+        Phi3Config,
+        {"rope_parameters": LONGROPE, "original_max_position_embeddings": ORIGINAL},
+        GGUFForm("phi3", phi3, long_factors),
+    ),
+    "phi4 mini": Family(
+        Phi3Config,
+        {"rope_parameters": PARTIAL, "original_max_position_embeddings": ORIGINAL, "tie_word_embeddings": True},
+        GGUFForm("phi3", phi3, long_factors),
+    ),
+}
+
+
+def full_rope(config: PreTrainedConfig) -> dict[str, float]:
+    """The parameters of the rope of layers that see all."""
+    rope: dict[str, dict[str, float]] = config.rope_parameters
+    return rope.get("full_attention", rope)  # type: ignore[arg-type]
+
+
+def head_size(config: PreTrainedConfig) -> int:
+    size: int = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return size
+
+
+def rotary_dimensions(config: PreTrainedConfig) -> int:
+    return int(head_size(config) * full_rope(config).get("partial_rotary_factor", 1.0))
+
+
+# -- making them
+
+
+@dataclass(frozen=True)
+class TinyModel:
+    """The same weights twice."""
+
+    reference: PreTrainedModel
+    path: Path  # a folder, or a GGUF file
+
+
+def make(folder: Path, name: str, source: str) -> TinyModel:
+    """`source`: "folder" or "gguf"."""
+    family = FAMILIES[name]
+    torch.manual_seed(sum(name.encode()))
+    config = family.config(**{**SHAPE, **family.options})
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")  # type: ignore[no-untyped-call]
+    model.train(mode=False)
+    randomize(model, family.norm)
+    if source == "folder":
+        model.save_pretrained(folder)
+        return TinyModel(model, folder)
+    assert family.gguf
+    return TinyModel(model, write_gguf(folder / "tiny.gguf", model, family.gguf))
+
+
+def make_wrapped_gemma(folder: Path) -> TinyModel:
+    """A Gemma 3 that sees images, with its tower."""
+    torch.manual_seed(5)
+    text = SHAPE | GEMMA | {"tie_word_embeddings": True}
+    vision = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = Gemma3Config(text_config=text, vision_config=vision | {"image_size": 28, "patch_size": 14})
+    model = Gemma3ForConditionalGeneration(config).train(mode=False)
+    randomize(model, 0.0)
+    model.save_pretrained(folder)
+    return TinyModel(model, folder)
+
+
+def randomize(model: PreTrainedModel, norm: float) -> None:
+    """Weights of norms and biases, which are all alike in a new model."""
+    with torch.no_grad():
+        for name, values in model.named_parameters():
+            if values.dim() == 1:
+                values.normal_(norm if "norm" in name else 0.0, 0.3)
+
+
+def write_gguf(path: Path, model: PreTrainedModel, form: GGUFForm) -> Path:
+    config = model.config
+    writer = GGUFWriter(path, form.arch)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(full_rope(config)["rope_theta"])
+    writer.add_token_list([f"token {number}" for number in range(config.vocab_size)])
+    form.write(writer, config)
+    for name, values in form.tensors(config).items():
+        writer.add_tensor(name, values.float().numpy())
+    names = gguf.get_tensor_name_map(architecture(form.arch), config.num_hidden_layers)
+    for name, values in model.state_dict().items():
+        if name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        ours = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        assert ours, name
+        writer.add_tensor(ours, converted(name, values, config, form).contiguous().numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def architecture(name: str) -> gguf.MODEL_ARCH:
+    return next(arch for arch, theirs in gguf.MODEL_ARCH_NAMES.items() if theirs == name)
+
+
+def converted(name: str, values: Tensor, config: PreTrainedConfig, form: GGUFForm) -> Tensor:
+    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(name.split(".")[-2])
+    if form.permuted and heads:
+        return values.view(heads, 2, -1, *values.shape[1:]).transpose(1, 2).reshape(values.shape)
+    return values + form.norm_shift if name.endswith("norm.weight") else values
