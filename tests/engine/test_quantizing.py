@@ -12,7 +12,7 @@ from engine import models
 from engine.loading import LoadOptions, load_engine, open_checkpoint
 from engine.reference import ReferenceOperations
 from engine.weights import Weights
-from quant.cpu.formats import format_of
+from quant.cpu.layouts import layout_of
 from quant.errors import UnsupportedQuantization
 from quant.kernels.reference import dequantize
 from quant.quantize import fp8, int4, nf4
@@ -83,7 +83,7 @@ def test_samples_have_the_layouts_that_weights_have(source: Path, method: str) -
     with open_checkpoint(source, method) as checkpoint:
         for weight in models.stored_weights(checkpoint).values():
             if weight.shape and len(weight.shape) == 2:
-                assert format_of(weight.sample()) == format_of(weight.decode())
+                assert layout_of(weight.sample()) == layout_of(weight.decode())
 
 
 def test_what_is_cached_is_not_shared_between_methods(source: Path) -> None:
