@@ -92,7 +92,7 @@ def _query_scalar(metadata: Metadata, config: ModelConfig) -> float:
     if metadata.is_config:
         return metadata.number(QUERY_SCALAR, least=1.0, most=1e6)
     wide = config.layers == WIDE_QUERIES[metadata.architecture]
-    return config.hidden // config.heads if wide else config.head_dim
+    return max(1, config.hidden // config.heads) if wide else config.head_dim
 
 
 def _embedding_scale(metadata: Metadata, hidden: int) -> float:

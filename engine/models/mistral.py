@@ -16,7 +16,20 @@ NAMES = Names(decoder.STEMS, decoder.IGNORED, decoder.TEXT_PREFIX)
 
 SHARED: dict[str, object] = {"num_key_value_heads": 8, "max_position_embeddings": 131_072}
 MISTRAL = SHARED | {"rms_norm_eps": 1e-6, "sliding_window": 4096}
-MINISTRAL3 = SHARED | {"rms_norm_eps": 1e-5, "head_dim": 128, "max_position_embeddings": 262_144}
+MINISTRAL3 = SHARED | {
+    "rms_norm_eps": 1e-5,
+    "head_dim": 128,
+    "max_position_embeddings": 262_144,
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 1_000_000.0,
+        "factor": 16.0,
+        "original_max_position_embeddings": 16384,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+        "llama_4_scaling_beta": 0.1,
+    },
+}
 DEFAULTS: dict[str, dict[str, object]] = {
     "mistral": MISTRAL,
     "ministral": MISTRAL,

@@ -13,9 +13,15 @@ from engine.models.decoder_config import read_decoder, read_layout
 
 __all__ = ["NAMES", "read_config"]
 
+SHARED: dict[str, object] = {
+    "num_key_value_heads": 32,
+    "sliding_window": 4096,
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 32768,
+}
 DEFAULTS: dict[str, dict[str, object]] = {
-    "qwen2": {"sliding_window": 4096, "rms_norm_eps": 1e-6, "max_position_embeddings": 32768},
-    "qwen3": {"sliding_window": 4096, "rms_norm_eps": 1e-6, "max_position_embeddings": 32768, "head_dim": 128},
+    "qwen2": SHARED,
+    "qwen3": SHARED | {"head_dim": 128},
 }
 USE_WINDOW = Key("", "use_sliding_window")
 FULL_LAYERS = Key("", "max_window_layers")  # the first ones have no window, whatever the name says
