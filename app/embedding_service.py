@@ -6,33 +6,29 @@ thousand texts lets another one's single text in between. Knows nothing of wire 
 
 import asyncio
 from collections.abc import Sequence
-from concurrent.futures import Future
 from typing import Protocol
 
 from torch import Tensor
 from torch.nn import functional as F
 
-from app.text.wordpiece import EncoderTokenizer
+from engine.encoder import Embedder
 from engine.errors import EngineError
 
 
-class Embedder(Protocol):
-    """What computes a vector: see `engine.encoder.Encoder`."""
+class InputTokenizer(Protocol):
+    """A vocabulary as an embedding model reads it."""
 
-    hidden: int
     vocab_size: int
-    context_length: int
-    threads: int
 
-    def submit(self, ids: Sequence[int]) -> "Future[Tensor]": ...
-
-    def close(self) -> None: ...
+    def encode(self, text: str, most: int | None = None) -> tuple[int, ...]:
+        """The ids of `text` with the model's markers; where `most` is given, the text is cut to fit into so many."""
+        ...
 
 
 class EmbeddingService:
     """Answers texts with vectors by one model."""
 
-    def __init__(self, name: str, tokenizer: EncoderTokenizer, embedder: Embedder) -> None:
+    def __init__(self, name: str, tokenizer: InputTokenizer, embedder: Embedder) -> None:
         self.name = name
         self.tokenizer = tokenizer
         self.requests = 0  # under way

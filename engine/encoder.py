@@ -50,6 +50,28 @@ class EncoderModel(Protocol):
         ...
 
 
+class Embedder(Protocol):
+    """What answers texts with vectors. Safe for several callers at a time."""
+
+    hidden: int
+    vocab_size: int
+    context_length: int  # most tokens of a text
+    threads: int  # texts that it computes at a time
+
+    def submit(self, ids: Sequence[int]) -> "Future[Tensor]":
+        """The vector of one text, float32 [hidden], of length 1, when it is its turn; one that is cancelled may never
+        be computed. Raises PromptTooLong; IndexError for an id that is not in the vocabulary."""
+        ...
+
+    def encode(self, sequences: Sequence[Sequence[int]]) -> Tensor:
+        """The vectors of texts, float32 [texts, hidden]. Raises what `submit` raises."""
+        ...
+
+    def close(self) -> None:
+        """Texts that are waiting are given up; returns when those under way are computed."""
+        ...
+
+
 class Pooling(enum.Enum):
     """How the states of a text's tokens become one vector."""
 

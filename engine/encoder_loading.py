@@ -1,17 +1,19 @@
-"""From an open checkpoint to a running encoder: which family, which kernels, how many threads.
+"""From an open checkpoint to what gives embeddings: which family, which kernels, how many threads.
 
-The counterpart of `engine.loading` for models that are no decoders. Refuses to know where the checkpoint came from.
+The counterpart of `engine.loading` for models that write no text. Refuses to know where the checkpoint came from.
 """
 
 import importlib
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Protocol
 
 from engine.checkpoint import Checkpoint, Names, StoredWeight
 from engine.checkpoint_config import Metadata
-from engine.encoder import Encoder, EncoderConfig, EncoderModel
-from engine.encoder_pooling import read_pooling
+from engine.decoder_embedder import load_decoder_embedder
+from engine.encoder import Embedder, Encoder, EncoderConfig, EncoderModel, Pooling
+from engine.encoder_pooling import names_pooling, read_pooling
 from engine.errors import UnsupportedModel
 from engine.kv_budget import available_memory
 from engine.loading import (
@@ -19,6 +21,7 @@ from engine.loading import (
     SMALL_MODEL,
     LoadOptions,
     check_backend,
+    layouts_to_compile,
     physical_cores,
     wants_cpu_kernels,
 )
@@ -49,13 +52,36 @@ class Family(Protocol):
     def read_config(self, metadata: Metadata) -> EncoderConfig: ...
 
 
-def is_encoder(checkpoint: Checkpoint) -> bool:
-    """Whether the checkpoint's model answers with vectors, and not with text."""
+def gives_embeddings(checkpoint: Checkpoint) -> bool:
+    """Whether the checkpoint's model is meant to answer with vectors, and not with text: an encoder, or a decoder whose
+    checkpoint says how its states become one."""
+    return _is_encoder(checkpoint) or names_pooling(checkpoint.path, checkpoint.metadata)
+
+
+def load_embedder(checkpoint: Checkpoint, options: LoadOptions, progress: LoadProgress | None = None) -> Embedder:
+    """The embedder for an open checkpoint for which `gives_embeddings` holds.
+
+    Raises UnsupportedModel, UnsupportedTier, ModelFileError or OutOfMemory; nothing stays allocated then.
+    """
+    if _is_encoder(checkpoint):
+        return load_encoder(checkpoint, options, progress)
+    pooling = read_pooling(checkpoint.path, checkpoint.metadata)
+    if pooling.pooling is not Pooling.LAST:
+        raise UnsupportedModel(
+            f"{checkpoint.path} asks for the pooling {pooling.pooling.value} over a decoder, which is not supported",
+            "What is: the last token's state.",
+        )
+    if not options.context_length and pooling.most_tokens:
+        options = replace(options, context_length=pooling.most_tokens + 1)
+    return load_decoder_embedder(checkpoint, options, progress)
+
+
+def _is_encoder(checkpoint: Checkpoint) -> bool:
     return checkpoint.metadata.architecture in ENCODERS
 
 
 def load_encoder(checkpoint: Checkpoint, options: LoadOptions, progress: LoadProgress | None = None) -> Encoder:
-    """The encoder for an open checkpoint for which `is_encoder` holds.
+    """The encoder for an open checkpoint of an encoder family.
 
     Raises UnsupportedModel, UnsupportedTier, ModelFileError or OutOfMemory; nothing stays allocated then.
     """
@@ -72,11 +98,13 @@ def load_encoder(checkpoint: Checkpoint, options: LoadOptions, progress: LoadPro
     return Encoder(model, pooling.pooling, min(longest, options.context_length or longest), threads)
 
 
-def layouts_to_compile(checkpoint: Checkpoint, options: LoadOptions) -> frozenset[Layout] | None:
+def embedder_layouts(checkpoint: Checkpoint, options: LoadOptions) -> frozenset[Layout] | None:
     """Those of the CPU kernels that loading will need; None where it takes others.
 
     Raises UnsupportedModel, UnsupportedQuantization or ModelFileError.
     """
+    if not _is_encoder(checkpoint):
+        return layouts_to_compile(checkpoint, options)
     family = _family(checkpoint)
     stored = checkpoint.weights(family.NAMES)
     unfit = options.backend == "auto" and _why_unsupported(family.read_config(checkpoint.metadata), stored)

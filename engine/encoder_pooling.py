@@ -42,6 +42,11 @@ class PoolingConfig:
     most_tokens: int | None = None  # None: as many as there are positions
 
 
+def names_pooling(path: Path, metadata: Metadata) -> bool:
+    """Whether the checkpoint says anything of it, which those of models that write text do not."""
+    return (path / MODULES).exists() if metadata.is_config else metadata.get(_POOLING_TYPE) is not None
+
+
 def read_pooling(path: Path, metadata: Metadata) -> PoolingConfig:
     """Of the checkpoint at `path`. Raises UnsupportedModel or ModelFileError."""
     return _of_folder(path) if metadata.is_config else _of_gguf(metadata)

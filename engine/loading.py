@@ -7,7 +7,7 @@ import contextlib
 import ctypes
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -31,7 +31,7 @@ from engine.kv_budget import MAX_RUNNING, KVBudget, available_memory
 from engine.kv_cache import KVCache
 from engine.quantizing import QuantizedCheckpoint
 from engine.reference import ReferenceDevice
-from engine.runner import ModelRunner, Ticket, reporting_shortage
+from engine.runner import ModelRunner, Runner, Ticket, reporting_shortage
 from engine.safetensors_checkpoint import FolderCheckpoint
 from engine.weights import LoadProgress, Weights, matrix_samples
 from quant.cpu import tiers
@@ -84,26 +84,43 @@ def open_checkpoint(path: Path, quantize: str | None = None) -> Checkpoint:
     return QuantizedCheckpoint(checkpoint, quantize) if quantize else checkpoint
 
 
-def load_engine(checkpoint: Checkpoint, options: LoadOptions, progress: LoadProgress | None = None) -> ModelEngine:
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """What becomes of a decoder's last states: logits, of which a runner makes tokens, or something else."""
+
+    config: Callable[[ModelConfig], ModelConfig]
+    weights: type[Weights]
+    runner: Callable[[ModelRunner], Runner[Ticket]]
+
+
+NEXT_TOKEN = Ending(lambda model: model, Weights, lambda runner: runner)
+
+
+def load_engine(
+    checkpoint: Checkpoint, options: LoadOptions, progress: LoadProgress | None = None, ending: Ending = NEXT_TOKEN
+) -> ModelEngine:
     """The engine for an open checkpoint.
 
     Raises UnsupportedModel, UnsupportedTier, ModelFileError or OutOfMemory; nothing stays allocated then.
     """
     with reporting_shortage():
-        return _load_engine(checkpoint, options, progress)
+        return _load_engine(checkpoint, options, progress, ending)
 
 
-def _load_engine(checkpoint: Checkpoint, options: LoadOptions, progress: LoadProgress | None) -> ModelEngine:
-    model = models.read_config(checkpoint.metadata)
+def _load_engine(
+    checkpoint: Checkpoint, options: LoadOptions, progress: LoadProgress | None, ending: Ending
+) -> ModelEngine:
+    model = ending.config(models.read_config(checkpoint.metadata))
     stored = models.stored_weights(checkpoint)
     device = _device(options, model, checkpoint.path, stored)
     config = _resolve(model, device, options, (options.fingerprint, checkpoint.digest))
-    weights = Weights(checkpoint.path, stored, progress, min(device.threads, MOST_LOADING_THREADS))
+    weights = ending.weights(checkpoint.path, stored, progress, min(device.threads, MOST_LOADING_THREADS))
     loaded = device.load(model, weights, config)
     _return_freed_memory()
     store = _open_store(options, config, loaded.kv, str(device.kv_type).removeprefix("torch."))
     mover = CopyThread(loaded.kv, store) if config.host_blocks or store else None
-    return Engine(config, model.vocab_size, ModelRunner(loaded, model.vocab_size, config.groups), mover)
+    runner = ending.runner(ModelRunner(loaded, model.vocab_size, config.groups))
+    return Engine(config, model.vocab_size, runner, mover)
 
 
 def _open_store(options: LoadOptions, config: EngineConfig, kv: KVCache, kv_type: str) -> DiskStore | None:
@@ -148,7 +165,7 @@ def kernels_are_compiled(checkpoint: Checkpoint, options: LoadOptions) -> bool:
 
     Raises UnsupportedTier, UnsupportedModel, UnsupportedQuantization or ModelFileError.
     """
-    return layouts_are_compiled(_layouts_to_compile(checkpoint, options), options)
+    return layouts_are_compiled(layouts_to_compile(checkpoint, options), options)
 
 
 def layouts_are_compiled(layouts: frozenset[Layout] | None, options: LoadOptions) -> bool:
@@ -162,7 +179,7 @@ def layouts_are_compiled(layouts: frozenset[Layout] | None, options: LoadOptions
 
 def compile_kernels(checkpoint: Checkpoint, options: LoadOptions) -> None:
     """What loading would do first, for whoever wants to tell the user about it. Raises as `kernels_are_compiled`."""
-    compile_layouts(_layouts_to_compile(checkpoint, options), options)
+    compile_layouts(layouts_to_compile(checkpoint, options), options)
 
 
 def compile_layouts(layouts: frozenset[Layout] | None, options: LoadOptions) -> None:
@@ -173,7 +190,7 @@ def compile_layouts(layouts: frozenset[Layout] | None, options: LoadOptions) -> 
         load_code(options.code_cache, tiers.choose(options.cpu_tier), layouts)
 
 
-def _layouts_to_compile(checkpoint: Checkpoint, options: LoadOptions) -> frozenset[Layout] | None:
+def layouts_to_compile(checkpoint: Checkpoint, options: LoadOptions) -> frozenset[Layout] | None:
     """Those of the checkpoint's matrices; None where other kernels will be taken."""
     if not wants_cpu_kernels(options):
         return None

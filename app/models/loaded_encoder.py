@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 from app.apart import run_apart
 from app.config import Settings
+from app.embedding_service import InputTokenizer
 from app.errors import UnsupportedTokenizer
 from app.models.stored_model import StoredModel
 from app.progress import Progress
-from app.text import wordpiece
-from app.text.wordpiece import EncoderTokenizer
+from app.text import encoder_tokenizer, marked_tokenizer
+from engine import encoder_loading
 from engine.checkpoint import Checkpoint
-from engine.encoder import Encoder
-from engine.encoder_loading import is_encoder, layouts_to_compile, load_encoder
+from engine.encoder import Embedder
 from engine.errors import UnsupportedModel
 from engine.loading import LoadOptions, compile_layouts, layouts_are_compiled, open_checkpoint
 from quant.checkpoint_files import read_bytes
@@ -27,15 +27,15 @@ class LoadedEncoder:
     """Everything that embeddings need of one model."""
 
     name: str
-    encoder: Encoder
-    tokenizer: EncoderTokenizer
+    encoder: Embedder
+    tokenizer: InputTokenizer
 
 
 def gives_embeddings(stored: StoredModel) -> bool:
     """Whether a model answers with vectors, and not with text. Raises ModelFileError, UnsupportedModel or
     UnsupportedQuantization."""
     with open_checkpoint(stored.path) as checkpoint:
-        return is_encoder(checkpoint)
+        return encoder_loading.gives_embeddings(checkpoint)
 
 
 def load_encoder_model(stored: StoredModel, settings: Settings, progress: Progress) -> LoadedEncoder:
@@ -52,13 +52,13 @@ def load_encoder_model(stored: StoredModel, settings: Settings, progress: Progre
         code_cache=settings.cache_dir,
     )
     with open_checkpoint(stored.path, None if settings.quantize == "none" else settings.quantize) as checkpoint:
-        layouts = layouts_to_compile(checkpoint, options)
+        layouts = encoder_loading.embedder_layouts(checkpoint, options)
         if not layouts_are_compiled(layouts, options):
             with progress.task("Preparing the CPU engine, once on this machine", None):
                 run_apart(lambda: compile_layouts(layouts, options))
         tokenizer = _tokenizer(checkpoint)
         with progress.task(f"Loading {stored.name}", stored.size) as report:
-            encoder = load_encoder(checkpoint, options, lambda done, _total: report(done))
+            encoder = encoder_loading.load_embedder(checkpoint, options, lambda done, _total: report(done))
     if tokenizer.vocab_size > encoder.vocab_size:
         raise UnsupportedModel(
             f"{stored.path} names {tokenizer.vocab_size} tokens, and its model knows {encoder.vocab_size}",
@@ -67,10 +67,12 @@ def load_encoder_model(stored: StoredModel, settings: Settings, progress: Progre
     return LoadedEncoder(stored.name, encoder, tokenizer)
 
 
-def _tokenizer(checkpoint: Checkpoint) -> EncoderTokenizer:
+def _tokenizer(checkpoint: Checkpoint) -> InputTokenizer:
+    values = checkpoint.metadata.values
     if not checkpoint.metadata.is_config:
-        return wordpiece.from_gguf(checkpoint.metadata.values)
+        is_bert = values.get(encoder_tokenizer.MODEL) == "bert"
+        return encoder_tokenizer.from_gguf(values) if is_bert else marked_tokenizer.from_gguf(values)
     vocabulary = read_bytes(checkpoint.path, VOCABULARY)
     if vocabulary is None:
         raise UnsupportedTokenizer(f"{checkpoint.path} has no {VOCABULARY}", "Pull the model again.")
-    return wordpiece.from_json(vocabulary)
+    return encoder_tokenizer.from_json(vocabulary)

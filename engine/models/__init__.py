@@ -6,6 +6,7 @@ weights. All are a `Decoder`.
 
 import importlib
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Protocol
 
 from engine.batch import Batch
@@ -70,7 +71,13 @@ def read_config(metadata: Metadata) -> ModelConfig:
 
 def stored_weights(checkpoint: Checkpoint) -> Mapping[str, StoredWeight]:
     """The checkpoint's weights by our names. Raises UnsupportedModel, ModelFileError or UnsupportedQuantization."""
-    return checkpoint.weights(_family(checkpoint.metadata.architecture).NAMES)
+    names = _family(checkpoint.metadata.architecture).NAMES
+    stored = checkpoint.weights(names)
+    if "token_embd.weight" in stored:
+        return stored
+    # Checkpoints without a head, as of models that give embeddings, leave out the component that all others share.
+    stems = {ours: theirs.removeprefix("model.") for ours, theirs in names.stems.items()}
+    return checkpoint.weights(replace(names, stems=stems))
 
 
 def load(config: ModelConfig, weights: Weights, operations: Operations, context_length: int) -> Model:

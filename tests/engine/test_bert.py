@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from engine.encoder import Encoder, Pooling, pooled
-from engine.encoder_loading import is_encoder, load_encoder
+from engine.encoder_loading import gives_embeddings, load_encoder
 from engine.errors import PromptTooLong, UnsupportedModel
 from engine.loading import LoadOptions, open_checkpoint
 from quant.errors import ModelFileError
@@ -25,7 +25,7 @@ LENGTHS = (1, 2, 3, 7, 8, 9, 17, 31, 48)
 
 def load(path: Path, backend: str, code_cache: Path | None = None, threads: int = 2) -> Encoder:
     with open_checkpoint(path) as checkpoint:
-        assert is_encoder(checkpoint)
+        assert gives_embeddings(checkpoint)
         return load_encoder(checkpoint, LoadOptions(backend=backend, code_cache=code_cache, threads=threads))
 
 

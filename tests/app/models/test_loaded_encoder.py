@@ -1,9 +1,12 @@
 """A stored embedding model becomes an encoder and a vocabulary, out of a folder and out of a GGUF file."""
 
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 import torch
+from tokenizers import processors
+from transformers import LlamaConfig, LlamaModel
 
 from app.config import Settings
 from app.errors import UnsupportedTokenizer
@@ -13,9 +16,11 @@ from app.models.store import ModelStore
 from app.progress import SilentProgress
 from engine.encoder import Pooling, pooled
 from engine.errors import UnsupportedModel
+from tests.app.models.tiny_chat import save
 from tests.app.models.tiny_model import settings_in
 from tests.app.text.small_wordpiece import TOKENS, document, ids, metadata
-from tests.engine.tiny_bert import TinyBert, make
+from tests.app.text.tiny_tokenizer import EOS, VOCABULARY, byte_level
+from tests.engine.tiny_bert import TinyBert, make, write_modules
 
 
 def embedding_model(folder: Path, vocab: int = len(TOKENS)) -> TinyBert:
@@ -41,15 +46,52 @@ def test_folders_and_files_are_the_same_model(tmp_path: Path, settings: Settings
     expected = pooled(tiny.states(ids("hello", "wor", "##ld")), Pooling.CLS)
     for path in (tiny.folder, tiny.path):
         model = load(path, settings)
-        with model.encoder as encoder:
+        with closing(model.encoder) as encoder:
             vector = encoder.encode([model.tokenizer.encode("Hello world")])[0]
         assert torch.allclose(vector, expected, atol=1e-5)
         assert encoder.context_length == 48
 
 
+def test_a_decoder_gives_the_state_of_its_last_token(tmp_path: Path, settings: Settings) -> None:
+    """As Qwen3-Embedding: a checkpoint without a head, whose texts end with a token of their own."""
+    torch.manual_seed(5)
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+        initializer_range=0.3,
+    )
+    reference = LlamaModel(config).train(mode=False)
+    reference.save_pretrained(tmp_path)
+    tokenizer = byte_level()
+    end = tokenizer.token_to_id(EOS)
+    tokenizer.post_processor = processors.TemplateProcessing(f"$A {EOS}", special_tokens=[(EOS, end)])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    write_modules(tmp_path, {"pooling_mode_lasttoken": True})
+    model = load(tmp_path, settings)
+    ids = model.tokenizer.encode("Hello world")
+    assert ids == (*tokenizer.encode("Hello world", add_special_tokens=False).ids, end)
+    with closing(model.encoder) as encoder:
+        vector = encoder.encode([ids])[0]
+    with torch.inference_mode():
+        expected = pooled(reference(torch.tensor([ids])).last_hidden_state[0], Pooling.LAST)
+    assert torch.allclose(vector, expected, atol=1e-4)
+
+
+def test_another_pooling_over_a_decoder_is_refused(tmp_path: Path, settings: Settings) -> None:
+    save(tmp_path)
+    write_modules(tmp_path, {"pooling_mode_mean_tokens": True})
+    with pytest.raises(UnsupportedModel, match="asks for the pooling mean over a decoder"):
+        load(tmp_path, settings)
+
+
 def test_the_context_can_be_shorter(tmp_path: Path) -> None:
     settings = settings_in(tmp_path / "home", kernels="reference", context=16)
-    with load(embedding_model(tmp_path / "model").folder, settings).encoder as encoder:
+    with closing(load(embedding_model(tmp_path / "model").folder, settings).encoder) as encoder:
         assert encoder.context_length == 16
 
 

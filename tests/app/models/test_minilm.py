@@ -1,5 +1,6 @@
 """A real embedding model against transformers, as sentence-transformers pools it: from text to vector."""
 
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -53,7 +54,7 @@ def test_vectors_are_those_of_sentence_transformers(
 ) -> None:
     settings = settings_in(tmp_path, kernels=kernels, cache_dir=cpu_kernels)
     model = load_encoder_model(ModelStore(settings).resolve(str(minilm)), settings, SilentProgress())
-    with model.encoder as encoder:
+    with closing(model.encoder) as encoder:
         vectors = encoder.encode([model.tokenizer.encode(text) for text in TEXTS])
     assert encoder.context_length == 256
     assert F.cosine_similarity(vectors, expected).min() > 0.9999

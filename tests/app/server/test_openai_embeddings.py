@@ -21,7 +21,7 @@ from app.embedding_service import EmbeddingService
 from app.server.application import create_embedding_application
 from app.server.openai_embeddings import EMBEDDINGS, GENERATING, MAX_INPUTS
 from app.server.request_body import MAX_BODY_BYTES
-from app.text.wordpiece import from_json
+from app.text.encoder_tokenizer import from_json
 from tests.app.server.live_server import LiveServer
 from tests.app.server.served_application import HANGING_SECONDS, ServedApplication, until
 from tests.app.text.small_wordpiece import TOKENS, document, ids
@@ -66,6 +66,9 @@ class DigestEmbedder:
         finally:
             self._allowed = None
             allowed.release(10_000)
+
+    def encode(self, sequences: Sequence[Sequence[int]]) -> Tensor:
+        return torch.stack([self.submit(ids).result() for ids in sequences])
 
     def close(self) -> None:
         self._pool.shutdown(cancel_futures=True)

@@ -2,7 +2,7 @@
 
 import json
 
-from app.text.wordpiece import CONTINUES, CONTROL
+from app.text.encoder_tokenizer import CONTINUES, CONTROL
 
 MARKERS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
 PIECES = ("hello", "wor", "##ld", "##s", "cafe", "的", "我", "a", "##b", "[", "]", "cl", "!")

@@ -1,12 +1,13 @@
-"""Texts to the ids that a BERT encoder reads: WordPiece vocabularies out of a GGUF file's metadata or a tokenizer.json.
+"""Texts to the ids that an embedding model reads: out of a tokenizer.json, or of a GGUF file with a BERT vocabulary.
 
 The ids are those of the `tokenizers` library, with the markers that the model expects around every text ([CLS] and
-[SEP]); what people wrote never becomes a marker. The files are hostile until checked. Refuses to know chats: there is
-no way back from ids to text, since an encoder answers with none.
+[SEP] for BERT, an end for others); what people wrote never becomes a marker. The files are hostile until checked.
+Refuses to know chats: there is no way back from ids to text.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from typing import Any
 
 import tokenizers
 from tokenizers import models, normalizers, pre_tokenizers, processors
@@ -127,7 +128,7 @@ def _id(fields: CheckedFields, names: tuple[str, ...], default: int, size: int) 
 def from_json(content: bytes) -> EncoderTokenizer:
     """The tokenizer of a tokenizer.json, without the truncation and padding that it may ask for.
 
-    Raises UnsupportedTokenizer for another model than WordPiece, ModelFileError for a malformed file.
+    Raises UnsupportedTokenizer for another model than WordPiece and BPE, ModelFileError for a malformed file.
     """
     try:
         document = parse_object(content)
@@ -135,18 +136,23 @@ def from_json(content: bytes) -> EncoderTokenizer:
         raise malformed(f"tokenizer.json cannot be used: {problem}") from None
     fields = CheckedFields(document)
     model = fields.child("model")
-    if (kind := model.get("type", str)) != "WordPiece":
+    if (kind := model.get("type", str)) not in ("WordPiece", "BPE"):
         raise UnsupportedTokenizer(f"The tokenizer's model {kind!r} is not supported for embeddings", _REMEDY)
-    vocab, unknown = model.require("vocab", dict), model.require("unk_token", str)
-    if unknown not in vocab:
+    vocab, unknown = model.require("vocab", dict), model.get("unk_token", str)
+    if kind == "WordPiece" and unknown not in vocab:
         raise malformed(f"model.unk_token is {unknown!r}, which is no token")
-    added = fields.array("added_tokens", dict) if "added_tokens" in fields else ()
-    special = _special_texts(added)
-    kept = {text: id_ for text, id_ in vocab.items() if text not in special or text == unknown}
+    added = _added_tokens(fields)
+    special = {token["content"] for token in added if token["special"]} - {unknown}
+    verbatim = [token for token in added if not token["special"]]
+    kept = {text: id_ for text, id_ in vocab.items() if text not in special}
     changed = {
         **document,
-        "model": {**fields.require("model", dict), "vocab": kept},
-        "added_tokens": [entry for entry in added if entry.get("special") is not True],
+        # With its id, which the library makes up for a token that is added alone.
+        "model": {
+            **fields.require("model", dict),
+            "vocab": kept | {token["content"]: token["id"] for token in verbatim},
+        },
+        "added_tokens": verbatim,
         "truncation": None,
         "padding": None,
     }
@@ -155,7 +161,10 @@ def from_json(content: bytes) -> EncoderTokenizer:
     return EncoderTokenizer(backend)
 
 
-def _special_texts(added: Sequence[dict[str, object]]) -> set[str]:
-    """The texts of the added tokens that no text becomes."""
-    entries = [CheckedFields(entry, f"added_tokens[{position}].") for position, entry in enumerate(added)]
-    return {entry.require("content", str) for entry in entries if entry.get("special", bool)}
+def _added_tokens(fields: CheckedFields) -> list[dict[str, Any]]:
+    """The entries of `added_tokens`, each with an id, a text, and whether it is special: what no text becomes."""
+    added = fields.array("added_tokens", dict) if "added_tokens" in fields else ()
+    for place, entry in enumerate(added):
+        token = CheckedFields(entry, f"added_tokens[{place}].")
+        token.require("content", str), token.require("id", int), token.require("special", bool)
+    return list(added)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.errors import UnsupportedTokenizer
-from app.text.wordpiece import EncoderTokenizer, from_gguf, from_json
+from app.text.encoder_tokenizer import EncoderTokenizer, from_gguf, from_json
 from quant.errors import InglenookError, ModelFileError
 from tests.app.text.small_wordpiece import PIECES, TOKENS, document, ids, metadata
 from tests.app.text.test_gguf_tokenizer import truth, vocabulary_metadata
@@ -110,6 +110,30 @@ def test_a_malformed_tokenizer_json_is_refused_with_the_fields_name(content: byt
     with pytest.raises(ModelFileError) as refusal:
         from_json(content)
     assert message in refusal.value.message
+
+
+def with_added(**token: object) -> bytes:
+    """A tokenizer.json with one more added token."""
+    changed = json.loads(document())
+    changed["added_tokens"].append({**changed["added_tokens"][0], **token})
+    return json.dumps(changed).encode()
+
+
+def test_an_added_token_that_is_not_special_is_found_in_text_by_its_own_id() -> None:
+    tokenizer = from_json(with_added(id=40, content="<tool>", special=False))
+    assert tokenizer.encode("a <tool> b") == (*ids("a")[:-1], 40, *ids("[UNK]")[1:])
+    assert tokenizer.vocab_size == 41
+    assert from_json(with_added(id=40, content="<tool>", special=True)).encode("<tool>") == ids(*["[UNK]"] * 3)
+
+
+def test_byte_pairs_end_as_the_file_says() -> None:
+    library = tokenizers.Tokenizer(tokenizers.models.BPE({"a": 0, "b": 1, "ab": 2}, [("a", "b")]))
+    library.add_special_tokens(["<end>"])
+    library.post_processor = tokenizers.processors.TemplateProcessing("$A <end>", special_tokens=[("<end>", 3)])
+    tokenizer = from_json(library.to_str().encode())
+    assert tokenizer.encode("aba") == (2, 0, 3)
+    assert tokenizer.encode("aba", most=2) == (2, 3)
+    assert (tokenizer.encode(""), tokenizer.vocab_size) == ((3,), 4)
 
 
 def test_another_model_is_refused_by_name() -> None:

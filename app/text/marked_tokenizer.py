@@ -1,0 +1,36 @@
+"""A vocabulary that was made for chats, as an embedding model reads it: a text between the markers that it expects.
+
+The same as `app.text.encoder_tokenizer` to whoever uses it. Text never becomes a control token.
+"""
+
+from collections.abc import Mapping
+
+from app.text.checked_fields import CheckedFields
+from app.text.gguf_tokenizer import from_gguf as chat_tokenizer
+from app.text.tokenizer import Tokenizer
+
+ADD_EOS = "tokenizer.ggml.add_eos_token"
+
+
+class MarkedTokenizer:
+    """Immutable to its users, and safe for several threads."""
+
+    def __init__(self, tokenizer: Tokenizer, begin: tuple[int, ...], end: tuple[int, ...]) -> None:
+        self.vocab_size = tokenizer.vocab_size
+        self._tokenizer = tokenizer
+        self._begin, self._end = begin, end
+
+    def encode(self, text: str, most: int | None = None) -> tuple[int, ...]:
+        """The ids of `text` with the markers around it; where `most` is given, the text is cut to fit into so many."""
+        ids = self._tokenizer.encode(text)
+        if most is not None:
+            ids = ids[: max(0, most - len(self._begin) - len(self._end))]
+        return (*self._begin, *ids, *self._end)
+
+
+def from_gguf(metadata: Mapping[str, object]) -> MarkedTokenizer:
+    """Of a GGUF file's metadata. Raises UnsupportedTokenizer or ModelFileError."""
+    tokenizer = chat_tokenizer(metadata)
+    begin = tokenizer.bos_id if tokenizer.add_bos else None
+    end = tokenizer.eos_id if CheckedFields(metadata).get(ADD_EOS, bool) else None
+    return MarkedTokenizer(tokenizer, *(() if marker is None else (marker,) for marker in (begin, end)))
