@@ -2,11 +2,12 @@
 
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from tokenizers import processors
-from transformers import LlamaConfig, LlamaModel
+from transformers import LlamaConfig, LlamaModel, Qwen3Config, Qwen3Model
 
 from app.config import Settings
 from app.errors import UnsupportedTokenizer
@@ -52,10 +53,12 @@ def test_folders_and_files_are_the_same_model(tmp_path: Path, settings: Settings
         assert encoder.context_length == 48
 
 
-def test_a_decoder_gives_the_state_of_its_last_token(tmp_path: Path, settings: Settings) -> None:
+@pytest.mark.parametrize("family", [(LlamaConfig, LlamaModel), (Qwen3Config, Qwen3Model)])
+def test_a_decoder_gives_the_state_of_its_last_token(tmp_path: Path, settings: Settings, family: Any) -> None:
     """As Qwen3-Embedding: a checkpoint without a head, whose texts end with a token of their own."""
     torch.manual_seed(5)
-    config = LlamaConfig(
+    make_config, make_model = family
+    config = make_config(
         vocab_size=VOCABULARY,
         hidden_size=32,
         intermediate_size=64,
@@ -65,7 +68,7 @@ def test_a_decoder_gives_the_state_of_its_last_token(tmp_path: Path, settings: S
         max_position_embeddings=256,
         initializer_range=0.3,
     )
-    reference = LlamaModel(config).train(mode=False)
+    reference = make_model(config).train(mode=False)
     reference.save_pretrained(tmp_path)
     tokenizer = byte_level()
     end = tokenizer.token_to_id(EOS)
