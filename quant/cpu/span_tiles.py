@@ -7,8 +7,7 @@ A tile is 16 rows, one sequential stream of bytes like any other tile (`quant.cp
 - header: see `Word`.
 - scales: of 16 rows side by side, or one that all have.
 - zero points: of 16 rows, in a byte each; four bits of row r and of row r + 8 in byte r; two bits of row r at bit 2 r.
-- codes: as in other tiles. Floats of 8 bits: byte 32 h + 2 r + p of vector v has column 4 v + 2 p + h of row r, so that
-  even and odd bytes are words of two columns each.
+- codes: as in other tiles. Floats of 8 bits: word 16 h + r of vector v has columns 4 v + 2 h and the next one of row r.
 
 What nested scales share lies behind the tiles of a weight: their table, then the whole scales, float32. Rows are padded
 with zeros to an even number of tiles. Nothing is rounded. Refuses to know how to multiply.
@@ -30,6 +29,7 @@ from quant.errors import UnsupportedQuantization
 from quant.ggml_blocks import integers
 from quant.tensor import Float8Tensor, GroupedTensor, GroupScale, Integers, NestedScale, Plane
 
+_PAIRS = GROUP // 2  # words of two columns
 _TABLE = 256  # numbers of nested scales
 
 
@@ -58,7 +58,7 @@ class _Spans:
         field = self.bytes[..., self.layout.head_bytes :]
         return field.reshape(*field.shape[:2], -1, self.layout.group_bytes)
 
-    def slice(self, values: NDArray[Any]) -> NDArray[Any]:
+    def share_of(self, values: NDArray[Any]) -> NDArray[Any]:
         """Of [tiles, TILE, spans of a row, ...] those of these spans."""
         return values[:, :, self.first : self.first + self.bytes.shape[1]]
 
@@ -141,7 +141,7 @@ def _pack_scales(values: Tensor, spans: list[_Spans], tiles: int) -> None:
     for some in spans:
         width = some.layout.rows
         by_tile = row_tiles(bits, tiles) if width == TILE else bits[:, None]
-        some.scales[:] = some.slice(by_tile).transpose(0, 2, 1).view(some.scales.dtype)
+        some.scales[:] = some.share_of(by_tile).transpose(0, 2, 1).view(some.scales.dtype)
 
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
@@ -150,7 +150,7 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 def _pack_zeros(zeros: Bytes, spans: list[_Spans], tiles: int) -> None:
     values = row_tiles(zeros, tiles)
     for some in spans:
-        here = some.slice(values).transpose(0, 2, 1)
+        here = some.share_of(values).transpose(0, 2, 1)
         bits = some.layout.codes.bits
         if bits == 8:
             some.zeros[:] = here
@@ -167,13 +167,12 @@ def _pack_floats(weight: Float8Tensor, spans: list[_Spans], tiles: int) -> None:
         raise UnsupportedQuantization(
             f"A {weight.type_name} weight has elements that are no numbers", "The file is damaged: pull it again."
         )
-    codes = row_tiles(values, tiles)
+    words = row_tiles(values.view(np.uint16), tiles)
     for some in spans:
         count, groups = some.groups.shape[1:3]
-        target = some.groups.reshape(tiles, count, groups, GROUP // 4, 2, TILE, 2)
-        here = codes[:, :, some.first_group * GROUP :][:, :, : count * groups * GROUP]
-        # row, span, group, vector, byte of a word, half of the vector
-        target[:] = here.reshape(tiles, TILE, count, groups, GROUP // 4, 2, 2).transpose(0, 2, 3, 4, 6, 1, 5)
+        target = some.groups.view(np.uint16).reshape(tiles, count, groups, _PAIRS, TILE)
+        here = words[:, :, some.first_group * _PAIRS :][:, :, : count * groups * _PAIRS]
+        target[:] = here.reshape(tiles, TILE, count, groups, _PAIRS).transpose(0, 2, 3, 4, 1)
     scale = weight.scale.float()
     if layout.rows == 1:
         first_rows = torch.arange(tiles) * TILE
@@ -248,15 +247,12 @@ def _nested_values(memory: Bytes, tile: int, codes: Bytes) -> NDArray[np.float32
 
 def _unpack_floats(spans: list[_Spans], kind: torch.dtype, shape: tuple[int, int], span: int) -> Float8Tensor:
     layout, (rows, columns) = spans[0].layout, shape
-    parts = []
-    for some in spans:
-        tiles, count, groups = some.groups.shape[:3]
-        vectors = some.groups.reshape(tiles, count, groups, GROUP // 4, 2, TILE, 2)
-        parts.append(vectors.transpose(0, 1, 2, 3, 6, 4, 5))  # rows last
-    values = torch.from_numpy(_joined(parts, rows)).view(kind)
+    words = [some.groups.view(np.uint16) for some in spans]
+    by_row = _joined([it.reshape(*it.shape[:3], _PAIRS, TILE) for it in words], rows)
+    values = torch.from_numpy(by_row.view(np.uint8)).view(kind)
     tall = TILE if layout.rows == 1 else 1
     scale = np.concatenate([some.scales for some in spans], axis=1)
-    by_row = scale.transpose(0, 2, 1).reshape(-1, scale.shape[1])[: -(-rows // tall)]
-    factors = torch.from_numpy(np.ascontiguousarray(by_row).view(np.float32))
+    by_block = scale.transpose(0, 2, 1).reshape(-1, scale.shape[1])[: -(-rows // tall)]
+    factors = torch.from_numpy(np.ascontiguousarray(by_block).view(np.float32))
     block = min(tall, rows), min(span * GROUP, columns)
     return Float8Tensor(shape, f"packed {layout.number}", values, factors, block)

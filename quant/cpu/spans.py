@@ -133,10 +133,10 @@ def load_floats(e: Emit, layout: SpanFormat, at: Any, vector: int) -> list[Any]:
 
 
 def _load_float8(e: Emit, e4m3: bool, at: Any) -> list[Any]:
-    """Four columns: as float16 in the low bytes of 32 words, two columns of 16, and two in the high bytes."""
+    """Four columns: 16 words hold the first in their low bytes and the second in the high ones, 16 more the others."""
     b, words = e.b, e.load(at, I16x32)
     pairs = [b.shl(words, e.constant(I16x32, 8)), b.and_(words, e.constant(I16x32, -0x100))]
     if e4m3:  # one bit of exponent less
         pairs = [b.and_(b.ashr(pair, e.constant(I16x32, 1)), e.constant(I16x32, -0x4080)) for pair in pairs]
-    halves = [b.bitcast(e.half_of(pair, half), F16x16) for pair in pairs for half in range(2)]
+    halves = [b.bitcast(e.half_of(pair, half), F16x16) for half in range(2) for pair in pairs]
     return [e.widen(half) for half in halves]
