@@ -10,13 +10,13 @@ from engine.loading import LoadOptions, load_engine, open_checkpoint
 from tests.engine.cpu.recorded import load_step
 from tests.engine.cpu.test_logprobs import CONFIG, logprobs, reference
 from tests.engine.quantized_folders import KINDS, quantized_folder
+from tests.quant.checkpoint_layers import pack_quantized_layer
 
 VOCABULARY = 97
 IDS = [(7 * place + 3) % VOCABULARY for place in range(40)]
-ODD = "NF4, double quantization"  # with scales that share one for 24, which no file of bitsandbytes has
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != ODD])
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_model_is_near_the_plain_kernels(tmp_path: Path, cpu_kernels: Path, kind: str) -> None:
     path = quantized_folder(tmp_path, kind).path
     plain = logprobs(reference(path), IDS, VOCABULARY)
@@ -30,9 +30,10 @@ def test_a_model_is_near_the_plain_kernels(tmp_path: Path, cpu_kernels: Path, ki
 
 
 def test_what_has_no_layout_is_multiplied_by_the_plain_kernels(
-    tmp_path: Path, cpu_kernels: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, cpu_kernels: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = quantized_folder(tmp_path, ODD).path
+    monkeypatch.setitem(KINDS, "odd", lambda rng, m, n: pack_quantized_layer(rng, m, n, 16))
+    path = quantized_folder(tmp_path, "odd").path
     with open_checkpoint(path) as checkpoint, caplog.at_level(logging.WARNING):
         assert load_engine(checkpoint, LoadOptions(code_cache=cpu_kernels)).config.backend == "reference"
-    assert "NF4 weights whose scales share one for 24" in caplog.text
+    assert "CT-INT4 weights in groups of 16 columns" in caplog.text
