@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 from engine.config import Preemption
 from engine.loading import LoadOptions, ModelEngine, load_engine, open_checkpoint
@@ -50,15 +51,20 @@ def answer(running: ModelEngine, *prompts: tuple[int, ...], reply: int = REPLY) 
     return requests
 
 
-def check(tiny: TinyModel, it: Request, context: int = CONTEXT) -> None:
-    """Each token is the one that transformers finds most likely, or as likely as that but for rounding.
+def predictions(tiny: TinyModel, it: Request, context: int) -> Tensor:
+    """What transformers expects in the place of each token of a reply, as logits.
 
     It is shown a whole context, since how it stretches a rope depends on that. Nothing looks ahead.
     """
     ids = [*it.prompt_ids, *it.output_ids]
     with torch.inference_mode():
-        logits = tiny.reference(torch.tensor([ids + [0] * (context - len(ids))])).logits[0]
-    logits = logits[len(it.prompt_ids) - 1 : len(ids) - 1]
+        logits: Tensor = tiny.reference(torch.tensor([ids + [0] * (context - len(ids))])).logits[0]
+    return logits[len(it.prompt_ids) - 1 : len(ids) - 1]
+
+
+def check(tiny: TinyModel, it: Request, context: int = CONTEXT) -> None:
+    """Each token is the one that transformers finds most likely, or as likely as that but for rounding."""
+    logits = predictions(tiny, it, context)
     chosen = logits.gather(1, torch.tensor(it.output_ids).unsqueeze(1)).squeeze(1)
     torch.testing.assert_close(chosen, logits.amax(-1), rtol=0, atol=1e-3)
 
@@ -90,3 +96,40 @@ def test_an_engine_for_short_contexts_takes_the_short_factors(tmp_path: Path, na
     check(tiny, said, ORIGINAL)
     assert said.output_ids != said_long.output_ids
     assert short.config.cache_salt != long.config.cache_salt
+
+
+# -- on the CPU kernels
+
+# Families that have kernels for all they compute.
+ON_CPU = (
+    "llama",
+    "llama linear",
+    "llama3",
+    "llama dynamic",
+    "llama yarn",
+    "llama yarn scales",
+    "mistral",
+    "ministral3",
+    "phi3 longrope",
+)
+
+
+@pytest.mark.parametrize("name", ON_CPU)
+def test_the_cpu_kernels_find_nearly_the_same_probabilities(tmp_path: Path, cpu_kernels: Path, name: str) -> None:
+    """With activations as exact as they come: two planes of integers, and keys and values in float16."""
+    tiny = make(tmp_path, name, "folder")
+    options = LoadOptions("cpu", CONTEXT, threads=2, activation_planes=2, code_cache=cpu_kernels)
+    with open_checkpoint(tiny.path) as checkpoint:
+        running = load_engine(checkpoint, options)
+    params = SamplingParams(temperature=0, max_tokens=REPLY, ignore_eos=True, logprobs=0)
+    requests = {it.id: it for it in (running.request(prompt(length), params, frozenset()) for length in LENGTHS)}
+    found: dict[int, list[float]] = {number: [] for number in requests}
+    for it in requests.values():
+        running.add(it)
+    while running.has_work:
+        for event in running.step():
+            if event.logprobs:
+                found[event.request_id].append(event.logprobs.logprob)
+    for number, it in requests.items():
+        wanted = predictions(tiny, it, CONTEXT).log_softmax(-1).gather(1, torch.tensor(it.output_ids).unsqueeze(1))
+        torch.testing.assert_close(torch.tensor(found[number]), wanted.squeeze(1), rtol=0, atol=0.05)
