@@ -17,7 +17,6 @@ import platformdirs
 
 from app.errors import InvalidSetting
 from engine.config import TARGET_LATENCY, Preemption
-from engine.private_folder import private_folder as private_folder  # noqa: PLC0414 - the application takes it from here
 from quant.cpu.tiers import CHOICES
 
 APP_NAME = "inglenook"

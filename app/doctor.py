@@ -17,7 +17,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Literal
 
-from app.config import Settings, private_folder
+from app.config import Settings
 from app.errors import IntegrityError, ModelNotFound, Offline
 from app.models.hub import check_reachable, host
 from app.models.package_index import pip_command
@@ -25,6 +25,7 @@ from app.models.store import ModelStore
 from app.progress import Progress, format_bytes
 from engine.disk.folder import limit_of, run_files
 from engine.disk.quota import SLACK
+from engine.private_folder import private_folder
 from quant.cpu import tiers
 from quant.errors import UnsupportedTier
 

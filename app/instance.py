@@ -16,8 +16,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from app.config import Settings, private_folder
+from app.config import Settings
 from app.errors import AppError
+from engine.private_folder import private_folder
 
 if TYPE_CHECKING:
     from filelock import FileLock

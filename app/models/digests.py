@@ -10,9 +10,9 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from app.config import private_folder
 from app.models.incoming import write_whole
 from app.progress import Progress
+from engine.private_folder import private_folder
 
 DIGESTS = ".digests"  # the folder of the records, in that of all models
 _CHUNK = 1 << 20

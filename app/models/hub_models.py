@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from app.config import private_folder
 from app.errors import AppError, ModelNotFound
 from app.models import hub_cache
 from app.models.catalog import HubSource
@@ -22,6 +21,7 @@ from app.models.lock import only_one
 from app.models.repository import ModelFiles, RepositoryName, choose, meant, models_among
 from app.models.stored_model import Removal, StoredModel, stored_model
 from app.progress import Progress
+from engine.private_folder import private_folder
 from quant.errors import ModelFileError
 
 _PULLED = ".pulled"

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from app.config import private_folder
 from app.progress import Progress, SilentProgress
+from engine.private_folder import private_folder
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from app.config import Settings, private_folder
+from app.config import Settings
 from app.errors import AppError, IntegrityError, ModelNotFound
 from app.models import hub_cache
 from app.models.catalog import Catalog, CatalogEntry, HubSource, Source, load_catalog
@@ -25,6 +25,7 @@ from app.models.lock import only_one
 from app.models.repository import CONFIG, RepositoryName
 from app.models.stored_model import LOCAL_FILE, LOCAL_FOLDER, Removal, StoredModel, is_model, stored_model
 from app.progress import Progress, SilentProgress
+from engine.private_folder import private_folder
 
 
 class ModelStore:
