@@ -18,17 +18,15 @@ import torch
 from engine.checkpoint import Names, StoredWeight
 from engine.checkpoint_config import Metadata
 from engine.errors import UnsupportedModel
-from quant.bounded_json import JSONProblem, parse_object
+from quant.checkpoint_files import as_object, read_bytes
 from quant.errors import ModelFileError
 from quant.layer_format import BESIDE, LayerFormat, LayerNames, is_quantized, not_quantized, read_format
-from quant.mapped_file import regular_file
 from quant.safetensors import SafetensorsTensor
-from quant.safetensors_checkpoint import SafetensorsCheckpoint, member
+from quant.safetensors_checkpoint import SafetensorsCheckpoint
 from quant.safetensors_values import TORCH_TYPES, decode_plain
 from quant.tensor import PlainTensor, QTensor
 
 CONFIG = "config.json"
-MAX_CONFIG_BYTES = 16 << 20
 SAMPLE_SHAPE = (2, 128)  # whole groups, however a weight is quantized; and a row is not the whole matrix
 
 
@@ -40,7 +38,10 @@ class FolderCheckpoint:
 
     def __init__(self, folder: Path) -> None:
         self.path = folder
-        raw, values = read_object(folder, CONFIG)
+        raw = read_bytes(folder, CONFIG)
+        if raw is None:
+            raise ModelFileError(f"{folder} has no {CONFIG}", "Give the folder of a checkpoint, with all its files.")
+        values = as_object(raw, folder / CONFIG)
         architecture = values.get("model_type")
         if not isinstance(architecture, str):
             raise UnsupportedModel(f"{folder / CONFIG} does not name its architecture (model_type)")
@@ -106,19 +107,6 @@ class FolderCheckpoint:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def read_object(folder: Path, name: str) -> tuple[bytes, dict[str, object]]:
-    """A JSON file of a checkpoint's folder: its bytes, and the object that it is. Raises ModelFileError."""
-    with regular_file(member(folder, name)) as (descriptor, size):
-        if size > MAX_CONFIG_BYTES:
-            raise ModelFileError(f"{folder / name} has {size} bytes, over the bound of {MAX_CONFIG_BYTES}")
-        with open(descriptor, "rb", closefd=False) as file:
-            raw = file.read(size)
-    try:
-        return raw, parse_object(raw)
-    except JSONProblem as problem:
-        raise ModelFileError(f"{folder / name}: {problem}", "The checkpoint is damaged: pull it again.") from None
 
 
 @dataclass(frozen=True, slots=True)

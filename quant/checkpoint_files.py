@@ -38,7 +38,12 @@ def read_text(folder: Path, name: str) -> str | None:
 def read_object(folder: Path, name: str) -> dict[str, object] | None:
     """The JSON object that the file is; None where the folder has no such file. Raises ModelFileError."""
     raw = read_bytes(folder, name)
+    return None if raw is None else as_object(raw, folder / name)
+
+
+def as_object(raw: bytes, path: Path) -> dict[str, object]:
+    """The JSON object that the bytes of the file at `path` are. Raises ModelFileError."""
     try:
-        return None if raw is None else parse_object(raw)
+        return parse_object(raw)
     except JSONProblem as problem:
-        raise ModelFileError(f"{folder / name}: {problem}", DAMAGED) from None
+        raise ModelFileError(f"{path}: {problem}", DAMAGED) from None
