@@ -157,16 +157,20 @@ def _digest(files: Mapping[str, SafetensorsFile]) -> str:
 
 
 def member(folder: Path, name: str) -> Path:
-    """`name`, a single component, in a checkpoint's folder. Raises SafetensorsError where it is a link out of bounds.
+    """`name` in a checkpoint's folder, or in a folder of it. Raises SafetensorsError where a link leads out of bounds.
 
     The Hugging Face cache keeps files as `blobs/DIGEST` and has `snapshots/REVISION/NAME` link to them. The folder
     itself, and a folder of blobs that was moved elsewhere, may be links: their owner made those.
     """
     path = folder / name
-    if os.path.islink(path):
-        snapshots, _ = os.path.split(os.path.realpath(folder))
-        repository, kind = os.path.split(snapshots)
-        blobs = os.path.realpath(os.path.join(repository, "blobs"))
-        if kind != "snapshots" or os.path.dirname(os.path.realpath(path)) != blobs:
-            raise SafetensorsError(path, "it leads out of the checkpoint's folder", field="link")
+    for place in (path, *(folder / parent for parent in Path(name).parents[:-1])):
+        if os.path.islink(place) and not _is_blob(place, folder):
+            raise SafetensorsError(place, "it leads out of the checkpoint's folder", field="link")
     return path
+
+
+def _is_blob(link: Path, folder: Path) -> bool:
+    snapshots, _ = os.path.split(os.path.realpath(folder))
+    repository, kind = os.path.split(snapshots)
+    blobs = os.path.realpath(os.path.join(repository, "blobs"))
+    return kind == "snapshots" and os.path.dirname(os.path.realpath(link)) == blobs

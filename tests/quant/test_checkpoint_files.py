@@ -38,6 +38,15 @@ def test_a_link_out_of_the_folder_is_refused(tmp_path: Path, target: str) -> Non
         read_object(folder, "a.json")
 
 
+def test_a_folder_that_is_a_link_out_is_refused(tmp_path: Path) -> None:
+    for name in ("model", "outside"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "outside" / "a.json").write_text("{}")
+    (tmp_path / "model" / "inner").symlink_to("../outside")
+    with pytest.raises(ModelFileError, match="leads out of"):
+        read_object(tmp_path / "model", "inner/a.json")
+
+
 @pytest.mark.parametrize(("raw", "words"), [(b"\xff", "UTF-8"), (b"[]", "not an object"), (b"{", "not JSON")])
 def test_content_that_makes_no_sense_is_told_with_the_files_name(tmp_path: Path, raw: bytes, words: str) -> None:
     (tmp_path / "a.json").write_bytes(raw)
