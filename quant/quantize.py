@@ -40,7 +40,10 @@ NESTED_SPAN = 256  # scales
 
 # What a model keeps as it is: embeddings, heads, and what chooses experts. Names of Hugging Face's and of GGUF's.
 KEPT = frozenset(
-    ("embed_tokens", "lm_head", "router", "gate", "shared_expert_gate", "token_embd", "output", "ffn_gate_inp")
+    (
+        *("embed_tokens", "word_embeddings", "position_embeddings", "token_type_embeddings", "lm_head"),
+        *("router", "gate", "shared_expert_gate", "token_embd", "output", "ffn_gate_inp"),
+    )
 )
 
 

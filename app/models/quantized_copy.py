@@ -69,7 +69,7 @@ def save_quantized(
             group_size=chosen.group,
             layers=len(layers),
             original_bytes=sum(tensor.nbytes for tensor in checkpoint.tensors.values()),
-            size=sum(path.stat().st_size for path in target.iterdir()),
+            size=sum(path.stat().st_size for path in target.rglob("*") if path.is_file()),
         )
 
 
@@ -147,6 +147,7 @@ def _copy_companions(source: Path, folder: Path) -> None:
     for name in {*DESCRIPTIONS, *COMPANIONS} - {CONFIG}:
         content = read_bytes(source, name)
         if content is not None:
+            (folder / name).parent.mkdir(exist_ok=True)
             write_whole(folder / name, content)
 
 

@@ -39,7 +39,7 @@ NAMES = Names(
         "blk.{}.layer_output_norm": f"{_LAYER}.output.LayerNorm",
     },
     # The numbers from 0 up, and a layer for classification that embeddings have no use for.
-    re.compile(r"embeddings\.position_ids|pooler\.dense\.(weight|bias)"),
+    re.compile(r"embeddings\.position_ids|pooler\.dense\..*"),
 )
 
 HIDDEN = Key("{arch}.embedding_length", "hidden_size")

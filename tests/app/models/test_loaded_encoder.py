@@ -13,10 +13,13 @@ from app.config import Settings
 from app.errors import UnsupportedTokenizer
 from app.models.loaded_encoder import LoadedEncoder, gives_embeddings, load_encoder_model
 from app.models.loaded_model import load_model
+from app.models.quantized_copy import save_quantized
 from app.models.store import ModelStore
 from app.progress import SilentProgress
 from engine.encoder import Pooling, pooled
 from engine.errors import UnsupportedModel
+from quant.quantized_storage import Method
+from quant.safetensors_checkpoint import SafetensorsCheckpoint
 from tests.app.models.tiny_chat import save
 from tests.app.models.tiny_model import settings_in
 from tests.app.text.small_wordpiece import TOKENS, document, ids, metadata
@@ -51,6 +54,19 @@ def test_folders_and_files_are_the_same_model(tmp_path: Path, settings: Settings
             vector = encoder.encode([model.tokenizer.encode("Hello world")])[0]
         assert torch.allclose(vector, expected, atol=1e-5)
         assert encoder.context_length == 48
+
+
+def test_a_quantized_copy_gives_embeddings_too(tmp_path: Path, settings: Settings) -> None:
+    tiny = embedding_model(tmp_path / "model")
+    save_quantized(tiny.folder, tmp_path / "copy", Method("fp8"), SilentProgress())
+    with SafetensorsCheckpoint(tmp_path / "copy") as checkpoint:
+        kept = [name for name, tensor in checkpoint.tensors.items() if "_embeddings" in name]
+        assert {checkpoint.tensors[name].type.name for name in kept} == {"F32"}
+    model = load(tmp_path / "copy", settings)
+    with closing(model.encoder) as encoder:
+        vector = encoder.encode([model.tokenizer.encode("Hello world")])[0]
+    expected = pooled(tiny.states(ids("hello", "wor", "##ld")), Pooling.CLS)
+    assert 0.98 < vector @ expected < 0.99999
 
 
 @pytest.mark.parametrize("family", [(LlamaConfig, LlamaModel), (Qwen3Config, Qwen3Model)])
