@@ -1,10 +1,10 @@
 """Attention over paged keys and values: softmax in pieces of 128 positions.
 
 Blocks are laid out as `kv_store` writes them; whatever their type, sums are of float32. A query's context is cut into
-pieces of PIECE positions. A piece becomes a record (values, peak, total), whoever computes it; records are combined one
-after another in order of position by a running maximum (arXiv:2205.14135). A query alone and a query among others go
-through the same sums in the same order, so that its bits depend neither on how the prompt was cut nor on what was
-cached. Lanes behind a query's position are selected away, never added: a freed block may hold NaN.
+pieces of PIECE positions. A piece becomes a record (`records`), whoever computes it; records are combined one after
+another in order of position. A query alone and a query among others go through the same sums in the same order, so that
+its bits depend neither on how the prompt was cut nor on what was cached. What lies behind a query's position, or before
+its window, is selected away, never added: a freed block may hold NaN. Blocks before all windows are not even read.
 
 Rows that share a KV head, which are the query heads of one token or consecutive tokens, go over a piece together: what
 was read and widened to float32 serves them all.
@@ -22,8 +22,10 @@ from numba.core import cgutils
 
 from engine.config import BLOCK_SIZE
 from engine.cpu.kv_store import ELEMENTS, Elements, KVType, scales_at
+from engine.cpu.records import RECORD_TAIL, combine, finish
+from engine.cpu.soft_cap import soft_cap
 from quant.cpu.kernel import inlined, jit, kernel
-from quant.cpu.vector import F32, I32, I64, LANES, Emit
+from quant.cpu.vector import F32, I32, I64, LANE_NUMBERS, LANES, Emit
 
 PIECE = 128  # positions that are reduced together
 QUERIES = 8  # tokens of a tile, and the most rows that go over a piece together
@@ -31,12 +33,7 @@ FEW = 4  # rows that are computed together where there are fewer, or few registe
 SIDE_BY_SIDE = 4  # the most vectors of keys or values that are; a piece is a whole number of such
 LEAST = -1e30  # a peak below all scores
 SCORE_ROW = 4 * PIECE  # bytes of one row of scores
-RECORD_TAIL = 64  # bytes behind the values of a record: peak, total, padding
-
-
-def record_bytes(head_dim: int) -> int:
-    """Bytes of one record: float32 values [head_dim], peak, total."""
-    return 4 * head_dim + RECORD_TAIL
+ALL = 1 << 30  # a window that holds any context
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +46,14 @@ class AttentionKernels:
 
 
 class HeadBlocks(NamedTuple):
-    """One KV head of a layer in all blocks: where it is in block 0, and the addresses of the kernels that read it."""
+    """One KV head of a layer in all blocks: where it is in block 0, how it is attended over, and the addresses of the
+    kernels that do."""
 
     cache: int
     block_bytes: int
     dim: int
+    window: int  # positions that a query sees, its own included
+    softcap: int  # of scores, bits of a float32; 0: none
     scores: int
     soften: int
     gather: int
@@ -75,6 +75,8 @@ class Piece(NamedTuple):
     cache: Any
     block_bytes: Any
     dim: Any
+    window: Any  # positions that a row sees, of which the last is the one before its count
+    softcap: Any  # bits of a float32
 
     def behind(self, e: Emit, rows: Any) -> "Piece":
         """The rows behind the first ones."""
@@ -89,6 +91,15 @@ class Piece(NamedTuple):
     def counts(self, e: Emit, rows: int) -> list[Any]:
         """How many positions each row sees."""
         return [e.b.add(self.first_count, e.b.mul(self.count_step, I64(row))) for row in range(rows)]
+
+    def sees(self, e: Emit, positions: Any, count: Any) -> Any:
+        """Which of some positions, an integer or a vector, a row sees: those of its window before its count."""
+
+        def same(value: Any) -> Any:
+            return value if positions.type == I64 else e.splat(e.b.trunc(value, I32))
+
+        behind = e.b.sub(positions, same(e.b.sub(count, self.window)))
+        return e.b.icmp_unsigned("<", behind, same(self.window))  # negative numbers are large ones
 
     def block(self, e: Emit, index: Any) -> Any:
         """The address of a block of the piece."""
@@ -116,18 +127,22 @@ def _emit_scores(e: Emit, kv: Elements, rows: int, span: int, piece: Piece) -> N
 
 
 def _emit_soften(e: Emit, kv: Elements, rows: int, _: int, piece: Piece) -> None:
-    """scores[row] becomes exp(score - peak), 0 behind what the row sees; peak and total go to its record.
+    """scores[row] becomes exp(score - peak), 0 outside of what the row sees; peak and total go to its record.
 
     Rows take turns, so that none has to wait for its last result. Scales are multiplied here, once for each position:
-    the score by that of K, the result by that of V.
+    the score by that of K, before it is capped, and the result by that of V.
     """
     b, counts = e.b, piece.counts(e, rows)
+    capped, cap = b.icmp_signed("!=", piece.softcap, I64(0)), e.splat(e.float_from_bits(piece.softcap))
     tops, totals = ([e.variable(e.f(start)) for _ in range(rows)] for start in (LEAST, 0))
 
     def places(index: Any) -> list[tuple[Any, Any]]:
         """For each row, where its scores of a block are, and which of the lanes it sees."""
         at, start = e.at(piece.scores, index, 64), b.mul(index, I64(BLOCK_SIZE))
-        return [(e.at(at, SCORE_ROW * row), e.first_lanes(b.sub(count, start))) for row, count in enumerate(counts)]
+        return [
+            (e.at(at, SCORE_ROW * row), piece.sees(e, LANE_NUMBERS, b.sub(count, start)))
+            for row, count in enumerate(counts)
+        ]
 
     def scales(index: Any) -> tuple[Any, Any]:
         keys, values = scales_at(e, kv, piece.block(e, index), piece.dim)
@@ -139,6 +154,9 @@ def _emit_soften(e: Emit, kv: Elements, rows: int, _: int, piece: Piece) -> None
             if kv.scaled:
                 v = b.fmul(v, scales(loop.index)[0])
                 e.store(at, v)
+            with b.if_then(capped):
+                e.store(at, soft_cap(e, v, cap))
+            v = e.load(at)
             b.store(e.larger(b.select(live, v, e.f(LEAST)), b.load(top)), top)
     peaks = [e.tree(b.load(top), e.larger) for top in tops]
     with cgutils.for_range(b, piece.blocks) as loop:
@@ -157,25 +175,29 @@ def _emit_soften(e: Emit, kv: Elements, rows: int, _: int, piece: Piece) -> None
 def _emit_gather(e: Emit, kv: Elements, rows: int, most: int, piece: Piece) -> None:
     """record[row] = the sum of scores[row][t] * V[t] over the positions t that the row sees, in order.
 
-    All columns of V: `most` vectors at a time as far as they go, then two.
+    All columns of V: `most` vectors at a time as far as they go, then half as many.
     """
-    wide = e.b.and_(piece.dim, I64(-LANES * most))
-    parts = [(most, I64(0), wide), (2, wide, piece.dim)]
-    for vectors, start, stop in parts if most > 2 else parts[:1]:
-        with cgutils.for_range_slice(e.b, start, stop, I64(LANES * vectors), I64) as (column, _):
-            _emit_columns(e, kv, rows, vectors, column, piece)
+    start = I64(0)
+    while most:
+        stop = e.b.and_(piece.dim, I64(-LANES * most))
+        with cgutils.for_range_slice(e.b, start, stop, I64(LANES * most), I64) as (column, _):
+            _emit_columns(e, kv, rows, most, column, piece)
+        start, most = stop, most // 2
 
 
 def _emit_columns(e: Emit, kv: Elements, rows: int, vectors: int, column: Any, piece: Piece) -> None:
-    """The columns from `column` on; of each block, first the positions that all rows see, then those that some do."""
+    """The columns from `column` on; of each block, what all rows see, and before and behind that what some do."""
     b, counts = e.b, piece.counts(e, rows)
+    ends = counts[0], counts[-1]
     cells = [(row, i) for row in range(rows) for i in range(vectors)]
     sums = {cell: e.variable(e.f(0)) for cell in cells}
     with cgutils.for_range(b, piece.blocks) as outer:
         start = b.mul(outer.index, I64(BLOCK_SIZE))
         values = e.at(e.at(piece.block(e, outer.index), piece.dim, kv.size * BLOCK_SIZE), column, kv.size)
-        common, seen = (e.within(b.sub(count, start), BLOCK_SIZE) for count in (counts[0], counts[-1]))
-        for begin, end, everyone in ((I64(0), common, True), (common, seen, False)):
+        first, begun = (e.within(b.sub(b.sub(count, piece.window), start), BLOCK_SIZE) for count in ends)
+        common, last = (e.within(b.sub(count, start), BLOCK_SIZE) for count in ends)
+        common = b.select(b.icmp_signed(">", begun, common), begun, common)  # windows narrower than the rows are many
+        for begin, end, everyone in ((first, begun, False), (begun, common, True), (common, last, False)):
             with cgutils.for_range(b, end, begin) as inner:
                 position = b.add(start, inner.index)
                 at = b.add(values, b.mul(inner.index, b.mul(piece.dim, I64(kv.size))))
@@ -186,7 +208,7 @@ def _emit_columns(e: Emit, kv: Elements, rows: int, vectors: int, column: Any, p
                     before = b.load(sums[row, i])
                     after = e.fma(columns[i], weights[row], before)
                     if not everyone:
-                        after = b.select(b.icmp_signed("<", position, counts[row]), after, before)
+                        after = b.select(piece.sees(e, position, counts[row]), after, before)
                     b.store(after, sums[row, i])
     for row, i in cells:
         e.store(e.at(e.at(piece.row(e, row), column, 4), 64 * i), b.load(sums[row, i]))
@@ -198,10 +220,10 @@ def _make_kernel(name: str, kv_type: KVType, emit: Callable[[Emit, Elements, int
 
     def build(
         e: Emit, rows: Any, at: Any, stride: Any, scores: Any, first_count: Any, count_step: Any, blocks: Any,
-        table: Any, cache: Any, block_bytes: Any, dim: Any,
+        table: Any, cache: Any, block_bytes: Any, dim: Any, window: Any, softcap: Any,
     ) -> None:  # fmt: skip
-        b, rest = e.b, rows
-        piece = Piece(at, stride, scores, first_count, count_step, blocks, table, cache, block_bytes, dim)
+        b, rest, head = e.b, rows, (cache, block_bytes, dim, window, softcap)
+        piece = Piece(at, stride, scores, first_count, count_step, blocks, table, *head)
         sums = 4 if e.has_few_registers else 16  # that fit into registers beside what is added to them
         if not e.has_few_registers:
             full = b.icmp_signed("==", rows, I64(QUERIES))
@@ -229,42 +251,14 @@ def _make_kernels(kv_type: KVType) -> AttentionKernels:
 ATTENTION_KERNELS = {kv_type: _make_kernels(kv_type) for kv_type in KVType}
 
 
-@kernel
-def combine(e: Emit, record: Any, later: Any, dim: Any, out: Any) -> None:
-    """out = the record of some pieces and that of the piece behind them, as one; out may be `record`."""
-    b = e.b
-    tails = [e.at(base, dim, 4) for base in (record, later)]
-    peaks = [e.load(tail, F32, 4) for tail in tails]
-    totals = [e.load(e.at(tail, 4), F32, 4) for tail in tails]
-    peak = e.larger(peaks[0], peaks[1])
-    kept, added = (e.exp(e.splat(b.fsub(old, peak))) for old in peaks)
-    with cgutils.for_range(b, b.sdiv(dim, I64(LANES))) as loop:
-        scaled = b.fmul(e.load(e.at(later, loop.index, 64)), added)
-        e.store(e.at(out, loop.index, 64), e.fma(e.load(e.at(record, loop.index, 64)), kept, scaled))
-    first, tail = I32(0), e.at(out, dim, 4)
-    total = b.fadd(
-        b.fmul(totals[0], b.extract_element(kept, first)), b.fmul(totals[1], b.extract_element(added, first))
-    )
-    e.store(tail, peak, 4)
-    e.store(e.at(tail, 4), total, 4)
-
-
-@kernel
-def finish(e: Emit, record: Any, dim: Any, out: Any) -> None:
-    """out [dim] = the values of a record divided by its total."""
-    b = e.b
-    total = e.splat(e.load(e.at(e.at(record, dim, 4), 4), F32, 4))
-    with cgutils.for_range(b, b.sdiv(dim, I64(LANES))) as loop:
-        e.store(e.at(out, loop.index, 64), b.fdiv(e.load(e.at(record, loop.index, 64)), total))
-
-
 @inlined
 def _call(
     e: Emit, kernel: Any, rows: Any, at: Any, stride: Any, scores: Any, first_count: Any, count_step: Any, blocks: Any,
-    table: Any, cache: Any, block_bytes: Any, dim: Any,
+    table: Any, cache: Any, block_bytes: Any, dim: Any, window: Any, softcap: Any,
 ) -> None:  # fmt: skip
     """Call one of the three kernels by its address."""
-    e.call_address(kernel, rows, at, stride, scores, first_count, count_step, blocks, table, cache, block_bytes, dim)
+    head = cache, block_bytes, dim, window, softcap
+    e.call_address(kernel, rows, at, stride, scores, first_count, count_step, blocks, table, *head)
 
 
 @jit
@@ -274,17 +268,25 @@ def attend_piece(
 ) -> None:  # fmt: skip
     """Rows, any number of them, over one piece -> a record each. `scores` has room for QUERIES rows.
 
-    Row r is at q + r * q_stride and sees first_count + r * count_step positions, at most PIECE: rows are the query
-    heads of one token (step 0), or consecutive tokens (step 1). `table` is the address of the piece's first block id.
+    Row r is at q + r * q_stride and sees the last kv.window of first_count + r * count_step positions, some of them in
+    the piece: rows are the query heads of one token (step 0), or consecutive tokens (step 1). `table` is the address of
+    the piece's first block id.
     """
-    cache, block_bytes, dim = kv.cache, kv.block_bytes, kv.dim
     for row in range(0, rows, QUERIES):
         n = min(QUERIES, rows - row)
         query, record, count = q + row * q_stride, records + row * record_stride, first_count + row * count_step
-        blocks = (min(PIECE, count + (n - 1) * count_step) + BLOCK_SIZE - 1) // BLOCK_SIZE
-        _call(kv.scores, n, query, q_stride, scores, count, count_step, blocks, table, cache, block_bytes, dim)
+        before = max(0, count - kv.window) // BLOCK_SIZE  # blocks that no row sees anything of
+        blocks = (min(PIECE, count + (n - 1) * count_step) + BLOCK_SIZE - 1) // BLOCK_SIZE - before
+        count, ids = count - before * BLOCK_SIZE, table + 8 * before
+        _call(
+            kv.scores, n, query, q_stride, scores, count, count_step, blocks, ids, kv.cache, kv.block_bytes, kv.dim,
+            kv.window, kv.softcap,
+        )  # fmt: skip
         for address in (kv.soften, kv.gather):
-            _call(address, n, record, record_stride, scores, count, count_step, blocks, table, cache, block_bytes, dim)
+            _call(
+                address, n, record, record_stride, scores, count, count_step, blocks, ids, kv.cache, kv.block_bytes,
+                kv.dim, kv.window, kv.softcap,
+            )  # fmt: skip
 
 
 @jit
@@ -292,36 +294,33 @@ def attend_tile(
     q: int, token_stride: int, heads: int, pos: int, queries: int, table: int, kv: HeadBlocks, scores: int,
     records: int, out: int, out_stride: int,
 ) -> None:  # fmt: skip
-    """`queries` consecutive tokens, the first at `pos`, and all query heads of one KV head, over the whole context.
+    """`queries` consecutive tokens, the first at `pos`, and all query heads of one KV head, over all that they see.
 
     `records` has room for heads + 1 times QUERIES of them; out [queries][heads * dim] float32.
     """
     dim = kv.dim
     size = 4 * dim + RECORD_TAIL
-    piece_record = records + heads * QUERIES * size
-    for start in range(0, pos + queries, PIECE):
+    later = records + heads * QUERIES * size
+    for start in range(first_seen(pos, kv.window) // PIECE * PIECE, pos + queries, PIECE):
         blocks = table + start // BLOCK_SIZE * 8
+        # Of this piece, tokens before it see nothing, and neither do those whose window begins behind it.
+        first, last = max(0, start - pos), min(queries, start + PIECE + kv.window - 1 - pos)
+        # It is the first one of those whose window begins in it.
+        begun = first if start == 0 else min(last, max(first, start + kv.window - 1 - pos))
         for head in range(heads):
-            # Tokens before this piece see nothing of it: only the last piece can begin inside of the tile.
-            skipped = max(0, start - pos)
-            at = q + 4 * dim * head + skipped * token_stride
-            total = records + (head * QUERIES + skipped) * size
-            record = total if start == 0 else piece_record
-            rows, count = queries - skipped, pos + skipped + 1 - start
-            attend_piece(rows, at, token_stride, count, 1, blocks, kv, scores, record, size)
-            if start > 0:
-                for row in range(rows):
-                    combine(total + row * size, record + row * size, dim, total + row * size)
+            at, total = q + 4 * dim * head, records + head * QUERIES * size
+            for row, stop, record in ((first, begun, later), (begun, last, total + begun * size)):
+                if row < stop:
+                    here, count = at + row * token_stride, pos + row + 1 - start
+                    attend_piece(stop - row, here, token_stride, count, 1, blocks, kv, scores, record, size)
+            for row in range(first, begun):
+                combine(total + row * size, later + (row - first) * size, dim, total + row * size)
     for head in range(heads):
         for row in range(queries):
             finish(records + (head * QUERIES + row) * size, dim, out + row * out_stride + 4 * dim * head)
 
 
 @jit
-def merge_pieces(records: int, stride: int, pieces: int, dim: int, total: int, out: int) -> None:
-    """The records of one head's pieces, `stride` bytes apart, in order -> out [dim]; `total` has room for a record."""
-    before = records
-    for piece in range(1, pieces):
-        combine(before, records + piece * stride, dim, total)
-        before = total
-    finish(before, dim, out)
+def first_seen(position: int, window: int) -> int:
+    """The first position that one sees."""
+    return max(0, position + 1 - window)

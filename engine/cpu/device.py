@@ -3,7 +3,7 @@
 Knows how a batch becomes the words of the step header. Refuses to know what instructions do with them.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from engine import models
 from engine.batch import Batch, placeholder_batch
-from engine.config import BLOCK_SIZE, EngineConfig, ModelConfig
+from engine.config import BLOCK_SIZE, EngineConfig, HeadNorm, ModelConfig
 from engine.cpu.attention import PIECE, QUERIES
 from engine.cpu.code_cache import load_code
 from engine.cpu.operations import CpuOperations, LogitRows, block_shape
@@ -28,11 +28,13 @@ from quant.cpu.layouts import layouts_of
 from quant.cpu.linear import CpuBackend
 from quant.cpu.native import Entry
 from quant.cpu.tiers import Target
+from quant.cpu.vector import LANES
 from quant.errors import UnsupportedQuantization
 from quant.tensor import QTensor
 
 NUMERICS_VERSION = "3"  # raised when a change of the kernels changes bits: what was cached before is not used then
 STEP_OPERATIONS = 80_000_000_000  # that one thread computes in a fifth of a second
+LEAST_HEAD_DIM = 32  # smaller ones are those of toys, which are read before kernels are compiled
 LOCAL_PIECES = 16  # pieces of context that every thread merges for itself rather than wait for the others
 
 
@@ -72,7 +74,7 @@ class CpuDevice:
             outputs=config.max_step_tokens,
             requests=config.max_running,
             context=config.context_length,
-            num_blocks=config.num_blocks,
+            num_blocks=config.pool_sizes,
             threads=self.threads,
         )
         program = Program(arena, limits)
@@ -101,18 +103,19 @@ class CpuStep:
 
         self._header = arena.take("header", HEADER.itemsize).view(HEADER, 1)
         self._token_ids, self._positions = words("token ids", limits.tokens), words("positions", limits.tokens)
-        self._slots, self._outputs = words("slots", limits.tokens), words("output rows", limits.outputs)
-        self._tiles = words("tiles", limits.tokens, 4)
-        self._tables = words("block tables", limits.requests, blocks)
+        self._slots = words("slots", len(kv.groups), limits.tokens)
+        self._outputs, self._tiles = words("output rows", limits.outputs), words("tiles", limits.tokens, 3)
+        self._tables = words("block tables", len(kv.groups), limits.requests, blocks)
         self._counts = self._header.view(np.int64)[: len(COUNTS)]
-        self._tables_there: list[Sequence[int]] = [[] for _ in range(limits.requests)]
+        self._tables_there: list[list[Sequence[int]]] = [[[]] * limits.requests for _ in kv.groups]
         header = self._header[0]
         for name, array in (
             ("token_ids", self._token_ids), ("positions", self._positions), ("slots", self._slots),
             ("output_rows", self._outputs), ("tile_list", self._tiles), ("tables", self._tables),
         ):  # fmt: skip
             header[name] = array.ctypes.data
-        header["table_stride"], header["scratch_stride"] = 8 * blocks, scratch
+        header["slot_group"], header["table_group"] = self._slots.strides[0], self._tables.strides[0]
+        header["table_stride"], header["scratch_stride"] = self._tables.strides[1], scratch
         header["scratch"] = arena.take("scratch", scratch * limits.threads).address
         self._values = torch.from_numpy(logits.logits.view(np.float32, limits.outputs, logits.vocabulary))
         self._best = logits.best.view(np.int64, limits.outputs)
@@ -129,16 +132,18 @@ class CpuStep:
         limits = self._limits
         if tokens > limits.tokens or requests > limits.requests or max(batch.context_lengths) > limits.context:
             raise IndexError(f"{tokens} tokens of {requests} requests are more than the program was recorded for")
-        if max(map(len, batch.block_tables[0])) > self._tables.shape[1]:
+        if max(len(table) for tables in batch.block_tables for table in tables) > self._tables.shape[2]:
             raise IndexError("a block table is longer than what the program was recorded for")
         self._token_ids[:tokens] = batch.token_ids
         self._positions[:tokens] = batch.positions
-        self._slots[:tokens] = batch.slot_mappings[0]
         self._outputs[:outputs] = batch.logit_rows
-        for row, table in enumerate(batch.block_tables[0]):
-            if self._tables_there[row] != table:  # most are the same from step to step
-                self._tables_there[row] = list(table)
-                self._tables[row, : len(table)] = table
+        for slots, mapping in zip(self._slots, batch.slot_mappings, strict=True):
+            slots[:tokens] = mapping
+        for there, rows, tables in zip(self._tables_there, self._tables, batch.block_tables, strict=True):
+            for number, table in enumerate(tables):
+                if there[number] != table:  # most are the same from step to step
+                    there[number] = list(table)
+                    rows[number, : len(table)] = table
         tiles = _tiles(batch)
         self._tiles[: len(tiles)] = tiles
         local = tokens == 1 and outputs <= 1 and batch.context_lengths[0] <= LOCAL_PIECES * PIECE
@@ -149,25 +154,37 @@ class CpuStep:
         return Logits(self._values, self._best[:rows].tolist(), rows)
 
 
-def _tiles(batch: Batch) -> list[tuple[int, int, int, int]]:
-    """Up to QUERIES tokens of one request that are attended together; a single one says how many pieces it has."""
-    tiles = []
-    spans = zip(batch.query_starts, batch.query_starts[1:], batch.context_lengths, strict=False)
-    for request, (start, stop, context) in enumerate(spans):
-        for first in range(start, stop, QUERIES):
-            count = min(QUERIES, stop - first)
-            # Only the last token of a request can be alone, so that its context is the request's.
-            tiles.append((first, count, request, -(-context // PIECE) if count == 1 else 0))
-    return tiles
+def _tiles(batch: Batch) -> list[tuple[int, int, int]]:
+    """Up to QUERIES tokens of one request that are attended together: the first of them, how many, which request."""
+    spans = zip(batch.query_starts, batch.query_starts[1:], strict=False)
+    return [
+        (first, min(QUERIES, stop - first), request)
+        for request, (start, stop) in enumerate(spans)
+        for first in range(start, stop, QUERIES)
+    ]
 
 
 def why_unsupported(model: ModelConfig, samples: Iterable[QTensor]) -> str | None:
     """What in a checkpoint has no kernel here, or None."""
-    for name, width in (("head dimension", model.head_dim), ("hidden size", model.hidden), ("MLP", model.mlp_hidden)):
-        if width % GROUP:
-            return f"its {name} is {width}, not a multiple of {GROUP}"
+    if model.head_dim < LEAST_HEAD_DIM:
+        return f"its head dimension is {model.head_dim}, less than {LEAST_HEAD_DIM}"
+    for name, width, of in _widths(model):
+        if width % of:
+            return f"its {name} is {width}, not a multiple of {of}"
     try:
         layouts_of(samples)
     except UnsupportedQuantization as error:
         return str(error)
     return None
+
+
+def _widths(model: ModelConfig) -> Iterator[tuple[str, int, int]]:
+    """What a model has so and so many of, and what kernels have at a time."""
+    yield "head dimension", model.head_dim, LANES
+    yield "hidden size", model.hidden, GROUP
+    yield "MLP", model.mlp_hidden, GROUP
+    yield "attention's width", model.heads * model.head_dim, GROUP
+    if model.head_norm is HeadNorm.EACH:
+        yield "normalized heads' dimension", model.head_dim, GROUP
+    if model.head_norm is HeadNorm.ALL:
+        yield "keys' width", model.kv_heads * model.head_dim, GROUP

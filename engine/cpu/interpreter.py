@@ -15,8 +15,8 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from engine.cpu.program import HEADER, INSTRUCTION
-from engine.cpu.units import Record, Records, compute, count_units
+from engine.cpu.program import HEADER, INSTRUCTION, Record, Records
+from engine.cpu.units import compute, count_units
 from quant.cpu.kernel import inlined, jit
 from quant.cpu.vector import I64, Emit
 

@@ -15,6 +15,7 @@ from llvmlite import ir
 from numba.core import cgutils
 
 from engine.config import BLOCK_SIZE
+from engine.cpu.floats import each_vector, load_some, multiply_floats, store_some
 from quant.cpu.kernel import inlined, jit, kernel
 from quant.cpu.vector import F32, I32, I64, LANES, Emit, F16x16, F32x8, F32x16, I8x16, I32x16
 
@@ -71,51 +72,66 @@ def scales_at(e: Emit, elements: Elements, block: Any, dim: Any) -> tuple[Any, A
 
 
 @kernel
-def _rotate_neighbours(e: Emit, x: Any, cosine: Any, sine: Any, dim: Any, scale: Any) -> None:
-    """Turn the pairs (2i, 2i + 1) of a head in place, times a scale (bits)."""
+def _rotate_neighbours(e: Emit, x: Any, cosine: Any, sine: Any, count: Any, scale: Any) -> None:
+    """Turn the pairs (2i, 2i + 1) of `count` elements in place, times a scale (bits)."""
     b, factor = e.b, e.splat(e.float_from_bits(scale))
     twice = ir.Constant(I32x16, [lane // 2 for lane in range(LANES)])
     swap = ir.Constant(I32x16, [lane ^ 1 for lane in range(LANES)])
     signs = ir.Constant(F32x16, [-1.0, 1.0] * (LANES // 2))
-    with cgutils.for_range(b, b.sdiv(dim, I64(LANES))) as loop:
-        at = e.at(x, loop.index, 64)
-        cos, sin = (e.load(e.at(table, loop.index, 32), F32x8) for table in (cosine, sine))
-        cos, sin = (b.shuffle_vector(v, v, twice) for v in (cos, sin))
-        v = b.fmul(e.load(at), factor)
+
+    def angles(table: Any, number: Any, live: Any) -> Any:
+        """A number for each pair, twice."""
+        at = e.at(table, number, 32)
+        pairs = b.sdiv(b.srem(count, I64(LANES)), I64(2))
+        few = e.load(at, F32x8) if live is None else e.load_some(at, e.first_lanes(pairs))
+        return b.shuffle_vector(few, few, twice)
+
+    def turn(number: Any, live: Any) -> None:
+        at, (cos, sin) = e.at(x, number, 64), (angles(table, number, live) for table in (cosine, sine))
+        v = b.fmul(load_some(e, at, live), factor)
         turned = b.fmul(b.shuffle_vector(v, v, swap), b.fmul(sin, signs))
-        e.store(at, e.fma(v, cos, turned))
+        store_some(e, at, e.fma(v, cos, turned), live)
+
+    each_vector(e, count, turn)
 
 
 @kernel
-def _rotate_halves(e: Emit, x: Any, cosine: Any, sine: Any, dim: Any, scale: Any) -> None:
-    """Turn the pairs (i, i + dim / 2) of a head in place, times a scale (bits); dim is a multiple of 32."""
+def _rotate_halves(e: Emit, x: Any, cosine: Any, sine: Any, count: Any, scale: Any) -> None:
+    """Turn the pairs (i, i + count / 2) of `count` elements in place, times a scale (bits)."""
     b, factor = e.b, e.splat(e.float_from_bits(scale))
-    with cgutils.for_range(b, b.sdiv(dim, I64(2 * LANES))) as loop:
-        near = e.at(x, loop.index, 64)
-        far = b.add(near, b.mul(dim, I64(2)))
-        cos, sin = (e.load(e.at(table, loop.index, 64)) for table in (cosine, sine))
-        first, second = (b.fmul(e.load(at), factor) for at in (near, far))
-        e.store(near, e.fma(first, cos, b.fmul(second, b.fsub(e.f(0), sin))))
-        e.store(far, e.fma(second, cos, b.fmul(first, sin)))
+
+    def turn(number: Any, live: Any) -> None:
+        near = e.at(x, number, 64)
+        far = b.add(near, b.mul(count, I64(2)))
+        cos, sin = (load_some(e, e.at(table, number, 64), live) for table in (cosine, sine))
+        first, second = (b.fmul(load_some(e, at, live), factor) for at in (near, far))
+        store_some(e, near, e.fma(first, cos, b.fmul(second, b.fsub(e.f(0), sin))), live)
+        store_some(e, far, e.fma(second, cos, b.fmul(first, sin)), live)
+
+    each_vector(e, b.sdiv(count, I64(2)), turn)
 
 
 @jit
-def rotate(x: int, cosine: int, sine: int, dim: int, scale: int, neighbours: int) -> None:
-    """One head at x, in place; cosine and sine are the rows [dim / 2] of its position."""
+def rotate(x: int, cosine: int, sine: int, dim: int, turning: int, scale: int, neighbours: int) -> None:
+    """One head at x, in place: its first `turning` elements turn, and all of them are multiplied by the scale.
+
+    cosine and sine are the rows [turning / 2] of its position.
+    """
     if neighbours:
-        _rotate_neighbours(x, cosine, sine, dim, scale)
+        _rotate_neighbours(x, cosine, sine, turning, scale)
     else:
-        _rotate_halves(x, cosine, sine, dim, scale)
+        _rotate_halves(x, cosine, sine, turning, scale)
+    if turning < dim:
+        multiply_floats(x + 4 * turning, dim - turning, scale)
 
 
 def _scale(e: Emit, x: Any, dim: Any) -> tuple[Any, Any]:
     """The scale of float32 [dim], and 1 / scale or 0 in all lanes. NaN has the scale NaN."""
-    b, top = e.b, e.variable(I32(0))  # magnitudes have the order of their bits
-    with cgutils.for_range(b, b.sdiv(dim, I64(2 * LANES))) as loop:
-        at = e.at(x, loop.index, 2 * 64)
-        here = b.bitcast(e.largest_magnitude(e.load(at), e.load(e.at(at, 64))), I32)
-        b.store(b.select(b.icmp_signed(">", here, b.load(top)), here, b.load(top)), top)
-    largest = b.bitcast(b.load(top), F32)
+    b, top = e.b, e.variable(e.i(0))
+    with cgutils.for_range(b, b.sdiv(dim, I64(LANES))) as loop:
+        v = e.load(e.at(x, loop.index, 64))
+        b.store(e.larger_bits(b.load(top), e.magnitude_bits(v, v)), top)
+    largest = b.bitcast(e.tree(b.load(top), e.larger_bits), F32)
     some = b.fcmp_ordered(">", largest, F32(LEAST_MAGNITUDE))
     inverse = b.select(some, b.fdiv(F32(CODES), largest), F32(0))
     return b.fmul(largest, F32(1 / CODES)), e.splat(inverse)

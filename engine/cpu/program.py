@@ -7,16 +7,18 @@ be; nothing is checked when it runs. Refuses to know how an operation computes (
 needs (`operations`).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from engine.config import BLOCK_SIZE
-from engine.cpu.attention import PIECE, QUERIES, SCORE_ROW, record_bytes
+from engine.cpu.attention import PIECE, QUERIES, SCORE_ROW
 from engine.cpu.kv_store import KVType, head_bytes
+from engine.cpu.records import record_bytes
 from quant.cpu.activations import Form, row_bytes
 from quant.cpu.arena import Arena
 from quant.cpu.formats import GROUP, PAIR
@@ -28,16 +30,16 @@ SEGMENT = 4096  # logits of one unit of the search for the largest
 class Op(IntEnum):
     """What an instruction does. Its units of work are claimed by threads, one range after another."""
 
-    EMBED = 0  # a row of a table for each token
+    EMBED = 0  # a row of a table for each token, times a number
     NORM = 1  # root mean square normalization, written in the form its reader wants
     WRITE = 2  # float rows, written in another form
     MATMUL = 3  # one weight times all rows
     GATED = 4  # gate and up projection, their product in the form of the next reader
-    GATE = 5  # silu(gate) * up, of rows that hold both side by side
-    ROPE_STORE = 6  # turn q and k, store k and v
+    GATE = 5  # their product of rows that hold both side by side
+    ROPE_STORE = 6  # normalize and turn q and k, store k and v
     ATTEND = 7  # attention: whole for tiles of several tokens, piece by piece for single ones
     MERGE = 8  # pieces of single tokens become rows
-    ARGMAX = 9  # the largest logit of each segment of a row
+    ARGMAX = 9  # cap logits, and find the largest of each segment of a row
     PICK = 10  # the largest of all segments
 
 
@@ -65,6 +67,7 @@ _WORDS = (
     "groups",  # of 32 columns, in a row of x
     "rows",  # of the weight
     "add",  # 1: onto what is there
+    "bias",  # address of what is added to each row of a product, float32; 0: nothing
     "up_one",
     "up_two",
     "up_four",
@@ -74,6 +77,7 @@ _WORDS = (
     "order",  # address of int32: the column of x that each column is taken from; 0: they are in order
     "vector",  # address of a norm's weight, float32
     "epsilon",  # bits of a float32
+    "group",  # KV group of the layer
     "cache",  # address of this layer in block 0
     "block_bytes",
     "kv_type",  # KVType of the cache
@@ -81,7 +85,12 @@ _WORDS = (
     "kv_heads",
     "heads",  # query heads that share a KV head
     "head_dim",
-    "scale",  # of scores, bits of a float32
+    "scale",  # of scores or of an embedding, bits of a float32
+    "softcap",  # of scores or logits, bits of a float32; 0: none
+    "window",  # positions that a token sees, its own included
+    "q_norm",  # addresses of the weights that heads are normalized with, float32; 0: they are not
+    "k_norm",
+    "rotary",  # elements of a head that turn
     "neighbours",  # 1: rotary pairs are neighbours
     "cosine",
     "sine",
@@ -104,15 +113,26 @@ HEADER_WORDS = (
     *COUNTS,
     "token_ids",  # addresses of int64 arrays from here on
     "positions",
-    "slots",
+    "slots",  # [groups][tokens]
     "output_rows",
-    "tile_list",  # [tiles][4]: first token, tokens, request, pieces where it is a single token, else 0
-    "tables",  # [requests][blocks]
+    "tile_list",  # [tiles][3]: first token, tokens, request
+    "tables",  # [groups][requests][blocks]
+    "slot_group",  # bytes from the slots of one KV group to those of the next
+    "table_group",  # in the same way
     "table_stride",  # bytes
     "scratch",  # each thread's own memory
     "scratch_stride",
 )
 HEADER = np.dtype([(name, np.int64) for name in HEADER_WORDS])
+
+
+class Record(Protocol):
+    """An instruction or the header, as compiled code sees it: its words are attributes."""
+
+    def __getattr__(self, word: str) -> int: ...
+
+
+Records = Sequence[Record]
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +143,7 @@ class Limits:
     outputs: int  # rows of logits
     requests: int
     context: int  # tokens of one request, and rows of the rotary table
-    num_blocks: int
+    num_blocks: tuple[int, ...]  # of each KV group
     threads: int
 
     @property
@@ -139,6 +159,9 @@ class Limits:
 def float_bits(value: float) -> int:
     """A float32 as an int64 word."""
     return int(np.float32(value).view(np.uint32))
+
+
+ONE_BITS = float_bits(1.0)
 
 
 class Program:
@@ -167,6 +190,8 @@ class Program:
         spans = self.arena.spans()
         for number, row in enumerate(self._rows):
             op = Op(row["op"])
+            if not 0 <= row["group"] < len(self.limits.num_blocks):
+                raise IndexError(f"instruction {number} ({op.name}): group {row['group']} does not exist")
             for name, address, size in _TOUCHED[op](row, self.limits):
                 if not spans.holds(address, size):
                     raise IndexError(f"instruction {number} ({op.name}): {name} and {size} bytes are not in one region")
@@ -225,6 +250,8 @@ def _matmul(row: Instruction, limits: Limits) -> Touched:
     yield from _tiles(row, "weight", "tile_bytes")
     yield from _read_rows(row, limits, GROUP * row["groups"])
     yield from _written_rows(row, limits, 4 * row["rows"])
+    if row["bias"]:
+        yield "bias", row["bias"], 4 * row["rows"]
 
 
 def _gated(row: Instruction, limits: Limits) -> Touched:
@@ -245,19 +272,23 @@ def _qkv(row: Instruction, limits: Limits) -> Touched:
     yield "x", row["x"], (limits.tokens - 1) * row["x_stride"] + width
     head = head_bytes(KVType(row["kv_type"]), row["head_dim"])
     block = (row["kv_heads"] - 1) * row["head_bytes"] + head
-    yield "cache", row["cache"], (limits.num_blocks - 1) * row["block_bytes"] + block
+    yield "cache", row["cache"], (limits.num_blocks[row["group"]] - 1) * row["block_bytes"] + block
     yield "head_bytes", row["cache"], row["head_bytes"] - head  # heads do not overlap
 
 
 def _rope_store(row: Instruction, limits: Limits) -> Touched:
     yield from _qkv(row, limits)
-    for name in ("cosine", "sine"):
-        yield name, row[name], 2 * row["head_dim"] * limits.context
+    yield "rotary", row["x"], row["head_dim"] - row["rotary"]  # no more than there are
+    for name in ("cosine", "sine") if row["rotary"] else ():
+        yield name, row[name], 2 * row["rotary"] * limits.context
+    for name in ("q_norm", "k_norm") if row["q_norm"] or row["k_norm"] else ():
+        yield name, row[name], 4 * row["head_dim"]
 
 
 def _parts(row: Instruction, limits: Limits) -> Touched:
     records = limits.requests * row["kv_heads"] * row["max_pieces"] * row["heads"]
     yield "parts", row["parts"], records * record_bytes(row["head_dim"])
+    yield "window", row["parts"], min(row["window"], 1) - 1  # or there would be less than one piece
 
 
 def _attend(row: Instruction, limits: Limits) -> Touched:

@@ -5,26 +5,16 @@ and takes the words of an instruction and of the step header; nothing is checked
 the scratch memory and the copies that each has of its own.
 """
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numba.core import cgutils
 
-from engine.config import BLOCK_SIZE
-from engine.cpu.attention import (
-    PIECE,
-    QUERIES,
-    RECORD_TAIL,
-    SCORE_ROW,
-    HeadBlocks,
-    attend_piece,
-    attend_tile,
-    merge_pieces,
-)
-from engine.cpu.kv_store import rotate, store_key_value
-from engine.cpu.program import SEGMENT, TOKENS, Op
-from quant.cpu.activations import norm_factor, scale_row, silu_product, take_columns, write_row
+from engine.cpu.attention_units import attend, count_attend_units, merge, rope_store
+from engine.cpu.floats import add_floats, copy_floats, multiply_floats
+from engine.cpu.program import ONE_BITS, SEGMENT, TOKENS, Op, Record
+from engine.cpu.soft_cap import cap_floats
+from quant.cpu.activations import gated_product, norm_factor, scale_row, take_columns, write_row
 from quant.cpu.formats import GROUP, PAIR
 from quant.cpu.kernel import jit, kernel, word
 from quant.cpu.matmul import multiply_pair
@@ -32,16 +22,6 @@ from quant.cpu.rows import read_row
 from quant.cpu.vector import F32, I32, I64, LANE_NUMBERS, LANES, Emit
 
 _EMBED, _NORM, _WRITE, _MATMUL, _GATED, _GATE, _ROPE_STORE, _ATTEND, _MERGE, _ARGMAX, _PICK = (int(op) for op in Op)
-ONE_BITS = int(np.float32(1).view(np.int32))
-
-
-class Record(Protocol):
-    """An instruction or the header, as compiled code sees it: its words are attributes."""
-
-    def __getattr__(self, word: str) -> int: ...
-
-
-Records = Sequence[Record]
 
 
 @jit
@@ -67,7 +47,20 @@ def _write(a: Record, h: Record, first: int, last: int, copy: int, scratch: int)
 def _embed(a: Record, h: Record, first: int, last: int) -> None:
     for m in range(first, last):
         row = word(h.token_ids, m)
-        read_row(a.kernel, a.weight, a.tile_bytes, a.groups, row, a.out + m * a.out_stride)
+        out = a.out + m * a.out_stride
+        read_row(a.kernel, a.weight, a.tile_bytes, a.groups, row, out)
+        if a.scale != ONE_BITS:
+            multiply_floats(out, GROUP * a.groups, a.scale)
+
+
+@jit
+def _begin_with_bias(bias: int, rows: int, add: int, count: int, out: int, stride: int) -> None:
+    """Write the bias where the products of `count` tokens are about to be added, or add it to what is there."""
+    for m in range(count):
+        if add:
+            add_floats(bias, rows, out + m * stride)
+        else:
+            copy_floats(bias, rows, out + m * stride)
 
 
 @jit
@@ -77,8 +70,12 @@ def _matmul(a: Record, n: int, first: int, last: int, copy: int) -> None:
         block, pair = unit // pairs * TOKENS, unit % pairs
         x, out = a.x + copy * a.x_copy + block * a.x_stride, a.out + block * a.out_stride + 4 * PAIR * pair
         w, rows, count = a.weight + 2 * pair * a.tile_bytes, min(PAIR, a.rows - PAIR * pair), min(TOKENS, n - block)
+        add = a.add
+        if a.bias != 0:
+            _begin_with_bias(a.bias + 4 * PAIR * pair, rows, add, count, out, a.out_stride)
+            add = 1
         multiply_pair(
-            a.one, a.two, a.four, a.six, w, a.tile_bytes, a.groups, x, a.x_stride, count, out, a.out_stride, a.add, rows
+            a.one, a.two, a.four, a.six, w, a.tile_bytes, a.groups, x, a.x_stride, count, out, a.out_stride, add, rows
         )  # fmt: skip
 
 
@@ -99,7 +96,7 @@ def _gated(a: Record, n: int, first: int, last: int, copy: int, scratch: int) ->
         )  # fmt: skip
         for m in range(count):
             row, out = scratch + 2 * half * m, a.out + (block + m) * a.out_stride
-            silu_product(a.kernel, row, row + half, pair, units, out)
+            gated_product(a.kernel, row, row + half, pair, units, out)
 
 
 @jit
@@ -108,105 +105,7 @@ def _gate(a: Record, first: int, last: int) -> None:
         gate, out = a.x + m * a.x_stride, a.out + m * a.out_stride
         for group in range(a.groups):
             at = gate + 4 * GROUP * group
-            silu_product(a.kernel, at, at + 4 * GROUP * a.groups, group, a.groups, out)
-
-
-@jit
-def _rope_store(a: Record, h: Record, first: int, last: int) -> None:
-    """A unit is one KV head of one token, with the query heads that share it. q, k and v lie side by side at x."""
-    size, queries = 4 * a.head_dim, a.kv_heads * a.heads
-    for unit in range(first, last):
-        m, head = unit // a.kv_heads, unit % a.kv_heads
-        row, position, slot = a.x + m * a.x_stride, word(h.positions, m), word(h.slots, m)
-        cosine, sine = a.cosine + position * size // 2, a.sine + position * size // 2
-        for query in range(head * a.heads, (head + 1) * a.heads):
-            rotate(row + query * size, cosine, sine, a.head_dim, a.scale, a.neighbours)
-        key = row + (queries + head) * size
-        rotate(key, cosine, sine, a.head_dim, ONE_BITS, a.neighbours)
-        block = a.cache + slot // BLOCK_SIZE * a.block_bytes + head * a.head_bytes
-        store_key_value(a.kernel, key, key + a.kv_heads * size, block, slot % BLOCK_SIZE, a.head_dim)
-
-
-@jit
-def _attend_units(a: Record, h: Record) -> int:
-    """For each KV head: a tile of several tokens is a unit, and so is each piece of a single one."""
-    units = 0
-    for tile in range(h.tiles):
-        units += max(1, word(h.tile_list, 4 * tile + 3))
-    return units * a.kv_heads
-
-
-@jit
-def _attend(a: Record, h: Record, first: int, last: int, scratch: int) -> None:
-    record = 4 * a.head_dim + RECORD_TAIL
-    unit = 0
-    for tile in range(h.tiles):
-        token, tokens = word(h.tile_list, 4 * tile), word(h.tile_list, 4 * tile + 1)
-        request, pieces = word(h.tile_list, 4 * tile + 2), word(h.tile_list, 4 * tile + 3)
-        here = max(1, pieces) * a.kv_heads
-        table, position = h.tables + request * h.table_stride, word(h.positions, token)
-        for i in range(max(0, first - unit), min(here, last - unit)):
-            head, piece = i % a.kv_heads, i // a.kv_heads
-            q = a.x + token * a.x_stride + head * a.heads * a.head_dim * 4
-            cache = a.cache + head * a.head_bytes
-            kv = HeadBlocks(cache, a.block_bytes, a.head_dim, a.scores, a.soften, a.gather_values)
-            if pieces == 0:
-                out = a.out + token * a.out_stride + head * a.heads * a.head_dim * 4
-                records = scratch + QUERIES * SCORE_ROW
-                attend_tile(
-                    q, a.x_stride, a.heads, position, tokens, table, kv, scratch, records, out, a.out_stride
-                )  # fmt: skip
-            else:
-                start = piece * PIECE
-                count = min(PIECE, position + 1 - start)
-                part = a.parts + ((request * a.kv_heads + head) * a.max_pieces + piece) * a.heads * record
-                blocks = table + start // BLOCK_SIZE * 8
-                attend_piece(a.heads, q, 4 * a.head_dim, count, 0, blocks, kv, scratch, part, record)
-        unit += here
-        if unit >= last:
-            return
-
-
-@jit
-def _tile_of(h: Record, token: int) -> int:
-    """The tile that a token is in; they lie in order."""
-    first, last = 0, h.tiles
-    while last - first > 1:
-        middle = (first + last) // 2
-        if word(h.tile_list, 4 * middle) <= token:
-            first = middle
-        else:
-            last = middle
-    return first
-
-
-@jit
-def _merge_token(a: Record, h: Record, tile: int, m: int, out: int, scratch: int) -> None:
-    """Write token `m` of a tile in the reader's form: the row, or what its pieces give where it is a single token."""
-    size = 4 * a.head_dim
-    record = size + RECORD_TAIL
-    request, pieces = word(h.tile_list, 4 * tile + 2), word(h.tile_list, 4 * tile + 3)
-    row = a.x + m * a.x_stride
-    if pieces > 0:
-        row = scratch + record
-        for query in range(a.kv_heads * a.heads):
-            head, member = query // a.heads, query % a.heads
-            part = a.parts + ((request * a.kv_heads + head) * a.max_pieces * a.heads + member) * record
-            merge_pieces(part, a.heads * record, pieces, a.head_dim, scratch, row + query * size)
-    write_row(a.kernel, row, a.groups, out)
-
-
-@jit
-def _merge(a: Record, h: Record, first: int, last: int, copy: int, scratch: int) -> None:
-    """A unit is a tile, or a wanted row."""
-    for unit in range(first, last):
-        if a.gather:
-            token, out = word(h.output_rows, unit), a.out + unit * a.out_stride + copy * a.out_copy
-            _merge_token(a, h, _tile_of(h, token), token, out, scratch)
-            continue
-        token, tokens = word(h.tile_list, 4 * unit), word(h.tile_list, 4 * unit + 1)
-        for m in range(token, token + tokens):
-            _merge_token(a, h, unit, m, a.out + m * a.out_stride + copy * a.out_copy, scratch)
+            gated_product(a.kernel, at, at + 4 * GROUP * a.groups, group, a.groups, out)
 
 
 @kernel
@@ -234,7 +133,10 @@ def _argmax(a: Record, first: int, last: int) -> None:
     segments = (a.rows + SEGMENT - 1) // SEGMENT
     for unit in range(first, last):
         start = unit % segments * SEGMENT
-        _largest(a.x + unit // segments * a.x_stride + 4 * start, min(SEGMENT, a.rows - start), start, a.out + 8 * unit)
+        x, count = a.x + unit // segments * a.x_stride + 4 * start, min(SEGMENT, a.rows - start)
+        if a.softcap != 0:  # before the search: what differed may be equal behind it
+            cap_floats(x, count, a.softcap)
+        _largest(x, count, start, a.out + 8 * unit)
 
 
 @kernel
@@ -266,7 +168,7 @@ def count_units(a: Record, h: Record) -> int:
     if a.op == _ROPE_STORE:
         return n * a.kv_heads
     if a.op == _ATTEND:
-        return _attend_units(a, h)
+        return count_attend_units(a, h)
     if a.op == _MERGE:
         return n if a.gather else h.tiles
     if a.op == _ARGMAX:
@@ -290,11 +192,11 @@ def compute(a: Record, h: Record, first: int, last: int, thread: int) -> None:
     elif a.op == _WRITE:
         _write(a, h, first, last, copy, scratch)
     elif a.op == _ROPE_STORE:
-        _rope_store(a, h, first, last)
+        rope_store(a, h, first, last)
     elif a.op == _ATTEND:
-        _attend(a, h, first, last, scratch)
+        attend(a, h, first, last, scratch)
     elif a.op == _MERGE:
-        _merge(a, h, first, last, copy, scratch)
+        merge(a, h, first, last, copy, scratch)
     elif a.op == _ARGMAX:
         _argmax(a, first, last)
     elif a.op == _PICK:

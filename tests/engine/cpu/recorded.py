@@ -10,7 +10,7 @@ from torch import Tensor
 
 from engine import models
 from engine.batch import Batch, build_batch, placeholder_batch
-from engine.config import BLOCK_SIZE, EngineConfig
+from engine.config import BLOCK_SIZE, EngineConfig, GroupConfig
 from engine.cpu.code_cache import load_code
 from engine.cpu.device import CpuDevice, CpuStep
 from engine.cpu.operations import Activation, CpuOperations, LogitRows, block_shape
@@ -67,15 +67,21 @@ def compute(step: CpuStep, batch: Batch, threads: int | None = None) -> Tensor:
 # -- requests without a scheduler
 
 
-def sequence(number: int, ids: Sequence[int], blocks: Sequence[int]) -> Request:
-    """A request that holds these blocks."""
-    return Request(number, tuple(ids), SamplingParams(), block_tables=(list(blocks),))
+def sequence(number: int, ids: Sequence[int], *blocks: Sequence[int]) -> Request:
+    """A request that holds these blocks, of each KV group."""
+    return Request(number, tuple(ids), SamplingParams(), block_tables=tuple(map(list, blocks)))
 
 
-def advance(parts: Sequence[tuple[Request, int]], *, vocab_size: int, num_blocks: int) -> Batch:
+def advance(
+    parts: Sequence[tuple[Request, int]],
+    *,
+    vocab_size: int,
+    num_blocks: int,
+    groups: Sequence[GroupConfig] = (GroupConfig(),),
+) -> Batch:
     """The batch of the next tokens of some requests, with a row of logits for each of them; `num_computed` moves on."""
     scheduled = tuple(ScheduledRequest(it, it.num_computed, count, samples=True) for it, count in parts)
-    batch = build_batch(StepPlan(scheduled), vocab_size=vocab_size, num_blocks=num_blocks)
+    batch = build_batch(StepPlan(scheduled), vocab_size=vocab_size, num_blocks=num_blocks, groups=groups)
     for it, count in parts:
         it.num_computed += count
     return replace(batch, logit_rows=range(len(batch.token_ids)))
@@ -118,7 +124,7 @@ def record(
     code_cache: Path,
     forward: Forward,
     *,
-    group: KVGroup | None = None,
+    groups: Sequence[KVGroup] = (KVGroup((0,), 1, 32),),
     planes: Form = Form.TWO_PLANES,
     tokens: int = 40,
     context: int = 320,
@@ -128,11 +134,19 @@ def record(
 ) -> Recorded:
     """A step of these operations, whose last rows are the logits. The KV pool is NaN, the null block too."""
     enter, arena = load_code(code_cache, choose("auto"), ()), Arena()
-    limits = Limits(tokens=tokens, outputs=tokens, requests=4, context=context, num_blocks=num_blocks, threads=threads)
+    limits = Limits(
+        tokens=tokens,
+        outputs=tokens,
+        requests=4,
+        context=context,
+        num_blocks=(num_blocks,) * len(groups),
+        threads=threads,
+    )
     program = Program(arena, limits)
     operations = CpuOperations(CpuBackend(arena, planes), program)
-    kv = KVCache([group or KVGroup((0,), 1, 32)], num_blocks, partial(block_shape, kv_type), kv_type)
-    spoil(kv.pools[0])
+    kv = KVCache(groups, num_blocks, partial(block_shape, kv_type), kv_type)
+    for pool in kv.pools:
+        spoil(pool)
     last = forward(operations, placeholder_batch(), kv)
     if not isinstance(last, LogitRows):
         last = operations.logits(last, unit(operations, last.width))

@@ -126,7 +126,8 @@ def test_the_kv_type_is_what_was_asked_for(path: Path, cpu_kernels: Path, kv_typ
 
 UNSUPPORTED = {
     "head dimension is 16": {"head_dim": 16},
-    "head dimension is 80": {"head_dim": 80},
+    "head dimension is 40": {"head_dim": 40},
+    "attention's width is 48": {"heads": 1, "head_dim": 48, "hidden": 32},
     "hidden size is 48": {"hidden": 48, "head_dim": 32},
 }
 
@@ -135,7 +136,8 @@ UNSUPPORTED = {
 def test_a_checkpoint_without_kernels_runs_on_plain_ones_or_is_refused_by_name(
     tmp_path: Path, cpu_kernels: Path, problem: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    tiny = make(tmp_path, heads=2, kv_heads=1, **UNSUPPORTED[problem]).path  # type: ignore[arg-type]
+    shape = {"heads": 2, "kv_heads": 1, **UNSUPPORTED[problem]}
+    tiny = make(tmp_path, **shape).path  # type: ignore[arg-type]
     with caplog.at_level(logging.WARNING):
         assert answer(tiny, LoadOptions(code_cache=cpu_kernels))[0] == "reference"
     assert "plain kernels" in caplog.text
@@ -178,5 +180,5 @@ def test_what_bits_depend_on_is_in_the_numerics() -> None:
     assert CpuDevice(1000, 2, target, None).threads == MOST_THREADS
     assert two.layer_shape(3, 64) == (3, 2 * 16 * 64)
     assert CpuDevice(1, 2, target, None, torch.int8).layer_shape(3, 64) == (3, 2 * 16 * (64 + 4))
-    with pytest.raises(UnsupportedModel, match="head dimension of 80"):
-        two.layer_shape(1, 80)
+    with pytest.raises(UnsupportedModel, match="head dimension of 72"):
+        two.layer_shape(1, 72)

@@ -1,5 +1,6 @@
 """A program is proven before it runs: an instruction that could leave its memory is refused by name."""
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from engine.config import RopeConfig
 from engine.cpu.operations import CpuOperations, block_shape
 from engine.cpu.program import INSTRUCTION, Limits, Op, Program
 from engine.kv_cache import KVCache, KVGroup
-from engine.operations import Attention
+from engine.operations import Attention, HeadNorms
 from engine.rope import rotary_table
 from quant.cpu.arena import Arena
 from quant.cpu.linear import CpuBackend
@@ -22,12 +23,26 @@ from tests.engine.cpu.recorded import layer, plain
 from tests.quant.cpu.random_weights import random_weight
 
 SEED = 9
-LIMITS = Limits(tokens=12, outputs=12, requests=3, context=160, num_blocks=20, threads=3)
+LIMITS = Limits(tokens=12, outputs=12, requests=3, context=160, num_blocks=(20,), threads=3)
 WIDTH, HEADS = 96, KVGroup((0, 1), 2, 32)
 
-ADDRESSES = ("x", "out", "weight", "up", "order", "vector", "cache", "cosine", "sine", "parts")
+NONE_AT_ZERO = ("order", "bias")
+ADDRESSES = (
+    "x",
+    "out",
+    "weight",
+    "up",
+    "vector",
+    "cache",
+    "cosine",
+    "sine",
+    "parts",
+    "q_norm",
+    "k_norm",
+    *NONE_AT_ZERO,
+)
 DISTANCES = ("x_stride", "x_copy", "out_stride", "out_copy", "tile_bytes", "up_tile_bytes", "block_bytes")
-COUNTS = ("groups", "rows", "head_bytes", "kv_heads", "heads", "head_dim", "max_pieces")
+COUNTS = ("groups", "rows", "head_bytes", "kv_heads", "heads", "head_dim", "rotary", "max_pieces")
 
 pytestmark = pytest.mark.usefixtures("cpu_kernels")
 
@@ -58,14 +73,18 @@ def recorded(request: pytest.FixtureRequest, cpu_kernels: Path) -> Recorder:
     arena.adopt("KV cache", kv.pools[0].view(torch.uint8).flatten().numpy())
     program = Recorder(arena)
     ops, batch = CpuOperations(CpuBackend(arena), program), placeholder_batch()
-    attention = Attention(32**-0.5, rotary_table(RopeConfig(10000.0, 32, interleaved=True), None, LIMITS.context))
+    rotary = rotary_table(RopeConfig(10000.0, 32, interleaved=True), None, LIMITS.context)
+    attentions = (
+        Attention(32**-0.5, rotary),
+        Attention(32**-0.5, rotary, HeadNorms(torch.randn(32), torch.randn(32), 1e-5), softcap=5.0, window=20),
+    )
     x = ops.embed(batch, layer(ops, plain(torch.randn(50, WIDTH))))
     for number in range(2):
         normed = ops.norm(x, torch.randn(WIDTH), 1e-5)
         segments = [weight(name, rows, WIDTH) for name, rows in (("Q4_0", 64), ("Q8_0", 64), ("F16", 64))]
-        qkv = ops.linear(normed, layer(ops, *segments))
-        q = ops.rope_and_store(qkv, batch, kv.layer(number), attention)
-        attended = ops.attend(q, batch, kv.layer(number), attention)
+        qkv = ops.linear(normed, layer(ops, *segments), bias=torch.randn(192))
+        q = ops.rope_and_store(qkv, batch, kv.layer(number), attentions[number])
+        attended = ops.attend(q, batch, kv.layer(number), attentions[number])
         if number == 1:
             attended, x = ops.select(attended, batch), ops.select(x, batch)
         x = ops.linear(attended, layer(ops, weight("Q4_1", WIDTH, 64)), x)
@@ -114,8 +133,8 @@ def test_an_address_outside_of_its_region_is_refused_by_name(recorded: Recorder)
     """Each of them, one by one: before the region, at its very end, behind it, nowhere near."""
     for number, op, name, address in words_of(recorded, ADDRESSES):
         first, end = region_of(recorded, address)
-        null = 1 if name == "order" else 0  # an order at 0 is none
-        for forged in (first - 64, first - 1, end - 1, end, null, 64, -address, address + (1 << 40)):
+        nowhere = (1 if name in NONE_AT_ZERO else 0, 64, -address, address + (1 << 40))
+        for forged in (first - 64, first - 1, end - 1, end, *nowhere):
             with pytest.raises(IndexError, match=rf"instruction {number} \({op.name}\): {name}"):
                 finish(recorded, number, **{name: forged})
 
@@ -138,6 +157,22 @@ def test_a_size_that_leads_outside_is_refused(recorded: Recorder) -> None:
                 finish(recorded, number, **{name: factor * value})
 
 
+def test_a_group_that_does_not_exist_is_refused(recorded: Recorder) -> None:
+    for number, op, _, _ in words_of(recorded, ("cache",)):
+        for forged in (1, -1, 1 << 40):
+            with pytest.raises(IndexError, match=rf"instruction {number} \({op.name}\): group"):
+                finish(recorded, number, group=forged)
+
+
+def test_a_window_of_nothing_and_elements_that_a_head_has_not_are_refused(recorded: Recorder) -> None:
+    """They decide where in a table and in a row compiled code looks."""
+    for name, said, wrong in (("window", "window", (0, -1, -(1 << 40))), ("rotary", "(rotary|cosine)", (-2, 34))):
+        for number, op, _, _ in words_of(recorded, (name,)):
+            for forged in wrong:
+                with pytest.raises(IndexError, match=rf"instruction {number} \({op.name}\): {said}"):
+                    finish(recorded, number, **{name: forged})
+
+
 def test_heads_that_overlap_are_refused(recorded: Recorder) -> None:
     for number, op, _, value in words_of(recorded, ("head_bytes",)):
         for forged in (value - 1, 0, -value):
@@ -147,10 +182,9 @@ def test_heads_that_overlap_are_refused(recorded: Recorder) -> None:
 
 def test_larger_limits_need_larger_buffers(recorded: Recorder) -> None:
     """What is large enough for one batch is not for the next larger one."""
-    for name in ("tokens", "outputs", "requests", "context", "num_blocks"):
-        larger = {field: getattr(LIMITS, field) for field in LIMITS.__dataclass_fields__}
-        larger[name] += 1
-        program = Program(recorded.arena, Limits(**larger))
+    numbers = ("tokens", "outputs", "requests", "context")
+    for larger in (*({name: getattr(LIMITS, name) + 1} for name in numbers), {"num_blocks": (21,)}):
+        program = Program(recorded.arena, replace(LIMITS, **larger))
         for op, words in recorded.calls:
             program.append(op, **words)
         with pytest.raises(IndexError):
@@ -163,7 +197,7 @@ def test_words_that_no_instruction_has_are_refused() -> None:
 
 
 def test_what_is_not_said_is_zero_except_for_the_barrier() -> None:
-    program = Program(Arena(), Limits(tokens=0, outputs=0, requests=0, context=0, num_blocks=0, threads=1))
+    program = Program(Arena(), Limits(tokens=0, outputs=0, requests=0, context=0, num_blocks=(0,), threads=1))
     region = program.arena.take("out", 256)
     program.append(Op.ARGMAX, out=region.address, x=region.address)
     (row,) = program.finish()

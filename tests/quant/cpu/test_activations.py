@@ -1,10 +1,23 @@
 """Rows in every form: to the last bit against numpy where they are quantized, near float64 where they are computed."""
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from quant.cpu.activations import FORM_KERNELS, GROUP, SILU_PRODUCTS, Form, norm_factor, row_bytes, take_columns
+from quant.cpu.activations import (
+    FORM_KERNELS,
+    GELU_PRODUCTS,
+    GROUP,
+    SILU_PRODUCTS,
+    Form,
+    add_scaled_row,
+    norm_factor,
+    row_bytes,
+    take_columns,
+)
 from tests.quant.cpu.integer_twin import Floats, quantize
 from tests.quant.cpu.kernel_call import bits_float, call, float_bits
 
@@ -199,19 +212,44 @@ def test_norm(form: Form, width: int) -> None:
             check_quantized(row, scaled)
 
 
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_norm_is_added_to_what_is_there(width: int) -> None:
+    rng = np.random.default_rng(SEED)
+    x, weight, there = rng.standard_normal((3, width)).astype(np.float32)
+    row = Row(Form.FLOAT, width)
+    row.floats[:] = there
+    call(add_scaled_row, x, float_bits(0.7), weight, width // GROUP, row.memory)
+    row.check_guard()
+    assert np.array_equal(row.floats, there + x * np.float32(0.7) * weight)
+
+
+def silu(x: Any) -> Any:
+    return x / (1 + np.exp(-np.maximum(x, -87)))
+
+
+def gelu(x: Any) -> Any:
+    """By tanh z, which is written as 2 / (1 + exp(-2 z)) - 1: nothing of 1 + tanh is lost where it is small."""
+    return x / (1 + np.exp(-np.maximum(np.sqrt(8 / np.pi) * (x + 0.044715 * x**3), -87)))
+
+
+Gate = Callable[[Any], Any]
+GATES: dict[Gate, dict[Form, Any]] = {silu: SILU_PRODUCTS, gelu: GELU_PRODUCTS}
+
+
 @pytest.mark.parametrize("form", SILU_PRODUCTS)
 @pytest.mark.parametrize("group", [0, 2])
-def test_silu_product_fills_its_group_and_no_other(form: Form, group: int) -> None:
-    rng = np.random.default_rng(SEED)
+@pytest.mark.parametrize("exactly", GATES)
+def test_gated_product_fills_its_group_and_no_other(form: Form, group: int, exactly: Gate) -> None:
+    rng, products = np.random.default_rng(SEED), GATES[exactly]
     gate, up = (rng.standard_normal((2, 32)) * 5).astype(np.float32)
     gate[:6] = [0.0, 80, -80, 300, -300, 1e30]
-    exact = np.float64(gate) * up / (1 + np.exp(-np.float64(np.maximum(gate, -87))))
+    exact = exactly(np.float64(gate)) * up
     row, plain = Row(form, 96), Row(Form.FLOAT, 96)
     for out in (row, plain):
-        call(SILU_PRODUCTS[out.form], gate, up, group, 3, out.memory)
+        call(products[out.form], gate, up, group, 3, out.memory)
         out.check_guard()
     floats = plain.floats[32 * group : 32 * group + 32]
-    np.testing.assert_allclose(floats, exact, rtol=3e-6, atol=1e-34)
+    np.testing.assert_allclose(floats, exact, rtol=1e-5, atol=1e-34)
     others = [number for number in range(3) if number != group]
     assert np.isnan(plain.floats.reshape(3, 32)[others]).all()
     if form is not Form.FLOAT:

@@ -1,0 +1,63 @@
+"""Some float32 one behind another, any number of them: the last vector may be a part of one.
+
+Refuses to know what they are. Counts are those of numbers, addresses need no alignment.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from numba.core import cgutils
+
+from quant.cpu.kernel import kernel
+from quant.cpu.vector import I64, LANES, Emit
+
+
+def each_vector(e: Emit, count: Any, emit: Callable[[Any, Any], None]) -> None:
+    """emit(number, live) for each vector of `count` numbers; `live` is None, or which lanes the last one has."""
+    b, whole = e.b, e.b.sdiv(count, I64(LANES))
+    with cgutils.for_range(b, whole) as loop:
+        emit(loop.index, None)
+    rest = b.sub(count, b.mul(whole, I64(LANES)))
+    with b.if_then(b.icmp_signed(">", rest, I64(0))):
+        emit(whole, e.first_lanes(rest))
+
+
+def load_some(e: Emit, at: Any, live: Any) -> Any:
+    return e.load(at) if live is None else e.load_some(at, live)
+
+
+def store_some(e: Emit, at: Any, value: Any, live: Any) -> None:
+    e.store(at, value) if live is None else e.store_some(at, value, live)
+
+
+@kernel
+def multiply_floats(e: Emit, x: Any, count: Any, factor: Any) -> None:
+    """x times a factor (bits), in place."""
+    factors = e.splat(e.float_from_bits(factor))
+
+    def multiply(number: Any, live: Any) -> None:
+        at = e.at(x, number, 64)
+        store_some(e, at, e.b.fmul(load_some(e, at, live), factors), live)
+
+    each_vector(e, count, multiply)
+
+
+@kernel
+def copy_floats(e: Emit, x: Any, count: Any, out: Any) -> None:
+    """out = x"""
+
+    def copy(number: Any, live: Any) -> None:
+        store_some(e, e.at(out, number, 64), load_some(e, e.at(x, number, 64), live), live)
+
+    each_vector(e, count, copy)
+
+
+@kernel
+def add_floats(e: Emit, x: Any, count: Any, out: Any) -> None:
+    """out += x"""
+
+    def add(number: Any, live: Any) -> None:
+        at = e.at(out, number, 64)
+        store_some(e, at, e.b.fadd(load_some(e, at, live), load_some(e, e.at(x, number, 64), live)), live)
+
+    each_vector(e, count, add)
