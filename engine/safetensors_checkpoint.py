@@ -20,7 +20,7 @@ from engine.checkpoint_config import Metadata
 from engine.errors import UnsupportedModel
 from quant.checkpoint_files import as_object, read_bytes
 from quant.errors import ModelFileError
-from quant.layer_format import BESIDE, LayerFormat, LayerNames, is_quantized, not_quantized, read_format
+from quant.layer_format import BESIDE, NOT_QUANTIZED, LayerNames, is_quantized, read_format
 from quant.safetensors import SafetensorsTensor
 from quant.safetensors_checkpoint import SafetensorsCheckpoint
 from quant.safetensors_values import TORCH_TYPES, decode_plain
@@ -47,7 +47,7 @@ class FolderCheckpoint:
             raise UnsupportedModel(f"{folder / CONFIG} does not name its architecture (model_type)")
         self.metadata = Metadata(values, architecture, is_config=True)
         section = values.get("quantization_config")
-        self._format: LayerFormat = not_quantized if section is None else read_format(section)
+        self._format = NOT_QUANTIZED if section is None else read_format(section)
         self._files = SafetensorsCheckpoint(folder)
         self.digest = sha256(raw + self._files.header_digest.encode()).hexdigest()
 
@@ -76,14 +76,15 @@ class FolderCheckpoint:
         name = min(parts.values())
         layer = name.removesuffix(f".{next(rest for rest, whole in parts.items() if whole == name)}")
         decode = partial(self._decode, layer, parts)
-        kind = tuple(sorted((rest, tensors[rest].type.name, len(tensors[rest].shape)) for rest in parts))
+        types = sorted((rest, tensors[rest].type.name, len(tensors[rest].shape)) for rest in parts)
+        kind = (self._format.scheme(layer), *types)
         stored[f"{stem}.weight"] = StoredWeight(
             layer, sum(tensors[rest].nbytes for rest in parts), kind, decode, decode
         )
         return stored
 
     def _decode(self, layer: str, names: LayerNames) -> QTensor:
-        weight = self._format(self._files, layer, names)
+        weight = self._format.decode(self._files, layer, names)
         for name in names.values():
             self._files.release(name)
         return weight

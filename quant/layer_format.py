@@ -4,8 +4,9 @@ Which layers are, their tensors say: a layer that is more than a weight of float
 that config.json names. Refuses to know models and names of layers.
 """
 
-from collections.abc import Callable, Mapping
-from typing import Protocol
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
+from functools import partial
 
 from torch import Tensor
 
@@ -23,12 +24,17 @@ LayerNames = Mapping[str, str]  # from the name of a tensor within its layer ("w
 BESIDE = frozenset({"bias", *compressed_tensors.BESIDE, "k_scale", "v_scale"})
 
 
-class LayerFormat(Protocol):
-    """Decodes the weight of a layer that is quantized."""
+def _alike(_layer: str) -> Hashable:
+    return None
 
-    def __call__(self, checkpoint: float8.Tensors, layer: str, names: LayerNames) -> QTensor:
-        """Copies. Raises ModelFileError or UnsupportedQuantization."""
-        ...
+
+@dataclass(frozen=True, slots=True)
+class LayerFormat:
+    """How the layers of a checkpoint are quantized."""
+
+    # The weight of a layer, from its tensors. Copies. Raises ModelFileError or UnsupportedQuantization.
+    decode: Callable[[float8.Tensors, str, LayerNames], QTensor]
+    scheme: Callable[[str], Hashable] = _alike  # layers of one scheme, with tensors of the same types, have one layout
 
 
 def is_quantized(tensors: Mapping[str, SafetensorsTensor]) -> bool:
@@ -49,12 +55,14 @@ def read_format(section: object) -> LayerFormat:
     return _METHODS[method](section)
 
 
-def not_quantized(checkpoint: float8.Tensors, layer: str, names: LayerNames) -> QTensor:
-    """The format of a checkpoint whose configuration says nothing of quantization."""
+def _not_quantized(checkpoint: float8.Tensors, layer: str, names: LayerNames) -> QTensor:
     raise UnsupportedQuantization(
         f"{checkpoint.path}: {layer} has {', '.join(sorted(names)[:5])}, and config.json has no quantization_config",
         OTHER_COPY,
     )
+
+
+NOT_QUANTIZED = LayerFormat(_not_quantized)  # of a checkpoint whose configuration says nothing of quantization
 
 
 def _values(checkpoint: float8.Tensors, names: LayerNames) -> dict[str, Tensor]:
@@ -63,33 +71,34 @@ def _values(checkpoint: float8.Tensors, names: LayerNames) -> dict[str, Tensor]:
 
 def _gptq(section: Section) -> LayerFormat:
     config = gptq.GPTQ.read(section)
-    return lambda checkpoint, layer, names: gptq.decode(layer, _values(checkpoint, names), config)
+    return LayerFormat(lambda checkpoint, layer, names: gptq.decode(layer, _values(checkpoint, names), config))
 
 
 def _awq(section: Section) -> LayerFormat:
     config = awq.AWQ.read(section)
-    return lambda checkpoint, layer, names: awq.decode(layer, _values(checkpoint, names), config)
+    return LayerFormat(lambda checkpoint, layer, names: awq.decode(layer, _values(checkpoint, names), config))
 
 
 def _bitsandbytes(section: Section) -> LayerFormat:
     config = bitsandbytes.BitsAndBytes.read(section)
-    return lambda checkpoint, layer, names: bitsandbytes.decode(layer, _values(checkpoint, names), config)
+    return LayerFormat(lambda checkpoint, layer, names: bitsandbytes.decode(layer, _values(checkpoint, names), config))
 
 
 def _float8(section: Section) -> LayerFormat:
     scheme = float8.read_scheme(section)
-    return lambda checkpoint, layer, names: float8.take(checkpoint, names.get("weight", f"{layer}.weight"), scheme)
+    return LayerFormat(
+        lambda checkpoint, layer, names: float8.take(checkpoint, names.get("weight", f"{layer}.weight"), scheme)
+    )
 
 
 def _compressed(section: Section) -> LayerFormat:
     if section.get("format") == "float-quantized":
         return _float8(section)
-
-    def decode(checkpoint: float8.Tensors, layer: str, names: LayerNames) -> QTensor:
-        config = compressed_tensors.PackQuantized.read(section, layer)
-        return compressed_tensors.decode(layer, _values(checkpoint, names), config)
-
-    return decode
+    scheme = partial(compressed_tensors.PackQuantized.read, section)
+    return LayerFormat(
+        lambda checkpoint, layer, names: compressed_tensors.decode(layer, _values(checkpoint, names), scheme(layer)),
+        scheme,
+    )
 
 
 _METHODS: dict[str, Callable[[Section], LayerFormat]] = {

@@ -33,7 +33,7 @@ from app.text.gguf_tokenizer import from_gguf
 from quant.checkpoint_files import read_object
 from quant.gguf import GGUFFile
 from quant.kernels.reference import dequantize
-from quant.layer_format import is_quantized, not_quantized, read_format
+from quant.layer_format import NOT_QUANTIZED, is_quantized, read_format
 from quant.quantized_storage import SECTION, Method
 from quant.safetensors_checkpoint import SafetensorsCheckpoint
 from quant.safetensors_values import decode_plain
@@ -114,7 +114,7 @@ def perplexity(model: LlamaForCausalLM, ids: Sequence[int]) -> float:
 def read(folder: Path) -> dict[str, Tensor]:
     """The weights of a checkpoint as float32, by our decoders."""
     section = (read_object(folder, "config.json") or {}).get(SECTION)
-    decode = not_quantized if section is None else read_format(section)
+    decode = (NOT_QUANTIZED if section is None else read_format(section)).decode
     weights = {}
     with SafetensorsCheckpoint(folder) as checkpoint:
         layers: Mapping[str, dict[str, str]] = defaultdict(dict)

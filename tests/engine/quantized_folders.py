@@ -2,6 +2,7 @@
 transformers model of the same values."""
 
 import json
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,12 +77,12 @@ class QuantizedFolder:
     reference: LlamaForCausalLM
 
 
-def quantized_folder(folder: Path, kind: str) -> QuantizedFolder:
-    """All linear layers of `kind`, the embedding and the head in bfloat16."""
+def quantized_folder(folder: Path, *kinds: str) -> QuantizedFolder:
+    """All linear layers of these kinds in turn, the embedding and the head in bfloat16."""
     tiny = make(folder, heads=4, kv_heads=2, head_dim=32, hidden=64)
     path = folder / "checkpoint"
     tiny.reference.save_pretrained(path)
-    rng, tensors, config = np.random.default_rng(7), {}, {}
+    rng, tensors, configs = np.random.default_rng(7), {}, _Configs()
     state = tiny.reference.state_dict()
     for name, values in state.items():
         stem = name.removesuffix(".weight")
@@ -89,13 +90,38 @@ def quantized_folder(folder: Path, kind: str) -> QuantizedFolder:
             tensors[name] = values.bfloat16()
             state[name] = values.bfloat16().float()
             continue
-        layer = _scaled(KINDS[kind](rng, *values.shape))
-        tensors |= {f"{stem}.{rest}": tensor.contiguous() for rest, tensor in layer.tensors.items()}
-        state[name], config = torch.from_numpy(layer.values), layer.config
+        layer = _scaled(KINDS[kinds[configs.count % len(kinds)]](rng, *values.shape))
+        for rest, tensor in layer.tensors.items():
+            # Types of scales are random, and would tell the kinds apart.
+            alike = tensor.float() if tensor.is_floating_point() and len(kinds) > 1 else tensor
+            tensors[f"{stem}.{rest}"] = alike.contiguous()
+        state[name] = torch.from_numpy(layer.values)
+        configs.add(stem, layer.config)
     tiny.reference.load_state_dict(state)
     save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
-    edit_config(path, quantization_config=config)
+    edit_config(path, quantization_config=configs.joined())
     return QuantizedFolder(path, tiny.reference)
+
+
+class _Configs:
+    """What config.json says of all layers: the same, or, of compressed-tensors, a group for each scheme."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._layers: dict[str, list[str]] = defaultdict(list)  # by configuration
+
+    def add(self, layer: str, config: dict[str, object]) -> None:
+        self.count += 1
+        self._layers[json.dumps(config)].append(layer)
+
+    def joined(self) -> dict[str, object]:
+        config: dict[str, object] = json.loads(next(iter(self._layers)))
+        if len(self._layers) > 1:
+            groups = {}
+            for number, (text, layers) in enumerate(self._layers.items()):
+                groups[f"group_{number}"] = {**json.loads(text)["config_groups"]["group_0"], "targets": layers}
+            config["config_groups"] = groups
+        return config
 
 
 def edit_config(folder: Path, **changes: object) -> None:

@@ -9,7 +9,8 @@ from engine import models
 from engine.loading import LoadOptions, load_engine, open_checkpoint
 from engine.models import Model
 from engine.reference import ReferenceOperations
-from engine.weights import Weights
+from engine.weights import Weights, matrix_samples
+from quant.cpu.layouts import layouts_of
 from quant.errors import UnsupportedQuantization
 from tests.engine.answers import answer
 from tests.engine.quantized_folders import KINDS, QuantizedFolder, edit_config, quantized_folder
@@ -43,6 +44,16 @@ def test_both_backends_say_the_same(checkpoint: QuantizedFolder, cpu_kernels: Pa
     fast = answer(checkpoint.path, LoadOptions(backend="cpu", activation_planes=2, code_cache=cpu_kernels))
     assert (plain[0], fast[0]) == ("reference", "cpu")
     assert fast[1] == plain[1]
+
+
+def test_layers_of_one_checkpoint_may_have_different_schemes(tmp_path: Path) -> None:
+    """Their tensors have the same names and types, and other layouts: kernels for all are there before they load."""
+    folder = quantized_folder(tmp_path, "pack-quantized, symmetric", "pack-quantized, 8 bits, channels").path
+    with open_checkpoint(folder) as opened:
+        stored = models.stored_weights(opened)
+        matrices = [weight.decode() for name, weight in stored.items() if not name.endswith("norm.weight")]
+        assert layouts_of(matrix_samples(stored)) == layouts_of(matrices)
+    assert {"CT-INT4", "CT-INT8"} <= {matrix.type_name for matrix in matrices}
 
 
 def test_progress_ends_with_all_bytes_of_the_file(checkpoint: QuantizedFolder) -> None:
