@@ -1,7 +1,8 @@
 """Fetch a file from the Hugging Face Hub, or from a mirror of it.
 
-One request over httpx, straight into `Incoming`, which verifies it. Where the file ends up is no concern of this
-module. httpx takes a tenth of a second to import, and most runs find their model stored, so it is imported late.
+One request over httpx, straight into `Incoming`, which verifies it; what an interrupted download has left is not asked
+for again (ranges: RFC 9110, section 14). Where the file ends up is no concern of this module. httpx takes a tenth of a
+second to import, and most runs find their model stored, so it is imported late.
 """
 
 import ipaddress
@@ -10,11 +11,12 @@ import re
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from http import HTTPStatus
 from typing import TYPE_CHECKING
 from urllib.parse import quote, urlsplit
 
 from app.config import Settings
-from app.errors import AppError, Offline
+from app.errors import AppError, IntegrityError, Offline
 from app.models.catalog import HubSource
 from app.models.incoming import Incoming
 from app.progress import Progress
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 
 PATIENCE = 3.0  # seconds until a Hub that says nothing counts as unreachable
 STALL = 30.0  # seconds without a byte in the middle of a download
-_CHUNK = 1 << 20
+_RANGE = re.compile(r"bytes (?P<begin>\d{1,20})-\d+/(?P<size>\d+|\*)")
 
 # What the Hub says in X-Error-Code, in words for people.
 _REFUSALS: Mapping[str, str] = {
@@ -43,32 +45,47 @@ def fetch(source: HubSource, incoming: Incoming, progress: Progress, settings: S
 
 def download(source: HubSource, incoming: Incoming, progress: Progress, settings: Settings) -> None:
     """The same, from a Hub that has just answered."""
+    incoming.resume(f"Checking what is there of {source.file}", progress)
+    if incoming.received == incoming.size:
+        return
     path = f"/{source.repo}/resolve/{source.revision}/{quote(source.file)}"
-    with (
-        asking(path, source.repo, settings, revision=source.revision, file=source.file) as response,
-        progress.task(f"Downloading {source.file} from {host(settings)}", incoming.size) as report,
-    ):
-        for chunk in response.iter_raw(_CHUNK):
-            incoming.write(chunk)
-            report(incoming.received)
+    words = {"revision": source.revision, "file": source.file}
+    with asking(path, source.repo, settings, begin=incoming.received, **words) as response:
+        _find_place(response, incoming)
+        with progress.task(f"Downloading {source.file} from {host(settings)}", incoming.size) as report:
+            for chunk in response.iter_raw():
+                incoming.write(chunk)
+                report(incoming.received)
+
+
+def _find_place(response: "httpx.Response", incoming: Incoming) -> None:
+    """Where the answer goes on: behind what there is, or at the beginning. Raises IntegrityError for anything else."""
+    if response.status_code != HTTPStatus.PARTIAL_CONTENT:
+        incoming.restart()  # it knows no ranges, and sends the whole file
+        return
+    found = _RANGE.fullmatch(response.headers.get("Content-Range", ""))
+    if not found or int(found["begin"]) != incoming.received or found["size"] not in ("*", str(incoming.size)):
+        raise IntegrityError("another part of the file arrived than was asked for")
 
 
 @contextmanager
 def asking(
-    path: str, repo: str, settings: Settings, *, revision: str = "", file: str = ""
+    path: str, repo: str, settings: Settings, *, begin: int = 0, revision: str = "", file: str = ""
 ) -> Iterator["httpx.Response"]:
-    """The Hub's answer to one question, not read yet. `repo`, `revision` and `file` are for the words of a refusal.
+    """The Hub's answer to one question, from byte `begin` on if the Hub can do that, not read yet.
 
-    Raises Offline if the Hub cannot be reached, or the connection breaks in the body; AppError if it refuses.
+    `repo`, `revision` and `file` are for the words of a refusal. Raises Offline if the Hub cannot be reached, or the
+    connection breaks in the body; IntegrityError where `begin` is behind the end; AppError if it refuses.
     """
     import httpx
 
     timeout = httpx.Timeout(STALL, connect=PATIENCE)
+    wanted = {"Range": f"bytes={begin}-"} if begin else {}
     try:
         # httpx drops the Authorization header when a redirect leaves the host.
         with (
             httpx.Client(headers=_headers(settings), timeout=timeout, follow_redirects=True) as client,
-            client.stream("GET", settings.hub_endpoint + path) as response,
+            client.stream("GET", settings.hub_endpoint + path, headers=wanted) as response,
         ):
             _check_answer(response, repo, revision, file, settings)
             yield response
@@ -127,11 +144,13 @@ def _keeps_secrets(address: str) -> bool:
 
 
 def _check_answer(response: "httpx.Response", repo: str, revision: str, file: str, settings: Settings) -> None:
-    """Raises Offline for a Hub in trouble, AppError for a refusal."""
+    """Raises Offline for a Hub in trouble, IntegrityError for a file without the part asked for, AppError otherwise."""
     if response.is_success:
         return
     if response.status_code == 429 or response.is_server_error:
         raise Offline(f"{host(settings)} is busy or in trouble (it answered {response.status_code})")
+    if response.status_code == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
+        raise IntegrityError(f"the Hub's {file} is shorter than promised")
     code = response.headers.get("X-Error-Code", "")
     fallback = "the Hub refused {repo} (it answered {status})"
     raise AppError(

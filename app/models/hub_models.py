@@ -16,7 +16,7 @@ from app.models import hub_cache
 from app.models.catalog import HubSource
 from app.models.digests import DIGESTS, remember_sha256
 from app.models.hub_listing import ListedFile
-from app.models.incoming import Incoming, receive, write_whole
+from app.models.incoming import Incoming, arrived, receive, write_whole
 from app.models.lock import only_one
 from app.models.repository import ModelFiles, RepositoryName, choose, meant, models_among
 from app.models.stored_model import Removal, StoredModel, stored_model
@@ -84,15 +84,25 @@ class HubModels:
         path = self.path(file)
         return path.is_file() and path.stat().st_size == file.size
 
+    def missing(self, file: ListedFile) -> int:
+        """How many bytes of a file, which is not there, have to be fetched yet."""
+        return max(0, file.size - arrived(self._blob(file)))
+
     @contextmanager
     def receiving(self, file: ListedFile) -> Iterator[Incoming]:
-        """Store a file as the body writes it: verified and whole, or not at all. Hold the lock."""
-        blob = hub_cache.blob_path(self._cache, file.source, file.digest)
-        with receive(blob, file.size, file.digest) as incoming:
+        """Store a file as the body writes it: verified and whole, or not at all. Hold the lock.
+
+        What has arrived before the body raised, say because the connection broke, is there for the next time.
+        """
+        blob = self._blob(file)
+        with receive(blob, file.size, file.digest, resumable=True) as incoming:
             yield incoming
-        path = hub_cache.link(self._cache, file.source, blob)
+        hub_cache.link(self._cache, file.source, blob)
+
+    def remember_digest(self, file: ListedFile) -> None:
+        """Record what a file that was just received has been verified to hold."""
         if file.is_sha256:
-            remember_sha256(path, self._models_dir / DIGESTS, file.digest)
+            remember_sha256(self.path(file), self._models_dir / DIGESTS, file.digest)
 
     def remember(self, name: RepositoryName, files: Sequence[ListedFile], licence: str) -> None:
         """Record what was fetched by this name, all of one commit, which the cache calls `main` from now on."""
@@ -136,6 +146,9 @@ class HubModels:
             return stored_model(str(name), path, f"Hugging Face Hub ({repo})", stored_at)
         except ModelFileError:
             return None
+
+    def _blob(self, file: ListedFile) -> Path:
+        return hub_cache.blob_path(self._cache, file.source, file.digest)
 
     def _record_path(self, name: RepositoryName) -> Path:
         return self._models_dir / _PULLED / f"{str(name).replace('/', '--').replace(':', '--')}.json"

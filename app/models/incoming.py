@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import BinaryIO
 
 from app.errors import IntegrityError, NoSpace
-from app.progress import format_bytes
+from app.progress import Progress, format_bytes
 
+_CHUNK = 1 << 20
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -24,7 +25,7 @@ class Incoming:
     def __init__(self, final: Path, size: int, digest: str) -> None:
         self.size = size
         self.received = 0
-        self._partial = final.with_name(f"{final.name}.partial")
+        self._partial = _partial(final)
         self._scratch = final.with_name(f"{final.name}.scratch")
         self._file: BinaryIO | None = None
         self._promised = digest
@@ -32,8 +33,29 @@ class Incoming:
 
     def scratch(self) -> Path:
         """A new folder for working files of the source; it is removed when the file has been taken in."""
+        shutil.rmtree(self._scratch, ignore_errors=True)
         self._scratch.mkdir(parents=True)
         return self._scratch
+
+    def resume(self, label: str, progress: Progress) -> None:
+        """Let what an interrupted download has left be the first bytes; it is read, under a label for people."""
+        there = _size(self._partial)
+        if not 0 < there <= self.size:
+            return
+        self._file = self._partial.open("r+b")
+        with progress.task(label, there) as report:
+            while chunk := self._file.read(_CHUNK):
+                self._digest.update(chunk)
+                self.received += len(chunk)
+                report(self.received)
+
+    def restart(self) -> None:
+        """Forget all bytes that were received."""
+        self.received = 0
+        self._digest = _hasher(self._promised, self.size)
+        if self._file is not None:
+            self._file.seek(0)
+            self._file.truncate()
 
     def write(self, chunk: bytes) -> None:
         """Take the next bytes. Raises IntegrityError as soon as there are more than promised."""
@@ -55,34 +77,53 @@ class Incoming:
             raise IntegrityError(f"the file has {kind} {self._digest.hexdigest()} instead of {self._promised}")
         _put_in_place(self._file, self._partial, final)
 
-    def clear(self) -> None:
-        """Remove everything that is not the final file."""
+    def clear(self, *, keep: bool = False) -> None:
+        """Remove everything that is not the final file; with `keep`, all but the bytes that have arrived."""
         if self._file is not None:
             with suppress(OSError):  # a full disk can refuse what is still buffered
                 self._file.close()
-        self._partial.unlink(missing_ok=True)
+        if not keep:
+            self._partial.unlink(missing_ok=True)
         shutil.rmtree(self._scratch, ignore_errors=True)
 
 
 @contextmanager
-def receive(final: Path, size: int, digest: str) -> Iterator[Incoming]:
+def receive(final: Path, size: int, digest: str, *, resumable: bool = False) -> Iterator[Incoming]:
     """Place at `final` what the body writes, once it is complete, verified and safe on the disk.
 
     `digest` in hex is the sha256, or the sha1 that git gives a blob of these bytes, as the Hub has it of small files.
-    Until then the bytes are in a `.partial` file beside it. Whatever goes wrong, nothing new is left behind; what a
-    killed process left there is cleared first, so only one process at a time may receive the same file.
+    Until then the bytes are in a `.partial` file beside it, so only one process at a time may receive the same file.
+    Whatever goes wrong, nothing new is left behind; but of a `resumable` one, what has arrived stays for the next time,
+    unless the bytes are wrong or the disk is full.
     """
     incoming = Incoming(final, size, digest)
-    incoming.clear()
+    keep = resumable
     try:
         yield incoming
         incoming.place(final)
+    except IntegrityError:
+        keep = False
+        raise
     except OSError as problem:
         if problem.errno in _DISK_FULL:
+            keep = False
             raise no_space(_nearest(final.parent), size) from problem
         raise
     finally:
-        incoming.clear()
+        incoming.clear(keep=keep)
+
+
+def arrived(final: Path) -> int:
+    """How many bytes an interrupted download has left of a file."""
+    return _size(_partial(final))
+
+
+def _size(partial: Path) -> int:
+    return partial.stat().st_size if partial.is_file() else 0
+
+
+def _partial(final: Path) -> Path:
+    return final.with_name(f"{final.name}.partial")
 
 
 def _hasher(digest: str, size: int) -> "hashlib._Hash":
@@ -94,9 +135,12 @@ def _hasher(digest: str, size: int) -> "hashlib._Hash":
 def write_whole(final: Path, content: bytes) -> None:
     """Replace a small file, so that a reader or a power cut sees the old content or the new, never a part."""
     partial = final.with_name(f"{final.name}.{os.getpid()}.partial")
-    with partial.open("wb") as file:
-        file.write(content)
-        _put_in_place(file, partial, final)
+    try:
+        with partial.open("wb") as file:
+            file.write(content)
+            _put_in_place(file, partial, final)
+    finally:
+        partial.unlink(missing_ok=True)  # it is there if the disk is full
 
 
 def _put_in_place(file: BinaryIO, partial: Path, final: Path) -> None:

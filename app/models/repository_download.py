@@ -17,7 +17,7 @@ from quant.safetensors_checkpoint import INDEX, read_index
 def download_repository(name: RepositoryName, models: HubModels, settings: Settings, progress: Progress) -> None:
     """Fetch what is not there yet of the model that the name means, and record it. Hold its lock.
 
-    A file that has arrived stays, so that a download that was interrupted goes on with the next. Raises Offline,
+    What has arrived stays, so that a download that was interrupted goes on where it was. Raises Offline,
     NoSpace, IntegrityError, ModelNotFound, ModelFileError, or AppError where the Hub refuses.
     """
     hub.check_reachable(settings)
@@ -46,7 +46,8 @@ def _fetch(files: Sequence[ListedFile], models: HubModels, settings: Settings, p
     """Those that are not there, if the disk has room for all of them."""
     missing = [file for file in files if not models.has(file)]
     if missing:
-        check_space(settings.hub_cache, sum(file.size for file in missing))
+        check_space(settings.hub_cache, sum(models.missing(file) for file in missing))
     for file in missing:
         with models.receiving(file) as incoming:
             hub.download(file.source, incoming, progress, settings)
+        models.remember_digest(file)

@@ -78,7 +78,7 @@ def _fetch(entry: CatalogEntry, store: ModelStore, settings: Settings, progress:
     failures: list[tuple[Source, AppError]] = []
     for source in entry.sources:
         try:
-            with store.receiving(entry, source) as incoming:
+            with store.receiving(entry, source, progress) as incoming:
                 FETCH[type(source)](source, incoming, progress, settings)
         except AppError as problem:
             failures.append((source, problem))

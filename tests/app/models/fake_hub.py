@@ -22,6 +22,8 @@ class FakeHub:
     large: int = 100  # from so many bytes on, a file is listed with its sha256
     listing: bytes | None = None  # what is said of every repository instead of the truth
     refusal: tuple[int, str] | None = None  # status and X-Error-Code
+    ranges: bool = True  # send a part of a file to whoever asks for one
+    sent_range: str | None = None  # what is said of a part instead of the truth
     cut_at: int | None = None  # close the connection after so many bytes
     redirect: str | None = None  # send downloads to this address instead
     requests: list[tuple[str, str, Message]] = field(default_factory=list)
@@ -45,6 +47,9 @@ class FakeHub:
                 entry["lfs"] = {"sha256": hashlib.sha256(content).hexdigest(), "size": len(content), "pointerSize": 130}
             siblings.append(entry)
         return json.dumps({"sha": REVISION, "siblings": siblings, "cardData": {"license": "mit"}}).encode()
+
+    def ranges_asked_for(self) -> list[str]:
+        return [headers["Range"] for _, headers in self.downloads() if headers["Range"]]
 
     def downloads(self) -> list[tuple[str, Message]]:
         return [(path, headers) for method, path, headers in self.requests if method == "GET"]
@@ -71,8 +76,21 @@ class _Handler(BaseHTTPRequestHandler):
         elif (body := hub.answer(self.path)) is None:
             self._head(404, {"X-Error-Code": "RepoNotFound", "Content-Length": "0"})
         else:
-            self._head(200, {"Content-Length": str(len(body))})
-            self.wfile.write(body[: hub.cut_at])
+            self._send(body)
+
+    def _send(self, body: bytes) -> None:
+        """The whole, or from the first byte on that the request's Range names."""
+        hub, asked = self.hub, self.headers["Range"]
+        begin = int(asked.removeprefix("bytes=").removesuffix("-")) if asked and hub.ranges else 0
+        length = {"Content-Length": str(len(body) - begin)}
+        if not begin:
+            self._head(200, length)
+        elif begin < len(body):
+            truth = f"bytes {begin}-{len(body) - 1}/{len(body)}"
+            self._head(206, {**length, "Content-Range": truth if hub.sent_range is None else hub.sent_range})
+        else:
+            self._head(416, {"Content-Length": "0"})
+        self.wfile.write(body[begin:][: hub.cut_at])
 
     def _head(self, status: int, headers: dict[str, str]) -> None:
         self.send_response(status)

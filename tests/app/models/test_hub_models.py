@@ -11,7 +11,8 @@ import pytest
 
 from app.config import Settings
 from app.errors import AppError, IntegrityError, ModelNotFound, NoSpace, Offline
-from app.models import digests, hub_listing
+from app.models import digests, hub_cache, hub_listing
+from app.models.catalog import HubSource
 from app.models.digests import digest_of
 from app.models.hub_models import HubModels
 from app.models.repository import RepositoryName
@@ -96,6 +97,23 @@ def test_an_interrupted_download_goes_on_with_the_file_it_was_at(
     stored = pull(REPO, settings)
     assert fetched(fake_hub)[done:] == [SHARDS[1]]
     assert contents(stored.path) == sharded_files()
+
+
+def test_a_file_goes_on_where_it_was_and_room_is_needed_for_the_rest_alone(
+    fake_hub: FakeHub, settings: Settings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    weights = sharded_files()
+    shard = weights[SHARDS[1]]
+    digest = hashlib.sha256(shard).hexdigest()
+    partial = hub_cache.blob_path(settings.hub_cache, HubSource(REPO, REVISION, SHARDS[1]), f"{digest}.partial")
+    partial.parent.mkdir(parents=True)
+    partial.write_bytes(shard[:100])
+    usage = shutil.disk_usage(tmp_path)
+    room = sum(len(weights[name]) for name in SHARDS) - 100
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: usage._replace(free=room))
+    assert contents(pull(REPO, settings).path) == weights
+    assert fake_hub.ranges_asked_for() == ["bytes=100-"]
+    assert not partial.exists()
 
 
 def test_a_small_file_is_checked_by_the_id_that_git_gives_it(fake_hub: FakeHub, settings: Settings) -> None:

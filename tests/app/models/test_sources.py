@@ -17,7 +17,7 @@ import pytest
 
 from app.config import Settings
 from app.errors import AppError, IntegrityError, NoSpace, Offline
-from app.models import hub, package_index
+from app.models import hub, hub_cache, package_index
 from app.models.catalog import Source, load_catalog
 from app.models.incoming import receive
 from app.models.sources import pull
@@ -27,6 +27,7 @@ from app.progress import Progress, Report, SilentProgress, Unit
 from tests.app.models.fake_hub import FakeHub, serve
 from tests.app.models.tiny_model import CONTENT, HUB, PACKAGE, catalog, entry, files_below, settings_in
 
+HALF = len(CONTENT) // 2
 PLACED = {"tiny.Q4_0.gguf", "tiny.Q4_0.gguf.json"}
 
 
@@ -126,11 +127,69 @@ def test_a_hub_in_trouble_counts_as_unreachable(fake_hub: FakeHub, tmp_path: Pat
         _pull(settings_in(tmp_path, hub_endpoint=fake_hub.address), HUB)
 
 
-def test_a_stream_that_is_cut_leaves_nothing(fake_hub: FakeHub, tmp_path: Path) -> None:
+def test_a_stream_that_is_cut_goes_on_where_it_was(fake_hub: FakeHub, tmp_path: Path) -> None:
+    settings = settings_in(tmp_path, hub_endpoint=fake_hub.address)
     fake_hub.cut_at = 1000
-    with pytest.raises(Offline, match="broke"):
-        _pull(settings_in(tmp_path, hub_endpoint=fake_hub.address), HUB)
+    for _ in range(2):
+        with pytest.raises(Offline, match="broke"):
+            _pull(settings, HUB)
+    with pytest.raises(Offline):
+        _pull(settings_in(tmp_path), HUB)  # the Hub is out of reach for a while
+    assert files_below(tmp_path) == {f"{entry().sha256}.partial"}
+    fake_hub.cut_at = None
+    assert _pull(settings, HUB).path.read_bytes() == CONTENT
+    assert fake_hub.ranges_asked_for() == ["bytes=1000-", "bytes=2000-"]
+    assert not any(name.endswith(".partial") for name in files_below(tmp_path))
+
+
+def _interrupted(fake_hub: FakeHub, settings: Settings) -> None:
+    """Half a download."""
+    fake_hub.cut_at = HALF
+    with pytest.raises(Offline):
+        _pull(settings, HUB)
+    fake_hub.cut_at = None
+
+
+def test_a_hub_without_ranges_sends_the_whole_file_again(fake_hub: FakeHub, tmp_path: Path) -> None:
+    settings = settings_in(tmp_path, hub_endpoint=fake_hub.address)
+    _interrupted(fake_hub, settings)
+    fake_hub.ranges = False
+    assert _pull(settings, HUB).path.read_bytes() == CONTENT
+    assert fake_hub.ranges_asked_for() == [f"bytes={HALF}-"]
+
+
+LIES = [  # the file as it goes on, what is said of the part, and what is made of it
+    (CONTENT[:HALF] + bytes(HALF), None, "sha256"),
+    (CONTENT[:HALF], None, "shorter than promised"),
+    (CONTENT, "", "another part"),
+    (CONTENT, "bytes x-y/z", "another part"),
+    (CONTENT, f"bytes 0-{HALF}/{2 * HALF}", "another part"),
+    (CONTENT, f"bytes {HALF}-{2 * HALF}/{3 * HALF}", "another part"),
+]
+
+
+@pytest.mark.parametrize(("content", "sent_range", "words"), LIES)
+def test_a_file_that_does_not_go_on_as_promised_is_fetched_anew(
+    fake_hub: FakeHub, tmp_path: Path, content: bytes, sent_range: str | None, words: str
+) -> None:
+    settings = settings_in(tmp_path, hub_endpoint=fake_hub.address)
+    _interrupted(fake_hub, settings)
+    fake_hub.content, fake_hub.sent_range = content, sent_range
+    with pytest.raises(IntegrityError, match=words):
+        _pull(settings, HUB)
     assert files_below(tmp_path) == set()
+    fake_hub.content = CONTENT
+    assert _pull(settings, HUB).path.read_bytes() == CONTENT
+
+
+def test_what_a_killed_process_left_is_taken_if_it_is_right(fake_hub: FakeHub, tmp_path: Path) -> None:
+    for number, left in enumerate((CONTENT, CONTENT[:-1], b"", CONTENT + b"!")):
+        settings = settings_in(tmp_path / str(number), hub_endpoint=fake_hub.address)
+        blob = hub_cache.blob_path(settings.hub_cache, HUB, entry().sha256)
+        blob.parent.mkdir(parents=True)
+        blob.with_name(f"{blob.name}.partial").write_bytes(left)
+        assert _pull(settings, HUB).path.read_bytes() == CONTENT
+    assert [headers["Range"] for _, headers in fake_hub.downloads()] == [f"bytes={len(CONTENT) - 1}-", None, None]
 
 
 def test_a_hub_that_refuses_connections_or_says_nothing_is_unreachable(
