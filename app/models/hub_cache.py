@@ -11,7 +11,7 @@ from pathlib import Path
 
 from app.errors import AppError
 from app.models.catalog import HubSource
-from app.models.incoming import write_whole
+from app.models.incoming import PARTIAL, write_whole
 
 MAX_FILES = 20_000  # of one repository
 _FOLDER = re.compile(r"models--(?P<owner>.+?)--(?P<name>.+)")
@@ -98,6 +98,15 @@ def remove(cache: Path, sources: Sequence[HubSource]) -> int:
     strategy = content.delete_files(*found)
     strategy.execute()
     return strategy.expected_freed_size
+
+
+def remove_partials(cache: Path, repo: str) -> int:
+    """Remove what our interrupted downloads have left. Returns the bytes freed. Hold the lock of the repository."""
+    freed = 0
+    for path in (_repo_folder(cache, repo) / "blobs").glob(f"*{PARTIAL}"):
+        freed += path.stat().st_size
+        path.unlink()
+    return freed
 
 
 def _repo_folder(cache: Path, repo: str) -> Path:

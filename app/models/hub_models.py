@@ -16,7 +16,7 @@ from app.models import hub_cache
 from app.models.catalog import HubSource
 from app.models.digests import DIGESTS, remember_sha256
 from app.models.hub_listing import ListedFile
-from app.models.incoming import Incoming, arrived, receive, write_whole
+from app.models.incoming import Incoming, arrived, discard, receive, write_whole
 from app.models.lock import only_one
 from app.models.repository import ModelFiles, RepositoryName, choose, meant, models_among
 from app.models.stored_model import Removal, StoredModel, stored_model
@@ -29,7 +29,7 @@ _PULLED = ".pulled"
 
 @dataclass(frozen=True, slots=True)
 class Pulled:
-    """What was fetched by the name of a repository."""
+    """What was fetched by the name of a repository, or is on its way."""
 
     revision: str
     files: tuple[str, ...]
@@ -88,6 +88,12 @@ class HubModels:
         """How many bytes of a file, which is not there, have to be fetched yet."""
         return max(0, file.size - arrived(self._blob(file)))
 
+    def forget(self, file: ListedFile) -> None:
+        """Remove what an interrupted download has left of a file."""
+        if arrived(self._blob(file)):
+            with self.lock(RepositoryName(file.source.repo)):
+                discard(self._blob(file))
+
     @contextmanager
     def receiving(self, file: ListedFile) -> Iterator[Incoming]:
         """Store a file as the body writes it: verified and whole, or not at all. Hold the lock.
@@ -105,12 +111,11 @@ class HubModels:
             remember_sha256(self.path(file), self._models_dir / DIGESTS, file.digest)
 
     def remember(self, name: RepositoryName, files: Sequence[ListedFile], licence: str) -> None:
-        """Record what was fetched by this name, all of one commit, which the cache calls `main` from now on."""
-        revision = files[0].source.revision
-        hub_cache.set_main(self._cache, name.repo, revision)
+        """Record what is fetched by this name, all of one commit, before it is: so that `remove` finds it, whatever
+        has arrived of it."""
         record = {
             "name": str(name),
-            "revision": revision,
+            "revision": files[0].source.revision,
             "files": [file.source.file for file in files],
             "stored_at": datetime.now(UTC).isoformat(timespec="seconds"),
             "license": licence,
@@ -118,19 +123,24 @@ class HubModels:
         private_folder(self._record_path(name).parent)
         write_whole(self._record_path(name), json.dumps(record, indent=2).encode())
 
+    def complete(self, name: RepositoryName, revision: str) -> None:
+        """All of it has arrived: the cache calls that commit `main` from now on."""
+        hub_cache.set_main(self._cache, name.repo, revision)
+
     def remove(self, name: RepositoryName) -> list[Removal]:
         """Remove what was pulled by this name. Raises AppError for what others have put there, ModelNotFound."""
-        stored = self.find(name)
-        name = (stored and RepositoryName.parse(stored.name)) or name
-        pulled = self.pulled(name)
-        if pulled is None:
-            if stored:
-                raise AppError(f"{name} was not stored by ingle", f"hf cache rm model/{name.repo}")
-            raise ModelNotFound(f"{name} is not on this machine", "ingle ls shows what is.")
         with self.lock(name):
+            stored = self.find(name)
+            name = (stored and RepositoryName.parse(stored.name)) or name
+            pulled = self.pulled(name)
+            if pulled is None:
+                if stored:
+                    raise AppError(f"{name} was not stored by ingle", f"hf cache rm model/{name.repo}")
+                raise ModelNotFound(f"{name} is not on this machine", "ingle ls shows what is.")
             sources = [HubSource(name.repo, pulled.revision, file) for file in pulled.files]
             there = [source for source in sources if hub_cache.find(self._cache, source)]
             freed = hub_cache.remove(self._cache, there) if there else 0
+            freed += hub_cache.remove_partials(self._cache, name.repo)
             self._record_path(name).unlink(missing_ok=True)
         folder = hub_cache.snapshot_folder(self._cache, name.repo, pulled.revision)
         return [Removal(folder / pulled.files[0] if len(pulled.files) == 1 else folder, freed, shared=True)]

@@ -15,6 +15,7 @@ from typing import BinaryIO
 from app.errors import IntegrityError, NoSpace
 from app.progress import Progress, format_bytes
 
+PARTIAL = ".partial"  # how the names of files end that are not whole yet
 _CHUNK = 1 << 20
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -118,12 +119,17 @@ def arrived(final: Path) -> int:
     return _size(_partial(final))
 
 
+def discard(final: Path) -> None:
+    """Remove what an interrupted download has left of a file."""
+    _partial(final).unlink(missing_ok=True)
+
+
 def _size(partial: Path) -> int:
     return partial.stat().st_size if partial.is_file() else 0
 
 
 def _partial(final: Path) -> Path:
-    return final.with_name(f"{final.name}.partial")
+    return final.with_name(f"{final.name}{PARTIAL}")
 
 
 def _hasher(digest: str, size: int) -> "hashlib._Hash":
@@ -134,7 +140,7 @@ def _hasher(digest: str, size: int) -> "hashlib._Hash":
 
 def write_whole(final: Path, content: bytes) -> None:
     """Replace a small file, so that a reader or a power cut sees the old content or the new, never a part."""
-    partial = final.with_name(f"{final.name}.{os.getpid()}.partial")
+    partial = final.with_name(f"{final.name}.{os.getpid()}{PARTIAL}")
     try:
         with partial.open("wb") as file:
             file.write(content)

@@ -31,8 +31,9 @@ def download_repository(name: RepositoryName, models: HubModels, settings: Setti
         files += _shards(listing, models.path(index))
     licensed = f", {listing.license}" if listing.license else ""
     progress.say(f"Fetching {name} ({format_bytes(sum(file.size for file in files))}{licensed}).")
-    _fetch(files, models, settings, progress)
     models.remember(name, files, listing.license)
+    _fetch(files, models, settings, progress)
+    models.complete(name, listing.revision)
 
 
 def _shards(listing: Listing, index: Path) -> list[ListedFile]:

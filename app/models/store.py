@@ -94,6 +94,7 @@ class ModelStore:
             raise AppError(f"{local.path} was not stored by ingle", "Delete it yourself if you want it gone.")
         with self.lock(entry):
             removals = [self._remove_copy(path, source) for path, source in self._places(entry)]
+            self._forget_partials(entry)
             self._record_path(entry).unlink(missing_ok=True)
         if not removals:
             raise ModelNotFound(f"{entry.name} is not on this machine", "ingle ls shows what is.")
@@ -124,7 +125,14 @@ class ModelStore:
             private_folder(self._models_dir)
             with receive(final, entry.size, entry.sha256) as incoming:
                 yield incoming
+            self._forget_partials(entry)
         self._remember(entry, final, str(source))
+
+    def _forget_partials(self, entry: CatalogEntry) -> None:
+        """Nobody goes on with a download from the Hub when the file has come from elsewhere."""
+        for source in entry.sources:
+            if isinstance(source, HubSource):
+                self.hub_models.forget(ListedFile(source, entry.size, entry.sha256))
 
     def _places(self, entry: CatalogEntry) -> Iterator[tuple[Path, Source | str]]:
         """The files that are there for `entry`, with where each came from."""

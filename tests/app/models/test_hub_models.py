@@ -276,6 +276,21 @@ def test_removal_takes_what_was_pulled_and_spares_the_rest(fake_hub: FakeHub, se
     assert not any(name.endswith(".gguf") for name in files_below(settings.hub_cache))
 
 
+def test_what_has_arrived_of_a_download_that_was_given_up_is_removed(fake_hub: FakeHub, settings: Settings) -> None:
+    fake_hub.listing = fake_hub._list(fake_hub.repositories[REPO])
+    shard = fake_hub.repositories[REPO].pop(SHARDS[1])
+    with pytest.raises(AppError, match="does not exist"):
+        pull(REPO, settings)
+    blob = hub_cache.blob_path(settings.hub_cache, HubSource(REPO, REVISION, SHARDS[1]), "0" * 64)
+    blob.with_name(f"{blob.name}.partial").write_bytes(shard[:50])
+    assert ModelStore(settings).entries() == []
+    [removal] = ModelStore(settings).remove(REPO)
+    assert removal.freed == sum(map(len, fake_hub.repositories[REPO].values())) - sum(map(len, OTHERS.values())) + 50
+    assert files_below(settings.hub_cache) == set()
+    with pytest.raises(ModelNotFound):
+        ModelStore(settings).remove(REPO)
+
+
 @pytest.mark.parametrize("record", [b"", b"[]", b"{}", b'{"revision": 1}'])
 def test_a_record_that_makes_no_sense_is_none(settings: Settings, record: bytes) -> None:
     stored = pull(REPO, settings)

