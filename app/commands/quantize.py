@@ -1,5 +1,7 @@
 """`ingle quantize`: a copy of a model in fewer bits; its path goes to stdout."""
 
+import os
+from hashlib import sha256
 from pathlib import Path
 
 import click
@@ -46,6 +48,7 @@ def quantize(
         raise click.UsageError("--double-quant is for --to nf4 alone.")
     import torch
 
+    from app.models.lock import only_one
     from app.models.quantized_copy import save_quantized
     from app.models.store import ModelStore
     from quant.quantized_storage import Method
@@ -53,8 +56,11 @@ def quantize(
     torch.set_num_threads(1)  # its threads wait for each other after every slab, and are slower than one
     progress = progress_on_stderr(quiet=quiet)
     chosen = Method(method, int(group_size) if group_size else None, double_quant)
-    model = ModelStore(load_settings()).resolve(source, progress)
-    copy = save_quantized(model.path, target.absolute(), chosen, progress)
+    settings = load_settings()
+    model = ModelStore(settings).resolve(source, progress)
+    key = f"copy-{sha256(os.fsencode(os.path.realpath(target))).hexdigest()}"
+    with only_one(settings.models_dir, key, str(target), progress):
+        copy = save_quantized(model.path, target.absolute(), chosen, progress)
     before, after = format_bytes(copy.original_bytes), format_bytes(copy.size)
     progress.say(f"{copy.layers} layers are {method} now: {before} became {after}.")
     click.echo(as_json(copy) if as_object else copy.path)

@@ -1,4 +1,4 @@
-"""Keeps two processes from fetching or removing the same model at once."""
+"""Keeps two processes from fetching, writing or removing the same model at once."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

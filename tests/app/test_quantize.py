@@ -7,11 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 from click.testing import CliRunner, Result
+from filelock import FileLock, Timeout
 from safetensors.torch import save_file
 
 from app.cli import ingle
 from app.commands.quantize import METHODS
-from app.errors import EXIT_NOT_FOUND, ModelNotFound, exit_status
+from app.errors import EXIT_NOT_FOUND, ModelNotFound, NoSpace, exit_status
+from app.models import quantized_copy
 from engine import quantizing
 from quant import quantized_storage
 
@@ -58,6 +60,21 @@ def test_the_scales_of_nf4_can_be_quantized(source: Path, tmp_path: Path) -> Non
     _quantize(source, tmp_path / "small", "--to", "nf4", "--double-quant")
     sizes = [(tmp_path / name / "model.safetensors").stat().st_size for name in ("copy", "small")]
     assert sizes[0] - sizes[1] > 512 * 256 // 64 * 2
+
+
+def test_one_process_at_a_time_writes_a_folder(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def writing(*arguments: object) -> None:
+        [lock] = (tmp_path / "models" / ".locks").iterdir()
+        with pytest.raises(Timeout):
+            FileLock(lock).acquire(timeout=0)
+        raise NoSpace("it was held")
+
+    monkeypatch.setenv("INGLE_MODELS_DIR", str(tmp_path / "models"))
+    monkeypatch.setattr(quantized_copy, "_write_tensors", writing)
+    (tmp_path / "here").symlink_to(tmp_path)
+    for target in (tmp_path / "copy", tmp_path / "here" / "copy"):
+        answer = _quantize(source, target, "--to", "fp8")
+        assert str(answer.exception) == "it was held"
 
 
 @pytest.mark.parametrize(
