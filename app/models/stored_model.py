@@ -10,7 +10,7 @@ from pathlib import Path
 
 from app.models.repository import CONFIG, DESCRIPTIONS, quantization_of
 from quant.checkpoint_files import read_object
-from quant.errors import printable
+from quant.errors import ModelFileError, printable
 from quant.gguf_checkpoint import part_paths
 from quant.safetensors_checkpoint import weight_files
 
@@ -72,8 +72,12 @@ def stored_model(name: str, path: Path, source: str, stored_at: str | None = Non
 
 
 def _quantization(folder: Path) -> str | None:
-    """How the weights of a folder are stored, in the words of its config.json."""
-    match read_object(folder, CONFIG):
+    """How the weights of a folder are stored, in the words of its config.json; what is wrong with it, loading tells."""
+    try:
+        config = read_object(folder, CONFIG)
+    except ModelFileError:
+        return None
+    match config:
         case {"quantization_config": {"quant_method": str(method)}}:
             return printable(method)
         case {"torch_dtype": str(dtype)} | {"dtype": str(dtype)}:

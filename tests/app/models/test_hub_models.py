@@ -15,6 +15,7 @@ from app.models import digests, hub_cache, hub_listing
 from app.models.catalog import HubSource
 from app.models.digests import digest_of
 from app.models.hub_models import HubModels
+from app.models.model_header import read_header
 from app.models.repository import RepositoryName
 from app.models.sources import pull
 from app.models.store import ModelStore
@@ -193,6 +194,16 @@ def test_a_list_that_makes_no_sense(fake_hub: FakeHub, settings: Settings, listi
     fake_hub.listing = listing
     with pytest.raises(AppError, match="makes no sense"):
         pull(REPO, settings)
+
+
+def test_a_configuration_that_makes_no_sense_is_told_when_the_model_is_used(
+    fake_hub: FakeHub, settings: Settings
+) -> None:
+    fake_hub.repositories[REPO]["config.json"] = b"[]"
+    stored = pull(REPO, settings)
+    assert (stored.name, stored.quantization) == (REPO, None)
+    with pytest.raises(ModelFileError, match=r"config\.json: it is not an object"):
+        read_header(stored)
 
 
 def test_a_list_without_end_is_not_read(fake_hub: FakeHub, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
