@@ -8,7 +8,7 @@ from app.commands.listing import as_json, echo_table
 from app.config import load_settings
 from app.models.details import ModelDetails, details_of
 from app.models.store import ModelStore
-from app.progress import format_bytes
+from app.progress import format_bytes, progress_on_stderr
 
 EXAMPLES = """\b
 Examples:
@@ -28,7 +28,7 @@ def show(name: str | None, as_object: bool) -> None:
     """
     settings = load_settings(model=name)
     store = ModelStore(settings)
-    details = details_of(store.resolve(settings.model), store.catalog, store.hub_models)
+    details = details_of(store.resolve(settings.model, progress_on_stderr()), store.catalog, store.hub_models)
     if as_object:
         click.echo(as_json(details))
         return

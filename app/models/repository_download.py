@@ -20,8 +20,9 @@ def download_repository(name: RepositoryName, models: HubModels, settings: Setti
     What has arrived stays, so that a download that was interrupted goes on where it was. Raises Offline,
     NoSpace, IntegrityError, ModelNotFound, ModelFileError, or AppError where the Hub refuses.
     """
-    hub.check_reachable(settings)
-    listing = list_repository(name.repo, settings)
+    with progress.task(f"Asking {hub.host(settings)} for {name.repo}", None):
+        hub.check_reachable(settings)
+        listing = list_repository(name.repo, settings)
     model = choose(name, listing.files)
     name = RepositoryName(name.repo, model.quantization or None)
     files = [listing.files[file] for file in model.files]

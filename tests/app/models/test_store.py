@@ -18,7 +18,7 @@ import pytest
 from app.errors import AppError, IntegrityError, ModelNotFound, NoSpace
 from app.models import hub_cache
 from app.models.catalog import Catalog, Source
-from app.models.incoming import Incoming, receive
+from app.models.incoming import Incoming, receive, write_whole
 from app.models.store import ModelStore
 from app.models.stored_model import StoredModel
 from app.progress import LineProgress
@@ -252,6 +252,17 @@ def test_what_a_killed_process_left_is_cleared(store: ModelStore, tmp_path: Path
 def test_a_disk_that_fills_up_is_told_with_the_numbers(tmp_path: Path) -> None:
     with pytest.raises(NoSpace, match=r"MB|GB"), receive(tmp_path / "x.gguf", 10**9, "0" * 64):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_of_a_small_file_that_cannot_be_written_nothing_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    (tmp_path / "record.json").write_bytes(b"old")
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="space"):
+        write_whole(tmp_path / "record.json", b"new")
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"record.json": b"old"}
 
 
 def test_space_is_checked_before_the_download(
