@@ -100,21 +100,8 @@ def test_an_engine_for_short_contexts_takes_the_short_factors(tmp_path: Path, na
 
 # -- on the CPU kernels
 
-# Families that have kernels for all they compute.
-ON_CPU = (
-    "llama",
-    "llama linear",
-    "llama3",
-    "llama dynamic",
-    "llama yarn",
-    "llama yarn scales",
-    "mistral",
-    "ministral3",
-    "phi3 longrope",
-)
 
-
-@pytest.mark.parametrize("name", ON_CPU)
+@pytest.mark.parametrize("name", FAMILIES)
 def test_the_cpu_kernels_find_nearly_the_same_probabilities(tmp_path: Path, cpu_kernels: Path, name: str) -> None:
     """With activations as exact as they come: two planes of integers, and keys and values in float16."""
     tiny = make(tmp_path, name, "folder")
