@@ -113,6 +113,8 @@ class EmbeddingEndpoints:
         for place, ids in enumerate(sequences):
             if not ids:
                 raise _faulty(place, "nothing is left of it")
+            if most is not None and len(ids) > most:
+                raise _faulty(place, f"the {len(ids)} tokens that the model puts around a text are more than {most}")
             if len(ids) > longest:
                 problem = f"its {len(ids)} tokens are more than the {longest} that the model reads"
                 raise _faulty(place, problem, code="context_length_exceeded")
