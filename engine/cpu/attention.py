@@ -148,15 +148,17 @@ def _emit_soften(e: Emit, kv: Elements, rows: int, _: int, piece: Piece) -> None
         keys, values = scales_at(e, kv, piece.block(e, index), piece.dim)
         return e.load(keys), e.load(values)
 
+    with b.if_then(capped), cgutils.for_range(b, piece.blocks) as loop:
+        for at, _ in places(loop.index):
+            v = e.load(at)
+            v = b.fmul(v, scales(loop.index)[0]) if kv.scaled else v
+            e.store(at, soft_cap(e, v, cap))
     with cgutils.for_range(b, piece.blocks) as loop:
         for (at, live), top in zip(places(loop.index), tops, strict=True):
             v = e.load(at)
             if kv.scaled:
-                v = b.fmul(v, scales(loop.index)[0])
+                v = b.fmul(v, b.select(capped, e.f(1), scales(loop.index)[0]))
                 e.store(at, v)
-            with b.if_then(capped):
-                e.store(at, soft_cap(e, v, cap))
-            v = e.load(at)
             b.store(e.larger(b.select(live, v, e.f(LEAST)), b.load(top)), top)
     peaks = [e.tree(b.load(top), e.larger) for top in tops]
     with cgutils.for_range(b, piece.blocks) as loop:
@@ -186,18 +188,21 @@ def _emit_gather(e: Emit, kv: Elements, rows: int, most: int, piece: Piece) -> N
 
 
 def _emit_columns(e: Emit, kv: Elements, rows: int, vectors: int, column: Any, piece: Piece) -> None:
-    """The columns from `column` on; of each block, what all rows see, and before and behind that what some do."""
+    """The columns from `column` on. Of a block that not all rows see all of, each takes what it sees by selection."""
     b, counts = e.b, piece.counts(e, rows)
-    ends = counts[0], counts[-1]
     cells = [(row, i) for row in range(rows) for i in range(vectors)]
     sums = {cell: e.variable(e.f(0)) for cell in cells}
     with cgutils.for_range(b, piece.blocks) as outer:
         start = b.mul(outer.index, I64(BLOCK_SIZE))
         values = e.at(e.at(piece.block(e, outer.index), piece.dim, kv.size * BLOCK_SIZE), column, kv.size)
-        first, begun = (e.within(b.sub(b.sub(count, piece.window), start), BLOCK_SIZE) for count in ends)
-        common, last = (e.within(b.sub(count, start), BLOCK_SIZE) for count in ends)
-        common = b.select(b.icmp_signed(">", begun, common), begun, common)  # windows narrower than the rows are many
-        for begin, end, everyone in ((first, begun, False), (begun, common, True), (common, last, False)):
+        stop = b.add(start, I64(BLOCK_SIZE))
+        whole = b.and_(
+            b.icmp_signed("<=", b.sub(counts[-1], piece.window), start), b.icmp_signed(">=", counts[0], stop)
+        )
+        first = e.within(b.sub(b.sub(counts[0], piece.window), start), BLOCK_SIZE)
+        last = e.within(b.sub(counts[-1], start), BLOCK_SIZE)
+        most = b.select(whole, I64(BLOCK_SIZE), I64(0))
+        for begin, end, everyone in ((I64(0), most, True), (first, b.select(whole, first, last), False)):
             with cgutils.for_range(b, end, begin) as inner:
                 position = b.add(start, inner.index)
                 at = b.add(values, b.mul(inner.index, b.mul(piece.dim, I64(kv.size))))
