@@ -1,19 +1,19 @@
-"""What quantizing costs in perplexity: `python -m tests.perplexity MODEL.gguf`, of SmolLM2-135M-Instruct.
+"""What quantizing costs: `python -m tests.perplexity MODEL.gguf --text FILE`, of SmolLM2-135M-Instruct.
 
 The file's weights as float32, rounded to bfloat16 in a checkpoint of Hugging Face's names, and that checkpoint after
 `ingle quantize` by every method, read back from its files by our decoders; always computed by transformers in float32.
-The text is the reference of Python's help(), which comes with Python: 4,096 tokens, in windows of 1,024. Printed: the
-perplexity of each, next to float32's, bits a weight of the linear layers, and how fast one thread quantizes and writes.
+The text is 4,096 tokens of FILE from its 20,000th character, which is inside of a chapter of a book, or else of the
+reference of Python's help(), in windows of 1,024. A book in the public domain is in a package:
 
-The file's weights lie on grids of 16 numbers. Rounded to another grid of 16, all weights of a group err alike, two to
-four times as much on average over a group as those of a model that was never quantized. So each column is scaled by a
-random factor first, from 0.8 to 1.3, and what it is multiplied by is divided by it: the model computes the same, of
-weights that lie on no grid. With --as-it-is, it is not.
+    pip download --no-deps --no-binary :all: Brotli==1.2.1 && tar xf brotli-1.2.1.tar.gz
+    python -m tests.perplexity MODEL.gguf --text brotli-1.2.1/tests/testdata/alice29.txt
+
+Printed: the perplexity of each; the ratio to float32's, less one; the mean loss of log-likelihood a token, and its
+standard error; bits a weight of the linear layers; million weights read, quantized and written a second.
 """
 
 import argparse
 import math
-import platform
 import pydoc_data.topics
 import tempfile
 import time
@@ -39,10 +39,11 @@ from quant.safetensors_checkpoint import SafetensorsCheckpoint
 from quant.safetensors_values import decode_plain
 from tests.engine.test_smollm2 import renamed
 
-TOKENS, WINDOW = 4096, 1024
+TOKENS, WINDOW, START = 4096, 1024, 20_000
 METHODS = {
     "FP8": Method("fp8"),
     "INT4, groups of 64": Method("int4", 64),
+    "INT4, groups of 32": Method("int4", 32),
     "NF4": Method("nf4"),
     "NF4, scales quantized": Method("nf4", nested=True),
 }
@@ -69,46 +70,20 @@ def load(path: Path) -> LlamaForCausalLM:
     return model
 
 
-def rescale(model: LlamaForCausalLM) -> None:
-    """What writes a number multiplies it, and what reads it divides by the same: norms, values, and the inner MLP."""
-    generator = torch.Generator().manual_seed(0)
-
-    def factors(count: int) -> Tensor:
-        return torch.empty(count).uniform_(-0.25, 0.25, generator=generator).exp()
-
-    with torch.inference_mode():
-        for layer in model.model.layers:
-            attention, mlp = layer.self_attn, layer.mlp
-            for norm, readers in (
-                (layer.input_layernorm, (attention.q_proj, attention.k_proj, attention.v_proj)),
-                (layer.post_attention_layernorm, (mlp.gate_proj, mlp.up_proj)),
-            ):
-                scale = factors(576)
-                norm.weight /= scale
-                for reader in readers:
-                    reader.weight *= scale
-            scale = factors(1536)
-            mlp.up_proj.weight *= scale.unsqueeze(-1)
-            mlp.down_proj.weight /= scale
-            scale = factors(192)
-            attention.v_proj.weight *= scale.unsqueeze(-1)
-            attention.o_proj.weight /= scale.view(3, 1, 64).expand(3, 3, 64).flatten()  # three heads read each
-
-
-def text_ids(path: Path) -> list[int]:
-    text = "\n\n".join(pydoc_data.topics.topics.values())
-    with GGUFFile(path) as file:
+def text_ids(model: Path, book: Path | None) -> list[int]:
+    text = book.read_text()[START:] if book else "\n\n".join(pydoc_data.topics.topics.values())
+    with GGUFFile(model) as file:
         return list(from_gguf(file.metadata).encode(text[: 8 * TOKENS]))[:TOKENS]
 
 
-def perplexity(model: LlamaForCausalLM, ids: Sequence[int]) -> float:
-    """Over every token but the first of each window."""
-    losses = []
+def losses(model: LlamaForCausalLM, ids: Sequence[int]) -> Tensor:
+    """float64, of every token but the first of each window: less its log-likelihood."""
+    found = []
     with torch.inference_mode():
         for window in torch.split(torch.tensor(ids), WINDOW):
             logits = model(window.unsqueeze(0)).logits[0, :-1]
-            losses.append(F.cross_entropy(logits, window[1:], reduction="none"))
-    return math.exp(torch.cat(losses).double().mean().item())
+            found.append(F.cross_entropy(logits, window[1:], reduction="none"))
+    return torch.cat(found).double()
 
 
 def read(folder: Path) -> dict[str, Tensor]:
@@ -133,21 +108,19 @@ def read(folder: Path) -> dict[str, Tensor]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
-    parser.add_argument("--as-it-is", action="store_true", help="do not scale columns")
+    parser.add_argument("--text", type=Path, help="a book; else the reference of Python's help()")
     arguments = parser.parse_args()
-    path: Path = arguments.model
     torch.set_num_threads(1)  # as the command does; and on a busy machine its threads wait for each other
-    model, ids = load(path), text_ids(path)
-    exact = perplexity(model, ids)
-    if not arguments.as_it_is:
-        rescale(model)
-        print(f"columns scaled: {perplexity(model, ids) / exact - 1:+.1e}")
-    print(f"Python {platform.python_version()}, {len(ids)} tokens\n\n| float32 | {exact:.4f} | | | |", flush=True)
+    model, ids = load(arguments.model), text_ids(arguments.model, arguments.text)
+    exact = losses(model, ids)
+    print(f"{len(ids)} tokens\n\n| float32 | {math.exp(exact.mean()):.4f} |", flush=True)
 
     def tell(name: str, folder: Path, rest: str) -> None:
         model.load_state_dict(read(folder))
-        found = perplexity(model, ids)
-        print(f"| {name} | {found:.4f} | {found / exact - 1:+.2%} | {rest} |", flush=True)
+        more = losses(model, ids) - exact
+        mean, error = more.mean().item(), more.std().item() / math.sqrt(len(more))
+        found = math.exp(exact.mean() + mean)
+        print(f"| {name} | {found:.4f} | {math.expm1(mean):+.2%} | {mean:+.4f} ({error:.4f}) | {rest} |", flush=True)
 
     with tempfile.TemporaryDirectory() as scratch:
         original = Path(scratch) / "bf16"
