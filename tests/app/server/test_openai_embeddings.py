@@ -257,8 +257,9 @@ def test_a_client_that_leaves_ends_its_request(server: EmbeddingServer) -> None:
             until(lambda: server.embedder.submitted == submitted + THREADS)
         until(lambda: server.service.requests == 0)
         allowed.release(1000)
-    until(lambda: len(server.embedder.computed) >= before + THREADS)
-    assert server.embedder.submitted == submitted + THREADS
+    until(lambda: len(server.embedder.computed) == before + THREADS)
+    assert_vectors(ask(server, input=[[5, 5, 5]]), [(5, 5, 5)])  # by now the others would have been submitted
+    assert server.embedder.submitted == submitted + THREADS + 1
 
 
 def test_who_waits_when_the_server_stops_is_told() -> None:
