@@ -24,6 +24,7 @@ from app.progress import Progress
 if TYPE_CHECKING:
     import httpx
 
+AGAIN = "Check the network and try again: what has arrived is kept. Or give the path of a model that you have."
 PATIENCE = 3.0  # seconds until a Hub that says nothing counts as unreachable
 STALL = 30.0  # seconds without a byte in the middle of a download
 _RANGE = re.compile(r"bytes (?P<begin>\d{1,20})-\d+/(?P<size>\d+|\*)")
@@ -31,7 +32,7 @@ _RANGE = re.compile(r"bytes (?P<begin>\d{1,20})-\d+/(?P<size>\d+|\*)")
 # What the Hub says in X-Error-Code, in words for people.
 _REFUSALS: Mapping[str, str] = {
     "GatedRepo": "{repo} is gated: accept its licence at {page}, then log in with `hf auth login` or set HF_TOKEN",
-    "RepoNotFound": "{repo} does not exist on the Hub, or is private",
+    "RepoNotFound": "{repo} does not exist on the Hub, or is private: check the name, or log in with `hf auth login`",
     "RevisionNotFound": "{repo} has no revision {revision}",
     "EntryNotFound": "{repo} has no file {file}",
 }
@@ -90,7 +91,7 @@ def asking(
             _check_answer(response, repo, revision, file, settings)
             yield response
     except httpx.HTTPError as problem:
-        raise Offline(f"the connection to {host(settings)} broke ({_words(problem)})") from problem
+        raise Offline(f"the connection to {host(settings)} broke ({_words(problem)})", AGAIN) from problem
 
 
 def check_reachable(settings: Settings) -> None:
@@ -106,7 +107,7 @@ def check_reachable(settings: Settings) -> None:
     except queue.Empty:
         problem = f"no answer within {PATIENCE:.0f} s"
     if problem:
-        raise Offline(f"{host(settings)} cannot be reached ({problem})")
+        raise Offline(f"{host(settings)} cannot be reached ({problem})", AGAIN)
 
 
 def _knock(settings: Settings) -> str:
@@ -148,7 +149,7 @@ def _check_answer(response: "httpx.Response", repo: str, revision: str, file: st
     if response.is_success:
         return
     if response.status_code == 429 or response.is_server_error:
-        raise Offline(f"{host(settings)} is busy or in trouble (it answered {response.status_code})")
+        raise Offline(f"{host(settings)} is busy or in trouble (it answered {response.status_code})", AGAIN)
     if response.status_code == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
         raise IntegrityError(f"the Hub's {file} is shorter than promised")
     code = response.headers.get("X-Error-Code", "")

@@ -50,6 +50,9 @@ def _fetch(files: Sequence[ListedFile], models: HubModels, settings: Settings, p
     if missing:
         check_space(settings.hub_cache, sum(models.missing(file) for file in missing))
     for file in missing:
-        with models.receiving(file) as incoming:
-            hub.download(file.source, incoming, progress, settings)
+        try:
+            with models.receiving(file) as incoming:
+                hub.download(file.source, incoming, progress, settings)
+        except IntegrityError as problem:
+            raise IntegrityError(f"{file.source.file}: {problem.message}", "Pull the model again.") from None
         models.remember_digest(file)

@@ -43,8 +43,7 @@ def pull(
         return store.resolve(name)
     if stored := _find(entry, store, progress):
         return stored
-    if settings.offline:
-        raise Offline(f"{entry.name} is not stored, and the network is off ({settings.origins['offline']})")
+    _check_online(entry.name, settings)
     with store.lock(entry, progress):
         if not _find(entry, store, progress):  # another process may have fetched it while we waited
             _fetch(entry, store, settings, progress)
@@ -55,12 +54,19 @@ def _pull_repository(name: RepositoryName, store: ModelStore, settings: Settings
     models = store.hub_models
     if stored := models.find(name):
         return stored
-    if settings.offline:
-        raise Offline(f"{name} is not stored, and the network is off ({settings.origins['offline']})")
+    _check_online(str(name), settings)
     with models.lock(name, progress):
         if not models.find(name):
             download_repository(name, models, settings, progress)
     return store.resolve(str(name))
+
+
+def _check_online(name: str, settings: Settings) -> None:
+    if settings.offline:
+        raise Offline(
+            f"{name} is not stored, and the network is off ({settings.origins['offline']})",
+            "Allow the network, or give the path of a model that you have.",
+        )
 
 
 def _find(entry: CatalogEntry, store: ModelStore, progress: Progress) -> StoredModel | None:
