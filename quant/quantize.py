@@ -31,6 +31,7 @@ from quant.tensor import Float8Tensor, GroupedTensor, GroupScale, NestedScale, P
 Quantizer = Callable[[PlainTensor], Float8Tensor | GroupedTensor]
 
 SCALE_TYPE = torch.bfloat16  # of fp8 and int4: two bytes, and the range of float32
+LEAST_IMPORTANCE = 1e-6  # of a column, next to the one of its group that matters most
 LARGEST = 1e15  # of a weight: its square must not overflow, nor that of a sum of many
 LARGEST_E4M3 = 448.0
 TOP = 15  # of four bits
@@ -88,21 +89,24 @@ def fp8(weight: PlainTensor) -> Float8Tensor:
     return Float8Tensor((rows, columns), "F8_E4M3", values, scale, (1, columns))
 
 
-def int4(weight: PlainTensor, group: int | None = None) -> GroupedTensor:
+def int4(weight: PlainTensor, group: int | None = None, importance: Tensor | None = None) -> GroupedTensor:
     """In groups of `group` columns, or as many as divide the matrix.
 
+    `importance`, float32 [columns], finite and not negative, is what a squared error in each column counts: the mean
+    square of what the layer reads there makes it the error of what the layer gives. None: all the same.
     Raises ModelFileError for what is no matrix of usable numbers, or not one of whole groups.
     """
     rows, columns = _shape(weight)
     group = group or group_size([columns])
     check_whole([columns], group)
     groups = columns // group
+    counts = None if importance is None else _relative(importance.view(groups, group))
     found = np.empty((rows, columns), np.uint8)
     scale = torch.empty(rows, groups, dtype=SCALE_TYPE)
     zeros = np.empty((rows, groups), np.uint8)
     for some, numbers in _slabs(weight):
         by_group = numbers.reshape(-1, group)
-        best = search(by_group, TOP)
+        best = search(by_group, TOP, None if counts is None else np.tile(counts, (len(numbers), 1)))
         stored = torch.from_numpy(best.scale).to(SCALE_TYPE)
         kept = GroupScales(stored.float().numpy(), best.zero)
         found[some] = codes(by_group, kept, TOP).reshape(-1, columns)
@@ -115,6 +119,13 @@ def int4(weight: PlainTensor, group: int | None = None) -> GroupedTensor:
         scale=GroupScale(scale),
         zero=pack((rows, groups), 4, lambda some: zeros[some]),
     )
+
+
+def _relative(importance: Tensor) -> Floats:
+    """[groups, group]: the largest of each group is 1; where all are alike, so are all."""
+    largest = importance.amax(-1, keepdim=True)
+    relative: Floats = torch.where(largest > 0, importance / largest, 1).clamp(min=LEAST_IMPORTANCE).numpy()
+    return relative
 
 
 def nf4(weight: PlainTensor, *, nested: bool = False) -> GroupedTensor:

@@ -35,7 +35,8 @@ class Storage:
 
     group: int | None  # columns that share a scale; None is a whole row
     bits: float  # the most that a weight takes, scales included, in matrices of 32 columns or more
-    encode: Callable[[PlainTensor], dict[str, Tensor]]  # a layer's tensors, by their names in the layer
+    # A layer's tensors, by their names in the layer. Takes what its columns count, too, which int4 alone looks at.
+    encode: Callable[[PlainTensor, Tensor | None], dict[str, Tensor]]
     section: Callable[[Sequence[str]], Section]  # of config.json; takes the layers that stay as they are
 
 
@@ -47,7 +48,7 @@ def storage(method: Method, columns: Sequence[int]) -> Storage:
 def _fp8(method: Method, columns: Sequence[int]) -> Storage:
     scheme = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "channel", "group_size": None}
 
-    def encode(weight: PlainTensor) -> dict[str, Tensor]:
+    def encode(weight: PlainTensor, _importance: Tensor | None) -> dict[str, Tensor]:
         quantized = fp8(weight)
         return {"weight": quantized.values, "weight_scale": quantized.scale}
 
@@ -61,7 +62,7 @@ def _int4(method: Method, columns: Sequence[int]) -> Storage:
     return Storage(
         group,
         4 + 24 / group,
-        lambda weight: compressed_tensors.encode(int4(weight, group)),
+        lambda weight, importance: compressed_tensors.encode(int4(weight, group, importance)),
         lambda kept: _compressed_tensors("pack-quantized", scheme, kept),
     )
 
@@ -71,7 +72,7 @@ def _nf4(method: Method, columns: Sequence[int]) -> Storage:
     return Storage(
         NF4_BLOCK,
         4.75,
-        lambda weight: bitsandbytes.encode(nf4(weight, nested=method.nested), weight.values.dtype),
+        lambda weight, _importance: bitsandbytes.encode(nf4(weight, nested=method.nested), weight.values.dtype),
         lambda kept: {
             "quant_method": "bitsandbytes",
             "load_in_4bit": True,

@@ -2,8 +2,9 @@
 
 For a scale s and a zero point z, weights w get the codes q = round(w / s) + z, within bounds. With d = q - z, the scale
 of least squared error for these codes is sum(w * d) / sum(d * d), and the error that it leaves is smaller the larger
-sum(w * d) ** 2 / sum(d * d) is. So each of some ranges, from a little more than the group's own to much less, gives
-codes, the codes give a scale, and the best of all is taken. A range includes zero: zero points are codes.
+sum(w * d) ** 2 / sum(d * d) is. Where some weights matter more than others, every sum is weighted by how much. So each
+of some ranges, from a little more than the group's own to much less, gives codes, the codes give a scale, and the best
+of all is taken. A range includes zero: zero points are codes.
 
 numpy, since its loops take no threads of their own: whoever wants several calls this in several.
 """
@@ -27,20 +28,25 @@ class GroupScales:
     zero: Floats
 
 
-def search(weights: Floats, top: int) -> GroupScales:
+def search(weights: Floats, top: int, importance: Floats | None = None) -> GroupScales:
     """The scale and zero point of every group, of finite `weights` [groups, size], for codes from 0 to `top`.
 
+    `importance` [groups, size], above 0 and up to 1, is what each squared error counts; None: all the same.
     About 16 * 6 operations a weight.
     """
     low = np.minimum(weights.min(-1, keepdims=True), 0)
     span = np.maximum(weights.max(-1, keepdims=True), 0) - low
     scales, zeros, best = np.ones_like(low), np.zeros_like(low), np.zeros_like(low)
     numbers = np.empty_like(weights)
+    counted = numbers if importance is None else np.empty_like(weights)
     for part in RANGES:
         scale = np.maximum(span * np.float32(part / top), LEAST)
         zero = np.clip(np.rint(low * np.float32(-part) / scale), 0, top)
         _rounded(weights, scale, zero, top, numbers)
-        shared, norm = _dot(weights, numbers), np.maximum(_dot(numbers, numbers), 1)
+        if importance is not None:
+            np.multiply(numbers, importance, out=counted)
+        shared, norm = _dot(weights, counted), _dot(numbers, counted)
+        norm[norm == 0] = 1
         score = shared * (shared / norm)
         better = score > best
         scales, zeros, best = (

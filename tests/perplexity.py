@@ -19,6 +19,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import gguf
@@ -27,9 +28,12 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from app.models import calibration
 from app.models.quantized_copy import save_quantized
 from app.progress import SilentProgress
 from app.text.gguf_tokenizer import from_gguf
+from engine.calibration import input_squares
+from engine.loading import open_checkpoint
 from quant.checkpoint_files import read_object
 from quant.gguf import GGUFFile
 from quant.kernels.reference import dequantize
@@ -40,9 +44,11 @@ from quant.safetensors_values import decode_plain
 from tests.engine.test_smollm2 import renamed
 
 TOKENS, WINDOW, START = 4096, 1024, 20_000
+MEASURED = "INT4, groups of 64, measured"
 METHODS = {
     "FP8": Method("fp8"),
     "INT4, groups of 64": Method("int4", 64),
+    MEASURED: Method("int4", 64),
     "INT4, groups of 32": Method("int4", 32),
     "NF4": Method("nf4"),
     "NF4, scales quantized": Method("nf4", nested=True),
@@ -74,6 +80,12 @@ def text_ids(model: Path, book: Path | None) -> list[int]:
     text = book.read_text()[START:] if book else "\n\n".join(pydoc_data.topics.topics.values())
     with GGUFFile(model) as file:
         return list(from_gguf(file.metadata).encode(text[: 8 * TOKENS]))[:TOKENS]
+
+
+def measure(model: Path, original: Path) -> dict[str, Tensor]:
+    """As the command does in a folder that has a vocabulary."""
+    with GGUFFile(model) as file, open_checkpoint(original) as checkpoint:
+        return input_squares(checkpoint, calibration.text_ids(from_gguf(file.metadata)), lambda _done: None)
 
 
 def losses(model: LlamaForCausalLM, ids: Sequence[int]) -> Tensor:
@@ -131,7 +143,8 @@ def main() -> None:
         for name, method in METHODS.items():
             folder = Path(scratch) / name
             start = time.perf_counter()
-            copy = save_quantized(original, folder, method, SilentProgress())
+            measured = partial(measure, arguments.model, original) if name == MEASURED else dict
+            copy = save_quantized(original, folder, method, SilentProgress(), measure=measured)
             seconds = time.perf_counter() - start
             bits = 16 - 8 * (copy.original_bytes - stored_bytes(folder)) / elements
             tell(name, folder, f"{bits:.3f} | {elements / seconds / 1e6:.0f}")

@@ -7,10 +7,12 @@ says what was done, in words that other programs read, too. One tensor is in mem
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+from torch import Tensor
 
 from app.errors import AppError, ModelNotFound, NoSpace
 from app.models.incoming import check_space, write_whole
@@ -26,6 +28,7 @@ from quant.safetensors_writer import HEADER_BYTES, SHARD_BYTES, Entry, Safetenso
 
 # What other programs may want besides, to read the same tokenizer.
 COMPANIONS = ("tokenizer.model", "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt", "LICENSE")
+Measure = Callable[[], Mapping[str, Tensor]]  # by a layer's weight in the files: what its columns count, [columns]
 ORIGINAL = "Give the folder of the original model, with weights of 16 or 32 bits."
 
 
@@ -42,9 +45,16 @@ class QuantizedCopy:
 
 
 def save_quantized(
-    source: Path, target: Path, method: Method, progress: Progress, shard_bytes: int = SHARD_BYTES
+    source: Path,
+    target: Path,
+    method: Method,
+    progress: Progress,
+    shard_bytes: int = SHARD_BYTES,
+    measure: Measure = dict,
 ) -> QuantizedCopy:
     """Quantize the checkpoint in the folder `source` into the new folder `target`.
+
+    `measure` is asked once it is sure that there is something to write; see `quant.quantize.int4`.
 
     Raises ModelNotFound where there is no checkpoint, AppError where it is quantized already or the target exists,
     ModelFileError where it cannot be used or quantized so, NoSpace. One process at a time may write the same target.
@@ -58,8 +68,10 @@ def save_quantized(
         layers = _layers(checkpoint)
         chosen = storage(method, [checkpoint.tensors[name].shape[1] for name in layers])
         _check_space(target, checkpoint, layers, chosen)
+        importance = measure()
         with _new_folder(target) as folder:
-            _write_tensors(checkpoint, layers, chosen, SafetensorsWriter(folder, shard_bytes), progress)
+            writer = SafetensorsWriter(folder, shard_bytes)
+            _write_tensors(checkpoint, {name: importance.get(name) for name in layers}, chosen, writer, progress)
             section = chosen.section(_kept(checkpoint, layers))
             write_whole(folder / CONFIG, json.dumps(config | {SECTION: section}, indent=2).encode())
             _copy_companions(source, folder)
@@ -113,7 +125,7 @@ def _check_space(target: Path, checkpoint: SafetensorsCheckpoint, layers: frozen
 
 def _write_tensors(
     checkpoint: SafetensorsCheckpoint,
-    layers: frozenset[str],
+    layers: Mapping[str, Tensor | None],
     chosen: Storage,
     writer: SafetensorsWriter,
     progress: Progress,
@@ -121,7 +133,8 @@ def _write_tensors(
     done, total = 0, sum(tensor.nbytes for tensor in checkpoint.tensors.values())
     with writer, progress.task(f"Quantizing {checkpoint.path.name}", total) as report:
         for name, tensor in checkpoint.tensors.items():
-            for entry in _quantized(checkpoint, name, chosen) if name in layers else (_plain(checkpoint, name),):
+            plain = [_plain(checkpoint, name)]
+            for entry in _quantized(checkpoint, name, chosen, layers[name]) if name in layers else plain:
                 writer.add(entry)
             checkpoint.release(name)
             done += tensor.nbytes
@@ -133,10 +146,12 @@ def _plain(checkpoint: SafetensorsCheckpoint, name: str) -> Entry:
     return Entry(name, tensor.type.name, tensor.shape, checkpoint.data(name))
 
 
-def _quantized(checkpoint: SafetensorsCheckpoint, name: str, chosen: Storage) -> Iterator[Entry]:
+def _quantized(
+    checkpoint: SafetensorsCheckpoint, name: str, chosen: Storage, importance: Tensor | None
+) -> Iterator[Entry]:
     layer = name.removesuffix("weight")
     try:
-        parts = chosen.encode(decode_plain(checkpoint.tensors[name], checkpoint.data(name)))
+        parts = chosen.encode(decode_plain(checkpoint.tensors[name], checkpoint.data(name)), importance)
     except ModelFileError as problem:
         raise ModelFileError(f"{checkpoint.path}: {name}: {problem.message}", problem.remedy) from None
     for part, values in parts.items():

@@ -84,6 +84,7 @@ def test_one_process_at_a_time_writes_a_folder(source: Path, tmp_path: Path, mon
         ("--to", "int3"),
         ("--to", "fp8", "--group-size", "64"),
         ("--to", "int4", "--double-quant"),
+        ("--to", "nf4", "--no-calibration"),
         ("--to", "int4", "--group-size", "48"),
     ],
 )

@@ -11,6 +11,7 @@ from quant.ggml_blocks import SLAB
 from quant.kernels.reference import dequantize
 from quant.quantize import Quantizer, dynamic_table, fp8, group_size, int4, is_linear_weight, nf4
 from quant.tensor import GroupedTensor, Integers, NestedScale, PlainTensor
+from tests.quant.canonical_bits import same
 
 QUANTIZERS: dict[str, Quantizer] = {"fp8": fp8, "int4": int4, "nf4": nf4}
 TYPES = st.sampled_from([torch.float32, torch.float16, torch.bfloat16])
@@ -77,6 +78,35 @@ def test_int4_errs_less_than_plain_rounding_in_every_matrix(group: int) -> None:
         error = (dequantize(int4(PlainTensor((64, 512), "F32", values), group)) - values).square().sum()
         plain = (plain_rounding(values, group) - values).square().sum()
         assert error < 0.97 * plain
+
+
+@given(SEEDS, st.sampled_from([32, 64, 128]))
+def test_int4_errs_less_where_errors_count_more(seed: int, group: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    values = torch.randn(64, 256, generator=generator)
+    importance = torch.rand(256, generator=generator).mul(12).sub(6).exp()  # from 0.0025 to 400
+    plain = PlainTensor((64, 256), "F32", values)
+    errors = [
+        ((dequantize(int4(plain, group, given)) - values).square() * importance).sum() for given in (importance, None)
+    ]
+    assert errors[0] < 0.97 * errors[1]
+
+
+@given(SEEDS, st.floats(1e-30, 1e30))
+def test_columns_that_count_the_same_count_nothing(seed: int, count: float) -> None:
+    plain = random(seed, 5, 128, torch.bfloat16)
+    assert same(int4(plain, 32, torch.full((128,), count)), int4(plain, 32))
+
+
+@given(SEEDS)
+def test_a_column_that_is_the_only_one_to_be_read(seed: int) -> None:
+    plain = PlainTensor((64, 128), "F32", torch.randn(64, 128, generator=torch.Generator().manual_seed(seed)))
+    importance = torch.zeros(128)
+    importance[5] = 3.0
+    found, without = dequantize(int4(plain, 64, importance)), dequantize(int4(plain, 64))
+    errors = [(values - plain.values).square().sum(0) for values in (found, without)]
+    assert errors[0][5] < 0.5 * errors[1][5]
+    assert torch.equal(found[:, 64:], without[:, 64:])  # where nothing is read
 
 
 def test_int4_of_what_it_can_hold_is_exact() -> None:
