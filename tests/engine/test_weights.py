@@ -1,3 +1,4 @@
+import contextlib
 import os
 import re
 import signal
@@ -26,10 +27,11 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def loaders_end() -> bool:
-    """Whether the threads that load are gone, or about to be: one that was just starting is not waited for."""
+    """Whether the threads that load are gone, or about to be. One that is just starting cannot be joined yet."""
     for thread in threading.enumerate():
-        if thread.name.startswith("loading"):
-            thread.join(timeout=600)
+        while thread.name.startswith("loading") and thread in threading.enumerate():
+            with contextlib.suppress(RuntimeError):
+                thread.join(timeout=600)
     return not any(thread.name.startswith("loading") for thread in threading.enumerate())
 
 
