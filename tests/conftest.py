@@ -1,6 +1,13 @@
-"""Fixtures every part shares: real files, fetched once per machine through the package index and cached."""
+"""Fixtures every part shares: real files, fetched once per machine through the package index and cached; the device
+that kernels for GPUs run on."""
 
 import os
+
+ON_GPU = "INGLE_TEST_GPU" in os.environ
+if not ON_GPU:  # before any kernel is imported, which is when Triton looks at it
+    os.environ["TRITON_INTERPRET"] = "1"
+
+# ruff: noqa: E402
 import shutil
 import subprocess
 import sys
@@ -14,6 +21,7 @@ from pathlib import Path
 import hypothesis
 import platformdirs
 import pytest
+import torch
 from filelock import FileLock
 
 from app.config import load_settings
@@ -136,6 +144,26 @@ def pytest_configure(config: pytest.Config) -> None:
     needs = {tier.name: tier.needs for tier in tiers.TIERS}
     if name in needs:
         tiers.host_features = lambda: needs[name]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Who asks for the device tests kernels."""
+    for item in items:
+        if isinstance(item, pytest.Function) and "device" in item.fixturenames:
+            item.add_marker("kernels")
+            # Numpy, which the interpreter computes with, remarks on infinities that a GPU takes for granted.
+            item.add_marker(pytest.mark.filterwarnings("ignore:.* encountered in:RuntimeWarning"))
+
+
+@pytest.fixture(scope="session")
+def device() -> torch.device:
+    """Where kernels for GPUs run: a GPU with INGLE_TEST_GPU, else the CPU, under Triton's interpreter."""
+    if ON_GPU:
+        return torch.device("cuda")
+    from tests.triton_interpreter import install
+
+    install()
+    return torch.device("cpu")
 
 
 @pytest.fixture

@@ -1,0 +1,125 @@
+"""Triton's interpreter made honest about bfloat16 and 8-bit floats, whose bits it takes for integers.
+
+`install` mends that in this process, for Triton 3.6 to 3.7: conversions round as a GPU's, e4m3 saturates, products of
+matrices take the values. What cannot be mended raises: sums over bfloat16 are to be made in float32.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+import triton.language as tl
+from triton.runtime import interpreter
+
+FLOATS = {
+    tl.bfloat16: torch.bfloat16,
+    tl.float16: torch.float16,
+    tl.float32: torch.float32,
+    tl.float64: torch.float64,
+    tl.float8e4nv: torch.float8_e4m3fn,
+    tl.float8e5: torch.float8_e5m2,
+}
+SIGNED = {
+    1: (np.uint8, torch.uint8),
+    2: (np.int16, torch.int16),
+    4: (np.int32, torch.int32),
+    8: (np.int64, torch.int64),
+}
+UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+BITWISE = (np.bitwise_and, np.bitwise_or, np.bitwise_xor)
+
+_builder, _handle = interpreter.InterpreterBuilder, interpreter.TensorHandle
+_convert, _dot, _cast = interpreter._convert_float, _builder.create_dot, _builder.cast_impl
+_binary, _unary = _builder.binary_op, _builder.unary_op
+_reduce, _patch = interpreter.ReduceScanOpInterface.apply, interpreter._patch_lang_tensor
+
+
+def _tensor(data: Any, kind: Any) -> torch.Tensor:
+    """The values of raw bits."""
+    bits = np.ascontiguousarray(data)
+    return torch.from_numpy(bits.view(SIGNED[bits.itemsize][0]).copy()).view(FLOATS[kind]).reshape(np.shape(data))
+
+
+def _values(handle: Any) -> Any:
+    return _tensor(handle.data, handle.dtype.scalar).float().numpy()
+
+
+def _is_bfloat(*handles: Any) -> bool:
+    return any(getattr(it, "dtype", None) is not None and it.dtype.scalar == tl.bfloat16 for it in handles)
+
+
+def _converted(data: Any, source: Any, target: Any, *rest: Any, **options: Any) -> Any:
+    source, target = source.scalar, target.scalar
+    if source not in FLOATS or target not in FLOATS:
+        return _convert(data, source, target, *rest, **options)
+    values = _tensor(data, source).float()
+    if target in (tl.float8e4nv, tl.float8e5):
+        most = torch.finfo(FLOATS[target]).max
+        values = values.clamp(-most, most)  # NaN stays
+    bits = values.to(FLOATS[target]).contiguous()
+    size = bits.element_size()
+    return bits.view(SIGNED[size][1]).numpy().view(UNSIGNED[size]).reshape(np.shape(data))
+
+
+def _bfloat(values: Any) -> Any:
+    return _handle(_converted(np.asarray(values, np.float32), tl.float32, tl.bfloat16), tl.bfloat16)
+
+
+def _dotted(self: Any, a: Any, b: Any, accumulator: Any, *rest: Any) -> Any:
+    if accumulator.dtype.scalar == tl.bfloat16:
+        raise TypeError("sums of products are to be float32")
+    a, b = (_handle(_values(it), tl.float32) if it.dtype.scalar in FLOATS else it for it in (a, b))
+    return _dot(self, a, b, accumulator, *rest)
+
+
+def _cast_to(self: Any, source: Any, target: Any) -> Any:
+    old, new = source.dtype.scalar, target.scalar
+    if old in FLOATS and new in FLOATS and old != new and tl.bfloat16 in (old, new):
+        return _handle(_converted(source.data, old, new).view(interpreter._get_np_dtype(target)), new)
+    if new == tl.bfloat16 and old not in FLOATS:
+        return _bfloat(source.data)
+    if old == tl.bfloat16 and new not in FLOATS:
+        return _handle(_values(source).astype(interpreter._get_np_dtype(target)), new)
+    return _cast(self, source, target)
+
+
+def _binary_op(self: Any, left: Any, right: Any, op: Any) -> Any:
+    if not _is_bfloat(left, right) or op in BITWISE:
+        return _binary(self, left, right, op)
+    result = op(_values(left), _values(right))
+    return _handle(result, tl.int1) if result.dtype == np.bool_ else _bfloat(result)
+
+
+def _unary_op(self: Any, operand: Any, op: Any) -> Any:
+    return _bfloat(op(_values(operand))) if _is_bfloat(operand) else _unary(self, operand, op)
+
+
+def _reduced(self: Any, operand: Any) -> Any:
+    if _is_bfloat(*(operand if isinstance(operand, tuple) else (operand,))):
+        raise TypeError("sums and maxima over bfloat16 are to be made in float32")
+    return _reduce(self, operand)
+
+
+def _patched(tensor: Any, *rest: Any) -> Any:
+    """A number in a tensor of one element as an index, which numpy 2.4 no longer takes it for (Triton 3.6)."""
+    result = _patch(tensor, *rest)
+
+    def index(self: Any) -> int:
+        return int(np.asarray(self.handle.data).reshape(-1)[0])
+
+    if rest and hasattr(rest[0], "set_attr"):
+        rest[0].set_attr(tensor, "__index__", index)
+    else:
+        tensor.__index__ = index
+    return result
+
+
+def install() -> None:
+    """Once for a process; twice does no harm."""
+    interpreter._convert_float = _converted
+    _builder.create_dot, _builder.cast_impl = _dotted, _cast_to
+    _builder.binary_op, _builder.unary_op = _binary_op, _unary_op
+    interpreter.ReduceScanOpInterface.apply = _reduced
+    interpreter._patch_lang_tensor = _patched
+    for name in ("si_to_fp", "ui_to_fp", "fp_to_si", "fp_to_ui", "fp_ext", "fp_trunc"):
+        setattr(_builder, f"create_{name}", lambda self, source, target: self.cast_impl(source, target))
