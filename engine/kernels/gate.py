@@ -3,8 +3,6 @@
 The floor is the traffic: 2 * width elements are read and width are written for each token.
 """
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -16,7 +14,7 @@ BLOCK = 1024  # columns of one program
 
 
 @triton.jit
-def _gate_kernel(gate_up: Any, out: Any, width: Any, GELU: tl.constexpr, BLOCK: tl.constexpr) -> None:
+def _gate_kernel(gate_up: tl.tensor, out: tl.tensor, width: tl.tensor, GELU: tl.constexpr, BLOCK: tl.constexpr) -> None:
     token = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < width
