@@ -49,10 +49,22 @@ def rope(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> Tensor:
 
 
 def store_kv(pool: Tensor, slots: Tensor, k: Tensor, v: Tensor) -> None:
-    """Write k, v [tokens, kv_heads, head_dim] into their slots of one layer's pool (see `LayerKV`)."""
+    """Write k, v [tokens, kv_heads, head_dim] into their slots of one layer's pool (see `LayerKV`).
+
+    A pool of uint8 holds 8-bit floats, e4m3: what is beyond their range becomes their largest.
+    """
     block, place = slots // BLOCK_SIZE, slots % BLOCK_SIZE
-    pool[block, 0, :, place] = k.to(pool.dtype)
-    pool[block, 1, :, place] = v.to(pool.dtype)
+    values = as_floats(pool)
+    if pool.dtype == torch.uint8:
+        most = torch.finfo(values.dtype).max
+        k, v = k.clamp(-most, most), v.clamp(-most, most)
+    values[block, 0, :, place] = k.to(values.dtype)
+    values[block, 1, :, place] = v.to(values.dtype)
+
+
+def as_floats(pool: Tensor) -> Tensor:
+    """The same memory, by what it means: uint8 is e4m3 (arXiv:2209.05433)."""
+    return pool.view(torch.float8_e4m3fn) if pool.dtype == torch.uint8 else pool
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,25 +85,54 @@ def soft_cap(x: Tensor, cap: float) -> Tensor:
     return cap * torch.tanh(x / cap) if cap else x
 
 
-def paged_attention(q: Tensor, positions: Tensor, pool: Tensor, table: Tensor, context: int, rule: ScoreRule) -> Tensor:
+def paged_attention(
+    q: Tensor,
+    positions: Tensor,
+    pool: Tensor,
+    table: Tensor,
+    context: int,
+    rule: ScoreRule,
+    sinks: Tensor | None = None,
+) -> Tensor:
     """Causal attention of one request's queries over its blocks.
 
     q [n, heads, head_dim] float32 at consecutive `positions` [n]; pool as in `LayerKV`; table [blocks] of the request;
-    `context` tokens are valid, and slots behind them, or before the window, may hold anything, NaN included.
+    `context` tokens are valid, and slots behind them, or before the window, may hold anything, NaN included; sinks
+    [heads], each a score that takes part in its head's softmax and has no value.
     -> [n, heads, head_dim]. Operations: 4 * n * heads * head_dim * context.
     """
     first = rule.first(int(positions[0]))
     pieces = [_piece(pool, table, start, first, context) for start in range(first // PIECE * PIECE, context, PIECE)]
     starts = range(0, len(q), QUERY_TILE)
     return torch.cat(
-        [_attend_tile(q[at : at + QUERY_TILE], positions[at : at + QUERY_TILE], pieces, rule) for at in starts]
+        [_attend_tile(q[at : at + QUERY_TILE], positions[at : at + QUERY_TILE], pieces, rule, sinks) for at in starts]
     )
+
+
+def batch_attention(
+    q: Tensor,
+    pool: Tensor,
+    tables: Tensor,
+    query_starts: Tensor,
+    context_lengths: Tensor,
+    rule: ScoreRule,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """`paged_attention` of all requests: q [tokens, heads, head_dim], request r's from query_starts[r] on, which are
+    the last of its context. Requests without a context stand for nothing: 0. -> [tokens, heads * head_dim]."""
+    out = torch.zeros_like(q)
+    for request, context in enumerate(context_lengths.tolist()):
+        start, stop = query_starts[request : request + 2].tolist()
+        if context:
+            positions = torch.arange(context - (stop - start), context)
+            out[start:stop] = paged_attention(q[start:stop], positions, pool, tables[request], context, rule, sinks)
+    return out.flatten(1)
 
 
 Piece = tuple[Tensor, Tensor, Tensor]  # k and v [kv_heads, PIECE, head_dim], positions [PIECE]
 
 
-def _attend_tile(q: Tensor, positions: Tensor, pieces: list[Piece], rule: ScoreRule) -> Tensor:
+def _attend_tile(q: Tensor, positions: Tensor, pieces: list[Piece], rule: ScoreRule, sinks: Tensor | None) -> Tensor:
     """Up to QUERY_TILE queries, padded to exactly that many; query heads that share a KV head become rows of it."""
     count, heads, head_dim = q.shape
     kv_heads = pieces[0][0].shape[0]
@@ -100,7 +141,8 @@ def _attend_tile(q: Tensor, positions: Tensor, pieces: list[Piece], rule: ScoreR
     rows = padded.permute(1, 2, 0, 3).reshape(kv_heads, -1, head_dim)
     # Rows of padding see what the last query sees: a row that sees nothing would divide by zero.
     last = F.pad(positions, (0, QUERY_TILE - count), value=int(positions[-1])).repeat(heads // kv_heads)
-    mixed = _attend_pieces(rows, last, pieces, rule).view(heads, QUERY_TILE, head_dim)
+    sunk = None if sinks is None else sinks.view(kv_heads, -1).repeat_interleave(QUERY_TILE, -1)
+    mixed = _attend_pieces(rows, last, pieces, rule, sunk).view(heads, QUERY_TILE, head_dim)
     return mixed.transpose(0, 1)[:count]
 
 
@@ -112,16 +154,16 @@ def _piece(pool: Tensor, table: Tensor, start: int, first: int, context: int) ->
     blocks = table[start // BLOCK_SIZE : start // BLOCK_SIZE + PIECE_BLOCKS]
     blocks = F.pad(blocks, (0, PIECE_BLOCKS - len(blocks)))
     positions = torch.arange(start, start + PIECE)
-    kv = pool[blocks].permute(1, 2, 0, 3, 4).flatten(2, 3).float()  # [2, kv_heads, PIECE, head_dim]
+    kv = as_floats(pool)[blocks].permute(1, 2, 0, 3, 4).flatten(2, 3).float()  # [2, kv_heads, PIECE, head_dim]
     kv = torch.where(((positions >= first) & (positions < context)).unsqueeze(-1), kv, 0.0)
     return kv[0], kv[1], positions
 
 
-def _attend_pieces(q: Tensor, last: Tensor, pieces: list[Piece], rule: ScoreRule) -> Tensor:
+def _attend_pieces(q: Tensor, last: Tensor, pieces: list[Piece], rule: ScoreRule, sinks: Tensor | None) -> Tensor:
     """Softmax over all pieces by a running maximum (arXiv:2205.14135).
 
-    q [kv_heads, rows, head_dim]; row r sees positions up to last[r]. A piece that a row sees nothing of leaves that
-    row's bits as they are.
+    q [kv_heads, rows, head_dim]; row r sees positions up to last[r]; sinks [kv_heads, rows]. A piece that a row sees
+    nothing of leaves that row's bits as they are.
     """
     peak = torch.full(q.shape[:2], -torch.inf)
     total = torch.zeros(q.shape[:2])
@@ -138,6 +180,10 @@ def _attend_pieces(q: Tensor, last: Tensor, pieces: list[Piece], rule: ScoreRule
         total = total * kept + weights.sum(-1)
         mixed = mixed * kept.unsqueeze(-1) + weights @ v
         peak = new_peak
+    if sinks is not None:
+        base = torch.maximum(peak, sinks)
+        mixed = mixed * torch.exp(peak - base).unsqueeze(-1)
+        total = total * torch.exp(peak - base) + torch.exp(sinks - base)
     return mixed / total.unsqueeze(-1)
 
 

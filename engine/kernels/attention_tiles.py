@@ -1,0 +1,89 @@
+"""Tiles: which queries a program of an attention kernel takes, planned on the host from the shape of a step alone.
+
+A tile is some consecutive tokens of one request, with all query heads that share a KV head; a program attends it, or a
+part of its context. Requests with few tokens have tiles of their own, which are small and read memory as fast as it
+goes; long ones have large tiles, which read it seldom.
+Knows lengths. Refuses to know what tensors hold, so that planning never waits for a device.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from quant.kernels.card import Card
+
+MIN_ROWS = 16  # of the left operand of a matrix instruction
+
+
+@dataclass(frozen=True, slots=True)
+class TileQueries:
+    """Tokens of one tile, at most. Where results must not depend on the tile the two are one number."""
+
+    few: int  # of a request with no more tokens than this
+    many: int  # of any other
+
+
+@dataclass(frozen=True, slots=True)
+class TileList:
+    """Tiles of equal size: one launch."""
+
+    tiles: Tensor  # int32 [n, 2]: the request, and which of its tokens of this step is the first of the tile
+    queries: int  # tokens of a tile, at most
+    max_context: int  # no request of these has a longer context
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """All tiles of a step. A token is in exactly one."""
+
+    lists: tuple[TileList, ...]
+
+    def to(self, device: torch.device) -> Self:
+        return replace(self, lists=tuple(replace(it, tiles=it.tiles.to(device)) for it in self.lists))
+
+
+def tile_queries(heads: int, kv_heads: int, card: Card, *, deterministic: bool) -> TileQueries:
+    """The tile sizes of a layer's shape. `deterministic`: a token's bits do not depend on what else the step has."""
+    group = heads // kv_heads
+    many = max(1, _wide_rows(card) // group)
+    return TileQueries(many, many) if deterministic else TileQueries(max(1, MIN_ROWS // group), many)
+
+
+def query_tiles(query_starts: Sequence[int], context_lengths: Sequence[int], queries: TileQueries) -> Tiles:
+    """The tiles of any step, in the host's memory.
+
+    Request r has tokens query_starts[r] .. query_starts[r + 1], the last ones of its context.
+    """
+    few: list[tuple[int, int, int]] = []
+    many: list[tuple[int, int, int]] = []
+    for request, context in enumerate(context_lengths):
+        count = query_starts[request + 1] - query_starts[request]
+        size, those = (queries.few, few) if count <= queries.few else (queries.many, many)
+        those += [(request, first, min(context, context - count + first + size)) for first in range(0, count, size)]
+    lists = (_tile_list(few, queries.few), _tile_list(many, queries.many))
+    return Tiles(tuple(it for it in lists if len(it.tiles)))
+
+
+def decode_tiles(requests: int, max_context: int, queries: TileQueries) -> Tiles:
+    """The tiles of a step in which every request has one token: they depend on the number of requests alone.
+
+    For a recorded step: `max_context` is the longest context it may be replayed for. Requests that stand for nothing
+    have one token and a context of 0; their output is 0.
+    """
+    numbers = torch.arange(requests, dtype=torch.int32)
+    return Tiles((TileList(torch.stack((numbers, torch.zeros_like(numbers)), -1), queries.few, max_context),))
+
+
+def _wide_rows(card: Card) -> int:
+    """Rows of a large tile: as many as the matrix units and registers of the card like."""
+    return 64 if card.architecture in (90, 100) else 32
+
+
+def _tile_list(tiles: list[tuple[int, int, int]], queries: int) -> TileList:
+    """From (request, first token, end of what it sees); the longest first, so that none is left for the end."""
+    ordered = sorted(tiles, key=lambda tile: -tile[2])
+    numbers = torch.tensor([tile[:2] for tile in ordered], dtype=torch.int32).view(-1, 2)
+    return TileList(numbers, queries, ordered[0][2] if ordered else 0)

@@ -1,0 +1,48 @@
+"""How the queries of a step are cut into tiles."""
+
+import random
+
+import pytest
+
+from engine.kernels.attention_tiles import TileQueries, decode_tiles, query_tiles, tile_queries
+from quant.kernels.card import Card
+
+H100 = Card("H100", (9, 0), 132, 232448, 50 << 20, 80 << 30)
+
+
+@pytest.mark.parametrize("queries", [TileQueries(4, 16), TileQueries(8, 8), TileQueries(1, 1)])
+def test_every_token_is_in_one_tile(queries: TileQueries) -> None:
+    counts = [1, 100] + [random.choice([0, 1, 3, 4, 5, 16, 17, 100]) for _ in range(18)]
+    starts = [sum(counts[:number]) for number in range(len(counts) + 1)]
+    contexts = [count + random.randrange(50) for count in counts]
+    tiles = query_tiles(starts, contexts, queries)
+    covered = [
+        (request, token)
+        for it in tiles.lists
+        for request, first in it.tiles.tolist()
+        for token in range(first, min(counts[request], first + it.queries))
+    ]
+    assert sorted(covered) == [(request, token) for request, count in enumerate(counts) for token in range(count)]
+    for it in tiles.lists:
+        requests = it.tiles[:, 0].tolist()
+        assert it.max_context == max(contexts[request] for request in requests)
+        assert all((counts[request] <= queries.few) == (it is tiles.lists[0]) for request in requests)
+
+
+def test_those_that_see_most_come_first() -> None:
+    (tiles,) = query_tiles([0, 10, 20], [10, 200], TileQueries(4, 4)).lists
+    assert tiles.tiles.tolist() == [[1, 8], [1, 4], [1, 0], [0, 8], [0, 4], [0, 0]]
+
+
+def test_steps_of_single_tokens_are_planned_without_lengths() -> None:
+    (fixed,) = decode_tiles(3, 512, TileQueries(4, 16)).lists
+    (planned,) = query_tiles([0, 1, 2, 3], [512, 30, 20], TileQueries(4, 16)).lists
+    assert fixed.tiles.equal(planned.tiles)
+    assert (fixed.queries, fixed.max_context) == (planned.queries, planned.max_context)
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), [(32, 8), (4, 4), (71, 1), (9, 3)])
+def test_results_that_must_not_depend_on_the_tile_have_tiles_of_one_size(heads: int, kv_heads: int) -> None:
+    same = tile_queries(heads, kv_heads, H100, deterministic=True)
+    free = tile_queries(heads, kv_heads, H100, deterministic=False)
+    assert same.few == same.many == free.many >= free.few >= 1
