@@ -1,0 +1,143 @@
+"""The gate of kernels where there is no GPU: whatever can be launched is compiled, for every card.
+
+    python -m tests.kernels.ahead_of_time [--full]
+
+Wrappers are called on tensors without memory, for real models; what they launch is compiled for the cards that they
+launch it on. It fails where machine code spills registers, takes more shared memory than the card has, or does not
+compile, and where there is a kernel that nobody launches. Without --full, one card of each class stands for the others.
+
+A process of its own: Triton's interpreter, under which other tests run kernels, leaves nothing that could be compiled.
+"""
+
+import argparse
+import itertools
+import multiprocessing
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from importlib import import_module
+from pkgutil import iter_modules
+
+import triton
+from triton.runtime.jit import JITFunction
+
+import engine.kernels
+import quant.kernels
+from quant.kernels.card import Card
+from tests.kernels.calls import CALLS, Setting
+from tests.kernels.cards import CARDS, CLASSES
+from tests.kernels.compilation import Machine, compiled
+from tests.kernels.launches import Launch, recorded
+from tests.kernels.shapes import SHAPES
+
+TOKENS = (1, 4, 16, 64, 512)
+PROCESSES = 2
+WORST = 12  # lines of the table
+SPILLS: dict[str, int] = {}  # instructions that spill, by kernel: none, but for those that are argued for here
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What became of one launch on one card."""
+
+    launch: str
+    card: Card
+    machine: Machine | None
+    fault: str  # empty: none
+
+
+def judged(job: tuple[Launch, Card]) -> Verdict:
+    launch, card = job
+    try:
+        machine = compiled(launch, card.architecture)
+    except Exception as error:  # noqa: BLE001  # whatever a compiler raises is to be told
+        return Verdict(str(launch), card, None, f"does not compile: {' '.join(str(error).split())}")
+    faults = []
+    if machine.spills > SPILLS.get(launch.name, 0):
+        faults.append(f"spills registers: {machine.spills} instructions")
+    if machine.shared > card.shared_memory:
+        faults.append(f"takes {machine.shared} bytes of shared memory of {card.shared_memory}")
+    return Verdict(str(launch), card, machine, ", ".join(faults))
+
+
+def launched(cards: Iterable[Card]) -> list[tuple[Launch, list[Card]]]:
+    """Every different launch, and the cards that it is launched on."""
+    found: dict[str, tuple[Launch, list[Card]]] = {}
+    for card in cards:
+        with recorded() as launches:
+            for model, tokens, deterministic in itertools.product(SHAPES, TOKENS, (False, True)):
+                for call in CALLS:
+                    call(Setting(card, model, tokens, deterministic))
+        for key, launch in launches.items():
+            found.setdefault(key, (launch, []))[1].append(card)
+    return list(found.values())
+
+
+def one_of_each_class(cards: Sequence[Card]) -> list[Card]:
+    by_architecture = {card.architecture: card for card in cards}
+    chosen = (next((by_architecture[it] for it in group if it in by_architecture), None) for group in CLASSES)
+    return [card for card in chosen if card]
+
+
+def kernels() -> set[str]:
+    """The names of all kernels that are launched: those that end so; other functions are parts of them."""
+    names = set()
+    for package in (engine.kernels, quant.kernels):
+        for module in iter_modules(package.__path__, package.__name__ + "."):
+            members = vars(import_module(module.name)).values()
+            names |= {it.fn.__name__ for it in members if isinstance(it, JITFunction)}
+    return {name for name in names if name.endswith("_kernel")}
+
+
+def judge(jobs: Sequence[tuple[Launch, Card]]) -> list[Verdict]:
+    with ProcessPoolExecutor(PROCESSES, multiprocessing.get_context("fork")) as pool:
+        return list(pool.map(judged, jobs))
+
+
+def table(verdicts: Iterable[Verdict]) -> str:
+    """Those that come nearest to a limit."""
+
+    def pressure(verdict: Verdict) -> float:
+        machine = verdict.machine
+        assert machine
+        return max(machine.registers / 255, machine.shared / verdict.card.shared_memory)
+
+    done = sorted((it for it in verdicts if it.machine), key=pressure, reverse=True)[:WORST]
+    lines = [f"{'registers':>9} {'spills':>6} {'shared':>7}  card, launch"]
+    for it in done:
+        assert it.machine
+        numbers = f"{it.machine.registers:9} {it.machine.spills:6} {it.machine.shared:7}"
+        lines.append(f"{numbers}  sm_{it.card.architecture} {it.launch}")
+    return "\n".join(lines)
+
+
+def report(verdicts: Sequence[Verdict]) -> bool:
+    """Print the table and all faults. Whether there are none."""
+    print(table(verdicts))
+    faults = [it for it in verdicts if it.fault]
+    for it in faults:
+        print(f"FAULT on sm_{it.card.architecture}: {it.launch}: {it.fault}")
+    return not faults
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Compile whatever kernels can be launched, for every card.")
+    parser.add_argument("--full", action="store_true", help="for all cards, not for one of each class")
+    full = parser.parse_args().full
+    start = time.monotonic()
+    launches = launched(CARDS)
+    recorded_at = time.monotonic()
+    jobs = [(launch, card) for launch, cards in launches for card in (cards if full else one_of_each_class(cards))]
+    good = report(judge(jobs))
+    idle = kernels() - {launch.name for launch, _ in launches}
+    if idle:
+        print(f"FAULT: nobody launches {', '.join(sorted(idle))}")
+    seconds = f"{recorded_at - start:.1f} s to call, {time.monotonic() - recorded_at:.1f} s to compile"
+    print(f"Triton {triton.__version__}: {len(launches)} launches, {len(jobs)} times compiled; {seconds}")
+    return 0 if good and not idle else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

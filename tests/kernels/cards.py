@@ -1,0 +1,18 @@
+"""The cards that kernels are compiled for where there is no GPU: one of each architecture that is supported."""
+
+from quant.kernels.card import Card
+
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+
+CARDS = (
+    Card("NVIDIA A100", (8, 0), 108, 163 * KIB, 40 * MIB, 80 * GIB),
+    Card("NVIDIA GeForce RTX 3090", (8, 6), 82, 99 * KIB, 6 * MIB, 24 * GIB),
+    Card("NVIDIA GeForce RTX 4090", (8, 9), 128, 99 * KIB, 72 * MIB, 24 * GIB),
+    Card("NVIDIA H100", (9, 0), 132, 227 * KIB, 50 * MIB, 80 * GIB),
+    Card("NVIDIA B200", (10, 0), 148, 227 * KIB, 126 * MIB, 180 * GIB),
+    Card("NVIDIA GeForce RTX 5090", (12, 0), 170, 99 * KIB, 96 * MIB, 32 * GIB),
+)
+
+# Architectures whose matrix instructions and whose compilers are alike. Where not everything is compiled for every
+# card, it is for the one of each class that has the least shared memory.
+CLASSES = ((86, 89, 80), (90,), (100,), (120,))

@@ -1,0 +1,65 @@
+"""Kernels that the gate must not let through, and one that it must.
+
+python -m tests.kernels.planted
+"""
+
+import sys
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from tests.kernels.ahead_of_time import judge, report
+from tests.kernels.calls import blank
+from tests.kernels.cards import CARDS
+from tests.kernels.launches import recorded
+
+
+@triton.jit
+def _product_kernel(
+    a: tl.tensor,
+    b: tl.tensor,
+    out: tl.tensor,
+    inner: tl.tensor,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    DEPTH: tl.constexpr,
+) -> None:
+    rows, columns, depth = tl.arange(0, ROWS), tl.arange(0, COLUMNS), tl.arange(0, DEPTH)
+    total = tl.zeros((ROWS, COLUMNS), tl.float32)
+    for start in range(0, inner, DEPTH):
+        left = tl.load(a + rows[:, None] * inner + start + depth[None, :])
+        right = tl.load(b + (start + depth)[:, None] * COLUMNS + columns[None, :])
+        total = tl.dot(left, right, total)
+    tl.store(out + rows[:, None] * COLUMNS + columns[None, :], total)
+
+
+@triton.jit
+def _changing_kernel(out: tl.tensor, count: tl.tensor) -> None:
+    total = count
+    for _ in range(count):
+        total = total * 0.5  # an integer that becomes a float, which the interpreter lets pass
+    tl.store(out, total)
+
+
+def product(rows: int, columns: int, depth: int, **options: Any) -> None:
+    inner = 4096
+    out = blank(rows, columns, dtype=torch.float32)
+    a, b = blank(rows, inner), blank(inner, columns)
+    _product_kernel[1,](a, b, out, inner, ROWS=rows, COLUMNS=columns, DEPTH=depth, **options)
+
+
+def main() -> int:
+    ampere = CARDS[0]
+    with recorded() as launches:
+        product(64, 64, 32, num_warps=4, num_stages=2)
+        product(256, 128, 32, num_warps=2, num_stages=2)  # 256 numbers of the sum in each thread
+        product(128, 128, 128, num_warps=8, num_stages=5)  # 5 tiles of 64 KiB on their way
+        _changing_kernel[1,](blank(1), 5)
+    good = report(judge([(launch, ampere) for launch in launches.values()]))
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
