@@ -120,6 +120,9 @@ class _MeasuredLayers:
         self.layers |= {self._names[id(segment)]: layer for segment in segments}
         return layer
 
+    def place(self, values: Tensor) -> Tensor:
+        return values
+
 
 class _MeasuringOperations(ReferenceOperations):
     """Every token goes through all blocks, and none through the head."""

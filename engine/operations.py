@@ -10,13 +10,13 @@ from typing import Any, Protocol, TypeAlias
 
 from torch import Tensor
 
-from engine.batch import Batch
 from engine.config import Gate
 from engine.kv_cache import LayerKV
 from engine.rope import RotaryTable
 from quant.linear import LinearBackend, QLinear
 
-Activation: TypeAlias = Any  # rows of float32, one for each token: a tensor, or a place in a recorded program
+Activation: TypeAlias = Any  # rows of floats, one for each token: a tensor, or a place in a recorded program
+Inputs: TypeAlias = Any  # a step's `engine.batch.Batch`, or what the backend has made of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Operations(Protocol):
         """Makes the layers that these operations take."""
         ...
 
-    def embed(self, batch: Batch, table: QLinear, scale: float = 1.0) -> Activation:
+    def embed(self, batch: Inputs, table: QLinear, scale: float = 1.0) -> Activation:
         """The table's row of every token, times `scale`."""
         ...
 
@@ -62,11 +62,11 @@ class Operations(Protocol):
         again."""
         ...
 
-    def rope_and_store(self, qkv: Activation, batch: Batch, kv: LayerKV, attention: Attention) -> Activation:
+    def rope_and_store(self, qkv: Activation, batch: Inputs, kv: LayerKV, attention: Attention) -> Activation:
         """Split q, k and v, normalize and turn q and k, write k and v into their slots; the result is for `attend`."""
         ...
 
-    def attend(self, q: Activation, batch: Batch, kv: LayerKV, attention: Attention) -> Activation:
+    def attend(self, q: Activation, batch: Inputs, kv: LayerKV, attention: Attention) -> Activation:
         """Causal attention of every token over its own request's context -> [tokens, heads * head_dim]."""
         ...
 
@@ -76,7 +76,7 @@ class Operations(Protocol):
         """down(gate(x's first half) * its second half), of x times gate_up; added to `add_to` as in `linear`."""
         ...
 
-    def select(self, x: Activation, batch: Batch) -> Activation:
+    def select(self, x: Activation, batch: Inputs) -> Activation:
         """The rows of x whose logits are wanted."""
         ...
 

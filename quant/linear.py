@@ -47,6 +47,10 @@ class LinearBackend(Protocol):
         """A layer whose outputs are those of `segments` side by side. All are matrices with the same input width."""
         ...
 
+    def place(self, values: Tensor) -> Tensor:
+        """Floats that are used beside the layers, such as biases, where these compute."""
+        ...
+
 
 class ReferenceLinear:
     """Plain torch. Holds the weight as float32 when `keep_dequantized`, else as canonical segments.
@@ -84,3 +88,6 @@ class ReferenceBackend:
 
     def linear(self, segments: Sequence[QTensor]) -> QLinear:
         return ReferenceLinear(segments, keep_dequantized=self._keep_dequantized)
+
+    def place(self, values: Tensor) -> Tensor:
+        return values

@@ -9,14 +9,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Protocol
 
-from engine.batch import Batch
 from engine.checkpoint import Checkpoint, Names, StoredWeight
 from engine.checkpoint_config import Metadata
 from engine.config import ModelConfig
 from engine.errors import UnsupportedModel
 from engine.kv_cache import KVCache, KVGroup
 from engine.models.decoder import Decoder
-from engine.operations import Activation, Operations
+from engine.operations import Activation, Inputs, Operations
 from engine.weights import Weights
 
 FAMILIES = {  # general.architecture of a GGUF file, or model_type of a config.json -> module
@@ -48,7 +47,7 @@ class Model(Protocol):
         """The groups of the KV cache that `forward` expects."""
         ...
 
-    def forward(self, batch: Batch, kv: KVCache) -> Activation:
+    def forward(self, batch: Inputs, kv: KVCache) -> Activation:
         """Compute the batch's tokens, store their keys and values in `kv`; logits float32 [logit rows, vocabulary].
 
         On a backend that records, it is called once, and what it does is repeated for every batch.

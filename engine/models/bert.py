@@ -133,7 +133,7 @@ class Model:
         loader = _Loader(config, weights, backend)
         embedding = backend.linear([weights.take("token_embd.weight", config.vocab_size, config.hidden)])
         types = loader.table("token_types", config.token_types)
-        positions = loader.table("position_embd", config.context_length) + types[0]
+        positions = backend.place(loader.table("position_embd", config.context_length) + types[0])
         layers = weights.together(loader.layer, range(config.layers))
         return cls(config, embedding, positions, loader.norm("token_embd_norm"), tuple(layers))
 
@@ -157,13 +157,13 @@ class _Loader:
 
     def norm(self, name: str) -> Norm:
         weight, bias = (self.weights.take_vector(f"{name}.{part}", self.config.hidden) for part in ("weight", "bias"))
-        return Norm(weight, bias, self.config.norm_epsilon)
+        return Norm(self.backend.place(weight), self.backend.place(bias), self.config.norm_epsilon)
 
     def projection(self, inputs: int, outputs: int, *names: str) -> Projection:
         """Layers of equal width."""
         weights = [self.weights.take(f"{name}.weight", outputs, inputs) for name in names]
         biases = [self.weights.take_vector(f"{name}.bias", outputs) for name in names]
-        return Projection(self.backend.linear(weights), torch.cat(biases))
+        return Projection(self.backend.linear(weights), self.backend.place(torch.cat(biases)))
 
     def layer(self, number: int) -> Layer:
         hidden, mlp, prefix = self.config.hidden, self.config.mlp_hidden, f"blk.{number}."

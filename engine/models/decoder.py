@@ -6,17 +6,16 @@ which family it computes.
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 import torch
 from torch import Tensor
 
-from engine.batch import Batch
 from engine.checkpoint import Names
 from engine.config import HeadNorm, LongRopeScaling, ModelConfig, NormPlacement
 from engine.kv_cache import KVCache, KVGroup
-from engine.operations import Activation, Attention, HeadNorms, Operations
+from engine.operations import Activation, Attention, HeadNorms, Inputs, Operations
 from engine.rope import RotaryTable, rotary_table
 from engine.weights import Weights
 from quant.linear import QLinear
@@ -92,7 +91,7 @@ class Decoder:
 
     @classmethod
     def load(cls, config: ModelConfig, weights: Weights, operations: Operations, context_length: int) -> Self:
-        loader = _Loader(config, weights, operations, rotary_tables(config, weights, context_length))
+        loader = _Loader(config, weights, operations, rotary_tables(config, weights, operations, context_length))
         tables = weights.together(loader.table, loader.head_names())
         layers = weights.together(loader.layer, range(config.layers))
         output_norm = loader.norm("output_norm") * config.logit_scale
@@ -109,7 +108,7 @@ class Decoder:
             for window in config.windows
         )
 
-    def forward(self, batch: Batch, kv: KVCache) -> Activation:
+    def forward(self, batch: Inputs, kv: KVCache) -> Activation:
         ops, config = self._ops, self.config
         x = ops.embed(batch, self._embedding, config.embedding_scale)
         for number, layer in enumerate(self._layers):
@@ -144,10 +143,13 @@ class Decoder:
 # -- loading
 
 
-def rotary_tables(config: ModelConfig, weights: Weights, context_length: int) -> tuple[RotaryTable, ...]:
+def rotary_tables(
+    config: ModelConfig, weights: Weights, operations: Operations, context_length: int
+) -> tuple[RotaryTable, ...]:
     """One table for each of the model's ropes."""
-    factors = _stored_factors(config, weights, context_length)
-    return tuple(rotary_table(rope, factors, context_length) for rope in config.ropes)
+    factors, place = _stored_factors(config, weights, context_length), operations.weights.place
+    tables = (rotary_table(rope, factors, context_length) for rope in config.ropes)
+    return tuple(replace(table, cos=place(table.cos), sin=place(table.sin)) for table in tables)
 
 
 def _stored_factors(config: ModelConfig, weights: Weights, context_length: int) -> Tensor | None:
@@ -198,7 +200,8 @@ class _Loader:
         )
 
     def norm(self, name: str, length: int = 0) -> Tensor:
-        return self.weights.take_vector(f"{name}.weight", length or self.config.hidden) + self.config.norm_offset
+        stored = self.weights.take_vector(f"{name}.weight", length or self.config.hidden)
+        return self.operations.weights.place(stored + self.config.norm_offset)
 
     def _attention(self, number: int) -> Attention:
         config, layer = self.config, self.config.layer(number)
@@ -241,7 +244,8 @@ class _Loader:
         biases = {f"{prefix}{name}.bias": width for name, width in outputs.items()}
         if bias is False or (bias is None and not any(name in self.weights for name in biases)):
             return Projection(weight, None)
-        return Projection(weight, torch.cat([self.weights.take_vector(*it) for it in biases.items()]))
+        joined = torch.cat([self.weights.take_vector(*it) for it in biases.items()])
+        return Projection(weight, self.operations.weights.place(joined))
 
     def _linear(self, prefix: str, inputs: int, outputs: Mapping[str, int]) -> QLinear:
         """Several weights side by side."""
