@@ -1,4 +1,4 @@
-"""Triton's interpreter, once mended, treats bfloat16 and 8-bit floats as a GPU does; on one, the same tests run there."""
+"""Triton's interpreter, once mended, treats bfloat16 and 8-bit floats as a GPU does, on which these tests run too."""
 
 from typing import Any
 
