@@ -4,7 +4,8 @@
 
 Wrappers are called on tensors without memory, for real models; what they launch is compiled for the cards that they
 launch it on. It fails where machine code spills registers, takes more shared memory than the card has, or does not
-compile, and where there is a kernel that nobody launches. Without --full, one card of each class stands for the others.
+compile, and where there is a kernel that nobody launches. Without --full, one card of each class stands for the others,
+and one launch of a configuration for those that differ in sizes alone.
 
 A process of its own: Triton's interpreter, under which other tests run kernels, leaves nothing that could be compiled.
 """
@@ -75,10 +76,16 @@ def launched(cards: Iterable[Card]) -> list[tuple[Launch, list[Card]]]:
     return list(found.values())
 
 
-def one_of_each_class(cards: Sequence[Card]) -> list[Card]:
-    by_architecture = {card.architecture: card for card in cards}
-    chosen = (next((by_architecture[it] for it in group if it in by_architecture), None) for group in CLASSES)
-    return [card for card in chosen if card]
+def sampled(launches: Iterable[tuple[Launch, list[Card]]]) -> list[tuple[Launch, Card]]:
+    """Every configuration for one card of each class that it is launched on, the cards and the launches in turn."""
+    configurations: dict[str, list[tuple[Launch, Card]]] = {}
+    for launch, cards in launches:
+        configurations.setdefault(launch.configuration, []).extend((launch, card) for card in cards)
+    jobs = []
+    for turn, (group, pairs) in enumerate(itertools.product(CLASSES, configurations.values())):
+        fitting = [pair for pair in pairs if pair[1].architecture in group]
+        jobs += [fitting[turn % len(fitting)]] if fitting else []
+    return jobs
 
 
 def kernels() -> set[str]:
@@ -124,12 +131,12 @@ def report(verdicts: Sequence[Verdict]) -> bool:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Compile whatever kernels can be launched, for every card.")
-    parser.add_argument("--full", action="store_true", help="for all cards, not for one of each class")
+    parser.add_argument("--full", action="store_true", help="all launches for all cards")
     full = parser.parse_args().full
     start = time.monotonic()
     launches = launched(CARDS)
     recorded_at = time.monotonic()
-    jobs = [(launch, card) for launch, cards in launches for card in (cards if full else one_of_each_class(cards))]
+    jobs = [(launch, card) for launch, cards in launches for card in cards] if full else sampled(launches)
     good = report(judge(jobs))
     idle = kernels() - {launch.name for launch, _ in launches}
     if idle:

@@ -11,6 +11,8 @@ from torch import Tensor
 
 from engine.config import ModelConfig
 from engine.kernels.gate import gated
+from engine.kernels.gelu import gelu
+from engine.kernels.norms import layer_norm, rms_norm, rms_norm_add
 from quant.kernels.card import Card
 
 
@@ -32,4 +34,22 @@ def _gate(setting: Setting) -> None:
     gated(blank(setting.tokens, 2 * setting.model.mlp_hidden), setting.model.gate)
 
 
-CALLS: tuple[Callable[[Setting], None], ...] = (_gate,)
+def _norms(setting: Setting) -> None:
+    model, shape = setting.model, (setting.tokens, setting.model.hidden)
+    weight = blank(model.hidden, dtype=torch.float32)
+    stream = blank(*shape, dtype=torch.float32)
+    rms_norm(stream, weight, model.norm_epsilon)
+    rms_norm_add(blank(*shape), weight, model.norm_epsilon, stream)
+
+
+def _encoder(setting: Setting) -> None:
+    for hidden in ENCODER_WIDTHS:
+        stream, mixed = blank(setting.tokens, hidden, dtype=torch.float32), blank(setting.tokens, hidden)
+        weight, bias = blank(2, hidden, dtype=torch.float32)
+        layer_norm(stream, weight, bias, 1e-12, plus=mixed)
+        layer_norm(stream, weight, bias, 1e-12)
+        gelu(blank(setting.tokens, 4 * hidden))
+
+
+ENCODER_WIDTHS = (384, 1024)
+CALLS: tuple[Callable[[Setting], None], ...] = (_gate, _norms, _encoder)

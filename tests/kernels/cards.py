@@ -13,6 +13,6 @@ CARDS = (
     Card("NVIDIA GeForce RTX 5090", (12, 0), 170, 99 * KIB, 96 * MIB, 32 * GIB),
 )
 
-# Architectures whose matrix instructions and whose compilers are alike. Where not everything is compiled for every
-# card, it is for the one of each class that has the least shared memory.
-CLASSES = ((86, 89, 80), (90,), (100,), (120,))
+# Architectures with the same matrix instructions: mma.sync, wgmma, tcgen05. Where not everything is compiled for every
+# card, it is for one of each class.
+CLASSES = ((86, 120, 89, 80), (90,), (100,))

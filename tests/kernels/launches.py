@@ -42,6 +42,14 @@ class Launch:
         """Launches of equal keys have the same machine code."""
         return repr((self.module, self.name, self.signature, self.constants, self.attributes, self.options))
 
+    @property
+    def configuration(self) -> str:
+        """Launches of one configuration differ in what Triton makes of numbers: that one is 1, or a multiple of 16."""
+        parameters = self.kernel.params
+        types = [kind for kind in self.signature.values() if kind.startswith("*")]
+        constants = [(path, value) for path, value in self.constants.items() if parameters[path[0]].is_constexpr]
+        return repr((self.module, self.name, types, constants, self.options))
+
     def __str__(self) -> str:
         names = list(self.signature)
         constants = [f"{names[path[0]]}={value}" for path, value in self.constants.items()]
