@@ -11,7 +11,7 @@ from torch import Tensor
 BLOCK = 2048  # elements of one program
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def _gelu_kernel(x: tl.tensor, out: tl.tensor, count: tl.tensor, BLOCK: tl.constexpr) -> None:
     places = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = places < count

@@ -15,7 +15,7 @@ TILE = 2048  # elements that a program has at least: narrow rows share one
 LANE_ELEMENTS = 8  # of each thread
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens"])  # one machine code for any batch
 def _rms_norm_kernel(
     x: tl.tensor,
     weight: tl.tensor,
@@ -39,7 +39,7 @@ def _rms_norm_kernel(
     tl.store(out + places, result.to(out.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens"])  # one machine code for any batch
 def _layer_norm_kernel(
     x: tl.tensor,
     plus: tl.tensor,

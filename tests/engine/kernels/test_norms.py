@@ -51,7 +51,7 @@ def test_layer_norm_is_torchs(tokens: int, width: int, dtype: torch.dtype, summe
     assert got.dtype == dtype
     total = x.double() if plus is None else x.float().double() + plus.double()
     expected = F.layer_norm(total, (width,), weight.double(), bias.double(), 1e-5).float()
-    error = BF16_ERROR if dtype == torch.bfloat16 else 1e-3  # means are 10, deviations 0.01 and more
+    error = 5e-3  # rounding bfloat16, and in float32 means are 10, deviations 0.01 and more
     torch.testing.assert_close(got.cpu().float(), expected, rtol=error, atol=error)
 
 
