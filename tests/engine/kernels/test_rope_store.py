@@ -1,0 +1,131 @@
+"""Norms, rotary embedding and the KV store on a GPU against their twins."""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from engine.config import BLOCK_SIZE
+from engine.kernels import reference
+from engine.kernels.rope_store import rope_and_store
+from engine.operations import Attention, HeadNorms
+from engine.rope import RotaryTable
+
+LAYERS = 3
+
+
+@dataclass(frozen=True)
+class Case:
+    heads: int
+    kv_heads: int
+    head_dim: int
+    turned: int  # elements of a head
+    interleaved: bool
+    norms: str  # "", "each" or "together"
+    qkv: torch.dtype
+    pool: torch.dtype
+
+
+CASES = [
+    Case(9, 3, 64, 64, False, "", torch.bfloat16, torch.bfloat16),
+    Case(4, 4, 32, 32, True, "together", torch.bfloat16, torch.float16),
+    Case(3, 1, 80, 32, False, "each", torch.float32, torch.uint8),
+    Case(6, 2, 96, 48, True, "each", torch.bfloat16, torch.uint8),
+    Case(2, 1, 256, 256, False, "each", torch.float32, torch.bfloat16),
+    Case(5, 5, 16, 0, False, "together", torch.bfloat16, torch.uint8),
+    Case(8, 2, 128, 0, False, "", torch.float32, torch.float16),
+    Case(12, 2, 48, 16, False, "together", torch.float32, torch.bfloat16),
+]
+
+
+def attention_of(case: Case) -> Attention:
+    angles = torch.rand(50, case.turned // 2) * 6
+    rotary = RotaryTable(angles.cos(), angles.sin(), case.interleaved) if case.turned else None
+    if not case.norms:
+        return Attention(1.0, rotary)
+    widths = [
+        count * case.head_dim if case.norms == "together" else case.head_dim for count in (case.heads, case.kv_heads)
+    ]
+    return Attention(1.0, rotary, HeadNorms(torch.randn(widths[0]), torch.randn(widths[1]), 1e-5))
+
+
+def moved(attention: Attention, device: torch.device) -> Attention:
+    rotary, norms = attention.rotary, attention.norms
+    return Attention(
+        attention.scale,
+        rotary and RotaryTable(rotary.cos.to(device), rotary.sin.to(device), rotary.interleaved),
+        norms and HeadNorms(norms.q.to(device), norms.k.to(device), norms.epsilon),
+    )
+
+
+def twin(qkv: Tensor, positions: Tensor, slots: Tensor, pool: Tensor, case: Case, attention: Attention) -> Tensor:
+    """Writes to `pool`; -> q."""
+    q, k, v = qkv.float().tensor_split([case.heads * case.head_dim, (case.heads + case.kv_heads) * case.head_dim], -1)
+    if norms := attention.norms:
+        q = reference.head_norm(q.contiguous(), norms.q, case.head_dim, norms.epsilon)
+        k = reference.head_norm(k.contiguous(), norms.k, case.head_dim, norms.epsilon)
+    q, k, v = (x.reshape(len(x), -1, case.head_dim) for x in (q, k, v))
+    if rotary := attention.rotary:
+        cos, sin = rotary.cos[positions], rotary.sin[positions]
+        q, k = (reference.rope(x, cos, sin, interleaved=rotary.interleaved) for x in (q, k))
+    reference.store_kv(pool, slots, k, v)
+    turned: Tensor = q
+    return turned
+
+
+def poisoned(case: Case) -> Tensor:
+    """A pool of several layers, whose bytes are all ones: NaN in each of the types."""
+    shape = (5, LAYERS, 2, case.kv_heads, BLOCK_SIZE, case.head_dim)
+    return torch.full((*shape[:-1], shape[-1] * case.pool.itemsize), 0xFF, dtype=torch.uint8).view(case.pool)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_it_is_the_reference(case: Case, device: torch.device) -> None:
+    qkv = (2 * torch.randn(3, (case.heads + 2 * case.kv_heads) * case.head_dim)).to(case.qkv)
+    positions, slots = torch.tensor([49, 0, 17]), torch.tensor([16, 79, 36])
+    attention, pools = attention_of(case), poisoned(case)
+    moved_pools = pools.to(device, copy=True)
+    got = rope_and_store(
+        qkv.to(device),
+        positions.to(device),
+        slots.to(device),
+        moved_pools[:, 1],
+        heads=case.heads,
+        kv_heads=case.kv_heads,
+        head_dim=case.head_dim,
+        attention=moved(attention, device),
+    )
+    want = twin(qkv, positions, slots, pools[:, 1], case, attention)
+    assert got.dtype == torch.bfloat16
+    torch.testing.assert_close(got.cpu().float(), want, rtol=1e-2, atol=1e-5)
+    # Two steps of the type: the twin may round to the other side, and once more where it adds in another order.
+    rounding = 0.13 if case.pool == torch.uint8 else 1e-2
+    stored, wanted = (reference.as_floats(it).float() for it in (moved_pools.cpu(), pools))
+    torch.testing.assert_close(stored, wanted, rtol=rounding, atol=2e-3, equal_nan=True)
+
+
+def test_8_bit_floats_are_rounded_as_by_torch(device: torch.device) -> None:
+    """Every one, what is halfway between two, what is next to those, and what is too large, too small or no number."""
+    codes = torch.arange(127, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
+    exact = torch.cat((codes, (codes[1:] + codes[:-1]) / 2))
+    odd = torch.tensor([2**-11, 464.0, 465.0, 1e9, torch.inf, torch.nan, 2**-130])
+    values = torch.cat((exact, exact.nextafter(torch.tensor(1e9)), exact.nextafter(torch.tensor(-1e9)), odd))
+    values = F.pad(torch.cat((values, -values)), (0, -2 * len(values) % 256)).view(-1, 256)
+    tokens = len(values)
+    qkv = torch.cat((torch.zeros(tokens, 512), values), -1)
+    pool = torch.full((2, 2, 1, BLOCK_SIZE, 256), 0xFF, dtype=torch.uint8, device=device)
+    slots = torch.arange(BLOCK_SIZE, BLOCK_SIZE + tokens)
+    rope_and_store(
+        qkv.to(device),
+        slots.to(device),
+        slots.to(device),
+        pool,
+        heads=1,
+        kv_heads=1,
+        head_dim=256,
+        attention=Attention(1.0, None),
+    )
+    got = reference.as_floats(pool.cpu())[1, 1, 0, :tokens].float()
+    assert torch.equal(got.nan_to_num(777), values.clamp(-448, 448).to(torch.float8_e4m3fn).float().nan_to_num(777))
