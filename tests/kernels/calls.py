@@ -9,10 +9,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.config import ModelConfig
+from engine.config import BLOCK_SIZE, ModelConfig
 from engine.kernels.gate import gated
 from engine.kernels.gelu import gelu
 from engine.kernels.norms import layer_norm, rms_norm, rms_norm_add
+from engine.kernels.rope_store import rope_and_store
+from engine.operations import Attention, HeadNorms
+from engine.rope import RotaryTable
 from quant.kernels.card import Card
 
 
@@ -42,6 +45,19 @@ def _norms(setting: Setting) -> None:
     rms_norm_add(blank(*shape), weight, model.norm_epsilon, stream)
 
 
+def _heads(setting: Setting) -> None:
+    model = setting.model
+    heads, kv_heads, head_dim = model.heads, model.kv_heads, model.head_dim
+    qkv, whole = blank(setting.tokens, (heads + 2 * kv_heads) * head_dim), blank(setting.tokens, dtype=torch.int64)
+    cos, sin, norm = (blank(64, it, dtype=torch.float32) for it in (head_dim // 2, head_dim // 2, head_dim))
+    norms = HeadNorms(norm[0], norm[0], model.norm_epsilon) if model.head_norm else None
+    attention = Attention(1.0, RotaryTable(cos, sin, model.ropes[0].interleaved), norms)
+    sizes = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
+    for dtype in KV_TYPES:
+        pool = blank(64, model.layers, 2, kv_heads, BLOCK_SIZE, head_dim, dtype=dtype)[:, 1]
+        rope_and_store(qkv, whole, whole, pool, **sizes, attention=attention)
+
+
 def _encoder(setting: Setting) -> None:
     for hidden in ENCODER_WIDTHS:
         stream, mixed = blank(setting.tokens, hidden, dtype=torch.float32), blank(setting.tokens, hidden)
@@ -51,5 +67,6 @@ def _encoder(setting: Setting) -> None:
         gelu(blank(setting.tokens, 4 * hidden))
 
 
+KV_TYPES = (torch.bfloat16, torch.uint8)
 ENCODER_WIDTHS = (384, 1024)
-CALLS: tuple[Callable[[Setting], None], ...] = (_gate, _norms, _encoder)
+CALLS: tuple[Callable[[Setting], None], ...] = (_gate, _norms, _heads, _encoder)
