@@ -1,0 +1,1 @@
+"""Weights on a GPU: how they lie in its memory, and linear layers over them."""

@@ -1,0 +1,124 @@
+"""Linear layers on a GPU.
+
+A layer's segments of equal form lie one behind another, so that q, k and v of one type are one multiplication. What
+multiplies is chosen by the kind of matrix and the number of tokens.
+
+Knows matrices and their kernels. Refuses to know models.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+
+import torch
+from torch import Tensor
+
+from quant.cuda.loading import to_device
+from quant.cuda.matrix import DENSE, CudaMatrix, PackedMatrix, PlainMatrix
+from quant.kernels.card import Card
+from quant.kernels.unpack import unpack, unpack_rows
+from quant.linear import QLinear
+from quant.tensor import QTensor
+
+
+class CudaLinear:
+    """A linear layer, [tokens, inputs] -> [tokens, outputs]."""
+
+    def __init__(self, matrices: Sequence[CudaMatrix], card: Card, *, deterministic: bool) -> None:
+        self.outputs = sum(matrix.shape[0] for matrix in matrices)
+        self.inputs = matrices[0].shape[1]
+        self.matrices = tuple(matrices)
+        self._card, self._deterministic = card, deterministic
+
+    @property
+    def nbytes(self) -> int:
+        """On the device."""
+        return sum(matrix.nbytes for matrix in self.matrices)
+
+    def multiply(
+        self,
+        x: Tensor,
+        *,
+        out_dtype: torch.dtype = torch.bfloat16,
+        bias: Tensor | None = None,
+        add_to: Tensor | None = None,
+    ) -> Tensor:
+        """x [tokens, inputs], taken as bfloat16, times the weight, plus bias (float32 [outputs]).
+
+        -> [tokens, outputs] of `out_dtype`; or `add_to` (float32 of that shape), which the product is added to.
+        """
+        x = x.to(DENSE)
+        product = torch.cat([x @ _dense(matrix).mT for matrix in self.matrices], dim=1).float()
+        product = product if bias is None else product + bias
+        return product.to(out_dtype) if add_to is None else add_to.add_(product)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.multiply(x, out_dtype=torch.float32)
+
+    def rows(self, ids: Tensor) -> Tensor:
+        (matrix,) = self.matrices
+        return unpack_rows(matrix, ids) if isinstance(matrix, PackedMatrix) else matrix.values[ids].float()
+
+    def dequantize(self) -> Tensor:
+        return torch.cat([_whole(matrix) for matrix in self.matrices])
+
+
+def _dense(matrix: CudaMatrix) -> Tensor:
+    return unpack(matrix) if isinstance(matrix, PackedMatrix) else matrix.values.to(DENSE)
+
+
+def _whole(matrix: CudaMatrix) -> Tensor:
+    return unpack(matrix, out_dtype=torch.float32) if isinstance(matrix, PackedMatrix) else matrix.values.float()
+
+
+@dataclass(frozen=True)
+class CudaBackend:
+    """Makes `CudaLinear` layers for one GPU."""
+
+    device: torch.device
+    card: Card
+    deterministic: bool  # a row of a product has the same bits whatever else is in the batch
+    name: str = "cuda"
+
+    def linear(self, segments: Sequence[QTensor]) -> QLinear:
+        matrices = [to_device(segment, self.device) for segment in segments]
+        return CudaLinear(list(_joined(matrices)), self.card, deterministic=self.deterministic)
+
+
+def _joined(matrices: Sequence[CudaMatrix]) -> Iterator[CudaMatrix]:
+    """Neighbours of the same form as one matrix."""
+    for _key, run in groupby(enumerate(matrices), lambda numbered: _form(*numbered)):
+        same = [matrix for _, matrix in run]
+        yield same[0] if len(same) == 1 else _cat(same)
+
+
+def _form(place: int, matrix: CudaMatrix) -> object:
+    """What two matrices have in common that can be one; the place among the segments of one that stays alone."""
+    if isinstance(matrix, PlainMatrix):
+        return matrix.values.dtype
+    if matrix.form.span:  # nested scales are counted from the weight's first row on
+        return place
+    order = None if matrix.order is None else tuple(matrix.order.tolist())
+    return matrix.form, matrix.whole.dtype, matrix.zeros is None, matrix.minimum is None, order
+
+
+def _cat(matrices: Sequence[CudaMatrix]) -> CudaMatrix:
+    first = matrices[0]
+    if isinstance(first, PlainMatrix):
+        return PlainMatrix(torch.cat([it.values for it in matrices if isinstance(it, PlainMatrix)]))
+    packed = [matrix for matrix in matrices if isinstance(matrix, PackedMatrix)]
+
+    def joined(parts: Sequence[Tensor | None]) -> Tensor | None:
+        return torch.cat([part for part in parts if part is not None]) if parts[0] is not None else None
+
+    return replace(
+        first,
+        shape=(sum(it.shape[0] for it in packed), first.shape[1]),
+        low=torch.cat([it.low for it in packed]),
+        high=joined([it.high for it in packed]),
+        whole=torch.cat([it.whole for it in packed]),
+        parts=joined([it.parts for it in packed]),
+        minimum=joined([it.minimum for it in packed]),
+        minimum_parts=joined([it.minimum_parts for it in packed]),
+        zeros=joined([it.zeros for it in packed]),
+    )

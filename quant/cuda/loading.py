@@ -1,0 +1,166 @@
+"""Canonical weights to a GPU: their bytes are moved there and rearranged there, once, when a model loads.
+
+Nothing is rounded or multiplied out. Work is done on some rows after another, so that little memory is needed besides
+the result's. Refuses to know files and kernels.
+"""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from quant.cuda.matrix import WORDS, CudaMatrix, PackedForm, PackedMatrix, PlainMatrix
+from quant.errors import UnsupportedQuantization
+from quant.kernels.reference import dequantize
+from quant.tensor import (
+    CodedTensor,
+    Float8Tensor,
+    GroupedTensor,
+    Integers,
+    NestedScale,
+    PlainTensor,
+    Plane,
+    QTensor,
+    Scale,
+)
+
+SLAB = 1 << 24  # codes that are rearranged at once, a byte each
+HALF_STRIP = 16  # columns; groups are multiples of it
+WORD_TYPES = {32: torch.int32, 16: torch.int16, 8: torch.uint8}
+
+
+def to_device(weight: QTensor, device: torch.device) -> CudaMatrix:
+    """`weight` on `device`. Raises UnsupportedQuantization for groups that no kernel takes."""
+    if isinstance(weight, PlainTensor):
+        return PlainMatrix(weight.values.to(device))
+    if isinstance(weight, Float8Tensor):
+        return PlainMatrix(dequantize(weight).to(torch.bfloat16).to(device))
+    if isinstance(weight, CodedTensor):
+        return _coded(weight, device)
+    return _grouped(weight, device)
+
+
+def _coded(weight: CodedTensor, device: torch.device) -> PackedMatrix:
+    scale, minimum = weight.scale, weight.minimum
+    nibbles = _has_nibbles(scale) and minimum is not None and _has_nibbles(minimum)
+    form = _checked(
+        PackedForm(
+            weight.shape[1],
+            weight.group,
+            _plane_bits(weight.codes),
+            weight.zero,
+            weight.table,
+            scale.offset,
+            weight.shape[1] // weight.group // max(1, scale.whole.shape[1]),
+            nibbles,
+        ),
+        weight,
+    )
+    low, high = _codes(weight.codes, form, device)
+    parts, minimum_parts = _parts(scale, device), None if minimum is None else _parts(minimum, device)
+    if nibbles and parts is not None and minimum_parts is not None:
+        parts, minimum_parts = parts | minimum_parts << 4, None
+    return PackedMatrix(
+        weight.shape,
+        form,
+        low,
+        high,
+        scale.whole.to(device),
+        parts,
+        None if minimum is None else minimum.whole.to(device),
+        minimum_parts,
+        numbers=_numbers(weight.table, device),
+    )
+
+
+def _grouped(weight: GroupedTensor, device: torch.device) -> PackedMatrix:
+    scale, zero = weight.scale, weight.zero
+    nested = scale if isinstance(scale, NestedScale) else None
+    form = PackedForm(
+        weight.shape[1],
+        weight.group,
+        _plane_bits(weight.codes),
+        zero if isinstance(zero, int) else 0,
+        weight.table,
+        span=nested.span if nested else 0,
+        scale_offset=nested.offset if nested else 0.0,
+    )
+    form = _checked(form, weight)
+    low, high = _codes(weight.codes, form, device)
+    return PackedMatrix(
+        weight.shape,
+        form,
+        low,
+        high,
+        (scale.whole if isinstance(scale, NestedScale) else scale.factors()).to(device),
+        nested.codes.to(device) if nested else None,
+        zeros=_values(zero, device)[:, : weight.groups].contiguous() if isinstance(zero, Integers) else None,
+        numbers=_numbers(weight.table, device),
+        scale_table=nested.table.to(device) if nested else None,
+        order=None if weight.order is None else weight.order.to(device),
+    )
+
+
+def _checked(form: PackedForm, weight: CodedTensor | GroupedTensor) -> PackedForm:
+    """The form; a group that is the only one is as wide as the strips."""
+    if form.groups == 1:
+        return replace(form, group=form.strip * form.strips)
+    if form.group % HALF_STRIP:
+        raise UnsupportedQuantization(
+            f"The GPU kernels take no {weight.type_name} weights in groups of {form.group} columns, "
+            f"not a multiple of {HALF_STRIP}",
+            "Use the CPU: --device cpu.",
+        )
+    return form
+
+
+def _plane_bits(integers: Integers) -> tuple[int, ...]:
+    return tuple(plane.bits for plane in integers.planes)
+
+
+def _codes(integers: Integers, form: PackedForm, device: torch.device) -> tuple[Tensor, Tensor | None]:
+    low, *high = (_words(plane, form, device) for plane in integers.planes)
+    return low, high[0] if high else None
+
+
+def _words(plane: Plane, form: PackedForm, device: torch.device) -> Tensor:
+    """One plane in words: [rows, 4 * strips]."""
+    rows = len(plane.data)
+    words = torch.empty(rows, WORDS * form.strips, dtype=WORD_TYPES[plane.bits * form.phases], device=device)
+    shifts = torch.arange(0, plane.bits * form.phases, plane.bits, device=device).view(-1, 1)
+    step = max(1, SLAB // form.columns)
+    for first in range(0, rows, step):
+        some = slice(first, first + step)
+        codes = _unpacked(plane.data[some].to(device), plane.bits)[:, : form.columns]
+        padded = F.pad(codes, (0, form.strips * form.strip - form.columns))
+        strips = padded.view(len(codes), form.strips, form.phases, WORDS).int()
+        words[some] = (strips << shifts).sum(2, dtype=torch.int32).flatten(1).to(words.dtype)
+    return words
+
+
+def _unpacked(data: Tensor, bits: int) -> Tensor:
+    """uint8 [rows, integers] of a plane's bytes."""
+    shifts = torch.arange(0, 8, bits, dtype=torch.uint8, device=data.device).view(-1, 1)
+    return ((data.view(len(data), -1, 1, 4) >> shifts) & ((1 << bits) - 1)).flatten(1)
+
+
+def _values(integers: Integers, device: torch.device) -> Tensor:
+    """uint8 [rows, count]: a byte for each, put together from all planes."""
+    whole, shift = torch.zeros(integers.shape, dtype=torch.uint8, device=device), 0
+    for plane in integers.planes:
+        whole |= _unpacked(plane.data.to(device), plane.bits) << shift
+        shift += plane.bits
+    return whole
+
+
+def _parts(scale: Scale, device: torch.device) -> Tensor | None:
+    return None if scale.parts is None else _values(scale.parts, device)
+
+
+def _has_nibbles(scale: Scale) -> bool:
+    return scale.parts is not None and scale.parts.bits == 4
+
+
+def _numbers(table: tuple[float, ...] | None, device: torch.device) -> Tensor | None:
+    return None if table is None else torch.tensor(table, dtype=torch.float32, device=device)

@@ -1,0 +1,134 @@
+"""One weight matrix on a GPU: plain data, laid out to be loaded 16 bytes a thread and unpacked in few instructions.
+
+Codes lie in words of `phases` columns each. Four words side by side hold a strip of 4 * phases columns: word j has
+column 4 * p + j of its strip at bit p * bits. So the codes that one shift brings down, of all words at once, belong to
+contiguous fours of x. A word is phases * bits wide: 32 bits of 4-bit or 8-bit codes, 16 of 2-bit, 8 of 1-bit; codes of
+3, 5 and 6 bits lie in two planes of the same words. Scales stay at the two levels and widths that their file has.
+
+Knows the layout. Refuses to know how weights get there (`quant.cuda.loading`) and what is computed with them.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+WORDS = 4  # of a strip
+
+
+@dataclass(frozen=True, slots=True)
+class PackedForm:
+    """What all rows of a packed matrix have in common; matrices of equal form can lie one behind another.
+
+    value = scale * (code - zero) - minimum, or scale * table[code], where scale = whole * (part - offset) and minimum
+    likewise without an offset; as in `quant.tensor`.
+    """
+
+    columns: int
+    group: int  # columns that share a scale, a multiple of 16
+    planes: tuple[int, ...]  # bits of a code in each plane, the lowest first
+    zero: int = 0  # where there are no zero points
+    table: tuple[float, ...] | None = None
+    offset: int = 0  # of a scale's parts
+    ratio: int = 1  # groups that share a whole scale
+    nibbles: bool = False  # a part's low half is the scale's, its high half the minimum's
+    span: int = 0  # scales that share a whole one, counted through all rows, where they are nested; else 0
+    scale_offset: float = 0.0  # added to a nested scale
+
+    @property
+    def phases(self) -> int:
+        """Columns of a word."""
+        return 4 if self.planes == (8,) else 8
+
+    @property
+    def strip(self) -> int:
+        """Columns of four words."""
+        return WORDS * self.phases
+
+    @property
+    def strips(self) -> int:
+        return -(-self.columns // self.strip)
+
+    @property
+    def groups(self) -> int:
+        return -(-self.columns // self.group)
+
+    @property
+    def constants(self) -> dict[str, int | float]:
+        """What kernels are compiled for."""
+        return {
+            "COLUMNS": self.columns,
+            "GROUP": self.group,
+            "LOW": self.planes[0],
+            "HIGH": self.planes[1] if len(self.planes) > 1 else 0,
+            "PHASES": self.phases,
+            "GROUPS": self.groups,
+            "RATIO": self.ratio,
+            "ZERO": self.zero,
+            "OFFSET": self.offset,
+            "NIBBLES": self.nibbles,
+            "SPAN": self.span,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class PackedMatrix:
+    """Integer codes of up to 8 bits in groups of columns, with all that gives them values."""
+
+    shape: tuple[int, int]  # rows (outputs), columns (inputs)
+    form: PackedForm
+    low: Tensor  # [rows, 4 * strips]; int32, int16 or uint8, as wide as `phases` codes of the first plane
+    high: Tensor | None  # the second plane, likewise
+    whole: Tensor  # [rows, groups / ratio]; floats of 16 or 32 bits, or uint8: an exponent e, for 2 ** (e - 128)
+    parts: Tensor | None = None  # uint8 [rows, groups]; of a nested scale, the codes
+    minimum: Tensor | None = None  # as `whole`
+    minimum_parts: Tensor | None = None  # uint8 [rows, groups]
+    zeros: Tensor | None = None  # uint8 [rows, groups]: zero points
+    numbers: Tensor | None = None  # float32 [codes]: the table
+    scale_table: Tensor | None = None  # float32 [256], of a nested scale; `whole` is float32 [all scales / span]
+    order: Tensor | None = None  # int32 [columns]: stored column c is input order[c]
+
+    @property
+    def operands(self) -> dict[str, Tensor | float | None]:
+        """What kernels read, by the names of their parameters."""
+        return {
+            "low": self.low,
+            "high": self.high,
+            "whole": self.whole,
+            "parts": self.parts,
+            "minimum": self.minimum,
+            "minimum_parts": self.minimum_parts,
+            "zeros": self.zeros,
+            "numbers": self.numbers,
+            "scale_table": self.scale_table,
+            "scale_offset": self.form.scale_offset,
+        }
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All that it holds."""
+        return tuple(it for it in (*self.operands.values(), self.order) if isinstance(it, Tensor))
+
+    @property
+    def nbytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.tensors)
+
+
+@dataclass(frozen=True, slots=True)
+class PlainMatrix:
+    """Floats as they are."""
+
+    values: Tensor  # [rows, columns]; float32, float16 or bfloat16
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        rows, columns = self.values.shape
+        return rows, columns
+
+    @property
+    def nbytes(self) -> int:
+        return self.values.nbytes
+
+
+CudaMatrix = PackedMatrix | PlainMatrix
+DENSE = torch.bfloat16  # what packed weights are unpacked to where many tokens share the work

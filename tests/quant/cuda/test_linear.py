@@ -1,0 +1,47 @@
+"""Linear layers on a GPU against plain torch."""
+
+import numpy as np
+import pytest
+import torch
+
+from quant.cuda.linear import CudaBackend, CudaLinear
+from quant.kernels.card import Card
+from quant.kernels.reference import dequantize
+from quant.tensor import Float8Tensor, QTensor
+from tests.quant.cpu.random_spans import ORDERED
+from tests.quant.cpu.random_weights import EVERY, KINDS, random_weight, width
+
+CARD = Card("interpreted", (9, 0), 132, 232448, 50 << 20, 80 << 30, interpreted=True)
+MOST_BYTES = {  # of those in the file: a zero point of two bits takes a byte, a code of three values two bits
+    "int2 g32 zeros": 1.08,
+    "int2 g64 zeros": 1.06,
+    "TQ1_0": 1.25,
+}
+
+
+def layer(segments: list[QTensor], device: torch.device, *, deterministic: bool = False) -> CudaLinear:
+    made = CudaBackend(device, CARD, deterministic).linear(segments)
+    assert isinstance(made, CudaLinear)
+    return made
+
+
+def file_bytes(name: str, weight: QTensor) -> int:
+    return weight.shape[0] * KINDS[name].nbytes(weight.shape[1]) if name in KINDS else weight.nbytes
+
+
+@pytest.mark.parametrize("name", [*EVERY, *ORDERED])
+def test_it_multiplies_what_the_weight_says(name: str, device: torch.device) -> None:
+    rng = np.random.default_rng()
+    weight = random_weight(name, 21, width(name, 544), rng)
+    linear = layer([weight], device)
+    values = dequantize(weight)
+    if not isinstance(weight, Float8Tensor):
+        torch.testing.assert_close(linear.dequantize().cpu(), values, rtol=1e-5, atol=1e-6)
+        assert linear.nbytes <= MOST_BYTES.get(name, 1.04) * file_bytes(name, weight)
+    ids = torch.tensor([20, 0, 7, 7])
+    torch.testing.assert_close(linear.rows(ids.to(device)).cpu(), values[ids], rtol=1e-2, atol=1e-2)
+    x = torch.randn(3, weight.shape[1]).bfloat16()
+    want = x.float() @ values.T
+    torch.testing.assert_close(
+        linear.forward(x.float().to(device)).cpu(), want, rtol=2e-2, atol=2e-2 * float(want.abs().max())
+    )
