@@ -1,0 +1,116 @@
+"""Weights of every canonical kind and of any size, random, on any device.
+
+A few rows are made as files have them, and repeated where the weight is wanted: nothing large is computed on the host,
+and on the device `meta` nothing at all.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quant.ggml_blocks import BLOCKS, PLAIN_TYPES, decode
+from quant.ggml_types import GGML_TYPES
+from quant.kernels.reference import dequantize
+from quant.tensor import (
+    CodedTensor,
+    Float8Tensor,
+    GroupedTensor,
+    GroupScale,
+    Integers,
+    NestedScale,
+    PlainTensor,
+    QTensor,
+    Scale,
+)
+from tests.quant.cpu.random_spans import ORDERED, SPANS
+
+ROWS = 128  # that differ; a multiple of the rows of a block of scales
+DEVIATION = 0.02  # of a weight of a GGUF type
+KINDS = (*PLAIN_TYPES, *BLOCKS, *SPANS, *ORDERED)
+
+_Move = Callable[[Tensor, int], Tensor]  # a tensor with some rows to one of so many, on the device
+
+
+def weight(kind: str, rows: int, columns: int, device: torch.device) -> QTensor:
+    """A matrix of one of KINDS."""
+
+    def moved(tensor: Tensor, count: int) -> Tensor:
+        there = tensor.to(device)
+        return there.repeat(-(-count // len(there)), *[1] * (there.dim() - 1))[:count]
+
+    return _repeated(_sample(kind, columns), rows, moved)
+
+
+@cache
+def _sample(kind: str, columns: int) -> QTensor:
+    rng = np.random.default_rng(columns)
+    if kind in PLAIN_TYPES:
+        values = torch.from_numpy(rng.standard_normal((ROWS, columns), np.float32)) * DEVIATION
+        return PlainTensor((ROWS, columns), kind, values.to(PLAIN_TYPES[kind]))
+    if kind in BLOCKS:
+        return _blocks(kind, columns, rng)
+    return {**SPANS, **ORDERED}[kind].make(ROWS, columns, rng)
+
+
+def _blocks(kind: str, columns: int, rng: np.random.Generator) -> QTensor:
+    """Random bytes, whose scales then make the deviation what it should be, and the mean nearly zero."""
+    (ggml,) = (it for it in GGML_TYPES.values() if it.name == kind)
+    data = bytearray(rng.bytes(ggml.nbytes(ROWS * columns)))
+    coded = decode(ggml, memoryview(data), (ROWS, columns))
+    assert isinstance(coded, CodedTensor)
+    if coded.scale.whole.dtype == torch.uint8:  # an exponent
+        return replace(coded, scale=replace(coded.scale, whole=torch.full_like(coded.scale.whole, 119)))
+    signs = torch.from_numpy(rng.choice((-1.0, 1.0), tuple(coded.scale.whole.shape)).astype(np.float16))
+    units = torch.ones_like(signs) if coded.minimum else signs
+    deviation = float(dequantize(_scaled(coded, units)).std())
+    return _scaled(coded, (units * DEVIATION / deviation).half())
+
+
+def _scaled(coded: CodedTensor, whole: Tensor) -> CodedTensor:
+    mean = ((1 << coded.codes.bits) - 1) / 2
+    minimum = replace(coded.minimum, whole=(whole * mean).half()) if coded.minimum else None
+    return replace(coded, scale=replace(coded.scale, whole=whole), minimum=minimum)
+
+
+def _repeated(sample: QTensor, rows: int, move: _Move) -> QTensor:
+    shape = (rows, sample.shape[1])
+    match sample:
+        case PlainTensor():
+            return PlainTensor(shape, sample.type_name, move(sample.values, rows))
+        case CodedTensor():
+            return replace(
+                sample,
+                shape=shape,
+                codes=_integers(sample.codes, rows, move),
+                scale=_scale(sample.scale, rows, move),
+                minimum=_scale(sample.minimum, rows, move) if sample.minimum else None,
+            )
+        case Float8Tensor():
+            height = rows if len(sample.scale) == 1 and sample.block[0] == ROWS else sample.block[0]
+            scales = move(sample.scale, -(-rows // height))
+            return Float8Tensor(shape, sample.type_name, move(sample.values, rows), scales, (height, sample.block[1]))
+        case GroupedTensor():
+            zero = _integers(sample.zero, rows, move) if isinstance(sample.zero, Integers) else sample.zero
+            factors = _factors(sample.scale, rows, sample.groups, move)
+            return replace(sample, shape=shape, codes=_integers(sample.codes, rows, move), scale=factors, zero=zero)
+
+
+def _integers(integers: Integers, rows: int, move: _Move) -> Integers:
+    return Integers(tuple(replace(plane, data=move(plane.data, rows)) for plane in integers.planes))
+
+
+def _scale(scale: Scale, rows: int, move: _Move) -> Scale:
+    parts = _integers(scale.parts, rows, move) if scale.parts else None
+    return replace(scale, whole=move(scale.whole, rows), parts=parts)
+
+
+def _factors(scale: GroupScale | NestedScale, rows: int, groups: int, move: _Move) -> GroupScale | NestedScale:
+    if isinstance(scale, GroupScale):
+        return replace(scale, whole=move(scale.whole, rows))
+    spans = -(-rows * groups // scale.span)
+    codes, table = move(scale.codes, rows), move(scale.table, len(scale.table))
+    return replace(scale, codes=codes, table=table, whole=move(scale.whole, spans))
