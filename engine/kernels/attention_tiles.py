@@ -7,7 +7,7 @@ Knows lengths. Refuses to know what tensors hold, so that planning never waits f
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Self
 
 import torch
@@ -30,7 +30,10 @@ class TileQueries:
 class TileList:
     """Tiles of equal size: one launch."""
 
-    tiles: Tensor  # int32 [n, 2]: the request, and which of its tokens of this step is the first of the tile
+    # int32 [n, 3]: the request, which of its tokens of this step is the first of the tile, and which that is among all
+    # tokens of the list
+    tiles: Tensor
+    tokens: int  # of all tiles
     queries: int  # tokens of a tile, at most
     max_context: int  # no request of these has a longer context
 
@@ -57,14 +60,11 @@ def query_tiles(query_starts: Sequence[int], context_lengths: Sequence[int], que
 
     Request r has tokens query_starts[r] .. query_starts[r + 1], the last ones of its context.
     """
-    few: list[tuple[int, int, int]] = []
-    many: list[tuple[int, int, int]] = []
+    few, many = _Rows(queries.few), _Rows(queries.many)
     for request, context in enumerate(context_lengths):
         count = query_starts[request + 1] - query_starts[request]
-        size, those = (queries.few, few) if count <= queries.few else (queries.many, many)
-        those += [(request, first, min(context, context - count + first + size)) for first in range(0, count, size)]
-    lists = (_tile_list(few, queries.few), _tile_list(many, queries.many))
-    return Tiles(tuple(it for it in lists if len(it.tiles)))
+        (few if count <= queries.few else many).add(request, count, context)
+    return Tiles(tuple(rows.tile_list() for rows in (few, many) if rows.tokens))
 
 
 def decode_tiles(requests: int, max_context: int, queries: TileQueries) -> Tiles:
@@ -74,7 +74,8 @@ def decode_tiles(requests: int, max_context: int, queries: TileQueries) -> Tiles
     have one token and a context of 0; their output is 0.
     """
     numbers = torch.arange(requests, dtype=torch.int32)
-    return Tiles((TileList(torch.stack((numbers, torch.zeros_like(numbers)), -1), queries.few, max_context),))
+    tiles = torch.stack((numbers, torch.zeros_like(numbers), numbers), -1)
+    return Tiles((TileList(tiles, requests, queries.few, max_context),))
 
 
 def _wide_rows(card: Card) -> int:
@@ -82,8 +83,23 @@ def _wide_rows(card: Card) -> int:
     return 64 if card.architecture in (90, 100) else 32
 
 
-def _tile_list(tiles: list[tuple[int, int, int]], queries: int) -> TileList:
-    """From (request, first token, end of what it sees); the longest first, so that none is left for the end."""
-    ordered = sorted(tiles, key=lambda tile: -tile[2])
-    numbers = torch.tensor([tile[:2] for tile in ordered], dtype=torch.int32).view(-1, 2)
-    return TileList(numbers, queries, ordered[0][2] if ordered else 0)
+@dataclass(slots=True)
+class _Rows:
+    """A list of tiles as it grows."""
+
+    queries: int
+    tokens: int = 0
+    tiles: list[tuple[int, int, int, int]] = field(default_factory=list)  # as in a TileList, and where the tile ends
+
+    def add(self, request: int, count: int, context: int) -> None:
+        """The last `count` tokens of a request's context."""
+        for first in range(0, count, self.queries):
+            end = context - count + min(count, first + self.queries)
+            self.tiles.append((request, first, self.tokens + first, end))
+        self.tokens += count
+
+    def tile_list(self) -> TileList:
+        """Those that see most come first, so that none is left alone at the end."""
+        ordered = sorted(self.tiles, key=lambda tile: -tile[3])
+        numbers = torch.tensor([tile[:3] for tile in ordered], dtype=torch.int32)
+        return TileList(numbers, self.tokens, self.queries, ordered[0][3])

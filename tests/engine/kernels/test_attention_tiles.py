@@ -1,6 +1,7 @@
 """How the queries of a step are cut into tiles."""
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -19,26 +20,33 @@ def test_every_token_is_in_one_tile(queries: TileQueries) -> None:
     covered = [
         (request, token)
         for it in tiles.lists
-        for request, first in it.tiles.tolist()
+        for request, first, _ in it.tiles.tolist()
         for token in range(first, min(counts[request], first + it.queries))
     ]
     assert sorted(covered) == [(request, token) for request, count in enumerate(counts) for token in range(count)]
     for it in tiles.lists:
         requests = it.tiles[:, 0].tolist()
+        places = [
+            place + token
+            for request, first, place in it.tiles.tolist()
+            for token in range(min(it.queries, counts[request] - first))
+        ]
+        assert sorted(places) == list(range(it.tokens))
         assert it.max_context == max(contexts[request] for request in requests)
         assert all((counts[request] <= queries.few) == (it is tiles.lists[0]) for request in requests)
 
 
 def test_those_that_see_most_come_first() -> None:
     (tiles,) = query_tiles([0, 10, 20], [10, 200], TileQueries(4, 4)).lists
-    assert tiles.tiles.tolist() == [[1, 8], [1, 4], [1, 0], [0, 8], [0, 4], [0, 0]]
+    assert tiles.tiles[:, :2].tolist() == [[1, 8], [1, 4], [1, 0], [0, 8], [0, 4], [0, 0]]
+    assert tiles.max_context == 200
 
 
 def test_steps_of_single_tokens_are_planned_without_lengths() -> None:
     (fixed,) = decode_tiles(3, 512, TileQueries(4, 16)).lists
     (planned,) = query_tiles([0, 1, 2, 3], [512, 30, 20], TileQueries(4, 16)).lists
     assert fixed.tiles.equal(planned.tiles)
-    assert (fixed.queries, fixed.max_context) == (planned.queries, planned.max_context)
+    assert replace(fixed, tiles=planned.tiles) == planned
 
 
 @pytest.mark.parametrize(("heads", "kv_heads"), [(32, 8), (4, 4), (71, 1), (9, 3)])
