@@ -22,11 +22,10 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-import gguf
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
 from app.models import calibration
 from app.models.quantized_copy import save_quantized
@@ -41,7 +40,7 @@ from quant.layer_format import NOT_QUANTIZED, is_quantized, read_format
 from quant.quantized_storage import SECTION, Method
 from quant.safetensors_checkpoint import SafetensorsCheckpoint
 from quant.safetensors_values import decode_plain
-from tests.engine.test_smollm2 import renamed
+from tests.float32_smollm2 import transformers_model
 
 TOKENS, WINDOW, START = 4096, 1024, 20_000
 MEASURED = "INT4, groups of 64, measured"
@@ -53,27 +52,6 @@ METHODS = {
     "NF4": Method("nf4"),
     "NF4, scales quantized": Method("nf4", nested=True),
 }
-
-
-def load(path: Path) -> LlamaForCausalLM:
-    """The file's weights as float32."""
-    reader = gguf.GGUFReader(path)
-    values = {t.name: torch.tensor(gguf.dequantize(t.data, t.tensor_type)) for t in reader.tensors}
-    config = LlamaConfig(
-        vocab_size=49152,
-        hidden_size=576,
-        intermediate_size=1536,
-        num_hidden_layers=30,
-        num_attention_heads=9,
-        num_key_value_heads=3,
-        max_position_embeddings=8192,
-        rms_norm_eps=float(reader.fields["llama.attention.layer_norm_rms_epsilon"].contents()),
-        rope_parameters={"rope_type": "default", "rope_theta": 100000.0},
-        tie_word_embeddings=False,
-    )
-    model: LlamaForCausalLM = LlamaForCausalLM(config).train(mode=False)
-    model.load_state_dict(renamed(values))
-    return model
 
 
 def text_ids(model: Path, book: Path | None) -> list[int]:
@@ -123,7 +101,7 @@ def main() -> None:
     parser.add_argument("--text", type=Path, help="a book; else the reference of Python's help()")
     arguments = parser.parse_args()
     torch.set_num_threads(1)  # as the command does; and on a busy machine its threads wait for each other
-    model, ids = load(arguments.model), text_ids(arguments.model, arguments.text)
+    model, ids = transformers_model(arguments.model, tied=False), text_ids(arguments.model, arguments.text)
     exact = losses(model, ids)
     print(f"{len(ids)} tokens\n\n| float32 | {math.exp(exact.mean()):.4f} |", flush=True)
 

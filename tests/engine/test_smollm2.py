@@ -4,11 +4,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import gguf
 import pytest
 import torch
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
 from app.text.gguf_tokenizer import from_gguf
 from engine import models
@@ -19,6 +18,7 @@ from engine.models import Model
 from engine.reference import ReferenceDevice, ReferenceOperations
 from engine.request import Origin, Request, SamplingParams, ScheduledRequest, StepPlan, TokenEvent
 from engine.weights import Weights
+from tests.float32_smollm2 import transformers_model
 
 # A gap between the two most likely tokens below this is a tie: rounding may decide it either way.
 TIE = 0.05
@@ -37,51 +37,7 @@ QUESTIONS = [
 
 @pytest.fixture(scope="module")
 def reference(smollm2: Path) -> LlamaForCausalLM:
-    """transformers' Llama over weights that none of our code has touched."""
-    reader = gguf.GGUFReader(smollm2)
-    values = {t.name: torch.tensor(gguf.dequantize(t.data, t.tensor_type)) for t in reader.tensors}
-    config = LlamaConfig(
-        vocab_size=49152,
-        hidden_size=576,
-        intermediate_size=1536,
-        num_hidden_layers=30,
-        num_attention_heads=9,
-        num_key_value_heads=3,
-        max_position_embeddings=8192,
-        rms_norm_eps=float(reader.fields["llama.attention.layer_norm_rms_epsilon"].contents()),
-        rope_parameters={"rope_type": "default", "rope_theta": 100000.0},
-        tie_word_embeddings=True,
-    )
-    model: LlamaForCausalLM = LlamaForCausalLM(config).train(mode=False)
-    model.load_state_dict(renamed(values), strict=False)
-    return model
-
-
-def renamed(values: dict[str, Tensor]) -> dict[str, Tensor]:
-    parts = {
-        "attn_norm": "input_layernorm",
-        "ffn_norm": "post_attention_layernorm",
-        "attn_q": "self_attn.q_proj",
-        "attn_k": "self_attn.k_proj",
-        "attn_v": "self_attn.v_proj",
-        "attn_output": "self_attn.o_proj",
-        "ffn_gate": "mlp.gate_proj",
-        "ffn_up": "mlp.up_proj",
-        "ffn_down": "mlp.down_proj",
-    }
-    out = {
-        "model.embed_tokens.weight": values["token_embd.weight"],
-        "lm_head.weight": values["token_embd.weight"],
-        "model.norm.weight": values["output_norm.weight"],
-    }
-    for name, value in values.items():
-        if name.startswith("blk."):
-            _, layer, part, _ = name.split(".")
-            heads = {"attn_q": 9, "attn_k": 3}.get(part)
-            # Pairs of neighbours become pairs half a head apart.
-            halves = value.view(heads, -1, 2, 576).transpose(1, 2).reshape(value.shape) if heads else value
-            out[f"model.layers.{layer}.{parts[part]}.weight"] = halves
-    return out
+    return transformers_model(smollm2, tied=True)
 
 
 @pytest.fixture(scope="module")
