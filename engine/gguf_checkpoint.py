@@ -3,8 +3,6 @@
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from engine.checkpoint import Names, StoredWeight
 from engine.checkpoint_config import Metadata
@@ -13,13 +11,14 @@ from quant import gguf_checkpoint
 from quant.ggml_blocks import decode
 from quant.ggml_types import GGMLType
 from quant.gguf import GGUFTensor
+from quant.mapped_file import Closing
 from quant.tensor import BlockTensor
 
 SAMPLE_ROWS = 2  # one would be the whole matrix
 SAMPLE_COLUMNS = 128  # or one block, where that is more; a multiple of what shares a scale, however it is quantized
 
 
-class GGUFCheckpoint:
+class GGUFCheckpoint(Closing):
     """See `engine.checkpoint.Checkpoint`. Raises ModelFileError for a file that is none, or without an architecture."""
 
     def __init__(self, path: Path) -> None:
@@ -52,14 +51,6 @@ class GGUFCheckpoint:
 
     def close(self) -> None:
         self._file.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _sample(kind: GGMLType) -> BlockTensor:

@@ -8,12 +8,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from engine.checkpoint import Checkpoint, Names, StoredWeight
 from engine.checkpoint_config import Metadata
 from quant.errors import UnsupportedQuantization
+from quant.mapped_file import Closing
 from quant.quantize import Quantizer, fp8, group_size, int4, is_linear_weight, nf4
 from quant.tensor import PlainTensor, QTensor
 
@@ -25,7 +24,7 @@ METHODS: dict[str, Callable[[list[int]], Quantizer]] = {
 }
 
 
-class QuantizedCheckpoint:
+class QuantizedCheckpoint(Closing):
     """See `engine.checkpoint.Checkpoint`. `method` is one of METHODS."""
 
     def __init__(self, checkpoint: Checkpoint, method: str) -> None:
@@ -63,14 +62,6 @@ class QuantizedCheckpoint:
 
     def close(self) -> None:
         self._checkpoint.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _is_plain_layer(name: str, weight: StoredWeight) -> bool:

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import torch
 
@@ -21,6 +19,7 @@ from engine.errors import UnsupportedModel
 from quant.checkpoint_files import as_object, read_bytes
 from quant.errors import ModelFileError
 from quant.layer_format import BESIDE, NOT_QUANTIZED, LayerNames, is_quantized, read_format
+from quant.mapped_file import Closing
 from quant.safetensors import SafetensorsTensor
 from quant.safetensors_checkpoint import SafetensorsCheckpoint
 from quant.safetensors_values import TORCH_TYPES, decode_plain
@@ -30,7 +29,7 @@ CONFIG = "config.json"
 SAMPLE_SHAPE = (2, 128)  # whole groups, however a weight is quantized; and a row is not the whole matrix
 
 
-class FolderCheckpoint:
+class FolderCheckpoint(Closing):
     """See `engine.checkpoint.Checkpoint`.
 
     Raises ModelFileError where a file is missing or malformed, UnsupportedQuantization, or UnsupportedModel.
@@ -100,14 +99,6 @@ class FolderCheckpoint:
 
     def close(self) -> None:
         self._files.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,11 +71,6 @@ class GGUFFile(TensorFile[GGUFTensor]):
         self.version, self.metadata, self.tensors = header.version, header.metadata, header.tensors
         self.header_digest = header.digest()
 
-    @property
-    def matrix_types(self) -> frozenset[GGMLType]:
-        """Of its tensors of two dimensions."""
-        return frozenset(tensor.type for tensor in self.tensors.values() if len(tensor.shape) == 2)
-
 
 class _Header:
     """Reads a header once, front to back. Every read names the field it is for."""

@@ -13,12 +13,10 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from quant.errors import DAMAGED, ModelFileError, printable
-from quant.ggml_types import GGMLType
 from quant.gguf import GGUFFile, GGUFTensor, MetadataValue
+from quant.mapped_file import TensorFiles
 
 MAX_PARTS = 1000  # the largest models are split into some hundreds
 
@@ -26,7 +24,7 @@ _PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<suffi
 _NUMBER, _COUNT, _TENSORS = "split.no", "split.count", "split.tensors.count"
 
 
-class GGUFCheckpoint:
+class GGUFCheckpoint(TensorFiles[GGUFTensor]):
     """The tensors of a checkpoint, whichever of its parts they are in. `path` is the file, or any of the parts.
 
     The caller names the parts with the one, so each is opened wherever it leads. Raises `GGUFError` when a file is
@@ -36,7 +34,6 @@ class GGUFCheckpoint:
 
     path: Path  # of the file, or of the first part
     metadata: Mapping[str, MetadataValue]  # of the first part, which has what concerns the model
-    tensors: Mapping[str, GGUFTensor]  # part by part; `offset` counts in the tensor's own file
     header_digest: str  # sha256 over the parts' own digests, in hex; a single file's own
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -44,35 +41,9 @@ class GGUFCheckpoint:
         with contextlib.ExitStack() as opened:
             files = [opened.enter_context(GGUFFile(part)) for part in paths]
             _check_numbers(files)
-            self._file_of = _owners(files)
-            self.tensors = {name: file.tensors[name] for name, file in self._file_of.items()}
             self.path, self.metadata = paths[0], files[0].metadata
             self.header_digest = _digest(files)
-            self._opened = opened.pop_all()
-
-    @property
-    def matrix_types(self) -> frozenset[GGMLType]:
-        """Of its tensors of two dimensions."""
-        return frozenset(tensor.type for tensor in self.tensors.values() if len(tensor.shape) == 2)
-
-    def data(self, name: str) -> memoryview:
-        """The bytes of tensor `name` as a read-only view, without a copy. Raises KeyError for an unknown name."""
-        return self._file_of[name].data(name)
-
-    def release(self, name: str) -> None:
-        """Give back the memory that reading tensor `name` took. Its data can be read again, from the file."""
-        self._file_of[name].release(name)
-
-    def close(self) -> None:
-        self._opened.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+            super().__init__(_owners(files), opened)
 
 
 def part_paths(path: Path) -> list[Path]:

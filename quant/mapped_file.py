@@ -1,4 +1,4 @@
-"""Regular files, opened to be mapped; and mapped files of named tensors.
+"""Regular files, opened to be mapped; and mapped files of named tensors, alone and together.
 
 Knows files, and where in them tensors lie. Refuses to know formats.
 """
@@ -32,6 +32,21 @@ def regular_file(path: Path) -> Iterator[tuple[int, int]]:
         os.close(descriptor)
 
 
+class Closing(ABC):
+    """What is open until it is closed, and is closed at the end of a `with`."""
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
 class MappedTensor(Protocol):
     """Where a tensor lies in its file."""
 
@@ -45,7 +60,7 @@ class MappedTensor(Protocol):
 Tensor = TypeVar("Tensor", bound=MappedTensor)
 
 
-class TensorFile(ABC, Generic[Tensor]):
+class TensorFile(Closing, Generic[Tensor]):
     """An open file of named tensors, which are read-only views of the mapped file. One that cannot be read whole is
     closed again.
 
@@ -91,10 +106,25 @@ class TensorFile(ABC, Generic[Tensor]):
         with contextlib.suppress(BufferError):
             self._map.close()
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+class TensorFiles(Closing, Generic[Tensor]):
+    """Open files of one checkpoint as one set of tensors. Views outlive `close()`."""
+
+    tensors: Mapping[str, Tensor]  # file by file; `offset` counts in the tensor's own file
+
+    def __init__(self, file_of: Mapping[str, TensorFile[Tensor]], opened: contextlib.ExitStack) -> None:
+        """By the name of each tensor the file that has it. What `opened` would close is closed with this."""
+        self._file_of = file_of
+        self.tensors = {name: file.tensors[name] for name, file in file_of.items()}
+        self._opened = opened.pop_all()
+
+    def data(self, name: str) -> memoryview:
+        """The bytes of tensor `name` as a read-only view, without a copy. Raises KeyError for an unknown name."""
+        return self._file_of[name].data(name)
+
+    def release(self, name: str) -> None:
+        """Give back the memory that reading tensor `name` took. Its data can be read again, from the file."""
+        self._file_of[name].release(name)
+
+    def close(self) -> None:
+        self._opened.close()

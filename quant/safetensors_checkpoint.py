@@ -15,12 +15,10 @@ import re
 from collections import defaultdict
 from collections.abc import Mapping, Set
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from quant.bounded_json import JSONProblem, parse_object
 from quant.errors import ModelFileError, SafetensorsError, printable
-from quant.mapped_file import regular_file
+from quant.mapped_file import TensorFiles, regular_file
 from quant.safetensors import SafetensorsFile, SafetensorsTensor
 
 WHOLE = "model.safetensors"
@@ -35,7 +33,7 @@ _SHARD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,200}\.safetensors")
 _DEVICE = re.compile(r"(?:con|prn|aux|nul|com\d|lpt\d)\.", re.IGNORECASE)  # Windows opens these in any folder
 
 
-class SafetensorsCheckpoint:
+class SafetensorsCheckpoint(TensorFiles[SafetensorsTensor]):
     """The tensors of a checkpoint, whichever of its files they are in.
 
     `path` is a safetensors file, or a checkpoint's folder: of `model.safetensors` where that exists, else of shards. A
@@ -44,36 +42,14 @@ class SafetensorsCheckpoint:
     none or one cannot be opened. Views outlive `close()`.
     """
 
-    tensors: Mapping[str, SafetensorsTensor]  # shard by shard; `offset` counts in the tensor's own file
     header_digest: str  # sha256 over the names of all shards and their own digests, in hex; a single file's own
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
         with contextlib.ExitStack() as opened:
             files = _open(self.path, opened)
-            self._file_of = {name: file for file in files.values() for name in file.tensors}
-            self.tensors = {name: file.tensors[name] for name, file in self._file_of.items()}
             self.header_digest = _digest(files)
-            self._opened = opened.pop_all()
-
-    def data(self, name: str) -> memoryview:
-        """The bytes of tensor `name` as a read-only view, without a copy. Raises KeyError for an unknown name."""
-        return self._file_of[name].data(name)
-
-    def release(self, name: str) -> None:
-        """Give back the memory that reading tensor `name` took. Its data can be read again, from the file."""
-        self._file_of[name].release(name)
-
-    def close(self) -> None:
-        self._opened.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+            super().__init__({name: file for file in files.values() for name in file.tensors}, opened)
 
 
 def _open(path: Path, opened: contextlib.ExitStack) -> dict[str, SafetensorsFile]:
