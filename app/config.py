@@ -11,11 +11,11 @@ from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import platformdirs
 
 from app.errors import InvalidSetting
+from app.setting_values import number_or_auto, one_of, text, web_address, whole_number, yes_or_no
 from engine.config import TARGET_LATENCY, Preemption
 from quant.cpu.tiers import CHOICES
 
@@ -51,74 +51,10 @@ def _read_by(parse: Callable[[object], object], default: object, meaning: str, *
     return {"setting": Setting(parse, default, meaning, also)}
 
 
-def _text(value: object) -> str:
-    if not isinstance(value, str) or not value.strip():
-        raise ValueError("must be a text that is not empty")
-    return value.strip()
-
-
 def _folder(value: object) -> Path:
     if not isinstance(value, str | Path) or not str(value):
         raise ValueError("must be a path")
     return Path(os.path.expandvars(os.path.expanduser(value))).absolute()
-
-
-def _web_address(value: object) -> str:
-    address = _text(value).rstrip("/")
-    parts = urlsplit(address)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError("must be an address that starts with https:// or http://")
-    return address
-
-
-def _yes_or_no(value: object) -> bool:
-    words = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
-    if isinstance(value, bool):
-        return value
-    if isinstance(value, str) and value.strip().lower() in words:
-        return words[value.strip().lower()]
-    raise ValueError(f"must be yes or no, not {value!r}")
-
-
-def _whole_number(most: int) -> Callable[[object], int]:
-    def parse(value: object) -> int:
-        problem = f"must be a whole number from 0 to {most}, not {value!r}"
-        if isinstance(value, bool) or not isinstance(value, int | str):
-            raise ValueError(problem)
-        try:
-            number = int(value)
-        except ValueError:
-            raise ValueError(problem) from None
-        if not 0 <= number <= most:
-            raise ValueError(problem)
-        return number
-
-    return parse
-
-
-def _gigabytes_or_auto(value: object) -> float | None:
-    """None stands for auto."""
-    if value == "auto":
-        return None
-    problem = f"must be auto or a number from 0 to {MAX_DISK_GB}, not {value!r}"
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        raise ValueError(problem)
-    try:
-        number = float(value)
-    except ValueError:
-        raise ValueError(problem) from None
-    if not 0 <= number <= MAX_DISK_GB:  # nor what is not a number
-        raise ValueError(problem)
-    return number
-
-
-def _one_of(*choices: str) -> Callable[[object], str]:
-    def parse(value: object) -> str:
-        if value not in choices:
-            raise ValueError(f"must be one of {', '.join(choices)}, not {value!r}")
-        return str(value)
-
-    return parse
 
 
 def _hugging_face_home() -> Path:
@@ -140,7 +76,7 @@ def _hugging_face_token() -> str | None:
 class Settings:
     """Every setting, resolved. Get one from `load_settings`; the fields are the table of what can be set."""
 
-    model: str = field(metadata=_read_by(_text, "smollm2:135m", "The model used when none is named."))
+    model: str = field(metadata=_read_by(text, "smollm2:135m", "The model used when none is named."))
     models_dir: Path = field(
         metadata=_read_by(
             _folder,
@@ -164,7 +100,7 @@ class Settings:
     )
     hub_endpoint: str = field(
         metadata=_read_by(
-            _web_address,
+            web_address,
             "https://huggingface.co",
             "Address of the Hugging Face Hub or of a mirror of it.",
             "HF_ENDPOINT",
@@ -182,7 +118,7 @@ class Settings:
     hub_token: str | None = field(
         repr=False,
         metadata=_read_by(
-            _text,
+            text,
             _hugging_face_token,
             "Access token for gated models; sent to the Hub's own host and nowhere else.",
             "HF_TOKEN",
@@ -190,52 +126,52 @@ class Settings:
         ),
     )
     offline: bool = field(
-        metadata=_read_by(_yes_or_no, False, "Never use the network.", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+        metadata=_read_by(yes_or_no, False, "Never use the network.", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
     )
-    threads: int = field(metadata=_read_by(_whole_number(MAX_THREADS), 0, "Threads of the CPU engine; 0 chooses."))
+    threads: int = field(metadata=_read_by(whole_number(MAX_THREADS), 0, "Threads of the CPU engine; 0 chooses."))
     kernels: str = field(
         metadata=_read_by(
-            _one_of("auto", "cpu", "reference"), "auto", "Kernels of the engine: the fastest ones, or those named."
+            one_of("auto", "cpu", "reference"), "auto", "Kernels of the engine: the fastest ones, or those named."
         )
     )
     activation_planes: int = field(
         metadata=_read_by(
-            _whole_number(2),
+            whole_number(2),
             0,
             "How the CPU kernels round activations: 2 is near exact, 1 is faster; 0 chooses.",
         )
     )
     cpu_tier: str = field(
         metadata=_read_by(
-            _one_of(*CHOICES),
+            one_of(*CHOICES),
             "auto",
             "Instructions that the CPU kernels are made of: the fastest this processor has, or those named.",
         )
     )
     quantize: str = field(
         metadata=_read_by(
-            _one_of("none", "fp8", "int4", "nf4"),
+            one_of("none", "fp8", "int4", "nf4"),
             "none",
             "What the layers of a 16- or 32-bit model are quantized to while it loads.",
         )
     )
     kv_type: str = field(
         metadata=_read_by(
-            _one_of("auto", "f16", "int8"),
+            one_of("auto", "f16", "int8"),
             "auto",
             "How the CPU kernels keep keys and values: f16 is near exact, int8 takes about half of the memory.",
         )
     )
     kv_host_mb: int = field(
         metadata=_read_by(
-            _whole_number(MAX_HOST_MB),
+            whole_number(MAX_HOST_MB),
             0,
             "Memory, in MB, that requests which have to wait are copied to; 0 has them computed again.",
         )
     )
     kv_disk_gb: float | None = field(  # None: auto
         metadata=_read_by(
-            _gigabytes_or_auto,
+            number_or_auto(MAX_DISK_GB),
             None,
             "How much is kept on disk of what was computed, in GB: a number, 0 for nothing, or auto for a tenth of "
             "the free space.",
@@ -246,32 +182,32 @@ class Settings:
     )
     preemption: str = field(
         metadata=_read_by(
-            _one_of(*(choice.value for choice in Preemption)),
+            one_of(*(choice.value for choice in Preemption)),
             Preemption.AUTO.value,
             "What a request does that has to wait while others run: swap, recompute, or what is faster.",
         )
     )
     latency_ms: int = field(
         metadata=_read_by(
-            _whole_number(MAX_LATENCY_MS),
+            whole_number(MAX_LATENCY_MS),
             round(1000 * TARGET_LATENCY),
             "Pause between two words of a reply, in ms, that reading a long prompt should not exceed; 0 is any.",
         )
     )
     context: int = field(
         metadata=_read_by(
-            _whole_number(MAX_CONTEXT), 0, "Longest context in tokens; 0 takes what the model was made for."
+            whole_number(MAX_CONTEXT), 0, "Longest context in tokens; 0 takes what the model was made for."
         )
     )
     host: str = field(
         metadata=_read_by(
-            _one_of("127.0.0.1", "localhost", "::1"),
+            one_of("127.0.0.1", "localhost", "::1"),
             "127.0.0.1",
             "Where the server listens: this version serves the programs of this machine alone, and has no API keys.",
         )
     )
     port: int = field(
-        metadata=_read_by(_whole_number(MAX_PORT), 4645, "Port the server listens on; 0 takes any that is free.")
+        metadata=_read_by(whole_number(MAX_PORT), 4645, "Port the server listens on; 0 takes any that is free.")
     )
     origins: Mapping[str, str] = field(default_factory=dict, repr=False)  # setting name -> where its value came from
 
