@@ -9,6 +9,7 @@ AppError
 ├── TemplateError          a chat template that fails, is refused, or runs past its limits
 │   └── TemplateUnavailable   the process that renders them gave no answer in time
 ├── UnsupportedTokenizer   a vocabulary that cannot be reproduced exactly
+├── InvalidGrammar         a schema or grammar for a reply that cannot be kept; names the place
 ├── InvalidMessage         (chat/messages.py) a message that cannot be given to a model
 ├── InvalidRequest, ReplyFailed, ReplyAborted     (server/errors.py)
 ├── ContenderFailed, UnsuitableLoad               (bench/contender.py)
@@ -50,6 +51,14 @@ class TemplateError(AppError):
 
 class TemplateUnavailable(TemplateError):
     """The process that renders templates gave no answer in time, or none that makes sense: it may, another time."""
+
+
+class InvalidGrammar(AppError):
+    """A reply cannot be held to what was asked for. `place` is the path of the part to blame, from a schema's root."""
+
+    def __init__(self, message: str, *, place: str = "") -> None:
+        super().__init__(message)
+        self.place = place
 
 
 class UnsupportedTokenizer(AppError):

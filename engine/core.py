@@ -89,6 +89,8 @@ class Engine(Generic[TicketT]):
         if not all(0 <= token_id < self.vocab_size for token_id in (*prompt_ids, *end_ids)):
             raise IndexError(f"a token id is not in the vocabulary of {self.vocab_size}")
         request = Request(next(self._ids), prompt_ids, params, end_ids, origin)
+        if params.grammar is not None:
+            request.constraint = params.grammar.begin(jumps=params.logprobs is None)
         self._scheduler.check_fits(request)
         return request
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from engine.beam import Beam
     from engine.blocks import BlockKey
+    from engine.constraint import Constraint, Grammar
     from engine.disk.store import DiskBlock
     from engine.searches import Search
 
@@ -68,6 +69,7 @@ class SamplingParams:
     logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, added to its logit)
     logprobs: int | None = None  # alternatives to report for each token; 0: only the picked one; None: none
     prompt_logprobs: int | None = None  # the same for the tokens of the prompt, which is computed whole for it
+    grammar: "Grammar | None" = None  # that the reply is in; it ends the reply, too, whatever else says it must not
     beams: BeamParams | None = None  # nothing is drawn then: temperature and filters mean nothing
 
     _BOUNDS: ClassVar[Bounds] = (
@@ -108,7 +110,7 @@ class SamplingParams:
 
 
 # What changes the model's own distribution.
-_SHAPING = ("logit_bias", "repetition_penalty", "presence_penalty", "frequency_penalty")
+_SHAPING = ("logit_bias", "repetition_penalty", "presence_penalty", "frequency_penalty", "grammar")
 
 
 def _check_bounds(params: object, bounds: Bounds) -> None:
@@ -212,6 +214,7 @@ class Request:
     is_leading: bool = False  # some of them pick their first token in a step under way, and then take over its blocks
     num_reported: int = 0  # positions of the prompt whose prediction of the next token is told, or under way
     status: RequestStatus = RequestStatus.WAITING
+    constraint: "Constraint | None" = field(default=None, repr=False)  # how far its reply is in its grammar
     search: "Search | None" = field(default=None, repr=False)  # that it is a beam of, or a result, which never runs
     beam: "Beam | None" = field(default=None, repr=False)  # of the search: what it stands for
     _known_ids: "array[int]" = field(default_factory=lambda: array("q"))  # as far as somebody asked
@@ -220,6 +223,13 @@ class Request:
     def num_cached(self) -> int:
         """Tokens of the prompt that were found computed when it first joined."""
         return self.cache.tokens
+
+    @property
+    def runs_ahead(self) -> bool:
+        """Whether its next step can be launched while its last token is still being sampled."""
+        # Which token of a beam goes on is known when its whole search has got so far; which may follow in a grammar,
+        # when the one before is known.
+        return self.beam is None and self.constraint is None
 
     @property
     def block_table(self) -> list[int]:
@@ -285,6 +295,11 @@ class ScheduledRequest:
     def stop(self) -> int:
         return self.start + self.num_tokens
 
+    @property
+    def picking(self) -> "tuple[Request, ...]":
+        """Those that pick a token from the logits of its last one, where it samples."""
+        return (self.request, *self.followers)
+
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
@@ -309,12 +324,14 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class SampledToken:
-    """What the runner found for one request of a step. `token_id` is None where the step only reports on the prompt."""
+    """What the runner found for one request of a step. `token_id` is None where the step only reports on the prompt, or
+    there is none to be had."""
 
     request_id: int
     token_id: int | None
     logprobs: TokenLogprobs | None = None
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # of the tokens behind the positions that were to be reported
+    problem: str = ""  # why there is no token to be had: the request ends with it
 
 
 @dataclass(frozen=True, slots=True)

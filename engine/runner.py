@@ -6,6 +6,7 @@ know which requests exist beyond the plan it is given.
 
 import gc
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
@@ -14,6 +15,7 @@ import torch
 
 from engine.batch import build_batch
 from engine.config import GroupConfig
+from engine.constraint import NO_MASKS, Masks, MaskThread
 from engine.device import LoadedModel, Logits
 from engine.errors import OutOfMemory
 from engine.request import Request, SampledToken, ScheduledRequest, StepPlan, TokenLogprobs
@@ -44,6 +46,7 @@ class Ticket:
 
     logits: Logits
     parts: tuple[ScheduledRequest, ...]
+    masks: "Future[Masks] | None" = None  # of the tokens that its requests pick from, where some are constrained
 
 
 @contextmanager
@@ -69,6 +72,7 @@ class ModelRunner:
         self._model = model
         self._vocab_size = vocab_size
         self._groups = groups
+        self._masks = MaskThread(vocab_size)
 
     @staticmethod
     def recover() -> None:
@@ -87,7 +91,8 @@ class ModelRunner:
         blocks = self._model.kv.num_blocks
         batch = build_batch(plan, vocab_size=self._vocab_size, num_blocks=blocks, groups=self._groups)
         self._model.kv.copy(copy for part in plan.scheduled for copy in part.copies)
-        return Ticket(self._model.compute(batch), plan.scheduled)
+        masks = self._masks.begin([it for part in plan.scheduled if part.samples for it in part.picking])
+        return Ticket(self._model.compute(batch), plan.scheduled, masks)
 
     def _collect(self, ticket: Ticket) -> list[SampledToken]:
         picking: list[tuple[int, Request]] = []  # rows that the next token of a request is picked from
@@ -98,9 +103,10 @@ class ModelRunner:
                 reports[part.request.id] = report_prompt(ticket.logits.values[row:], part.request, part.reported)
                 row += len(part.reported)
             if part.samples:
-                picking += [(row, request) for request in (part.request, *part.followers)]
+                picking += [(row, request) for request in part.picking]
                 row += 1
-        picked = next_tokens(ticket.logits, [row for row, _ in picking], [request for _, request in picking])
+        masks = ticket.masks.result() if ticket.masks else NO_MASKS
+        picked = next_tokens(ticket.logits, [row for row, _ in picking], [request for _, request in picking], masks)
         if not reports:
             return picked
         told = [replace(token, prompt_logprobs=reports.pop(token.request_id, ())) for token in picked]

@@ -1,40 +1,40 @@
 """The sampler: from a step's logits to its tokens, by pure functions over a batch of rows.
 
-Order: logit bias and forbidden tokens, penalties, temperature, then the filters min-p, top-k, top-p, then the draw.
+Order: logit bias and forbidden tokens, penalties, grammar, temperature, then the filters min-p, top-k, top-p, then the
+draw.
 Every function works row by row, so that a row's token does not depend on its neighbours. The draw needs one uniform
 number a row, made from the request's seed and the token's index: the same after preemption, restart, or in any batch.
 """
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from engine.constraint import NO_MASKS, Masks
 from engine.device import Logits
 from engine.drawing import TRIES, Filters, draw
-from engine.errors import EngineError
 from engine.request import Request, SampledToken, TokenLogprobs
 
+NOT_NUMBERS = "The model computed values that are not numbers. Report this with the model's name."
 
-def next_tokens(logits: Logits, rows: Sequence[int], requests: Sequence[Request]) -> list[SampledToken]:
-    """The next token of each request, from row rows[i] of the logits for requests[i].
+
+def next_tokens(
+    logits: Logits, rows: Sequence[int], requests: Sequence[Request], masks: Masks = NO_MASKS
+) -> list[SampledToken]:
+    """The next token of each request, from row rows[i] of the logits for requests[i]; of those that `masks` allow.
 
     Where the device has found the most likely tokens already, and nobody wants more than those, no logits are read.
-    Raises EngineError when the model computed NaN.
     """
     greedy = logits.greedy
-    if greedy is not None and all(map(_plain, requests)):
+    if greedy is not None and not masks.problems and all(map(_plain, requests)):
         picked = [greedy[row] for row in rows]
-        if any(token_id < 0 for token_id in picked):
-            raise _not_numbers()
-        return [SampledToken(request.id, token_id) for request, token_id in zip(requests, picked, strict=True)]
+        if all(masks.allow(request.id, token_id) for request, token_id in zip(requests, picked, strict=True)):
+            return [_sampled(request, token_id) for request, token_id in zip(requests, picked, strict=True)]
     together = list(rows) == list(range(len(rows)))  # mostly: nothing is copied then
-    return sample(logits.values[: len(rows)] if together else logits.values[list(rows)], requests)
-
-
-def _not_numbers() -> EngineError:
-    return EngineError("The model computed values that are not numbers", "Report this with the model's name.")
+    return sample(logits.values[: len(rows)] if together else logits.values[list(rows)], requests, masks)
 
 
 def _plain(request: Request) -> bool:
@@ -45,23 +45,38 @@ def _plain(request: Request) -> bool:
     return params.temperature == 0 and not shaped
 
 
+def _sampled(request: Request, token_id: int, report: TokenLogprobs | None = None) -> SampledToken:
+    """`token_id` is less than 0 where the row held NaN."""
+    if token_id < 0:
+        return SampledToken(request.id, None, problem=NOT_NUMBERS)
+    return SampledToken(request.id, token_id, report)
+
+
 @torch.inference_mode()
-def sample(logits: Tensor, requests: Sequence[Request]) -> list[SampledToken]:
+def sample(logits: Tensor, requests: Sequence[Request], masks: Masks = NO_MASKS) -> list[SampledToken]:
     """Pick the next token of each request. logits float32 [rows, vocabulary], row r for requests[r].
 
-    Raises EngineError when the model computed NaN.
+    A request whose row holds NaN, or whose grammar cannot go on, is told that problem; its neighbours get their tokens.
     """
-    if torch.isnan(logits.amax(-1)).any():  # a maximum with NaN is NaN, and found in a tenth of the time
-        raise _not_numbers()
+    numbers = ~torch.isnan(logits.amax(-1))  # a maximum with NaN is NaN, and found in a tenth of the time
+    if masks.problems or not numbers.all():
+        return _sample_around(numbers.tolist(), logits, requests, masks)
     shaped = logits
     for step in (apply_bias, forbid_early_end, apply_penalties):
         shaped = step(shaped, requests)
-    token_ids = pick(shaped, requests)
+    token_ids = pick(apply_masks(shaped, logits, requests, masks), requests)
     reports = report_logprobs(logits, token_ids, requests)
-    return [
-        SampledToken(request.id, token_id, report)
-        for request, token_id, report in zip(requests, token_ids, reports, strict=True)
-    ]
+    return [_sampled(*picked) for picked in zip(requests, token_ids, reports, strict=True)]
+
+
+def _sample_around(
+    numbers: Sequence[bool], logits: Tensor, requests: Sequence[Request], masks: Masks
+) -> list[SampledToken]:
+    """`sample` where some rows hold NaN, or some grammars cannot go on."""
+    fine = [row for row, it in enumerate(requests) if numbers[row] and it.id not in masks.problems]
+    told = {it.id: SampledToken(it.id, None, problem=masks.problems.get(it.id, NOT_NUMBERS)) for it in requests}
+    rest = sample(logits[fine], [requests[row] for row in fine], replace(masks, problems={}))
+    return [(told | {it.request_id: it for it in rest})[request.id] for request in requests]
 
 
 # -- shaping logits: each returns new logits, or the same object when no request asks for anything
@@ -112,6 +127,21 @@ def apply_penalties(logits: Tensor, requests: Sequence[Request]) -> Tensor:
 def _has_penalties(request: Request) -> bool:
     params = request.params
     return params.repetition_penalty != 1.0 or params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
+
+
+def apply_masks(shaped: Tensor, logits: Tensor, requests: Sequence[Request], masks: Masks) -> Tensor:
+    """Make impossible what a request's grammar does not allow; where that leaves nothing of `shaped`, of `logits`."""
+    if not masks.places:
+        return shaped
+    masked = shaped.clone()
+    for row, request in enumerate(requests):
+        allowed = masks.allowed(request.id, logits.shape[1])
+        if allowed is not None:
+            excluded = ~torch.from_numpy(allowed)
+            masked[row].masked_fill_(excluded, -torch.inf)
+            if masked[row].amax() == -torch.inf:
+                masked[row] = logits[row].masked_fill(excluded, -torch.inf)
+    return masked
 
 
 # -- picking tokens

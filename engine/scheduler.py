@@ -39,6 +39,7 @@ from engine.request import (
     ServiceClass,
     StepPlan,
     TokenEvent,
+    TokenLogprobs,
 )
 from engine.searches import Searches, party
 from engine.shares import shares
@@ -190,7 +191,7 @@ class Scheduler:
         for part in plan.scheduled:
             self._collected(part)
         found = {token.request_id: token for token in sampled}
-        told = [(part, request) for part in plan.scheduled for request in (part.request, *part.followers)]
+        told = [(part, request) for part in plan.scheduled for request in part.picking]
         return [
             event
             for part, request in told
@@ -205,7 +206,7 @@ class Scheduler:
         for part in plan.scheduled:
             part.request.steps_under_way -= 1
             self._memory.collected(part.copies)
-            for request in (part.request, *part.followers):
+            for request in part.picking:
                 events += self._end(request, FinishReason.ERROR, error) if request.id in self._running else []
             self._let_go(part.request)
         return events
@@ -280,8 +281,7 @@ class Scheduler:
         """Tokens that the request has to catch up on. None once its last token is being sampled."""
         if request.is_leading:
             return 0  # what it holds now is what others are about to share
-        # A beam never runs ahead: which of its tokens goes on is known when its whole search has got so far.
-        target = request.num_tokens + (request.num_pending if request.beam is None else 0)
+        target = request.num_tokens + (request.num_pending if request.runs_ahead else 0)
         return 0 if target >= self._memory.room(request) else target - request.num_scheduled
 
     def _reserve(self, request: Request, budget: int, preempted: list[Request]) -> bool:
@@ -354,17 +354,38 @@ class Scheduler:
         if request.search is not None:
             return self._searches.told(request, computed, found)
         prompt = () if found is None else found.prompt_logprobs
-        if found is None or found.token_id is None:
+        if found is None or (found.token_id is None and not found.problem):
             return [TokenEvent(request.id, None, num_computed=computed, prompt_logprobs=prompt)]
-        request.output_ids.append(found.token_id)
+        if found.token_id is None:
+            return self._end(request, FinishReason.ERROR, found.problem)
+        followed = request.constraint.accept(found.token_id) if request.constraint is not None else ()
+        events = [self._token(request, found.token_id, found.logprobs, prompt, last=not followed)]
+        for number, token_id in enumerate(followed, 1):
+            if events[-1].finish is None:
+                events.append(self._token(request, token_id, last=number == len(followed)))
+        return events
+
+    def _token(
+        self,
+        request: Request,
+        token_id: int,
+        logprobs: TokenLogprobs | None = None,
+        prompt: tuple[TokenLogprobs, ...] = (),
+        *,
+        last: bool,
+    ) -> TokenEvent:
+        """The reply goes on with a token, the `last` of those that its constraint knows of."""
+        request.output_ids.append(token_id)
         self._counters.generated_tokens += 1
-        finish = self._finish_reason(request, found.token_id)
+        finish = self._finish_reason(request, token_id, last=last)
         if finish is not None:
             self._finish(request)
-        return [TokenEvent(request.id, found.token_id, found.logprobs, finish, prompt_logprobs=prompt)]
+        return TokenEvent(request.id, token_id, logprobs, finish, prompt_logprobs=prompt)
 
-    def _finish_reason(self, request: Request, token_id: int) -> FinishReason | None:
+    def _finish_reason(self, request: Request, token_id: int, *, last: bool) -> FinishReason | None:
         params = request.params
+        if last and request.constraint is not None and request.constraint.ended:
+            return FinishReason.STOP
         if token_id in params.stop_token_ids or (token_id in request.end_ids and not params.ignore_eos):
             return FinishReason.STOP
         return FinishReason.LENGTH if request.num_tokens >= self._memory.room(request) else None

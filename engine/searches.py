@@ -133,6 +133,8 @@ class Searches:
     def told(self, request: Request, computed: int, found: SampledToken | None) -> list[TokenEvent]:
         """What a step found for one of its requests."""
         search, events = _search_of(request), []
+        if found is not None and found.problem:
+            return self.end(search, FinishReason.ERROR, found.problem)
         if found is not None and found.prompt_logprobs:
             events = [
                 TokenEvent(result.id, None, num_computed=computed, prompt_logprobs=found.prompt_logprobs)

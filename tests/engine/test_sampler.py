@@ -5,7 +5,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.errors import EngineError
 from engine.request import Request, SamplingParams
 from engine.sampler import apply_penalties, sample, uniform
 
@@ -144,10 +143,16 @@ def test_logprobs_without_alternatives_and_without_request() -> None:
 
 
 def test_not_a_number_is_an_error_and_not_a_token() -> None:
-    logits = LOGITS.clone()
-    logits[5] = torch.nan
-    with pytest.raises(EngineError, match="not numbers"):
-        picked(logits, temperature=0)
+    logits = LOGITS.repeat(3, 1)
+    logits[1, 5] = torch.nan
+    requests = [request(temperature=0) for _ in range(3)]
+    for number, one in enumerate(requests):
+        one.id = number
+    tokens = sample(logits, requests)
+    assert [token.token_id for token in tokens] == [1, None, 1]
+    assert "not numbers" in tokens[1].problem
+    assert not tokens[0].problem
+    assert not tokens[2].problem
 
 
 @pytest.mark.parametrize("temperature", [1e-3, 1e-30, 1e-40, 5e-324])

@@ -1,0 +1,98 @@
+"""Constraints: what the tokens of a reply may be, as far as it has come; and the masks of a step, computed beside it.
+
+A grammar is compiled elsewhere; the engine begins one constraint of it for each reply, asks which tokens may come next,
+and tells which one came. Refuses to know what a grammar is written in.
+"""
+
+import logging
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from engine.request import Request
+
+log = logging.getLogger(__name__)
+
+Words: TypeAlias = NDArray[np.int32]  # bit t % 32 of word t // 32 stands for token t
+
+
+class Constraint(Protocol):
+    """One reply on its way through a grammar. Used by one thread at a time."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing can follow: the reply is over."""
+        ...
+
+    def fill(self, words: Words) -> bool:
+        """Set the bits of the tokens that may come next, and no others. False where any may: `words` are as they were.
+
+        Whatever it raises ends the reply, and no other.
+        """
+        ...
+
+    def accept(self, token_id: int) -> Sequence[int]:
+        """A token has come, which was allowed. -> those that must follow it, taken as come, too."""
+        ...
+
+
+class Grammar(Protocol):
+    """What a reply must be like. Immutable, and safe for several threads."""
+
+    def begin(self, *, jumps: bool) -> Constraint:
+        """A constraint at its beginning; where it does not jump, `accept` gives no tokens."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Masks:
+    """The tokens that may come next, of the constrained requests of a step."""
+
+    words: Words  # [places, ceil(vocabulary / 32)]
+    places: dict[int, int]  # by request id; who is in none of the two may go on with any token
+    problems: dict[int, str]  # by request id: why its grammar cannot go on
+
+    def allow(self, request_id: int, token_id: int) -> bool:
+        """A token less than 0 is none, and nobody's to forbid."""
+        place = None if token_id < 0 else self.places.get(request_id)
+        return place is None or bool(self.words[place, token_id // 32] >> (token_id % 32) & 1)
+
+    def allowed(self, request_id: int, vocab_size: int) -> "NDArray[np.bool_] | None":
+        """bool [vocabulary]; None: any token."""
+        place = self.places.get(request_id)
+        if place is None:
+            return None
+        bits: NDArray[np.uint8] = np.unpackbits(self.words[place].view(np.uint8), count=vocab_size, bitorder="little")
+        return bits.view(np.bool_)
+
+
+NO_MASKS = Masks(np.empty((0, 0), np.int32), {}, {})
+
+
+class MaskThread:
+    """Computes masks on a thread of its own, while the step computes what they are for."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self._words = -(-vocab_size // 32)
+        self._thread = ThreadPoolExecutor(1, "masks")  # which starts with the first of them
+
+    def begin(self, requests: Sequence["Request"]) -> "Future[Masks] | None":
+        """The masks of those that are constrained; None where nobody is. Until it is done, they go on with no token."""
+        constrained = [request for request in requests if request.constraint is not None]
+        return self._thread.submit(self._masks, constrained) if constrained else None
+
+    def _masks(self, requests: Sequence["Request"]) -> Masks:
+        masks = Masks(np.zeros((len(requests), self._words), np.int32), {}, {})
+        for place, request in enumerate(requests):
+            try:
+                if request.constraint is not None and request.constraint.fill(masks.words[place]):
+                    masks.places[request.id] = place
+            except Exception as error:  # a grammar that fails ends its own request, and no other
+                log.exception("the grammar of request %d failed", request.id)
+                masks.problems[request.id] = f"{type(error).__name__}: {error}"
+        return masks
