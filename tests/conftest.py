@@ -133,6 +133,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--rules", type=int, default=5000, help="how many rules the block pool's state machine obeys")
     parser.addoption("--mutations", type=int, default=1000, help="how many mutated model files to try")
     parser.addoption("--corruptions", type=int, default=300, help="how many files of the disk tier to damage")
+    parser.addoption("--schemas", type=int, default=12, help="how many JSON schemas a model answers to")
     parser.addoption("--kills", type=int, default=10, help="how many processes that write files to kill")
     parser.addoption("--cpu-tier", choices=tiers.CHOICES, default="auto", help="test as on a processor of this tier")
 
@@ -187,6 +188,12 @@ def mutations(request: pytest.FixtureRequest) -> int:
 @pytest.fixture
 def corruptions(request: pytest.FixtureRequest) -> int:
     count: int = request.config.getoption("--corruptions")
+    return count
+
+
+@pytest.fixture
+def schemas(request: pytest.FixtureRequest) -> int:
+    count: int = request.config.getoption("--schemas")
     return count
 
 

@@ -13,6 +13,7 @@ from app.chat.cache_report import NOTHING
 from app.chat.cache_reporter import AskedPrompt, CacheReporter
 from app.chat.common_beginning import num_common
 from app.chat.events import ChatEvent, PromptLogprobs, PromptProgress, ReplyEnd, TextDelta
+from app.chat.grammars import GrammarCompiler
 from app.chat.messages import Message
 from app.chat.prompt_encoder import PromptEncoder, Reply
 from app.chat.stable_ids import StableIds
@@ -42,6 +43,7 @@ class ChatService:
         self.streams = streams
         self._prompts = PromptEncoder(tokenizer, renderer, StableIds() if stable_ids is None else stable_ids)
         self.cache = CacheReporter(tokenizer)
+        self.grammars = GrammarCompiler(tokenizer)
 
     @property
     def context_length(self) -> int:

@@ -89,9 +89,11 @@ async def chunks(
     EngineError, ReplyFailed, ReplyAborted."""
     counts = TokenCounts()
     writer = _ChunkWriter(service)
+    asked = wanted.grammar()
+    choices = wanted.choices(await asked.compiled(service.grammars) if asked else None)
     with naming("messages"):
         prompt = await service.encode(wanted.conversation())
-        async with aclosing(generate_choices(service, [prompt], wanted.choices(), origin, counts)) as batches:
+        async with aclosing(generate_choices(service, [prompt], choices, origin, counts)) as batches:
             async for batch in batches:
                 if written := [chunk for index, event in batch for chunk in writer.write(index, event)]:
                     yield written

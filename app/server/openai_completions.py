@@ -63,7 +63,8 @@ async def chunks(service: ChatService, wanted: CompletionRequest, origin: Origin
     """The reply, in batches as it comes; last, if wanted, a chunk that says what it used. Nothing comes before the
     engine has begun with it, so that what is refused or fails at once can be raised: InvalidRequest, InvalidSampling,
     EngineError, ReplyFailed, ReplyAborted."""
-    choices = wanted.choices()
+    asked = wanted.grammar()
+    choices = wanted.choices(await asked.compiled(service.grammars) if asked else None)
     given = wanted.prompts()
     prompts = [await _encode(service, prompt) for prompt in given]
     echoes = [_echo(service.tokenizer, wanted, *prompt) for prompt in zip(given, prompts, strict=True)]

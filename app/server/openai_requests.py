@@ -7,12 +7,24 @@ Fields that are absent or null have the API's defaults.
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, TypeAlias
 
-from msgspec import Meta, Raw, Struct
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from app.chat.messages import InvalidMessage, Message, ToolCall, text_of
 from app.server.choices import WantedChoices
 from app.server.errors import InvalidRequest
 from app.server.origin import Purpose, origin_of
+from app.server.structured_output import (
+    AskedGrammar,
+    Choices,
+    GrammarText,
+    ResponseFormat,
+    Schema,
+    StructuredOutputs,
+    of_response_format,
+    of_structured_outputs,
+    only,
+)
+from engine.constraint import Grammar
 from engine.request import MAX_BIASES, MAX_LOGPROBS, MAX_STOPS, MAX_WIDTH, BeamParams, Origin, SamplingParams
 
 MAX_CHOICES = 256  # of one request: prompts times those that are generated for each
@@ -79,6 +91,11 @@ class GenerationRequest(Struct, kw_only=True):
     use_beam_search: bool | None = None
     length_penalty: Annotated[float, Meta(ge=-10, le=10)] | None = None  # of a search, as the next one
     early_stopping: bool | Literal["never"] | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: Schema | GrammarText | UnsetType = UNSET  # and the others below: as `structured_outputs` has them
+    guided_regex: GrammarText | None = None
+    guided_choice: Choices | None = None
+    guided_grammar: GrammarText | None = None
     service_class: Literal["interactive", "normal", "background"] | None = None  # ours alone
 
     @property
@@ -86,12 +103,16 @@ class GenerationRequest(Struct, kw_only=True):
         """Whether the reply says what it used: a streamed one only if asked to."""
         return not self.stream or (self.stream_options is not None and bool(self.stream_options.include_usage))
 
-    def choices(self) -> WantedChoices:
+    def grammar(self) -> AskedGrammar | None:
+        """That the reply is to keep to. Raises InvalidRequest for a bad one, or several."""
+        return only(self._grammars())
+
+    def choices(self, grammar: Grammar | None = None) -> WantedChoices:
         """What is wanted of each prompt: with a seed, each candidate has the next one. Raises InvalidSampling."""
         n, reports = self.n or 1, self._logprobs() is not None
+        given = self._sampling() | {"grammar": grammar}
         if self.use_beam_search:
-            return WantedChoices(n, [SamplingParams(**self._sampling(), beams=self._beams(n))], reports)
-        given = self._sampling()
+            return WantedChoices(n, [SamplingParams(**given, beams=self._beams(n))], reports)
         if self._candidates > n:
             given = {"logprobs": 0, **given}  # they are ranked by it
         seeds: list[dict[str, Any]] = [{} for _ in range(self._candidates)]
@@ -147,6 +168,13 @@ class GenerationRequest(Struct, kw_only=True):
         if self.stream and self._candidates > (self.n or 1) and not self.use_beam_search:
             yield "best_of", "which are the best is known when all have ended; leave stream out."
 
+    def _grammars(self) -> Iterator[AskedGrammar]:
+        guided = StructuredOutputs(
+            json=self.guided_json, regex=self.guided_regex, choice=self.guided_choice, grammar=self.guided_grammar
+        )
+        yield from of_structured_outputs(self.structured_outputs, "structured_outputs.")
+        yield from of_structured_outputs(guided, "guided_")
+
     def _max_tokens(self) -> int | None:
         return self.max_tokens
 
@@ -193,10 +221,6 @@ class ChatMessage(Struct):
         return Message(self.role, parts or "", self.reasoning_content, tuple(calls), self.tool_call_id, self.name)
 
 
-class ResponseFormat(Struct):
-    type: str
-
-
 class ChatCompletionRequest(GenerationRequest, kw_only=True):
     """POST /v1/chat/completions."""
 
@@ -224,14 +248,16 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True):
     def _purpose(self) -> Purpose:
         return Purpose.CHAT
 
+    def _grammars(self) -> Iterator[AskedGrammar]:
+        yield from of_response_format(self.response_format)
+        yield from super()._grammars()
+
     def _problems(self) -> Iterator[tuple[str, str]]:
         yield from super()._problems()
         if self.tools and self.tool_choice != "none":
             yield "tools", "this version does not call tools; send none, or tool_choice none."
         if self.functions:
             yield "functions", "this version does not call functions; send none."
-        if self.response_format is not None and self.response_format.type != "text":
-            yield "response_format", "this version writes text only; leave it out."
         if any(modality != "text" for modality in self.modalities or ()):
             yield "modalities", "this version writes text only; leave it out."
         if self.top_logprobs is not None and not self.logprobs:

@@ -65,7 +65,7 @@ def test_a_schema_is_kept(compiler: GrammarCompiler, tokenizer: Tokenizer, jumps
 
 
 def test_a_regular_expression_and_a_choice_are_kept(compiler: GrammarCompiler, tokenizer: Tokenizer) -> None:
-    pattern = r"[A-Z]{2}-\d{3,5}(, [a-z]{1,9}ß)?"
+    pattern = r"[A-Z]{2}-[0-9]{3,5}(, [a-z]{1,9}ß)?"
     choices = ['yes "indeed"', "no\nnever", "日本"]
     grammar = GrammarSource("lark", 'start: "(" NUMBER ")" | "[" start "]"\nNUMBER: /[0-9]{1,3}/')
     for _ in range(8):
