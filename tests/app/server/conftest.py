@@ -21,9 +21,11 @@ def hash_server(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> Iterato
 
 
 @pytest.fixture(scope="session")
-def smollm2_server(smollm2: Path, tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> Iterator[LiveServer]:
+def smollm2_server(
+    smollm2: Path, cpu_kernels: Path, tokenizer: Tokenizer, renderer: ChatTemplateRenderer
+) -> Iterator[LiveServer]:
     with open_checkpoint(smollm2) as checkpoint:
-        engine = load_engine(checkpoint, LoadOptions(context_length=512))
+        engine = load_engine(checkpoint, LoadOptions(context_length=512, code_cache=cpu_kernels))
     with LiveServer("smollm2:135m", engine, tokenizer, renderer) as server:
         yield server
     engine.assert_empty()

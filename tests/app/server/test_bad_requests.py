@@ -61,6 +61,11 @@ BAD: dict[str, tuple[str, ...]] = {
     "best_of": (*NOT_AN_INTEGER, "0", "-1", "17"),
     "use_beam_search": ("1", '"true"', "[]"),
     "length_penalty": (*NOT_A_NUMBER, *HUGE, "-10.1", "10.1"),
+    "structured_outputs": ("1", "[]", '{"regex": "("}', '{"choice": []}', '{"grammar": "start"}', '{"json": 1}'),
+    "guided_json": ("1", "[]", '"{"', '{"type": "strong"}'),
+    "guided_regex": ("1", '""', '"(a"', json.dumps("a" * 300_000)),
+    "guided_choice": ("1", "[]", '[""]', "[1]"),
+    "guided_grammar": ("1", '""', '"start"'),
     "early_stopping": ("1", '"true"', '""', '"always"', "[]"),
 }
 BAD_ONLY: dict[str, dict[str, tuple[str, ...]]] = {
@@ -83,7 +88,11 @@ BAD_ONLY: dict[str, dict[str, tuple[str, ...]]] = {
         "max_completion_tokens": (*NOT_AN_INTEGER, "0", "-1"),
         "logprobs": ("1", '"true"', "[]"),
         "top_logprobs": (*NOT_AN_INTEGER, "-1", "21", "5"),
-        "response_format": ("1", "{}", '{"type": "json_object"}', '{"type": "json_schema", "json_schema": {}}'),
+        "response_format": (
+            *("1", "{}", '{"type": "xml"}', '{"type": "json_schema"}', '{"type": "json_schema", "json_schema": {}}'),
+            '{"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "strong"}}}',
+            '{"type": "json_object", "schema": [1]}',
+        ),
         "tools": ("1", "{}", '[{"type": "function", "function": {"name": "f"}}]'),
         "functions": ('[{"name": "f"}]',),
         "modalities": ('"text"', '["text", "audio"]'),
