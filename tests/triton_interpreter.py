@@ -32,6 +32,8 @@ _builder, _handle = interpreter.InterpreterBuilder, interpreter.TensorHandle
 _convert, _dot, _cast = interpreter._convert_float, _builder.create_dot, _builder.cast_impl
 _binary, _unary = _builder.binary_op, _builder.unary_op
 _reduce, _patch = interpreter.ReduceScanOpInterface.apply, interpreter._patch_lang_tensor
+_launch, _function = interpreter.GridExecutor.__call__, interpreter.InterpretedFunction
+_prepared: set[tuple[bool, ...]] = set()
 
 
 def _tensor(data: Any, kind: Any) -> torch.Tensor:
@@ -114,6 +116,20 @@ def _patched(tensor: Any, *rest: Any) -> Any:
     return result
 
 
+def _launched(self: Any, *arguments: Any, **options: Any) -> Any:
+    _prepared.clear()  # a launch takes back what it has done to the language
+    return _launch(self, *arguments, **options)
+
+
+def _called(self: Any, *arguments: Any, **options: Any) -> Any:
+    """A function that a kernel calls. Triton would prepare the language for each call anew, which takes longest."""
+    modules = tuple(any(it is module for it in self.fn.__globals__.values()) for module in (tl, tl.core))
+    if modules not in _prepared:
+        interpreter._patch_lang(self.fn)
+        _prepared.add(modules)
+    return self.rewrite()(*arguments, **options)
+
+
 def install() -> None:
     """Once for a process; twice does no harm."""
     interpreter._convert_float = _converted
@@ -121,5 +137,6 @@ def install() -> None:
     _builder.binary_op, _builder.unary_op = _binary_op, _unary_op
     interpreter.ReduceScanOpInterface.apply = _reduced
     interpreter._patch_lang_tensor = _patched
+    interpreter.GridExecutor.__call__, _function.__call__ = _launched, _called
     for name in ("si_to_fp", "ui_to_fp", "fp_to_si", "fp_to_ui", "fp_ext", "fp_trunc"):
         setattr(_builder, f"create_{name}", lambda self, source, target: self.cast_impl(source, target))
