@@ -5,6 +5,7 @@ A new wrapper gets a function here and a row in `CALLS`. A kernel that nobody la
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -16,7 +17,12 @@ from engine.kernels.norms import layer_norm, rms_norm, rms_norm_add
 from engine.kernels.rope_store import rope_and_store
 from engine.operations import Attention, HeadNorms
 from engine.rope import RotaryTable
+from quant.cuda.linear import CudaLinear
+from quant.cuda.loading import to_device
+from quant.cuda.matrix import CudaMatrix
 from quant.kernels.card import Card
+from tests.kernels.shapes import SHAPES, matrices
+from tests.kernels.weights import KINDS, fits, weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +33,7 @@ class Setting:
     model: ModelConfig
     tokens: int
     deterministic: bool
+    thorough: bool  # all kinds of weights in all sizes; else one of each form, in those of one model
 
 
 def blank(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
@@ -67,6 +74,47 @@ def _encoder(setting: Setting) -> None:
         gelu(blank(setting.tokens, 4 * hidden))
 
 
+@cache
+def _matrix(kind: str, rows: int, columns: int) -> CudaMatrix:
+    return to_device(weight(kind, rows, columns, torch.device("meta")), torch.device("meta"))
+
+
+def _products(setting: Setting) -> None:
+    for number, kind in enumerate(KINDS if setting.thorough else FORMS):
+        models = [model for model in SHAPES if fits(kind, *(columns for _, columns in matrices(model).values()))]
+        if setting.model in (models if setting.thorough else [models[number % len(models)]]):
+            for rows, columns in list(matrices(setting.model).values())[:: 1 if setting.thorough else 2]:
+                matrix = _matrix(kind, rows, columns)
+                _product(setting, CudaLinear([matrix], setting.card, deterministic=setting.deterministic))
+
+
+def _product(setting: Setting, layer: CudaLinear) -> None:
+    x, bias = blank(setting.tokens, layer.inputs), blank(layer.outputs, dtype=torch.float32)
+    layer.multiply(x, bias=bias)
+    layer.multiply(x, add_to=blank(setting.tokens, layer.outputs, dtype=torch.float32))
+    layer.rows(blank(setting.tokens, dtype=torch.int64))
+    layer.dequantize()
+
+
+FORMS = (
+    "Q4_K",
+    "Q6_K",
+    "e4m3 channel",
+    "Q8_0",
+    "int4 g128 zeros",
+    "Q3_K",
+    "Q5_K",
+    "IQ4_XS",
+    "MXFP4",
+    "int4 g32 zeros 1",
+    "nf4 g64 nested",
+    "int8 channel",
+    "e4m3 128x128",
+    "e5m2 channel",
+    "TQ2_0",
+    "Q2_K",
+    "BF16",
+)
 KV_TYPES = (torch.bfloat16, torch.uint8)
 ENCODER_WIDTHS = (384, 1024)
-CALLS: tuple[Callable[[Setting], None], ...] = (_gate, _norms, _heads, _encoder)
+CALLS: tuple[Callable[[Setting], None], ...] = (_gate, _norms, _heads, _encoder, _products)

@@ -3,7 +3,7 @@
 Refuses to know which wrappers there are (`tests.kernels.calls` does) and how a kernel is compiled.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -16,6 +16,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import make_backend
 from triton.runtime.jit import JITFunction, create_function_from_signature
 
+SIZES = {"COLUMNS", "GROUPS"}  # constants that are sizes of a weight
+FORM = {"GROUP", "LOW", "HIGH", "PHASES", "RATIO", "ZERO", "OFFSET", "NIBBLES", "SPAN"}  # that say what its codes mean
 GRID_LIMITS = (2**31 - 1, 65535, 65535)
 # What is told of arguments (a multiple of 16, an index of 64 bits, one) is alike for all architectures.
 BACKEND = make_backend(GPUTarget("cuda", 90, 32))
@@ -38,17 +40,20 @@ class Launch:
         return getattr(import_module(self.module), self.name)
 
     @property
-    def key(self) -> str:
-        """Launches of equal keys have the same machine code."""
-        return repr((self.module, self.name, self.signature, self.constants, self.attributes, self.options))
+    def tile(self) -> str:
+        """Launches of one tile differ in weights and other tensors alone."""
+        return repr((self.module, self.name, self._constants(SIZES | FORM), self.options))
 
     @property
     def configuration(self) -> str:
-        """Launches of one configuration differ in what Triton makes of numbers: that one is 1, or a multiple of 16."""
-        parameters = self.kernel.params
+        """Launches of one configuration differ in sizes alone, and in what Triton makes of them: that one is 1, or a
+        multiple of 16."""
         types = [kind for kind in self.signature.values() if kind.startswith("*")]
-        constants = [(path, value) for path, value in self.constants.items() if parameters[path[0]].is_constexpr]
-        return repr((self.module, self.name, types, constants, self.options))
+        return repr((self.tile, types, self._constants(SIZES)))
+
+    def _constants(self, left_out: set[str]) -> list[tuple[str, Any]]:
+        named = [(self.kernel.params[path[0]], value) for path, value in self.constants.items()]
+        return [(it.name, value) for it, value in named if it.is_constexpr and it.name not in left_out]
 
     def __str__(self) -> str:
         names = list(self.signature)
@@ -63,30 +68,31 @@ def _binder(kernel: Any) -> Any:
     return create_function_from_signature(kernel.signature, kernel.params, BACKEND)
 
 
-def _taken_down(kernel: Any, arguments: Sequence[Any], keywords: dict[str, Any]) -> tuple[Launch, dict[str, Any]]:
-    """As `JITFunction.run` sees a launch, and the arguments by name."""
-    options = {name: value for name, value in keywords.items() if name not in kernel.signature.parameters}
-    keywords = {**keywords, "debug": False, "instrumentation_mode": knobs.compilation.instrumentation_mode}
-    bound, kinds, parsed = _binder(kernel)(*arguments, **keywords)
-    _, signature, constants, attributes = kernel._pack_args(BACKEND, keywords, bound, kinds, parsed)
-    launch = Launch(kernel.fn.__module__, kernel.fn.__name__, signature, constants, attributes, options)
-    return launch, bound
+def _keywords(kernel: Any, given: dict[str, Any]) -> dict[str, Any]:
+    """As `JITFunction.run` has them."""
+    return {**given, "debug": False, "instrumentation_mode": knobs.compilation.instrumentation_mode}
 
 
 @contextmanager
 def recorded() -> Iterator[dict[str, Launch]]:
-    """Within, launches are taken down, each different one once, by its key.
+    """Within, launches are taken down, each different one once.
 
     Raises ValueError where a grid is larger than a GPU takes.
     """
     launches: dict[str, Launch] = {}
 
     def run(kernel: Any, *arguments: Any, grid: Any, warmup: bool, **keywords: Any) -> None:
-        launch, bound = _taken_down(kernel, arguments, keywords)
+        options = {name: value for name, value in keywords.items() if name not in kernel.signature.parameters}
+        keywords = _keywords(kernel, keywords)
+        bound, kinds, parsed = _binder(kernel)(*arguments, **keywords)
         grid = grid(bound) if callable(grid) else grid
         if any(size > most for size, most in zip(grid, GRID_LIMITS, strict=False)):
-            raise ValueError(f"{launch.name}: a grid of {grid}")
-        launches.setdefault(launch.key, launch)
+            raise ValueError(f"{kernel.fn.__name__}: a grid of {grid}")
+        key = repr((kernel.fn.__module__, kernel.fn.__name__, kinds, options))
+        if key not in launches:
+            _, signature, constants, attributes = kernel._pack_args(BACKEND, keywords, bound, kinds, parsed)
+            module, name = kernel.fn.__module__, kernel.fn.__name__
+            launches[key] = Launch(module, name, signature, constants, attributes, options)
 
     with mock.patch.object(JITFunction, "run", run):
         yield launches

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from quant.ggml_blocks import BLOCKS, PLAIN_TYPES, decode
-from quant.ggml_types import GGML_TYPES
+from quant.ggml_types import GGML_TYPES, GGMLType
 from quant.kernels.reference import dequantize
 from quant.tensor import (
     CodedTensor,
@@ -33,6 +33,11 @@ DEVIATION = 0.02  # of a weight of a GGUF type
 KINDS = (*PLAIN_TYPES, *BLOCKS, *SPANS, *ORDERED)
 
 _Move = Callable[[Tensor, int], Tensor]  # a tensor with some rows to one of so many, on the device
+
+
+def fits(kind: str, *columns: int) -> bool:
+    """Whether there can be matrices of the kind with so many columns."""
+    return kind not in BLOCKS or all(it % _ggml(kind).block_elements == 0 for it in columns)
 
 
 def weight(kind: str, rows: int, columns: int, device: torch.device) -> QTensor:
@@ -56,9 +61,13 @@ def _sample(kind: str, columns: int) -> QTensor:
     return {**SPANS, **ORDERED}[kind].make(ROWS, columns, rng)
 
 
+def _ggml(kind: str) -> GGMLType:
+    return next(it for it in GGML_TYPES.values() if it.name == kind)
+
+
 def _blocks(kind: str, columns: int, rng: np.random.Generator) -> QTensor:
     """Random bytes, whose scales then make the deviation what it should be, and the mean nearly zero."""
-    (ggml,) = (it for it in GGML_TYPES.values() if it.name == kind)
+    ggml = _ggml(kind)
     data = bytearray(rng.bytes(ggml.nbytes(ROWS * columns)))
     coded = decode(ggml, memoryview(data), (ROWS, columns))
     assert isinstance(coded, CodedTensor)
