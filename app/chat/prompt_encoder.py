@@ -25,6 +25,7 @@ from app.chat.stable_ids import StableIds
 from app.chat.stable_ids_file import Generated
 from app.chat.template import ChatTemplateRenderer
 from app.errors import TemplateError
+from app.text.infilling import Infilling
 from app.text.tokenizer import SPACE_SYMBOL, Tokenizer
 
 PROMPTS = 4096  # whose replies may still come
@@ -98,6 +99,10 @@ class PromptEncoder:
     def encode_text(self, text: str) -> tuple[int, ...]:
         """A prompt that is no conversation: its text as it stands, control tokens in it included."""
         return self._encoded(self._tokenizer.split(text))
+
+    def encode_infill(self, infilling: Infilling, before: str, behind: str) -> tuple[int, ...]:
+        """A prompt for what is missing between two texts, which stay text whatever they spell."""
+        return self._encoded(infilling.parts(before, behind))
 
     def remember(self, reply: Reply) -> None:
         """Have the ids of `reply` stand wherever its text goes on its prompt again. Returns at once."""

@@ -20,6 +20,7 @@ from app.chat.stable_ids import StableIds
 from app.chat.template import ChatTemplateRenderer
 from app.chat.token_streams import TokenStreams
 from app.text.detokenizer import IncrementalDetokenizer
+from app.text.infilling import Infilling
 from app.text.tokenizer import Tokenizer
 from engine.request import PROGRAM, FinishReason, Origin, Request, SamplingParams, TokenEvent, TokenLogprobs
 
@@ -44,6 +45,7 @@ class ChatService:
         self._prompts = PromptEncoder(tokenizer, renderer, StableIds() if stable_ids is None else stable_ids)
         self.cache = CacheReporter(tokenizer)
         self.grammars = GrammarCompiler(tokenizer)
+        self._infilling = Infilling.of(tokenizer.control_tokens)
 
     @property
     def context_length(self) -> int:
@@ -61,6 +63,12 @@ class ChatService:
     async def encode_text(self, text: str) -> tuple[int, ...]:
         """A prompt that is no conversation: its text as it stands, control tokens in it included."""
         return await asyncio.to_thread(self._prompts.encode_text, text)
+
+    async def encode_infill(self, before: str, behind: str) -> tuple[int, ...] | None:
+        """A prompt for what is missing between two texts; None for a model that has no tokens to be asked that with."""
+        if self._infilling is None:
+            return None
+        return await asyncio.to_thread(self._prompts.encode_infill, self._infilling, before, behind)
 
     async def forget(
         self, messages: Sequence[Message], staying: Sequence[Sequence[Message]] = (), origin: Origin = PROGRAM

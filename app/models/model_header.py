@@ -13,13 +13,14 @@ from app.models.repository import CONFIG
 from app.models.stored_model import StoredModel
 from app.models.tensor_classes import HeaderTensor
 from app.text.folder_tokenizer import VOCABULARY, tokenizer_config
+from app.text.infilling import MARKS
 from app.text.json_tokenizer import chat_template
 from quant.checkpoint_files import read_bytes, read_object
 from quant.errors import printable
 from quant.gguf_checkpoint import GGUFCheckpoint
 from quant.safetensors_checkpoint import SafetensorsCheckpoint
 
-_FIM = ("<|fim_prefix|>", "<fim_prefix>", "<|fim_begin|>", "<｜fim▁begin｜>", "<PRE>", "[PREFIX]", "<|fim_start|>")
+_FIM = tuple(marks.prefix for marks in MARKS)
 _LICENSE = re.compile(rb"\A---\n(?:.*\n)*?license: *([\w.-]+) *\n")
 _README_BYTES = 4096
 

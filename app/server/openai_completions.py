@@ -66,7 +66,7 @@ async def chunks(service: ChatService, wanted: CompletionRequest, origin: Origin
     asked = wanted.grammar()
     choices = wanted.choices(await asked.compiled(service.grammars) if asked else None)
     given = wanted.prompts()
-    prompts = [await _encode(service, prompt) for prompt in given]
+    prompts = [await _encode(service, prompt, wanted.suffix) for prompt in given]
     echoes = [_echo(service.tokenizer, wanted, *prompt) for prompt in zip(given, prompts, strict=True)]
     counts = TokenCounts()
     writer = _ChunkWriter(service, echoes, choices.count)
@@ -189,14 +189,27 @@ class _ChoiceWriter:
         return alternatives
 
 
-async def _encode(service: ChatService, prompt: str | tuple[int, ...]) -> tuple[int, ...]:
-    """The ids of a prompt. Raises InvalidRequest for one that is empty or not of the vocabulary."""
+async def _encode(service: ChatService, prompt: str | tuple[int, ...], suffix: str | None) -> tuple[int, ...]:
+    """The ids of a prompt. Raises InvalidRequest for one that is empty or not of the vocabulary, and for a suffix where
+    nothing can be inserted before one."""
+    if suffix:
+        return await _encode_infill(service, prompt, suffix)
     ids = await service.encode_text(prompt) if isinstance(prompt, str) else prompt
     if not ids:
         raise InvalidRequest("prompt: it is empty", "Send at least one token.", parameter="prompt")
     if (largest := max(ids)) >= service.vocab_size:
         problem = f"token id {largest} is not in the vocabulary of {service.vocab_size}"
         raise InvalidRequest(f"prompt: {problem}", parameter="prompt")
+    return ids
+
+
+async def _encode_infill(service: ChatService, prompt: str | tuple[int, ...], suffix: str) -> tuple[int, ...]:
+    if not isinstance(prompt, str):
+        raise InvalidRequest("suffix: it goes with a prompt that is a text.", parameter="suffix")
+    ids = await service.encode_infill(prompt, suffix)
+    if ids is None:
+        problem = f"{service.name} has no tokens to be asked for what is missing in the middle"
+        raise InvalidRequest(f"suffix: {problem}", "Leave it out, or take a model for code.", parameter="suffix")
     return ids
 
 

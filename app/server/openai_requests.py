@@ -294,8 +294,8 @@ class CompletionRequest(GenerationRequest, kw_only=True):
 
     def _problems(self) -> Iterator[tuple[str, str]]:
         yield from super()._problems()
-        if self.suffix:
-            yield "suffix", "this version does not insert text; leave it out."
+        if self.suffix and self.echo:
+            yield "suffix", "the prompt that goes with it cannot be echoed; leave echo out."
 
     def _max_tokens(self) -> int | None:
         return DEFAULT_COMPLETION_TOKENS if self.max_tokens is None else self.max_tokens

@@ -1,11 +1,16 @@
 """Text completions through the real openai client, against exactly known output."""
 
+from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
 from openai.types import Completion
 
-from tests.app.server.live_server import LiveServer
+from app.chat.template import ChatTemplateRenderer
+from app.text.gguf_tokenizer import from_gguf
+from quant.gguf import GGUFFile
+from tests.app.server.live_server import LiveServer, controlled_engine
 from tests.app.server.test_openai_chat import client
 from tests.hash_model import expected_output
 
@@ -144,3 +149,25 @@ def test_logprobs_are_columns_over_the_text(smollm2_server: LiveServer) -> None:
         assert max(top.values()) == top[token] == logprob
     assert [offset for part in parts for offset in part.text_offset or []] == offsets
     assert [token for part in parts for token in part.tokens or []] == tokens
+
+
+def test_what_is_missing_before_a_suffix_is_asked_for_with_the_models_own_tokens(
+    llama_cpp_models: Path, renderer: ChatTemplateRenderer
+) -> None:
+    with GGUFFile(llama_cpp_models / "ggml-vocab-starcoder.gguf") as file:
+        tokenizer = from_gguf(file.metadata)
+    engine, _ = controlled_engine(tokenizer.vocab_size)
+    with LiveServer("hash", engine, tokenizer, renderer) as server:
+        reply = ask(server, prompt="def add(a, b):\n    return ", suffix="\n<fim_middle>", max_tokens=9)
+        marks = [tokenizer.control_tokens[f"<fim_{name}>"] for name in ("prefix", "suffix", "middle")]
+        before, behind = (tokenizer.encode(text) for text in ("def add(a, b):\n    return ", "\n<fim_middle>"))
+        prompt = [marks[0], *before, marks[1], *behind, marks[2]]
+        assert reply.choices[0].text == expected_text(server, prompt, 9)
+        for refused in ({"prompt": [1, 2]}, {"prompt": "a", "echo": True}):
+            with pytest.raises(openai.BadRequestError, match="suffix"):
+                ask(server, suffix="b", **refused)
+
+
+def test_a_model_that_inserts_nothing_says_so(hash_server: LiveServer) -> None:
+    with pytest.raises(openai.BadRequestError, match="has no tokens"):
+        ask(hash_server, prompt="a", suffix="b")
