@@ -33,6 +33,39 @@ class TextDelta:
 
 
 @dataclass(frozen=True, slots=True)
+class ReasoningDelta:
+    """More of what the model thinks before it answers."""
+
+    text: str
+    logprobs: tuple[TokenLogprobs, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallStart:
+    """The model calls a tool. Its arguments follow, and then its end."""
+
+    index: int  # of the calls of one reply, from 0
+    id: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallDelta:
+    """More of the arguments of a call; together, the text of one JSON object."""
+
+    index: int
+    arguments: str
+    logprobs: tuple[TokenLogprobs, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallEnd:
+    """The arguments of a call are complete. A call that was cut off has none of this."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
 class ReplyEnd:
     """The last event of a reply."""
 
@@ -52,4 +85,5 @@ class ReplyEnd:
         return self.cache.cached
 
 
-ChatEvent = PromptProgress | PromptLogprobs | TextDelta | ReplyEnd
+SpokenEvent = TextDelta | ReasoningDelta | ToolCallStart | ToolCallDelta | ToolCallEnd  # what tokens become
+ChatEvent = PromptProgress | PromptLogprobs | SpokenEvent | ReplyEnd

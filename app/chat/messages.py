@@ -43,9 +43,12 @@ class ToolCall:
             raise _bad_arguments(name, f"a JSON object is expected, not {type(parsed).__name__}")
         return cls(name, parsed, id)
 
-    def to_template(self) -> dict[str, Json]:
-        """The call as chat templates expect it."""
-        function: dict[str, Json] = {"name": self.name, "arguments": self.arguments}
+    def to_template(self, *, arguments_as_text: bool = False) -> dict[str, Json]:
+        """The call as chat templates expect it: most want the arguments as an object, a few as the text of its JSON."""
+        arguments = (
+            json.dumps(self.arguments, ensure_ascii=False, default=dict) if arguments_as_text else self.arguments
+        )
+        function: dict[str, Json] = {"name": self.name, "arguments": arguments}
         call: dict[str, Json] = {"type": "function", "function": function}
         return call if self.id is None else {"id": self.id, **call}
 
@@ -61,7 +64,7 @@ class Message:
     tool_call_id: str | None = None  # of a tool message: the call that it answers
     name: str | None = None  # of a tool message: the tool; else the speaker
 
-    def to_template(self) -> dict[str, Json]:
+    def to_template(self, *, arguments_as_text: bool = False) -> dict[str, Json]:
         """The message as chat templates expect it: absent fields are left out, except for `content`.
 
         Reasoning goes by two names, since templates disagree: `thinking` (gpt-oss) and `reasoning_content` (the rest).
@@ -72,7 +75,7 @@ class Message:
             "role": self.role,
             "content": self.content,
             "reasoning_content": self.reasoning,
-            "tool_calls": [call.to_template() for call in self.tool_calls] or None,
+            "tool_calls": [call.to_template(arguments_as_text=arguments_as_text) for call in self.tool_calls] or None,
             "tool_call_id": self.tool_call_id,
             "name": self.name,
         }

@@ -84,15 +84,17 @@ class ChatTemplateRenderer:
         tools: Sequence[Mapping[str, Json]] | None = None,
         add_generation_prompt: bool = True,
         variables: Mapping[str, Json] | None = None,
+        arguments_as_text: bool = False,
     ) -> str:
         """The prompt that `template` makes of `messages`.
 
-        `tools` are in OpenAI's form; `variables` are the template's other inputs (bos_token, enable_thinking, ...).
+        `tools` are in OpenAI's form; `variables` are the template's other inputs (bos_token, enable_thinking, ...);
+        `arguments_as_text` for templates that want the arguments of calls as text.
         Raises TemplateError when the template fails, refuses, or needs more than its limits.
         """
         source = _checked_source(template)
         context: dict[str, Json] = {
-            "messages": [message.to_template() for message in messages],
+            "messages": [message.to_template(arguments_as_text=arguments_as_text) for message in messages],
             "tools": tools,
             "documents": None,
             "add_generation_prompt": add_generation_prompt,

@@ -1,0 +1,139 @@
+"""A sequence of literals and holes, as it is written in a table of formats, found in text that is still coming.
+
+    <function={name}>\n      a literal, a hole, a literal, and white space, of which there may be none or more
+
+Knows text. Refuses to know what the holes are for. No match looks at more than its own characters.
+"""
+
+import functools
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+_PART = re.compile(r"\{(\w+)\}|(\s+)|((?:[^{\s]|\{(?!\w+\}))+)")
+_NEVER_IN_NAMES = r"\s<>\[\]{}()\"'|=,｜"
+MAX_HOLE = 256  # characters
+
+
+@dataclass(frozen=True, slots=True)
+class Literal:
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """White space; `text` is what the format writes, and any or none is taken."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Hole:
+    """A name, or with `anything` whatever there is up to the next literal."""
+
+    name: str
+    pattern: re.Pattern[str] = field(compare=False)
+
+
+Part = Literal | Space | Hole
+
+
+class NotYet(Enum):
+    """More text is needed to tell."""
+
+    WAIT = auto()
+
+
+WAIT = NotYet.WAIT
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    end: int  # in the text
+    holes: Mapping[str, str]
+
+
+class Markup:
+    """One such sequence. Immutable."""
+
+    def __init__(self, written: str) -> None:
+        self.written = written
+        found = list(_PART.finditer(written))
+        self.parts = tuple(_part(one[1], one[2], one[3], found[index + 1 :]) for index, one in enumerate(found))
+
+    @functools.cached_property
+    def first(self) -> str:
+        """What every match begins with; nothing where that is a hole."""
+        part = self.parts[0] if self.parts else None
+        return part.text if isinstance(part, Literal) else ""
+
+    @property
+    def literals(self) -> Sequence[str]:
+        return [part.text for part in self.parts if isinstance(part, Literal)]
+
+    def filled(self, **holes: str) -> str:
+        """As the format writes it, with texts for its holes; up to the first hole that has none."""
+        texts: list[str] = []
+        for part in self.parts:
+            if isinstance(part, Hole) and part.name not in holes:
+                break
+            texts.append(holes[part.name] if isinstance(part, Hole) else part.text)
+        return "".join(texts)
+
+    def match(
+        self, text: str, start: int, *, final: bool = False, known: Mapping[str, str] | None = None
+    ) -> Found | NotYet | None:
+        """The sequence at `start`; `final` if no text follows; `known` holes must say the same again."""
+        position, holes = start, dict(known or {})
+        for number, own in enumerate(self.parts):
+            part = Literal(holes[own.name]) if isinstance(own, Hole) and own.name in holes else own
+            if isinstance(part, Literal):
+                reached = _literal(text, position, part.text, final)
+            elif isinstance(part, Space):
+                reached = _space(text, position, final, last=number == len(self.parts) - 1)
+            else:
+                reached = _hole(text, position, part, final)
+                if isinstance(reached, int):
+                    holes[part.name] = text[position:reached].strip()
+            if not isinstance(reached, int):
+                return reached
+            position = reached
+        return Found(position, holes)
+
+
+def _part(hole: str | None, space: str | None, literal: str | None, rest: Sequence[re.Match[str]]) -> Part:
+    if hole is None:
+        return Space(space) if space else Literal(literal or "")
+    following = next((one[3] for one in rest if one[3]), "")
+    if hole == "any":
+        return Hole(hole, re.compile(rf"(?:(?!{re.escape(following)}).)*" if following else ".*", re.DOTALL))
+    never = r"\n" if hole == "key" else _NEVER_IN_NAMES
+    before = f"(?!{re.escape(following[0])})" if following else ""
+    return Hole(hole, re.compile(rf"(?:{before}[^{never}])+"))
+
+
+def _literal(text: str, position: int, literal: str, final: bool) -> int | NotYet | None:
+    if text.startswith(literal, position):
+        return position + len(literal)
+    begun = not final and len(text) - position < len(literal) and literal.startswith(text[position:])
+    return WAIT if begun else None
+
+
+_SPACES = re.compile(r"\s*")
+
+
+def _space(text: str, position: int, final: bool, *, last: bool) -> int | NotYet:
+    match = _SPACES.match(text, position)
+    end = match.end() if match else position
+    return end if last or final or end < len(text) else WAIT
+
+
+def _hole(text: str, position: int, hole: Hole, final: bool) -> int | NotYet | None:
+    match = hole.pattern.match(text, position)
+    end = match.end() if match else position
+    if end - position > MAX_HOLE:
+        return None
+    if end == len(text) and not final:
+        return WAIT
+    return end if match else None

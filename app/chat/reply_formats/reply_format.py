@@ -1,0 +1,53 @@
+"""What a model's replies are made of: the noun that a table fills and a parser reads.
+
+A call is written as one line of markup (see markup.py), in the middle of which stands one of
+
+    {json}         the arguments as a JSON object; the tool is named in front of it
+    {objects}      JSON objects with the tool's name and the arguments, in a list or one after the other
+    {keyed}        the same with the tool's name for a key and the arguments for its value
+    {parameters}   one parameter after the other, each as `parameters` says
+    {python}       Python calls
+
+Refuses to know which model has which format.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+BODIES = ("json", "objects", "keyed", "parameters", "python")
+
+
+@dataclass(frozen=True, slots=True)
+class ThinkingSyntax:
+    """What stands around the thoughts of a model."""
+
+    begin: Sequence[str]  # markup; the first is what the format's own models write
+    end: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class CallSyntax:
+    """How a model calls tools."""
+
+    name: str
+    calls: Sequence[str]  # markup of a call; the first that fits what the model writes is it
+    parameters: Sequence[str] = ()  # markup of one parameter, with {key} and {value}, perhaps {type}
+    around: Sequence[str] = ()  # markup around all calls, which is no text; the first begins them, the second ends them
+    unmarked: bool = False  # a reply that begins as a call does may be one
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyFormat:
+    """How the replies of one model are read; without anything, they are text."""
+
+    thinking: ThinkingSyntax | None = None
+    calls: CallSyntax | None = None
+    silent: Sequence[str] = ()  # markup that is no part of what is said
+    openings: Sequence[str] = ()  # ends of prompts that are the beginning of some markup
+
+    def without_calls(self) -> "ReplyFormat":
+        """For replies that may call nothing: what looks like a call is text."""
+        return ReplyFormat(self.thinking, None, self.silent, self.openings)
+
+
+PLAIN = ReplyFormat()

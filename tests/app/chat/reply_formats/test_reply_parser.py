@@ -1,0 +1,234 @@
+"""Tests of the parser of replies: any cut gives the same, nothing raises, and what is malformed is text."""
+
+import json
+import random
+from collections.abc import Mapping
+
+import pytest
+
+from app.chat.events import ReasoningDelta, TextDelta, ToolCallEnd, ToolCallStart
+from app.chat.messages import Json
+from app.chat.reply_formats.reply_format import PLAIN, CallSyntax, ReplyFormat, ThinkingSyntax
+from app.chat.reply_formats.reply_parser import FormatMarkup, ReplyParser
+from app.chat.reply_formats.table import CALLS, MESSAGES, THINKING
+from tests.app.chat.reply_formats.spoken import Call, cut, heard_of, spoken
+
+TOOLS: Mapping[str, Json] = {
+    "f": {"type": "object", "properties": {"a": {"type": "string"}, "n": {"type": "integer"}, "o": {"type": "object"}}}
+}
+BY_NAME = {syntax.name: syntax for syntax in CALLS}
+THINK = ThinkingSyntax(("<think>",), ("</think>",))
+HERMES = ReplyFormat(THINK, BY_NAME["hermes"])
+CODER = ReplyFormat(THINK, BY_NAME["qwen-coder"])
+HARMONY = ReplyFormat(THINKING[0], BY_NAME["harmony"], *MESSAGES[0][1:])
+
+
+def format_of(syntax: CallSyntax) -> ReplyFormat:
+    silent = tuple(text for entry in MESSAGES for text in entry[1])
+    return ReplyFormat(THINKING[0] if syntax.name == "harmony" else THINK, syntax, silent)
+
+
+def called(written: str, syntax: CallSyntax) -> str:
+    """A call as its markup says."""
+    parameter = (
+        syntax.parameters[0].replace("{key}", "a").replace("{value}", "x").replace("{type}", "true")
+        if syntax.parameters
+        else ""
+    )
+    filled = {
+        "json": '{"a": "x"}',
+        "objects": '[{"name": "f", "arguments": {"a": "x"}}]',
+        "keyed": '[{"f": {"a": "x"}}]',
+        "parameters": parameter,
+        "python": "[f(a='x')]",
+        "name": "f",
+        "id": "1",
+        "any": "",
+    }
+    for hole, text in filled.items():
+        written = written.replace(f"{{{hole}}}", text)
+    return written
+
+
+def fragments(syntax: CallSyntax) -> list[str]:
+    """What texts of a format are made of, in pieces that may come in any order."""
+    written = [*syntax.calls, *syntax.parameters, *syntax.around]
+    filled = [
+        text.replace("{name}", "f").replace("{key}", "a").replace("{id}", "1").replace("{any}", "") for text in written
+    ]
+    parts = [part for text in filled for part in text.replace("}", "{").split("{") if part]
+    json_parts = [
+        '{"name": "f", "arguments": {"a": "x"}}',
+        '{"a": "',
+        '", "n": ',
+        "12",
+        "}",
+        "]",
+        "[",
+        '"',
+        "'",
+        "\\",
+        ",",
+        ":",
+    ]
+    whole = [called(text, syntax) for text in syntax.calls]
+    return [
+        *whole,
+        *whole,
+        *parts,
+        *json_parts,
+        "f",
+        "f(a='x', n=2)",
+        "<think>",
+        "</think>",
+        " ",
+        "\n",
+        "<",
+        "é🙂",
+        "some words ",
+        "\x00",
+    ]
+
+
+@pytest.mark.parametrize("syntax", CALLS, ids=lambda syntax: syntax.name)
+def test_however_it_is_cut_it_says_the_same(syntax: CallSyntax) -> None:
+    chance = random.Random(f"cut {syntax.name}")
+    markup, pieces = FormatMarkup(format_of(syntax)), fragments(syntax)
+    calls = 0
+    for _ in range(12):
+        text = "".join(chance.choice(pieces) for _ in range(chance.randrange(1, 16)))
+        whole = heard_of(ReplyParser(markup, TOOLS), [text])
+        assert heard_of(ReplyParser(markup, TOOLS), cut(text, chance)).told() == whole.told(), text
+        assert heard_of(ReplyParser(markup, TOOLS), text).told() == whole.told(), text
+        for call in whole.calls:
+            if call.ended:
+                assert isinstance(json.loads(call.arguments), dict), text
+        calls += sum(call.ended for call in whole.calls)
+    assert calls > 0 or syntax.unmarked
+
+
+def test_text_is_text() -> None:
+    for format_ in (PLAIN, HERMES, CODER, HARMONY):
+        for text in ("", " ", "a", "  a < b\n\n", "<thinks> <tool_calls> </", "{}[]", "\n\n"):
+            assert spoken(text, format_, TOOLS).told() == (text, "", [])
+
+
+def test_positions_are_those_of_the_text() -> None:
+    text = "Well. <think> hm, yes </think>\n\n Done <tool_call>\n"
+    parser = ReplyParser(FormatMarkup(HERMES), TOOLS)
+    heard = [*parser.push(text), *parser.finish()]
+    for one in heard:
+        assert isinstance(one.event, TextDelta | ReasoningDelta)
+        assert one.event.text == text[one.start : one.end]
+
+
+@pytest.mark.parametrize(
+    ("format_", "text"),
+    [
+        (HERMES, 'I write <tool_call> and go on, {"name": "f"}'),
+        (HERMES, "<tool_call>\n"),
+        (HERMES, '<tool_call>\n{"name": "f"'),
+        (HERMES, "<tool_call>\nno JSON\n</tool_cal"),
+        (HERMES, '<tool_call>\n{"arguments": {"a": "x"}}'),
+        (HERMES, '<tool_call>[{"name": 5}]'),
+        (CODER, "<function=f> and <parameter=a>"),
+        (CODER, "<function=>"),
+        (HARMONY, "<|channel|> <|message|"),
+        (format_of(BY_NAME["mistral"]), "[TOOL_CALLS] of what?"),
+        (format_of(BY_NAME["llama"]), '{"name": "unknown", "parameters": {}}'),
+        (format_of(BY_NAME["llama"]), '{"answer": 42}'),
+        (format_of(BY_NAME["llama"]), 'Here: {"name": "f", "parameters": {}}'),
+        (format_of(BY_NAME["lfm"]), "<|tool_call_start|>[1, 2] and"),
+    ],
+)
+def test_what_is_no_call_is_text(format_: ReplyFormat, text: str) -> None:
+    told = spoken(text, format_, TOOLS)
+    assert told.calls == []
+    assert told.text == text
+
+
+CALLED = [Call("f", "", '{"a": "x", "n": 2}', ended=True)]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("hermes", '<tool_call>{"arguments": {"a": "x", "n": 2}, "name": "f"}</tool_call>'),
+        ("hermes", "<tool_call>{'name': 'f', 'arguments': {'a': 'x', 'n': 2,}}"),
+        ("hermes", '<tool_call>{"name": "f", "arguments": "{\\"a\\": \\"x\\", \\"n\\": 2}"}</tool_call>'),
+        ("hermes", '<tool_call>{"type": "function", "function": {"name": "f", "arguments": {"a": "x", "n": 2}}}'),
+        ("granite", '<|tool_call|>[{"name": "f", "arguments": {"a": "x", "n": 2}}]<|/tool_call|>'),
+        ("llama", '<|python_tag|>f.call(a="x", n=2)'),
+        ("llama", '  {"name": "f", "parameters": {"a": "x", "n": 2}}'),
+        ("tool-code", "```tool_code\nf(a='x', n=2)\n```"),
+        ("function-gemma", "<start_function_call>call:f{a:<escape>x<escape>,n:2}<end_function_call>"),
+        ("qwen-coder", "<function=f>\n<parameter=a>\nx\n</parameter>\n<parameter=n>2</parameter></function>"),
+        (
+            "glm",
+            "<tool_call>f\n<arg_key>a</arg_key><arg_value>x</arg_value>\n<arg_key>n</arg_key>\n<arg_value>2</arg_value></tool_call>",
+        ),
+        ("harmony", '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": "x", "n": 2}<|call|>'),
+        ("mistral", '[TOOL_CALLS][{"name": "f", "arguments": {"a": "x", "n": 2}, "id": "abcdefghi"}]'),
+    ],
+)
+def test_what_models_write_besides_their_templates_is_understood(name: str, text: str) -> None:
+    told = spoken(text, format_of(BY_NAME[name]), TOOLS)
+    assert told.text.strip() == ""
+    assert [(call.name, json.loads(call.arguments), call.ended) for call in told.calls] == [
+        ("f", {"a": "x", "n": 2}, True)
+    ]
+
+
+def test_a_text_argument_comes_as_it_is_written_and_may_hold_tags() -> None:
+    parser = ReplyParser(FormatMarkup(CODER), TOOLS)
+    parser.push("<function=f>\n<parameter=a>\n")
+    said = [heard.event for heard in parser.push("one </parameter> two\n\n")]
+    assert "".join(event.arguments for event in said) == "one </parameter> two\\n"  # type: ignore[union-attr]
+    rest = heard_of_rest(parser, "\n</parameter>\n</function>")
+    assert rest[-1] == ToolCallEnd(0)
+
+
+def heard_of_rest(parser: ReplyParser, text: str) -> list[object]:
+    return [heard.event for heard in (*parser.push(text), *parser.finish())]
+
+
+def test_a_call_that_is_cut_off_has_no_end() -> None:
+    for text in (
+        '<tool_call>\n{"name": "f", "arguments": {"a": "x',
+        '<tool_call>\n{"name": "f", "arguments": {"a": "x", "n": nothing here}} and so on',
+    ):
+        told = spoken(text, HERMES, TOOLS)
+        assert [call.ended for call in told.calls] == [False]
+        assert told.calls[0].arguments.startswith('{"a": "x')
+
+
+def test_without_parallel_calls_the_reply_ends_with_the_first() -> None:
+    parser = ReplyParser(FormatMarkup(HERMES), TOOLS, parallel=False)
+    call = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>\n'
+    events = heard_of_rest(parser, call + call + "more")
+    assert [type(event) for event in events].count(ToolCallStart) == 1
+    assert events[-1] == ToolCallEnd(0)
+    assert parser.ended
+
+
+def test_an_opening_is_a_part_of_the_reply_that_is_not_said_again() -> None:
+    assert spoken("hm</think>Yes", HERMES, TOOLS, opening="<think>\n").told() == ("Yes", "hm", [])
+    opening = '<tool_call>\n{"name": "f", "arguments": '
+    told = spoken('{"a": "x"}}\n</tool_call>', HERMES, TOOLS, opening=opening)
+    assert told.told() == ("", "", [("f", '{"a": "x"}', True)])
+    assert spoken("no", HERMES, TOOLS, opening=opening).text == "no"
+
+
+def test_ids_are_the_models_own_where_it_writes_one() -> None:
+    mistral = format_of(BY_NAME["mistral"])
+    told = spoken('[TOOL_CALLS]f[CALL_ID]abcDEF123[ARGS]{"a": "x"}[TOOL_CALLS]f[ARGS]{}', mistral, TOOLS)
+    assert told.calls[0].id == "abcDEF123"
+    assert len(told.calls[1].id) == 9
+    assert told.calls[1].id.isalnum()
+
+
+def test_much_that_is_nearly_a_call_takes_no_longer_than_text() -> None:
+    for text in ("<tool_call>" * 4_000, '<tool_call>{"a": ' * 1_000, "<" * 20_000, "<tool_call>{'" + "' " * 2_000):
+        assert spoken(text, HERMES, TOOLS).calls == []
+    for text in ("<function=f>\n<parameter=a>" + "</parameter>" * 10_000, "<function=f>" + " " * 20_000):
+        spoken(text, CODER, TOOLS)
