@@ -15,8 +15,17 @@ from typing import Any
 import platformdirs
 
 from app.errors import InvalidSetting
-from app.setting_values import number_or_auto, one_of, text, web_address, whole_number, yes_or_no
-from engine.config import TARGET_LATENCY, Preemption
+from app.setting_values import (
+    matching,
+    memory_limit,
+    number_or_auto,
+    one_of,
+    text,
+    web_address,
+    whole_number,
+    yes_or_no,
+)
+from engine.config import ALL_FREE, TARGET_LATENCY, MemoryLimit, Preemption
 from quant.cpu.tiers import CHOICES
 
 APP_NAME = "inglenook"
@@ -131,7 +140,29 @@ class Settings:
     threads: int = field(metadata=_read_by(whole_number(MAX_THREADS), 0, "Threads of the CPU engine; 0 chooses."))
     kernels: str = field(
         metadata=_read_by(
-            one_of("auto", "cpu", "reference"), "auto", "Kernels of the engine: the fastest ones, or those named."
+            one_of("auto", "cuda", "cpu", "reference"),
+            "auto",
+            "Kernels of the engine: the fastest ones, or those named.",
+        )
+    )
+    device: str = field(
+        metadata=_read_by(
+            matching(r"auto|cpu|cuda(:\d{1,3})?", "auto, cpu, cuda or cuda:N"),
+            "auto",
+            "Where the engine computes: on a GPU where one can be used, or where it is told to.",
+        )
+    )
+    gpu_memory: MemoryLimit = field(
+        metadata=_read_by(
+            memory_limit,
+            ALL_FREE,
+            "How much of a GPU's memory an engine takes at most, such as 20GB or 80%; auto is all that is free but for "
+            "a reserve.",
+        )
+    )
+    deterministic: bool = field(
+        metadata=_read_by(
+            yes_or_no, False, "On a GPU, too, a reply is the same bytes alone and among others, at some cost in speed."
         )
     )
     activation_planes: int = field(
@@ -157,16 +188,18 @@ class Settings:
     )
     kv_type: str = field(
         metadata=_read_by(
-            one_of("auto", "f16", "int8"),
+            one_of("auto", "bf16", "f16", "fp8", "int8"),
             "auto",
-            "How the CPU kernels keep keys and values: f16 is near exact, int8 takes about half of the memory.",
+            "How keys and values are kept: on a CPU f16 is near exact, int8 takes about half of the memory; on a GPU "
+            "bf16 and f16, and fp8.",
         )
     )
-    kv_host_mb: int = field(
+    kv_host_mb: float | None = field(  # None: auto
         metadata=_read_by(
-            whole_number(MAX_HOST_MB),
-            0,
-            "Memory, in MB, that requests which have to wait are copied to; 0 has them computed again.",
+            number_or_auto(MAX_HOST_MB),
+            None,
+            "Memory, in MB, that requests which have to wait are copied to; 0 has them computed again; auto is a "
+            "quarter of what is free where a GPU computes, and nothing where the CPU does.",
         )
     )
     kv_disk_gb: float | None = field(  # None: auto
@@ -215,6 +248,11 @@ class Settings:
     def kv_disk_limit(self) -> int | None:
         """Bytes that all of kv_disk_dir may take; 0: nothing is written there. None: chosen by what is free."""
         return None if self.kv_disk_gb is None else round(self.kv_disk_gb * 1_000_000_000)
+
+    @property
+    def kv_host_bytes(self) -> int | None:
+        """None: chosen by what is free."""
+        return None if self.kv_host_mb is None else round(self.kv_host_mb * 1_000_000)
 
     @property
     def replies_dir(self) -> Path | None:

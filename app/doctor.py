@@ -191,14 +191,20 @@ def _pip(settings: Settings, progress: Progress) -> Finding:
 def _gpu(settings: Settings, progress: Progress) -> Finding:
     try:
         with progress.task("Looking for a GPU", None):
-            import torch
+            import torch  # noqa: F401  # which may be there and broken
 
-            found = torch.cuda.get_device_name(0) if torch.cuda.is_available() else None
+            from engine.cuda.finding import Unusable, find_gpu
+
+            _, _, number = settings.device.partition(":")
+            found = find_gpu(int(number) if number else None)
     except (ImportError, OSError, RuntimeError) as problem:
         return Finding("GPU", "warn", f"torch cannot be used: {problem}", "Install torch anew.")
-    if found is None:
+    if not isinstance(found, Unusable):
+        card = found.card
+        return Finding("GPU", "ok", f"{card.name}, {format_bytes(card.memory_bytes)}, sm_{card.architecture}")
+    if not found.is_there:
         return Finding("GPU", "ok", "none found: the CPU engine will be used")
-    return Finding("GPU", "ok", f"{found}. GPU kernels: not in this version; the CPU engine will be used")
+    return Finding("GPU", "warn", f"{found.reason}: the CPU engine will be used", found.remedy)
 
 
 Check = Callable[[Settings, Progress], Finding]

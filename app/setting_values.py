@@ -4,8 +4,13 @@ Each raises ValueError, whose message ends a sentence about the setting: "must b
 there are, and the environment.
 """
 
+import re
 from collections.abc import Callable
 from urllib.parse import urlsplit
+
+from engine.config import ALL_FREE, MemoryLimit
+
+MAX_GIGABYTES = 100_000  # of a GPU's memory
 
 
 def text(value: object) -> str:
@@ -74,3 +79,28 @@ def one_of(*choices: str) -> Callable[[object], str]:
         return str(value)
 
     return parse
+
+
+def matching(pattern: str, meaning: str) -> Callable[[object], str]:
+    """A text of one form; `meaning` says which."""
+
+    def parse(value: object) -> str:
+        if not isinstance(value, str) or not re.fullmatch(pattern, value):
+            raise ValueError(f"must be {meaning}, not {value!r}")
+        return value
+
+    return parse
+
+
+def memory_limit(value: object) -> MemoryLimit:
+    """So many bytes, or a share of all there is."""
+    found = _SIZE.fullmatch(value.strip()) if isinstance(value, str) else None
+    if value == "auto":
+        return ALL_FREE
+    number = float(found[1]) if found else 0.0
+    if found is None or not 0 < number <= (100 if found[2] == "%" else MAX_GIGABYTES):
+        raise ValueError(f"must be auto, a size like 20GB, or a share like 80%, not {value!r}")
+    return MemoryLimit(share=number / 100) if found[2] == "%" else MemoryLimit(num_bytes=round(number * 1e9))
+
+
+_SIZE = re.compile(r"(\d{1,6}(?:\.\d{1,6})?) ?(GB|%)")

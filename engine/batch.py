@@ -14,6 +14,8 @@ from engine.request import ScheduledRequest, StepPlan
 
 Ids = Sequence[int]
 
+UNKNOWN = 0  # in place of a token that is still being sampled; it must be put in its place on the device
+
 
 @dataclass(frozen=True, slots=True)
 class Batch:
@@ -48,6 +50,7 @@ def build_batch(
     for part in plan.scheduled:
         logit_rows += _logit_rows(part, len(token_ids))
         token_ids += part.request.token_ids(part.start, part.stop)
+        token_ids += [UNKNOWN] * part.feeds
         span = range(part.start, part.stop)
         positions += span
         for group, table, mapping in zip(groups, part.request.block_tables, slots, strict=True):

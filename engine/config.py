@@ -4,7 +4,9 @@ Both are frozen and built once. Knows numbers. Refuses to know files (a family's
 """
 
 import enum
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Self
 
 BLOCK_SIZE = 16  # tokens in a KV block
 TARGET_LATENCY = 0.06  # seconds between two tokens of a stream while others' prompts are read
@@ -165,6 +167,17 @@ class GroupConfig:
     num_blocks: int = 0  # in the device pool, the null block included; 0: EngineConfig.num_blocks
 
 
+@dataclass(frozen=True, slots=True)
+class MemoryLimit:
+    """How much of a GPU's memory an engine may take, in all. Neither: what is free, but for a reserve."""
+
+    num_bytes: int = 0
+    share: float = 0.0  # of all that the GPU has
+
+
+ALL_FREE = MemoryLimit()
+
+
 class Preemption(enum.Enum):
     """What a request that yields does with what it has computed."""
 
@@ -208,3 +221,11 @@ class EngineConfig:
 
     def pool_blocks(self, group: int) -> int:
         return self.groups[group].num_blocks or self.num_blocks
+
+    def with_pools(self, sizes: Sequence[int]) -> Self:
+        """With pools of so many blocks, of each group."""
+        groups = tuple(replace(group, num_blocks=size) for group, size in zip(self.groups, sizes, strict=True))
+        return replace(self, groups=groups, num_blocks=max(sizes))
+
+    def without_host_pools(self) -> Self:
+        return replace(self, host_blocks=0)

@@ -100,7 +100,7 @@ class CopyThread:
             raise DiskMiss("there are no files")
 
         def into(number: int, content: memoryview) -> None:
-            self._kv.bytes_of(reading.group, reading.targets[number])[:] = content
+            self._kv.fill(reading.group, reading.targets[number], content)
 
         return self.store.read(reading.sources, into)
 
@@ -108,7 +108,8 @@ class CopyThread:
         if self.store is None:
             return 0
         began = time.perf_counter()
-        blocks = [(it.key, it.token_ids, self._kv.bytes_of(writing.group, it.block)) for it in writing.blocks]
+        contents = self._kv.contents(writing.group, [it.block for it in writing.blocks])
+        blocks = [(it.key, it.token_ids, content) for it, content in zip(writing.blocks, contents, strict=True)]
         written = self.store.write(writing.group, writing.first_key, blocks)
         time.sleep(max(0.0, written / WRITE_RATE - (time.perf_counter() - began)))
         return written

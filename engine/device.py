@@ -6,15 +6,18 @@ nothing else of it.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
 
 from engine.batch import Batch
-from engine.config import EngineConfig, ModelConfig
+from engine.config import EngineConfig, GroupConfig, ModelConfig
 from engine.kv_cache import KVCache
 from engine.weights import Weights
+
+if TYPE_CHECKING:
+    from engine.runner import Runner
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +66,26 @@ class Device(Protocol):
     @property
     def kv_type(self) -> torch.dtype: ...
 
+    @property
+    def max_running(self) -> int:
+        """Requests that may hold blocks at the same time."""
+        ...
+
+    @property
+    def contexts(self) -> int:
+        """Of how many whole contexts pools may hold the tokens, where memory has room for that."""
+        ...
+
+    @property
+    def host_cache(self) -> int:
+        """Bytes of the host pool, where nobody says: a device that computes in the host's memory needs none."""
+        ...
+
+    @property
+    def step_depth(self) -> int:
+        """Steps that are launched before the first of them is collected."""
+        ...
+
     def layer_shape(self, kv_heads: int, head_dim: int) -> tuple[int, ...]:
         """Of one layer of one KV block, in elements of `kv_type`. Raises UnsupportedModel."""
         ...
@@ -71,6 +94,15 @@ class Device(Protocol):
         """The token budget of one step: whoever wants to stop or to join waits for the step under way."""
         ...
 
+    def kv_room(self, model: ModelConfig, weight_bytes: int) -> int:
+        """Bytes that are there for caches, once weights of about so many bytes are loaded."""
+        ...
+
     def load(self, model: ModelConfig, weights: Weights, config: EngineConfig) -> LoadedModel:
-        """Take the model's weights, reserve its caches. Raises UnsupportedModel or ModelFileError."""
+        """Take the model's weights, reserve its caches: pools as the configuration has them, or of whatever size turns
+        out to fit. Raises UnsupportedModel, ModelFileError or OutOfMemory."""
+        ...
+
+    def runner(self, loaded: LoadedModel, vocab_size: int, groups: Sequence[GroupConfig]) -> "Runner[Any]":
+        """What runs plans on it."""
         ...

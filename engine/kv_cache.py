@@ -38,13 +38,21 @@ class LayerKV:
 
 
 LayerShape = Callable[[int, int], tuple[int, ...]]  # of one layer of one block, from KV heads and head dimension
+Reserve = Callable[[tuple[int, ...], torch.dtype], Tensor]
+
+
+def reserve(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Memory of the host: in huge pages where the system has them, which numpy asks for and torch does not. Reserved,
+    not filled: the operating system hands a page over when it is first written."""
+    size = math.prod(shape) * dtype.itemsize
+    return torch.from_numpy(np.empty(size, np.uint8)).view(dtype).view(shape)
 
 
 class KVCache:
     """One pool for each group, [blocks, layers, ...], and one of `host_blocks` in the host's memory where there is one.
 
     `num_blocks` is that of each group, or of all.
-    Memory is reserved, not filled: the operating system hands a page over when it is first written.
+    This is the cache of a device that computes in the host's memory; those of others have it elsewhere.
     """
 
     def __init__(
@@ -54,14 +62,16 @@ class KVCache:
         layer_shape: LayerShape,
         dtype: torch.dtype,
         host_blocks: int = 0,
+        reserve_pool: Reserve | None = None,
+        reserve_host: Reserve | None = None,
     ) -> None:
         self.groups = tuple(groups)
         self.num_blocks = num_blocks if isinstance(num_blocks, int) else max(num_blocks)
         sizes = [num_blocks] * len(self.groups) if isinstance(num_blocks, int) else num_blocks
         shapes = [(len(group.layers), *layer_shape(group.kv_heads, group.head_dim)) for group in groups]
-        self.pools = tuple(_reserve((size, *shape), dtype) for size, shape in zip(sizes, shapes, strict=True))
-        self._bytes = tuple(_bytes_of(pool) for pool in self.pools)
-        self.host_pools = tuple(_reserve((host_blocks, *shape), dtype) for shape in shapes if host_blocks)
+        reserve_pool, reserve_host = reserve_pool or reserve, reserve_host or reserve
+        self.pools = tuple(reserve_pool((size, *shape), dtype) for size, shape in zip(sizes, shapes, strict=True))
+        self.host_pools = tuple(reserve_host((host_blocks, *shape), dtype) for shape in shapes if host_blocks)
         self._layers = {
             layer: LayerKV(index, self.pools[index][:, position], group.kv_heads, group.head_dim)
             for index, group in enumerate(groups)
@@ -87,20 +97,18 @@ class KVCache:
     @property
     def block_bytes(self) -> list[int]:
         """That a block of each group takes."""
-        return [blocks.shape[1] for blocks in self._bytes]
+        return [math.prod(pool.shape[1:]) * pool.itemsize for pool in self.pools]
 
-    def bytes_of(self, group: int, block: int) -> memoryview:
-        """Everything that a block holds, to be read or written."""
-        return memoryview(self._bytes[group][block])
+    def contents(self, group: int, blocks: Sequence[int]) -> list[memoryview]:
+        """Everything that each of some blocks holds; to be read before they are written again."""
+        pool = bytes_of(self.pools[group])
+        return [pool[block].numpy().data for block in blocks]
+
+    def fill(self, group: int, block: int, content: memoryview) -> None:
+        """Write everything that a block holds."""
+        bytes_of(self.pools[group])[block].numpy().data[:] = content
 
 
-def _bytes_of(pool: Tensor) -> "np.ndarray[tuple[int, int], np.dtype[np.uint8]]":
-    """A pool in the host's memory as uint8 [blocks, bytes of one]."""
-    blocks: np.ndarray[tuple[int, int], np.dtype[np.uint8]] = pool.view(torch.uint8).numpy().reshape(len(pool), -1)
-    return blocks
-
-
-def _reserve(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Memory in huge pages where the system has them, which numpy asks for and torch does not."""
-    size = math.prod(shape) * dtype.itemsize
-    return torch.from_numpy(np.empty(size, np.uint8)).view(dtype).view(shape)
+def bytes_of(pool: Tensor) -> Tensor:
+    """A pool as uint8 [blocks, bytes of one]."""
+    return pool.view(torch.uint8).view(len(pool), -1)

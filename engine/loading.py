@@ -7,17 +7,19 @@ import contextlib
 import ctypes
 import logging
 import os
+import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from engine import models
 from engine.blocks import root_key
 from engine.checkpoint import Checkpoint, StoredWeight
-from engine.config import TARGET_LATENCY, EngineConfig, ModelConfig, Preemption
+from engine.config import ALL_FREE, TARGET_LATENCY, EngineConfig, MemoryLimit, ModelConfig, Preemption
 from engine.copy_thread import CopyThread
 from engine.core import Engine
 from engine.device import Device
@@ -25,9 +27,9 @@ from engine.disk.folder import About, model_folder
 from engine.disk.quota import Quota
 from engine.disk.run_file import VERSION
 from engine.disk.store import DiskStore
-from engine.errors import UnsupportedModel
+from engine.errors import OutOfMemory, UnsupportedModel
 from engine.gguf_checkpoint import GGUFCheckpoint
-from engine.kv_budget import MAX_RUNNING, KVBudget, available_memory
+from engine.kv_budget import KVBudget, available_memory
 from engine.kv_cache import KVCache
 from engine.quantizing import QuantizedCheckpoint
 from engine.reference import ReferenceDevice
@@ -36,16 +38,22 @@ from engine.safetensors_checkpoint import FolderCheckpoint
 from engine.weights import LoadProgress, Weights, matrix_samples
 from quant.cpu import tiers
 from quant.cpu.layouts import Layout, layouts_of
+from quant.kernels.card import Card
+
+if TYPE_CHECKING:
+    from engine.cuda.gpu import Gpu
 
 log = logging.getLogger(__name__)
 
-ModelEngine = Engine[Ticket]
+ModelEngine = Engine[Any]
 
-BACKENDS = ("auto", "cpu", "reference")
+BACKENDS = ("auto", "cuda", "cpu", "reference")
 SMALL_MODEL = 500_000_000  # matrix elements: below, activations get two planes
 MOST_LOADING_THREADS = 4  # more would wait for memory
 KV_TYPES = {"auto": torch.float16, "f16": torch.float16, "int8": torch.int8}  # of the CPU kernels
 AUTO_KV_TYPE = "Set kv_type to auto: INGLE_KV_TYPE=auto."
+ANY_DEVICE, ANY_GPU = "auto", "cuda"
+DEVICE_NAME = re.compile(r"auto|cpu|cuda(:\d{1,3})?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +74,23 @@ class LoadOptions:
     threads: int = 0
     activation_planes: int = 0
     cpu_tier: str = "auto"  # one of `quant.cpu.tiers.CHOICES`
-    kv_type: str = "auto"  # one of KV_TYPES
-    host_cache: int = 0  # bytes of the host pool; 0: none, since on a CPU the device pool is the host's memory
+    kv_type: str = "auto"  # one of those that the device has
+    host_cache: int | None = None  # bytes of the host pool; None: as many as suit the device, and none on a CPU
+    device: str = ANY_DEVICE  # or cpu, or cuda, or cuda:N
+    gpu_memory: MemoryLimit = ALL_FREE
+    deterministic: bool = False  # on a GPU, too: what a request gets does not depend on what else runs
+    step_depth: int = 0
+    card: Card | None = None  # in place of a GPU: an interpreted one, with which kernels run on the CPU
     preemption: Preemption = Preemption.AUTO
     target_latency: float = TARGET_LATENCY
     fingerprint: str = ""  # sha256 of the model file, in hex; empty: not known
     disk: DiskOptions | None = None  # None: nothing is written to disk
     code_cache: Path | None = None  # where compiled kernels are kept; None: compile for this process alone
+
+    @property
+    def asks_for_gpu(self) -> bool:
+        """And for nothing else."""
+        return self.backend == "cuda" or self.device.startswith(ANY_GPU) or self.card is not None
 
 
 def open_checkpoint(path: Path, quantize: str | None = None) -> Checkpoint:
@@ -90,10 +108,10 @@ class Ending:
 
     config: Callable[[ModelConfig], ModelConfig]
     weights: type[Weights]
-    runner: Callable[[ModelRunner], Runner[Ticket]]
+    runner: Callable[[ModelRunner], Runner[Ticket]] | None = None  # around the plain one; None: the device's own
 
 
-NEXT_TOKEN = Ending(lambda model: model, Weights, lambda runner: runner)
+NEXT_TOKEN = Ending(lambda model: model, Weights)
 
 
 def load_engine(
@@ -112,14 +130,38 @@ def _load_engine(
 ) -> ModelEngine:
     model = ending.config(models.read_config(checkpoint.metadata))
     stored = models.stored_weights(checkpoint)
-    device = _device(options, model, checkpoint.path, stored)
-    config = _resolve(model, device, options, (options.fingerprint, checkpoint.digest))
+    if gpu := gpu_for(options):
+        try:
+            return _load_on(_cuda_device(gpu, options, model), model, checkpoint, options, progress, ending)
+        except (UnsupportedModel, OutOfMemory) as problem:
+            if options.asks_for_gpu:
+                raise
+            log.warning("%s is not used: %s", gpu.card.name, problem)
+    return _load_on(_device(options, model, checkpoint.path, stored), model, checkpoint, options, progress, ending)
+
+
+def _load_on(
+    device: Device,
+    model: ModelConfig,
+    checkpoint: Checkpoint,
+    options: LoadOptions,
+    progress: LoadProgress | None,
+    ending: Ending,
+) -> ModelEngine:
+    stored = models.stored_weights(checkpoint)
+    weight_bytes = sum(weight.nbytes for weight in stored.values())
+    config = _resolve(model, device, options, (options.fingerprint, checkpoint.digest), weight_bytes)
     weights = ending.weights(checkpoint.path, stored, progress, min(device.threads, MOST_LOADING_THREADS))
     loaded = device.load(model, weights, config)
     _return_freed_memory()
+    config = config.with_pools([len(pool) for pool in loaded.kv.pools])
     store = _open_store(options, config, loaded.kv, str(device.kv_type).removeprefix("torch."))
     mover = CopyThread(loaded.kv, store) if config.host_blocks or store else None
-    runner = ending.runner(ModelRunner(loaded, model.vocab_size, config.groups))
+    if ending.runner is None:
+        runner = device.runner(loaded, model.vocab_size, config.groups)
+    else:  # it looks at logits when a step is collected, where the next one must not have overwritten them
+        config = replace(config, step_depth=1)
+        runner = ending.runner(ModelRunner(loaded, model.vocab_size, config.groups))
     return Engine(config, model.vocab_size, runner, mover)
 
 
@@ -133,12 +175,17 @@ def _open_store(options: LoadOptions, config: EngineConfig, kv: KVCache, kv_type
     return DiskStore(folder, fingerprint, kv.block_bytes, Quota(options.disk.folder, options.disk.limit))
 
 
-def _resolve(model: ModelConfig, device: Device, options: LoadOptions, identity: tuple[str, ...]) -> EngineConfig:
+def _resolve(
+    model: ModelConfig, device: Device, options: LoadOptions, identity: tuple[str, ...], weight_bytes: int = 0
+) -> EngineConfig:
     """The knobs of a run, with every choice made. Raises UnsupportedModel for a context that memory cannot hold."""
     step_tokens = device.step_tokens(model)
-    budget = KVBudget(model, device.layer_shape(model.kv_heads, model.head_dim), device.kv_type, step_tokens)
-    context = budget.context(options.context_length)
-    groups = budget.groups(context)
+    layer = device.layer_shape(model.kv_heads, model.head_dim)
+    budget = KVBudget(model, layer, device.kv_type, step_tokens, device.max_running)
+    room = device.kv_room(model, weight_bytes)
+    host_cache = device.host_cache if options.host_cache is None else options.host_cache
+    context = budget.context(options.context_length, room)
+    groups = budget.groups(budget.tokens(room, device.contexts * context))
     shape = repr((model.ropes, model.long_ropes(context), model.layout))
     return EngineConfig(
         backend=device.name,
@@ -146,10 +193,11 @@ def _resolve(model: ModelConfig, device: Device, options: LoadOptions, identity:
         context_length=context,
         num_blocks=max(group.num_blocks for group in groups),
         model_context_length=model.context_length,
-        max_running=MAX_RUNNING,
+        max_running=device.max_running,
+        step_depth=options.step_depth or device.step_depth,
         max_step_tokens=step_tokens,
         groups=groups,
-        host_blocks=1 + options.host_cache // budget.block_bytes if options.host_cache else 0,
+        host_blocks=1 + host_cache // budget.block_bytes if host_cache else 0,
         block_bytes=budget.block_bytes,
         preemption=options.preemption,
         target_latency=options.target_latency,
@@ -158,6 +206,38 @@ def _resolve(model: ModelConfig, device: Device, options: LoadOptions, identity:
 
 
 # -- which device
+
+
+def gpu_for(options: LoadOptions) -> "Gpu | None":
+    """The GPU that is used if the model allows. Raises UnsupportedModel where one is asked for that is not usable."""
+    check_backend(options)
+    if options.backend not in ("auto", "cuda") or options.device == "cpu":
+        return None
+    from engine.cuda.finding import Unusable, find_gpu
+    from engine.cuda.gpu import Gpu
+
+    if options.card is not None:
+        return Gpu(options.card)
+    _, _, number = options.device.partition(":")
+    found = find_gpu(int(number) if number else None)
+    if not isinstance(found, Unusable):
+        return found
+    if options.asks_for_gpu:
+        raise UnsupportedModel(f"There is no GPU to use: {found.reason}", found.remedy or "Use --device auto.")
+    if found.is_there:
+        log.warning("the GPU is not used: %s", found.reason)
+    return None
+
+
+def _cuda_device(gpu: "Gpu", options: LoadOptions, model: ModelConfig) -> Device:
+    from engine.cuda.device import KV_TYPES as GPU_KV_TYPES
+    from engine.cuda.device import CudaDevice, CudaOptions, why_unsupported
+
+    if options.kv_type not in GPU_KV_TYPES:
+        raise UnsupportedModel(f"The GPU kernels do not keep keys and values as {options.kv_type}", AUTO_KV_TYPE)
+    if problem := why_unsupported(model):
+        raise UnsupportedModel(f"The GPU kernels cannot run this model: {problem}", "Use --device cpu.")
+    return CudaDevice(gpu, CudaOptions(GPU_KV_TYPES[options.kv_type], options.deterministic, options.gpu_memory))
 
 
 def kernels_are_compiled(checkpoint: Checkpoint, options: LoadOptions) -> bool:
@@ -203,7 +283,7 @@ def layouts_to_compile(checkpoint: Checkpoint, options: LoadOptions) -> frozense
 
 
 def wants_cpu_kernels(options: LoadOptions) -> bool:
-    return options.backend == "cpu" or (options.backend == "auto" and _has_compiler())
+    return options.backend == "cpu" or (options.backend == "auto" and _has_compiler() and gpu_for(options) is None)
 
 
 @cache
@@ -221,6 +301,12 @@ def check_backend(options: LoadOptions) -> None:
         raise UnsupportedModel(f"There is no kernel backend {options.backend!r}", "Use --kernels auto.")
     if options.backend == "cpu" and not _has_compiler():
         raise UnsupportedModel("The fast CPU kernels need numba, which is not installed", "Use --kernels auto.")
+    if not DEVICE_NAME.fullmatch(options.device):
+        raise UnsupportedModel(f"There is no device {options.device!r}", "Use --device auto, cpu, cuda or cuda:N.")
+    if options.device != ANY_DEVICE and options.backend not in ("auto", options.device.partition(":")[0]):
+        raise UnsupportedModel(
+            f"The {options.backend} kernels do not run on the device {options.device}", "Use --kernels auto."
+        )
 
 
 def _device(options: LoadOptions, model: ModelConfig, path: Path, stored: Mapping[str, StoredWeight]) -> Device:

@@ -3,16 +3,20 @@
 Knows which plain function does what. Refuses to know how a product or an attention is computed (`kernels.reference`).
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from engine import models
 from engine.batch import Batch
-from engine.config import BLOCK_SIZE, EngineConfig, Gate, ModelConfig
+from engine.config import BLOCK_SIZE, EngineConfig, Gate, GroupConfig, ModelConfig
 from engine.device import LoadedModel, Logits
 from engine.kernels import reference
+from engine.kv_budget import MAX_RUNNING, host_share
 from engine.kv_cache import KVCache, LayerKV
 from engine.operations import Attention
+from engine.runner import ModelRunner
 from engine.weights import Weights
 from quant.linear import LinearBackend, QLinear, ReferenceBackend
 
@@ -21,6 +25,9 @@ class ReferenceDevice:
     """See `engine.device.Device`."""
 
     name = "reference"
+    max_running = MAX_RUNNING
+    contexts = step_depth = 1
+    host_cache = 0
     kv_type = torch.float32
     numerics = ("reference", "1")  # the number is raised when a change of the kernels changes bits
 
@@ -33,6 +40,9 @@ class ReferenceDevice:
 
     def step_tokens(self, model: ModelConfig) -> int:
         return 256
+
+    def kv_room(self, model: ModelConfig, weight_bytes: int) -> int:
+        return host_share()
 
     def load(self, model: ModelConfig, weights: Weights, config: EngineConfig) -> LoadedModel:
         # Tensors are small: more threads gain little, and lose much while another program has a core.
@@ -48,6 +58,9 @@ class ReferenceDevice:
                 return Logits(loaded.forward(batch, kv))
 
         return LoadedModel(compute, kv)
+
+    def runner(self, loaded: LoadedModel, vocab_size: int, groups: Sequence[GroupConfig]) -> ModelRunner:
+        return ModelRunner(loaded, vocab_size, groups)
 
 
 class ReferenceOperations:

@@ -101,6 +101,11 @@ class SamplingParams:
             if getattr(self, name) != SamplingParams.__dataclass_fields__[name].default:
                 raise InvalidSampling(name, "not with a beam search, which ranks by the model alone")
 
+    @property
+    def penalizes(self) -> bool:
+        """Whether tokens that are there already become less likely."""
+        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
     def check_vocabulary(self, vocab_size: int) -> None:
         """Raise InvalidSampling where a token id is not in the vocabulary. A wrong id must never reach a device."""
         for name, ids in (("logit_bias", [i for i, _ in self.logit_bias]), ("stop_token_ids", self.stop_token_ids)):
@@ -228,8 +233,8 @@ class Request:
     def runs_ahead(self) -> bool:
         """Whether its next step can be launched while its last token is still being sampled."""
         # Which token of a beam goes on is known when its whole search has got so far; which may follow in a grammar,
-        # when the one before is known.
-        return self.beam is None and self.constraint is None
+        # and which are penalized, when the one before is known.
+        return self.beam is None and self.constraint is None and not self.params.penalizes
 
     @property
     def block_table(self) -> list[int]:

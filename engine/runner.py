@@ -49,6 +49,14 @@ class Ticket:
     masks: "Future[Masks] | None" = None  # of the tokens that its requests pick from, where some are constrained
 
 
+def first_rows(parts: Sequence[ScheduledRequest]) -> Iterator[tuple[int, ScheduledRequest]]:
+    """Where the logit rows of each part begin: those that are reported, then the one to pick from, if it samples."""
+    row = 0
+    for part in parts:
+        yield row, part
+        row += len(part.reported) + part.samples
+
+
 @contextmanager
 def reporting_shortage() -> Iterator[None]:
     """Whatever says here that memory has run out says it as OutOfMemory."""
@@ -97,14 +105,11 @@ class ModelRunner:
     def _collect(self, ticket: Ticket) -> list[SampledToken]:
         picking: list[tuple[int, Request]] = []  # rows that the next token of a request is picked from
         reports: dict[int, tuple[TokenLogprobs, ...]] = {}
-        row = 0
-        for part in ticket.parts:
+        for row, part in first_rows(ticket.parts):
             if part.reported:
                 reports[part.request.id] = report_prompt(ticket.logits.values[row:], part.request, part.reported)
-                row += len(part.reported)
             if part.samples:
-                picking += [(row, request) for request in part.picking]
-                row += 1
+                picking += [(row + len(part.reported), request) for request in part.picking]
         masks = ticket.masks.result() if ticket.masks else NO_MASKS
         picked = next_tokens(ticket.logits, [row for row, _ in picking], [request for _, request in picking], masks)
         if not reports:

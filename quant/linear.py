@@ -41,7 +41,8 @@ class QLinear(Protocol):
 class LinearBackend(Protocol):
     """Makes linear layers for one device. Chosen once; every backend has these same signatures."""
 
-    name: str
+    @property
+    def name(self) -> str: ...
 
     def linear(self, segments: Sequence[QTensor]) -> QLinear:
         """A layer whose outputs are those of `segments` side by side. All are matrices with the same input width."""

@@ -32,7 +32,8 @@ def ingle_server(model: Path, settings: Settings, threads: int) -> Iterator[Serv
     """`ingle serve` with the settings of this command, but nothing kept on disk. Its record lies where no other command
     looks for it."""
     command = [sys.executable, "-m", "app", "serve", "--quiet", "--port", "0", "--model", str(model)]
-    command += ["--threads", str(threads), "--kernels", settings.kernels]
+    command += ["--threads", str(threads), "--kernels", settings.kernels, "--device", settings.device]
+    command += ["--deterministic"] * settings.deterministic
     if settings.context:
         command += ["--context", str(settings.context)]
     with tempfile.TemporaryDirectory(prefix="ingle-bench-") as folder:

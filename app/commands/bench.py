@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 from click.core import ParameterSource
 
+from app.commands.gpu_options import gpu_options
 from app.config import load_settings
 from app.progress import progress_on_stderr
 from app.text.terminal_text import sanitize
@@ -52,7 +53,8 @@ _SIZES = ("prompt_tokens", "output_tokens", "concurrency")
 @click.option("--http", is_flag=True, help="Measure servers over HTTP instead of engines.")
 @click.option("--context", type=int, help="Longest prompt and reply together, in tokens.")
 @click.option("--threads", type=int, help="Threads of everyone. Default: what our engine chooses; servers, one a core.")
-@click.option("--kernels", help="Kernels of our engine: auto, cpu or reference.")
+@gpu_options
+@click.option("--kernels", help="Kernels of our engine: auto, cuda, cpu or reference.")
 @click.option("--json", "as_object", is_flag=True, help="Print one JSON object.")
 @click.option("-q", "--quiet", is_flag=True, help="No progress and no narration.")
 def bench(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from app.commands.gpu_options import GPU_OPTIONS, gpu_options
 from app.config import Settings, load_settings
 from app.progress import Progress, progress_on_stderr
 from app.text.terminal_text import sanitize
@@ -33,7 +34,7 @@ Examples:
 # What is used where neither the command line nor the model says anything.
 DEFAULT_SAMPLING = {"temperature": 0.7, "top_p": 0.95}
 
-ENGINE_OPTIONS = ("context", "threads", "kernels", "quantize", "kv_disk_gb")
+ENGINE_OPTIONS = ("context", "threads", "kernels", "quantize", "kv_disk_gb", *GPU_OPTIONS)
 
 
 @click.command(epilog=EXAMPLES)
@@ -50,7 +51,8 @@ ENGINE_OPTIONS = ("context", "threads", "kernels", "quantize", "kv_disk_gb")
 @click.option("--seed", type=int, help="The same seed gives the same answer.")
 @click.option("--context", type=int, help="Longest prompt and answer together, in tokens.")
 @click.option("--threads", type=int, help="Threads of the CPU engine.")
-@click.option("--kernels", help="Kernels of the engine: auto, cpu or reference.")
+@gpu_options
+@click.option("--kernels", help="Kernels of the engine: auto, cuda, cpu or reference.")
 @click.option("--quantize", metavar="METHOD", help="What 16- or 32-bit layers become: fp8, int4 or nf4.")
 @click.option("--kv-disk-gb", metavar="GB", help="What was computed and is kept on disk, at most; 0: nothing. Or auto.")
 @click.option("--json", "as_object", is_flag=True, help="Print one JSON object when the answer is complete.")
@@ -63,6 +65,9 @@ def run(
     context: int | None,
     threads: int | None,
     kernels: str | None,
+    device: str | None,
+    gpu_memory: str | None,
+    deterministic: bool | None,
     quantize: str | None,
     kv_disk_gb: str | None,
     as_object: bool,
@@ -74,7 +79,15 @@ def run(
     PROMPT is the question; - reads it from stdin. The default model is fetched when it is used for the first time.
     """
     settings = load_settings(
-        model=model, context=context, threads=threads, kernels=kernels, quantize=quantize, kv_disk_gb=kv_disk_gb
+        model=model,
+        context=context,
+        threads=threads,
+        kernels=kernels,
+        device=device,
+        gpu_memory=gpu_memory,
+        deterministic=deterministic,
+        quantize=quantize,
+        kv_disk_gb=kv_disk_gb,
     )
     question = _question(prompt)
     given: dict[str, Any] = {name: value for name, value in sampling.items() if value is not None}

@@ -2,6 +2,7 @@
 
 import click
 
+from app.commands.gpu_options import gpu_options
 from app.config import load_settings
 from app.progress import progress_on_stderr
 
@@ -19,7 +20,8 @@ Examples:
 @click.option("--port", type=int, help="Port to listen on; 0 takes any that is free. Default: 4645.")
 @click.option("--context", type=int, help="Longest prompt and answer together, in tokens.")
 @click.option("--threads", type=int, help="Threads of the CPU engine.")
-@click.option("--kernels", help="Kernels of the engine: auto, cpu or reference.")
+@gpu_options
+@click.option("--kernels", help="Kernels of the engine: auto, cuda, cpu or reference.")
 @click.option("--quantize", metavar="METHOD", help="What 16- or 32-bit layers become: fp8, int4 or nf4.")
 @click.option("--kv-disk-gb", metavar="GB", help="What was computed and is kept on disk, at most; 0: nothing. Or auto.")
 @click.option("-q", "--quiet", is_flag=True, help="No progress and no narration.")
@@ -30,6 +32,9 @@ def serve(
     context: int | None,
     threads: int | None,
     kernels: str | None,
+    device: str | None,
+    gpu_memory: str | None,
+    deterministic: bool | None,
     quantize: str | None,
     kv_disk_gb: str | None,
     quiet: bool,
@@ -47,6 +52,9 @@ def serve(
         context=context,
         threads=threads,
         kernels=kernels,
+        device=device,
+        gpu_memory=gpu_memory,
+        deterministic=deterministic,
         quantize=quantize,
         kv_disk_gb=kv_disk_gb,
     )

@@ -49,6 +49,9 @@ def load_encoder_model(stored: StoredModel, settings: Settings, progress: Progre
         threads=settings.threads,
         activation_planes=settings.activation_planes,
         cpu_tier=settings.cpu_tier,
+        device=settings.device,
+        gpu_memory=settings.gpu_memory,
+        deterministic=settings.deterministic,
         code_cache=settings.cache_dir,
     )
     with open_checkpoint(stored.path, None if settings.quantize == "none" else settings.quantize) as checkpoint:

@@ -13,14 +13,16 @@ from numpy.typing import NDArray
 
 from engine import models
 from engine.batch import Batch, placeholder_batch
-from engine.config import BLOCK_SIZE, EngineConfig, HeadNorm, ModelConfig
+from engine.config import BLOCK_SIZE, EngineConfig, GroupConfig, HeadNorm, ModelConfig
 from engine.cpu.attention import PIECE, QUERIES
 from engine.cpu.code_cache import load_code
 from engine.cpu.operations import CpuOperations, LogitRows, block_shape
 from engine.cpu.program import COUNTS, HEADER, Limits, Program
 from engine.cpu.team import MOST_THREADS, Team
 from engine.device import LoadedModel, Logits
+from engine.kv_budget import MAX_RUNNING, host_share
 from engine.kv_cache import KVCache
+from engine.runner import ModelRunner
 from engine.weights import Weights
 from quant.cpu.activations import GROUP, Form
 from quant.cpu.arena import Arena
@@ -42,6 +44,9 @@ class CpuDevice:
     """See `engine.device.Device`."""
 
     name = "cpu"
+    max_running = MAX_RUNNING
+    contexts = step_depth = 1
+    host_cache = 0
 
     def __init__(
         self,
@@ -66,6 +71,9 @@ class CpuDevice:
         tokens = self.threads * STEP_OPERATIONS // (2 * model.matrix_elements)
         return min(max(1 << tokens.bit_length() - 1, 32), 512) if tokens else 32
 
+    def kv_room(self, model: ModelConfig, weight_bytes: int) -> int:
+        return host_share()
+
     def load(self, model: ModelConfig, weights: Weights, config: EngineConfig) -> LoadedModel:
         torch.set_num_threads(1)  # it only samples here, and its other threads would spin on the team's cores
         enter, arena = load_code(self._code_cache, self._target, layouts_of(weights.matrix_samples())), Arena()
@@ -83,6 +91,9 @@ class CpuDevice:
         kv = KVCache(loaded.kv_groups(), config.pool_sizes, self.layer_shape, self.kv_type, config.host_blocks)
         logits: LogitRows = loaded.forward(placeholder_batch(), kv)
         return LoadedModel(CpuStep(enter, program, kv, logits), kv)
+
+    def runner(self, loaded: LoadedModel, vocab_size: int, groups: Sequence[GroupConfig]) -> ModelRunner:
+        return ModelRunner(loaded, vocab_size, groups)
 
 
 class CpuStep:

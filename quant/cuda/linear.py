@@ -84,6 +84,9 @@ class CudaBackend:
         matrices = [to_device(segment, self.device) for segment in segments]
         return CudaLinear(list(_joined(matrices)), self.card, deterministic=self.deterministic)
 
+    def place(self, values: Tensor) -> Tensor:
+        return values.to(self.device)
+
 
 def _joined(matrices: Sequence[CudaMatrix]) -> Iterator[CudaMatrix]:
     """Neighbours of the same form as one matrix."""

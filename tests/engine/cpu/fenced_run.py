@@ -53,7 +53,7 @@ class FencedArena(Arena):
 def main(path: Path, code_cache: Path, side: str, kv_type: torch.dtype) -> None:
     FencedArena.side = side
     vars(device)["Arena"] = FencedArena
-    kv_cache._reserve = lambda shape, dtype: (
+    kv_cache.reserve = lambda shape, dtype: (
         torch.from_numpy(fenced(math.prod(shape) * dtype.itemsize, side)).view(dtype).view(shape)
     )
     step, rng, block = load_step(path, code_cache, CONFIG, kv_type=kv_type), random.Random(1), 1
