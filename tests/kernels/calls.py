@@ -11,11 +11,15 @@ import torch
 from torch import Tensor
 
 from engine.config import BLOCK_SIZE, ModelConfig
+from engine.kernels.feeding import feed
 from engine.kernels.gate import gated
 from engine.kernels.gelu import gelu
 from engine.kernels.norms import layer_norm, rms_norm, rms_norm_add
 from engine.kernels.rope_store import rope_and_store
+from engine.kernels.sampling import sample
+from engine.kernels.sampling_rows import Pick, rows_of
 from engine.operations import Attention, HeadNorms
+from engine.request import Request, SamplingParams
 from engine.rope import RotaryTable
 from quant.cuda.linear import CudaLinear
 from quant.cuda.loading import to_device
@@ -74,6 +78,16 @@ def _encoder(setting: Setting) -> None:
         gelu(blank(setting.tokens, 4 * hidden))
 
 
+def _sampling(setting: Setting) -> None:
+    vocabulary = setting.model.vocab_size
+    logits, ids = blank(1, vocabulary, dtype=torch.float32), blank(setting.tokens, dtype=torch.int64)
+    for params in (SamplingParams(temperature=0), SamplingParams(presence_penalty=1.0, logprobs=20)):
+        rows = rows_of([Pick(0, Request(0, (1,), params), 0)], vocabulary)
+        sampled = sample(logits, rows.to(logits.device))
+    places = blank(setting.tokens, dtype=torch.int32)
+    feed(sampled.columns.token_ids, places, places, ids)
+
+
 @cache
 def _matrix(kind: str, rows: int, columns: int) -> CudaMatrix:
     return to_device(weight(kind, rows, columns, torch.device("meta")), torch.device("meta"))
@@ -117,4 +131,4 @@ FORMS = (
 )
 KV_TYPES = (torch.bfloat16, torch.uint8)
 ENCODER_WIDTHS = (384, 1024)
-CALLS: tuple[Callable[[Setting], None], ...] = (_gate, _norms, _heads, _encoder, _products)
+CALLS: tuple[Callable[[Setting], None], ...] = (_gate, _norms, _heads, _encoder, _sampling, _products)

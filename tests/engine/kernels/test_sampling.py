@@ -1,0 +1,220 @@
+"""Sampling on a GPU against the sampler."""
+
+import random
+from collections.abc import Mapping, Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from engine.drawing import TRIES, Filters
+from engine.drawing import draw as draw_on_host
+from engine.kernels import sampling
+from engine.kernels.sampling_rows import NOT_A_NUMBER, Pick, Sampled, SamplingRows, rows_of, told
+from engine.request import Request, SamplingParams
+from engine.sampler import apply_bias, apply_penalties, forbid_early_end
+from engine.sampler import sample as sample_on_host
+
+Params = Mapping[str, object]
+FILTERS: tuple[Params, ...] = (
+    {},
+    {"temperature": 0.3, "min_p": 0.05},
+    {"top_k": 40, "top_p": 0.95},
+    {"top_k": 1, "temperature": 2.0},
+    {"top_k": 300, "min_p": 0.01},
+    {"top_p": 0.9},
+    {"temperature": 2.0, "top_p": 0.5, "min_p": 0.001},
+    {"top_p": 0.0},
+    {"top_k": 7, "top_p": 0.4, "min_p": 0.3, "temperature": 0.7},
+)
+CLOSE = 3e-6  # of all weight: so near to an edge, float32 may take either side
+
+
+def random_params() -> Params:
+    return {
+        "temperature": random.choice([0.01, 0.5, 1.0, 2.0]),
+        "top_k": random.choice([0, 0, 2, 20, 64, 65]),
+        "top_p": random.choice([1.0, 0.99, 0.7, 0.1]),
+        "min_p": random.choice([0.0, 0.0, 0.1, 1.0]),
+    }
+
+
+def picks_of(params: Sequence[Params], **of_requests: object) -> list[Pick]:
+    """Row r of the logits for params[r]."""
+    picks = []
+    for row, it in enumerate(params):
+        sampling_params = SamplingParams(**{"seed": random.getrandbits(60), **it})  # type: ignore[arg-type]
+        request = Request(row, (0, 3), sampling_params, **of_requests)  # type: ignore[arg-type]
+        picks.append(Pick(row, request, len(request.output_ids)))
+    return picks
+
+
+def run(logits: Tensor, rows: SamplingRows, device: torch.device) -> Sampled:
+    """On the device, and back by one copy."""
+    sampled = sampling.sample(logits.to(device), rows.to(device))
+    return sampled.over(sampled.buffer.cpu())
+
+
+def tokens_of(logits: Tensor, picks: Sequence[Pick], device: torch.device) -> list[int]:
+    return run(logits, rows_of(picks, logits.shape[1]), device).columns.token_ids.tolist()
+
+
+def with_ties(rows: int, vocabulary: int, spread: float) -> Tensor:
+    return (torch.randn(rows, vocabulary) * spread).mul(8).round() / 8
+
+
+def assert_same(logits: Tensor, params: Sequence[Params], uniforms: Tensor, tokens: Sequence[int]) -> None:
+    """Every token is the host's, or what the host gives for numbers that are as good as equal."""
+    for row, token in enumerate(tokens):
+        found = set()
+        for nudge, bound in [(a, b) for b in (0, 1, -1) for a in (0, 1, -1)]:
+            wanted = SamplingParams(**params[row])  # type: ignore[arg-type]
+            filters = Filters.of([wanted], logits.shape[1])
+            filters.top_p.add_(bound * CLOSE if wanted.top_p < 1 else 0)
+            numbers = (uniforms[row : row + 1] + nudge * CLOSE).clamp(0, 1 - 2**-53)
+            found.add(int(draw_on_host(logits[row : row + 1], filters, numbers)))
+            if token in found:
+                break
+        assert token in found, (params[row], token, found)
+
+
+@pytest.mark.parametrize("vocabulary", [7, 100, 5000])
+def test_the_same_numbers_give_the_same_tokens(vocabulary: int, device: torch.device) -> None:
+    params = [*FILTERS, *(random_params() for _ in range(4))]
+    steep = torch.tensor([random.choice([0.1, 0.5, 4.0]) for _ in params])
+    logits, picks = with_ties(len(params), vocabulary, 1.0) * steep[:, None], picks_of(params)
+    rows = rows_of(picks, vocabulary)
+    assert_same(logits, params, rows.columns.uniforms, run(logits, rows, device).columns.token_ids.tolist())
+
+
+def test_of_a_large_vocabulary(device: torch.device) -> None:
+    params = [{}, {"top_k": 40, "top_p": 0.95}, {"top_p": 0.8}, {"temperature": 1.5, "top_p": 0.6}]
+    logits, picks = torch.randn(len(params), 50000) * 3, picks_of(params)
+    rows = rows_of(picks, 50000)
+    assert_same(logits, params, rows.columns.uniforms, run(logits, rows, device).columns.token_ids.tolist())
+
+
+def test_drops_of_top_p_are_drawn_again_and_in_the_end_found_by_order(device: torch.device) -> None:
+    """Of 300 tokens that are hardly told apart: more than a prefix holds."""
+    logits = 0.01 * torch.randn(1, 300)
+    params: list[Params] = [{"top_p": 0.5}] * 5
+    order = logits[0].argsort(descending=True)
+    unlikely, likely = sorted(order[200:].tolist()), int(order[20])
+    numbers = torch.rand(5, TRIES, dtype=torch.float64)
+    cumulative = torch.softmax(logits[0].double(), -1).cumsum(0)
+    numbers[:4] = cumulative[unlikely[: 4 * TRIES]].view(4, TRIES) - 1e-4
+    for row in range(1, 4):
+        numbers[row, row] = cumulative[likely] - 1e-4
+    rows = rows_of([Pick(0, pick.request, 0) for pick in picks_of(params)], 300)
+    rows.columns.uniforms.copy_(numbers)
+    tokens = run(logits, rows, device).columns.token_ids.tolist()
+    assert tokens[1:4] == [likely] * 3
+    assert_same(logits.repeat(5, 1), params, numbers, tokens)
+
+
+@pytest.mark.parametrize("params", [FILTERS[at] for at in (0, 1, 2, 4, 8)], ids=str)
+def test_every_token_has_the_interval_that_it_is_due(params: Params, device: torch.device) -> None:
+    """Numbers from 0 to 1 fall on the tokens in their order, each for as long as it is likely."""
+    logits, wanted = torch.randn(1, 11), SamplingParams(**params)  # type: ignore[arg-type]
+    probabilities = torch.softmax(logits[0].double() / wanted.temperature, -1)
+    order = probabilities.argsort(descending=True).tolist()
+    order = [i for i in order[: wanted.top_k or 11] if probabilities[i] >= wanted.min_p * probabilities.max()]
+    before = (probabilities[order].cumsum(0) - probabilities[order]) / probabilities[order].sum()
+    order = [i for i, it in zip(order, before, strict=True) if it < wanted.top_p]
+    order = sorted(order) if wanted.top_p == 1 and not 0 < wanted.top_k < 11 else order
+    edges = probabilities[order].cumsum(0) / probabilities[order].sum()
+    grid = (torch.arange(10, dtype=torch.float64) + 0.5) / 10
+    rows = rows_of([Pick(0, pick.request, 0) for pick in picks_of([params] * 10)], 11)
+    rows.columns.uniforms.copy_(grid[:, None].expand(10, TRIES))
+    got = run(logits, rows, device).columns.token_ids.tolist()
+    for number, token in zip(grid, got, strict=True):
+        near = {order[int((edges <= number + nudge).sum())] for nudge in (-CLOSE, 0, CLOSE)}
+        assert token in near
+
+
+def test_more_ties_than_can_be_sorted(device: torch.device) -> None:
+    """All as likely as each other: top-k keeps the lowest ids."""
+    params: list[Params] = [{"top_k": 3}, {"top_k": 2, "top_p": 0.4}, {"logprobs": 2, "temperature": 0}]
+    found = told(run(torch.zeros(3, 5000), rows_of(picks := picks_of(params), 5000), device), picks)
+    assert found[0].token_id in (0, 1, 2)
+    assert found[1].token_id == found[2].token_id == 0
+    assert found[2].logprobs
+    assert [token_id for token_id, _ in found[2].logprobs.top] == [0, 1]
+
+
+@pytest.mark.parametrize("params", [{"temperature": 0}, {}, {"top_k": 5}, {"top_p": 0.9}], ids=str)
+def test_a_row_that_is_not_numbers_is_told_and_harms_no_other(params: Params, device: torch.device) -> None:
+    logits = torch.full((5, 5000), -torch.inf)
+    logits[0, 4500] = 1.0  # the only possible token
+    logits[1] = torch.randn(5000)
+    logits[1, 4999] = -torch.nan if params else torch.nan
+    logits[2, 4097] = torch.inf
+    logits[4, 4096:4098] = 0.0
+    got = tokens_of(logits, picks_of([params] * 5), device)
+    assert got[:4] == [4500, NOT_A_NUMBER, 4097, 0]
+    assert got[4] in (4096, 4097)
+
+
+def test_a_token_depends_on_its_row_alone(device: torch.device) -> None:
+    params = FILTERS[:7]
+    logits, picks = torch.randn(len(params), 300), picks_of(params)
+    together = tokens_of(logits, picks, device)
+    for row in (0, 4, 5):
+        assert tokens_of(logits[row:], [Pick(0, picks[row].request, 0)], device) == [together[row]]
+
+
+def test_greedy_rows_take_the_first_of_the_best(device: torch.device) -> None:
+    logits = with_ties(6, 5000, 0.5)
+    logits[0] = -0.0
+    logits[0, 70] = 0.0  # no more than that
+    plain = rows_of(picks := picks_of([{"temperature": 0}] * 6), 5000)
+    assert plain.plain
+    expected = [int((row == row.max()).nonzero()[0]) for row in logits]
+    assert tokens_of(logits, picks, device) == expected
+    mixed = picks_of([{"temperature": 0}] * 5 + [{}])
+    assert tokens_of(logits, mixed, device)[:5] == expected[:5]
+
+
+def test_logits_are_shaped_as_on_the_host(device: torch.device) -> None:
+    params: list[Params] = [
+        {"repetition_penalty": 1.3, "presence_penalty": 0.5, "frequency_penalty": -0.25, "logit_bias": ((3, 2.0),)},
+        {},
+        {"min_tokens": 9, "stop_token_ids": (40,), "logit_bias": ((5, -100.0), (40, 50.0))},
+        {"repetition_penalty": 0.5},
+        {"frequency_penalty": 1.5},
+    ]
+    picks = picks_of(params, output_ids=[5, 5, 7, 499], end_ids=frozenset({2}))
+    requests = [pick.request for pick in picks]
+    logits = torch.randn(8, 500)
+    sources = [6, 1, 6, 0, 7]
+    picks = [Pick(source, request, 4) for source, request in zip(sources, requests, strict=True)]
+    got = sampling.shaped(logits.to(device), rows_of(picks, 500).to(device)).cpu()
+    expected = logits[sources]
+    for step in (apply_bias, forbid_early_end, apply_penalties):
+        expected = step(expected, requests)
+    torch.testing.assert_close(got, expected, rtol=1e-6, atol=1e-6)
+    tokens = tokens_of(logits, [Pick(p.source, r, 4) for p, r in zip(picks, requests, strict=True)], device)
+    assert tokens == [it.token_id for it in sample_on_host(logits[sources], requests)]
+
+
+def test_logprobs_are_the_models_own(device: torch.device) -> None:
+    params: list[Params] = [{"logprobs": 20, "logit_bias": ((8, 50.0),)}, {"logprobs": 0}, {}, {"logprobs": 3}]
+    picks = picks_of([{"temperature": 0, **it} for it in params])
+    logits = torch.randn(4, 5000) * 3
+    got = told(run(logits, rows_of(picks, 5000), device), picks)
+    for ours, hosts in zip(got, sample_on_host(logits, [pick.request for pick in picks]), strict=True):
+        assert ours.token_id == hosts.token_id
+        assert (ours.logprobs is None) == (hosts.logprobs is None)
+        if ours.logprobs and hosts.logprobs:
+            assert ours.logprobs.logprob == pytest.approx(hosts.logprobs.logprob, abs=1e-5)
+            assert [i for i, _ in ours.logprobs.top] == [i for i, _ in hosts.logprobs.top]
+            assert [p for _, p in ours.logprobs.top] == pytest.approx([p for _, p in hosts.logprobs.top], abs=1e-5)
+
+
+def test_fewer_possible_tokens_than_alternatives(device: torch.device) -> None:
+    logits = torch.full((1, 100), -torch.inf)
+    logits[0, [50, 20]] = 1.0
+    picks = picks_of([{"logprobs": 5, "temperature": 0}])
+    (token,) = told(run(logits, rows_of(picks, 100), device), picks)
+    assert token.logprobs
+    assert [i for i, _ in token.logprobs.top] == [20, 50]

@@ -1,0 +1,57 @@
+"""What is sampled by, as it goes to a device."""
+
+import pytest
+import torch
+
+from engine.drawing import TRIES
+from engine.kernels.sampling_rows import UNSEEN, Pick, needs_reply, rows_of
+from engine.request import Request, SamplingParams
+from engine.sampler import uniform
+
+
+def pick(index: int = 0, **params: object) -> Pick:
+    sampling = SamplingParams(**params)  # type: ignore[arg-type]
+    return Pick(3, Request(1, (4, 9, 4), sampling, frozenset({2}), output_ids=[9, 9, 5]), index)
+
+
+def test_one_copy_of_the_buffer_is_all_of_it() -> None:
+    rows = rows_of([pick(seed=7), pick(3, repetition_penalty=2.0, logprobs=4, top_k=50)], 10)
+    copied = rows.over(torch.nn.functional.pad(rows.buffer, (0, 40)))
+    rows.buffer.fill_(255)
+    columns = copied.columns
+    assert columns.uniforms[0].tolist() == [uniform(7, 0, attempt) for attempt in range(TRIES)]
+    assert columns.top_k.tolist() == [10, 10]
+    assert columns.sources.tolist() == [3, 3]
+    assert columns.alternatives.tolist() == [-1, 4]
+    assert copied.alternatives == 4
+    assert not copied.plain
+    assert all(column.data_ptr() % 16 == rows.buffer.data_ptr() % 16 for column in rows.columns)
+
+
+def test_edits_name_each_token_of_a_row_once() -> None:
+    params = {"logit_bias": ((1, 2.0), (2, 5.0), (1, 0.5), (9, -1.0)), "min_tokens": 5, "stop_token_ids": (6,)}
+    columns = rows_of([pick(), pick(3, **params, frequency_penalty=0.5)], 10).columns
+    assert columns.edit_rows.tolist() == [1] * 6
+    found = zip(columns.edit_ids.tolist(), columns.bias.tolist(), columns.told.tolist(), strict=True)
+    never = -torch.inf
+    assert sorted(found) == [(1, 2.5, -1), (2, never, -1), (4, 0.0, 0), (5, 0.0, 1), (6, never, -1), (9, -1.0, 2)]
+    assert UNSEEN == -1
+
+
+def test_tokens_under_way_count_as_told() -> None:
+    params = {"min_tokens": 5, "temperature": 0.0}
+    assert len(rows_of([pick(4, **params)], 10).columns.edit_ids) == 1
+    assert rows_of([pick(5, **params)], 10).plain
+
+
+def test_penalties_need_to_know_the_reply() -> None:
+    early = pick(4, presence_penalty=1.0)
+    assert needs_reply(early.request.params)
+    assert not needs_reply(pick(min_tokens=5, logit_bias=((1, 1.0),)).request.params)
+    with pytest.raises(ValueError, match="all tokens before"):
+        rows_of([early], 10)
+
+
+def test_no_id_outside_the_vocabulary_goes_to_a_device() -> None:
+    with pytest.raises(IndexError, match="vocabulary of 10"):
+        rows_of([pick(logit_bias=((10, 1.0),))], 10)
