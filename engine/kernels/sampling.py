@@ -26,41 +26,14 @@ from engine.kernels.row_passes import (
     weigh,
 )
 from engine.kernels.sampling_rows import Sampled, SamplingRows
+from engine.kernels.shaping import shaped
 
 BLOCK = 4096  # logits that a program looks at together, where those are
 CHUNKS = 64  # all of a row
 ID_BITS = 20  # of a token id in a rank, and as many more as it takes: mostly one machine code for all vocabularies
 CAPACITY = 2048  # tokens of a row that it can sort
-EDITS = 256  # of one program
 WARPS = 16
 LOG2_E = tl.constexpr(1.4426950408889634)
-
-
-@triton.jit(do_not_specialize=["count"])
-def _edit_kernel(
-    logits: tl.tensor,
-    vocabulary: tl.tensor,
-    rows: tl.tensor,
-    ids: tl.tensor,
-    biases: tl.tensor,
-    told: tl.tensor,
-    repetitions: tl.tensor,
-    presences: tl.tensor,
-    frequencies: tl.tensor,
-    count: tl.tensor,
-    BLOCK: tl.constexpr,
-) -> None:
-    places = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = places < count
-    row = tl.load(rows + places, mask=inside, other=0)
-    logit = logits + row.to(tl.int64) * vocabulary + tl.load(ids + places, mask=inside, other=0)
-    value = tl.load(logit, mask=inside) + tl.load(biases + places, mask=inside)
-    times = tl.load(told + places, mask=inside, other=-1)
-    factor = tl.load(repetitions + row, mask=inside & (times >= 0), other=1.0)
-    value = tl.where(value > 0, value / factor, value * factor)
-    frequency = tl.load(frequencies + row, mask=inside & (times > 0), other=0.0)
-    presence = tl.load(presences + row, mask=inside & (times > 0), other=0.0)
-    tl.store(logit, value - (frequency * times + presence), mask=inside)
 
 
 @triton.jit
@@ -204,7 +177,7 @@ def sample(logits: Tensor, rows: SamplingRows) -> Sampled:
         )
         return sampled
     drawn, sources = logits, columns.sources
-    if len(columns.edit_ids):
+    if len(columns.edit_ids) or len(columns.words):
         drawn, sources = shaped(logits, rows), torch.arange(count, dtype=torch.int32, device=logits.device)
     capacity = max(2 * PREFIXES[0], min(CAPACITY, block))
     shortlists = torch.empty(count, capacity, dtype=torch.int64, device=logits.device)
@@ -228,15 +201,3 @@ def sample(logits: Tensor, rows: SamplingRows) -> Sampled:
             result.picked, result.top_ids, result.top, rows.alternatives, shortlists, counters, **sizes,
         )  # fmt: skip
     return sampled
-
-
-def shaped(logits: Tensor, rows: SamplingRows) -> Tensor:
-    """The rows to be sampled, in their order, with their edits: as many bytes are read and written."""
-    columns = rows.columns
-    edited = logits.index_select(0, columns.sources)
-    edits = len(columns.edit_ids)
-    _edit_kernel[(triton.cdiv(edits, EDITS),)](
-        edited, edited.shape[1], columns.edit_rows, columns.edit_ids, columns.bias, columns.told,
-        columns.repetition, columns.presence, columns.frequency, edits, BLOCK=EDITS,
-    )  # fmt: skip
-    return edited

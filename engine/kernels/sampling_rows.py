@@ -13,9 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engine.constraint import NO_MASKS, Masks
 from engine.drawing import TRIES
 from engine.request import Request, SampledToken, SamplingParams, TokenLogprobs
-from engine.sampler import uniform
+from engine.sampler import NOT_NUMBERS, uniform
 
 ALIGNMENT = 16  # bytes: what kernels load in one piece
 UNSEEN = -1
@@ -33,7 +34,8 @@ class Pick:
 
 
 class Columns(NamedTuple):
-    """R rows, and E edits: the tokens whose logits change before anything is picked, each once in a row."""
+    """R rows; E edits: the tokens whose logits change before anything is picked, each once in a row; and the masks of
+    grammars, as in `engine.constraint.Masks`."""
 
     uniforms: Tensor  # float64 [R, TRIES], in [0, 1)
     temperature: Tensor  # float32 [R]; 0: the most likely token
@@ -45,12 +47,12 @@ class Columns(NamedTuple):
     frequency: Tensor  # float32 [R]
     alternatives: Tensor  # int32 [R]: to be reported beside the picked token; -1: nothing is
     sources: Tensor  # int32 [R]: rows of the logits
+    places: Tensor  # int32 [R]: rows of `words`; -1: no grammar
     edit_rows: Tensor  # int32 [E]
     edit_ids: Tensor  # int32 [E]
     bias: Tensor  # float32 [E]: added first; -inf forbids the token
-    told: (
-        Tensor  # int32 [E]: how often the reply has the token; 0: the prompt alone does; UNSEEN: penalties do not apply
-    )
+    told: Tensor  # int32 [E]: how often the reply has the token; 0: the prompt alone; UNSEEN: penalties do not apply
+    words: Tensor  # int32 [masks, ceil(vocabulary / 32)]: bits of the tokens that may come
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +76,7 @@ class SampledColumns(NamedTuple):
     """R rows. Where nobody asks for log-probabilities, the last three are empty; where a row does not, or asks for
     fewer alternatives than others, there may be anything."""
 
-    token_ids: Tensor  # int64 [R]; NOT_A_NUMBER where the model computed NaN: that request fails, and no other
+    token_ids: Tensor  # int64 [R]; NOT_A_NUMBER where the model computed NaN
     picked: Tensor  # float32 [R]: the natural-log probability of the token, by the model alone
     top_ids: Tensor  # int32 [R, alternatives], most likely first; NO_TOKEN where fewer tokens are possible
     top: Tensor  # float32 [R, alternatives]: their log-probabilities
@@ -123,18 +125,18 @@ def _padded(size: int) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
-def needs_reply(params: SamplingParams) -> bool:
+def needs_reply(request: Request) -> bool:
     """Whether a token is picked only when the host knows all before it, so that no step of it is launched ahead."""
-    return _has_penalties(params)
+    return request.constraint is not None or _has_penalties(request.params)
 
 
 def _has_penalties(params: SamplingParams) -> bool:
     return params.repetition_penalty != 1.0 or params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
 
 
-def rows_of(picks: Sequence[Pick], vocabulary: int) -> SamplingRows:
-    """Rows in the order of `picks`, on the host. Raises ValueError where a reply's tokens are not known that are needed
-    (see `needs_reply`), and IndexError for a token id outside the vocabulary."""
+def rows_of(picks: Sequence[Pick], vocabulary: int, masks: Masks = NO_MASKS) -> SamplingRows:
+    """Rows in the order of `picks`, on the host. Raises ValueError where penalties need tokens of a reply that are not
+    known (see `needs_reply`), and IndexError for a token id outside the vocabulary."""
     params = [pick.request.params for pick in picks]
     edits = [_edits(row, pick, vocabulary) for row, pick in enumerate(picks)]
     alternatives = [-1 if p.logprobs is None else p.logprobs for p in params]
@@ -149,13 +151,15 @@ def rows_of(picks: Sequence[Pick], vocabulary: int) -> SamplingRows:
         frequency=torch.tensor([p.frequency_penalty for p in params]),
         alternatives=torch.tensor(alternatives, dtype=torch.int32),
         sources=torch.tensor([pick.source for pick in picks], dtype=torch.int32),
+        places=torch.tensor([masks.places.get(pick.request.id, -1) for pick in picks], dtype=torch.int32),
         edit_rows=torch.cat([edit.rows for edit in edits]),
         edit_ids=torch.cat([edit.ids for edit in edits]),
         bias=torch.cat([edit.bias for edit in edits]),
         told=torch.cat([edit.told for edit in edits]),
+        words=torch.from_numpy(masks.words if masks.places else NO_MASKS.words),
     )
     most = max(alternatives)
-    plain = most < 0 and not len(columns.edit_ids) and all(p.temperature == 0 for p in params)
+    plain = most < 0 and not masks.places and not len(columns.edit_ids) and all(p.temperature == 0 for p in params)
     return _packed(columns, plain, None if most < 0 else most)
 
 
@@ -167,19 +171,30 @@ def _packed(columns: Columns, plain: bool, alternatives: int | None) -> Sampling
     return rows
 
 
-def told(sampled: Sampled, picks: Sequence[Pick]) -> list[SampledToken]:
-    """What came back to the host, for the picks that `rows_of` was given. A token id of NOT_A_NUMBER is left to the
-    caller, who fails that request."""
+def told(sampled: Sampled, picks: Sequence[Pick], masks: Masks = NO_MASKS) -> list[SampledToken]:
+    """What came back to the host, for the picks and masks that `rows_of` was given: a token, or what the problem is."""
     ids = sampled.columns.token_ids.tolist()
+    reports = _reports(sampled.columns, ids, picks)
+    return [_told_one(*found, masks) for found in zip(picks, ids, reports, strict=True)]
+
+
+def _told_one(pick: Pick, token_id: int, report: TokenLogprobs | None, masks: Masks) -> SampledToken:
+    problem = NOT_NUMBERS if token_id == NOT_A_NUMBER else ""
+    problem = masks.problems.get(pick.request.id, problem)
+    if problem:
+        return SampledToken(pick.request.id, None, problem=problem)
+    return SampledToken(pick.request.id, token_id, report)
+
+
+def _reports(columns: SampledColumns, ids: Sequence[int], picks: Sequence[Pick]) -> list[TokenLogprobs | None]:
     wanted = [pick.request.params.logprobs for pick in picks]
-    if all(alternatives is None for alternatives in wanted):
-        return [SampledToken(pick.request.id, token_id) for pick, token_id in zip(picks, ids, strict=True)]
-    _, picked, top_ids, top = (column.tolist() for column in sampled.columns)
-    reports = [
+    if all(count is None for count in wanted):
+        return [None] * len(picks)
+    picked, top_ids, top = columns.picked.tolist(), columns.top_ids.tolist(), columns.top.tolist()
+    return [
         None if count is None else TokenLogprobs(ids[row], picked[row], _top(top_ids[row][:count], top[row][:count]))
         for row, count in enumerate(wanted)
     ]
-    return [SampledToken(pick.request.id, *found) for pick, *found in zip(picks, ids, reports, strict=True)]
 
 
 def _top(ids: Sequence[int], logprobs: Sequence[float]) -> tuple[tuple[int, float], ...]:
@@ -220,7 +235,7 @@ def _edits(row: int, pick: Pick, vocabulary: int) -> _Edits:
         raise IndexError(f"a token id is not in the vocabulary of {vocabulary}")
     bias = np.zeros(vocabulary, np.float32)
     bias[list(biases)] = list(biases.values())
-    told = _told(pick, vocabulary)
+    told = _counts(pick, vocabulary)
     ids = np.flatnonzero((bias != 0) | (told != UNSEEN))
     return _Edits(
         torch.full((len(ids),), row, dtype=torch.int32),
@@ -230,7 +245,7 @@ def _edits(row: int, pick: Pick, vocabulary: int) -> _Edits:
     )
 
 
-def _told(pick: Pick, vocabulary: int) -> "np.ndarray[tuple[int], np.dtype[np.int32]]":
+def _counts(pick: Pick, vocabulary: int) -> "np.ndarray[tuple[int], np.dtype[np.int32]]":
     """How often the reply has each token of the vocabulary."""
     told = np.full(vocabulary, UNSEEN, np.int32)
     if _has_penalties(pick.request.params):

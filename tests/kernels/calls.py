@@ -7,10 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from engine.config import BLOCK_SIZE, ModelConfig
+from engine.constraint import NO_MASKS, Masks
 from engine.kernels.feeding import feed
 from engine.kernels.gate import gated
 from engine.kernels.gelu import gelu
@@ -82,7 +84,10 @@ def _sampling(setting: Setting) -> None:
     vocabulary = setting.model.vocab_size
     logits, ids = blank(1, vocabulary, dtype=torch.float32), blank(setting.tokens, dtype=torch.int64)
     for params in (SamplingParams(temperature=0), SamplingParams(presence_penalty=1.0, logprobs=20)):
-        rows = rows_of([Pick(0, Request(0, (1,), params), 0)], vocabulary)
+        masks = (
+            NO_MASKS if params.logprobs is None else Masks(np.zeros((1, -(-vocabulary // 32)), np.int32), {0: 0}, {})
+        )
+        rows = rows_of([Pick(0, Request(0, (1,), params), 0)], vocabulary, masks)
         sampled = sample(logits, rows.to(logits.device))
     places = blank(setting.tokens, dtype=torch.int32)
     feed(sampled.columns.token_ids, places, places, ids)

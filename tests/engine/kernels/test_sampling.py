@@ -3,16 +3,19 @@
 import random
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from engine.constraint import Masks
 from engine.drawing import TRIES, Filters
 from engine.drawing import draw as draw_on_host
 from engine.kernels import sampling
 from engine.kernels.sampling_rows import NOT_A_NUMBER, Pick, Sampled, SamplingRows, rows_of, told
+from engine.kernels.shaping import shaped
 from engine.request import Request, SamplingParams
-from engine.sampler import apply_bias, apply_penalties, forbid_early_end
+from engine.sampler import NOT_NUMBERS, apply_bias, apply_masks, apply_penalties, forbid_early_end
 from engine.sampler import sample as sample_on_host
 
 Params = Mapping[str, object]
@@ -188,7 +191,7 @@ def test_logits_are_shaped_as_on_the_host(device: torch.device) -> None:
     logits = torch.randn(8, 500)
     sources = [6, 1, 6, 0, 7]
     picks = [Pick(source, request, 4) for source, request in zip(sources, requests, strict=True)]
-    got = sampling.shaped(logits.to(device), rows_of(picks, 500).to(device)).cpu()
+    got = shaped(logits.to(device), rows_of(picks, 500).to(device)).cpu()
     expected = logits[sources]
     for step in (apply_bias, forbid_early_end, apply_penalties):
         expected = step(expected, requests)
@@ -218,3 +221,28 @@ def test_fewer_possible_tokens_than_alternatives(device: torch.device) -> None:
     (token,) = told(run(logits, rows_of(picks, 100), device), picks)
     assert token.logprobs
     assert [i for i, _ in token.logprobs.top] == [20, 50]
+
+
+def test_grammars_are_kept_to(device: torch.device) -> None:
+    """Row 0 has none; of row 2, its bias leaves nothing; row 3 holds NaN, and row 4's grammar has failed."""
+    bias = tuple((token_id, 100.0) for token_id in range(0, 70, 7))
+    params: list[Params] = [{"temperature": 0, **it} for it in ({}, {"logit_bias": bias}, {"min_tokens": 9}, {}, {})]
+    picks = picks_of(params, end_ids=frozenset({5, 9}))
+    words = np.random.default_rng().integers(0, 1 << 32, (4, 157), np.uint32).view(np.int32)
+    words[0, 0] &= ~(1 << 4)  # NaN is told even where it is not allowed
+    words[2] = 0
+    words[2, 0] = 1 << 5 | 1 << 9
+    masks = Masks(words, {1: 3, 2: 2, 3: 0}, {4: "broken"})
+    logits = torch.randn(5, 5000)
+    logits[3, 4] = torch.nan
+    requests = [pick.request for pick in picks]
+    expected = logits
+    for step in (apply_bias, forbid_early_end, apply_penalties):
+        expected = step(expected, requests)
+    expected = apply_masks(expected, logits, requests, masks)
+    rows = rows_of(picks, 5000, masks)
+    got = shaped(logits.to(device), rows.to(device)).cpu()
+    assert torch.equal(got[:3], expected[:3])
+    found = told(run(logits, rows, device), picks, masks)
+    assert [it.token_id for it in found[:3]] == expected[:3].argmax(-1).tolist()
+    assert [it.problem for it in found] == ["", "", "", NOT_NUMBERS, "broken"]

@@ -46,8 +46,8 @@ def test_tokens_under_way_count_as_told() -> None:
 
 def test_penalties_need_to_know_the_reply() -> None:
     early = pick(4, presence_penalty=1.0)
-    assert needs_reply(early.request.params)
-    assert not needs_reply(pick(min_tokens=5, logit_bias=((1, 1.0),)).request.params)
+    assert needs_reply(early.request)
+    assert not needs_reply(pick(min_tokens=5, logit_bias=((1, 1.0),)).request)
     with pytest.raises(ValueError, match="all tokens before"):
         rows_of([early], 10)
 
