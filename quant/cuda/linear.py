@@ -6,16 +6,18 @@ multiplies is chosen by the kind of matrix and the number of tokens.
 Knows matrices and their kernels. Refuses to know models.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 
 import torch
 from torch import Tensor
 
 from quant.cuda.loading import to_device
-from quant.cuda.matrix import DENSE, CudaMatrix, PackedMatrix, PlainMatrix
+from quant.cuda.matrix import DENSE, TILE_ROWS, CudaMatrix, PackedMatrix, PlainMatrix
 from quant.kernels.card import Card
+from quant.kernels.packed_matmul import packed_product
+from quant.kernels.tiles import MOST_TOKENS, ProductShape, ProductTile, TileTable
 from quant.kernels.unpack import unpack, unpack_rows
 from quant.linear import QLinear
 from quant.tensor import QTensor
@@ -24,11 +26,11 @@ from quant.tensor import QTensor
 class CudaLinear:
     """A linear layer, [tokens, inputs] -> [tokens, outputs]."""
 
-    def __init__(self, matrices: Sequence[CudaMatrix], card: Card, *, deterministic: bool) -> None:
+    def __init__(self, matrices: Sequence[CudaMatrix], tiles: TileTable, *, deterministic: bool) -> None:
         self.outputs = sum(matrix.shape[0] for matrix in matrices)
         self.inputs = matrices[0].shape[1]
         self.matrices = tuple(matrices)
-        self._card, self._deterministic = card, deterministic
+        self._tiles, self._deterministic = tiles, deterministic
 
     @property
     def nbytes(self) -> int:
@@ -47,10 +49,26 @@ class CudaLinear:
 
         -> [tokens, outputs] of `out_dtype`; or `add_to` (float32 of that shape), which the product is added to.
         """
-        x = x.to(DENSE)
-        product = torch.cat([x @ _dense(matrix).mT for matrix in self.matrices], dim=1).float()
+        tokens = len(x)
+        out = add_to if add_to is not None else torch.empty(tokens, self.outputs, dtype=out_dtype, device=x.device)
+        x = x.to(DENSE).contiguous()
+        first = 0
+        for matrix in self.matrices:
+            columns = slice(first, first := first + matrix.shape[0])
+            self._multiply(matrix, x, out[:, columns], None if bias is None else bias[columns], add_to is not None)
+        return out
+
+    def _multiply(self, matrix: CudaMatrix, x: Tensor, out: Tensor, bias: Tensor | None, add: bool) -> None:
+        """out [tokens, rows] = x times one matrix, plus bias, plus `out` where `add`."""
+        tokens, (rows, inputs) = len(x), matrix.shape
+        if isinstance(matrix, PackedMatrix) and tokens > 0 and (self._deterministic or tokens <= MOST_TOKENS):
+            tile = self._tiles.product(matrix.form.kind, rows, inputs, tokens, deterministic=self._deterministic)
+            ordered = x if matrix.order is None else x.index_select(1, matrix.order)
+            packed_product(matrix, ordered, out, tile, bias=bias, add=add)
+            return
+        product = (x @ _dense(matrix).mT).float()
         product = product if bias is None else product + bias
-        return product.to(out_dtype) if add_to is None else add_to.add_(product)
+        out.copy_(out + product if add else product)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.multiply(x, out_dtype=torch.float32)
@@ -78,11 +96,14 @@ class CudaBackend:
     device: torch.device
     card: Card
     deterministic: bool  # a row of a product has the same bits whatever else is in the batch
+    measured: Mapping[ProductShape, ProductTile] = field(default_factory=dict)  # tiles, in place of those of a rule
     name: str = "cuda"
 
     def linear(self, segments: Sequence[QTensor]) -> QLinear:
         matrices = [to_device(segment, self.device) for segment in segments]
-        return CudaLinear(list(_joined(matrices)), self.card, deterministic=self.deterministic)
+        return CudaLinear(
+            list(_joined(matrices)), TileTable(self.card, self.measured), deterministic=self.deterministic
+        )
 
     def place(self, values: Tensor) -> Tensor:
         return values.to(self.device)
@@ -99,7 +120,7 @@ def _form(place: int, matrix: CudaMatrix) -> object:
     """What two matrices have in common that can be one; the place among the segments of one that stays alone."""
     if isinstance(matrix, PlainMatrix):
         return matrix.values.dtype
-    if matrix.form.span:  # nested scales are counted from the weight's first row on
+    if matrix.form.span or matrix.shape[0] % TILE_ROWS:  # nested scales are counted from the weight's first row on
         return place
     order = None if matrix.order is None else tuple(matrix.order.tolist())
     return matrix.form, matrix.whole.dtype, matrix.zeros is None, matrix.minimum is None, order

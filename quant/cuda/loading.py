@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from quant.cuda.matrix import WORDS, CudaMatrix, PackedForm, PackedMatrix, PlainMatrix
+from quant.cuda.matrix import TILE_ROWS, TILE_STRIPS, WORDS, CudaMatrix, PackedForm, PackedMatrix, PlainMatrix
 from quant.errors import UnsupportedQuantization
 from quant.kernels.reference import dequantize
 from quant.tensor import (
@@ -28,6 +28,7 @@ from quant.tensor import (
 SLAB = 1 << 24  # codes that are rearranged at once, a byte each
 HALF_STRIP = 16  # columns; groups are multiples of it
 WORD_TYPES = {32: torch.int32, 16: torch.int16, 8: torch.uint8}
+STRIP_TYPES = {torch.int16: torch.int64, torch.uint8: torch.int32}  # of four words
 
 
 def to_device(weight: QTensor, device: torch.device) -> CudaMatrix:
@@ -103,9 +104,9 @@ def _grouped(weight: GroupedTensor, device: torch.device) -> PackedMatrix:
 
 
 def _checked(form: PackedForm, weight: CodedTensor | GroupedTensor) -> PackedForm:
-    """The form; a group that is the only one is as wide as the strips."""
+    """The form; a group that is the only one is as wide as the tiles."""
     if form.groups == 1:
-        return replace(form, group=form.strip * form.strips)
+        return replace(form, group=form.width)
     if form.group % HALF_STRIP:
         raise UnsupportedQuantization(
             f"The GPU kernels take no {weight.type_name} weights in groups of {form.group} columns, "
@@ -121,21 +122,22 @@ def _plane_bits(integers: Integers) -> tuple[int, ...]:
 
 def _codes(integers: Integers, form: PackedForm, device: torch.device) -> tuple[Tensor, Tensor | None]:
     low, *high = (_words(plane, form, device) for plane in integers.planes)
-    return low, high[0] if high else None
+    return low, high[0].view(STRIP_TYPES[high[0].dtype]).squeeze(-1) if high else None
 
 
 def _words(plane: Plane, form: PackedForm, device: torch.device) -> Tensor:
-    """One plane in words: [rows, 4 * strips]."""
-    rows = len(plane.data)
-    words = torch.empty(rows, WORDS * form.strips, dtype=WORD_TYPES[plane.bits * form.phases], device=device)
-    shifts = torch.arange(0, plane.bits * form.phases, plane.bits, device=device).view(-1, 1)
-    step = max(1, SLAB // form.columns)
-    for first in range(0, rows, step):
-        some = slice(first, first + step)
-        codes = _unpacked(plane.data[some].to(device), plane.bits)[:, : form.columns]
-        padded = F.pad(codes, (0, form.strips * form.strip - form.columns))
-        strips = padded.view(len(codes), form.strips, form.phases, WORDS).int()
-        words[some] = (strips << shifts).sum(2, dtype=torch.int32).flatten(1).to(words.dtype)
+    """One plane in words: [rows / 8, tiles, 8, 4, 4]."""
+    rows, width = len(plane.data), plane.bits * form.phases
+    shape = -(-rows // TILE_ROWS), form.tiles, TILE_ROWS, TILE_STRIPS, WORDS
+    words = torch.empty(shape, dtype=WORD_TYPES[width], device=device)
+    shifts = torch.arange(0, width, plane.bits, device=device).view(-1, 1)
+    step = max(1, SLAB // form.width // TILE_ROWS)
+    for first in range(0, len(words), step):
+        data = plane.data[first * TILE_ROWS : (first + step) * TILE_ROWS].to(device)
+        codes = _unpacked(data, plane.bits)[:, : form.columns]
+        padded = F.pad(codes, (0, form.width - form.columns, 0, -len(codes) % TILE_ROWS))
+        tiles = padded.view(-1, TILE_ROWS, form.tiles, TILE_STRIPS, form.phases, WORDS).transpose(1, 2).int()
+        words[first : first + step] = (tiles << shifts).sum(-2, dtype=torch.int32).to(words.dtype)
     return words
 
 

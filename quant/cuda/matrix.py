@@ -1,9 +1,13 @@
 """One weight matrix on a GPU: plain data, laid out to be loaded 16 bytes a thread and unpacked in few instructions.
 
-Codes lie in words of `phases` columns each. Four words side by side hold a strip of 4 * phases columns: word j has
-column 4 * p + j of its strip at bit p * bits. So the codes that one shift brings down, of all words at once, belong to
-contiguous fours of x. A word is phases * bits wide: 32 bits of 4-bit or 8-bit codes, 16 of 2-bit, 8 of 1-bit; codes of
-3, 5 and 6 bits lie in two planes of the same words. Scales stay at the two levels and widths that their file has.
+Codes lie in words of `phases` columns each. Four words hold a strip of 4 * phases columns: word j has column 4 * p + j
+of its strip at bit p * bits. Eight rows of four strips are a tile, row by row: a strip for each thread of a warp. So
+what a warp loads at once is one piece of memory, and the codes that one shift brings down are operands of a product of
+16-bit floats by matrix units, in the very threads that those units want them in (`quant.kernels.packed_matmul`).
+
+A word is phases * bits wide: 32 bits of 4-bit or 8-bit codes, 16 of 2-bit, 8 of 1-bit; codes of 3, 5 and 6 bits lie in
+two planes of the same words. Scales stay at the two levels and widths that their file has. Rows and columns are filled
+up to whole tiles with zeros: 128 columns, or 64 of 8-bit codes.
 
 Knows the layout. Refuses to know how weights get there (`quant.cuda.loading`) and what is computed with them.
 """
@@ -14,6 +18,8 @@ import torch
 from torch import Tensor
 
 WORDS = 4  # of a strip
+TILE_ROWS = 8
+TILE_STRIPS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +52,23 @@ class PackedForm:
         return WORDS * self.phases
 
     @property
-    def strips(self) -> int:
-        return -(-self.columns // self.strip)
+    def tiles(self) -> int:
+        """Of eight rows."""
+        return -(-self.columns // (TILE_STRIPS * self.strip))
+
+    @property
+    def width(self) -> int:
+        """Columns of whole tiles."""
+        return self.tiles * TILE_STRIPS * self.strip
 
     @property
     def groups(self) -> int:
         return -(-self.columns // self.group)
+
+    @property
+    def kind(self) -> str:
+        """What measured tiles are kept by."""
+        return f"{'+'.join(map(str, self.planes))} bits by {self.group}"
 
     @property
     def constants(self) -> dict[str, int | float]:
@@ -77,8 +94,8 @@ class PackedMatrix:
 
     shape: tuple[int, int]  # rows (outputs), columns (inputs)
     form: PackedForm
-    low: Tensor  # [rows, 4 * strips]; int32, int16 or uint8, as wide as `phases` codes of the first plane
-    high: Tensor | None  # the second plane, likewise
+    low: Tensor  # [rows / 8, tiles, 8, 4, 4]; int32, int16 or uint8, as wide as `phases` codes of the first plane
+    high: Tensor | None  # [rows / 8, tiles, 8, 4]: a strip's words of the second plane as one, int32 or int64
     whole: Tensor  # [rows, groups / ratio]; floats of 16 or 32 bits, or uint8: an exponent e, for 2 ** (e - 128)
     parts: Tensor | None = None  # uint8 [rows, groups]; of a nested scale, the codes
     minimum: Tensor | None = None  # as `whole`

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quant.cuda.matrix import DENSE, PackedMatrix
+from quant.cuda.matrix import DENSE, TILE_STRIPS, PackedMatrix
 from quant.kernels.packed_values import codes_of, group_scales
 
 ROWS = 16  # of one program
@@ -47,16 +47,18 @@ def _unpack_kernel(
     STRIPS: tl.constexpr,
 ) -> None:
     STRIP: tl.constexpr = 4 * PHASES
-    TOTAL: tl.constexpr = (COLUMNS + STRIP - 1) // STRIP
+    TILES: tl.constexpr = (COLUMNS + 4 * STRIP - 1) // (4 * STRIP)
     to = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None, None, None]
     strip = tl.program_id(1) * STRIPS + tl.arange(0, STRIPS)[None, :, None, None]
     phase = tl.arange(0, PHASES)[None, None, :, None]
     word = tl.arange(0, 4)[None, None, None, :]
     row = to if ids is None else tl.load(ids + to, mask=to < rows, other=0)
-    inside = (to < rows) & (strip < TOTAL)
-    at = row * (4 * TOTAL) + 4 * strip + word
-    lows = tl.load(low + at, mask=inside, other=0).to(tl.int32)
-    highs = tl.load(high + at, mask=inside, other=0).to(tl.int32) if HIGH else lows
+    inside = (to < rows) & (strip < 4 * TILES)
+    at = (row // 8 * TILES + strip // 4) * 32 + row % 8 * 4 + strip % 4
+    lows = tl.load(low + at * 4 + word, mask=inside, other=0).to(tl.int32)
+    highs = lows
+    if HIGH:
+        highs = (tl.load(high + at, mask=inside, other=0) >> (HIGH * PHASES * word)).to(tl.int32)
     codes = codes_of(lows, highs, phase, LOW, HIGH)
     column = strip * STRIP + 4 * phase + word
     kept = inside & (column < COLUMNS)
@@ -83,7 +85,7 @@ def _unpacked(matrix: PackedMatrix, ids: Tensor | None, rows: int, out_dtype: to
     form = matrix.form
     out = torch.empty(rows, form.columns, dtype=out_dtype, device=matrix.low.device)
     if rows:
-        grid = triton.cdiv(rows, ROWS), triton.cdiv(form.strips, STRIPS)
+        grid = triton.cdiv(rows, ROWS), triton.cdiv(TILE_STRIPS * form.tiles, STRIPS)
         _unpack_kernel[grid](
             **matrix.operands,
             order=matrix.order,

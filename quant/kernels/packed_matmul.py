@@ -1,0 +1,217 @@
+"""Packed weights times few tokens: weights are unpacked in registers and multiplied by matrix units.
+
+The product is transposed, so that tokens are the short side of what matrix units multiply: 16 rows of the weight by 8
+tokens. A warp takes a run of tiles (`quant.cuda.matrix`) of some rows, and the warps of a program other runs of the
+same rows; their sums are added in a fixed order, and where rows alone are too few to fill a GPU, programs share them in
+the same way (`splits`). Between the load of a word and the products of its codes nothing leaves a thread's registers:
+the layout puts the codes that one shift brings down where operands are expected.
+
+A code becomes a float by its bits: placed below the exponent of 1.0 it is 1 + code / 2 ** n, and what is too much goes
+into the group's offset. One multiplication and addition in float32 then gives the weight, which is rounded to bfloat16.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from quant.cuda.matrix import TILE_ROWS, PackedMatrix
+from quant.kernels.packed_values import group_scales
+from quant.kernels.tiles import ProductTile
+
+ONE = tl.constexpr(0x3F800000)  # the bits of 1.0
+
+
+@triton.jit
+def _placed(words: tl.tensor, PHASE: tl.constexpr, BITS: tl.constexpr, AT: tl.constexpr) -> tl.tensor:
+    """The codes of one phase at bit AT of int32."""
+    moved = words >> (PHASE * BITS - AT) if PHASE * BITS >= AT else words << (AT - PHASE * BITS)
+    return moved & (((1 << BITS) - 1) << AT)
+
+
+@triton.jit
+def _apart(values: tl.tensor) -> tl.tensor:
+    """`values` with one more axis, as sums of one each.
+
+    Triton lays operands out by the narrowest type that they come from, and looks no further than sums for it.
+    """
+    return tl.sum(values[:, :, :, :, None], 4, keep_dims=True)
+
+
+@triton.jit
+def _weights(
+    lows: tl.tensor,
+    highs: tl.tensor,
+    numbers: tl.tensor,
+    s: tl.tensor,
+    b: tl.tensor,
+    one: tl.tensor,
+    PHASE: tl.constexpr,
+    LOW: tl.constexpr,
+    HIGH: tl.constexpr,
+) -> tl.tensor:
+    """The values of the codes of one phase, bfloat16."""
+    if numbers is not None:
+        return (s * tl.load(numbers + _placed(lows, PHASE, LOW, 0))).to(tl.bfloat16)
+    AT: tl.constexpr = 15 + 4 * (PHASE % 2) if LOW == 4 and not HIGH else 23 - LOW - HIGH  # one shift for two codes
+    SIZE: tl.constexpr = 1 << (23 - AT)
+    bits = _placed(lows, PHASE, LOW, AT) | one
+    if HIGH:
+        bits |= _placed(highs, PHASE, HIGH, AT + LOW)
+    return ((s * SIZE) * bits.to(tl.float32, bitcast=True) - (b + s * SIZE)).to(tl.bfloat16)
+
+
+@triton.jit
+def _product_kernel(
+    low: tl.tensor,
+    high: tl.tensor,
+    whole: tl.tensor,
+    parts: tl.tensor,
+    minimum: tl.tensor,
+    minimum_parts: tl.tensor,
+    zeros: tl.tensor,
+    numbers: tl.tensor,
+    scale_table: tl.tensor,
+    scale_offset: tl.tensor,
+    x: tl.tensor,
+    bias: tl.tensor,
+    out: tl.tensor,
+    tokens: tl.tensor,
+    rows: tl.tensor,
+    out_stride: tl.tensor,
+    split_stride: tl.tensor,
+    COLUMNS: tl.constexpr,
+    GROUP: tl.constexpr,
+    LOW: tl.constexpr,
+    HIGH: tl.constexpr,
+    PHASES: tl.constexpr,
+    GROUPS: tl.constexpr,
+    RATIO: tl.constexpr,
+    ZERO: tl.constexpr,
+    OFFSET: tl.constexpr,
+    NIBBLES: tl.constexpr,
+    SPAN: tl.constexpr,
+    ADD: tl.constexpr,
+    EIGHTS: tl.constexpr,
+    WARPS: tl.constexpr,
+    TOKENS: tl.constexpr,
+    SPLITS: tl.constexpr,
+) -> None:
+    STRIP: tl.constexpr = 4 * PHASES
+    TILES: tl.constexpr = (COLUMNS + 4 * STRIP - 1) // (4 * STRIP)
+    STEPS: tl.constexpr = (TILES + WARPS * SPLITS - 1) // (WARPS * SPLITS)
+    HALVES: tl.constexpr = 2 if GROUP % STRIP else 1  # groups of a strip
+    # The axes of a load: eights of rows, warps, and the threads of a warp: eight rows by four strips.
+    first = tl.program_id(0) * EIGHTS
+    eight = tl.minimum(first + tl.arange(0, EIGHTS), (rows + 7) // 8 - 1)[:, None, None, None].to(tl.int64)
+    warp = (tl.program_id(2) * WARPS * STEPS + tl.arange(0, WARPS))[None, :, None, None]
+    lane_row = tl.arange(0, 8)[None, None, :, None]
+    lane_strip = tl.arange(0, 4)[None, None, None, :]
+    row = tl.minimum(eight * 8 + lane_row, rows - 1)
+    four = tl.arange(0, 4)[None, None, None, None, :]
+    token = tl.program_id(1) * TOKENS + (tl.arange(0, TOKENS // 8)[:, None] * 8 + tl.arange(0, 8)[None, :])
+    token = token[:, None, :, None, None]
+    x_row = x + token.to(tl.int64) * COLUMNS
+    x_strip = (tl.program_id(2) * WARPS * STEPS + tl.arange(0, WARPS)[:, None]) * 4 + tl.arange(0, 4)[None, :]
+    x_column = x_strip[None, :, None, :, None] * STRIP + four
+    one = ONE - tl.program_id(2) // SPLITS  # not a constant to compilers: an instruction holds one, and has the mask
+    total = tl.zeros((WARPS, 8 * EIGHTS, TOKENS), tl.float32)
+    for step in range(STEPS):
+        tile = warp + step * WARPS
+        within = tl.minimum(tile, TILES - 1)
+        strip = (eight * TILES + within) * 32 + lane_row * 4 + lane_strip
+        lows = tl.load(low + strip[:, :, :, :, None] * 4 + four).to(tl.int32)
+        highs = lows
+        if HIGH:
+            highs = (tl.load(high + strip)[:, :, :, :, None] >> (HIGH * PHASES * four)).to(tl.int32)
+        for half in tl.static_range(HALVES):
+            group = ((within * 4 + lane_strip) * STRIP + half * (STRIP // 2)) // GROUP
+            s, b = group_scales(
+                whole, parts, minimum, minimum_parts, zeros, scale_table, scale_offset, row, group, group < GROUPS,
+                GROUPS, RATIO, ZERO, OFFSET, NIBBLES, SPAN,
+            )  # fmt: skip
+            s, b = _apart(s), _apart(b)
+            for place in tl.static_range(PHASES // HALVES):
+                weights = _weights(lows, highs, numbers, s, b, one, half * (PHASES // HALVES) + place, LOW, HIGH)
+                weights = weights.reshape(EIGHTS, WARPS, 8, 4, 2, 2).permute(1, 0, 2, 4, 3, 5)
+                column = x_column + (step * WARPS * 4 * STRIP + 4 * (half * (PHASES // HALVES) + place))
+                inside = token < tokens
+                if COLUMNS != 4 * STRIP * WARPS * STEPS * SPLITS:
+                    inside = inside & (column < COLUMNS)
+                inputs = tl.load(x_row + column, mask=inside, other=0.0)
+                inputs = inputs.reshape(TOKENS // 8, WARPS, 8, 4, 2, 2).permute(1, 4, 3, 5, 0, 2)
+                total = tl.dot(weights.reshape(WARPS, 8 * EIGHTS, 16), inputs.reshape(WARPS, 16, TOKENS), total)
+    sums = tl.sum(total, 0)
+    to_row = first * 8 + tl.arange(0, 8 * EIGHTS)[:, None]
+    to_token = tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)[None, :]
+    kept = (to_row < rows) & (to_token < tokens)
+    if bias is not None:
+        sums += tl.load(bias + to_row, mask=to_row < rows, other=0.0)
+    place = out + tl.program_id(2).to(tl.int64) * split_stride + to_token.to(tl.int64) * out_stride + to_row
+    if ADD:
+        sums += tl.load(place, mask=kept, other=0.0)
+    tl.store(place, sums.to(out.dtype.element_ty), mask=kept)
+
+
+@triton.jit
+def _sum_kernel(
+    partial: tl.tensor,
+    bias: tl.tensor,
+    out: tl.tensor,
+    rows: tl.tensor,
+    out_stride: tl.tensor,
+    split_stride: tl.tensor,
+    ADD: tl.constexpr,
+    SPLITS: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    token = tl.program_id(1).to(tl.int64)
+    kept = row < rows
+    sums = tl.zeros((BLOCK,), tl.float32)
+    for split in tl.static_range(SPLITS):
+        sums += tl.load(partial + split * split_stride.to(tl.int64) + token * rows + row, mask=kept, other=0.0)
+    if bias is not None:
+        sums += tl.load(bias + row, mask=kept, other=0.0)
+    place = out + token * out_stride + row
+    if ADD:
+        sums += tl.load(place, mask=kept, other=0.0)
+    tl.store(place, sums.to(out.dtype.element_ty), mask=kept)
+
+
+SUM_BLOCK = 1024  # rows
+
+
+def packed_product(
+    matrix: PackedMatrix, x: Tensor, out: Tensor, tile: ProductTile, *, bias: Tensor | None, add: bool
+) -> None:
+    """out [tokens, rows] = x [tokens, columns] times the matrix, plus bias (float32 [rows]), plus `out` where `add`.
+
+    x is bfloat16 and contiguous, its columns in the matrix's order; `out` may be columns of a wider tensor.
+    """
+    tokens, rows = len(x), matrix.shape[0]
+    split = tile.splits > 1
+    sums = torch.empty(tile.splits, tokens, rows, dtype=torch.float32, device=x.device) if split else out
+    grid = triton.cdiv(rows, tile.rows), triton.cdiv(tokens, tile.tokens), tile.splits
+    _product_kernel[grid](
+        **matrix.operands,
+        x=x,
+        bias=None if split else bias,
+        out=sums,
+        tokens=tokens,
+        rows=rows,
+        out_stride=sums.stride(-2),
+        split_stride=sums.stride(0) if split else 0,
+        **matrix.form.constants,
+        ADD=add and not split,
+        EIGHTS=tile.rows // TILE_ROWS,
+        WARPS=tile.warps,
+        TOKENS=tile.tokens,
+        SPLITS=tile.splits,
+        num_warps=tile.warps,
+        num_stages=1,
+    )
+    if split:
+        _sum_kernel[triton.cdiv(rows, SUM_BLOCK), tokens](
+            sums, bias, out, rows, out.stride(0), sums.stride(0), ADD=add, SPLITS=tile.splits, BLOCK=SUM_BLOCK
+        )
