@@ -6,8 +6,8 @@ multiplies is chosen by the kind of matrix and the number of tokens.
 Knows matrices and their kernels. Refuses to know models.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 import torch
@@ -17,7 +17,7 @@ from quant.cuda.loading import to_device
 from quant.cuda.matrix import DENSE, TILE_ROWS, CudaMatrix, PackedMatrix, PlainMatrix
 from quant.kernels.card import Card
 from quant.kernels.packed_matmul import packed_product
-from quant.kernels.tiles import MOST_TOKENS, ProductShape, ProductTile, TileTable
+from quant.kernels.tiles import MOST_TOKENS, MeasuredTiles, TileTable
 from quant.kernels.unpack import unpack, unpack_rows
 from quant.linear import QLinear
 from quant.tensor import QTensor
@@ -26,11 +26,13 @@ from quant.tensor import QTensor
 class CudaLinear:
     """A linear layer, [tokens, inputs] -> [tokens, outputs]."""
 
-    def __init__(self, matrices: Sequence[CudaMatrix], tiles: TileTable, *, deterministic: bool) -> None:
+    def __init__(
+        self, matrices: Sequence[CudaMatrix], card: Card, *, deterministic: bool, measured: MeasuredTiles | None = None
+    ) -> None:
         self.outputs = sum(matrix.shape[0] for matrix in matrices)
         self.inputs = matrices[0].shape[1]
         self.matrices = tuple(matrices)
-        self._tiles, self._deterministic = tiles, deterministic
+        self._tiles, self._deterministic = TileTable(card, measured or {}), deterministic
 
     @property
     def nbytes(self) -> int:
@@ -96,14 +98,12 @@ class CudaBackend:
     device: torch.device
     card: Card
     deterministic: bool  # a row of a product has the same bits whatever else is in the batch
-    measured: Mapping[ProductShape, ProductTile] = field(default_factory=dict)  # tiles, in place of those of a rule
+    measured: MeasuredTiles | None = None  # in place of what a rule says
     name: str = "cuda"
 
     def linear(self, segments: Sequence[QTensor]) -> QLinear:
         matrices = [to_device(segment, self.device) for segment in segments]
-        return CudaLinear(
-            list(_joined(matrices)), TileTable(self.card, self.measured), deterministic=self.deterministic
-        )
+        return CudaLinear(list(_joined(matrices)), self.card, deterministic=self.deterministic, measured=self.measured)
 
     def place(self, values: Tensor) -> Tensor:
         return values.to(self.device)

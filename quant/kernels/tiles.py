@@ -4,7 +4,7 @@ Knows shapes and cards. Refuses to know kernels' insides: a `ProductTile` is all
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from quant.kernels.card import Card
 
@@ -36,12 +36,15 @@ class ProductShape:
     tokens: int  # rounded up to `TOKENS`
 
 
+MeasuredTiles = Mapping[ProductShape, ProductTile]
+
+
 @dataclass(frozen=True, slots=True)
 class TileTable:
     """The tiles of one card: measured ones, and those that a rule gives for all other shapes."""
 
     card: Card
-    measured: Mapping[ProductShape, ProductTile] = field(default_factory=dict)
+    measured: MeasuredTiles
 
     def product(self, kind: str, outputs: int, inputs: int, tokens: int, *, deterministic: bool) -> ProductTile:
         """The tile for so many tokens. Where `deterministic`, it does not depend on them."""
