@@ -75,7 +75,7 @@ class EmbeddingRunner:
         asked: list[Request] = []
         reading = [part for part in ticket.parts if part.samples]
         for row, part in enumerate(reading):
-            vector = F.normalize(ticket.logits.values[row], dim=0)
+            vector = F.normalize(ticket.logits.values[row], dim=0).cpu()
             if not torch.isfinite(vector).all():
                 raise EngineError("The model computed values that are not numbers", "Report this with its name.")
             for request in (part.request, *part.followers):

@@ -43,7 +43,7 @@ class EncoderModel(Protocol):
     config: EncoderConfig
 
     def forward(self, ids: Tensor) -> Tensor:
-        """int64 [tokens], in range and no more than the context -> states float32 [tokens, hidden].
+        """int64 [tokens], in range and no more than the context -> states float32 [tokens, hidden], on its device.
 
         Called by several threads at a time.
         """
@@ -92,19 +92,31 @@ def pooled(states: Tensor, pooling: Pooling) -> Tensor:
     return F.normalize(_POOLED[pooling](states), dim=0)
 
 
+def _one_thread() -> None:
+    """A thread of torch's own for each of ours: where an operation is cut in two would show in its last bits."""
+    torch.set_num_threads(1)
+
+
 class Encoder:
     """A loaded encoder with threads of its own. Safe for several callers at a time."""
 
-    def __init__(self, model: EncoderModel, pooling: Pooling, context_length: int, threads: int) -> None:
-        """`context_length` is the most tokens of a text, no more than the model has positions."""
+    def __init__(
+        self,
+        model: EncoderModel,
+        pooling: Pooling,
+        context_length: int,
+        threads: int,
+        begin: Callable[[], None] = _one_thread,
+    ) -> None:
+        """`context_length` is the most tokens of a text, no more than the model has positions; each thread begins with
+        `begin`."""
         self.hidden = model.config.hidden
         self.vocab_size = model.config.vocab_size
         self.context_length = context_length
         self.threads = threads
         self._model = model
         self._pooling = pooling
-        # A thread of torch's own for each of these: where an operation is cut in two would show in its last bits.
-        self._pool = ThreadPoolExecutor(threads, "encoding", initializer=torch.set_num_threads, initargs=(1,))
+        self._pool = ThreadPoolExecutor(threads, "encoding", initializer=begin)
 
     def submit(self, ids: Sequence[int]) -> "Future[Tensor]":
         """The vector of one text, float32 [hidden], when it is its turn: first come, first served.
@@ -126,7 +138,7 @@ class Encoder:
 
     def _vector(self, ids: Tensor) -> Tensor:
         with torch.inference_mode():
-            return pooled(self._model.forward(ids), self._pooling)
+            return pooled(self._model.forward(ids), self._pooling).cpu()
 
     def close(self) -> None:
         """Texts that are waiting are given up; returns when those under way are computed."""

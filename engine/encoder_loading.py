@@ -7,7 +7,7 @@ import importlib
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from engine.checkpoint import Checkpoint, Names, StoredWeight
 from engine.checkpoint_config import Metadata
@@ -21,6 +21,7 @@ from engine.loading import (
     SMALL_MODEL,
     LoadOptions,
     check_backend,
+    gpu_for,
     layouts_to_compile,
     physical_cores,
     wants_cpu_kernels,
@@ -34,7 +35,12 @@ from quant.cpu.layouts import Layout, layouts_of
 from quant.errors import UnsupportedQuantization
 from quant.linear import LinearBackend, ReferenceBackend
 
+if TYPE_CHECKING:
+    from engine.cuda.gpu import Gpu
+
 log = logging.getLogger(__name__)
+
+GPU_WIDTH = 16  # what widths are a multiple of, for kernels of a GPU
 
 
 class _Loads(Protocol):
@@ -92,10 +98,15 @@ def load_encoder(checkpoint: Checkpoint, options: LoadOptions, progress: LoadPro
         stored = checkpoint.weights(family.NAMES)
         threads = options.threads or physical_cores()
         weights = Weights(checkpoint.path, stored, progress, min(threads, MOST_LOADING_THREADS))
-        model = family.Model.load(config, weights, _backend(checkpoint, options, config, stored))
+        gpu = _gpu(options, config)
+        backend = _backend(checkpoint, options, config, stored) if gpu is None else _gpu_backend(gpu, options)
+        model = family.Model.load(config, weights, backend)
         weights.finish()
     longest = min(config.context_length, pooling.most_tokens or config.context_length)
-    return Encoder(model, pooling.pooling, min(longest, options.context_length or longest), threads)
+    context = min(longest, options.context_length or longest)
+    if gpu is None:
+        return Encoder(model, pooling.pooling, context, threads)
+    return Encoder(model, pooling.pooling, context, threads=1, begin=gpu.make_current)
 
 
 def embedder_layouts(checkpoint: Checkpoint, options: LoadOptions) -> frozenset[Layout] | None:
@@ -114,6 +125,25 @@ def embedder_layouts(checkpoint: Checkpoint, options: LoadOptions) -> frozenset[
 def _family(checkpoint: Checkpoint) -> Family:
     family: Family = importlib.import_module(ENCODERS[checkpoint.metadata.architecture])
     return family
+
+
+def _gpu(options: LoadOptions, config: EncoderConfig) -> "Gpu | None":
+    """The GPU that computes; None where it is the host."""
+    gpu = gpu_for(options)
+    odd = [width for width in (config.hidden, config.mlp_hidden) if width % GPU_WIDTH]
+    if gpu is None or not odd:
+        return gpu
+    problem = f"a width of the model is {odd[0]}, not a multiple of {GPU_WIDTH}"
+    if options.asks_for_gpu:
+        raise UnsupportedModel(f"The GPU kernels cannot run this model: {problem}", "Use --device cpu.")
+    log.warning("%s is not used: %s", gpu.card.name, problem)
+    return None
+
+
+def _gpu_backend(gpu: "Gpu", options: LoadOptions) -> LinearBackend:
+    from quant.cuda.linear import CudaBackend
+
+    return CudaBackend(gpu.device, gpu.card, options.deterministic)
 
 
 def _backend(

@@ -67,6 +67,11 @@ class Gpu:
         """Within it, kernels are launched on this GPU: every thread has one of its own that it launches on."""
         return contextlib.nullcontext() if self.card.interpreted else torch.cuda.device(self.index)
 
+    def make_current(self) -> None:
+        """The same, for all that this thread will do."""
+        if not self.card.interpreted:
+            torch.cuda.set_device(self.index)
+
     def staging(self, *shape: int, dtype: torch.dtype) -> Tensor:
         """Memory of the host that copies from and to the GPU need not wait for. Whoever lets go of it may do so while
         a copy is under way: it is given to nobody else before that has ended."""

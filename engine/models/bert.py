@@ -138,7 +138,7 @@ class Model:
         return cls(config, embedding, positions, loader.norm("token_embd_norm"), tuple(layers))
 
     def forward(self, ids: Tensor) -> Tensor:
-        x = self._norm(self._embedding.rows(ids) + self._positions[: len(ids)])
+        x = self._norm(self._embedding.rows(ids.to(self._positions.device)) + self._positions[: len(ids)])
         for layer in self._layers:
             x = layer(x)
         return x
