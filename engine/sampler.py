@@ -41,7 +41,7 @@ def _plain(request: Request) -> bool:
     """Whether the request's next token is the most likely one by the model's own distribution, and nothing else."""
     params = request.params
     early = len(request.output_ids) < params.min_tokens
-    shaped = early or params.logit_bias or params.logprobs is not None or _has_penalties(request)
+    shaped = early or params.logit_bias or params.logprobs is not None or params.penalizes
     return params.temperature == 0 and not shaped
 
 
@@ -107,7 +107,7 @@ def forbid_early_end(logits: Tensor, requests: Sequence[Request]) -> Tensor:
 
 def apply_penalties(logits: Tensor, requests: Sequence[Request]) -> Tensor:
     """Repetition penalty over prompt and reply (arXiv:1909.05858); presence and frequency penalties over the reply."""
-    penalized = [row for row, request in enumerate(requests) if _has_penalties(request)]
+    penalized = [row for row, request in enumerate(requests) if request.params.penalizes]
     if not penalized:
         return logits
     logits = logits.clone()
@@ -122,11 +122,6 @@ def apply_penalties(logits: Tensor, requests: Sequence[Request]) -> Tensor:
             ids, counts = torch.unique(told, return_counts=True)
             logits[row, ids] -= params.frequency_penalty * counts + params.presence_penalty
     return logits
-
-
-def _has_penalties(request: Request) -> bool:
-    params = request.params
-    return params.repetition_penalty != 1.0 or params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
 
 
 def apply_masks(shaped: Tensor, logits: Tensor, requests: Sequence[Request], masks: Masks) -> Tensor:

@@ -21,6 +21,7 @@ from torch import Tensor
 from engine.batch import Batch
 from engine.cuda.gpu import Gpu
 from engine.kernels.attention_tiles import TileList, Tiles
+from engine.kernels.feeding import feed
 
 ALIGNMENT = 16  # bytes: what kernels are compiled for
 SENT_ENTRIES = 4096  # of block tables, that have room beside the lists of a step; more go by themselves
@@ -89,7 +90,7 @@ class StepBuffers:
         lists += [_starts(batch.query_starts, padding), _padded(batch.context_lengths, padding).astype(np.int32)]
         lists += _on_host(tiles)
         lists += [] if all_wanted else [np.asarray(batch.logit_rows, np.int64)]
-        changed = [np.asarray(fed.places, np.int64), np.asarray(fed.rows, np.int64), *self._changes(batch)]
+        changed = [np.asarray(fed.places, np.int32), np.asarray(fed.rows, np.int32), *self._changes(batch)]
         sent = iter(self._send([*lists, *changed]))
         count = len(batch.context_lengths) + padding
         tensors = BatchTensors(
@@ -152,7 +153,7 @@ class StepBuffers:
         """What depends on what the GPU has: tokens that are being sampled, and tables that have grown."""
         places, rows, entries, values = sent
         if fed.sampled is not None:
-            tensors.token_ids.index_copy_(0, places, fed.sampled.index_select(0, rows))
+            feed(fed.sampled, rows, places, tensors.token_ids)
         if len(entries):
             self._tables.view(-1).index_copy_(0, entries, values)
 

@@ -15,13 +15,13 @@ from engine.cuda.blocks import GpuBlocks
 from engine.cuda.gpu import Gpu
 from engine.cuda.memory import LESS, GpuMemory
 from engine.cuda.operations import CudaOperations
+from engine.cuda.runner import CudaRunner
 from engine.cuda.step import CudaStep, largest_batch
 from engine.device import LoadedModel
 from engine.errors import OutOfMemory
 from engine.kernels.attention_tiles import tile_queries
 from engine.kv_budget import KVBudget
 from engine.models import Model
-from engine.runner import ModelRunner
 from engine.weights import Weights
 from quant.cuda.linear import CudaBackend
 
@@ -51,7 +51,7 @@ class CudaDevice:
     name = "cuda"
     threads = 4  # of the host, while it loads
     max_running = contexts = MAX_RUNNING
-    step_depth = 1
+    step_depth = 2
 
     def __init__(self, gpu: Gpu, options: CudaOptions) -> None:
         order = "deterministic" if options.deterministic else "any order"
@@ -87,8 +87,10 @@ class CudaDevice:
             step = self._step(loaded, config)
         return LoadedModel(step, step.kv)
 
-    def runner(self, loaded: LoadedModel, vocab_size: int, groups: Sequence[GroupConfig]) -> ModelRunner:
-        return ModelRunner(loaded, vocab_size, groups)
+    def runner(self, loaded: LoadedModel, vocab_size: int, groups: Sequence[GroupConfig]) -> CudaRunner:
+        if not isinstance(loaded.compute, CudaStep):
+            raise TypeError("the model is on another device")
+        return CudaRunner(loaded.compute, vocab_size, groups)
 
     def _step(self, loaded: Model, config: EngineConfig) -> CudaStep:
         limits = Limits(

@@ -34,7 +34,7 @@ class GpuMemory:
         """Bytes for caches, before weights are loaded that take about `weight_bytes` in their files; steps have so many
         tokens, and rows of logits. Raises OutOfMemory where the weights alone do not fit."""
         if self._gpu.card.interpreted:
-            return host_share()
+            return self._limit.num_bytes or host_share()
         needed = int(LOADED_WEIGHT * weight_bytes) + step_bytes(model, step_tokens, rows) + UNMEASURED
         room = self._allowed()
         if room <= needed:

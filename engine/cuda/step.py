@@ -36,11 +36,11 @@ class CudaStep:
     def __call__(self, batch: Batch) -> Logits:
         return Logits(self.launch(batch))
 
-    def launch(self, batch: Batch, fed: Fed = NOTHING_FED) -> Tensor:
-        """Float32 [logit rows, vocabulary], computed some time. Those of a step in which every request has one token
-        are valid until the next of that kind, others for as long as somebody has them."""
+    def launch(self, batch: Batch, fed: Fed = NOTHING_FED, *, kept: bool = False) -> Tensor:
+        """Float32 [logit rows, vocabulary], computed some time. Valid until the next launch, or, if they are to be
+        kept, for as long as somebody has them."""
         with torch.inference_mode(), self.gpu.current():
-            size = self._graphs.size_of(batch)
+            size = None if kept else self._graphs.size_of(batch)
             if size is not None:
                 tensors = self._buffers.fill(batch, self._graphs.tiles(size), fed, size.requests)
                 return self._graphs.run(size, tensors)[: len(batch.logit_rows)]

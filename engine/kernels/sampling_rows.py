@@ -15,7 +15,7 @@ from torch import Tensor
 
 from engine.constraint import NO_MASKS, Masks
 from engine.drawing import TRIES
-from engine.request import Request, SampledToken, SamplingParams, TokenLogprobs
+from engine.request import Request, SampledToken, TokenLogprobs
 from engine.sampler import NOT_NUMBERS, uniform
 
 ALIGNMENT = 16  # bytes: what kernels load in one piece
@@ -127,11 +127,7 @@ def _padded(size: int) -> int:
 
 def needs_reply(request: Request) -> bool:
     """Whether a token is picked only when the host knows all before it, so that no step of it is launched ahead."""
-    return request.constraint is not None or _has_penalties(request.params)
-
-
-def _has_penalties(params: SamplingParams) -> bool:
-    return params.repetition_penalty != 1.0 or params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
+    return request.constraint is not None or request.params.penalizes
 
 
 def rows_of(picks: Sequence[Pick], vocabulary: int, masks: Masks = NO_MASKS) -> SamplingRows:
@@ -229,7 +225,7 @@ def _edits(row: int, pick: Pick, vocabulary: int) -> _Edits:
         biases[token_id] = biases.get(token_id, 0.0) + value
     if pick.index < params.min_tokens:
         biases |= dict.fromkeys((*request.end_ids, *params.stop_token_ids), -np.inf)
-    if not biases and not _has_penalties(params):
+    if not biases and not params.penalizes:
         return _NONE
     if biases and not 0 <= min(biases) <= max(biases) < vocabulary:
         raise IndexError(f"a token id is not in the vocabulary of {vocabulary}")
@@ -248,7 +244,7 @@ def _edits(row: int, pick: Pick, vocabulary: int) -> _Edits:
 def _counts(pick: Pick, vocabulary: int) -> "np.ndarray[tuple[int], np.dtype[np.int32]]":
     """How often the reply has each token of the vocabulary."""
     told = np.full(vocabulary, UNSEEN, np.int32)
-    if _has_penalties(pick.request.params):
+    if pick.request.params.penalizes:
         if len(pick.request.output_ids) != pick.index:
             raise ValueError(f"penalties of token {pick.index} of a reply need all tokens before it")
         known = np.frombuffer(pick.request.known_ids(), np.int64)

@@ -64,7 +64,7 @@ def test_padding_is_of_one_token_in_the_null_block_and_of_no_context(device: tor
 
 
 def test_tables_are_those_of_the_batch_whatever_was_there(device: torch.device) -> None:
-    """Requests come and go, tables grow, lose their beginning and are replaced; the same list may hold something else."""
+    """Tables grow, lose their beginning and are replaced; the same list may hold something else."""
     buffers, rng = StepBuffers(LIMITS, gpu(device)), random.Random(1)
     tables: list[list[list[int]]] = [[[rng.randrange(99)] for _ in range(4)] for _ in range(2)]
     for _ in range(60):
