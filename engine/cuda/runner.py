@@ -23,7 +23,7 @@ from engine.cuda.gpu import Gpu, Mark
 from engine.cuda.step import CudaStep
 from engine.kernels.sampling import sample
 from engine.kernels.sampling_rows import Pick, Sampled, rows_of, told
-from engine.request import Request, SampledToken, ScheduledRequest, StepPlan, TokenLogprobs
+from engine.request import SampledToken, ScheduledRequest, StepPlan, TokenLogprobs
 from engine.runner import first_rows, reporting_shortage
 from engine.sampler import report_prompt
 
@@ -39,10 +39,6 @@ class CudaTicket:
     sampled: Tensor  # int64 [picks], on the GPU
     found: Sampled  # the same, on its way to the host
     mark: Mark  # behind all of it
-
-    def row_of(self, request: Request) -> int:
-        """Of `sampled`."""
-        return next(row for row, pick in enumerate(self.picks) if pick.request is request)
 
 
 class CudaRunner:
@@ -103,8 +99,8 @@ class CudaRunner:
             return Fed([], [])
         if self._last is None:
             raise RuntimeError("a step takes tokens from one before it, and there is none")
-        rows = [self._last.row_of(part.request) for _, part in fed]
-        return Fed([place for place, _ in fed], rows, self._last.sampled)
+        rows = {pick.request.id: row for row, pick in enumerate(self._last.picks)}
+        return Fed([place for place, _ in fed], [rows[part.request.id] for _, part in fed], self._last.sampled)
 
     def _sample(self, logits: Tensor, picks: list[Pick], masks: Masks) -> Sampled:
         if not picks:
