@@ -103,7 +103,6 @@ def weigh(
     least: tl.tensor,
     floor: tl.tensor,
     shortlist: tl.tensor,
-    counter: tl.tensor,
     BLOCK: tl.constexpr,
     CHUNKS: tl.constexpr,
     CAPACITY: tl.constexpr,
@@ -113,21 +112,47 @@ def weigh(
 
     The ranks of the first CAPACITY of those go to `shortlist`, in any order. Tokens that are impossible never do.
     """
-    tl.store(counter, 0)
-    tl.debug_barrier()
     lanes = tl.arange(0, BLOCK)
     chunks = tl.arange(0, CHUNKS)
     sums = tl.zeros([CHUNKS], tl.float32)
+    near = tl.zeros([BLOCK], tl.int64)
     for chunk in range(tl.cdiv(vocabulary, BLOCK)):
         ids = chunk * BLOCK + lanes
         values = tl.load(row + ids, mask=ids < vocabulary, other=-float("inf"))
         sums = tl.where(chunks == chunk, tl.sum(weights_of(values, peak, scale, least)), sums)
-        near = (values >= floor) & (values > -float("inf"))
-        # Few are: what the counter says is used by a few threads, and in any order.
-        places = tl.atomic_add(counter + tl.zeros_like(ids), 1, mask=near, sem="relaxed", scope="cta")
-        tl.store(shortlist + places, rank_of(values, ids, ID_BITS), mask=near & (places < CAPACITY))
+        near |= tl.where((values >= floor) & (values > -float("inf")), tl.full([], 1, tl.int64) << chunk, 0)
+    return sums, gather(row, near, shortlist, BLOCK, CAPACITY, ID_BITS)
+
+
+@triton.jit
+def gather(
+    row: tl.tensor,
+    near: tl.tensor,
+    shortlist: tl.tensor,
+    BLOCK: tl.constexpr,
+    CAPACITY: tl.constexpr,
+    ID_BITS: tl.constexpr,
+) -> tl.tensor:
+    """The ranks of the first CAPACITY tokens of which `near`, int64 [BLOCK], has a bit: of each place in a chunk, bit c
+    stands for chunk c. How many there are in all.
+
+    Few places have more than one, so that this goes round a few times.
+    """
+    count = 0
+    left = tl.sum((near != 0).to(tl.int32))
+    while left > 0:
+        lowest = near & -near
+        # The bit's number is the exponent of its value.
+        chunk = ((lowest.to(tl.float32).to(tl.int32, bitcast=True) >> 23) & 0xFF) - 127
+        ids = chunk * BLOCK + tl.arange(0, BLOCK)
+        ranks = rank_of(tl.load(row + ids, mask=near != 0, other=0.0), ids, ID_BITS)
+        places = count + tl.cumsum((near != 0).to(tl.int32)) - 1
+        tl.store(shortlist + places, ranks, mask=(near != 0) & (places < CAPACITY))
+        count += left
+        near &= near - 1
+        left = tl.sum((near != 0).to(tl.int32))
     tl.debug_barrier()
-    return sums, tl.load(counter)
+    return count
 
 
 @triton.jit

@@ -65,7 +65,6 @@ def _sample_kernel(
     top_ps: tl.tensor,
     uniforms: tl.tensor,
     shortlists: tl.tensor,
-    counters: tl.tensor,
     COOLEST: tl.constexpr,
     TRIES: tl.constexpr,
     PREFIX: tl.constexpr,
@@ -88,10 +87,8 @@ def _sample_kernel(
         if (top_k < vocabulary) | (top_p < 1):
             need = tl.where(top_k < vocabulary, top_k, PREFIX)
             floor = floor_of(best, tl.minimum(need, tl.minimum(CAPACITY // 2, vocabulary)))
-        shortlist, counter = shortlists + index * CAPACITY, counters + index
-        sums, count = weigh(
-            row, vocabulary, peak, scale, least, floor, shortlist, counter, BLOCK, CHUNKS, CAPACITY, ID_BITS
-        )
+        shortlist = shortlists + index * CAPACITY
+        sums, count = weigh(row, vocabulary, peak, scale, least, floor, shortlist, BLOCK, CHUNKS, CAPACITY, ID_BITS)
         complete = (floor == -float("inf")) | (count == vocabulary)
         token = draw(
             row, vocabulary, peak, pick, sums, shortlist, count, complete, scale, least, top_k, top_p,
@@ -113,7 +110,6 @@ def _logprobs_kernel(
     top: tl.tensor,
     width: tl.tensor,
     shortlists: tl.tensor,
-    counters: tl.tensor,
     BLOCK: tl.constexpr,
     CHUNKS: tl.constexpr,
     CAPACITY: tl.constexpr,
@@ -129,7 +125,7 @@ def _logprobs_kernel(
         floor = floor_of(best, tl.minimum(tl.maximum(wanted, 1), vocabulary))
         shortlist = shortlists + index * CAPACITY
         sums, count = weigh(
-            row, vocabulary, peak, LOG2_E, 0.0, floor, shortlist, counters + index,
+            row, vocabulary, peak, LOG2_E, 0.0, floor, shortlist,
             BLOCK, CHUNKS, CAPACITY, ID_BITS,
         )  # fmt: skip
         normalizer = peak + tl.log(tl.sum(sums))
@@ -181,7 +177,6 @@ def sample(logits: Tensor, rows: SamplingRows) -> Sampled:
         drawn, sources = shaped(logits, rows), torch.arange(count, dtype=torch.int32, device=logits.device)
     capacity = max(2 * PREFIXES[0], min(CAPACITY, block))
     shortlists = torch.empty(count, capacity, dtype=torch.int64, device=logits.device)
-    counters = torch.empty(count, dtype=torch.int32, device=logits.device)
     sizes = {
         "BLOCK": block,
         "CHUNKS": CHUNKS,
@@ -191,13 +186,13 @@ def sample(logits: Tensor, rows: SamplingRows) -> Sampled:
     }
     _sample_kernel[(count,)](
         drawn, sources, drawn.stride(0), vocabulary, tokens,
-        columns.temperature, columns.min_p, columns.top_k, columns.top_p, columns.uniforms, shortlists, counters,
+        columns.temperature, columns.min_p, columns.top_k, columns.top_p, columns.uniforms, shortlists,
         COOLEST=SMALLEST_TEMPERATURE, TRIES=TRIES, PREFIX=PREFIXES[0], **sizes,
     )  # fmt: skip
     if rows.alternatives is not None:
         result = sampled.columns
         _logprobs_kernel[(count,)](
             logits, columns.sources, logits.stride(0), vocabulary, tokens, columns.alternatives,
-            result.picked, result.top_ids, result.top, rows.alternatives, shortlists, counters, **sizes,
+            result.picked, result.top_ids, result.top, rows.alternatives, shortlists, **sizes,
         )  # fmt: skip
     return sampled
