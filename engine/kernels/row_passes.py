@@ -214,13 +214,18 @@ def end_of(
 
 @triton.jit
 def end_among(ranks: tl.tensor, weights: tl.tensor, first: tl.tensor, last: tl.tensor, limit: tl.tensor) -> tl.tensor:
-    """The same of tokens given by ranks and weights, int64, in any order."""
+    """The same of tokens given by ranks and weights, int64, in any order; `first` and `last` are among them.
+
+    As both ends of what is left are tokens always, a few steps tell a hundred tokens apart.
+    """
     low, high = last, first
     while low < high:
         middle = (low + high) >> 1
-        fits = tl.sum(tl.where(ranks > middle, weights, 0)) < limit
-        high = tl.where(fits, middle, high)
-        low = tl.where(fits, low, middle + 1)
+        above = ranks > middle
+        if tl.sum(tl.where(above, weights, 0)) < limit:
+            high = tl.max(tl.where(above, BELOW_ALL, ranks))
+        else:
+            low = tl.min(tl.where(above, ranks, -BELOW_ALL))
     return high
 
 
