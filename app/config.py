@@ -245,6 +245,11 @@ class Settings:
     origins: Mapping[str, str] = field(default_factory=dict, repr=False)  # setting name -> where its value came from
 
     @property
+    def quantize_method(self) -> str | None:
+        """What layers are quantized to while a model loads; None: they stay as they are."""
+        return None if self.quantize == "none" else self.quantize
+
+    @property
     def kv_disk_limit(self) -> int | None:
         """Bytes that all of kv_disk_dir may take; 0: nothing is written there. None: chosen by what is free."""
         return None if self.kv_disk_gb is None else round(self.kv_disk_gb * 1_000_000_000)

@@ -240,16 +240,11 @@ def _cuda_device(gpu: "Gpu", options: LoadOptions, model: ModelConfig) -> Device
     return CudaDevice(gpu, CudaOptions(GPU_KV_TYPES[options.kv_type], options.deterministic, options.gpu_memory))
 
 
-def kernels_are_compiled(checkpoint: Checkpoint, options: LoadOptions) -> bool:
-    """Whether loading starts at once, because the kernels it needs were compiled on this machine before.
-
-    Raises UnsupportedTier, UnsupportedModel, UnsupportedQuantization or ModelFileError.
-    """
-    return layouts_are_compiled(layouts_to_compile(checkpoint, options), options)
-
-
 def layouts_are_compiled(layouts: frozenset[Layout] | None, options: LoadOptions) -> bool:
-    """The same, of the layouts that a checkpoint needs; None: it needs no CPU kernels."""
+    """Whether loading starts at once, because these kernels were compiled on this machine before. None: it needs none.
+
+    Raises UnsupportedTier.
+    """
     if layouts is None or options.code_cache is None:
         return layouts is None
     from engine.cpu import code_cache
@@ -257,13 +252,8 @@ def layouts_are_compiled(layouts: frozenset[Layout] | None, options: LoadOptions
     return code_cache.is_compiled(options.code_cache, tiers.choose(options.cpu_tier), layouts)
 
 
-def compile_kernels(checkpoint: Checkpoint, options: LoadOptions) -> None:
-    """What loading would do first, for whoever wants to tell the user about it. Raises as `kernels_are_compiled`."""
-    compile_layouts(layouts_to_compile(checkpoint, options), options)
-
-
 def compile_layouts(layouts: frozenset[Layout] | None, options: LoadOptions) -> None:
-    """The same, of the layouts that a checkpoint needs; None: it needs no CPU kernels."""
+    """What loading would do first, for whoever wants to tell the user about it. Raises UnsupportedTier."""
     if layouts is not None:
         from engine.cpu.code_cache import load_code
 
@@ -271,7 +261,10 @@ def compile_layouts(layouts: frozenset[Layout] | None, options: LoadOptions) -> 
 
 
 def layouts_to_compile(checkpoint: Checkpoint, options: LoadOptions) -> frozenset[Layout] | None:
-    """Those of the checkpoint's matrices; None where other kernels will be taken."""
+    """Those of the checkpoint's matrices; None where other kernels will be taken.
+
+    Raises UnsupportedModel, UnsupportedQuantization or ModelFileError.
+    """
     if not wants_cpu_kernels(options):
         return None
     from engine.cpu.device import why_unsupported

@@ -5,10 +5,10 @@ The counterpart of `app.models.loaded_model` for models that write no text; impo
 
 from dataclasses import dataclass
 
-from app.apart import run_apart
 from app.config import Settings
 from app.embedding_service import InputTokenizer
 from app.errors import UnsupportedTokenizer
+from app.models.kernel_preparation import common_options, prepare_kernels
 from app.models.stored_model import StoredModel
 from app.progress import Progress
 from app.text import encoder_tokenizer, marked_tokenizer
@@ -16,7 +16,7 @@ from engine import encoder_loading
 from engine.checkpoint import Checkpoint
 from engine.encoder import Embedder
 from engine.errors import UnsupportedModel
-from engine.loading import LoadOptions, compile_layouts, layouts_are_compiled, open_checkpoint
+from engine.loading import open_checkpoint
 from quant.checkpoint_files import read_bytes
 
 VOCABULARY = "tokenizer.json"
@@ -43,22 +43,9 @@ def load_encoder_model(stored: StoredModel, settings: Settings, progress: Progre
 
     Raises ModelFileError, UnsupportedModel, UnsupportedTier, UnsupportedTokenizer, or OSError.
     """
-    options = LoadOptions(
-        backend=settings.kernels,
-        context_length=settings.context,
-        threads=settings.threads,
-        activation_planes=settings.activation_planes,
-        cpu_tier=settings.cpu_tier,
-        device=settings.device,
-        gpu_memory=settings.gpu_memory,
-        deterministic=settings.deterministic,
-        code_cache=settings.cache_dir,
-    )
-    with open_checkpoint(stored.path, None if settings.quantize == "none" else settings.quantize) as checkpoint:
-        layouts = encoder_loading.embedder_layouts(checkpoint, options)
-        if not layouts_are_compiled(layouts, options):
-            with progress.task("Preparing the CPU engine, once on this machine", None):
-                run_apart(lambda: compile_layouts(layouts, options))
+    options = common_options(settings)
+    with open_checkpoint(stored.path, settings.quantize_method) as checkpoint:
+        prepare_kernels(encoder_loading.embedder_layouts(checkpoint, options), options, progress)
         tokenizer = _tokenizer(checkpoint)
         with progress.task(f"Loading {stored.name}", stored.size) as report:
             encoder = encoder_loading.load_embedder(checkpoint, options, lambda done, _total: report(done))

@@ -5,9 +5,9 @@ This is where the application hands a stored model to the engine; importing it l
 
 from dataclasses import dataclass, replace
 
-from app.apart import run_apart
 from app.config import Settings
 from app.models.digests import DIGESTS, digest_of
+from app.models.kernel_preparation import common_options, prepare_kernels
 from app.models.stored_model import StoredModel
 from app.progress import Progress
 from app.text.folder_tokenizer import from_folder
@@ -19,8 +19,7 @@ from engine.loading import (
     DiskOptions,
     LoadOptions,
     ModelEngine,
-    compile_kernels,
-    kernels_are_compiled,
+    layouts_to_compile,
     load_engine,
     open_checkpoint,
 )
@@ -41,28 +40,18 @@ def load_model(stored: StoredModel, settings: Settings, progress: Progress) -> L
 
     Raises ModelFileError, UnsupportedModel, UnsupportedTier, UnsupportedTokenizer, or OSError where it cannot be read.
     """
-    options = LoadOptions(
-        backend=settings.kernels,
-        context_length=settings.context,
-        threads=settings.threads,
-        activation_planes=settings.activation_planes,
-        cpu_tier=settings.cpu_tier,
+    options = replace(
+        common_options(settings),
         kv_type=settings.kv_type,
         host_cache=settings.kv_host_bytes,
-        device=settings.device,
-        gpu_memory=settings.gpu_memory,
-        deterministic=settings.deterministic,
         preemption=Preemption(settings.preemption),
         target_latency=settings.latency_ms / 1000,
-        code_cache=settings.cache_dir,
     )
-    with open_checkpoint(stored.path, None if settings.quantize == "none" else settings.quantize) as checkpoint:
+    with open_checkpoint(stored.path, settings.quantize_method) as checkpoint:
         read_config(checkpoint.metadata)  # a model that cannot chat says so before its vocabulary is read
         values = checkpoint.metadata.values
         tokenizer = from_folder(stored.path) if stored.is_folder else from_gguf(values)
-        if not kernels_are_compiled(checkpoint, options):
-            with progress.task("Preparing the CPU engine, once on this machine", None):
-                run_apart(lambda: compile_kernels(checkpoint, options))
+        prepare_kernels(layouts_to_compile(checkpoint, options), options, progress)
         options = _keeping_on_disk(options, stored, settings, progress)
         with progress.task(f"Loading {stored.name}", stored.size) as report:
             engine = load_engine(checkpoint, options, lambda done, _total: report(done))

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from engine import loading
+from engine.checkpoint import Checkpoint
 from engine.config import EngineConfig
 from engine.cpu.device import CpuDevice, CpuStep
 from engine.cpu.team import MOST_THREADS
@@ -145,11 +146,15 @@ def test_a_checkpoint_without_kernels_runs_on_plain_ones_or_is_refused_by_name(
         load_engine(checkpoint, LoadOptions(backend="cpu", code_cache=cpu_kernels))
 
 
+def are_compiled(checkpoint: Checkpoint, options: LoadOptions) -> bool:
+    return loading.layouts_are_compiled(loading.layouts_to_compile(checkpoint, options), options)
+
+
 def test_where_there_is_no_compiler_plain_kernels_are_taken(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loading, "_has_compiler", lambda: False)
     assert answer(path, LoadOptions())[0] == "reference"
     with open_checkpoint(path) as checkpoint:
-        assert loading.kernels_are_compiled(checkpoint, LoadOptions())
+        assert are_compiled(checkpoint, LoadOptions())
     with open_checkpoint(path) as checkpoint, pytest.raises(UnsupportedModel, match="numba"):
         load_engine(checkpoint, LoadOptions(backend="cpu"))
 
@@ -160,15 +165,15 @@ def test_kernels_that_the_processor_cannot_execute_are_refused(path: Path, monke
     with open_checkpoint(path) as checkpoint, pytest.raises(UnsupportedTier, match="avx2"):
         load_engine(checkpoint, options)
     with open_checkpoint(path) as checkpoint, pytest.raises(UnsupportedTier):
-        loading.compile_kernels(checkpoint, options)
+        loading.compile_layouts(loading.layouts_to_compile(checkpoint, options), options)
 
 
 def test_kernels_are_compiled_where_they_were_kept(path: Path, cpu_kernels: Path, tmp_path: Path) -> None:
     with open_checkpoint(path) as checkpoint:
-        assert loading.kernels_are_compiled(checkpoint, LoadOptions(code_cache=cpu_kernels))
-        assert not loading.kernels_are_compiled(checkpoint, LoadOptions(code_cache=tmp_path))
-        assert not loading.kernels_are_compiled(checkpoint, LoadOptions())
-        assert loading.kernels_are_compiled(checkpoint, LoadOptions(backend="reference"))
+        assert are_compiled(checkpoint, LoadOptions(code_cache=cpu_kernels))
+        assert not are_compiled(checkpoint, LoadOptions(code_cache=tmp_path))
+        assert not are_compiled(checkpoint, LoadOptions())
+        assert are_compiled(checkpoint, LoadOptions(backend="reference"))
 
 
 def test_what_bits_depend_on_is_in_the_numerics() -> None:
