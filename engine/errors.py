@@ -4,7 +4,8 @@ EngineError
 ├── UnsupportedModel       an architecture or a config value this version does not run
 ├── InvalidSampling        a sampling parameter out of its bounds; names the parameter
 ├── PromptTooLong          a request that can never fit, with the numbers
-└── OutOfMemory            a device or the host had none left; what was tried is undone
+├── OutOfMemory            a device or the host had none left; what was tried is undone
+└── NoCompiler             kernels for GPUs need a C compiler, once, and there is none that works
 """
 
 from quant.errors import InglenookError
@@ -32,3 +33,7 @@ class PromptTooLong(EngineError):
 
 class OutOfMemory(EngineError):
     """An allocation failed. Whoever raises it has kept nothing of what it tried."""
+
+
+class NoCompiler(EngineError):
+    """Triton cannot build the module that launches kernels: names what is missing."""
