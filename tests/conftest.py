@@ -168,6 +168,15 @@ def device() -> torch.device:
 
 
 @pytest.fixture
+def poisoned_memory() -> Iterator[None]:
+    """Tensors that are made without values hold NaN, or the largest integer."""
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(before)
+
+
+@pytest.fixture
 def requests(request: pytest.FixtureRequest) -> int:
     count: int = request.config.getoption("--requests")
     return count

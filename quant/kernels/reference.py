@@ -82,3 +82,14 @@ def matmul(x: Tensor, values: Tensor) -> Tensor:
         return x.new_empty(0, len(values))
     padded = F.pad(x, (0, 0, 0, -rows % ROW_TILE))
     return torch.cat([padded[at : at + ROW_TILE] @ values.T for at in range(0, rows, ROW_TILE)])[:rows]
+
+
+def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+    """x [rows, columns] float32 -> float8_e4m3fn in its shape, and the scale of each row, [rows, 1].
+
+    x is about values * scale: the largest of a row becomes the largest number there is.
+    """
+    largest = torch.finfo(torch.float8_e4m3fn).max
+    peak = x.abs().amax(1, keepdim=True).clamp(min=2.0**-100)
+    # A number divided by a tensor is rounded twice in torch: the number becomes a tensor.
+    return (x * (torch.tensor(largest) / peak)).clamp(-largest, largest).to(torch.float8_e4m3fn), peak / largest

@@ -1,0 +1,184 @@
+"""Few tokens times a matrix of 8-bit floats, on any card: the bytes become bfloat16 in registers, exactly.
+
+The floor is the weight, read once: `outputs * inputs` bytes. An H100 delivers 14.5 of them a clock to each
+multiprocessor, which issues 4 instructions of 32 threads in that time: there are 8.8 for every 32 weights. This takes
+3.2 (sm_90, 4 weights: 7 to decode them, the rest for addresses, activations and the product).
+
+Four bytes are decoded at a time, as two pairs of bfloat16 whose fields are the byte's own; the exponents are too small
+by 120 (e4m3) or 112 (e5m2), which is made up for by powers of two: one with the activations, so that no product is
+subnormal, and one with the sum. A matrix unit takes a word's bytes in any order if the activations come in the same.
+
+A program has `ROWS` outputs of `TOKENS` tokens. Its warps divide the inputs among them, and their sums meet at the end:
+with one launch and without a second matrix of partial sums there are enough programs for a whole card.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from quant.cuda.float8 import Float8Matrix
+
+DEPTH = 128  # inputs of one warp at a time
+AFTER = 2.0**56  # what the sum is multiplied by
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """What a program computes, and how."""
+
+    rows: int
+    tokens: int
+    warps: int
+    stages: int  # tiles of weights on their way, and the one that is multiplied
+
+
+FEW = Tile(rows=16, tokens=8, warps=4, stages=4)
+FIXED = Tile(rows=32, tokens=16, warps=4, stages=3)
+MORE = Tile(rows=32, tokens=32, warps=4, stages=3)
+NARROW = Tile(rows=16, tokens=16, warps=4, stages=1)  # where each element needs a look at its scale
+
+
+@triton.jit
+def _decoded(pairs: tl.tensor, EXPONENT: tl.constexpr) -> tl.tensor:
+    """The upper byte of each half of uint32 words, as bfloat16 [..., 2], the lower half first."""
+    fields = (pairs >> 3) & 0x0FE00FE0 if EXPONENT == 5 else (pairs >> 4) & 0x07F007F0
+    halves = (pairs & 0x80008000) | fields
+    return tl.join((halves & 0xFFFF).to(tl.uint16), (halves >> 16).to(tl.uint16)).to(tl.bfloat16, bitcast=True)
+
+
+@triton.jit
+def _scaled(
+    values: tl.tensor, scales: tl.tensor, columns: tl.tensor, WIDTH: tl.constexpr, EXPONENT: tl.constexpr
+) -> tl.tensor:
+    """Each value times the scale of its own block: where blocks are narrower than what is summed at once."""
+    power: tl.constexpr = 2.0**112 if EXPONENT == 5 else 2.0**120
+    return (values.to(tl.float32) * power * tl.load(scales + columns // WIDTH)).to(tl.bfloat16)
+
+
+@triton.jit(do_not_specialize=["tokens"])  # or one token, 16 and others would be three kernels
+def _float8_matmul_kernel(
+    x: tl.tensor,
+    words: tl.tensor,
+    scales: tl.tensor,
+    bias: tl.tensor,
+    out: tl.tensor,
+    tokens: tl.tensor,
+    outputs: tl.tensor,
+    inputs: tl.tensor,
+    row_words: tl.tensor,
+    row_scales: tl.tensor,
+    HEIGHT: tl.constexpr,
+    WIDTH: tl.constexpr,
+    NARROW: tl.constexpr,
+    EXPONENT: tl.constexpr,
+    BEFORE: tl.constexpr,
+    AFTER: tl.constexpr,
+    EVEN: tl.constexpr,
+    ADD: tl.constexpr,
+    ROWS: tl.constexpr,
+    TOKENS: tl.constexpr,
+    SLICES: tl.constexpr,
+    DEPTH: tl.constexpr,
+) -> None:
+    words_deep: tl.constexpr = DEPTH // 4
+    token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
+    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    inside = tl.minimum(row, outputs - 1)  # rows behind the last are computed as it is, and not stored
+    slices = tl.arange(0, SLICES)
+    word = slices[:, None, None] * words_deep + tl.arange(0, words_deep)[None, None, :]
+    column = slices[:, None, None] * DEPTH + tl.arange(0, DEPTH)[None, None, :]
+    x_at = x + token[None, :, None].to(tl.int64) * inputs + column
+    words_at = words + inside[None, :, None].to(tl.int64) * row_words + word
+    scales_at = scales + (inside // HEIGHT)[None, :, None] * row_scales
+    known = (token < tokens)[None, :, None]
+    total = tl.zeros((SLICES, ROWS, TOKENS), tl.float32)
+    for start in tl.range(0, inputs, SLICES * DEPTH):
+        if EVEN:
+            four = tl.load(words_at + start // 4)
+            acts = tl.load(x_at + start, mask=known, other=0.0)
+        else:
+            four = tl.load(words_at + start // 4, mask=word < row_words - start // 4, other=0)
+            acts = tl.load(x_at + start, mask=known & (column < inputs - start), other=0.0)
+        four = four.to(tl.uint32, bitcast=True)
+        acts = (acts.to(tl.float32) * BEFORE).to(tl.bfloat16)
+        acts_even, acts_odd = tl.split(tl.reshape(acts, (SLICES, TOKENS, 2 * words_deep, 2)))
+        even, odd = _decoded(four << 8, EXPONENT), _decoded(four, EXPONENT)
+        if NARROW:
+            first = (start + 4 * word)[:, :, :, None] + 2 * tl.arange(0, 2)[None, None, None, :]
+            even = _scaled(even, scales_at[:, :, :, None], tl.minimum(first, inputs - 1), WIDTH, EXPONENT)
+            odd = _scaled(odd, scales_at[:, :, :, None], tl.minimum(first + 1, inputs - 1), WIDTH, EXPONENT)
+        even = tl.reshape(even, (SLICES, ROWS, 2 * words_deep))
+        odd = tl.reshape(odd, (SLICES, ROWS, 2 * words_deep))
+        if WIDTH > 0 and not NARROW:
+            sums = tl.dot(even, tl.permute(acts_even, (0, 2, 1)))
+            sums = tl.dot(odd, tl.permute(acts_odd, (0, 2, 1)), sums)
+            block = tl.minimum(start + slices * DEPTH, inputs - 1) // WIDTH
+            total += sums * tl.load(scales_at + block[:, None, None])
+        else:
+            total = tl.dot(even, tl.permute(acts_even, (0, 2, 1)), total)
+            total = tl.dot(odd, tl.permute(acts_odd, (0, 2, 1)), total)
+    result = tl.sum(total, 0) * AFTER
+    if WIDTH == 0:
+        result *= tl.load(scales + inside)[:, None]
+    if bias is not None:
+        result += tl.load(bias + inside)[:, None]
+    out_at = out + token[None, :].to(tl.int64) * outputs + row[:, None]
+    stored = (token < tokens)[None, :] & (row < outputs)[:, None]
+    if ADD:
+        result += tl.load(out_at, mask=stored, other=0.0)
+    tl.store(out_at, result.to(out.dtype.element_ty), mask=stored)
+
+
+def _tile(tokens: int) -> Tile:
+    """The smallest that takes all tokens, so that the weight is read once; the largest where none does."""
+    return next((tile for tile in (FEW, FIXED) if tokens <= tile.tokens), MORE)
+
+
+def multiply(
+    x: Tensor,
+    weight: Float8Matrix,
+    *,
+    deterministic: bool,
+    out_dtype: torch.dtype = torch.bfloat16,
+    bias: Tensor | None = None,
+    add_to: Tensor | None = None,
+) -> Tensor:
+    """x [tokens, inputs] bfloat16 or float32 -> [tokens, outputs] in `out_dtype`, or added to `add_to` in float32.
+
+    With `deterministic`, a row of the result depends on its own token alone: the tile is the same for any number.
+    """
+    narrow = not weight.scaled_by_row and weight.block[1] % DEPTH != 0
+    tile = NARROW if narrow else FIXED if deterministic else _tile(len(x))
+    (outputs, inputs), (height, width) = weight.shape, weight.block
+    out = torch.empty(len(x), outputs, dtype=out_dtype, device=x.device) if add_to is None else add_to
+    grid = (triton.cdiv(len(x), tile.tokens), triton.cdiv(outputs, tile.rows))
+    _float8_matmul_kernel[grid](
+        x,
+        weight.codes.view(torch.int32),
+        weight.scales,
+        bias,
+        out,
+        len(x),
+        outputs,
+        inputs,
+        weight.codes.shape[1] // 4,
+        weight.scales.shape[1],
+        HEIGHT=height,
+        WIDTH=0 if weight.scaled_by_row else width,
+        NARROW=narrow,
+        EXPONENT=weight.exponent_bits,
+        BEFORE=1.0 if narrow else 2.0**56 if weight.exponent_bits == 5 else 2.0**64,
+        AFTER=1.0 if narrow else AFTER,
+        EVEN=inputs % (tile.warps * DEPTH) == 0,
+        ADD=add_to is not None,
+        ROWS=tile.rows,
+        TOKENS=tile.tokens,
+        SLICES=tile.warps,
+        DEPTH=DEPTH,
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+    )
+    return out

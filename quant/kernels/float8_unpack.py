@@ -1,0 +1,67 @@
+"""Rows of a matrix of 8-bit floats as bfloat16 or float32: for embedding look-ups, and for prompts that are long enough
+to be worth a copy of the weight in 16 bits.
+
+The floor is the traffic: a byte is read for each element, and two or four are written.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from quant.cuda.float8 import Float8Matrix
+
+ROWS, COLUMNS = 8, 512  # of one program
+
+
+@triton.jit(do_not_specialize=["count", "row_scales", "height", "width"])
+def _unpack_float8_kernel(
+    codes: tl.tensor,
+    scales: tl.tensor,
+    ids: tl.tensor,
+    out: tl.tensor,
+    count: tl.tensor,
+    columns: tl.tensor,
+    row_codes: tl.tensor,
+    row_scales: tl.tensor,
+    height: tl.tensor,
+    width: tl.tensor,
+    EXPONENT: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+) -> None:
+    place = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+    row = tl.load(ids + place, mask=place < count, other=0) if ids is not None else tl.minimum(place, count - 1)
+    row = row[:, None].to(tl.int64)
+    inside = (place < count)[:, None] & (column < columns)
+    code = tl.load(codes + row * row_codes + column, mask=inside, other=0).to(tl.uint32)
+    # The fields of the byte in those of a float32; the exponent is too small by 120, or by 112 with 5 bits.
+    bits = (code & 0x80) << 24 | (code & 0x7F) << (20 if EXPONENT == 4 else 21)
+    power: tl.constexpr = 2.0**120 if EXPONENT == 4 else 2.0**112
+    scale = tl.load(scales + row // height * row_scales + column // width, mask=inside, other=0.0)
+    values = bits.to(tl.float32, bitcast=True) * power * scale
+    tl.store(out + place[:, None].to(tl.int64) * columns + column, values.to(out.dtype.element_ty), mask=inside)
+
+
+def unpacked(weight: Float8Matrix, out_dtype: torch.dtype, ids: Tensor | None = None) -> Tensor:
+    """The rows `ids` (int64 [n], in range; None: all) in `out_dtype`, [n, inputs]."""
+    (rows, columns), (height, width) = weight.shape, weight.block
+    count = rows if ids is None else len(ids)
+    out = torch.empty(count, columns, dtype=out_dtype, device=weight.codes.device)
+    _unpack_float8_kernel[triton.cdiv(count, ROWS), triton.cdiv(columns, COLUMNS)](
+        weight.codes,
+        weight.scales,
+        ids,
+        out,
+        count,
+        columns,
+        weight.codes.shape[1],
+        weight.scales.shape[1],
+        height,
+        width,
+        EXPONENT=weight.exponent_bits,
+        ROWS=ROWS,
+        COLUMNS=COLUMNS,
+    )
+    return out
