@@ -8,14 +8,18 @@ Knows matrices and their kernels. Refuses to know models.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import groupby
 
 import torch
 from torch import Tensor
 
+from quant.cuda import float8, float8_product
+from quant.cuda.float8 import Float8Matrix
 from quant.cuda.loading import to_device
 from quant.cuda.matrix import DENSE, TILE_ROWS, CudaMatrix, PackedMatrix, PlainMatrix
 from quant.kernels.card import Card
+from quant.kernels.float8_unpack import unpacked
 from quant.kernels.packed_matmul import packed_product
 from quant.kernels.tiles import MOST_TOKENS, MeasuredTiles, TileTable
 from quant.kernels.unpack import unpack, unpack_rows
@@ -33,6 +37,7 @@ class CudaLinear:
         self.inputs = matrices[0].shape[1]
         self.matrices = tuple(matrices)
         self._tiles, self._deterministic = TileTable(card, measured or {}), deterministic
+        self._float8 = partial(float8_product.multiply, card=card, deterministic=deterministic)
 
     @property
     def nbytes(self) -> int:
@@ -51,6 +56,8 @@ class CudaLinear:
 
         -> [tokens, outputs] of `out_dtype`; or `add_to` (float32 of that shape), which the product is added to.
         """
+        if len(self.matrices) == 1 and isinstance(self.matrices[0], Float8Matrix):
+            return self._float8(x, self.matrices[0], out_dtype=out_dtype, bias=bias, add_to=add_to)
         tokens = len(x)
         out = add_to if add_to is not None else torch.empty(tokens, self.outputs, dtype=out_dtype, device=x.device)
         x = x.to(DENSE).contiguous()
@@ -68,7 +75,10 @@ class CudaLinear:
             ordered = x if matrix.order is None else x.index_select(1, matrix.order)
             packed_product(matrix, ordered, out, tile, bias=bias, add=add)
             return
-        product = (x @ _dense(matrix).mT).float()
+        if isinstance(matrix, Float8Matrix):
+            product = self._float8(x, matrix, out_dtype=torch.float32)
+        else:
+            product = (x @ _dense(matrix).mT).float()
         product = product if bias is None else product + bias
         out.copy_(out + product if add else product)
 
@@ -77,18 +87,18 @@ class CudaLinear:
 
     def rows(self, ids: Tensor) -> Tensor:
         (matrix,) = self.matrices
+        if isinstance(matrix, Float8Matrix):
+            return unpacked(matrix, torch.float32, ids)
         return unpack_rows(matrix, ids) if isinstance(matrix, PackedMatrix) else matrix.values[ids].float()
 
     def dequantize(self) -> Tensor:
-        return torch.cat([_whole(matrix) for matrix in self.matrices])
+        return torch.cat([_dense(matrix, torch.float32) for matrix in self.matrices])
 
 
-def _dense(matrix: CudaMatrix) -> Tensor:
-    return unpack(matrix) if isinstance(matrix, PackedMatrix) else matrix.values.to(DENSE)
-
-
-def _whole(matrix: CudaMatrix) -> Tensor:
-    return unpack(matrix, out_dtype=torch.float32) if isinstance(matrix, PackedMatrix) else matrix.values.float()
+def _dense(matrix: CudaMatrix, out_dtype: torch.dtype = DENSE) -> Tensor:
+    if isinstance(matrix, Float8Matrix):
+        return unpacked(matrix, out_dtype)
+    return unpack(matrix, out_dtype=out_dtype) if isinstance(matrix, PackedMatrix) else matrix.values.to(out_dtype)
 
 
 @dataclass(frozen=True)
@@ -120,6 +130,8 @@ def _form(place: int, matrix: CudaMatrix) -> object:
     """What two matrices have in common that can be one; the place among the segments of one that stays alone."""
     if isinstance(matrix, PlainMatrix):
         return matrix.values.dtype
+    if isinstance(matrix, Float8Matrix):
+        return matrix.form
     if matrix.form.span or matrix.shape[0] % TILE_ROWS:  # nested scales are counted from the weight's first row on
         return place
     order = None if matrix.order is None else tuple(matrix.order.tolist())
@@ -130,6 +142,8 @@ def _cat(matrices: Sequence[CudaMatrix]) -> CudaMatrix:
     first = matrices[0]
     if isinstance(first, PlainMatrix):
         return PlainMatrix(torch.cat([it.values for it in matrices if isinstance(it, PlainMatrix)]))
+    if isinstance(first, Float8Matrix):
+        return float8.joined([it for it in matrices if isinstance(it, Float8Matrix)])
     packed = [matrix for matrix in matrices if isinstance(matrix, PackedMatrix)]
 
     def joined(parts: Sequence[Tensor | None]) -> Tensor | None:

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from quant.cuda import float8
 from quant.cuda.matrix import TILE_ROWS, TILE_STRIPS, WORDS, CudaMatrix, PackedForm, PackedMatrix, PlainMatrix
 from quant.errors import UnsupportedQuantization
-from quant.kernels.reference import dequantize
 from quant.tensor import (
     CodedTensor,
     Float8Tensor,
@@ -36,7 +36,7 @@ def to_device(weight: QTensor, device: torch.device) -> CudaMatrix:
     if isinstance(weight, PlainTensor):
         return PlainMatrix(weight.values.to(device))
     if isinstance(weight, Float8Tensor):
-        return PlainMatrix(dequantize(weight).to(torch.bfloat16).to(device))
+        return float8.to_device(weight, device)
     if isinstance(weight, CodedTensor):
         return _coded(weight, device)
     return _grouped(weight, device)

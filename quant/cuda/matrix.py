@@ -17,6 +17,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from quant.cuda.float8 import Float8Matrix
+
 WORDS = 4  # of a strip
 TILE_ROWS = 8
 TILE_STRIPS = 4
@@ -147,5 +149,5 @@ class PlainMatrix:
         return self.values.nbytes
 
 
-CudaMatrix = PackedMatrix | PlainMatrix
+CudaMatrix = PackedMatrix | Float8Matrix | PlainMatrix
 DENSE = torch.bfloat16  # what packed weights are unpacked to where many tokens share the work

@@ -58,7 +58,7 @@ def _scaled(
     return (values.to(tl.float32) * power * tl.load(scales + columns // WIDTH)).to(tl.bfloat16)
 
 
-@triton.jit(do_not_specialize=["tokens"])  # or one token, 16 and others would be three kernels
+@triton.jit(do_not_specialize=["tokens", "height", "row_scales"])  # or 1, 16 and others would be three kernels
 def _float8_matmul_kernel(
     x: tl.tensor,
     words: tl.tensor,
@@ -70,7 +70,7 @@ def _float8_matmul_kernel(
     inputs: tl.tensor,
     row_words: tl.tensor,
     row_scales: tl.tensor,
-    HEIGHT: tl.constexpr,
+    height: tl.tensor,
     WIDTH: tl.constexpr,
     NARROW: tl.constexpr,
     EXPONENT: tl.constexpr,
@@ -92,7 +92,7 @@ def _float8_matmul_kernel(
     column = slices[:, None, None] * DEPTH + tl.arange(0, DEPTH)[None, None, :]
     x_at = x + token[None, :, None].to(tl.int64) * inputs + column
     words_at = words + inside[None, :, None].to(tl.int64) * row_words + word
-    scales_at = scales + (inside // HEIGHT)[None, :, None] * row_scales
+    scales_at = scales + (inside // height)[None, :, None] * row_scales
     known = (token < tokens)[None, :, None]
     total = tl.zeros((SLICES, ROWS, TOKENS), tl.float32)
     for start in tl.range(0, inputs, SLICES * DEPTH):
@@ -166,7 +166,7 @@ def multiply(
         inputs,
         weight.codes.shape[1] // 4,
         weight.scales.shape[1],
-        HEIGHT=height,
+        height,
         WIDTH=0 if weight.scaled_by_row else width,
         NARROW=narrow,
         EXPONENT=weight.exponent_bits,

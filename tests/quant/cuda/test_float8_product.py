@@ -48,7 +48,7 @@ def test_weights_keep_their_values(
         codes, scales = (it.cpu() for it in quantized(x.to(device)))
         x = codes.view(torch.float8_e4m3fn).float() * scales
     want, size = exact(x.float(), weight)
-    assert ((got.float() - want).abs() <= 2.0**-8 * want.abs() + 2.0**-9 * size).all()
+    assert ((got.float() - want).abs() <= 2.0**-8 * (want.abs() + size)).all()
 
 
 def test_what_quantized_activations_cost(device: torch.device) -> None:

@@ -11,7 +11,7 @@ from tests.quant.float8_weights import float8_weight
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
 
-@pytest.mark.parametrize("shape", [(1, 16), (37, 99), (130, 600)])
+@pytest.mark.parametrize("shape", [(1, 16), (37, 99), (50, 600)])
 @pytest.mark.parametrize("block", [(None, None), (1, None), (128, 128), (16, 24)])
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
 def test_it_is_the_reference(
