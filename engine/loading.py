@@ -225,7 +225,7 @@ def gpu_for(options: LoadOptions) -> "Gpu | None":
     if options.asks_for_gpu:
         raise UnsupportedModel(f"There is no GPU to use: {found.reason}", found.remedy or "Use --device auto.")
     if found.is_there:
-        log.warning("the GPU is not used: %s", found.reason)
+        log.warning("the GPU is not used: %s. %s", found.reason, found.remedy)
     return None
 
 

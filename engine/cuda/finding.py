@@ -1,6 +1,6 @@
 """Which GPU of this machine can be used, and why one cannot.
 
-Looks, and changes nothing. Refuses to know who asks, and what happens where there is none.
+Looks, and has a C compiler tried. Refuses to know who asks, and what happens where there is no GPU.
 """
 
 from dataclasses import dataclass
@@ -9,7 +9,9 @@ from pathlib import Path
 
 import torch
 
+from engine.cuda.compiler import prepare_compiler
 from engine.cuda.gpu import Gpu, read_card
+from engine.errors import NoCompiler
 
 LEAST_CAPABILITY = (8, 0)  # kernels multiply bfloat16
 DRIVER = Path("/proc/driver/nvidia/version")  # there with NVIDIA's driver, whatever torch is built for
@@ -47,9 +49,9 @@ def find_gpu(index: int | None = None) -> Gpu | Unusable:
 
 
 def _toolchain_problem() -> Unusable | None:
-    """What kernels are compiled with."""
+    """What kernels are compiled and launched with."""
     try:
-        import triton  # noqa: F401
-    except ImportError:
-        return Unusable("Triton is not installed", "pip install triton")
+        prepare_compiler()
+    except NoCompiler as problem:
+        return Unusable(problem.message, problem.remedy)
     return None
