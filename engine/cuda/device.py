@@ -100,7 +100,9 @@ class CudaDevice:
             groups=len(config.groups),
         )
         shape = loaded.config
-        queries = tile_queries(shape.heads, shape.kv_heads, self._gpu.card, deterministic=self._deterministic)
+        queries = tile_queries(
+            shape.heads, shape.kv_heads, shape.head_dim, self._gpu.card, deterministic=self._deterministic
+        )
         groups, host = loaded.kv_groups(), config.host_blocks
         kv = GpuBlocks(self._gpu, groups, config.pool_sizes, self.layer_shape, self.kv_type, host)
         return CudaStep(self._gpu, loaded, kv, limits, queries)

@@ -13,9 +13,8 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from engine.kernels.attention_tuning import DECODE_ROWS, prompt_rows
 from quant.kernels.card import Card
-
-MIN_ROWS = 16  # of the left operand of a matrix instruction
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +47,11 @@ class Tiles:
         return replace(self, lists=tuple(replace(it, tiles=it.tiles.to(device)) for it in self.lists))
 
 
-def tile_queries(heads: int, kv_heads: int, card: Card, *, deterministic: bool) -> TileQueries:
+def tile_queries(heads: int, kv_heads: int, head_dim: int, card: Card, *, deterministic: bool) -> TileQueries:
     """The tile sizes of a layer's shape. `deterministic`: a token's bits do not depend on what else the step has."""
     group = heads // kv_heads
-    many = max(1, _wide_rows(card) // group)
-    return TileQueries(many, many) if deterministic else TileQueries(max(1, MIN_ROWS // group), many)
+    many = max(1, prompt_rows(head_dim, card, deterministic=deterministic) // group)
+    return TileQueries(many if deterministic else max(1, DECODE_ROWS // group), many)
 
 
 def query_tiles(query_starts: Sequence[int], context_lengths: Sequence[int], queries: TileQueries) -> Tiles:
@@ -76,11 +75,6 @@ def decode_tiles(requests: int, max_context: int, queries: TileQueries) -> Tiles
     numbers = torch.arange(requests, dtype=torch.int32)
     tiles = torch.stack((numbers, torch.zeros_like(numbers), numbers), -1)
     return Tiles((TileList(tiles, requests, queries.few, max_context),))
-
-
-def _wide_rows(card: Card) -> int:
-    """Rows of a large tile: as many as the matrix units and registers of the card like."""
-    return 64 if card.architecture in (90, 100) else 32
 
 
 @dataclass(slots=True)

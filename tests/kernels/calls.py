@@ -3,6 +3,7 @@
 A new wrapper gets a function here and a row in `CALLS`. A kernel that nobody launches fails the gate.
 """
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -13,10 +14,13 @@ from torch import Tensor
 
 from engine.config import BLOCK_SIZE, ModelConfig
 from engine.constraint import NO_MASKS, Masks
+from engine.kernels.attention_tiles import query_tiles, tile_queries
 from engine.kernels.feeding import feed
 from engine.kernels.gate import gated
 from engine.kernels.gelu import gelu
 from engine.kernels.norms import layer_norm, rms_norm, rms_norm_add
+from engine.kernels.paged_attention import paged_attention
+from engine.kernels.reference import ScoreRule
 from engine.kernels.rope_store import rope_and_store
 from engine.kernels.sampling import sample
 from engine.kernels.sampling_rows import Pick, rows_of
@@ -27,7 +31,7 @@ from quant.cuda.linear import CudaLinear
 from quant.cuda.loading import to_device
 from quant.cuda.matrix import CudaMatrix
 from quant.kernels.card import Card
-from tests.kernels.shapes import SHAPES, matrices
+from tests.kernels.shapes import GEMMA_9B, LLAMA_8B, SHAPES, SMALL_135M, matrices
 from tests.kernels.weights import KINDS, fits, weight
 
 
@@ -69,6 +73,33 @@ def _heads(setting: Setting) -> None:
     for dtype in KV_TYPES:
         pool = blank(64, model.layers, 2, kv_heads, BLOCK_SIZE, head_dim, dtype=dtype)[:, 1]
         rope_and_store(qkv, whole, whole, pool, **sizes, attention=attention)
+
+
+def _attention(setting: Setting) -> None:
+    """Steps that decode one token, and those that read a prompt; all layers' windows, and sinks where heads are small.
+
+    What takes longest to compile, so not for sizes that do not change it.
+    """
+    model, card, tokens, deterministic = setting.model, setting.card, setting.tokens, setting.deterministic
+    if tokens not in (1, 512) or model not in (LLAMA_8B, GEMMA_9B, SMALL_135M):
+        return
+    queries = tile_queries(model.heads, model.kv_heads, model.head_dim, card, deterministic=deterministic)
+    tiles = query_tiles([0, tokens], [tokens + 32768], queries)
+    q, sinks = blank(tokens, model.heads, model.head_dim), blank(model.heads, dtype=torch.float32)
+    starts, lengths, tables = (blank(*shape, dtype=torch.int32) for shape in ((2,), (1,), (1, 2048)))
+    for window, dtype in itertools.product(model.windows, KV_TYPES if model is LLAMA_8B else KV_TYPES[:1]):
+        paged_attention(
+            q,
+            blank(64, model.layers, 2, model.kv_heads, BLOCK_SIZE, model.head_dim, dtype=dtype)[:, 1],
+            tables,
+            starts,
+            lengths,
+            tiles,
+            ScoreRule(0.1, model.attention_softcap, window),
+            sinks=sinks if model is SMALL_135M else None,
+            card=card,
+            deterministic=deterministic,
+        )
 
 
 def _encoder(setting: Setting) -> None:
@@ -136,4 +167,4 @@ FORMS = (
 )
 KV_TYPES = (torch.bfloat16, torch.uint8)
 ENCODER_WIDTHS = (384, 1024)
-CALLS: tuple[Callable[[Setting], None], ...] = (_gate, _norms, _heads, _encoder, _sampling, _products)
+CALLS: tuple[Callable[[Setting], None], ...] = (_gate, _norms, _heads, _attention, _encoder, _sampling, _products)

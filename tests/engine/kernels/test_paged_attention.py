@@ -1,0 +1,159 @@
+"""Attention over the paged cache on a GPU against its twin; the same bits however a context was cut."""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+
+from engine.config import BLOCK_SIZE
+from engine.kernels import reference
+from engine.kernels.attention_tiles import Tiles, decode_tiles, query_tiles, tile_queries
+from engine.kernels.paged_attention import paged_attention
+from engine.kernels.reference import ScoreRule
+from quant.kernels.card import Card
+
+LAYERS = 2
+CARD = Card("interpreted", (8, 6), 8, 99 << 10, 1 << 20, 1 << 30, interpreted=True)
+
+
+@dataclass(frozen=True)
+class Shape:
+    heads: int
+    kv_heads: int
+    head_dim: int
+    pool: torch.dtype
+
+
+@dataclass(frozen=True)
+class Step:
+    """Tokens of each request, and its context once they are there."""
+
+    counts: tuple[int, ...]
+    contexts: tuple[int, ...]
+
+    @property
+    def starts(self) -> list[int]:
+        return [0, *itertools.accumulate(self.counts)]
+
+
+def poisoned_pool(shape: Shape, blocks: int) -> Tensor:
+    """One layer of several; all its bytes are ones, which is NaN in each of the types."""
+    size = (blocks, LAYERS, 2, shape.kv_heads, BLOCK_SIZE, shape.head_dim * shape.pool.itemsize)
+    return torch.full(size, 0xFF, dtype=torch.uint8).view(shape.pool)[:, 1]
+
+
+def filled(shape: Shape, contexts: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """A pool with random keys and values where these contexts are, and their tables, int32 [requests, blocks]."""
+    needed = [-(-context // BLOCK_SIZE) for context in contexts]
+    blocks = iter((torch.randperm(sum(needed)) + 1).tolist())
+    tables = torch.zeros(len(contexts), max(needed) + 1, dtype=torch.int32)
+    pool = poisoned_pool(shape, sum(needed) + 1)
+    for table, count, context in zip(tables, needed, contexts, strict=True):
+        table[:count] = torch.tensor([next(blocks) for _ in range(count)])
+        positions = torch.arange(context)
+        slots = table[positions // BLOCK_SIZE].long() * BLOCK_SIZE + positions % BLOCK_SIZE
+        reference.store_kv(pool, slots, *torch.randn(2, context, shape.kv_heads, shape.head_dim))
+    return pool, tables
+
+
+def attended(
+    q: Tensor,
+    pool: Tensor,
+    tables: Tensor,
+    step: Step,
+    rule: ScoreRule,
+    sinks: Tensor | None,
+    device: torch.device,
+    *,
+    deterministic: bool,
+    tiles: Tiles | None = None,
+) -> Tensor:
+    sizes = tile_queries(q.shape[1], pool.shape[2], q.shape[2], CARD, deterministic=deterministic)
+    tiles = tiles or query_tiles(step.starts, step.contexts, sizes)
+    starts, contexts = (torch.tensor(it, dtype=torch.int32, device=device) for it in (step.starts, step.contexts))
+    return paged_attention(
+        q.to(device),
+        pool.to(device),
+        tables.to(device),
+        starts,
+        contexts,
+        tiles.to(device),
+        rule,
+        sinks=None if sinks is None else sinks.to(device),
+        card=CARD,
+        deterministic=deterministic,
+    ).cpu()
+
+
+CASES = [
+    (Shape(8, 2, 32, torch.bfloat16), Step((1, 1, 1), (50, 1, 97)), ScoreRule(0.2), False, False),
+    (Shape(8, 2, 32, torch.uint8), Step((1, 3, 40), (50, 3, 97)), ScoreRule(0.2, 3.0), True, False),
+    (Shape(6, 2, 80, torch.float16), Step((40, 1), (40, 81)), ScoreRule(0.2, window=20), True, True),
+    (Shape(9, 3, 96, torch.bfloat16), Step((7, 33), (97, 48)), ScoreRule(0.1), True, True),
+    (Shape(4, 4, 16, torch.float16), Step((1, 33, 2), (33, 97, 70)), ScoreRule(0.3, 4.0, 33), False, False),
+    (Shape(2, 1, 256, torch.bfloat16), Step((3, 17), (60, 17)), ScoreRule(0.05, 2.0, 5), True, False),
+    (Shape(20, 1, 64, torch.uint8), Step((1, 2), (65, 40)), ScoreRule(0.2, window=40), False, True),
+    (Shape(2, 2, 48, torch.uint8), Step((20, 1), (90, 34)), ScoreRule(0.2, 5.0), False, True),
+]
+
+
+@pytest.mark.parametrize(("shape", "step", "rule", "with_sinks", "deterministic"), CASES)
+def test_it_is_the_reference(
+    shape: Shape, step: Step, rule: ScoreRule, with_sinks: bool, deterministic: bool, device: torch.device
+) -> None:
+    pool, tables = filled(shape, step.contexts)
+    q = torch.randn(step.starts[-1], shape.heads, shape.head_dim).bfloat16()
+    sinks = 2 * torch.randn(shape.heads) if with_sinks else None
+    if rule.window:  # whatever lies before all windows is gone
+        for table, count, context in zip(tables, step.counts, step.contexts, strict=True):
+            table[: rule.first(context - count) // BLOCK_SIZE] = 0
+    got = attended(q, pool, tables, step, rule, sinks, device, deterministic=deterministic)
+    want = reference.batch_attention(
+        q.float(), pool, tables, torch.tensor(step.starts), torch.tensor(step.contexts), rule, sinks
+    )
+    assert got.dtype == torch.bfloat16
+    torch.testing.assert_close(got.float(), want, rtol=1e-2, atol=1e-2)
+
+
+def test_requests_that_stand_for_nothing_are_zero(device: torch.device) -> None:
+    """As in a recorded step with room for more requests and longer contexts than there are."""
+    shape, step = Shape(4, 2, 32, torch.bfloat16), Step((1, 1, 1), (70, 0, 0))
+    pool, tables = filled(shape, step.contexts)
+    q = torch.randn(3, 4, 32).bfloat16()
+    want = reference.batch_attention(
+        q.float(), pool, tables, torch.tensor(step.starts), torch.tensor(step.contexts), ScoreRule(0.2)
+    )
+    for deterministic, longest in itertools.product((False, True), (70, 700)):
+        sizes = tile_queries(4, 2, 32, CARD, deterministic=deterministic)
+        tiles = decode_tiles(3, longest, sizes)
+        got = attended(q, pool, tables, step, ScoreRule(0.2), None, device, deterministic=deterministic, tiles=tiles)
+        torch.testing.assert_close(got.float(), want, rtol=1e-2, atol=1e-2)
+        assert not got[1:].any()
+
+
+@pytest.mark.parametrize("rule", [ScoreRule(0.2), ScoreRule(0.2, 4.0, 37)])
+@pytest.mark.parametrize("pool_type", [torch.bfloat16, torch.uint8])
+def test_bits_do_not_depend_on_how_a_context_was_cut(
+    rule: ScoreRule, pool_type: torch.dtype, device: torch.device
+) -> None:
+    """A prompt at once, in chunks beside other requests, and its last token alone."""
+    shape, context = Shape(4, 1, 32, pool_type), 83
+    pool, tables = filled(shape, (context, 70))
+    q, sinks = torch.randn(context, 4, 32).bfloat16(), torch.randn(4)
+    other = torch.randn(40, 4, 32).bfloat16()
+
+    def computed(start: int, stop: int, others: int) -> Tensor:
+        step = Step((others, stop - start), (70, stop))
+        mixed = torch.cat((other[:others], q[start:stop]))
+        own = attended(mixed, pool, tables.flip(0), step, rule, sinks, device, deterministic=True)
+        return own[others:]
+
+    whole = computed(0, context, 0)
+    for chunk, others in ((17, 0), (5, 40), (3, 1)):
+        at = context - context % chunk - chunk
+        assert torch.equal(computed(at, at + chunk, others), whole[at : at + chunk])
+    for at in (0, 31, 32, 63, 64, context - 1):
+        assert torch.equal(computed(at, at + 1, 1)[0], whole[at])
