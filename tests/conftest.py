@@ -27,6 +27,7 @@ from filelock import FileLock
 from app.config import load_settings
 from app.models.sources import pull
 from quant.cpu import tiers
+from tests import drawn_cases
 
 # A busy machine is slow, not wrong.
 hypothesis.settings.register_profile("no deadline", deadline=None)
@@ -37,8 +38,12 @@ LLAMA_CPP_SOURCE = "llama-cpp-python==0.3.36"
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Nothing that tests compute, and no record of their model files, gets into the folders of whoever runs them."""
+    """Nothing that tests compute, and no record of their model files, gets into the folders of whoever runs them.
+
+    Programs that tests start find the kernels that were compiled before.
+    """
     with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("INGLE_CACHE_DIR", str(fetched_folder()))
         patch.setenv("INGLE_KV_DISK_DIR", str(tmp_path_factory.mktemp("kv")))
         patch.setenv("INGLE_MODELS_DIR", str(tmp_path_factory.mktemp("models")))
         yield
@@ -129,6 +134,7 @@ def _join_parts(scratch: Path, whole: Path) -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    drawn_cases.add_options(parser)
     parser.addoption("--requests", type=int, default=2000, help="how many requests the hash model serves")
     parser.addoption("--rules", type=int, default=5000, help="how many rules the block pool's state machine obeys")
     parser.addoption("--mutations", type=int, default=1000, help="how many mutated model files to try")
@@ -140,6 +146,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """With --cpu-tier, this processor has what the tier needs and nothing else."""
+    drawn_cases.choose_seed(config)
     name = config.getoption("--cpu-tier")
     tiers.choose(name)  # an error where it cannot be executed
     needs = {tier.name: tier.needs for tier in tiers.TIERS}
@@ -147,8 +154,13 @@ def pytest_configure(config: pytest.Config) -> None:
         tiers.host_features = lambda: needs[name]
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Who asks for the device tests kernels."""
+def pytest_report_header(config: pytest.Config) -> str:
+    return f"seed: {config.option.seed}"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Who asks for the device tests kernels. Of cases that are very many, a share runs."""
+    drawn_cases.draw(config, items)
     for item in items:
         if isinstance(item, pytest.Function) and "device" in item.fixturenames:
             item.add_marker("kernels")

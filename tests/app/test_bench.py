@@ -21,13 +21,13 @@ from tests.engine.tiny_llama import make as make_tiny
 ROOT = Path(__file__).parents[2]
 PROGRAM = [sys.executable, "-m", "app", "bench"]
 SMALL = ("--prompt-tokens", "20", "--output-tokens", "4", "--repeat", "1")
-REFERENCE = ("--kernels", "reference", "--threads", "1", "--context", "512")
+ONE_THREAD = ("--kernels", "cpu", "--threads", "1", "--context", "512")
 RATES = ("prefill_tok_s", "decode_tok_s", "throughput_tok_s", "end_to_end_tok_s")
 
 
 @pytest.fixture
-def environment(smollm2: Path, tmp_path: Path) -> dict[str, str]:
-    """The model is stored, and there is no network."""
+def environment(smollm2: Path, cpu_kernels: Path, tmp_path: Path) -> dict[str, str]:
+    """The model is stored, kernels are compiled, and there is no network."""
     own = {"INGLE_MODELS_DIR": str(smollm2.parent), "INGLE_OFFLINE": "1", "XDG_CONFIG_HOME": str(tmp_path)}
     own |= {"INGLE_STATE_DIR": str(tmp_path / "state"), "INGLE_KV_DISK_DIR": str(tmp_path / "kv")}
     return {**os.environ, **own, "HF_HUB_CACHE": str(tmp_path / "hub")}
@@ -44,10 +44,10 @@ def bench(environment: dict[str, str], *arguments: str) -> "subprocess.Completed
 
 
 def test_an_object_for_scripts(environment: dict[str, str], smollm2: Path) -> None:
-    done = bench(environment, *SMALL, *REFERENCE, "--concurrency", "2", "--repeat", "2", "--json")
+    done = bench(environment, *SMALL, *ONE_THREAD, "--concurrency", "2", "--repeat", "2", "--json")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    assert (found["model"], found["device"], found["backend"]) == ("smollm2:135m", "cpu", "reference")
+    assert (found["model"], found["device"], found["backend"]) == ("smollm2:135m", "cpu", "cpu")
     assert (found["prompt_tokens"], found["output_tokens"], found["concurrency"]) == (20, 4, 2)
     assert (found["threads"], found["repeat"], found["via"]) == (1, 2, "engine")
     for name in (*RATES, "weight_gb_s"):
@@ -65,7 +65,7 @@ def test_an_object_for_scripts(environment: dict[str, str], smollm2: Path) -> No
 
 def test_engines_in_comparison(environment: dict[str, str], llama: FakeLlama) -> None:
     """The real xllamacpp, and the words of a real llama.cpp."""
-    options = (*REFERENCE, "--compare", "--llama-server", str(llama.server), "-q")
+    options = (*ONE_THREAD, "--compare", "--llama-server", str(llama.server), "-q")
     done = bench(environment, *SMALL, *options, "--concurrency", "2", "--json")
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
@@ -83,7 +83,7 @@ def test_engines_in_comparison(environment: dict[str, str], llama: FakeLlama) ->
 
 
 def test_servers_in_comparison(environment: dict[str, str], llama: FakeLlama) -> None:
-    done = bench(environment, *SMALL, *REFERENCE, "--http", "--llama-server", str(llama.server))
+    done = bench(environment, *SMALL, *ONE_THREAD, "--http", "--llama-server", str(llama.server))
     assert done.returncode == 0, done.stderr
     titles, *lines = done.stdout.split("\n\n")[0].splitlines()
     assert titles.split() == ["ingle", "llama.cpp", "ours/theirs"]
@@ -95,7 +95,7 @@ def test_servers_in_comparison(environment: dict[str, str], llama: FakeLlama) ->
 
 
 def test_an_interrupt_leaves_no_process_behind(environment: dict[str, str], llama: FakeLlama) -> None:
-    command = [*PROGRAM, *REFERENCE, "--http", "--llama-server", str(llama.server), "--prompt-tokens", "99"]
+    command = [*PROGRAM, *ONE_THREAD, "--http", "--llama-server", str(llama.server), "--prompt-tokens", "99"]
     with subprocess.Popen(
         command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
@@ -123,7 +123,7 @@ def test_an_interrupt_leaves_no_process_behind(environment: dict[str, str], llam
         (["--llama-server", "/no/such/program"], 2, "does not exist"),
         (["--llama-server", "pyproject.toml"], 1, "does not start"),
         (["--http", "--context", "512", "--output-tokens", "1"], 2, "do not fit the context, which holds 512"),
-        ([*REFERENCE, "--concurrency", "500", *SMALL], 2, "500 streams are more than the"),
+        ([*ONE_THREAD, "--concurrency", "500", *SMALL], 2, "500 streams are more than the"),
         (["--model", "smolm2"], 3, "smollm2"),
     ],
 )

@@ -25,7 +25,7 @@ class Start(Protocol):
 
 
 @pytest.fixture
-def start(smollm2: Path, tmp_path: Path) -> Iterator[Start]:
+def start(smollm2: Path, cpu_kernels: Path, tmp_path: Path) -> Iterator[Start]:
     """Starts servers of one user, who keeps blocks in a folder of their own."""
     with ExitStack() as stack:
 

@@ -18,8 +18,8 @@ PROGRAM = [sys.executable, "-m", "app", "run"]
 
 
 @pytest.fixture
-def environment(smollm2: Path, tmp_path: Path) -> dict[str, str]:
-    """The model is stored, and there is no network."""
+def environment(smollm2: Path, cpu_kernels: Path, tmp_path: Path) -> dict[str, str]:
+    """The model is stored, kernels are compiled, and there is no network."""
     own = {"INGLE_MODELS_DIR": str(smollm2.parent), "INGLE_OFFLINE": "1", "XDG_CONFIG_HOME": str(tmp_path)}
     own["INGLE_STATE_DIR"] = str(tmp_path / "state")  # no server of the developer's is found
     return {**os.environ, **own, "HF_HUB_CACHE": str(tmp_path / "hub")}

@@ -62,7 +62,7 @@ Start = Callable[..., Server]
 
 
 @pytest.fixture(scope="module")
-def start(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
+def start(smollm2: Path, cpu_kernels: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
     """Starts servers, each of a user of its own, that do not outlive the tests."""
     with ExitStack() as stack:
 

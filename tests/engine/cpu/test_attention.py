@@ -28,6 +28,7 @@ pytestmark = pytest.mark.usefixtures("cpu_kernels")
 GROUPS = [*((torch.float16, group) for group in range(1, 10)), *((torch.int8, group) for group in (1, 2, 3, 4, 9))]
 
 
+@pytest.mark.share(1, "kv_type", "group")
 @pytest.mark.parametrize("head_dim", [32, 64, 96, 128])
 @pytest.mark.parametrize(("kv_type", "group"), GROUPS)
 def test_attention_equals_its_twin_however_a_prompt_is_cut(
@@ -39,12 +40,14 @@ def test_attention_equals_its_twin_however_a_prompt_is_cut(
 WIDTHS = [Shape(2, 1, 80, False, 20), Shape(2, 3, 192), Shape(1, 4, 256, False), Shape(2, 1, 48)]
 
 
+@pytest.mark.share(1, "shape")
 @pytest.mark.parametrize("shape", WIDTHS, ids=str)
 @pytest.mark.parametrize("kv_type", [torch.float16, torch.int8])
 def test_heads_of_other_widths(cpu_kernels: Path, shape: Shape, kv_type: torch.dtype) -> None:
     check_however_a_prompt_is_cut(shape, cpu_kernels, kv_type)
 
 
+@pytest.mark.share(5)
 @pytest.mark.parametrize("window", [1, 2, 7, 8, 9, 16, 33, 128, 129, 200, 299, 300, 5000])
 def test_a_window_hides_what_lies_before_it(cpu_kernels: Path, window: int) -> None:
     """Blocks that nobody sees any more are given back at once, and are NaN from then on."""
@@ -52,6 +55,7 @@ def test_a_window_hides_what_lies_before_it(cpu_kernels: Path, window: int) -> N
     check_however_a_prompt_is_cut(Shape(2, group, 32, window=window), cpu_kernels, kv_type)
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("softcap", [0.5, 50.0])
 @pytest.mark.parametrize(("kv_type", "group"), [(torch.float16, 8), (torch.int8, 3)])
 def test_scores_are_capped(cpu_kernels: Path, kv_type: torch.dtype, group: int, softcap: float) -> None:

@@ -132,6 +132,7 @@ class Steps:
             running = [it for it in running if it.num_computed < len(it.prompt_ids)]
 
 
+@pytest.mark.share(1, "path")
 def test_a_tokens_bits_depend_on_its_own_past_alone(path: Path, cpu_kernels: Path, kv_type: torch.dtype) -> None:
     """Token by token, whole, in chunks of any size, alone and with up to fifteen others, with one to three threads."""
     rng = random.Random(11)
@@ -240,6 +241,7 @@ def check_traffic(
     assert seen.again - again_in_traffic > count
 
 
+@pytest.mark.share(1, "path")
 def test_the_bits_survive_everything_the_scheduler_does(path: Path, cpu_kernels: Path, kv_type: torch.dtype) -> None:
     """Batches, chunks, cached prefixes, preemption: a pool of a fraction of the demand, full of NaN at first."""
     config = replace(CONFIG, num_blocks=20, max_step_tokens=40, context_length=256)

@@ -72,6 +72,7 @@ def example(name: str, shape: tuple[int, int]) -> tuple[QTensor, Tensor]:
     return random_weight(name, rows, columns, rng), activations(TOKENS, columns, rng)
 
 
+@pytest.mark.share(2, "name", "planes")
 @pytest.mark.parametrize("planes", [Form.ONE_PLANE, Form.TWO_PLANES])
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("name", EVERY)
@@ -100,6 +101,7 @@ def test_the_largest_sums_of_super_blocks_are_the_twins(name: str) -> None:
     assert torch.equal(bits(out), bits(torch.from_numpy(product(weight, x, Form.SUPER_BLOCKS))))
 
 
+@pytest.mark.share(3, "name")
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("name", FLOATS)
 def test_floats_are_multiplied_as_floats(name: str, shape: tuple[int, int]) -> None:
@@ -109,6 +111,7 @@ def test_floats_are_multiplied_as_floats(name: str, shape: tuple[int, int]) -> N
     assert ((layer(weight).forward(x) - expected).abs() <= 2e-6 * size).all()
 
 
+@pytest.mark.share(2, "name", "planes")
 @pytest.mark.parametrize("planes", [Form.ONE_PLANE, Form.TWO_PLANES])
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("name", INTEGERS)
@@ -133,6 +136,7 @@ def slices(tokens: int) -> Sequence[tuple[int, int]]:
     return [*first, (3, 4), (5, 7), (2, 11), (4, 8), (126, 131), (127, 130), (1, tokens), (tokens - 1, tokens)]
 
 
+@pytest.mark.share(1, "name", "planes")
 @pytest.mark.parametrize("planes", [Form.ONE_PLANE, Form.TWO_PLANES])
 @pytest.mark.parametrize("shape", [(75, 160), (32, 64), (17, 32), (200, 576)])
 @pytest.mark.parametrize("name", EVERY)
