@@ -1,4 +1,4 @@
-"""Llama-shaped GGUF files of random weights, of any block type and of real size: `python tests/random_gguf.py --help`.
+"""Llama-shaped GGUF files of random weights, of any type and of real size: `python -m tests.random_gguf --help`.
 
 Nothing is quantized: a block is random bytes with scales written over them, which a real file's weights could have.
 What such a model says means nothing, but it takes the memory and the time of a real one, and its activations are as
@@ -15,6 +15,8 @@ import gguf
 import numpy as np
 from numpy.typing import NDArray
 from tokenizers.pre_tokenizers import ByteLevel
+
+from tests.weight_mixes import Q4_K_M, kind_in_mix
 
 Bytes = NDArray[np.uint8]
 
@@ -70,7 +72,6 @@ SCALES = {
 MXFP4_EXPONENTS = (118, 120)  # of the scale byte: four-bit values times 2 ** -10 to 2 ** -8
 PLAIN = ("F32", "F16", "BF16")
 TYPES = (*SCALES, "MXFP4", *PLAIN)
-Q4_K_M = "Q4_K_M"
 
 
 def random_blocks(kind: str, count: int, rng: np.random.Generator) -> Bytes:
@@ -97,33 +98,25 @@ def random_blocks(kind: str, count: int, rng: np.random.Generator) -> Bytes:
 def tensors(shape: Shape, mix: str) -> Iterator[tuple[str, tuple[int, ...], str]]:
     """Name, shape and type of every tensor. `mix` is a type, for all matrices, or Q4_K_M."""
 
-    def matrix(name: str, rows: int, columns: int, *, precise: bool = False) -> tuple[str, tuple[int, ...], str]:
-        plain = "Q6_K" if precise else "Q4_K"
-        return f"{name}.weight", (rows, columns), plain if mix == Q4_K_M else mix
+    def matrix(name: str, rows: int, columns: int) -> tuple[str, tuple[int, ...], str]:
+        return f"{name}.weight", (rows, columns), kind_in_mix(name, shape.layers) if mix == Q4_K_M else mix
 
     hidden, mlp, kv = shape.hidden, shape.mlp_hidden, shape.kv_heads * shape.head_dim
     q = shape.heads * shape.head_dim
     yield matrix("token_embd", shape.vocabulary, hidden)
     for number in range(shape.layers):
-        layer, precise = f"blk.{number}.", gets_more_bits(number, shape.layers)
+        layer = f"blk.{number}."
         yield f"{layer}attn_norm.weight", (hidden,), "F32"
         yield matrix(f"{layer}attn_q", q, hidden)
         yield matrix(f"{layer}attn_k", kv, hidden)
-        yield matrix(f"{layer}attn_v", kv, hidden, precise=precise)
+        yield matrix(f"{layer}attn_v", kv, hidden)
         yield matrix(f"{layer}attn_output", hidden, q)
         yield f"{layer}ffn_norm.weight", (hidden,), "F32"
         yield matrix(f"{layer}ffn_gate", mlp, hidden)
         yield matrix(f"{layer}ffn_up", mlp, hidden)
-        yield matrix(f"{layer}ffn_down", hidden, mlp, precise=precise)
+        yield matrix(f"{layer}ffn_down", hidden, mlp)
     yield "output_norm.weight", (hidden,), "F32"
-    yield matrix("output", shape.vocabulary, hidden, precise=True)
-
-
-def gets_more_bits(layer: int, layers: int) -> bool:
-    """Where llama.cpp's Q4_K_M stores attn_v and ffn_down as Q6_K: the first eighth of the layers, the last eighth, and
-    every third between."""
-    eighth = layers // 8
-    return layer < eighth or layer >= 7 * layers // 8 or (layer - eighth) % 3 == 2
+    yield matrix("output", shape.vocabulary, hidden)
 
 
 def write(path: Path, mix: str, shape: Shape, seed: int = 0) -> None:

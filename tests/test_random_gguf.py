@@ -17,7 +17,7 @@ from engine.request import SamplingParams
 from quant.gguf import GGUFFile
 from tests.random_gguf import DEVIATION, Q4_K_M, SIZES, TYPES, random_blocks, tensors, write
 
-SCRIPT = Path(__file__).with_name("random_gguf.py")
+ROOT = Path(__file__).parents[1]
 
 
 @pytest.mark.parametrize("kind", TYPES)
@@ -77,7 +77,8 @@ def test_what_it_says_follows_from_what_it_reads(tmp_path: Path, mix: str) -> No
 
 def test_as_a_script(tmp_path: Path) -> None:
     path = tmp_path / "tiny.gguf"
-    subprocess.run([sys.executable, SCRIPT, path, "--mix", "q4_k_m", "--size", "tiny"], check=True)
+    command = [sys.executable, "-m", "tests.random_gguf", path, "--mix", "q4_k_m", "--size", "tiny"]
+    subprocess.run(command, check=True, cwd=ROOT)
     assert 0 < path.stat().st_size < 5_000_000
     with GGUFFile(path) as file:
         assert file.tensors["output.weight"].type.name == "Q6_K"

@@ -1,5 +1,7 @@
 """The shapes of real models, which kernels are compiled and measured for."""
 
+from dataclasses import replace
+
 from engine.config import Gate, HeadNorm, LayerConfig, ModelConfig, RopeConfig
 
 
@@ -64,6 +66,7 @@ SMALL_135M = ModelConfig(  # SmolLM2's but for the vocabulary, which is odd, as 
     norm_epsilon=1e-5,
     ropes=_rope(64),
 )
+TINY = replace(LLAMA_8B, layers=1, hidden=64, heads=2, kv_heads=1, head_dim=32, mlp_hidden=64, vocab_size=64)
 SHAPES = (LLAMA_8B, QWEN_32B, GEMMA_9B, SMALL_135M)
 
 

@@ -1,0 +1,149 @@
+"""The whole engine on a model of random weights: one stream and many, prompts, and what determinism costs."""
+
+import gc
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+from app.bench.own_engine import OwnEngine
+from app.bench.sample import Sample
+from app.bench.workload import Load, Rate
+from engine.config import ModelConfig
+from engine.loading import LoadOptions, load_engine
+from tests.gpu.figures import Figure, fraction
+from tests.gpu.machine import Machine
+from tests.gpu.random_checkpoint import RandomCheckpoint
+from tests.kernels.shapes import LLAMA_8B, TINY
+from tests.weight_mixes import Q4_K_M
+
+DRY_MIXES = {Q4_K_M: "BF16"}  # whose products take the interpreter the least time
+CONTEXT = 4096 + 512
+BATCHES = (8, 32, 128)
+COLD_SECONDS = 60.0  # to the first token, where no kernel was ever compiled
+INT4, FP8, BF16 = (Q4_K_M, "INT4"), ("e4m3 channel", "FP8"), ("BF16", "BF16")
+
+
+def int4(machine: Machine) -> Iterator[Figure]:
+    """With the cache of compiled kernels empty."""
+    yield from _figures(machine, *INT4, cold=True)
+
+
+def fp8(machine: Machine) -> Iterator[Figure]:
+    yield from _figures(machine, *FP8)
+
+
+def bf16(machine: Machine) -> Iterator[Figure]:
+    yield from _figures(machine, *BF16)
+
+
+def deterministic(machine: Machine) -> Iterator[Figure]:
+    """The rates of the one mode as fractions of the other's."""
+    model, loads = _model(machine), _loads(machine)
+    rates: dict[bool, dict[Load, float]] = {}
+    for mode in (False, True):
+        with _running(machine, random_checkpoint(machine, model, INT4[0]), deterministic=mode) as runs:
+            rates[mode] = {load: runs.rate(load, rate) for load, rate in loads.items()}
+    for load, rate in loads.items():
+        value = rates[True][load]
+        yield Figure(
+            f"--deterministic, {_title(load, rate)}", value, "tok/s", value / rates[False][load], "the other mode"
+        )
+
+
+def _figures(machine: Machine, mix: str, name: str, *, cold: bool = False) -> Iterator[Figure]:
+    start = time.perf_counter()
+    checkpoint = random_checkpoint(machine, _model(machine), mix)
+    floor = fraction(float(checkpoint.read_in_a_step), machine.peaks.copy)  # seconds
+    with _running(machine, checkpoint) as runs:
+        loaded = time.perf_counter() - start
+        runs.sample(Load(machine.scaled(16, 1), 1))
+        if cold:
+            first = time.perf_counter() - start
+            yield Figure(f"{name}: cold kernel cache to first token", first, "s", most=COLD_SECONDS)
+            yield Figure(f"{name}: of that, to the end of loading", loaded, "s")
+        for load, rate in _loads(machine).items():
+            sample = runs.measured(load)
+            yield _figure(name, load, rate, sample.rates[rate], floor)
+            if load.streams == 1 and rate is Rate.PREFILL:
+                waited = 1e3 * sample.first_token[0]
+                yield Figure(f"{name}: first token of {load.prompt_tokens} tokens", waited, "ms")
+
+
+def _figure(name: str, load: Load, rate: Rate, value: float, floor: float | None) -> Figure:
+    """Decoding against a step that did nothing but read all weights once."""
+    title = f"{name}: {_title(load, rate)}"
+    if rate is not Rate.DECODE or floor is None:
+        return Figure(title, value, "tok/s")
+    steps = floor * value / load.streams  # a step's time at the floor over its real one
+    if load.streams == 32:
+        return Figure(f"{title}, steps of", 1e3 * load.streams / value, "ms", 1 / steps, "floor (times)", most=2.5)
+    least = 0.65 if load.streams == 1 and name == INT4[1] else None
+    return Figure(title, value, "tok/s", steps, "floor", least)
+
+
+def _title(load: Load, rate: Rate) -> str:
+    if rate is Rate.PREFILL:
+        return f"prompt of {load.prompt_tokens}"
+    return f"decode, batch {load.streams}"
+
+
+def _model(machine: Machine) -> ModelConfig:
+    return TINY if machine.dry else LLAMA_8B
+
+
+def random_checkpoint(
+    machine: Machine, model: ModelConfig, mix: str, device: torch.device | None = None
+) -> RandomCheckpoint:
+    kind = DRY_MIXES.get(mix, mix) if machine.dry else mix
+    return RandomCheckpoint(model, kind, device or machine.device)
+
+
+def _loads(machine: Machine) -> dict[Load, Rate]:
+    if machine.dry:
+        return {Load(5, 2): Rate.DECODE}
+    single = {Load(128, 96): Rate.DECODE, Load(512, 1): Rate.PREFILL, Load(4096, 1): Rate.PREFILL}
+    return single | {Load(64, 48, streams): Rate.DECODE for streams in BATCHES}
+
+
+@dataclass
+class _Runs:
+    """An engine that is measured. No two prompts are alike."""
+
+    engine: OwnEngine
+    vocab_size: int
+    repeat: int
+    turn: int = 0
+
+    def sample(self, load: Load) -> Sample:
+        self.turn += 1
+        return self.engine.measure(load, load.prompts(self.turn, self.vocab_size))
+
+    def measured(self, load: Load) -> Sample:
+        """The run of which the replies came soonest; the first, where kernels are compiled, only if it is the one."""
+        samples = [self.sample(load) for _ in range(1 + self.repeat)]
+        return max(samples[1:] or samples, key=lambda it: it.rates[Rate.END_TO_END])
+
+    def rate(self, load: Load, rate: Rate) -> float:
+        return self.measured(load).rates[rate]
+
+
+@contextmanager
+def _running(machine: Machine, checkpoint: RandomCheckpoint, *, deterministic: bool = False) -> Iterator[_Runs]:
+    engine = load_engine(checkpoint, options_of(machine, deterministic=deterministic))
+    runs = _Runs(OwnEngine(engine), engine.vocab_size, machine.scaled(2, 0))
+    del engine
+    try:
+        yield runs
+    finally:  # before the next one is loaded
+        del runs.engine
+        gc.collect()
+        torch.cuda.empty_cache()
+
+
+def options_of(machine: Machine, *, deterministic: bool = False) -> LoadOptions:
+    card = machine.card if machine.dry else None
+    context = 64 if machine.dry else CONTEXT
+    return LoadOptions(backend="cuda", context_length=context, card=card, deterministic=deterministic, host_cache=0)

@@ -1,0 +1,87 @@
+"""How near the logits of the GPU are to those of the reference backend, on a small model of random weights."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from engine.config import ModelConfig
+from engine.loading import NEXT_TOKEN, Ending, LoadOptions, load_engine
+from engine.request import SampledToken, SamplingParams, StepPlan
+from engine.runner import ModelRunner, Ticket
+from tests.gpu.engine import BF16, FP8, INT4, options_of, random_checkpoint
+from tests.gpu.figures import Figure
+from tests.gpu.machine import Machine
+from tests.gpu.random_checkpoint import RandomCheckpoint
+from tests.kernels.shapes import TINY
+
+SMALL = replace(TINY, layers=4, hidden=1024, heads=16, kv_heads=4, mlp_hidden=2048, vocab_size=4096)
+CPU = torch.device("cpu")
+SPREAD = 3.0  # deviation that logits are given, as those of trained models have it
+MOST_KL = 1e-3
+GAP = 0.1  # between the reference's two best logits, where the best one must be the same
+
+
+@dataclass
+class Listening:
+    """A runner that keeps the logits of all steps."""
+
+    runner: ModelRunner
+    rows: list[Tensor] = field(default_factory=list)
+
+    def launch(self, plan: StepPlan) -> Ticket:
+        return self.runner.launch(plan)
+
+    def collect(self, ticket: Ticket) -> list[SampledToken]:
+        self.rows.append(ticket.logits.values.float().cpu().clone())
+        return self.runner.collect(ticket)
+
+    def recover(self) -> None:
+        self.runner.recover()
+
+
+def figures(machine: Machine) -> Iterator[Figure]:
+    model, tokens = (TINY, 8) if machine.dry else (SMALL, 512)
+    for mix, name in (INT4, FP8, BF16):
+        checkpoints = [random_checkpoint(machine, model, mix, device) for device in (machine.device, CPU)]
+        plain = LoadOptions(backend="reference", context_length=tokens + 16)
+        got, want = (
+            _logits(checkpoints[0], model, tokens, options_of(machine)),
+            _logits(checkpoints[1], model, tokens, plain),
+        )
+        unit = SPREAD / float(want.std())
+        got, want = unit * got, unit * want
+        yield Figure(f"{name}: mean KL to the reference", _divergence(want, got), "nats", most=MOST_KL)
+        yield Figure(f"{name}: equal best tokens where the gap is above {GAP}", _agreement(want, got), "", least=1.0)
+
+
+def _logits(checkpoint: RandomCheckpoint, model: ModelConfig, tokens: int, options: LoadOptions) -> Tensor:
+    """Of every position of a prompt, float32 [tokens, vocabulary]."""
+    runners: list[Listening] = []
+
+    def listen(runner: ModelRunner) -> Listening:
+        runners.append(Listening(runner))
+        return runners[-1]
+
+    ending = Ending(NEXT_TOKEN.config, NEXT_TOKEN.weights, listen)
+    engine = load_engine(checkpoint, options, ending=ending)
+    generator = torch.Generator().manual_seed(tokens)
+    prompt = torch.randint(model.vocab_size, (tokens,), generator=generator).tolist()
+    params = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True, prompt_logprobs=0)
+    engine.add(engine.request(tuple(prompt), params, frozenset()))
+    while engine.has_work:
+        engine.step()
+    return torch.cat(runners[0].rows)
+
+
+def _divergence(want: Tensor, got: Tensor) -> float:
+    """Mean Kullback-Leibler divergence, in nats."""
+    p, q = want.double().log_softmax(-1), got.double().log_softmax(-1)
+    return float((p.exp() * (p - q)).sum(-1).mean())
+
+
+def _agreement(want: Tensor, got: Tensor) -> float:
+    best = want.topk(2).values
+    clear = best[:, 0] - best[:, 1] > GAP
+    return float((want.argmax(-1) == got.argmax(-1))[clear].float().mean()) if clear.any() else 1.0

@@ -1,0 +1,92 @@
+"""Products with weights of every kind: of few tokens against the reading of the weight, of many against the best that
+the matrix units do."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from quant.cuda.linear import CudaBackend, CudaLinear
+from tests.gpu.figures import Figure, fraction
+from tests.gpu.machine import Machine
+from tests.gpu.peaks import float8_product
+from tests.kernels.shapes import LLAMA_8B, QWEN_32B, TINY, matrices
+from tests.kernels.weights import weight
+
+LARGE = 64e6  # bytes of a weight
+FLOAT8 = "e4m3 channel"
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """A kind of weights, and of which products it is measured."""
+
+    kind: str
+    model: str
+    parts: tuple[str, ...]
+    few: tuple[int, ...]  # tokens
+    many: tuple[int, ...]
+
+
+ALL = ("qkv", "out", "gate_up", "down", "head")
+SERIES = (
+    Series("Q4_K", "8B", ALL, (1, 4, 16, 32), (512, 2048)),
+    Series(FLOAT8, "8B", ALL, (1, 16), (512, 2048)),
+    Series("Q6_K", "8B", ("down", "head"), (1,), ()),
+    Series("int4 g128 zeros", "8B", ("gate_up",), (1, 16), (2048,)),
+    Series("nf4 g64", "8B", ("gate_up",), (1, 16), (2048,)),
+    Series("MXFP4", "8B", ("gate_up",), (1, 16), (2048,)),
+    Series("Q8_0", "8B", ("gate_up",), (1,), ()),
+    Series("e4m3 128x128", "8B", ("gate_up",), (1, 16), (2048,)),
+    Series("BF16", "8B", ("gate_up",), (1, 16), (2048,)),
+    Series("Q4_K", "32B", ALL, (1, 16), (2048,)),
+    Series(FLOAT8, "32B", ("qkv", "gate_up", "down"), (1,), (2048,)),
+)
+DRY = (Series("Q4_0", "tiny", ("out",), (1,), (20,)), Series(FLOAT8, "tiny", ("out",), (1,), ()))
+MODELS = {"8B": LLAMA_8B, "32B": QWEN_32B, "tiny": TINY}
+
+
+def figures(machine: Machine) -> Iterator[Figure]:
+    for series in DRY if machine.dry else SERIES:
+        for part in series.parts:
+            yield from _of_one_matrix(machine, series, part)
+
+
+def _of_one_matrix(machine: Machine, series: Series, part: str) -> Iterator[Figure]:
+    model = MODELS[series.model]
+    layers = _layers(machine, series.kind, *matrices(model)[part])
+    for tokens in series.few + series.many:
+        x = torch.randn(tokens, layers[0].inputs, device=machine.device).bfloat16()
+        seconds = machine.seconds([lambda layer=layer, x=x: layer.multiply(x) for layer in layers])  # type: ignore[misc]
+        name = f"{series.kind}, {series.model} {part}, {tokens} tokens"
+        if tokens in series.few:
+            yield _traffic(machine, name, layers[0].nbytes, seconds, aimed=tokens == 1)
+        else:
+            yield _operations(machine, name, layers[0], tokens, seconds, series.kind)
+
+
+def _layers(machine: Machine, kind: str, rows: int, columns: int) -> list[CudaLinear]:
+    """The same weight as often as it takes for none to be found in the cache."""
+    backend = CudaBackend(machine.device, machine.card, deterministic=False)
+
+    def make() -> CudaLinear:
+        layer = backend.linear([weight(kind, rows, columns, machine.device)])
+        assert isinstance(layer, CudaLinear)
+        return layer
+
+    first = make()
+    return [first, *(make() for _ in range(machine.copies(first.nbytes) - 1))]
+
+
+def _traffic(machine: Machine, name: str, nbytes: int, seconds: float, *, aimed: bool) -> Figure:
+    rate = nbytes / seconds
+    least = (0.8 if nbytes > LARGE else 0.7) if aimed else None
+    return Figure(name, rate / 1e9, "GB/s", fraction(rate, machine.peaks.copy), "copy", least)
+
+
+def _operations(machine: Machine, name: str, layer: CudaLinear, tokens: int, seconds: float, kind: str) -> Figure:
+    rate = 2 * tokens * layer.outputs * layer.inputs / seconds
+    if kind == FLOAT8 and machine.peaks.float8:
+        bare = float8_product(machine, tokens, layer.inputs, layer.outputs)
+        return Figure(name, rate / 1e12, "TFLOP/s", rate / bare, "the library's", 0.7)
+    return Figure(name, rate / 1e12, "TFLOP/s", fraction(rate, machine.peaks.bfloat16), "bf16 peak")

@@ -1,0 +1,30 @@
+"""Blocks between the pool of the GPU and that of the host, against copies of pinned memory."""
+
+from collections.abc import Iterator
+
+import torch
+
+from engine.config import BLOCK_SIZE
+from engine.cuda.blocks import GpuBlocks
+from engine.cuda.gpu import Gpu
+from engine.kv_cache import KVGroup
+from engine.mover import Move
+from tests.gpu.figures import Figure, fraction
+from tests.gpu.machine import Machine
+from tests.kernels.shapes import LLAMA_8B, TINY
+
+
+def figures(machine: Machine) -> Iterator[Figure]:
+    """A request of some thousand tokens, whose blocks lie side by side, or anywhere."""
+    model, blocks = (TINY, 4) if machine.dry else (LLAMA_8B, 256)
+    group = KVGroup(tuple(range(model.layers)), model.kv_heads, model.head_dim)
+    gpu = Gpu(machine.card)
+    pools = [2 * blocks + 1]
+    kv = GpuBlocks(gpu, [group], pools, lambda heads, size: (2, heads, BLOCK_SIZE, size), torch.bfloat16, pools[0])
+    nbytes = blocks * kv.block_bytes[0]
+    orders = {"in a row": list(range(1, blocks + 1)), "anywhere": (1 + torch.randperm(blocks)).tolist()}
+    for order, places in orders.items():
+        for to_host, title, peak in ((True, "out", machine.peaks.to_host), (False, "in", machine.peaks.to_device)):
+            moves = [Move(0, source, target, to_host) for source, target in enumerate(places, 1)]
+            rate = nbytes / machine.seconds_on_host(lambda moves=moves: kv.move(moves))  # type: ignore[misc]
+            yield Figure(f"swap {title}, blocks {order}", rate / 1e9, "GB/s", fraction(rate, peak), "pinned copy", 0.8)

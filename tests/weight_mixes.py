@@ -1,0 +1,20 @@
+"""Which matrix of a model is stored as which type where not all are alike: llama.cpp's Q4_K_M."""
+
+Q4_K_M = "Q4_K_M"
+
+
+def kind_in_mix(name: str, layers: int) -> str:
+    """The type of a matrix, by its name in GGUF files."""
+    last = name.rpartition(".")[2]
+    if last == "output":
+        return "Q6_K"
+    if last in ("attn_v", "ffn_down"):
+        return "Q6_K" if gets_more_bits(int(name.split(".")[1]), layers) else "Q4_K"
+    return "Q4_K"
+
+
+def gets_more_bits(layer: int, layers: int) -> bool:
+    """Where attn_v and ffn_down are stored as Q6_K: the first eighth of the layers, the last eighth, and every third
+    between."""
+    eighth = layers // 8
+    return layer < eighth or layer >= 7 * layers // 8 or (layer - eighth) % 3 == 2
