@@ -62,13 +62,10 @@ class Masks:
         place = None if token_id < 0 else self.places.get(request_id)
         return place is None or bool(self.words[place, token_id // 32] >> (token_id % 32) & 1)
 
-    def allowed(self, request_id: int, vocab_size: int) -> "NDArray[np.bool_] | None":
-        """bool [vocabulary]; None: any token."""
-        place = self.places.get(request_id)
-        if place is None:
-            return None
-        bits: NDArray[np.uint8] = np.unpackbits(self.words[place].view(np.uint8), count=vocab_size, bitorder="little")
-        return bits.view(np.bool_)
+    def allowed(self, request_id: int, vocab_size: int) -> "NDArray[np.int64]":
+        """The tokens that one of the constrained requests may go on with, in order: int64, one at least."""
+        words = self.words[self.places[request_id]]
+        return np.flatnonzero(np.unpackbits(words.view(np.uint8), count=vocab_size, bitorder="little"))
 
 
 NO_MASKS = Masks(np.empty((0, 0), np.int32), {}, {})

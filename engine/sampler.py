@@ -7,10 +7,12 @@ number a row, made from the request's seed and the token's index: the same after
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.constraint import NO_MASKS, Masks
@@ -18,6 +20,7 @@ from engine.device import Logits
 from engine.drawing import TRIES, Filters, draw
 from engine.request import Request, SampledToken, TokenLogprobs
 
+FEW = 512  # tokens that a grammar allows, which are looked at without all others
 NOT_NUMBERS = "The model computed values that are not numbers. Report this with the model's name."
 
 
@@ -64,7 +67,7 @@ def sample(logits: Tensor, requests: Sequence[Request], masks: Masks = NO_MASKS)
     shaped = logits
     for step in (apply_bias, forbid_early_end, apply_penalties):
         shaped = step(shaped, requests)
-    token_ids = pick(apply_masks(shaped, logits, requests, masks), requests)
+    token_ids = pick_allowed(shaped, logits, requests, masks)
     reports = report_logprobs(logits, token_ids, requests)
     return [_sampled(*picked) for picked in zip(requests, token_ids, reports, strict=True)]
 
@@ -124,22 +127,44 @@ def apply_penalties(logits: Tensor, requests: Sequence[Request]) -> Tensor:
     return logits
 
 
-def apply_masks(shaped: Tensor, logits: Tensor, requests: Sequence[Request], masks: Masks) -> Tensor:
-    """Make impossible what a request's grammar does not allow; where that leaves nothing of `shaped`, of `logits`."""
-    if not masks.places:
-        return shaped
-    masked = shaped.clone()
-    for row, request in enumerate(requests):
-        allowed = masks.allowed(request.id, logits.shape[1])
-        if allowed is not None:
-            excluded = ~torch.from_numpy(allowed)
-            masked[row].masked_fill_(excluded, -torch.inf)
-            if masked[row].amax() == -torch.inf:
-                masked[row] = logits[row].masked_fill(excluded, -torch.inf)
-    return masked
-
-
 # -- picking tokens
+
+
+def pick_allowed(shaped: Tensor, logits: Tensor, requests: Sequence[Request], masks: Masks) -> list[int]:
+    """What `pick` gives, of what each request's grammar allows; where that is nothing of `shaped`, of `logits`."""
+    if not masks.places:
+        return pick(shaped, requests)
+    allowed = {row: masks.allowed(it.id, logits.shape[1]) for row, it in enumerate(requests) if it.id in masks.places}
+    few = {row: ids for row, ids in allowed.items() if len(ids) <= FEW}
+    rest = [row for row in range(len(requests)) if row not in few]
+    picked = dict(zip(few, _pick_of_few(shaped, logits, requests, few), strict=True))
+    if rest:
+        held = [masked(shaped[row], logits[row], allowed[row]) if row in allowed else shaped[row] for row in rest]
+        picked |= zip(rest, pick(torch.stack(held), [requests[row] for row in rest]), strict=True)
+    return [picked[row] for row in range(len(requests))]
+
+
+def _pick_of_few(
+    shaped: Tensor, logits: Tensor, requests: Sequence[Request], few: Mapping[int, NDArray[np.int64]]
+) -> list[int]:
+    """Rows of few possible tokens, drawn from as a small vocabulary of their own."""
+    if not few:
+        return []
+    values = torch.full((len(few), max(map(len, few.values()))), -torch.inf)
+    for place, (row, ids) in enumerate(few.items()):
+        possible = shaped[row, torch.from_numpy(ids)]
+        values[place, : len(ids)] = possible if possible.amax() > -torch.inf else logits[row, torch.from_numpy(ids)]
+    places = pick(values, [requests[row] for row in few])
+    return [int(ids[place]) for ids, place in zip(few.values(), places, strict=True)]
+
+
+def masked(shaped: Tensor, logits: Tensor, allowed: NDArray[np.int64]) -> Tensor:
+    """A row, float32 [vocabulary], in which nothing but `allowed` is possible: of `shaped`, or else of `logits`."""
+    ids, row = torch.from_numpy(allowed), torch.full_like(shaped, -torch.inf)
+    row[ids] = shaped[ids]
+    if row.amax() == -torch.inf:
+        row[ids] = logits[ids]
+    return row
 
 
 def pick(logits: Tensor, requests: Sequence[Request]) -> list[int]:

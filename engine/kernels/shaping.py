@@ -1,5 +1,5 @@
 """Logits as requests want them, on a GPU: bias and forbidden tokens, penalties, grammars, in this order. The twins are
-`apply_bias`, `forbid_early_end`, `apply_penalties` and `apply_masks` of `engine.sampler`.
+`apply_bias`, `forbid_early_end`, `apply_penalties` and `masked` of `engine.sampler`.
 
 The floor is the traffic of a copy, as what the model said is still to be reported: 8 bytes for each logit of all rows,
 and as many again of those that have a grammar.

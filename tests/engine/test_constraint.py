@@ -98,7 +98,10 @@ def tokens_of(events: Sequence[TokenEvent], request_id: int) -> list[int]:
 def test_only_what_the_grammar_allows_is_picked(greedy: bool, temperature: float) -> None:
     engine = random_engine(greedy=greedy)
     chance = random.Random()
-    steps = [chance.sample(range(VOCABULARY), chance.choice((2, 3, 40))) for _ in range(30)]
+    # No end before they must differ.
+    steps = [
+        chance.sample(range(END + 1 if step < 20 else 0, VOCABULARY), chance.choice((2, 3, 40))) for step in range(30)
+    ]
     grammar = Steps([*steps, []])  # anything at last
     params = SamplingParams(temperature=temperature, grammar=grammar, max_tokens=60)
     several = [engine.request((1, 2, 3), params, frozenset({END})) for _ in range(3)]
