@@ -13,6 +13,7 @@ from itertools import groupby
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from quant.cuda import float8, float8_product
 from quant.cuda.float8 import Float8Matrix
@@ -21,7 +22,7 @@ from quant.cuda.matrix import DENSE, TILE_ROWS, CudaMatrix, PackedMatrix, PlainM
 from quant.kernels.card import Card
 from quant.kernels.float8_unpack import unpacked
 from quant.kernels.packed_matmul import packed_product
-from quant.kernels.tiles import MOST_TOKENS, MeasuredTiles, TileTable
+from quant.kernels.tiles import FIXED_TOKENS, MOST_TOKENS, MeasuredTiles, TileTable
 from quant.kernels.unpack import unpack, unpack_rows
 from quant.linear import QLinear
 from quant.tensor import QTensor
@@ -78,9 +79,17 @@ class CudaLinear:
         if isinstance(matrix, Float8Matrix):
             product = self._float8(x, matrix, out_dtype=torch.float32)
         else:
-            product = (x @ _dense(matrix).mT).float()
+            product = self._library_product(x, _dense(matrix)).float()
         product = product if bias is None else product + bias
         out.copy_(out + product if add else product)
+
+    def _library_product(self, x: Tensor, values: Tensor) -> Tensor:
+        """x times values transposed. Where a row's bits must not depend on the batch, all products have one shape."""
+        if not self._deterministic:
+            return x @ values.mT
+        padded = F.pad(x, (0, 0, 0, -len(x) % FIXED_TOKENS))
+        products = [part @ values.mT for part in torch.split(padded, FIXED_TOKENS)]
+        return torch.cat(products)[: len(x)] if products else x @ values.mT
 
     def forward(self, x: Tensor) -> Tensor:
         return self.multiply(x, out_dtype=torch.float32)

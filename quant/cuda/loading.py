@@ -27,8 +27,7 @@ from quant.tensor import (
 
 SLAB = 1 << 24  # codes that are rearranged at once, a byte each
 HALF_STRIP = 16  # columns; groups are multiples of it
-WORD_TYPES = {32: torch.int32, 16: torch.int16, 8: torch.uint8}
-STRIP_TYPES = {torch.int16: torch.int64, torch.uint8: torch.int32}  # of four words
+INTEGERS = {64: torch.int64, 32: torch.int32, 16: torch.int16}  # by bits
 
 
 def to_device(weight: QTensor, device: torch.device) -> CudaMatrix:
@@ -121,24 +120,39 @@ def _plane_bits(integers: Integers) -> tuple[int, ...]:
 
 
 def _codes(integers: Integers, form: PackedForm, device: torch.device) -> tuple[Tensor, Tensor | None]:
-    low, *high = (_words(plane, form, device) for plane in integers.planes)
-    return low, high[0].view(STRIP_TYPES[high[0].dtype]).squeeze(-1) if high else None
-
-
-def _words(plane: Plane, form: PackedForm, device: torch.device) -> Tensor:
-    """One plane in words: [rows / 8, tiles, 8, 4, 4]."""
-    rows, width = len(plane.data), plane.bits * form.phases
-    shape = -(-rows // TILE_ROWS), form.tiles, TILE_ROWS, TILE_STRIPS, WORDS
-    words = torch.empty(shape, dtype=WORD_TYPES[width], device=device)
-    shifts = torch.arange(0, width, plane.bits, device=device).view(-1, 1)
+    """Both planes: words, and strips."""
+    first, *second = integers.planes
+    rows, wide = len(first.data), form.phases * first.bits
+    shape = -(-rows // TILE_ROWS), form.tiles, TILE_ROWS, TILE_STRIPS
+    low = torch.empty(*shape, WORDS, dtype=INTEGERS[wide], device=device)
+    high = (
+        torch.empty(shape, dtype=INTEGERS[wide * WORDS * form.planes[1] // first.bits], device=device)
+        if second
+        else None
+    )
     step = max(1, SLAB // form.width // TILE_ROWS)
-    for first in range(0, len(words), step):
-        data = plane.data[first * TILE_ROWS : (first + step) * TILE_ROWS].to(device)
-        codes = _unpacked(data, plane.bits)[:, : form.columns]
-        padded = F.pad(codes, (0, form.width - form.columns, 0, -len(codes) % TILE_ROWS))
-        tiles = padded.view(-1, TILE_ROWS, form.tiles, TILE_STRIPS, form.phases, WORDS).transpose(1, 2).int()
-        words[first : first + step] = (tiles << shifts).sum(-2, dtype=torch.int32).to(words.dtype)
-    return words
+    for at in range(0, len(low), step):
+        some = slice(at * TILE_ROWS, (at + step) * TILE_ROWS)
+        low[at : at + step] = _words(first, some, form, device).to(low.dtype)
+        if high is not None:
+            high[at : at + step] = _strips(_words(second[0], some, form, device), form).to(high.dtype)
+    return low, high
+
+
+def _words(plane: Plane, rows: slice, form: PackedForm, device: torch.device) -> Tensor:
+    """Some rows of a plane as int32 [rows / 8, tiles, 8, 4, 4]: each phase's bits where the first plane has its own."""
+    codes = _unpacked(plane.data[rows].to(device), plane.bits)[:, : form.columns]
+    padded = F.pad(codes, (0, form.width - form.columns, 0, -len(codes) % TILE_ROWS))
+    tiles = padded.view(-1, TILE_ROWS, form.tiles, TILE_STRIPS, form.phases, WORDS).transpose(1, 2).int()
+    shifts = form.planes[0] * torch.arange(form.phases, device=device).view(-1, 1)
+    return (tiles << shifts).sum(-2, dtype=torch.int32)
+
+
+def _strips(words: Tensor, form: PackedForm) -> Tensor:
+    """Words of the second plane, int32 [..., 4], put together: int64 [...]."""
+    low, high = form.planes
+    word, share = torch.arange(WORDS, device=words.device), low // high
+    return (words.long() << word // share * (form.phases * low) + word % share * high).sum(-1)
 
 
 def _unpacked(data: Tensor, bits: int) -> Tensor:

@@ -5,9 +5,12 @@ of its strip at bit p * bits. Eight rows of four strips are a tile, row by row: 
 what a warp loads at once is one piece of memory, and the codes that one shift brings down are operands of a product of
 16-bit floats by matrix units, in the very threads that those units want them in (`quant.kernels.packed_matmul`).
 
-A word is phases * bits wide: 32 bits of 4-bit or 8-bit codes, 16 of 2-bit, 8 of 1-bit; codes of 3, 5 and 6 bits lie in
-two planes of the same words. Scales stay at the two levels and widths that their file has. Rows and columns are filled
-up to whole tiles with zeros: 128 columns, or 64 of 8-bit codes.
+A word is phases * bits wide: 32 bits of 4-bit or 8-bit codes, 16 of 2-bit. Of codes of 3, 5 and 6 bits it has the lower
+2 or 4; the rest lies in a second plane, where a strip is one number. There as many words as find place in a code's bits
+share those, each with its own where the first plane's codes begin, from bit 0 on.
+
+Scales stay at the two levels and widths that their file has. Rows and columns are filled up to whole tiles with zeros:
+128 columns, or 64 of 8-bit codes.
 
 Knows the layout. Refuses to know how weights get there (`quant.cuda.loading`) and what is computed with them.
 """
@@ -97,7 +100,7 @@ class PackedMatrix:
     shape: tuple[int, int]  # rows (outputs), columns (inputs)
     form: PackedForm
     low: Tensor  # [rows / 8, tiles, 8, 4, 4]; int32, int16 or uint8, as wide as `phases` codes of the first plane
-    high: Tensor | None  # [rows / 8, tiles, 8, 4]: a strip's words of the second plane as one, int32 or int64
+    high: Tensor | None  # [rows / 8, tiles, 8, 4], int32 or int64: strips of the second plane
     whole: Tensor  # [rows, groups / ratio]; floats of 16 or 32 bits, or uint8: an exponent e, for 2 ** (e - 128)
     parts: Tensor | None = None  # uint8 [rows, groups]; of a nested scale, the codes
     minimum: Tensor | None = None  # as `whole`

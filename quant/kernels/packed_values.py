@@ -71,9 +71,18 @@ def group_scales(
 
 
 @triton.jit
-def codes_of(low: tl.tensor, high: tl.tensor, phase: tl.tensor, LOW: tl.constexpr, HIGH: tl.constexpr) -> tl.tensor:
+def words_of(
+    strips: tl.tensor, word: tl.tensor, LOW: tl.constexpr, HIGH: tl.constexpr, PHASES: tl.constexpr
+) -> tl.tensor:
+    """The second plane's bits of the words `word` of strips (int32 or int64), where the first plane's have theirs."""
+    SHARE: tl.constexpr = LOW // HIGH
+    return (strips >> (word // SHARE * (PHASES * LOW) + word % SHARE * HIGH)).to(tl.int32)
+
+
+@triton.jit
+def codes_of(lows: tl.tensor, highs: tl.tensor, phase: tl.tensor, LOW: tl.constexpr, HIGH: tl.constexpr) -> tl.tensor:
     """The codes at `phase` of words (int32), from one plane or two."""
-    codes = (low >> (phase * LOW)) & ((1 << LOW) - 1)
+    codes = (lows >> (phase * LOW)) & ((1 << LOW) - 1)
     if HIGH:
-        codes |= ((high >> (phase * HIGH)) & ((1 << HIGH) - 1)) << LOW
+        codes |= ((highs >> (phase * LOW)) & ((1 << HIGH) - 1)) << LOW
     return codes

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from quant.kernels.card import Card
 
-TOKENS = (8, 16, 32, 64)  # of a program
+TOKENS = (2, 8, 16, 32)  # up to which tiles differ
 FIXED_TOKENS = 16  # whatever the batch, where a row's bits must not depend on it
 MOST_TOKENS = 256  # beyond, a whole matrix is unpacked for the library's product
 LEAST_WARPS = 16  # of a multiprocessor, which wait for memory in turn
@@ -22,7 +22,7 @@ class ProductTile:
 
     rows: int = 32  # of a program: 16 or 32
     warps: int = 4  # which share a row's columns
-    tokens: int = 16  # of a program: 8, 16, 32 or 64
+    tokens: int = 16  # of a program: 8, 16 or 32
     splits: int = 1  # programs that share a row's columns
 
 
@@ -54,15 +54,16 @@ class TileTable:
 
     def _by_rule(self, shape: ProductShape) -> ProductTile:
         processors, columns = self.card.multiprocessors, shape.inputs // 128
-        rows = 32 if shape.outputs >= 32 * processors * 3 // 4 else 16
+        # More rows share what is loaded of x; fewer need fewer registers, so that more loads are under way.
+        rows = 32 if shape.tokens > 2 and shape.outputs >= 32 * processors * 3 // 4 else 16
         programs = -(-shape.outputs // rows)
-        warps = next((it for it in (4, 8) if programs * it >= LEAST_WARPS * processors), 16)
+        warps = next((it for it in (4, 8) if programs * it >= LEAST_WARPS * processors), 16 if rows == 16 else 8)
         while warps > 1 and warps > columns:
             warps //= 2
         splits = 1
         if shape.outputs * shape.inputs >= LARGE:
             splits = next((it for it in (1, 2, 4) if _balanced(programs * it, processors)), 4)
-        return ProductTile(rows, warps, shape.tokens, splits)
+        return ProductTile(rows, warps, max(8, shape.tokens), splits)
 
 
 def _balanced(programs: int, processors: int) -> bool:

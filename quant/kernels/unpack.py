@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quant.cuda.matrix import DENSE, TILE_STRIPS, PackedMatrix
-from quant.kernels.packed_values import codes_of, group_scales
+from quant.kernels.packed_values import codes_of, group_scales, words_of
 
 ROWS = 16  # of one program
 STRIPS = 8
@@ -58,7 +58,7 @@ def _unpack_kernel(
     lows = tl.load(low + at * 4 + word, mask=inside, other=0).to(tl.int32)
     highs = lows
     if HIGH:
-        highs = (tl.load(high + at, mask=inside, other=0) >> (HIGH * PHASES * word)).to(tl.int32)
+        highs = words_of(tl.load(high + at, mask=inside, other=0), word, LOW, HIGH, PHASES)
     codes = codes_of(lows, highs, phase, LOW, HIGH)
     column = strip * STRIP + 4 * phase + word
     kept = inside & (column < COLUMNS)

@@ -30,17 +30,37 @@ def file_bytes(name: str, weight: QTensor) -> int:
 
 
 @pytest.mark.parametrize("name", [*EVERY, *ORDERED])
-def test_it_multiplies_what_the_weight_says(name: str, device: torch.device) -> None:
+def test_it_holds_what_the_weight_says(name: str, device: torch.device) -> None:
     rng = np.random.default_rng()
-    weight = random_weight(name, 24, width(name, 640), rng)
+    weight = random_weight(name, 32, width(name, 256), rng)
     linear = layer([weight], device)
     values = dequantize(weight)
     torch.testing.assert_close(linear.dequantize().cpu(), values, rtol=1e-5, atol=1e-6)
     assert linear.nbytes <= MOST_BYTES.get(name, 1.04) * file_bytes(name, weight)
-    ids = torch.tensor([23, 0, 7, 7])
+    ids = torch.tensor([31, 0, 7])
     torch.testing.assert_close(linear.rows(ids.to(device)).cpu(), values[ids], rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("name", ["Q4_K", "F16", "BF16", "F32", "e4m3 channel", "int4 g32 zeros 1", "nf4 g64 nested"])
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_it_multiplies_what_the_weight_says(name: str, deterministic: bool, device: torch.device) -> None:
+    weight = random_weight(name, 24, width(name, 160), np.random.default_rng())
+    linear, values = layer([weight], device, deterministic=deterministic), dequantize(weight)
     x = torch.randn(3, weight.shape[1]).bfloat16()
     want = x.float() @ values.T
     torch.testing.assert_close(
         linear.forward(x.float().to(device)).cpu(), want, rtol=2e-2, atol=2e-2 * float(want.abs().max())
     )
+
+
+def test_segments_lie_side_by_side_and_join_where_they_can(device: torch.device) -> None:
+    rng = np.random.default_rng()
+    segments = [
+        random_weight(name, rows, 256, rng) for name, rows in [("Q4_K", 16), ("Q4_K", 8), ("Q6_K", 24), ("F32", 5)]
+    ]
+    linear, values = layer(segments, device), torch.cat([dequantize(segment) for segment in segments])
+    assert [matrix.shape[0] for matrix in linear.matrices] == [24, 24, 5]
+    x, bias, stream = torch.randn(2, 256).bfloat16(), torch.randn(53), torch.randn(2, 53)
+    got = linear.multiply(x.to(device), bias=bias.to(device), add_to=stream.clone().to(device)).cpu()
+    want = x.float() @ values.T + bias + stream
+    torch.testing.assert_close(got, want, rtol=2e-2, atol=2e-2 * float(want.abs().max()))

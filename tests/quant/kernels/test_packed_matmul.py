@@ -31,8 +31,49 @@ def check(got: torch.Tensor, x: torch.Tensor, values: torch.Tensor) -> None:
 
 @pytest.mark.parametrize("name", CODED)
 def test_it_is_the_product_of_the_values(name: str, device: torch.device) -> None:
-    matrix, values = matrix_of(name, 40, width(name, 288), device)
+    matrix, values = matrix_of(name, 24, width(name, 160), device)
     x = torch.randn(5, values.shape[1]).bfloat16()
-    out = torch.full((5, 40), torch.nan, device=device)
+    out = torch.full((5, 24), torch.nan, device=device)
     packed_product(matrix, x.to(device), out, ProductTile(32, 2, 8), bias=None, add=False)
     check(out, x, values)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "rows", "columns", "tile"),
+    [
+        (1, 37, 160, ProductTile(16, 4, 8)),
+        (2, 40, 272, ProductTile(32, 2, 8, 2)),
+        (16, 16, 256, ProductTile(16, 1, 16)),
+        (17, 24, 400, ProductTile(32, 4, 16)),
+        (40, 40, 512, ProductTile(32, 2, 32, 2)),
+    ],
+)
+def test_sizes_need_not_fit_the_tiles(
+    tokens: int, rows: int, columns: int, tile: ProductTile, device: torch.device
+) -> None:
+    matrix, values = matrix_of("int4 g32 zeros" if columns % 32 == 0 else "int8 channel", rows, columns, device)
+    x, bias, stream = torch.randn(tokens, columns).bfloat16(), torch.randn(rows), torch.randn(tokens, rows)
+    wide = torch.full((tokens, rows + 3), torch.nan)
+    wide[:, 1 : rows + 1] = stream
+    out = wide.to(device)
+    packed_product(matrix, x.to(device), out[:, 1 : rows + 1], tile, bias=bias.to(device), add=True)
+    check(out[:, 1 : rows + 1].cpu() - stream - bias, x, values)
+    assert out[:, 0].isnan().all()
+    assert out[:, rows + 1 :].isnan().all()
+    plain = torch.full((tokens, rows), torch.nan, dtype=torch.bfloat16, device=device)
+    packed_product(matrix, x.to(device), plain, tile, bias=None, add=False)
+    assert not plain.isnan().any()
+
+
+def test_a_row_has_the_same_bits_in_any_batch(device: torch.device) -> None:
+    matrix, _ = matrix_of("Q4_K", 40, 512, device)
+    x, tile = torch.randn(18, 512).bfloat16().to(device), ProductTile(32, 2, 16, 2)
+
+    def product(some: torch.Tensor) -> torch.Tensor:
+        out = torch.full((len(some), 40), torch.nan, device=device)
+        packed_product(matrix, some, out, tile, bias=None, add=False)
+        return out
+
+    whole = product(x)
+    for first, last in [(0, 1), (3, 8), (17, 18)]:
+        assert torch.equal(product(x[first:last].contiguous()), whole[first:last])
