@@ -16,7 +16,7 @@ class Tuning:
 
     piece: int  # tokens of the context that are multiplied at a time
     warps: int
-    stages: int  # pieces on their way, and the one that is multiplied; the first is that of their blocks' numbers
+    stages: int  # of the pipeline: two for each piece on its way, its blocks and what is in them, and one that is used
     part: int  # tokens of a part, a multiple of the piece: at least, or exactly where parts are fixed
     merged_rows: int = 4  # that one program of the second kernel merges: one for each warp
     merged_parts: int = 8  # that are on their way to it at a time
@@ -36,7 +36,7 @@ def tuning(rows: int, columns: int, card: Card, *, deterministic: bool) -> Tunin
     large = card.architecture in LARGE
     part = 1024 if deterministic else 128
     if rows <= DECODE_ROWS:
-        return Tuning(8192 // max(columns, 64), 4, 4 if large else 3, part)
+        return Tuning(8192 // max(columns, 64), 4, 5 if large else 3, part)
     return Tuning(64 if columns <= 128 else 32, 8, 3 if large else 2, part)
 
 

@@ -24,6 +24,7 @@ from engine.config import BLOCK_SIZE
 from engine.kernels.attention_tiles import TileList, Tiles
 from engine.kernels.attention_tuning import DECODE_ROWS, Tuning, tuning
 from engine.kernels.reference import ScoreRule
+from engine.kernels.running_softmax import base_of, weighed
 from quant.kernels.card import Card
 
 LOG2E = 1.4426950408889634
@@ -55,12 +56,6 @@ def _loaded(pointers: tl.tensor, mask: tl.tensor) -> tl.tensor:
         bits = stored.to(tl.uint16)
         stored = (((bits & 0x80) << 8) | ((bits & 0x7F) << 7)).to(tl.float16, bitcast=True)
     return stored
-
-
-@triton.jit
-def _base(peak: tl.tensor) -> tl.tensor:
-    """What exponents are taken relative to. A row that has seen nothing yet has no peak."""
-    return tl.where(peak == float("-inf"), 0.0, peak)
 
 
 @triton.jit
@@ -104,14 +99,9 @@ def _attended(
             if WINDOWED:
                 seen &= position[None, :] > sight[:, None] - window
             scores = tl.where(seen, scores, float("-inf"))
-        factor = 1.0 if CAPPED else scale
-        new_peak = tl.maximum(peak, tl.max(scores, 1) * factor)
-        weights = tl.exp2(scores * factor - _base(new_peak)[:, None])
-        kept = tl.exp2(peak - _base(new_peak))
-        total = tl.fma(total, kept, tl.sum(weights, 1))
+        weights, kept, peak, total = weighed(scores, 1.0 if CAPPED else scale, peak, total)
         v = _loaded(values + place, there)
         mixed = tl.dot(weights.to(v.dtype), v, mixed * kept[:, None])
-        peak = new_peak
     return peak, total, mixed
 
 
@@ -126,7 +116,7 @@ def _merged(
 ) -> tl.tensor:
     """Two parts as one. With one of which a row has seen nothing, the other's bits stay."""
     top = tl.maximum(peak, next_peak)
-    kept, added = tl.exp2(peak - _base(top)), tl.exp2(next_peak - _base(top))
+    kept, added = tl.exp2(peak - base_of(top)), tl.exp2(next_peak - base_of(top))
     # Spelled out, so that both kernels round in the same places.
     total = tl.fma(next_total, added, total * kept)
     mixed = tl.fma(next_mixed, tl.broadcast_to(added[:, None], mixed.shape), mixed * kept[:, None])
@@ -136,7 +126,7 @@ def _merged(
 @triton.jit
 def _output(peak: tl.tensor, total: tl.tensor, mixed: tl.tensor, sink: tl.tensor, value_scale: tl.tensor) -> tl.tensor:
     """Of each row; `sink` takes part as a score does, -inf where there is none. A row that has seen nothing is 0."""
-    top = _base(tl.maximum(peak, sink))
+    top = base_of(tl.maximum(peak, sink))
     kept = tl.exp2(peak - top)
     total = total * kept + tl.exp2(sink - top)
     share = tl.where(total > 0, kept * value_scale / total, 0.0)

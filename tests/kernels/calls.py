@@ -15,6 +15,7 @@ from torch import Tensor
 from engine.config import BLOCK_SIZE, ModelConfig
 from engine.constraint import NO_MASKS, Masks
 from engine.kernels.attention_tiles import query_tiles, tile_queries
+from engine.kernels.encoder_attention import QUERIES, encoder_attention
 from engine.kernels.feeding import feed
 from engine.kernels.gate import gated
 from engine.kernels.gelu import gelu
@@ -103,12 +104,14 @@ def _attention(setting: Setting) -> None:
 
 
 def _encoder(setting: Setting) -> None:
-    for hidden in ENCODER_WIDTHS:
+    for hidden, heads in ENCODERS:
         stream, mixed = blank(setting.tokens, hidden, dtype=torch.float32), blank(setting.tokens, hidden)
         weight, bias = blank(2, hidden, dtype=torch.float32)
         layer_norm(stream, weight, bias, 1e-12, plus=mixed)
         layer_norm(stream, weight, bias, 1e-12)
         gelu(blank(setting.tokens, 4 * hidden))
+        tiles = query_tiles([0, setting.tokens], [setting.tokens], QUERIES)
+        encoder_attention(blank(setting.tokens, 3 * hidden), blank(2, dtype=torch.int32), heads, tiles)
 
 
 def _sampling(setting: Setting) -> None:
@@ -166,5 +169,5 @@ FORMS = (
     "BF16",
 )
 KV_TYPES = (torch.bfloat16, torch.uint8)
-ENCODER_WIDTHS = (384, 1024)
+ENCODERS = ((384, 12), (1024, 16))  # hidden size and heads
 CALLS: tuple[Callable[[Setting], None], ...] = (_gate, _norms, _heads, _attention, _encoder, _sampling, _products)
