@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -70,8 +70,9 @@ def attended(
     *,
     deterministic: bool,
     tiles: Tiles | None = None,
+    card: Card = CARD,
 ) -> Tensor:
-    sizes = tile_queries(q.shape[1], pool.shape[2], q.shape[2], CARD, deterministic=deterministic)
+    sizes = tile_queries(q.shape[1], pool.shape[2], q.shape[2], card, deterministic=deterministic)
     tiles = tiles or query_tiles(step.starts, step.contexts, sizes)
     starts, contexts = (torch.tensor(it, dtype=torch.int32, device=device) for it in (step.starts, step.contexts))
     return paged_attention(
@@ -83,7 +84,7 @@ def attended(
         tiles.to(device),
         rule,
         sinks=None if sinks is None else sinks.to(device),
-        card=CARD,
+        card=card,
         deterministic=deterministic,
     ).cpu()
 
@@ -139,19 +140,19 @@ def test_requests_that_stand_for_nothing_are_zero(device: torch.device) -> None:
 def test_bits_do_not_depend_on_how_a_context_was_cut(
     rule: ScoreRule, pool_type: torch.dtype, device: torch.device
 ) -> None:
-    """A prompt at once, in chunks beside other requests, and its last token alone."""
+    """A prompt at once, by programs that merge their own parts; in chunks beside other requests, and tokens alone."""
     shape, context = Shape(4, 1, 32, pool_type), 83
     pool, tables = filled(shape, (context, 70))
     q, sinks = torch.randn(context, 4, 32).bfloat16(), torch.randn(4)
     other = torch.randn(40, 4, 32).bfloat16()
 
-    def computed(start: int, stop: int, others: int) -> Tensor:
+    def computed(start: int, stop: int, others: int, card: Card = CARD) -> Tensor:
         step = Step((others, stop - start), (70, stop))
         mixed = torch.cat((other[:others], q[start:stop]))
-        own = attended(mixed, pool, tables.flip(0), step, rule, sinks, device, deterministic=True)
+        own = attended(mixed, pool, tables.flip(0), step, rule, sinks, device, deterministic=True, card=card)
         return own[others:]
 
-    whole = computed(0, context, 0)
+    whole = computed(0, context, 0, replace(CARD, multiprocessors=1))
     for chunk, others in ((17, 0), (5, 40), (3, 1)):
         at = context - context % chunk - chunk
         assert torch.equal(computed(at, at + chunk, others), whole[at : at + chunk])
