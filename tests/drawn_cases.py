@@ -6,6 +6,7 @@ which `--seed` draws the same share again; `--every-case` runs all. Who names si
 
 import random
 from collections import defaultdict
+from collections.abc import Mapping
 
 import pytest
 
@@ -18,9 +19,16 @@ def add_options(parser: pytest.Parser) -> None:
 
 
 def choose_seed(config: pytest.Config) -> None:
-    """Once for a run: pytest-xdist hands the options of the first process to its workers."""
-    if config.option.seed is None:
+    """Once for a run: the workers of pytest-xdist are told that of the first process, by `tell_seed`."""
+    told: Mapping[str, int] = getattr(config, "workerinput", {})
+    if "seed" in told:
+        config.option.seed = told["seed"]
+    elif config.option.seed is None:
         config.option.seed = random.SystemRandom().randrange(MOST_SEED)
+
+
+def tell_seed(config: pytest.Config, worker: dict[str, int]) -> None:
+    worker["seed"] = config.option.seed
 
 
 def draw(config: pytest.Config, items: list[pytest.Item]) -> None:
