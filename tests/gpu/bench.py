@@ -23,6 +23,7 @@ PARTS = (
     PEAKS,
     Part("engine, INT4", 100, "engine:int4", cold=True),
     Part("products", 90, "products:figures"),
+    Part("attention", 40, "attention:figures"),
     Part("likeness", 40, "likeness:figures"),
     Part("engine, FP8", 60, "engine:fp8"),
     Part("swap", 30, "swap:figures"),

@@ -14,6 +14,7 @@ import itertools
 import multiprocessing
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -49,10 +50,12 @@ class Verdict:
     card: Card
     machine: Machine | None
     fault: str  # empty: none
+    seconds: float = 0.0  # that it took to compile; little, where it had been before
 
 
 def judged(job: tuple[Launch, Card]) -> Verdict:
     launch, card = job
+    start = time.monotonic()
     try:
         machine = compiled(launch, card.architecture)
     except Exception as error:  # noqa: BLE001  # whatever a compiler raises is to be told
@@ -62,7 +65,7 @@ def judged(job: tuple[Launch, Card]) -> Verdict:
         faults.append(f"spills registers: {machine.spills} instructions")
     if machine.shared > card.shared_memory:
         faults.append(f"takes {machine.shared} bytes of shared memory of {card.shared_memory}")
-    return Verdict(str(launch), card, machine, ", ".join(faults))
+    return Verdict(str(launch), card, machine, ", ".join(faults), time.monotonic() - start)
 
 
 def launched(cards: Iterable[Card], *, thorough: bool) -> list[tuple[Launch, list[Card]]]:
@@ -78,19 +81,26 @@ def launched(cards: Iterable[Card], *, thorough: bool) -> list[tuple[Launch, lis
     return list(found.values())
 
 
-def sampled(launches: Iterable[tuple[Launch, list[Card]]]) -> list[tuple[Launch, Card]]:
-    """Every tile for every class of cards, and every configuration of a tile for one class at least, in turn."""
-    tiles: dict[str, dict[str, list[tuple[Launch, Card]]]] = {}
+def sampled(launches: Sequence[tuple[Launch, list[Card]]]) -> list[tuple[Launch, Card]]:
+    """Every tile for every class of cards, of forms and on cards in turn; and every form at least once."""
+    tiles: dict[str, list[tuple[Launch, Card]]] = {}
     for launch, cards in launches:
-        pairs = tiles.setdefault(launch.tile, {}).setdefault(launch.configuration, [])
-        pairs += [(launch, card) for card in cards]
-    jobs = []
-    for configurations in tiles.values():
-        alike = list(configurations.values())
-        for turn in range(max(len(alike), len(CLASSES))):
-            pairs = alike[turn % len(alike)]
-            fitting = [pair for pair in pairs if pair[1].architecture in CLASSES[turn % len(CLASSES)]] or pairs
-            jobs.append(fitting[turn // len(CLASSES) % len(fitting)])
+        tiles.setdefault(launch.tile, []).extend((launch, card) for card in cards)
+    jobs: list[tuple[Launch, Card]] = []
+    seen: Counter[str | int] = Counter()
+
+    def take(pairs: Iterable[tuple[Launch, Card]]) -> None:
+        launch, card = min(pairs, key=lambda pair: (seen[pair[0].form], seen[pair[1].architecture]))
+        jobs.append((launch, card))
+        seen.update((launch.form, card.architecture))
+
+    for pairs in tiles.values():
+        for group in CLASSES:
+            if fitting := [pair for pair in pairs if pair[1].architecture in group]:
+                take(fitting)
+    for launch, cards in launches:
+        if not seen[launch.form]:
+            take((launch, card) for card in cards)
     return jobs
 
 
@@ -129,6 +139,8 @@ def table(verdicts: Iterable[Verdict]) -> str:
 def report(verdicts: Sequence[Verdict]) -> bool:
     """Print the table and all faults. Whether there are none."""
     print(table(verdicts))
+    slow = max(verdicts, key=lambda it: it.seconds)
+    print(f"longest: {slow.seconds:.1f} s for sm_{slow.card.architecture}, {slow.launch}")
     faults = [it for it in verdicts if it.fault]
     for it in faults:
         print(f"FAULT on sm_{it.card.architecture}: {it.launch}: {it.fault}")

@@ -3,7 +3,7 @@
 Refuses to know which wrappers there are (`tests.kernels.calls` does) and how a kernel is compiled.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -16,8 +16,9 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import make_backend
 from triton.runtime.jit import JITFunction, create_function_from_signature
 
-SIZES = {"COLUMNS", "GROUPS"}  # constants that are sizes of a weight
-FORM = {"GROUP", "LOW", "HIGH", "PHASES", "RATIO", "ZERO", "OFFSET", "NIBBLES", "SPAN"}  # that say what its codes mean
+# Constants that are sizes of a tensor, or how often a loop runs; that say what its values mean; others are of a tile.
+SIZES = {"COLUMNS", "GROUPS", "SPLITS", "HEADS", "KV_HEADS"}
+FORM = {"GROUP", "LOW", "HIGH", "PHASES", "RATIO", "ZERO", "OFFSET", "NIBBLES", "SPAN", "ADD", "SINKS"}
 GRID_LIMITS = (2**31 - 1, 65535, 65535)
 # What is told of arguments (a multiple of 16, an index of 64 bits, one) is alike for all architectures.
 BACKEND = make_backend(GPUTarget("cuda", 90, 32))
@@ -41,19 +42,18 @@ class Launch:
 
     @property
     def tile(self) -> str:
-        """Launches of one tile differ in weights and other tensors alone."""
-        return repr((self.module, self.name, self._constants(SIZES | FORM), self.options))
+        """Launches of one tile are of the same work on tensors of other shapes and contents."""
+        return repr((self.module, self.name, self._constants(lambda name: name not in SIZES | FORM), self.options))
 
     @property
-    def configuration(self) -> str:
-        """Launches of one configuration differ in sizes alone, and in what Triton makes of them: that one is 1, or a
-        multiple of 16."""
+    def form(self) -> str:
+        """Launches of one form are of the same contents in tiles of other shapes."""
         types = [kind for kind in self.signature.values() if kind.startswith("*")]
-        return repr((self.tile, types, self._constants(SIZES)))
+        return repr((self.module, self.name, types, self._constants(FORM.__contains__)))
 
-    def _constants(self, left_out: set[str]) -> list[tuple[str, Any]]:
+    def _constants(self, wanted: Callable[[str], bool]) -> list[tuple[str, Any]]:
         named = [(self.kernel.params[path[0]], value) for path, value in self.constants.items()]
-        return [(it.name, value) for it, value in named if it.is_constexpr and it.name not in left_out]
+        return [(it.name, value) for it, value in named if it.is_constexpr and wanted(it.name)]
 
     def __str__(self) -> str:
         names = list(self.signature)
