@@ -15,7 +15,8 @@ from engine.checkpoint_config import Metadata
 from engine.loading import LoadOptions, load_engine, open_checkpoint
 from engine.request import SamplingParams
 from quant.gguf import GGUFFile
-from tests.random_gguf import DEVIATION, Q4_K_M, SIZES, TYPES, random_blocks, tensors, write
+from tests.random_gguf import DEVIATION, SIZES, TYPES, random_blocks, tensors, write
+from tests.weight_mixes import Q4_K_M
 
 ROOT = Path(__file__).parents[1]
 

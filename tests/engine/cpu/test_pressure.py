@@ -78,10 +78,9 @@ def test_swapped_every_few_steps_and_freed_blocks_poisoned(
     assert [request.output_ids for request in requests] == alone
 
 
-@pytest.mark.parametrize("preemption", Preemption)
-def test_a_pool_for_a_tenth_of_the_demand_serves_everyone(
-    smollm2: Path, cpu_kernels: Path, preemption: Preemption
-) -> None:
+@pytest.fixture(scope="module")
+def crowd(smollm2: Path, cpu_kernels: Path) -> tuple[list[Asked], list[list[int]]]:
+    """Many requests, and what each says alone."""
     rng = random.Random(2)
     asked = [
         (
@@ -91,12 +90,19 @@ def test_a_pool_for_a_tenth_of_the_demand_serves_everyone(
         )
         for prompt in prompts(rng, 64, 120)
     ]
+    return asked, [it.output_ids for it in replies(load(smollm2, cpu_kernels), asked, together=False)]
+
+
+@pytest.mark.parametrize("preemption", Preemption)
+def test_a_pool_for_a_tenth_of_the_demand_serves_everyone(
+    smollm2: Path, cpu_kernels: Path, crowd: tuple[list[Asked], list[list[int]]], preemption: Preemption
+) -> None:
+    asked, alone = crowd
     demand = sum(len(prompt) + params.max_tokens for prompt, params, _ in asked if params.max_tokens)
     small = load(smollm2, cpu_kernels, context_length=demand // 10, host_cache=64 << 20, preemption=preemption)
-    crowd = replies(small, asked, together=True)
-    assert 0 < max(request.num_preemptions for request in crowd) <= MOST_PREEMPTIONS
-    alone = replies(load(smollm2, cpu_kernels), asked, together=False)
-    assert [request.output_ids for request in crowd] == [request.output_ids for request in alone]
+    together = replies(small, asked, together=True)
+    assert 0 < max(request.num_preemptions for request in together) <= MOST_PREEMPTIONS
+    assert [request.output_ids for request in together] == alone
 
 
 def test_choices_of_one_prompt_share_it_and_go_their_own_ways(smollm2: Path, cpu_kernels: Path) -> None:

@@ -1,4 +1,4 @@
-"""Each tier that this processor can execute and does not take by itself: the tests of the kernels, run once more.
+"""A tier that this processor can execute and does not take by itself: the tests of the kernels, run once more.
 
 A process has the kernels of one tier, so that each gets a pytest of its own, in which the processor has no other
 instructions (`--cpu-tier`).
@@ -26,6 +26,7 @@ TESTS = (
 FEW = "not (a_prompt_is_cut or every_bit or a_window or other_widths) or 4-64 or shape9 or shape11 or 33"  # of many
 
 
+@pytest.mark.share(1)
 @pytest.mark.parametrize("tier", [tier.name for tier in available() if tier.name != choose("auto").tier])
 def test_kernels_of_another_tier(tier: str, cpu_kernels: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}

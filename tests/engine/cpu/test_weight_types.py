@@ -9,7 +9,8 @@ import torch
 from engine.cpu.device import CpuStep
 from tests.engine.cpu.recorded import advance, compute, load_step, sequence
 from tests.engine.cpu.test_logprobs import CONFIG, logprobs, reference
-from tests.random_gguf import Q4_K_M, SIZES, TYPES, write
+from tests.random_gguf import SIZES, TYPES, write
+from tests.weight_mixes import Q4_K_M
 
 VOCABULARY = SIZES["tiny"].vocabulary
 IDS = [(7 * place + 3) % VOCABULARY for place in range(40)]
