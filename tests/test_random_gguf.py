@@ -78,7 +78,7 @@ def test_what_it_says_follows_from_what_it_reads(tmp_path: Path, mix: str) -> No
 
 def test_as_a_script(tmp_path: Path) -> None:
     path = tmp_path / "tiny.gguf"
-    command = [sys.executable, "-m", "tests.random_gguf", path, "--mix", "q4_k_m", "--size", "tiny"]
+    command = [sys.executable, "-m", "tests.random_gguf", str(path), "--mix", "q4_k_m", "--size", "tiny"]
     subprocess.run(command, check=True, cwd=ROOT)
     assert 0 < path.stat().st_size < 5_000_000
     with GGUFFile(path) as file:
