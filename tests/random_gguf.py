@@ -8,7 +8,7 @@ large as a real one's.
 import argparse
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice
+from itertools import cycle, islice
 from pathlib import Path
 
 import gguf
@@ -96,10 +96,12 @@ def random_blocks(kind: str, count: int, rng: np.random.Generator) -> Bytes:
 
 
 def tensors(shape: Shape, mix: str) -> Iterator[tuple[str, tuple[int, ...], str]]:
-    """Name, shape and type of every tensor. `mix` is a type, for all matrices, or Q4_K_M."""
+    """Name, shape and type of every tensor. `mix` is a type, for all matrices, or several, in turn; or Q4_K_M."""
+    kinds = cycle(mix.split())
 
     def matrix(name: str, rows: int, columns: int) -> tuple[str, tuple[int, ...], str]:
-        return f"{name}.weight", (rows, columns), kind_in_mix(name, shape.layers) if mix == Q4_K_M else mix
+        kind = kind_in_mix(name, shape.layers) if mix == Q4_K_M else next(kinds)
+        return f"{name}.weight", (rows, columns), kind
 
     hidden, mlp, kv = shape.hidden, shape.mlp_hidden, shape.kv_heads * shape.head_dim
     q = shape.heads * shape.head_dim

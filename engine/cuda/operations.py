@@ -13,6 +13,7 @@ from engine.cuda.batch_tensors import BatchTensors
 from engine.kernels import reference
 from engine.kernels.gate import gated
 from engine.kernels.norms import rms_norm, rms_norm_add
+from engine.kernels.paged_attention import paged_attention
 from engine.kernels.rope_store import rope_and_store
 from engine.kv_cache import LayerKV
 from engine.operations import Attention
@@ -48,8 +49,10 @@ class CudaOperations:
 
     def attend(self, q: Tensor, batch: BatchTensors, kv: LayerKV, attention: Attention) -> Tensor:
         rule = reference.ScoreRule(attention.scale, attention.softcap, attention.window)
-        tables, starts, lengths = batch.tables[kv.group], batch.query_starts, batch.context_lengths
-        return reference.batch_attention(q.float(), kv.pool, tables, starts, lengths, rule)
+        return paged_attention(
+            q, kv.pool, batch.tables[kv.group], batch.query_starts, batch.context_lengths, batch.tiles, rule,
+            card=self._card, deterministic=self._deterministic,
+        )  # fmt: skip
 
     def gated_mlp(
         self, x: Tensor, gate_up: QLinear, down: QLinear, add_to: Tensor | None = None, gate: Gate = Gate.SILU

@@ -77,9 +77,9 @@ class QuantizedFolder:
     reference: LlamaForCausalLM
 
 
-def quantized_folder(folder: Path, *kinds: str) -> QuantizedFolder:
+def quantized_folder(folder: Path, *kinds: str, layers: int = 3) -> QuantizedFolder:
     """All linear layers of these kinds in turn, the embedding and the head in bfloat16."""
-    tiny = make(folder, heads=4, kv_heads=2, head_dim=32, hidden=64)
+    tiny = make(folder, heads=4, kv_heads=2, head_dim=32, hidden=64, layers=layers)
     path = folder / "checkpoint"
     tiny.reference.save_pretrained(path)
     rng, tensors, configs = np.random.default_rng(7), {}, _Configs()

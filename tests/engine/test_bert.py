@@ -13,6 +13,7 @@ from engine.encoder_loading import gives_embeddings, load_encoder
 from engine.errors import PromptTooLong, UnsupportedModel
 from engine.loading import LoadOptions, open_checkpoint
 from quant.errors import ModelFileError
+from tests.engine.cuda.two_devices import INTERPRETED
 from tests.engine.tiny_bert import MIXES, TinyBert, make, write_modules
 
 POOLING = {
@@ -203,3 +204,12 @@ def test_malformed_modules_are_one_error(tmp_path: Path, content: bytes) -> None
     (tmp_path / "modules.json").write_bytes(content)
     with pytest.raises((ModelFileError, UnsupportedModel)):
         load(tiny.folder, "reference")
+
+
+def test_vectors_of_a_gpu_are_nearly_those_of_transformers(tmp_path: Path, device: torch.device) -> None:
+    tiny, sequences = make(tmp_path, pooling="pooling_mode_mean_tokens"), texts(4, (1, 9))
+    card = INTERPRETED if device.type == "cpu" else None
+    with open_checkpoint(tiny.folder) as checkpoint:
+        encoder = load_encoder(checkpoint, LoadOptions(backend="cuda", card=card))
+    with encoder:
+        assert (encoder.encode(sequences) - expected(tiny, sequences, Pooling.MEAN)).abs().max() < 2e-2

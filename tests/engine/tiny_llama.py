@@ -65,15 +65,16 @@ def make(
     rope: Mapping[str, object] | None = None,
     rope_factors: Tensor | None = None,
     linear_factor: float | None = None,
+    layers: int = 3,
     seed: int = 0,
 ) -> TinyLlama:
-    """A model of 3 layers, weights large enough for its choices to differ. `types` is like one of MIXES."""
+    """A model of a few layers, weights large enough for its choices to differ. `types` is like one of MIXES."""
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=vocab,
         hidden_size=hidden or heads * 16,
         intermediate_size=mlp,
-        num_hidden_layers=3,
+        num_hidden_layers=layers,
         num_attention_heads=heads,
         num_key_value_heads=kv_heads,
         head_dim=head_dim,

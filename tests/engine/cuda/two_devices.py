@@ -13,6 +13,7 @@ from engine.config import EngineConfig, GroupConfig
 from engine.cuda.device import CudaDevice, CudaOptions
 from engine.cuda.gpu import Gpu, read_card
 from engine.device import Device, LoadedModel
+from engine.kernels.reference import as_floats
 from engine.loading import open_checkpoint
 from engine.reference import ReferenceDevice
 from engine.request import Request, SamplingParams, ScheduledRequest, StepPlan
@@ -30,7 +31,6 @@ INTERPRETED = Card(
 )
 BLOCKS = 12
 CONTEXT = 64
-CHUNK = 3  # tokens of a prompt that are left, behind what is cached
 CLOSE = 1e-3  # mean Kullback-Leibler divergence, in nats
 GAP = 0.1  # between the two largest logits of the reference: where it is larger, the largest is the same
 
@@ -93,21 +93,26 @@ class TwoDevices:
     def request(self, ids: Sequence[int], *blocks: int) -> Request:
         return Request(1, tuple(ids), SamplingParams(), block_tables=tuple(list(blocks) for _ in self.cuda.groups))
 
-    def cached(self, length: int, *blocks: int) -> Request:
-        """A request with all but its last CHUNK tokens computed, by the reference, and found on both devices."""
-        request = self.request(tokens(length, self.cuda.vocab_size), *blocks)
-        self.reference.step((request, length - CHUNK))
+    def cached(self, computed: int, left: int, *blocks: int) -> Request:
+        """A request with `computed` tokens computed, by the reference, and found on both devices; `left` are not."""
+        request = self.request(tokens(computed + left, self.cuda.vocab_size), *blocks)
+        self.reference.step((request, computed))
         for there, found in zip(self.cuda.model.kv.pools, self.reference.model.kv.pools, strict=True):
-            there[list(blocks)] = found[list(blocks)].to(there)
-        request.num_computed = length - CHUNK
+            as_floats(there)[list(blocks)] = found[list(blocks)].to(as_floats(there))
+        request.num_computed = computed
         return request
+
+    def a_chunk_and_a_reply(self) -> tuple[Tensor, Tensor]:
+        """The rest of a long prompt, and the next token of another request. -> float32 [2 rows, vocabulary] of each."""
+        first, second = self.cached(16, 3, 3, 8), self.cached(4, 1, 7)
+        return self.step((first, 3), (second, 1))
 
     def chunks_and_replies(self) -> tuple[Tensor, Tensor]:
         """The rest of a long prompt with a short one; then both reply, with a third of one token. -> float32 [5 rows,
         vocabulary] of each."""
-        first, second = self.cached(37, 3, 8, 2), self.request(tokens(4, self.cuda.vocab_size), 7)
+        first, second = self.cached(34, 3, 3, 8, 2), self.request(tokens(4, self.cuda.vocab_size), 7)
         third = self.request(tokens(1, self.cuda.vocab_size), 1)
-        prompts = self.step((first, CHUNK), (second, 4))
+        prompts = self.step((first, 3), (second, 4))
         first.output_ids.append(1)
         second.output_ids.append(2)
         replies = self.step((first, 1), (third, 1), (second, 1))
