@@ -5,6 +5,7 @@ The one place where these choices are made. Refuses to know where the file came 
 
 import contextlib
 import ctypes
+import gc
 import logging
 import os
 import re
@@ -38,6 +39,7 @@ from engine.safetensors_checkpoint import FolderCheckpoint
 from engine.weights import LoadProgress, Weights, matrix_samples
 from quant.cpu import tiers
 from quant.cpu.layouts import Layout, layouts_of
+from quant.errors import UnsupportedQuantization
 from quant.kernels.card import Card
 
 if TYPE_CHECKING:
@@ -132,11 +134,14 @@ def _load_engine(
     stored = models.stored_weights(checkpoint)
     if gpu := gpu_for(options):
         try:
-            return _load_on(_cuda_device(gpu, options, model), model, checkpoint, options, progress, ending)
-        except (UnsupportedModel, OutOfMemory) as problem:
+            with reporting_shortage():
+                return _load_on(_cuda_device(gpu, options, model), model, checkpoint, options, progress, ending)
+        except (UnsupportedModel, UnsupportedQuantization, OutOfMemory) as problem:
             if options.asks_for_gpu:
                 raise
             log.warning("%s is not used: %s", gpu.card.name, problem)
+        gc.collect()
+        gpu.drop_caches()
     return _load_on(_device(options, model, checkpoint.path, stored), model, checkpoint, options, progress, ending)
 
 

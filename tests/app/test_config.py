@@ -7,6 +7,7 @@ import pytest
 
 from app.config import SETTINGS, Settings, config_file, load_settings
 from app.errors import InvalidSetting
+from engine.config import ALL_FREE, MemoryLimit
 
 
 @pytest.fixture(autouse=True)
@@ -116,6 +117,12 @@ def test_the_token_is_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:
         ("INGLE_KV_DISK_GB", "1000001"),
         ("INGLE_KV_DISK_GB", "much"),
         ("INGLE_KV_DISK_GB", "10GB"),
+        ("INGLE_DEVICE", "gpu"),
+        ("INGLE_DEVICE", "cuda:x"),
+        ("INGLE_GPU_MEMORY", "20"),
+        ("INGLE_GPU_MEMORY", "101%"),
+        ("INGLE_GPU_MEMORY", "0GB"),
+        ("INGLE_KV_HOST_MB", "all"),
     ],
 )
 def test_a_bad_value_names_its_source(monkeypatch: pytest.MonkeyPatch, variable: str, value: str) -> None:
@@ -140,6 +147,25 @@ def test_a_bad_config_file_is_named(text: str, complaint: str) -> None:
     _write_config(text)
     with pytest.raises(InvalidSetting, match=complaint):
         load_settings()
+
+
+@pytest.mark.parametrize(
+    ("value", "limit"),
+    [
+        ("auto", ALL_FREE),
+        ("20GB", MemoryLimit(num_bytes=20_000_000_000)),
+        ("7.5 GB", MemoryLimit(num_bytes=7_500_000_000)),
+        ("80%", MemoryLimit(share=0.8)),
+        ("100%", MemoryLimit(share=1.0)),
+    ],
+)
+def test_the_memory_of_a_gpu_is_a_size_or_a_share(value: str, limit: MemoryLimit) -> None:
+    assert load_settings(gpu_memory=value, device="cuda:1").gpu_memory == limit
+
+
+def test_the_hosts_memory_for_blocks_is_chosen_unless_it_is_said() -> None:
+    assert load_settings().kv_host_bytes is None
+    assert load_settings(kv_host_mb="2.5").kv_host_bytes == 2_500_000
 
 
 def test_a_misspelled_key_is_answered_with_the_close_one() -> None:
