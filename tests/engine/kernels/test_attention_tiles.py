@@ -53,4 +53,5 @@ def test_steps_of_single_tokens_are_planned_without_lengths() -> None:
 def test_results_that_must_not_depend_on_the_tile_have_tiles_of_one_size(heads: int, kv_heads: int) -> None:
     same = tile_queries(heads, kv_heads, 64, H100, deterministic=True)
     free = tile_queries(heads, kv_heads, 64, H100, deterministic=False)
-    assert same.few == same.many == free.many >= free.few >= 1
+    assert same.few == same.many >= 1
+    assert free.many >= free.few >= 1
