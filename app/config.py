@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import platformdirs
@@ -18,6 +19,7 @@ from app.errors import InvalidSetting
 from app.setting_values import (
     matching,
     memory_limit,
+    names,
     number_or_auto,
     one_of,
     text,
@@ -86,6 +88,13 @@ class Settings:
     """Every setting, resolved. Get one from `load_settings`; the fields are the table of what can be set."""
 
     model: str = field(metadata=_read_by(text, "smollm2:135m", "The model used when none is named."))
+    model_aliases: Mapping[str, str] = field(
+        metadata=_read_by(
+            names,
+            MappingProxyType({}),
+            'Other names that requests may give models, such as "gpt-4o=smollm2:135m, o3=*"; * is whichever is served.',
+        )
+    )
     models_dir: Path = field(
         metadata=_read_by(
             _folder,

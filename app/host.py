@@ -89,7 +89,9 @@ async def _serve(
     from app.server.request_log import requests_told_to
 
     served = (
-        _embeddings(model, instance) if isinstance(model, LoadedEncoder) else _chat(model, renderer, instance, settings)
+        _embeddings(model, instance, settings)
+        if isinstance(model, LoadedEncoder)
+        else _chat(model, renderer, instance, settings)
     )
     async with served as (application, work):
         server = HTTPServer(
@@ -116,18 +118,20 @@ async def _chat(
 
     async with TokenStreams(model.engine) as streams:
         service = ChatService(instance.model, model.tokenizer, streams, renderer, StableIds(settings.replies_dir))
-        yield create_application(service), streams
+        yield create_application(service, aliases=settings.model_aliases), streams
 
 
 @asynccontextmanager
-async def _embeddings(model: "LoadedEncoder", instance: Instance) -> AsyncIterator[tuple[ASGIApp, "Stoppable"]]:
+async def _embeddings(
+    model: "LoadedEncoder", instance: Instance, settings: Settings
+) -> AsyncIterator[tuple[ASGIApp, "Stoppable"]]:
     """The same of a model that gives embeddings."""
     from app.embedding_service import EmbeddingService
     from app.server.application import create_embedding_application
 
     service = EmbeddingService(instance.model, model.tokenizer, model.encoder)
     try:
-        yield create_embedding_application(service), service
+        yield create_embedding_application(service, aliases=settings.model_aliases), service
     finally:
         await service.stop()
 

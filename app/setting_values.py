@@ -5,7 +5,8 @@ there are, and the environment.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from urllib.parse import urlsplit
 
 from engine.config import ALL_FREE, MemoryLimit
@@ -90,6 +91,20 @@ def matching(pattern: str, meaning: str) -> Callable[[object], str]:
         return value
 
     return parse
+
+
+def names(value: object) -> Mapping[str, str]:
+    """Names and what each stands for: a table of TOML, or `name=meaning` with commas in between."""
+    pairs: Mapping[object, object] = {}
+    if isinstance(value, Mapping):
+        pairs = value
+    elif isinstance(value, str):
+        split = [part.partition("=") for part in value.split(",") if part.strip()]
+        pairs = {name.strip(): meaning.strip() for name, _, meaning in split}
+    known = {name: meaning for name, meaning in pairs.items() if isinstance(name, str) and isinstance(meaning, str)}
+    if not isinstance(value, Mapping | str) or len(known) < len(pairs) or not all((*known, *known.values())):
+        raise ValueError(f"must be names and what they stand for, such as gpt-4o=smollm2:135m, not {value!r}")
+    return MappingProxyType(known)
 
 
 def memory_limit(value: object) -> MemoryLimit:

@@ -1,6 +1,7 @@
 """The HTTP application: every route, what each error looks like, and the door in front. Knows no ASGI server."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import Literal
 
 import msgspec
@@ -25,6 +26,8 @@ from app.server.origin import CLASS_NAMES
 from engine.request import ServiceClass
 from quant.errors import InglenookError
 
+NO_ALIASES: Mapping[str, str] = MappingProxyType({})
+
 
 class Health(Struct, omit_defaults=True):
     status: Literal["ok", "unavailable"]
@@ -37,28 +40,33 @@ class Health(Struct, omit_defaults=True):
     reason: str = ""  # why it is unavailable
 
 
-def create_application(service: ChatService, *, host_names: Collection[str] = ()) -> Starlette:
+def create_application(
+    service: ChatService, *, host_names: Collection[str] = (), aliases: Mapping[str, str] = NO_ALIASES
+) -> Starlette:
     """The endpoint over a service whose streams are started. `host_names` are further names, without port, that
-    requests may call this server by; an IPv6 address is in brackets."""
+    requests may call this server by; an IPv6 address is in brackets. `aliases` are other names of models, by which
+    requests may call them: see `ServedModel`."""
 
     async def health(request: Request) -> Response:
         return _health(service.streams)
 
     routes = [
-        *OpenAIEndpoints(service).routes(),
+        *OpenAIEndpoints(service, aliases).routes(),
         Route("/health", health, methods=["GET"]),
         Route("/metrics", Metrics(service).scrape, methods=["GET"]),
     ]
     return _application(routes, host_names)
 
 
-def create_embedding_application(service: EmbeddingService, *, host_names: Collection[str] = ()) -> Starlette:
-    """The endpoint over a model that gives embeddings; `host_names` as above."""
+def create_embedding_application(
+    service: EmbeddingService, *, host_names: Collection[str] = (), aliases: Mapping[str, str] = NO_ALIASES
+) -> Starlette:
+    """The endpoint over a model that gives embeddings; `host_names` and `aliases` as above."""
 
     async def health(request: Request) -> Response:
         return _embedding_health(service)
 
-    routes = [*EmbeddingEndpoints(service).routes(), Route("/health", health, methods=["GET"])]
+    routes = [*EmbeddingEndpoints(service, aliases).routes(), Route("/health", health, methods=["GET"])]
     return _application(routes, host_names)
 
 

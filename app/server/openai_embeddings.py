@@ -2,7 +2,7 @@
 
 import asyncio
 import base64
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Literal, NoReturn, TypeAlias
 
 import msgspec
@@ -70,9 +70,10 @@ class EmbeddingList(Struct):
 class EmbeddingEndpoints:
     """Serves one embedding model."""
 
-    def __init__(self, service: EmbeddingService) -> None:
+    def __init__(self, service: EmbeddingService, aliases: Mapping[str, str]) -> None:
+        """`aliases` are further names of models: see `ServedModel`."""
         self._service = service
-        self._model = ServedModel(service.name, service.context_length)
+        self._model = ServedModel(service.name, service.context_length, service.vocab_size, aliases)
         self._decoder = msgspec.json.Decoder(EmbeddingRequest)
 
     def routes(self) -> list[Route]:

@@ -1,6 +1,6 @@
 """The endpoints of OpenAI's API: from a request to the response that will carry its reply."""
 
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import TypeAlias, TypeVar
 
 import msgspec
@@ -24,9 +24,10 @@ Reply: TypeAlias = StreamedReply[ChunkT] | WholeReply[ChunkT]
 class OpenAIEndpoints:
     """Serves one model."""
 
-    def __init__(self, service: ChatService) -> None:
+    def __init__(self, service: ChatService, aliases: Mapping[str, str]) -> None:
+        """`aliases` are further names of models: see `ServedModel`."""
         self._service = service
-        self._model = ServedModel(service.name, service.context_length)
+        self._model = ServedModel(service.name, service.context_length, service.vocab_size, aliases)
         self._chat_decoder = msgspec.json.Decoder(ChatCompletionRequest)
         self._completion_decoder = msgspec.json.Decoder(CompletionRequest)
 

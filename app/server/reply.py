@@ -27,6 +27,8 @@ _STREAM_HEADERS = [
     (b"x-accel-buffering", b"no"),  # a proxy in between must not hold events back
 ]
 _DONE = b"data: [DONE]\n\n"
+_PING = b": still at it\n\n"  # a comment: clients that wait for bytes see some, and read nothing
+PING_SECONDS = 5.0  # of silence
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,42 +50,72 @@ class WholeReply(Generic[ChunkT]):
 @dataclass(frozen=True, slots=True)
 class StreamedReply(Generic[ChunkT]):
     """ASGI response: each chunk a server-sent event, as it comes, then `[DONE]`. Chunks that come together are sent
-    together.
+    together; where none comes for long, a comment is sent.
 
-    What fails before the first chunk is raised, and can still become a status of its own; what fails later becomes an
-    event with `error_body`, the last one.
+    What fails before anything was sent is raised, and can still become a status of its own; what fails later becomes
+    an event with `error_body`, the last one.
     """
 
     chunks: AsyncGenerator[list[ChunkT]]
     error_body: Callable[[Exception], msgspec.Struct]
+    ping_seconds: float = PING_SECONDS
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await while_connected(receive, self._send(send))
+        await while_connected(receive, self._send(_EventStream(send, self.ping_seconds)))
 
-    async def _send(self, send: Send) -> None:
-        async with aclosing(self._events()) as batches:
-            first = await anext(batches)
-            await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
-            await send({"type": "http.response.body", "body": first, "more_body": True})
-            async for events in batches:
-                await send({"type": "http.response.body", "body": events, "more_body": True})
-        await send({"type": "http.response.body", "body": b""})
+    async def _send(self, stream: "_EventStream") -> None:
+        pinging = asyncio.create_task(stream.ping())
+        try:
+            await self._send_events(stream)
+        finally:
+            pinging.cancel()
+            await asyncio.wait((pinging,))
+        await stream.end()
 
-    async def _events(self) -> AsyncGenerator[bytes]:
-        started = False
+    async def _send_events(self, stream: "_EventStream") -> None:
         try:
             async with aclosing(self.chunks) as chunks:
                 async for batch in chunks:
-                    yield b"".join(map(_event, batch))
-                    started = True
+                    await stream.put(b"".join(map(_event, batch)))
         except Exception as error:
-            if not started:
+            if not stream.started:
                 raise
             # Of an error of ours the words say all; of a mistake, only the traceback does.
             log.warning("a stream ended early: %s", error, exc_info=not isinstance(error, InglenookError))
-            yield _event(self.error_body(error))
+            await stream.put(_event(self.error_body(error)))
         else:
-            yield _DONE
+            await stream.put(_DONE)
+
+
+class _EventStream:
+    """The body of a streamed reply, whose head goes out with its first bytes."""
+
+    def __init__(self, send: Send, ping_seconds: float) -> None:
+        self.started = False
+        self._send = send
+        self._ping_seconds = ping_seconds
+        self._sending = asyncio.Lock()  # events and comments come from two tasks
+        self._sent_at = asyncio.get_running_loop().time()
+
+    async def put(self, data: bytes) -> None:
+        async with self._sending:
+            if not self.started:
+                self.started = True
+                await self._send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
+            await self._send({"type": "http.response.body", "body": data, "more_body": True})
+            self._sent_at = asyncio.get_running_loop().time()
+
+    async def ping(self) -> None:
+        """A comment after each silence, for as long as this runs. A client that does not read has none coming."""
+        while True:
+            left = self._sent_at + self._ping_seconds - asyncio.get_running_loop().time()
+            if left > 0:
+                await asyncio.sleep(left)
+            else:
+                await self.put(_PING)
+
+    async def end(self) -> None:
+        await self._send({"type": "http.response.body", "body": b""})
 
 
 async def _each(batches: AsyncGenerator[list[ChunkT]]) -> AsyncGenerator[ChunkT]:

@@ -99,6 +99,30 @@ def test_the_token_is_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
+    ("variable", "in_file"),
+    [
+        ("gpt-4o=smollm2:135m, o3=*", ""),
+        (None, 'model_aliases = "gpt-4o = smollm2:135m,o3 = *,"'),
+        (None, '[model_aliases]\n"gpt-4o" = "smollm2:135m"\no3 = "*"'),
+    ],
+)
+def test_names_of_models_are_a_text_or_a_table(
+    monkeypatch: pytest.MonkeyPatch, variable: str | None, in_file: str
+) -> None:
+    if variable is not None:
+        monkeypatch.setenv("INGLE_MODEL_ALIASES", variable)
+    _write_config(in_file)
+    assert load_settings().model_aliases == {"gpt-4o": "smollm2:135m", "o3": "*"}
+
+
+@pytest.mark.parametrize("table", ["{o3 = 1}", "3", '{"" = "a"}'])
+def test_other_tables_of_names_are_refused(table: str) -> None:
+    _write_config(f"model_aliases = {table}\n")
+    with pytest.raises(InvalidSetting, match="must be names and what they stand for"):
+        load_settings()
+
+
+@pytest.mark.parametrize(
     ("variable", "value"),
     [
         ("INGLE_THREADS", "many"),
@@ -123,6 +147,9 @@ def test_the_token_is_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:
         ("INGLE_GPU_MEMORY", "101%"),
         ("INGLE_GPU_MEMORY", "0GB"),
         ("INGLE_KV_HOST_MB", "all"),
+        ("INGLE_MODEL_ALIASES", "gpt-4o"),
+        ("INGLE_MODEL_ALIASES", "gpt-4o="),
+        ("INGLE_MODEL_ALIASES", "=smollm2:135m"),
     ],
 )
 def test_a_bad_value_names_its_source(monkeypatch: pytest.MonkeyPatch, variable: str, value: str) -> None:

@@ -7,6 +7,7 @@ import pytest
 from msgspec import Struct
 from starlette.types import Message
 
+from app.server.errors import InvalidRequest
 from app.server.openai_errors import error_body
 from app.server.reply import StreamedReply, WholeReply, while_connected
 
@@ -98,6 +99,46 @@ def test_the_chunks_are_closed_when_a_client_leaves_that_took_nothing_any_more()
         assert len(asyncio.all_tasks()) == 1
 
     asyncio.run(reply())
+
+
+def test_a_silence_is_filled_with_comments_that_say_nothing() -> None:
+    async def late(error: Exception | None) -> AsyncGenerator[list[Chunk]]:
+        while len(client.sent) < 3:
+            await asyncio.sleep(0)
+        if error is not None:
+            raise error
+        yield [Chunk(1)]
+
+    async def reply(error: Exception | None = None) -> list[bytes]:
+        await StreamedReply(late(error), error_body, ping_seconds=0.001)(SCOPE, client.receive, client.send)
+        return client.body.split(b"\n\n")[2:]
+
+    client = Client()
+    assert [event for event in asyncio.run(reply()) if event[:1] != b":"] == [
+        b'data: {"number":1}',
+        b"data: [DONE]",
+        b"",
+    ]
+    assert client.body.startswith(b": ")
+    client = Client()
+    # The head is sent, so that a status cannot tell of what fails.
+    told = asyncio.run(reply(InvalidRequest("It failed", "Try again.")))
+    assert [b"It failed" in event for event in told if event[:5] == b"data:"] == [True]
+    assert client.sent[0]["status"] == 200
+
+
+def test_what_fails_before_anything_is_sent_is_raised() -> None:
+    async def failing() -> AsyncGenerator[list[Chunk]]:
+        raise InvalidRequest("It failed")
+        yield []
+
+    async def reply() -> None:
+        await StreamedReply(failing(), error_body)(SCOPE, client.receive, client.send)
+
+    client = Client()
+    with pytest.raises(InvalidRequest, match="It failed"):
+        asyncio.run(reply())
+    assert not client.sent
 
 
 def test_what_fails_inside_is_raised_outside() -> None:

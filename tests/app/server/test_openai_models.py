@@ -1,0 +1,43 @@
+"""The list of models: what it says of the served one, and the other names that a request may give it."""
+
+import asyncio
+
+import httpx
+import pytest
+from starlette.applications import Starlette
+
+from app.server.errors import InvalidRequest
+from app.server.openai_models import ServedModel
+
+NAME = "org/repo:Q4_K_M"
+ALIASES = {"gpt-4o": NAME, "any": "*", "elsewhere": "org/other"}
+
+
+@pytest.fixture(scope="module")
+def model() -> ServedModel:
+    return ServedModel(NAME, 4096, 1000, ALIASES)
+
+
+async def _get(model: ServedModel, path: str) -> httpx.Response:
+    transport = httpx.ASGITransport(Starlette(routes=model.routes()))
+    async with httpx.AsyncClient(transport=transport, base_url="http://ingle.test") as http:
+        return await http.get(path)
+
+
+def test_each_name_says_how_long_a_context_may_be(model: ServedModel) -> None:
+    listed = asyncio.run(_get(model, "/v1/models")).json()
+    assert [one["id"] for one in listed["data"]] == [NAME, "gpt-4o", "any"]
+    for one in listed["data"]:
+        assert one["context_length"] == one["max_model_len"] == one["meta"]["n_ctx"] == 4096
+        assert (one["meta"]["n_vocab"], one["root"], one["object"]) == (1000, NAME, "model")
+        assert asyncio.run(_get(model, f"/v1/models/{one['id']}")).json() == one
+
+
+def test_other_names_are_refused_with_those_that_are_served(model: ServedModel) -> None:
+    for name in (NAME, "gpt-4o", "any"):
+        model.check(name)
+    for name in ("elsewhere", "org/other", "*", "", "GPT-4o"):
+        with pytest.raises(InvalidRequest) as refused:
+            model.check(name)
+        assert refused.value.remedy == "This server has 'org/repo:Q4_K_M', 'gpt-4o', 'any'."
+        assert (refused.value.status, refused.value.code) == (404, "model_not_found")
