@@ -8,6 +8,7 @@ AppError
 ├── InvalidSetting         a configuration value that makes no sense; names where it came from
 ├── TemplateError          a chat template that fails, is refused, or runs past its limits
 │   └── TemplateUnavailable   the process that renders them gave no answer in time
+├── ToolsUnsupported       tools for a model that cannot be told of them
 ├── UnsupportedTokenizer   a vocabulary that cannot be reproduced exactly
 ├── InvalidGrammar         a schema or grammar for a reply that cannot be kept; names the place
 ├── InvalidMessage         (chat/messages.py) a message that cannot be given to a model
@@ -59,6 +60,10 @@ class InvalidGrammar(AppError):
     def __init__(self, message: str, *, place: str = "") -> None:
         super().__init__(message)
         self.place = place
+
+
+class ToolsUnsupported(AppError):
+    """Tools, for a model whose chat template does not tell it of them."""
 
 
 class UnsupportedTokenizer(AppError):

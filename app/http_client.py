@@ -16,7 +16,7 @@ import msgspec
 
 from app.cache_details import PromptTokensDetails
 from app.chat.cache_report import NOTHING
-from app.chat.events import ChatEvent, ReplyEnd, TextDelta
+from app.chat.events import ChatEvent, ReasoningDelta, ReplyEnd, TextDelta
 from app.chat.messages import Message
 from app.errors import AppError, ModelNotFound
 from app.instance import Instance
@@ -229,16 +229,18 @@ class _Reply:
         if usage := chunk.get("usage"):
             self._usage = usage
             self._cache = msgspec.convert(usage.get("prompt_tokens_details") or {}, PromptTokensDetails).report()
-        texts = []
+        events: list[ChatEvent] = []
         for choice in chunk.get("choices", ()):
-            texts.append(choice.get("delta", {}).get("content") or "")
+            delta = choice.get("delta", {})
+            if thought := delta.get("reasoning"):
+                events.append(ReasoningDelta(thought))
+            if text := delta.get("content"):
+                events.append(TextDelta(text))
             if reason := choice.get("finish_reason"):
                 self._finish = FinishReason.LENGTH if reason == "length" else FinishReason.STOP
-        text = "".join(texts)
-        if not text:
-            return []
-        self._first_token_at = self._first_token_at or time.monotonic()
-        return [TextDelta(text)]
+        if events:
+            self._first_token_at = self._first_token_at or time.monotonic()
+        return events
 
     def end(self) -> ReplyEnd:
         if self._finish is None:

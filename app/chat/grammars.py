@@ -8,6 +8,7 @@ a reply's thinking ends.
 import asyncio
 import collections
 import json
+import re
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -52,6 +53,23 @@ class GrammarSource:
     def choice(cls, texts: Sequence[str]) -> "GrammarSource":
         """One of some texts."""
         return cls("lark", "start: " + " | ".join(json.dumps(text, ensure_ascii=False) for text in texts))
+
+    def as_lark(self) -> str:
+        """The same as one expression of a larger Lark grammar."""
+        if self.kind == "json":
+            guidance = {"whitespace_pattern": WHITESPACE, "lenient": self.lenient}
+            schema = json.loads(self.text)
+            return f"%json {json.dumps({'x-guidance': guidance, **schema} if isinstance(schema, dict) else schema)}"
+        if self.kind == "regex":
+            return f"/{_SLASH_OR_LINE.sub(_written_in_slashes, self.text)}/"
+        return f"%lark {{\n{self.text}\n}}"
+
+
+_SLASH_OR_LINE = re.compile(r"\\.|/|\n", re.DOTALL)  # what is escaped already is found first
+
+
+def _written_in_slashes(found: re.Match[str]) -> str:
+    return {"/": r"\/", "\n": r"\n"}.get(found[0], found[0])
 
 
 ANY_OBJECT = GrammarSource("json", '{"type": "object"}')

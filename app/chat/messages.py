@@ -88,26 +88,33 @@ class Message:
             content=change(self.content),
             reasoning=None if self.reasoning is None else change(self.reasoning),
             tool_calls=tuple(
-                replace(call, name=change(call.name), arguments=_object_with_texts(call.arguments, change))
+                replace(call, name=change(call.name), arguments=object_with_texts(call.arguments, change))
                 for call in self.tool_calls
             ),
             name=None if self.name is None else change(self.name),
         )
 
 
-def with_texts(value: Json, change: Callable[[str], str]) -> Json:
-    """A JSON value with `change` applied to every string in it, the names of objects' members included."""
+def with_texts(value: Json, change: Callable[[str], str], *, fields: bool = False) -> Json:
+    """A JSON value with `change` applied to every string in it, the names of objects' members included; with `fields`,
+    but for names that are plain words, by which templates look members up."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, Mapping):
-        return _object_with_texts(value, change)
+        return object_with_texts(value, change, fields=fields)
     if isinstance(value, Sequence):
-        return [with_texts(item, change) for item in value]
+        return [with_texts(item, change, fields=fields) for item in value]
     return value
 
 
-def _object_with_texts(value: Mapping[str, Json], change: Callable[[str], str]) -> dict[str, Json]:
-    return {change(name): with_texts(item, change) for name, item in value.items()}
+def object_with_texts(
+    value: Mapping[str, Json], change: Callable[[str], str], *, fields: bool = False
+) -> dict[str, Json]:
+    """The same for an object."""
+    return {
+        name if fields and name.isidentifier() else change(name): with_texts(item, change, fields=fields)
+        for name, item in value.items()
+    }
 
 
 def text_of(content: str | Sequence[Mapping[str, object]] | None) -> str:

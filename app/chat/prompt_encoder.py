@@ -20,7 +20,9 @@ from itertools import groupby
 from operator import attrgetter
 
 from app.chat.common_beginning import num_common
-from app.chat.messages import Json, Message
+from app.chat.conversation import Conversation
+from app.chat.messages import Message, object_with_texts, with_texts
+from app.chat.model_replies import ModelReplies
 from app.chat.stable_ids import StableIds
 from app.chat.stable_ids_file import Generated
 from app.chat.template import ChatTemplateRenderer
@@ -89,12 +91,18 @@ class PromptEncoder:
         self._renderer = renderer
         self._stable_ids = stable_ids
         self._control_ids = frozenset(tokenizer.control_tokens.values())
+        self.replies = ModelReplies(tokenizer, renderer)
         self._lock = threading.Lock()
         self._prompts: OrderedDict[int, _Beginning] = OrderedDict()  # by hash: where the reply to each begins
 
     def encode(self, messages: Sequence[Message]) -> tuple[int, ...]:
         """The prompt for the assistant's next turn; what people wrote stays text. Raises TemplateError."""
-        return self._encoded(self._tokenizer.split(self._render(messages), rendered=True))
+        return self.encode_conversation(Conversation(messages))[0]
+
+    def encode_conversation(self, conversation: Conversation) -> tuple[tuple[int, ...], str]:
+        """The same with all that a conversation says, and the text that was encoded. Raises ToolsUnsupported, too."""
+        rendered = self._render(conversation)
+        return self._encoded(self._tokenizer.split(rendered, rendered=True)), rendered
 
     def encode_text(self, text: str) -> tuple[int, ...]:
         """A prompt that is no conversation: its text as it stands, control tokens in it included."""
@@ -115,18 +123,28 @@ class PromptEncoder:
         for end in range(1, len(messages) + 1):
             if end == len(messages) or messages[end].role == "assistant":
                 with suppress(TemplateError):  # then nothing was generated there, either
-                    parts = self._tokenizer.split(self._render(messages[:end]), rendered=True)
+                    parts = self._tokenizer.split(self._render(Conversation(messages[:end])), rendered=True)
                     for _, _, behind in self._walk(parts):
                         leads |= {behind, _Beginning.of(behind).lead.digest()}
         self._stable_ids.forget(leads)
 
-    def _render(self, messages: Sequence[Message]) -> str:
+    def _render(self, conversation: Conversation) -> str:
         """A model without a template does not know turns: it continues the text of the conversation."""
-        protected = [message.with_texts(self._tokenizer.protect) for message in messages]
+        protect = self._tokenizer.protect
+        messages = [message.with_texts(protect) for message in conversation.messages]
         if self._tokenizer.chat_template is None:
-            return "\n\n".join(message.content for message in protected)
-        variables: dict[str, Json] = dict(self._tokenizer.special_tokens)
-        return self._renderer.render(self._tokenizer.chat_template, protected, variables=variables)
+            self.replies.check(conversation)
+            return "\n\n".join(message.content for message in messages)
+        variables = {name: with_texts(value, protect, fields=True) for name, value in conversation.variables.items()}
+        if conversation.tools or any(message.tool_calls for message in messages):
+            self.replies.check(conversation)
+        return self._renderer.render(
+            self._tokenizer.chat_template,
+            messages,
+            tools=[object_with_texts(tool.definition, protect, fields=True) for tool in conversation.tools] or None,
+            variables=variables | dict(self._tokenizer.special_tokens),
+            arguments_as_text=any(message.tool_calls for message in messages) and self.replies.arguments_as_text,
+        )
 
     def _begun(self, ids: list[int]) -> tuple[int, ...]:
         """`ids` behind the token that begins a text, where the model wants one and the ids have none."""

@@ -5,26 +5,40 @@ characters, cut before a stop string. Knows nothing of terminals and wire format
 """
 
 import asyncio
+import functools
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
 
 from app.chat.cache_report import NOTHING
 from app.chat.cache_reporter import AskedPrompt, CacheReporter
 from app.chat.common_beginning import num_common
-from app.chat.events import ChatEvent, PromptLogprobs, PromptProgress, ReplyEnd, TextDelta
-from app.chat.grammars import GrammarCompiler
+from app.chat.conversation import Conversation
+from app.chat.events import ChatEvent, PromptLogprobs, PromptProgress, ReplyEnd, SpokenEvent
+from app.chat.grammars import GrammarCompiler, GrammarSource
 from app.chat.messages import Message
 from app.chat.prompt_encoder import PromptEncoder, Reply
+from app.chat.reply_formats.reply_parser import ReplyParser
+from app.chat.reply_reader import ReplyReader
 from app.chat.stable_ids import StableIds
 from app.chat.template import ChatTemplateRenderer
 from app.chat.token_streams import TokenStreams
-from app.text.detokenizer import IncrementalDetokenizer
 from app.text.infilling import Infilling
 from app.text.tokenizer import Tokenizer
-from engine.request import PROGRAM, FinishReason, Origin, Request, SamplingParams, TokenEvent, TokenLogprobs
+from engine.request import PROGRAM, FinishReason, Origin, Request, SamplingParams, TokenEvent
 
 REMEMBERED_SECONDS = 0.5  # a reply is remembered as far as it is, again and again
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """A prompt for a model's next turn, and how that is to be read."""
+
+    ids: tuple[int, ...]
+    new_parser: Callable[[], ReplyParser]
+    # From the grammar that was asked for to that of the reply, and whether it is there for calls alone.
+    grammar: Callable[[GrammarSource | None], tuple[GrammarSource | None, bool]]
 
 
 class ChatService:
@@ -60,6 +74,17 @@ class ChatService:
         """The prompt for the assistant's next turn; what people wrote stays text. Raises TemplateError."""
         return await asyncio.to_thread(self._prompts.encode, messages)
 
+    async def prompt(self, conversation: Conversation) -> ChatPrompt:
+        """The prompt for the assistant's next turn. Raises TemplateError, and ToolsUnsupported for tools that the
+        model's template tells it nothing of."""
+        return await asyncio.to_thread(self._prompt, conversation)
+
+    def _prompt(self, conversation: Conversation) -> ChatPrompt:
+        ids, rendered = self._prompts.encode_conversation(conversation)
+        replies = self._prompts.replies
+        new_parser = functools.partial(replies.parser, conversation, rendered)
+        return ChatPrompt(ids, new_parser, functools.partial(replies.grammar, conversation, rendered))
+
     async def encode_text(self, text: str) -> tuple[int, ...]:
         """A prompt that is no conversation: its text as it stands, control tokens in it included."""
         return await asyncio.to_thread(self._prompts.encode_text, text)
@@ -87,14 +112,16 @@ class ChatService:
         *,
         origin: Origin = PROGRAM,
         continues_text: bool = False,
+        new_parser: Callable[[], ReplyParser] | None = None,
     ) -> AsyncGenerator[ChatEvent]:
-        """Continue a prompt; `continues_text` where the reply goes on in the middle of a text, not as a turn.
+        """Continue a prompt; `continues_text` where the reply goes on in the middle of a text, not as a turn. Without
+        a parser, all of it is text.
 
         Closing the generator ends the request at once, in any phase. The last event is a ReplyEnd. Raises
         PromptTooLong, InvalidSampling or EngineError before the first event.
         """
         asked = [(prompt_ids, params)]
-        batches = self.generate_several(asked, origin=origin, continues_text=continues_text)
+        batches = self.generate_several(asked, origin=origin, continues_text=continues_text, new_parser=new_parser)
         async with aclosing(batches):
             async for batch in batches:
                 for _, event in batch:
@@ -106,6 +133,7 @@ class ChatService:
         *,
         origin: Origin = PROGRAM,
         continues_text: bool = False,
+        new_parser: Callable[[], ReplyParser] | None = None,
     ) -> AsyncGenerator[list[tuple[int, ChatEvent]]]:
         """Continue several prompts at once. Yields what has come meanwhile, never nothing: each event with the index
         of its reply. Of each reply this is what `generate` yields.
@@ -120,8 +148,16 @@ class ChatService:
                 requests = stream.submit_several(prompt_ids, several, end_ids, origin)
                 prompt = self.cache.asked(requests[0])
                 for request in requests:
+                    parser = new_parser() if new_parser is not None else None
+                    reader = ReplyReader(self.tokenizer, request.params.stop, parser, continues_text=continues_text)
                     reply = _Reply(
-                        len(replies), request, prompt, self._prompts, self.tokenizer, continues_text=continues_text
+                        len(replies),
+                        request,
+                        prompt,
+                        self._prompts,
+                        self.tokenizer,
+                        reader,
+                        continues_text=continues_text,
                     )
                     replies[request.id] = reply
             try:
@@ -163,6 +199,7 @@ class _Reply:
         prompt: AskedPrompt,
         prompts: PromptEncoder,
         tokenizer: Tokenizer,
+        reader: ReplyReader,
         *,
         continues_text: bool,
     ) -> None:
@@ -172,11 +209,8 @@ class _Reply:
         self._prompt = prompt
         self._prompts = prompts
         self._tokenizer = tokenizer
-        self._stop_token_ids = request.params.stop_token_ids
-        self._text = IncrementalDetokenizer(tokenizer, request.params.stop, continues_text=continues_text)
+        self._reader = reader
         self._continues_text = continues_text
-        self._told: list[str] = []
-        self._logprobs: list[TokenLogprobs] = []
         self._started = time.monotonic()
         self._first_token_at = 0.0
         self._tokens = 0
@@ -193,17 +227,14 @@ class _Reply:
             self._read = max(self._read, token.num_computed)
             # A request that gave way reads its prompt again in the middle of its reply, which is nobody's news.
             return events if self._tokens else [*events, PromptProgress(min(token.num_computed, total), total)]
-        text = "" if token.token_id is None else self._take(token.token_id, token.logprobs)
-        finish = FinishReason.STOP if self._text.stopped is not None else token.finish
-        if finish is not None and self._text.stopped is None:
-            text += self._text.finish()
-        self._told.append(text)
+        if token.token_id is not None:
+            events += self._take(token, token.token_id)
+        over = self._reader.stopped is not None or self._reader.ended
+        finish = FinishReason.STOP if over else token.finish
         if finish is None and time.monotonic() - self._remembered_at > REMEMBERED_SECONDS:
             self._remember()
-        if text or (finish and self._logprobs):
-            events.append(TextDelta(text, tuple(self._logprobs)))
-            self._logprobs.clear()
         if finish is not None:
+            events += self._reader.finish()
             self.end()
             events.append(self._end(finish, token.error))
         return events
@@ -214,8 +245,8 @@ class _Reply:
             return
         self.ended = True
         request, output_ids = self._request, self._remember()
-        if self._text.stopped is not None:
-            output_ids = self._in_front_of_stop(output_ids, self._text.stopped)
+        if self._reader.stopped is not None:
+            output_ids = self._in_front_of_stop(output_ids, self._reader.stopped)
         computed = len(request.prompt_ids) + self._tokens - 1 if self._tokens else self._read
         self._prompt.ended(request, output_ids, computed)
 
@@ -223,7 +254,7 @@ class _Reply:
         """Have the ids so far stand for their text; now and then, since the process may be killed. They are given."""
         self._remembered_at = time.monotonic()
         request, output_ids = self._request, self._request.output_ids[: self._tokens]
-        told, stored = "".join(self._told), request.origin.stored
+        told, stored = self._reader.told, request.origin.stored
         self._prompts.remember(Reply(request.prompt_ids, output_ids, told, self._continues_text, stored))
         return output_ids
 
@@ -235,18 +266,18 @@ class _Reply:
             length -= len(self._tokenizer.token_bytes(output_ids[end]))
         return output_ids[:end]
 
-    def _take(self, token_id: int, logprobs: TokenLogprobs | None) -> str:
+    def _take(self, token: TokenEvent, token_id: int) -> list[SpokenEvent]:
         self._tokens += 1
         self._first_token_at = self._first_token_at or time.monotonic()
-        if logprobs is not None:
-            self._logprobs.append(logprobs)
-        return "" if token_id in self._stop_token_ids else self._text.push(token_id)
+        ends = token.finish is not None and token_id in self._tokenizer.end_of_generation_ids
+        hidden = ends or token_id in self._request.params.stop_token_ids
+        return self._reader.take(token_id, token.logprobs, hidden=hidden)
 
     def _end(self, finish: FinishReason, error: str) -> ReplyEnd:
         request, now = self._request, time.monotonic()
         return ReplyEnd(
             finish=finish,
-            stop=self._text.stopped,
+            stop=self._reader.stopped,
             seed=request.params.seed,
             prompt_tokens=len(request.prompt_ids),
             cache=self._prompt.report(request) if self._tokens or self._read else NOTHING,

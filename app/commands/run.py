@@ -102,15 +102,17 @@ def run(
     messages = [*([Message("system", system)] if system else []), Message("user", question)]
     with ExitStack() as resources:
         events = _answer(settings, messages, params, progress, resources)
-        asyncio.run(_show(settings.model, events, progress, as_object=as_object))
+        asyncio.run(_show(settings.model, events, progress, as_object=as_object, quiet=quiet))
 
 
-async def _show(model: str, events: "AsyncGenerator[ChatEvent]", progress: Progress, *, as_object: bool) -> None:
+async def _show(
+    model: str, events: "AsyncGenerator[ChatEvent]", progress: Progress, *, as_object: bool, quiet: bool
+) -> None:
     async with aclosing(events), aclosing(_past_the_prompt(events, progress)) as answer:
         if as_object:
             await _print_object(model, answer)
         else:
-            await _print_text(answer, progress)
+            await _print_text(answer, progress, thoughts=not quiet)
 
 
 def _question(prompt: str | None) -> str:
@@ -168,6 +170,7 @@ def _by_own_engine(
     stored = pull(settings.model, settings, progress)
     renderer = resources.enter_context(ChatTemplateRenderer())
     renderer.start()
+    from app.chat.conversation import Conversation
     from app.chat.service import ChatService
     from app.chat.stable_ids import StableIds
     from app.chat.token_streams import TokenStreams
@@ -182,8 +185,8 @@ def _by_own_engine(
 
     async def events() -> "AsyncGenerator[ChatEvent]":
         async with service.streams:
-            prompt_ids = await service.encode(messages)
-            async with aclosing(service.generate(prompt_ids, chosen)) as events:
+            prompt = await service.prompt(Conversation(messages))
+            async with aclosing(service.generate(prompt.ids, chosen, new_parser=prompt.new_parser)) as events:
                 async for event in events:
                     yield event
 
@@ -214,13 +217,21 @@ async def _past_the_prompt(events: "AsyncGenerator[ChatEvent]", progress: Progre
         yield event
 
 
-async def _print_text(events: "AsyncGenerator[ChatEvent]", progress: Progress) -> None:
-    from app.chat.events import ReplyEnd, TextDelta
+async def _print_text(events: "AsyncGenerator[ChatEvent]", progress: Progress, *, thoughts: bool) -> None:
+    """The answer on stdout; what the model thinks before it is narration."""
+    from app.chat.events import ReasoningDelta, ReplyEnd, TextDelta
     from engine.request import FinishReason
 
+    thinking = False
     try:
         async for event in events:
-            if isinstance(event, TextDelta):
+            if isinstance(event, ReasoningDelta) and thoughts:
+                thinking = True
+                click.echo(sanitize(event.text), nl=False, err=True)
+            elif isinstance(event, TextDelta):
+                if thinking:
+                    click.echo("\n", err=True)
+                thinking = False
                 click.echo(sanitize(event.text), nl=False)
             elif isinstance(event, ReplyEnd):
                 _check(event)
@@ -231,16 +242,18 @@ async def _print_text(events: "AsyncGenerator[ChatEvent]", progress: Progress) -
 
 
 async def _print_object(model: str, events: "AsyncGenerator[ChatEvent]") -> None:
-    from app.chat.events import ReplyEnd, TextDelta
+    from app.chat.events import ReasoningDelta, ReplyEnd, TextDelta
     from app.commands.listing import as_json
 
-    text = ""
+    text = reasoning = ""
     async for event in events:
         if isinstance(event, TextDelta):
             text += event.text
+        elif isinstance(event, ReasoningDelta):
+            reasoning += event.text
         elif isinstance(event, ReplyEnd):
             _check(event)
-            click.echo(as_json(_summary(model, text, event)))
+            click.echo(as_json(_summary(model, text, reasoning, event)))
 
 
 def _check(end: "ReplyEnd") -> None:
@@ -251,7 +264,7 @@ def _check(end: "ReplyEnd") -> None:
         raise EngineError(f"The engine failed: {end.error}", "Run ingle doctor; if it finds nothing, report this.")
 
 
-def _summary(model: str, text: str, end: "ReplyEnd") -> dict[str, Any]:
+def _summary(model: str, text: str, reasoning: str, end: "ReplyEnd") -> dict[str, Any]:
     import msgspec
 
     from app.cache_details import PromptTokensDetails
@@ -261,6 +274,7 @@ def _summary(model: str, text: str, end: "ReplyEnd") -> dict[str, Any]:
     return {
         "model": model,
         "text": text,
+        **({"reasoning": reasoning} if reasoning else {}),
         "finish_reason": end.finish.value,
         "seed": end.seed,
         "usage": {

@@ -3,17 +3,19 @@
 Nothing here knows a wire format.
 """
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
-from app.chat.events import ChatEvent, ReplyEnd, TextDelta
+from app.chat.events import ChatEvent, ReasoningDelta, ReplyEnd, TextDelta, ToolCallDelta
+from app.chat.reply_formats.reply_parser import ReplyParser
 from app.chat.service import ChatService
 from app.server.errors import ReplyAborted, ReplyFailed
 from app.server.request_log import logged
 from app.server.token_counts import TokenCounts
 from engine.request import FinishReason, Origin, SamplingParams
 
+_Reporting = TextDelta | ReasoningDelta | ToolCallDelta
 Batch = list[tuple[int, ChatEvent]]
 
 
@@ -40,16 +42,18 @@ async def generate_choices(
     counts: TokenCounts,
     *,
     continues_text: bool = False,
+    new_parser: Callable[[], ReplyParser] | None = None,
 ) -> AsyncGenerator[Batch]:
-    """Continue each prompt as is wanted; yields batches of (choice, event), choices in order of prompts, and adds to
-    `counts`. Where the best of more candidates are wanted they come when all have ended, best first.
+    """Continue each prompt as is wanted, its replies read by parsers of their own; yields batches of (choice, event),
+    choices in order of prompts, and adds to `counts`. Where the best of more candidates are wanted they come when all
+    have ended, best first.
 
     Raises what `ChatService.generate` raises; ReplyFailed or ReplyAborted where the engine gave one up, after what came
     before. Closing the generator ends all of them.
     """
     asked = [(prompt, one) for prompt in prompts for one in wanted.candidates]
     ranking = _Ranking(wanted) if wanted.replies > wanted.count else None
-    batches = service.generate_several(asked, origin=origin, continues_text=continues_text)
+    batches = service.generate_several(asked, origin=origin, continues_text=continues_text, new_parser=new_parser)
     with logged(service.name, origin, sum(map(len, prompts)), counts):
         async with aclosing(batches):
             async for batch in batches:
@@ -90,7 +94,7 @@ class _Ranking:
         return told
 
     def _report(self, event: ChatEvent) -> ChatEvent:
-        if isinstance(event, TextDelta) and not self._wanted.reports:
+        if isinstance(event, _Reporting) and not self._wanted.reports:
             return replace(event, logprobs=())
         return event
 
@@ -107,7 +111,7 @@ class _Candidate:
 
     def add(self, event: ChatEvent) -> None:
         self.events.append(event)
-        if isinstance(event, TextDelta):
+        if isinstance(event, _Reporting):
             self.tokens += len(event.logprobs)
             self.logprob += sum(token.logprob for token in event.logprobs)
 

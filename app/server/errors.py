@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Iterator
 
 from app.chat.messages import InvalidMessage
-from app.errors import AppError, TemplateError, TemplateUnavailable
+from app.errors import AppError, TemplateError, TemplateUnavailable, ToolsUnsupported
 from engine.errors import EngineError, InvalidSampling, PromptTooLong
 from quant.errors import InglenookError
 
@@ -37,6 +37,7 @@ _STATUS: dict[type[BaseException], int] = {
     TemplateUnavailable: 503,
     TemplateError: 400,
     InvalidMessage: 400,
+    ToolsUnsupported: 400,
     ReplyFailed: 500,
     ReplyAborted: 503,
     EngineError: 503,
@@ -72,6 +73,8 @@ def naming(parameter: str) -> Iterator[None]:
     except PromptTooLong as error:
         code = "context_length_exceeded"
         raise InvalidRequest(error.message, error.remedy, parameter=parameter, code=code) from error
+    except ToolsUnsupported as error:
+        raise InvalidRequest(f"tools: {error.message}", error.remedy, parameter="tools") from error
     except TemplateUnavailable:
         raise  # no fault of the field's
     except (TemplateError, InvalidMessage) as error:

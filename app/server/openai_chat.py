@@ -5,19 +5,33 @@ whole reply of the same chunks. So the two cannot disagree.
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from msgspec import UNSET, Struct, UnsetType
 
-from app.chat.events import ChatEvent, PromptLogprobs, PromptProgress, ReplyEnd, TextDelta
-from app.chat.service import ChatService
+from app.chat.events import (
+    ChatEvent,
+    PromptLogprobs,
+    PromptProgress,
+    ReasoningDelta,
+    ReplyEnd,
+    TextDelta,
+    ToolCallDelta,
+    ToolCallEnd,
+    ToolCallStart,
+)
+from app.chat.service import ChatPrompt, ChatService
 from app.server.choices import generate_choices
 from app.server.errors import naming
 from app.server.openai_requests import ChatCompletionRequest
 from app.server.openai_tokens import FinishText, Identity, Usage, finish_text, finite, token_text, usage_of
+from app.server.structured_output import AskedGrammar
 from app.server.token_counts import TokenCounts
 from app.text.tokenizer import Tokenizer
+from engine.constraint import Grammar
 from engine.request import Origin, TokenLogprobs
+
+ChatFinishText: TypeAlias = FinishText | Literal["tool_calls"]
 
 
 class TokenAlternative(Struct):
@@ -38,16 +52,31 @@ class ChoiceLogprobs(Struct):
     refusal: None = None
 
 
+class FunctionDelta(Struct):
+    arguments: str
+    name: str | UnsetType = UNSET  # with the first delta of a call, as are its id and type
+
+
+class CallDelta(Struct):
+    index: int
+    function: FunctionDelta
+    id: str | UnsetType = UNSET
+    type: Literal["function"] | UnsetType = UNSET
+
+
 class Delta(Struct):
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET  # the same by its other name
+    tool_calls: list[CallDelta] | UnsetType = UNSET
 
 
 class ChunkChoice(Struct):
     index: int
     delta: Delta
     logprobs: ChoiceLogprobs | None = None
-    finish_reason: FinishText | None = None
+    finish_reason: ChatFinishText | None = None
 
 
 class ChatCompletionChunk(Struct, kw_only=True):
@@ -59,17 +88,31 @@ class ChatCompletionChunk(Struct, kw_only=True):
     usage: Usage | UnsetType = UNSET  # in the last chunk, which has no choice
 
 
+class CalledFunction(Struct):
+    name: str
+    arguments: str
+
+
+class Call(Struct):
+    id: str
+    function: CalledFunction
+    type: Literal["function"] = "function"
+
+
 class AssistantMessage(Struct):
-    content: str
+    content: str | None  # none where it only calls tools
     role: Literal["assistant"] = "assistant"
     refusal: None = None
+    reasoning: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[Call] | UnsetType = UNSET
 
 
 class Choice(Struct):
     index: int
     message: AssistantMessage
     logprobs: ChoiceLogprobs | None
-    finish_reason: FinishText | None
+    finish_reason: ChatFinishText | None
 
 
 class ChatCompletion(Struct, kw_only=True):
@@ -89,16 +132,28 @@ async def chunks(
     EngineError, ReplyFailed, ReplyAborted."""
     counts = TokenCounts()
     writer = _ChunkWriter(service)
-    asked = wanted.grammar()
-    choices = wanted.choices(await asked.compiled(service.grammars) if asked else None)
     with naming("messages"):
-        prompt = await service.encode(wanted.conversation())
-        async with aclosing(generate_choices(service, [prompt], choices, origin, counts)) as batches:
+        asked, prompt = wanted.grammar(), await service.prompt(wanted.conversation())
+        choices = wanted.choices(await _grammar(service, prompt, asked))
+        replies = generate_choices(service, [prompt.ids], choices, origin, counts, new_parser=prompt.new_parser)
+        async with aclosing(replies) as batches:
             async for batch in batches:
                 if written := [chunk for index, event in batch for chunk in writer.write(index, event)]:
                     yield written
     if wanted.reports_usage:
         yield [writer.usage(counts)]
+
+
+async def _grammar(service: ChatService, prompt: ChatPrompt, asked: AskedGrammar | None) -> Grammar | None:
+    """That the reply keeps to: of calls, if they are forced, or the one that was asked for. Raises InvalidRequest."""
+    if asked is not None:
+        await asked.compiled(service.grammars)  # a mistake in it is told by its place
+    source, of_calls = prompt.grammar(asked.source if asked else None)
+    if source is None:
+        return None
+    return await AskedGrammar(source, "tools" if of_calls or asked is None else asked.parameter).compiled(
+        service.grammars
+    )
 
 
 async def fold(chunks: AsyncGenerator[ChatCompletionChunk]) -> ChatCompletion:
@@ -122,6 +177,7 @@ class _ChunkWriter:
         self._tokenizer = service.tokenizer
         self._identity = Identity.new("chatcmpl", service.name)
         self._begun: set[int] = set()
+        self._calling: set[int] = set()  # choices that have called a tool
 
     def write(self, index: int, event: ChatEvent) -> Iterator[ChatCompletionChunk]:
         if index not in self._begun:
@@ -131,10 +187,23 @@ class _ChunkWriter:
             case TextDelta(text, logprobs):
                 report = _report(self._tokenizer, logprobs) if logprobs else None
                 yield self._chunk(ChunkChoice(index, Delta(content=text), report))
+            case ReasoningDelta(text):
+                yield self._chunk(ChunkChoice(index, Delta(reasoning=text, reasoning_content=text)))
+            case ToolCallStart(number, call_id, name):
+                self._calling.add(index)
+                yield self._call(index, CallDelta(number, FunctionDelta("", name), call_id, "function"))
+            case ToolCallDelta(number, arguments):
+                yield self._call(index, CallDelta(number, FunctionDelta(arguments)))
             case ReplyEnd(finish):
-                yield self._chunk(ChunkChoice(index, Delta(), finish_reason=finish_text(finish)))
-            case PromptProgress() | PromptLogprobs():
+                reason: ChatFinishText = finish_text(finish)
+                if reason == "stop" and index in self._calling:
+                    reason = "tool_calls"
+                yield self._chunk(ChunkChoice(index, Delta(), finish_reason=reason))
+            case PromptProgress() | PromptLogprobs() | ToolCallEnd():
                 pass
+
+    def _call(self, index: int, delta: CallDelta) -> ChatCompletionChunk:
+        return self._chunk(ChunkChoice(index, Delta(tool_calls=[delta])))
 
     def usage(self, counts: TokenCounts) -> ChatCompletionChunk:
         return self._chunk(usage=usage_of(counts))
@@ -151,21 +220,37 @@ class _Parts:
     """The chunks of one choice."""
 
     texts: list[str] = field(default_factory=list)
+    thoughts: list[str] = field(default_factory=list)
+    calls: list[tuple[str, str, list[str]]] = field(default_factory=list)  # id, name, and pieces of the arguments
     reported: list[ReportedToken] = field(default_factory=list)
     has_logprobs: bool = False
-    finish: FinishText | None = None
+    finish: ChatFinishText | None = None
 
     def add(self, choice: ChunkChoice) -> None:
-        if choice.delta.content is not UNSET:
-            self.texts.append(choice.delta.content)
+        delta = choice.delta
+        if delta.content is not UNSET:
+            self.texts.append(delta.content)
+        if delta.reasoning is not UNSET:
+            self.thoughts.append(delta.reasoning)
+        for call in delta.tool_calls or ():
+            self._add_call(call)
         if choice.logprobs is not None:
             self.has_logprobs = True
             self.reported += choice.logprobs.content
         self.finish = choice.finish_reason or self.finish
 
+    def _add_call(self, delta: CallDelta) -> None:
+        if delta.id is not UNSET and delta.function.name is not UNSET:
+            self.calls.append((delta.id, delta.function.name, []))
+        self.calls[delta.index][2].append(delta.function.arguments)
+
     def choice(self, index: int) -> Choice:
         logprobs = ChoiceLogprobs(self.reported) if self.has_logprobs else None
-        return Choice(index, AssistantMessage("".join(self.texts)), logprobs, self.finish)
+        text, thought = "".join(self.texts), "".join(self.thoughts) or UNSET
+        content = None if self.calls and not text else text
+        calls = [Call(call_id, CalledFunction(name, "".join(pieces))) for call_id, name, pieces in self.calls]
+        message = AssistantMessage(content, reasoning=thought, reasoning_content=thought, tool_calls=calls or UNSET)
+        return Choice(index, message, logprobs, self.finish)
 
 
 def _report(tokenizer: Tokenizer, logprobs: Sequence[TokenLogprobs]) -> ChoiceLogprobs:

@@ -9,9 +9,21 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
+from app.chat.conversation import Conversation
 from app.chat.messages import InvalidMessage, Message, ToolCall, text_of
 from app.server.choices import WantedChoices
 from app.server.errors import InvalidRequest
+from app.server.openai_tools import (
+    OWN_VARIABLES,
+    ReasoningEffort,
+    TemplateVariables,
+    ToolChoice,
+    ToolDefinitions,
+    named,
+    template_variables,
+    use_of,
+)
+from app.server.openai_tools import problems as tool_problems
 from app.server.origin import Purpose, origin_of
 from app.server.structured_output import (
     AskedGrammar,
@@ -208,7 +220,8 @@ class ChatMessage(Struct):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[ContentPart] | None = None
     name: str | None = None
-    reasoning_content: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None  # the same by its other name
     tool_calls: list[MessageToolCall] | None = None
     tool_call_id: str | None = None
 
@@ -218,7 +231,8 @@ class ChatMessage(Struct):
         if isinstance(parts, list):
             parts = text_of([{"type": part.type, "text": part.text, "refusal": part.refusal} for part in parts])
         calls = [ToolCall.parse(c.function.name, c.function.arguments, c.id) for c in self.tool_calls or ()]
-        return Message(self.role, parts or "", self.reasoning_content, tuple(calls), self.tool_call_id, self.name)
+        thought = self.reasoning_content if self.reasoning is None else self.reasoning
+        return Message(self.role, parts or "", thought, tuple(calls), self.tool_call_id, self.name)
 
 
 class ChatCompletionRequest(GenerationRequest, kw_only=True):
@@ -229,13 +243,28 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True):
     logprobs: bool | None = None
     top_logprobs: Alternatives | None = None
     response_format: ResponseFormat | None = None
-    tools: list[Raw] | None = None
-    tool_choice: Any = None
+    tools: ToolDefinitions | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
     functions: list[Raw] | None = None
+    reasoning_effort: ReasoningEffort | None = None
+    chat_template_kwargs: TemplateVariables | None = None
     modalities: list[str] | None = None
 
-    def conversation(self) -> list[Message]:
-        """The messages. Raises InvalidRequest naming the one that cannot be given to a model."""
+    def conversation(self) -> Conversation:
+        """Raises InvalidRequest naming the message that cannot be given to a model."""
+        tools = [] if self.tool_choice == "none" else [definition.to_tool() for definition in self.tools or ()]
+        names = named(self.tool_choice)
+        return Conversation(
+            self._messages(),
+            tools,
+            None if names is None else [tool for tool in tools if tool.name in names],
+            use_of(self.tool_choice),
+            parallel_calls=self.parallel_tool_calls is not False,
+            variables=template_variables(self.chat_template_kwargs, self.reasoning_effort),
+        )
+
+    def _messages(self) -> list[Message]:
         messages = []
         for index, message in enumerate(self.messages):
             try:
@@ -254,10 +283,11 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True):
 
     def _problems(self) -> Iterator[tuple[str, str]]:
         yield from super()._problems()
-        if self.tools and self.tool_choice != "none":
-            yield "tools", "this version does not call tools; send none, or tool_choice none."
+        yield from tool_problems(self.tools or (), self.tool_choice)
         if self.functions:
-            yield "functions", "this version does not call functions; send none."
+            yield "functions", "they are called tools now; send tools."
+        if taken := OWN_VARIABLES.intersection(self.chat_template_kwargs or ()):
+            yield f"chat_template_kwargs.{min(taken)}", "it is filled from the conversation; leave it out."
         if any(modality != "text" for modality in self.modalities or ()):
             yield "modalities", "this version writes text only; leave it out."
         if self.top_logprobs is not None and not self.logprobs:

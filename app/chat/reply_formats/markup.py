@@ -74,12 +74,13 @@ class Markup:
 
     def filled(self, **holes: str) -> str:
         """As the format writes it, with texts for its holes; up to the first hole that has none."""
-        texts: list[str] = []
-        for part in self.parts:
-            if isinstance(part, Hole) and part.name not in holes:
-                break
-            texts.append(holes[part.name] if isinstance(part, Hole) else part.text)
-        return "".join(texts)
+        filled = self.parts[: self.filled_parts(**holes)]
+        return "".join(holes[part.name] if isinstance(part, Hole) else part.text for part in filled)
+
+    def filled_parts(self, **holes: str) -> int:
+        """How many parts that are."""
+        unknown = (i for i, part in enumerate(self.parts) if isinstance(part, Hole) and part.name not in holes)
+        return next(unknown, len(self.parts))
 
     def match(
         self, text: str, start: int, *, final: bool = False, known: Mapping[str, str] | None = None

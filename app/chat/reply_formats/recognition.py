@@ -6,12 +6,12 @@ template comes from.
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from app.chat.events import ReasoningDelta, ToolCallDelta, ToolCallStart
 from app.chat.messages import Json, Message, ToolCall
 from app.chat.reply_formats.markup import Markup
-from app.chat.reply_formats.reply_format import PLAIN, CallSyntax, ReplyFormat, ThinkingSyntax
+from app.chat.reply_formats.reply_format import NO_MESSAGES, PLAIN, CallSyntax, ReplyFormat, ThinkingSyntax
 from app.chat.reply_formats.reply_parser import FormatMarkup, ReplyParser
 from app.chat.reply_formats.table import CALLS, MESSAGES, THINKING
 from app.chat.template import ChatTemplateRenderer
@@ -49,12 +49,11 @@ def replies_of(
     thought, _ = probe.reply(Message("assistant", "", _THOUGHT, (_CALL,)))
     answered, _ = probe.reply(Message("assistant", "Hello", _THOUGHT))
     written = (called, thought, answered)
-    messages = next((entry for entry in MESSAGES if entry[0] in template or any(entry[0] in w for w in written)), None)
-    silent, openings = messages[1:] if messages else ((), ())
-    calls = _calls("\n".join((template, *control_tokens)), called, ReplyFormat(silent=silent))
-    thinking = _thinking(template, (thought, answered), ReplyFormat(calls=calls, silent=silent))
-    known = ReplyFormat(thinking, calls, silent, openings)
-    return TemplateReplies(known, _CALLED in probe.prompt, as_text)
+    known = "\n".join((template, *control_tokens))
+    messages = next((one for one in MESSAGES if any(one.mark in text for text in (template, *written))), NO_MESSAGES)
+    calls = _calls(known, called, ReplyFormat(messages=messages))
+    thinking = _thinking(template, (thought, answered), ReplyFormat(None, calls, messages))
+    return TemplateReplies(ReplyFormat(thinking, calls, messages), _CALLED in probe.prompt, as_text)
 
 
 class _Probe:
@@ -96,15 +95,17 @@ def _behind(prompt: str, whole: str) -> str:
 
 def _calls(known: str, written: str, others: ReplyFormat) -> CallSyntax | None:
     for syntax in CALLS:
-        if (not syntax.unmarked or _CALLED in written) and _hears_call(syntax, written, others):
-            return syntax
+        for call in syntax.calls:
+            others_of_it = [other for other in syntax.calls if other != call]
+            if _CALLED in written and _hears_call(replace(syntax, calls=(call,)), written, others):
+                return replace(syntax, calls=(call, *others_of_it))
     return next((syntax for syntax in CALLS if not syntax.unmarked and _mentions(known, syntax)), None)
 
 
 def _hears_call(syntax: CallSyntax, written: str, others: ReplyFormat) -> bool:
     parts = [written[place:] for place in _starts(written, syntax)]
     for part in parts:
-        parser = ReplyParser(FormatMarkup(ReplyFormat(calls=syntax, silent=others.silent)), {_CALLED: _SCHEMA})
+        parser = ReplyParser(FormatMarkup(replace(others, calls=syntax)), {_CALLED: _SCHEMA})
         events = [heard.event for heard in (*parser.push(part), *parser.finish())]
         names = [event.name for event in events if isinstance(event, ToolCallStart)]
         arguments = "".join(event.arguments for event in events if isinstance(event, ToolCallDelta))
@@ -134,7 +135,7 @@ def _literals(written: str) -> Sequence[str]:
 
 def _thinking(template: str, written: Sequence[str], others: ReplyFormat) -> ThinkingSyntax | None:
     for syntax in THINKING:
-        markup = FormatMarkup(ReplyFormat(syntax, others.calls, others.silent))
+        markup = FormatMarkup(replace(others, thinking=syntax))
         for text in written:
             parser = ReplyParser(markup, {})
             events = [heard.event for heard in (*parser.push(text), *parser.finish())]

@@ -12,7 +12,7 @@ Refuses to know which model has which format.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 BODIES = ("json", "objects", "keyed", "parameters", "python")
 
@@ -34,6 +34,24 @@ class CallSyntax:
     parameters: Sequence[str] = ()  # markup of one parameter, with {key} and {value}, perhaps {type}
     around: Sequence[str] = ()  # markup around all calls, which is no text; the first begins them, the second ends them
     unmarked: bool = False  # a reply that begins as a call does may be one
+    # What the models of the format write where more is understood:
+    object: str = '{"name": "{name}", "arguments": {arguments}}'  # of {objects} and {keyed}
+    listed: bool = False  # these, in a list
+    any: str = ""
+    text_words: tuple[str, str] | None = None  # for {type}: of text and of all else; None: the JSON type
+
+
+@dataclass(frozen=True, slots=True)
+class MessageSyntax:
+    """What stands around whole messages, where a reply has several."""
+
+    mark: str  # that only templates of the format hold
+    silent: Sequence[str]  # markup that is no part of what is said
+    openings: Sequence[str] = ()  # ends of prompts that are the beginning of some markup
+    answer: str = ""  # in front of what is said
+
+
+NO_MESSAGES = MessageSyntax("", ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +60,11 @@ class ReplyFormat:
 
     thinking: ThinkingSyntax | None = None
     calls: CallSyntax | None = None
-    silent: Sequence[str] = ()  # markup that is no part of what is said
-    openings: Sequence[str] = ()  # ends of prompts that are the beginning of some markup
+    messages: MessageSyntax = NO_MESSAGES
 
     def without_calls(self) -> "ReplyFormat":
         """For replies that may call nothing: what looks like a call is text."""
-        return ReplyFormat(self.thinking, None, self.silent, self.openings)
+        return replace(self, calls=None)
 
 
 PLAIN = ReplyFormat()

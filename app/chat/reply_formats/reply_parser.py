@@ -41,10 +41,11 @@ class FormatMarkup:
         self.begin_thinking = [Markup(one) for one in thinking.begin] if thinking else []
         self.end_thinking = [Markup(one) for one in thinking.end] if thinking else []
         self.calls: list[CallMarkup] = call_markups(calls) if calls else []
-        self.unmarked = calls is not None and calls.unmarked
+        self.unmarked = [call for call in self.calls if not call.head.first]
         around = [Markup(one.strip()) for one in calls.around] if calls else []
-        self.silent = [*(Markup(one) for one in written.silent), *around, *self.end_thinking]
-        self.openings = [*written.openings, *(begin.written for begin in self.begin_thinking)]
+        self.silent = [*(Markup(one) for one in written.messages.silent), *around, *self.end_thinking]
+        self.is_plain = not (self.begin_thinking or self.calls or self.silent)
+        self.openings = [*written.messages.openings, *(begin.written for begin in self.begin_thinking)]
         self.in_text = _Watched([*self.begin_thinking, *(call.head for call in self.calls), *self.silent])
         self.in_thoughts = _Watched([*self.end_thinking, *self.begin_thinking])
         everything = [*self.begin_thinking, *self.silent]
@@ -61,6 +62,15 @@ class FormatMarkup:
         """The beginning of the reply that is in the prompt, as far as it is markup."""
         end = prompt.rstrip()
         return max((one for one in self.openings if end.endswith(one.rstrip())), key=len, default="")
+
+    def thinks(self, opening: str) -> bool:
+        """Whether thoughts have begun behind an opening."""
+        return any(opening == begin.written for begin in self.begin_thinking)
+
+    def has_thought(self, prompt: str) -> bool:
+        """Whether a prompt ends with the end of thoughts, so that there are none."""
+        end = prompt.rstrip()
+        return any(end.endswith(one.written) for one in self.end_thinking)
 
 
 _IN_ARGUMENTS = '<|"|><escape>'
@@ -149,7 +159,7 @@ class ReplyParser:
         if self._markup.unmarked and self._nothing_said and not self._buffer.isspace():
             self._nothing_said = False
             if self._buffer.lstrip()[:1] in ("{", "["):
-                self._begin_call([call for call in self._markup.calls if not call.head.first], only_known=True)
+                self._begin_call(self._markup.unmarked, only_known=True)
                 return False
         self._say(heard, self._markup.in_text.search(self._buffer, final=final))
         if not self._buffer:
@@ -248,6 +258,8 @@ class ReplyParser:
         said = self._space + said
         body = said.rstrip()
         self._space = said[len(body) :]
+        if self._markup.is_plain:
+            body, self._space = said, ""
         if body:
             self._nothing_said = False
             self._hear(heard, body, self._base - len(said))

@@ -3,7 +3,7 @@
 Of two that a reply fits, the first is it; so what is told apart by less comes later.
 """
 
-from app.chat.reply_formats.reply_format import CallSyntax, ThinkingSyntax
+from app.chat.reply_formats.reply_format import CallSyntax, MessageSyntax, ThinkingSyntax
 
 _HARMONY_HEADS = ("<|start|>assistant<|channel|>commentary", "<|channel|>commentary", "<|channel|>analysis")
 
@@ -26,15 +26,14 @@ THINKING = (
     ThinkingSyntax(("<think>",), ("</think>",)),
 )
 
-# Markup of whole messages, by what only the templates of these formats hold: what is not said, and how a prompt may end
-# in the middle of it.
-MESSAGES: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
-    (
+MESSAGES = (
+    MessageSyntax(  # gpt-oss
         "<|channel|>analysis",
         ("<|start|>assistant<|channel|>{any}<|message|>", "<|channel|>{any}<|message|>", "<|return|>", "<|call|>"),
-        ("<|start|>assistant",),
+        openings=("<|start|>assistant",),
+        answer="<|start|>assistant<|channel|>final<|message|>",
     ),
-    (
+    MessageSyntax(  # Kimi K3
         "<|open|>response",
         (
             "<|open|>response<|sep|>",
@@ -43,21 +42,23 @@ MESSAGES: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
             "<|open|>message{any}<|sep|>",
             "<|end_of_msg|>",
         ),
-        (),
+        answer="<|open|>response<|sep|>",
     ),
-    (
+    MessageSyntax(  # Solar
         "<|tool_call:begin|>",
         ("<|begin|>assistant<|content|>", "<|begin|>assistant", "<|content|>"),
-        ("<|begin|>assistant",),
+        openings=("<|begin|>assistant",),
+        answer="<|begin|>assistant<|content|>",
     ),
-    (
+    MessageSyntax(  # Muse
         "assistant to=self",
         ("<|start|>assistant to={name}<|message|>", "<|start|>assistant<|message|>", "<|eom|>"),
-        ("<|start|>assistant",),
+        openings=("<|start|>assistant",),
+        answer="<|start|>assistant<|message|>",
     ),
-    (">>>${recipient}", (">>>all\n",), (">>>",)),  # Functionary 3.2
-    ("function call<|role_sep|>", ("<|message_sep|>",), ()),  # GigaChat 3
-    ("[END FINAL RESPONSE]", ("[BEGIN FINAL RESPONSE]", "[END FINAL RESPONSE]"), ()),
+    MessageSyntax(">>>${recipient}", (">>>all\n",), openings=(">>>",), answer=">>>all\n"),  # Functionary 3.2
+    MessageSyntax("function call<|role_sep|>", ("<|message_sep|>",)),  # GigaChat 3
+    MessageSyntax("[END FINAL RESPONSE]", ("[BEGIN FINAL RESPONSE]", "[END FINAL RESPONSE]")),  # Apriel
 )
 
 CALLS = (
@@ -114,6 +115,7 @@ CALLS = (
             "<｜DSML｜tool_calls>",
             "</｜DSML｜tool_calls>",
         ),
+        text_words=("true", "false"),
     ),
     CallSyntax(
         "muse",
@@ -153,6 +155,7 @@ CALLS = (
             "<|start|>assistant to=functions.{name}<|channel|>{any}<|message|>{json}<|call|>",
             *(f"{head} to=functions.{{name}}{{any}}<|message|>{{json}}<|call|>" for head in _HARMONY_HEADS),
         ),
+        any="commentary json",
     ),
     CallSyntax(
         "mistral",
@@ -161,19 +164,37 @@ CALLS = (
             "[TOOL_CALLS]{name}[ARGS]{json}",
             "[TOOL_CALLS]{objects}",
         ),
+        listed=True,
     ),
-    CallSyntax("apertus", ("<|tools_prefix|>{keyed}<|tools_suffix|>",)),
-    CallSyntax("lfm", ("<|tool_call_start|>{python}<|tool_call_end|>",)),
-    CallSyntax("command", ("<|START_ACTION|>{objects}<|END_ACTION|>",)),
-    CallSyntax("command-r", ("Action:\n```json\n{objects}\n```",)),
-    CallSyntax("nemotron", ("<TOOLCALL>{objects}</TOOLCALL>",)),
-    CallSyntax("granite", ("<|tool_call|>{objects}<|/tool_call|>", "<|tool_call|>{objects}")),  # and Phi 4 mini
+    CallSyntax("apertus", ("<|tools_prefix|>{keyed}<|tools_suffix|>",), object='{"{name}": {arguments}}', listed=True),
+    CallSyntax("lfm", ("<|tool_call_start|>{python}<|tool_call_end|>",), listed=True),
+    CallSyntax(
+        "command",
+        ("<|START_ACTION|>{objects}<|END_ACTION|>",),
+        object='{"tool_call_id": "0", "tool_name": "{name}", "parameters": {arguments}}',
+        listed=True,
+    ),
+    CallSyntax(
+        "command-r",
+        ("Action:\n```json\n{objects}\n```",),
+        object='{"tool_name": "{name}", "parameters": {arguments}}',
+        listed=True,
+    ),
+    CallSyntax("nemotron", ("<TOOLCALL>{objects}</TOOLCALL>",), listed=True),
+    CallSyntax(
+        "granite", ("<|tool_call|>{objects}<|/tool_call|>", "<|tool_call|>{objects}"), listed=True
+    ),  # and Phi 4 mini
     CallSyntax("gigachat", ("<|function_call|>{objects}",)),
     CallSyntax("gigachat-3", ("<|message_sep|>\n\nfunction call<|role_sep|>\n{objects}",)),
-    CallSyntax("functools", ("functools{objects}",)),
-    CallSyntax("tool-calls", ("<tool_calls>{objects}</tool_calls>",)),
+    CallSyntax("functools", ("functools{objects}",), listed=True),
+    CallSyntax("tool-calls", ("<tool_calls>{objects}</tool_calls>",), listed=True),
     CallSyntax("hermes", ("<tool_call>\n{objects}\n</tool_call>",)),
     CallSyntax("functionary", (">>>{name}\n{json}",)),
     CallSyntax("tool-code", ("```tool_code\n{python}\n```",)),  # Gemma 3
-    CallSyntax("llama", ("<|python_tag|>{objects}", "<|python_tag|>{python}", "{objects}"), unmarked=True),
+    CallSyntax(
+        "llama",
+        ("<|python_tag|>{objects}", "<|python_tag|>{python}", "{objects}"),
+        unmarked=True,
+        object='{"name": "{name}", "parameters": {arguments}}',
+    ),
 )

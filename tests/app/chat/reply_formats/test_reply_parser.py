@@ -8,7 +8,7 @@ import pytest
 
 from app.chat.events import ReasoningDelta, TextDelta, ToolCallEnd, ToolCallStart
 from app.chat.messages import Json
-from app.chat.reply_formats.reply_format import PLAIN, CallSyntax, ReplyFormat, ThinkingSyntax
+from app.chat.reply_formats.reply_format import PLAIN, CallSyntax, MessageSyntax, ReplyFormat, ThinkingSyntax
 from app.chat.reply_formats.reply_parser import FormatMarkup, ReplyParser
 from app.chat.reply_formats.table import CALLS, MESSAGES, THINKING
 from tests.app.chat.reply_formats.spoken import Call, cut, heard_of, spoken
@@ -18,14 +18,14 @@ TOOLS: Mapping[str, Json] = {
 }
 BY_NAME = {syntax.name: syntax for syntax in CALLS}
 THINK = ThinkingSyntax(("<think>",), ("</think>",))
+ALL_MESSAGES = MessageSyntax("", tuple(text for one in MESSAGES for text in one.silent))
 HERMES = ReplyFormat(THINK, BY_NAME["hermes"])
 CODER = ReplyFormat(THINK, BY_NAME["qwen-coder"])
-HARMONY = ReplyFormat(THINKING[0], BY_NAME["harmony"], *MESSAGES[0][1:])
+HARMONY = ReplyFormat(THINKING[0], BY_NAME["harmony"], MESSAGES[0])
 
 
 def format_of(syntax: CallSyntax) -> ReplyFormat:
-    silent = tuple(text for entry in MESSAGES for text in entry[1])
-    return ReplyFormat(THINKING[0] if syntax.name == "harmony" else THINK, syntax, silent)
+    return ReplyFormat(THINKING[0] if syntax.name == "harmony" else THINK, syntax, ALL_MESSAGES)
 
 
 def called(written: str, syntax: CallSyntax) -> str:

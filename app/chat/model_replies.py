@@ -1,0 +1,87 @@
+"""How one model's replies are read, by its chat template.
+
+Knows a template's format of replies, once somebody asks for it. Refuses to know where prompts and tokens come from.
+"""
+
+import functools
+import threading
+
+from app.chat.conversation import Conversation, ToolUse
+from app.chat.grammars import GrammarSource
+from app.chat.messages import Json
+from app.chat.reply_formats.recognition import NO_TEMPLATE, TemplateReplies, replies_of
+from app.chat.reply_formats.reply_grammar import answer_grammar, call_grammar
+from app.chat.reply_formats.reply_parser import FormatMarkup, ReplyParser
+from app.chat.template import ChatTemplateRenderer
+from app.errors import ToolsUnsupported
+from app.text.tokenizer import Tokenizer
+
+
+class ModelReplies:
+    """Safe for several threads. What is asked first waits for a few renderings; any may raise TemplateUnavailable."""
+
+    def __init__(self, tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> None:
+        self._tokenizer = tokenizer
+        self._renderer = renderer
+        self._lock = threading.Lock()
+        self._known: TemplateReplies | None = None
+
+    @property
+    def arguments_as_text(self) -> bool:
+        """The template wants the arguments of a call as text."""
+        return self._template.arguments_as_text
+
+    def check(self, conversation: Conversation) -> None:
+        """Raise ToolsUnsupported for tools that the model would not hear of, or could not be heard to call."""
+        template = self._template
+        if conversation.tools and not template.takes_tools:
+            raise ToolsUnsupported(
+                "The chat template of this model has no place for tools", "Choose a model that can call them."
+            )
+        if conversation.tools and template.format.calls is None:
+            raise ToolsUnsupported(
+                "How this model writes calls of tools is not known",
+                "Choose another file of this model, or another model.",
+            )
+
+    def parser(self, conversation: Conversation, rendered: str) -> ReplyParser:
+        """Of the reply to a rendered conversation. Without tools, what looks like a call is text."""
+        tools: dict[str, Json] = {tool.name: tool.parameters for tool in conversation.callable_tools}
+        markup = self._markup if conversation.tools else self._uncalled
+        return ReplyParser(markup, tools, opening=markup.opening(rendered), parallel=conversation.parallel_calls)
+
+    def grammar(
+        self, conversation: Conversation, rendered: str, asked: GrammarSource | None
+    ) -> tuple[GrammarSource | None, bool]:
+        """The grammar of the reply to a rendered conversation, and whether it is that of forced calls, which count more
+        than what was `asked` for. Thoughts come before either, where the model may still think."""
+        written, opening = self._template.format, self._markup.opening(rendered)
+        thinks = not self._markup.has_thought(rendered)
+        control = self._tokenizer.control_tokens
+        if conversation.use is ToolUse.FORCED:
+            tools, parallel = conversation.callable_tools, conversation.parallel_calls
+            text = call_grammar(written, opening, tools, control, parallel=parallel, thinks=thinks)
+            return GrammarSource("lark", text), True
+        if asked is not None and written.thinking is not None:
+            text = answer_grammar(written, opening, asked.as_lark(), control, thinks=thinks)
+            return GrammarSource("lark", text), False
+        return asked, False
+
+    @functools.cached_property
+    def _markup(self) -> FormatMarkup:
+        return FormatMarkup(self._template.format)
+
+    @functools.cached_property
+    def _uncalled(self) -> FormatMarkup:
+        return FormatMarkup(self._template.format.without_calls())
+
+    @property
+    def _template(self) -> TemplateReplies:
+        with self._lock:
+            if self._known is None:
+                tokenizer = self._tokenizer
+                template, special = tokenizer.chat_template, tokenizer.special_tokens
+                self._known = NO_TEMPLATE
+                if template is not None:
+                    self._known = replies_of(template, dict(special), self._renderer, tokenizer.control_tokens)
+            return self._known

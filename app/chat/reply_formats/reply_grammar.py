@@ -1,0 +1,232 @@
+"""What a reply must be like, as a grammar: thoughts as the model likes, then calls of some tools, or what was asked.
+
+Grammars are in llguidance's dialect of Lark (its docs/syntax.md). Control tokens, which plain text cannot spell, stand
+in them by their ids. Refuses to know how a grammar is compiled and kept to.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+
+from app.chat.conversation import Tool
+from app.chat.messages import Json
+from app.chat.reply_formats.argument_types import TEXT, member_schema, types_in
+from app.chat.reply_formats.call_reader import CallMarkup
+from app.chat.reply_formats.markup import Hole, Markup
+from app.chat.reply_formats.reply_format import CallSyntax, ReplyFormat
+
+_GAP = "/[ \\n]{0,2}/"  # behind thoughts
+_BETWEEN_CALLS = "/\\n?/"
+_ANYTHING = "/(.|\\n)*/"
+_ID = "/[a-zA-Z0-9]{9}/"
+# As templates write JSON, so that the call, sent back, is encoded as it was generated.
+_GUIDANCE: Json = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": ", "lenient": True}
+_SHARED = ("$defs", "definitions")
+_TYPE_ORDER = ("object", "array", "boolean", "integer", "number", "null")
+
+
+def call_grammar(
+    written: ReplyFormat,
+    opening: str,
+    tools: Sequence[Tool],
+    control: Mapping[str, int],
+    *,
+    parallel: bool,
+    thinks: bool,
+) -> str:
+    """One call at least of one of `tools`, more only where `parallel`, and nothing else but thoughts. `opening` is what
+    the prompt has of the reply; `thinks` whether there may be thoughts. Raises ValueError for a format without calls.
+    """
+    if written.calls is None:
+        raise ValueError("the format has no calls")
+    grammar = _Grammar(control)
+    calls = _Calls(grammar, written.calls, tools, parallel=parallel)
+    return grammar.start(
+        _behind_thoughts(grammar, written, opening, calls.whole(""), calls.whole(opening), thinks=thinks)
+    )
+
+
+def answer_grammar(written: ReplyFormat, opening: str, answer: str, control: Mapping[str, int], *, thinks: bool) -> str:
+    """What is said is `answer`, a Lark expression; thoughts may come before it."""
+    grammar = _Grammar(control)
+    lead = written.messages.answer
+    later, first = (f"{grammar.text(text)} {answer}" for text in (lead, lead.removeprefix(opening)))
+    return grammar.start(_behind_thoughts(grammar, written, opening, later, first, thinks=thinks))
+
+
+def _behind_thoughts(
+    grammar: "_Grammar", written: ReplyFormat, opening: str, later: str, first: str, *, thinks: bool
+) -> str:
+    """`later` is for behind thoughts; `first` for the beginning of the reply, some of which is in the prompt."""
+    thinking = written.thinking
+    if thinking is None:
+        return first
+    thought = f"{grammar.up_to(Markup(thinking.end[0]).filled())} {_GAP} {later}"
+    if opening in thinking.begin:
+        return thought
+    begin = Markup(thinking.begin[0]).filled().removeprefix(opening)
+    return f"{grammar.text(begin)} {thought} | {first}" if thinks else first
+
+
+class _Grammar:
+    """The rules so far."""
+
+    def __init__(self, control: Mapping[str, int]) -> None:
+        self._control = control
+        tokens = sorted((text for text in control if len(text) > 1), key=len, reverse=True)
+        self._tokens = re.compile(f"({'|'.join(map(re.escape, tokens)) or '(?!)'})")
+        self._rules: list[str] = []
+
+    def start(self, expression: str) -> str:
+        return "\n".join((f"start: {expression}", *self._rules))
+
+    def rule(self, expression: str, attributes: str = "") -> str:
+        """The name of a new rule."""
+        name = f"r{len(self._rules)}"
+        self._rules.append(f"{name}{attributes}: {expression}")
+        return name
+
+    def text(self, text: str) -> str:
+        """A text as it stands, control tokens in it included."""
+        parts = [part for part in self._tokens.split(text) if part]
+        return (
+            " ".join(f"<[{self._control[part]}]>" if part in self._control else _quoted(part) for part in parts) or '""'
+        )
+
+    def up_to(self, text: str) -> str:
+        """Anything, up to and with a text."""
+        if self._tokens.match(text):
+            return f"{self.rule(_ANYTHING)} {self.text(text)}"
+        first, *rest = [part for part in self._tokens.split(text) if part]
+        ending = self.rule(f"{_ANYTHING[:-1]}{_escaped(first)}/", "[lazy]")
+        return f"{ending} {self.text(''.join(rest))}"
+
+    def json(self, schema: Json) -> str:
+        return self.rule(f"%json {json.dumps(schema, ensure_ascii=False)}")
+
+    def any_of(self, expressions: Sequence[str]) -> str:
+        return self.rule(" | ".join(expressions))
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _escaped(text: str) -> str:
+    """For a regular expression between slashes."""
+    return "".join("\\n" if character == "\n" else re.escape(character).replace("/", "\\/") for character in text)
+
+
+class _Calls:
+    """The calls of one format."""
+
+    def __init__(self, grammar: _Grammar, syntax: CallSyntax, tools: Sequence[Tool], *, parallel: bool) -> None:
+        self._grammar = grammar
+        self._syntax = syntax
+        self._markup = CallMarkup(syntax.calls[0], syntax.parameters)
+        self._tools = tools
+        self._parallel = parallel
+
+    def whole(self, opening: str) -> str:
+        """All of them; the first without what `opening` has of it."""
+        begin, end = self._syntax.around[:2] if self._syntax.around else ("", "")
+        if not self._syntax.listed and self._markup.head.first:
+            stripped = begin.removeprefix(opening) if begin else ""
+            first = self._marked(opening if not begin else "")
+            again = f"({_BETWEEN_CALLS} {self._marked('')})*" if self._parallel else ""
+            return f"{self._grammar.text(stripped)} {first} {again} {self._grammar.text(end)}"
+        head = self._markup.head.filled().removeprefix(opening)
+        return f"{self._grammar.text(head)} {self._listed()} {self._grammar.text(self._markup.tail.filled())}"
+
+    def _marked(self, opening: str) -> str:
+        """A call with markup of its own."""
+        return self._grammar.any_of([self._call(tool, opening) for tool in self._tools])
+
+    def _call(self, tool: Tool, opening: str) -> str:
+        bodies = {"json": self._arguments, "parameters": self._parameters, "python": self._python}
+        arguments = bodies.get(self._markup.body, self._object)(tool)
+        tail = self._grammar.text(self._markup.tail.filled())
+        return f"{self._filled(self._markup.head, opening, name=tool.name)} {arguments} {tail}"
+
+    def _filled(self, markup: Markup, opening: str, **holes: str) -> str:
+        """Markup with its holes filled; an id is whatever the model likes."""
+        before = markup.filled(any=self._syntax.any, **holes)
+        rest = markup.parts[markup.filled_parts(any=self._syntax.any, **holes) :]
+        expression = self._grammar.text(before.removeprefix(opening))
+        if not rest:
+            return expression
+        behind = Markup("".join(f"{{{part.name}}}" if isinstance(part, Hole) else part.text for part in rest[1:]))
+        return f"{expression} {_ID} {self._filled(behind, '', **holes)}"
+
+    def _listed(self) -> str:
+        """Calls as JSON objects or in Python."""
+        one = self._python if self._markup.body == "python" else self._object
+        item = self._grammar.any_of([one(tool) for tool in self._tools])
+        if not self._syntax.listed:  # nor marked, so that a second one could not be told from text
+            return item
+        more = f'(", " {item})*' if self._parallel else ""
+        return f'"[" {item} {more} "]"'
+
+    def _object(self, tool: Tool) -> str:
+        before, _, behind = self._syntax.object.replace("{name}", tool.name).partition("{arguments}")
+        return f"{_quoted(before)} {self._arguments(tool)} {_quoted(behind)}"
+
+    def _python(self, tool: Tool) -> str:
+        required, optional = _members(tool.parameters)
+        written = [f"{_quoted(f'{key}=')} {self._member(tool.parameters, key)}" for key in (*required, *optional)]
+        must, may = written[: len(required)], written[len(required) :]
+        expression = ' ", " '.join(must) or '""'
+        for one in may if must else ():
+            expression += f' (", " {one})?'
+        if may and not must:
+            expression = " | ".join(('""', *may))
+        return f"{_quoted(f'{tool.name}(')} ({expression}) {_quoted(')')}"
+
+    def _arguments(self, tool: Tool) -> str:
+        schema = tool.parameters if isinstance(tool.parameters, Mapping) else {}
+        return self._grammar.json({**schema, "type": "object", "x-guidance": _GUIDANCE})
+
+    def _parameters(self, tool: Tool) -> str:
+        required, optional = _members(tool.parameters)
+        properties = [*required, *optional]
+        written = [self._parameter(tool, key) for key in properties]
+        return (
+            " ".join(one if key in required else f"({one})?" for key, one in zip(properties, written, strict=True))
+            or '""'
+        )
+
+    def _parameter(self, tool: Tool, key: str) -> str:
+        head, _, close = self._syntax.parameters[-1].partition("{value}")
+        schema = member_schema(tool.parameters, key)
+        types = types_in(schema, tool.parameters)
+        is_text = types in (TEXT, frozenset())
+        word = next((one for one in _TYPE_ORDER if one in types), "string")
+        if self._syntax.text_words is not None:
+            word = self._syntax.text_words[0 if is_text else 1]
+        before, after = (Markup(part).filled(key=key, type=word) for part in (head, close))
+        if not is_text:
+            value = f"{self._member(tool.parameters, key)} {self._grammar.text(after)}"
+        elif isinstance(schema, Mapping) and isinstance(choices := schema.get("enum"), Sequence):
+            texts = self._grammar.any_of([self._grammar.text(str(choice)) for choice in choices])
+            value = f"{texts} {self._grammar.text(after)}"
+        else:
+            value = self._grammar.up_to(after)
+        return self._grammar.rule(f"{self._grammar.text(before)} {value}")
+
+    def _member(self, parameters: Json, key: str) -> str:
+        """The value of an argument as JSON."""
+        root = parameters if isinstance(parameters, Mapping) else {}
+        schema = member_schema(parameters, key)
+        shared = {name: root[name] for name in _SHARED if name in root}
+        return self._grammar.json(
+            {**shared, **(schema if isinstance(schema, Mapping) else {}), "x-guidance": _GUIDANCE}
+        )
+
+
+def _members(parameters: Json) -> tuple[list[str], list[str]]:
+    """The names of the arguments: those that must be there, and those that may."""
+    root = parameters if isinstance(parameters, Mapping) else {}
+    properties, required = root.get("properties"), root.get("required")
+    names = list(properties) if isinstance(properties, Mapping) else []
+    needed = set(required) if isinstance(required, Sequence) and not isinstance(required, str) else set()
+    return [name for name in names if name in needed], [name for name in names if name not in needed]

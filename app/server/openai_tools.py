@@ -1,0 +1,108 @@
+"""Tools and thinking in a request of OpenAI's API: which tools there are, which may be called, and what a chat
+template is told besides.
+
+Refuses to know how models write calls.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, Literal, TypeAlias
+
+from msgspec import Meta, Struct
+
+from app.chat.conversation import MAX_TOOLS, Tool, ToolUse
+from app.chat.messages import Json
+
+MAX_VARIABLES = 32
+# What our own part of the template's variables is called, so that no client fills it.
+OWN_VARIABLES = frozenset(("messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token"))
+_NO_ARGUMENTS: dict[str, Json] = {"type": "object", "properties": {}}
+_NO_THOUGHT = ("none", "minimal")
+
+ToolName: TypeAlias = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_.:/-]{1,128}$")]
+VariableName: TypeAlias = Annotated[str, Meta(pattern=r"^[a-z][a-z0-9_]{0,63}$")]
+TemplateVariables: TypeAlias = Annotated[dict[VariableName, Any], Meta(max_length=MAX_VARIABLES)]
+ReasoningEffort: TypeAlias = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+
+
+class FunctionDefinition(Struct):
+    name: ToolName
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class ToolDefinition(Struct):
+    type: Literal["function"]
+    function: FunctionDefinition
+
+    def to_tool(self) -> Tool:
+        """With all that templates print of a tool, since some fail on what is missing."""
+        told, parameters = self.function, self.function.parameters or _NO_ARGUMENTS
+        function = {"name": told.name, "description": told.description or "", "parameters": parameters}
+        return Tool(told.name, {"type": "function", "function": function}, parameters)
+
+
+class NamedFunction(Struct):
+    name: ToolName
+
+
+class NamedTool(Struct, tag_field="type", tag="function"):
+    function: NamedFunction
+
+
+class AllowedFunction(Struct):
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class AllowedList(Struct):
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[AllowedFunction], Meta(min_length=1, max_length=MAX_TOOLS)]
+
+
+class AllowedTools(Struct, tag_field="type", tag="allowed_tools"):
+    allowed_tools: AllowedList
+
+
+ToolDefinitions: TypeAlias = Annotated[list[ToolDefinition], Meta(max_length=MAX_TOOLS)]
+ToolChoice: TypeAlias = Literal["none", "auto", "required"] | NamedTool | AllowedTools
+
+
+def named(choice: ToolChoice | None) -> Sequence[str] | None:
+    """The tools that a choice names; None: it names none."""
+    match choice:
+        case NamedTool(function):
+            return [function.name]
+        case AllowedTools(allowed):
+            return [tool.function.name for tool in allowed.tools]
+    return None
+
+
+def use_of(choice: ToolChoice | None) -> ToolUse:
+    match choice:
+        case "required" | NamedTool():
+            return ToolUse.FORCED
+        case AllowedTools(allowed) if allowed.mode == "required":
+            return ToolUse.FORCED
+    return ToolUse.FREE
+
+
+def problems(definitions: Sequence[ToolDefinition], choice: ToolChoice | None) -> Iterator[tuple[str, str]]:
+    """What no single field's bounds can say, with the field."""
+    names = [definition.function.name for definition in definitions]
+    if len(set(names)) < len(names):
+        yield "tools", "two of them have the same name."
+    if choice not in (None, "none", "auto") and not names:
+        yield "tool_choice", "it needs tools."
+    for name in named(choice) or ():
+        if names and name not in names:
+            yield "tool_choice", f"none of the tools is called {name}."
+
+
+def template_variables(given: TemplateVariables | None, effort: ReasoningEffort | None) -> dict[str, Json]:
+    """What a template is told of thinking, by the names that templates have for it; and what the client says itself,
+    which counts more."""
+    variables: dict[str, Json] = {}
+    if effort is not None:
+        thinks = effort not in _NO_THOUGHT
+        variables = {"reasoning_effort": effort, "enable_thinking": thinks, "thinking": thinks}
+    return variables | (given or {})

@@ -1,0 +1,156 @@
+"""Whatever a grammar of calls lets through is read as such calls, for every format there is."""
+
+import json
+import random
+from collections.abc import Mapping
+
+import llguidance
+import pytest
+
+from app.chat.conversation import Tool
+from app.chat.messages import Json
+from app.chat.reply_formats.reply_format import CallSyntax, MessageSyntax, ReplyFormat, ThinkingSyntax
+from app.chat.reply_formats.reply_grammar import answer_grammar, call_grammar
+from app.chat.reply_formats.reply_parser import FormatMarkup, ReplyParser
+from app.chat.reply_formats.table import CALLS, MESSAGES, THINKING
+from tests.app.chat.reply_formats.spoken import heard_of, spoken
+
+THINK = ThinkingSyntax(("<think>",), ("</think>",))
+BY_NAME = {syntax.name: syntax for syntax in CALLS}
+# Nothing in it is without end.
+PARAMETERS: Mapping[str, Json] = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string", "enum": ["Rome", 'San "José"', "x\ny"]},
+        "deep": {"type": "boolean"},
+        "days": {"enum": [1, 2, 30]},
+        "parts": {"type": "array", "items": {"$ref": "#/$defs/part"}, "minItems": 1, "maxItems": 2},
+    },
+    "required": ["city", "parts"],
+    "additionalProperties": False,
+    "$defs": {
+        "part": {
+            "type": "object",
+            "properties": {"on": {"type": "boolean"}},
+            "required": ["on"],
+            "additionalProperties": False,
+        }
+    },
+}
+EMPTY: Mapping[str, Json] = {"type": "object", "properties": {}, "additionalProperties": False}
+TOOLS = [Tool("get_weather", {}, PARAMETERS), Tool("now", {}, EMPTY)]
+SCHEMAS: dict[str, Json] = {tool.name: tool.parameters for tool in TOOLS}
+
+
+@pytest.fixture(scope="module")
+def vocabulary() -> llguidance.LLTokenizer:
+    return llguidance.LLTokenizer("byte")
+
+
+def matcher(grammar: str, vocabulary: llguidance.LLTokenizer) -> llguidance.LLMatcher:
+    made = llguidance.LLMatcher(vocabulary, llguidance.LLMatcher.grammar_from_lark(grammar), log_level=0)
+    assert not made.get_error(), grammar
+    return made
+
+
+def walk(made: llguidance.LLMatcher, chance: random.Random) -> str:
+    """Any text that the grammar lets through."""
+    said = bytearray()
+    while not made.is_stopped():
+        mask = int.from_bytes(made.compute_bitmask(), "little")
+        allowed = [token for token in range(256) if mask >> token & 1]
+        if made.is_accepting() and (not allowed or chance.random() < 0.3):
+            break
+        # What ends something is as likely as all else together.
+        token = chance.choice(chance.choice([allowed, [one for one in allowed if chr(one) in '"<}'] or allowed]))
+        assert made.consume_token(token)
+        said.append(token)
+        assert len(said) < 5000
+    return said.decode()
+
+
+def format_of(syntax: CallSyntax) -> ReplyFormat:
+    messages = MESSAGES[0] if syntax.name == "harmony" else MessageSyntax("", ())
+    return ReplyFormat(THINKING[0] if syntax.name == "harmony" else THINK, syntax, messages)
+
+
+@pytest.mark.parametrize("syntax", CALLS, ids=lambda syntax: syntax.name)
+def test_what_it_lets_through_is_read_as_calls(syntax: CallSyntax, vocabulary: llguidance.LLTokenizer) -> None:
+    chance = random.Random(f"walk {syntax.name}")
+    written = format_of(syntax)
+    opening = "<|start|>assistant" if syntax.name == "harmony" else ""
+    several = 0
+    for parallel in (False, True, True):
+        grammar = call_grammar(written, opening, TOOLS, {}, parallel=parallel, thinks=False)
+        for _ in range(3):
+            text = walk(matcher(grammar, vocabulary), chance)
+            told = spoken(text, written, SCHEMAS, opening=opening)
+            assert told.text.strip() == "", text
+            assert told.calls, text
+            assert all(call.ended for call in told.calls), text
+            for call in told.calls:
+                check(call.name, json.loads(call.arguments))
+            assert parallel or len(told.calls) == 1
+            several += len(told.calls) > 1
+    assert several or syntax.name == "llama"
+
+
+def check(name: str, arguments: dict[str, Json]) -> None:
+    if name == "now":
+        assert arguments == {}
+        return
+    assert arguments.keys() <= {"city", "deep", "days", "parts"}
+    assert arguments["city"] in ("Rome", 'San "José"', "x\ny")
+    assert arguments.get("deep", True) in (True, False)
+    assert arguments.get("days", 1) in (1, 2, 30)
+    assert arguments["parts"] in [
+        [{"on": a}, {"on": b}][:n] for a in (True, False) for b in (True, False) for n in (1, 2)
+    ]
+
+
+def test_thoughts_come_first_and_only_where_they_may(vocabulary: llguidance.LLTokenizer) -> None:
+    hermes = format_of(BY_NAME["hermes"])
+    call = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
+    for opening, thinks, text in (
+        ("<think>", True, f"Well,\n<tool_call> no.\n</think>\n\n{call}"),
+        ("", True, f"<think>\nhm</think>{call}"),
+        ("", True, call),
+        ("", False, call),
+    ):
+        made = matcher(call_grammar(hermes, opening, TOOLS, {}, parallel=True, thinks=thinks), vocabulary)
+        assert made.consume_tokens(list(text.encode())), text
+        assert made.is_accepting()
+    made = matcher(call_grammar(hermes, "", TOOLS, {}, parallel=True, thinks=False), vocabulary)
+    assert not made.consume_tokens(list(b"<think>"))
+
+
+def test_a_text_argument_may_say_anything(vocabulary: llguidance.LLTokenizer) -> None:
+    tool = Tool("say", {}, {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]})
+    coder = format_of(BY_NAME["qwen-coder"])
+    text = '<tool_call>\n<function=say>\n<parameter=text>\nif a < b: "é"\n\n</parameter>\n</function>\n</tool_call>'
+    made = matcher(call_grammar(coder, "", [tool], {}, parallel=False, thinks=False), vocabulary)
+    assert made.consume_tokens(list(text.encode()))
+    assert made.is_accepting()
+    told = heard_of(ReplyParser(FormatMarkup(coder), {"say": tool.parameters}), [text])
+    assert json.loads(told.calls[0].arguments) == {"text": 'if a < b: "é"\n'}
+
+
+def test_an_answer_comes_behind_thoughts(vocabulary: llguidance.LLTokenizer) -> None:
+    written = ReplyFormat(THINKING[0], None, MESSAGES[0])
+    opening, answer = "<|start|>assistant", '%json {"type": "boolean"}'
+    thought = "<|channel|>analysis<|message|>Well.<|end|>"
+    for text in (f"{thought}<|start|>assistant<|channel|>final<|message|>true", "<|channel|>final<|message|>true"):
+        made = matcher(answer_grammar(written, opening, answer, {}, thinks=True), vocabulary)
+        assert made.consume_tokens(list(text.encode())), text
+        assert made.is_accepting()
+        told = spoken(text, written, {}, opening=opening)
+        assert told.text == "true"
+        assert told.reasoning == ("Well." if "Well" in text else "")
+
+
+def test_control_tokens_stand_by_their_ids() -> None:
+    control = {"<tool_call>": 7, "</think>": 8, "</tool_call>": 9}
+    grammar = call_grammar(format_of(BY_NAME["hermes"]), "<think>", TOOLS, control, parallel=False, thinks=True)
+    assert "<[7]>" in grammar
+    assert "<[8]>" in grammar
+    assert 'tool_call>"' not in grammar

@@ -1,0 +1,245 @@
+"""Tools and thinking through the real openai client, against replies that are known beforehand."""
+
+import copy
+import json
+import random
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+
+from app.chat.template import ChatTemplateRenderer
+from app.text.tokenizer import Tokenizer
+from engine.config import EngineConfig
+from engine.core import Engine
+from engine.loading import LoadOptions, load_engine, open_checkpoint
+from engine.request import SampledToken
+from tests.app.server.live_server import LiveServer
+from tests.app.server.test_openai_chat import client
+from tests.hash_model import HashRunner, HashTicket
+
+PARAMETERS = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "enum": ["Rome", "Oslo"]}, "days": {"type": "integer"}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+WEATHER: dict[str, Any] = {"type": "function", "function": {"name": "get_weather", "parameters": PARAMETERS}}
+CLOCK: dict[str, Any] = {"type": "function", "function": {"name": "now", "description": "The time <|im_end|>"}}
+QUESTION: dict[str, Any] = {"role": "user", "content": "How is the weather in Rome?"}
+CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome", "days": 2}}\n</tool_call>'
+SCRIPT = f"<think>\nThey ask.\n</think>\n\nI look.\n{CALL}\n{CALL}"
+
+
+class ScriptedRunner(HashRunner):
+    """Says what it is told to, token by token, whatever it is asked."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        super().__init__(config, random.Random(0))
+        self.script: Sequence[int] = ()
+        self._said: dict[int, int] = {}
+
+    def _sample(self, seen: Any, request_id: int, variant: int, alternatives: int | None) -> SampledToken:
+        sampled = super()._sample(seen, request_id, variant, alternatives)
+        said = self._said.get(request_id, 0)
+        token_id = self.script[min(said, len(self.script) - 1)]
+        self._said[request_id] = said + 1
+        self.last_tokens[request_id] = token_id
+        logprobs = sampled.logprobs and type(sampled.logprobs)(token_id, -0.5, ())
+        return SampledToken(request_id, token_id, logprobs)
+
+
+class ScriptedServer(LiveServer):
+    def __init__(self, tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> None:
+        config = EngineConfig("scripted", 2048, 520, max_step_tokens=256, max_running=8)
+        self.runner = ScriptedRunner(config)
+        engine: Engine[HashTicket] = Engine(config, tokenizer.vocab_size, self.runner)
+        super().__init__("scripted", engine, tokenizer, renderer)
+
+    def says(self, text: str) -> int:
+        """From now on; how many tokens that are."""
+        [end] = sorted(self.service.tokenizer.encode("<|im_end|>", parse_special=True))
+        self.runner.script = [*self.service.tokenizer.encode(text, parse_special=True), end]
+        return len(self.runner.script)
+
+
+@pytest.fixture(scope="module")
+def qwen(llama_cpp_models: Path, tokenizer: Tokenizer) -> Tokenizer:
+    """The default model's vocabulary with the template of a model that calls tools and thinks."""
+    model = copy.copy(tokenizer)
+    model.chat_template = (llama_cpp_models / "templates" / "Qwen-Qwen3-0.6B.jinja").read_text(encoding="utf-8")
+    return model
+
+
+@pytest.fixture(scope="module")
+def server(qwen: Tokenizer, renderer: ChatTemplateRenderer) -> Iterator[ScriptedServer]:
+    with ScriptedServer(qwen, renderer) as server:
+        yield server
+
+
+def fields(server: LiveServer, asked: dict[str, Any]) -> dict[str, Any]:
+    given = {"model": server.service.name, "messages": [QUESTION], "tools": [WEATHER, CLOCK], "max_tokens": 200}
+    return given | asked
+
+
+def ask(server: LiveServer, **asked: Any) -> ChatCompletion:
+    with client(server) as api:
+        reply: ChatCompletion = api.chat.completions.create(**fields(server, asked))
+        return reply
+
+
+def chunks(server: LiveServer, **asked: Any) -> list[ChatCompletionChunk]:
+    with client(server) as api:
+        return list(api.chat.completions.create(**fields(server, asked), stream=True))
+
+
+def calls_of(reply: ChatCompletion) -> list[tuple[str, Any]]:
+    calls = [call.model_dump()["function"] for call in reply.choices[0].message.tool_calls or ()]
+    return [(call["name"], json.loads(call["arguments"])) for call in calls]
+
+
+CALLED = ("get_weather", {"city": "Rome", "days": 2})
+
+
+def test_text_thoughts_and_calls_are_told_apart(server: ScriptedServer) -> None:
+    server.says(SCRIPT)
+    reply = ask(server)
+    message = reply.choices[0].message
+    assert (message.content, reply.choices[0].finish_reason) == ("I look.", "tool_calls")
+    assert calls_of(reply) == [CALLED, CALLED]
+    assert len({call.id for call in message.tool_calls or ()}) == 2
+    extra = message.model_extra or {}
+    assert extra["reasoning"] == extra["reasoning_content"] == "They ask."
+
+
+def test_a_stream_says_the_same(server: ScriptedServer) -> None:
+    server.says(SCRIPT)
+    deltas = [choice.delta for chunk in chunks(server) for choice in chunk.choices]
+    assert "".join(delta.content or "" for delta in deltas) == "I look."
+    extras = [delta.model_extra or {} for delta in deltas]
+    assert "".join(extra.get("reasoning", "") for extra in extras) == "They ask."
+    told: dict[int, list[str]] = {}
+    for call in (call for delta in deltas for call in delta.tool_calls or ()):
+        assert call.function is not None
+        if call.id:
+            told[call.index] = [call.function.name or "", ""]
+        told[call.index][1] += call.function.arguments or ""
+    assert [(name, json.loads(arguments)) for name, arguments in told.values()] == [CALLED, CALLED]
+    pieces = [call for delta in deltas for call in delta.tool_calls or ()]
+    assert len(pieces) > 8  # as they come
+
+
+def test_a_call_alone_has_no_content(server: ScriptedServer) -> None:
+    server.says(CALL)
+    assert ask(server).choices[0].message.content is None
+
+
+def test_without_parallel_calls_there_is_one(server: ScriptedServer) -> None:
+    server.says(SCRIPT)
+    reply = ask(server, parallel_tool_calls=False)
+    assert calls_of(reply) == [CALLED]
+    assert reply.choices[0].finish_reason == "tool_calls"
+    assert reply.usage is not None
+    assert reply.usage.completion_tokens < len(server.runner.script) - 10
+
+
+def test_what_is_no_call_is_text(server: ScriptedServer) -> None:
+    server.says("<tool_call>\nI do not know how.")
+    reply = ask(server)
+    assert (reply.choices[0].message.content, reply.choices[0].finish_reason) == (
+        "<tool_call>\nI do not know how.",
+        "stop",
+    )
+    server.says(f"Look: {CALL}")
+    uncalled: list[dict[str, Any]] = [{"tool_choice": "none"}, {"tools": []}]
+    for asked in uncalled:
+        reply = ask(server, **asked)
+        assert reply.choices[0].message.content == f"Look: {CALL}"
+        assert not reply.choices[0].message.tool_calls
+    server.says('<tool_call>\n{"name": "get_weather", "arguments": {"city": "Ro')
+    reply = ask(server, max_tokens=len(server.runner.script) - 1)
+    assert reply.choices[0].finish_reason == "length"
+
+
+def test_the_second_turn_finds_calls_and_thoughts_computed(server: ScriptedServer) -> None:
+    generated = server.says(SCRIPT)
+    question = {"role": "user", "content": "A question of its own. " * 30}
+    first = ask(server, messages=[question])
+    message = first.choices[0].message
+    answer = {"role": "assistant", "content": message.content, "reasoning": (message.model_extra or {})["reasoning"]}
+    answer["tool_calls"] = [call.model_dump() for call in message.tool_calls or ()]
+    results = [{"role": "tool", "tool_call_id": call["id"], "content": "22"} for call in answer["tool_calls"]]
+    server.says("Done.")
+    second = ask(server, messages=[question, answer, *results])
+    assert first.usage is not None
+    assert second.usage is not None
+    assert second.usage.prompt_tokens_details is not None
+    assert (second.usage.prompt_tokens_details.cached_tokens or 0) >= first.usage.prompt_tokens + generated - 20
+
+
+def test_thinking_can_be_switched_off(server: ScriptedServer) -> None:
+    server.says("Hello")
+    prompts = []
+    for asked in (
+        {},
+        {"reasoning_effort": "none"},
+        {"extra_body": {"chat_template_kwargs": {"enable_thinking": False}}},
+    ):
+        reply = ask(server, **asked)
+        assert reply.choices[0].message.content == "Hello"
+        assert reply.usage is not None
+        prompts.append(reply.usage.prompt_tokens)
+    assert prompts[1] == prompts[2] > prompts[0]
+
+
+def test_logprobs_are_those_of_the_text(server: ScriptedServer) -> None:
+    server.says(SCRIPT)
+    logprobs = ask(server, logprobs=True).choices[0].logprobs
+    assert logprobs is not None
+    assert "".join(token.token for token in logprobs.content or ()).strip() == "I look."
+
+
+@pytest.mark.parametrize(
+    ("asked", "parameter"),
+    [
+        ({"tools": [WEATHER, WEATHER]}, "tools"),
+        ({"tools": [], "tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice"),
+        ({"tools": [{"type": "function", "function": {"name": "no spaces"}}]}, "tools[0].function.name"),
+        ({"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools[0].type"),
+        ({"extra_body": {"chat_template_kwargs": {"messages": []}}}, "chat_template_kwargs.messages"),
+        ({"functions": [{"name": "f"}]}, "functions"),
+    ],
+)
+def test_mistakes_are_told_by_field(server: ScriptedServer, asked: dict[str, Any], parameter: str) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        ask(server, **asked)
+    assert caught.value.param == parameter
+
+
+def test_a_model_that_is_not_told_of_tools_refuses_them(hash_server: LiveServer) -> None:
+    with pytest.raises(openai.BadRequestError, match="no place for tools"):
+        ask(hash_server)
+
+
+def test_a_real_model_calls_when_it_must(
+    smollm2: Path, cpu_kernels: Path, qwen: Tokenizer, renderer: ChatTemplateRenderer
+) -> None:
+    with open_checkpoint(smollm2) as checkpoint:
+        engine = load_engine(checkpoint, LoadOptions(context_length=512, code_cache=cpu_kernels))
+    with LiveServer("smollm2:135m", engine, qwen, renderer) as server:
+        asked = {
+            "tools": [WEATHER],
+            "tool_choice": "required",
+            "parallel_tool_calls": False,
+            "temperature": 1,
+            "seed": 3,
+        }
+        reply = ask(server, **asked, reasoning_effort="none", max_tokens=60)
+    assert reply.choices[0].finish_reason == "tool_calls"
+    [(name, arguments)] = calls_of(reply)
+    assert name == "get_weather"
+    assert arguments["city"] in ("Rome", "Oslo")
