@@ -6,6 +6,7 @@ Refuses to know how many tokens a step takes.
 """
 
 import enum
+from collections.abc import Callable
 
 from engine.config import BLOCK_SIZE, EngineConfig
 from engine.counters import Counters
@@ -38,6 +39,7 @@ class Admission:
         searches: Searches,
         yielding: Yielding,
         counters: Counters,
+        clock: Callable[[], float],
     ) -> None:
         self._config = config
         self._memory = memory
@@ -46,6 +48,7 @@ class Admission:
         self._searches = searches
         self._yielding = yielding
         self._counters = counters
+        self._clock = clock
 
     def admit(self, request: Request, preempted: list[Request]) -> Verdict:
         """Give a waiting request a seat and what is cached or saved of it, if its tokens and one more fit what is free.
@@ -103,6 +106,8 @@ class Admission:
         if not request.is_arriving:
             self.count(request)
         request.status = RequestStatus.RUNNING
+        if request.seated is None:
+            request.seated = self._clock()
         self._waiting.remove_from_line(request)
         self._running[request.id] = request
         self._searches.mirror(request)

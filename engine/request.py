@@ -215,6 +215,7 @@ class Request:
     cache: CacheUse = field(default_factory=CacheUse)
     num_preemptions: int = 0
     arrival: float = 0.0  # when it was added, in seconds of some clock
+    seated: float | None = None  # when it first had a seat, by the same clock
     followers: "list[Request]" = field(default_factory=list)  # wait for its prompt, which is theirs too
     is_leading: bool = False  # some of them pick their first token in a step under way, and then take over its blocks
     num_reported: int = 0  # positions of the prompt whose prediction of the next token is told, or under way
@@ -228,6 +229,11 @@ class Request:
     def num_cached(self) -> int:
         """Tokens of the prompt that were found computed when it first joined."""
         return self.cache.tokens
+
+    @property
+    def queue_seconds(self) -> float:
+        """That it waited before it first had a seat."""
+        return 0.0 if self.seated is None else self.seated - self.arrival
 
     @property
     def runs_ahead(self) -> bool:

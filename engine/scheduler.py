@@ -69,7 +69,7 @@ class Scheduler:
             self._memory, self._waiting, self._running, self._searches, self.costs, self._counters
         )
         self._admission = Admission(
-            config, self._memory, self._waiting, self._running, self._searches, self._yielding, self._counters
+            config, self._memory, self._waiting, self._running, self._searches, self._yielding, self._counters, clock
         )
 
     @property

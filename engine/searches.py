@@ -190,7 +190,7 @@ class Searches:
     def mirror(self, request: Request) -> None:
         """Results are where the search is."""
         for result in request.search.results if request.search else ():
-            result.status, result.cache = request.status, request.cache
+            result.status, result.cache, result.seated = request.status, request.cache, request.seated
 
     def end(self, search: Search, finish: FinishReason, error: str = "") -> list[TokenEvent]:
         """End a search before its time; nothing where it has ended."""

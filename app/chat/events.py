@@ -15,6 +15,8 @@ class PromptProgress:
 
     done: int
     total: int
+    cached: int = 0  # of those that are done: what did not have to be read
+    seconds: float = 0.0  # since it began, after the queue
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +79,7 @@ class ReplyEnd:
     completion_tokens: int
     first_token_seconds: float  # from the question to the first token
     total_seconds: float
+    queue_seconds: float = 0.0  # of the time to the first token, what passed before the engine began
     error: str = ""  # for FinishReason.ERROR
 
     @property

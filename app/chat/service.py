@@ -226,7 +226,7 @@ class _Reply:
             total = len(self._request.prompt_ids)
             self._read = max(self._read, token.num_computed)
             # A request that gave way reads its prompt again in the middle of its reply, which is nobody's news.
-            return events if self._tokens else [*events, PromptProgress(min(token.num_computed, total), total)]
+            return events if self._tokens else [*events, self._progress(min(token.num_computed, total), total)]
         if token.token_id is not None:
             events += self._take(token, token.token_id)
         over = self._reader.stopped is not None or self._reader.ended
@@ -238,6 +238,10 @@ class _Reply:
             self.end()
             events.append(self._end(finish, token.error))
         return events
+
+    def _progress(self, done: int, total: int) -> PromptProgress:
+        seconds = time.monotonic() - self._started - self._request.queue_seconds
+        return PromptProgress(done, total, self._request.num_cached, max(0.0, seconds))
 
     def end(self) -> None:
         """Nothing follows, whether or not that was told; any number of times."""
@@ -284,5 +288,6 @@ class _Reply:
             completion_tokens=self._tokens,
             first_token_seconds=(self._first_token_at or now) - self._started,
             total_seconds=now - self._started,
+            queue_seconds=request.queue_seconds,
             error=error,
         )

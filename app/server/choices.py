@@ -13,6 +13,7 @@ from app.chat.service import ChatService
 from app.server.errors import ReplyAborted, ReplyFailed
 from app.server.request_log import logged
 from app.server.token_counts import TokenCounts
+from engine.errors import PromptTooLong
 from engine.request import FinishReason, Origin, SamplingParams
 
 _Reporting = TextDelta | ReasoningDelta | ToolCallDelta
@@ -26,12 +27,25 @@ class WantedChoices:
     count: int  # that are told
     candidates: Sequence[SamplingParams]  # that are generated; or the one of a beam search, which has `count` results
     reports: bool  # their log-probabilities
+    context: int | None = None  # most tokens of a prompt and its reply together; None: what the model has
 
     @property
     def replies(self) -> int:
         """That the engine generates, and tells."""
         beams = self.candidates[0].beams
         return len(self.candidates) if beams is None else beams.results
+
+    def behind(self, prompt: Sequence[int]) -> Sequence[SamplingParams]:
+        """The candidates that continue a prompt, within the context. Raises PromptTooLong."""
+        if self.context is None:
+            return self.candidates
+        room = self.context - len(prompt)
+        if room < 1:
+            raise PromptTooLong(
+                f"The prompt has {len(prompt):,} tokens, and num_ctx allows {self.context:,} including the reply",
+                "Shorten the prompt, or raise num_ctx or leave it out: it is a cap, and nothing is loaded anew for it.",
+            )
+        return [replace(one, max_tokens=min(room, one.max_tokens or room)) for one in self.candidates]
 
 
 async def generate_choices(
@@ -51,7 +65,7 @@ async def generate_choices(
     Raises what `ChatService.generate` raises; ReplyFailed or ReplyAborted where the engine gave one up, after what came
     before. Closing the generator ends all of them.
     """
-    asked = [(prompt, one) for prompt in prompts for one in wanted.candidates]
+    asked = [(prompt, one) for prompt in prompts for one in wanted.behind(prompt)]
     ranking = _Ranking(wanted) if wanted.replies > wanted.count else None
     batches = service.generate_several(asked, origin=origin, continues_text=continues_text, new_parser=new_parser)
     with logged(service.name, origin, sum(map(len, prompts)), counts):

@@ -24,7 +24,18 @@ from app.chat.service import ChatPrompt, ChatService
 from app.server.choices import generate_choices
 from app.server.errors import naming
 from app.server.openai_requests import ChatCompletionRequest
-from app.server.openai_tokens import FinishText, Identity, Usage, finish_text, finite, token_text, usage_of
+from app.server.openai_tokens import (
+    FinishText,
+    Identity,
+    ProgressReport,
+    Timings,
+    Usage,
+    finish_text,
+    finite,
+    timings_of,
+    token_text,
+    usage_of,
+)
 from app.server.structured_output import AskedGrammar
 from app.server.token_counts import TokenCounts
 from app.text.tokenizer import Tokenizer
@@ -86,6 +97,8 @@ class ChatCompletionChunk(Struct, kw_only=True):
     model: str
     choices: list[ChunkChoice]
     usage: Usage | UnsetType = UNSET  # in the last chunk, which has no choice
+    timings: Timings | UnsetType = UNSET  # there, too
+    prompt_progress: ProgressReport | UnsetType = UNSET
 
 
 class CalledFunction(Struct):
@@ -122,6 +135,7 @@ class ChatCompletion(Struct, kw_only=True):
     model: str
     choices: list[Choice]
     usage: Usage
+    timings: Timings | UnsetType
 
 
 async def chunks(
@@ -131,7 +145,7 @@ async def chunks(
     engine has begun with it, so that what is refused or fails at once can be raised: InvalidRequest, InvalidSampling,
     EngineError, ReplyFailed, ReplyAborted."""
     counts = TokenCounts()
-    writer = _ChunkWriter(service)
+    writer = _ChunkWriter(service, tells_progress=bool(wanted.return_progress))
     with naming("messages"):
         asked, prompt = wanted.grammar(), await service.prompt(wanted.conversation())
         choices = wanted.choices(await _grammar(service, prompt, asked))
@@ -165,7 +179,12 @@ async def fold(chunks: AsyncGenerator[ChatCompletionChunk]) -> ChatCompletion:
         if chunk.usage is not UNSET:
             choices = [parts[index].choice(index) for index in sorted(parts)]
             return ChatCompletion(
-                id=chunk.id, created=chunk.created, model=chunk.model, choices=choices, usage=chunk.usage
+                id=chunk.id,
+                created=chunk.created,
+                model=chunk.model,
+                choices=choices,
+                usage=chunk.usage,
+                timings=chunk.timings,
             )
     raise EOFError("the chunks ended without their usage")
 
@@ -173,7 +192,9 @@ async def fold(chunks: AsyncGenerator[ChatCompletionChunk]) -> ChatCompletion:
 class _ChunkWriter:
     """Writes the chunks of one reply."""
 
-    def __init__(self, service: ChatService) -> None:
+    def __init__(self, service: ChatService, *, tells_progress: bool) -> None:
+        """`tells_progress` of the reading of the prompt."""
+        self._tells_progress = tells_progress
         self._tokenizer = service.tokenizer
         self._identity = Identity.new("chatcmpl", service.name)
         self._begun: set[int] = set()
@@ -199,6 +220,10 @@ class _ChunkWriter:
                 if reason == "stop" and index in self._calling:
                     reason = "tool_calls"
                 yield self._chunk(ChunkChoice(index, Delta(), finish_reason=reason))
+            case PromptProgress() if self._tells_progress:
+                chunk = self._chunk(ChunkChoice(index, Delta()))
+                chunk.prompt_progress = ProgressReport.of(event)
+                yield chunk
             case PromptProgress() | PromptLogprobs() | ToolCallEnd():
                 pass
 
@@ -206,12 +231,14 @@ class _ChunkWriter:
         return self._chunk(ChunkChoice(index, Delta(tool_calls=[delta])))
 
     def usage(self, counts: TokenCounts) -> ChatCompletionChunk:
-        return self._chunk(usage=usage_of(counts))
+        chunk = self._chunk()
+        chunk.usage, chunk.timings = usage_of(counts), timings_of(counts)
+        return chunk
 
-    def _chunk(self, *choices: ChunkChoice, usage: Usage | UnsetType = UNSET) -> ChatCompletionChunk:
+    def _chunk(self, *choices: ChunkChoice) -> ChatCompletionChunk:
         identity = self._identity
         return ChatCompletionChunk(
-            id=identity.id, created=identity.created, model=identity.model, choices=list(choices), usage=usage
+            id=identity.id, created=identity.created, model=identity.model, choices=list(choices)
         )
 
 

@@ -18,7 +18,18 @@ from app.chat.service import ChatService
 from app.server.choices import generate_choices
 from app.server.errors import InvalidRequest, naming
 from app.server.openai_requests import CompletionRequest
-from app.server.openai_tokens import FinishText, Identity, Usage, finish_text, finite, token_text, usage_of
+from app.server.openai_tokens import (
+    FinishText,
+    Identity,
+    ProgressReport,
+    Timings,
+    Usage,
+    finish_text,
+    finite,
+    timings_of,
+    token_text,
+    usage_of,
+)
 from app.server.token_counts import TokenCounts
 from app.text.tokenizer import Tokenizer
 from engine.request import Origin, TokenLogprobs
@@ -56,7 +67,9 @@ class Completion(Struct, kw_only=True):
     created: int
     model: str
     choices: list[CompletionChoice]
-    usage: Usage | UnsetType = UNSET
+    usage: Usage | UnsetType = UNSET  # in the last chunk, which has no choice
+    timings: Timings | UnsetType = UNSET  # there, too
+    prompt_progress: ProgressReport | UnsetType = UNSET
 
 
 async def chunks(service: ChatService, wanted: CompletionRequest, origin: Origin) -> AsyncGenerator[list[Completion]]:
@@ -69,7 +82,7 @@ async def chunks(service: ChatService, wanted: CompletionRequest, origin: Origin
     prompts = [await _encode(service, prompt, wanted.suffix) for prompt in given]
     echoes = [_echo(service.tokenizer, wanted, *prompt) for prompt in zip(given, prompts, strict=True)]
     counts = TokenCounts()
-    writer = _ChunkWriter(service, echoes, choices.count)
+    writer = _ChunkWriter(service, echoes, choices.count, tells_progress=bool(wanted.return_progress))
     with naming("prompt"):
         replies = generate_choices(service, prompts, choices, origin, counts, continues_text=True)
         async with aclosing(replies) as batches:
@@ -114,8 +127,11 @@ class _Parts:
 class _ChunkWriter:
     """Writes the chunks of one reply."""
 
-    def __init__(self, service: ChatService, echoes: Sequence["_Echo"], choices_each: int) -> None:
-        """`echoes` are of the prompts, each of which has `choices_each` choices."""
+    def __init__(
+        self, service: ChatService, echoes: Sequence["_Echo"], choices_each: int, *, tells_progress: bool
+    ) -> None:
+        """`echoes` are of the prompts, each of which has `choices_each` choices; `tells_progress` of their reading."""
+        self._tells_progress = tells_progress
         self._tokenizer = service.tokenizer
         self._identity = Identity.new("cmpl", service.name)
         self._echoes = echoes
@@ -133,17 +149,21 @@ class _ChunkWriter:
                 yield self._chunk(CompletionChoice(index, "", finish_reason=finish_text(finish)))
             case PromptLogprobs(logprobs):
                 yield self._chunk(self._choices[index].part(TextDelta("", logprobs)))
+            case PromptProgress() if self._tells_progress:
+                chunk = self._chunk(CompletionChoice(index, ""))
+                chunk.prompt_progress = ProgressReport.of(event)
+                yield chunk
             case PromptProgress():
                 pass
 
     def usage(self, counts: TokenCounts) -> Completion:
-        return self._chunk(usage=usage_of(counts))
+        chunk = self._chunk()
+        chunk.usage, chunk.timings = usage_of(counts), timings_of(counts)
+        return chunk
 
-    def _chunk(self, *choices: CompletionChoice, usage: Usage | UnsetType = UNSET) -> Completion:
+    def _chunk(self, *choices: CompletionChoice) -> Completion:
         identity = self._identity
-        return Completion(
-            id=identity.id, created=identity.created, model=identity.model, choices=list(choices), usage=usage
-        )
+        return Completion(id=identity.id, created=identity.created, model=identity.model, choices=list(choices))
 
 
 class _ChoiceWriter:

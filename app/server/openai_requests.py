@@ -70,6 +70,12 @@ class StreamOptions(Struct):
     include_usage: bool | None = None
 
 
+class Options(Struct):
+    """Ollama's options, as far as this API has no field for them."""
+
+    num_ctx: PositiveCount | None = None
+
+
 class GenerationRequest(Struct, kw_only=True):
     """What both kinds of request have in common."""
 
@@ -108,6 +114,9 @@ class GenerationRequest(Struct, kw_only=True):
     guided_regex: GrammarText | None = None
     guided_choice: Choices | None = None
     guided_grammar: GrammarText | None = None
+    return_progress: bool | None = None  # a stream tells how much of a long prompt is read, as llama.cpp's does
+    num_ctx: PositiveCount | None = None  # a cap on prompt and reply together; nothing is loaded anew for it
+    options: Options | None = None
     service_class: Literal["interactive", "normal", "background"] | None = None  # ours alone
 
     @property
@@ -124,13 +133,17 @@ class GenerationRequest(Struct, kw_only=True):
         n, reports = self.n or 1, self._logprobs() is not None
         given = self._sampling() | {"grammar": grammar}
         if self.use_beam_search:
-            return WantedChoices(n, [SamplingParams(**given, beams=self._beams(n))], reports)
+            return WantedChoices(n, [SamplingParams(**given, beams=self._beams(n))], reports, self._context())
         if self._candidates > n:
             given = {"logprobs": 0, **given}  # they are ranked by it
         seeds: list[dict[str, Any]] = [{} for _ in range(self._candidates)]
         if self.seed is not None:
             seeds = [{"seed": (self.seed + candidate) % 2**64} for candidate in range(self._candidates)]
-        return WantedChoices(n, [SamplingParams(**given, **seed) for seed in seeds], reports)
+        return WantedChoices(n, [SamplingParams(**given, **seed) for seed in seeds], reports, self._context())
+
+    def _context(self) -> int | None:
+        caps = (self.num_ctx, None if self.options is None else self.options.num_ctx)
+        return min((cap for cap in caps if cap is not None), default=None)
 
     @property
     def _candidates(self) -> int:

@@ -7,6 +7,7 @@ from typing import Literal, TypeAlias
 from msgspec import Struct
 
 from app.cache_details import PromptTokensDetails
+from app.chat.events import PromptProgress
 from app.server.token_counts import TokenCounts
 from app.text.tokenizer import Tokenizer
 from engine.request import FinishReason
@@ -21,6 +22,36 @@ class Usage(Struct):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+
+
+class Timings(Struct):
+    """Where the time of a request went, in the words of llama.cpp's server; the first two fields are ours. The first
+    token of each reply is a part of reading its prompt."""
+
+    queue_ms: float  # before the engine began with it
+    restore_ms: float  # that bringing cached tokens from memory and from files took
+    cache_n: int  # tokens of the prompt that were cached
+    prompt_n: int  # and that were computed
+    prompt_ms: float
+    prompt_per_token_ms: float
+    prompt_per_second: float
+    predicted_n: int
+    predicted_ms: float
+    predicted_per_token_ms: float
+    predicted_per_second: float
+
+
+class ProgressReport(Struct):
+    """How far the reading of a prompt is, as llama.cpp's server tells it."""
+
+    total: int  # tokens of the prompt
+    cache: int  # that were cached
+    processed: int  # those, and what is computed
+    time_ms: float
+
+    @classmethod
+    def of(cls, progress: PromptProgress) -> "ProgressReport":
+        return cls(progress.total, progress.cached, progress.done, round(progress.seconds * 1000, 3))
 
 
 class Identity(Struct, frozen=True):
@@ -38,6 +69,30 @@ class Identity(Struct, frozen=True):
 def usage_of(counts: TokenCounts) -> Usage:
     total = counts.prompt + counts.completion
     return Usage(counts.prompt, counts.completion, total, PromptTokensDetails.of(counts.cache))
+
+
+def timings_of(counts: TokenCounts) -> Timings:
+    cache, later_tokens = counts.cache, counts.completion - counts.replies
+    restore_ms, queue_ms = 1000 * cache.restore_seconds, 1000 * counts.queue_seconds
+    prompt_ms = max(0.0, 1000 * counts.first_token_seconds - queue_ms - restore_ms)
+    predicted_ms = max(0.0, 1000 * (counts.total_seconds - counts.first_token_seconds))
+    return Timings(
+        queue_ms=round(queue_ms, 3),
+        restore_ms=round(restore_ms, 3),
+        cache_n=cache.cached,
+        prompt_n=cache.computed,
+        prompt_ms=round(prompt_ms, 3),
+        prompt_per_token_ms=_ratio(prompt_ms, cache.computed),
+        prompt_per_second=_ratio(1000 * cache.computed, prompt_ms),
+        predicted_n=counts.completion,
+        predicted_ms=round(predicted_ms, 3),
+        predicted_per_token_ms=_ratio(predicted_ms, later_tokens),
+        predicted_per_second=_ratio(1000 * later_tokens, predicted_ms),
+    )
+
+
+def _ratio(dividend: float, divisor: float) -> float:
+    return round(dividend / divisor, 3) if divisor > 0 else 0.0
 
 
 def finish_text(finish: FinishReason) -> FinishText:

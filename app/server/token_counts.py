@@ -18,6 +18,7 @@ class TokenCounts:
     replies: int = 0  # that have ended
     first_token_seconds: float = math.inf  # the least of any reply
     total_seconds: float = 0.0  # the most
+    queue_seconds: float = 0.0  # the most that a prompt waited before the engine began with it
 
     def add(self, end: ReplyEnd, *, first_of_prompt: bool) -> None:
         """Count a reply that has ended."""
@@ -28,3 +29,4 @@ class TokenCounts:
         if first_of_prompt:
             self.prompt += end.prompt_tokens
             self.cache = self.cache.plus(end.cache)
+            self.queue_seconds = max(self.queue_seconds, end.queue_seconds)

@@ -61,6 +61,19 @@ def test_seats_are_bounded() -> None:
     assert [len(step) for step in run_out(scheduler)] == [2, 2, 2, 2, 2, 2, 2, 2, 1, 1, 1, 1]
 
 
+def test_the_queue_ends_with_the_first_seat() -> None:
+    seconds = 1000.0
+    scheduler = Scheduler(config(running=1, budget=100), clock=lambda: seconds)
+    first, second = request(1, 4, max_tokens=1), request(2, 4, max_tokens=1)
+    scheduler.add(first)
+    scheduler.add(second)
+    for _ in range(2):
+        seconds += 2.5
+        plan = scheduler.schedule()
+        scheduler.update(plan, tokens(plan))
+    assert (first.queue_seconds, second.queue_seconds) == (2.5, 5.0)
+
+
 def test_a_request_waits_for_blocks_and_then_gets_them() -> None:
     scheduler = Scheduler(config(blocks=1 + 2, budget=100))
     scheduler.add(request(1, BLOCK_SIZE + 1, max_tokens=2))

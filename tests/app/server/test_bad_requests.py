@@ -34,6 +34,9 @@ BAD: dict[str, tuple[str, ...]] = {
     "max_tokens": (*NOT_AN_INTEGER, "0", "-1"),
     "top_k": (*NOT_AN_INTEGER, "-2"),
     "min_tokens": (*NOT_AN_INTEGER, "-1", "2"),
+    "num_ctx": (*NOT_AN_INTEGER, "0", "-1"),
+    "options": ("1", "[]", '{"num_ctx": 0}', '{"num_ctx": "many"}'),
+    "return_progress": ("1", '"yes"', "[]"),
     "stop": ("1", "true", "{}", '""', '[""]', "[1]", "[null]", '[["a"]]', json.dumps(["a"] * 17), f'"{"a" * 1025}"'),
     "stop_token_ids": ("1", '"1"', "{}", '["1"]', "[-1]", "[49152]", "[1e9]", f"[{2**31}]", json.dumps([1] * 65)),
     "logit_bias": (
@@ -272,6 +275,18 @@ def test_a_prompt_that_can_never_fit_is_refused_with_the_numbers(http: httpx.Cli
     assert "2,048" in error["message"]
     assert error["code"] == "context_length_exceeded"
     assert error["param"] == "prompt"
+
+
+@pytest.mark.parametrize("field", [{"num_ctx": 40}, {"options": {"num_ctx": 40, "mirostat": 1}}])
+def test_num_ctx_caps_prompt_and_reply_together(http: httpx.Client, field: dict[str, Any]) -> None:
+    body = {**VALID[COMPLETION], "max_tokens": 100, "ignore_eos": True, **field}
+    reply = post(http, COMPLETION, json.dumps({**body, "prompt": [[5] * 30, [5] * 39]})).json()
+    assert [choice["finish_reason"] for choice in reply["choices"]] == ["length"] * 2
+    assert reply["usage"]["completion_tokens"] == 10 + 1
+    refused = post(http, COMPLETION, json.dumps({**body, "prompt": [5] * 1000}))
+    error = error_of(refused)
+    assert (refused.status_code, error["code"], error["param"]) == (400, "context_length_exceeded", "prompt")
+    assert "1,000 tokens, and num_ctx allows 40" in error["message"]
 
 
 def test_a_model_that_is_not_here(http: httpx.Client) -> None:

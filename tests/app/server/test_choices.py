@@ -20,7 +20,7 @@ OTHERS: tuple[int, ChatEvent] = (1, TextDelta("Good day"))
 
 
 def end(finish: FinishReason, error: str = "") -> tuple[int, ChatEvent]:
-    return 0, ReplyEnd(finish, None, 0, 3, CacheReport(computed=3), 1, 0.1, 0.2, error)
+    return 0, ReplyEnd(finish, None, 0, 3, CacheReport(computed=3), 1, 0.1, 0.2, error=error)
 
 
 class Scripted(ChatService):

@@ -1,0 +1,74 @@
+"""What a reply says of its time: where it went, and while a long prompt is read, how far that is."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from app.chat.cache_report import CacheReport
+from app.chat.template import ChatTemplateRenderer
+from app.server.openai_tokens import timings_of
+from app.server.token_counts import TokenCounts
+from app.text.tokenizer import Tokenizer
+from tests.app.server.live_server import LiveServer, controlled_engine
+
+MESSAGES = [{"role": "user", "content": "A long question. " * 20}]
+ASKED: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": MESSAGES},
+    "/v1/completions": {"prompt": "A long text. " * 20},
+}
+
+
+@pytest.fixture
+def server(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> Iterator[LiveServer]:
+    engine, _ = controlled_engine(tokenizer.vocab_size, budget=32)
+    with LiveServer("hash", engine, tokenizer, renderer) as server:
+        yield server
+    engine.assert_empty()
+
+
+def chunks(server: LiveServer, path: str, **asked: Any) -> list[dict[str, Any]]:
+    body = {"model": "hash", "max_tokens": 3, "stream": True, "ignore_eos": True, **ASKED[path], **asked}
+    reply = httpx.post(f"{server.url}{path}", json=body, trust_env=False, timeout=None)  # noqa: S113
+    *events, done = [event for event in reply.text.split("\n\n") if event]
+    assert done == "data: [DONE]"
+    return [json.loads(event.removeprefix("data: ")) for event in events]
+
+
+@pytest.mark.parametrize("path", ASKED)
+def test_progress_is_told_to_who_asks_for_it(server: LiveServer, path: str) -> None:
+    told = chunks(server, path, return_progress=True, stream_options={"include_usage": True})
+    progress = [chunk["prompt_progress"] for chunk in told if "prompt_progress" in chunk]
+    prompt = told[-1]["usage"]["prompt_tokens"]
+    assert [one["processed"] for one in progress] == list(range(32, prompt, 32))
+    assert {(one["total"], one["cache"]) for one in progress} == {(prompt, 0)}
+    times = [one["time_ms"] for one in progress]
+    assert times == sorted(times)
+    # The next one finds all but its end computed, and says that from the start.
+    again = chunks(server, path, return_progress=True, stream_options={"include_usage": True}, n=2)
+    assert again[-1]["timings"]["cache_n"] == prompt - 1 - (prompt - 1) % 16
+    assert not any("prompt_progress" in chunk for chunk in again)
+    assert not any("prompt_progress" in chunk for chunk in chunks(server, path, cache_salt="another"))
+
+
+@pytest.mark.parametrize("path", ASKED)
+def test_a_whole_reply_says_where_its_time_went(server: LiveServer, path: str) -> None:
+    body = {"model": "hash", "max_tokens": 5, "ignore_eos": True, **ASKED[path], "n": 2}
+    reply = httpx.post(f"{server.url}{path}", json=body, trust_env=False, timeout=None).json()  # noqa: S113
+    timings, usage = reply["timings"], reply["usage"]
+    assert (timings["prompt_n"], timings["cache_n"], timings["predicted_n"]) == (usage["prompt_tokens"], 0, 10)
+    assert timings["prompt_ms"] > 0
+    assert timings["predicted_ms"] > 0
+    assert min(timings.values()) >= 0
+
+
+def test_times_add_up_to_the_whole() -> None:
+    cache = CacheReport(device=10, host=20, disk=30, computed=40, restore_seconds=0.5)
+    counts = TokenCounts(100, cache, 9, 1, first_token_seconds=2.0, total_seconds=6.0, queue_seconds=1.0)
+    timings = timings_of(counts)
+    assert (timings.queue_ms, timings.restore_ms, timings.prompt_ms, timings.predicted_ms) == (1000, 500, 500, 4000)
+    assert (timings.cache_n, timings.prompt_n, timings.predicted_n) == (60, 40, 9)
+    assert (timings.prompt_per_second, timings.prompt_per_token_ms) == (80, 12.5)
+    assert (timings.predicted_per_second, timings.predicted_per_token_ms) == (2, 500)
