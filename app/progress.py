@@ -8,7 +8,7 @@ it is imported when the first bar is drawn.
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _A_WHILE = 1.0  # seconds until a task is told of
 
-Unit = Literal["bytes", "tokens"]
+Unit = Literal["bytes", "tokens", "products"]
 Report = Callable[[int], None]  # takes the amount done so far
 
 
@@ -27,7 +27,7 @@ class Progress(Protocol):
     """Where a long task reports to."""
 
     def task(self, label: str, total: int | None, *, unit: Unit = "bytes") -> AbstractContextManager[Report]:
-        """A piece of work of `total` bytes or tokens; None when there is nothing to count."""
+        """A piece of work of `total` units; None when there is nothing to count."""
         ...
 
     def say(self, line: str) -> None:
@@ -96,11 +96,10 @@ class _Bar:
         from rich.console import Console
         from rich.markup import escape
 
-        amounts: Mapping[Unit, Sequence[rich.ProgressColumn]] = {
-            "bytes": (rich.DownloadColumn(), rich.TransferSpeedColumn(), rich.TimeRemainingColumn()),
-            "tokens": (rich.MofNCompleteColumn(), rich.TextColumn("tokens"), rich.TimeRemainingColumn()),
-        }
-        counted = amounts[self._unit] if self._total else ()
+        amounts: Sequence[rich.ProgressColumn] = (rich.MofNCompleteColumn(), rich.TextColumn(self._unit))
+        if self._unit == "bytes":
+            amounts = rich.DownloadColumn(), rich.TransferSpeedColumn()
+        counted = (*amounts, rich.TimeRemainingColumn()) if self._total else ()
         columns = (rich.TextColumn("{task.description}"), rich.BarColumn(), *counted)
         bar = rich.Progress(*columns, console=Console(stderr=True), transient=True)
         bar.add_task(escape(self._label), total=self._total, completed=self._done)

@@ -87,7 +87,7 @@ class LoadOptions:
     target_latency: float = TARGET_LATENCY
     fingerprint: str = ""  # sha256 of the model file, in hex; empty: not known
     disk: DiskOptions | None = None  # None: nothing is written to disk
-    code_cache: Path | None = None  # where compiled kernels are kept; None: compile for this process alone
+    code_cache: Path | None = None  # where compiled kernels are kept, and measured tiles; None: for this process alone
 
     @property
     def asks_for_gpu(self) -> bool:
@@ -237,12 +237,15 @@ def gpu_for(options: LoadOptions) -> "Gpu | None":
 def _cuda_device(gpu: "Gpu", options: LoadOptions, model: ModelConfig) -> Device:
     from engine.cuda.device import KV_TYPES as GPU_KV_TYPES
     from engine.cuda.device import CudaDevice, CudaOptions, why_unsupported
+    from engine.cuda.tile_file import read_tiles
 
     if options.kv_type not in GPU_KV_TYPES:
         raise UnsupportedModel(f"The GPU kernels do not keep keys and values as {options.kv_type}", AUTO_KV_TYPE)
     if problem := why_unsupported(model):
         raise UnsupportedModel(f"The GPU kernels cannot run this model: {problem}", "Use --device cpu.")
-    return CudaDevice(gpu, CudaOptions(GPU_KV_TYPES[options.kv_type], options.deterministic, options.gpu_memory))
+    tiles = read_tiles(options.code_cache, gpu.card)
+    kv_type = GPU_KV_TYPES[options.kv_type]
+    return CudaDevice(gpu, CudaOptions(kv_type, options.deterministic, options.gpu_memory, tiles))
 
 
 def layouts_are_compiled(layouts: frozenset[Layout] | None, options: LoadOptions) -> bool:

@@ -1,6 +1,7 @@
 """`ingle bench`: how fast a model runs here, and how fast others run it. The figures go to stdout, all narration to
 stderr."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -8,8 +9,8 @@ import click
 from click.core import ParameterSource
 
 from app.commands.gpu_options import gpu_options
-from app.config import load_settings
-from app.progress import progress_on_stderr
+from app.config import Settings, load_settings
+from app.progress import Progress, progress_on_stderr
 from app.text.terminal_text import sanitize
 
 if TYPE_CHECKING:
@@ -22,9 +23,11 @@ Examples:
   ingle bench --suite --compare --json | jq '.compare[0].ratios'
   ingle bench --suite --compare --llama-server llama.cpp/build/bin/llama-server
   ingle bench --http --llama-server llama.cpp/build/bin/llama-server
+  ingle bench --tune --model q4_k_m.gguf                                faster tiles for this GPU, kept for later
 """
 
 _SIZES = ("prompt_tokens", "output_tokens", "concurrency")
+_WORKLOADS = (*_SIZES, "repeat", "suite", "compare", "llama_server", "http")
 
 
 @click.command(epilog=EXAMPLES)
@@ -50,6 +53,7 @@ _SIZES = ("prompt_tokens", "output_tokens", "concurrency")
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="Measure this build of llama.cpp too, in turn: the path of its llama-server.",
 )
+@click.option("--tune", is_flag=True, help="Find the fastest tiles of the GPU's kernels for this model, and keep them.")
 @click.option("--http", is_flag=True, help="Measure servers over HTTP instead of engines.")
 @click.option("--context", type=int, help="Longest prompt and reply together, in tokens.")
 @click.option("--threads", type=int, help="Threads of everyone. Default: what our engine chooses; servers, one a core.")
@@ -65,6 +69,7 @@ def bench(
     suite: bool,
     compare: bool,
     llama_server: Path | None,
+    tune: bool,
     http: bool,
     as_object: bool,
     quiet: bool,
@@ -77,11 +82,15 @@ def bench(
     compare, every round measures everyone in turn, with the same file, threads and sizes.
     """
     settings = load_settings(**chosen)
+    if tune:
+        _refuse(_WORKLOADS, "--tune runs no workload")
+        _tune(settings, progress_on_stderr(quiet=quiet), as_object=as_object)
+        return
     from app.bench.benchmark import Plan, benchmark
     from app.bench.workload import SUITE, rows_of
 
     if suite:
-        _refuse_sizes()
+        _refuse(_SIZES, "--suite has sizes of its own")
     rows = SUITE if suite else rows_of(prompt_tokens, output_tokens, concurrency)
     plan = Plan(
         rows=rows,
@@ -94,11 +103,24 @@ def bench(
     _print(benchmark(settings, plan, progress_on_stderr(quiet=quiet)), as_object=as_object)
 
 
-def _refuse_sizes() -> None:
+def _tune(settings: Settings, progress: Progress, *, as_object: bool) -> None:
+    from app.bench.tuning import tune
+    from app.commands.listing import as_json
+
+    tuned = tune(settings, progress)
+    if as_object:
+        tiles = [{"product": shape, "tile": tile} for shape, tile in tuned.tiles.items()]
+        click.echo(as_json({"card": tuned.card, "file": tuned.file, "faster": tuned.faster, "tiles": tiles}))
+        return
+    found = f"Of {len(tuned.tiles)} products, {tuned.faster} are faster in other tiles than the usual ones"
+    click.echo(sanitize(f"{found} on {tuned.card}. Kept in {tuned.file}"))
+
+
+def _refuse(names: Sequence[str], reason: str) -> None:
     source = click.get_current_context().get_parameter_source
-    for name in _SIZES:
+    for name in names:
         if source(name) is not ParameterSource.DEFAULT:
-            raise click.UsageError(f"--suite has sizes of its own: leave --{name.replace('_', '-')} out.")
+            raise click.UsageError(f"{reason}: leave --{name.replace('_', '-')} out.")
 
 
 def _print(report: "Report", *, as_object: bool) -> None:

@@ -4,7 +4,7 @@ Knows which parts there are, and how large each is made. Refuses to know what ke
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -24,6 +24,7 @@ from engine.kv_budget import KVBudget
 from engine.models import Model
 from engine.weights import Weights
 from quant.cuda.linear import CudaBackend
+from quant.kernels.tiles import MeasuredTiles
 
 NUMERICS_VERSION = "1"  # raised when a change of the kernels changes bits: what was cached before is not used then
 KV_TYPES = {"auto": torch.bfloat16, "bf16": torch.bfloat16, "f16": torch.float16, "fp8": torch.uint8}
@@ -43,6 +44,7 @@ class CudaOptions:
     kv_type: torch.dtype = torch.bfloat16
     deterministic: bool = False
     memory: MemoryLimit = ALL_FREE
+    tiles: MeasuredTiles = field(default_factory=dict)  # in place of what a rule says
 
 
 class CudaDevice:
@@ -56,7 +58,8 @@ class CudaDevice:
     def __init__(self, gpu: Gpu, options: CudaOptions) -> None:
         order = "deterministic" if options.deterministic else "any order"
         # The architecture says which kernels there are, and which tiles they are launched with.
-        self.numerics = ("cuda", NUMERICS_VERSION, f"sm_{gpu.card.architecture}", order)
+        self.numerics = ("cuda", NUMERICS_VERSION, f"sm_{gpu.card.architecture}", order, repr(options.tiles))
+        self._tiles = options.tiles
         self.kv_type = options.kv_type
         self._gpu = gpu
         self._deterministic = options.deterministic
@@ -79,7 +82,7 @@ class CudaDevice:
 
     def load(self, model: ModelConfig, weights: Weights, config: EngineConfig) -> LoadedModel:
         with self._gpu.current():
-            backend = CudaBackend(self._gpu.device, self._gpu.card, self._deterministic)
+            backend = CudaBackend(self._gpu.device, self._gpu.card, self._deterministic, self._tiles)
             operations = CudaOperations(backend, self._gpu.card, deterministic=self._deterministic)
             loaded = models.load(model, weights, operations, config.context_length)
             if not self._gpu.card.interpreted:

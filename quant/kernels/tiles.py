@@ -13,6 +13,7 @@ FIXED_TOKENS = 16  # whatever the batch, where a row's bits must not depend on i
 MOST_TOKENS = 256  # beyond, a whole matrix is unpacked for the library's product
 LEAST_WARPS = 16  # of a multiprocessor, which wait for memory in turn
 LARGE = 1 << 25  # weights, from which on it pays that a second launch adds the sums of several programs
+ROWS, WARPS, TILE_TOKENS, SPLITS = (16, 32), (1, 2, 4, 8, 16), (8, 16, 32), (1, 2, 4)  # that tiles can have
 IDLE = 1.1  # as much as the busiest multiprocessor may have more to do than all on average
 
 
@@ -20,10 +21,10 @@ IDLE = 1.1  # as much as the busiest multiprocessor may have more to do than all
 class ProductTile:
     """How a product is cut into programs."""
 
-    rows: int = 32  # of a program: 16 or 32
-    warps: int = 4  # which share a row's columns
-    tokens: int = 16  # of a program: 8, 16 or 32
-    splits: int = 1  # programs that share a row's columns
+    rows: int = 32  # of a program, one of `ROWS`
+    warps: int = 4  # which share a row's columns, one of `WARPS`
+    tokens: int = 16  # of a program, one of `TILE_TOKENS`
+    splits: int = 1  # programs that share a row's columns, one of `SPLITS`
 
 
 @dataclass(frozen=True, slots=True)

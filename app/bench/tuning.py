@@ -1,0 +1,57 @@
+"""The tiles of a GPU's kernels, measured for a model and kept for whoever loads it later."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from app.config import Settings
+from app.models.kernel_preparation import common_options
+from app.models.sources import pull
+from app.progress import Progress
+
+if TYPE_CHECKING:
+    from engine.cuda.tuning import Timer
+    from quant.kernels.card import Card
+    from quant.kernels.tiles import ProductShape, ProductTile
+
+
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    """What was found."""
+
+    card: str
+    file: Path
+    tiles: "dict[ProductShape, ProductTile]"
+    faster: int  # of them, than those that a rule gives
+
+
+def tune(settings: Settings, progress: Progress, card: "Card | None" = None, timer: "Timer | None" = None) -> Tuned:
+    """Measure the tiles of the model's matrices. What was found is kept, too, where this is interrupted.
+
+    Raises UnsupportedModel where there is no GPU, AppError or ModelFileError. `card` and `timer`: in place of a GPU and
+    of its clock.
+    """
+    from engine.errors import UnsupportedModel
+    from engine.loading import gpu_for, open_checkpoint
+
+    gpu = gpu_for(replace(common_options(settings), backend="cuda", card=card))
+    if gpu is None:
+        raise UnsupportedModel("Tiles are those of a GPU's kernels, and no GPU is to be used", "Use --device cuda.")
+    from engine.cuda.tile_file import write_tiles
+    from engine.cuda.tuning import Tuning
+    from quant.kernels.tile_search import rule_tile
+
+    stored = pull(settings.model, settings, progress)
+    loading = progress.task(f"Loading {stored.name}", stored.size)
+    with open_checkpoint(stored.path, settings.quantize_method) as checkpoint, loading as report:
+        tuning = Tuning(checkpoint, gpu, lambda done, _total: report(done), timer)
+    shapes, tiles = tuning.shapes, dict["ProductShape", "ProductTile"]()
+    try:
+        with progress.task(f"Measuring tiles on {gpu.card.name}", len(shapes), unit="products") as report:
+            for done, shape in enumerate(shapes, 1):
+                tiles[shape] = tuning.fastest(shape)
+                report(done)
+    finally:
+        file = write_tiles(settings.cache_dir, gpu.card, tiles)
+    faster = sum(tile != rule_tile(shape, gpu.card) for shape, tile in tiles.items())
+    return Tuned(gpu.card.name, file, tiles, faster)

@@ -1,0 +1,75 @@
+"""The tiles that were measured on a card, in a file of their own for each card and each version of the kernels.
+
+A file that is damaged is as none: the rule's tiles are always good enough. Refuses to know how tiles are measured.
+"""
+
+import json
+import logging
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import asdict
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import triton
+
+from quant.kernels import packed_matmul, packed_values, tiles
+from quant.kernels.card import Card
+from quant.kernels.tiles import ROWS, SPLITS, TILE_TOKENS, WARPS, MeasuredTiles, ProductShape, ProductTile
+
+log = logging.getLogger(__name__)
+
+CHOICES = {"rows": ROWS, "warps": WARPS, "tokens": TILE_TOKENS, "splits": SPLITS}
+
+
+def tile_file(folder: Path, card: Card) -> Path:
+    """Where tiles of a card lie in the cache folder."""
+    name = re.sub(r"[^a-z0-9]+", "-", card.name.lower()).strip("-")
+    return folder / "tiles" / f"{name}-{_kernel_version()}.json"
+
+
+def read_tiles(folder: Path | None, card: Card) -> MeasuredTiles:
+    """None are known where there is no file, or where it makes no sense."""
+    if folder is None or not (file := tile_file(folder, card)).exists():
+        return {}
+    try:
+        return {_shape(entry): _tile(entry["tile"]) for entry in json.loads(file.read_bytes())}
+    except (OSError, ValueError, KeyError, TypeError) as problem:
+        log.warning("the measured tiles in %s are not used: %s. Measure again: ingle bench --tune", file, problem)
+        return {}
+
+
+def write_tiles(folder: Path, card: Card, found: Mapping[ProductShape, ProductTile]) -> Path:
+    """Beside those of other models, which stay."""
+    file = tile_file(folder, card)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    all_tiles = {**read_tiles(folder, card), **found}
+    entries = [asdict(shape) | {"tile": asdict(tile)} for shape, tile in all_tiles.items()]
+    unfinished = file.with_suffix(f".{os.getpid()}")
+    unfinished.write_text(json.dumps(entries, indent=1), encoding="utf-8")
+    unfinished.replace(file)
+    return file
+
+
+@cache
+def _kernel_version() -> str:
+    """Changes with whatever could make another tile the fastest."""
+    sources = [Path(str(module.__file__)).read_bytes() for module in (packed_matmul, packed_values, tiles)]
+    return sha256(b"".join([triton.__version__.encode(), *sources])).hexdigest()[:16]
+
+
+def _shape(entry: Any) -> ProductShape:
+    numbers = [entry[name] for name in ("outputs", "inputs", "tokens")]
+    if not isinstance(entry["kind"], str) or not all(type(number) is int and number > 0 for number in numbers):
+        raise ValueError(f"a shape is {entry!r:.80}")
+    return ProductShape(entry["kind"], *numbers)
+
+
+def _tile(entry: Any) -> ProductTile:
+    for name, choices in CHOICES.items():
+        if type(entry[name]) is not int or entry[name] not in choices:
+            raise ValueError(f"{name} of a tile is {entry[name]!r:.40}, not one of {choices}")
+    return ProductTile(**{name: entry[name] for name in CHOICES})

@@ -1,0 +1,47 @@
+"""The fastest tile is found, and only what is clearly faster than the rule's replaces it."""
+
+from dataclasses import replace
+
+from quant.kernels.tile_search import fastest_tile, rule_tile
+from quant.kernels.tiles import ProductShape, ProductTile
+from tests.kernels.cards import CARDS
+
+CARD = CARDS[3]
+SHAPE = ProductShape("q4", 4096, 4096, 8)
+RULE = rule_tile(SHAPE, CARD)
+
+
+def test_the_fastest_is_taken() -> None:
+    best = replace(RULE, rows=48 - RULE.rows, warps=8 if RULE.warps == 4 else 4)
+    assert fastest_tile(SHAPE, CARD, lambda tile: 1.0 if tile == best else 2.0) == best
+    assert fastest_tile(SHAPE, CARD, lambda tile: 1.0 if tile == RULE else 2.0) == RULE
+
+
+def test_programs_share_columns_where_it_pays() -> None:
+    def seconds(tile: ProductTile) -> float:
+        return 1.0 + (tile.rows != 16) + (tile.warps != 2) - 0.25 * (tile.splits == 4)
+
+    assert fastest_tile(SHAPE, CARD, seconds) == replace(RULE, rows=16, warps=2, splits=4)
+
+
+def test_chance_replaces_nothing() -> None:
+    assert fastest_tile(SHAPE, CARD, lambda tile: 1.0 if tile == RULE else 0.98) == RULE
+    assert fastest_tile(SHAPE, CARD, lambda tile: 1.0 if tile == RULE else 0.96) != RULE
+
+
+def test_what_does_not_run_is_not_taken() -> None:
+    assert fastest_tile(SHAPE, CARD, lambda tile: 1.0 if tile == RULE else None) == RULE
+    assert fastest_tile(SHAPE, CARD, lambda tile: None if tile == RULE else 1.0) != RULE
+    assert fastest_tile(SHAPE, CARD, lambda _: None) == RULE
+
+
+def test_every_warp_has_work_and_each_tile_is_timed_once() -> None:
+    timed: list[ProductTile] = []
+
+    def seconds(tile: ProductTile) -> float:
+        timed.append(tile)
+        return 1.0
+
+    fastest_tile(replace(SHAPE, inputs=256), CARD, seconds)
+    assert len(timed) == len(set(timed)) > 3
+    assert all(tile.warps * tile.splits <= 2 for tile in timed)
