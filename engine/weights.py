@@ -93,7 +93,10 @@ class Weights:
                 raise
 
     def finish(self) -> None:
-        """Raise UnsupportedModel when tensors are left: the model would compute something else without them."""
+        """All that the model needs was taken. Raise UnsupportedModel when tensors are left: it would compute something
+        else without them."""
+        if self._progress:
+            self._progress(self._total, self._total)
         if self._left:
             names = sorted(self._left)
             more = f" and {len(names) - 5} more" if len(names) > 5 else ""

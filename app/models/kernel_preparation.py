@@ -1,12 +1,18 @@
-"""What comes before a model is loaded: the options that all models share, and kernels compiled while a person waits.
+"""What all models share when they are loaded: the options, and what a person who waits is told, of kernels that are
+compiled, too.
 
 Refuses to know what kind of model it is.
 """
 
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
 from app.apart import run_apart
 from app.config import Settings
+from app.models.stored_model import StoredModel
 from app.progress import Progress
 from engine.loading import LoadOptions, compile_layouts, layouts_are_compiled
+from engine.weights import LoadProgress
 from quant.cpu.layouts import Layout
 
 
@@ -30,3 +36,19 @@ def prepare_kernels(layouts: frozenset[Layout] | None, options: LoadOptions, pro
     if not layouts_are_compiled(layouts, options):
         with progress.task("Preparing the CPU engine, once on this machine", None):
             run_apart(lambda: compile_layouts(layouts, options))
+
+
+@contextmanager
+def loading(stored: StoredModel, progress: Progress) -> Iterator[LoadProgress]:
+    """Two tasks on end: to read the files, and what else there is to do before the model computes. On a GPU kernels are
+    compiled then that were not before."""
+    with ExitStack() as task:
+        report = task.enter_context(progress.task(f"Loading {stored.name}", stored.size))
+
+        def read(done: int, total: int) -> None:
+            report(done)
+            if done == total:
+                task.close()
+                task.enter_context(progress.task(f"Preparing {stored.name} for this machine", None))
+
+        yield read

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from app.config import Settings
 from app.embedding_service import InputTokenizer
 from app.errors import UnsupportedTokenizer
-from app.models.kernel_preparation import common_options, prepare_kernels
+from app.models.kernel_preparation import common_options, loading, prepare_kernels
 from app.models.stored_model import StoredModel
 from app.progress import Progress
 from app.text import encoder_tokenizer, marked_tokenizer
@@ -47,8 +47,8 @@ def load_encoder_model(stored: StoredModel, settings: Settings, progress: Progre
     with open_checkpoint(stored.path, settings.quantize_method) as checkpoint:
         prepare_kernels(encoder_loading.embedder_layouts(checkpoint, options), options, progress)
         tokenizer = _tokenizer(checkpoint)
-        with progress.task(f"Loading {stored.name}", stored.size) as report:
-            encoder = encoder_loading.load_embedder(checkpoint, options, lambda done, _total: report(done))
+        with loading(stored, progress) as report:
+            encoder = encoder_loading.load_embedder(checkpoint, options, report)
     if tokenizer.vocab_size > encoder.vocab_size:
         raise UnsupportedModel(
             f"{stored.path} names {tokenizer.vocab_size} tokens, and its model knows {encoder.vocab_size}",

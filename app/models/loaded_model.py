@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from app.config import Settings
 from app.models.digests import DIGESTS, digest_of
-from app.models.kernel_preparation import common_options, prepare_kernels
+from app.models.kernel_preparation import common_options, loading, prepare_kernels
 from app.models.stored_model import StoredModel
 from app.progress import Progress
 from app.text.folder_tokenizer import from_folder
@@ -53,8 +53,8 @@ def load_model(stored: StoredModel, settings: Settings, progress: Progress) -> L
         tokenizer = from_folder(stored.path) if stored.is_folder else from_gguf(values)
         prepare_kernels(layouts_to_compile(checkpoint, options), options, progress)
         options = _keeping_on_disk(options, stored, settings, progress)
-        with progress.task(f"Loading {stored.name}", stored.size) as report:
-            engine = load_engine(checkpoint, options, lambda done, _total: report(done))
+        with loading(stored, progress) as report:
+            engine = load_engine(checkpoint, options, report)
     if tokenizer.vocab_size > engine.vocab_size:
         raise UnsupportedModel(
             f"{stored.path} names {tokenizer.vocab_size} tokens, and its model knows {engine.vocab_size}",

@@ -93,7 +93,10 @@ class CudaDevice:
     def runner(self, loaded: LoadedModel, vocab_size: int, groups: Sequence[GroupConfig]) -> CudaRunner:
         if not isinstance(loaded.compute, CudaStep):
             raise TypeError("the model is on another device")
-        return CudaRunner(loaded.compute, vocab_size, groups)
+        runner = CudaRunner(loaded.compute, vocab_size, groups)
+        if not self._gpu.card.interpreted:
+            runner.prepare()
+        return runner
 
     def _step(self, loaded: Model, config: EngineConfig) -> CudaStep:
         limits = Limits(

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from engine.batch import Batch, build_batch
+from engine.blocks import NULL_BLOCK
 from engine.config import GroupConfig
 from engine.constraint import NO_MASKS, Masks, MaskThread
 from engine.cuda.batch_tensors import Fed
@@ -23,7 +24,7 @@ from engine.cuda.gpu import Gpu, Mark
 from engine.cuda.step import CudaStep
 from engine.kernels.sampling import sample
 from engine.kernels.sampling_rows import Pick, Sampled, rows_of, told
-from engine.request import SampledToken, ScheduledRequest, StepPlan, TokenLogprobs
+from engine.request import Request, SampledToken, SamplingParams, ScheduledRequest, StepPlan, TokenLogprobs
 from engine.runner import first_rows, reporting_shortage
 from engine.sampler import report_prompt
 
@@ -66,6 +67,13 @@ class CudaRunner:
         self._step.recover()
         gc.collect()
         self._gpu.drop_caches()
+
+    def prepare(self) -> None:
+        """Have compiled what first replies need: a recorded step of one token, and how tokens are picked of it. Before
+        any request: a block is written that nobody has yet."""
+        for params in (SamplingParams(temperature=0), SamplingParams(temperature=1, top_k=20, top_p=0.9)):
+            request = Request(0, (0,), params, block_tables=tuple([NULL_BLOCK + 1] for _ in self._groups))
+            self.collect(self.launch(StepPlan((ScheduledRequest(request, 0, 1, samples=True),))))
 
     def _launch(self, plan: StepPlan) -> CudaTicket:
         blocks = self._step.kv.num_blocks
