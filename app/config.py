@@ -17,12 +17,15 @@ import platformdirs
 
 from app.errors import InvalidSetting
 from app.setting_values import (
+    key_list,
     matching,
     memory_limit,
     names,
     number_or_auto,
     one_of,
+    origin_list,
     text,
+    text_list,
     web_address,
     whole_number,
     yes_or_no,
@@ -37,6 +40,8 @@ MAX_PORT = 65535
 MAX_HOST_MB = 1 << 20
 MAX_DISK_GB = 1_000_000
 MAX_LATENCY_MS = 60_000
+MAX_REQUESTS = 1 << 20
+DEFAULT_REQUESTS = 256
 
 
 @dataclass(frozen=True)
@@ -243,13 +248,37 @@ class Settings:
     )
     host: str = field(
         metadata=_read_by(
-            one_of("127.0.0.1", "localhost", "::1"),
+            matching(r"[A-Za-z0-9:][A-Za-z0-9.:_-]{0,252}", "an address or a name of this machine"),
             "127.0.0.1",
-            "Where the server listens: this version serves the programs of this machine alone, and has no API keys.",
+            "Where the server listens: 127.0.0.1 serves this machine alone; others need an API key.",
         )
     )
     port: int = field(
         metadata=_read_by(whole_number(MAX_PORT), 4645, "Port the server listens on; 0 takes any that is free.")
+    )
+    host_names: tuple[str, ...] = field(
+        metadata=_read_by(
+            text_list, (), "Further names that requests may call the server by, such as mybox.lan or mybox.lan:8080."
+        )
+    )
+    allowed_origins: tuple[str, ...] = field(
+        metadata=_read_by(
+            origin_list, (), "Web pages that may use the server, by their origin, such as https://app.example."
+        )
+    )
+    api_key: tuple[str, ...] = field(
+        repr=False,
+        metadata=_read_by(key_list, (), "Keys that programs need to be served, separated by commas; never a flag."),
+    )
+    api_key_file: Path | None = field(
+        metadata=_read_by(_folder, None, "File of such keys, one a line, which nobody else can read.")
+    )
+    max_requests: int = field(
+        metadata=_read_by(
+            whole_number(MAX_REQUESTS),
+            DEFAULT_REQUESTS,
+            "Requests under way at most for one API key, or for all that need none; 0 is any number.",
+        )
     )
     origins: Mapping[str, str] = field(default_factory=dict, repr=False)  # setting name -> where its value came from
 

@@ -14,7 +14,7 @@ AppError
 ├── InvalidMessage         (chat/messages.py) a message that cannot be given to a model
 ├── InvalidRequest, ReplyFailed, ReplyAborted     (server/errors.py)
 ├── ContenderFailed, UnsuitableLoad               (bench/contender.py)
-├── PortTaken              (loopback.py)
+├── PortTaken, NoSuchAddress                      (listening.py)
 └── ServerUnreachable, ServerError                (http_client.py)
 """
 

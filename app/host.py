@@ -20,11 +20,12 @@ from typing import TYPE_CHECKING, Protocol
 import uvicorn
 from starlette.types import ASGIApp
 
+from app.api_keys import chosen_keys, make_own_key, own_key_file
 from app.chat.template import ChatTemplateRenderer
 from app.config import Settings
-from app.errors import EXIT_INTERRUPTED, EXIT_OK
+from app.errors import EXIT_INTERRUPTED, EXIT_OK, InvalidSetting
 from app.instance import Instance, recorded, running_instances, withdraw
-from app.loopback import LoopbackSockets, PortTaken
+from app.listening import EVERYWHERE, ListeningSockets, PortTaken, is_loopback
 from app.models.sources import pull
 from app.models.stored_model import StoredModel
 from app.progress import Progress
@@ -32,6 +33,7 @@ from app.progress import Progress
 if TYPE_CHECKING:
     from app.models.loaded_encoder import LoadedEncoder
     from app.models.loaded_model import LoadedModel
+    from app.server.application import Locks
 
 STOP_SECONDS = 1.8  # for the end of a step and for clients to read their last event; then they are cut off
 _MAX_HEADER_BYTES = 64 << 10
@@ -44,8 +46,9 @@ SWITCH_SECONDS = 0.0005
 def run_host(settings: Settings, progress: Progress) -> None:
     """Fetch and load the model, then serve it until SIGINT or SIGTERM.
 
-    Raises PortTaken, and what `pull` and `load_model` raise. A second signal ends the process on the spot.
+    Raises PortTaken, InvalidSetting, and what `pull` and `load_model` raise. A second signal ends the process at once.
     """
+    locks = _locks(settings)
     with closing(_listen(settings)) as sockets, ChatTemplateRenderer() as renderer:
         stored = pull(settings.model, settings, progress)
         renderer.start()
@@ -54,14 +57,30 @@ def run_host(settings: Settings, progress: Progress) -> None:
 
         load = load_encoder_model if gives_embeddings(stored) else load_model
         model = load(stored, settings, progress)
-        instance = _instance(stored, sockets.port)
+        instance = _instance(stored, settings.host, sockets.port)
         with recorded(instance, settings):
-            asyncio.run(_serve(model, renderer, sockets, instance, settings, progress))
+            asyncio.run(_serve(model, renderer, sockets, instance, locks, settings, progress))
 
 
-def _listen(settings: Settings) -> LoopbackSockets:
+def _locks(settings: Settings) -> "Locks":
+    """Who is let in. Raises InvalidSetting where other machines would be without a key, or a key cannot be read."""
+    from app.server.access import Access
+    from app.server.application import Locks
+
+    keys = chosen_keys(settings)
+    if not keys and not is_loopback(settings.host):
+        raise InvalidSetting(
+            f"--host {settings.host} serves other machines, and there is no API key",
+            "Give it one with INGLE_API_KEY or --api-key-file, or leave --host out.",
+        )
+    names = (settings.host, *settings.host_names)
+    access = Access(keys, make_own_key(settings))
+    return Locks(access, names, settings.allowed_origins, settings.max_requests)
+
+
+def _listen(settings: Settings) -> ListeningSockets:
     try:
-        return LoopbackSockets(settings.port)
+        return ListeningSockets(settings.port, settings.host)
     except PortTaken as problem:
         for other in running_instances(settings):
             if other.port == settings.port:
@@ -72,16 +91,19 @@ def _listen(settings: Settings) -> LoopbackSockets:
         raise problem
 
 
-def _instance(stored: StoredModel, port: int) -> Instance:
+def _instance(stored: StoredModel, host: str, port: int) -> Instance:
     now = datetime.now(UTC).isoformat(timespec="seconds")
-    return Instance(os.getpid(), port, f"http://127.0.0.1:{port}", stored.name, str(stored.path.absolute()), now)
+    address = f"[{host}]" if ":" in host else host
+    reached = "127.0.0.1" if is_loopback(host) or host in EVERYWHERE else address
+    return Instance(os.getpid(), port, f"http://{reached}:{port}", stored.name, str(stored.path.absolute()), now)
 
 
 async def _serve(
     model: "LoadedModel | LoadedEncoder",
     renderer: ChatTemplateRenderer,
-    sockets: LoopbackSockets,
+    sockets: ListeningSockets,
     instance: Instance,
+    locks: "Locks",
     settings: Settings,
     progress: Progress,
 ) -> None:
@@ -89,15 +111,15 @@ async def _serve(
     from app.server.request_log import requests_told_to
 
     served = (
-        _embeddings(model, instance, settings)
+        _embeddings(model, instance, locks, settings)
         if isinstance(model, LoadedEncoder)
-        else _chat(model, renderer, instance, settings)
+        else _chat(model, renderer, instance, locks, settings)
     )
     async with served as (application, work):
         server = HTTPServer(
             server_config(application),
             work,
-            lambda: _welcome(instance, progress),
+            lambda: _welcome(instance, settings, progress),
             lambda status: _abandon(instance, settings, status),
         )
         server.stop_on_signals()
@@ -108,7 +130,7 @@ async def _serve(
 
 @asynccontextmanager
 async def _chat(
-    model: "LoadedModel", renderer: ChatTemplateRenderer, instance: Instance, settings: Settings
+    model: "LoadedModel", renderer: ChatTemplateRenderer, instance: Instance, locks: "Locks", settings: Settings
 ) -> AsyncIterator[tuple[ASGIApp, "Stoppable"]]:
     """The application of a model that writes text, and the work that it gives to others."""
     from app.chat.service import ChatService
@@ -118,12 +140,12 @@ async def _chat(
 
     async with TokenStreams(model.engine) as streams:
         service = ChatService(instance.model, model.tokenizer, streams, renderer, StableIds(settings.replies_dir))
-        yield create_application(service, aliases=settings.model_aliases), streams
+        yield create_application(service, locks, aliases=settings.model_aliases), streams
 
 
 @asynccontextmanager
 async def _embeddings(
-    model: "LoadedEncoder", instance: Instance, settings: Settings
+    model: "LoadedEncoder", instance: Instance, locks: "Locks", settings: Settings
 ) -> AsyncIterator[tuple[ASGIApp, "Stoppable"]]:
     """The same of a model that gives embeddings."""
     from app.embedding_service import EmbeddingService
@@ -131,16 +153,18 @@ async def _embeddings(
 
     service = EmbeddingService(instance.model, model.tokenizer, model.encoder)
     try:
-        yield create_embedding_application(service, aliases=settings.model_aliases), service
+        yield create_embedding_application(service, locks, aliases=settings.model_aliases), service
     finally:
         await service.stop()
 
 
 def server_config(application: ASGIApp) -> uvicorn.Config:
     """How uvicorn is to serve the application. It refuses a request whose head has no end."""
+    from app.server.connection import Connection
+
     return uvicorn.Config(
         application,
-        http="h11",
+        http=Connection,
         ws="none",
         lifespan="off",
         log_config=None,
@@ -161,9 +185,16 @@ def _share_interpreter() -> None:
     gc.freeze()
 
 
-def _welcome(instance: Instance, progress: Progress) -> None:
-    url = instance.api_url
-    progress.say(f"{instance.model} is ready at {url} (OPENAI_BASE_URL={url}, any API key; Ctrl-C stops it)")
+def _welcome(instance: Instance, settings: Settings, progress: Progress) -> None:
+    url, key = instance.api_url, _which_key(settings)
+    progress.say(f"{instance.model} is ready at {url} (OPENAI_BASE_URL={url}, {key}; Ctrl-C stops it)")
+
+
+def _which_key(settings: Settings) -> str:
+    """What programs have to send, in words."""
+    if settings.api_key or settings.api_key_file:
+        return "your API key"
+    return "any API key" if sys.platform == "linux" else f"the API key in {own_key_file(settings)}"
 
 
 def _abandon(instance: Instance, settings: Settings, status: int) -> None:

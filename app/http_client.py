@@ -73,10 +73,12 @@ class Health:
 class Client:
     """One server. Use it as a context manager; leaving it closes its connections, which ends what they asked for."""
 
-    def __init__(self, instance: Instance) -> None:
+    def __init__(self, instance: Instance, key: str | None = None) -> None:
+        """`key` is the API key that it asks for; None: none."""
         self._instance = instance
+        headers = {} if key is None else {"Authorization": f"Bearer {key}"}
         # What the environment says of proxies is for the way out of this machine.
-        self._http = httpx.AsyncClient(base_url=instance.url, timeout=_TIMEOUT, trust_env=False)
+        self._http = httpx.AsyncClient(base_url=instance.url, headers=headers, timeout=_TIMEOUT, trust_env=False)
 
     async def __aenter__(self) -> Self:
         return self

@@ -5,13 +5,14 @@ there are, and the environment.
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from urllib.parse import urlsplit
 
 from engine.config import ALL_FREE, MemoryLimit
 
 MAX_GIGABYTES = 100_000  # of a GPU's memory
+MAX_KEY = 512  # characters of an API key
 
 
 def text(value: object) -> str:
@@ -26,6 +27,31 @@ def web_address(value: object) -> str:
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError("must be an address that starts with https:// or http://")
     return address
+
+
+def text_list(value: object) -> tuple[str, ...]:
+    """Texts without spaces: of a string, between commas or spaces; or a list."""
+    texts = value.replace(",", " ").split() if isinstance(value, str) else value
+    if not isinstance(texts, Sequence) or not all(isinstance(one, str) and one for one in texts):
+        raise ValueError("must be a list of texts")
+    return tuple(texts)
+
+
+def key_list(value: object) -> tuple[str, ...]:
+    """API keys. No error shows one."""
+    keys = text_list(value)
+    if not all(_KEY.fullmatch(key) for key in keys):
+        raise ValueError(f"must be 1 to {MAX_KEY} letters, digits and signs of ASCII, without spaces")
+    return keys
+
+
+def origin_list(value: object) -> tuple[str, ...]:
+    """Origins of web pages, as browsers write them."""
+    origins = text_list(value)
+    for origin in origins:
+        if not _ORIGIN.fullmatch(origin):
+            raise ValueError(f"must be origins like https://app.example or http://localhost:3000, not {origin!r}")
+    return origins
 
 
 def yes_or_no(value: object) -> bool:
@@ -119,3 +145,5 @@ def memory_limit(value: object) -> MemoryLimit:
 
 
 _SIZE = re.compile(r"(\d{1,6}(?:\.\d{1,6})?) ?(GB|%)")
+_KEY = re.compile(rf"[\x21-\x7e]{{1,{MAX_KEY}}}")
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(?:[a-z0-9.-]+|\[[0-9a-f:.]+\])(?::[1-9][0-9]{0,4})?")

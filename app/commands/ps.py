@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from app.api_keys import own_key
 from app.commands.listing import as_json, echo_table
 from app.config import load_settings
 from app.errors import AppError
@@ -27,7 +28,8 @@ _FIGURES = ("running", "waiting", "running_by_class", "waiting_by_class", "kv_bl
 @click.option("--json", "as_array", is_flag=True, help="Print a JSON array.")
 def ps(as_array: bool) -> None:
     """List the running servers: the requests of each, by class, and how much of its KV cache they hold."""
-    servers = asyncio.run(_ask_all(running_instances(load_settings())))
+    settings = load_settings()
+    servers = asyncio.run(_ask_all(running_instances(settings), own_key(settings)))
     if as_array:
         click.echo(as_json(servers))
     elif servers:
@@ -50,17 +52,17 @@ def _listed(requests: Mapping[str, int] | None) -> str:
     return ", ".join(f"{count} {name}" for name, count in (requests or {}).items() if count) or "-"
 
 
-async def _ask_all(instances: list[Instance]) -> list[dict[str, Any]]:
-    return await asyncio.gather(*(_ask(instance) for instance in instances))
+async def _ask_all(instances: list[Instance], key: str | None) -> list[dict[str, Any]]:
+    return await asyncio.gather(*(_ask(instance, key) for instance in instances))
 
 
-async def _ask(instance: Instance) -> dict[str, Any]:
+async def _ask(instance: Instance, key: str | None) -> dict[str, Any]:
     """The record of a server, and what it says of itself, if it says anything."""
     from app.http_client import Client
 
     server = {**asdict(instance), "api_url": instance.api_url, **dict.fromkeys(_FIGURES)}
     try:
-        async with Client(instance) as client:
+        async with Client(instance, key) as client:
             health = asdict(await client.health())
     except AppError as problem:
         return server | {"status": problem.message}

@@ -136,22 +136,23 @@ def _answer(
 
     Fetching and loading are done when this returns: outside the event loop, where Ctrl-C ends them at once.
     """
+    from app.api_keys import own_key
     from app.instance import find_instance
 
     # Who asks for an engine of a certain kind gets one of his own.
     asked = any(settings.origins[name].startswith("--") for name in ENGINE_OPTIONS)
     if not asked and (server := find_instance(settings)):
-        return _by_server(server, messages, params(server.model, Path(server.model_path)))
+        return _by_server(server, own_key(settings), messages, params(server.model, Path(server.model_path)))
     return _by_own_engine(settings, messages, params, progress, resources)
 
 
 async def _by_server(
-    server: "Instance", messages: "list[Message]", params: "SamplingParams"
+    server: "Instance", key: str | None, messages: "list[Message]", params: "SamplingParams"
 ) -> "AsyncGenerator[ChatEvent]":
     """Ask a server that has the model loaded. Imports no torch."""
     from app.http_client import Client
 
-    async with Client(server) as client, aclosing(client.stream_chat(messages, params)) as events:
+    async with Client(server, key) as client, aclosing(client.stream_chat(messages, params)) as events:
         async for event in events:
             yield event
 

@@ -10,14 +10,16 @@ EXAMPLES = """\b
 Examples:
   ingle serve
   ingle serve --model ./model.gguf --port 8000
+  ingle serve --host 0.0.0.0 --api-key-file ./keys
   OPENAI_BASE_URL=http://127.0.0.1:4645/v1 OPENAI_API_KEY=none your-program
 """
 
 
 @click.command(epilog=EXAMPLES)
 @click.option("-m", "--model", help="A model of the catalog or of the Hub, or the path of a GGUF file or a folder.")
-@click.option("--host", help="127.0.0.1, which means ::1 too: this version serves this machine alone.")
+@click.option("--host", help="Where to listen: 127.0.0.1, which means ::1 too; others need an API key.")
 @click.option("--port", type=int, help="Port to listen on; 0 takes any that is free. Default: 4645.")
+@click.option("--api-key-file", metavar="FILE", help="API keys that programs need, one a line. Or INGLE_API_KEY.")
 @click.option("--context", type=int, help="Longest prompt and answer together, in tokens.")
 @click.option("--threads", type=int, help="Threads of the CPU engine.")
 @gpu_options
@@ -29,6 +31,7 @@ def serve(
     model: str | None,
     host: str | None,
     port: int | None,
+    api_key_file: str | None,
     context: int | None,
     threads: int | None,
     kernels: str | None,
@@ -49,6 +52,7 @@ def serve(
         model=model,
         host=host,
         port=port,
+        api_key_file=api_key_file,
         context=context,
         threads=threads,
         kernels=kernels,

@@ -1,8 +1,9 @@
 """The HTTP application: every route, what each error looks like, and the door in front. Knows no ASGI server."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import msgspec
 from msgspec import Struct
@@ -16,21 +17,29 @@ from starlette.routing import Route
 from app.chat.service import ChatService
 from app.chat.token_streams import TokenStreams
 from app.embedding_service import EmbeddingService
-from app.server.door import LOOPBACK_NAMES, Door
+from app.server.access import Access
+from app.server.door import CALLER, LOOPBACK_NAMES, Door
 from app.server.errors import InvalidRequest
 from app.server.metrics import Metrics
 from app.server.openai_embeddings import EmbeddingEndpoints
 from app.server.openai_endpoints import OpenAIEndpoints
 from app.server.openai_errors import error_response
 from app.server.origin import CLASS_NAMES
+from app.server.page_origins import PageOrigins
+from app.server.request_limits import RequestLimits
 from engine.request import ServiceClass
 from quant.errors import InglenookError
 
 NO_ALIASES: Mapping[str, str] = MappingProxyType({})
+Status: TypeAlias = Literal["ok", "unavailable"]
+
+
+class Works(Struct):
+    status: Status
 
 
 class Health(Struct, omit_defaults=True):
-    status: Literal["ok", "unavailable"]
+    status: Status
     running: int
     waiting: int
     running_by_class: dict[str, int]
@@ -40,40 +49,51 @@ class Health(Struct, omit_defaults=True):
     reason: str = ""  # why it is unavailable
 
 
+@dataclass(frozen=True, slots=True)
+class Locks:
+    """Who is let in."""
+
+    access: Access = field(default_factory=Access)
+    host_names: Sequence[str] = ()  # that requests may call the server by, besides its addresses; IPv6 in brackets
+    allowed_origins: Sequence[str] = ()  # of web pages
+    max_requests: int = 0  # under way, of one caller; 0: any number
+
+
+OWN_PROGRAMS = Locks()
+
+
 def create_application(
-    service: ChatService, *, host_names: Collection[str] = (), aliases: Mapping[str, str] = NO_ALIASES
+    service: ChatService, locks: Locks = OWN_PROGRAMS, *, aliases: Mapping[str, str] = NO_ALIASES
 ) -> Starlette:
-    """The endpoint over a service whose streams are started. `host_names` are further names, without port, that
-    requests may call this server by; an IPv6 address is in brackets. `aliases` are other names of models, by which
-    requests may call them: see `ServedModel`."""
-
-    async def health(request: Request) -> Response:
-        return _health(service.streams)
-
+    """The endpoint over a service whose streams are started. `aliases` are other names of models, by which requests
+    may call them: see `ServedModel`."""
     routes = [
         *OpenAIEndpoints(service, aliases).routes(),
-        Route("/health", health, methods=["GET"]),
+        _health_route(lambda: _health(service.streams)),
         Route("/metrics", Metrics(service).scrape, methods=["GET"]),
     ]
-    return _application(routes, host_names)
+    return _application(routes, locks)
 
 
 def create_embedding_application(
-    service: EmbeddingService, *, host_names: Collection[str] = (), aliases: Mapping[str, str] = NO_ALIASES
+    service: EmbeddingService, locks: Locks = OWN_PROGRAMS, *, aliases: Mapping[str, str] = NO_ALIASES
 ) -> Starlette:
-    """The endpoint over a model that gives embeddings; `host_names` and `aliases` as above."""
-
-    async def health(request: Request) -> Response:
-        return _embedding_health(service)
-
-    routes = [*EmbeddingEndpoints(service, aliases).routes(), Route("/health", health, methods=["GET"])]
-    return _application(routes, host_names)
+    """The endpoint over a model that gives embeddings; `aliases` as above."""
+    routes = [*EmbeddingEndpoints(service, aliases).routes(), _health_route(lambda: _embedding_health(service))]
+    return _application(routes, locks)
 
 
-def _application(routes: Sequence[Route], host_names: Collection[str]) -> Starlette:
+def _application(routes: Sequence[Route], locks: Locks) -> Starlette:
+    door = Middleware(
+        Door,
+        access=locks.access,
+        limits=RequestLimits(locks.max_requests),
+        names=(*LOOPBACK_NAMES, *locks.host_names),
+        origins=PageOrigins(locks.allowed_origins),
+    )
     application = Starlette(
         routes=routes,
-        middleware=[Middleware(Door, names=(*LOOPBACK_NAMES, *host_names))],
+        middleware=[door],
         exception_handlers={
             InglenookError: _failed,
             HTTPException: _unroutable,
@@ -85,10 +105,22 @@ def _application(routes: Sequence[Route], host_names: Collection[str]) -> Starle
     return application
 
 
-def _health(streams: TokenStreams) -> Response:
+def _health_route(health: Callable[[], Health]) -> Route:
+    """Anybody is told whether the server works, and who may use it what it does."""
+
+    async def answer(request: Request) -> Response:
+        told = health()
+        status = 503 if told.status == "unavailable" else 200
+        body = told if request.scope["state"][CALLER].is_known else Works(told.status)
+        return Response(msgspec.json.encode(body), status, media_type="application/json")
+
+    return Route("/health", answer, methods=["GET"])
+
+
+def _health(streams: TokenStreams) -> Health:
     """From the heartbeat of the engine's step loop; nothing here waits for the engine."""
     problem, state, running = streams.problem(), streams.state(), streams.running_by_class()
-    body = Health(
+    return Health(
         status="unavailable" if problem else "ok",
         running=state.running,
         waiting=sum(state.waiting),
@@ -98,15 +130,13 @@ def _health(streams: TokenStreams) -> Response:
         kv_blocks_held=state.kv_blocks_held,
         reason=problem,
     )
-    return Response(msgspec.json.encode(body), 503 if problem else 200, media_type="application/json")
 
 
-def _embedding_health(service: EmbeddingService) -> Response:
+def _embedding_health(service: EmbeddingService) -> Health:
     """In the same shape: all requests are of one class, none has to wait for a place, and there is no cache."""
     none = dict.fromkeys(CLASS_NAMES, 0)
     running = {**none, ServiceClass.NORMAL.name.lower(): service.requests}
-    body = Health("ok", service.requests, 0, running, none, kv_blocks=0, kv_blocks_held=0)
-    return Response(msgspec.json.encode(body), media_type="application/json")
+    return Health("ok", service.requests, 0, running, none, kv_blocks=0, kv_blocks_held=0)
 
 
 async def _failed(request: Request, error: Exception) -> Response:
@@ -117,7 +147,7 @@ async def _unroutable(request: Request, error: Exception) -> Response:
     """No such path, or not with this method."""
     status, headers = (error.status_code, error.headers) if isinstance(error, HTTPException) else (500, None)
     message = f"{request.method} {request.scope['path']}: {_UNROUTABLE.get(status, 'this cannot be answered')}"
-    return error_response(InvalidRequest(message, status=status), headers)
+    return error_response(InvalidRequest(message, status=status, headers=headers))
 
 
 _UNROUTABLE = {404: "there is no such path", 405: "this path does not take this method"}

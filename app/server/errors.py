@@ -4,7 +4,7 @@ Knows no dialect: how an error looks on the wire is decided there. Messages and 
 """
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from app.chat.messages import InvalidMessage
 from app.errors import AppError, TemplateError, TemplateUnavailable, ToolsUnsupported
@@ -13,13 +13,24 @@ from quant.errors import InglenookError
 
 
 class InvalidRequest(AppError):
-    """A request that cannot be answered. `parameter` is the field to blame, as a path; empty if it is not one."""
+    """A request that cannot be answered. `parameter` is the field to blame, as a path; empty if it is not one.
+    `headers` are of the answer."""
 
-    def __init__(self, message: str, remedy: str = "", *, parameter: str = "", code: str = "", status: int = 400):
+    def __init__(
+        self,
+        message: str,
+        remedy: str = "",
+        *,
+        parameter: str = "",
+        code: str = "",
+        status: int = 400,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
         super().__init__(message, remedy)
         self.parameter = parameter
         self.code = code
         self.status = status
+        self.headers = headers or {}
 
 
 class ReplyFailed(AppError):

@@ -10,6 +10,7 @@ from starlette.routing import Route
 
 from app.chat.service import ChatService
 from app.server import openai_chat, openai_completions
+from app.server.door import of_caller
 from app.server.openai_embeddings import EMBEDDINGS, refuse_embeddings
 from app.server.openai_errors import error_body
 from app.server.openai_models import ServedModel
@@ -41,12 +42,12 @@ class OpenAIEndpoints:
 
     async def create_chat_completion(self, request: Request) -> Reply[openai_chat.ChatCompletionChunk]:
         wanted = await self._read(request, self._chat_decoder)
-        origin = wanted.origin(request.headers)
+        origin = of_caller(request, wanted.origin(request.headers))
         return _reply(wanted, openai_chat.chunks(self._service, wanted, origin), openai_chat.fold)
 
     async def create_completion(self, request: Request) -> Reply[openai_completions.Completion]:
         wanted = await self._read(request, self._completion_decoder)
-        origin = wanted.origin(request.headers)
+        origin = of_caller(request, wanted.origin(request.headers))
         return _reply(wanted, openai_completions.chunks(self._service, wanted, origin), openai_completions.fold)
 
     async def _read(self, request: Request, decoder: "msgspec.json.Decoder[RequestT]") -> RequestT:

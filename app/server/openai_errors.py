@@ -1,13 +1,13 @@
 """Errors as OpenAI's API writes them: one JSON object with message, type, param and code."""
 
-from collections.abc import Mapping
-
 import msgspec
 from msgspec import Struct
 from starlette.responses import Response
 
 from app.server.errors import InvalidRequest, status_of, text_of_error
 from engine.errors import InvalidSampling
+
+_KINDS = {429: "rate_limit_error"}
 
 
 class ErrorDetail(Struct):
@@ -23,13 +23,15 @@ class ErrorBody(Struct):
 
 def error_body(error: Exception) -> ErrorBody:
     """What a client is told about `error`."""
-    kind = "invalid_request_error" if status_of(error) < 500 else "server_error"
+    status = status_of(error)
+    kind = _KINDS.get(status, "invalid_request_error" if status < 500 else "server_error")
     return ErrorBody(ErrorDetail(text_of_error(error), kind, _parameter(error), _code(error)))
 
 
-def error_response(error: Exception, headers: Mapping[str, str] | None = None) -> Response:
+def error_response(error: Exception) -> Response:
     """The whole response to a request that ended with `error` before anything was sent."""
     body = msgspec.json.encode(error_body(error))
+    headers = error.headers if isinstance(error, InvalidRequest) else None
     return Response(body, status_of(error), headers, media_type="application/json")
 
 

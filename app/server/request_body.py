@@ -3,6 +3,7 @@
 The fields and their bounds are declared where the message's type is. Nothing here knows a dialect.
 """
 
+import asyncio
 import re
 from typing import TypeVar
 
@@ -14,6 +15,10 @@ from app.server.errors import InvalidRequest
 MAX_BODY_BYTES = 10 << 20
 # Read and dropped, since most clients see no answer before they have sent everything.
 MAX_DROPPED_BYTES = 64 << 20
+
+# A body may come in so many seconds, and one more for each time as many bytes as this.
+BODY_SECONDS = 20.0
+LEAST_RATE = 64 << 10
 
 BodyT = TypeVar("BodyT", bound=msgspec.Struct)
 
@@ -34,13 +39,18 @@ async def read_body(request: Request, decoder: "msgspec.json.Decoder[BodyT]") ->
 
 async def _bounded_body(request: Request) -> bytes:
     pieces: list[bytes] = []
-    size = 0
-    async for piece in request.stream():
-        size += len(piece)
-        if size <= MAX_BODY_BYTES:
-            pieces.append(piece)
-        elif size > MAX_DROPPED_BYTES:
-            break
+    size, began = 0, asyncio.get_running_loop().time()
+    try:
+        async with asyncio.timeout(BODY_SECONDS) as deadline:
+            async for piece in request.stream():
+                size += len(piece)
+                deadline.reschedule(began + BODY_SECONDS + size / LEAST_RATE)
+                if size <= MAX_BODY_BYTES:
+                    pieces.append(piece)
+                elif size > MAX_DROPPED_BYTES:
+                    break
+    except TimeoutError:
+        raise InvalidRequest("The body takes too long to come", "Send it faster.", status=408) from None
     if size > MAX_BODY_BYTES:
         raise InvalidRequest(f"The body is longer than {MAX_BODY_BYTES:,} bytes", "Send less.", status=413)
     return b"".join(pieces)

@@ -18,7 +18,7 @@ from starlette.routing import Route
 
 from app import host
 from app.chat.token_streams import TokenStreams
-from app.loopback import LoopbackSockets
+from app.listening import ListeningSockets
 from engine.config import EngineConfig
 from engine.core import Engine
 from engine.errors import EngineError
@@ -60,7 +60,7 @@ def serve_while(
     """Run a server over `engine`, and `body` with a client of it; then what the server told, once it has ended."""
     told: list[str] = []
 
-    async def run(sockets: LoopbackSockets) -> None:
+    async def run(sockets: ListeningSockets) -> None:
         async with TokenStreams(engine) as streams:
             config = host.server_config(application(streams))
             server = host.HTTPServer(config, streams, lambda: told.append("ready"), abandon)
@@ -69,7 +69,7 @@ def serve_while(
                 await body(server, client)
             await serving
 
-    with closing(LoopbackSockets(0)) as sockets:
+    with closing(ListeningSockets(0)) as sockets:
         asyncio.run(run(sockets))
     return told
 

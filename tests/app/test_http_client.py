@@ -20,7 +20,7 @@ from app.chat.messages import Message, ToolCall
 from app.errors import ModelNotFound
 from app.http_client import Client, Health, ServerError, ServerUnreachable
 from app.instance import Instance
-from app.loopback import LoopbackSockets
+from app.listening import ListeningSockets
 from engine.errors import PromptTooLong
 from engine.request import FinishReason, SamplingParams
 from quant.errors import InglenookError
@@ -98,7 +98,7 @@ def server() -> StandIn:
 def address(server: StandIn) -> Iterator[Instance]:
     config = uvicorn.Config(server.application(), lifespan="off", ws="none", log_config=None)
     door = uvicorn.Server(config)
-    with closing(LoopbackSockets(0)) as sockets:
+    with closing(ListeningSockets(0)) as sockets:
         thread = threading.Thread(target=lambda: asyncio.run(door.serve(sockets.sockets)))
         thread.start()
         yield Instance(1, sockets.port, f"http://127.0.0.1:{sockets.port}", "m", "/m.gguf", "2026-01-01T00:00:00+00:00")
@@ -300,7 +300,7 @@ def test_proxies_are_for_other_machines(address: Instance, monkeypatch: pytest.M
 
 
 def test_nobody_there(address: Instance) -> None:
-    with closing(LoopbackSockets(0)) as sockets:
+    with closing(ListeningSockets(0)) as sockets:
         port = sockets.port
     nobody = Instance(1, port, f"http://127.0.0.1:{port}", "m", "/m.gguf", "2026-01-01T00:00:00+00:00")
     with pytest.raises(ServerUnreachable, match=str(port)):

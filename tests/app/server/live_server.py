@@ -11,7 +11,7 @@ from typing import Any
 from app.chat.service import ChatService
 from app.chat.template import ChatTemplateRenderer
 from app.chat.token_streams import TokenStreams
-from app.server.application import create_application
+from app.server.application import Locks, create_application
 from app.text.tokenizer import Tokenizer
 from engine.config import EngineConfig
 from engine.core import Engine
@@ -83,11 +83,12 @@ class LiveServer(ServedApplication):
         tokenizer: Tokenizer,
         renderer: ChatTemplateRenderer,
         clock: Callable[[], float] = time.monotonic,
+        locks: Locks | None = None,
     ) -> None:
         self.engine = engine
         self.streams = TokenStreams(engine, clock)
         self.service = ChatService(name, tokenizer, self.streams, renderer)
-        super().__init__(create_application(self.service, host_names=["ingle.test"]))
+        super().__init__(create_application(self.service, locks or Locks(host_names=["ingle.test"])))
 
     async def _main(self) -> None:
         async with self.streams:

@@ -8,7 +8,9 @@ from typing import NoReturn
 import pytest
 from starlette.types import Message
 
+from app.server.access import Access
 from app.server.door import Door
+from app.server.request_limits import RequestLimits
 from tests.app.server.live_server import LiveServer
 
 PATHS = ["/health", "/metrics", "/v1/models", "/v1/chat/completions", "/no/such/path", "/"]
@@ -70,7 +72,8 @@ def test_exactly_one_host_is_needed_whatever_the_parser_lets_through(hosts: list
 
     headers = [(b"host", host.encode()) for host in hosts]
     scope = {"type": "http", "method": "GET", "path": "/", "headers": headers, "server": ("127.0.0.1", 80)}
-    asyncio.run(Door(never, names=["localhost"])(scope, never, send))
+    door = Door(never, access=Access(), limits=RequestLimits(0), names=["localhost"])
+    asyncio.run(door(scope, never, send))
     assert sent[0]["status"] == 403
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from app.embedding_service import EmbeddingService
-from app.server.application import create_embedding_application
+from app.server.application import Locks, create_embedding_application
 from app.server.openai_embeddings import EMBEDDINGS, GENERATING, MAX_INPUTS
 from app.server.request_body import MAX_BODY_BYTES
 from app.text.encoder_tokenizer import from_json
@@ -81,7 +81,7 @@ class EmbeddingServer(ServedApplication):
     def __init__(self) -> None:
         self.embedder = DigestEmbedder()
         self.service = EmbeddingService("digest", from_json(document()), self.embedder)
-        super().__init__(create_embedding_application(self.service, host_names=["ingle.test"]))
+        super().__init__(create_embedding_application(self.service, Locks(host_names=["ingle.test"])))
 
 
 @pytest.fixture(scope="module")

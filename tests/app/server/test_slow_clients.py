@@ -84,5 +84,10 @@ def test_nothing_is_left_of_a_client_that_leaves_without_reading(server: LiveSer
     idle = server.tasks()
     with slow_client(server, "Never"):
         until(lambda: bytes_unsent(server) > WRITE_LIMIT)
+    tasks_and_work_end(server, idle)
+
+
+def tasks_and_work_end(server: LiveServer, idle: int) -> None:
+    """Wait until the server has no more tasks than when it was idle, and the engine no work."""
     until(lambda: server.tasks() <= idle and not server.engine.has_work)
     server.engine.assert_empty()

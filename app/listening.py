@@ -1,4 +1,4 @@
-"""The listening sockets of the server: this machine's own addresses, and who to suspect when a port is taken.
+"""The listening sockets of the server: on which addresses, and who to suspect when a port is taken.
 
 Knows nothing of HTTP and of what is served.
 """
@@ -6,6 +6,7 @@ Knows nothing of HTTP and of what is served.
 import errno
 import socket
 import sys
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -15,21 +16,38 @@ _BACKLOG = 128
 _ATTEMPTS = 20  # to find a port that is free on both addresses
 _NOT_THERE = frozenset({errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT, errno.EPROTONOSUPPORT})
 _LISTENING = "0A"  # TCP state in /proc/net/tcp
+_CHOOSE_HOST = "Choose another one with --host."
 
 
 class PortTaken(AppError):
     """Another program listens on the port."""
 
 
-class LoopbackSockets:
-    """Listening sockets on 127.0.0.1 and ::1, both on `port`, or on one that is free if it is 0.
+class NoSuchAddress(AppError):
+    """This machine does not have the address that the server is to listen on."""
 
-    Both or neither, so that no one else can stand behind the other address; 127.0.0.1 alone where there is no IPv6.
-    Making them raises PortTaken, or OSError when the system forbids the port.
+
+# Of each pair the second one may be missing, on a machine without IPv6.
+_LOOPBACK = ("127.0.0.1", "::1")
+EVERYWHERE = {"0.0.0.0": ("0.0.0.0", "::1"), "::": ("0.0.0.0", "::")}  # noqa: S104
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches a server that listens there."""
+    return host == "localhost" or host in _LOOPBACK
+
+
+class ListeningSockets:
+    """Listening sockets on `host`, all on `port`, or on one that is free if it is 0.
+
+    Where that is this machine alone, or all of its addresses, they stand on 127.0.0.1 and on ::1, or on neither, so
+    that no one else can stand behind the other address; on 127.0.0.1 alone where there is no IPv6. Making them raises
+    PortTaken, NoSuchAddress, or OSError when the system forbids the port.
     """
 
-    def __init__(self, port: int) -> None:
-        self.sockets = _listen_on_both(port) if port else _listen_anywhere()
+    def __init__(self, port: int, host: str = "127.0.0.1") -> None:
+        addresses = _LOOPBACK if is_loopback(host) else EVERYWHERE.get(host) or _resolved(host)
+        self.sockets = _listen_on_all(addresses, port) if port else _listen_anywhere(addresses)
         self.port: int = self.sockets[0].getsockname()[1]
 
     def close(self) -> None:
@@ -38,25 +56,41 @@ class LoopbackSockets:
             one.close()
 
 
-def _listen_anywhere() -> list[socket.socket]:
+def _resolved(host: str) -> Sequence[str]:
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except OSError as problem:
+        raise NoSuchAddress(f"{host} is no address of this machine: {problem}", _CHOOSE_HOST) from None
+    return list(dict.fromkeys(str(address[0]) for *_, address in found))
+
+
+def _listen_anywhere(addresses: Sequence[str]) -> list[socket.socket]:
     """The system chooses a port that is free on the first address, which may be taken on the second."""
     for _ in range(_ATTEMPTS - 1):
         with suppress(PortTaken):
-            return _listen_on_both(0)
-    return _listen_on_both(0)
+            return _listen_on_all(addresses, 0)
+    return _listen_on_all(addresses, 0)
 
 
-def _listen_on_both(port: int) -> list[socket.socket]:
+def _listen_on_all(addresses: Sequence[str], port: int) -> list[socket.socket]:
     with ExitStack() as opened:
-        sockets = [opened.enter_context(_listen(socket.AF_INET, "127.0.0.1", port))]
-        port = sockets[0].getsockname()[1]
-        try:
-            sockets.append(opened.enter_context(_listen(socket.AF_INET6, "::1", port)))
-        except OSError as problem:
-            if problem.errno not in _NOT_THERE:
-                raise
+        sockets: list[socket.socket] = []
+        for address in addresses:
+            try:
+                sockets.append(opened.enter_context(_listen(_family(address), address, port)))
+            except OSError as problem:
+                if problem.errno not in _NOT_THERE:
+                    raise
+                if not sockets:
+                    raise NoSuchAddress(f"{address} is no address of this machine", _CHOOSE_HOST) from None
+                continue
+            port = sockets[0].getsockname()[1]
         opened.pop_all()
     return sockets
+
+
+def _family(address: str) -> int:
+    return socket.AF_INET6 if ":" in address else socket.AF_INET
 
 
 def _listen(family: int, address: str, port: int) -> socket.socket:

@@ -1,0 +1,97 @@
+"""One connection: uvicorn's, which waits for nobody for ever, and knows who is at the other end.
+
+A client that is slow to send the head of a request, or to read a reply, is cut off; its request ends as with any that
+goes away. The time for bodies is kept where bodies are read. Refuses to know what is asked and answered.
+"""
+
+import asyncio
+from typing import ClassVar
+
+import h11
+import msgspec
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
+
+from app.server.access import PEER
+from app.server.errors import InvalidRequest
+from app.server.openai_errors import error_body
+from app.server.peer import Address, Peer
+
+MOST_CONNECTIONS = 1000
+# Bytes that are parsed before it is another connection's turn: small pieces of a body cost far more than large ones.
+_SLICE = 8 << 10
+
+
+class Connection(H11Protocol):
+    """Accepts `MOST_CONNECTIONS`; more are closed at once."""
+
+    HEAD_SECONDS: ClassVar[float] = 10.0  # for the head of a request, from when it may be sent
+    UNREAD_SECONDS: ClassVar[float] = 60.0  # for reading what waits, so that there is room for more
+
+    _head: asyncio.TimerHandle | None = None
+    _unread: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
+        super().connection_made(transport)
+        transport.max_size = _SLICE  # type: ignore[attr-defined]  # of selector loops
+        self.app_state = {**self.app_state, PEER: Peer(self.client, _address(self.server))}
+        self._wait_for_head()
+        if len(self.connections) > MOST_CONNECTIONS:
+            transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        _cancel(self._head)
+        _cancel(self._unread)
+        super().connection_lost(exc)
+
+    def handle_events(self) -> None:
+        super().handle_events()
+        cycle: RequestResponseCycle | None = self.cycle
+        if cycle is not None and not cycle.response_complete:
+            _cancel(self._head)
+
+    def on_response_complete(self) -> None:
+        self._wait_for_head()
+        super().on_response_complete()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._wait_for_reader()
+
+    def resume_writing(self) -> None:
+        _cancel(self._unread)
+        super().resume_writing()
+
+    def send_400_response(self, msg: str) -> None:
+        """What is no HTTP is refused in the shape of all other errors."""
+        if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
+            self.transport.abort()
+            return
+        body = msgspec.json.encode(error_body(InvalidRequest(msg.removesuffix("."))))
+        length = str(len(body)).encode()
+        headers = [(b"content-type", b"application/json"), (b"content-length", length), (b"connection", b"close")]
+        head = h11.Response(status_code=400, headers=headers, reason=b"Bad Request")
+        for event in (head, h11.Data(data=body), h11.EndOfMessage()):
+            self.transport.write(self.conn.send(event) or b"")
+        self._close()
+
+    def _wait_for_head(self) -> None:
+        _cancel(self._head)
+        self._head = self.loop.call_later(self.HEAD_SECONDS, self._close)
+
+    def _wait_for_reader(self) -> None:
+        _cancel(self._unread)
+        self._unread = self.loop.call_later(self.UNREAD_SECONDS, self.transport.abort)
+
+    def _close(self) -> None:
+        """At once where everything is sent, else when it is read, if it ever is."""
+        self._wait_for_reader()
+        self.transport.close()
+
+
+def _cancel(timer: asyncio.TimerHandle | None) -> None:
+    if timer is not None:
+        timer.cancel()
+
+
+def _address(server: tuple[str, int | None] | None) -> Address | None:
+    return (server[0], server[1]) if server and server[1] is not None else None
