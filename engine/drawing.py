@@ -42,6 +42,15 @@ class Filters:
     def rows(self, index: Tensor | int) -> "Filters":
         return Filters(self.temperature[index], self.min_p[index], self.top_k[index], self.top_p[index])
 
+    def lifted(self, index: Tensor, vocab_size: int) -> "Filters":
+        """The same, but that those of the rows at `index`, int64, keep every token."""
+        return Filters(
+            self.temperature,
+            self.min_p.index_fill(0, index, 0.0),
+            self.top_k.index_fill(0, index, vocab_size),
+            self.top_p.index_fill(0, index, 1.0),
+        )
+
 
 def draw(logits: Tensor, filters: Filters, uniforms: Tensor) -> Tensor:
     """One token a row of `logits` (float32 [rows, vocabulary]) at `uniforms` (float64 [rows, TRIES], in [0, 1)).

@@ -50,6 +50,23 @@ class BeamParams:
 
 
 @dataclass(frozen=True, slots=True)
+class DryParams:
+    """How tokens that would go on with a repetition become less likely: see `engine.dry`. Raises InvalidSampling naming
+    the parameter."""
+
+    multiplier: float  # of the penalty
+    base: float = 1.75  # that the penalty grows by with each token of the repetition
+    allowed_length: int = 2  # tokens of a repetition that costs the multiplier; shorter ones cost nothing
+    last_n: int | None = None  # tokens that are looked through; None: all
+    breakers: frozenset[int] = frozenset()  # tokens that no repetition goes across
+
+    _BOUNDS: ClassVar[Bounds] = (("multiplier", 0, 100), ("base", 1, 4), ("allowed_length", 0, 2**31 - 1))
+
+    def __post_init__(self) -> None:
+        _check_bounds(self, self._BOUNDS)
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How one request picks its tokens. Validated when made; raises InvalidSampling naming the parameter."""
 
@@ -60,6 +77,9 @@ class SamplingParams:
     repetition_penalty: float = 1.0  # divides the positive logits of tokens already seen, multiplies the negative ones
     presence_penalty: float = 0.0  # subtracted once from tokens already generated
     frequency_penalty: float = 0.0  # subtracted for each time a token was generated
+    dry: DryParams | None = None  # against repetitions of several tokens
+    xtc_probability: float = 0.0  # how often the most likely tokens are left out: see `engine.xtc`
+    xtc_threshold: float = 0.1  # how likely those are
     seed: int = field(default_factory=lambda: secrets.randbits(63))
     max_tokens: int | None = None  # None: as many as the context holds
     min_tokens: int = 0  # end and stop tokens are not picked before this many
@@ -80,6 +100,8 @@ class SamplingParams:
         ("repetition_penalty", 0.01, 100),
         ("presence_penalty", -100, 100),
         ("frequency_penalty", -100, 100),
+        ("xtc_probability", 0, 1),
+        ("xtc_threshold", 0, 1),
         ("seed", 0, 2**64 - 1),
         ("max_tokens", 1, 2**31 - 1),
         ("min_tokens", 0, 2**31 - 1),
@@ -106,6 +128,11 @@ class SamplingParams:
         """Whether tokens that are there already become less likely."""
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
 
+    @property
+    def needs_reply(self) -> bool:
+        """Whether all tokens of the reply must be known before the next is picked."""
+        return self.penalizes or self.dry is not None
+
     def check_vocabulary(self, vocab_size: int) -> None:
         """Raise InvalidSampling where a token id is not in the vocabulary. A wrong id must never reach a device."""
         for name, ids in (("logit_bias", [i for i, _ in self.logit_bias]), ("stop_token_ids", self.stop_token_ids)):
@@ -115,7 +142,7 @@ class SamplingParams:
 
 
 # What changes the model's own distribution.
-_SHAPING = ("logit_bias", "repetition_penalty", "presence_penalty", "frequency_penalty", "grammar")
+_SHAPING = ("logit_bias", "repetition_penalty", "presence_penalty", "frequency_penalty", "dry", "grammar")
 
 
 def _check_bounds(params: object, bounds: Bounds) -> None:
@@ -240,7 +267,7 @@ class Request:
         """Whether its next step can be launched while its last token is still being sampled."""
         # Which token of a beam goes on is known when its whole search has got so far; which may follow in a grammar,
         # and which are penalized, when the one before is known.
-        return self.beam is None and self.constraint is None and not self.params.penalizes
+        return self.beam is None and self.constraint is None and not self.params.needs_reply
 
     @property
     def block_table(self) -> list[int]:

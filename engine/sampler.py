@@ -1,7 +1,7 @@
 """The sampler: from a step's logits to its tokens, by pure functions over a batch of rows.
 
-Order: logit bias and forbidden tokens, penalties, grammar, temperature, then the filters min-p, top-k, top-p, then the
-draw.
+Order: logit bias and DRY, forbidden tokens, penalties, grammar, temperature, then the filters min-p, top-k, top-p and
+XTC, then the draw.
 Every function works row by row, so that a row's token does not depend on its neighbours. The draw needs one uniform
 number a row, made from the request's seed and the token's index: the same after preemption, restart, or in any batch.
 """
@@ -18,7 +18,9 @@ from torch import Tensor
 from engine.constraint import NO_MASKS, Masks
 from engine.device import Logits
 from engine.drawing import TRIES, Filters, draw
+from engine.dry import dry_penalties
 from engine.request import Request, SampledToken, TokenLogprobs
+from engine.xtc import leaves_out, without_top_choices
 
 FEW = 512  # tokens that a grammar allows, which are looked at without all others
 NOT_NUMBERS = "The model computed values that are not numbers. Report this with the model's name."
@@ -44,7 +46,7 @@ def _plain(request: Request) -> bool:
     """Whether the request's next token is the most likely one by the model's own distribution, and nothing else."""
     params = request.params
     early = len(request.output_ids) < params.min_tokens
-    shaped = early or params.logit_bias or params.logprobs is not None or params.penalizes
+    shaped = early or params.logit_bias or params.logprobs is not None or params.needs_reply
     return params.temperature == 0 and not shaped
 
 
@@ -86,8 +88,9 @@ def _sample_around(
 
 
 def apply_bias(logits: Tensor, requests: Sequence[Request]) -> Tensor:
-    """Add each request's `logit_bias`."""
+    """Add each request's `logit_bias`, and take off what going on with a repetition costs."""
     entries = [(row, i, bias) for row, request in enumerate(requests) for i, bias in request.params.logit_bias]
+    entries += [(row, i, -cost) for row, request in enumerate(requests) for i, cost in dry_penalties(request).items()]
     if not entries:
         return logits
     rows, ids, biases = zip(*entries, strict=True)
@@ -174,13 +177,26 @@ def pick(logits: Tensor, requests: Sequence[Request]) -> list[int]:
         return logits.argmax(-1).tolist()
     drawers = [requests[row] for row in drawing]
     filters = Filters.of([request.params for request in drawers], logits.shape[1])
+    drawn_from = logits if len(drawing) == len(requests) else logits[drawing]
+    drawn_from, filters = _without_top_choices(drawn_from, filters, drawers)
     numbers = [[uniform(r.params.seed, len(r.output_ids), attempt) for attempt in range(TRIES)] for r in drawers]
     uniforms = torch.tensor(numbers, dtype=torch.float64)
     if len(drawing) == len(requests):
-        return draw(logits, filters, uniforms).tolist()
+        return draw(drawn_from, filters, uniforms).tolist()
     picked = logits.argmax(-1)
-    picked[drawing] = draw(logits[drawing], filters, uniforms)
+    picked[drawing] = draw(drawn_from, filters, uniforms)
     return picked.tolist()
+
+
+def _without_top_choices(logits: Tensor, filters: Filters, requests: Sequence[Request]) -> tuple[Tensor, Filters]:
+    """The rows with what XTC leaves of them, and their filters, which have nothing left to do where it has."""
+    hit = [row for row, request in enumerate(requests) if leaves_out(request.params, len(request.output_ids))]
+    if not hit:
+        return logits, filters
+    thresholds = torch.tensor([[requests[row].params.xtc_threshold] for row in hit])
+    logits = logits.clone()
+    logits[hit] = without_top_choices(logits[hit], filters.rows(torch.tensor(hit)), thresholds)
+    return logits, filters.lifted(torch.tensor(hit), logits.shape[1])
 
 
 def uniform(seed: int, index: int, attempt: int = 0) -> float:

@@ -21,6 +21,7 @@ from app.chat.messages import Message
 from app.chat.prompt_encoder import PromptEncoder, Reply
 from app.chat.reply_formats.reply_parser import ReplyParser
 from app.chat.reply_reader import ReplyReader
+from app.chat.sequence_breakers import SequenceBreakers
 from app.chat.stable_ids import StableIds
 from app.chat.template import ChatTemplateRenderer
 from app.chat.token_streams import TokenStreams
@@ -59,6 +60,7 @@ class ChatService:
         self._prompts = PromptEncoder(tokenizer, renderer, StableIds() if stable_ids is None else stable_ids)
         self.cache = CacheReporter(tokenizer)
         self.grammars = GrammarCompiler(tokenizer)
+        self.breakers = SequenceBreakers(tokenizer)
         self._infilling = Infilling.of(tokenizer.control_tokens)
 
     @property

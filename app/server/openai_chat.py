@@ -148,7 +148,9 @@ async def chunks(
     writer = _ChunkWriter(service, tells_progress=bool(wanted.return_progress))
     with naming("messages"):
         asked, prompt = wanted.grammar(), await service.prompt(wanted.conversation())
-        choices = wanted.choices(await _grammar(service, prompt, asked))
+        choices = wanted.choices(
+            await _grammar(service, prompt, asked), await service.breakers.tokens(wanted.breakers())
+        )
         replies = generate_choices(service, [prompt.ids], choices, origin, counts, new_parser=prompt.new_parser)
         async with aclosing(replies) as batches:
             async for batch in batches:

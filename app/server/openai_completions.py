@@ -77,7 +77,8 @@ async def chunks(service: ChatService, wanted: CompletionRequest, origin: Origin
     engine has begun with it, so that what is refused or fails at once can be raised: InvalidRequest, InvalidSampling,
     EngineError, ReplyFailed, ReplyAborted."""
     asked = wanted.grammar()
-    choices = wanted.choices(await asked.compiled(service.grammars) if asked else None)
+    grammar = await asked.compiled(service.grammars) if asked else None
+    choices = wanted.choices(grammar, await service.breakers.tokens(wanted.breakers()))
     given = wanted.prompts()
     prompts = [await _encode(service, prompt, wanted.suffix) for prompt in given]
     echoes = [_echo(service.tokenizer, wanted, *prompt) for prompt in zip(given, prompts, strict=True)]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
-from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec import Meta, Struct
 
 from app.chat.grammars import ANY_OBJECT, MAX_SOURCE, GrammarCompiler, GrammarSource
 from app.errors import InvalidGrammar
@@ -26,7 +26,7 @@ Choices: TypeAlias = Annotated[
 
 class NamedSchema(Struct):
     name: Annotated[str, Meta(max_length=256)]
-    schema: Schema | UnsetType = UNSET
+    schema: Schema | None = None
     strict: bool | None = None
     description: str | None = None
 
@@ -34,13 +34,13 @@ class NamedSchema(Struct):
 class ResponseFormat(Struct):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: NamedSchema | None = None
-    schema: Schema | UnsetType = UNSET  # of a json_object, as llama.cpp's clients send it
+    schema: Schema | None = None  # of a json_object, as llama.cpp's clients send it
 
 
 class StructuredOutputs(Struct):
     """As vLLM has it."""
 
-    json: Schema | GrammarText | UnsetType = UNSET
+    json: Schema | GrammarText | None = None
     json_object: bool | None = None
     regex: GrammarText | None = None
     choice: Choices | None = None
@@ -76,12 +76,12 @@ def of_response_format(wanted: ResponseFormat | None) -> Iterator[AskedGrammar]:
         return
     if wanted.type == "json_schema":
         named = wanted.json_schema
-        if named is None or named.schema is UNSET:
+        if named is None or named.schema is None:
             missing = "response_format.json_schema" + (".schema" if named else "")
             raise InvalidRequest(f"{missing}: it is required", parameter=missing)
         # Without `strict`, OpenAI takes keywords that it does not keep to; so do we.
         yield _schema(named.schema, "response_format.json_schema.schema", lenient=not named.strict)
-    elif wanted.schema is not UNSET:
+    elif wanted.schema is not None:
         yield _schema(wanted.schema, "response_format.schema", lenient=True)
     else:
         yield AskedGrammar(ANY_OBJECT, "response_format")
@@ -91,7 +91,7 @@ def of_structured_outputs(wanted: StructuredOutputs | None, prefix: str) -> Iter
     """One for each of its fields; `prefix` is what their names begin with in the request."""
     if wanted is None:
         return
-    if wanted.json is not UNSET:
+    if wanted.json is not None:
         yield _schema(_parsed(wanted.json, f"{prefix}json"), f"{prefix}json", lenient=False)
     if wanted.json_object:
         yield AskedGrammar(ANY_OBJECT, f"{prefix}json_object")

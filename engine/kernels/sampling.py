@@ -27,7 +27,7 @@ from engine.kernels.row_passes import (
     weigh,
 )
 from engine.kernels.sampling_rows import Sampled, SamplingRows
-from engine.kernels.shaping import shaped
+from engine.kernels.shaping import left_of, shaped
 
 BLOCK = 4096  # logits that a program looks at together, where those are
 CHUNKS = 64  # all of a row
@@ -174,8 +174,12 @@ def sample(logits: Tensor, rows: SamplingRows) -> Sampled:
         )
         return sampled
     drawn, sources = logits, columns.sources
-    if len(columns.edit_ids) or len(columns.words):
+    min_p, top_k, top_p = columns.min_p, columns.top_k, columns.top_p
+    if len(columns.edit_ids) or len(columns.words) or len(columns.left_out):
         drawn, sources = shaped(logits, rows), torch.arange(count, dtype=torch.int32, device=logits.device)
+    if len(columns.left_out):
+        filters = left_of(drawn, rows)
+        min_p, top_k, top_p = filters.min_p, filters.top_k, filters.top_p
     capacity = max(2 * PREFIXES[0], min(CAPACITY, block))
     shortlists = torch.empty(count, capacity, dtype=torch.int64, device=logits.device)
     sizes = {
@@ -187,7 +191,7 @@ def sample(logits: Tensor, rows: SamplingRows) -> Sampled:
     }
     _sample_kernel[(count,)](
         drawn, sources, drawn.stride(0), vocabulary, tokens,
-        columns.temperature, columns.min_p, columns.top_k, columns.top_p, columns.uniforms, shortlists,
+        columns.temperature, min_p, top_k, top_p, columns.uniforms, shortlists,
         COOLEST=SMALLEST_TEMPERATURE, TRIES=TRIES, PREFIX=PREFIXES[0], **sizes,
     )  # fmt: skip
     if rows.alternatives is not None:

@@ -14,9 +14,11 @@ import torch
 from torch import Tensor
 
 from engine.constraint import NO_MASKS, Masks
-from engine.drawing import TRIES
+from engine.drawing import TRIES, Filters
+from engine.dry import dry_penalties
 from engine.request import Request, SampledToken, TokenLogprobs
 from engine.sampler import NOT_NUMBERS, uniform
+from engine.xtc import leaves_out
 
 ALIGNMENT = 16  # bytes: what kernels load in one piece
 UNSEEN = -1
@@ -34,8 +36,8 @@ class Pick:
 
 
 class Columns(NamedTuple):
-    """R rows; E edits: the tokens whose logits change before anything is picked, each once in a row; and the masks of
-    grammars, as in `engine.constraint.Masks`."""
+    """R rows; E edits: the tokens whose logits change before anything is picked, each once in a row; X rows that top
+    choices are left out of; and the masks of grammars, as in `engine.constraint.Masks`."""
 
     uniforms: Tensor  # float64 [R, TRIES], in [0, 1)
     temperature: Tensor  # float32 [R]; 0: the most likely token
@@ -52,6 +54,8 @@ class Columns(NamedTuple):
     edit_ids: Tensor  # int32 [E]
     bias: Tensor  # float32 [E]: added first; -inf forbids the token
     told: Tensor  # int32 [E]: how often the reply has the token; 0: the prompt alone; UNSEEN: penalties do not apply
+    left_out: Tensor  # int64 [X]: rows
+    thresholds: Tensor  # float32 [X]: how likely such a choice is
     words: Tensor  # int32 [masks, ceil(vocabulary / 32)]: bits of the tokens that may come
 
 
@@ -63,6 +67,12 @@ class SamplingRows:
     columns: Columns
     plain: bool  # the most likely token of every row, and no more
     alternatives: int | None  # the most that any row reports; None: none reports anything
+
+    @property
+    def filters(self) -> Filters:
+        columns = self.columns
+        temperature = columns.temperature[:, None].double()
+        return Filters(temperature, columns.min_p[:, None], columns.top_k[:, None], columns.top_p[:, None])
 
     def over(self, buffer: Tensor) -> Self:
         """The same over a buffer that holds, or will hold, a copy of this one's bytes at its start; on any device."""
@@ -127,7 +137,7 @@ def _padded(size: int) -> int:
 
 def needs_reply(request: Request) -> bool:
     """Whether a token is picked only when the host knows all before it, so that no step of it is launched ahead."""
-    return request.constraint is not None or request.params.penalizes
+    return request.constraint is not None or request.params.needs_reply
 
 
 def rows_of(picks: Sequence[Pick], vocabulary: int, masks: Masks = NO_MASKS) -> SamplingRows:
@@ -135,6 +145,7 @@ def rows_of(picks: Sequence[Pick], vocabulary: int, masks: Masks = NO_MASKS) -> 
     known (see `needs_reply`), and IndexError for a token id outside the vocabulary."""
     params = [pick.request.params for pick in picks]
     edits = [_edits(row, pick, vocabulary) for row, pick in enumerate(picks)]
+    left_out = [row for row, pick in enumerate(picks) if leaves_out(pick.request.params, pick.index)]
     alternatives = [-1 if p.logprobs is None else p.logprobs for p in params]
     columns = Columns(
         uniforms=torch.tensor([_uniforms(pick) for pick in picks], dtype=torch.float64),
@@ -152,6 +163,8 @@ def rows_of(picks: Sequence[Pick], vocabulary: int, masks: Masks = NO_MASKS) -> 
         edit_ids=torch.cat([edit.ids for edit in edits]),
         bias=torch.cat([edit.bias for edit in edits]),
         told=torch.cat([edit.told for edit in edits]),
+        left_out=torch.tensor(left_out, dtype=torch.int64),
+        thresholds=torch.tensor([params[row].xtc_threshold for row in left_out]),
         words=torch.from_numpy(masks.words if masks.places else NO_MASKS.words),
     )
     most = max(alternatives)
@@ -218,10 +231,12 @@ _NONE = _Edits(_NO_IDS, _NO_IDS, _NO_BIAS, _NO_IDS)
 
 
 def _edits(row: int, pick: Pick, vocabulary: int) -> _Edits:
-    """Biases of one token are added up first."""
+    """Biases of one token, and what a repetition costs it, are added up first."""
     request, params = pick.request, pick.request.params
+    if params.needs_reply and len(request.output_ids) != pick.index:
+        raise ValueError(f"penalties of token {pick.index} of a reply need all tokens before it")
     biases: dict[int, float] = {}
-    for token_id, value in params.logit_bias:
+    for token_id, value in (*params.logit_bias, *((i, -cost) for i, cost in dry_penalties(request).items())):
         biases[token_id] = biases.get(token_id, 0.0) + value
     if pick.index < params.min_tokens:
         biases |= dict.fromkeys((*request.end_ids, *params.stop_token_ids), -np.inf)
@@ -245,8 +260,6 @@ def _counts(pick: Pick, vocabulary: int) -> "np.ndarray[tuple[int], np.dtype[np.
     """How often the reply has each token of the vocabulary."""
     told = np.full(vocabulary, UNSEEN, np.int32)
     if pick.request.params.penalizes:
-        if len(pick.request.output_ids) != pick.index:
-            raise ValueError(f"penalties of token {pick.index} of a reply need all tokens before it")
         known = np.frombuffer(pick.request.known_ids(), np.int64)
         told[known] = 0
         reply = known[len(pick.request.prompt_ids) :]

@@ -1,5 +1,6 @@
 """Logits as requests want them, on a GPU: bias and forbidden tokens, penalties, grammars, in this order. The twins are
-`apply_bias`, `forbid_early_end`, `apply_penalties` and `masked` of `engine.sampler`.
+`apply_bias`, `forbid_early_end`, `apply_penalties` and `masked` of `engine.sampler`. What XTC leaves of them is found
+by the same function as on the host.
 
 The floor is the traffic of a copy, as what the model said is still to be reported: 8 bytes for each logit of all rows,
 and as many again of those that have a grammar.
@@ -9,7 +10,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from engine.drawing import Filters
 from engine.kernels.sampling_rows import SamplingRows
+from engine.xtc import without_top_choices
 
 EDITS = 256  # of one program
 BLOCK = 4096  # logits that a program masks together
@@ -99,3 +102,11 @@ def shaped(logits: Tensor, rows: SamplingRows) -> Tensor:
             BLOCK=min(BLOCK, triton.next_power_of_2(edited.shape[1])), num_warps=8,
         )  # fmt: skip
     return edited
+
+
+def left_of(edited: Tensor, rows: SamplingRows) -> Filters:
+    """Leave top choices out of those of the rows that lose them, in place; the filters that are still to be applied."""
+    hit, filters = rows.columns.left_out, rows.filters
+    left = without_top_choices(edited[hit], filters.rows(hit), rows.columns.thresholds[:, None])
+    edited.index_copy_(0, hit, left)
+    return filters.lifted(hit, edited.shape[1])

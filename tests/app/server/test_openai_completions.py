@@ -171,3 +171,22 @@ def test_what_is_missing_before_a_suffix_is_asked_for_with_the_models_own_tokens
 def test_a_model_that_inserts_nothing_says_so(hash_server: LiveServer) -> None:
     with pytest.raises(openai.BadRequestError, match="has no tokens"):
         ask(hash_server, prompt="a", suffix="b")
+
+
+def test_a_repetition_goes_on_until_that_costs_too_much(smollm2_server: LiveServer) -> None:
+    asked: dict[str, Any] = {
+        "model": "smollm2:135m",
+        "prompt": "one two three four, one two three four, one two three",
+        "temperature": 0,
+        "max_tokens": 1,
+    }
+    with client(smollm2_server) as api:
+        plain = api.completions.create(**asked).choices[0].text
+        dry = api.completions.create(**asked, extra_body={"dry_multiplier": 50.0}).choices[0].text
+        across = (
+            api.completions.create(**asked, extra_body={"dry_multiplier": 50.0, "dry_sequence_breakers": ["three"]})
+            .choices[0]
+            .text
+        )
+    assert plain == across == " four"
+    assert dry != " four"

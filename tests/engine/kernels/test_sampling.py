@@ -14,7 +14,7 @@ from engine.drawing import draw as draw_on_host
 from engine.kernels import sampling
 from engine.kernels.sampling_rows import NOT_A_NUMBER, Pick, Sampled, SamplingRows, rows_of, told
 from engine.kernels.shaping import shaped
-from engine.request import Request, SamplingParams
+from engine.request import DryParams, Request, SamplingParams
 from engine.sampler import NOT_NUMBERS, apply_bias, apply_penalties, forbid_early_end, masked
 from engine.sampler import sample as sample_on_host
 
@@ -185,11 +185,12 @@ def test_logits_are_shaped_as_on_the_host(device: torch.device) -> None:
         {"min_tokens": 9, "stop_token_ids": (40,), "logit_bias": ((5, -100.0), (40, 50.0))},
         {"repetition_penalty": 0.5},
         {"frequency_penalty": 1.5},
+        {"dry": DryParams(2.5, allowed_length=1), "logit_bias": ((5, 1.0),), "presence_penalty": 0.5},
     ]
-    picks = picks_of(params, output_ids=[5, 5, 7, 499], end_ids=frozenset({2}))
+    picks = picks_of(params, output_ids=[5, 5, 7, 5], end_ids=frozenset({2}))
     requests = [pick.request for pick in picks]
     logits = torch.randn(8, 500)
-    sources = [6, 1, 6, 0, 7]
+    sources = [6, 1, 6, 0, 7, 2]
     picks = [Pick(source, request, 4) for source, request in zip(sources, requests, strict=True)]
     got = shaped(logits.to(device), rows_of(picks, 500).to(device)).cpu()
     expected = logits[sources]
@@ -198,6 +199,17 @@ def test_logits_are_shaped_as_on_the_host(device: torch.device) -> None:
     torch.testing.assert_close(got, expected, rtol=1e-6, atol=1e-6)
     tokens = tokens_of(logits, [Pick(p.source, r, 4) for p, r in zip(picks, requests, strict=True)], device)
     assert tokens == [it.token_id for it in sample_on_host(logits[sources], requests)]
+
+
+def test_top_choices_are_left_out_as_on_the_host(device: torch.device) -> None:
+    xtc = {"xtc_probability": 1.0, "xtc_threshold": 0.05}
+    params = [{**xtc, **it} for it in (*FILTERS[:4], {"top_p": 0.9, "logit_bias": ((3, 2.0),)}, {"temperature": 0})]
+    params.insert(2, {**xtc, "xtc_probability": 0.0})
+    logits, picks = torch.randn(len(params), 100) * 2, picks_of(params)
+    got = run(logits, rows_of(picks, 100), device).columns.token_ids.tolist()
+    assert got == [it.token_id for it in sample_on_host(logits, [pick.request for pick in picks])]
+    likely = torch.softmax(logits[:2], -1).argmax(-1).tolist()
+    assert got[0] != likely[0]
 
 
 def test_logprobs_are_the_models_own(device: torch.device) -> None:

@@ -5,7 +5,7 @@ import torch
 
 from engine.drawing import TRIES
 from engine.kernels.sampling_rows import UNSEEN, Pick, needs_reply, rows_of
-from engine.request import Request, SamplingParams
+from engine.request import DryParams, Request, SamplingParams
 from engine.sampler import uniform
 
 
@@ -45,11 +45,12 @@ def test_tokens_under_way_count_as_told() -> None:
 
 
 def test_penalties_need_to_know_the_reply() -> None:
-    early = pick(4, presence_penalty=1.0)
-    assert needs_reply(early.request)
-    assert not needs_reply(pick(min_tokens=5, logit_bias=((1, 1.0),)).request)
-    with pytest.raises(ValueError, match="all tokens before"):
-        rows_of([early], 10)
+    for early in (pick(4, presence_penalty=1.0), pick(4, dry=DryParams(0.5))):
+        assert needs_reply(early.request)
+        assert not early.request.runs_ahead
+        with pytest.raises(ValueError, match="all tokens before"):
+            rows_of([early], 10)
+    assert not needs_reply(pick(min_tokens=5, logit_bias=((1, 1.0),), xtc_probability=1.0).request)
 
 
 def test_no_id_outside_the_vocabulary_goes_to_a_device() -> None:
