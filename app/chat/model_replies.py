@@ -9,12 +9,15 @@ import threading
 from app.chat.conversation import Conversation, ToolUse
 from app.chat.grammars import GrammarSource
 from app.chat.messages import Json
+from app.chat.reply_formats.markup import Markup
 from app.chat.reply_formats.recognition import NO_TEMPLATE, TemplateReplies, replies_of
 from app.chat.reply_formats.reply_grammar import answer_grammar, call_grammar
 from app.chat.reply_formats.reply_parser import FormatMarkup, ReplyParser
 from app.chat.template import ChatTemplateRenderer
+from app.chat.thinking_budget import ThinkingBudget, ThoughtMarks
 from app.errors import ToolsUnsupported
 from app.text.tokenizer import Tokenizer
+from engine.constraint import Grammar
 
 
 class ModelReplies:
@@ -33,39 +36,53 @@ class ModelReplies:
 
     def check(self, conversation: Conversation) -> None:
         """Raise ToolsUnsupported for tools that the model would not hear of, or could not be heard to call."""
+        if not conversation.callable_tools:
+            return
         template = self._template
-        if conversation.tools and not template.takes_tools:
+        if not template.takes_tools:
             raise ToolsUnsupported(
                 "The chat template of this model has no place for tools", "Choose a model that can call them."
             )
-        if conversation.tools and template.format.calls is None:
+        if template.format.calls is None:
             raise ToolsUnsupported(
                 "How this model writes calls of tools is not known",
                 "Choose another file of this model, or another model.",
             )
 
     def parser(self, conversation: Conversation, rendered: str) -> ReplyParser:
-        """Of the reply to a rendered conversation. Without tools, what looks like a call is text."""
+        """Of the reply to a rendered conversation. Without tools that may be called, what looks like a call is
+        text."""
         tools: dict[str, Json] = {tool.name: tool.parameters for tool in conversation.callable_tools}
-        markup = self._markup if conversation.tools else self._uncalled
+        markup = self._markup if tools else self._uncalled
         return ReplyParser(markup, tools, opening=markup.opening(rendered), parallel=conversation.parallel_calls)
 
     def grammar(
         self, conversation: Conversation, rendered: str, asked: GrammarSource | None
     ) -> tuple[GrammarSource | None, bool]:
         """The grammar of the reply to a rendered conversation, and whether it is that of forced calls, which count more
-        than what was `asked` for. Thoughts come before either, where the model may still think."""
+        than what was `asked` for. Thoughts come before either, where the model may still think; calls that it is free
+        to make come in place of what was asked for."""
         written, opening = self._template.format, self._markup.opening(rendered)
         thinks = not self._markup.has_thought(rendered)
         control = self._tokenizer.control_tokens
+        tools, parallel = conversation.callable_tools, conversation.parallel_calls
         if conversation.use is ToolUse.FORCED:
-            tools, parallel = conversation.callable_tools, conversation.parallel_calls
             text = call_grammar(written, opening, tools, control, parallel=parallel, thinks=thinks)
             return GrammarSource("lark", text), True
-        if asked is not None and written.thinking is not None:
-            text = answer_grammar(written, opening, asked.as_lark(), control, thinks=thinks)
-            return GrammarSource("lark", text), False
-        return asked, False
+        if asked is None or (written.thinking is None and not tools):
+            return asked, False
+        text = answer_grammar(written, opening, asked.as_lark(), control, thinks=thinks, tools=tools, parallel=parallel)
+        return GrammarSource("lark", text), False
+
+    def within_budget(self, conversation: Conversation, rendered: str, grammar: Grammar | None) -> Grammar | None:
+        """A grammar of the reply, or none, with the limit that the conversation sets to thoughts."""
+        budget, thinking = conversation.thinking_budget, self._template.format.thinking
+        if budget is None or thinking is None or self._markup.has_thought(rendered):
+            return grammar
+        begin, end = ([Markup(one).filled() for one in marks] for marks in (thinking.begin, thinking.end))
+        marks = ThoughtMarks.of(self._tokenizer, begin, end)
+        thinks = self._markup.thinks(self._markup.opening(rendered))
+        return ThinkingBudget(self._tokenizer, marks, budget, grammar, thinks=thinks)
 
     @functools.cached_property
     def _markup(self) -> FormatMarkup:

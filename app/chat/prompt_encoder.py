@@ -132,12 +132,10 @@ class PromptEncoder:
         """A model without a template does not know turns: it continues the text of the conversation."""
         protect = self._tokenizer.protect
         messages = [message.with_texts(protect) for message in conversation.messages]
+        self.replies.check(conversation)
         if self._tokenizer.chat_template is None:
-            self.replies.check(conversation)
             return "\n\n".join(message.content for message in messages)
         variables = {name: with_texts(value, protect, fields=True) for name, value in conversation.variables.items()}
-        if conversation.tools or any(message.tool_calls for message in messages):
-            self.replies.check(conversation)
         return self._renderer.render(
             self._tokenizer.chat_template,
             messages,

@@ -5,7 +5,6 @@ characters, cut before a stop string. Knows nothing of terminals and wire format
 """
 
 import asyncio
-import functools
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
@@ -18,6 +17,7 @@ from app.chat.conversation import Conversation
 from app.chat.events import ChatEvent, PromptLogprobs, PromptProgress, ReplyEnd, SpokenEvent
 from app.chat.grammars import GrammarCompiler, GrammarSource
 from app.chat.messages import Message
+from app.chat.model_replies import ModelReplies
 from app.chat.prompt_encoder import PromptEncoder, Reply
 from app.chat.reply_formats.reply_parser import ReplyParser
 from app.chat.reply_reader import ReplyReader
@@ -27,6 +27,7 @@ from app.chat.template import ChatTemplateRenderer
 from app.chat.token_streams import TokenStreams
 from app.text.infilling import Infilling
 from app.text.tokenizer import Tokenizer
+from engine.constraint import Grammar
 from engine.request import PROGRAM, FinishReason, Origin, Request, SamplingParams, TokenEvent
 
 REMEMBERED_SECONDS = 0.5  # a reply is remembered as far as it is, again and again
@@ -37,9 +38,20 @@ class ChatPrompt:
     """A prompt for a model's next turn, and how that is to be read."""
 
     ids: tuple[int, ...]
-    new_parser: Callable[[], ReplyParser]
-    # From the grammar that was asked for to that of the reply, and whether it is there for calls alone.
-    grammar: Callable[[GrammarSource | None], tuple[GrammarSource | None, bool]]
+    _replies: ModelReplies
+    _conversation: Conversation
+    _rendered: str
+
+    def new_parser(self) -> ReplyParser:
+        return self._replies.parser(self._conversation, self._rendered)
+
+    def grammar(self, asked: GrammarSource | None) -> tuple[GrammarSource | None, bool]:
+        """From the grammar that was asked for to that of the reply, and whether it is there for calls alone."""
+        return self._replies.grammar(self._conversation, self._rendered, asked)
+
+    def within_budget(self, grammar: Grammar | None) -> Grammar | None:
+        """From a grammar, or none, to one that keeps to the limit of thoughts as well."""
+        return self._replies.within_budget(self._conversation, self._rendered, grammar)
 
 
 class ChatService:
@@ -83,9 +95,7 @@ class ChatService:
 
     def _prompt(self, conversation: Conversation) -> ChatPrompt:
         ids, rendered = self._prompts.encode_conversation(conversation)
-        replies = self._prompts.replies
-        new_parser = functools.partial(replies.parser, conversation, rendered)
-        return ChatPrompt(ids, new_parser, functools.partial(replies.grammar, conversation, rendered))
+        return ChatPrompt(ids, self._prompts.replies, conversation, rendered)
 
     async def encode_text(self, text: str) -> tuple[int, ...]:
         """A prompt that is no conversation: its text as it stands, control tokens in it included."""

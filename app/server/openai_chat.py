@@ -161,15 +161,16 @@ async def chunks(
 
 
 async def _grammar(service: ChatService, prompt: ChatPrompt, asked: AskedGrammar | None) -> Grammar | None:
-    """That the reply keeps to: of calls, if they are forced, or the one that was asked for. Raises InvalidRequest."""
+    """That the reply keeps to: of calls, if they are forced, or the one that was asked for; and the limit of its
+    thoughts. Raises InvalidRequest."""
     if asked is not None:
         await asked.compiled(service.grammars)  # a mistake in it is told by its place
     source, of_calls = prompt.grammar(asked.source if asked else None)
-    if source is None:
-        return None
-    return await AskedGrammar(source, "tools" if of_calls or asked is None else asked.parameter).compiled(
-        service.grammars
-    )
+    grammar = None
+    if source is not None:
+        parameter = "tools" if of_calls or asked is None else asked.parameter
+        grammar = await AskedGrammar(source, parameter).compiled(service.grammars)
+    return prompt.within_budget(grammar)
 
 
 async def fold(chunks: AsyncGenerator[ChatCompletionChunk]) -> ChatCompletion:

@@ -16,11 +16,13 @@ from app.server.errors import InvalidRequest
 from app.server.openai_tools import (
     OWN_VARIABLES,
     ReasoningEffort,
+    ReasoningOptions,
     TemplateVariables,
+    ThinkingBudget,
     ToolChoice,
     ToolDefinitions,
+    WantedThinking,
     named,
-    template_variables,
     use_of,
 )
 from app.server.openai_tools import problems as tool_problems
@@ -286,22 +288,31 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True):
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     functions: list[Raw] | None = None
+    reasoning: ReasoningOptions | None = None
     reasoning_effort: ReasoningEffort | None = None
+    thinking_token_budget: ThinkingBudget | None = None
+    thinking_budget: ThinkingBudget | None = None  # the same by its other names
+    thinking_budget_tokens: ThinkingBudget | None = None
     chat_template_kwargs: TemplateVariables | None = None
     modalities: list[str] | None = None
 
     def conversation(self) -> Conversation:
         """Raises InvalidRequest naming the message that cannot be given to a model."""
-        tools = [] if self.tool_choice == "none" else [definition.to_tool() for definition in self.tools or ()]
-        names = named(self.tool_choice)
+        tools = [definition.to_tool() for definition in self.tools or ()]
+        names, thinking = named(self.tool_choice), self._thinking()
         return Conversation(
             self._messages(),
             tools,
             None if names is None else [tool for tool in tools if tool.name in names],
             use_of(self.tool_choice),
             parallel_calls=self.parallel_tool_calls is not False,
-            variables=template_variables(self.chat_template_kwargs, self.reasoning_effort),
+            thinking_budget=thinking.budget,
+            variables=thinking.template_variables(self.chat_template_kwargs),
         )
+
+    def _thinking(self) -> WantedThinking:
+        budgets = (self.thinking_token_budget, self.thinking_budget, self.thinking_budget_tokens)
+        return WantedThinking.of(self.reasoning, self.reasoning_effort, budgets)
 
     def _messages(self) -> list[Message]:
         messages = []
@@ -323,6 +334,8 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True):
     def _problems(self) -> Iterator[tuple[str, str]]:
         yield from super()._problems()
         yield from tool_problems(self.tools or (), self.tool_choice)
+        if self.use_beam_search and self._thinking().budget is not None:
+            yield "thinking_token_budget", "a beam search has none; leave one of them out."
         if self.functions:
             yield "functions", "they are called tools now; send tools."
         if taken := OWN_VARIABLES.intersection(self.chat_template_kwargs or ()):

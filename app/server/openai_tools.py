@@ -5,6 +5,7 @@ Refuses to know how models write calls.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeAlias
 
 from msgspec import Meta, Struct
@@ -22,6 +23,17 @@ ToolName: TypeAlias = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_.:/-]{1,128}$")]
 VariableName: TypeAlias = Annotated[str, Meta(pattern=r"^[a-z][a-z0-9_]{0,63}$")]
 TemplateVariables: TypeAlias = Annotated[dict[VariableName, Any], Meta(max_length=MAX_VARIABLES)]
 ReasoningEffort: TypeAlias = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+
+
+ThinkingBudget: TypeAlias = Annotated[int, Meta(ge=-1, le=2**31 - 1)]  # tokens; -1: any number
+
+
+class ReasoningOptions(Struct):
+    """As OpenRouter has it."""
+
+    effort: ReasoningEffort | None = None
+    max_tokens: ThinkingBudget | None = None
+    enabled: bool | None = None
 
 
 class FunctionDefinition(Struct):
@@ -68,8 +80,10 @@ ToolChoice: TypeAlias = Literal["none", "auto", "required"] | NamedTool | Allowe
 
 
 def named(choice: ToolChoice | None) -> Sequence[str] | None:
-    """The tools that a choice names; None: it names none."""
+    """The tools that a choice names; None: it names none, and any may be called."""
     match choice:
+        case "none":
+            return []  # they stay in the prompt, so that what is known of it is of use
         case NamedTool(function):
             return [function.name]
         case AllowedTools(allowed):
@@ -98,11 +112,30 @@ def problems(definitions: Sequence[ToolDefinition], choice: ToolChoice | None) -
             yield "tool_choice", f"none of the tools is called {name}."
 
 
-def template_variables(given: TemplateVariables | None, effort: ReasoningEffort | None) -> dict[str, Json]:
-    """What a template is told of thinking, by the names that templates have for it; and what the client says itself,
-    which counts more."""
-    variables: dict[str, Json] = {}
-    if effort is not None:
-        thinks = effort not in _NO_THOUGHT
-        variables = {"reasoning_effort": effort, "enable_thinking": thinks, "thinking": thinks}
-    return variables | (given or {})
+@dataclass(frozen=True, slots=True)
+class WantedThinking:
+    """How a model is to think, whichever fields say so."""
+
+    effort: ReasoningEffort | None
+    budget: int | None  # tokens; None: any number
+    enabled: bool | None  # None: as the template has it
+
+    @classmethod
+    def of(
+        cls, options: ReasoningOptions | None, effort: ReasoningEffort | None, budgets: Sequence[int | None]
+    ) -> "WantedThinking":
+        """Of several budgets the least counts, and less than 0 is none."""
+        options = options or ReasoningOptions()
+        effort = effort or options.effort
+        given = [budget for budget in (*budgets, options.max_tokens) if budget is not None and budget >= 0]
+        if effort == "none" or (effort is None and options.enabled is False):
+            given.append(0)  # for templates that cannot switch it off
+        enabled = options.enabled if effort is None else effort not in _NO_THOUGHT
+        return cls(effort, min(given, default=None), False if 0 in given else enabled)
+
+    def template_variables(self, given: TemplateVariables | None) -> dict[str, Json]:
+        """What a template is told of it, by the names that templates have; what the client says itself counts more."""
+        variables: dict[str, Json] = {} if self.effort is None else {"reasoning_effort": self.effort}
+        if self.enabled is not None:
+            variables |= {"enable_thinking": self.enabled, "thinking": self.enabled}
+        return variables | (given or {})

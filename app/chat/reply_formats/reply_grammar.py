@@ -37,21 +37,38 @@ def call_grammar(
     """One call at least of one of `tools`, more only where `parallel`, and nothing else but thoughts. `opening` is what
     the prompt has of the reply; `thinks` whether there may be thoughts. Raises ValueError for a format without calls.
     """
-    if written.calls is None:
-        raise ValueError("the format has no calls")
     grammar = _Grammar(control)
-    calls = _Calls(grammar, written.calls, tools, parallel=parallel)
+    calls = _calls(grammar, written, tools, parallel=parallel)
     return grammar.start(
         _behind_thoughts(grammar, written, opening, calls.whole(""), calls.whole(opening), thinks=thinks)
     )
 
 
-def answer_grammar(written: ReplyFormat, opening: str, answer: str, control: Mapping[str, int], *, thinks: bool) -> str:
-    """What is said is `answer`, a Lark expression; thoughts may come before it."""
+def answer_grammar(
+    written: ReplyFormat,
+    opening: str,
+    answer: str,
+    control: Mapping[str, int],
+    *,
+    thinks: bool,
+    tools: Sequence[Tool] = (),
+    parallel: bool = True,
+) -> str:
+    """What is said is `answer`, a Lark expression; thoughts may come before it, and calls of `tools` in its place.
+    Raises ValueError for tools in a format without calls."""
     grammar = _Grammar(control)
     lead = written.messages.answer
     later, first = (f"{grammar.text(text)} {answer}" for text in (lead, lead.removeprefix(opening)))
+    if tools:
+        calls = _calls(grammar, written, tools, parallel=parallel)
+        later, first = f"({later} | {calls.whole('')})", f"({first} | {calls.whole(opening)})"
     return grammar.start(_behind_thoughts(grammar, written, opening, later, first, thinks=thinks))
+
+
+def _calls(grammar: "_Grammar", written: ReplyFormat, tools: Sequence[Tool], *, parallel: bool) -> "_Calls":
+    if written.calls is None:
+        raise ValueError("the format has no calls")
+    return _Calls(grammar, written.calls, tools, parallel=parallel)
 
 
 def _behind_thoughts(

@@ -7,11 +7,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import openai
 import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from app.chat.template import ChatTemplateRenderer
+from app.server.openai_requests import ChatCompletionRequest
 from app.text.tokenizer import Tokenizer
 from engine.config import EngineConfig
 from engine.core import Engine
@@ -164,6 +166,15 @@ def test_what_is_no_call_is_text(server: ScriptedServer) -> None:
     assert reply.choices[0].finish_reason == "length"
 
 
+def test_tools_stay_in_the_prompt_where_none_may_be_called(server: ScriptedServer) -> None:
+    server.says("Hello")
+    free, none, without = (ask(server, **asked) for asked in ({}, {"tool_choice": "none"}, {"tools": []}))
+    assert free.usage is not None
+    assert none.usage is not None
+    assert without.usage is not None
+    assert free.usage.prompt_tokens == none.usage.prompt_tokens > without.usage.prompt_tokens
+
+
 def test_the_second_turn_finds_calls_and_thoughts_computed(server: ScriptedServer) -> None:
     generated = server.says(SCRIPT)
     question = {"role": "user", "content": "A question of its own. " * 30}
@@ -195,6 +206,27 @@ def test_thinking_can_be_switched_off(server: ScriptedServer) -> None:
     assert prompts[1] == prompts[2] > prompts[0]
 
 
+@pytest.mark.parametrize(
+    ("asked", "budget", "variables"),
+    [
+        ({}, None, {}),
+        ({"reasoning_effort": "high"}, None, {"reasoning_effort": "high", "enable_thinking": True, "thinking": True}),
+        ({"reasoning_effort": "none"}, 0, {"reasoning_effort": "none", "enable_thinking": False, "thinking": False}),
+        ({"thinking_budget": 9, "thinking_token_budget": 7, "thinking_budget_tokens": -1}, 7, {}),
+        ({"thinking_budget_tokens": 0}, 0, {"enable_thinking": False, "thinking": False}),
+        ({"reasoning": {"max_tokens": 5, "enabled": True}}, 5, {"enable_thinking": True, "thinking": True}),
+        ({"reasoning": {"enabled": False}}, 0, {"enable_thinking": False, "thinking": False}),
+        ({"reasoning": {"enabled": False}, "chat_template_kwargs": {"thinking": 1}}, 0, {"enable_thinking": False, "thinking": 1}),
+    ],
+)  # fmt: skip
+def test_thinking_is_asked_for_by_any_name(
+    asked: dict[str, Any], budget: int | None, variables: dict[str, Any]
+) -> None:
+    request = msgspec.convert({"model": "", "messages": [QUESTION], **asked}, ChatCompletionRequest)
+    conversation = request.conversation()
+    assert (conversation.thinking_budget, conversation.variables) == (budget, variables)
+
+
 def test_logprobs_are_those_of_the_text(server: ScriptedServer) -> None:
     server.says(SCRIPT)
     logprobs = ask(server, logprobs=True).choices[0].logprobs
@@ -212,6 +244,8 @@ def test_logprobs_are_those_of_the_text(server: ScriptedServer) -> None:
         ({"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools[0].type"),
         ({"extra_body": {"chat_template_kwargs": {"messages": []}}}, "chat_template_kwargs.messages"),
         ({"functions": [{"name": "f"}]}, "functions"),
+        ({"extra_body": {"thinking_token_budget": -2}}, "thinking_token_budget"),
+        ({"extra_body": {"thinking_budget": 5, "use_beam_search": True}}, "thinking_token_budget"),
     ],
 )
 def test_mistakes_are_told_by_field(server: ScriptedServer, asked: dict[str, Any], parameter: str) -> None:

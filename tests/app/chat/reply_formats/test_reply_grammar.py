@@ -148,6 +148,23 @@ def test_an_answer_comes_behind_thoughts(vocabulary: llguidance.LLTokenizer) -> 
         assert told.reasoning == ("Well." if "Well" in text else "")
 
 
+def test_calls_may_come_in_place_of_an_answer(vocabulary: llguidance.LLTokenizer) -> None:
+    hermes, answer = format_of(BY_NAME["hermes"]), '%json {"type": "boolean"}'
+    call = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
+    for opening, text in (
+        ("", "true"),
+        ("", call),
+        ("", f"<think>So</think>\n\n{call}\n{call}"),
+        ("<think>", "</think>true"),
+    ):
+        made = matcher(answer_grammar(hermes, opening, answer, {}, thinks=True, tools=TOOLS), vocabulary)
+        assert made.consume_tokens(list(text.encode())), text
+        assert made.is_accepting()
+    for text in ("I", f"true{call}", '<tool_call>\n{"name": "other'):
+        made = matcher(answer_grammar(hermes, "", answer, {}, thinks=True, tools=TOOLS), vocabulary)
+        assert not made.consume_tokens(list(text.encode())), text
+
+
 def test_control_tokens_stand_by_their_ids() -> None:
     control = {"<tool_call>": 7, "</think>": 8, "</tool_call>": 9}
     grammar = call_grammar(format_of(BY_NAME["hermes"]), "<think>", TOOLS, control, parallel=False, thinks=True)

@@ -1,0 +1,108 @@
+"""A limit of what a model thinks: so many tokens, then its thoughts are ended for it, and the answer goes on.
+
+A grammar around another: it counts the tokens between the marks of thoughts, and once they are used up lets the end
+mark through and nothing else. Refuses to know requests, and which model has which marks.
+"""
+
+import codecs
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from app.text.tokenizer import Tokenizer
+from engine.constraint import Constraint, Grammar, Words
+
+
+@dataclass(frozen=True, slots=True)
+class ThoughtMarks:
+    """What stands around the thoughts of a model."""
+
+    begin: Sequence[str]
+    end: Sequence[str]
+    end_ids: Sequence[int]  # of the first of these, as it is written behind thoughts
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, begin: Sequence[str], end: Sequence[str]) -> "ThoughtMarks":
+        end_ids: list[int] = []
+        for part in tokenizer.split(end[0]):
+            if isinstance(part, int):
+                end_ids.append(part)
+            else:
+                continued = tokenizer.encode_continuation(part)
+                end_ids += tokenizer.encode_plain(part, at_start=False) if continued is None else continued
+        return cls(begin, end, end_ids)
+
+
+class ThinkingBudget:
+    """See `engine.constraint.Grammar`. Immutable."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, marks: ThoughtMarks, tokens: int, reply: Grammar | None, *, thinks: bool
+    ) -> None:
+        """At most `tokens` are thought. `reply` is the grammar of all of the reply, thoughts included; `thinks` if it
+        begins with thoughts, whose begin mark is in the prompt."""
+        self._tokenizer = tokenizer
+        self._marks = marks
+        self._tokens = tokens
+        self._reply = reply
+        self._thinks = thinks
+
+    def begin(self, *, jumps: bool) -> Constraint:
+        reply = None if self._reply is None else self._reply.begin(jumps=jumps)
+        return _Reply(self._tokenizer, self._marks, self._tokens, reply, thinks=self._thinks)
+
+
+class _Reply:
+    """See `engine.constraint.Constraint`."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, marks: ThoughtMarks, tokens: int, reply: Constraint | None, *, thinks: bool
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._marks = marks
+        self._left = tokens
+        self._reply = reply
+        self._thinks = thinks
+        self._forced = 0  # tokens of the end mark
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._text = ""  # the end of what was said, where a mark may have begun
+        self._kept = max(map(len, (*marks.begin, *marks.end))) - 1
+
+    @property
+    def ended(self) -> bool:
+        return self._reply is not None and self._reply.ended
+
+    def fill(self, words: Words) -> bool:
+        if self._over:
+            token_id = self._marks.end_ids[self._forced]
+            words.view(np.uint32)[token_id // 32] = 1 << token_id % 32
+            return True
+        return self._reply is not None and self._reply.fill(words)
+
+    def accept(self, token_id: int) -> Sequence[int]:
+        followed = () if self._reply is None else self._reply.accept(token_id)
+        for one in (token_id, *followed):
+            self._take(one)
+        return followed
+
+    @property
+    def _over(self) -> bool:
+        """Whether thoughts must end here, which is not in the middle of a character."""
+        used_up = self._thinks and self._left <= 0 and self._forced < len(self._marks.end_ids)
+        return used_up and (self._forced > 0 or not self._decoder.getstate()[0])
+
+    def _take(self, token_id: int) -> None:
+        self._forced += self._over
+        self._left -= self._thinks
+        self._text += self._decoder.decode(self._tokenizer.token_bytes(token_id, show_control=True))
+        while (behind := self._behind_mark()) is not None:
+            self._text = self._text[behind:]
+            self._thinks = not self._thinks
+        self._text = self._text[max(0, len(self._text) - self._kept) :]
+
+    def _behind_mark(self) -> int | None:
+        """Where the first mark ends that changes whether the model thinks."""
+        marks = self._marks.end if self._thinks else self._marks.begin
+        found = ((self._text.find(mark), len(mark)) for mark in marks)
+        return min((start + length for start, length in found if start >= 0), default=None)

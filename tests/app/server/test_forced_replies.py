@@ -1,0 +1,127 @@
+"""A real model that knows nothing of tools, under the templates of models that do: whatever it is forced to is said."""
+
+import asyncio
+import copy
+import json
+from collections.abc import AsyncGenerator, Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema  # type: ignore[import-untyped]
+import msgspec
+import pytest
+
+from app.chat.grammars import GrammarCompiler
+from app.chat.service import ChatService
+from app.chat.template import ChatTemplateRenderer
+from app.chat.token_streams import TokenStreams
+from app.server.openai_chat import ChatCompletionChunk, Choice, chunks, fold
+from app.server.openai_requests import ChatCompletionRequest
+from app.text.tokenizer import Tokenizer
+from engine.core import Engine
+from engine.loading import LoadOptions, load_engine, open_checkpoint
+from engine.request import PROGRAM
+
+FAMILIES = (
+    "Qwen-Qwen2.5-7B-Instruct", "NousResearch-Hermes-3-Llama-3.1-8B-tool_use", "Qwen3-Coder",
+    "meta-llama-Llama-3.1-8B-Instruct", "Mistral-Small-3.2-24B-Instruct-2506", "deepseek-ai-DeepSeek-V3.2",
+    "google-gemma-4-31B-it", "openai-gpt-oss-120b", "GLM-4.6",
+)  # fmt: skip
+TRIP: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string", "enum": ["Rome", "San José", "<b>"]},
+        "nights": {"type": "integer", "minimum": 1, "maximum": 30},
+        "by": {"type": "array", "items": {"enum": ["train", "ship"]}, "minItems": 1, "maxItems": 2},
+        "quiet": {"type": "boolean"},
+    },
+    "required": ["city", "nights", "by"],
+    "additionalProperties": False,
+}
+CLOCK: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+SCHEMAS = {"book_trip": TRIP, "now": CLOCK}
+TOOLS = [
+    {"type": "function", "function": {"name": name, "description": f"Does {name}", "parameters": schema}}
+    for name, schema in SCHEMAS.items()
+]
+ANSWER: dict[str, Any] = {"type": "object", "properties": {"sum": {"enum": [3, 4]}}, "required": ["sum"]}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "a", "schema": ANSWER | {"additionalProperties": False}}}
+
+
+ONE_CALL = {"parallel_tool_calls": False, "max_tokens": 400}
+
+
+class Templates:
+    """One model under many templates."""
+
+    def __init__(self, engine: Engine[Any], folder: Path, tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> None:
+        self._engine = engine
+        self._folder = folder
+        self.tokenizer = tokenizer
+        self._renderer = renderer
+        self._grammars = GrammarCompiler(tokenizer)
+
+    def ask(self, template: str, **fields: Any) -> Choice:
+        return asyncio.run(self._ask(template, fields))
+
+    async def _ask(self, template: str, fields: dict[str, Any]) -> Choice:
+        tokenizer = copy.copy(self.tokenizer)
+        tokenizer.chat_template = (self._folder / f"{template}.jinja").read_text(encoding="utf-8")
+        async with TokenStreams(self._engine) as streams:
+            service = ChatService("smollm2:135m", tokenizer, streams, self._renderer)
+            service.grammars = self._grammars
+            given = {"model": "", "messages": [{"role": "user", "content": "I want to go to Rome."}], "temperature": 1}
+            wanted = msgspec.convert(given | fields, ChatCompletionRequest)
+            wanted.check()
+            return (await fold(each(chunks(service, wanted, PROGRAM)))).choices[0]
+
+
+async def each(batches: AsyncGenerator[list[ChatCompletionChunk]]) -> AsyncGenerator[ChatCompletionChunk]:
+    async for batch in batches:
+        for one in batch:
+            yield one
+
+
+@pytest.fixture(scope="module")
+def templates(
+    smollm2: Path, cpu_kernels: Path, llama_cpp_models: Path, tokenizer: Tokenizer, renderer: ChatTemplateRenderer
+) -> Iterator[Templates]:
+    with open_checkpoint(smollm2) as checkpoint:
+        engine = load_engine(checkpoint, LoadOptions(context_length=1024, code_cache=cpu_kernels))
+    yield Templates(engine, llama_cpp_models / "templates", tokenizer, renderer)
+    engine.assert_empty()
+
+
+def check_calls(reply: Choice) -> None:
+    assert not reply.message.content
+    assert reply.finish_reason == "tool_calls"
+    [call] = reply.message.tool_calls or ()
+    jsonschema.validate(json.loads(call.function.arguments), SCHEMAS[call.function.name])
+
+
+@pytest.mark.share(1)
+@pytest.mark.parametrize("template", FAMILIES)
+@pytest.mark.parametrize("name", [None, "book_trip"])
+def test_forced_calls_are_calls(templates: Templates, template: str, name: str | None) -> None:
+    choice = {"type": "function", "function": {"name": name}} if name else "required"
+    reply = templates.ask(template, tools=TOOLS, tool_choice=choice, reasoning_effort="none", **ONE_CALL)
+    check_calls(reply)
+    assert name is None or name == (reply.message.tool_calls or [])[0].function.name
+
+
+@pytest.mark.share(1)
+@pytest.mark.parametrize(
+    "template", ["Qwen-QwQ-32B", "Qwen3.5-4B", "deepseek-ai-DeepSeek-V3.2", "openai-gpt-oss-120b", "MiniMax-M2"]
+)
+@pytest.mark.parametrize("choice", ["auto", "required"])
+def test_thoughts_then_a_schema_or_a_call(templates: Templates, template: str, choice: str) -> None:
+    thinking = {"chat_template_kwargs": {"enable_thinking": True, "thinking": True}, "thinking_token_budget": 12}
+    reply = templates.ask(template, **thinking, tools=TOOLS, tool_choice=choice, response_format=FORMAT, **ONE_CALL)
+    if choice == "required" or reply.message.tool_calls:
+        check_calls(reply)
+    else:
+        jsonschema.validate(json.loads(reply.message.content or ""), ANSWER)
+        assert reply.finish_reason == "stop"
+    thought = reply.message.reasoning_content or ""
+    assert thought or template == "openai-gpt-oss-120b"  # where it may think, and need not
+    assert len(templates.tokenizer.encode(thought)) <= 16
