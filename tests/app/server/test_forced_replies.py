@@ -95,7 +95,7 @@ def templates(
 def check_calls(reply: Choice) -> None:
     assert not reply.message.content
     assert reply.finish_reason == "tool_calls"
-    [call] = reply.message.tool_calls or ()
+    [call] = reply.message.tool_calls or []
     jsonschema.validate(json.loads(call.function.arguments), SCHEMAS[call.function.name])
 
 

@@ -168,11 +168,10 @@ def test_what_is_no_call_is_text(server: ScriptedServer) -> None:
 
 def test_tools_stay_in_the_prompt_where_none_may_be_called(server: ScriptedServer) -> None:
     server.says("Hello")
-    free, none, without = (ask(server, **asked) for asked in ({}, {"tool_choice": "none"}, {"tools": []}))
-    assert free.usage is not None
-    assert none.usage is not None
-    assert without.usage is not None
-    assert free.usage.prompt_tokens == none.usage.prompt_tokens > without.usage.prompt_tokens
+    ways: list[dict[str, Any]] = [{}, {"tool_choice": "none"}, {"tools": []}]
+    replies = [ask(server, **asked) for asked in ways]
+    free, none, without = (reply.usage.prompt_tokens for reply in replies if reply.usage is not None)
+    assert free == none > without
 
 
 def test_the_second_turn_finds_calls_and_thoughts_computed(server: ScriptedServer) -> None:
@@ -216,9 +215,13 @@ def test_thinking_can_be_switched_off(server: ScriptedServer) -> None:
         ({"thinking_budget_tokens": 0}, 0, {"enable_thinking": False, "thinking": False}),
         ({"reasoning": {"max_tokens": 5, "enabled": True}}, 5, {"enable_thinking": True, "thinking": True}),
         ({"reasoning": {"enabled": False}}, 0, {"enable_thinking": False, "thinking": False}),
-        ({"reasoning": {"enabled": False}, "chat_template_kwargs": {"thinking": 1}}, 0, {"enable_thinking": False, "thinking": 1}),
+        (
+            {"reasoning": {"enabled": False}, "chat_template_kwargs": {"thinking": 1}},
+            0,
+            {"enable_thinking": False, "thinking": 1},
+        ),
     ],
-)  # fmt: skip
+)
 def test_thinking_is_asked_for_by_any_name(
     asked: dict[str, Any], budget: int | None, variables: dict[str, Any]
 ) -> None:
