@@ -12,18 +12,19 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from app.chat.service import ChatService
 from app.chat.token_streams import TokenStreams
 from app.embedding_service import EmbeddingService
 from app.server.access import Access
 from app.server.door import CALLER, LOOPBACK_NAMES, Door
+from app.server.endpoint import TEXT, Endpoint
 from app.server.errors import InvalidRequest
 from app.server.metrics import Metrics
 from app.server.openai_embeddings import EmbeddingEndpoints
 from app.server.openai_endpoints import OpenAIEndpoints
 from app.server.openai_errors import error_response
+from app.server.openapi import OpenAPI
 from app.server.origin import CLASS_NAMES
 from app.server.page_origins import PageOrigins
 from app.server.request_limits import RequestLimits
@@ -67,23 +68,23 @@ def create_application(
 ) -> Starlette:
     """The endpoint over a service whose streams are started. `aliases` are other names of models, by which requests
     may call them: see `ServedModel`."""
-    routes = [
-        *OpenAIEndpoints(service, aliases).routes(),
-        _health_route(lambda: _health(service.streams)),
-        Route("/metrics", Metrics(service).scrape, methods=["GET"]),
+    endpoints = [
+        *OpenAIEndpoints(service, aliases).endpoints(),
+        _health_endpoint(lambda: _health(service.streams)),
+        Endpoint("GET", "/metrics", Metrics(service).scrape, "Figures for Prometheus", gives=TEXT),
     ]
-    return _application(routes, locks)
+    return _application(endpoints, locks)
 
 
 def create_embedding_application(
     service: EmbeddingService, locks: Locks = OWN_PROGRAMS, *, aliases: Mapping[str, str] = NO_ALIASES
 ) -> Starlette:
     """The endpoint over a model that gives embeddings; `aliases` as above."""
-    routes = [*EmbeddingEndpoints(service, aliases).routes(), _health_route(lambda: _embedding_health(service))]
-    return _application(routes, locks)
+    health = _health_endpoint(lambda: _embedding_health(service))
+    return _application([*EmbeddingEndpoints(service, aliases).endpoints(), health], locks)
 
 
-def _application(routes: Sequence[Route], locks: Locks) -> Starlette:
+def _application(endpoints: Sequence[Endpoint], locks: Locks) -> Starlette:
     door = Middleware(
         Door,
         access=locks.access,
@@ -92,7 +93,7 @@ def _application(routes: Sequence[Route], locks: Locks) -> Starlette:
         origins=PageOrigins(locks.allowed_origins),
     )
     application = Starlette(
-        routes=routes,
+        routes=[*endpoints, OpenAPI(endpoints).endpoint],
         middleware=[door],
         exception_handlers={
             InglenookError: _failed,
@@ -105,7 +106,7 @@ def _application(routes: Sequence[Route], locks: Locks) -> Starlette:
     return application
 
 
-def _health_route(health: Callable[[], Health]) -> Route:
+def _health_endpoint(health: Callable[[], Health]) -> Endpoint:
     """Anybody is told whether the server works, and who may use it what it does."""
 
     async def answer(request: Request) -> Response:
@@ -114,7 +115,7 @@ def _health_route(health: Callable[[], Health]) -> Route:
         body = told if request.scope["state"][CALLER].is_known else Works(told.status)
         return Response(msgspec.json.encode(body), status, media_type="application/json")
 
-    return Route("/health", answer, methods=["GET"])
+    return Endpoint("GET", "/health", answer, "Whether the server works, and on what", gives=Health, fails_with=Health)
 
 
 def _health(streams: TokenStreams) -> Health:

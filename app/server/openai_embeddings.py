@@ -9,19 +9,24 @@ import msgspec
 from msgspec import Meta, Raw, Struct
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 from torch import Tensor
 
 from app.embedding_service import EmbeddingService, shortened
+from app.server.embedding_inputs import MAX_INPUTS, Truncation, faulty, read_inputs
+from app.server.endpoint import Endpoint
 from app.server.errors import InvalidRequest
 from app.server.openai_models import ServedModel
-from app.server.openai_requests import PositiveCount, Prompts, separate
+from app.server.openai_requests import ChatCompletionRequest, CompletionRequest, PositiveCount, Prompts, separate
 from app.server.reply import while_connected
 from app.server.request_body import read_body
+from app.server.rerank import PATHS as RERANKING
+from app.server.rerank import RerankEndpoints, RerankRequest
 
 EMBEDDINGS = "/v1/embeddings"
-GENERATING = ("/v1/chat/completions", "/v1/completions")
-MAX_INPUTS = 2048  # of one request, as in OpenAI's API
+GENERATING: Mapping[str, type[Struct]] = {
+    "/v1/chat/completions": ChatCompletionRequest,
+    "/v1/completions": CompletionRequest,
+}
 
 Encoding: TypeAlias = Literal["float", "base64"]
 
@@ -34,8 +39,7 @@ class EmbeddingRequest(Struct, kw_only=True):
     encoding_format: Encoding | None = None
     dimensions: PositiveCount | None = None
     user: str | None = None
-    # Not in OpenAI's API: texts are cut to so many tokens, and with -1 to as many as the model reads.
-    truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
+    truncate_prompt_tokens: Truncation | None = None  # not in OpenAI's API, but in vLLM's
 
     def inputs(self) -> list[str | tuple[int, ...]]:
         """The inputs, each a text or token ids. Raises InvalidRequest."""
@@ -45,7 +49,7 @@ class EmbeddingRequest(Struct, kw_only=True):
             raise InvalidRequest(f"input: {problem}", "Send several requests.", parameter="input")
         for place, one in enumerate(inputs):
             if not one:
-                raise _faulty(place, "it is empty")
+                raise faulty(f"input[{place}]", "it is empty")
         return inputs
 
 
@@ -76,11 +80,15 @@ class EmbeddingEndpoints:
         self._model = ServedModel(service.name, service.context_length, service.vocab_size, aliases)
         self._decoder = msgspec.json.Decoder(EmbeddingRequest)
 
-    def routes(self) -> list[Route]:
+    def endpoints(self) -> list[Endpoint]:
+        refused = "Refused: this model writes no text"
         return [
-            *self._model.routes(),
-            Route(EMBEDDINGS, self.create_embeddings, methods=["POST"]),
-            *(Route(path, refuse_generation, methods=["POST"]) for path in GENERATING),
+            *self._model.endpoints(),
+            Endpoint(
+                "POST", EMBEDDINGS, self.create_embeddings, "Embeddings", takes=EmbeddingRequest, gives=EmbeddingList
+            ),
+            *RerankEndpoints(self._service, self._model).endpoints(),
+            *(Endpoint("POST", path, refuse_generation, refused, takes=body) for path, body in GENERATING.items()),
         ]
 
     async def create_embeddings(self, request: Request) -> Response:
@@ -91,7 +99,8 @@ class EmbeddingEndpoints:
         body: list[bytes] = []
 
         async def answer() -> None:
-            sequences = await self._sequences(inputs, wanted.truncate_prompt_tokens)
+            named = {f"input[{place}]": one for place, one in enumerate(inputs)}
+            sequences = await read_inputs(self._service, named, wanted.truncate_prompt_tokens)
             vectors = await self._service.embed(sequences)
             # Thousands of numbers are written, which is not to stop the others' replies.
             tokens = sum(map(len, sequences))
@@ -104,30 +113,6 @@ class EmbeddingEndpoints:
         if dimensions is not None and dimensions > self._service.dimensions:
             problem = f"{dimensions} is more than the {self._service.dimensions} that the model's vectors have."
             raise InvalidRequest(f"dimensions: {problem}", parameter="dimensions")
-
-    async def _sequences(self, inputs: Sequence[str | tuple[int, ...]], truncate: int | None) -> list[tuple[int, ...]]:
-        """The ids of each input, all of which the model can read. Raises InvalidRequest naming one that it cannot."""
-        longest = self._service.context_length
-        most = truncate if truncate is None else min(longest, longest if truncate == -1 else truncate)
-        texts = iter(await self._service.encode([one for one in inputs if isinstance(one, str)], most))
-        sequences = [next(texts) if isinstance(one, str) else one[:most] for one in inputs]
-        for place, ids in enumerate(sequences):
-            if not ids:
-                raise _faulty(place, "nothing is left of it")
-            if most is not None and len(ids) > most:
-                raise _faulty(place, f"the {len(ids)} tokens that the model puts around a text are more than {most}")
-            if len(ids) > longest:
-                problem = f"its {len(ids)} tokens are more than the {longest} that the model reads"
-                raise _faulty(place, problem, code="context_length_exceeded")
-            if max(ids) >= self._service.vocab_size:
-                raise _faulty(place, f"token id {max(ids)} is not in the vocabulary of {self._service.vocab_size}")
-        return sequences
-
-
-def _faulty(place: int, problem: str, code: str = "") -> InvalidRequest:
-    parameter = f"input[{place}]"
-    remedy = "Send it in pieces, or have it cut with truncate_prompt_tokens: -1." if code else ""
-    return InvalidRequest(f"{parameter}: {problem}", remedy, parameter=parameter, code=code)
 
 
 def _body(vectors: Sequence[Tensor], wanted: EmbeddingRequest, tokens: int) -> bytes:
@@ -158,6 +143,13 @@ class _AnyRequest(Struct):
 _any_request = msgspec.json.Decoder(_AnyRequest)
 
 
+def refused_embeddings() -> list[Endpoint]:
+    """The paths of vectors, where a model writes text."""
+    summary = "Refused: this model has no embeddings"
+    bodies: Mapping[str, type[Struct]] = {EMBEDDINGS: EmbeddingRequest, **dict.fromkeys(RERANKING, RerankRequest)}
+    return [Endpoint("POST", path, refuse_embeddings, summary, takes=body) for path, body in bodies.items()]
+
+
 async def refuse_embeddings(request: Request) -> NoReturn:
     """What a model that writes text answers to whoever wants vectors."""
     await read_body(request, _any_request)
@@ -173,6 +165,6 @@ async def refuse_generation(request: Request) -> NoReturn:
     await read_body(request, _any_request)
     raise InvalidRequest(
         "This server's model gives embeddings, and writes no text",
-        f"Use POST {EMBEDDINGS}, or serve a model that chats: ingle serve.",
+        f"Use POST {EMBEDDINGS} or POST {RERANKING[0]}, or serve a model that chats: ingle serve.",
         parameter="model",
     )

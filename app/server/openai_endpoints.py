@@ -6,12 +6,12 @@ from typing import TypeAlias, TypeVar
 import msgspec
 from msgspec import Struct
 from starlette.requests import Request
-from starlette.routing import Route
 
 from app.chat.service import ChatService
 from app.server import openai_chat, openai_completions
 from app.server.door import of_caller
-from app.server.openai_embeddings import EMBEDDINGS, refuse_embeddings
+from app.server.endpoint import Endpoint
+from app.server.openai_embeddings import refused_embeddings
 from app.server.openai_errors import error_body
 from app.server.openai_models import ServedModel
 from app.server.openai_requests import ChatCompletionRequest, CompletionRequest, GenerationRequest
@@ -32,12 +32,28 @@ class OpenAIEndpoints:
         self._chat_decoder = msgspec.json.Decoder(ChatCompletionRequest)
         self._completion_decoder = msgspec.json.Decoder(CompletionRequest)
 
-    def routes(self) -> list[Route]:
+    def endpoints(self) -> list[Endpoint]:
         return [
-            *self._model.routes(),
-            Route("/v1/chat/completions", self.create_chat_completion, methods=["POST"]),
-            Route("/v1/completions", self.create_completion, methods=["POST"]),
-            Route(EMBEDDINGS, refuse_embeddings, methods=["POST"]),
+            *self._model.endpoints(),
+            Endpoint(
+                "POST",
+                "/v1/chat/completions",
+                self.create_chat_completion,
+                "The next turn of a conversation",
+                takes=ChatCompletionRequest,
+                gives=openai_chat.ChatCompletion,
+                streams=openai_chat.ChatCompletionChunk,
+            ),
+            Endpoint(
+                "POST",
+                "/v1/completions",
+                self.create_completion,
+                "What a text goes on with, or what is missing in its middle",
+                takes=CompletionRequest,
+                gives=openai_completions.Completion,
+                streams=openai_completions.Completion,
+            ),
+            *refused_embeddings(),
         ]
 
     async def create_chat_completion(self, request: Request) -> Reply[openai_chat.ChatCompletionChunk]:

@@ -8,8 +8,8 @@ import msgspec
 from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
+from app.server.endpoint import Endpoint
 from app.server.errors import InvalidRequest
 
 ANY = "*"  # as what an alias stands for: the model that is served, whichever that is
@@ -53,10 +53,10 @@ class ServedModel:
             known: Model(known, created, context_length, context_length, meta, root=name) for known in names
         }
 
-    def routes(self) -> list[Route]:
+    def endpoints(self) -> list[Endpoint]:
         return [
-            Route("/v1/models", self.list_models, methods=["GET"]),
-            Route("/v1/models/{model:path}", self.retrieve_model, methods=["GET"]),
+            Endpoint("GET", "/v1/models", self.list_models, "The names that requests may give", gives=ModelList),
+            Endpoint("GET", "/v1/models/{model:path}", self.retrieve_model, "What one name stands for", gives=Model),
         ]
 
     async def list_models(self, request: Request) -> Response:

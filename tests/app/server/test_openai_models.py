@@ -19,7 +19,7 @@ def model() -> ServedModel:
 
 
 async def _get(model: ServedModel, path: str) -> httpx.Response:
-    transport = httpx.ASGITransport(Starlette(routes=model.routes()))
+    transport = httpx.ASGITransport(Starlette(routes=model.endpoints()))
     async with httpx.AsyncClient(transport=transport, base_url="http://ingle.test") as http:
         return await http.get(path)
 

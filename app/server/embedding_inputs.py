@@ -1,0 +1,43 @@
+"""What an embedding model is to read: texts or token ids of a request become sequences that it can."""
+
+from collections.abc import Mapping
+from typing import Annotated, TypeAlias
+
+from msgspec import Meta
+
+from app.embedding_service import EmbeddingService
+from app.server.errors import InvalidRequest
+
+MAX_INPUTS = 2048  # of one request, as in OpenAI's API
+
+# Texts are cut to so many tokens, and with -1 to as many as the model reads.
+Truncation: TypeAlias = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
+
+
+async def read_inputs(
+    service: EmbeddingService, inputs: Mapping[str, str | tuple[int, ...]], truncate: int | None
+) -> list[tuple[int, ...]]:
+    """The ids of each input, all of which the model can read; inputs are named by their places in the request.
+
+    Raises InvalidRequest naming one that it cannot.
+    """
+    longest = service.context_length
+    most = truncate if truncate is None else min(longest, longest if truncate == -1 else truncate)
+    texts = iter(await service.encode([one for one in inputs.values() if isinstance(one, str)], most))
+    sequences = [next(texts) if isinstance(one, str) else one[:most] for one in inputs.values()]
+    for name, ids in zip(inputs, sequences, strict=True):
+        if not ids:
+            raise faulty(name, "nothing is left of it")
+        if most is not None and len(ids) > most:
+            raise faulty(name, f"the {len(ids)} tokens that the model puts around a text are more than {most}")
+        if len(ids) > longest:
+            problem = f"its {len(ids)} tokens are more than the {longest} that the model reads"
+            raise faulty(name, problem, code="context_length_exceeded")
+        if max(ids) >= service.vocab_size:
+            raise faulty(name, f"token id {max(ids)} is not in the vocabulary of {service.vocab_size}")
+    return sequences
+
+
+def faulty(name: str, problem: str, code: str = "") -> InvalidRequest:
+    remedy = "Send it in pieces, or have it cut with truncate_prompt_tokens: -1." if code else ""
+    return InvalidRequest(f"{name}: {problem}", remedy, parameter=name, code=code)

@@ -1,0 +1,108 @@
+"""Reranking: which of several documents answers a query best, by an embedding model.
+
+The relevance of a document is the cosine of its vector and the query's. Fields are those that Jina's API, vLLM and
+llama.cpp's server have in common; the path is theirs, too.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Annotated, TypeAlias
+
+import msgspec
+from msgspec import UNSET, Meta, Struct, UnsetType
+from starlette.requests import Request
+from starlette.responses import Response
+from torch import Tensor
+
+from app.embedding_service import EmbeddingService
+from app.server.embedding_inputs import MAX_INPUTS, Truncation, read_inputs
+from app.server.endpoint import Endpoint
+from app.server.openai_models import ServedModel
+from app.server.openai_requests import PositiveCount
+from app.server.reply import while_connected
+from app.server.request_body import read_body
+
+PATHS = ("/v1/rerank", "/rerank")
+
+Text: TypeAlias = Annotated[str, Meta(min_length=1)]
+
+
+class TextDocument(Struct):
+    text: Text
+
+
+class RerankRequest(Struct, kw_only=True):
+    """POST /v1/rerank."""
+
+    model: Annotated[str, Meta(max_length=1024)]
+    query: Text
+    documents: Annotated[list[Text | TextDocument], Meta(min_length=1, max_length=MAX_INPUTS - 1)]
+    top_n: PositiveCount | None = None  # so many results, the best; all, if not given
+    return_documents: bool | None = None
+    truncate_prompt_tokens: Truncation | None = None
+    user: str | None = None
+
+    @property
+    def texts(self) -> list[str]:
+        return [one if isinstance(one, str) else one.text for one in self.documents]
+
+
+class RankedDocument(Struct):
+    index: int  # of the document in the request
+    relevance_score: float  # -1 to 1
+    document: TextDocument | UnsetType = UNSET
+
+
+class RerankUsage(Struct):
+    prompt_tokens: int
+    total_tokens: int
+
+
+class Ranking(Struct):
+    """Most relevant first."""
+
+    model: str
+    results: list[RankedDocument]
+    usage: RerankUsage
+    object: str = "list"
+
+
+class RerankEndpoints:
+    """Serves one embedding model."""
+
+    def __init__(self, service: EmbeddingService, model: ServedModel) -> None:
+        self._service = service
+        self._model = model
+        self._decoder = msgspec.json.Decoder(RerankRequest)
+
+    def endpoints(self) -> list[Endpoint]:
+        summary = "Which documents answer a query best"
+        return [Endpoint("POST", path, self.rerank, summary, takes=RerankRequest, gives=Ranking) for path in PATHS]
+
+    async def rerank(self, request: Request) -> Response:
+        wanted = await read_body(request, self._decoder)
+        self._model.check(wanted.model)
+        body: list[bytes] = []
+
+        async def answer() -> None:
+            names = ["query", *(f"documents[{place}]" for place in range(len(wanted.documents)))]
+            inputs = dict(zip(names, [wanted.query, *wanted.texts], strict=True))
+            sequences = await read_inputs(self._service, inputs, wanted.truncate_prompt_tokens)
+            vectors = await self._service.embed(sequences)
+            tokens = sum(map(len, sequences))
+            body.append(await asyncio.to_thread(_body, vectors, wanted, tokens))
+
+        await while_connected(request.receive, answer())
+        return Response(b"".join(body), media_type="application/json")
+
+
+def _body(vectors: Sequence[Tensor], wanted: RerankRequest, tokens: int) -> bytes:
+    query, *documents = vectors
+    scores = [float(query @ document) for document in documents]
+    best = sorted(range(len(scores)), key=lambda place: (-scores[place], place))[: wanted.top_n]
+    results = [RankedDocument(place, scores[place], _told(wanted, place)) for place in best]
+    return msgspec.json.encode(Ranking(wanted.model, results, RerankUsage(tokens, tokens)))
+
+
+def _told(wanted: RerankRequest, place: int) -> TextDocument | UnsetType:
+    return TextDocument(wanted.texts[place]) if wanted.return_documents else UNSET

@@ -1,0 +1,75 @@
+"""The description of all routes: it is valid, it leaves nothing out, and replies are what it says."""
+
+import json
+from typing import Any
+
+import httpx
+import jsonschema  # type: ignore[import-untyped]
+import msgspec
+import pytest
+
+from app.server.application import create_application
+from app.server.openai_requests import ChatCompletionRequest
+from tests.app.server.live_server import LiveServer
+
+ASKED: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hi"}], "logprobs": True, "top_logprobs": 2},
+    "/v1/completions": {"prompt": "Hi", "logprobs": 2, "echo": True, "n": 2},
+}
+
+
+@pytest.fixture(scope="module")
+def described(hash_server: LiveServer) -> dict[str, Any]:
+    answer = httpx.get(f"{hash_server.url}/openapi.json", trust_env=False)
+    assert answer.headers["content-type"] == "application/json"
+    told: dict[str, Any] = answer.json()
+    return told
+
+
+def validate(described: dict[str, Any], schema: dict[str, Any], value: Any) -> None:
+    jsonschema.Draft202012Validator({**schema, "components": described["components"]}).validate(value)
+
+
+def told_of(described: dict[str, Any], path: str, method: str, status: int, kind: str = "application/json") -> Any:
+    return described["paths"][path][method]["responses"][str(status)]["content"][kind]["schema"]
+
+
+def test_every_route_is_there_and_every_schema_is_one(hash_server: LiveServer, described: dict[str, Any]) -> None:
+    routes: Any = create_application(hash_server.service).routes
+    paths = {(route.path.replace(":path", ""), route.method.lower()) for route in routes}
+    assert {(path, method) for path, methods in described["paths"].items() for method in methods} == paths
+    assert ("/openapi.json", "get") in paths
+    for schema in described["components"]["schemas"].values():
+        jsonschema.Draft202012Validator.check_schema(schema)
+    names = set(described["components"]["schemas"])
+    for reference in json.dumps(described).split("#/components/schemas/")[1:]:
+        assert reference.partition('"')[0] in names
+
+
+def test_fields_are_those_of_the_table_with_their_bounds(described: dict[str, Any]) -> None:
+    schema = described["components"]["schemas"]["ChatCompletionRequest"]
+    assert list(schema["properties"]) == list(ChatCompletionRequest.__struct_encode_fields__)
+    assert set(schema["required"]) == {"model", "messages"}
+    assert schema["properties"]["temperature"]["anyOf"][0] == {"type": "number", "minimum": 0, "maximum": 2}
+
+
+@pytest.mark.parametrize("path", ASKED)
+def test_replies_are_what_it_says(hash_server: LiveServer, described: dict[str, Any], path: str) -> None:
+    asked = {"model": "hash", "max_tokens": 3, "seed": 1, **ASKED[path]}
+    validate(described, described["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"], asked)
+    with httpx.Client(base_url=hash_server.url, trust_env=False, timeout=None) as http:  # noqa: S113
+        validate(described, told_of(described, path, "post", 200), http.post(path, json=asked).json())
+        refused = http.post(path, json={**asked, "temperature": 3})
+        validate(described, told_of(described, path, "post", 400), refused.json())
+        events = http.post(path, json={**asked, "stream": True, "stream_options": {"include_usage": True}}).text
+    *chunks, done = events.split("\n\n")[:-1]
+    assert done == "data: [DONE]"
+    for chunk in chunks:
+        schema = told_of(described, path, "post", 200, "text/event-stream")
+        validate(described, schema, msgspec.json.decode(chunk.removeprefix("data: ")))
+
+
+@pytest.mark.parametrize("path", ["/health", "/v1/models", "/v1/models/hash", "/openapi.json"])
+def test_what_is_only_read_is_what_it_says(hash_server: LiveServer, described: dict[str, Any], path: str) -> None:
+    answer = httpx.get(f"{hash_server.url}{path}", trust_env=False)
+    validate(described, told_of(described, path.replace("models/hash", "models/{model}"), "get", 200), answer.json())

@@ -1,0 +1,83 @@
+"""Reranking over an embedder whose vectors are exactly known: the scores are cosines, the best come first."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from app.server.rerank import PATHS
+from tests.app.server.test_openai_embeddings import CONTEXT, EmbeddingServer, vector
+from tests.app.text.small_wordpiece import ids
+
+QUERY, DOCUMENTS = "Hello worlds!", ["hello", "a", "wor", "hello a"]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[EmbeddingServer]:
+    with EmbeddingServer() as server:
+        yield server
+
+
+def rerank(server: EmbeddingServer, path: str = PATHS[0], **asked: Any) -> httpx.Response:
+    body = {"model": "digest", "query": QUERY, "documents": DOCUMENTS, **asked}
+    return httpx.post(f"{server.url}{path}", json=body, trust_env=False, timeout=60)
+
+
+def expected() -> list[tuple[int, float]]:
+    query = vector(ids("hello", "wor", "##ld", "##s", "!"))
+    read = [ids("hello"), ids("a"), ids("wor"), ids("hello", "a")]
+    scores = [(place, float(query @ vector(document))) for place, document in enumerate(read)]
+    return sorted(scores, key=lambda scored: -scored[1])
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_the_most_relevant_document_comes_first(server: EmbeddingServer, path: str) -> None:
+    answer = rerank(server, path).json()
+    assert [(one["index"], one["relevance_score"]) for one in answer["results"]] == expected()
+    assert all("document" not in one for one in answer["results"])
+    assert answer["usage"]["total_tokens"] == 7 + 3 + 3 + 3 + 4
+    assert answer["model"] == "digest"
+
+
+def test_documents_are_told_and_counted_as_asked(server: EmbeddingServer) -> None:
+    given = [{"text": text} if place % 2 else text for place, text in enumerate(DOCUMENTS)]
+    answer = rerank(server, documents=given, top_n=2, return_documents=True).json()
+    assert [one["index"] for one in answer["results"]] == [place for place, _ in expected()[:2]]
+    assert [one["document"] for one in answer["results"]] == [{"text": DOCUMENTS[place]} for place, _ in expected()[:2]]
+    assert len(rerank(server, top_n=100).json()["results"]) == len(DOCUMENTS)
+
+
+def test_what_is_too_long_is_named_or_cut(server: EmbeddingServer) -> None:
+    long = "hello " * 30
+    for asked, name in (({"query": long}, "query"), ({"documents": ["a", long]}, "documents[1]")):
+        refused = rerank(server, **asked)
+        error = refused.json()["error"]
+        assert (refused.status_code, error["param"], error["code"]) == (400, name, "context_length_exceeded")
+    cut = rerank(server, query=long, documents=["hello " * CONTEXT], truncate_prompt_tokens=-1).json()
+    assert cut["results"][0]["relevance_score"] == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("query", ""),
+        ("query", None),
+        ("query", ["a"]),
+        ("documents", []),
+        ("documents", "a"),
+        ("documents", [""]),
+        ("documents", [1]),
+        ("documents", [{"image": "x"}]),
+        ("documents", ["a"] * 2048),
+        ("top_n", 0),
+        ("top_n", 1.5),
+        ("return_documents", "yes"),
+        ("truncate_prompt_tokens", -2),
+        ("model", "another"),
+    ],
+)
+def test_a_bad_field_is_refused_by_name(server: EmbeddingServer, field: str, value: Any) -> None:
+    refused = rerank(server, **{field: value})
+    assert refused.status_code == (404 if field == "model" else 400)
+    assert refused.json()["error"]["param"].startswith(field)
