@@ -23,10 +23,11 @@ class Tuning:
 
 
 def prompt_rows(columns: int, card: Card, *, deterministic: bool) -> int:
-    """Rows of a large tile. Programs that merge parts themselves have fewer registers for them."""
-    if deterministic or columns > 128:
+    """Rows of a large tile. Programs that merge parts themselves have fewer registers for them; so have those of large
+    heads on cards whose matrix units have a memory of their own, from which sums are taken to be scaled."""
+    if deterministic or (columns > 128 and card.architecture in APART):
         return 32
-    return 128 if card.architecture in LARGE else 64
+    return 128 if card.architecture in LARGE and columns <= 128 else 64
 
 
 def tuning(rows: int, columns: int, card: Card, *, deterministic: bool) -> Tuning:
@@ -41,3 +42,4 @@ def tuning(rows: int, columns: int, card: Card, *, deterministic: bool) -> Tunin
 
 
 LARGE = (80, 90, 100)  # with more than 160 KiB of shared memory
+APART = (100,)  # whose matrix units leave sums in a memory of their own

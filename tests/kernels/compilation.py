@@ -13,7 +13,9 @@ from triton.compiler import ASTSource
 from tests.kernels.launches import Launch
 
 BINARIES = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
-LOCAL = re.compile(r"\b(?:STL|LDL)\b")  # instructions that store to and load from local memory: spills
+INSTRUCTION = re.compile(r"^\s*/\*([0-9a-f]{4,})\*/\s+(.*?);", re.MULTILINE)  # its address, and what it is
+LOCAL = re.compile(r"\b(?:STL|LDL)\b")  # that store to and load from local memory: spills
+JUMP = re.compile(r"\bBRA\b.*?\b0x([0-9a-f]+)")
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,7 @@ class Machine:
 
     registers: int  # of a thread
     spills: int  # instructions that move a register to memory or back
+    hot_spills: int  # of those, in loops without a loop in them
     shared: int  # bytes
 
 
@@ -33,9 +36,20 @@ def compiled(launch: Launch, architecture: int) -> Machine:
         file.write(kernel.asm["cubin"])
         file.flush()
         usage = _told("cuobjdump", "--dump-resource-usage", file.name)
-        stack = int(_number(r"STACK:(\d+)", usage))
-        spills = len(LOCAL.findall(_told("cuobjdump", "--dump-sass", file.name))) if stack else 0
-    return Machine(_number(r"REG:(\d+)", usage), spills, kernel.metadata.shared)
+        stack = _number(r"STACK:(\d+)", usage)
+        spills = spills_of(_told("cuobjdump", "--dump-sass", file.name)) if stack else (0, 0)
+    return Machine(_number(r"REG:(\d+)", usage), *spills, kernel.metadata.shared)
+
+
+def spills_of(code: str) -> tuple[int, int]:
+    """Of machine code as cuobjdump prints it: instructions that move a register to memory or back, and how many of them
+    are in loops without a loop in them."""
+    instructions = [(int(address, 16), told) for address, told in INSTRUCTION.findall(code)]
+    jumps = [(int(found[1], 16), address) for address, told in instructions if (found := JUMP.search(told))]
+    loops = {(first, last) for first, last in jumps if first <= last}
+    inner = [it for it in loops if not any(it[0] <= first and last <= it[1] for first, last in loops - {it})]
+    spills = [address for address, told in instructions if LOCAL.search(told)]
+    return len(spills), sum(any(first <= it <= last for first, last in inner) for it in spills)
 
 
 def _told(program: str, *arguments: str) -> str:

@@ -18,7 +18,8 @@ from triton.runtime.jit import JITFunction, create_function_from_signature
 
 # Constants that are sizes of a tensor, or how often a loop runs; that say what its values mean; others are of a tile.
 SIZES = {"COLUMNS", "GROUPS", "SPLITS", "HEADS", "KV_HEADS"}
-FORM = {"GROUP", "LOW", "HIGH", "PHASES", "RATIO", "ZERO", "OFFSET", "NIBBLES", "SPAN", "ADD", "SINKS"}
+PACKING = {"GROUP", "LOW", "HIGH", "PHASES", "RATIO", "ZERO", "OFFSET", "NIBBLES", "SPAN"}
+FORM = PACKING | {"ADD", "SINKS", "CAPPED", "WINDOWED", "EXPONENT", "WIDTH"}
 GRID_LIMITS = (2**31 - 1, 65535, 65535)
 # What is told of arguments (a multiple of 16, an index of 64 bits, one) is alike for all architectures.
 BACKEND = make_backend(GPUTarget("cuda", 90, 32))
@@ -42,14 +43,15 @@ class Launch:
 
     @property
     def tile(self) -> str:
-        """Launches of one tile are of the same work on tensors of other shapes and contents."""
-        return repr((self.module, self.name, self._constants(lambda name: name not in SIZES | FORM), self.options))
+        """The sizes that work is cut into. Those of a tensor do not count."""
+        return repr((self.name, self._constants(lambda name: name not in SIZES | FORM)))
 
     @property
-    def form(self) -> str:
-        """Launches of one form are of the same contents in tiles of other shapes."""
-        types = [kind for kind in self.signature.values() if kind.startswith("*")]
-        return repr((self.module, self.name, types, self._constants(FORM.__contains__)))
+    def details(self) -> set[str]:
+        """All else but for sizes, one by one: warps and stages, which tensors there are, and what they hold."""
+        types = [(name, kind) for name, kind in self.signature.items() if not name.isupper()]
+        told = [*self._constants(FORM.__contains__), *types, *self.options.items()]
+        return {repr((self.name, *it)) for it in told}
 
     def _constants(self, wanted: Callable[[str], bool]) -> list[tuple[str, Any]]:
         named = [(self.kernel.params[path[0]], value) for path, value in self.constants.items()]
