@@ -19,8 +19,9 @@ from typing import Literal
 
 from app.config import Settings
 from app.errors import IntegrityError, ModelNotFound, Offline
-from app.models.hub import check_reachable, host
+from app.models.hub import host
 from app.models.package_index import pip_command
+from app.models.reachability import check_reachable
 from app.models.store import ModelStore
 from app.progress import Progress, format_bytes
 from engine.disk.folder import limit_of, run_files
@@ -174,7 +175,7 @@ def _hub(settings: Settings, progress: Progress) -> Finding:
     if settings.offline:
         return Finding("Hub", "ok", f"not asked: the network is off ({settings.origins['offline']})")
     try:
-        check_reachable(settings)
+        check_reachable(settings.hub_endpoint)
     except Offline as problem:
         return Finding(
             "Hub", "warn", problem.message, "Models come from the Python package index instead, where it has them."

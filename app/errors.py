@@ -5,6 +5,7 @@ AppError
 ├── NoSpace                the disk is too full for what was asked
 ├── Offline                a source could not be reached
 ├── IntegrityError         downloaded bytes are not the promised ones
+├── DownloadStopped        somebody asked for a download to end
 ├── InvalidSetting         a configuration value that makes no sense; names where it came from
 ├── TemplateError          a chat template that fails, is refused, or runs past its limits
 │   └── TemplateUnavailable   the process that renders them gave no answer in time
@@ -40,6 +41,10 @@ class Offline(AppError):
 
 class IntegrityError(AppError):
     """Bytes do not match their recorded digest."""
+
+
+class DownloadStopped(AppError):
+    """Somebody asked for this download to end; what has arrived is kept."""
 
 
 class InvalidSetting(AppError):
@@ -79,6 +84,7 @@ EXIT_STATUS: dict[type[InglenookError], int] = {
     ModelNotFound: EXIT_NOT_FOUND,
     NoSpace: EXIT_NO_SPACE,
     Offline: EXIT_OFFLINE,
+    DownloadStopped: EXIT_INTERRUPTED,
 }
 
 

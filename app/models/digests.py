@@ -10,12 +10,13 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from app.models.incoming import write_whole
+from app.models.incoming import hasher, write_whole
 from app.progress import Progress
 from engine.private_folder import private_folder
 
 DIGESTS = ".digests"  # the folder of the records, in that of all models
 _CHUNK = 1 << 20
+_SHA256_LENGTH = 64
 
 
 def digest_of(paths: Sequence[Path], records: Path, progress: Progress) -> str:
@@ -46,6 +47,19 @@ def remembered_sha256(path: Path, records: Path, progress: Progress) -> str:
             f"{path.name} will be read at every start, since its digest cannot be kept in {records}: {problem.strerror}"
         )
     return digest
+
+
+def holds(path: Path, digest: str, records: Path, progress: Progress) -> bool:
+    """Whether a file has the bytes of a digest in hex: a sha256, which is remembered, or git's sha1 of a small file.
+
+    Raises OSError where the file cannot be read.
+    """
+    if len(digest) == _SHA256_LENGTH:
+        return remembered_sha256(path, records, progress) == digest
+    content = path.read_bytes()
+    found = hasher(digest, len(content))
+    found.update(content)
+    return found.hexdigest() == digest
 
 
 def remember_sha256(path: Path, records: Path, digest: str) -> None:

@@ -1,33 +1,30 @@
-"""Fetch a file from the Hugging Face Hub, or from a mirror of it.
+"""What the Hugging Face Hub, or a mirror of it, is asked, and what its answers mean.
 
-One request over httpx, straight into `Incoming`, which verifies it; what an interrupted download has left is not asked
-for again (ranges: RFC 9110, section 14). Where the file ends up is no concern of this module. httpx takes a tenth of a
-second to import, and most runs find their model stored, so it is imported late.
+How bytes arrive is app/models/transfer.py's concern, where a file ends up that of the store. The token goes to the
+Hub's own host alone, and only over a connection that keeps it secret.
 """
 
+import asyncio
 import ipaddress
-import queue
-import re
-import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 from urllib.parse import quote, urlsplit
 
 from app.config import Settings
 from app.errors import AppError, IntegrityError, Offline
+from app.models.attempts import BRIEFLY, TryAgain, asked_wait, insist
 from app.models.catalog import HubSource
 from app.models.incoming import Incoming
+from app.models.reachability import check_reachable
+from app.models.transfer import AGAIN, WebFile, answer, bring, host_of, web_client
 from app.progress import Progress
 
 if TYPE_CHECKING:
     import httpx
 
-AGAIN = "Check the network and try again: what has arrived is kept. Or give the path of a model that you have."
-PATIENCE = 3.0  # seconds until a Hub that says nothing counts as unreachable
-STALL = 30.0  # seconds without a byte in the middle of a download
-_RANGE = re.compile(r"bytes (?P<begin>\d{1,20})-\d+/(?P<size>\d+|\*)")
+BUSY = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS)  # and all from 500 on
 
 # What the Hub says in X-Error-Code, in words for people.
 _REFUSALS: Mapping[str, str] = {
@@ -40,97 +37,81 @@ _REFUSALS: Mapping[str, str] = {
 
 def fetch(source: HubSource, incoming: Incoming, progress: Progress, settings: Settings) -> None:
     """Write the file to `incoming`. Raises Offline if the Hub cannot be reached, AppError if it refuses."""
-    check_reachable(settings)
-    download(source, incoming, progress, settings)
+    check_reachable(settings.hub_endpoint)
+    file = file_of(source, incoming.digest, lambda: nullcontext(incoming), settings)
+    bring([file], f"Downloading {source.file} from {host(settings)}", incoming.size, progress)
 
 
-def download(source: HubSource, incoming: Incoming, progress: Progress, settings: Settings) -> None:
-    """The same, from a Hub that has just answered."""
-    incoming.resume(f"Checking what is there of {source.file}", progress)
-    if incoming.received == incoming.size:
-        return
+def file_of(
+    source: HubSource, digest: str, receiving: Callable[[], AbstractContextManager[Incoming]], settings: Settings
+) -> WebFile:
+    """The file with this digest, as something that can be fetched."""
     path = f"/{source.repo}/resolve/{source.revision}/{quote(source.file)}"
-    words = {"revision": source.revision, "file": source.file}
-    with asking(path, source.repo, settings, begin=incoming.received, **words) as response:
-        _find_place(response, incoming)
-        with progress.task(f"Downloading {source.file} from {host(settings)}", incoming.size) as report:
-            for chunk in response.iter_raw():
-                incoming.write(chunk)
-                report(incoming.received)
+
+    def check(response: "httpx.Response") -> None:
+        check_answer(response, settings, repo=source.repo, revision=source.revision, file=source.file)
+        _check_identity(response, digest, source.file)
+
+    return WebFile(source.file, settings.hub_endpoint + path, headers_for(settings), receiving, check)
 
 
-def _find_place(response: "httpx.Response", incoming: Incoming) -> None:
-    """Where the answer goes on: behind what there is, or at the beginning. Raises IntegrityError for anything else."""
-    if response.status_code != HTTPStatus.PARTIAL_CONTENT:
-        incoming.restart()  # it knows no ranges, and sends the whole file
+def ask(path: str, repo: str, limit: int, settings: Settings, progress: Progress) -> bytes:
+    """The Hub's answer to a question about a repository, of at most `limit` bytes.
+
+    Raises Offline if the Hub cannot be reached, AppError if it refuses or says more than that.
+    """
+
+    async def attempt() -> bytes:
+        raw = bytearray()
+        async with web_client() as client, answer(client, settings.hub_endpoint + path, headers_for(settings)) as reply:
+            check_answer(reply, settings, repo=repo)
+            async for chunk in reply.aiter_bytes():
+                raw += chunk
+                if len(raw) > limit:
+                    raise AppError(f"the Hub's answer about {repo} has more than {limit} bytes")
+        return bytes(raw)
+
+    return asyncio.run(insist(attempt, progress.say, waits=BRIEFLY))
+
+
+def check_answer(
+    response: "httpx.Response", settings: Settings, *, repo: str, revision: str = "", file: str = ""
+) -> None:
+    """Raises TryAgain for a Hub in trouble, IntegrityError for a file without the part asked for, else AppError."""
+    status = response.status_code
+    if response.is_success:
         return
-    found = _RANGE.fullmatch(response.headers.get("Content-Range", ""))
-    if not found or int(found["begin"]) != incoming.received or found["size"] not in ("*", str(incoming.size)):
-        raise IntegrityError("another part of the file arrived than was asked for")
+    if status in BUSY or response.is_server_error:
+        wait = asked_wait(response.headers)
+        asks = f", and asks to be left alone for {wait:.0f} s" if wait else ""
+        trouble = Offline(f"{host(settings)} is busy or in trouble (it answered {status}{asks})", AGAIN)
+        raise TryAgain(trouble, wait)
+    if status == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
+        raise IntegrityError(f"the Hub's {file} is shorter than promised")
+    fallback = "the Hub refused {repo} (it answered {status})"
+    refusal = _REFUSALS.get(response.headers.get("X-Error-Code", ""), fallback)
+    page = f"https://huggingface.co/{repo}"
+    raise AppError(refusal.format(repo=repo, revision=revision, file=file, page=page, status=status))
 
 
-@contextmanager
-def asking(
-    path: str, repo: str, settings: Settings, *, begin: int = 0, revision: str = "", file: str = ""
-) -> Iterator["httpx.Response"]:
-    """The Hub's answer to one question, from byte `begin` on if the Hub can do that, not read yet.
-
-    `repo`, `revision` and `file` are for the words of a refusal. Raises Offline if the Hub cannot be reached, or the
-    connection breaks in the body; IntegrityError where `begin` is behind the end; AppError if it refuses.
-    """
-    import httpx
-
-    timeout = httpx.Timeout(STALL, connect=PATIENCE)
-    wanted = {"Range": f"bytes={begin}-"} if begin else {}
-    try:
-        # httpx drops the Authorization header when a redirect leaves the host.
-        with (
-            httpx.Client(headers=_headers(settings), timeout=timeout, follow_redirects=True) as client,
-            client.stream("GET", settings.hub_endpoint + path, headers=wanted) as response,
-        ):
-            _check_answer(response, repo, revision, file, settings)
-            yield response
-    except httpx.HTTPError as problem:
-        raise Offline(f"the connection to {host(settings)} broke ({_words(problem)})", AGAIN) from problem
-
-
-def check_reachable(settings: Settings) -> None:
-    """Raise Offline unless the Hub answers anything at all within PATIENCE seconds.
-
-    The limit holds for everything together. A connect timeout alone would not do: it counts anew for each address of
-    the host, and not at all while the name is looked up. Hence the thread, which is left to itself when time is up.
-    """
-    answers: queue.SimpleQueue[str] = queue.SimpleQueue()
-    threading.Thread(target=lambda: answers.put(_knock(settings)), daemon=True).start()
-    try:
-        problem = answers.get(timeout=PATIENCE)
-    except queue.Empty:
-        problem = f"no answer within {PATIENCE:.0f} s"
-    if problem:
-        raise Offline(f"{host(settings)} cannot be reached ({problem})", AGAIN)
-
-
-def _knock(settings: Settings) -> str:
-    """Ask the Hub for anything. Returns what went wrong, or nothing."""
-    import httpx
-
-    try:
-        httpx.head(settings.hub_endpoint, timeout=PATIENCE)
-    except (httpx.HTTPError, httpx.InvalidURL, OSError, ImportError, ValueError) as problem:  # incl. proxy settings
-        return _words(problem)
-    return ""
+def _check_identity(response: "httpx.Response", digest: str, file: str) -> None:
+    """The Hub names a large file's sha256 before it sends on to where the bytes are. Raises TryAgain for another."""
+    for step in (*response.history, response):
+        named = step.headers.get("X-Linked-Etag", "").removeprefix("W/").strip('"')
+        if named and named != digest:
+            raise TryAgain(IntegrityError(f"the Hub's {file} is another file now: sha256 {named} instead of {digest}"))
 
 
 def host(settings: Settings) -> str:
-    """The Hub's host name, for people; without the user name and password that an address can carry."""
-    return urlsplit(settings.hub_endpoint).hostname or ""
+    """The Hub's host name, for people."""
+    return host_of(settings.hub_endpoint)
 
 
-def _headers(settings: Settings) -> dict[str, str]:
-    headers = {"User-Agent": "inglenook", "Accept-Encoding": "identity"}
+def headers_for(settings: Settings) -> dict[str, str]:
+    """What a request to the Hub carries besides its address."""
     if settings.hub_token and _keeps_secrets(settings.hub_endpoint):
-        headers["Authorization"] = f"Bearer {settings.hub_token}"
-    return headers
+        return {"Authorization": f"Bearer {settings.hub_token}"}
+    return {}
 
 
 def _keeps_secrets(address: str) -> bool:
@@ -142,28 +123,3 @@ def _keeps_secrets(address: str) -> bool:
         return ipaddress.ip_address(parts.hostname or "").is_loopback
     except ValueError:
         return False
-
-
-def _check_answer(response: "httpx.Response", repo: str, revision: str, file: str, settings: Settings) -> None:
-    """Raises Offline for a Hub in trouble, IntegrityError for a file without the part asked for, AppError otherwise."""
-    if response.is_success:
-        return
-    if response.status_code == 429 or response.is_server_error:
-        raise Offline(f"{host(settings)} is busy or in trouble (it answered {response.status_code})", AGAIN)
-    if response.status_code == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
-        raise IntegrityError(f"the Hub's {file} is shorter than promised")
-    code = response.headers.get("X-Error-Code", "")
-    fallback = "the Hub refused {repo} (it answered {status})"
-    raise AppError(
-        _REFUSALS.get(code, fallback).format(
-            repo=repo,
-            revision=revision,
-            file=file,
-            page=f"https://huggingface.co/{repo}",
-            status=response.status_code,
-        )
-    )
-
-
-def _words(problem: Exception) -> str:
-    return re.sub(r"^\[Errno -?\d+\] ", "", str(problem)) or type(problem).__name__

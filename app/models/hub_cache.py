@@ -16,6 +16,7 @@ from app.models.incoming import PARTIAL, write_whole
 MAX_FILES = 20_000  # of one repository
 _FOLDER = re.compile(r"models--(?P<owner>.+?)--(?P<name>.+)")
 _COMMIT = re.compile("[0-9a-f]{40}")
+_DIGEST = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")
 
 
 def blob_path(cache: Path, source: HubSource, sha256: str) -> Path:
@@ -27,6 +28,12 @@ def find(cache: Path, source: HubSource) -> Path | None:
     """The file as another tool or we have stored it, or None."""
     path = snapshot_path(cache, source)
     return path if path.is_file() else None
+
+
+def promised(path: Path) -> str | None:
+    """The digest, in hex, that the bytes of a snapshot's file are named by; None where the file itself lies there."""
+    blob = Path(os.path.realpath(path))
+    return blob.name if blob.parent.name == "blobs" and _DIGEST.fullmatch(blob.name) else None
 
 
 def link(cache: Path, source: HubSource, blob: Path) -> Path:

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 
 from app.config import Settings
 from app.errors import AppError
+from app.models import hub
 from app.models.catalog import HubSource
-from app.models.hub import asking
 from app.models.repository import FILE
+from app.progress import Progress
 from quant.bounded_json import JSONProblem, parse_object
 
 MAX_BYTES = 16 << 20
@@ -42,16 +43,11 @@ class Listing:
     files: dict[str, ListedFile]
 
 
-def list_repository(repo: str, settings: Settings) -> Listing:
+def list_repository(repo: str, settings: Settings, progress: Progress) -> Listing:
     """The files of the main branch. Raises Offline if the Hub cannot be reached, AppError if it refuses."""
-    raw = bytearray()
-    with asking(f"/api/models/{repo}/revision/main?blobs=true", repo, settings) as response:
-        for chunk in response.iter_bytes():
-            raw += chunk
-            if len(raw) > MAX_BYTES:
-                raise AppError(f"the list of the files of {repo} has more than {MAX_BYTES} bytes")
+    raw = hub.ask(f"/api/models/{repo}/revision/main?blobs=true", repo, MAX_BYTES, settings, progress)
     try:
-        answer = parse_object(bytes(raw))
+        answer = parse_object(raw)
     except JSONProblem as problem:
         raise AppError(f"the Hub's list of the files of {repo} makes no sense: {problem}") from None
     revision, siblings = answer.get("sha"), answer.get("siblings")

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from app.errors import AppError, ModelNotFound
+from app.errors import AppError, IntegrityError, ModelNotFound
 from app.models import hub_cache
 from app.models.catalog import HubSource
-from app.models.digests import DIGESTS, remember_sha256
+from app.models.digests import DIGESTS, holds, remember_sha256
 from app.models.hub_listing import ListedFile
 from app.models.incoming import Incoming, arrived, discard, receive, write_whole
 from app.models.lock import only_one
-from app.models.repository import ModelFiles, RepositoryName, choose, meant, models_among
+from app.models.repository import DESCRIPTIONS, ModelFiles, RepositoryName, choose, meant, models_among
 from app.models.stored_model import Removal, StoredModel, stored_model
 from app.progress import Progress
 from engine.private_folder import private_folder
@@ -79,10 +79,30 @@ class HubModels:
         """Where a file is, or will be."""
         return hub_cache.snapshot_path(self._cache, file.source)
 
-    def has(self, file: ListedFile) -> bool:
-        """Whether the file is there, of the size that it should have."""
-        path = self.path(file)
-        return path.is_file() and path.stat().st_size == file.size
+    def has(self, file: ListedFile, progress: Progress) -> bool:
+        """Whether the file is there, with the right bytes; those that another commit has too are made its own."""
+        path, blob = self.path(file), self._blob(file)
+        if path.is_file():
+            return path.stat().st_size == file.size and self._holds(path, file.digest, progress)
+        if not (blob.is_file() and self._holds(blob, file.digest, progress)):
+            return False
+        hub_cache.link(self._cache, file.source, blob)
+        self.remember_digest(file)
+        return True
+
+    def check(self, stored: StoredModel, progress: Progress) -> None:
+        """Raise IntegrityError where a file of a model in the cache has other bytes than it is named for.
+
+        Each large file is read once, and again only when it has changed.
+        """
+        described = (stored.path / name for name in DESCRIPTIONS) if stored.is_folder else ()
+        for path in (*stored.weights(), *(path for path in described if path.is_file())):
+            digest = hub_cache.promised(path)
+            if digest and not self._holds(path, digest, progress):
+                raise IntegrityError(f"{path} is damaged: its bytes are not those of {stored.name}")
+
+    def _holds(self, path: Path, digest: str, progress: Progress) -> bool:
+        return holds(path, digest, self._models_dir / DIGESTS, progress)
 
     def missing(self, file: ListedFile) -> int:
         """How many bytes of a file, which is not there, have to be fetched yet."""

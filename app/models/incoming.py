@@ -7,16 +7,17 @@ import errno
 import hashlib
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
 from app.errors import IntegrityError, NoSpace
-from app.progress import Progress, format_bytes
+from app.progress import format_bytes
 
 PARTIAL = ".partial"  # how the names of files end that are not whole yet
 _CHUNK = 1 << 20
+_SAFE_AFTER = 64 << 20  # bytes, at most, that a power cut can take from a download
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -26,11 +27,12 @@ class Incoming:
     def __init__(self, final: Path, size: int, digest: str) -> None:
         self.size = size
         self.received = 0
+        self._unsafe = 0  # bytes that the system may not have written yet
         self._partial = _partial(final)
         self._scratch = final.with_name(f"{final.name}.scratch")
         self._file: BinaryIO | None = None
-        self._promised = digest
-        self._digest = _hasher(digest, size)
+        self.digest = digest  # the promised one
+        self._hash = hasher(digest, size)
 
     def scratch(self) -> Path:
         """A new folder for working files of the source; it is removed when the file has been taken in."""
@@ -38,22 +40,20 @@ class Incoming:
         self._scratch.mkdir(parents=True)
         return self._scratch
 
-    def resume(self, label: str, progress: Progress) -> None:
-        """Let what an interrupted download has left be the first bytes; it is read, under a label for people."""
-        there = _size(self._partial)
-        if not 0 < there <= self.size:
+    def resume(self, tell: Callable[[], None]) -> None:
+        """Let what an interrupted download has left be the first bytes; it is read, and each piece told of."""
+        if not 0 < _size(self._partial) <= self.size:
             return
         self._file = self._partial.open("r+b")
-        with progress.task(label, there) as report:
-            while chunk := self._file.read(_CHUNK):
-                self._digest.update(chunk)
-                self.received += len(chunk)
-                report(self.received)
+        while chunk := self._file.read(_CHUNK):
+            self._hash.update(chunk)
+            self.received += len(chunk)
+            tell()
 
     def restart(self) -> None:
         """Forget all bytes that were received."""
         self.received = 0
-        self._digest = _hasher(self._promised, self.size)
+        self._hash = hasher(self.digest, self.size)
         if self._file is not None:
             self._file.seek(0)
             self._file.truncate()
@@ -66,16 +66,27 @@ class Incoming:
         if self._file is None:
             self._partial.parent.mkdir(parents=True, exist_ok=True)
             self._file = self._partial.open("wb")
-        self._digest.update(chunk)
+        self._hash.update(chunk)
         self._file.write(chunk)
+        self._unsafe += len(chunk)
+        if self._unsafe >= _SAFE_AFTER:
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._unsafe = 0
+
+    def check(self) -> None:
+        """Raise IntegrityError unless exactly the promised bytes have arrived."""
+        if self.received != self.size:
+            raise IntegrityError(f"{self.received} bytes arrived instead of {self.size}")
+        if self._hash.hexdigest() != self.digest:
+            kind = self._hash.name
+            raise IntegrityError(f"the file has {kind} {self._hash.hexdigest()} instead of {self.digest}")
 
     def place(self, final: Path) -> None:
         """Move the file to its final name. Raises IntegrityError unless exactly the promised bytes have arrived."""
-        if self._file is None or self.received != self.size:
-            raise IntegrityError(f"{self.received} bytes arrived instead of {self.size}")
-        if self._digest.hexdigest() != self._promised:
-            kind = self._digest.name
-            raise IntegrityError(f"the file has {kind} {self._digest.hexdigest()} instead of {self._promised}")
+        self.check()
+        if self._file is None:
+            raise IntegrityError("nothing arrived")
         _put_in_place(self._file, self._partial, final)
 
     def clear(self, *, keep: bool = False) -> None:
@@ -132,7 +143,8 @@ def _partial(final: Path) -> Path:
     return final.with_name(f"{final.name}{PARTIAL}")
 
 
-def _hasher(digest: str, size: int) -> "hashlib._Hash":
+def hasher(digest: str, size: int) -> "hashlib._Hash":
+    """What makes a digest of this kind of `size` bytes: sha256, or the sha1 that git gives a blob."""
     if len(digest) == hashlib.sha256().digest_size * 2:
         return hashlib.sha256()
     return hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False)

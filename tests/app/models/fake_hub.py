@@ -2,14 +2,29 @@
 
 import hashlib
 import json
+import time
+from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
+from threading import Event, Thread
 
 REVISION = "89abcdef" * 5
+_PIECE = 1 << 14
+
+
+@dataclass(frozen=True)
+class Mishap:
+    """What goes wrong with one download."""
+
+    status: int = 0  # this answer, and no file
+    headers: dict[str, str] = field(default_factory=dict)  # in place of the true ones, or besides them
+    cut_at: int | None = None  # the connection is closed after so many bytes
+    stall_at: int | None = None  # nothing more comes after so many bytes, and the connection stays
+    flip_at: int | None = None  # this byte of what is sent is another one
+    ignores_range: bool = False
 
 
 @dataclass
@@ -26,7 +41,11 @@ class FakeHub:
     sent_range: str | None = None  # what is said of a part instead of the truth
     cut_at: int | None = None  # close the connection after so many bytes
     redirect: str | None = None  # send downloads to this address instead
+    mishaps: deque[Mishap] = field(default_factory=deque)  # of the next downloads, one each
+    pace: float = 0.0  # seconds between two pieces of a file
+    sent: int = 0  # bytes of files
     requests: list[tuple[str, str, Message]] = field(default_factory=list)
+    closing: Event = field(default_factory=Event)
 
     def answer(self, path: str) -> bytes | None:
         """The body for a path; None where there is nothing."""
@@ -76,21 +95,40 @@ class _Handler(BaseHTTPRequestHandler):
         elif (body := hub.answer(self.path)) is None:
             self._head(404, {"X-Error-Code": "RepoNotFound", "Content-Length": "0"})
         else:
-            self._send(body)
+            is_file = not self.path.startswith("/api/")
+            self._send(body, hub.mishaps.popleft() if is_file and hub.mishaps else Mishap())
 
-    def _send(self, body: bytes) -> None:
-        """The whole, or from the first byte on that the request's Range names."""
+    def _send(self, body: bytes, mishap: Mishap) -> None:
+        """The whole, or from the first byte on that the request's Range names, where it is of the same file."""
         hub, asked = self.hub, self.headers["Range"]
-        begin = int(asked.removeprefix("bytes=").removesuffix("-")) if asked and hub.ranges else 0
-        length = {"Content-Length": str(len(body) - begin)}
-        if not begin:
-            self._head(200, length)
-        elif begin < len(body):
+        etag = f'"{hashlib.md5(body).hexdigest()}"'  # noqa: S324
+        knows = hub.ranges and not mishap.ignores_range and self.headers["If-Range"] in (None, etag)
+        begin = int(asked.removeprefix("bytes=").removesuffix("-")) if asked and knows else 0
+        headers = {"Content-Length": str(len(body) - begin), "ETag": etag}
+        status = 200
+        if mishap.status:
+            status, headers, body = mishap.status, {"Content-Length": "0"}, b""
+        elif begin >= len(body) > 0:
+            status, headers, body = 416, {"Content-Length": "0"}, b""
+        elif begin:
             truth = f"bytes {begin}-{len(body) - 1}/{len(body)}"
-            self._head(206, {**length, "Content-Range": truth if hub.sent_range is None else hub.sent_range})
-        else:
-            self._head(416, {"Content-Length": "0"})
-        self.wfile.write(body[begin:][: hub.cut_at])
+            status, headers["Content-Range"] = 206, truth if hub.sent_range is None else hub.sent_range
+        self._head(status, {**headers, **mishap.headers})
+        with suppress(ConnectionError):  # whoever asked may be gone
+            self._write(bytearray(body[begin:]), mishap)
+
+    def _write(self, body: bytearray, mishap: Mishap) -> None:
+        if mishap.flip_at is not None and body:
+            body[mishap.flip_at % len(body)] ^= 1
+        ends = [end for end in (self.hub.cut_at, mishap.cut_at, mishap.stall_at) if end is not None]
+        body = body[: min(ends, default=len(body))]
+        for begin in range(0, len(body), _PIECE):
+            piece = body[begin : begin + _PIECE]
+            self.wfile.write(piece)
+            self.hub.sent += len(piece)
+            time.sleep(self.hub.pace)
+        if mishap.stall_at is not None:
+            self.hub.closing.wait()
 
     def _head(self, status: int, headers: dict[str, str]) -> None:
         self.send_response(status)
@@ -110,6 +148,7 @@ def serve(content: bytes = b"", host: str = "127.0.0.1") -> Iterator[FakeHub]:
     try:
         yield hub
     finally:
+        hub.closing.set()
         server.shutdown()
         thread.join()
         server.server_close()

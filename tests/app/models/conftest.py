@@ -1,0 +1,11 @@
+"""What tests of downloads share: nobody waits before another attempt."""
+
+import pytest
+
+from app.models import attempts, hub
+
+
+@pytest.fixture(autouse=True)
+def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attempts, "WAITS", (0.0,) * len(attempts.WAITS))
+    monkeypatch.setattr(hub, "BRIEFLY", (0.0,) * len(attempts.BRIEFLY))
