@@ -1,23 +1,30 @@
-"""How one model's replies are read, by its chat template.
+"""How one model's replies are read, by its response template or its chat template.
 
 Knows a template's format of replies, once somebody asks for it. Refuses to know where prompts and tokens come from.
 """
 
 import functools
+import logging
 import threading
+from collections.abc import Mapping
+from dataclasses import replace
 
 from app.chat.conversation import Conversation, ToolUse
 from app.chat.grammars import GrammarSource
 from app.chat.messages import Json
+from app.chat.reply_formats.anchor_pattern import NotUnderstood
 from app.chat.reply_formats.markup import Markup
 from app.chat.reply_formats.recognition import NO_TEMPLATE, TemplateReplies, replies_of
 from app.chat.reply_formats.reply_grammar import answer_grammar, call_grammar
 from app.chat.reply_formats.reply_parser import FormatMarkup, ReplyParser
+from app.chat.reply_formats.response_template import format_of
 from app.chat.template import ChatTemplateRenderer
 from app.chat.thinking_budget import ThinkingBudget, ThoughtMarks
 from app.errors import ToolsUnsupported
 from app.text.tokenizer import Tokenizer
 from engine.constraint import Grammar
+
+log = logging.getLogger(__name__)
 
 
 class ModelReplies:
@@ -96,9 +103,31 @@ class ModelReplies:
     def _template(self) -> TemplateReplies:
         with self._lock:
             if self._known is None:
-                tokenizer = self._tokenizer
-                template, special = tokenizer.chat_template, tokenizer.special_tokens
-                self._known = NO_TEMPLATE
-                if template is not None:
-                    self._known = replies_of(template, dict(special), self._renderer, tokenizer.control_tokens)
+                self._known = _stated(self._recognized(), self._tokenizer.response_template)
             return self._known
+
+    def _recognized(self) -> TemplateReplies:
+        tokenizer = self._tokenizer
+        if tokenizer.chat_template is None:
+            return NO_TEMPLATE
+        special = dict(tokenizer.special_tokens)
+        return replies_of(tokenizer.chat_template, special, self._renderer, tokenizer.control_tokens)
+
+
+def _stated(recognized: TemplateReplies, response_template: Mapping[str, object] | None) -> TemplateReplies:
+    """With the format that the model's response template states, if it has one; of what that says nothing, the other
+    stays."""
+    if response_template is None:
+        return recognized
+    try:
+        stated = format_of(response_template)
+    except NotUnderstood as problem:
+        log.info(
+            "the model's response template is not understood (%s): its chat template tells how it replies", problem
+        )
+        return recognized
+    known = recognized.format
+    return replace(
+        recognized,
+        format=replace(stated, thinking=stated.thinking or known.thinking, calls=stated.calls or known.calls),
+    )

@@ -98,6 +98,7 @@ def from_json(
         add_bos=bos_id is not None and _adds_bos(config, backend, bos_id),
         space_prefix=spelling.space_prefix,
         chat_template=chat_template(tokenizer_config or {}),
+        response_template=config.get("response_template", dict) if config.is_object("response_template") else None,
     )
     encoder = TextEncoder(backend, start_prefix=start_prefix, verbatim=[token.text for token in verbatim])
     return Tokenizer(encoder, vocabulary)

@@ -14,7 +14,7 @@ import functools
 import hashlib
 import re
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -76,6 +76,7 @@ class Vocabulary:
     add_bos: bool  # the model expects BOS in front of a prompt
     space_prefix: bool  # text is encoded with a space put in front, which a reply then begins with, too
     chat_template: str | None  # Jinja source of the default template
+    response_template: Mapping[str, object] | None = None  # how replies are written, in transformers' words; unchecked
 
 
 @contextlib.contextmanager
@@ -159,6 +160,7 @@ class Tokenizer:
         self.add_bos = vocabulary.add_bos
         self.space_prefix = vocabulary.space_prefix
         self.chat_template = vocabulary.chat_template
+        self.response_template = vocabulary.response_template
         self.control_tokens = vocabulary.control.ids  # by text
         named = {"bos_token": vocabulary.bos_id, "eos_token": vocabulary.eos_id}
         # The texts that chat templates know by name, of those that the model has.

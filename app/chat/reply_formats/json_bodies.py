@@ -11,7 +11,7 @@ from app.chat.reply_formats.call_writer import CallWriter
 from app.chat.reply_formats.relaxed_json import RelaxedJson
 
 NAME_KEYS = ("name", "tool_name", "function")
-ARGUMENT_KEYS = ("arguments", "parameters")
+ARGUMENT_KEYS = ("arguments", "parameters", "args")
 _ID_KEY = "id"
 _WRAPPER_KEY = "function"  # where its value is an object
 _MAX_WRAPPERS = 2

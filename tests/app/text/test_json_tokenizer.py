@@ -165,6 +165,11 @@ def test_the_configuration_names_special_tokens_and_the_template() -> None:
     assert from_json(saved(byte_level()), {"chat_template": "C"}).chat_template == "C"
 
 
+def test_a_response_template_is_given_as_it_stands() -> None:
+    for stated, read in (({"fields": {}}, {"fields": {}}), (["?"], None), (None, None)):
+        assert from_json(saved(byte_level()), {"response_template": stated}).response_template == read
+
+
 def test_whether_bos_is_expected_is_told_by_the_configuration_or_else_by_the_post_processor() -> None:
     library = byte_level()
     bos = {"bos_token": "<s>"}

@@ -1,0 +1,139 @@
+"""Regular expressions, as response templates mark the parts of a reply with them, become markup.
+
+They come with a model, which is not trusted, and so are never run: what says in them which literals there are, with
+names and white space between, is all that is read. Whatever else they say is not understood.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import Final
+
+MAX_PATTERN: Final = 512  # characters
+MAX_ALTERNATIVES: Final = 16
+_QUANTIFIER = re.compile(r"([*+?]|\{\d*,?\d*\})[?+]?")
+_GROUP = re.compile(r"\((?:\?P?<(?P<name>[a-z_]+)>|\?:)?")
+_CLASS = re.compile(r"\[\^?\]?(?:\\.|[^\]\\])*\]")
+_WORD_CLASSES = "wdS"
+_WHITE_SPACE = {"s": "\n", "n": "\n", "t": "\t", "r": "\n"}
+_HOLE = re.compile(r"\{(\w+)\}")
+_NEVER_LITERAL = "*+?{}["  # such a character is in the wrong place
+
+
+class NotUnderstood(ValueError):
+    """A part of a response template means what no markup can say."""
+
+
+def literal_markup(text: str) -> str:
+    """Markup of a literal. Raises NotUnderstood for one that would have holes."""
+    if not text or len(text) > MAX_PATTERN or _HOLE.search(text):
+        raise NotUnderstood(f"the literal {text[:80]!r}")
+    return text
+
+
+def markup_of(pattern: str) -> Sequence[str]:
+    """Markup of all that a pattern matches, what is plainest first: `{name}` for a group of that name, `{any}` for
+    anything, `{word}` for what has characters of one class. Raises NotUnderstood."""
+    if len(pattern) > MAX_PATTERN:
+        raise NotUnderstood(f"a pattern of {len(pattern):,} characters")
+    reader = _Reader(pattern)
+    found = {written.removeprefix("{any}").removeprefix("{word}") for written in reader.alternatives()} - {""}
+    for written in found:
+        holes = _HOLE.findall(written)
+        if len(set(holes)) < len(holes):
+            raise reader.problem()
+    if not found or not reader.at_end:
+        raise reader.problem()
+    return sorted(found, key=lambda written: (written.count("{"), -len(written), written))
+
+
+class _Reader:
+    def __init__(self, pattern: str) -> None:
+        self._pattern = pattern
+        self._position = 0
+
+    @property
+    def at_end(self) -> bool:
+        return self._position == len(self._pattern)
+
+    def problem(self) -> NotUnderstood:
+        return NotUnderstood(f"the pattern {self._pattern[:80]!r} at {self._position}")
+
+    def alternatives(self) -> list[str]:
+        found = self._sequence()
+        while self._next == "|":
+            self._position += 1
+            found += self._sequence()
+        return self._checked(found)
+
+    @property
+    def _next(self) -> str:
+        return self._pattern[self._position : self._position + 1]
+
+    def _checked(self, found: list[str]) -> list[str]:
+        if len(found) > MAX_ALTERNATIVES:
+            raise self.problem()
+        return found
+
+    def _sequence(self) -> list[str]:
+        found = [""]
+        while self._next not in ("", "|", ")"):
+            piece = self._piece()
+            found = self._checked([before + behind for before in found for behind in piece])
+        return found
+
+    def _piece(self) -> list[str]:
+        """One atom with its quantifier."""
+        if group := _GROUP.match(self._pattern, self._position):
+            return self._group(group)
+        if self._pattern.startswith("\\", self._position):
+            return self._escaped()
+        if found := _CLASS.match(self._pattern, self._position):
+            self._position = found.end()
+            return self._repeated("{word}")
+        character = self._next
+        if character in _NEVER_LITERAL:
+            raise self.problem()
+        self._position += 1
+        if character == ".":
+            return self._repeated("{any}")
+        return [""] if character in "^$" else self._optional([character])
+
+    def _group(self, opened: re.Match[str]) -> list[str]:
+        self._position = opened.end()
+        inner = self.alternatives()
+        if self._next != ")":
+            raise self.problem()
+        self._position += 1
+        return self._optional([f"{{{opened['name']}}}"] if opened["name"] else inner)
+
+    def _escaped(self) -> list[str]:
+        character = self._pattern[self._position + 1 : self._position + 2]
+        self._position += 2
+        if character in _WHITE_SPACE:
+            self._quantifier()
+            return [_WHITE_SPACE[character]]
+        if character in _WORD_CLASSES:
+            return self._repeated("{word}")
+        if not character or character.isalnum() or (character == "{" and (self._next or " ").isalnum()):
+            raise self.problem()
+        return self._optional([character])
+
+    def _repeated(self, hole: str) -> list[str]:
+        """A class of characters, which must be repeated to be a hole."""
+        quantifier = self._quantifier()
+        if quantifier in ("", "?"):
+            raise self.problem()
+        return [hole] if hole == "{any}" or quantifier == "+" else [hole, ""]
+
+    def _optional(self, found: list[str]) -> list[str]:
+        quantifier = self._quantifier()
+        if quantifier not in ("", "?"):
+            raise self.problem()
+        return [*found, ""] if quantifier else found
+
+    def _quantifier(self) -> str:
+        found = _QUANTIFIER.match(self._pattern, self._position)
+        if found is None:
+            return ""
+        self._position = found.end()
+        return found[1]
