@@ -4,14 +4,14 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 from app.chat.service import ChatService
 from app.chat.template import ChatTemplateRenderer
 from app.chat.token_streams import TokenStreams
-from app.server.application import Locks, create_application
+from app.server.application import NO_ALIASES, Locks, create_application
 from app.text.tokenizer import Tokenizer
 from engine.config import EngineConfig
 from engine.core import Engine
@@ -84,11 +84,12 @@ class LiveServer(ServedApplication):
         renderer: ChatTemplateRenderer,
         clock: Callable[[], float] = time.monotonic,
         locks: Locks | None = None,
+        aliases: Mapping[str, str] = NO_ALIASES,
     ) -> None:
         self.engine = engine
         self.streams = TokenStreams(engine, clock)
         self.service = ChatService(name, tokenizer, self.streams, renderer)
-        super().__init__(create_application(self.service, locks or Locks(host_names=["ingle.test"])))
+        super().__init__(create_application(self.service, locks or Locks(host_names=["ingle.test"]), aliases=aliases))
 
     async def _main(self) -> None:
         async with self.streams:

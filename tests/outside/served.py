@@ -1,0 +1,39 @@
+"""Servers of ours for test suites that others wrote: a chat model and an embedding model, with the names those ask for.
+
+Both models are digests, so that every reply costs next to nothing; the tokenizer and the template are a real model's.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from app.chat.template import ChatTemplateRenderer
+from app.embedding_service import EmbeddingService
+from app.server.application import create_embedding_application
+from app.text.encoder_tokenizer import from_json
+from app.text.gguf_tokenizer import from_gguf
+from quant.gguf import GGUFFile
+from tests.app.server.live_server import LiveServer, controlled_engine
+from tests.app.server.served_application import ServedApplication
+from tests.app.server.test_openai_embeddings import DigestEmbedder
+from tests.app.text.small_wordpiece import document
+
+CONTEXT = 256  # tokens: replies without a limit of their own end soon
+
+
+@contextmanager
+def chat_server(model: Path, aliases: Mapping[str, str]) -> Iterator[str]:
+    """Its URL. `model` is a GGUF file, of which only the metadata is read."""
+    with GGUFFile(model) as file:
+        tokenizer = from_gguf(file.metadata)
+    engine, _ = controlled_engine(tokenizer.vocab_size, context=CONTEXT)
+    with ChatTemplateRenderer() as renderer, LiveServer("hash", engine, tokenizer, renderer, aliases=aliases) as server:
+        yield server.url
+
+
+@contextmanager
+def embedding_server(aliases: Mapping[str, str]) -> Iterator[str]:
+    """Its URL."""
+    service = EmbeddingService("digest", from_json(document()), DigestEmbedder())
+    with ServedApplication(create_embedding_application(service, aliases=aliases)) as server:
+        yield server.url
