@@ -3,6 +3,7 @@
 Knows indices, ids and the tools there are. Refuses to know formats.
 """
 
+import re
 import secrets
 import string
 from collections.abc import Mapping
@@ -11,6 +12,8 @@ from app.chat.events import ToolCallDelta, ToolCallEnd, ToolCallStart
 from app.chat.messages import Json
 
 _ALPHABET = string.ascii_letters + string.digits
+_ID = re.compile(r"[\w.:/-]{1,256}", re.ASCII)
+_MAX_NAME = 256  # characters
 _ID_LENGTH = 9  # the only length that the templates of Mistral's models take
 
 Tools = Mapping[str, Json]  # the schema of the arguments, by name of the tool
@@ -32,10 +35,10 @@ class CallWriter:
         self._only_known = only_known
 
     def start(self, name: str, call_id: str = "") -> bool:
-        """Whether this may be a call; then it has begun."""
-        if not name or (self._only_known and name not in self.tools):
+        """Whether this may be a call; then it has begun. What nobody can send back is no name, and no id."""
+        if not 0 < len(name) <= _MAX_NAME or not name.isprintable() or (self._only_known and name not in self.tools):
             return False
-        self.events.append(ToolCallStart(self._next, call_id or new_call_id(), name))
+        self.events.append(ToolCallStart(self._next, call_id if _ID.fullmatch(call_id) else new_call_id(), name))
         return True
 
     def arguments(self, text: str) -> None:

@@ -203,6 +203,36 @@ def test_the_exceptions_are_no_more_than_there_are(templates: dict[str, Template
     assert {name: calls.name for name, calls in told.items() if calls is not None} == WITHOUT_CALLS
 
 
+def test_mutated_replies_are_read_the_same_however_they_are_cut(templates: dict[str, Template]) -> None:
+    seed = random.randrange(1 << 32)
+    chance = random.Random(seed)
+    known = [(template, *written) for template in templates.values() for written in template.written if written]
+    for _ in range(150):
+        template, written, opening = chance.choice(known)
+        text = mutated("".join(tokens(written, template.markup)), chance)
+        whole, *others = (
+            heard_of(ReplyParser(template.markup, SCHEMAS, opening=opening), pieces)
+            for pieces in ([text], text, cut(text, chance), cut(text[: chance.randrange(len(text) + 1)], chance))
+        )
+        assert [other.told() for other in others[:2]] == [whole.told()] * 2, (seed, text)
+        for call in (call for told in (whole, *others) for call in told.calls):
+            json.dumps([call.name, call.id, call.arguments], ensure_ascii=False).encode()
+            assert not call.ended or isinstance(json.loads(call.arguments), dict), (seed, text)
+
+
+def mutated(text: str, chance: random.Random) -> str:
+    """The text with one to three places changed: cut out, cut off, swapped, written over, written in or repeated."""
+    for _ in range(chance.randrange(1, 4)):
+        start = chance.randrange(len(text) + 1)
+        end = min(len(text), start + chance.choice((1, 1, 2, 5, 20)))
+        before, part, behind = text[:start], text[start:end], text[end:]
+        other = chance.choice((*"{}[]\"'<>\\/|\n :,0é🙂\x00", "\\ud800", part))
+        text = chance.choice(
+            (before + behind, before, behind + part + before, before + other + behind, before + part + other + behind)
+        )
+    return text
+
+
 def test_text_thoughts_and_calls_are_told_apart(templates: dict[str, Template]) -> None:
     thought = 0
     for name, template in templates.items():

@@ -131,6 +131,9 @@ def test_positions_are_those_of_the_text() -> None:
         (HERMES, "<tool_call>\nno JSON\n</tool_cal"),
         (HERMES, '<tool_call>\n{"arguments": {"a": "x"}}'),
         (HERMES, '<tool_call>[{"name": 5}]'),
+        (HERMES, r'<tool_call>{"name": "\ud800", "arguments": {}}'),
+        (HERMES, r'<tool_call>{"name": "a\nb", "arguments": {}}'),
+        (HERMES, f'<tool_call>{{"name": "{"f" * 300}", "arguments": {{}}}}'),
         (CODER, "<function=f> and <parameter=a>"),
         (CODER, "<function=>"),
         (HARMONY, "<|channel|> <|message|"),
@@ -225,6 +228,13 @@ def test_ids_are_the_models_own_where_it_writes_one() -> None:
     assert told.calls[0].id == "abcDEF123"
     assert len(told.calls[1].id) == 9
     assert told.calls[1].id.isalnum()
+
+
+def test_ids_that_cannot_be_sent_are_not_taken() -> None:
+    for written in (r"\ud800", "", r"a\u0000b", "x y", "9" * 300):
+        told = spoken(f'<tool_call>{{"id": "{written}", "name": "f", "arguments": {{}}}}</tool_call>', HERMES, TOOLS)
+        assert told.calls[0].id.isalnum()
+        assert len(told.calls[0].id) == 9
 
 
 def test_much_that_is_nearly_a_call_takes_no_longer_than_text() -> None:
