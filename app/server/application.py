@@ -24,6 +24,7 @@ from app.server.metrics import Metrics
 from app.server.openai_embeddings import EmbeddingEndpoints
 from app.server.openai_endpoints import OpenAIEndpoints
 from app.server.openai_errors import error_response
+from app.server.openai_models import ServedModel
 from app.server.openapi import OpenAPI
 from app.server.origin import CLASS_NAMES
 from app.server.page_origins import PageOrigins
@@ -68,23 +69,25 @@ def create_application(
 ) -> Starlette:
     """The endpoint over a service whose streams are started. `aliases` are other names of models, by which requests
     may call them: see `ServedModel`."""
+    model = ServedModel(service.name, service.context_length, service.vocab_size, aliases)
     endpoints = [
-        *OpenAIEndpoints(service, aliases).endpoints(),
+        *OpenAIEndpoints(service, model).endpoints(),
         _health_endpoint(lambda: _health(service.streams)),
         Endpoint("GET", "/metrics", Metrics(service).scrape, "Figures for Prometheus", gives=TEXT),
     ]
-    return _application(endpoints, locks)
+    return _application(endpoints, model, locks)
 
 
 def create_embedding_application(
     service: EmbeddingService, locks: Locks = OWN_PROGRAMS, *, aliases: Mapping[str, str] = NO_ALIASES
 ) -> Starlette:
     """The endpoint over a model that gives embeddings; `aliases` as above."""
+    model = ServedModel(service.name, service.context_length, service.vocab_size, aliases)
     health = _health_endpoint(lambda: _embedding_health(service))
-    return _application([*EmbeddingEndpoints(service, aliases).endpoints(), health], locks)
+    return _application([*EmbeddingEndpoints(service, model).endpoints(), health], model, locks)
 
 
-def _application(endpoints: Sequence[Endpoint], locks: Locks) -> Starlette:
+def _application(endpoints: Sequence[Endpoint], model: ServedModel, locks: Locks) -> Starlette:
     door = Middleware(
         Door,
         access=locks.access,
@@ -93,7 +96,7 @@ def _application(endpoints: Sequence[Endpoint], locks: Locks) -> Starlette:
         origins=PageOrigins(locks.allowed_origins),
     )
     application = Starlette(
-        routes=[*endpoints, OpenAPI(endpoints).endpoint],
+        routes=[*endpoints, OpenAPI(endpoints, model.names).endpoint],
         middleware=[door],
         exception_handlers={
             InglenookError: _failed,

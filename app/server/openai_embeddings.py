@@ -74,10 +74,9 @@ class EmbeddingList(Struct):
 class EmbeddingEndpoints:
     """Serves one embedding model."""
 
-    def __init__(self, service: EmbeddingService, aliases: Mapping[str, str]) -> None:
-        """`aliases` are further names of models: see `ServedModel`."""
+    def __init__(self, service: EmbeddingService, model: ServedModel) -> None:
         self._service = service
-        self._model = ServedModel(service.name, service.context_length, service.vocab_size, aliases)
+        self._model = model
         self._decoder = msgspec.json.Decoder(EmbeddingRequest)
 
     def endpoints(self) -> list[Endpoint]:

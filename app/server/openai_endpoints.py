@@ -1,6 +1,6 @@
 """The endpoints of OpenAI's API: from a request to the response that will carry its reply."""
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import TypeAlias, TypeVar
 
 import msgspec
@@ -25,10 +25,9 @@ Reply: TypeAlias = StreamedReply[ChunkT] | WholeReply[ChunkT]
 class OpenAIEndpoints:
     """Serves one model."""
 
-    def __init__(self, service: ChatService, aliases: Mapping[str, str]) -> None:
-        """`aliases` are further names of models: see `ServedModel`."""
+    def __init__(self, service: ChatService, model: ServedModel) -> None:
         self._service = service
-        self._model = ServedModel(service.name, service.context_length, service.vocab_size, aliases)
+        self._model = model
         self._chat_decoder = msgspec.json.Decoder(ChatCompletionRequest)
         self._completion_decoder = msgspec.json.Decoder(CompletionRequest)
 

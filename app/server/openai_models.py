@@ -53,6 +53,11 @@ class ServedModel:
             known: Model(known, created, context_length, context_length, meta, root=name) for known in names
         }
 
+    @property
+    def names(self) -> list[str]:
+        """That requests may give."""
+        return list(self._models)
+
     def endpoints(self) -> list[Endpoint]:
         return [
             Endpoint("GET", "/v1/models", self.list_models, "The names that requests may give", gives=ModelList),

@@ -40,9 +40,10 @@ _WITHOUT_BODY = (401, 403, 404, 500, 503)
 class OpenAPI:
     """Describes endpoints, its own included."""
 
-    def __init__(self, endpoints: Sequence[Endpoint]) -> None:
+    def __init__(self, endpoints: Sequence[Endpoint], models: Sequence[str]) -> None:
+        """`models` are the names that requests may give."""
         self.endpoint = Endpoint("GET", "/openapi.json", self.describe, "This description", gives=Description)
-        self._body = msgspec.json.encode(description([*endpoints, self.endpoint]))
+        self._body = msgspec.json.encode(description([*endpoints, self.endpoint], models))
 
     async def describe(self, request: Request) -> Response:
         return Response(self._body, media_type=JSON)
@@ -58,10 +59,13 @@ class Description(Struct):
     security: list[dict[str, list[str]]]
 
 
-def description(endpoints: Sequence[Endpoint]) -> Description:
+def description(endpoints: Sequence[Endpoint], models: Sequence[str]) -> Description:
     """All of it."""
     types = {it for one in endpoints for it in (one.takes, one.gives, one.streams, one.fails_with) if _is_type(it)}
     _, schemas = msgspec.json.schema_components(sorted({*types, ErrorBody}, key=str), ref_template=_REF)
+    for one in endpoints:
+        if one.takes is not None:
+            schemas[one.takes.__name__]["properties"]["model"]["enum"] = list(models)
     paths: dict[str, Json] = {}
     for one in endpoints:
         paths.setdefault(_PARAMETER.sub(r"{\1}", one.path), {})[one.method.lower()] = _operation(one)

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from importlib.metadata import version
 from pathlib import Path
 
+from tests.outside.environment import python_with
 from tests.outside.served import chat_server, embedding_server
 
 NEEDED = ("aiohttp", "httpx2", "pytest", "pytest-asyncio", "rich")
@@ -67,18 +68,12 @@ def _run(model: Path, folder: Path) -> Iterator[tuple[str, bool]]:
 
 def _fetched(folder: Path) -> tuple[Path, Path]:
     """The unpacked distribution, and a Python that has what its tests need."""
-    name, environment = f"openai-{version('openai')}", folder / "environment"
-    python = environment / ("Scripts" if os.name == "nt" else "bin") / "python"
+    name = f"openai-{version('openai')}"
+    wanted = name.replace("-", "==", 1)
+    python = python_with(folder, wanted, *NEEDED)
     if not (folder / name).exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        pip = ["-m", "pip", "--quiet", "--disable-pip-version-check"]
-        wanted = name.replace("-", "==", 1)
-        subprocess.run(
-            [sys.executable, *pip, "download", "--no-deps", "--no-binary", "openai", "-d", str(folder), wanted],
-            check=True,
-        )
-        subprocess.run([sys.executable, "-m", "venv", str(environment)], check=True)
-        subprocess.run([str(python), *pip, "install", wanted, *NEEDED], check=True)
+        pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", "download", "--no-deps"]
+        subprocess.run([*pip, "--no-binary", "openai", "-d", str(folder), wanted], check=True)
         with tarfile.open(folder / f"{name}.tar.gz") as archive:
             archive.extractall(folder, filter="data")
     return folder / name, python

@@ -18,7 +18,7 @@ from tests.app.server.served_application import ServedApplication
 from tests.app.server.test_openai_embeddings import DigestEmbedder
 from tests.app.text.small_wordpiece import document
 
-CONTEXT = 256  # tokens: replies without a limit of their own end soon
+CONTEXT = 96  # tokens: replies without a limit of their own end soon
 
 
 @contextmanager

@@ -50,6 +50,7 @@ def test_fields_are_those_of_the_table_with_their_bounds(described: dict[str, An
     schema = described["components"]["schemas"]["ChatCompletionRequest"]
     assert list(schema["properties"]) == list(ChatCompletionRequest.__struct_encode_fields__)
     assert set(schema["required"]) == {"model", "messages"}
+    assert schema["properties"]["model"]["enum"] == ["hash"]
     assert schema["properties"]["temperature"]["anyOf"][0] == {"type": "number", "minimum": 0, "maximum": 2}
 
 
