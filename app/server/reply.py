@@ -29,6 +29,8 @@ _STREAM_HEADERS = [
 _DONE = b"data: [DONE]\n\n"
 _PING = b": still at it\n\n"  # a comment: clients that wait for bytes see some, and read nothing
 PING_SECONDS = 5.0  # of silence
+# Of silence before anything was said: until then what is refused has a status of its own, however long its prompt.
+FIRST_PING_SECONDS = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +60,11 @@ class StreamedReply(Generic[ChunkT]):
 
     chunks: AsyncGenerator[list[ChunkT]]
     error_body: Callable[[Exception], msgspec.Struct]
+    first_ping_seconds: float = FIRST_PING_SECONDS
     ping_seconds: float = PING_SECONDS
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await while_connected(receive, self._send(_EventStream(send, self.ping_seconds)))
+        await while_connected(receive, self._send(_EventStream(send, self.first_ping_seconds, self.ping_seconds)))
 
     async def _send(self, stream: "_EventStream") -> None:
         pinging = asyncio.create_task(stream.ping())
@@ -90,9 +93,10 @@ class StreamedReply(Generic[ChunkT]):
 class _EventStream:
     """The body of a streamed reply, whose head goes out with its first bytes."""
 
-    def __init__(self, send: Send, ping_seconds: float) -> None:
+    def __init__(self, send: Send, first_ping_seconds: float, ping_seconds: float) -> None:
         self.started = False
         self._send = send
+        self._first_ping_seconds = first_ping_seconds
         self._ping_seconds = ping_seconds
         self._sending = asyncio.Lock()  # events and comments come from two tasks
         self._sent_at = asyncio.get_running_loop().time()
@@ -108,7 +112,8 @@ class _EventStream:
     async def ping(self) -> None:
         """A comment after each silence, for as long as this runs. A client that does not read has none coming."""
         while True:
-            left = self._sent_at + self._ping_seconds - asyncio.get_running_loop().time()
+            patience = self._ping_seconds if self.started else self._first_ping_seconds
+            left = self._sent_at + patience - asyncio.get_running_loop().time()
             if left > 0:
                 await asyncio.sleep(left)
             else:

@@ -83,7 +83,7 @@ def _operation(schemas: dict[str, Any], asked: object, told: object) -> dict[str
     }
 
 
-def _schema(schemas: dict[str, Any], kind: object) -> dict[str, Any]:
+def _schema(schemas: dict[str, Any], kind: Any) -> dict[str, Any]:
     """Of a type; what it refers to is put into `schemas`."""
     with warnings.catch_warnings(action="ignore"):
         schema = TypeAdapter[Any](kind).json_schema(ref_template=REF)

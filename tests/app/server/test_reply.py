@@ -10,6 +10,7 @@ from starlette.types import Message
 from app.server.errors import InvalidRequest
 from app.server.openai_errors import error_body
 from app.server.reply import StreamedReply, WholeReply, while_connected
+from tests.app.server.served_application import HANGING_SECONDS
 
 SCOPE = {"type": "http", "method": "POST", "path": "/", "headers": []}
 
@@ -103,14 +104,16 @@ def test_the_chunks_are_closed_when_a_client_leaves_that_took_nothing_any_more()
 
 def test_a_silence_is_filled_with_comments_that_say_nothing() -> None:
     async def late(error: Exception | None) -> AsyncGenerator[list[Chunk]]:
-        while len(client.sent) < 3:
-            await asyncio.sleep(0)
+        async with asyncio.timeout(HANGING_SECONDS):
+            while len(client.sent) < 4:
+                await asyncio.sleep(0)
         if error is not None:
             raise error
         yield [Chunk(1)]
 
     async def reply(error: Exception | None = None) -> list[bytes]:
-        await StreamedReply(late(error), error_body, ping_seconds=0.001)(SCOPE, client.receive, client.send)
+        reply = StreamedReply(late(error), error_body, first_ping_seconds=0.002, ping_seconds=0.001)
+        await reply(SCOPE, client.receive, client.send)
         return client.body.split(b"\n\n")[2:]
 
     client = Client()
