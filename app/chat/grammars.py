@@ -31,6 +31,9 @@ LIMITS = llguidance.LLParserLimits(max_lexer_states=50_000, max_grammar_size=200
 # model that is not sure how to go on writes spaces for ever.
 WHITESPACE = r"( |\n {0,32})?"
 
+ANYTHING: Json = {}  # what the library takes for the schemas true and false
+NOTHING: Json = {"enum": []}
+
 Kind: TypeAlias = Literal["json", "regex", "lark"]
 
 
@@ -47,6 +50,8 @@ class GrammarSource:
         """Raises InvalidGrammar where it is nested too deeply."""
         if _depth(schema) > MAX_DEPTH:
             raise InvalidGrammar(f"It is nested deeper than {MAX_DEPTH} levels.")
+        if isinstance(schema, bool):
+            schema = ANYTHING if schema else NOTHING
         return cls("json", json.dumps(schema, ensure_ascii=False), lenient)
 
     @classmethod

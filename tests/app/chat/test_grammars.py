@@ -110,6 +110,15 @@ def test_a_bad_schema_is_refused_with_the_place(
     assert refused.value.place == place
 
 
+@pytest.mark.parametrize("lenient", [False, True])
+def test_the_schemas_of_anything_and_of_nothing(compiler: GrammarCompiler, lenient: bool) -> None:
+    words = np.zeros(2000, np.int32)
+    assert compiled(compiler, GrammarSource.schema(True, lenient=lenient)).begin(jumps=False).fill(words)
+    assert words.any()
+    with pytest.raises(InvalidGrammar):
+        compiled(compiler, GrammarSource.schema(False, lenient=lenient))
+
+
 def test_keywords_that_cannot_be_kept_are_ignored_where_that_was_asked_for(compiler: GrammarCompiler) -> None:
     compiled(compiler, GrammarSource.schema({"type": "object", "not": {"required": ["a"]}}, lenient=True))
 
