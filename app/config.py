@@ -88,6 +88,18 @@ def _hugging_face_token() -> str | None:
         return None
 
 
+def _ollama_models() -> Path:
+    """Those of this user, or of the service that Ollama's installer sets up on Linux."""
+    places = [_folder("~/.ollama/models"), Path("/usr/share/ollama/.ollama/models")]
+    return next((place for place in places if os.access(place, os.R_OK | os.X_OK)), places[0])
+
+
+def _lm_studio_models() -> Path:
+    """Where LM Studio keeps them, or its older versions did."""
+    places = [_folder("~/.lmstudio/models"), _folder("~/.cache/lm-studio/models")]
+    return next((place for place in places if place.is_dir()), places[0])
+
+
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """Every setting, resolved. Get one from `load_settings`; the fields are the table of what can be set."""
@@ -147,6 +159,14 @@ class Settings:
             "HF_TOKEN",
             "HUGGING_FACE_HUB_TOKEN",
         ),
+    )
+    ollama_dir: Path = field(
+        metadata=_read_by(
+            _folder, _ollama_models, "Folder of Ollama's models, which are read in place.", "OLLAMA_MODELS"
+        )
+    )
+    lmstudio_dir: Path = field(
+        metadata=_read_by(_folder, _lm_studio_models, "Folder of LM Studio's models, which are read in place.")
     )
     offline: bool = field(
         metadata=_read_by(yes_or_no, False, "Never use the network.", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")

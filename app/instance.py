@@ -19,9 +19,13 @@ from typing import TYPE_CHECKING
 from app.config import Settings
 from app.errors import AppError
 from engine.private_folder import private_folder
+from quant.errors import ModelFileError
 
 if TYPE_CHECKING:
     from filelock import FileLock
+
+    from app.models.store import ModelStore
+    from app.models.stored_model import StoredModel
 
 _SUCCESSION_SECONDS = 5.0  # a server on its way out may still hold the lock of a port that it has left already
 _STOP_SECONDS = 10.0
@@ -74,22 +78,31 @@ def running_instances(settings: Settings) -> list[Instance]:
 
 def find_instance(settings: Settings) -> Instance | None:
     """The server of the model that the settings name; the one on their port first."""
-    from app.models.catalog import load_catalog
-    from app.models.repository import RepositoryName
+    from app.models.store import ModelStore
 
-    entry = load_catalog().find(settings.model)
-    path = os.path.realpath(os.path.expanduser(settings.model))
-    repository = None if entry or os.path.exists(path) else RepositoryName.parse(settings.model)
+    store = ModelStore(settings)
+    entry = store.catalog.find(settings.model)
+    repository = store.repository(settings.model)
+    stored = None if entry else _stored(store, settings.model)
+    path = os.path.realpath(stored.path if stored else os.path.expanduser(settings.model))
 
     def is_meant(instance: Instance) -> bool:
         if entry:
             return instance.model == entry.name
-        if repository:
-            return instance.model == str(repository) and Path(instance.model_path).is_relative_to(settings.hub_cache)
+        if repository and instance.model == (stored.name if stored else str(repository)):
+            return Path(instance.model_path).is_relative_to(settings.hub_cache)
         return os.path.realpath(instance.model_path) == path
 
     serving = [instance for instance in running_instances(settings) if is_meant(instance)]
     return min(serving, key=lambda instance: instance.port != settings.port, default=None)
+
+
+def _stored(store: "ModelStore", name: str) -> "StoredModel | None":
+    """What a name without a quantization, or with a prefix, means here. The weights are not read."""
+    try:
+        return store.resolve(name)
+    except (AppError, ModelFileError):
+        return None
 
 
 def stop_instance(instance: Instance, settings: Settings) -> None:

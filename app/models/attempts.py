@@ -9,6 +9,7 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from email.utils import parsedate_to_datetime
+from http import HTTPStatus
 from typing import TypeVar
 
 from app.errors import AppError
@@ -18,6 +19,7 @@ T = TypeVar("T")
 WAITS = (0.2, 1.0, 3.0, 10.0, 30.0, 60.0)  # seconds after the first attempt in vain, the second, ...
 BRIEFLY = WAITS[:3]  # for what nobody wants to wait for
 LONGEST_WAIT = 300.0  # seconds that a server may ask for
+_BUSY = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS)
 _SILENTLY = 2.0  # seconds that need no word
 
 
@@ -56,6 +58,11 @@ async def insist(
             if wait > _SILENTLY:
                 say(f"{problem}: trying again in {wait:.0f} s.")
             await asyncio.sleep(wait)
+
+
+def is_busy(status: int) -> bool:
+    """Whether another attempt may have another answer."""
+    return status >= HTTPStatus.INTERNAL_SERVER_ERROR or status in _BUSY
 
 
 def asked_wait(headers: Mapping[str, str]) -> float | None:

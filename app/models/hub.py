@@ -14,7 +14,7 @@ from urllib.parse import quote, urlsplit
 
 from app.config import Settings
 from app.errors import AppError, IntegrityError, Offline
-from app.models.attempts import BRIEFLY, TryAgain, asked_wait, insist
+from app.models.attempts import BRIEFLY, TryAgain, asked_wait, insist, is_busy
 from app.models.catalog import HubSource
 from app.models.incoming import Incoming
 from app.models.reachability import check_reachable
@@ -23,8 +23,6 @@ from app.progress import Progress
 
 if TYPE_CHECKING:
     import httpx
-
-BUSY = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS)  # and all from 500 on
 
 # What the Hub says in X-Error-Code, in words for people.
 _REFUSALS: Mapping[str, str] = {
@@ -81,7 +79,7 @@ def check_answer(
     status = response.status_code
     if response.is_success:
         return
-    if status in BUSY or response.is_server_error:
+    if is_busy(status):
         wait = asked_wait(response.headers)
         asks = f", and asks to be left alone for {wait:.0f} s" if wait else ""
         trouble = Offline(f"{host(settings)} is busy or in trouble (it answered {status}{asks})", AGAIN)

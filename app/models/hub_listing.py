@@ -17,6 +17,7 @@ from quant.bounded_json import JSONProblem, parse_object
 
 MAX_BYTES = 16 << 20
 MAX_FILES = 20_000
+MAX_NAME = 400  # characters; systems take paths of a few hundred or thousand
 _REVISION = re.compile("[0-9a-f]{40}")
 _DIGEST = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")
 
@@ -67,7 +68,7 @@ def _files(siblings: list[object], repo: str, revision: str) -> Iterator[ListedF
                 pass
             case _:
                 continue
-        if FILE.fullmatch(name) and _DIGEST.fullmatch(digest) and size > 0:
+        if len(name) <= MAX_NAME and FILE.fullmatch(name) and _DIGEST.fullmatch(digest) and size > 0:
             yield ListedFile(HubSource(repo, revision, name), size, digest)
 
 

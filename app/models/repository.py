@@ -26,13 +26,18 @@ DESCRIPTIONS = (
     "1_Pooling/config.json",
 )
 
-# One path component that means the same under POSIX and Windows: no separator, drive, leading dot or trailing dot.
-COMPONENT = r"[A-Za-z0-9_](?:[A-Za-z0-9._+-]*[A-Za-z0-9_+-])?"
+# One path component that means the same under POSIX and Windows: no separator, drive, leading dot or trailing dot, no
+# name of a device, and not too long.
+_DEVICE = r"(?i:con|prn|aux|nul|com\d|lpt\d)(?![A-Za-z0-9_+-])"
+COMPONENT = rf"(?!{_DEVICE})[A-Za-z0-9_](?:[A-Za-z0-9._+-]{{0,126}}[A-Za-z0-9_+-])?"
 FILE = re.compile(f"{COMPONENT}(?:/{COMPONENT})*")
 
 _NAME = re.compile(
-    rf"(?:hf:|(?:https://)?(?:hf\.co|huggingface\.co)/)?(?P<repo>{COMPONENT}/{COMPONENT})(?::(?P<quant>[\w.-]+))?"
+    r"(?:hf:|(?:https://)?(?:hf\.co|huggingface\.co)/)?"
+    rf"(?P<repo>{COMPONENT}/{COMPONENT})"
+    rf"(?::(?P<quant>[A-Za-z0-9][A-Za-z0-9_.-]{{0,60}})|/(?:blob|resolve)/main/(?P<file>{COMPONENT}(?:/{COMPONENT})*)(?:\?download=true)?)?"
 )
+PREFERRED = ("Q4_K_M", "Q4_0", "Q8_0")  # quantizations, where none is named
 _PART = re.compile(r"-(\d{5})-of-(\d{5})$")
 _QUANTIZATION = re.compile(r"(?:^|[-._/])((?:i?q|tq)\d(?:_\w+)?|bf16|f16|f32|mxfp4\w*)(?=[-./]|$)", re.IGNORECASE)
 _BESIDE = ("mmproj", "imatrix")  # GGUF files that are no models
@@ -49,7 +54,10 @@ class RepositoryName:
     def parse(cls, text: str) -> Self | None:
         """None for what is no such name."""
         found = _NAME.fullmatch(text)
-        return cls(found["repo"], found["quant"].upper() if found["quant"] else None) if found else None
+        if found is None or "--" in found["repo"] or ".." in found["repo"]:
+            return None  # two hyphens stand for the slash in the cache's folders
+        quantization = found["quant"] or quantization_of(found["file"] or "")
+        return cls(found["repo"], quantization.upper() or None)
 
     def __str__(self) -> str:
         return f"{self.repo}:{self.quantization}" if self.quantization else self.repo
@@ -94,10 +102,14 @@ def quantization_of(name: str) -> str:
 
 
 def meant(name: RepositoryName, models: Iterable[ModelFiles]) -> list[ModelFiles]:
-    """Those that the name can mean: of any quantization, where there is no checkpoint that they stem from."""
+    """Those that the name can mean. Where it has no quantization: the checkpoint, or the first one of PREFERRED that
+    there is, or any."""
+    models = list(models)
     if name.quantization:
         return [model for model in models if model.quantization == name.quantization]
-    return [model for model in models if not model.is_gguf] or list(models)
+    wishes = ([model for model in models if model.quantization == wish] for wish in PREFERRED)
+    checkpoint = [model for model in models if not model.is_gguf]
+    return checkpoint or next((found for found in wishes if found), models)
 
 
 def choose(name: RepositoryName, names: Collection[str]) -> ModelFiles:

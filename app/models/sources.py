@@ -17,6 +17,8 @@ from app.models.repository import RepositoryName
 from app.models.repository_download import download_repository
 from app.models.store import ModelStore
 from app.models.stored_model import StoredModel
+from app.models.web_download import download_from_web
+from app.models.web_models import WebName
 from app.progress import Progress, SilentProgress, format_bytes
 
 # Writes what a source of its kind promises into an Incoming. Raises AppError; the next source is tried then.
@@ -40,9 +42,7 @@ def pull(
     store = ModelStore(settings, catalog)
     entry = store.catalog.find(name)
     if entry is None:
-        if repository := store.repository(name):
-            return _pull_repository(repository, store, settings, progress)
-        return store.resolve(name)
+        return _pull_named(name, store, settings, progress)
     if stored := _find(entry, store, progress):
         return stored
     _check_online(entry.name, settings)
@@ -50,6 +50,33 @@ def pull(
         if not _find(entry, store, shown):  # another process may have fetched it while we waited
             _fetch(entry, store, settings, shown)
     return store.resolve(entry.name)
+
+
+def _pull_named(name: str, store: ModelStore, settings: Settings, progress: Progress) -> StoredModel:
+    """What is not in the catalog."""
+    if other := store.other_tool(name):
+        return other[0].checked(store.resolve(name), progress)
+    if repository := store.repository(name):
+        return _pull_repository(repository, store, settings, progress)
+    if web := WebName.parse(name):
+        return _pull_from_web(web, store, settings, progress)
+    return store.resolve(name)
+
+
+def _pull_from_web(name: WebName, store: ModelStore, settings: Settings, progress: Progress) -> StoredModel:
+    if stored := _find_from_web(name, store, settings, progress):
+        return stored
+    _check_online(str(name), settings)
+    with DownloadTurn(settings.models_dir, str(name)).taken(progress) as shown:
+        if not _find_from_web(name, store, settings, shown):
+            download_from_web(name, store.web_models, shown)
+    return store.resolve(str(name))
+
+
+def _find_from_web(name: WebName, store: ModelStore, settings: Settings, progress: Progress) -> StoredModel | None:
+    models = store.web_models
+    stored = models.find(name)
+    return stored if stored and _is_right(lambda: models.check(stored, name, progress), settings, progress) else None
 
 
 def _pull_repository(name: RepositoryName, store: ModelStore, settings: Settings, progress: Progress) -> StoredModel:
@@ -68,15 +95,19 @@ def _find_repository(
 ) -> StoredModel | None:
     """The stored model, its bytes known to be right; None if it has to be fetched, or what is damaged of it."""
     stored = models.find(name)
+    return stored if stored and _is_right(lambda: models.check(stored, progress), settings, progress) else None
+
+
+def _is_right(check: Callable[[], None], settings: Settings, progress: Progress) -> bool:
+    """Whether what is stored is whole. Raises IntegrityError where it is not, and cannot be fetched again."""
     try:
-        if stored:
-            models.check(stored, progress)
+        check()
     except IntegrityError as problem:
         if settings.offline:
             raise
         progress.say(problem.message)
-        return None
-    return stored
+        return False
+    return True
 
 
 def _check_online(name: str, settings: Settings) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 
 from app.config import Settings
@@ -23,8 +24,10 @@ from app.models.hub_listing import ListedFile
 from app.models.hub_models import HubModels
 from app.models.incoming import Incoming, check_space, receive, write_whole
 from app.models.lock import only_one
+from app.models.other_tools import OtherTool, other_tools
 from app.models.repository import CONFIG, RepositoryName
 from app.models.stored_model import LOCAL_FILE, LOCAL_FOLDER, Removal, StoredModel, is_model, stored_model
+from app.models.web_models import WebModels, WebName
 from app.progress import Progress, SilentProgress
 from engine.private_folder import private_folder
 
@@ -37,9 +40,11 @@ class ModelStore:
         self._models_dir = settings.models_dir
         self._hub_cache = settings.hub_cache
         self.hub_models = HubModels(settings.hub_cache, settings.models_dir)
+        self.web_models = WebModels(settings.models_dir)
+        self._other_tools = other_tools(settings)
 
     def resolve(self, name: str, progress: Progress | None = None) -> StoredModel:
-        """The model of that name: one of the catalog, the path of a file or a folder, or a repository of the Hub.
+        """The model of that name: one of the catalog, of another tool, of the Hub or of the web, or at a path.
 
         Raises ModelNotFound, with what to do, if it is not on this machine, IntegrityError if it is damaged, and
         ModelFileError if a part of it is missing.
@@ -48,16 +53,28 @@ class ModelStore:
             if stored := self.find(entry, progress):
                 return stored
             raise ModelNotFound(f"{entry.name} is not on this machine yet", f"ingle pull {entry.name}")
+        if other := self.other_tool(name):
+            return self._of_other_tool(name, *other)
         if repository := self.repository(name):
             if stored := self.hub_models.find(repository):
                 return stored
             raise ModelNotFound(f"{repository} is not on this machine yet", f"ingle pull {repository}")
+        if web := WebName.parse(name):
+            if stored := self.web_models.find(web):
+                return stored
+            raise ModelNotFound(f"{web} is not on this machine yet", f"ingle pull '{web}'")
         return self._at_path(name)
+
+    def other_tool(self, name: str) -> tuple[OtherTool, str] | None:
+        """The tool that a name's prefix stands for, and the name that the tool has for the model."""
+        found = (prefix for prefix in self._other_tools if name.startswith(prefix))
+        return next(((self._other_tools[prefix], name.removeprefix(prefix)) for prefix in found), None)
 
     def repository(self, name: str) -> RepositoryName | None:
         """The repository that a name means; None where it is a name of the catalog, or more likely a path."""
         path = _path(name)
-        looks_like_path = path.exists() or path.suffix.lower() in (".gguf", ".safetensors")
+        named_as_file = path.suffix.lower() in (".gguf", ".safetensors") and "://" not in name
+        looks_like_path = path.exists() or named_as_file
         return None if self.catalog.find(name) or looks_like_path else RepositoryName.parse(name)
 
     def find(self, entry: CatalogEntry, progress: Progress | None = None) -> StoredModel | None:
@@ -82,16 +99,15 @@ class ModelStore:
         """All stored models, those of the catalog first. Reads no weights: a digest not known yet stays None."""
         known = [stored for entry in self.catalog if (stored := self._glance(entry))]
         paths = {stored.path for stored in known}
-        return [*known, *(stored for stored in self.hub_models.entries() if stored.path not in paths)]
+        others = chain(*(tool.entries() for tool in self._other_tools.values()))
+        fetched = (stored for stored in self.hub_models.entries() if stored.path not in paths)
+        return [*known, *fetched, *self.web_models.entries(), *others]
 
     def remove(self, name: str) -> list[Removal]:
         """Remove every stored copy of a model, and its record. Raises ModelNotFound if there is none."""
         entry = self.catalog.find(name)
         if entry is None:
-            if repository := self.repository(name):
-                return self.hub_models.remove(repository)
-            local = self._at_path(name)
-            raise AppError(f"{local.path} was not stored by ingle", "Delete it yourself if you want it gone.")
+            return self._remove_named(name)
         with self.lock(entry):
             removals = [self._remove_copy(path, source) for path, source in self._places(entry)]
             self._forget_partials(entry)
@@ -99,6 +115,24 @@ class ModelStore:
         if not removals:
             raise ModelNotFound(f"{entry.name} is not on this machine", "ingle ls shows what is.")
         return removals
+
+    def _remove_named(self, name: str) -> list[Removal]:
+        """Of what is not in the catalog."""
+        if other := self.other_tool(name):
+            stored = self._of_other_tool(name, *other)
+            raise AppError(f"{stored.name} belongs to {stored.source}", other[0].removal(other[1]))
+        if repository := self.repository(name):
+            return self.hub_models.remove(repository)
+        if web := WebName.parse(name):
+            return [self.web_models.remove(web)]
+        local = self._at_path(name)
+        raise AppError(f"{local.path} was not stored by ingle", "Delete it yourself if you want it gone.")
+
+    def _of_other_tool(self, name: str, tool: OtherTool, known_as: str) -> StoredModel:
+        if stored := tool.find(known_as):
+            return stored
+        there = ", ".join(sorted(model.name for model in tool.entries()))
+        raise ModelNotFound(f"there is no {name} on this machine", f"There is: {there}." if there else "")
 
     def lock(self, entry: CatalogEntry, progress: Progress | None = None) -> AbstractContextManager[None]:
         """Keep other processes from pulling or removing the same model meanwhile; waits for them, and says so."""

@@ -1,5 +1,6 @@
 """The records of running servers: found while their process lives, gone when it does not, however it went."""
 
+import json
 import os
 import signal
 import stat
@@ -146,6 +147,29 @@ def test_the_server_of_a_model_of_the_hub_is_found_by_the_name_of_its_repository
         assert find_instance(replace(settings, model="hf:org/repo")) == cached
         for name in ("org/repo:Q8_0", "org/other"):
             assert find_instance(replace(settings, model=name)) is None
+
+
+def test_a_name_without_a_quantization_finds_the_server_of_the_model_that_it_means_here(
+    settings: Settings, tmp_path: Path
+) -> None:
+    settings = replace(settings, hub_cache=tmp_path / "hub", ollama_dir=tmp_path / "ollama")
+    snapshot = settings.hub_cache / "models--org--repo" / "snapshots" / ("0" * 40)
+    snapshot.mkdir(parents=True)
+    for quantization in ("Q5_0", "Q8_0"):
+        (snapshot / f"m-{quantization}.gguf").touch()
+    eight, five = (made(port, f"org/repo:{q}", str(snapshot / f"m-{q}.gguf")) for port, q in ((1, "Q8_0"), (2, "Q5_0")))
+    blob = settings.ollama_dir / "blobs" / f"sha256-{'0' * 64}"
+    ollama = made(3, "ollama:m:latest", str(blob))
+    manifest = settings.ollama_dir / "manifests" / "registry.ollama.ai" / "library" / "m" / "latest"
+    layer = {"mediaType": "application/vnd.ollama.image.model", "digest": f"sha256:{'0' * 64}"}
+    for file, text in ((blob, ""), (manifest, json.dumps({"layers": [layer]}))):
+        file.parent.mkdir(parents=True)
+        file.write_text(text)
+    with recorded(eight, settings), recorded(five, settings), recorded(ollama, settings):
+        assert find_instance(replace(settings, model="org/repo")) == eight
+        assert find_instance(replace(settings, model="org/repo:q5_0")) == five
+        assert find_instance(replace(settings, model="ollama:m")) == ollama
+        assert find_instance(replace(settings, model="ollama:other")) is None
 
 
 def test_of_several_the_one_on_the_chosen_port_is_found(settings: Settings) -> None:

@@ -20,7 +20,7 @@ class Mishap:
     """What goes wrong with one download."""
 
     status: int = 0  # this answer, and no file
-    headers: dict[str, str] = field(default_factory=dict)  # in place of the true ones, or besides them
+    headers: dict[str, str] = field(default_factory=dict)  # in place of the true ones, or besides; empty: none
     cut_at: int | None = None  # the connection is closed after so many bytes
     stall_at: int | None = None  # nothing more comes after so many bytes, and the connection stays
     flip_at: int | None = None  # this byte of what is sent is another one
@@ -103,19 +103,20 @@ class _Handler(BaseHTTPRequestHandler):
         hub, asked = self.hub, self.headers["Range"]
         etag = f'"{hashlib.md5(body).hexdigest()}"'  # noqa: S324
         knows = hub.ranges and not mishap.ignores_range and self.headers["If-Range"] in (None, etag)
-        begin = int(asked.removeprefix("bytes=").removesuffix("-")) if asked and knows else 0
-        headers = {"Content-Length": str(len(body) - begin), "ETag": etag}
+        first, _, last = asked.removeprefix("bytes=").partition("-") if asked and knows else ("", "", "")
+        begin, end = int(first or 0), int(last or len(body) - 1) + 1
+        headers = {"Content-Length": str(end - begin), "ETag": etag}
         status = 200
         if mishap.status:
             status, headers, body = mishap.status, {"Content-Length": "0"}, b""
         elif begin >= len(body) > 0:
             status, headers, body = 416, {"Content-Length": "0"}, b""
-        elif begin:
-            truth = f"bytes {begin}-{len(body) - 1}/{len(body)}"
+        elif first:
+            truth = f"bytes {begin}-{end - 1}/{len(body)}"
             status, headers["Content-Range"] = 206, truth if hub.sent_range is None else hub.sent_range
         self._head(status, {**headers, **mishap.headers})
         with suppress(ConnectionError):  # whoever asked may be gone
-            self._write(bytearray(body[begin:]), mishap)
+            self._write(bytearray(body[begin:end]), mishap)
 
     def _write(self, body: bytearray, mishap: Mishap) -> None:
         if mishap.flip_at is not None and body:
@@ -133,7 +134,8 @@ class _Handler(BaseHTTPRequestHandler):
     def _head(self, status: int, headers: dict[str, str]) -> None:
         self.send_response(status)
         for name, value in headers.items():
-            self.send_header(name, value)
+            if value:
+                self.send_header(name, value)
         self.end_headers()
 
 

@@ -214,10 +214,24 @@ def test_a_list_without_end_is_not_read(fake_hub: FakeHub, settings: Settings, m
         pull(REPO, settings)
 
 
-@pytest.mark.parametrize("name", ["../config.json", "/config.json", ".git/config", "a//b", "a\\b", "con fig.json"])
-def test_listed_names_that_lead_elsewhere_are_left_out(fake_hub: FakeHub, settings: Settings, name: str) -> None:
-    fake_hub.repositories[REPO] = {name: b"x" * 200, "ok.json": b"{}"}
-    assert list(hub_listing.list_repository(REPO, settings, SilentProgress()).files) == ["ok.json"]
+HOSTILE = (
+    "../x", "/x", ".git/config", "a//b", "a\\b", "con fig.json", "a/../../x", "..", "a/..", "~/x", "C:/x", "C:x",
+    "\\\\host\\x",     "nul", "CON.json", "a/aux.gguf", "com1", "lpt9.txt",
+    "x.", "x ", "x/.", "x:stream", "a\0b", "a\nb", "\u202ex", "x?",
+    "*", "|x", "x" * 300, "/".join(["x"] * 300), "",
+)  # fmt: skip
+
+
+def test_listed_names_that_lead_elsewhere_are_left_out(fake_hub: FakeHub, settings: Settings, tmp_path: Path) -> None:
+    """By the rules of POSIX and of Windows; of what remains, nothing is written outside of the stores."""
+    hostile = {name + suffix: b"x" * 200 for name in HOSTILE for suffix in ("", "/m-Q8_0.gguf")}
+    console = {"console/com10.gguf": b"y" * 200}  # no device
+    fake_hub.repositories[REPO] = {**hostile, **console}
+    assert set(hub_listing.list_repository(REPO, settings, SilentProgress()).files) == {*console}
+    pull(REPO, settings)
+    assert {path.name for path in tmp_path.iterdir()} == {"models", "hub"}
+    inside = {path.relative_to(settings.hub_cache).parts[0] for path in settings.hub_cache.rglob("*")}
+    assert inside == {"models--org--Tiny-Chat"}
 
 
 def fill_cache(cache: Path, files: dict[str, bytes], *, with_ref: bool = True) -> Path:

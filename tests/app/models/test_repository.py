@@ -5,6 +5,12 @@ import pytest
 from app.errors import ModelNotFound
 from app.models.repository import ModelFiles, RepositoryName, choose, models_among, quantization_of
 
+HOSTILE = (
+    "org/..", "../x", "org/.git", "org/x.", "org/x ", "org/con", "org/NUL.txt", "com1/x", "aux/x", "org/a--b", "a--b/x",
+    "org/a..b", "org\\x", "C:/x", "c:x/y", "//host/share", "org/x\0",
+    "org/x\n", "org/x:..", "org/" + "x" * 300, "~/x", "org/x\u202e",
+    "org/%2e%2e", "file:///etc/passwd",
+)  # fmt: skip
 CHECKPOINT = {"config.json", "tokenizer.json", "model.safetensors", "README.md", "evil.py", "pytorch_model.bin"}
 
 
@@ -16,9 +22,14 @@ CHECKPOINT = {"config.json", "tokenizer.json", "model.safetensors", "README.md",
         ("hf:org/re.po-1", RepositoryName("org/re.po-1")),
         ("hf.co/org/repo:Q8_0", RepositoryName("org/repo", "Q8_0")),
         ("https://huggingface.co/org/repo", RepositoryName("org/repo")),
+        (
+            "https://huggingface.co/org/repo/resolve/main/a/m-Q5_K_M.gguf?download=true",
+            RepositoryName("org/repo", "Q5_K_M"),
+        ),
+        ("https://huggingface.co/org/repo/blob/main/model.gguf", RepositoryName("org/repo")),
         *(
             (text, None)
-            for text in ("repo", "a/b/c", "../b", "./b", "/a/b", "a/..", "a/b:", "a\\b/c", "-a/b", "a /b", "")
+            for text in (*HOSTILE, "repo", "a/b/c", "../b", "./b", "/a/b", "a/..", "a/b:", "a\\b/c", "-a/b", "a /b", "")
         ),
     ],
 )
@@ -67,10 +78,26 @@ def test_the_checkpoint_is_meant_where_no_quantization_is_named() -> None:
 
 
 @pytest.mark.parametrize(
+    ("quantizations", "chosen"),
+    [
+        (("Q8_0", "Q4_0", "Q4_K_M", "Q2_K"), "Q4_K_M"),
+        (("Q8_0", "Q4_0", "Q4_1"), "Q4_0"),
+        (("Q8_0", "Q6_K"), "Q8_0"),
+        (("Q6_K",), "Q6_K"),
+    ],
+)
+def test_the_quantization_that_is_meant_where_none_is_named(quantizations: tuple[str, ...], chosen: str) -> None:
+    names = {f"m-{quantization}.gguf" for quantization in quantizations}
+    assert choose(RepositoryName("o/r"), names).quantization == chosen
+    with pytest.raises(ModelNotFound, match="could be several"):
+        choose(RepositoryName("o/r"), names | {f"other-{chosen}.gguf"})
+
+
+@pytest.mark.parametrize(
     ("name", "names", "message", "remedy"),
     [
         ("o/r:Q4_0", CHECKPOINT | {"m-Q8_0.gguf"}, "is none of the models", "There is: o/r, o/r:Q8_0."),
-        ("o/r", {"m-Q8_0.gguf", "m-Q4_0.gguf"}, "could be several models", "There is: o/r:Q4_0, o/r:Q8_0."),
+        ("o/r", {"m-Q5_0.gguf", "m-Q4_1.gguf"}, "could be several models", "There is: o/r:Q4_1, o/r:Q5_0."),
         ("o/r", {"pytorch_model.bin", "config.json"}, "has no model that can run here", "GGUF"),
         ("o/r", {"model.safetensors"}, "has no model that can run here", "GGUF"),
     ],

@@ -36,6 +36,8 @@ def settings_in(folder: Path, **more: object) -> Settings:
     chosen: dict[str, object] = {
         "models_dir": folder / "models",
         "hub_cache": folder / "hub",
+        "ollama_dir": folder / "ollama",
+        "lmstudio_dir": folder / "lmstudio",
         "hub_endpoint": "http://127.0.0.1:9",
         "offline": False,
     }

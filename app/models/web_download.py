@@ -1,0 +1,61 @@
+"""Fetches a GGUF file from the address that its name has in it."""
+
+import asyncio
+import re
+from http import HTTPStatus
+from typing import TYPE_CHECKING
+
+from app.errors import AppError, IntegrityError, Offline
+from app.models.attempts import BRIEFLY, TryAgain, asked_wait, insist, is_busy
+from app.models.reachability import check_reachable
+from app.models.transfer import AGAIN, WebFile, answer, bring, host_of, web_client
+from app.models.web_models import WebModels, WebName
+from app.progress import Progress
+
+if TYPE_CHECKING:
+    import httpx
+
+
+def download_from_web(name: WebName, models: WebModels, progress: Progress) -> None:
+    """Fetch the file that a name stands for; what has arrived of it is not asked for again. Hold the turn.
+
+    Raises Offline, NoSpace, IntegrityError, or AppError where the host refuses.
+    """
+    with progress.task(f"Asking {host_of(name.address)} for {name.file}", None):
+        check_reachable(name.address)
+        size = asyncio.run(insist(lambda: _size(name), progress.say, waits=BRIEFLY))
+
+    def check(response: "httpx.Response") -> None:
+        _check_answer(response, name)
+
+    file = WebFile(name.file, name.address, {}, lambda: models.receiving(name, size), check)
+    bring([file], f"Downloading {name.file} from {host_of(name.address)}", size, progress)
+
+
+async def _size(name: WebName) -> int:
+    """Of the file, in bytes, by an answer that is asked to bring its first byte alone."""
+    async with web_client() as client, answer(client, name.address, {"Range": "bytes=0-0"}) as response:
+        _check_answer(response, name)
+        whole = response.headers.get("Content-Range", "").rpartition("/")[2]
+        text = (
+            whole if response.status_code == HTTPStatus.PARTIAL_CONTENT else response.headers.get("Content-Length", "")
+        )
+    if not re.fullmatch(r"[1-9]\d{0,17}", text):
+        raise AppError(
+            f"{host_of(name.address)} does not say how large {name.file} is", "Fetch it with another program."
+        )
+    return int(text)
+
+
+def _check_answer(response: "httpx.Response", name: WebName) -> None:
+    """Raises TryAgain for a host in trouble, IntegrityError for a file without the part asked for, else AppError."""
+    status, host = response.status_code, host_of(name.address)
+    if response.is_success:
+        return
+    if is_busy(status):
+        raise TryAgain(
+            Offline(f"{host} is busy or in trouble (it answered {status})", AGAIN), asked_wait(response.headers)
+        )
+    if status == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
+        raise IntegrityError(f"{name.file} is shorter than it was")
+    raise AppError(f"{host} refused {name.file} (it answered {status})", "Check the address.")

@@ -1,0 +1,120 @@
+"""Models from any address of the web, each a GGUF file whose sha256 is part of its name.
+
+They lie in the folder of all models, each in a folder named by its digest, with a record of where it came from. Refuses
+to know how files are fetched, but for what an answer has to be.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Self
+from urllib.parse import unquote, urlsplit
+
+from app.errors import AppError, IntegrityError, ModelNotFound
+from app.models.digests import DIGESTS, holds, remember_sha256
+from app.models.incoming import Incoming, arrived, check_space, discard, receive, write_whole
+from app.models.repository import COMPONENT, quantization_of
+from app.models.stored_model import Removal, StoredModel
+from app.progress import Progress
+from engine.private_folder import private_folder
+
+_NAME = re.compile(r"(?P<address>https?://[^\s#]+?)(?:#sha256=(?P<digest>[0-9a-fA-F]{64}))?")
+_FOLDER, _RECORD = "web", "from.json"
+
+
+@dataclass(frozen=True, slots=True)
+class WebName:
+    """`https://.../file.gguf#sha256=...`: where a file is, and which bytes it has."""
+
+    address: str
+    sha256: str
+    file: str  # its own name
+
+    @classmethod
+    def parse(cls, text: str) -> Self | None:
+        """None for what is no address. Raises AppError for one that does not say enough."""
+        found = _NAME.fullmatch(text)
+        if found is None:
+            return None
+        file = unquote(urlsplit(found["address"]).path).rpartition("/")[2]
+        if not re.fullmatch(rf"{COMPONENT}\.gguf", file, re.IGNORECASE):
+            raise AppError(f"{text} does not end in the name of a GGUF file", "Give the address of the file itself.")
+        if "@" in urlsplit(found["address"]).netloc:
+            raise AppError("an address with a user name or a password in it would be shown in lists", "Leave them out.")
+        if not found["digest"]:
+            remedy = f"Add what it has to be: {found['address']}#sha256=... (64 digits; sha256sum prints them)."
+            raise AppError(f"{text} does not say which bytes are meant", remedy)
+        return cls(found["address"], found["digest"].lower(), file)
+
+    def __str__(self) -> str:
+        return f"{self.address}#sha256={self.sha256}"
+
+
+class WebModels:
+    """Those that are stored."""
+
+    def __init__(self, models_dir: Path) -> None:
+        self._folder = models_dir / _FOLDER
+        self._records = models_dir / DIGESTS
+
+    def find(self, name: WebName) -> StoredModel | None:
+        """The file of that digest, wherever it came from."""
+        place = self._place(name.sha256)
+        return self._stored(place) if place.is_dir() else None
+
+    def entries(self) -> Iterator[StoredModel]:
+        for place in sorted(self._folder.glob("*/")):
+            if stored := self._stored(place):
+                yield stored
+
+    def check(self, stored: StoredModel, name: WebName, progress: Progress) -> None:
+        """Raise IntegrityError where the file has other bytes than it is named for. It is read once."""
+        if not holds(stored.path, name.sha256, self._records, progress):
+            raise IntegrityError(f"{stored.path} is damaged: its bytes are not those of {stored.name}")
+
+    @contextmanager
+    def receiving(self, name: WebName, size: int) -> Iterator[Incoming]:
+        """Store a file of `size` bytes as the body writes it: verified and whole, or not at all. Hold the turn."""
+        final = self._place(name.sha256) / name.file
+        check_space(final.parent, size - arrived(final))
+        private_folder(final.parent)
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        record = {"address": name.address, "file": name.file, "stored_at": now}
+        write_whole(final.parent / _RECORD, json.dumps(record, indent=2).encode())
+        with receive(final, size, name.sha256, resumable=True) as incoming:
+            yield incoming
+        remember_sha256(final, self._records, name.sha256)
+
+    def remove(self, name: WebName) -> Removal:
+        """Raises ModelNotFound."""
+        place = self._place(name.sha256)
+        if not place.is_dir():
+            raise ModelNotFound(f"{name} is not on this machine", "ingle ls shows what is.")
+        final = place / name.file
+        freed = arrived(final) + (final.stat().st_size if final.is_file() else 0)
+        discard(final)
+        for path in place.iterdir():
+            path.unlink()
+        place.rmdir()
+        return Removal(final, freed, shared=False)
+
+    def _place(self, digest: str) -> Path:
+        return self._folder / digest
+
+    def _stored(self, place: Path) -> StoredModel | None:
+        """None where it has not arrived yet."""
+        try:
+            record = json.loads((place / _RECORD).read_bytes())
+            address, file, stored_at = str(record["address"]), str(record["file"]), str(record["stored_at"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        path = place / Path(file).name
+        if not path.is_file():
+            return None
+        quantization = quantization_of(file) or None
+        name = f"{address}#sha256={place.name}"
+        return StoredModel(name, path, path.stat().st_size, None, "web", quantization, stored_at)

@@ -1,0 +1,131 @@
+"""Models that Ollama and LM Studio have stored: found by name, checked, used in place, never written."""
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+
+from app.config import Settings, load_settings
+from app.errors import AppError, IntegrityError, ModelNotFound
+from app.models.sources import pull
+from app.models.store import ModelStore
+from tests.app.models.checkpoint_folder import whole_files, write
+from tests.app.models.tiny_model import CONTENT, settings_in
+
+DIGEST = hashlib.sha256(CONTENT).hexdigest()
+WEIGHTS = {"mediaType": "application/vnd.ollama.image.model", "digest": f"sha256:{DIGEST}", "size": len(CONTENT)}
+LICENCE = {"mediaType": "application/vnd.ollama.image.license", "digest": f"sha256:{'1' * 64}", "size": 5}
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return settings_in(tmp_path, offline=True)
+
+
+def blob(settings: Settings, content: bytes) -> str:
+    digest = hashlib.sha256(content).hexdigest()
+    write(settings.ollama_dir / "blobs", {f"sha256-{digest}": content})
+    return f"sha256:{digest}"
+
+
+def put(settings: Settings, place: str, **more: object) -> None:
+    """A model as Ollama keeps it, by the place of its manifest."""
+    blob(settings, CONTENT)
+    config = blob(settings, json.dumps({"model_format": "gguf", "file_type": "Q4_K_M"}).encode())
+    manifest = {"schemaVersion": 2, "config": {"digest": config}, "layers": [LICENCE, WEIGHTS], **more}
+    write(settings.ollama_dir / "manifests", {place: json.dumps(manifest).encode()})
+
+
+NAMES = [
+    ("registry.ollama.ai/library/llama3.2/1b", "ollama:llama3.2:1b", "ollama:llama3.2:1b"),
+    ("registry.ollama.ai/library/qwen3/latest", "ollama:qwen3", "ollama:qwen3:latest"),
+    ("registry.ollama.ai/somebody/m/v1", "ollama:somebody/m:v1", "ollama:somebody/m:v1"),
+    ("hf.co/org/Repo-GGUF/Q8_0", "ollama:hf.co/org/Repo-GGUF:Q8_0", "ollama:hf.co/org/Repo-GGUF:Q8_0"),
+]
+
+
+@pytest.mark.parametrize(("place", "asked", "name"), NAMES)
+def test_a_model_of_ollama_is_used_in_place(settings: Settings, place: str, asked: str, name: str) -> None:
+    put(settings, place)
+    before = {path: path.stat().st_mtime_ns for path in settings.ollama_dir.rglob("*")}
+    stored = pull(asked, settings)
+    assert (stored.name, stored.path) == (name, settings.ollama_dir / "blobs" / f"sha256-{DIGEST}")
+    assert (stored.size, stored.sha256, stored.quantization, stored.source) == (
+        len(CONTENT),
+        DIGEST,
+        "Q4_K_M",
+        "Ollama",
+    )
+    assert [model.name for model in ModelStore(settings).entries()] == [name]
+    with pytest.raises(AppError, match="belongs to Ollama") as caught:
+        ModelStore(settings).remove(asked)
+    assert caught.value.remedy == f"ollama rm {asked.removeprefix('ollama:')}"
+    assert {path: path.stat().st_mtime_ns for path in settings.ollama_dir.rglob("*")} == before
+
+
+def test_a_damaged_blob_is_not_used(settings: Settings) -> None:
+    put(settings, NAMES[0][0])
+    write(settings.ollama_dir / "blobs", {f"sha256-{DIGEST}": CONTENT[:-1] + b"!"})
+    with pytest.raises(IntegrityError, match="damaged"):
+        pull("ollama:llama3.2:1b", settings)
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [
+        None,
+        [],
+        [WEIGHTS, WEIGHTS],
+        [{**WEIGHTS, "digest": "sha256:../../../etc/passwd"}],
+        [{**WEIGHTS, "digest": f"sha256:{'0' * 64}"}],  # not there
+        [{**WEIGHTS, "mediaType": 7}],
+        [7],
+    ],
+)
+def test_manifests_that_make_no_sense_are_none(settings: Settings, layers: object) -> None:
+    put(settings, NAMES[0][0], layers=layers)
+    assert ModelStore(settings).entries() == []
+    with pytest.raises(ModelNotFound):
+        pull("ollama:llama3.2:1b", settings)
+
+
+@pytest.mark.parametrize("name", ["ollama:../../x", "ollama:a/b/c/d", "ollama:", "ollama:/etc/passwd", "ollama:a:b:c"])
+def test_names_lead_nowhere_else(settings: Settings, name: str) -> None:
+    put(settings, NAMES[0][0])
+    with pytest.raises(ModelNotFound) as caught:
+        pull(name, settings)
+    assert caught.value.remedy == "There is: ollama:llama3.2:1b."
+
+
+def test_a_model_of_lm_studio_is_used_in_place(settings: Settings) -> None:
+    folder = settings.lmstudio_dir / "org" / "Tiny-GGUF"
+    write(folder, {"tiny-Q4_K_M.gguf": CONTENT, "tiny-Q8_0.gguf": CONTENT + b"!", "mmproj-F16.gguf": b"x"})
+    stored = pull("lmstudio:org/Tiny-GGUF", settings)
+    assert (stored.name, stored.path) == ("lmstudio:org/Tiny-GGUF:Q4_K_M", folder / "tiny-Q4_K_M.gguf")
+    assert (stored.sha256, stored.source) == (DIGEST, "LM Studio")
+    assert pull("lmstudio:org/Tiny-GGUF:q8_0", settings).path == folder / "tiny-Q8_0.gguf"
+    names = ["lmstudio:org/Tiny-GGUF:Q4_K_M", "lmstudio:org/Tiny-GGUF:Q8_0"]
+    assert [model.name for model in ModelStore(settings).entries()] == names
+    with pytest.raises(AppError, match="belongs to LM Studio"):
+        ModelStore(settings).remove(names[0])
+    with pytest.raises(ModelNotFound):
+        pull("lmstudio:org/../Tiny-GGUF", settings)
+    assert len([*folder.iterdir()]) == 3
+
+
+def test_a_checkpoint_of_lm_studio(settings: Settings) -> None:
+    folder = write(settings.lmstudio_dir / "org" / "Tiny", whole_files())
+    assert pull("lmstudio:org/Tiny", settings).path == folder
+
+
+def test_the_folders_are_where_the_tools_have_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("OLLAMA_MODELS", raising=False)
+    (tmp_path / ".ollama" / "models").mkdir(parents=True)
+    (tmp_path / ".cache" / "lm-studio" / "models").mkdir(parents=True)
+    settings = load_settings()
+    assert settings.ollama_dir == tmp_path / ".ollama" / "models"
+    assert settings.lmstudio_dir == tmp_path / ".cache" / "lm-studio" / "models"
+    monkeypatch.setenv("OLLAMA_MODELS", str(tmp_path / "elsewhere"))
+    assert load_settings().ollama_dir == tmp_path / "elsewhere"
