@@ -140,7 +140,11 @@ async def _chat(
 
     async with TokenStreams(model.engine) as streams:
         service = ChatService(instance.model, model.tokenizer, streams, renderer, StableIds(settings.replies_dir))
-        yield create_application(service, locks, aliases=settings.model_aliases), streams
+        preparing = asyncio.create_task(service.prepare_when_idle())
+        try:
+            yield create_application(service, locks, aliases=settings.model_aliases), streams
+        finally:
+            preparing.cancel()
 
 
 @asynccontextmanager

@@ -94,7 +94,8 @@ class GrammarCompiler:
         return known if known is not None else await asyncio.to_thread(self._compile, source)
 
     def prepare(self) -> None:
-        """Do now what the first grammar would wait for: about half a second, in which no other Python code runs."""
+        """Do now what the first grammar would wait for: a quarter of a second for 50,000 tokens, and two for
+        260,000, in which no other Python code runs."""
         with self._lock:
             self._vocabulary.prepare()
 

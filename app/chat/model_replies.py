@@ -7,7 +7,7 @@ import functools
 import logging
 import threading
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from app.chat.conversation import Conversation, ToolUse
 from app.chat.grammars import GrammarSource
@@ -25,6 +25,27 @@ from app.text.tokenizer import Tokenizer
 from engine.constraint import Grammar
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """A prompt for a model's next turn, and how that is to be read."""
+
+    ids: tuple[int, ...]
+    _replies: "ModelReplies"
+    _conversation: Conversation
+    _rendered: str
+
+    def new_parser(self) -> ReplyParser:
+        return self._replies.parser(self._conversation, self._rendered)
+
+    def grammar(self, asked: GrammarSource | None) -> tuple[GrammarSource | None, bool]:
+        """From the grammar that was asked for to that of the reply, and whether it is there for calls alone."""
+        return self._replies.grammar(self._conversation, self._rendered, asked)
+
+    def within_budget(self, grammar: Grammar | None) -> Grammar | None:
+        """From a grammar, or none, to one that keeps to the limit of thoughts as well."""
+        return self._replies.within_budget(self._conversation, self._rendered, grammar)
 
 
 class ModelReplies:

@@ -7,17 +7,16 @@ characters, cut before a stop string. Knows nothing of terminals and wire format
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing
-from dataclasses import dataclass
+from contextlib import aclosing, suppress
 
 from app.chat.cache_report import NOTHING
 from app.chat.cache_reporter import AskedPrompt, CacheReporter
 from app.chat.common_beginning import num_common
 from app.chat.conversation import Conversation
 from app.chat.events import ChatEvent, PromptLogprobs, PromptProgress, ReplyEnd, SpokenEvent
-from app.chat.grammars import GrammarCompiler, GrammarSource
+from app.chat.grammars import GrammarCompiler
 from app.chat.messages import Message
-from app.chat.model_replies import ModelReplies
+from app.chat.model_replies import ChatPrompt
 from app.chat.prompt_encoder import PromptEncoder, Reply
 from app.chat.reply_formats.reply_parser import ReplyParser
 from app.chat.reply_reader import ReplyReader
@@ -25,33 +24,13 @@ from app.chat.sequence_breakers import SequenceBreakers
 from app.chat.stable_ids import StableIds
 from app.chat.template import ChatTemplateRenderer
 from app.chat.token_streams import TokenStreams
+from app.errors import InvalidGrammar
 from app.text.infilling import Infilling
 from app.text.tokenizer import Tokenizer
-from engine.constraint import Grammar
 from engine.request import PROGRAM, FinishReason, Origin, Request, SamplingParams, TokenEvent
 
+IDLE_SECONDS = 1.0
 REMEMBERED_SECONDS = 0.5  # a reply is remembered as far as it is, again and again
-
-
-@dataclass(frozen=True, slots=True)
-class ChatPrompt:
-    """A prompt for a model's next turn, and how that is to be read."""
-
-    ids: tuple[int, ...]
-    _replies: ModelReplies
-    _conversation: Conversation
-    _rendered: str
-
-    def new_parser(self) -> ReplyParser:
-        return self._replies.parser(self._conversation, self._rendered)
-
-    def grammar(self, asked: GrammarSource | None) -> tuple[GrammarSource | None, bool]:
-        """From the grammar that was asked for to that of the reply, and whether it is there for calls alone."""
-        return self._replies.grammar(self._conversation, self._rendered, asked)
-
-    def within_budget(self, grammar: Grammar | None) -> Grammar | None:
-        """From a grammar, or none, to one that keeps to the limit of thoughts as well."""
-        return self._replies.within_budget(self._conversation, self._rendered, grammar)
 
 
 class ChatService:
@@ -96,6 +75,15 @@ class ChatService:
     def _prompt(self, conversation: Conversation) -> ChatPrompt:
         ids, rendered = self._prompts.encode_conversation(conversation)
         return ChatPrompt(ids, self._prompts.replies, conversation, rendered)
+
+    async def prepare_when_idle(self) -> None:
+        """Do what the first grammar would wait for as soon as nothing is generated: whatever was under way would stand
+        still meanwhile."""
+        await asyncio.sleep(IDLE_SECONDS)
+        while self.streams.num_running or self.streams.num_waiting:
+            await asyncio.sleep(IDLE_SECONDS)
+        with suppress(InvalidGrammar):  # then there will be none
+            await asyncio.to_thread(self.grammars.prepare)
 
     async def encode_text(self, text: str) -> tuple[int, ...]:
         """A prompt that is no conversation: its text as it stands, control tokens in it included."""

@@ -20,7 +20,8 @@ from app.chat.events import (
     ToolCallEnd,
     ToolCallStart,
 )
-from app.chat.service import ChatPrompt, ChatService
+from app.chat.model_replies import ChatPrompt
+from app.chat.service import ChatService
 from app.server.choices import generate_choices
 from app.server.errors import naming
 from app.server.openai_requests import ChatCompletionRequest

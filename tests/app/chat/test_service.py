@@ -429,3 +429,29 @@ def test_what_is_forgotten_is_computed_and_encoded_anew(tokenizer: Tokenizer, re
             assert await service.encode(told) != before
 
     asyncio.run(main())
+
+
+def test_grammars_are_prepared_when_nothing_is_generated(
+    tokenizer: Tokenizer, renderer: ChatTemplateRenderer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.chat.service.IDLE_SECONDS", 0.01)
+    engine, runner = controlled_engine(tokenizer.vocab_size)
+    prepared: list[str] = []
+
+    async def main() -> None:
+        service = ChatService("hash", tokenizer, TokenStreams(engine), renderer)
+        monkeypatch.setattr(service.grammars, "prepare", lambda: prepared.append("now"))
+        async with service.streams:
+            with runner.held() as steps:
+                reply = asyncio.create_task(collect(service))
+                while not service.streams.num_running:
+                    steps.release()
+                    await asyncio.sleep(0.01)
+                preparing = asyncio.create_task(service.prepare_when_idle())
+                await asyncio.sleep(0.1)
+                assert not prepared
+            await reply
+            await preparing
+        assert prepared == ["now"]
+
+    asyncio.run(main())
