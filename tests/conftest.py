@@ -27,6 +27,7 @@ from filelock import FileLock
 
 from app.config import load_settings
 from app.models.sources import pull
+from engine import encoder_loading, loading
 from quant.cpu import tiers
 from tests import drawn_cases
 
@@ -47,6 +48,18 @@ def _own_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setenv("INGLE_CACHE_DIR", str(fetched_folder()))
         patch.setenv("INGLE_KV_DISK_DIR", str(tmp_path_factory.mktemp("kv")))
         patch.setenv("INGLE_MODELS_DIR", str(tmp_path_factory.mktemp("models")))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_cores() -> Iterator[None]:
+    """Workers of one run leave each other their cores: threads that share them wait for each other most of the time."""
+    cores = max(1, loading.physical_cores() // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
+    torch.set_num_threads(cores)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("INGLE_THREADS", str(cores))  # programs that tests start
+        patch.setattr(loading, "physical_cores", lambda: cores)
+        patch.setattr(encoder_loading, "physical_cores", lambda: cores)
         yield
 
 

@@ -73,6 +73,7 @@ def tokens_of(answer: Any) -> Mapping[str, Any]:
     return {**answer["usage"], **answer["usage"]["prompt_tokens_details"]}
 
 
+@pytest.mark.share(1)
 @pytest.mark.parametrize("end", ["kill", "stop"])
 def test_the_next_turn_finds_prompt_and_reply(start: Start, end: str) -> None:
     server = start()

@@ -28,6 +28,7 @@ def some_beams(rng: random.Random, widest: int = 5) -> BeamParams:
     return BeamParams(width, rng.randrange(1, width + 1), penalty, rng.choice(STOPPING))
 
 
+@pytest.mark.share(2, "width", "groups")
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("groups", GROUPS)
 @pytest.mark.parametrize("stopping", STOPPING)
@@ -47,6 +48,7 @@ def test_it_finds_what_a_plain_search_finds(
     assert width < 5 or FinishReason.STOP in run.finished.values()
 
 
+@pytest.mark.share(2, "groups")
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("preemption", Preemption)
 @pytest.mark.parametrize("groups", GROUPS)
@@ -77,6 +79,7 @@ def test_among_others_in_a_pool_that_is_too_small(groups: str, preemption: Preem
     assert 0 < folded <= MOST_PREEMPTIONS
 
 
+@pytest.mark.share(1, "groups")
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("groups", GROUPS)
 def test_it_runs_in_the_least_memory_that_it_is_let_in_with(groups: str, depth: int) -> None:
@@ -181,6 +184,7 @@ def test_a_failing_step_ends_its_searches_and_no_others(site: str, depth: int) -
         run.check()
 
 
+@pytest.mark.share(1, "groups", "site")
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("site", ["launch", "collect"])
 @pytest.mark.parametrize("groups", GROUPS)

@@ -17,7 +17,7 @@ def test_half_a_block_for_each_request(shortest: int, longest: int, reply: int) 
     engine, _ = hash_engine(num_blocks=2000, running=24, budget=512)
     run = Run(engine)
     allocated = used = holders = 0
-    for _ in range(120):
+    for _ in range(60):
         prompt = tuple(rng.randrange(5000) for _ in range(rng.randrange(shortest, longest)))
         run.submit(prompt, max_tokens=rng.randrange(1, reply), ignore_eos=True)
     while engine.has_work:

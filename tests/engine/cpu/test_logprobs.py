@@ -23,7 +23,7 @@ from tests.engine.cpu.recorded import advance, load_step, sequence
 from tests.engine.test_smollm2 import QUESTIONS
 from tests.engine.tiny_llama import MIXES, make
 
-CONFIG = EngineConfig("cpu", context_length=256, num_blocks=150, max_step_tokens=256, threads=2)
+CONFIG = EngineConfig("cpu", context_length=256, num_blocks=150, max_step_tokens=256, threads=1)
 NEW_TOKENS = 32
 
 # Where the two most likely tokens are further apart than this, both have to find the same one.
@@ -64,7 +64,7 @@ def logprobs(compute: Compute, ids: Sequence[int], vocab_size: int) -> Tensor:
 
 
 def reference(path: Path, kv_type: torch.dtype = torch.float32) -> Compute:
-    plain = ReferenceDevice(keep_dequantized=True, threads=2)
+    plain = ReferenceDevice(keep_dequantized=True, threads=1)
     plain.kv_type = kv_type
     with open_checkpoint(path) as checkpoint:
         model = models.read_config(checkpoint.metadata)

@@ -54,6 +54,7 @@ def talk(smollm2: Path, cpu_kernels: Path) -> tuple[list[Asked], list[list[int]]
     return asked, [it.output_ids for it in replies(load(smollm2, cpu_kernels), asked, together=False)]
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("every", range(1, 9))
 def test_swapped_every_few_steps_and_freed_blocks_poisoned(
     smollm2: Path, cpu_kernels: Path, talk: tuple[list[Asked], list[list[int]]], every: int
@@ -88,11 +89,12 @@ def crowd(smollm2: Path, cpu_kernels: Path) -> tuple[list[Asked], list[list[int]
             SamplingParams(temperature=0, max_tokens=rng.randrange(8, 40), ignore_eos=True),
             Origin(rng.choice(list(ServiceClass))),
         )
-        for prompt in prompts(rng, 64, 120)
+        for prompt in prompts(rng, 24, 90)
     ]
     return asked, [it.output_ids for it in replies(load(smollm2, cpu_kernels), asked, together=False)]
 
 
+@pytest.mark.share(1)
 @pytest.mark.parametrize("preemption", Preemption)
 def test_a_pool_for_a_tenth_of_the_demand_serves_everyone(
     smollm2: Path, cpu_kernels: Path, crowd: tuple[list[Asked], list[list[int]]], preemption: Preemption
