@@ -10,16 +10,21 @@ A code becomes a float by its bits: placed below the exponent of 1.0 it is 1 + c
 into the group's offset. One multiplication and addition in float32 then gives the weight, which is rounded to bfloat16.
 
 The floor is the traffic of the weights. A card of 3.35 TB/s, 132 multiprocessors and 1.75 GHz reads 25.8 weights of 4.5
-bits in a clock of each, which leaves 5.0 instructions a weight and thread; 6.2 at 80 % of it. Instructions a weight in
-the loop, by the machine code for sm_90 (16 rows of a program and up to 8 tokens; 32 rows and 8, 16, 32 tokens):
+bits in a clock of each, in which its four schedulers have 5.0 instructions for 32 of them; 6.2 at 80 % of it. What the
+loop takes for 32 weights, by the machine code for sm_90 (Triton 3.6 and 3.7 alike; 8 tokens, but for the last columns):
 
-    Q4_K              4.8   4.3   4.8   5.2
-    Q4_0, int4        3.7 at 32 rows and 8 tokens
-    Q8_0              4.3 there, of 8.5 bits
-    Q6_K              6.3   5.9   6.2   6.7, of 6.6 bits
-    tables            7.1 at 32 rows and 8 tokens: a look-up for each weight
+    rows of a program, tokens       16      32      32, 16    32, 32
+    Q4_K                           4.6     4.2      4.6       5.1
+    Q6_K, of 6.6 bits              6.1     5.9      6.2       7.0
+    Q4_0, int4 by 128              4.0     3.6, 3.8
+    Q8_0, of 8.5 bits              4.6     4.2
+    Q2_K, of 2.6 bits              5.0     4.7
+    Q3_K, Q5_K, of 3.4 and 5.5     6.4     6.1
+    tables                         7.2; 8.6 and barriers with Triton 3.6: a look-up for each weight
 
-All words are loaded 16 bytes a thread, and the loop has neither barriers nor shared memory.
+So one token is bound by memory with codes of 4, 6 and 8 bits, and by both with Q5_K; by instructions with Q2_K and
+Q3_K, at 60 % of the traffic, and with tables, at 65 to 70 %. 32 tokens take 1.1 times the instructions of one. Words
+are loaded 16 bytes a thread; but for tables, the loop has neither barriers nor shared memory.
 """
 
 import torch
@@ -45,12 +50,12 @@ def _placed(
 
 
 @triton.jit
-def _apart(values: tl.tensor) -> tl.tensor:
-    """`values` with one more axis, as sums of one each.
+def _apart(values: tl.tensor, EIGHTS: tl.constexpr, WARPS: tl.constexpr) -> tl.tensor:
+    """`values` [n, 32], as sums of one each, for the words of strips.
 
     Triton lays operands out by the narrowest type that they come from, and looks no further than sums for it.
     """
-    return tl.sum(values[:, :, :, :, None], 4, keep_dims=True)
+    return tl.sum(values[:, :, None], 2).reshape(EIGHTS, WARPS, 8, 4, 1)
 
 
 @triton.jit
@@ -67,7 +72,8 @@ def _weights(
 ) -> tl.tensor:
     """The values of the codes of one phase, bfloat16."""
     if numbers is not None:
-        return (s * tl.load(numbers + _placed(lows, PHASE, LOW, LOW, 0).to(tl.uint32))).to(tl.bfloat16)
+        codes = _placed(lows, PHASE, LOW, LOW, 0).to(tl.uint32).permute(0, 4, 1, 2, 3)
+        return (s * tl.load(numbers + codes).permute(0, 2, 3, 4, 1)).to(tl.bfloat16)
     AT: tl.constexpr = 23 - LOW - HIGH - LOW * (1 - PHASE % 2)  # one shift for two codes
     SIZE: tl.constexpr = 1 << (23 - AT)
     bits = _placed(lows, PHASE, LOW, LOW, AT) | one
@@ -117,55 +123,65 @@ def _product_kernel(
     TILES: tl.constexpr = (COLUMNS + 4 * STRIP - 1) // (4 * STRIP)
     STEPS: tl.constexpr = (TILES + WARPS * SPLITS - 1) // (WARPS * SPLITS)
     HALVES: tl.constexpr = 2 if GROUP % STRIP else 1  # groups of a strip
-    # The axes of a load: eights of rows, warps, and the threads of a warp: eight rows by four strips.
+    # What is loaded is for each eight of rows, in that for each warp, and for its threads: eight rows by four strips.
+    # Triton gives neighbours in memory to one thread, as many as it takes for such, and orders axes by that. It is told
+    # how many are wanted, here and not in a function, where it would not see it: four, or one, which two unaligned ones
+    # stand for.
     first = tl.program_id(0) * EIGHTS
-    eight = tl.minimum(first + tl.arange(0, EIGHTS), (rows + 7) // 8 - 1)[:, None, None, None].to(tl.int64)
-    warp = (tl.program_id(2) * WARPS * STEPS + tl.arange(0, WARPS))[None, :, None, None]
-    lane_row = tl.arange(0, 8)[None, None, :, None]
-    lane_strip = tl.arange(0, 4)[None, None, None, :]
-    row = tl.minimum(eight * 8 + lane_row, rows - 1)
+    unit = tl.arange(0, EIGHTS * WARPS)[:, None]
+    thread = tl.arange(0, 32)[None, :]
+    eight = tl.minimum(first + unit // WARPS, (rows + 7) // 8 - 1).to(tl.int64)
+    row = tl.minimum(eight * 8 + thread // 4, rows - 1)
     four = tl.arange(0, 4)[None, None, None, None, :]
-    eights = (tokens + 7) // 8
-    token_eight = tl.minimum(tl.program_id(1) * (TOKENS // 8) + tl.arange(0, TOKENS // 8), eights - 1)
-    token_eight = token_eight[:, None, None, None, None].to(tl.int64)
-    lane_token = tl.reshape(tl.arange(0, 8), [1, 1, 8, 1, 1])
-    x_strip = tl.reshape(tl.arange(0, 4), [1, 1, 1, 4, 1])
-    x_tile = tl.reshape(tl.program_id(2) * WARPS * STEPS + tl.arange(0, WARPS), [1, WARPS, 1, 1, 1])
-    x_row = x + (token_eight * 8 + lane_token) * COLUMNS
-    x_part = x + token_eight * (TILES * PHASES * 128) + (lane_token * 16 + x_strip * 4 + four)
+    # Of x it is for each eight of tokens, for each warp, and for its threads: eight tokens by four strips.
+    x_unit = tl.arange(0, TOKENS // 8 * WARPS)[:, None]
+    x_four = tl.arange(0, 128)[None, :]
+    token_eight = tl.minimum(tl.program_id(1) * (TOKENS // 8) + x_unit // WARPS, (tokens + 7) // 8 - 1).to(tl.int64)
+    token = token_eight * 8 + x_four // 16
+    x_column = x_four % 16 // 4 * STRIP + x_four % 4
     one = ONE - tl.program_id(2) // SPLITS  # not a constant to compilers: an instruction holds one, and has the mask
     total = tl.zeros((WARPS, 8 * EIGHTS, TOKENS), tl.float32)
     for step in range(STEPS):
-        tile = warp + step * WARPS
-        within = tl.minimum(tile, TILES - 1)
-        strip = tl.max_contiguous((eight * TILES + within) * 32 + lane_row * 4 + lane_strip, [1, 1, 1, 1])
-        lows = tl.load(low + (strip[:, :, :, :, None] * 4 + four)).to(tl.int32)
+        tile = (tl.program_id(2) * STEPS + step) * WARPS
+        within = tl.minimum(tile + unit % WARPS, TILES - 1)
+        start = (eight * TILES + within) * 32
+        lows = tl.load(low + tl.max_contiguous(start * 4 + tl.arange(0, 128)[None, :], [1, 4])).to(tl.int32)
+        lows = lows.reshape(EIGHTS, WARPS, 8, 4, 4)
         highs = lows
         if HIGH:
-            highs = words_of(tl.load(high + strip)[:, :, :, :, None], four, LOW, HIGH, PHASES)
+            strips = tl.load(high + tl.multiple_of(tl.max_contiguous(start + thread, [1, 2]), [1, 1])).reshape(
+                EIGHTS, WARPS, 8, 4, 1
+            )
+            highs = words_of(strips, four, LOW, HIGH, PHASES)
         for half in tl.static_range(HALVES):
-            group = ((within * 4 + lane_strip) * STRIP + half * (STRIP // 2)) // GROUP
-            group = tl.max_contiguous(group, [1, 1, 1, 1])
+            group = ((within * 4 + thread % 4) * STRIP + half * (STRIP // 2)) // GROUP
+            at = tl.multiple_of(tl.max_contiguous(row * GROUPS + group, [1, 2]), [1, 1])
+            above = tl.multiple_of(tl.max_contiguous(row * (GROUPS // RATIO) + group // RATIO, [1, 2]), [1, 1])
             s, b = group_scales(
-                whole, parts, minimum, minimum_parts, zeros, scale_table, scale_offset, row, group, group < GROUPS,
-                GROUPS, RATIO, ZERO, OFFSET, NIBBLES, SPAN,
+                whole, parts, minimum, minimum_parts, zeros, scale_table, scale_offset, at, above, group < GROUPS,
+                ZERO, OFFSET, NIBBLES, SPAN,
             )  # fmt: skip
-            s, b = _apart(s), _apart(b)
+            s, b = _apart(s, EIGHTS, WARPS), _apart(b, EIGHTS, WARPS)
             for place in tl.static_range(PHASES // HALVES):
+                phase = half * (PHASES // HALVES) + place
                 weights = _weights(lows, highs, numbers, s, b, one, half * (PHASES // HALVES) + place, LOW, HIGH)
                 weights = weights.reshape(EIGHTS, WARPS, 8, 4, 2, 2).permute(1, 0, 2, 4, 3, 5)
-                phase = half * (PHASES // HALVES) + place
-                x_at = x_tile + step * WARPS
+                x_tile = tile + x_unit % WARPS
                 if ARRANGED:
                     # Beyond the last tile its weights are multiplied by zeros.
-                    inside = x_at < TILES
-                    inputs = tl.load(x_part + (x_at * PHASES + phase) * 128, mask=inside, other=0.0)
+                    x_at = ((token_eight * TILES + x_tile) * PHASES + phase) * 128 + x_four
+                    inputs = tl.load(
+                        x + tl.multiple_of(tl.max_contiguous(x_at, [1, 4]), [1, 4]), mask=x_tile < TILES, other=0.0
+                    )
                 else:
-                    column = (x_at * 4 + x_strip) * STRIP + 4 * phase + four
-                    inside = token_eight * 8 + lane_token < tokens
+                    column = x_tile * (4 * STRIP) + 4 * phase + x_column
+                    inside = token < tokens
                     if COLUMNS != 4 * STRIP * WARPS * STEPS * SPLITS:
                         inside = inside & (column < COLUMNS)
-                    inputs = tl.load(x_row + column, mask=inside, other=0.0)
+                    x_at = token * COLUMNS + column
+                    inputs = tl.load(
+                        x + tl.multiple_of(tl.max_contiguous(x_at, [1, 4]), [1, 4]), mask=inside, other=0.0
+                    )
                 inputs = inputs.reshape(TOKENS // 8, WARPS, 8, 4, 2, 2).permute(1, 4, 3, 5, 0, 2)
                 total = tl.dot(weights.reshape(WARPS, 8 * EIGHTS, 16), inputs.reshape(WARPS, 16, TOKENS), total)
     sums = tl.sum(total, 0)
@@ -219,7 +235,7 @@ def packed_product(
     tokens, rows = len(x), matrix.shape[0]
     split = tile.splits > 1
     sums = torch.empty(tile.splits, tokens, rows, dtype=torch.float32, device=x.device) if split else out
-    arranged = tile.tokens > 8
+    arranged = tile.tokens > 8 or matrix.form.columns % 4 > 0  # else four columns are loaded at once
     grid = triton.cdiv(rows, tile.rows), triton.cdiv(tokens, tile.tokens), tile.splits
     _product_kernel[grid](
         **matrix.operands,

@@ -37,19 +37,18 @@ def group_scales(
     zeros: tl.tensor,
     scale_table: tl.tensor,
     scale_offset: tl.tensor,
-    row: tl.tensor,
-    group: tl.tensor,
+    at: tl.tensor,
+    above: tl.tensor,
     mask: tl.tensor,
-    GROUPS: tl.constexpr,
-    RATIO: tl.constexpr,
     ZERO: tl.constexpr,
     OFFSET: tl.constexpr,
     NIBBLES: tl.constexpr,
     SPAN: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
-    """s and b, float32, of the groups `group` of the rows `row` (int64), which are broadcast; 0 where not `mask`."""
-    at = row * GROUPS + group
-    above = row * (GROUPS // RATIO) + group // RATIO
+    """s and b, float32, of the groups of number `at`, counted through all rows, whose whole scales have number `above`.
+
+    0 where not `mask`.
+    """
     if SPAN:
         code = small_integers(parts, at, mask)
         s = tl.load(scale_table + code) * tl.load(whole + at // SPAN, mask=mask, other=0.0) + scale_offset

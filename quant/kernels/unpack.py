@@ -62,9 +62,11 @@ def _unpack_kernel(
     codes = codes_of(lows, highs, phase, LOW, HIGH)
     column = strip * STRIP + 4 * phase + word
     kept = inside & (column < COLUMNS)
+    group = column // GROUP
+    at, above = row * GROUPS + group, row * (GROUPS // RATIO) + group // RATIO
     s, b = group_scales(
-        whole, parts, minimum, minimum_parts, zeros, scale_table, scale_offset, row, column // GROUP, kept,
-        GROUPS, RATIO, ZERO, OFFSET, NIBBLES, SPAN,
+        whole, parts, minimum, minimum_parts, zeros, scale_table, scale_offset, at, above, kept,
+        ZERO, OFFSET, NIBBLES, SPAN,
     )  # fmt: skip
     values = s * (codes.to(tl.float32) if numbers is None else tl.load(numbers + codes)) - b
     place = column if order is None else tl.load(order + column, mask=column < COLUMNS, other=0)

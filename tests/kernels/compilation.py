@@ -24,7 +24,7 @@ class Machine:
 
     registers: int  # of a thread
     spills: int  # instructions that move a register to memory or back
-    hot_spills: int  # of those, in loops without a loop in them
+    hot_share: float  # of the instructions of a loop without a loop in it: those, where they are most
     shared: int  # bytes
 
 
@@ -37,19 +37,20 @@ def compiled(launch: Launch, architecture: int) -> Machine:
         file.flush()
         usage = _told("cuobjdump", "--dump-resource-usage", file.name)
         stack = _number(r"STACK:(\d+)", usage)
-        spills = spills_of(_told("cuobjdump", "--dump-sass", file.name)) if stack else (0, 0)
+        spills = spills_of(_told("cuobjdump", "--dump-sass", file.name)) if stack else (0, 0.0)
     return Machine(_number(r"REG:(\d+)", usage), *spills, kernel.metadata.shared)
 
 
-def spills_of(code: str) -> tuple[int, int]:
-    """Of machine code as cuobjdump prints it: instructions that move a register to memory or back, and how many of them
-    are in loops without a loop in them."""
+def spills_of(code: str) -> tuple[int, float]:
+    """Of machine code as cuobjdump prints it: instructions that move a register to memory or back, and the share of
+    them in that loop without a loop in it that has most."""
     instructions = [(int(address, 16), told) for address, told in INSTRUCTION.findall(code)]
     jumps = [(int(found[1], 16), address) for address, told in instructions if (found := JUMP.search(told))]
     loops = {(first, last) for first, last in jumps if first <= last}
     inner = [it for it in loops if not any(it[0] <= first and last <= it[1] for first, last in loops - {it})]
-    spills = [address for address, told in instructions if LOCAL.search(told)]
-    return len(spills), sum(any(first <= it <= last for first, last in inner) for it in spills)
+    spills = {address: bool(LOCAL.search(told)) for address, told in instructions}
+    bodies = [[spills[it] for it in spills if first <= it <= last] for first, last in inner]
+    return sum(spills.values()), max((sum(it) / len(it) for it in bodies), default=0.0)
 
 
 def _told(program: str, *arguments: str) -> str:

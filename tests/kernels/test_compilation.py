@@ -15,6 +15,7 @@ CODE = """
 """
 
 
-def test_spills_are_counted_and_those_of_inner_loops() -> None:
-    assert spills_of(CODE) == (4, 1)
+def test_spills_are_counted_and_the_share_of_them_in_inner_loops() -> None:
+    assert spills_of(CODE) == (4, 1 / 3)
     assert spills_of(CODE.replace("LDL R5", "LDS R5")) == (3, 0)
+    assert spills_of(CODE.replace("BRA", "RET")) == (4, 0)
