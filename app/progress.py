@@ -17,6 +17,8 @@ import click
 if TYPE_CHECKING:
     import rich.progress
 
+_WIDE = 90  # columns of a terminal that has room for a bar
+_OFTEN = 30.0  # seconds between two lines about the same task
 _A_WHILE = 1.0  # seconds until a task is told of
 
 Unit = Literal["bytes", "tokens", "products"]
@@ -47,7 +49,7 @@ class SilentProgress:
 
 
 class LineProgress:
-    """A line about a task that takes a while, and one when it is done; for logs and pipes."""
+    """A line about a task that takes a while, some on the way, and one when it is done; for logs and pipes."""
 
     @contextmanager
     def task(self, label: str, total: int | None, *, unit: Unit = "bytes") -> Iterator[Report]:
@@ -57,9 +59,16 @@ class LineProgress:
             told.set()
             self.say(f"{label} ({_amount(total, unit)})" if total else label)
 
-        started = time.monotonic()
+        started = last = time.monotonic()
+
+        def tell_on_the_way(done: int) -> None:
+            nonlocal last
+            if total and (now := time.monotonic()) - last >= _OFTEN:
+                last = now
+                self.say(f"{label}: {100 * done // total} %")
+
         with _after_a_while(tell):
-            yield lambda done: None
+            yield tell_on_the_way
         if told.is_set():
             self.say(f"{label}: done in {time.monotonic() - started:.1f} s")
 
@@ -70,17 +79,25 @@ class LineProgress:
 class BarProgress:
     """A live bar with amount, speed and time left, for a task that takes a while; it is gone when the task is done."""
 
+    def __init__(self) -> None:
+        self._bars: list[_Bar] = []  # of the tasks that go on, the innermost last
+
     @contextmanager
     def task(self, label: str, total: int | None, *, unit: Unit = "bytes") -> Iterator[Report]:
         bar = _Bar(label, total, unit)
+        self._bars.append(bar)
         try:
             with _after_a_while(bar.show):
                 yield bar.report
         finally:
+            self._bars.remove(bar)
             bar.hide()
 
     def say(self, line: str) -> None:
-        click.echo(line, err=True)
+        if self._bars:
+            self._bars[0].say(line)
+        else:
+            click.echo(line, err=True)
 
 
 class _Bar:
@@ -95,13 +112,18 @@ class _Bar:
         from rich import progress as rich
         from rich.console import Console
         from rich.markup import escape
+        from rich.table import Column
 
         amounts: Sequence[rich.ProgressColumn] = (rich.MofNCompleteColumn(), rich.TextColumn(self._unit))
         if self._unit == "bytes":
             amounts = rich.DownloadColumn(), rich.TransferSpeedColumn()
         counted = (*amounts, rich.TimeRemainingColumn()) if self._total else ()
-        columns = (rich.TextColumn("{task.description}"), rich.BarColumn(), *counted)
-        bar = rich.Progress(*columns, console=Console(stderr=True), transient=True)
+        console = Console(stderr=True)
+        narrow = console.width < _WIDE
+        # Where room is short, the words give way to the figures, and there is no bar.
+        words = rich.TextColumn("{task.description}", table_column=Column(ratio=1 if narrow else None, no_wrap=True))
+        columns = (words, *counted) if narrow and counted else (words, rich.BarColumn(), *counted)
+        bar = rich.Progress(*columns, console=console, transient=True, expand=narrow)
         bar.add_task(escape(self._label), total=self._total, completed=self._done)
         bar.start()
         self._bar = bar
@@ -111,6 +133,13 @@ class _Bar:
         if self._bar is not None:
             [task] = self._bar.task_ids
             self._bar.update(task, completed=done)
+
+    def say(self, line: str) -> None:
+        """A line above the bar, if there is one."""
+        if self._bar is None:
+            click.echo(line, err=True)
+        else:
+            self._bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def hide(self) -> None:
         if self._bar is not None:

@@ -42,7 +42,11 @@ def pull(name: str | None, as_object: bool, quiet: bool, stop: bool) -> None:
     if stop:
         _stop(settings, progress)
         return
-    stored = pull_model(settings.model, settings, progress)
+    try:
+        stored = pull_model(settings.model, settings, progress)
+    except KeyboardInterrupt:
+        progress.say("Stopped. What has arrived is kept: the same command goes on there.")
+        raise
     progress.say(f"{stored.name} is ready: {format_bytes(stored.size)}, from the {stored.source}.")
     click.echo(as_json(stored) if as_object else stored.path)
 

@@ -45,6 +45,32 @@ def test_lines_without_a_terminal(capfd: pytest.CaptureFixture[str], monkeypatch
     assert (out, re.sub(r"\d+\.\d+ s", "0.5 s", err).splitlines()) == ("", lines)
 
 
+def test_lines_on_the_way(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "_OFTEN", 0.0)
+    _work(LineProgress())
+    told = ["Fetching.", "Downloading [x]: 50 %", "Reading: 66 %"]
+    assert capfd.readouterr() == ("", "".join(f"{line}\n" for line in told))
+
+
+def test_on_a_narrow_terminal_a_line_is_said_above_the_figures() -> None:
+    code = """
+import time
+from app import progress
+progress._A_WHILE = 0.01
+reporter = progress.BarProgress()
+with reporter.task("Downloading [x]", 2_000_000) as report:
+    time.sleep(0.3)
+    reporter.say("It [broke].")
+    report(1_000_000)
+    time.sleep(0.3)
+"""
+    shown = _on_a_terminal(code, {"COLUMNS": "60"})
+    lines = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown).replace("\r", "\n").splitlines()
+    assert "It [broke]." in lines
+    assert [line for line in lines if "Downloading" in line and "1.0/2.0 MB" in line], lines
+    assert "━" not in shown  # there is no room
+
+
 def test_what_takes_no_time_is_not_told_of(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "_A_WHILE", 600.0)
     _work(LineProgress())
@@ -74,9 +100,18 @@ def test_the_kind_follows_from_where_stderr_goes(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("no_color", [False, True])
 def test_a_bar_on_a_terminal(no_color: bool) -> None:
-    terminal, theirs = os.openpty()
-    environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "100", "NO_COLOR": "1" if no_color else ""}
     code = "import tests.app.test_progress as t; t._slow_work()"
+    shown = _on_a_terminal(code, {"COLUMNS": "100", "NO_COLOR": "1" if no_color else ""})
+    assert all(part in shown for part in ("Fetching.", "Downloading [x]", "1.0/2.0", "MB", "200/300"))
+    assert "━" in shown
+    assert ("\x1b[3" in shown) is not no_color  # a colour sequence
+    assert shown.count("\x1b[?25h") == 3  # the cursor is back after each task
+
+
+def _on_a_terminal(code: str, more: dict[str, str]) -> str:
+    """What a program writes to its terminal, which is stderr; stdout stays empty."""
+    terminal, theirs = os.openpty()
+    environment = {**os.environ, "TERM": "xterm-256color", **more}
     with subprocess.Popen(
         [sys.executable, "-c", code], env=environment, stderr=theirs, stdout=subprocess.PIPE
     ) as child:
@@ -85,9 +120,7 @@ def test_a_bar_on_a_terminal(no_color: bool) -> None:
         assert child.stdout is not None
         assert child.stdout.read() == b""
     assert child.returncode == 0
-    assert all(part in shown for part in ("Fetching.", "Downloading [x]", "1.0/2.0", "MB", "200/300"))
-    assert ("\x1b[3" in shown) is not no_color  # a colour sequence
-    assert shown.count("\x1b[?25h") == 3  # the cursor is back after each task
+    return shown
 
 
 def _read_all(terminal: int) -> str:

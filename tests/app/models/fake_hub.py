@@ -90,7 +90,7 @@ class _Handler(BaseHTTPRequestHandler):
         if hub.refusal:
             status, code = hub.refusal
             self._head(status, {"X-Error-Code": code, "Content-Length": "0"})
-        elif hub.redirect:
+        elif hub.redirect and not self.path.startswith("/api/"):
             self._head(302, {"Location": hub.redirect + self.path, "Content-Length": "0"})
         elif (body := hub.answer(self.path)) is None:
             self._head(404, {"X-Error-Code": "RepoNotFound", "Content-Length": "0"})
