@@ -86,7 +86,8 @@ class Engine(Generic[TicketT]):
         Raises PromptTooLong or InvalidSampling; IndexError for an id that is not in the vocabulary.
         """
         params.check_vocabulary(self.vocab_size)
-        if not all(0 <= token_id < self.vocab_size for token_id in (*prompt_ids, *end_ids)):
+        ids = (*prompt_ids, *end_ids)
+        if ids and not 0 <= min(ids) <= max(ids) < self.vocab_size:
             raise IndexError(f"a token id is not in the vocabulary of {self.vocab_size}")
         request = Request(next(self._ids), prompt_ids, params, end_ids, origin)
         if params.grammar is not None:

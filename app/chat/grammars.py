@@ -47,7 +47,11 @@ class GrammarSource:
 
     @classmethod
     def schema(cls, schema: Json, *, lenient: bool = False) -> "GrammarSource":
-        """Raises InvalidGrammar where it is nested too deeply."""
+        """Raises InvalidGrammar where it is nested too deeply, or nothing keeps to it."""
+        if schema is False:
+            raise InvalidGrammar("Nothing keeps to it.")
+        if schema is True:
+            schema = {}
         if _depth(schema) > MAX_DEPTH:
             raise InvalidGrammar(f"It is nested deeper than {MAX_DEPTH} levels.")
         if isinstance(schema, bool):
@@ -138,7 +142,10 @@ class GrammarCompiler:
 def _library_grammar(source: GrammarSource) -> str:
     if source.kind == "json":
         overrides = {"whitespace_pattern": WHITESPACE, "lenient": source.lenient}
-        return llguidance.LLMatcher.grammar_from_json_schema(source.text, overrides=overrides)  # type: ignore[arg-type]
+        try:
+            return llguidance.LLMatcher.grammar_from_json_schema(source.text, overrides=overrides)  # type: ignore[arg-type]
+        except ValueError as error:
+            raise InvalidGrammar(str(error)) from error
     if source.kind == "regex":
         return llguidance.LLMatcher.grammar_from_regex(source.text)
     return llguidance.LLMatcher.grammar_from_lark(source.text)

@@ -29,6 +29,7 @@ from app.chat.template import ChatTemplateRenderer
 from app.errors import TemplateError
 from app.text.infilling import Infilling
 from app.text.tokenizer import SPACE_SYMBOL, Tokenizer
+from engine.errors import PromptTooLong
 
 PROMPTS = 4096  # whose replies may still come
 
@@ -99,17 +100,26 @@ class PromptEncoder:
         """The prompt for the assistant's next turn; what people wrote stays text. Raises TemplateError."""
         return self.encode_conversation(Conversation(messages))[0]
 
-    def encode_conversation(self, conversation: Conversation) -> tuple[tuple[int, ...], str]:
-        """The same with all that a conversation says, and the text that was encoded. Raises ToolsUnsupported, too."""
-        rendered = self._render(conversation)
+    def encode_conversation(self, conversation: Conversation, most: int | None = None) -> tuple[tuple[int, ...], str]:
+        """The same with all that a conversation says, and the text that was encoded. Raises ToolsUnsupported, too, and
+        PromptTooLong as the others."""
+        try:
+            rendered = self._render(conversation)
+        except RecursionError as error:
+            problem = "The arguments of calls, tools, or template variables are nested too deeply"
+            raise TemplateError(problem, "Send fewer levels.") from error
+        self._check_length(rendered, most)
         return self._encoded(self._tokenizer.split(rendered, rendered=True)), rendered
 
-    def encode_text(self, text: str) -> tuple[int, ...]:
-        """A prompt that is no conversation: its text as it stands, control tokens in it included."""
+    def encode_text(self, text: str, most: int | None = None) -> tuple[int, ...]:
+        """A prompt that is no conversation: its text as it stands, control tokens in it included. Raises PromptTooLong
+        where that certainly has more than `most` tokens, before it is encoded, which takes long."""
+        self._check_length(text, most)
         return self._encoded(self._tokenizer.split(text))
 
-    def encode_infill(self, infilling: Infilling, before: str, behind: str) -> tuple[int, ...]:
+    def encode_infill(self, infilling: Infilling, before: str, behind: str, most: int | None = None) -> tuple[int, ...]:
         """A prompt for what is missing between two texts, which stay text whatever they spell."""
+        self._check_length(before + behind, most)
         return self._encoded(infilling.parts(before, behind))
 
     def remember(self, reply: Reply) -> None:
@@ -143,6 +153,14 @@ class PromptEncoder:
             variables=variables | dict(self._tokenizer.special_tokens),
             arguments_as_text=any(message.tool_calls for message in messages) and self.replies.arguments_as_text,
         )
+
+    def _check_length(self, text: str, most: int | None) -> None:
+        least = len(text) // self._tokenizer.longest_token
+        if most is not None and least > most:
+            raise PromptTooLong(
+                f"The prompt has more than {least:,} tokens, and the context holds {most:,} including the reply",
+                "Shorten the prompt, or raise the context length.",
+            )
 
     def _begun(self, ids: list[int]) -> tuple[int, ...]:
         """`ids` behind the token that begins a text, where the model wants one and the ids have none."""

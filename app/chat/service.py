@@ -73,7 +73,7 @@ class ChatService:
         return await asyncio.to_thread(self._prompt, conversation)
 
     def _prompt(self, conversation: Conversation) -> ChatPrompt:
-        ids, rendered = self._prompts.encode_conversation(conversation)
+        ids, rendered = self._prompts.encode_conversation(conversation, self.context_length)
         return ChatPrompt(ids, self._prompts.replies, conversation, rendered)
 
     async def prepare_when_idle(self) -> None:
@@ -87,13 +87,15 @@ class ChatService:
 
     async def encode_text(self, text: str) -> tuple[int, ...]:
         """A prompt that is no conversation: its text as it stands, control tokens in it included."""
-        return await asyncio.to_thread(self._prompts.encode_text, text)
+        return await asyncio.to_thread(self._prompts.encode_text, text, self.context_length)
 
     async def encode_infill(self, before: str, behind: str) -> tuple[int, ...] | None:
         """A prompt for what is missing between two texts; None for a model that has no tokens to be asked that with."""
         if self._infilling is None:
             return None
-        return await asyncio.to_thread(self._prompts.encode_infill, self._infilling, before, behind)
+        return await asyncio.to_thread(
+            self._prompts.encode_infill, self._infilling, before, behind, self.context_length
+        )
 
     async def forget(
         self, messages: Sequence[Message], staying: Sequence[Sequence[Message]] = (), origin: Origin = PROGRAM

@@ -93,6 +93,7 @@ class ChatTemplateRenderer:
         Raises TemplateError when the template fails, refuses, or needs more than its limits.
         """
         source = _checked_source(template)
+        _check_characters(messages)
         context: dict[str, Json] = {
             "messages": [message.to_template(arguments_as_text=arguments_as_text) for message in messages],
             "tools": tools,
@@ -269,6 +270,15 @@ def _checked_source(template: str) -> bytes:
             f"The chat template has {len(source):,} bytes; the limit is {MAX_TEMPLATE_BYTES:,}.", _OTHER_FILE
         )
     return source
+
+
+def _check_characters(messages: Sequence[Message]) -> None:
+    """Of what is longer than any text that may come out, nothing is written for the child, which takes long."""
+    characters = sum(len(message.content) + len(message.reasoning or "") for message in messages)
+    if characters > MAX_TEXT_CHARS:
+        raise TemplateError(
+            f"The conversation has {characters:,} characters; the limit is {MAX_TEXT_CHARS:,}.", _LIGHTEN
+        )
 
 
 def _encoded(request: Mapping[str, object]) -> bytes:

@@ -20,8 +20,16 @@ MAX_DROPPED_BYTES = 64 << 20
 BODY_SECONDS = 20.0
 LEAST_RATE = 64 << 10
 
+# Of a body, outside of its texts: to read so much takes no longer than others can wait, whatever it is.
+MAX_CONTAINERS = 1 << 14  # objects and lists
+MAX_VALUES = 1 << 18
+MAX_DEPTH = 100
+# Longer bodies are read on a thread.
+_SHORT_BODY = 64 << 10
+
 BodyT = TypeVar("BodyT", bound=msgspec.Struct)
 
+_NO_BRACKETS = bytes(set(range(256)) - set(b"{[]}"))
 _PLACE = re.compile(r" - at (?:`key` in )?`\$\.?([^`]*)`\Z")
 _MISSING = re.compile(r"Object missing required field `([^`]*)`")
 
@@ -34,7 +42,7 @@ async def read_body(request: Request, decoder: "msgspec.json.Decoder[BodyT]") ->
         raise InvalidRequest(
             f"The body's type is {media_type or 'not given'!r}", "Send Content-Type: application/json.", status=415
         )
-    return decode(body, decoder)
+    return read(body, decoder) if len(body) <= _SHORT_BODY else await asyncio.to_thread(read, body, decoder)
 
 
 async def _bounded_body(request: Request) -> bytes:
@@ -54,6 +62,45 @@ async def _bounded_body(request: Request) -> bytes:
     if size > MAX_BODY_BYTES:
         raise InvalidRequest(f"The body is longer than {MAX_BODY_BYTES:,} bytes", "Send less.", status=413)
     return b"".join(pieces)
+
+
+def read(body: bytes, decoder: "msgspec.json.Decoder[BodyT]") -> BodyT:
+    """`decode` for a body that may be made to cost much. Raises InvalidRequest."""
+    if not _is_simple(body):
+        outside = _outside_texts(body)
+        if outside is None or _containers(outside) > MAX_CONTAINERS or outside.count(b",") > MAX_VALUES:
+            problem = f"The body has more than {MAX_CONTAINERS:,} objects and lists, or {MAX_VALUES:,} values"
+            raise InvalidRequest(problem, "Send several requests.")
+        if _depth(outside) > MAX_DEPTH:
+            raise InvalidRequest(f"The body is nested deeper than {MAX_DEPTH} levels", "Send fewer levels.")
+    return decode(body, decoder)
+
+
+def _is_simple(body: bytes) -> bool:
+    """Whether the bounds are kept even if all that is in texts counts."""
+    return _containers(body) <= MAX_DEPTH and body.count(b",") <= MAX_VALUES
+
+
+def _containers(written: bytes) -> int:
+    return written.count(b"{") + written.count(b"[")
+
+
+def _depth(written: bytes) -> int:
+    """How deeply objects and lists are nested, without texts."""
+    depth = deepest = 0
+    for bracket in written.translate(None, _NO_BRACKETS):
+        depth += 1 if bracket in b"{[" else -1
+        deepest = max(deepest, depth)
+    return deepest
+
+
+def _outside_texts(body: bytes) -> bytes | None:
+    """JSON without what is in its texts; None where there are too many of those."""
+    if b"\\" in body:  # escapes are read from the left
+        body = body.replace(b"\\\\", b"").replace(b'\\"', b"")
+    if body.count(b'"') > 2 * MAX_VALUES:
+        return None
+    return b"".join(body.split(b'"')[::2])
 
 
 def decode(body: bytes, decoder: "msgspec.json.Decoder[BodyT]") -> BodyT:

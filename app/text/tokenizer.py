@@ -231,6 +231,11 @@ class Tokenizer:
         return b"" if token_id in self._no_text else self.token_bytes(token_id)
 
     @functools.cached_property
+    def longest_token(self) -> int:
+        """Characters that one token stands for at most: as many as it has bytes."""
+        return max(len(self.token_bytes(token_id, show_control=True)) for token_id in range(self.vocab_size))
+
+    @functools.cached_property
     def identity(self) -> bytes:
         """Two vocabularies that have it in common give every id the same meaning."""
         vocabulary = self._vocabulary

@@ -23,6 +23,7 @@ class ServedApplication:
     """Serves while it is entered."""
 
     def __init__(self, application: ASGIApp) -> None:
+        self.application = application
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         self._socket.bind(("127.0.0.1", 0))
         self.port: int = self._socket.getsockname()[1]

@@ -1,0 +1,87 @@
+"""Every declared field of every request, as what no honest client sends: refused in OpenAI's form, or answered.
+
+`--cases 50000` tries all fields with all values, at any depth, and more; by default few are drawn, others each time.
+"""
+
+import asyncio
+import json
+import random
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import Any
+
+import pytest
+from starlette.types import Message
+
+from app.chat.template import ChatTemplateRenderer
+from app.server.access import Access
+from app.server.application import Locks
+from app.server.openai_requests import ChatCompletionRequest, CompletionRequest
+from app.text.tokenizer import Tokenizer
+from tests.app.server.hostile_fields import HOSTILE, Field, fields_of, hostile_bodies
+from tests.app.server.live_server import LiveServer, controlled_engine
+from tests.app.server.served_application import until
+from tests.app.server.test_bad_requests import CHAT, COMPLETION, VALID
+
+KEY = "sk-of-the-test"
+FIELDS: dict[str, list[Field]] = {
+    CHAT: fields_of(ChatCompletionRequest, VALID[CHAT]),
+    COMPLETION: fields_of(CompletionRequest, VALID[COMPLETION]),
+}
+
+
+@pytest.fixture(scope="module")
+def server(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> Iterator[LiveServer]:
+    engine, _ = controlled_engine(tokenizer.vocab_size, context=128, contexts=16)
+    with LiveServer("hash", engine, tokenizer, renderer, locks=Locks(Access([KEY]))) as server:
+        yield server
+        until(lambda: not engine.has_work)
+    engine.assert_empty()
+
+
+async def answered(server: LiveServer, path: str, body: bytes) -> tuple[int, bytes]:
+    """The status and the body of what the application itself answers: nothing is sent."""
+    unread, sent = [body], list[Message]()
+
+    async def receive() -> Message:
+        if not unread:
+            await asyncio.sleep(1 << 20)
+        return {"type": "http.request", "body": unread.pop()}
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    headers = [(b"host", b"localhost"), (b"content-type", b"application/json"), (b"x-api-key", KEY.encode())]
+    scope: dict[str, Any] = {"type": "http", "method": "POST", "path": path, "query_string": b"", "headers": headers}
+    await server.application(scope, receive, send)
+    return sent[0]["status"], b"".join(message.get("body", b"") for message in sent)
+
+
+def test_places_at_any_depth_are_found() -> None:
+    places = {field.place for field in FIELDS[CHAT]}
+    assert {("n",), ("messages", 0, "role"), ("messages", 0, "tool_calls", 0, "function", "name")} <= places
+    assert {("response_format", "json_schema", "schema"), ("stop", 0), ("logit_bias", "a")} <= places
+
+
+@pytest.mark.parametrize("path", FIELDS)
+def test_what_no_honest_client_sends_is_refused_or_answered(
+    server: LiveServer, path: str, cases: int, seed: int
+) -> None:
+    async def ask(bodies: Sequence[str]) -> None:
+        for body in bodies:
+            status, answer = await answered(server, path, body.encode("utf-8", "surrogatepass"))
+            assert status < 500, (status, body[:2000], answer)
+            if status == 200:
+                continue
+            error = json.loads(answer)["error"]
+            assert error.keys() == {"message", "type", "param", "code"}, body[:2000]
+            assert (error["type"], bool(error["message"])) == ("invalid_request_error", True), body[:2000]
+            assert len(answer) < 16_000, body[:2000]
+
+    bodies = hostile_bodies(FIELDS[path], cases // 2, random.Random(f"{seed} {path}"))
+    while some := list(islice(bodies, 100)):
+        server.call(ask(some))
+
+
+def test_the_values_are_of_all_kinds() -> None:
+    assert len(set(HOSTILE)) == len(HOSTILE) > 90
