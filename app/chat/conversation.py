@@ -20,6 +20,7 @@ class Tool:
     name: str
     definition: Mapping[str, Json]  # as templates print it: OpenAI's form, with all that the client said
     parameters: Json  # JSON schema of its arguments
+    strict: bool = False  # whatever calls it keeps to that
 
 
 class ToolUse(Enum):

@@ -15,7 +15,7 @@ from app.chat.messages import Json
 from app.chat.reply_formats.anchor_pattern import NotUnderstood
 from app.chat.reply_formats.markup import Markup
 from app.chat.reply_formats.recognition import NO_TEMPLATE, TemplateReplies, replies_of
-from app.chat.reply_formats.reply_grammar import answer_grammar, call_grammar
+from app.chat.reply_formats.reply_grammar import answer_grammar, call_grammar, free_grammar
 from app.chat.reply_formats.reply_parser import FormatMarkup, ReplyParser
 from app.chat.reply_formats.response_template import format_of
 from app.chat.template import ChatTemplateRenderer
@@ -87,19 +87,21 @@ class ModelReplies:
     def grammar(
         self, conversation: Conversation, rendered: str, asked: GrammarSource | None
     ) -> tuple[GrammarSource | None, bool]:
-        """The grammar of the reply to a rendered conversation, and whether it is that of forced calls, which count more
-        than what was `asked` for. Thoughts come before either, where the model may still think; calls that it is free
-        to make come in place of what was asked for."""
-        written, opening = self._template.format, self._markup.opening(rendered)
+        """The grammar of the reply to a rendered conversation, and whether it is there for calls alone. Forced calls
+        count more than what was `asked` for; those that the model is free to make come in its place, or keep to the
+        schemas of strict tools. Thoughts come before all of it, where the model may still think."""
+        written, tools = self._template.format, conversation.callable_tools
         thinks = not self._markup.has_thought(rendered)
-        control = self._tokenizer.control_tokens
-        tools, parallel = conversation.callable_tools, conversation.parallel_calls
+        reply = (written, self._markup.opening(rendered), tools, self._tokenizer.control_tokens)
         if conversation.use is ToolUse.FORCED:
-            text = call_grammar(written, opening, tools, control, parallel=parallel, thinks=thinks)
+            text = call_grammar(*reply, parallel=conversation.parallel_calls, thinks=thinks)
             return GrammarSource("lark", text), True
+        if asked is None and any(tool.strict for tool in tools):
+            free = free_grammar(*reply, parallel=conversation.parallel_calls, thinks=thinks)
+            return None if free is None else GrammarSource("lark", free), True
         if asked is None or (written.thinking is None and not tools):
             return asked, False
-        text = answer_grammar(written, opening, asked.as_lark(), control, thinks=thinks, tools=tools, parallel=parallel)
+        text = answer_grammar(*reply, asked.as_lark(), parallel=conversation.parallel_calls, thinks=thinks)
         return GrammarSource("lark", text), False
 
     def within_budget(self, conversation: Conversation, rendered: str, grammar: Grammar | None) -> Grammar | None:

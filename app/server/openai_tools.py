@@ -40,6 +40,7 @@ class FunctionDefinition(Struct):
     name: ToolName
     description: str | None = None
     parameters: dict[str, Any] | None = None
+    strict: bool | None = None
 
 
 class ToolDefinition(Struct):
@@ -50,7 +51,7 @@ class ToolDefinition(Struct):
         """With all that templates print of a tool, since some fail on what is missing."""
         told, parameters = self.function, self.function.parameters or _NO_ARGUMENTS
         function = {"name": told.name, "description": told.description or "", "parameters": parameters}
-        return Tool(told.name, {"type": "function", "function": function}, parameters)
+        return Tool(told.name, {"type": "function", "function": function}, parameters, bool(told.strict))
 
 
 class NamedFunction(Struct):

@@ -1,26 +1,21 @@
 """What a reply must be like, as a grammar: thoughts as the model likes, then calls of some tools, or what was asked.
 
-Grammars are in llguidance's dialect of Lark (its docs/syntax.md). Control tokens, which plain text cannot spell, stand
-in them by their ids. Refuses to know how a grammar is compiled and kept to.
+Or free text, and what begins in it as a call is one. Refuses to know how a grammar is compiled and kept to.
 """
 
-import json
-import re
 from collections.abc import Mapping, Sequence
 
 from app.chat.conversation import Tool
 from app.chat.messages import Json
 from app.chat.reply_formats.argument_types import TEXT, member_schema, types_in
 from app.chat.reply_formats.call_reader import CallMarkup
+from app.chat.reply_formats.lark_rules import LarkRules, quoted
 from app.chat.reply_formats.markup import Hole, Markup
 from app.chat.reply_formats.reply_format import CallSyntax, ReplyFormat
 
 _GAP = "/[ \\n]{0,2}/"  # behind thoughts
 _BETWEEN_CALLS = "/\\n?/"
-_ANYTHING = "/(.|\\n)*/"
 _ID = "/[a-zA-Z0-9]{9}/"
-# As templates write JSON, so that the call, sent back, is encoded as it was generated.
-_GUIDANCE: Json = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": ", "lenient": True}
 _SHARED = ("$defs", "definitions")
 _TYPE_ORDER = ("object", "array", "boolean", "integer", "number", "null")
 
@@ -37,7 +32,7 @@ def call_grammar(
     """One call at least of one of `tools`, more only where `parallel`, and nothing else but thoughts. `opening` is what
     the prompt has of the reply; `thinks` whether there may be thoughts. Raises ValueError for a format without calls.
     """
-    grammar = _Grammar(control)
+    grammar = LarkRules(control)
     calls = _calls(grammar, written, tools, parallel=parallel)
     return grammar.start(
         _behind_thoughts(grammar, written, opening, calls.whole(""), calls.whole(opening), thinks=thinks)
@@ -47,16 +42,16 @@ def call_grammar(
 def answer_grammar(
     written: ReplyFormat,
     opening: str,
-    answer: str,
+    tools: Sequence[Tool],
     control: Mapping[str, int],
+    answer: str,
     *,
+    parallel: bool,
     thinks: bool,
-    tools: Sequence[Tool] = (),
-    parallel: bool = True,
 ) -> str:
     """What is said is `answer`, a Lark expression; thoughts may come before it, and calls of `tools` in its place.
     Raises ValueError for tools in a format without calls."""
-    grammar = _Grammar(control)
+    grammar = LarkRules(control)
     lead = written.messages.answer
     later, first = (f"{grammar.text(text)} {answer}" for text in (lead, lead.removeprefix(opening)))
     if tools:
@@ -65,14 +60,35 @@ def answer_grammar(
     return grammar.start(_behind_thoughts(grammar, written, opening, later, first, thinks=thinks))
 
 
-def _calls(grammar: "_Grammar", written: ReplyFormat, tools: Sequence[Tool], *, parallel: bool) -> "_Calls":
+def free_grammar(
+    written: ReplyFormat,
+    opening: str,
+    tools: Sequence[Tool],
+    control: Mapping[str, int],
+    *,
+    parallel: bool,
+    thinks: bool,
+) -> str | None:
+    """Anything, but what begins as a call is one of `tools`. None for a format whose calls begin as other things do.
+    Raises ValueError for one without calls."""
+    grammar = LarkRules(control)
+    calls = _calls(grammar, written, tools, parallel=parallel)
+    mark = calls.mark
+    thoughts = written.thinking.begin if written.thinking else ()
+    if not mark or any(mark in other for other in (*written.messages.silent, *written.messages.openings, *thoughts)):
+        return None
+    said = grammar.without(mark, calls.whole(mark), "*" if parallel else "?")
+    return grammar.start(_behind_thoughts(grammar, written, opening, said, said, thinks=thinks))
+
+
+def _calls(grammar: LarkRules, written: ReplyFormat, tools: Sequence[Tool], *, parallel: bool) -> "_Calls":
     if written.calls is None:
         raise ValueError("the format has no calls")
     return _Calls(grammar, written.calls, tools, parallel=parallel)
 
 
 def _behind_thoughts(
-    grammar: "_Grammar", written: ReplyFormat, opening: str, later: str, first: str, *, thinks: bool
+    grammar: LarkRules, written: ReplyFormat, opening: str, later: str, first: str, *, thinks: bool
 ) -> str:
     """`later` is for behind thoughts; `first` for the beginning of the reply, some of which is in the prompt."""
     thinking = written.thinking
@@ -85,64 +101,23 @@ def _behind_thoughts(
     return f"{grammar.text(begin)} {thought} | {first}" if thinks else first
 
 
-class _Grammar:
-    """The rules so far."""
-
-    def __init__(self, control: Mapping[str, int]) -> None:
-        self._control = control
-        tokens = sorted((text for text in control if len(text) > 1), key=len, reverse=True)
-        self._tokens = re.compile(f"({'|'.join(map(re.escape, tokens)) or '(?!)'})")
-        self._rules: list[str] = []
-
-    def start(self, expression: str) -> str:
-        return "\n".join((f"start: {expression}", *self._rules))
-
-    def rule(self, expression: str, attributes: str = "") -> str:
-        """The name of a new rule."""
-        name = f"r{len(self._rules)}"
-        self._rules.append(f"{name}{attributes}: {expression}")
-        return name
-
-    def text(self, text: str) -> str:
-        """A text as it stands, control tokens in it included."""
-        parts = [part for part in self._tokens.split(text) if part]
-        return (
-            " ".join(f"<[{self._control[part]}]>" if part in self._control else _quoted(part) for part in parts) or '""'
-        )
-
-    def up_to(self, text: str) -> str:
-        """Anything, up to and with a text."""
-        if self._tokens.match(text):
-            return f"{self.rule(_ANYTHING)} {self.text(text)}"
-        first, *rest = [part for part in self._tokens.split(text) if part]
-        ending = self.rule(f"{_ANYTHING[:-1]}{_escaped(first)}/", "[lazy]")
-        return f"{ending} {self.text(''.join(rest))}"
-
-    def json(self, schema: Json) -> str:
-        return self.rule(f"%json {json.dumps(schema, ensure_ascii=False)}")
-
-    def any_of(self, expressions: Sequence[str]) -> str:
-        return self.rule(" | ".join(expressions))
-
-
-def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
-
-
-def _escaped(text: str) -> str:
-    """For a regular expression between slashes."""
-    return "".join("\\n" if character == "\n" else re.escape(character).replace("/", "\\/") for character in text)
-
-
 class _Calls:
     """The calls of one format."""
 
-    def __init__(self, grammar: _Grammar, syntax: CallSyntax, tools: Sequence[Tool], *, parallel: bool) -> None:
+    def __init__(self, grammar: LarkRules, syntax: CallSyntax, tools: Sequence[Tool], *, parallel: bool) -> None:
         self._grammar = grammar
         self._syntax = syntax
         self._markup = CallMarkup(syntax.calls[0], syntax.parameters)
         self._tools = tools
         self._parallel = parallel
+
+    @property
+    def mark(self) -> str:
+        """What they begin with, as far as that is one token or plain text; nothing, where an answer may begin so."""
+        if not self._markup.head.first:
+            return ""
+        around = self._syntax.around[:1] if not self._syntax.listed else ()
+        return self._grammar.first(next(iter(around), self._markup.head.filled(any=self._syntax.any))).rstrip()
 
     def whole(self, opening: str) -> str:
         """All of them; the first without what `opening` has of it."""
@@ -186,22 +161,22 @@ class _Calls:
 
     def _object(self, tool: Tool) -> str:
         before, _, behind = self._syntax.object.replace("{name}", tool.name).partition("{arguments}")
-        return f"{_quoted(before)} {self._arguments(tool)} {_quoted(behind)}"
+        return f"{quoted(before)} {self._arguments(tool)} {quoted(behind)}"
 
     def _python(self, tool: Tool) -> str:
         required, optional = _members(tool.parameters)
-        written = [f"{_quoted(f'{key}=')} {self._member(tool.parameters, key)}" for key in (*required, *optional)]
+        written = [f"{quoted(f'{key}=')} {self._member(tool, key)}" for key in (*required, *optional)]
         must, may = written[: len(required)], written[len(required) :]
         expression = ' ", " '.join(must) or '""'
         for one in may if must else ():
             expression += f' (", " {one})?'
         if may and not must:
             expression = " | ".join(('""', *may))
-        return f"{_quoted(f'{tool.name}(')} ({expression}) {_quoted(')')}"
+        return f"{quoted(f'{tool.name}(')} ({expression}) {quoted(')')}"
 
     def _arguments(self, tool: Tool) -> str:
         schema = tool.parameters if isinstance(tool.parameters, Mapping) else {}
-        return self._grammar.json({**schema, "type": "object", "x-guidance": _GUIDANCE})
+        return self._grammar.json({**schema, "type": "object"}, lenient=not tool.strict)
 
     def _parameters(self, tool: Tool) -> str:
         required, optional = _members(tool.parameters)
@@ -222,7 +197,7 @@ class _Calls:
             word = self._syntax.text_words[0 if is_text else 1]
         before, after = (Markup(part).filled(key=key, type=word) for part in (head, close))
         if not is_text:
-            value = f"{self._member(tool.parameters, key)} {self._grammar.text(after)}"
+            value = f"{self._member(tool, key)} {self._grammar.text(after)}"
         elif isinstance(schema, Mapping) and isinstance(choices := schema.get("enum"), Sequence):
             texts = self._grammar.any_of([self._grammar.text(str(choice)) for choice in choices])
             value = f"{texts} {self._grammar.text(after)}"
@@ -230,13 +205,13 @@ class _Calls:
             value = self._grammar.up_to(after)
         return self._grammar.rule(f"{self._grammar.text(before)} {value}")
 
-    def _member(self, parameters: Json, key: str) -> str:
+    def _member(self, tool: Tool, key: str) -> str:
         """The value of an argument as JSON."""
-        root = parameters if isinstance(parameters, Mapping) else {}
-        schema = member_schema(parameters, key)
+        root = tool.parameters if isinstance(tool.parameters, Mapping) else {}
+        schema = member_schema(tool.parameters, key)
         shared = {name: root[name] for name in _SHARED if name in root}
         return self._grammar.json(
-            {**shared, **(schema if isinstance(schema, Mapping) else {}), "x-guidance": _GUIDANCE}
+            {**shared, **(schema if isinstance(schema, Mapping) else {})}, lenient=not tool.strict
         )
 
 

@@ -17,7 +17,6 @@ from app.server.openai_requests import ChatCompletionRequest
 from app.text.tokenizer import Tokenizer
 from engine.config import EngineConfig
 from engine.core import Engine
-from engine.loading import LoadOptions, load_engine, open_checkpoint
 from engine.request import SampledToken
 from tests.app.server.live_server import LiveServer
 from tests.app.server.test_openai_chat import client
@@ -31,6 +30,7 @@ PARAMETERS = {
 }
 WEATHER: dict[str, Any] = {"type": "function", "function": {"name": "get_weather", "parameters": PARAMETERS}}
 CLOCK: dict[str, Any] = {"type": "function", "function": {"name": "now", "description": "The time <|im_end|>"}}
+UNKEPT = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
 QUESTION: dict[str, Any] = {"role": "user", "content": "How is the weather in Rome?"}
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome", "days": 2}}\n</tool_call>'
 SCRIPT = f"<think>\nThey ask.\n</think>\n\nI look.\n{CALL}\n{CALL}"
@@ -246,6 +246,7 @@ def test_logprobs_are_those_of_the_text(server: ScriptedServer) -> None:
         ({"tools": [{"type": "function", "function": {"name": "no spaces"}}]}, "tools[0].function.name"),
         ({"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools[0].type"),
         ({"extra_body": {"chat_template_kwargs": {"messages": []}}}, "chat_template_kwargs.messages"),
+        ({"tools": [{"type": "function", "function": {"name": "f", "parameters": UNKEPT, "strict": True}}]}, "tools"),
         ({"functions": [{"name": "f"}]}, "functions"),
         ({"extra_body": {"thinking_token_budget": -2}}, "thinking_token_budget"),
         ({"extra_body": {"thinking_budget": 5, "use_beam_search": True}}, "thinking_token_budget"),
@@ -260,23 +261,3 @@ def test_mistakes_are_told_by_field(server: ScriptedServer, asked: dict[str, Any
 def test_a_model_that_is_not_told_of_tools_refuses_them(hash_server: LiveServer) -> None:
     with pytest.raises(openai.BadRequestError, match="no place for tools"):
         ask(hash_server)
-
-
-def test_a_real_model_calls_when_it_must(
-    smollm2: Path, cpu_kernels: Path, qwen: Tokenizer, renderer: ChatTemplateRenderer
-) -> None:
-    with open_checkpoint(smollm2) as checkpoint:
-        engine = load_engine(checkpoint, LoadOptions(context_length=512, code_cache=cpu_kernels))
-    with LiveServer("smollm2:135m", engine, qwen, renderer) as server:
-        asked = {
-            "tools": [WEATHER],
-            "tool_choice": "required",
-            "parallel_tool_calls": False,
-            "temperature": 1,
-            "seed": 3,
-        }
-        reply = ask(server, **asked, reasoning_effort="none", max_tokens=60)
-    assert reply.choices[0].finish_reason == "tool_calls"
-    [(name, arguments)] = calls_of(reply)
-    assert name == "get_weather"
-    assert arguments["city"] in ("Rome", "Oslo")

@@ -1,18 +1,23 @@
 """Whatever a grammar of calls lets through is read as such calls, for every format there is."""
 
+import asyncio
 import json
 import random
 from collections.abc import Mapping
+from dataclasses import replace
 
 import llguidance
+import numpy as np
 import pytest
 
 from app.chat.conversation import Tool
+from app.chat.grammars import GrammarCompiler, GrammarSource
 from app.chat.messages import Json
 from app.chat.reply_formats.reply_format import CallSyntax, MessageSyntax, ReplyFormat, ThinkingSyntax
-from app.chat.reply_formats.reply_grammar import answer_grammar, call_grammar
+from app.chat.reply_formats.reply_grammar import answer_grammar, call_grammar, free_grammar
 from app.chat.reply_formats.reply_parser import FormatMarkup, ReplyParser
 from app.chat.reply_formats.table import CALLS, MESSAGES, THINKING
+from app.text.tokenizer import Tokenizer
 from tests.app.chat.reply_formats.spoken import heard_of, spoken
 
 THINK = ThinkingSyntax(("<think>",), ("</think>",))
@@ -74,6 +79,7 @@ def format_of(syntax: CallSyntax) -> ReplyFormat:
     return ReplyFormat(THINKING[0] if syntax.name == "harmony" else THINK, syntax, messages)
 
 
+@pytest.mark.share(8)
 @pytest.mark.parametrize("syntax", CALLS, ids=lambda syntax: syntax.name)
 def test_what_it_lets_through_is_read_as_calls(syntax: CallSyntax, vocabulary: llguidance.LLTokenizer) -> None:
     chance = random.Random(f"walk {syntax.name}")
@@ -140,7 +146,7 @@ def test_an_answer_comes_behind_thoughts(vocabulary: llguidance.LLTokenizer) -> 
     opening, answer = "<|start|>assistant", '%json {"type": "boolean"}'
     thought = "<|channel|>analysis<|message|>Well.<|end|>"
     for text in (f"{thought}<|start|>assistant<|channel|>final<|message|>true", "<|channel|>final<|message|>true"):
-        made = matcher(answer_grammar(written, opening, answer, {}, thinks=True), vocabulary)
+        made = matcher(answer_grammar(written, opening, [], {}, answer, parallel=True, thinks=True), vocabulary)
         assert made.consume_tokens(list(text.encode())), text
         assert made.is_accepting()
         told = spoken(text, written, {}, opening=opening)
@@ -157,12 +163,55 @@ def test_calls_may_come_in_place_of_an_answer(vocabulary: llguidance.LLTokenizer
         ("", f"<think>So</think>\n\n{call}\n{call}"),
         ("<think>", "</think>true"),
     ):
-        made = matcher(answer_grammar(hermes, opening, answer, {}, thinks=True, tools=TOOLS), vocabulary)
+        made = matcher(answer_grammar(hermes, opening, TOOLS, {}, answer, parallel=True, thinks=True), vocabulary)
         assert made.consume_tokens(list(text.encode())), text
         assert made.is_accepting()
     for text in ("I", f"true{call}", '<tool_call>\n{"name": "other'):
-        made = matcher(answer_grammar(hermes, "", answer, {}, thinks=True, tools=TOOLS), vocabulary)
+        made = matcher(answer_grammar(hermes, "", TOOLS, {}, answer, parallel=True, thinks=True), vocabulary)
         assert not made.consume_tokens(list(text.encode())), text
+
+
+@pytest.mark.share(8)
+@pytest.mark.parametrize("syntax", CALLS, ids=lambda syntax: syntax.name)
+def test_what_begins_as_a_call_is_one(syntax: CallSyntax, vocabulary: llguidance.LLTokenizer) -> None:
+    chance = random.Random(f"free {syntax.name}")
+    written = format_of(syntax)
+    grammar = free_grammar(written, "", TOOLS, {}, parallel=True, thinks=False)
+    assert grammar is not None
+    forced = walk(matcher(call_grammar(written, "", TOOLS, {}, parallel=True, thinks=False), vocabulary), chance)
+    for text in (forced, f"I look, é < 2.\n{forced}", "Nothing <to call>", ""):
+        made = matcher(grammar, vocabulary)
+        assert made.consume_tokens(list(text.encode())), text
+        assert made.is_accepting(), text
+    begun, _, _ = forced.partition("get_weather" if "get_weather" in forced else "now")
+    assert not matcher(grammar, vocabulary).consume_tokens(list(f"{begun}unknown".encode()))
+
+
+def test_where_answers_begin_as_calls_do_there_is_no_such_grammar() -> None:
+    llama, functionary = (replace(BY_NAME[name], calls=BY_NAME[name].calls[-1:]) for name in ("llama", "functionary"))
+    for written, control in (
+        (format_of(llama), {}),
+        (ReplyFormat(None, functionary, next(one for one in MESSAGES if ">>>all\n" in one.silent)), {}),
+        (format_of(BY_NAME["harmony"]), {"<|start|>": 3, "<|channel|>": 4}),
+    ):
+        assert free_grammar(written, "", TOOLS, control, parallel=True, thinks=False) is None
+
+
+def test_all_tokens_are_free_but_the_one_that_begins_a_call(tokenizer: Tokenizer) -> None:
+    """The vocabulary has no `<tool_call>`: another of its control tokens stands for it."""
+    mark = "<repo_name>"
+    control = {mark: tokenizer.control_tokens[mark]}
+    syntax = CallSyntax("control", (f"{mark}{{objects}}</call>",))
+    grammar = free_grammar(ReplyFormat(None, syntax), "", TOOLS, control, parallel=True, thinks=False)
+    constraint = asyncio.run(GrammarCompiler(tokenizer).compile(GrammarSource("lark", grammar or ""))).begin(jumps=True)
+    text = tokenizer.encode("Well <file_sep> é\n<b", parse_special=True)
+    for token_id in text:
+        assert constraint.accept(token_id) == ()
+    forced = constraint.accept(control[mark])
+    assert b"".join(map(tokenizer.token_bytes, forced)).startswith(b'{"name": "')
+    words = np.zeros(-(-tokenizer.vocab_size // 32), np.int32)
+    assert constraint.fill(words)
+    assert 0 < np.unpackbits(words.view(np.uint8)).sum() < 20
 
 
 def test_control_tokens_stand_by_their_ids() -> None:

@@ -1,0 +1,77 @@
+"""A grammar that is being written, rule by rule, in llguidance's dialect of Lark (its docs/syntax.md).
+
+Control tokens, which plain text cannot spell, stand in it by their ids. Refuses to know what it is a grammar of.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+
+from app.chat.messages import Json
+
+_ANYTHING = "/(.|\\n)*/"
+# As templates write JSON, so that the call, sent back, is encoded as it was generated.
+_GUIDANCE: Mapping[str, Json] = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+
+
+class LarkRules:
+    """The rules so far."""
+
+    def __init__(self, control: Mapping[str, int]) -> None:
+        self._control = control
+        tokens = sorted((text for text in control if len(text) > 1), key=len, reverse=True)
+        self._tokens = re.compile(f"({'|'.join(map(re.escape, tokens)) or '(?!)'})")
+        self._rules: list[str] = []
+
+    def start(self, expression: str) -> str:
+        return "\n".join((f"start: {expression}", *self._rules))
+
+    def rule(self, expression: str, attributes: str = "") -> str:
+        """The name of a new rule."""
+        name = f"r{len(self._rules)}"
+        self._rules.append(f"{name}{attributes}: {expression}")
+        return name
+
+    def text(self, text: str) -> str:
+        """A text as it stands, control tokens in it included."""
+        parts = [part for part in self._tokens.split(text) if part]
+        return (
+            " ".join(f"<[{self._control[part]}]>" if part in self._control else quoted(part) for part in parts) or '""'
+        )
+
+    def up_to(self, text: str) -> str:
+        """Anything, up to and with a text."""
+        if self._tokens.match(text):
+            return f"{self.rule(_ANYTHING)} {self.text(text)}"
+        first, *rest = [part for part in self._tokens.split(text) if part]
+        ending = self.rule(f"{_ANYTHING[:-1]}{_escaped(first)}/", "[lazy]")
+        return f"{ending} {self.text(''.join(rest))}"
+
+    def without(self, mark: str, behind: str, times: str) -> str:
+        """Anything, in which `behind` stands behind each `mark`, of which there may be several `times`."""
+        if mark in self._control:
+            anything = self.rule(f"<[^{self._control[mark]}]>*")
+            return f"({anything} {self.text(mark)} {behind}){times} {anything}"
+        up_to_mark = self.rule(f"{_ANYTHING[:-1]}{_escaped(mark)}/", "[lazy]")
+        return f"({up_to_mark} {behind}){times} {self.rule(_ANYTHING)}"
+
+    def first(self, text: str) -> str:
+        """The control token that a text begins with, or all in front of one."""
+        return next((part for part in self._tokens.split(text) if part), "")
+
+    def json(self, schema: Mapping[str, Json], *, lenient: bool) -> str:
+        schema = {**schema, "x-guidance": {**_GUIDANCE, "lenient": lenient}}
+        return self.rule(f"%json {json.dumps(schema, ensure_ascii=False)}")
+
+    def any_of(self, expressions: Sequence[str]) -> str:
+        return self.rule(" | ".join(expressions))
+
+
+def quoted(text: str) -> str:
+    """As a literal of plain text."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _escaped(text: str) -> str:
+    """For a regular expression between slashes."""
+    return "".join("\\n" if character == "\n" else re.escape(character).replace("/", "\\/") for character in text)
