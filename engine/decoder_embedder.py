@@ -22,7 +22,8 @@ from engine.config import ModelConfig
 from engine.core import Engine
 from engine.counters import EngineState
 from engine.errors import EngineError
-from engine.loading import Ending, LoadOptions, load_engine
+from engine.load_options import LoadOptions
+from engine.loading import Ending, load_engine
 from engine.request import Request, SampledToken, SamplingParams, TokenEvent
 from engine.runner import ModelRunner, Ticket
 from engine.thread import EngineThread

@@ -1,7 +1,7 @@
 """The seam between the engine and what computes: where weights and caches lie, and which kernels run.
 
-A device loads a model once and gives a function that computes batches. Chosen by `engine.loading`; the runner knows
-nothing else of it.
+A device loads a model once and gives a function that computes batches. Chosen by `engine.device_choice`; the runner
+knows nothing else of it.
 """
 
 from collections.abc import Callable, Sequence

@@ -12,20 +12,20 @@ from typing import TYPE_CHECKING, Protocol
 from engine.checkpoint import Checkpoint, Names, StoredWeight
 from engine.checkpoint_config import Metadata
 from engine.decoder_embedder import load_decoder_embedder
-from engine.encoder import Embedder, Encoder, EncoderConfig, EncoderModel, Pooling
-from engine.encoder_pooling import names_pooling, read_pooling
-from engine.errors import UnsupportedModel
-from engine.kv_budget import available_memory
-from engine.loading import (
-    MOST_LOADING_THREADS,
+from engine.device_choice import (
     SMALL_MODEL,
-    LoadOptions,
     check_backend,
     gpu_for,
     layouts_to_compile,
     physical_cores,
     wants_cpu_kernels,
 )
+from engine.encoder import Embedder, Encoder, EncoderConfig, EncoderModel, Pooling
+from engine.encoder_pooling import names_pooling, read_pooling
+from engine.errors import UnsupportedModel
+from engine.kv_budget import available_memory
+from engine.load_options import LoadOptions
+from engine.loading import MOST_LOADING_THREADS
 from engine.models import ENCODERS
 from engine.runner import reporting_shortage
 from engine.weights import LoadProgress, Weights, matrix_samples

@@ -27,7 +27,7 @@ from filelock import FileLock
 
 from app.config import load_settings
 from app.models.sources import pull
-from engine import encoder_loading, loading
+from engine import device_choice, encoder_loading
 from quant.cpu import tiers
 from tests import drawn_cases
 
@@ -54,11 +54,11 @@ def _own_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture(scope="session", autouse=True)
 def _own_cores() -> Iterator[None]:
     """Workers of one run leave each other their cores: threads that share them wait for each other most of the time."""
-    cores = max(1, loading.physical_cores() // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
+    cores = max(1, device_choice.physical_cores() // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
     torch.set_num_threads(cores)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("INGLE_THREADS", str(cores))  # programs that tests start
-        patch.setattr(loading, "physical_cores", lambda: cores)
+        patch.setattr(device_choice, "physical_cores", lambda: cores)
         patch.setattr(encoder_loading, "physical_cores", lambda: cores)
         yield
 

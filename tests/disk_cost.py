@@ -15,7 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from app.host import SWITCH_SECONDS
-from engine.loading import DiskOptions, LoadOptions, ModelEngine, load_engine, open_checkpoint
+from engine.load_options import DiskOptions, LoadOptions
+from engine.loading import ModelEngine, load_engine, open_checkpoint
 from engine.request import Request, SamplingParams
 
 LENGTHS = (512, 2000, 6000)

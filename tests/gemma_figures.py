@@ -24,7 +24,8 @@ from engine import models
 from engine.batch import build_batch
 from engine.config import EngineConfig, GroupConfig
 from engine.device import Compute
-from engine.loading import LoadOptions, load_engine, open_checkpoint
+from engine.load_options import LoadOptions
+from engine.loading import load_engine, open_checkpoint
 from engine.reference import ReferenceDevice
 from engine.request import Request, SamplingParams, ScheduledRequest, StepPlan
 from engine.weights import Weights

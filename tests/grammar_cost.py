@@ -15,7 +15,8 @@ from app.chat.grammars import GrammarCompiler, GrammarSource
 from app.chat.messages import Json
 from app.text.gguf_tokenizer import from_gguf
 from engine.constraint import Grammar
-from engine.loading import LoadOptions, ModelEngine, load_engine, open_checkpoint
+from engine.load_options import LoadOptions
+from engine.loading import ModelEngine, load_engine, open_checkpoint
 from engine.request import SamplingParams
 from quant.gguf import GGUFFile
 

@@ -12,7 +12,8 @@ import pytest
 from app.text import gguf_tokenizer
 from engine import models
 from engine.checkpoint_config import Metadata
-from engine.loading import LoadOptions, load_engine, open_checkpoint
+from engine.load_options import LoadOptions
+from engine.loading import load_engine, open_checkpoint
 from engine.request import SamplingParams
 from quant.gguf import GGUFFile
 from tests.random_gguf import DEVIATION, SIZES, TYPES, random_blocks, tensors, write

@@ -31,8 +31,9 @@ def tune(settings: Settings, progress: Progress, card: "Card | None" = None, tim
     Raises UnsupportedModel where there is no GPU, AppError or ModelFileError. `card` and `timer`: in place of a GPU and
     of its clock.
     """
+    from engine.device_choice import gpu_for
     from engine.errors import UnsupportedModel
-    from engine.loading import gpu_for, open_checkpoint
+    from engine.loading import open_checkpoint
 
     gpu = gpu_for(replace(common_options(settings), backend="cuda", card=card))
     if gpu is None:

@@ -11,7 +11,8 @@ from app.apart import run_apart
 from app.config import Settings
 from app.models.stored_model import StoredModel
 from app.progress import Progress
-from engine.loading import LoadOptions, compile_layouts, layouts_are_compiled
+from engine.device_choice import compile_layouts, layouts_are_compiled
+from engine.load_options import LoadOptions
 from engine.weights import LoadProgress
 from quant.cpu.layouts import Layout
 

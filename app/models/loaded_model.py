@@ -14,15 +14,10 @@ from app.text.folder_tokenizer import from_folder
 from app.text.gguf_tokenizer import from_gguf
 from app.text.tokenizer import Tokenizer
 from engine.config import Preemption
+from engine.device_choice import layouts_to_compile
 from engine.errors import UnsupportedModel
-from engine.loading import (
-    DiskOptions,
-    LoadOptions,
-    ModelEngine,
-    layouts_to_compile,
-    load_engine,
-    open_checkpoint,
-)
+from engine.load_options import DiskOptions, LoadOptions
+from engine.loading import ModelEngine, load_engine, open_checkpoint
 from engine.models import read_config
 
 

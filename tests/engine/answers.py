@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from engine.loading import LoadOptions, load_engine, open_checkpoint
+from engine.load_options import LoadOptions
+from engine.loading import load_engine, open_checkpoint
 from engine.request import SamplingParams
 
 

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from engine.loading import LoadOptions, ModelEngine, load_engine, open_checkpoint
+from engine.load_options import LoadOptions
+from engine.loading import ModelEngine, load_engine, open_checkpoint
 from engine.request import BeamParams, SamplingParams, TokenLogprobs
 from tests.engine.tiny_llama import TinyLlama, make
 

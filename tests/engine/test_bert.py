@@ -11,7 +11,8 @@ from torch.nn import functional as F
 from engine.encoder import Encoder, Pooling, pooled
 from engine.encoder_loading import gives_embeddings, load_encoder
 from engine.errors import PromptTooLong, UnsupportedModel
-from engine.loading import LoadOptions, open_checkpoint
+from engine.load_options import LoadOptions
+from engine.loading import open_checkpoint
 from quant.errors import ModelFileError
 from tests.engine.cuda.two_devices import INTERPRETED
 from tests.engine.tiny_bert import MIXES, TinyBert, make, write_modules

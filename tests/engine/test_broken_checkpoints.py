@@ -11,7 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine.errors import UnsupportedModel
-from engine.loading import LoadOptions, load_engine, open_checkpoint
+from engine.load_options import LoadOptions
+from engine.loading import load_engine, open_checkpoint
 from quant.errors import InglenookError, ModelFileError, SafetensorsError
 from tests.engine.quantized_folders import edit_config
 from tests.engine.tiny_llama import make

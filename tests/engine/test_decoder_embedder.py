@@ -11,7 +11,8 @@ from torch.nn import functional as F
 
 from engine.decoder_embedder import DecoderEmbedder, load_decoder_embedder
 from engine.errors import EngineError, PromptTooLong
-from engine.loading import LoadOptions, open_checkpoint
+from engine.load_options import LoadOptions
+from engine.loading import open_checkpoint
 from tests.engine.tiny_llama import TinyLlama, make
 
 LENGTHS = (1, 2, 15, 16, 17, 40, 90)

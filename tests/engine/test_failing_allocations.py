@@ -12,7 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from engine.config import Preemption
 from engine.errors import OutOfMemory
 from engine.kv_cache import KVCache
-from engine.loading import LoadOptions, ModelEngine, load_engine, open_checkpoint
+from engine.load_options import LoadOptions
+from engine.loading import ModelEngine, load_engine, open_checkpoint
 from engine.mover import Move
 from engine.request import FinishReason, Request, SamplingParams
 from tests.engine.tiny_llama import MIXES, make

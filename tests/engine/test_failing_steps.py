@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from engine.loading import LoadOptions, ModelEngine, load_engine, open_checkpoint
+from engine.load_options import LoadOptions
+from engine.loading import ModelEngine, load_engine, open_checkpoint
 from engine.request import FinishReason, SamplingParams
 from tests.engine.tiny_llama import make
 

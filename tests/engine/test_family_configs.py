@@ -14,7 +14,7 @@ from engine import models
 from engine.checkpoint_config import Metadata
 from engine.config import ModelConfig, YarnScaling
 from engine.errors import UnsupportedModel
-from engine.loading import LoadOptions
+from engine.load_options import LoadOptions
 from tests.engine.answers import answer
 from tests.engine.family_checkpoints import make
 

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from engine.config import Preemption
-from engine.loading import LoadOptions, ModelEngine, load_engine, open_checkpoint
+from engine.load_options import LoadOptions
+from engine.loading import ModelEngine, load_engine, open_checkpoint
 from engine.request import Request, SamplingParams
 from tests.engine.family_checkpoints import FAMILIES, ORIGINAL, VOCABULARY, TinyModel, make
 

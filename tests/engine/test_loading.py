@@ -4,14 +4,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine import kv_budget, loading, models
+from engine import device_choice, kv_budget, loading, models
 from engine.config import BLOCK_SIZE, GroupConfig, LayerConfig, ModelConfig
 from engine.cpu.device import CpuDevice
 from engine.device import Device
+from engine.device_choice import default_planes, float32_bytes
 from engine.errors import UnsupportedModel
 from engine.kv_budget import KVBudget
 from engine.kv_cache import KVCache, KVGroup
-from engine.loading import LoadOptions, default_planes, float32_bytes, load_engine, open_checkpoint
+from engine.load_options import LoadOptions
+from engine.loading import load_engine, open_checkpoint
 from engine.reference import ReferenceDevice
 from quant.cpu.tiers import choose
 from tests.engine.answers import answer
@@ -26,7 +28,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_little_memory_changes_the_speed_and_not_the_answer(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plenty = answer(tiny, LoadOptions())
-    monkeypatch.setattr(loading, "float32_bytes", lambda model: 1 << 60)
+    monkeypatch.setattr(device_choice, "float32_bytes", lambda model: 1 << 60)
     assert answer(tiny, LoadOptions()) == plenty
 
 

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from engine import models
-from engine.loading import LoadOptions, load_engine, open_checkpoint
+from engine.load_options import LoadOptions
+from engine.loading import load_engine, open_checkpoint
 from engine.models import Model
 from engine.reference import ReferenceOperations
 from engine.weights import Weights, matrix_samples

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from engine import models
-from engine.loading import LoadOptions, load_engine, open_checkpoint
+from engine.load_options import LoadOptions
+from engine.loading import load_engine, open_checkpoint
 from engine.reference import ReferenceOperations
 from engine.weights import Weights
 from quant.cpu.layouts import layout_of

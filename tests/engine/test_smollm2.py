@@ -13,7 +13,8 @@ from app.text.gguf_tokenizer import from_gguf
 from engine import models
 from engine.batch import build_batch
 from engine.kv_cache import KVCache
-from engine.loading import LoadOptions, ModelEngine, load_engine, open_checkpoint
+from engine.load_options import LoadOptions
+from engine.loading import ModelEngine, load_engine, open_checkpoint
 from engine.models import Model
 from engine.reference import ReferenceDevice, ReferenceOperations
 from engine.request import Origin, Request, SamplingParams, ScheduledRequest, StepPlan, TokenEvent

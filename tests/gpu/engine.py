@@ -12,7 +12,8 @@ from app.bench.own_engine import OwnEngine
 from app.bench.sample import Sample
 from app.bench.workload import Load, Rate
 from engine.config import ModelConfig
-from engine.loading import LoadOptions, load_engine
+from engine.load_options import LoadOptions
+from engine.loading import load_engine
 from tests.gpu.figures import Figure, fraction
 from tests.gpu.machine import Machine
 from tests.gpu.random_checkpoint import RandomCheckpoint

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from engine.config import ModelConfig
-from engine.loading import NEXT_TOKEN, Ending, LoadOptions, load_engine
+from engine.load_options import LoadOptions
+from engine.loading import NEXT_TOKEN, Ending, load_engine
 from engine.request import SampledToken, SamplingParams, StepPlan
 from engine.runner import ModelRunner, Ticket
 from tests.gpu.engine import BF16, FP8, INT4, options_of, random_checkpoint

@@ -13,7 +13,8 @@ from app.config import Settings, load_settings
 from app.progress import SilentProgress
 from engine.cuda.tile_file import read_tiles
 from engine.errors import UnsupportedModel
-from engine.loading import LoadOptions, load_engine, open_checkpoint
+from engine.load_options import LoadOptions
+from engine.loading import load_engine, open_checkpoint
 from quant.kernels.tile_search import rule_tile
 from tests.gpu.machine import DRY_CARD
 from tests.random_gguf import SIZES, write

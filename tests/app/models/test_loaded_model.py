@@ -11,7 +11,8 @@ from app.models.catalog import load_catalog
 from app.models.loaded_model import load_model
 from app.models.store import ModelStore
 from app.progress import SilentProgress
-from engine.loading import LoadOptions, ModelEngine
+from engine.load_options import LoadOptions
+from engine.loading import ModelEngine
 from quant.gguf import GGUFFile
 from tests.app.models.tiny_model import files_below, settings_in
 

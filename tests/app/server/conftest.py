@@ -7,7 +7,8 @@ import pytest
 
 from app.chat.template import ChatTemplateRenderer
 from app.text.tokenizer import Tokenizer
-from engine.loading import LoadOptions, load_engine, open_checkpoint
+from engine.load_options import LoadOptions
+from engine.loading import load_engine, open_checkpoint
 from tests.app.server.live_server import LiveServer, controlled_engine
 
 

@@ -19,7 +19,8 @@ from app.server.openai_chat import ChatCompletionChunk, Choice, chunks, fold
 from app.server.openai_requests import ChatCompletionRequest
 from app.text.tokenizer import Tokenizer
 from engine.core import Engine
-from engine.loading import LoadOptions, load_engine, open_checkpoint
+from engine.load_options import LoadOptions
+from engine.loading import load_engine, open_checkpoint
 from engine.request import PROGRAM
 
 FAMILIES = (

@@ -12,13 +12,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine import loading
+from engine import device_choice
 from engine.checkpoint import Checkpoint
 from engine.config import EngineConfig
 from engine.cpu.device import CpuDevice, CpuStep
 from engine.cpu.team import MOST_THREADS
 from engine.errors import UnsupportedModel
-from engine.loading import LoadOptions, load_engine, open_checkpoint
+from engine.load_options import LoadOptions
+from engine.loading import load_engine, open_checkpoint
 from engine.request import Request
 from quant.cpu import tiers
 from quant.cpu.arena import Overrun
@@ -147,11 +148,11 @@ def test_a_checkpoint_without_kernels_runs_on_plain_ones_or_is_refused_by_name(
 
 
 def are_compiled(checkpoint: Checkpoint, options: LoadOptions) -> bool:
-    return loading.layouts_are_compiled(loading.layouts_to_compile(checkpoint, options), options)
+    return device_choice.layouts_are_compiled(device_choice.layouts_to_compile(checkpoint, options), options)
 
 
 def test_where_there_is_no_compiler_plain_kernels_are_taken(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loading, "_has_compiler", lambda: False)
+    monkeypatch.setattr(device_choice, "_has_compiler", lambda: False)
     assert answer(path, LoadOptions())[0] == "reference"
     with open_checkpoint(path) as checkpoint:
         assert are_compiled(checkpoint, LoadOptions())
@@ -165,7 +166,7 @@ def test_kernels_that_the_processor_cannot_execute_are_refused(path: Path, monke
     with open_checkpoint(path) as checkpoint, pytest.raises(UnsupportedTier, match="avx2"):
         load_engine(checkpoint, options)
     with open_checkpoint(path) as checkpoint, pytest.raises(UnsupportedTier):
-        loading.compile_layouts(loading.layouts_to_compile(checkpoint, options), options)
+        device_choice.compile_layouts(device_choice.layouts_to_compile(checkpoint, options), options)
 
 
 def test_kernels_are_compiled_where_they_were_kept(path: Path, cpu_kernels: Path, tmp_path: Path) -> None:

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.loading import DiskOptions, LoadOptions, ModelEngine, load_engine, open_checkpoint
+from engine.load_options import DiskOptions, LoadOptions
+from engine.loading import ModelEngine, load_engine, open_checkpoint
 from engine.request import Request, SamplingParams
 
 MODEL = "a5" * 32

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from engine.config import Preemption
-from engine.loading import LoadOptions, ModelEngine, load_engine, open_checkpoint
+from engine.load_options import LoadOptions
+from engine.loading import ModelEngine, load_engine, open_checkpoint
 from engine.precedence import MOST_PREEMPTIONS
 from engine.request import Origin, Request, RequestStatus, SamplingParams, ServiceClass
 

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.loading import LoadOptions, load_engine, open_checkpoint
+from engine.load_options import LoadOptions
+from engine.loading import load_engine, open_checkpoint
 from tests.engine.cpu.recorded import load_step
 from tests.engine.cpu.test_logprobs import CONFIG, logprobs, reference
 from tests.engine.quantized_folders import KINDS, quantized_folder

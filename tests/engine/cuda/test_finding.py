@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine import loading
+from engine import device_choice
 from engine.cuda import finding
 from engine.cuda.finding import Unusable, find_gpu
 from engine.cuda.gpu import Gpu
 from engine.errors import NoCompiler, UnsupportedModel
-from engine.loading import LoadOptions
+from engine.load_options import LoadOptions
 from tests.engine.answers import answer
 from tests.engine.cuda.two_devices import INTERPRETED
 from tests.engine.tiny_llama import make
@@ -87,4 +87,4 @@ def test_a_model_that_a_gpu_cannot_run_goes_to_the_cpu(
     assert "its MLP is 90" in caplog.text
     with pytest.raises(UnsupportedModel, match="its MLP is 90"):
         answer(path, LoadOptions(device="cuda"))
-    assert loading.gpu_for(LoadOptions(device="cuda")) == Gpu(INTERPRETED)
+    assert device_choice.gpu_for(LoadOptions(device="cuda")) == Gpu(INTERPRETED)

@@ -8,7 +8,8 @@ import torch
 
 from engine.config import ALL_FREE, MemoryLimit, Preemption
 from engine.errors import OutOfMemory
-from engine.loading import LoadOptions, ModelEngine, load_engine, open_checkpoint
+from engine.load_options import LoadOptions
+from engine.loading import ModelEngine, load_engine, open_checkpoint
 from engine.request import BeamParams, FinishReason, Request, SamplingParams, TokenEvent
 from tests.engine.cuda.two_devices import INTERPRETED
 from tests.engine.test_constraint import Steps
