@@ -1,10 +1,14 @@
 """`ingle ls`: the models on this machine."""
 
+from dataclasses import asdict
+
 import click
 
 from app.commands.listing import as_json, echo_table
 from app.config import load_settings
+from app.models.download_turn import running_download
 from app.models.store import ModelStore
+from app.models.uses import last_use
 from app.progress import format_bytes
 
 EXAMPLES = """\b
@@ -17,15 +21,25 @@ Examples:
 @click.command(epilog=EXAMPLES)
 @click.option("--json", "as_array", is_flag=True, help="Print a JSON array.")
 def ls(as_array: bool) -> None:
-    """List the models on this machine, including those that other tools have put in the Hugging Face cache."""
+    """List the models on this machine, including those that other tools have put in the Hugging Face cache, and those
+    of Ollama and LM Studio. USED is when ingle has loaded it last."""
     settings = load_settings()
     models = ModelStore(settings).entries()
+    used = [last_use(model, settings.models_dir) for model in models]
     if as_array:
-        click.echo(as_json(models))
+        click.echo(as_json([{**asdict(model), "used_at": use} for model, use in zip(models, used, strict=True)]))
     elif models:
         rows = [
-            (m.name, format_bytes(m.size), m.quantization or "-", (m.stored_at or "-")[:10], m.path) for m in models
+            (m.name, format_bytes(m.size), m.quantization or "-", _day(m.stored_at), _day(use), m.path)
+            for m, use in zip(models, used, strict=True)
         ]
-        echo_table([("NAME", "SIZE", "QUANT", "STORED", "PATH"), *rows])
+        echo_table([("NAME", "SIZE", "QUANT", "STORED", "USED", "PATH"), *rows])
     else:
         click.echo(f"No model is stored yet.\ntry: ingle pull {settings.model}", err=True)
+    if running := running_download(settings.models_dir):
+        total = f" of {format_bytes(running.total)}" if running.total else ""
+        click.echo(f"{running.name} is being fetched: {format_bytes(running.done)}{total}.", err=True)
+
+
+def _day(moment: str | None) -> str:
+    return (moment or "-")[:10]

@@ -9,13 +9,15 @@ from app.progress import format_bytes
 EXAMPLES = """\b
 Examples:
   ingle rm smollm2:135m
+  ingle rm --dry-run smollm2:135m
   ingle rm HuggingFaceTB/SmolLM2-360M-Instruct
 """
 
 
 @click.command(epilog=EXAMPLES)
 @click.argument("names", nargs=-1, required=True, metavar="NAME...")
-def rm(names: tuple[str, ...]) -> None:
+@click.option("-n", "--dry-run", is_flag=True, help="Remove nothing; say what that would free.")
+def rm(names: tuple[str, ...], dry_run: bool) -> None:
     """Remove models, and say how much space that freed.
 
     A model that lies in the Hugging Face cache is removed from there too; other tools that use it would fetch it again.
@@ -23,6 +25,7 @@ def rm(names: tuple[str, ...]) -> None:
     """
     store = ModelStore(load_settings())
     for name in names:
-        for removal in store.remove(name):
+        for removal in store.remove(name, really=not dry_run):
             place = " from the Hugging Face cache, which other tools share" if removal.shared else ""
-            click.echo(f"Removed {removal.path}{place}: {format_bytes(removal.freed)} freed.", err=True)
+            done, freed = ("Would remove", "would be freed") if dry_run else ("Removed", "freed")
+            click.echo(f"{done} {removal.path}{place}: {format_bytes(removal.freed)} {freed}.", err=True)

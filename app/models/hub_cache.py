@@ -84,8 +84,9 @@ def files(snapshot: Path) -> list[str]:
     return [name for name in found if (snapshot / name).is_file()]
 
 
-def remove(cache: Path, sources: Sequence[HubSource]) -> int:
-    """Remove files, and their bytes unless another revision shares them. Returns the bytes freed."""
+def remove(cache: Path, sources: Sequence[HubSource], *, really: bool = True) -> int:
+    """Remove files, and their bytes unless another revision shares them. Returns the bytes freed; not `really`: those
+    that it would free."""
     from huggingface_hub import scan_cache_dir
 
     paths = {snapshot_path(cache.resolve(), source) for source in sources}
@@ -103,16 +104,18 @@ def remove(cache: Path, sources: Sequence[HubSource]) -> int:
             f"hf cache rm model/{sources[0].repo}",
         )
     strategy = content.delete_files(*found)
-    strategy.execute()
+    if really:
+        strategy.execute()
     return strategy.expected_freed_size
 
 
-def remove_partials(cache: Path, repo: str) -> int:
+def remove_partials(cache: Path, repo: str, *, really: bool = True) -> int:
     """Remove what our interrupted downloads have left. Returns the bytes freed. Hold the lock of the repository."""
     freed = 0
     for path in (_repo_folder(cache, repo) / "blobs").glob(f"*{PARTIAL}"):
         freed += path.stat().st_size
-        path.unlink()
+        if really:
+            path.unlink()
     return freed
 
 

@@ -147,8 +147,9 @@ class HubModels:
         """All of it has arrived: the cache calls that commit `main` from now on."""
         hub_cache.set_main(self._cache, name.repo, revision)
 
-    def remove(self, name: RepositoryName) -> list[Removal]:
-        """Remove what was pulled by this name. Raises AppError for what others have put there, ModelNotFound."""
+    def remove(self, name: RepositoryName, *, really: bool = True) -> list[Removal]:
+        """Remove what was pulled by this name, or tell what that would free. Raises AppError for what others have put
+        there, ModelNotFound."""
         with self.lock(name):
             stored = self.find(name)
             name = (stored and RepositoryName.parse(stored.name)) or name
@@ -159,9 +160,10 @@ class HubModels:
                 raise ModelNotFound(f"{name} is not on this machine", "ingle ls shows what is.")
             sources = [HubSource(name.repo, pulled.revision, file) for file in pulled.files]
             there = [source for source in sources if hub_cache.find(self._cache, source)]
-            freed = hub_cache.remove(self._cache, there) if there else 0
-            freed += hub_cache.remove_partials(self._cache, name.repo)
-            self._record_path(name).unlink(missing_ok=True)
+            freed = hub_cache.remove(self._cache, there, really=really) if there else 0
+            freed += hub_cache.remove_partials(self._cache, name.repo, really=really)
+            if really:
+                self._record_path(name).unlink(missing_ok=True)
         folder = hub_cache.snapshot_folder(self._cache, name.repo, pulled.revision)
         return [Removal(folder / pulled.files[0] if len(pulled.files) == 1 else folder, freed, shared=True)]
 

@@ -10,6 +10,7 @@ from app.embedding_service import InputTokenizer
 from app.errors import UnsupportedTokenizer
 from app.models.kernel_preparation import common_options, loading, prepare_kernels
 from app.models.stored_model import StoredModel
+from app.models.uses import note_use
 from app.progress import Progress
 from app.text import encoder_tokenizer, marked_tokenizer
 from engine import encoder_loading
@@ -49,6 +50,7 @@ def load_encoder_model(stored: StoredModel, settings: Settings, progress: Progre
         tokenizer = _tokenizer(checkpoint)
         with loading(stored, progress) as report:
             encoder = encoder_loading.load_embedder(checkpoint, options, report)
+    note_use(stored, settings.models_dir)
     if tokenizer.vocab_size > encoder.vocab_size:
         raise UnsupportedModel(
             f"{stored.path} names {tokenizer.vocab_size} tokens, and its model knows {encoder.vocab_size}",

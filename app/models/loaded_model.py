@@ -9,6 +9,7 @@ from app.config import Settings
 from app.models.digests import DIGESTS, digest_of
 from app.models.kernel_preparation import common_options, loading, prepare_kernels
 from app.models.stored_model import StoredModel
+from app.models.uses import note_use
 from app.progress import Progress
 from app.text.folder_tokenizer import from_folder
 from app.text.gguf_tokenizer import from_gguf
@@ -50,6 +51,7 @@ def load_model(stored: StoredModel, settings: Settings, progress: Progress) -> L
         options = _keeping_on_disk(options, stored, settings, progress)
         with loading(stored, progress) as report:
             engine = load_engine(checkpoint, options, report)
+    note_use(stored, settings.models_dir)
     if tokenizer.vocab_size > engine.vocab_size:
         raise UnsupportedModel(
             f"{stored.path} names {tokenizer.vocab_size} tokens, and its model knows {engine.vocab_size}",

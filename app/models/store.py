@@ -103,28 +103,32 @@ class ModelStore:
         fetched = (stored for stored in self.hub_models.entries() if stored.path not in paths)
         return [*known, *fetched, *self.web_models.entries(), *others]
 
-    def remove(self, name: str) -> list[Removal]:
-        """Remove every stored copy of a model, and its record. Raises ModelNotFound if there is none."""
+    def remove(self, name: str, *, really: bool = True) -> list[Removal]:
+        """Remove every stored copy of a model, and its record; not `really`: tell what that would free.
+
+        Raises ModelNotFound if there is none.
+        """
         entry = self.catalog.find(name)
         if entry is None:
-            return self._remove_named(name)
+            return self._remove_named(name, really)
         with self.lock(entry):
-            removals = [self._remove_copy(path, source) for path, source in self._places(entry)]
-            self._forget_partials(entry)
-            self._record_path(entry).unlink(missing_ok=True)
+            removals = [self._remove_copy(path, source, really) for path, source in self._places(entry)]
+            if really:
+                self._forget_partials(entry)
+                self._record_path(entry).unlink(missing_ok=True)
         if not removals:
             raise ModelNotFound(f"{entry.name} is not on this machine", "ingle ls shows what is.")
         return removals
 
-    def _remove_named(self, name: str) -> list[Removal]:
+    def _remove_named(self, name: str, really: bool) -> list[Removal]:
         """Of what is not in the catalog."""
         if other := self.other_tool(name):
             stored = self._of_other_tool(name, *other)
             raise AppError(f"{stored.name} belongs to {stored.source}", other[0].removal(other[1]))
         if repository := self.repository(name):
-            return self.hub_models.remove(repository)
+            return self.hub_models.remove(repository, really=really)
         if web := WebName.parse(name):
-            return [self.web_models.remove(web)]
+            return [self.web_models.remove(web, really=really)]
         local = self._at_path(name)
         raise AppError(f"{local.path} was not stored by ingle", "Delete it yourself if you want it gone.")
 
@@ -183,11 +187,12 @@ class ModelStore:
         place = next(self._places(entry), None)
         return _stored(entry, place[0], str(place[1])) if place else None
 
-    def _remove_copy(self, path: Path, source: Source | str) -> Removal:
+    def _remove_copy(self, path: Path, source: Source | str, really: bool) -> Removal:
         if isinstance(source, HubSource):
-            return Removal(path, hub_cache.remove(self._hub_cache, [source]), shared=True)
+            return Removal(path, hub_cache.remove(self._hub_cache, [source], really=really), shared=True)
         freed = path.stat().st_size
-        path.unlink()
+        if really:
+            path.unlink()
         return Removal(path, freed, shared=False)
 
     def _at_path(self, name: str) -> StoredModel:

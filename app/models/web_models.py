@@ -6,6 +6,7 @@ to know how files are fetched, but for what an answer has to be.
 
 import json
 import re
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from urllib.parse import unquote, urlsplit
 
 from app.errors import AppError, IntegrityError, ModelNotFound
 from app.models.digests import DIGESTS, holds, remember_sha256
-from app.models.incoming import Incoming, arrived, check_space, discard, receive, write_whole
+from app.models.incoming import Incoming, arrived, check_space, receive, write_whole
 from app.models.repository import COMPONENT, quantization_of
 from app.models.stored_model import Removal, StoredModel
 from app.progress import Progress
@@ -89,17 +90,15 @@ class WebModels:
             yield incoming
         remember_sha256(final, self._records, name.sha256)
 
-    def remove(self, name: WebName) -> Removal:
-        """Raises ModelNotFound."""
+    def remove(self, name: WebName, *, really: bool = True) -> Removal:
+        """Remove it, or tell what that would free. Raises ModelNotFound."""
         place = self._place(name.sha256)
         if not place.is_dir():
             raise ModelNotFound(f"{name} is not on this machine", "ingle ls shows what is.")
         final = place / name.file
         freed = arrived(final) + (final.stat().st_size if final.is_file() else 0)
-        discard(final)
-        for path in place.iterdir():
-            path.unlink()
-        place.rmdir()
+        if really:
+            shutil.rmtree(place)
         return Removal(final, freed, shared=False)
 
     def _place(self, digest: str) -> Path:

@@ -145,13 +145,17 @@ def test_pull_ls_and_rm(stored: Path) -> None:
     assert json.loads(quiet.stdout)["path"] == str(stored)
 
     table = _invoke("ls").output.splitlines()
-    assert table[0].split() == ["NAME", "SIZE", "QUANT", "STORED", "PATH"]
+    assert table[0].split() == ["NAME", "SIZE", "QUANT", "STORED", "USED", "PATH"]
     assert table[1].startswith("smollm2:135m  98.4 MB  Q4_1   20")
     assert table[1].endswith(str(stored))
     [listed] = json.loads(_invoke("ls", "--json").output)
-    assert listed.keys() == {"name", "path", "size", "sha256", "source", "quantization", "stored_at"}
+    assert listed.keys() == {"name", "path", "size", "sha256", "source", "quantization", "stored_at", "used_at"}
     assert (listed["name"], listed["size"]) == ("smollm2:135m", 98362432)
 
+    spared = _invoke("rm", "--dry-run", "smollm2:135m")
+    assert (spared.exit_code, spared.stdout) == (0, "")
+    assert spared.stderr == f"Would remove {stored}: 98.4 MB would be freed.\n"
+    assert stored.exists()
     removed = _ingle("rm", "smollm2:135m")
     assert (removed.returncode, removed.stdout) == (0, "")
     assert "98.4 MB freed" in removed.stderr

@@ -292,7 +292,11 @@ def test_a_reference_that_makes_no_sense_leads_nowhere(tmp_path: Path, content: 
 def test_removal_takes_what_was_pulled_and_spares_the_rest(fake_hub: FakeHub, settings: Settings) -> None:
     fake_hub.repositories[REPO][GGUF] = b"GGUF" * 100
     folder, file = pull(REPO, settings), pull(f"{REPO}:Q4_0", settings)
+    before = files_below(settings.hub_cache)
+    told = ModelStore(settings).remove(REPO, really=False)
+    assert files_below(settings.hub_cache) == before
     [removal] = ModelStore(settings).remove(REPO)
+    assert told == [removal]
     assert (removal.freed, removal.shared) == (sum(map(len, sharded_files().values())), True)
     assert removal.path == folder.path
     assert file.path.is_file()

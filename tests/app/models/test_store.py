@@ -279,7 +279,11 @@ def test_space_is_checked_before_the_download(
 def test_removal_frees_the_file_and_its_record(store: ModelStore, tmp_path: Path) -> None:
     _put(store)
     _put(store, HUB)
+    before = files_below(tmp_path)
+    told = store.remove("tiny", really=False)
+    assert files_below(tmp_path) == before
     removals = store.remove("tiny")
+    assert removals == told
     assert [(removal.freed, removal.shared) for removal in removals] == [(len(CONTENT), False), (len(CONTENT), True)]
     assert files_below(tmp_path) == set()
     with pytest.raises(ModelNotFound):

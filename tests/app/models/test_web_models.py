@@ -46,6 +46,7 @@ def test_a_file_is_fetched_found_and_removed(host: FakeHub, settings: Settings, 
     assert ModelStore(settings).entries() == [stored]
     assert len(host.requests) == asked
     assert not any(headers["Authorization"] for _, _, headers in host.requests)
+    assert ModelStore(settings).remove(stored.name, really=False)[0].freed == len(CONTENT)
     [removal] = ModelStore(settings).remove(stored.name)
     assert (removal.freed, removal.shared) == (len(CONTENT), False)
     assert ModelStore(settings).entries() == []
