@@ -24,7 +24,7 @@ from app.chat.model_replies import ChatPrompt
 from app.chat.service import ChatService
 from app.server.choices import generate_choices
 from app.server.errors import naming
-from app.server.openai_requests import ChatCompletionRequest
+from app.server.openai_chat_requests import ChatCompletionRequest
 from app.server.openai_tokens import (
     FinishText,
     Identity,

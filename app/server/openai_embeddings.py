@@ -15,8 +15,9 @@ from app.embedding_service import EmbeddingService, shortened
 from app.server.embedding_inputs import MAX_INPUTS, Truncation, faulty, read_inputs
 from app.server.endpoint import Endpoint
 from app.server.errors import InvalidRequest
+from app.server.openai_chat_requests import ChatCompletionRequest
 from app.server.openai_models import ServedModel
-from app.server.openai_requests import ChatCompletionRequest, CompletionRequest, PositiveCount, Prompts, separate
+from app.server.openai_requests import CompletionRequest, PositiveCount, Prompts, separate
 from app.server.reply import while_connected
 from app.server.request_body import read_body
 from app.server.rerank import PATHS as RERANKING

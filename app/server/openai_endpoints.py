@@ -11,10 +11,11 @@ from app.chat.service import ChatService
 from app.server import openai_chat, openai_completions
 from app.server.door import of_caller
 from app.server.endpoint import Endpoint
+from app.server.openai_chat_requests import ChatCompletionRequest
 from app.server.openai_embeddings import refused_embeddings
 from app.server.openai_errors import error_body
 from app.server.openai_models import ServedModel
-from app.server.openai_requests import ChatCompletionRequest, CompletionRequest, GenerationRequest
+from app.server.openai_requests import CompletionRequest, GenerationRequest
 from app.server.reply import ChunkT, StreamedReply, WholeReply
 from app.server.request_body import read_body
 

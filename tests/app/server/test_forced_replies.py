@@ -16,7 +16,7 @@ from app.chat.service import ChatService
 from app.chat.template import ChatTemplateRenderer
 from app.chat.token_streams import TokenStreams
 from app.server.openai_chat import ChatCompletionChunk, Choice, chunks, fold
-from app.server.openai_requests import ChatCompletionRequest
+from app.server.openai_chat_requests import ChatCompletionRequest
 from app.text.tokenizer import Tokenizer
 from engine.core import Engine
 from engine.load_options import LoadOptions

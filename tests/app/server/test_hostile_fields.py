@@ -16,7 +16,8 @@ from starlette.types import Message
 from app.chat.template import ChatTemplateRenderer
 from app.server.access import Access
 from app.server.application import Locks
-from app.server.openai_requests import ChatCompletionRequest, CompletionRequest
+from app.server.openai_chat_requests import ChatCompletionRequest
+from app.server.openai_requests import CompletionRequest
 from app.text.tokenizer import Tokenizer
 from tests.app.server.hostile_fields import HOSTILE, Field, fields_of, hostile_bodies
 from tests.app.server.live_server import LiveServer, controlled_engine

@@ -13,7 +13,7 @@ import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from app.chat.template import ChatTemplateRenderer
-from app.server.openai_requests import ChatCompletionRequest
+from app.server.openai_chat_requests import ChatCompletionRequest
 from app.text.tokenizer import Tokenizer
 from engine.config import EngineConfig
 from engine.core import Engine

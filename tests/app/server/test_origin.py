@@ -9,7 +9,8 @@ import pytest
 from starlette.datastructures import Headers
 
 from app.server.errors import InvalidRequest
-from app.server.openai_requests import ChatCompletionRequest, ChatMessage, CompletionRequest, GenerationRequest
+from app.server.openai_chat_requests import ChatCompletionRequest, ChatMessage
+from app.server.openai_requests import CompletionRequest, GenerationRequest
 from app.server.origin import CLASS_HEADER, CLASS_NAMES
 from engine.core import Engine
 from engine.request import Origin, Request, ServiceClass

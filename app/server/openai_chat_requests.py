@@ -1,0 +1,140 @@
+"""Requests of chat completions, OpenAI's dialect: messages, tools, and how the model is to think and answer.
+
+What they have in common with other requests is declared in `openai_requests`, in the same manner.
+"""
+
+from collections.abc import Iterator
+from typing import Annotated, Literal
+
+from msgspec import Meta, Raw, Struct
+
+from app.chat.conversation import Conversation
+from app.chat.messages import InvalidMessage, Message, ToolCall, text_of
+from app.server.errors import InvalidRequest
+from app.server.openai_requests import Alternatives, GenerationRequest, PositiveCount
+from app.server.openai_tools import (
+    OWN_VARIABLES,
+    ReasoningEffort,
+    ReasoningOptions,
+    TemplateVariables,
+    ThinkingBudget,
+    ToolChoice,
+    ToolDefinitions,
+    WantedThinking,
+    named,
+    use_of,
+)
+from app.server.openai_tools import problems as tool_problems
+from app.server.origin import Purpose
+from app.server.structured_output import AskedGrammar, ResponseFormat, of_response_format
+
+
+class ContentPart(Struct):
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+
+
+class FunctionCall(Struct):
+    name: str
+    arguments: str = ""
+
+
+class MessageToolCall(Struct):
+    function: FunctionCall
+    id: str | None = None
+
+
+class ChatMessage(Struct):
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[ContentPart] | None = None
+    name: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None  # the same by its other name
+    tool_calls: list[MessageToolCall] | None = None
+    tool_call_id: str | None = None
+
+    def to_message(self) -> Message:
+        """Raises InvalidMessage for what is not text, or arguments that are no JSON object."""
+        parts = self.content
+        if isinstance(parts, list):
+            parts = text_of([{"type": part.type, "text": part.text, "refusal": part.refusal} for part in parts])
+        calls = [ToolCall.parse(c.function.name, c.function.arguments, c.id) for c in self.tool_calls or ()]
+        thought = self.reasoning_content if self.reasoning is None else self.reasoning
+        return Message(self.role, parts or "", thought, tuple(calls), self.tool_call_id, self.name)
+
+
+class ChatCompletionRequest(GenerationRequest, kw_only=True):
+    """POST /v1/chat/completions."""
+
+    messages: Annotated[list[ChatMessage], Meta(min_length=1)]
+    max_completion_tokens: PositiveCount | None = None
+    logprobs: bool | None = None
+    top_logprobs: Alternatives | None = None
+    response_format: ResponseFormat | None = None
+    tools: ToolDefinitions | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    functions: list[Raw] | None = None
+    reasoning: ReasoningOptions | None = None
+    reasoning_effort: ReasoningEffort | None = None
+    thinking_token_budget: ThinkingBudget | None = None
+    thinking_budget: ThinkingBudget | None = None  # the same by its other names
+    thinking_budget_tokens: ThinkingBudget | None = None
+    chat_template_kwargs: TemplateVariables | None = None
+    modalities: list[str] | None = None
+
+    def conversation(self) -> Conversation:
+        """Raises InvalidRequest naming the message that cannot be given to a model."""
+        tools = [definition.to_tool() for definition in self.tools or ()]
+        names, thinking = named(self.tool_choice), self._thinking()
+        return Conversation(
+            self._messages(),
+            tools,
+            None if names is None else [tool for tool in tools if tool.name in names],
+            use_of(self.tool_choice),
+            parallel_calls=self.parallel_tool_calls is not False,
+            thinking_budget=thinking.budget,
+            variables=thinking.template_variables(self.chat_template_kwargs),
+        )
+
+    def _thinking(self) -> WantedThinking:
+        budgets = (self.thinking_token_budget, self.thinking_budget, self.thinking_budget_tokens)
+        return WantedThinking.of(self.reasoning, self.reasoning_effort, budgets)
+
+    def _messages(self) -> list[Message]:
+        messages = []
+        for index, message in enumerate(self.messages):
+            try:
+                messages.append(message.to_message())
+            except InvalidMessage as error:
+                place = f"messages[{index}]"
+                raise InvalidRequest(f"{place}: {error.message}", error.remedy, parameter=place) from error
+        return messages
+
+    def _purpose(self) -> Purpose:
+        return Purpose.CHAT
+
+    def _grammars(self) -> Iterator[AskedGrammar]:
+        yield from of_response_format(self.response_format)
+        yield from super()._grammars()
+
+    def _problems(self) -> Iterator[tuple[str, str]]:
+        yield from super()._problems()
+        yield from tool_problems(self.tools or (), self.tool_choice)
+        if self.use_beam_search and self._thinking().budget is not None:
+            yield "thinking_token_budget", "a beam search has none; leave one of them out."
+        if self.functions:
+            yield "functions", "they are called tools now; send tools."
+        if taken := OWN_VARIABLES.intersection(self.chat_template_kwargs or ()):
+            yield f"chat_template_kwargs.{min(taken)}", "it is filled from the conversation; leave it out."
+        if any(modality != "text" for modality in self.modalities or ()):
+            yield "modalities", "this version writes text only; leave it out."
+        if self.top_logprobs is not None and not self.logprobs:
+            yield "top_logprobs", "it needs logprobs to be true."
+
+    def _max_tokens(self) -> int | None:
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    def _logprobs(self) -> int | None:
+        return self.top_logprobs or 0 if self.logprobs else None
