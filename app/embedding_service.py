@@ -1,12 +1,15 @@
-"""The embedding service: from texts to vectors, over one loaded model, for any number of requests at a time.
+"""The embedding service: from texts to vectors, or from pairs of texts to how well the second suits the first, over
+one loaded model, for any number of requests at a time.
 
 Requests share the model's threads fairly: each has no more texts under way than there are threads, so that one of a
 thousand texts lets another one's single text in between. Knows nothing of wire formats.
 """
 
 import asyncio
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from functools import partial
+from typing import NamedTuple, Protocol
 
 from torch import Tensor
 from torch.nn import functional as F
@@ -19,14 +22,22 @@ class InputTokenizer(Protocol):
     """A vocabulary as an embedding model reads it."""
 
     vocab_size: int
+    markers_before: int  # a text: how many of its ids are there
 
     def encode(self, text: str, most: int | None = None) -> tuple[int, ...]:
         """The ids of `text` with the model's markers; where `most` is given, the text is cut to fit into so many."""
         ...
 
 
+class TextPair(NamedTuple):
+    """Two texts as a cross-encoder reads them."""
+
+    ids: tuple[int, ...]
+    second: int  # where the second text begins
+
+
 class EmbeddingService:
-    """Answers texts with vectors by one model."""
+    """Answers texts with vectors by one model; or pairs of texts with numbers, where that is a cross-encoder."""
 
     def __init__(self, name: str, tokenizer: InputTokenizer, embedder: Embedder) -> None:
         self.name = name
@@ -34,6 +45,11 @@ class EmbeddingService:
         self.requests = 0  # under way
         self._embedder = embedder
         self._stopping = False
+
+    @property
+    def ranks(self) -> bool:
+        """Whether the model is a cross-encoder: `scores` is for those, and `embed` for all others."""
+        return self._embedder.ranks
 
     @property
     def context_length(self) -> int:
@@ -53,19 +69,38 @@ class EmbeddingService:
         """The ids of texts with the model's markers; where `most` is given, each is cut to fit into so many."""
         return await asyncio.to_thread(lambda: [self.tokenizer.encode(text, most) for text in texts])
 
-    async def embed(self, sequences: Sequence[Sequence[int]]) -> list[Tensor]:
-        """The vector of each, float32 [dimensions], of length 1.
+    async def encode_pairs(self, first: str, seconds: Sequence[str], most: int | None = None) -> list[TextPair]:
+        """A text with each of others behind it; where `most` is given, those are cut to fit into so many ids."""
 
-        Leaving early gives up what is not computed yet. Raises PromptTooLong; IndexError for ids that are not in the
-        vocabulary; EngineError when the model is being stopped.
+        def encode() -> list[TextPair]:
+            ids, before = self.tokenizer.encode(first), self.tokenizer.markers_before
+            room = None if most is None else max(0, most - len(ids)) + before
+            return [TextPair((*ids, *self.tokenizer.encode(text, room)[before:]), len(ids)) for text in seconds]
+
+        return await asyncio.to_thread(encode)
+
+    async def embed(self, sequences: Sequence[Sequence[int]]) -> list[Tensor]:
+        """The vector of each, float32 [dimensions], of length 1. Raises what `scores` raises."""
+        return await self._computed([partial(self._embedder.submit, ids) for ids in sequences])
+
+    async def scores(self, pairs: Sequence[TextPair]) -> list[float]:
+        """How well the second text of each pair suits the first, from 0 to 1. Raises PromptTooLong; IndexError for ids
+        that are not in the vocabulary; EngineError when the model is being stopped."""
+        found = await self._computed([partial(self._embedder.submit, pair.ids, pair.second) for pair in pairs])
+        return [float(score) for score in found]
+
+    async def _computed(self, submits: Sequence[Callable[[], "Future[Tensor]"]]) -> list[Tensor]:
+        """What each gives.
+
+        Leaving early gives up what is not computed yet.
         """
-        vectors: dict[int, Tensor] = {}
-        left = iter(enumerate(sequences))
+        found: dict[int, Tensor] = {}
+        left = iter(enumerate(submits))
 
         async def work() -> None:
-            for place, ids in left:
+            for place, submit in left:
                 self._check_running()
-                vectors[place] = await asyncio.wrap_future(self._embedder.submit(ids))
+                found[place] = await asyncio.wrap_future(submit())
 
         self.requests += 1
         workers = [asyncio.create_task(work()) for _ in range(self._embedder.threads)]
@@ -78,7 +113,7 @@ class EmbeddingService:
             self.requests -= 1
             for worker in workers:
                 worker.cancel()
-        return [vectors[place] for place in range(len(sequences))]
+        return [found[place] for place in range(len(submits))]
 
     async def stop(self) -> None:
         """Give up what waits; what is being computed is waited for."""

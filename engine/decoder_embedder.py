@@ -88,6 +88,8 @@ class EmbeddingRunner:
 class DecoderEmbedder:
     """A loaded decoder with an engine of its own. Safe for several callers at a time."""
 
+    ranks = False
+
     def __init__(self, engine: Engine[Any], runner: EmbeddingRunner, hidden: int) -> None:
         self.hidden = hidden
         self.vocab_size = engine.vocab_size
@@ -99,11 +101,14 @@ class DecoderEmbedder:
         self._thread = EngineThread(engine, self._tell)
         self._thread.start()
 
-    def submit(self, ids: Sequence[int]) -> "Future[Tensor]":
+    def submit(self, ids: Sequence[int], second: int | None = None) -> "Future[Tensor]":
         """The vector of one text, float32 [hidden]; a future that is cancelled ends its request.
 
-        Raises PromptTooLong; IndexError for an id that is not in the vocabulary; EngineError when it does not run.
+        Raises PromptTooLong; IndexError for an id that is not in the vocabulary; EngineError when it does not run;
+        ValueError for two texts.
         """
+        if second is not None:
+            raise ValueError("a decoder reads one text at a time")
         future: Future[Tensor] = Future()
 
         def register(request: Request) -> None:

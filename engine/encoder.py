@@ -1,4 +1,5 @@
-"""Encoders: models that read a whole text and answer with one vector, in which distance stands for meaning.
+"""Encoders: models that read a whole text and answer with one vector, in which distance stands for meaning; or two
+texts together, and answer with how well the second suits the first.
 
 An encoder is no decoder: it has no cache and no next token, so that no scheduler is needed. Texts are computed one at a
 time by each thread, so that a vector's bits depend on its own text alone. Refuses to know files, and text.
@@ -8,6 +9,7 @@ import enum
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -42,25 +44,28 @@ class EncoderModel(Protocol):
 
     config: EncoderConfig
 
-    def forward(self, ids: Tensor) -> Tensor:
+    def forward(self, ids: Tensor, second: int | None = None) -> Tensor:
         """int64 [tokens], in range and no more than the context -> states float32 [tokens, hidden], on its device.
 
-        Called by several threads at a time.
+        Tokens from place `second` on are of a second text. Called by several threads at a time.
         """
         ...
 
 
 class Embedder(Protocol):
-    """What answers texts with vectors. Safe for several callers at a time."""
+    """What answers texts with vectors; or, as a cross-encoder, pairs of texts with one number. Safe for several callers
+    at a time."""
 
-    hidden: int
+    ranks: bool  # it is a cross-encoder
+    hidden: int  # elements of a vector; 1 of a cross-encoder's
     vocab_size: int
     context_length: int  # most tokens of a text
     threads: int  # texts that it computes at a time
 
-    def submit(self, ids: Sequence[int]) -> "Future[Tensor]":
+    def submit(self, ids: Sequence[int], second: int | None = None) -> "Future[Tensor]":
         """The vector of one text, float32 [hidden], of length 1, when it is its turn; one that is cancelled may never
-        be computed. Raises PromptTooLong; IndexError for an id that is not in the vocabulary."""
+        be computed. A cross-encoder is given both texts, the second from place `second` on, and answers with a number
+        from 0 to 1. Raises PromptTooLong; IndexError for an id that is not in the vocabulary."""
         ...
 
     def encode(self, sequences: Sequence[Sequence[int]]) -> Tensor:
@@ -107,19 +112,22 @@ class Encoder:
         context_length: int,
         threads: int,
         begin: Callable[[], None] = _one_thread,
+        head: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         """`context_length` is the most tokens of a text, no more than the model has positions; each thread begins with
-        `begin`."""
-        self.hidden = model.config.hidden
+        `begin`. With a `head`, from states to a number, it is a cross-encoder, and `pooling` means nothing."""
+        self.ranks = head is not None
+        self.hidden = model.config.hidden if head is None else 1
         self.vocab_size = model.config.vocab_size
         self.context_length = context_length
         self.threads = threads
         self._model = model
-        self._pooling = pooling
+        self._answer = head or partial(pooled, pooling=pooling)
         self._pool = ThreadPoolExecutor(threads, "encoding", initializer=begin)
 
-    def submit(self, ids: Sequence[int]) -> "Future[Tensor]":
-        """The vector of one text, float32 [hidden], when it is its turn: first come, first served.
+    def submit(self, ids: Sequence[int], second: int | None = None) -> "Future[Tensor]":
+        """The vector of one text, or the number of a pair, float32 [hidden], when it is its turn: first come, first
+        served.
 
         Raises PromptTooLong; IndexError for no ids, or one that is not in the vocabulary.
         """
@@ -129,16 +137,16 @@ class Encoder:
             )
         if not ids or not 0 <= min(ids) <= max(ids) < self.vocab_size:
             raise IndexError(f"a text has no token, or one that is not in the vocabulary of {self.vocab_size}")
-        return self._pool.submit(self._vector, torch.tensor(ids))
+        return self._pool.submit(self._vector, torch.tensor(ids), second)
 
     def encode(self, sequences: Sequence[Sequence[int]]) -> Tensor:
         """The vectors of texts, float32 [texts, hidden]. Raises what `submit` raises."""
         futures = [self.submit(ids) for ids in sequences]
         return torch.stack([future.result() for future in futures]) if futures else torch.empty(0, self.hidden)
 
-    def _vector(self, ids: Tensor) -> Tensor:
+    def _vector(self, ids: Tensor, second: int | None) -> Tensor:
         with torch.inference_mode():
-            return pooled(self._model.forward(ids), self._pooling).cpu()
+            return self._answer(self._model.forward(ids, second)).cpu()
 
     def close(self) -> None:
         """Texts that are waiting are given up; returns when those under way are computed."""

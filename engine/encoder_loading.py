@@ -5,9 +5,11 @@ The counterpart of `engine.loading` for models that write no text. Refuses to kn
 
 import importlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
+
+from torch import Tensor
 
 from engine.checkpoint import Checkpoint, Names, StoredWeight
 from engine.checkpoint_config import Metadata
@@ -21,7 +23,7 @@ from engine.device_choice import (
     wants_cpu_kernels,
 )
 from engine.encoder import Embedder, Encoder, EncoderConfig, EncoderModel, Pooling
-from engine.encoder_pooling import names_pooling, read_pooling
+from engine.encoder_pooling import PoolingConfig, asks_for_ranking, names_pooling, read_pooling
 from engine.errors import UnsupportedModel
 from engine.kv_budget import available_memory
 from engine.load_options import LoadOptions
@@ -49,11 +51,19 @@ class _Loads(Protocol):
     def load(self, config: EncoderConfig, weights: Weights, backend: LinearBackend) -> EncoderModel: ...
 
 
+class _LoadsHead(Protocol):
+    """An encoder family's class `RankingHead`."""
+
+    def load(self, config: EncoderConfig, weights: Weights, backend: LinearBackend) -> Callable[[Tensor], Tensor]: ...
+
+
 class Family(Protocol):
     """An encoder family's module."""
 
     NAMES: Names
+    RANKING_NAMES: Names  # where it is a cross-encoder
     Model: _Loads
+    RankingHead: _LoadsHead
 
     def read_config(self, metadata: Metadata) -> EncoderConfig: ...
 
@@ -94,19 +104,21 @@ def load_encoder(checkpoint: Checkpoint, options: LoadOptions, progress: LoadPro
     with reporting_shortage():
         family = _family(checkpoint)
         config = family.read_config(checkpoint.metadata)
-        pooling = read_pooling(checkpoint.path, checkpoint.metadata)
-        stored = checkpoint.weights(family.NAMES)
+        ranks = asks_for_ranking(checkpoint.metadata)
+        pooling = PoolingConfig() if ranks else read_pooling(checkpoint.path, checkpoint.metadata)
+        stored = checkpoint.weights(_names(family, checkpoint))
         threads = options.threads or physical_cores()
         weights = Weights(checkpoint.path, stored, progress, min(threads, MOST_LOADING_THREADS))
         gpu = _gpu(options, config)
         backend = _backend(checkpoint, options, config, stored) if gpu is None else _gpu_backend(gpu, options)
         model = family.Model.load(config, weights, backend)
+        head = family.RankingHead.load(config, weights, backend) if ranks else None
         weights.finish()
     longest = min(config.context_length, pooling.most_tokens or config.context_length)
     context = min(longest, options.context_length or longest)
     if gpu is None:
-        return Encoder(model, pooling.pooling, context, threads)
-    return Encoder(model, pooling.pooling, context, threads=1, begin=gpu.make_current)
+        return Encoder(model, pooling.pooling, context, threads, head=head)
+    return Encoder(model, pooling.pooling, context, threads=1, begin=gpu.make_current, head=head)
 
 
 def embedder_layouts(checkpoint: Checkpoint, options: LoadOptions) -> frozenset[Layout] | None:
@@ -117,7 +129,7 @@ def embedder_layouts(checkpoint: Checkpoint, options: LoadOptions) -> frozenset[
     if not _is_encoder(checkpoint):
         return layouts_to_compile(checkpoint, options)
     family = _family(checkpoint)
-    stored = checkpoint.weights(family.NAMES)
+    stored = checkpoint.weights(_names(family, checkpoint))
     unfit = options.backend == "auto" and _why_unsupported(family.read_config(checkpoint.metadata), stored)
     return None if unfit or not wants_cpu_kernels(options) else layouts_of(matrix_samples(stored))
 
@@ -125,6 +137,10 @@ def embedder_layouts(checkpoint: Checkpoint, options: LoadOptions) -> frozenset[
 def _family(checkpoint: Checkpoint) -> Family:
     family: Family = importlib.import_module(ENCODERS[checkpoint.metadata.architecture])
     return family
+
+
+def _names(family: Family, checkpoint: Checkpoint) -> Names:
+    return family.RANKING_NAMES if asks_for_ranking(checkpoint.metadata) else family.NAMES
 
 
 def _gpu(options: LoadOptions, config: EncoderConfig) -> "Gpu | None":

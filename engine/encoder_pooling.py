@@ -22,6 +22,9 @@ MODULES = "modules.json"
 LIMITS = "sentence_bert_config.json"
 
 _POOLING_TYPE = Key("{arch}.pooling_type")
+_ARCHITECTURES = Key("", "architectures")
+_RANKING = "ForSequenceClassification"
+RANK = 4  # of gguf's PoolingType
 _LONGEST = Key("", "max_seq_length")
 _OF_TYPE = {1: Pooling.MEAN, 2: Pooling.CLS, 3: Pooling.LAST}  # gguf's PoolingType; 0 is none, 4 is for ranking
 _OF_FLAG = {
@@ -45,6 +48,14 @@ class PoolingConfig:
 def names_pooling(path: Path, metadata: Metadata) -> bool:
     """Whether the checkpoint says anything of it, which those of models that write text do not."""
     return (path / MODULES).exists() if metadata.is_config else metadata.get(_POOLING_TYPE) is not None
+
+
+def asks_for_ranking(metadata: Metadata) -> bool:
+    """Whether the checkpoint is a cross-encoder: it reads two texts together, and its states become one number."""
+    if not metadata.is_config:
+        return metadata.get(_POOLING_TYPE) == RANK
+    architectures = metadata.get(_ARCHITECTURES)
+    return isinstance(architectures, list | tuple) and [str(it)[-len(_RANKING) :] for it in architectures] == [_RANKING]
 
 
 def read_pooling(path: Path, metadata: Metadata) -> PoolingConfig:

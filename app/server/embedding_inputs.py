@@ -1,6 +1,6 @@
 """What an embedding model is to read: texts or token ids of a request become sequences that it can."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, TypeAlias
 
 from msgspec import Meta
@@ -21,21 +21,31 @@ async def read_inputs(
 
     Raises InvalidRequest naming one that it cannot.
     """
-    longest = service.context_length
-    most = truncate if truncate is None else min(longest, longest if truncate == -1 else truncate)
+    most = most_tokens(service, truncate)
     texts = iter(await service.encode([one for one in inputs.values() if isinstance(one, str)], most))
     sequences = [next(texts) if isinstance(one, str) else one[:most] for one in inputs.values()]
     for name, ids in zip(inputs, sequences, strict=True):
-        if not ids:
-            raise faulty(name, "nothing is left of it")
-        if most is not None and len(ids) > most:
-            raise faulty(name, f"the {len(ids)} tokens that the model puts around a text are more than {most}")
-        if len(ids) > longest:
-            problem = f"its {len(ids)} tokens are more than the {longest} that the model reads"
-            raise faulty(name, problem, code="context_length_exceeded")
-        if max(ids) >= service.vocab_size:
-            raise faulty(name, f"token id {max(ids)} is not in the vocabulary of {service.vocab_size}")
+        check_sequence(service, name, ids, most)
     return sequences
+
+
+def most_tokens(service: EmbeddingService, truncate: int | None) -> int | None:
+    """What a text is to be cut to; None: it is not."""
+    longest = service.context_length
+    return truncate if truncate is None else min(longest, longest if truncate == -1 else truncate)
+
+
+def check_sequence(service: EmbeddingService, name: str, ids: Sequence[int], most: int | None) -> None:
+    """Raise InvalidRequest for ids that the model cannot read, or that could not be cut to `most`."""
+    if not ids:
+        raise faulty(name, "nothing is left of it")
+    if most is not None and len(ids) > most:
+        raise faulty(name, f"the {len(ids)} tokens that cannot be cut are more than {most}")
+    if len(ids) > service.context_length:
+        problem = f"its {len(ids)} tokens are more than the {service.context_length} that the model reads"
+        raise faulty(name, problem, code="context_length_exceeded")
+    if max(ids) >= service.vocab_size:
+        raise faulty(name, f"token id {max(ids)} is not in the vocabulary of {service.vocab_size}")
 
 
 def faulty(name: str, problem: str, code: str = "") -> InvalidRequest:

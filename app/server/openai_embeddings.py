@@ -84,12 +84,17 @@ class EmbeddingEndpoints:
         refused = "Refused: this model writes no text"
         return [
             *self._model.endpoints(),
-            Endpoint(
-                "POST", EMBEDDINGS, self.create_embeddings, "Embeddings", takes=EmbeddingRequest, gives=EmbeddingList
-            ),
+            self._embeddings(),
             *RerankEndpoints(self._service, self._model).endpoints(),
             *(Endpoint("POST", path, refuse_generation, refused, takes=body) for path, body in GENERATING.items()),
         ]
+
+    def _embeddings(self) -> Endpoint:
+        if self._service.ranks:
+            refused = "Refused: this model ranks documents, and gives no vectors"
+            return Endpoint("POST", EMBEDDINGS, refuse_vectors, refused, takes=EmbeddingRequest)
+        summary, answer = "Texts become vectors", self.create_embeddings
+        return Endpoint("POST", EMBEDDINGS, answer, summary, takes=EmbeddingRequest, gives=EmbeddingList)
 
     async def create_embeddings(self, request: Request) -> Response:
         wanted = await read_body(request, self._decoder)
@@ -156,6 +161,16 @@ async def refuse_embeddings(request: Request) -> NoReturn:
     raise InvalidRequest(
         "This server's model writes text, and has no embeddings",
         "Serve an embedding model: ingle serve --model FOLDER, of all-MiniLM-L6-v2 or BGE for one.",
+        parameter="model",
+    )
+
+
+async def refuse_vectors(request: Request) -> NoReturn:
+    """What a cross-encoder answers to whoever wants vectors."""
+    await read_body(request, _any_request)
+    raise InvalidRequest(
+        "This server's model ranks documents, and gives no embeddings",
+        f"Use POST {RERANKING[0]}, or serve an embedding model.",
         parameter="model",
     )
 

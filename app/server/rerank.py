@@ -1,6 +1,7 @@
-"""Reranking: which of several documents answers a query best, by an embedding model.
+"""Reranking: which of several documents answers a query best.
 
-The relevance of a document is the cosine of its vector and the query's. Fields are those that Jina's API, vLLM and
+A cross-encoder reads each document together with the query, and says so itself; with other models that give vectors,
+the relevance of a document is the cosine of its vector and the query's. Fields are those that Jina's API, vLLM and
 llama.cpp's server have in common; the path is theirs, too.
 """
 
@@ -12,10 +13,9 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
-from torch import Tensor
 
 from app.embedding_service import EmbeddingService
-from app.server.embedding_inputs import MAX_INPUTS, Truncation, read_inputs
+from app.server.embedding_inputs import MAX_INPUTS, Truncation, check_sequence, most_tokens, read_inputs
 from app.server.endpoint import Endpoint
 from app.server.openai_models import ServedModel
 from app.server.openai_requests import PositiveCount
@@ -49,7 +49,7 @@ class RerankRequest(Struct, kw_only=True):
 
 class RankedDocument(Struct):
     index: int  # of the document in the request
-    relevance_score: float  # -1 to 1
+    relevance_score: float  # by a cross-encoder 0 to 1, else -1 to 1
     document: TextDocument | UnsetType = UNSET
 
 
@@ -68,7 +68,7 @@ class Ranking(Struct):
 
 
 class RerankEndpoints:
-    """Serves one embedding model."""
+    """Serves one model that gives vectors, or one that ranks."""
 
     def __init__(self, service: EmbeddingService, model: ServedModel) -> None:
         self._service = service
@@ -85,20 +85,32 @@ class RerankEndpoints:
         body: list[bytes] = []
 
         async def answer() -> None:
-            names = ["query", *(f"documents[{place}]" for place in range(len(wanted.documents)))]
-            inputs = dict(zip(names, [wanted.query, *wanted.texts], strict=True))
-            sequences = await read_inputs(self._service, inputs, wanted.truncate_prompt_tokens)
-            vectors = await self._service.embed(sequences)
-            tokens = sum(map(len, sequences))
-            body.append(await asyncio.to_thread(_body, vectors, wanted, tokens))
+            scores, tokens = await (self._by_pairs(wanted) if self._service.ranks else self._by_vectors(wanted))
+            body.append(await asyncio.to_thread(_body, scores, wanted, tokens))
 
         await while_connected(request.receive, answer())
         return Response(b"".join(body), media_type="application/json")
 
+    async def _by_pairs(self, wanted: RerankRequest) -> tuple[list[float], int]:
+        """The score of each document, and the tokens that were read for all."""
+        most = most_tokens(self._service, wanted.truncate_prompt_tokens)
+        pairs = await self._service.encode_pairs(wanted.query, wanted.texts, most)
+        for name, pair in zip(_names(wanted), pairs, strict=True):
+            check_sequence(self._service, name, pair.ids, most)
+        return await self._service.scores(pairs), sum(len(pair.ids) for pair in pairs)
 
-def _body(vectors: Sequence[Tensor], wanted: RerankRequest, tokens: int) -> bytes:
-    query, *documents = vectors
-    scores = [float(query @ document) for document in documents]
+    async def _by_vectors(self, wanted: RerankRequest) -> tuple[list[float], int]:
+        inputs = {"query": wanted.query, **dict(zip(_names(wanted), wanted.texts, strict=True))}
+        sequences = await read_inputs(self._service, inputs, wanted.truncate_prompt_tokens)
+        query, *documents = await self._service.embed(sequences)
+        return [float(query @ document) for document in documents], sum(map(len, sequences))
+
+
+def _names(wanted: RerankRequest) -> list[str]:
+    return [f"documents[{place}]" for place in range(len(wanted.documents))]
+
+
+def _body(scores: Sequence[float], wanted: RerankRequest, tokens: int) -> bytes:
     best = sorted(range(len(scores)), key=lambda place: (-scores[place], place))[: wanted.top_n]
     results = [RankedDocument(place, scores[place], _told(wanted, place)) for place in best]
     return msgspec.json.encode(Ranking(wanted.model, results, RerankUsage(tokens, tokens)))

@@ -45,6 +45,7 @@ class EncoderTokenizer:
             sample = backend.encode("a", add_special_tokens=True)
             self._begin, self._end = _around(sample.ids, sample.special_tokens_mask)
             ids = backend.get_vocab(with_added_tokens=True).values()
+        self.markers_before = len(self._begin)  # of a text
         self.vocab_size = 1 + max((*ids, *self._begin, *self._end))  # ids are below this
 
     def encode(self, text: str, most: int | None = None) -> tuple[int, ...]:

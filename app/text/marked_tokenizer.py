@@ -19,6 +19,7 @@ class MarkedTokenizer:
         self.vocab_size = tokenizer.vocab_size
         self._tokenizer = tokenizer
         self._begin, self._end = begin, end
+        self.markers_before = len(begin)
 
     def encode(self, text: str, most: int | None = None) -> tuple[int, ...]:
         """The ids of `text` with the markers around it; where `most` is given, the text is cut to fit into so many."""

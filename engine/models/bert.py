@@ -1,7 +1,8 @@
 """BERT encoders (arXiv:1810.04805): learned positions, attention in both directions, norms behind attention and MLP.
 
-GGUF files and checkpoints of architecture `bert`: MiniLM, BGE, E5, GTE and others of that shape. Every text is of the
-first token type. Source of the tensors' names: `blk.N.attn_output_norm` and so on as llama.cpp writes them.
+GGUF files and checkpoints of architecture `bert`: MiniLM, BGE, E5, GTE and others of that shape, and cross-encoders. A
+text is of the first token type; of two that are read together, the other one is of the second. Source of the tensors'
+names: `blk.N.attn_output_norm` and so on as llama.cpp writes them.
 """
 
 import re
@@ -40,6 +41,12 @@ NAMES = Names(
     },
     # The numbers from 0 up, and a layer for classification that embeddings have no use for.
     re.compile(r"embeddings\.position_ids|pooler\.dense\..*"),
+    prefix="bert.",
+)
+RANKING_NAMES = Names(  # of cross-encoders
+    {**NAMES.stems, "cls": "pooler.dense", "cls.output": "classifier"},
+    re.compile(r"embeddings\.position_ids"),
+    prefix="bert.",
 )
 
 HIDDEN = Key("{arch}.embedding_length", "hidden_size")
@@ -119,9 +126,17 @@ class Model:
     """A loaded BERT encoder. See `engine.encoder.EncoderModel` for the contract."""
 
     def __init__(
-        self, config: EncoderConfig, embedding: QLinear, positions: Tensor, norm: Norm, layers: tuple[Layer, ...]
+        self,
+        config: EncoderConfig,
+        embedding: QLinear,
+        positions: Tensor,
+        second: Tensor,
+        norm: Norm,
+        layers: tuple[Layer, ...],
     ) -> None:
-        """`positions` float32 [context, hidden]: what is added at each, with the row of the first token type in it."""
+        """`positions` float32 [context, hidden]: what is added at each, with the row of the first token type in it;
+        `second` float32 [hidden]: what tokens of the second type have beside that."""
+        self._second = second
         self.config = config
         self._embedding = embedding
         self._positions = positions
@@ -134,14 +149,44 @@ class Model:
         embedding = backend.linear([weights.take("token_embd.weight", config.vocab_size, config.hidden)])
         types = loader.table("token_types", config.token_types)
         positions = backend.place(loader.table("position_embd", config.context_length) + types[0])
+        second = backend.place(types[min(1, config.token_types - 1)] - types[0])
         layers = weights.together(loader.layer, range(config.layers))
-        return cls(config, embedding, positions, loader.norm("token_embd_norm"), tuple(layers))
+        return cls(config, embedding, positions, second, loader.norm("token_embd_norm"), tuple(layers))
 
-    def forward(self, ids: Tensor) -> Tensor:
-        x = self._norm(self._embedding.rows(ids.to(self._positions.device)) + self._positions[: len(ids)])
+    def forward(self, ids: Tensor, second: int | None = None) -> Tensor:
+        x = self._embedding.rows(ids.to(self._positions.device)) + self._positions[: len(ids)]
+        if second is not None:
+            x[second:] += self._second
+        x = self._norm(x)
         for layer in self._layers:
             x = layer(x)
         return x
+
+
+@dataclass(frozen=True, slots=True)
+class RankingHead:
+    """From the states of two texts to how well the second suits the first: transformers' sequence classification with
+    one label, whose probability it is."""
+
+    dense: Tensor  # float32 [hidden, hidden], and its bias, [hidden]
+    dense_bias: Tensor
+    out: Tensor  # float32 [1, hidden], and its bias, [1]
+    out_bias: Tensor
+
+    @classmethod
+    def load(cls, config: EncoderConfig, weights: Weights, backend: LinearBackend) -> Self:
+        hidden = config.hidden
+        return cls(
+            backend.place(dequantize(weights.take("cls.weight", hidden, hidden))),
+            backend.place(weights.take_vector("cls.bias", hidden)),
+            backend.place(dequantize(weights.take("cls.output.weight", 1, hidden))),
+            backend.place(weights.take_vector("cls.output.bias", 1)),
+        )
+
+    def __call__(self, states: Tensor) -> Tensor:
+        """float32 [tokens, hidden] -> float32 [1], from 0 to 1."""
+        state = F.linear(states[0], self.dense, self.dense_bias).tanh()
+        return F.linear(state, self.out, self.out_bias).sigmoid()
 
 
 @dataclass(frozen=True, slots=True)

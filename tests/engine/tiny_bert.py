@@ -8,9 +8,11 @@ from pathlib import Path
 import gguf
 import torch
 from torch import Tensor
-from transformers import BertConfig, BertModel
+from transformers import BertConfig, BertForSequenceClassification, BertModel
 
-from engine.models.bert import NAMES
+from engine.checkpoint import Names
+from engine.encoder_pooling import RANK
+from engine.models.bert import NAMES, RANKING_NAMES
 
 MATRICES = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_up", "ffn_down", "token_embd")
 # What the matrices of a file are stored as, by the tensor's name in its layer; whatever is not named is F32.
@@ -69,8 +71,34 @@ def make(
     model.save_pretrained(folder)
     if pooling is not None:
         write_modules(folder, {pooling: True})
-    _write(folder / "tiny.gguf", model, types or {}, pooling, metadata or {})
+    kind = None if pooling is None else _POOLING_TYPES[pooling]
+    _write(folder / "tiny.gguf", config, model.state_dict(), NAMES, types or {}, kind, metadata or {})
     return TinyBert(model, folder, folder / "tiny.gguf")
+
+
+def make_ranking(
+    folder: Path, *, vocab: int = 97, labels: int = 1, metadata: Mapping[str, object] | None = None
+) -> tuple[BertForSequenceClassification, Path]:
+    """A tiny cross-encoder in a folder, and the GGUF file of it."""
+    torch.manual_seed(1)
+    config = BertConfig(
+        vocab_size=vocab,
+        hidden_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=96,
+        max_position_embeddings=48,
+        initializer_range=0.2,
+        id2label={number: str(number) for number in range(labels)},  # by which it knows how many there are
+    )
+    model = BertForSequenceClassification(config).train(mode=False)
+    with torch.no_grad():
+        for values in model.parameters():
+            values.add_(0.05 * torch.randn_like(values))
+    model.save_pretrained(folder)
+    state = {name.removeprefix("bert."): values for name, values in model.state_dict().items()}
+    _write(folder / "tiny.gguf", config, state, RANKING_NAMES, {}, RANK, metadata or {})
+    return model, folder / "tiny.gguf"
 
 
 def write_modules(folder: Path, pooling: Mapping[str, object], kinds: Sequence[str] = ("Normalize",)) -> None:
@@ -98,9 +126,14 @@ _VALUE_TYPES = {
 
 
 def _write(
-    path: Path, model: BertModel, types: Mapping[str, str], pooling: str | None, metadata: Mapping[str, object]
+    path: Path,
+    config: BertConfig,
+    state: Mapping[str, Tensor],
+    names: Names,
+    types: Mapping[str, str],
+    pooling: int | None,
+    metadata: Mapping[str, object],
 ) -> None:
-    config = model.config
     writer = gguf.GGUFWriter(path, "bert")
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
@@ -111,11 +144,10 @@ def _write(
     writer.add_causal_attention(False)
     writer.add_vocab_size(config.vocab_size)
     if pooling is not None:
-        writer.add_pooling_type(_POOLING_TYPES[pooling])
+        writer.add_pooling_type(gguf.PoolingType(pooling))
     for key, value in metadata.items():
         writer.add_key_value(key, value, _VALUE_TYPES[type(value)])
-    state = model.state_dict()
-    for ours, theirs in NAMES.stems.items():
+    for ours, theirs in names.stems.items():
         for number in range(config.num_hidden_layers if "{}" in ours else 1):
             for part in ("weight", "bias"):
                 values = state.get(f"{theirs.format(number)}.{part}")

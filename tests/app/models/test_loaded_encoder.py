@@ -1,5 +1,6 @@
 """A stored embedding model becomes an encoder and a vocabulary, out of a folder and out of a GGUF file."""
 
+import asyncio
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from tokenizers import processors
 from transformers import LlamaConfig, LlamaModel, Qwen3Config, Qwen3Model
 
 from app.config import Settings
+from app.embedding_service import EmbeddingService
 from app.errors import UnsupportedTokenizer
 from app.models.loaded_encoder import LoadedEncoder, gives_embeddings, load_encoder_model
 from app.models.loaded_model import load_model
@@ -24,7 +26,7 @@ from tests.app.models.tiny_chat import save
 from tests.app.models.tiny_model import settings_in
 from tests.app.text.small_wordpiece import TOKENS, document, ids, metadata
 from tests.app.text.tiny_tokenizer import EOS, VOCABULARY, byte_level
-from tests.engine.tiny_bert import TinyBert, make, write_modules
+from tests.engine.tiny_bert import TinyBert, make, make_ranking, write_modules
 
 
 def embedding_model(folder: Path, vocab: int = len(TOKENS)) -> TinyBert:
@@ -54,6 +56,22 @@ def test_folders_and_files_are_the_same_model(tmp_path: Path, settings: Settings
             vector = encoder.encode([model.tokenizer.encode("Hello world")])[0]
         assert torch.allclose(vector, expected, atol=1e-5)
         assert encoder.context_length == 48
+
+
+def test_a_cross_encoder_reads_two_texts_together(tmp_path: Path, settings: Settings) -> None:
+    reference, file = make_ranking(tmp_path / "model", vocab=len(TOKENS), metadata=metadata())
+    (tmp_path / "model" / "tokenizer.json").write_bytes(document())
+    first, second = ids("hello", "wor"), ids("a")[1:]
+    types = torch.tensor([[0] * len(first) + [1] * len(second)])
+    with torch.inference_mode():
+        expected = reference(torch.tensor([[*first, *second]]), token_type_ids=types).logits.sigmoid()
+    for path in (file.parent, file):
+        model = load(path, settings)
+        service = EmbeddingService("ranking", model.tokenizer, model.encoder)
+        with closing(model.encoder):
+            [pair] = asyncio.run(service.encode_pairs("hello wor", ["a"]))
+            assert pair == ((*first, *second), len(first))
+            assert asyncio.run(service.scores([pair])) == pytest.approx([float(expected)], abs=1e-5)
 
 
 def test_a_quantized_copy_gives_embeddings_too(tmp_path: Path, settings: Settings) -> None:

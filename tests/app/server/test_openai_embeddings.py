@@ -43,21 +43,27 @@ class DigestEmbedder:
 
     hidden, vocab_size, context_length, threads = HIDDEN, len(TOKENS), CONTEXT, THREADS
 
-    def __init__(self) -> None:
+    def __init__(self, *, ranks: bool = False) -> None:
+        """As a cross-encoder, it answers with the first element of the vector, made positive."""
+        self.ranks = ranks
         self._pool = ThreadPoolExecutor(THREADS)
         self._allowed: threading.Semaphore | None = None
         self.computed: list[tuple[int, ...]] = []
         self.submitted = 0
+        self.begun: list[tuple[int, ...]] = []
 
-    def submit(self, sequence: Sequence[int]) -> "Future[Tensor]":
+    def submit(self, sequence: Sequence[int], second: int | None = None) -> "Future[Tensor]":
+        assert (second is not None) == self.ranks
         self.submitted += 1
-        return self._pool.submit(self._compute, tuple(sequence))
+        read = (*sequence[:second], second or 0, *sequence[second:]) if self.ranks else tuple(sequence)
+        return self._pool.submit(self._compute, read)
 
     def _compute(self, sequence: tuple[int, ...]) -> Tensor:
+        self.begun.append(sequence)
         if self._allowed is not None:
             self._allowed.acquire()
         self.computed.append(sequence)
-        return vector(sequence)
+        return vector(sequence)[:1].abs() if self.ranks else vector(sequence)
 
     @contextmanager
     def held(self) -> Iterator[threading.Semaphore]:
@@ -79,8 +85,8 @@ class DigestEmbedder:
 class EmbeddingServer(ServedApplication):
     """Serves a `DigestEmbedder` while it is entered."""
 
-    def __init__(self) -> None:
-        self.embedder = DigestEmbedder()
+    def __init__(self, *, ranks: bool = False) -> None:
+        self.embedder = DigestEmbedder(ranks=ranks)
         self.service = EmbeddingService("digest", from_json(document()), self.embedder)
         super().__init__(create_embedding_application(self.service, Locks(host_names=["ingle.test"])))
 
@@ -253,9 +259,10 @@ def test_a_client_that_leaves_ends_its_request(server: EmbeddingServer) -> None:
     body = json.dumps({"model": "digest", "input": [[2, place % 10, 3] for place in range(40)]})
     with server.embedder.held() as allowed:
         before, submitted = len(server.embedder.computed), server.embedder.submitted
+        begun = len(server.embedder.begun)
         with closing(HTTPConnection("127.0.0.1", server.port)) as client:
             client.request("POST", EMBEDDINGS, body, {"Content-Type": "application/json"})
-            until(lambda: server.embedder.submitted == submitted + THREADS)
+            until(lambda: len(server.embedder.begun) == begun + THREADS)
         until(lambda: server.service.requests == 0)
         allowed.release(1000)
     until(lambda: len(server.embedder.computed) == before + THREADS)

@@ -58,6 +58,23 @@ def test_what_is_too_long_is_named_or_cut(server: EmbeddingServer) -> None:
     assert cut["results"][0]["relevance_score"] == pytest.approx(1.0)
 
 
+def test_a_cross_encoder_reads_each_document_behind_the_query() -> None:
+    query = ids("hello", "wor", "##ld", "##s", "!")
+    behind = [ids("hello"), ids("a"), ids("wor"), ids("hello", "a")]
+    scores = [float(vector((*query, len(query), *document[1:]))[0].abs()) for document in behind]
+    with EmbeddingServer(ranks=True) as server:
+        answer = rerank(server).json()
+        assert [one["relevance_score"] for one in answer["results"]] == sorted(scores, reverse=True)
+        assert {one["index"]: one["relevance_score"] for one in answer["results"]} == dict(enumerate(scores))
+        assert answer["usage"]["total_tokens"] == 4 * len(query) + 2 + 2 + 2 + 3
+        refused = rerank(server, documents=["a", "hello " * 30]).json()["error"]
+        assert (refused["param"], refused["code"]) == ("documents[1]", "context_length_exceeded")
+        cut = rerank(server, documents=["hello " * 30], truncate_prompt_tokens=-1).json()
+        assert cut["usage"]["total_tokens"] == CONTEXT
+        vectors = httpx.post(f"{server.url}/v1/embeddings", json={"model": "digest", "input": "a"}, trust_env=False)
+        assert (vectors.status_code, "ranks documents" in vectors.text) == (400, True)
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [
