@@ -14,16 +14,21 @@ from app.progress import format_bytes
 EXAMPLES = """\b
 Examples:
   ingle ls
+  ingle ls --catalog          what has a short name, such as qwen3:4b or qwen3:4b-q8_0
   ingle ls --json | jq -r '.[].path'
 """
 
 
 @click.command(epilog=EXAMPLES)
+@click.option("--catalog", is_flag=True, help="List the models that have a short name, stored or not.")
 @click.option("--json", "as_array", is_flag=True, help="Print a JSON array.")
-def ls(as_array: bool) -> None:
+def ls(catalog: bool, as_array: bool) -> None:
     """List the models on this machine, including those that other tools have put in the Hugging Face cache, and those
     of Ollama and LM Studio. USED is when ingle has loaded it last."""
     settings = load_settings()
+    if catalog:
+        _ls_catalog(ModelStore(settings), as_array=as_array)
+        return
     models = ModelStore(settings).entries()
     used = [last_use(model, settings.models_dir) for model in models]
     if as_array:
@@ -39,6 +44,17 @@ def ls(as_array: bool) -> None:
     if running := running_download(settings.models_dir):
         total = f" of {format_bytes(running.total)}" if running.total else ""
         click.echo(f"{running.name} is being fetched: {format_bytes(running.done)}{total}.", err=True)
+
+
+def _ls_catalog(store: ModelStore, *, as_array: bool) -> None:
+    if as_array:
+        known = ({**asdict(model), "repository": model.repository.repo} for model in store.families)
+        pinned = ({"name": entry.name, "title": entry.title, "license": entry.license} for entry in store.catalog)
+        click.echo(as_json([*pinned, *known]))
+        return
+    rows = [(entry.name, "chat", "-", entry.license, "-", entry.title) for entry in store.catalog]
+    rows += [(m.name, m.kind, f"{m.context:,}", m.license, m.draft or "-", m.repository.repo) for m in store.families]
+    echo_table([("NAME", "KIND", "CONTEXT", "LICENSE", "DRAFT", "REPOSITORY"), *rows])
 
 
 def _day(moment: str | None) -> str:

@@ -39,7 +39,8 @@ _NAME = re.compile(
 )
 PREFERRED = ("Q4_K_M", "Q4_0", "Q8_0")  # quantizations, where none is named
 _PART = re.compile(r"-(\d{5})-of-(\d{5})$")
-_QUANTIZATION = re.compile(r"(?:^|[-._/])((?:i?q|tq)\d(?:_\w+)?|bf16|f16|f32|mxfp4\w*)(?=[-./]|$)", re.IGNORECASE)
+QUANTIZATION = r"(?:i?q|tq)\d(?:_\w+)?|bf16|f16|f32|mxfp4\w*"  # as names have it, in any case
+_QUANTIZATION = re.compile(rf"(?:^|[-._/])({QUANTIZATION})(?=[-./]|$)", re.IGNORECASE)
 _BESIDE = ("mmproj", "imatrix")  # GGUF files that are no models
 
 

@@ -20,6 +20,7 @@ from app.errors import AppError, IntegrityError, ModelNotFound
 from app.models import hub_cache
 from app.models.catalog import Catalog, CatalogEntry, HubSource, Source, load_catalog
 from app.models.digests import sha256_of
+from app.models.families import Families, load_families
 from app.models.hub_listing import ListedFile
 from app.models.hub_models import HubModels
 from app.models.incoming import Incoming, check_space, receive, write_whole
@@ -35,8 +36,9 @@ from engine.private_folder import private_folder
 class ModelStore:
     """The models of one user. Safe to use from several processes at once."""
 
-    def __init__(self, settings: Settings, catalog: Catalog | None = None) -> None:
+    def __init__(self, settings: Settings, catalog: Catalog | None = None, families: Families | None = None) -> None:
         self.catalog = catalog or load_catalog()
+        self.families = families or load_families()
         self._models_dir = settings.models_dir
         self._hub_cache = settings.hub_cache
         self.hub_models = HubModels(settings.hub_cache, settings.models_dir)
@@ -72,10 +74,14 @@ class ModelStore:
 
     def repository(self, name: str) -> RepositoryName | None:
         """The repository that a name means; None where it is a name of the catalog, or more likely a path."""
+        if self.catalog.find(name):
+            return None
+        if known := self.families.repository(name):
+            return known
         path = _path(name)
         named_as_file = path.suffix.lower() in (".gguf", ".safetensors") and "://" not in name
         looks_like_path = path.exists() or named_as_file
-        return None if self.catalog.find(name) or looks_like_path else RepositoryName.parse(name)
+        return None if looks_like_path else RepositoryName.parse(name)
 
     def find(self, entry: CatalogEntry, progress: Progress | None = None) -> StoredModel | None:
         """The stored file of a catalog entry, its digest known to be right; None if there is none.
@@ -208,8 +214,9 @@ class ModelStore:
         known = ", ".join(entry.name for entry in self.catalog)
         if path.suffix.lower() == ".gguf":
             raise ModelNotFound(f"there is no file {name}", f"Check the path, or use a model of the catalog: {known}.")
-        near = self.catalog.similar(name)
-        raise ModelNotFound(f"no model is called {name}", f"Did you mean {near[0]}?" if near else f"There is: {known}.")
+        near = [*self.catalog.similar(name), *self.families.similar(name)]
+        remedy = f"Did you mean {near[0]}?" if near else f"There is: {known}. More: ingle ls --catalog."
+        raise ModelNotFound(f"no model is called {name}", remedy)
 
     def _record_path(self, entry: CatalogEntry) -> Path:
         return self._models_dir / f"{entry.file}.json"

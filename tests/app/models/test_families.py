@@ -1,0 +1,69 @@
+"""Short names of models of the Hub: the shipped data, what a name means, and what is refused."""
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from app.models.catalog import load_catalog
+from app.models.families import FAMILIES_FILE, KINDS, load_families
+from app.models.repository import RepositoryName
+from app.models.store import ModelStore
+from tests.app.models.tiny_model import settings_in
+
+
+def test_the_shipped_families_are_many_and_of_all_kinds() -> None:
+    families = load_families()
+    counts = Counter(model.kind for model in families)
+    assert counts.keys() == {*KINDS}
+    assert counts.total() >= 50
+    assert len({model.repository for model in families}) == counts.total()
+    names = {name for entry in load_catalog() for name in (entry.name, *entry.aliases)}
+    assert names.isdisjoint({*families.models, *families.defaults})
+    for model in families:
+        assert families.repository(model.name) == model.repository
+        assert model.draft is None or families.models[model.draft].kind in (model.kind, "chat", "reasoning")
+
+
+@pytest.mark.parametrize(
+    ("name", "repository"),
+    [
+        ("qwen3", RepositoryName("bartowski/Qwen_Qwen3-4B-GGUF")),
+        ("Qwen3:0.6B", RepositoryName("bartowski/Qwen_Qwen3-0.6B-GGUF")),
+        ("qwen3:4b-q8_0", RepositoryName("bartowski/Qwen_Qwen3-4B-GGUF", "Q8_0")),
+        ("gemma3:1b-q4_k_m", RepositoryName("bartowski/google_gemma-3-1b-it-GGUF", "Q4_K_M")),
+        *((name, None) for name in ("smollm2", "qwen3:5b", "qwen3:", "qwen3:4b-", "qwen3:4b-x", "qwen", "", "../x")),
+    ],
+)
+def test_what_a_name_means(name: str, repository: RepositoryName | None) -> None:
+    assert load_families().repository(name) == repository
+
+
+def test_the_store_knows_them_and_the_catalog_comes_first(tmp_path: Path) -> None:
+    store = ModelStore(settings_in(tmp_path))
+    assert store.repository("qwen3:8b") == RepositoryName("bartowski/Qwen_Qwen3-8B-GGUF")
+    assert store.repository("smollm2:135m") is None
+    assert load_families().similar("quen3:8b")[0] == "qwen3:8b"
+
+
+@pytest.mark.parametrize(
+    ("original", "broken"),
+    [
+        ('kind = "chat"', 'kind = "chatter"'),
+        ("context = 8192", "context = 0"),
+        ("license", "licence"),
+        ('360m = "bartowski/', '360m = "../'),
+        ("360m =", "big ="),
+        ('name = "smollm2"', 'name = "../x"'),
+        ('name = "llama3.1"', 'name = "llama3.2"'),
+        ('draft = "llama3.2:1b"', 'draft = "llama3.2:2b"'),
+        ('default = "3b"', 'default = "4b"'),
+    ],
+)
+def test_a_mistake_is_refused(tmp_path: Path, original: str, broken: str) -> None:
+    text = FAMILIES_FILE.read_text(encoding="utf-8")
+    assert original in text
+    file = tmp_path / "families.toml"
+    file.write_text(text.replace(original, broken, 1), encoding="utf-8")
+    with pytest.raises(ValueError, match="families"):
+        load_families(file)
