@@ -79,6 +79,7 @@ class ReplyEnd:
     completion_tokens: int
     first_token_seconds: float  # from the question to the first token
     total_seconds: float
+    thought_tokens: int = 0  # of the completion's
     queue_seconds: float = 0.0  # of the time to the first token, what passed before the engine began
     error: str = ""  # for FinishReason.ERROR
 

@@ -30,6 +30,7 @@ class ReplyReader:
         continues_text: bool = False,
     ) -> None:
         self.ended = False
+        self.thought_tokens = 0  # the mark that ends thoughts among them
         self._told: list[str] = []
         self._tokenizer = tokenizer
         self._text = IncrementalDetokenizer(tokenizer, stop, continues_text=continues_text)
@@ -50,6 +51,7 @@ class ReplyReader:
 
     def take(self, token_id: int, logprobs: TokenLogprobs | None, *, hidden: bool) -> list[SpokenEvent]:
         """What is certain now that this token follows; `hidden` if it is no part of the text, since it ends it."""
+        self.thought_tokens += self._parser.is_thinking
         if logprobs is not None:
             self._logprobs.append((self._length, logprobs))
         if hidden:

@@ -288,6 +288,7 @@ class _Reply:
             prompt_tokens=len(request.prompt_ids),
             cache=self._prompt.report(request) if self._tokens or self._read else NOTHING,
             completion_tokens=self._tokens,
+            thought_tokens=self._reader.thought_tokens,
             first_token_seconds=(self._first_token_at or now) - self._started,
             total_seconds=now - self._started,
             queue_seconds=request.queue_seconds,

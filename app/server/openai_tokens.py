@@ -17,11 +17,16 @@ FinishText: TypeAlias = Literal["stop", "length"]
 LEAST_LOGPROB = -9999.0  # JSON has no minus infinity
 
 
+class CompletionTokensDetails(Struct):
+    reasoning_tokens: int
+
+
 class Usage(Struct):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails
 
 
 class Timings(Struct):
@@ -68,7 +73,8 @@ class Identity(Struct, frozen=True):
 
 def usage_of(counts: TokenCounts) -> Usage:
     total = counts.prompt + counts.completion
-    return Usage(counts.prompt, counts.completion, total, PromptTokensDetails.of(counts.cache))
+    details = PromptTokensDetails.of(counts.cache), CompletionTokensDetails(counts.thought)
+    return Usage(counts.prompt, counts.completion, total, *details)
 
 
 def timings_of(counts: TokenCounts) -> Timings:

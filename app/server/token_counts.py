@@ -19,10 +19,12 @@ class TokenCounts:
     first_token_seconds: float = math.inf  # the least of any reply
     total_seconds: float = 0.0  # the most
     queue_seconds: float = 0.0  # the most that a prompt waited before the engine began with it
+    thought: int = 0  # of the completion
 
     def add(self, end: ReplyEnd, *, first_of_prompt: bool) -> None:
         """Count a reply that has ended."""
         self.completion += end.completion_tokens
+        self.thought += end.thought_tokens
         self.replies += 1
         self.first_token_seconds = min(self.first_token_seconds, end.first_token_seconds)
         self.total_seconds = max(self.total_seconds, end.total_seconds)

@@ -118,6 +118,11 @@ class ReplyParser:
         """Whether what follows is text, if it is not markup."""
         return self._mode is _Mode.TEXT and self._reader is None
 
+    @property
+    def is_thinking(self) -> bool:
+        """Whether what follows is thought, if it is not markup."""
+        return self._mode is _Mode.THINKING
+
     def may_hold(self, control: str) -> bool:
         return self._markup.may_hold(control)
 

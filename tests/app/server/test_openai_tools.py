@@ -115,6 +115,10 @@ def test_text_thoughts_and_calls_are_told_apart(server: ScriptedServer) -> None:
     assert len({call.id for call in message.tool_calls or ()}) == 2
     extra = message.model_extra or {}
     assert extra["reasoning"] == extra["reasoning_content"] == "They ask."
+    assert reply.usage is not None
+    assert reply.usage.completion_tokens_details is not None
+    thought = len(server.service.tokenizer.encode("\nThey ask.\n</think>"))
+    assert reply.usage.completion_tokens_details.reasoning_tokens in range(thought - 2, thought + 3)
 
 
 def test_a_stream_says_the_same(server: ScriptedServer) -> None:
