@@ -30,6 +30,7 @@ from app.models.sources import pull
 from engine import device_choice, encoder_loading
 from quant.cpu import tiers
 from tests import drawn_cases
+from tests.fenced_memory import fenced
 
 # A busy machine is slow, not wrong.
 hypothesis.settings.register_profile("no deadline", deadline=None)
@@ -201,12 +202,10 @@ def device() -> torch.device:
 
 
 @pytest.fixture
-def poisoned_memory() -> Iterator[None]:
-    """Tensors that are made without values hold NaN, or the largest integer."""
-    before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    yield
-    torch.use_deterministic_algorithms(before)
+def fenced_memory() -> Iterator[None]:
+    """Who reads what was never written, or writes beside a tensor, is found out; see `tests.fenced_memory`."""
+    with fenced():
+        yield
 
 
 @pytest.fixture

@@ -10,6 +10,8 @@ from torch.nn import functional as F
 from engine.kernels.attention_tiles import query_tiles
 from engine.kernels.encoder_attention import QUERIES, encoder_attention
 
+pytestmark = pytest.mark.usefixtures("fenced_memory")
+
 
 def attended(qkv: Tensor, lengths: list[int], heads: int, device: torch.device) -> Tensor:
     starts = [0, *itertools.accumulate(lengths)]

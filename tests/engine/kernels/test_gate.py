@@ -6,6 +6,8 @@ import torch
 from engine.config import Gate
 from engine.kernels import gate, reference
 
+pytestmark = pytest.mark.usefixtures("fenced_memory")
+
 
 @pytest.mark.parametrize("kind", Gate)
 @pytest.mark.parametrize(("tokens", "width"), [(1, 16), (3, 1024), (2, 1500)])

@@ -6,6 +6,8 @@ from torch.nn import functional as F
 
 from engine.kernels.gelu import gelu
 
+pytestmark = pytest.mark.usefixtures("fenced_memory")
+
 
 @pytest.mark.parametrize("shape", [(1, 1), (3, 1536), (5, 2049)])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])

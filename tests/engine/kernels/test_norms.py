@@ -6,6 +6,8 @@ from torch.nn import functional as F
 
 from engine.kernels import norms, reference
 
+pytestmark = pytest.mark.usefixtures("fenced_memory")
+
 SHAPES = [(1, 16), (131, 48), (3, 1500), (2, 8200)]
 BOTH = [torch.bfloat16, torch.float32]
 BF16_ERROR = 2**-8

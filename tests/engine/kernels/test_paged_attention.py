@@ -15,6 +15,8 @@ from engine.kernels.paged_attention import paged_attention
 from engine.kernels.reference import ScoreRule
 from quant.kernels.card import Card
 
+pytestmark = pytest.mark.usefixtures("fenced_memory")
+
 LAYERS = 2
 CARD = Card("interpreted", (8, 6), 8, 99 << 10, 1 << 20, 1 << 30, interpreted=True)
 

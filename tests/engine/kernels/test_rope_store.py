@@ -13,6 +13,8 @@ from engine.kernels.rope_store import rope_and_store
 from engine.operations import Attention, HeadNorms
 from engine.rope import RotaryTable
 
+pytestmark = pytest.mark.usefixtures("fenced_memory")
+
 LAYERS = 3
 
 

@@ -18,6 +18,8 @@ from engine.request import DryParams, Request, SamplingParams
 from engine.sampler import NOT_NUMBERS, apply_bias, apply_penalties, forbid_early_end, masked
 from engine.sampler import sample as sample_on_host
 
+pytestmark = pytest.mark.usefixtures("fenced_memory")
+
 Params = Mapping[str, object]
 FILTERS: tuple[Params, ...] = (
     {},

@@ -15,7 +15,7 @@ from quant.kernels.float8_rows import quantized
 from quant.tensor import Float8Tensor
 from tests.quant.float8_weights import float8_weight
 
-pytestmark = pytest.mark.usefixtures("poisoned_memory")
+pytestmark = pytest.mark.usefixtures("fenced_memory")
 
 OLD = Card("old", (8, 6), 82, 99 << 10, 6 << 20, 24 << 30)
 NEW = replace(OLD, capability=(9, 0))  # multiplies 8-bit floats

@@ -11,6 +11,8 @@ from quant.tensor import QTensor
 from tests.quant.cpu.random_spans import ORDERED
 from tests.quant.cpu.random_weights import EVERY, KINDS, random_weight, width
 
+pytestmark = pytest.mark.usefixtures("fenced_memory")
+
 CARD = Card("interpreted", (9, 0), 132, 232448, 50 << 20, 80 << 30, interpreted=True)
 MOST_BYTES = {  # of those in the file: a zero point of two bits takes a byte, a code of three values two bits
     "int2 g32 zeros": 1.08,

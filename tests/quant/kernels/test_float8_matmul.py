@@ -12,7 +12,7 @@ from quant.kernels.float8_matmul import multiply
 from quant.tensor import Float8Tensor
 from tests.quant.float8_weights import float8_weight
 
-pytestmark = pytest.mark.usefixtures("poisoned_memory")
+pytestmark = pytest.mark.usefixtures("fenced_memory")
 
 SCALES = {"tensor": (None, None), "row": (1, None), "block": (128, 128), "wide": (5, 256), "narrow": (16, 24)}
 SIZES = {"small": (21, 64, 1), "odd": (37, 97, 17), "whole": (50, 1024, 3), "tail": (37, 592, 40)}

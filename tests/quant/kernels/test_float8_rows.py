@@ -6,7 +6,7 @@ import torch
 from quant.kernels import reference
 from quant.kernels.float8_rows import quantized
 
-pytestmark = pytest.mark.usefixtures("poisoned_memory")
+pytestmark = pytest.mark.usefixtures("fenced_memory")
 
 E4M3 = torch.float8_e4m3fn
 

@@ -8,7 +8,7 @@ from quant.kernels import reference
 from quant.kernels.float8_unpack import unpacked
 from tests.quant.float8_weights import float8_weight
 
-pytestmark = pytest.mark.usefixtures("poisoned_memory")
+pytestmark = pytest.mark.usefixtures("fenced_memory")
 
 
 @pytest.mark.parametrize("shape", [(1, 16), (37, 99), (50, 600)])

@@ -12,6 +12,8 @@ from quant.kernels.tiles import ProductTile
 from tests.quant.cpu.random_spans import SPANS, Coded
 from tests.quant.cpu.random_weights import QUANTIZED, random_weight, width
 
+pytestmark = pytest.mark.usefixtures("fenced_memory")
+
 CODED = [*QUANTIZED, *(name for name, kind in SPANS.items() if isinstance(kind, Coded))]
 
 

@@ -1,0 +1,56 @@
+"""Memory that shows how it was misused: what `torch.empty` gives is poisoned, and fenced on both sides.
+
+Whoever reads what was not written finds NaN, or the largest integer; who writes beside a tensor is told at the end.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+FENCE = 128  # elements on either side: whatever the type, a multiple of the alignment that kernels count on
+
+
+class Fences:
+    """All tensors that were made, each in the middle of a larger one."""
+
+    def __init__(self) -> None:
+        self._allocate: Callable[..., Tensor] = torch.empty
+        self._wholes: list[Tensor] = []
+
+    def empty(self, *shape: Any, **options: Any) -> Tensor:
+        sizes = shape if shape and isinstance(shape[0], int) else tuple(shape[0]) if shape else ()
+        if torch.device(options.get("device") or "cpu").type == "meta" or "out" in options:
+            return self._allocate(*shape, **options)
+        count = math.prod(sizes)
+        whole = self._allocate(count + 2 * FENCE, **options)
+        self._wholes.append(whole)
+        return whole[FENCE : FENCE + count].view(sizes)
+
+    def empty_like(self, other: Tensor) -> Tensor:
+        return self.empty(*other.shape, dtype=other.dtype, device=other.device)
+
+    def check(self) -> None:
+        """Nobody has written on a fence."""
+        for whole in self._wholes:
+            for fence in (whole[:FENCE], whole[-FENCE:]):
+                untouched = fence.isnan() if fence.is_floating_point() else fence == torch.iinfo(fence.dtype).max
+                assert untouched.all(), f"written beside a tensor of {len(whole) - 2 * FENCE} elements"
+
+
+@contextmanager
+def fenced() -> Iterator[None]:
+    fences, before = Fences(), torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)  # has new tensors filled
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(torch, "empty", fences.empty)
+            patch.setattr(torch, "empty_like", fences.empty_like)
+            yield
+        fences.check()
+    finally:
+        torch.use_deterministic_algorithms(before)
