@@ -21,6 +21,7 @@ from app.server.door import CALLER, LOOPBACK_NAMES, Door
 from app.server.endpoint import TEXT, Endpoint
 from app.server.errors import InvalidRequest
 from app.server.metrics import Metrics
+from app.server.mistakes import Mistakes
 from app.server.openai_embeddings import EmbeddingEndpoints
 from app.server.openai_endpoints import OpenAIEndpoints
 from app.server.openai_errors import error_response
@@ -97,12 +98,11 @@ def _application(endpoints: Sequence[Endpoint], model: ServedModel, locks: Locks
     )
     application = Starlette(
         routes=[*endpoints, OpenAPI(endpoints, model.names).endpoint],
-        middleware=[door],
+        middleware=[Middleware(Mistakes), door],
         exception_handlers={
             InglenookError: _failed,
             HTTPException: _unroutable,
             ClientDisconnect: _disconnected,
-            Exception: _failed,
         },
     )
     application.router.redirect_slashes = False

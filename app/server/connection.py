@@ -33,6 +33,7 @@ class Connection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         super().connection_made(transport)
         transport.max_size = _SLICE  # type: ignore[attr-defined]  # of selector loops
+        self.access_log = False  # whoever listens: paths may have a key behind them
         self.app_state = {**self.app_state, PEER: Peer(self.client, _address(self.server))}
         self._wait_for_head()
         if len(self.connections) > MOST_CONNECTIONS:

@@ -15,6 +15,7 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from app.server.mistakes import place_of
 from quant.errors import InglenookError
 
 log = logging.getLogger(__name__)
@@ -83,8 +84,9 @@ class StreamedReply(Generic[ChunkT]):
         except Exception as error:
             if not stream.started:
                 raise
-            # Of an error of ours the words say all; of a mistake, only the traceback does.
-            log.warning("a stream ended early: %s", error, exc_info=not isinstance(error, InglenookError))
+            # Of an error of ours the kind says enough; of a mistake, only its place does.
+            kind = type(error).__name__ if isinstance(error, InglenookError) else place_of(error)
+            log.warning("a stream ended early: %s", kind)
             await stream.put(_event(self.error_body(error)))
         else:
             await stream.put(_DONE)
