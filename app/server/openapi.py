@@ -106,8 +106,14 @@ def _responses(endpoint: Endpoint) -> Json:
         return told
     content = {TEXT: {}} if endpoint.gives == TEXT else _content(JSON, endpoint.gives)
     if endpoint.streams is not None:
-        content |= _content("text/event-stream", endpoint.streams)
+        content |= {"text/event-stream": {"schema": _event(endpoint.streams)}}
     return {"200": {"description": "The reply", "content": content}, **told}
+
+
+def _event(chunk: type[Struct]) -> Json:
+    """Of each server-sent event but the last, whose data is [DONE]."""
+    data = {"type": "string", "contentMediaType": JSON, "contentSchema": {"$ref": _REF.format(name=chunk.__name__)}}
+    return {"type": "object", "properties": {"data": data}, "required": ["data"]}
 
 
 def _content(media_type: str, kind: "type[Struct] | str") -> Json:

@@ -50,7 +50,7 @@ def main() -> int:
             [str(theirs), "--max-examples", str(each)],
             [f"{url}/openapi.json", "--exclude-path-regex", paths, "--max-examples", str(OTHER_CASES)],
         ]
-        command = [str(python), "-m", "schemathesis.cli", "run", "--phases", "fuzzing", "--mode", "all"]
+        command = [str(python), "-m", "schemathesis.cli", "run", "--phases", "coverage,fuzzing", "--mode", "all"]
         command += ["--continue-on-failure", "--checks", ",".join(CHECKS)]
         return max([subprocess.run([*command, *run, *options], check=False).returncode for run in runs])
 
