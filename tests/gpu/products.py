@@ -3,10 +3,13 @@ the matrix units do."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from quant.cuda.linear import CudaBackend, CudaLinear
+from quant.cuda.matrix import PackedMatrix
+from quant.kernels.unpack import unpack
 from tests.gpu.figures import Figure, fraction
 from tests.gpu.machine import Machine
 from tests.gpu.peaks import float8_product
@@ -63,6 +66,9 @@ def _of_one_matrix(machine: Machine, series: Series, part: str) -> Iterator[Figu
             yield _traffic(machine, name, layers[0].nbytes, seconds, aimed=tokens == 1)
         else:
             yield _operations(machine, name, layers[0], tokens, seconds, series.kind)
+    packed = [matrix for layer in layers for matrix in layer.matrices if isinstance(matrix, PackedMatrix)]
+    if series.many and packed:
+        yield _unpacking(machine, f"{series.kind}, {series.model} {part}, unpacked", packed)
 
 
 def _layers(machine: Machine, kind: str, rows: int, columns: int) -> list[CudaLinear]:
@@ -82,6 +88,14 @@ def _traffic(machine: Machine, name: str, nbytes: int, seconds: float, *, aimed:
     rate = nbytes / seconds
     least = (0.8 if nbytes > LARGE else 0.7) if aimed else None
     return Figure(name, rate / 1e9, "GB/s", fraction(rate, machine.peaks.copy), "copy", least)
+
+
+def _unpacking(machine: Machine, name: str, packed: list[PackedMatrix]) -> Figure:
+    """To bfloat16, as many tokens have it: bytes read and written."""
+    seconds = machine.seconds([partial(unpack, matrix) for matrix in packed])
+    rows, columns = packed[0].shape
+    rate = (packed[0].nbytes + 2 * rows * columns) / seconds
+    return Figure(name, rate / 1e9, "GB/s", fraction(rate, machine.peaks.copy), "copy")
 
 
 def _operations(machine: Machine, name: str, layer: CudaLinear, tokens: int, seconds: float, kind: str) -> Figure:

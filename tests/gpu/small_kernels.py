@@ -1,4 +1,4 @@
-"""Norms, the gate, and heads with their cache: traffic against that of a copy."""
+"""Norms, the gate, heads with their cache, and sampling: traffic against that of a copy."""
 
 from collections.abc import Callable, Iterator
 
@@ -6,22 +6,27 @@ import torch
 from torch import Tensor
 
 from engine.config import BLOCK_SIZE, ModelConfig
+from engine.constraint import NO_MASKS
 from engine.kernels.gate import gated
 from engine.kernels.norms import rms_norm
 from engine.kernels.rope_store import rope_and_store
+from engine.kernels.sampling import sample
+from engine.kernels.sampling_rows import Pick, rows_of
 from engine.operations import Attention, HeadNorms
+from engine.request import Request, SamplingParams
 from engine.rope import RotaryTable
 from tests.gpu.figures import Figure, fraction
 from tests.gpu.machine import Machine
 from tests.kernels.shapes import LLAMA_8B, QWEN_32B, TINY
 
 Run = Callable[[], object]
+MANY = 2048  # of a prompt, of which one is sampled
 
 
 def figures(machine: Machine) -> Iterator[Figure]:
     for name, model in _models(machine).items():
-        for tokens in (1, 32, 2048) if not machine.dry else (2,):
-            for kernel, make in KERNELS.items():
+        for tokens in (1, 32, MANY) if not machine.dry else (2,):
+            for kernel, make in (KERNELS if tokens == MANY else KERNELS | SAMPLERS).items():
                 nbytes, run = make(machine, model, tokens)
                 rate = nbytes / machine.seconds([run])
                 yield Figure(
@@ -58,6 +63,22 @@ def _heads(machine: Machine, model: ModelConfig, tokens: int) -> tuple[int, Run]
     return 4 * qkv.numel(), run
 
 
+def _greedy(machine: Machine, model: ModelConfig, tokens: int) -> tuple[int, Run]:
+    return _sampling(machine, model, tokens, SamplingParams(temperature=0))
+
+
+def _draw(machine: Machine, model: ModelConfig, tokens: int) -> tuple[int, Run]:
+    return _sampling(machine, model, tokens, SamplingParams(temperature=0.8, top_k=40, top_p=0.95))
+
+
+def _sampling(machine: Machine, model: ModelConfig, tokens: int, params: SamplingParams) -> tuple[int, Run]:
+    """One reading of the logits."""
+    logits = torch.randn(tokens, model.vocab_size, device=machine.device)
+    picks = [Pick(row, Request(row, (1,), params), 0) for row in range(tokens)]
+    rows = rows_of(picks, model.vocab_size, NO_MASKS).to(machine.device)
+    return 4 * logits.numel(), lambda: sample(logits, rows)
+
+
 def _rotary(machine: Machine, model: ModelConfig, positions: int) -> RotaryTable:
     cos, sin = torch.randn(2, positions, model.head_dim // 2, device=machine.device)
     return RotaryTable(cos, sin, model.ropes[0].interleaved)
@@ -68,8 +89,10 @@ def _norms(machine: Machine, model: ModelConfig) -> HeadNorms | None:
     return HeadNorms(weight, weight, model.norm_epsilon) if model.head_norm else None
 
 
-KERNELS: dict[str, Callable[[Machine, ModelConfig, int], tuple[int, Run]]] = {
+Make = Callable[[Machine, ModelConfig, int], tuple[int, Run]]
+KERNELS: dict[str, Make] = {
     "norm": _norm,
     "gate": _gate,
     "rope and store": _heads,
 }
+SAMPLERS: dict[str, Make] = {"greedy": _greedy, "draw": _draw}

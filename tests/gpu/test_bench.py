@@ -11,15 +11,14 @@ from tests.gpu.bench import PARTS, PEAKS, Results, main, measure
 from tests.gpu.figures import COPY, FLOAT8, Figure, Peaks
 from tests.gpu.part import Part, run_apart, run_dry
 from tests.gpu.table import table
-from tests.triton_interpreter import install
 
 
 @pytest.mark.filterwarnings("ignore:.* encountered in:RuntimeWarning")
 @pytest.mark.parametrize("part", PARTS, ids=lambda part: part.name)
 def test_every_part_runs_at_toy_size(part: Part) -> None:
-    install()
     figures = list(run_dry(part, Peaks(1e9, 1e9, 1e9, 1e9, 1e9), 60))
     assert figures
+    assert all(figure.met for figure in figures if part.name == "likeness")
     assert all(figure.value >= 0 and figure.unit in UNITS for figure in figures)
 
 
