@@ -203,6 +203,8 @@ class GenerationRequest(Struct, kw_only=True):
             yield "best_of", "it is less than n."
         if self.stream and self._candidates > (self.n or 1) and not self.use_beam_search:
             yield "best_of", "which are the best is known when all have ended; leave stream out."
+        if self.use_beam_search and self.dry_multiplier:
+            yield "dry_multiplier", "not with a beam search, which ranks by the model alone."
 
     def _grammars(self) -> Iterator[AskedGrammar]:
         guided = StructuredOutputs(

@@ -14,6 +14,8 @@ from engine.request import Request, SamplingParams
         ("top_p", 1.5),
         ("min_p", -1.0),
         ("repetition_penalty", 0.0),
+        ("xtc_probability", 1.5),
+        ("xtc_threshold", -0.1),
         ("presence_penalty", 1e9),
         ("frequency_penalty", float("-inf")),
         ("seed", -1),

@@ -195,6 +195,7 @@ def test_the_prompt_of_all_candidates_is_read_once(hash_server: LiveServer, http
         ("best_of", {"n": 3, "best_of": 2, "use_beam_search": True}),
         ("best_of", {"best_of": 2, "stream": True}),
         ("logit_bias", {"use_beam_search": True, "logit_bias": {"5": 1}}),
+        ("dry_multiplier", {"use_beam_search": True, "dry_multiplier": 0.5}),
         ("presence_penalty", {"use_beam_search": True, "presence_penalty": 0.5}),
         ("frequency_penalty", {"use_beam_search": True, "frequency_penalty": 0.5}),
         ("repetition_penalty", {"use_beam_search": True, "repetition_penalty": 1.5}),
