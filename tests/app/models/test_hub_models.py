@@ -260,6 +260,35 @@ def test_what_other_tools_have_fetched_is_used_in_place(tmp_path: Path, with_ref
     assert len(digest_of(stored.weights(), tmp_path / "records", SilentProgress())) == 64
 
 
+@pytest.mark.parametrize("name", [SHARDS[1], "config.json"])  # known by their sha256, and by git's sha1
+def test_what_is_damaged_is_fetched_again_or_not_used(
+    fake_hub: FakeHub, settings: Settings, tmp_path: Path, name: str
+) -> None:
+    path = pull(REPO, settings).path / name
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + b"!")
+    with pytest.raises(IntegrityError, match=f"{name} is damaged"):
+        pull(REPO, settings_in(tmp_path, offline=True))
+    done = len(fetched(fake_hub))
+    assert contents(pull(REPO, settings).path) == sharded_files()
+    assert fetched(fake_hub)[done:] == [name]
+
+
+def test_bytes_that_are_there_for_another_commit_are_not_fetched_again(
+    fake_hub: FakeHub, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored = pull(REPO, settings)
+    done = len(fetched(fake_hub))
+    shutil.rmtree(stored.path)
+    assert contents(pull(REPO, settings).path) == sharded_files()
+    assert fetched(fake_hub)[done:] == []
+    blob = (stored.path / SHARDS[0]).resolve()
+    blob.write_bytes(blob.read_bytes()[:-1] + b"!")
+    shutil.rmtree(stored.path)
+    assert contents(pull(REPO, settings).path) == sharded_files()
+    assert fetched(fake_hub)[done:] == [SHARDS[0]]
+
+
 def test_what_other_tools_have_fetched_is_not_removed(tmp_path: Path) -> None:
     settings = settings_in(tmp_path)
     snapshot = fill_cache(settings.hub_cache, whole_files())
