@@ -121,13 +121,17 @@ def _memory(settings: Settings, progress: Progress) -> Finding:
 
 
 def _disk(settings: Settings, progress: Progress) -> Finding:
-    folder = settings.models_dir
-    existing = next(place for place in (folder, *folder.parents) if place.exists())
-    free = shutil.disk_usage(existing).free
+    folder = min((settings.models_dir, settings.hub_cache), key=_free_for)
+    free = _free_for(folder)
     if free >= ENOUGH_DISK:
         return Finding("disk", "ok", f"{format_bytes(free)} free for {folder}")
-    remedy = "Free some space, or choose a folder on another disk with INGLE_MODELS_DIR."
+    remedy = "Free some space, or choose folders on another disk with INGLE_MODELS_DIR and HF_HUB_CACHE."
     return Finding("disk", "warn", f"only {format_bytes(free)} free for {folder}", remedy)
+
+
+def _free_for(folder: Path) -> int:
+    """Bytes on the disk of a folder, which need not exist yet."""
+    return shutil.disk_usage(next(place for place in (folder, *folder.parents) if place.exists())).free
 
 
 def _models_dir(settings: Settings, progress: Progress) -> Finding:

@@ -5,7 +5,7 @@ from dataclasses import asdict
 import click
 
 from app.commands.listing import as_json, echo_table
-from app.config import load_settings
+from app.config import Settings, load_settings
 from app.models.download_turn import running_download
 from app.models.store import ModelStore
 from app.models.uses import last_use
@@ -26,10 +26,11 @@ def ls(catalog: bool, as_array: bool) -> None:
     """List the models on this machine, including those that other tools have put in the Hugging Face cache, and those
     of Ollama and LM Studio. USED is when ingle has loaded it last."""
     settings = load_settings()
+    store = ModelStore(settings)
     if catalog:
-        _ls_catalog(ModelStore(settings), as_array=as_array)
+        _ls_catalog(store, as_array=as_array)
         return
-    models = ModelStore(settings).entries()
+    models = store.entries()
     used = [last_use(model, settings.models_dir) for model in models]
     if as_array:
         click.echo(as_json([{**asdict(model), "used_at": use} for model, use in zip(models, used, strict=True)]))
@@ -41,6 +42,13 @@ def ls(catalog: bool, as_array: bool) -> None:
         echo_table([("NAME", "SIZE", "QUANT", "STORED", "USED", "PATH"), *rows])
     else:
         click.echo(f"No model is stored yet.\ntry: ingle pull {settings.model}", err=True)
+    _echo_unfinished(store, settings)
+
+
+def _echo_unfinished(store: ModelStore, settings: Settings) -> None:
+    """What is on its way, and what was left there."""
+    for name, arrived in store.hub_models.unfinished():
+        click.echo(f"{name} is not whole: {format_bytes(arrived)} are there; ingle pull {name} goes on.", err=True)
     if running := running_download(settings.models_dir):
         total = f" of {format_bytes(running.total)}" if running.total else ""
         click.echo(f"{running.name} is being fetched: {format_bytes(running.done)}{total}.", err=True)

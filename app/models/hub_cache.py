@@ -109,10 +109,21 @@ def remove(cache: Path, sources: Sequence[HubSource], *, really: bool = True) ->
     return strategy.expected_freed_size
 
 
+def arrived(cache: Path, repo: str, revision: str, names: Sequence[str]) -> int:
+    """Bytes of the files of a commit that are there, and of all that is on its way to this repository."""
+    folder = snapshot_folder(cache, repo, revision)
+    there = [folder / name for name in names if (folder / name).is_file()]
+    return sum(path.stat().st_size for path in (*there, *_partials(cache, repo)))
+
+
+def _partials(cache: Path, repo: str) -> list[Path]:
+    return [*(_repo_folder(cache, repo) / "blobs").glob(f"*{PARTIAL}")]
+
+
 def remove_partials(cache: Path, repo: str, *, really: bool = True) -> int:
     """Remove what our interrupted downloads have left. Returns the bytes freed. Hold the lock of the repository."""
     freed = 0
-    for path in (_repo_folder(cache, repo) / "blobs").glob(f"*{PARTIAL}"):
+    for path in _partials(cache, repo):
         freed += path.stat().st_size
         if really:
             path.unlink()

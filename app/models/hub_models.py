@@ -71,6 +71,17 @@ class HubModels:
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
+    def unfinished(self) -> Iterator[tuple[str, int]]:
+        """The names of what ingle has begun to fetch and has not ended, and the bytes that have arrived of each."""
+        for record in sorted((self._models_dir / _PULLED).glob("*.json")):
+            name = _name_in(record)
+            if name and (pulled := self.pulled(name)) and self._lacks_a_file(name.repo, pulled):
+                yield str(name), hub_cache.arrived(self._cache, name.repo, pulled.revision, pulled.files)
+
+    def _lacks_a_file(self, repo: str, pulled: Pulled) -> bool:
+        folder = hub_cache.snapshot_folder(self._cache, repo, pulled.revision)
+        return not all((folder / file).is_file() for file in pulled.files)
+
     def lock(self, name: RepositoryName, progress: Progress | None = None) -> AbstractContextManager[None]:
         """Keep other processes from pulling or removing models of the same repository meanwhile."""
         return only_one(self._models_dir, self._record_path(RepositoryName(name.repo)).stem, str(name), progress)
@@ -184,3 +195,11 @@ class HubModels:
 
     def _record_path(self, name: RepositoryName) -> Path:
         return self._models_dir / _PULLED / f"{str(name).replace('/', '--').replace(':', '--')}.json"
+
+
+def _name_in(record: Path) -> RepositoryName | None:
+    """Of what a record is; None where it makes no sense."""
+    try:
+        return RepositoryName.parse(str(json.loads(record.read_bytes())["name"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

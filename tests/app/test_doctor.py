@@ -154,6 +154,17 @@ def test_little_memory_and_little_disk_are_warnings(monkeypatch: pytest.MonkeyPa
         assert finding.remedy
 
 
+def test_of_two_disks_the_fuller_one_is_told_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    settings, usage = settings_in(tmp_path), shutil.disk_usage(tmp_path)
+    for folder, other in ((settings.models_dir, settings.hub_cache), (settings.hub_cache, settings.models_dir)):
+        folder.mkdir(exist_ok=True)
+        other.mkdir(exist_ok=True)
+        monkeypatch.setattr(
+            shutil, "disk_usage", lambda place, full=folder: usage._replace(free=1000 if place == full else 10**12)
+        )
+        assert _finding(doctor._disk, settings).found == f"only 1.0 kB free for {folder}"
+
+
 def _with_checks(monkeypatch: pytest.MonkeyPatch, *findings: Finding) -> None:
     monkeypatch.setattr(doctor, "CHECKS", [lambda settings, progress, f=f: f for f in findings])
 

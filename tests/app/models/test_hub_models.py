@@ -67,6 +67,7 @@ def test_a_checkpoint_is_fetched_and_nothing_else(fake_hub: FakeHub, settings: S
 
 def test_what_is_stored_is_had_without_the_network(fake_hub: FakeHub, settings: Settings, tmp_path: Path) -> None:
     stored = pull(REPO, settings)
+    assert [*ModelStore(settings).hub_models.unfinished()] == []
     asked = len(fake_hub.requests)
     assert pull(f"hf:{REPO}", settings) == stored
     assert ModelStore(settings_in(tmp_path)).resolve(REPO) == stored
@@ -344,7 +345,10 @@ def test_what_has_arrived_of_a_download_that_was_given_up_is_removed(fake_hub: F
     blob = hub_cache.blob_path(settings.hub_cache, HubSource(REPO, REVISION, SHARDS[1]), "0" * 64)
     blob.with_name(f"{blob.name}.partial").write_bytes(shard[:50])
     assert ModelStore(settings).entries() == []
+    [(name, arrived)] = ModelStore(settings).hub_models.unfinished()
     [removal] = ModelStore(settings).remove(REPO)
+    assert (name, arrived) == (REPO, removal.freed)
+    assert [*ModelStore(settings).hub_models.unfinished()] == []
     assert removal.freed == sum(map(len, fake_hub.repositories[REPO].values())) - sum(map(len, OTHERS.values())) + 50
     assert files_below(settings.hub_cache) == set()
     with pytest.raises(ModelNotFound):
