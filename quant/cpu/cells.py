@@ -3,7 +3,7 @@
 Knows where sums come from and go. Refuses to know scales.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any, Self
@@ -14,6 +14,7 @@ from numba.core import cgutils
 from quant.cpu.activations import RowGroup, SuperGroup
 from quant.cpu.formats import TILE, TileFormat
 from quant.cpu.groups import load_codes
+from quant.cpu.kernel import kernel
 from quant.cpu.span_formats import SpanFormat
 from quant.cpu.vector import I64, Emit, I32x16
 
@@ -56,6 +57,34 @@ class Cells:
         masks = self.masks(rows)
         for t, m in self.cells:
             self.e.store_some(self.e.at(self._out[m], 64 * t), totals[t, m], masks[t])
+
+
+@dataclass(frozen=True, slots=True)
+class TileCall:
+    """What else a tile's kernel is told, all int64."""
+
+    w: Any  # the address of the first tile
+    groups: Any  # of a row
+    add: Any  # 1: to what is there
+    rows: Any  # of the tiles, that there are
+    fetch: Any  # the address of what is needed next
+    lines: Any  # of it
+
+
+def tile_kernel(
+    name: str, tiles: int, tokens: int, part: str, emit: Callable[[Emit, Cells, TileCall], None]
+) -> Callable[..., None]:
+    """The kernel of some tiles by up to some tokens, as all callers call it, whatever the tiles hold."""
+
+    def tile(
+        e: Emit, w: Any, groups: Any, x: Any, x_stride: Any, count: Any, out: Any, out_stride: Any,
+        add: Any, rows: Any, fetch: Any, lines: Any,
+    ) -> None:  # fmt: skip
+        cells = Cells(e, tiles, tokens, x, x_stride, count, out, out_stride)
+        emit(e, cells, TileCall(w, groups, add, rows, fetch, lines))
+
+    tile.__name__ = name
+    return kernel(tile, part)
 
 
 def integer_sums(

@@ -19,10 +19,20 @@ from typing import Any
 from numba.core import cgutils
 
 from quant.cpu.activations import GROUP, Form, RowGroup
-from quant.cpu.cells import Cell, Cells, Prefetch, block_of, blocks, integer_sums, prefetch_group
+from quant.cpu.cells import (
+    Cell,
+    Cells,
+    Prefetch,
+    TileCall,
+    block_of,
+    blocks,
+    integer_sums,
+    prefetch_group,
+    tile_kernel,
+)
 from quant.cpu.formats import HALF, SINGLE, TILE, TileFormat
 from quant.cpu.groups import each_group, load_scales
-from quant.cpu.kernel import inlined, jit, kernel
+from quant.cpu.kernel import inlined, jit
 from quant.cpu.layouts import LAYOUTS, Layout
 from quant.cpu.span_formats import SpanFormat
 from quant.cpu.span_products import make_span_tile
@@ -49,39 +59,25 @@ def _make_coded_tile(layout: TileFormat, tiles: int, tokens: int, planes: int) -
                 total = e.fma(minimum, x_sums[m], total)
             b.store(total, totals[t, m])
 
-    def coded_tile(
-        e: Emit,
-        w: Any,
-        groups: Any,
-        x: Any,
-        x_stride: Any,
-        count: Any,
-        out: Any,
-        out_stride: Any,
-        add: Any,
-        rows: Any,
-        fetch: Any,
-        lines: Any,
-    ) -> None:
+    def coded_tile(e: Emit, cells: Cells, call: TileCall) -> None:
         b = e.b
-        cells = Cells(e, tiles, tokens, x, x_stride, count, out, out_stride)
-        totals = {cell: e.variable(value) for cell, value in cells.initial(add, rows).items()}
-        tile_bytes = b.sdiv(b.mul(groups, I64(layout.span_bytes)), I64(layout.scales.span))
-        starts = [e.at(w, tile_bytes, t) if t else w for t in range(tiles)]
-        ahead = Prefetch.spread(e, fetch, lines, groups)
-        with each_group(e, layout, groups, starts) as (g, at, heads):
+        totals = {cell: e.variable(value) for cell, value in cells.initial(call.add, call.rows).items()}
+        tile_bytes = b.sdiv(b.mul(call.groups, I64(layout.span_bytes)), I64(layout.scales.span))
+        starts = [e.at(call.w, tile_bytes, t) if t else call.w for t in range(tiles)]
+        ahead = Prefetch.spread(e, call.fetch, call.lines, call.groups)
+        with each_group(e, layout, call.groups, starts) as (g, at, heads):
             if tokens == 1:
                 prefetch_group(e, layout, at[0])
             else:
                 ahead.emit(g)
             for half, block in product(range(halves), blocks(e, tiles, tokens)):
-                rows_here = [RowGroup(e, row, groups, g) for row in cells.x[block[1]]]
+                rows_here = [RowGroup(e, row, call.groups, g) for row in cells.x[block[1]]]
                 places = list(zip(at, heads, strict=True))[block[0]]
                 add_group(e, places, g, rows_here, half, block_of(totals, block))
-        cells.store({cell: b.load(slot) for cell, slot in totals.items()}, rows)
+        cells.store({cell: b.load(slot) for cell, slot in totals.items()}, call.rows)
 
-    coded_tile.__name__ = f"coded_tile_{layout.number}_{tiles}x{tokens}_{planes}"
-    return kernel(coded_tile, layout.part)
+    named = f"coded_tile_{layout.number}_{tiles}x{tokens}_{planes}"
+    return tile_kernel(named, tiles, tokens, layout.part, coded_tile)
 
 
 def _make_plain_tile(layout: TileFormat, tiles: int, tokens: int) -> Callable[..., None]:
@@ -96,25 +92,11 @@ def _make_plain_tile(layout: TileFormat, tiles: int, tokens: int) -> Callable[..
         wide = e.b.zext(e.load(at, I16x16), I32x16)
         return e.b.bitcast(e.b.shl(wide, e.i(16)), F32x16)
 
-    def plain_tile(
-        e: Emit,
-        w: Any,
-        groups: Any,
-        x: Any,
-        x_stride: Any,
-        count: Any,
-        out: Any,
-        out_stride: Any,
-        add: Any,
-        rows: Any,
-        fetch: Any,
-        lines: Any,
-    ) -> None:
+    def plain_tile(e: Emit, cells: Cells, call: TileCall) -> None:
         b = e.b
-        cells = Cells(e, tiles, tokens, x, x_stride, count, out, out_stride)
         chains = {(odd, *cell): e.variable(e.f(0)) for odd in range(2) for cell in cells.cells}
-        starts = [e.at(w, groups, layout.group_bytes * t) if t else w for t in range(tiles)]
-        with cgutils.for_range(b, b.mul(groups, I64(GROUP // 4))) as loop:
+        starts = [e.at(call.w, call.groups, layout.group_bytes * t) if t else call.w for t in range(tiles)]
+        with cgutils.for_range(b, b.mul(call.groups, I64(GROUP // 4))) as loop:
             for column in range(4):
                 weights = [
                     load_column(e, e.at(e.at(start, loop.index, 4 * column_bytes), column * column_bytes))
@@ -125,15 +107,15 @@ def _make_plain_tile(layout: TileFormat, tiles: int, tokens: int) -> Callable[..
                     for t in range(tiles):
                         slot = chains[column % 2, t, m]
                         b.store(e.fma(weights[t], value, b.load(slot)), slot)
-        initial = cells.initial(add, rows)
+        initial = cells.initial(call.add, call.rows)
         sums = {
             (t, m): b.fadd(b.fadd(b.load(chains[0, t, m]), b.load(chains[1, t, m])), initial[t, m])
             for t, m in cells.cells
         }
-        cells.store(sums, rows)
+        cells.store(sums, call.rows)
 
-    plain_tile.__name__ = f"plain_tile_{layout.number}_{tiles}x{tokens}"
-    return kernel(plain_tile, layout.part)
+    named = f"plain_tile_{layout.number}_{tiles}x{tokens}"
+    return tile_kernel(named, tiles, tokens, layout.part, plain_tile)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,9 +17,18 @@ from collections.abc import Callable
 from typing import Any
 
 from quant.cpu.activations import Form, RowGroup
-from quant.cpu.cells import Cell, Cells, Prefetch, block_of, blocks, integer_sums, prefetch_group
+from quant.cpu.cells import (
+    Cell,
+    Cells,
+    Prefetch,
+    TileCall,
+    block_of,
+    blocks,
+    integer_sums,
+    prefetch_group,
+    tile_kernel,
+)
 from quant.cpu.formats import GROUP
-from quant.cpu.kernel import kernel
 from quant.cpu.span_formats import SpanFormat
 from quant.cpu.spans import columns_of_vector, each_span, load_floats, tile_size
 from quant.cpu.vector import F32, I64, Emit, F32x16
@@ -30,27 +39,13 @@ Slots = dict[Cell, Any]
 def make_span_tile(layout: SpanFormat, tiles: int, tokens: int, form: Form) -> Callable[..., None]:
     """`tiles` tiles by up to `tokens` rows of activations in a form."""
 
-    def span_tile(
-        e: Emit,
-        w: Any,
-        groups: Any,
-        x: Any,
-        x_stride: Any,
-        count: Any,
-        out: Any,
-        out_stride: Any,
-        add: Any,
-        rows: Any,
-        fetch: Any,
-        lines: Any,
-    ) -> None:
+    def span_tile(e: Emit, cells: Cells, call: TileCall) -> None:
         b = e.b
-        cells = Cells(e, tiles, tokens, x, x_stride, count, out, out_stride)
-        totals = {cell: e.variable(value) for cell, value in cells.initial(add, rows).items()}
-        size = tile_size(e, layout, groups, w)
-        starts = [e.at(w, b.mul(size, I64(t))) if t else w for t in range(tiles)]
-        ahead = Prefetch.spread(e, fetch, lines, groups)
-        with each_span(e, layout, groups, starts) as span:
+        totals = {cell: e.variable(value) for cell, value in cells.initial(call.add, call.rows).items()}
+        size = tile_size(e, layout, call.groups, call.w)
+        starts = [e.at(call.w, b.mul(size, I64(t))) if t else call.w for t in range(tiles)]
+        ahead = Prefetch.spread(e, call.fetch, call.lines, call.groups)
+        with each_span(e, layout, call.groups, starts) as span:
             scales, zeros = span.scales(), span.zeros()
             with span.each_group() as (g, at):
                 if tokens == 1:
@@ -63,13 +58,13 @@ def make_span_tile(layout: SpanFormat, tiles: int, tokens: int, form: Form) -> C
                     if layout.floats:
                         _add_floats(e, layout, here[0], here[1], x_rows, g, block_of(totals, block))
                     else:
-                        x_groups = [RowGroup(e, row, groups, g) for row in x_rows]
+                        x_groups = [RowGroup(e, row, call.groups, g) for row in x_rows]
                         _add_integers(e, layout, *here, x_groups, form.planes, block_of(totals, block))
-        cells.store({cell: b.load(slot) for cell, slot in totals.items()}, rows)
+        cells.store({cell: b.load(slot) for cell, slot in totals.items()}, call.rows)
 
     kind = "float" if layout.floats else "coded"
-    span_tile.__name__ = f"{kind}_span_tile_{layout.number}_{tiles}x{tokens}_{form.planes}"
-    return kernel(span_tile, layout.part)
+    named = f"{kind}_span_tile_{layout.number}_{tiles}x{tokens}_{form.planes}"
+    return tile_kernel(named, tiles, tokens, layout.part, span_tile)
 
 
 def _add_integers(

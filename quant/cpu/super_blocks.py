@@ -19,10 +19,19 @@ from typing import Any
 from numba.core import cgutils
 
 from quant.cpu.activations import SPAN, SuperBlock, SuperGroup
-from quant.cpu.cells import Cell, Cells, Prefetch, block_of, blocks, integer_sums, prefetch_group
+from quant.cpu.cells import (
+    Cell,
+    Cells,
+    Prefetch,
+    TileCall,
+    block_of,
+    blocks,
+    integer_sums,
+    prefetch_group,
+    tile_kernel,
+)
 from quant.cpu.formats import TileFormat
 from quant.cpu.groups import load_minimums, load_parts, load_wholes
-from quant.cpu.kernel import kernel
 from quant.cpu.vector import I64, Emit, F32x16
 
 Slots = dict[Cell, Any]
@@ -31,34 +40,20 @@ Slots = dict[Cell, Any]
 def make_super_block_tile(layout: TileFormat, tiles: int, tokens: int) -> Callable[..., None]:
     """`tiles` tiles by up to `tokens` rows in super-blocks."""
 
-    def super_block_tile(
-        e: Emit,
-        w: Any,
-        groups: Any,
-        x: Any,
-        x_stride: Any,
-        count: Any,
-        out: Any,
-        out_stride: Any,
-        add: Any,
-        rows: Any,
-        fetch: Any,
-        lines: Any,
-    ) -> None:
+    def super_block_tile(e: Emit, cells: Cells, call: TileCall) -> None:
         b = e.b
-        cells = Cells(e, tiles, tokens, x, x_stride, count, out, out_stride)
-        totals = {cell: e.variable(value) for cell, value in cells.initial(add, rows).items()}
+        totals = {cell: e.variable(value) for cell, value in cells.initial(call.add, call.rows).items()}
         sums = {cell: e.variable(e.i(0)) for cell in cells.cells}
-        spans = b.sdiv(groups, I64(SPAN))
+        spans = b.sdiv(call.groups, I64(SPAN))
         tile_bytes = b.mul(spans, I64(layout.span_bytes))
-        starts = [e.at(w, tile_bytes, t) if t else w for t in range(tiles)]
-        ahead = Prefetch.spread(e, fetch, lines, b.mul(spans, I64(SPAN + 1)))
+        starts = [e.at(call.w, tile_bytes, t) if t else call.w for t in range(tiles)]
+        ahead = Prefetch.spread(e, call.fetch, call.lines, b.mul(spans, I64(SPAN + 1)))
         with cgutils.for_range(b, spans) as loop:
             first = b.mul(loop.index, I64(SPAN + 1))
             heads = [e.at(start, loop.index, layout.span_bytes) for start in starts]
             for number, block in enumerate(blocks(e, tiles, tokens)):
                 here = block_of(sums, block)
-                there = [SuperBlock(e, row, groups, loop.index) for row in cells.x[block[1]]]
+                there = [SuperBlock(e, row, call.groups, loop.index) for row in cells.x[block[1]]]
                 for slot in here.values():
                     b.store(e.i(0), slot)
                 with cgutils.for_range(b, I64(SPAN)) as inner:
@@ -71,10 +66,10 @@ def make_super_block_tile(layout: TileFormat, tiles: int, tokens: int) -> Callab
                 if number == 0 and tokens > 1:
                     ahead.emit(b.add(first, I64(SPAN)))
                 _add_super_block(e, layout, heads[block[0]], there, here, block_of(totals, block))
-        cells.store({cell: b.load(slot) for cell, slot in totals.items()}, rows)
+        cells.store({cell: b.load(slot) for cell, slot in totals.items()}, call.rows)
 
-    super_block_tile.__name__ = f"super_block_tile_{layout.number}_{tiles}x{tokens}"
-    return kernel(super_block_tile, layout.part)
+    named = f"super_block_tile_{layout.number}_{tiles}x{tokens}"
+    return tile_kernel(named, tiles, tokens, layout.part, super_block_tile)
 
 
 def _group(e: Emit, layout: TileFormat, head: Any, number: Any) -> Any:
