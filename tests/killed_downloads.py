@@ -105,9 +105,13 @@ def hub_and_storage() -> Iterator[tuple[FakeHub, FakeHub]]:
 
 
 def run_round(
-    downloader: Downloader, hubs: tuple[FakeHub, FakeHub], folder: Path, random: Random, kills: int, size: int
-) -> Round:
-    """A download of about `size` bytes that is killed so many times at random bytes, and then let be."""
+    downloader: Downloader, hubs: tuple[FakeHub, FakeHub], folder: Path, random: Random, kills: int, size: int,
+    *, flip: bool = False,
+) -> Round:  # fmt: skip
+    """A download of about `size` bytes that is killed so many times at random bytes, and then let be.
+
+    With `flip`, its first answer has a wrong byte, so that a part or all of it is fetched once more.
+    """
     hub, storage = hubs
     content = random.randbytes(random.randrange(size // 2, size))
     hub.repositories[REPO] = storage.repositories[REPO] = {FILE: content}
@@ -116,6 +120,8 @@ def run_round(
     loadable_early = False
     for left in range(kills, -1, -1):
         storage.mishaps = mishaps(random, len(content))
+        if flip and left == kills:
+            storage.mishaps.appendleft(Mishap(flip_at=random.randrange(len(content))))
         pid = downloader.start(folder, hub)
         if left:
             limit = storage.sent + random.randrange(max(1, (len(content) - storage.sent) * 2 // (left + 1)))
@@ -149,6 +155,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--each", type=int, default=1, help="kills of one download")
+    parser.add_argument("--flips", action="store_true", help="one answer of each download has a wrong byte")
     parser.add_argument("--size", type=int, default=16_000_000, help="bytes of a file, at most")
     parser.add_argument("--seed", type=int, default=time.time_ns() % 10**9)
     chosen = parser.parse_args()
@@ -157,7 +164,7 @@ def main() -> None:
         hubs[1].pace = 0.0005
         for number in range(chosen.kills // chosen.each):
             folder = Path(scratch, str(number))
-            rounds.append(run_round(downloader, hubs, folder, random, chosen.each, chosen.size))
+            rounds.append(run_round(downloader, hubs, folder, random, chosen.each, chosen.size, flip=chosen.flips))
             shutil.rmtree(folder)
             print(rounds[-1], flush=True)
         leaked = sum("Authorization" in headers for _, _, headers in hubs[1].requests)

@@ -12,7 +12,7 @@ from app.progress import Progress, format_bytes, progress_on_stderr
 EXAMPLES = """\b
 Examples:
   ingle pull                  the default model
-  ingle pull smollm2:135m
+  ingle pull smollm2:135m qwen3:4b
   ingle pull HuggingFaceTB/SmolLM2-360M-Instruct
   ingle pull bartowski/SmolLM2-360M-Instruct-GGUF:Q8_0
   ingle pull --stop           the download that goes on in another terminal
@@ -21,12 +21,12 @@ Examples:
 
 
 @click.command(epilog=EXAMPLES)
-@click.argument("name", required=False)
-@click.option("--json", "as_object", is_flag=True, help="Print the stored model as a JSON object.")
+@click.argument("names", nargs=-1, metavar="[NAME...]")
+@click.option("--json", "as_object", is_flag=True, help="Print each stored model as a JSON object.")
 @click.option("-q", "--quiet", is_flag=True, help="No progress and no narration.")
 @click.option("--stop", is_flag=True, help="Have the running download stop, and keep what has arrived.")
-def pull(name: str | None, as_object: bool, quiet: bool, stop: bool) -> None:
-    """Fetch the model NAME to this machine, and print the path of its file or folder.
+def pull(names: tuple[str, ...], as_object: bool, quiet: bool, stop: bool) -> None:
+    """Fetch each model NAME to this machine, and print the path of its file or folder.
 
     NAME is a short name of the catalog, or a repository of the Hugging Face Hub: its checkpoint in safetensors, or with
     a quantization, as in org/repo:Q4_K_M, its GGUF file. No other file is fetched. What arrives is checked against the
@@ -37,11 +37,15 @@ def pull(name: str | None, as_object: bool, quiet: bool, stop: bool) -> None:
     Ctrl-C, or --stop from elsewhere, keeps what has arrived: the same command goes on there, and ingle rm NAME deletes
     it. While another ingle downloads, this one shows how that goes, and is next.
     """
-    settings = load_settings(model=name)
     progress = progress_on_stderr(quiet=quiet)
     if stop:
-        _stop(settings, progress)
+        _stop(load_settings(), progress)
         return
+    for name in names or (None,):
+        _pull(load_settings(model=name), progress, as_object=as_object)
+
+
+def _pull(settings: Settings, progress: Progress, *, as_object: bool) -> None:
     try:
         stored = pull_model(settings.model, settings, progress)
     except KeyboardInterrupt:

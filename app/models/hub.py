@@ -24,12 +24,15 @@ from app.progress import Progress
 if TYPE_CHECKING:
     import httpx
 
+_UNKNOWN_LOGIN = "ingle: unknown login"  # a code of ours: the Hub says nothing then
+
 # What the Hub says in X-Error-Code, in words for people.
 _REFUSALS: Mapping[str, str] = {
     "GatedRepo": "{repo} is gated: accept its licence at {page}, then log in with `hf auth login` or set HF_TOKEN",
     "RepoNotFound": "{repo} does not exist on the Hub, or is private: check the name, or log in with `hf auth login`",
     "RevisionNotFound": "{repo} has no revision {revision}",
     "EntryNotFound": "{repo} has no file {file}",
+    _UNKNOWN_LOGIN: "the Hub does not know the access token (HF_TOKEN, or that of `hf auth login`): log in again",
 }
 
 
@@ -86,8 +89,10 @@ def check_answer(
         raise TryAgain(trouble, wait)
     if status == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
         raise IntegrityError(f"the Hub's {file} is shorter than promised")
-    fallback = "the Hub refused {repo} (it answered {status})"
-    refusal = _REFUSALS.get(response.headers.get("X-Error-Code", ""), fallback)
+    code = response.headers.get("X-Error-Code", "")
+    if status == HTTPStatus.UNAUTHORIZED and not code and settings.hub_token:
+        code = _UNKNOWN_LOGIN
+    refusal = _REFUSALS.get(code, "the Hub refused {repo} (it answered {status})")
     page = f"https://huggingface.co/{repo}"
     raise AppError(refusal.format(repo=repo, revision=revision, file=file, page=page, status=status))
 

@@ -11,6 +11,7 @@ from app.config import Settings
 from app.errors import AppError
 from app.models import hub
 from app.models.catalog import HubSource
+from app.models.listed_file import ListedFile
 from app.models.repository import FILE
 from app.progress import Progress
 from quant.bounded_json import JSONProblem, parse_object
@@ -20,19 +21,6 @@ MAX_FILES = 20_000
 MAX_NAME = 400  # characters; systems take paths of a few hundred or thousand
 _REVISION = re.compile("[0-9a-f]{40}")
 _DIGEST = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")
-
-
-@dataclass(frozen=True, slots=True)
-class ListedFile:
-    """A file of a repository at one commit. `digest` in hex: sha256, or git's sha1 of a blob."""
-
-    source: HubSource
-    size: int
-    digest: str
-
-    @property
-    def is_sha256(self) -> bool:
-        return len(self.digest) == 64
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,10 @@ from pathlib import Path
 from app.config import Settings
 from app.errors import IntegrityError
 from app.models import hub
-from app.models.hub_listing import ListedFile, Listing, list_repository
+from app.models.hub_listing import Listing, list_repository
 from app.models.hub_models import HubModels
 from app.models.incoming import Incoming, check_space
+from app.models.listed_file import ListedFile
 from app.models.reachability import check_reachable
 from app.models.repository import RepositoryName, choose
 from app.models.transfer import bring

@@ -21,9 +21,9 @@ from app.models import hub_cache
 from app.models.catalog import Catalog, CatalogEntry, HubSource, Source, load_catalog
 from app.models.digests import sha256_of
 from app.models.families import Families, load_families
-from app.models.hub_listing import ListedFile
 from app.models.hub_models import HubModels
 from app.models.incoming import Incoming, check_space, receive, write_whole
+from app.models.listed_file import ListedFile
 from app.models.lock import only_one
 from app.models.other_tools import OtherTool, other_tools
 from app.models.repository import CONFIG, RepositoryName

@@ -122,6 +122,16 @@ def test_a_refusal_is_explained(fake_hub: FakeHub, tmp_path: Path, status: int, 
     assert type(caught.value) is AppError
 
 
+def test_a_token_that_the_hub_does_not_know_is_named(fake_hub: FakeHub, tmp_path: Path) -> None:
+    fake_hub.refusal = (401, "")
+    with pytest.raises(AppError, match="answered 401"):
+        _pull(settings_in(tmp_path, hub_endpoint=fake_hub.address), HUB)
+    settings = settings_in(tmp_path, hub_endpoint=fake_hub.address, hub_token="hf_secret")  # noqa: S106
+    with pytest.raises(AppError, match="does not know the access token") as caught:
+        _pull(settings, HUB)
+    assert "hf_secret" not in caught.value.message
+
+
 @pytest.mark.parametrize("status", [429, 500, 503])
 def test_a_hub_in_trouble_counts_as_unreachable(fake_hub: FakeHub, tmp_path: Path, status: int) -> None:
     fake_hub.refusal = (status, "")

@@ -347,6 +347,6 @@ def test_one_process_waits_for_the_other_and_says_so(store: ModelStore, held_els
 
 
 def test_the_store_needs_no_network_library(store: ModelStore) -> None:
-    heavy = {"httpx", "rich", "torch", "huggingface_hub"}
+    heavy = {"asyncio", "httpx", "rich", "torch", "huggingface_hub"}
     code = f"import sys, app.models.store; print(sorted({heavy} & sys.modules.keys()))"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
