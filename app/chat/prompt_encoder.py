@@ -25,7 +25,7 @@ from app.chat.messages import Message, object_with_texts, with_texts
 from app.chat.model_replies import ModelReplies
 from app.chat.stable_ids import StableIds
 from app.chat.stable_ids_file import Generated
-from app.chat.template import ChatTemplateRenderer
+from app.chat.template import ChatTemplateRenderer, check_characters
 from app.errors import TemplateError
 from app.text.infilling import Infilling
 from app.text.tokenizer import SPACE_SYMBOL, Tokenizer
@@ -140,6 +140,7 @@ class PromptEncoder:
 
     def _render(self, conversation: Conversation) -> str:
         """A model without a template does not know turns: it continues the text of the conversation."""
+        check_characters(conversation.messages)
         protect = self._tokenizer.protect
         messages = [message.with_texts(protect) for message in conversation.messages]
         self.replies.check(conversation)

@@ -93,7 +93,6 @@ class ChatTemplateRenderer:
         Raises TemplateError when the template fails, refuses, or needs more than its limits.
         """
         source = _checked_source(template)
-        _check_characters(messages)
         context: dict[str, Json] = {
             "messages": [message.to_template(arguments_as_text=arguments_as_text) for message in messages],
             "tools": tools,
@@ -272,8 +271,9 @@ def _checked_source(template: str) -> bytes:
     return source
 
 
-def _check_characters(messages: Sequence[Message]) -> None:
-    """Of what is longer than any text that may come out, nothing is written for the child, which takes long."""
+def check_characters(messages: Sequence[Message]) -> None:
+    """Raise TemplateError for a conversation that is longer than any text that may come out, before it is worked on,
+    which takes long."""
     characters = sum(len(message.content) + len(message.reasoning or "") for message in messages)
     if characters > MAX_TEXT_CHARS:
         raise TemplateError(
