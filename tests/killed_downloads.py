@@ -20,7 +20,7 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -37,9 +37,9 @@ _FORGETS = 0.05  # share of answers, of those that go wrong, that are the whole 
 FORKING = """
 import os, signal, sys
 from app.config import load_settings
-from app.models import attempts, hub, sources, transfer
+from app.models import attempts, hub, reachability, sources, transfer
 import httpx, filelock
-attempts.WAITS, transfer.STALL = (0.01,) * 6, 0.3
+attempts.WAITS, transfer.STALL, reachability.PATIENCE = (0.01,) * 50, 0.3, 60.0  # a busy machine is slow, not wrong
 for line in sys.stdin:
     folder, address, repo = line.split()
     child = os.fork()
@@ -125,13 +125,23 @@ def run_round(
         pid = downloader.start(folder, hub)
         if left:
             limit = storage.sent + random.randrange(max(1, (len(content) - storage.sent) * 2 // (left + 1)))
-            while storage.sent < limit and not final.exists():
+            while storage.sent < limit and not final.exists() and _runs(pid):
                 time.sleep(0.001)
             loadable_early |= final.exists() and hashlib.sha256(final.read_bytes()).digest() != _sha256(content)
-            os.kill(pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         status = downloader.status()
     right = final.exists() and hashlib.sha256(final.read_bytes()).digest() == _sha256(content)
     return Round(status == 0, kills, right, loadable_early, storage.sent, len(content))
+
+
+def _runs(pid: int) -> bool:
+    """The process that forked it has taken note when it has ended."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def mishaps(random: Random, size: int) -> deque[Mishap]:
