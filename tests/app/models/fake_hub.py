@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Event, Thread
+from threading import Barrier, BrokenBarrierError, Event, Thread
 
 REVISION = "89abcdef" * 5
 _PIECE = 1 << 14
@@ -42,6 +42,7 @@ class FakeHub:
     cut_at: int | None = None  # close the connection after so many bytes
     redirect: str | None = None  # send downloads to this address instead
     mishaps: deque[Mishap] = field(default_factory=deque)  # of the next downloads, one each
+    meeting: Barrier | None = None  # so many downloads have to be asked for before any is answered
     pace: float = 0.0  # seconds between two pieces of a file
     sent: int = 0  # bytes of files
     requests: list[tuple[str, str, Message]] = field(default_factory=list)
@@ -96,6 +97,9 @@ class _Handler(BaseHTTPRequestHandler):
             self._head(404, {"X-Error-Code": "RepoNotFound", "Content-Length": "0"})
         else:
             is_file = not self.path.startswith("/api/")
+            if is_file and hub.meeting:
+                with suppress(BrokenBarrierError):
+                    hub.meeting.wait()
             self._send(body, hub.mishaps.popleft() if is_file and hub.mishaps else Mishap())
 
     def _send(self, body: bytes, mishap: Mishap) -> None:
