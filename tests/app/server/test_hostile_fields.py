@@ -6,7 +6,7 @@
 import asyncio
 import json
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -17,30 +17,45 @@ from app.chat.template import ChatTemplateRenderer
 from app.server.access import Access
 from app.server.application import Locks
 from app.server.openai_chat_requests import ChatCompletionRequest
+from app.server.openai_embeddings import EMBEDDINGS, EmbeddingRequest
 from app.server.openai_requests import CompletionRequest
+from app.server.rerank import RerankRequest
 from app.text.tokenizer import Tokenizer
 from tests.app.server.hostile_fields import HOSTILE, Field, fields_of, hostile_bodies
 from tests.app.server.live_server import LiveServer, controlled_engine
-from tests.app.server.served_application import until
+from tests.app.server.served_application import ServedApplication, until
 from tests.app.server.test_bad_requests import CHAT, COMPLETION, VALID
+from tests.app.server.test_openai_embeddings import EmbeddingServer
 
 KEY = "sk-of-the-test"
+RERANK = "/v1/rerank"
 FIELDS: dict[str, list[Field]] = {
     CHAT: fields_of(ChatCompletionRequest, VALID[CHAT]),
     COMPLETION: fields_of(CompletionRequest, VALID[COMPLETION]),
+    EMBEDDINGS: fields_of(EmbeddingRequest, {"model": "digest", "input": "a"}),
+    RERANK: fields_of(RerankRequest, {"model": "digest", "query": "a", "documents": ["b"]}),
 }
 
 
+Servers = Mapping[str, ServedApplication]
+
+
 @pytest.fixture(scope="module")
-def server(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> Iterator[LiveServer]:
+def servers(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> Iterator[Servers]:
+    """By path."""
     engine, _ = controlled_engine(tokenizer.vocab_size, context=128, contexts=16)
-    with LiveServer("hash", engine, tokenizer, renderer, locks=Locks(Access([KEY]))) as server:
-        yield server
+    locks = Locks(Access([KEY]))
+    with (
+        LiveServer("hash", engine, tokenizer, renderer, locks=locks) as chat,
+        EmbeddingServer(locks=locks) as embeddings,
+        EmbeddingServer(ranks=True, locks=locks) as rerank,
+    ):
+        yield {CHAT: chat, COMPLETION: chat, EMBEDDINGS: embeddings, RERANK: rerank}
         until(lambda: not engine.has_work)
     engine.assert_empty()
 
 
-async def answered(server: LiveServer, path: str, body: bytes) -> tuple[int, bytes]:
+async def answered(server: ServedApplication, path: str, body: bytes) -> tuple[int, bytes]:
     """The status and the body of what the application itself answers: nothing is sent."""
     unread, sent = [body], list[Message]()
 
@@ -65,12 +80,10 @@ def test_places_at_any_depth_are_found() -> None:
 
 
 @pytest.mark.parametrize("path", FIELDS)
-def test_what_no_honest_client_sends_is_refused_or_answered(
-    server: LiveServer, path: str, cases: int, seed: int
-) -> None:
+def test_what_no_honest_client_sends_is_refused_or_answered(servers: Servers, path: str, cases: int, seed: int) -> None:
     async def ask(bodies: Sequence[str]) -> None:
         for body in bodies:
-            status, answer = await answered(server, path, body.encode("utf-8", "surrogatepass"))
+            status, answer = await answered(servers[path], path, body.encode("utf-8", "surrogatepass"))
             assert status < 500, (status, body[:2000], answer)
             if status == 200:
                 continue
@@ -79,9 +92,9 @@ def test_what_no_honest_client_sends_is_refused_or_answered(
             assert (error["type"], bool(error["message"])) == ("invalid_request_error", True), body[:2000]
             assert len(answer) < 16_000, body[:2000]
 
-    bodies = hostile_bodies(FIELDS[path], cases // 2, random.Random(f"{seed} {path}"))
+    bodies = hostile_bodies(FIELDS[path], cases // len(FIELDS), random.Random(f"{seed} {path}"))
     while some := list(islice(bodies, 100)):
-        server.call(ask(some))
+        servers[path].call(ask(some))
 
 
 def test_the_values_are_of_all_kinds() -> None:

@@ -85,10 +85,10 @@ class DigestEmbedder:
 class EmbeddingServer(ServedApplication):
     """Serves a `DigestEmbedder` while it is entered."""
 
-    def __init__(self, *, ranks: bool = False) -> None:
+    def __init__(self, *, ranks: bool = False, locks: Locks | None = None) -> None:
         self.embedder = DigestEmbedder(ranks=ranks)
         self.service = EmbeddingService("digest", from_json(document()), self.embedder)
-        super().__init__(create_embedding_application(self.service, Locks(host_names=["ingle.test"])))
+        super().__init__(create_embedding_application(self.service, locks or Locks(host_names=["ingle.test"])))
 
 
 @pytest.fixture(scope="module")
