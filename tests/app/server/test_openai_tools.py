@@ -18,6 +18,7 @@ from app.text.tokenizer import Tokenizer
 from engine.config import EngineConfig
 from engine.core import Engine
 from engine.request import SampledToken
+from tests.app.chat.reply_formats.spoken import mutated
 from tests.app.server.live_server import LiveServer
 from tests.app.server.test_openai_chat import client
 from tests.hash_model import HashRunner, HashTicket
@@ -121,21 +122,50 @@ def test_text_thoughts_and_calls_are_told_apart(server: ScriptedServer) -> None:
     assert reply.usage.completion_tokens_details.reasoning_tokens in range(thought - 2, thought + 3)
 
 
-def test_a_stream_says_the_same(server: ScriptedServer) -> None:
-    server.says(SCRIPT)
-    deltas = [choice.delta for chunk in chunks(server) for choice in chunk.choices]
-    assert "".join(delta.content or "" for delta in deltas) == "I look."
-    extras = [delta.model_extra or {} for delta in deltas]
-    assert "".join(extra.get("reasoning", "") for extra in extras) == "They ask."
-    told: dict[int, list[str]] = {}
+Told = tuple[str, str, list[tuple[str, str]], str | None]
+
+
+def told_whole(reply: ChatCompletion) -> Told:
+    [choice] = reply.choices
+    calls = [call.model_dump()["function"] for call in choice.message.tool_calls or ()]
+    thought = (choice.message.model_extra or {}).get("reasoning", "")
+    return (
+        choice.message.content or "",
+        thought,
+        [(one["name"], one["arguments"]) for one in calls],
+        choice.finish_reason,
+    )
+
+
+def told_in_pieces(pieces: list[ChatCompletionChunk]) -> Told:
+    choices = [choice for chunk in pieces for choice in chunk.choices]
+    deltas = [choice.delta for choice in choices]
+    calls: dict[int, list[str]] = {}
     for call in (call for delta in deltas for call in delta.tool_calls or ()):
         assert call.function is not None
         if call.id:
-            told[call.index] = [call.function.name or "", ""]
-        told[call.index][1] += call.function.arguments or ""
-    assert [(name, json.loads(arguments)) for name, arguments in told.values()] == [CALLED, CALLED]
-    pieces = [call for delta in deltas for call in delta.tool_calls or ()]
-    assert len(pieces) > 8  # as they come
+            calls[call.index] = [call.function.name or "", ""]
+        calls[call.index][1] += call.function.arguments or ""
+    thought = "".join((delta.model_extra or {}).get("reasoning", "") for delta in deltas)
+    text = "".join(delta.content or "" for delta in deltas)
+    return text, thought, [(name, arguments) for name, arguments in calls.values()], choices[-1].finish_reason
+
+
+def test_a_stream_says_the_same(server: ScriptedServer) -> None:
+    server.says(SCRIPT)
+    pieces = chunks(server)
+    assert told_in_pieces(pieces) == told_whole(ask(server))
+    text, thought, calls, _ = told_in_pieces(pieces)
+    assert (text, thought) == ("I look.", "They ask.")
+    assert [(name, json.loads(arguments)) for name, arguments in calls] == [CALLED, CALLED]
+    assert sum(len(choice.delta.tool_calls or ()) for chunk in pieces for choice in chunk.choices) > 8  # as they come
+
+
+def test_what_is_malformed_is_answered_all_the_same(server: ScriptedServer) -> None:
+    for _ in range(3):
+        script = mutated(SCRIPT, random.Random())
+        server.says(script)
+        assert told_in_pieces(chunks(server)) == told_whole(ask(server)), script
 
 
 def test_a_call_alone_has_no_content(server: ScriptedServer) -> None:

@@ -80,3 +80,16 @@ def tokens(rendered: str, markup: FormatMarkup) -> Iterator[str]:
     for piece in _CONTROL.split(rendered.partition(_NEXT_TURN)[0]):
         if piece and (not _CONTROL.fullmatch(piece) or markup.may_hold(piece)):
             yield piece
+
+
+def mutated(text: str, chance: random.Random) -> str:
+    """The text with one to three places changed: cut out, cut off, swapped, written over, written in or repeated."""
+    for _ in range(chance.randrange(1, 4)):
+        start = chance.randrange(len(text) + 1)
+        end = min(len(text), start + chance.choice((1, 1, 2, 5, 20)))
+        before, part, behind = text[:start], text[start:end], text[end:]
+        other = chance.choice((*"{}[]\"'<>\\/|\n :,0é🙂\x00", "\\ud800", part))
+        text = chance.choice(
+            (before + behind, before, behind + part + before, before + other + behind, before + part + other + behind)
+        )
+    return text

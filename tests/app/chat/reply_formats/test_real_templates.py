@@ -15,7 +15,7 @@ from app.chat.reply_formats.recognition import TemplateReplies, replies_of
 from app.chat.reply_formats.reply_parser import FormatMarkup, ReplyParser
 from app.chat.template import ChatTemplateRenderer
 from app.errors import TemplateError
-from tests.app.chat.reply_formats.spoken import Spoken, cut, heard_of, tokens
+from tests.app.chat.reply_formats.spoken import Spoken, cut, heard_of, mutated, tokens
 
 USER = Message("user", "Hello?")
 UNWRITTEN = "Here are my reasoning steps:\n"  # Apriel's prompts end with it, and its replies are written without
@@ -218,19 +218,6 @@ def test_mutated_replies_are_read_the_same_however_they_are_cut(templates: dict[
         for call in (call for told in (whole, *others) for call in told.calls):
             json.dumps([call.name, call.id, call.arguments], ensure_ascii=False).encode()
             assert not call.ended or isinstance(json.loads(call.arguments), dict), (seed, text)
-
-
-def mutated(text: str, chance: random.Random) -> str:
-    """The text with one to three places changed: cut out, cut off, swapped, written over, written in or repeated."""
-    for _ in range(chance.randrange(1, 4)):
-        start = chance.randrange(len(text) + 1)
-        end = min(len(text), start + chance.choice((1, 1, 2, 5, 20)))
-        before, part, behind = text[:start], text[start:end], text[end:]
-        other = chance.choice((*"{}[]\"'<>\\/|\n :,0é🙂\x00", "\\ud800", part))
-        text = chance.choice(
-            (before + behind, before, behind + part + before, before + other + behind, before + part + other + behind)
-        )
-    return text
 
 
 def test_text_thoughts_and_calls_are_told_apart(templates: dict[str, Template]) -> None:
