@@ -111,8 +111,9 @@ def _responses(endpoint: Endpoint) -> Json:
 
 
 def _event(chunk: type[Struct]) -> Json:
-    """Of each server-sent event but the last, whose data is [DONE]."""
-    data = {"type": "string", "contentMediaType": JSON, "contentSchema": {"$ref": _REF.format(name=chunk.__name__)}}
+    """Of each server-sent event: a chunk, or the end."""
+    told = {"contentMediaType": JSON, "contentSchema": {"$ref": _REF.format(name=chunk.__name__)}}
+    data = {"type": "string", "anyOf": [told, {"const": "[DONE]"}]}
     return {"type": "object", "properties": {"data": data}, "required": ["data"]}
 
 
