@@ -59,6 +59,7 @@ class DownloadTurn:
         except Timeout:
             self._watch(lock, progress)
         try:
+            (self._folder / _STATE).unlink(missing_ok=True)  # of one that was killed
             self._check_wish()  # before the first word about how it goes, too
             yield _Published(progress, self._publish, self._check_wish)
         finally:

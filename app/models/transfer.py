@@ -8,6 +8,7 @@ most runs find their model stored, so it is imported late.
 
 import asyncio
 import re
+import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 AGAIN = "Check the network and try again: what has arrived is kept. Or give the path of a model that you have."
 CONNECT = 10.0  # seconds until a connection is there
 STALL = 30.0  # seconds without a byte
+_WINDOW, _CRAWL = 30.0, 30_000  # seconds, and the bytes that should come in them
 AT_ONCE = 4  # files
 _RANGE = re.compile(r"bytes (?P<begin>\d{1,20})-\d+/(?P<size>\d+|\*)")
 
@@ -153,14 +155,26 @@ class _Transfer:
 
     async def _attempt(self) -> None:
         before = self._incoming.received
+        if before == self._incoming.size:
+            return  # the connection broke behind the last byte
         async with answer(self._client, self._file.address, self._headers()) as response:
             self._file.check(response)
             self._find_place(response)
-            async for chunk in response.aiter_raw():
-                self._incoming.write(chunk)
-                self._tell()
+            await self._read(response)
         if self._incoming.received == before:
             raise TryAgain(Offline(f"{host_of(self._file.address)} sent nothing of {self._file.name}", AGAIN))
+
+    async def _read(self, response: "httpx.Response") -> None:
+        """Raises TryAgain for an answer that crawls: another machine behind the same name may be faster."""
+        since, had = time.monotonic(), self._incoming.received
+        async for chunk in response.aiter_raw():
+            self._incoming.write(chunk)
+            self._tell()
+            now, has = time.monotonic(), self._incoming.received
+            if now - since >= _WINDOW:
+                if has - had < _CRAWL and has < self._incoming.size:
+                    raise TryAgain(Offline(f"{host_of(self._file.address)} sends next to nothing", AGAIN))
+                since, had = now, has
 
     def _headers(self) -> dict[str, str]:
         """A part is asked for only if it is of the file that the parts before are of."""

@@ -25,6 +25,7 @@ class Mishap:
     stall_at: int | None = None  # nothing more comes after so many bytes, and the connection stays
     flip_at: int | None = None  # this byte of what is sent is another one
     ignores_range: bool = False
+    chunked: bool = False  # the body comes in one chunk, and its end never
 
 
 @dataclass
@@ -127,6 +128,8 @@ class _Handler(BaseHTTPRequestHandler):
             body[mishap.flip_at % len(body)] ^= 1
         ends = [end for end in (self.hub.cut_at, mishap.cut_at, mishap.stall_at) if end is not None]
         body = body[: min(ends, default=len(body))]
+        if mishap.chunked:
+            body = bytearray(b"%x\r\n%s\r\n" % (len(body), body))
         for begin in range(0, len(body), _PIECE):
             piece = body[begin : begin + _PIECE]
             self.wfile.write(piece)

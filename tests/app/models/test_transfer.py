@@ -91,6 +91,27 @@ def test_a_download_that_stalls_goes_on_where_it_was(
     assert len(file_requests(hub)) >= 2  # on a busy machine, more answers seem to stall
 
 
+def test_an_answer_that_crawls_is_left_for_another(
+    hub: FakeHub, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transfer, "_WINDOW", 0.0)
+    monkeypatch.setattr(attempts, "_SILENTLY", -1.0)
+    hub.mishaps.append(Mishap(stall_at=HALF))  # which nobody waits for
+    progress = Recorder()
+    check(pull(REPO, settings, progress))
+    assert "127.0.0.1 sends next to nothing: trying again in 0 s." in progress.lines
+    assert all(asked for asked, _ in file_requests(hub)[1:])
+
+
+def test_a_connection_that_breaks_behind_the_last_byte_is_no_loss(
+    hub: FakeHub, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transfer, "STALL", 0.3)
+    hub.mishaps.append(Mishap(headers={"Content-Length": "", "Transfer-Encoding": "chunked"}, chunked=True))
+    check(pull(REPO, settings))
+    assert not hub.ranges_asked_for()
+
+
 def test_parts_are_of_one_and_the_same_file(hub: FakeHub, settings: Settings) -> None:
     hub.mishaps.append(Mishap(headers={"ETag": '"old"'}, cut_at=HALF))
     check(pull(REPO, settings))
