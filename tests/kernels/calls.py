@@ -136,7 +136,8 @@ def _products(setting: Setting) -> None:
     for number, kind in enumerate(KINDS if setting.thorough else FORMS):
         models = [model for model in SHAPES if fits(kind, *(columns for _, columns in matrices(model).values()))]
         if setting.model in (models if setting.thorough else [models[number % len(models)]]):
-            for rows, columns in list(matrices(setting.model).values())[:: 1 if setting.thorough else 2]:
+            sizes = list(matrices(setting.model).values())
+            for rows, columns in sizes if setting.thorough else sizes[:3:2]:
                 matrix = _matrix(kind, rows, columns)
                 _product(setting, CudaLinear([matrix], setting.card, deterministic=setting.deterministic))
 
@@ -146,7 +147,8 @@ def _product(setting: Setting, layer: CudaLinear) -> None:
     layer.multiply(x, bias=bias)
     layer.multiply(x, add_to=blank(setting.tokens, layer.outputs, dtype=torch.float32))
     layer.rows(blank(setting.tokens, dtype=torch.int64))
-    layer.dequantize()
+    if setting.tokens == 1:
+        layer.dequantize()
 
 
 FORMS = (
