@@ -15,7 +15,7 @@ from app.chat.messages import Json
 from app.chat.reply_formats.anchor_pattern import NotUnderstood
 from app.chat.reply_formats.markup import Markup
 from app.chat.reply_formats.recognition import NO_TEMPLATE, TemplateReplies, replies_of
-from app.chat.reply_formats.reply_grammar import answer_grammar, call_grammar, free_grammar
+from app.chat.reply_formats.reply_grammar import answer_grammar, call_grammar, free_grammar, no_call_grammar
 from app.chat.reply_formats.reply_parser import FormatMarkup, ReplyParser
 from app.chat.reply_formats.response_template import format_of
 from app.chat.template import ChatTemplateRenderer
@@ -89,20 +89,22 @@ class ModelReplies:
     ) -> tuple[GrammarSource | None, bool]:
         """The grammar of the reply to a rendered conversation, and whether it is there for calls alone. Forced calls
         count more than what was `asked` for; those that the model is free to make come in its place, or keep to the
-        schemas of strict tools. Thoughts come before all of it, where the model may still think."""
+        schemas of strict tools; those that it may not make, do not come. Thoughts come before all of it, where the
+        model may still think."""
         written, tools = self._template.format, conversation.callable_tools
         thinks = not self._markup.has_thought(rendered)
         reply = (written, self._markup.opening(rendered), tools, self._tokenizer.control_tokens)
         if conversation.use is ToolUse.FORCED:
-            text = call_grammar(*reply, parallel=conversation.parallel_calls, thinks=thinks)
-            return GrammarSource("lark", text), True
+            return _lark(call_grammar(*reply, parallel=conversation.parallel_calls, thinks=thinks)), True
         if asked is None and any(tool.strict for tool in tools):
-            free = free_grammar(*reply, parallel=conversation.parallel_calls, thinks=thinks)
-            return None if free is None else GrammarSource("lark", free), True
+            return _lark(free_grammar(*reply, parallel=conversation.parallel_calls, thinks=thinks)), True
+        if asked is None and conversation.tools and not tools and written.calls is not None:
+            return _lark(no_call_grammar(written, self._tokenizer.control_tokens)), True
         if asked is None or (written.thinking is None and not tools):
             return asked, False
-        text = answer_grammar(*reply, asked.as_lark(), parallel=conversation.parallel_calls, thinks=thinks)
-        return GrammarSource("lark", text), False
+        return _lark(
+            answer_grammar(*reply, asked.as_lark(), parallel=conversation.parallel_calls, thinks=thinks)
+        ), False
 
     def within_budget(self, conversation: Conversation, rendered: str, grammar: Grammar | None) -> Grammar | None:
         """A grammar of the reply, or none, with the limit that the conversation sets to thoughts."""
@@ -135,6 +137,10 @@ class ModelReplies:
             return NO_TEMPLATE
         special = dict(tokenizer.special_tokens)
         return replies_of(tokenizer.chat_template, special, self._renderer, tokenizer.control_tokens)
+
+
+def _lark(grammar: str | None) -> GrammarSource | None:
+    return None if grammar is None else GrammarSource("lark", grammar)
 
 
 def _stated(recognized: TemplateReplies, response_template: Mapping[str, object] | None) -> TemplateReplies:

@@ -50,10 +50,14 @@ class LarkRules:
     def without(self, mark: str, behind: str, times: str) -> str:
         """Anything, in which `behind` stands behind each `mark`, of which there may be several `times`."""
         if mark in self._control:
-            anything = self.rule(f"<[^{self._control[mark]}]>*")
+            anything = self.none_of(mark)
             return f"({anything} {self.text(mark)} {behind}){times} {anything}"
         up_to_mark = self.rule(f"{_ANYTHING[:-1]}{_escaped(mark)}/", "[lazy]")
         return f"({up_to_mark} {behind}){times} {self.rule(_ANYTHING)}"
+
+    def none_of(self, mark: str) -> str:
+        """Any tokens but a control token."""
+        return self.rule(f"<[^{self._control[mark]}]>*")
 
     def first(self, text: str) -> str:
         """The control token that a text begins with, or all in front of one."""

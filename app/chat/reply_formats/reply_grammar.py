@@ -74,11 +74,23 @@ def free_grammar(
     grammar = LarkRules(control)
     calls = _calls(grammar, written, tools, parallel=parallel)
     mark = calls.mark
-    thoughts = written.thinking.begin if written.thinking else ()
-    if not mark or any(mark in other for other in (*written.messages.silent, *written.messages.openings, *thoughts)):
+    if not mark or _begins_others(mark, written):
         return None
     said = grammar.without(mark, calls.whole(mark), "*" if parallel else "?")
     return grammar.start(_behind_thoughts(grammar, written, opening, said, said, thinks=thinks))
+
+
+def no_call_grammar(written: ReplyFormat, control: Mapping[str, int]) -> str | None:
+    """Anything but a call. None for a format whose calls begin as other things do, or with plain text. Raises
+    ValueError for one without calls."""
+    grammar = LarkRules(control)
+    mark = _calls(grammar, written, (), parallel=False).mark
+    return grammar.start(grammar.none_of(mark)) if mark in control and not _begins_others(mark, written) else None
+
+
+def _begins_others(mark: str, written: ReplyFormat) -> bool:
+    thoughts = written.thinking.begin if written.thinking else ()
+    return any(mark in other for other in (*written.messages.silent, *written.messages.openings, *thoughts))
 
 
 def _calls(grammar: LarkRules, written: ReplyFormat, tools: Sequence[Tool], *, parallel: bool) -> "_Calls":

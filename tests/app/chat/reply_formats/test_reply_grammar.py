@@ -14,7 +14,7 @@ from app.chat.conversation import Tool
 from app.chat.grammars import GrammarCompiler, GrammarSource
 from app.chat.messages import Json
 from app.chat.reply_formats.reply_format import CallSyntax, MessageSyntax, ReplyFormat, ThinkingSyntax
-from app.chat.reply_formats.reply_grammar import answer_grammar, call_grammar, free_grammar
+from app.chat.reply_formats.reply_grammar import answer_grammar, call_grammar, free_grammar, no_call_grammar
 from app.chat.reply_formats.reply_parser import FormatMarkup, ReplyParser
 from app.chat.reply_formats.table import CALLS, MESSAGES, THINKING
 from app.text.tokenizer import Tokenizer
@@ -195,6 +195,22 @@ def test_where_answers_begin_as_calls_do_there_is_no_such_grammar() -> None:
         (format_of(BY_NAME["harmony"]), {"<|start|>": 3, "<|channel|>": 4}),
     ):
         assert free_grammar(written, "", TOOLS, control, parallel=True, thinks=False) is None
+
+
+def test_no_call_begins_where_none_may(tokenizer: Tokenizer) -> None:
+    mark = "<repo_name>"
+    control = {mark: tokenizer.control_tokens[mark]}
+    written = ReplyFormat(None, CallSyntax("control", (f"{mark}{{objects}}</call>",)))
+    grammar = no_call_grammar(written, control)
+    constraint = asyncio.run(GrammarCompiler(tokenizer).compile(GrammarSource("lark", grammar or ""))).begin(jumps=True)
+    for token_id in tokenizer.encode("Well <file_sep> é\n<b", parse_special=True):
+        assert constraint.accept(token_id) == ()
+    words = np.zeros(-(-tokenizer.vocab_size // 32), np.int32)
+    assert constraint.fill(words)
+    allowed = np.unpackbits(words.view(np.uint8), bitorder="little")[: tokenizer.vocab_size]
+    assert np.flatnonzero(allowed == 0).tolist() == [control[mark]]
+    assert no_call_grammar(written, {}) is None
+    assert no_call_grammar(format_of(BY_NAME["harmony"]), {"<|start|>": 3}) is None
 
 
 def test_all_tokens_are_free_but_the_one_that_begins_a_call(tokenizer: Tokenizer) -> None:
