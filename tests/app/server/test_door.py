@@ -12,6 +12,8 @@ from app.server.access import Access
 from app.server.door import Door
 from app.server.request_limits import RequestLimits
 from tests.app.server.live_server import LiveServer
+from tests.app.server.test_access import METHODS as ALL_METHODS
+from tests.app.server.test_access import paths
 
 PATHS = ["/health", "/metrics", "/v1/models", "/v1/chat/completions", "/no/such/path", "/"]
 METHODS = ["GET", "POST", "OPTIONS", "DELETE"]
@@ -66,9 +68,6 @@ def test_exactly_one_host_is_needed_whatever_the_parser_lets_through(hosts: list
 
     async def send(message: Message) -> None:
         sent.append(message)
-
-    async def never(*_: object) -> NoReturn:
-        raise AssertionError("it was let in")
 
     headers = [(b"host", host.encode()) for host in hosts]
     scope = {"type": "http", "method": "GET", "path": "/", "headers": headers, "server": ("127.0.0.1", 80)}
@@ -125,3 +124,32 @@ def test_a_preflight_gets_no_permission(hash_server: LiveServer) -> None:
     code, sent = status(hash_server, "OPTIONS", "/v1/chat/completions", headers)
     assert code == 403
     assert not [name for name in sent if name.startswith("access-control")]
+
+
+def test_no_route_and_no_method_is_open_to_another_name_or_another_page(hash_server: LiveServer) -> None:
+    """By the application alone, so that no parser stands before it."""
+    port = str(hash_server.port)
+    foreign = [[("host", host.replace("PORT", port))] for host in FOREIGN_HOSTS]
+    foreign += [[("host", "localhost"), ("origin", origin)] for origin in ("null", "http://evil.com", "")]
+
+    async def refused() -> int:
+        count = 0
+        for path, method, given in itertools.product(paths(hash_server), ALL_METHODS, foreign):
+            sent: list[Message] = []
+
+            async def send(message: Message, sent: list[Message] = sent) -> None:
+                sent.append(message)
+
+            headers = [(name.encode(), value.encode()) for name, value in given]
+            address = ("127.0.0.1", hash_server.port)
+            scope = {"type": "http", "method": method, "path": path, "headers": headers, "server": address}
+            await hash_server.application(scope, never, send)
+            assert sent[0]["status"] == 403, (path, method, given)
+            count += 1
+        return count
+
+    assert hash_server.call(refused()) > 2000
+
+
+async def never(*_: object) -> NoReturn:
+    raise AssertionError("it was let in")
