@@ -26,6 +26,7 @@ class Endpoint:
     port: int
     model: str
     extra: Mapping[str, object] = field(default_factory=dict)  # of the request, beside what all have in common
+    key: str | None = None  # that it may ask for
 
 
 class _Choice(msgspec.Struct):
@@ -97,6 +98,7 @@ def _request(endpoint: Endpoint, prompt: Sequence[int], output_tokens: int) -> b
         "Content-Type: application/json",
         f"Content-Length: {len(body)}",
         "Connection: close",
+        *([] if endpoint.key is None else [f"Authorization: Bearer {endpoint.key}"]),
     )
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
 

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from app.api_keys import own_key
 from app.bench.child import child
 from app.bench.completion_client import Endpoint
 from app.bench.llama_build import LlamaBuild
@@ -31,18 +32,19 @@ _SPARED = {"--no-webui": (), "--no-slots": (), "--cache-ram": ("0",)}
 def ingle_server(model: Path, settings: Settings, threads: int) -> Iterator[ServedContender]:
     """`ingle serve` with the settings of this command, but nothing kept on disk. Its record lies where no other command
     looks for it."""
-    command = [sys.executable, "-m", "app", "serve", "--quiet", "--port", "0", "--model", str(model)]
+    command = [sys.executable, "-m", "app", "serve", "--quiet", "--model", str(model)]
+    command += ["--host", "127.0.0.1", "--port", "0"]
     command += ["--threads", str(threads), "--kernels", settings.kernels, "--device", settings.device]
     command += ["--deterministic"] * settings.deterministic
     if settings.context:
         command += ["--context", str(settings.context)]
     with tempfile.TemporaryDirectory(prefix="ingle-bench-") as folder:
-        environment = child_environment(INGLE_STATE_DIR=folder, INGLE_KV_DISK_GB="0")
+        environment = child_environment(INGLE_STATE_DIR=folder, INGLE_KV_DISK_GB="0", INGLE_MAX_REQUESTS="0")
         with child("ingle serve", command, cwd=_ROOT, environment=environment) as process:
             own = replace(settings, state_dir=Path(folder))
             instance: Instance = process.wait_for(lambda: next(iter(running_instances(own)), None))
             address = urlsplit(instance.url)
-            endpoint = Endpoint(str(address.hostname), instance.port, instance.model)
+            endpoint = Endpoint(str(address.hostname), instance.port, instance.model, key=own_key(own))
             yield ServedContender(OWN_NAME, own_build(settings.kernels), process.pid, endpoint)
 
 
