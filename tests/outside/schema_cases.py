@@ -52,7 +52,7 @@ def main() -> int:
         ]
         command = [str(python), "-m", "schemathesis.cli", "run", "--phases", "coverage,fuzzing", "--mode", "all"]
         command += ["--continue-on-failure", "--checks", ",".join(CHECKS)]
-        return max([subprocess.run([*command, *run, *options], check=False).returncode for run in runs])
+        return max([subprocess.run([*command, *run, *options], cwd=folder, check=False).returncode for run in runs])
 
 
 def openai_description() -> dict[str, Any]:
