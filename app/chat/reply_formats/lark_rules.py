@@ -21,16 +21,15 @@ class LarkRules:
         self._control = control
         tokens = sorted((text for text in control if len(text) > 1), key=len, reverse=True)
         self._tokens = re.compile(f"({'|'.join(map(re.escape, tokens)) or '(?!)'})")
-        self._rules: list[str] = []
+        self._names: dict[tuple[str, str], str] = {}  # of rules, by attributes and expression
 
     def start(self, expression: str) -> str:
-        return "\n".join((f"start: {expression}", *self._rules))
+        rules = (f"{name}{attributes}: {rule}" for (attributes, rule), name in self._names.items())
+        return "\n".join((f"start: {expression}", *rules))
 
     def rule(self, expression: str, attributes: str = "") -> str:
-        """The name of a new rule."""
-        name = f"r{len(self._rules)}"
-        self._rules.append(f"{name}{attributes}: {expression}")
-        return name
+        """The name of a rule, which is new unless there is one that says the same."""
+        return self._names.setdefault((attributes, expression), f"r{len(self._names)}")
 
     def text(self, text: str) -> str:
         """A text as it stands, control tokens in it included."""

@@ -197,6 +197,11 @@ def test_where_answers_begin_as_calls_do_there_is_no_such_grammar() -> None:
         assert free_grammar(written, "", TOOLS, control, parallel=True, thinks=False) is None
 
 
+def test_a_schema_stands_in_it_once() -> None:
+    grammar = call_grammar(format_of(BY_NAME["hermes"]), "", TOOLS, {}, parallel=True, thinks=True)
+    assert grammar.count("San ") == 1
+
+
 def test_no_call_begins_where_none_may(tokenizer: Tokenizer) -> None:
     mark = "<repo_name>"
     control = {mark: tokenizer.control_tokens[mark]}
