@@ -21,116 +21,16 @@ import triton.language as tl
 from torch import Tensor
 
 from engine.config import BLOCK_SIZE
+from engine.kernels.attention_parts import attended, merged, output, parts_of
 from engine.kernels.attention_tiles import TileList, Tiles
 from engine.kernels.attention_tuning import DECODE_ROWS, Tuning, tuning
 from engine.kernels.reference import ScoreRule
-from engine.kernels.running_softmax import base_of, weighed
 from quant.kernels.card import Card
 
 LOG2E = 1.4426950408889634
 E4M3_SCALE = 256.0  # an e4m3's bits in the place of a float16's, whose exponents have a bias of 15 instead of 7
 PROGRAMS = 4  # for each multiprocessor: two at a time, twice, so that none waits long for the last
 PARTS_BYTES = 1 << 27  # that all parts may take; beyond, a tile's program merges its own as it goes
-
-
-@triton.jit
-def _parts(
-    start: tl.tensor, end: tl.tensor, LENGTH: tl.constexpr, FIXED: tl.constexpr, PIECE: tl.constexpr
-) -> tl.tensor:
-    """Of a tile that sees its context from `start`, where a piece begins, to `end`: where the first part begins, how
-    long parts are, and how many there are."""
-    origin = start
-    length = LENGTH
-    if FIXED:
-        origin = start // LENGTH * LENGTH
-    else:
-        length = tl.maximum(tl.cdiv(tl.cdiv(end - start, tl.num_programs(2)), PIECE) * PIECE, LENGTH)
-    return origin, length, tl.cdiv(end - origin, length)
-
-
-@triton.jit
-def _loaded(pointers: tl.tensor, mask: tl.tensor) -> tl.tensor:
-    """Keys or values as they are multiplied. An e4m3 becomes a float16, but for the factor E4M3_SCALE."""
-    stored = tl.load(pointers, mask=mask, other=0)
-    if stored.dtype == tl.uint8:
-        bits = stored.to(tl.uint16)
-        stored = (((bits & 0x80) << 8) | ((bits & 0x7F) << 7)).to(tl.float16, bitcast=True)
-    return stored
-
-
-@triton.jit
-def _attended(
-    q: tl.tensor,  # [ROWS, COLUMNS]
-    sight: tl.tensor,  # [ROWS]: the last position that each row sees
-    keys: tl.tensor,
-    values: tl.tensor,
-    table: tl.tensor,
-    block_stride: tl.tensor,
-    low: tl.tensor,
-    high: tl.tensor,
-    seen_from: tl.tensor,  # by any row
-    window: tl.tensor,
-    scale: tl.tensor,
-    cap: tl.tensor,
-    peak: tl.tensor,
-    total: tl.tensor,
-    mixed: tl.tensor,
-    CAPPED: tl.constexpr,
-    WINDOWED: tl.constexpr,
-    MASKED: tl.constexpr,  # there may be rows that do not see everything
-    HEAD_DIM: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    PIECE: tl.constexpr,
-    COLUMNS: tl.constexpr,
-) -> tl.tensor:
-    """Peak, total and mixture of each row, once it has attended positions low .. high as well."""
-    column = tl.arange(0, COLUMNS)
-    for at in range(low, high, PIECE):
-        position = at + tl.arange(0, PIECE)
-        valid = (position >= seen_from) & (position < high)
-        block = tl.load(table + position // BLOCK_SIZE, mask=valid, other=0).to(tl.int64)
-        place = (block * block_stride + position % BLOCK_SIZE * HEAD_DIM)[:, None] + column[None, :]
-        there = valid[:, None] & (column < HEAD_DIM)[None, :]
-        scores = tl.dot(q, tl.trans(_loaded(keys + place, there)))
-        if CAPPED:  # cap * tanh(x), and tanh(x) = 1 - 2 / (1 + exp(2 * x))
-            scores = cap - 2.0 * cap / (1.0 + tl.exp2(scores * scale))
-        if MASKED:
-            seen = valid[None, :] & (position[None, :] <= sight[:, None])
-            if WINDOWED:
-                seen &= position[None, :] > sight[:, None] - window
-            scores = tl.where(seen, scores, float("-inf"))
-        weights, kept, peak, total = weighed(scores, 1.0 if CAPPED else scale, peak, total)
-        v = _loaded(values + place, there)
-        mixed = tl.dot(weights.to(v.dtype), v, mixed * kept[:, None])
-    return peak, total, mixed
-
-
-@triton.jit
-def _merged(
-    peak: tl.tensor,
-    total: tl.tensor,
-    mixed: tl.tensor,
-    next_peak: tl.tensor,
-    next_total: tl.tensor,
-    next_mixed: tl.tensor,
-) -> tl.tensor:
-    """Two parts as one. With one of which a row has seen nothing, the other's bits stay."""
-    top = tl.maximum(peak, next_peak)
-    kept, added = tl.exp2(peak - base_of(top)), tl.exp2(next_peak - base_of(top))
-    # Spelled out, so that both kernels round in the same places.
-    total = tl.fma(next_total, added, total * kept)
-    mixed = tl.fma(next_mixed, tl.broadcast_to(added[:, None], mixed.shape), mixed * kept[:, None])
-    return top, total, mixed
-
-
-@triton.jit
-def _output(peak: tl.tensor, total: tl.tensor, mixed: tl.tensor, sink: tl.tensor, value_scale: tl.tensor) -> tl.tensor:
-    """Of each row; `sink` takes part as a score does, -inf where there is none. A row that has seen nothing is 0."""
-    top = base_of(tl.maximum(peak, sink))
-    kept = tl.exp2(peak - top)
-    total = total * kept + tl.exp2(sink - top)
-    share = tl.where(total > 0, kept * value_scale / total, 0.0)
-    return mixed * share[:, None]
 
 
 @triton.jit(do_not_specialize=["table_stride", "slots"])  # one machine code for contexts of any length
@@ -194,7 +94,7 @@ def _attention_kernel(
 
     seen_from = tl.maximum(position - window + 1, 0) if WINDOWED else 0
     start = seen_from // PIECE * PIECE
-    origin, length, parts = _parts(start, end, PART, FIXED, PIECE)
+    origin, length, parts = parts_of(start, end, PART, FIXED, PIECE)
     slot_row = (place + token).to(tl.int64) * (KV_HEADS * GROUP) + head
     if DIRECT:
         parts = 1
@@ -210,12 +110,12 @@ def _attention_kernel(
         mixed = tl.zeros((ROWS, COLUMNS), tl.float32)
         if MANY and not WINDOWED:
             seen_by_all = low + tl.maximum(tl.minimum(position + 1, high) - low, 0) // PIECE * PIECE
-            peak, total, mixed = _attended(
+            peak, total, mixed = attended(
                 own_q, position + token, keys, values, table, block_stride, low, seen_by_all, seen_from, window, scale,
                 cap, peak, total, mixed, CAPPED, WINDOWED, False, HEAD_DIM, BLOCK_SIZE, PIECE, COLUMNS,
             )  # fmt: skip
             low = seen_by_all
-        peak, total, mixed = _attended(
+        peak, total, mixed = attended(
             own_q, position + token, keys, values, table, block_stride, low, high, seen_from, window, scale,
             cap, peak, total, mixed, CAPPED, WINDOWED, True, HEAD_DIM, BLOCK_SIZE, PIECE, COLUMNS,
         )  # fmt: skip
@@ -225,7 +125,7 @@ def _attention_kernel(
                 if SINKS
                 else tl.full((ROWS,), float("-inf"), tl.float32)
             )
-            result = _output(peak, total, mixed, sink, value_scale)
+            result = output(peak, total, mixed, sink, value_scale)
             tl.store(out + line[:, None] * HEAD_DIM + column[None, :], result.to(out.dtype.element_ty), mask=there)
         else:
             slot = slot_row * slots + tl.minimum(part, slots - 1)
@@ -233,7 +133,7 @@ def _attention_kernel(
             if FIXED:  # what this program has left there before
                 earlier = (part > program) & (slots == 1)
                 tl.debug_barrier()
-                peak, total, mixed = _merged(
+                peak, total, mixed = merged(
                     tl.load(peaks + 2 * slot, mask=real & earlier, other=float("-inf")),
                     tl.load(peaks + 2 * slot + 1, mask=real & earlier, other=0.0),
                     tl.load(mixture, mask=there & earlier, other=0.0),
@@ -275,7 +175,7 @@ def _merge_kernel(
         for offset in tl.static_range(TOGETHER):
             slot = row.to(tl.int64) * slots + begin + offset
             more = begin + offset < parts
-            peak, total, mixed = _merged(
+            peak, total, mixed = merged(
                 peak,
                 total,
                 mixed,
@@ -284,7 +184,7 @@ def _merge_kernel(
                 tl.load(mixtures + slot[:, None] * HEAD_DIM + column, mask=more[:, None] & inside, other=0.0),
             )
     sink = tl.load(sinks + row % HEADS) * LOG2E if SINKS else tl.full((ROWS,), float("-inf"), tl.float32)
-    result = _output(peak, total, mixed, sink, value_scale).to(out.dtype.element_ty)
+    result = output(peak, total, mixed, sink, value_scale).to(out.dtype.element_ty)
     tl.store(out + line[:, None] * HEAD_DIM + column, result, mask=real[:, None] & inside)
 
 
