@@ -1,4 +1,5 @@
-"""`ingle run` as a person meets it: a process of its own, the real default model, both streams, the exit status."""
+"""`ingle run` as a person meets it: the real default model, both streams, the exit status; signals and pipes, too, in
+processes of its own."""
 
 import json
 import os
@@ -9,7 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from app import cli
 from tests.app.long_reply import WITHOUT_END
 from tests.app.mapped_file import wait_until_mapped
 
@@ -36,9 +39,12 @@ def process(environment: dict[str, str]) -> Iterator[list[subprocess.Popen[bytes
 
 
 def run(environment: dict[str, str], *arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run(
-        [*PROGRAM, *arguments], cwd=ROOT, env=environment, input=stdin, capture_output=True, check=False
-    )
+    """The whole command line, in this process: to import torch again would take longer than all else."""
+    with CliRunner().isolation(input=stdin, env=environment) as (out, err, *_), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["ingle", "run", *arguments])
+        patch.setattr(signal, "signal", lambda *_: None)  # this process's own stay
+        status = cli.main()
+        return subprocess.CompletedProcess(arguments, status, out.getvalue(), err.getvalue())
 
 
 def test_answers_a_question(environment: dict[str, str]) -> None:

@@ -90,7 +90,7 @@ def crowd(smollm2: Path, cpu_kernels: Path) -> tuple[list[Asked], list[list[int]
             SamplingParams(temperature=0, max_tokens=rng.randrange(8, 40), ignore_eos=True),
             Origin(rng.choice(list(ServiceClass))),
         )
-        for prompt in prompts(rng, 24, 90)
+        for prompt in prompts(rng, 16, 90)
     ]
     return asked, [it.output_ids for it in replies(load(smollm2, cpu_kernels), asked, together=False)]
 
