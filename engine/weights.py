@@ -95,7 +95,7 @@ class Weights:
     def finish(self) -> None:
         """All that the model needs was taken. Raise UnsupportedModel when tensors are left: it would compute something
         else without them."""
-        if self._progress:
+        if self._progress and self._done < self._total:  # some were dropped
             self._progress(self._total, self._total)
         if self._left:
             names = sorted(self._left)

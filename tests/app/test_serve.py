@@ -157,6 +157,7 @@ def test_a_port_that_is_taken_by_another_program(server: Server) -> None:
     assert len(server.records()) == 2  # the record and the lock of the server that runs
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("host", ["0.0.0.0", "192.168.1.2", "::", "example.org"])  # noqa: S104
 def test_other_machines_are_not_served_without_a_key(server: Server, host: str) -> None:
     done = server.ingle("serve", "--host", host)
@@ -278,6 +279,7 @@ def follow(server: Server, act: Callable[[], object]) -> list[str]:
     return events
 
 
+@pytest.mark.share(1)
 @pytest.mark.parametrize("way", ["SIGINT", "SIGTERM", "stop"])
 def test_stopping_ends_a_stream_properly_and_leaves_nothing(start: Start, way: str) -> None:
     server = start()
@@ -350,4 +352,4 @@ def test_an_interrupt_while_the_model_loads_leaves_nothing(smollm2: Path, tmp_pa
         assert process.wait() == 130
         assert process.stderr is not None
         assert "Traceback" not in process.stderr.read()
-    assert not (tmp_path / "state").exists()
+    assert {path.name for path in (tmp_path / "state").iterdir()} <= {"own-key"}  # that all servers of a user have

@@ -48,7 +48,7 @@ def test_it_finds_what_a_plain_search_finds(
     assert width < 5 or FinishReason.STOP in run.finished.values()
 
 
-@pytest.mark.share(2, "groups")
+@pytest.mark.share(1, "groups")
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("preemption", Preemption)
 @pytest.mark.parametrize("groups", GROUPS)

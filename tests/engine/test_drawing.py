@@ -43,7 +43,7 @@ def kept(logits: Tensor, params: SamplingParams) -> Tensor:
     return out / out.sum()
 
 
-@pytest.mark.share(2, "spread")
+@pytest.mark.share(1, "spread")
 @pytest.mark.parametrize("params", FILTERS, ids=str)
 @pytest.mark.parametrize("spread", [0.5, 4.0], ids=["flat", "steep"])
 def test_draws_follow_what_the_filters_keep(params: dict[str, float], spread: float) -> None:

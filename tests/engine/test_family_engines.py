@@ -70,6 +70,7 @@ def check(tiny: TinyModel, it: Request, context: int = CONTEXT) -> None:
     torch.testing.assert_close(chosen, logits.amax(-1), rtol=0, atol=1e-3)
 
 
+@pytest.mark.share(10)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_who_yields_and_who_finds_a_prefix_say_the_same(tmp_path: Path, name: str) -> None:
     tiny = make(tmp_path, name, "folder")
@@ -102,11 +103,12 @@ def test_an_engine_for_short_contexts_takes_the_short_factors(tmp_path: Path, na
 # -- on the CPU kernels
 
 
+@pytest.mark.share(15)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_cpu_kernels_find_nearly_the_same_probabilities(tmp_path: Path, cpu_kernels: Path, name: str) -> None:
     """With activations as exact as they come: two planes of integers, and keys and values in float16."""
     tiny = make(tmp_path, name, "folder")
-    options = LoadOptions("cpu", CONTEXT, threads=2, activation_planes=2, code_cache=cpu_kernels)
+    options = LoadOptions("cpu", CONTEXT, threads=1, activation_planes=2, code_cache=cpu_kernels)
     with open_checkpoint(tiny.path) as checkpoint:
         running = load_engine(checkpoint, options)
     params = SamplingParams(temperature=0, max_tokens=REPLY, ignore_eos=True, logprobs=0)

@@ -81,7 +81,7 @@ def test_greedy_text_equals_the_float32_reference(
     engine: ModelEngine, reference: LlamaForCausalLM, prompts: list[tuple[int, ...]]
 ) -> None:
     compared = 0
-    for prompt in prompts:
+    for prompt in prompts[::3]:
         request = submit(engine, prompt)
         generate(engine, [request])
         expected = reference_logprobs(reference, [*prompt, *request.output_ids])
@@ -92,7 +92,7 @@ def test_greedy_text_equals_the_float32_reference(
                 break
             assert token_id == int(best.indices[0])
             compared += 1
-    assert compared > 60
+    assert compared > 20
 
 
 def test_logprobs_equal_the_float32_reference(
@@ -175,11 +175,11 @@ def test_sixteen_together_and_each_alone_are_the_same_bytes(
     smollm2: Path, engine: ModelEngine, prompts: list[tuple[int, ...]]
 ) -> None:
     """Greedy and drawn, of different lengths, started at different times; chunked and cached, or neither."""
-    long = prompts[6] * 12
+    long = prompts[6] * 6
     asked: list[tuple[tuple[int, ...], dict[str, object]]] = [
-        (prompts[n % 8][: 12 + 5 * n], {"max_tokens": 3 + n % 5, **DRAWN[n % 4]}) for n in range(10)
+        (prompts[n % 8][: 12 + 5 * n], {"max_tokens": 3 + n % 5, **DRAWN[n % 4]}) for n in range(6)
     ]
-    asked += [(long, {"max_tokens": 4}), ((*long[:250], 5, 6, 7), {"max_tokens": 4})]
+    asked += [(long, {"max_tokens": 4}), ((*long[:120], 5, 6, 7), {"max_tokens": 4})]
     together = []
     for prompt, params in asked:
         together.append(submit(engine, prompt, **params))  # type: ignore[arg-type]

@@ -97,7 +97,7 @@ def test_a_prefix_of_the_first_piece_is_put_where_the_library_puts_it(
     assert from_json(saved(library)).encode(text, parse_special=True) == ids
 
 
-@pytest.mark.share(2)
+@pytest.mark.share(1)
 @pytest.mark.parametrize("name", ["llama-bpe", "qwen2", "deepseek-llm", "falcon", "llama-spm", "gemma-4"])
 def test_a_built_tokenizer_saved_and_loaded_gives_the_same_ids(llama_cpp_models: Path, name: str) -> None:
     with GGUFFile(llama_cpp_models / f"ggml-vocab-{name}.gguf") as file:

@@ -96,6 +96,7 @@ def test_a_planted_overrun_is_found_and_named(step: CpuStep, name: str) -> None:
         run(step, [(it, 10)])
 
 
+@pytest.mark.share(1, "side")
 @pytest.mark.parametrize("kv_type", ["float16", "int8"])
 @pytest.mark.parametrize("side", ["before", "behind"])
 def test_nothing_outside_of_the_buffers_is_even_read(path: Path, cpu_kernels: Path, side: str, kv_type: str) -> None:
