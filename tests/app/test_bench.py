@@ -1,4 +1,4 @@
-"""`ingle bench` as a person meets it: processes of their own, the real default model, sizes that take no time."""
+"""`ingle bench` as a person meets it: the real default model, children of their own, sizes that take no time."""
 
 import json
 import os
@@ -16,6 +16,7 @@ from app.errors import EXIT_FAILURE, exit_status
 from app.models.stored_model import StoredModel
 from app.progress import SilentProgress
 from tests.app.bench.fake_llama import FakeLlama, make
+from tests.app.command_line import ingle
 from tests.engine.tiny_llama import make as make_tiny
 
 ROOT = Path(__file__).parents[2]
@@ -39,8 +40,8 @@ def llama(tmp_path: Path) -> FakeLlama:
 
 
 def bench(environment: dict[str, str], *arguments: str) -> "subprocess.CompletedProcess[str]":
-    command = [*PROGRAM, *arguments]
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    done = ingle(environment, "bench", *arguments)
+    return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
 
 
 def test_an_object_for_scripts(environment: dict[str, str], smollm2: Path) -> None:

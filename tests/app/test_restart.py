@@ -106,20 +106,17 @@ def test_a_reply_that_was_cut_off_is_found_as_far_as_it_was_kept(start: Start) -
     assert again["disk_tokens"] > asked + 0.9 * (told - asked) - 2 * BLOCK_SIZE
 
 
-def test_without_files_nothing_is_found_and_nothing_is_left(start: Start, tmp_path: Path) -> None:
-    server = start(INGLE_KV_DISK_GB="0")
-    reply = ask(server, [QUESTION])["choices"][0]["message"]
-    time.sleep(KEPT_SECONDS)
-    kill(server)
-    assert tokens_of(ask(start(INGLE_KV_DISK_GB="0"), [QUESTION, reply, NEXT]))["cached_tokens"] == 0
-    assert not (tmp_path / "kv").exists()
-
-
-def test_nothing_of_a_private_chat_is_left(start: Start, tmp_path: Path) -> None:
-    server = start()
-    reply = ask(server, [QUESTION], store=False)["choices"][0]["message"]
-    ask(server, [QUESTION, reply, NEXT], service_class="background")
+@pytest.mark.share(1)
+@pytest.mark.parametrize(("environment", "fields"), [({"INGLE_KV_DISK_GB": "0"}, {}), ({}, {"store": False})])
+def test_of_a_chat_that_is_not_kept_nothing_is_found_or_left(
+    start: Start, tmp_path: Path, environment: dict[str, str], fields: dict[str, object]
+) -> None:
+    server = start(**environment)
+    reply = ask(server, [QUESTION], **fields)["choices"][0]["message"]
+    if fields:  # what nobody waits for is never kept
+        ask(server, [QUESTION, reply, NEXT], service_class="background")
     time.sleep(KEPT_SECONDS)
     kill(server)
     assert not [path for path in (tmp_path / "kv").rglob("*") if path.suffix in (".run", ".sqlite")]
-    assert tokens_of(ask(start(), [QUESTION, reply, NEXT]))["cached_tokens"] == 0
+    assert tokens_of(ask(start(**environment), [QUESTION, reply, NEXT]))["cached_tokens"] == 0
+    assert (tmp_path / "kv").exists() == (not environment)

@@ -10,9 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
-from app import cli
+from tests.app.command_line import ingle
 from tests.app.long_reply import WITHOUT_END
 from tests.app.mapped_file import wait_until_mapped
 
@@ -39,12 +38,7 @@ def process(environment: dict[str, str]) -> Iterator[list[subprocess.Popen[bytes
 
 
 def run(environment: dict[str, str], *arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-    """The whole command line, in this process: to import torch again would take longer than all else."""
-    with CliRunner().isolation(input=stdin, env=environment) as (out, err, *_), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["ingle", "run", *arguments])
-        patch.setattr(signal, "signal", lambda *_: None)  # this process's own stay
-        status = cli.main()
-        return subprocess.CompletedProcess(arguments, status, out.getvalue(), err.getvalue())
+    return ingle(environment, "run", *arguments, stdin=stdin)
 
 
 def test_answers_a_question(environment: dict[str, str]) -> None:
