@@ -49,8 +49,13 @@ class Team:
         self.close = weakref.finalize(self, _stop, enter, self._words, threads, self._wake, self._shared, stop_at)
 
     def run(self, tokens: int, threads: int | None = None) -> None:
-        """Compute the step that the header describes, with `threads` or as many as are fastest for `tokens` tokens."""
+        """Compute the step that the header describes, with `threads` or as many as are fastest for `tokens` tokens.
+
+        Raises ValueError for more than there are: the others would never come.
+        """
         if threads is not None:
+            if not 1 <= threads <= self.threads:
+                raise ValueError(f"{threads} threads of a team of {self.threads}")
             self._run(threads)
             return
         choice = self._choice(tokens)

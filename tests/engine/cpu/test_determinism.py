@@ -251,7 +251,7 @@ def test_the_bits_survive_everything_the_scheduler_does(path: Path, cpu_kernels:
 @pytest.mark.share(1)
 def test_smollm2_has_the_same_bits_through_everything(smollm2: Path, cpu_kernels: Path, kv_type: torch.dtype) -> None:
     """Real weights, with cached and computed prefixes, preemption, and up to 16 requests at a time."""
-    config = replace(CONFIG, num_blocks=14, max_step_tokens=128, context_length=256, threads=1)
+    config = replace(CONFIG, num_blocks=14, max_step_tokens=128, context_length=256)
     check_traffic(smollm2, cpu_kernels, config, Traffic(random.Random(14), 49152, 70), 20, kv_type)
 
 
@@ -260,7 +260,7 @@ def test_smollm2_has_the_same_bits_in_any_chunks(smollm2: Path, cpu_kernels: Pat
     rng = random.Random(15)
     tokens = prompts(rng, 49152, [3, 17, 40, 70])
     steps = Steps(
-        load_step(smollm2, cpu_kernels, replace(CONFIG, threads=1), kv_type=kv_type),
+        load_step(smollm2, cpu_kernels, CONFIG, kv_type=kv_type),
         PrefixLogits(),
         rng,
         vocabulary=49152,

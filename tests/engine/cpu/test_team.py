@@ -181,6 +181,12 @@ def test_a_team_of_one_has_no_threads(make_step: MakeStep, others: set[threading
     step.team.close()
 
 
+@pytest.mark.parametrize("threads", [0, 3])
+def test_more_than_there_are_are_not_waited_for(make_step: MakeStep, threads: int) -> None:
+    with pytest.raises(ValueError, match=f"{threads} threads of a team of 2"):
+        make_step(2).team.run(1, threads)
+
+
 def test_an_idle_team_takes_no_time(make_step: MakeStep) -> None:
     step = make_step(5)
     within_patience(lambda: use(step, 5))
