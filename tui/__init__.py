@@ -1,1 +1,1 @@
-"""The terminal chat. It will know a small client port and Textual, and imports nothing else of ours."""
+"""The chat in the terminal. It knows a small client port and Textual, and imports nothing else of ours."""

@@ -1,0 +1,190 @@
+"""The port of the chat: all that it asks of the rest of the program, as small protocols over plain data.
+
+Whoever implements it keeps the chats, talks to an engine, and fetches models; nothing here says how. The rules of it:
+
+- Every method that fails raises ClientError, which says what happened and what can be done, and nothing else.
+- A call that needs the model waits until the model is loaded. Cancelling a call, or closing an iterator, ends it.
+- Strings that people or models wrote are stored and sent as they are. The nouns make them harmless as they are built,
+  so that nothing which crosses the port can drive a terminal.
+
+Start it with `tui.app.ChatApp(client, theme="", chat=None, question="").run()`; the process then exits with the app's
+`return_code`.
+"""
+
+from collections.abc import AsyncGenerator, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from tui.engine_nouns import Download, EngineStatus, Loading, Model, RequestId
+from tui.nouns import (
+    Attachment,
+    Chat,
+    ChatId,
+    ChatSettings,
+    ChatSummary,
+    ContextBudget,
+    ExportFormat,
+    FullContext,
+    Message,
+    MessageId,
+    Preset,
+    ReplyEvent,
+    Room,
+    SearchHit,
+)
+from tui.plain_text import sanitize
+
+
+class ClientError(Exception):
+    """What was asked for cannot be done. Both sentences are shown to the person."""
+
+    def __init__(self, message: str, remedy: str = "") -> None:
+        super().__init__(message)
+        self.message = sanitize(message)
+        self.remedy = sanitize(remedy)
+
+
+class Replies(Protocol):
+    """What the model says."""
+
+    def reply(self, chat: ChatId, to: MessageId) -> AsyncGenerator[ReplyEvent, None]:
+        """A new reply to the message `to` (of a user), beside those that it has; by the settings of the chat.
+
+        It becomes the chat's current leaf. Closing the iterator stops the engine as `stop` does.
+        Raises ClientError before the first event where the engine refuses.
+        """
+
+    async def stop(self, message: MessageId) -> None:
+        """End this reply now, in whatever phase; its stream then ends with STOPPED. Nothing if it has ended."""
+
+    async def count_tokens(self, text: str) -> int:
+        """How many tokens `text` costs in a prompt of the loaded model."""
+
+
+class Chats(Protocol):
+    """The chats that are kept. What a method has returned from is on the disk."""
+
+    async def summaries(self, *, archived: bool = False) -> Sequence[ChatSummary]:
+        """The pinned ones first, then the newest first."""
+
+    async def create(self, settings: ChatSettings, *, private: bool = False) -> Chat: ...
+
+    async def open(self, chat: ChatId) -> Chat: ...
+
+    async def add(
+        self, chat: ChatId, parent: MessageId | None, text: str, attachments: Sequence[Attachment] = ()
+    ) -> Message:
+        """A new message of the user, which becomes the leaf. An edited message is a new one with the old one's parent.
+
+        Its text also becomes the newest of `inputs`.
+        """
+
+    async def show_branch(self, chat: ChatId, leaf: MessageId) -> None:
+        """Remember which branch is shown."""
+
+    async def configure(self, chat: ChatId, settings: ChatSettings) -> None: ...
+
+    async def title(self, chat: ChatId) -> str:
+        """The title that the client gives a chat after its first reply; waits until it has one."""
+
+    async def rename(self, chat: ChatId, title: str) -> None: ...
+
+    async def pin(self, chat: ChatId, pinned: bool) -> None: ...
+
+    async def archive(self, chat: ChatId, archived: bool) -> None: ...
+
+    async def delete(self, chat: ChatId) -> None:
+        """Out of all lists at once. Its text and its KV blocks are erased when it cannot be undone any more."""
+
+    async def undelete(self, chat: ChatId) -> None:
+        """Undo `delete`; possible until the program ends."""
+
+    async def search(self, text: str) -> Sequence[SearchHit]:
+        """Where all words of `text` stand, in messages and titles of all chats; the best first, at most 50."""
+
+    async def draft(self) -> str:
+        """What was typed for a chat that does not exist yet."""
+
+    async def keep_draft(self, chat: ChatId | None, text: str) -> None:
+        """For a chat, or for one that does not exist yet."""
+
+    async def inputs(self) -> Sequence[str]:
+        """What was sent lately, in all chats that are not private; the newest first, at most 200."""
+
+    async def presets(self) -> Sequence[Preset]: ...
+
+    async def keep_preset(self, preset: Preset) -> None:
+        """A preset of the same name is replaced."""
+
+    async def delete_preset(self, name: str) -> None: ...
+
+    async def export(self, chat: ChatId, path: Path, form: ExportFormat) -> None:
+        """Refuses a path where a file is."""
+
+    async def import_chats(self, path: Path) -> Sequence[ChatSummary]:
+        """The chats of a JSON file that `export` wrote, as new chats."""
+
+
+class Context(Protocol):
+    """What a model can be told at once."""
+
+    async def budget(self, chat: ChatId | None, leaf: MessageId | None, typed: str) -> ContextBudget:
+        """Of the branch that ends in `leaf`, and a new message after it."""
+
+    async def plan(self, chat: ChatId, leaf: MessageId, how: FullContext) -> Room: ...
+
+    async def make(self, chat: ChatId, room: Room) -> Chat:
+        """Do as planned; a summary takes as long as a reply. Returns the chat as it is then."""
+
+
+class Engine(Protocol):
+    """The engine that serves this chat and all other clients."""
+
+    def address(self) -> str:
+        """Where other programs reach it, as they want it: "http://127.0.0.1:4645/v1". Empty while it starts."""
+
+    def loading(self) -> AsyncGenerator[Loading, None]:
+        """How the model loads that the program starts with. Ends when it is loaded."""
+
+    async def status(self) -> EngineStatus: ...
+
+    async def abort(self, request: RequestId) -> None:
+        """End any client's request. Nothing if it has ended."""
+
+
+class Models(Protocol):
+    """Models on this machine and elsewhere."""
+
+    async def installed(self) -> Sequence[Model]: ...
+
+    async def catalog(self) -> Sequence[Model]: ...
+
+    async def search(self, text: str) -> Sequence[Model]:
+        """Repositories of the Hub, by their names: to know more of one, ask for its variants."""
+
+    async def variants(self, name: str) -> Sequence[Model]:
+        """What a repository holds, one a quantization; what fits best first."""
+
+    def pull(self, name: str) -> AsyncGenerator[Download, None]:
+        """Fetch a model, from where it stopped last time. Closing the iterator pauses. Ends when it is installed."""
+
+    async def delete(self, name: str) -> None:
+        """From this machine; what has arrived of it, too."""
+
+    def load(self, name: str) -> AsyncGenerator[Loading, None]:
+        """Replies come from this model from now on. Ends when it is loaded."""
+
+
+class Client(Protocol):
+    """The port: one object with all of it."""
+
+    @property
+    def replies(self) -> Replies: ...
+    @property
+    def chats(self) -> Chats: ...
+    @property
+    def context(self) -> Context: ...
+    @property
+    def engine(self) -> Engine: ...
+    @property
+    def models(self) -> Models: ...

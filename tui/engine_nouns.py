@@ -1,0 +1,97 @@
+"""The nouns of the engine and of models: what the screens beside the chat are told, as plain data.
+
+Times are seconds, sizes are bytes. Knows no protocol and no widget.
+"""
+
+import enum
+from dataclasses import dataclass
+from typing import NewType
+
+from tui.nouns import Noun
+
+RequestId = NewType("RequestId", str)
+
+
+# --- the engine ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Loading(Noun):
+    """How far the loading of a model is. Filled by the client."""
+
+    model: str
+    stage: str  # in words: "reading the weights"
+    fraction: float | None = None  # of this stage; None: nobody knows
+
+
+class Phase(enum.Enum):
+    """What a request is doing."""
+
+    WAITING = "waiting"
+    READING = "reading"  # its prompt is computed
+    WRITING = "writing"
+    PREEMPTED = "preempted"  # it gave its blocks to others, and goes on later
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRequest(Noun):
+    """A request of whichever client. Filled by the client from the engine's status."""
+
+    id: RequestId
+    client: str  # as it names itself, or ""
+    priority: str  # interactive, normal, background
+    phase: Phase
+    prompt_done: int  # tokens
+    prompt_total: int
+    reply_tokens: int
+    seconds: float  # since it arrived
+    mine: bool = False  # asked for by this chat
+
+
+@dataclass(frozen=True, slots=True)
+class Amount(Noun):
+    """So much of so much. Filled by the client."""
+
+    name: str  # of a tier of the KV cache: "device", "RAM", "disk"; of a memory: "process", "GPU 0"
+    used: int
+    total: int  # 0: nobody knows
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStatus(Noun):
+    """The engine at one moment. Filled by the client; asked for once a second while it is looked at."""
+
+    model: str
+    requests: tuple[EngineRequest, ...]  # running ones first
+    tiers: tuple[Amount, ...]  # of the KV cache
+    memory: tuple[Amount, ...]
+    prompt_tokens: int  # computed since the start; the chat makes rates of it
+    reply_tokens: int  # generated since the start
+
+
+# --- models ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Model(Noun):
+    """A model that is here or could be. Filled by the client; what nobody knows is empty, or None."""
+
+    name: str  # what `pull`, `load` and the command line take
+    quantization: str = ""
+    size: int | None = None
+    license: str = ""
+    fit: str = ""  # one sentence: whether it fits this machine, and with how long a context
+    fits: bool | None = None
+    installed: bool = False
+    loaded: bool = False
+    arrived: int | None = None  # bytes of a download that was not finished
+
+
+@dataclass(frozen=True, slots=True)
+class Download(Noun):
+    """How far a download is. Filled by the client."""
+
+    done: int
+    total: int | None
+    bytes_per_second: float
+    stage: str = ""  # in words where bytes are not what is waited for: "verifying"

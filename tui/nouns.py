@@ -1,0 +1,245 @@
+"""The nouns of chats: what the chat and the rest of the program tell each other, as plain data.
+
+Times are seconds, moments are seconds since the epoch, sizes are bytes. Knows no protocol, no storage and no widget.
+"""
+
+import enum
+from dataclasses import dataclass, fields
+from typing import NewType
+
+from tui.plain_text import sanitize
+
+ChatId = NewType("ChatId", str)
+MessageId = NewType("MessageId", str)
+
+
+@dataclass(frozen=True, slots=True)
+class Noun:
+    """What crosses the port: its texts are made harmless as it is built."""
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, str):
+                object.__setattr__(self, field.name, sanitize(value))
+
+
+# --- replies ---------------------------------------------------------------------------------------------------------
+
+
+class Finish(enum.Enum):
+    """Why a reply ended."""
+
+    COMPLETE = "complete"
+    LENGTH = "length"  # the limit of tokens was reached
+    STOPPED = "stopped"  # somebody stopped it
+    FAILED = "failed"  # the engine could not go on
+    CUT_OFF = "cut_off"  # the program ended in the middle; found when the chat is opened again
+
+
+@dataclass(frozen=True, slots=True)
+class Usage(Noun):
+    """What one reply cost. All of it is filled by the client from the engine's own report."""
+
+    device_tokens: int  # of the prompt, found where the engine computes
+    ram_tokens: int  # found in RAM
+    disk_tokens: int  # found in files
+    computed_tokens: int  # of the prompt, computed
+    reply_tokens: int
+    queue_seconds: float  # from the question to the begin of the work
+    prompt_seconds: float  # from there to the first token
+    reply_seconds: float  # from there to the last one
+    miss: str = ""  # one sentence why more than the new end was computed; empty where nothing was missed
+
+    @property
+    def first_token_seconds(self) -> float:
+        return self.queue_seconds + self.prompt_seconds
+
+    @property
+    def tokens_per_second(self) -> float:
+        return (self.reply_tokens - 1) / self.reply_seconds if self.reply_seconds > 0 else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyStarted(Noun):
+    """The first event: the reply is a message of the chat from now on, and is kept as it grows."""
+
+    message: MessageId
+
+
+@dataclass(frozen=True, slots=True)
+class PromptProgress(Noun):
+    """How much of the prompt is read, in tokens. May come often, or never."""
+
+    done: int  # those that were cached included
+    total: int
+    cached: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningDelta(Noun):
+    """More of what the model thinks before it answers."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class TextDelta(Noun):
+    """More of the answer."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyEnd(Noun):
+    """The last event. A reply that fails in the middle ends with FAILED and the error, and keeps its text."""
+
+    finish: Finish
+    usage: Usage | None = None  # None where the engine could not say
+    error: str = ""  # for FAILED: what happened and what can be done
+
+
+ReplyEvent = ReplyStarted | PromptProgress | ReasoningDelta | TextDelta | ReplyEnd
+
+
+# --- chats -----------------------------------------------------------------------------------------------------------
+
+
+class Role(enum.Enum):
+    """Who wrote a message."""
+
+    USER = "user"
+    ASSISTANT = "assistant"
+
+
+@dataclass(frozen=True, slots=True)
+class Attachment(Noun):
+    """A text file beside a message. The client writes it into the prompt, in front of the message's text."""
+
+    name: str  # filled by the chat: the file's name without its folder
+    text: str  # filled by the chat: the whole file
+
+
+@dataclass(frozen=True, slots=True)
+class Message(Noun):
+    """One message of a tree. Filled by the client; a reply is told anew as its events come."""
+
+    id: MessageId
+    parent: MessageId | None  # None: the first of its chat; several of them are branches, too
+    role: Role
+    text: str
+    created: float
+    attachments: tuple[Attachment, ...] = ()  # of a user's message
+    reasoning: str = ""  # of a reply, as the next ones
+    reasoning_seconds: float = 0.0
+    model: str = ""
+    finish: Finish | None = None  # None: it is still being written
+    usage: Usage | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling(Noun):
+    """How the next token is chosen. None: what suits the model."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    max_tokens: int | None = None  # also the reserve of the context budget
+    seed: int | None = None
+    thinking: bool | None = None  # whether the model thinks before it answers, if it can do both
+
+
+class FullContext(enum.Enum):
+    """What happens when a chat is longer than the context."""
+
+    ASK = "ask"
+    SUMMARIZE = "summarize"  # a summary takes the place of the oldest messages
+    DROP_OLDEST = "drop_oldest"
+    STOP = "stop"
+
+
+@dataclass(frozen=True, slots=True)
+class ChatSettings(Noun):
+    """Of one chat. Filled by the person; the client keeps it."""
+
+    system: str = ""
+    sampling: Sampling = Sampling()
+    full_context: FullContext = FullContext.ASK
+
+
+@dataclass(frozen=True, slots=True)
+class Preset(Noun):
+    """Settings with a name, for any chat."""
+
+    name: str
+    settings: ChatSettings
+
+
+@dataclass(frozen=True, slots=True)
+class ChatSummary(Noun):
+    """A chat in a list. Filled by the client."""
+
+    id: ChatId
+    title: str  # the person's, or the client's own after the first reply; before that the first words
+    updated: float
+    message_count: int
+    pinned: bool = False
+    archived: bool = False
+    private: bool = False  # never on a disk, and gone when the program ends
+
+
+@dataclass(frozen=True, slots=True)
+class Chat(Noun):
+    """A chat that is open: all branches of it. Filled by the client."""
+
+    summary: ChatSummary
+    settings: ChatSettings
+    messages: tuple[Message, ...]  # each behind its parent; those of one parent in the order in which they came
+    leaf: MessageId | None  # the last message of the branch that is shown; None in an empty chat
+    draft: str = ""  # what was typed and not sent
+    left_out: frozenset[MessageId] = frozenset()  # not sent to the model any more; they are still shown
+    summary_text: str = ""  # what is sent in their place, if anything
+
+
+@dataclass(frozen=True, slots=True)
+class SearchHit(Noun):
+    """A place where a text was found. Filled by the client."""
+
+    chat: ChatSummary
+    message: MessageId
+    before: str  # a few words in front of it
+    match: str
+    after: str
+
+
+class ExportFormat(enum.Enum):
+    MARKDOWN = "markdown"  # the branch that is shown
+    JSON = "json"  # all branches; can be imported
+
+
+# --- the context -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ContextBudget(Noun):
+    """How full a context is, in tokens. Filled by the client; with what the chat template adds."""
+
+    limit: int
+    system: int
+    history: int  # the messages of a branch that are sent, and what was typed
+    reserve: int  # kept free for the reply
+
+    @property
+    def free(self) -> int:
+        """Negative: so much too long."""
+        return self.limit - self.system - self.history - self.reserve
+
+
+@dataclass(frozen=True, slots=True)
+class Room(Noun):
+    """What would be left out. Filled by the client; nothing has happened yet."""
+
+    how: FullContext  # SUMMARIZE or DROP_OLDEST
+    messages: tuple[MessageId, ...]  # the oldest first
+    tokens: int  # that this frees; less the length of a summary

@@ -1,0 +1,51 @@
+"""Text of models, files and other people made harmless: what would drive a terminal, or hide from its reader, is shown.
+
+A pure function over characters, which needs nothing of what came before: a text may arrive in parts, cut anywhere.
+Knows no markup, no widget and no terminal.
+"""
+
+import re
+
+_C0_PICTURES = 0x2400  # U+2400 SYMBOL FOR NULL; those of the other control characters follow in their order
+_DELETE = 0x7F
+
+# Everything that has no place of its own on a screen: controls but tab and newline (C0, DEL, C1), soft hyphen,
+# directional marks, embeddings and isolates, zero-width characters, fillers that look like spaces, interlinear marks,
+# halves of surrogate pairs, noncharacters, tags, and the variation selectors that texts do not need.
+_HIDDEN = (
+    "\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e"
+    "\u2060-\u206f\u3164\ufe00-\ufe0d\ufeff\uffa0\ufff0-\ufffb\ufffe\uffff\ud800-\udfff"
+    "\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff"
+)
+# Joiners (ZWNJ, ZWJ) are spelling in Persian and Indic scripts and build emoji: one of them, behind such a character.
+_JOINED = r"(?<=[^\x00-\u02ff\u2000-\u206f])[\u200c\u200d]"
+_UNSAFE = re.compile(f"\r\n|[\u2028\u2029]|({_JOINED})|[{_HIDDEN}]")
+
+
+def sanitize(text: str) -> str:
+    """`text` with line ends as newlines and hidden characters made visible: ESC as ␛, U+202E as ‹U+202E›.
+
+    What it returns holds no control character but tab and newline, and is returned unchanged when given again.
+    """
+    return _UNSAFE.sub(_visible, text)
+
+
+def single_line(text: str) -> str:
+    """The same for titles and names, in which line ends and tabs are spaces."""
+    return " ".join(sanitize(text).split())
+
+
+def _visible(match: re.Match[str]) -> str:
+    found = match[0]
+    if match[1]:
+        return found
+    if found in ("\r\n", "\u2028", "\u2029"):
+        return "\n"
+    code = ord(found)
+    if code < 0x20:
+        return chr(_C0_PICTURES + code)
+    if code == _DELETE:
+        return "\u2421"
+    if 0xD800 <= code <= 0xDFFF:
+        return "\ufffd"
+    return f"‹U+{code:04X}›"
