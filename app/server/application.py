@@ -17,19 +17,19 @@ from app.chat.service import ChatService
 from app.chat.token_streams import TokenStreams
 from app.embedding_service import EmbeddingService
 from app.server.access import Access
+from app.server.dialects.openai.embeddings import EmbeddingEndpoints
+from app.server.dialects.openai.endpoints import OpenAIEndpoints
+from app.server.dialects.openai.errors import error_body, error_response
 from app.server.door import CALLER, LOOPBACK_NAMES, Door
 from app.server.endpoint import TEXT, Endpoint
 from app.server.errors import InvalidRequest
 from app.server.metrics import Metrics
 from app.server.mistakes import Mistakes
-from app.server.openai_embeddings import EmbeddingEndpoints
-from app.server.openai_endpoints import OpenAIEndpoints
-from app.server.openai_errors import error_response
-from app.server.openai_models import ServedModel
 from app.server.openapi import OpenAPI
 from app.server.origin import CLASS_NAMES
 from app.server.page_origins import PageOrigins
 from app.server.request_limits import RequestLimits
+from app.server.served_model import ServedModel
 from engine.request import ServiceClass
 from quant.errors import InglenookError
 
@@ -144,7 +144,7 @@ def _embedding_health(service: EmbeddingService) -> Health:
 
 
 async def _failed(request: Request, error: Exception) -> Response:
-    return error_response(error)
+    return error_response(error, request.scope.get(Endpoint.ERRORS, error_body))
 
 
 async def _unroutable(request: Request, error: Exception) -> Response:

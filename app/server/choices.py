@@ -13,6 +13,7 @@ from app.chat.service import ChatService
 from app.server.errors import ReplyAborted, ReplyFailed
 from app.server.request_log import logged
 from app.server.token_counts import TokenCounts
+from engine.constraint import Grammar
 from engine.errors import PromptTooLong
 from engine.request import FinishReason, Origin, SamplingParams
 
@@ -34,6 +35,10 @@ class WantedChoices:
         """That the engine generates, and tells."""
         beams = self.candidates[0].beams
         return len(self.candidates) if beams is None else beams.results
+
+    def keeping_to(self, grammar: Grammar | None) -> "WantedChoices":
+        """The same, with the grammar that each reply keeps to. Raises InvalidSampling."""
+        return replace(self, candidates=[replace(one, grammar=grammar) for one in self.candidates])
 
     def behind(self, prompt: Sequence[int]) -> Sequence[SamplingParams]:
         """The candidates that continue a prompt, within the context. Raises PromptTooLong."""

@@ -12,8 +12,8 @@ import msgspec
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from app.server.access import PEER
+from app.server.dialects.openai.errors import error_body
 from app.server.errors import InvalidRequest
-from app.server.openai_errors import error_body
 from app.server.peer import Address, Peer
 
 MOST_CONNECTIONS = 1000

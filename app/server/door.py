@@ -13,8 +13,8 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.server.access import Access, Caller
+from app.server.dialects.openai.errors import error_response
 from app.server.errors import InvalidRequest
-from app.server.openai_errors import error_response
 from app.server.page_origins import PageOrigins, header_values, is_preflight, preflight_headers, telling
 from app.server.request_limits import RequestLimits
 from engine.request import Origin

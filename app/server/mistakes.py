@@ -8,7 +8,7 @@ import traceback
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.server.openai_errors import error_response
+from app.server.dialects.openai.errors import error_response
 
 log = logging.getLogger(__name__)
 

@@ -6,6 +6,7 @@ OpenAPI 3.1, whose schemas are JSON schemas. Refuses to know which endpoints the
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -13,8 +14,9 @@ from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
+from app.server.dialects.openai.errors import ErrorBody
 from app.server.endpoint import TEXT, Endpoint
-from app.server.openai_errors import ErrorBody
+from app.server.framing import Framing
 
 Json = dict[str, Any]
 
@@ -43,10 +45,16 @@ class OpenAPI:
     def __init__(self, endpoints: Sequence[Endpoint], models: Sequence[str]) -> None:
         """`models` are the names that requests may give."""
         self.endpoint = Endpoint("GET", "/openapi.json", self.describe, "This description", gives=Description)
-        self._body = msgspec.json.encode(description([*endpoints, self.endpoint], models))
+        self._endpoints = [*endpoints, self.endpoint]
+        self._models = models
 
     async def describe(self, request: Request) -> Response:
         return Response(self._body, media_type=JSON)
+
+    @cached_property
+    def _body(self) -> bytes:
+        """Written when somebody asks for it, since few do."""
+        return msgspec.json.encode(description(self._endpoints, self._models))
 
 
 class Description(Struct):
@@ -61,62 +69,80 @@ class Description(Struct):
 
 def description(endpoints: Sequence[Endpoint], models: Sequence[str]) -> Description:
     """All of it."""
-    types = {it for one in endpoints for it in (one.takes, one.gives, one.streams, one.fails_with) if _is_type(it)}
-    _, schemas = msgspec.json.schema_components(sorted({*types, ErrorBody}, key=str), ref_template=_REF)
+    schemas = _Schemas(endpoints)
     for one in endpoints:
-        if one.takes is not None:
-            schemas[one.takes.__name__]["properties"]["model"]["enum"] = list(models)
+        schemas.name_models(one.takes, models)
     paths: dict[str, Json] = {}
     for one in endpoints:
-        paths.setdefault(_PARAMETER.sub(r"{\1}", one.path), {})[one.method.lower()] = _operation(one)
+        paths.setdefault(_PARAMETER.sub(r"{\1}", one.path), {})[one.method.lower()] = _operation(one, schemas)
     keys = {_KEY: {"type": "http", "scheme": "bearer"}}
     return Description(
         "3.1.0",
         {"title": "Inglenook", "version": "1"},
         paths,
-        {"schemas": schemas, "securitySchemes": keys},
+        {"schemas": schemas.components, "securitySchemes": keys},
         [{}, {_KEY: []}],  # whether a key is needed is the user's choice
     )
 
 
-def _is_type(it: object) -> bool:
-    return isinstance(it, type)
+class _Schemas:
+    """The schemas of all that endpoints take and give, each by a name of its own where two types have the same."""
+
+    def __init__(self, endpoints: Sequence[Endpoint]) -> None:
+        told = [it for one in endpoints for it in (one.takes, one.gives, one.streams, one.fails_with)]
+        types = [it for it in told if it is not None and it != TEXT]
+        types += [ErrorBody, *(one.errors.type for one in endpoints if one.errors is not None)]
+        types = sorted(dict.fromkeys(types), key=str)
+        references, self.components = msgspec.json.schema_components(types, ref_template=_REF)
+        self._references = dict(zip(types, references, strict=True))
+
+    def reference(self, kind: Any) -> Json:
+        return self._references[kind]
+
+    def name_models(self, body: Any, models: Sequence[str]) -> None:
+        """Where a request names a model, these are the names there are."""
+        if body is None:
+            return
+        name = self.reference(body)["$ref"].rpartition("/")[2]
+        if "model" in (fields := self.components[name]["properties"]):
+            fields["model"]["enum"] = list(models)
 
 
-def _operation(endpoint: Endpoint) -> Json:
+def _operation(endpoint: Endpoint, schemas: _Schemas) -> Json:
     names = _PARAMETER.findall(endpoint.path)
-    told: Json = {"summary": endpoint.summary, "responses": _responses(endpoint)}
+    told: Json = {"summary": endpoint.summary, "responses": _responses(endpoint, schemas)}
     if names:
         told["parameters"] = [
             {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names
         ]
     if endpoint.takes is not None:
-        told["requestBody"] = {"required": True, "content": _content(JSON, endpoint.takes)}
+        told["requestBody"] = {"required": True, "content": _content(schemas, endpoint.takes)}
     return told
 
 
-def _responses(endpoint: Endpoint) -> Json:
+def _responses(endpoint: Endpoint, schemas: _Schemas) -> Json:
     failures = _FAILURES if endpoint.takes is not None else _WITHOUT_BODY
-    told = {
-        str(status): {"description": _FAILURES[status], "content": _content(JSON, ErrorBody)} for status in failures
-    }
+    error = ErrorBody if endpoint.errors is None else endpoint.errors.type
+    told = {str(status): {"description": _FAILURES[status], "content": _content(schemas, error)} for status in failures}
     if endpoint.fails_with is not None:
-        told["503"]["content"] = _content(JSON, endpoint.fails_with)
+        told["503"]["content"] = _content(schemas, endpoint.fails_with)
     if endpoint.gives is None:
         return told
-    content = {TEXT: {}} if endpoint.gives == TEXT else _content(JSON, endpoint.gives)
+    content = {TEXT: {}} if endpoint.gives == TEXT else _content(schemas, endpoint.gives)
     if endpoint.streams is not None:
-        content |= {"text/event-stream": {"schema": _event(endpoint.streams)}}
+        content |= _stream(endpoint.framing, schemas.reference(endpoint.streams))
     return {"200": {"description": "The reply", "content": content}, **told}
 
 
-def _event(chunk: type[Struct]) -> Json:
-    """Of each server-sent event: a chunk, or the end."""
-    told = {"contentMediaType": JSON, "contentSchema": {"$ref": _REF.format(name=chunk.__name__)}}
-    data = {"type": "string", "anyOf": [told, {"const": "[DONE]"}]}
-    return {"type": "object", "properties": {"data": data}, "required": ["data"]}
+def _stream(framing: Framing, piece: Json) -> Json:
+    """Each event or line: a piece of the reply, or the end."""
+    media_type = framing.media_type.partition(";")[0]
+    if media_type != "text/event-stream":
+        return {media_type: {"schema": piece}}
+    ends = [{"const": "[DONE]"}] if framing.end else []
+    data = {"type": "string", "anyOf": [{"contentMediaType": JSON, "contentSchema": piece}, *ends]}
+    return {media_type: {"schema": {"type": "object", "properties": {"data": data}, "required": ["data"]}}}
 
 
-def _content(media_type: str, kind: "type[Struct] | str") -> Json:
-    name = kind if isinstance(kind, str) else kind.__name__
-    return {media_type: {"schema": {"$ref": _REF.format(name=name)}}}
+def _content(schemas: _Schemas, kind: type[Struct]) -> Json:
+    return {JSON: {"schema": schemas.reference(kind)}}

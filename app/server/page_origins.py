@@ -12,7 +12,7 @@ from starlette.types import Message, Scope, Send
 # What a browser says of a request that a page of ours, or the user, made.
 _OWN_FETCHES = frozenset((b"same-origin", b"none"))
 
-_METHODS = "GET, POST"
+_METHODS = "GET, POST, DELETE"
 _HEADERS = "Authorization, Content-Type, X-API-Key, X-Ingle-Class"
 _REMEMBERED_SECONDS = "600"
 
@@ -30,10 +30,10 @@ class PageOrigins:
 
     def problem(self, scope: Scope, host: bytes) -> str:
         """Why the page that sent the request is turned away, or empty. `host` is what it called the server."""
-        origins = header_values(scope, b"origin")
-        if len(origins) == 1 and origins[0] in self._named:
+        if self.permitted(scope) is not None:
             return ""
-        if any(origin not in (b"http://" + host, b"https://" + host) for origin in origins):
+        own = (b"http://" + host, b"https://" + host)
+        if any(origin not in own for origin in header_values(scope, b"origin")):
             return "Web pages of other origins may not use this server"
         if any(site not in _OWN_FETCHES for site in header_values(scope, b"sec-fetch-site")):
             return "Web pages of other sites may not use this server"

@@ -1,4 +1,4 @@
-"""Sends the reply to one request, whole or as server-sent events, for as long as the client is there.
+"""Sends the reply to one request, whole or piece by piece, for as long as the client is there.
 
 A client that goes away ends the work on its reply at once, whatever that is waiting for. Nothing here knows what a
 reply says.
@@ -15,6 +15,7 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from app.server.framing import EVENTS, Framing
 from app.server.mistakes import place_of
 from quant.errors import InglenookError
 
@@ -23,12 +24,9 @@ log = logging.getLogger(__name__)
 ChunkT = TypeVar("ChunkT", bound=msgspec.Struct)
 
 _STREAM_HEADERS = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),  # a proxy in between must not hold events back
 ]
-_DONE = b"data: [DONE]\n\n"
-_PING = b": still at it\n\n"  # a comment: clients that wait for bytes see some, and read nothing
 PING_SECONDS = 5.0  # of silence
 # Of silence before anything was said: until then what is refused has a status of its own, however long its prompt.
 FIRST_PING_SECONDS = 20.0
@@ -52,74 +50,78 @@ class WholeReply(Generic[ChunkT]):
 
 @dataclass(frozen=True, slots=True)
 class StreamedReply(Generic[ChunkT]):
-    """ASGI response: each chunk a server-sent event, as it comes, then `[DONE]`. Chunks that come together are sent
-    together; where none comes for long, a comment is sent.
+    """ASGI response: each chunk as it comes, in its frame. Chunks that come together are sent together; where none
+    comes for long, a ping is sent.
 
     What fails before anything was sent is raised, and can still become a status of its own; what fails later becomes
-    an event with `error_body`, the last one.
+    a last chunk, the `error_body`.
     """
 
     chunks: AsyncGenerator[list[ChunkT]]
     error_body: Callable[[Exception], msgspec.Struct]
+    framing: Framing = EVENTS
     first_ping_seconds: float = FIRST_PING_SECONDS
     ping_seconds: float = PING_SECONDS
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await while_connected(receive, self._send(_EventStream(send, self.first_ping_seconds, self.ping_seconds)))
+        body = _StreamedBody(send, self.framing, self.first_ping_seconds, self.ping_seconds)
+        await while_connected(receive, self._send(body))
 
-    async def _send(self, stream: "_EventStream") -> None:
+    async def _send(self, stream: "_StreamedBody") -> None:
         pinging = asyncio.create_task(stream.ping())
         try:
-            await self._send_events(stream)
+            await self._send_chunks(stream)
         finally:
             pinging.cancel()
             await asyncio.wait((pinging,))
         await stream.end()
 
-    async def _send_events(self, stream: "_EventStream") -> None:
+    async def _send_chunks(self, stream: "_StreamedBody") -> None:
         try:
             async with aclosing(self.chunks) as chunks:
                 async for batch in chunks:
-                    await stream.put(b"".join(map(_event, batch)))
+                    await stream.put(b"".join(map(self.framing.frame, batch)))
         except Exception as error:
             if not stream.started:
                 raise
             # Of an error of ours the kind says enough; of a mistake, only its place does.
             kind = type(error).__name__ if isinstance(error, InglenookError) else place_of(error)
             log.warning("a stream ended early: %s", kind)
-            await stream.put(_event(self.error_body(error)))
+            await stream.put(self.framing.frame(self.error_body(error)))
         else:
-            await stream.put(_DONE)
+            await stream.put(self.framing.end)
 
 
-class _EventStream:
+class _StreamedBody:
     """The body of a streamed reply, whose head goes out with its first bytes."""
 
-    def __init__(self, send: Send, first_ping_seconds: float, ping_seconds: float) -> None:
+    def __init__(self, send: Send, framing: Framing, first_ping_seconds: float, ping_seconds: float) -> None:
         self.started = False
+        self._framing = framing
         self._send = send
         self._first_ping_seconds = first_ping_seconds
         self._ping_seconds = ping_seconds
-        self._sending = asyncio.Lock()  # events and comments come from two tasks
+        self._sending = asyncio.Lock()  # chunks and pings come from two tasks
         self._sent_at = asyncio.get_running_loop().time()
 
     async def put(self, data: bytes) -> None:
         async with self._sending:
             if not self.started:
                 self.started = True
-                await self._send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
+                headers = [(b"content-type", self._framing.media_type.encode()), *_STREAM_HEADERS]
+                await self._send({"type": "http.response.start", "status": 200, "headers": headers})
             await self._send({"type": "http.response.body", "body": data, "more_body": True})
             self._sent_at = asyncio.get_running_loop().time()
 
     async def ping(self) -> None:
-        """A comment after each silence, for as long as this runs. A client that does not read has none coming."""
+        """One after each silence, for as long as this runs. A client that does not read has none coming."""
         while True:
             patience = self._ping_seconds if self.started else self._first_ping_seconds
             left = self._sent_at + patience - asyncio.get_running_loop().time()
             if left > 0:
                 await asyncio.sleep(left)
             else:
-                await self.put(_PING)
+                await self.put(self._framing.ping)
 
     async def end(self) -> None:
         await self._send({"type": "http.response.body", "body": b""})
@@ -129,10 +131,6 @@ async def _each(batches: AsyncGenerator[list[ChunkT]]) -> AsyncGenerator[ChunkT]
     async for batch in batches:
         for chunk in batch:
             yield chunk
-
-
-def _event(data: msgspec.Struct) -> bytes:
-    return b"data: " + msgspec.json.encode(data) + b"\n\n"
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, None]) -> None:

@@ -13,9 +13,9 @@ from app.server.application import create_embedding_application
 from app.text.encoder_tokenizer import from_json
 from app.text.gguf_tokenizer import from_gguf
 from quant.gguf import GGUFFile
+from tests.app.server.dialects.openai.test_embeddings import DigestEmbedder
 from tests.app.server.live_server import LiveServer, controlled_engine
 from tests.app.server.served_application import ServedApplication
-from tests.app.server.test_openai_embeddings import DigestEmbedder
 from tests.app.text.small_wordpiece import document
 
 CONTEXT = 96  # tokens: replies without a limit of their own end soon

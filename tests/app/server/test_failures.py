@@ -12,9 +12,9 @@ import pytest
 
 from app.chat.template import ChatTemplateRenderer
 from app.text.tokenizer import Tokenizer
+from tests.app.server.dialects.openai.test_chat import QUESTION, client, expected_text, joined
 from tests.app.server.live_server import Clock, ControlledRunner, LiveServer, controlled_engine
 from tests.app.server.served_application import until
-from tests.app.server.test_openai_chat import QUESTION, client, expected_text, joined
 
 ASKED: dict[str, Any] = {"model": "hash", "messages": QUESTION, "max_tokens": 20, "extra_body": {"ignore_eos": True}}
 

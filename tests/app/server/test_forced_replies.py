@@ -15,8 +15,8 @@ from app.chat.grammars import GrammarCompiler
 from app.chat.service import ChatService
 from app.chat.template import ChatTemplateRenderer
 from app.chat.token_streams import TokenStreams
-from app.server.openai_chat import ChatCompletionChunk, Choice, chunks, fold
-from app.server.openai_chat_requests import ChatCompletionRequest
+from app.server.dialects.openai.chat import ChatCompletionChunk, Choice, chunks, fold
+from app.server.dialects.openai.chat_requests import ChatCompletionRequest
 from app.text.tokenizer import Tokenizer
 from engine.core import Engine
 from engine.load_options import LoadOptions

@@ -16,16 +16,16 @@ from starlette.types import Message
 from app.chat.template import ChatTemplateRenderer
 from app.server.access import Access
 from app.server.application import Locks
-from app.server.openai_chat_requests import ChatCompletionRequest
-from app.server.openai_embeddings import EMBEDDINGS, EmbeddingRequest
-from app.server.openai_requests import CompletionRequest
-from app.server.rerank import RerankRequest
+from app.server.dialects.openai.chat_requests import ChatCompletionRequest
+from app.server.dialects.openai.embeddings import EMBEDDINGS, EmbeddingRequest
+from app.server.dialects.openai.requests import CompletionRequest
+from app.server.dialects.rerank import RerankRequest
 from app.text.tokenizer import Tokenizer
+from tests.app.server.dialects.openai.test_embeddings import EmbeddingServer
 from tests.app.server.hostile_fields import HOSTILE, Field, fields_of, hostile_bodies
 from tests.app.server.live_server import LiveServer, controlled_engine
 from tests.app.server.served_application import ServedApplication, until
 from tests.app.server.test_bad_requests import CHAT, COMPLETION, VALID
-from tests.app.server.test_openai_embeddings import EmbeddingServer
 
 KEY = "sk-of-the-test"
 RERANK = "/v1/rerank"

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from app.server.application import create_application
-from app.server.openai_chat_requests import ChatCompletionRequest
+from app.server.dialects.openai.chat_requests import ChatCompletionRequest
 from tests.app.server.live_server import LiveServer
 
 ASKED: dict[str, dict[str, Any]] = {

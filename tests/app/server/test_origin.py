@@ -8,9 +8,9 @@ import httpx
 import pytest
 from starlette.datastructures import Headers
 
+from app.server.dialects.openai.chat_requests import ChatCompletionRequest, ChatMessage
+from app.server.dialects.openai.requests import CompletionRequest, GenerationRequest
 from app.server.errors import InvalidRequest
-from app.server.openai_chat_requests import ChatCompletionRequest, ChatMessage
-from app.server.openai_requests import CompletionRequest, GenerationRequest
 from app.server.origin import CLASS_HEADER, CLASS_NAMES
 from engine.core import Engine
 from engine.request import Origin, Request, ServiceClass

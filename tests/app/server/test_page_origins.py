@@ -35,7 +35,7 @@ def test_a_preflight_needs_no_key_and_says_what_may_be_sent(server: LiveServer) 
         assert headers["vary"] == "Origin"
         assert cors(headers) == {
             "access-control-allow-origin": APP,
-            "access-control-allow-methods": "GET, POST",
+            "access-control-allow-methods": "GET, POST, DELETE",
             "access-control-allow-headers": "Authorization, Content-Type, X-API-Key, X-Ingle-Class",
             "access-control-max-age": "600",
         }

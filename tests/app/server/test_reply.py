@@ -7,8 +7,8 @@ import pytest
 from msgspec import Struct
 from starlette.types import Message
 
+from app.server.dialects.openai.errors import error_body
 from app.server.errors import InvalidRequest
-from app.server.openai_errors import error_body
 from app.server.reply import StreamedReply, WholeReply, while_connected
 from tests.app.server.served_application import HANGING_SECONDS
 

@@ -21,7 +21,6 @@ from app.server.structured_output import (
     of_structured_outputs,
     only,
 )
-from engine.constraint import Grammar
 from engine.request import MAX_BIASES, MAX_LOGPROBS, MAX_STOPS, MAX_WIDTH, BeamParams, DryParams, Origin, SamplingParams
 
 MAX_CHOICES = 256  # of one request: prompts times those that are generated for each
@@ -130,11 +129,11 @@ class GenerationRequest(Struct, kw_only=True):
             return ()
         return DRY_BREAKERS if self.dry_sequence_breakers is None else self.dry_sequence_breakers
 
-    def choices(self, grammar: Grammar | None = None, breakers: frozenset[int] = frozenset()) -> WantedChoices:
-        """What is wanted of each prompt: with a seed, each candidate has the next one. `breakers` are the tokens of
-        those texts. Raises InvalidSampling."""
+    def choices(self, breakers: frozenset[int] = frozenset()) -> WantedChoices:
+        """What is wanted of each prompt, but for its grammar: with a seed, each candidate has the next one. `breakers`
+        are the tokens of those texts. Raises InvalidSampling."""
         n, reports = self.n or 1, self._logprobs() is not None
-        given = self._sampling() | {"grammar": grammar, "dry": self._dry(breakers)}
+        given = self._sampling() | {"dry": self._dry(breakers)}
         if self.use_beam_search:
             return WantedChoices(n, [SamplingParams(**given, beams=self._beams(n))], reports, self._context())
         if self._candidates > n:

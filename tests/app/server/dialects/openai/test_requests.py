@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from app.server.openai_requests import DRY_BREAKERS, CompletionRequest
+from app.server.dialects.openai.requests import DRY_BREAKERS, CompletionRequest
 from engine.request import DryParams, SamplingParams
 
 

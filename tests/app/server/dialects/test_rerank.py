@@ -6,8 +6,8 @@ from typing import Any
 import httpx
 import pytest
 
-from app.server.rerank import PATHS
-from tests.app.server.test_openai_embeddings import CONTEXT, EmbeddingServer, vector
+from app.server.dialects.rerank import PATHS
+from tests.app.server.dialects.openai.test_embeddings import CONTEXT, EmbeddingServer, vector
 from tests.app.text.small_wordpiece import ids
 
 QUERY, DOCUMENTS = "Hello worlds!", ["hello", "a", "wor", "hello a"]

@@ -1,9 +1,9 @@
-"""OpenAI's embeddings: texts or token ids in, vectors out; and what models answer that do the other thing only."""
+"""OpenAI's embeddings: texts or token ids in, vectors out."""
 
 import asyncio
 import base64
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Literal, NoReturn, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta, Raw, Struct
@@ -12,16 +12,18 @@ from starlette.responses import Response
 from torch import Tensor
 
 from app.embedding_service import EmbeddingService, shortened
+from app.server.dialects.openai.chat_requests import ChatCompletionRequest
+from app.server.dialects.openai.models import ModelEndpoints
+from app.server.dialects.openai.requests import CompletionRequest, PositiveCount, Prompts, separate
+from app.server.dialects.rerank import PATHS as RERANKING
+from app.server.dialects.rerank import RerankEndpoints, RerankRequest
 from app.server.embedding_inputs import MAX_INPUTS, Truncation, faulty, read_inputs
 from app.server.endpoint import Endpoint
 from app.server.errors import InvalidRequest
-from app.server.openai_chat_requests import ChatCompletionRequest
-from app.server.openai_models import ServedModel
-from app.server.openai_requests import CompletionRequest, PositiveCount, Prompts, separate
+from app.server.refusals import NO_TEXT, RANKS_ONLY
 from app.server.reply import while_connected
 from app.server.request_body import read_body
-from app.server.rerank import PATHS as RERANKING
-from app.server.rerank import RerankEndpoints, RerankRequest
+from app.server.served_model import ServedModel
 
 EMBEDDINGS = "/v1/embeddings"
 GENERATING: Mapping[str, type[Struct]] = {
@@ -72,6 +74,10 @@ class EmbeddingList(Struct):
     object: Literal["list"] = "list"
 
 
+# What is asked of a model that gives vectors, for one that does not to refuse.
+VECTORS: Mapping[str, type[Struct]] = {EMBEDDINGS: EmbeddingRequest, **dict.fromkeys(RERANKING, RerankRequest)}
+
+
 class EmbeddingEndpoints:
     """Serves one embedding model."""
 
@@ -81,20 +87,18 @@ class EmbeddingEndpoints:
         self._decoder = msgspec.json.Decoder(EmbeddingRequest)
 
     def endpoints(self) -> list[Endpoint]:
-        refused = "Refused: this model writes no text"
         return [
-            *self._model.endpoints(),
-            self._embeddings(),
+            *ModelEndpoints(self._model).endpoints(),
+            *self._embeddings(),
             *RerankEndpoints(self._service, self._model).endpoints(),
-            *(Endpoint("POST", path, refuse_generation, refused, takes=body) for path, body in GENERATING.items()),
+            *NO_TEXT.endpoints(GENERATING),
         ]
 
-    def _embeddings(self) -> Endpoint:
+    def _embeddings(self) -> list[Endpoint]:
         if self._service.ranks:
-            refused = "Refused: this model ranks documents, and gives no vectors"
-            return Endpoint("POST", EMBEDDINGS, refuse_vectors, refused, takes=EmbeddingRequest)
+            return RANKS_ONLY.endpoints({EMBEDDINGS: EmbeddingRequest})
         summary, answer = "Texts become vectors", self.create_embeddings
-        return Endpoint("POST", EMBEDDINGS, answer, summary, takes=EmbeddingRequest, gives=EmbeddingList)
+        return [Endpoint("POST", EMBEDDINGS, answer, summary, takes=EmbeddingRequest, gives=EmbeddingList)]
 
     async def create_embeddings(self, request: Request) -> Response:
         wanted = await read_body(request, self._decoder)
@@ -136,50 +140,3 @@ def _as_base64(vector: Tensor) -> bytes:
 
 
 _WRITERS: dict[Encoding, Callable[[Tensor], bytes]] = {"float": _as_numbers, "base64": _as_base64}
-
-
-# -- what the other kind of model answers
-
-
-class _AnyRequest(Struct):
-    """A request of which nothing is read."""
-
-
-_any_request = msgspec.json.Decoder(_AnyRequest)
-
-
-def refused_embeddings() -> list[Endpoint]:
-    """The paths of vectors, where a model writes text."""
-    summary = "Refused: this model has no embeddings"
-    bodies: Mapping[str, type[Struct]] = {EMBEDDINGS: EmbeddingRequest, **dict.fromkeys(RERANKING, RerankRequest)}
-    return [Endpoint("POST", path, refuse_embeddings, summary, takes=body) for path, body in bodies.items()]
-
-
-async def refuse_embeddings(request: Request) -> NoReturn:
-    """What a model that writes text answers to whoever wants vectors."""
-    await read_body(request, _any_request)
-    raise InvalidRequest(
-        "This server's model writes text, and has no embeddings",
-        "Serve an embedding model: ingle serve --model FOLDER, of all-MiniLM-L6-v2 or BGE for one.",
-        parameter="model",
-    )
-
-
-async def refuse_vectors(request: Request) -> NoReturn:
-    """What a cross-encoder answers to whoever wants vectors."""
-    await read_body(request, _any_request)
-    raise InvalidRequest(
-        "This server's model ranks documents, and gives no embeddings",
-        f"Use POST {RERANKING[0]}, or serve an embedding model.",
-        parameter="model",
-    )
-
-
-async def refuse_generation(request: Request) -> NoReturn:
-    """What an embedding model answers to whoever wants text."""
-    await read_body(request, _any_request)
-    raise InvalidRequest(
-        "This server's model gives embeddings, and writes no text",
-        f"Use POST {EMBEDDINGS} or POST {RERANKING[0]}, or serve a model that chats: ingle serve.",
-        parameter="model",
-    )

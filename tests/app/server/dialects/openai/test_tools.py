@@ -13,14 +13,14 @@ import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from app.chat.template import ChatTemplateRenderer
-from app.server.openai_chat_requests import ChatCompletionRequest
+from app.server.dialects.openai.chat_requests import ChatCompletionRequest
 from app.text.tokenizer import Tokenizer
 from engine.config import EngineConfig
 from engine.core import Engine
 from engine.request import SampledToken
 from tests.app.chat.reply_formats.spoken import mutated
+from tests.app.server.dialects.openai.test_chat import client
 from tests.app.server.live_server import LiveServer
-from tests.app.server.test_openai_chat import client
 from tests.hash_model import HashRunner, HashTicket
 
 PARAMETERS = {

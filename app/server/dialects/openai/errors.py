@@ -1,5 +1,7 @@
 """Errors as OpenAI's API writes them: one JSON object with message, type, param and code."""
 
+from collections.abc import Callable
+
 import msgspec
 from msgspec import Struct
 from starlette.responses import Response
@@ -29,9 +31,9 @@ def error_body(error: Exception) -> ErrorBody:
     return ErrorBody(ErrorDetail(_bounded(text_of_error(error)), kind, _parameter(error), _code(error)))
 
 
-def error_response(error: Exception) -> Response:
-    """The whole response to a request that ended with `error` before anything was sent."""
-    body = msgspec.json.encode(error_body(error))
+def error_response(error: Exception, body_of: Callable[[Exception], Struct] = error_body) -> Response:
+    """The whole response to a request that ended with `error` before anything was sent; `body_of` writes it."""
+    body = msgspec.json.encode(body_of(error))
     headers = error.headers if isinstance(error, InvalidRequest) else None
     return Response(body, status_of(error), headers, media_type="application/json")
 

@@ -1,7 +1,5 @@
-"""OpenAI's list of models, which here is one and its other names, and the check that a request means that one."""
+"""OpenAI's list of models, which here is one and its other names."""
 
-import time
-from collections.abc import Mapping
 from typing import Literal
 
 import msgspec
@@ -10,9 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from app.server.endpoint import Endpoint
-from app.server.errors import InvalidRequest
-
-ANY = "*"  # as what an alias stands for: the model that is served, whichever that is
+from app.server.served_model import ServedModel
 
 
 class ModelMeta(Struct):
@@ -41,22 +37,16 @@ class ModelList(Struct):
     object: Literal["list"] = "list"
 
 
-class ServedModel:
-    """The one model of a server, under its name and those that stand for it."""
+class ModelEndpoints:
+    """Lists the one model of a server, once for each of its names."""
 
-    def __init__(self, name: str, context_length: int, vocab_size: int, aliases: Mapping[str, str]) -> None:
-        """`aliases` are other names and what each stands for: a model's name, or ANY. Those of other models are no
-        names here."""
-        created, meta = int(time.time()), ModelMeta(context_length, vocab_size)
-        names = {name: None} | {alias: None for alias, meant in aliases.items() if meant in (name, ANY)}
+    def __init__(self, served: ServedModel) -> None:
+        self._served = served
+        meta = ModelMeta(served.context_length, served.vocab_size)
+        length = served.context_length
         self._models = {
-            known: Model(known, created, context_length, context_length, meta, root=name) for known in names
+            name: Model(name, served.since, length, length, meta, root=served.name) for name in served.names
         }
-
-    @property
-    def names(self) -> list[str]:
-        """That requests may give."""
-        return list(self._models)
 
     def endpoints(self) -> list[Endpoint]:
         return [
@@ -69,15 +59,8 @@ class ServedModel:
 
     async def retrieve_model(self, request: Request) -> Response:
         name = request.path_params["model"]
-        self.check(name)
+        self._served.check(name)
         return _json(self._models[name])
-
-    def check(self, name: str) -> None:
-        """Raises InvalidRequest for the name of another model."""
-        if name not in self._models:
-            message = f"The model {name!r} does not exist here"
-            remedy = f"This server has {', '.join(map(repr, self._models))}."
-            raise InvalidRequest(message, remedy, parameter="model", code="model_not_found", status=404)
 
 
 def _json(body: Struct) -> Response:

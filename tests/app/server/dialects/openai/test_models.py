@@ -6,8 +6,9 @@ import httpx
 import pytest
 from starlette.applications import Starlette
 
+from app.server.dialects.openai.models import ModelEndpoints
 from app.server.errors import InvalidRequest
-from app.server.openai_models import ServedModel
+from app.server.served_model import ServedModel
 
 NAME = "org/repo:Q4_K_M"
 ALIASES = {"gpt-4o": NAME, "any": "*", "elsewhere": "org/other"}
@@ -19,7 +20,7 @@ def model() -> ServedModel:
 
 
 async def _get(model: ServedModel, path: str) -> httpx.Response:
-    transport = httpx.ASGITransport(Starlette(routes=model.endpoints()))
+    transport = httpx.ASGITransport(Starlette(routes=ModelEndpoints(model).endpoints()))
     async with httpx.AsyncClient(transport=transport, base_url="http://ingle.test") as http:
         return await http.get(path)
 

@@ -10,8 +10,8 @@ from openai.types import Completion
 from app.chat.template import ChatTemplateRenderer
 from app.text.gguf_tokenizer import from_gguf
 from quant.gguf import GGUFFile
+from tests.app.server.dialects.openai.test_chat import client
 from tests.app.server.live_server import LiveServer, controlled_engine
-from tests.app.server.test_openai_chat import client
 from tests.hash_model import expected_output
 
 PROMPT = "Once upon a time"

@@ -1,6 +1,6 @@
 """Requests of chat completions, OpenAI's dialect: messages, tools, and how the model is to think and answer.
 
-What they have in common with other requests is declared in `openai_requests`, in the same manner.
+What they have in common with other requests is declared in `requests`, in the same manner.
 """
 
 from collections.abc import Iterator
@@ -10,9 +10,8 @@ from msgspec import Meta, Raw, Struct
 
 from app.chat.conversation import Conversation
 from app.chat.messages import InvalidMessage, Message, ToolCall, text_of
-from app.server.errors import InvalidRequest
-from app.server.openai_requests import Alternatives, GenerationRequest, PositiveCount
-from app.server.openai_tools import (
+from app.server.dialects.openai.requests import Alternatives, GenerationRequest, PositiveCount
+from app.server.dialects.openai.tools import (
     OWN_VARIABLES,
     ReasoningEffort,
     ReasoningOptions,
@@ -24,7 +23,8 @@ from app.server.openai_tools import (
     named,
     use_of,
 )
-from app.server.openai_tools import problems as tool_problems
+from app.server.dialects.openai.tools import problems as tool_problems
+from app.server.errors import InvalidRequest
 from app.server.origin import Purpose
 from app.server.structured_output import AskedGrammar, ResponseFormat, of_response_format
 

@@ -16,9 +16,8 @@ from msgspec import UNSET, Struct, UnsetType
 from app.chat.events import ChatEvent, PromptLogprobs, PromptProgress, ReplyEnd, TextDelta
 from app.chat.service import ChatService
 from app.server.choices import generate_choices
-from app.server.errors import InvalidRequest, naming
-from app.server.openai_requests import CompletionRequest
-from app.server.openai_tokens import (
+from app.server.dialects.openai.requests import CompletionRequest
+from app.server.dialects.openai.tokens import (
     FinishText,
     Identity,
     ProgressReport,
@@ -30,6 +29,7 @@ from app.server.openai_tokens import (
     token_text,
     usage_of,
 )
+from app.server.errors import InvalidRequest, naming
 from app.server.token_counts import TokenCounts
 from app.text.tokenizer import Tokenizer
 from engine.request import Origin, TokenLogprobs
@@ -78,7 +78,7 @@ async def chunks(service: ChatService, wanted: CompletionRequest, origin: Origin
     EngineError, ReplyFailed, ReplyAborted."""
     asked = wanted.grammar()
     grammar = await asked.compiled(service.grammars) if asked else None
-    choices = wanted.choices(grammar, await service.breakers.tokens(wanted.breakers()))
+    choices = wanted.choices(await service.breakers.tokens(wanted.breakers())).keeping_to(grammar)
     given = wanted.prompts()
     prompts = [await _encode(service, prompt, wanted.suffix) for prompt in given]
     echoes = [_echo(service.tokenizer, wanted, *prompt) for prompt in zip(given, prompts, strict=True)]

@@ -20,8 +20,8 @@ from torch.nn import functional as F
 
 from app.embedding_service import EmbeddingService
 from app.server.application import Locks, create_embedding_application
+from app.server.dialects.openai.embeddings import EMBEDDINGS, GENERATING
 from app.server.embedding_inputs import MAX_INPUTS
-from app.server.openai_embeddings import EMBEDDINGS, GENERATING
 from app.server.request_body import MAX_BODY_BYTES
 from app.text.encoder_tokenizer import from_json
 from tests.app.server.live_server import LiveServer

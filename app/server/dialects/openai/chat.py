@@ -20,12 +20,9 @@ from app.chat.events import (
     ToolCallEnd,
     ToolCallStart,
 )
-from app.chat.model_replies import ChatPrompt
 from app.chat.service import ChatService
-from app.server.choices import generate_choices
-from app.server.errors import naming
-from app.server.openai_chat_requests import ChatCompletionRequest
-from app.server.openai_tokens import (
+from app.server.dialects.openai.chat_requests import ChatCompletionRequest
+from app.server.dialects.openai.tokens import (
     FinishText,
     Identity,
     ProgressReport,
@@ -37,10 +34,9 @@ from app.server.openai_tokens import (
     token_text,
     usage_of,
 )
-from app.server.structured_output import AskedGrammar
 from app.server.token_counts import TokenCounts
+from app.server.turn import Turn, turn_events
 from app.text.tokenizer import Tokenizer
-from engine.constraint import Grammar
 from engine.request import Origin, TokenLogprobs
 
 ChatFinishText: TypeAlias = FinishText | Literal["tool_calls"]
@@ -142,36 +138,18 @@ class ChatCompletion(Struct, kw_only=True):
 async def chunks(
     service: ChatService, wanted: ChatCompletionRequest, origin: Origin
 ) -> AsyncGenerator[list[ChatCompletionChunk]]:
-    """The reply, in batches as it comes; last, if wanted, a chunk that says what it used. Nothing comes before the
-    engine has begun with it, so that what is refused or fails at once can be raised: InvalidRequest, InvalidSampling,
-    EngineError, ReplyFailed, ReplyAborted."""
+    """The reply, in batches as it comes; last, if wanted, a chunk that says what it used. Raises what `turn_events`
+    raises."""
     counts = TokenCounts()
     writer = _ChunkWriter(service, tells_progress=bool(wanted.return_progress))
-    with naming("messages"):
-        asked, prompt = wanted.grammar(), await service.prompt(wanted.conversation())
-        choices = wanted.choices(
-            await _grammar(service, prompt, asked), await service.breakers.tokens(wanted.breakers())
-        )
-        replies = generate_choices(service, [prompt.ids], choices, origin, counts, new_parser=prompt.new_parser)
-        async with aclosing(replies) as batches:
-            async for batch in batches:
-                if written := [chunk for index, event in batch for chunk in writer.write(index, event)]:
-                    yield written
+    asked, breakers = wanted.grammar(), await service.breakers.tokens(wanted.breakers())
+    turn = Turn(wanted.conversation(), wanted.choices(breakers), asked)
+    async with aclosing(turn_events(service, turn, origin, counts)) as batches:
+        async for batch in batches:
+            if written := [chunk for index, event in batch for chunk in writer.write(index, event)]:
+                yield written
     if wanted.reports_usage:
         yield [writer.usage(counts)]
-
-
-async def _grammar(service: ChatService, prompt: ChatPrompt, asked: AskedGrammar | None) -> Grammar | None:
-    """That the reply keeps to: of calls, if they are forced, or the one that was asked for; and the limit of its
-    thoughts. Raises InvalidRequest."""
-    if asked is not None:
-        await asked.compiled(service.grammars)  # a mistake in it is told by its place
-    source, of_calls = prompt.grammar(asked.source if asked else None)
-    grammar = None
-    if source is not None:
-        parameter = "tools" if of_calls or asked is None else asked.parameter
-        grammar = await AskedGrammar(source, parameter).compiled(service.grammars)
-    return prompt.within_budget(grammar)
 
 
 async def fold(chunks: AsyncGenerator[ChatCompletionChunk]) -> ChatCompletion:

@@ -9,7 +9,7 @@ import pytest
 
 from app.chat.cache_report import CacheReport
 from app.chat.template import ChatTemplateRenderer
-from app.server.openai_tokens import timings_of
+from app.server.dialects.openai.tokens import timings_of
 from app.server.token_counts import TokenCounts
 from app.text.tokenizer import Tokenizer
 from tests.app.server.live_server import LiveServer, controlled_engine

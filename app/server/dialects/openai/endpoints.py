@@ -8,16 +8,18 @@ from msgspec import Struct
 from starlette.requests import Request
 
 from app.chat.service import ChatService
-from app.server import openai_chat, openai_completions
+from app.server.dialects.openai import chat, completions
+from app.server.dialects.openai.chat_requests import ChatCompletionRequest
+from app.server.dialects.openai.embeddings import VECTORS
+from app.server.dialects.openai.errors import error_body
+from app.server.dialects.openai.models import ModelEndpoints
+from app.server.dialects.openai.requests import CompletionRequest, GenerationRequest
 from app.server.door import of_caller
 from app.server.endpoint import Endpoint
-from app.server.openai_chat_requests import ChatCompletionRequest
-from app.server.openai_embeddings import refused_embeddings
-from app.server.openai_errors import error_body
-from app.server.openai_models import ServedModel
-from app.server.openai_requests import CompletionRequest, GenerationRequest
+from app.server.refusals import NO_VECTORS
 from app.server.reply import ChunkT, StreamedReply, WholeReply
 from app.server.request_body import read_body
+from app.server.served_model import ServedModel
 
 RequestT = TypeVar("RequestT", bound=GenerationRequest)
 Reply: TypeAlias = StreamedReply[ChunkT] | WholeReply[ChunkT]
@@ -34,15 +36,15 @@ class OpenAIEndpoints:
 
     def endpoints(self) -> list[Endpoint]:
         return [
-            *self._model.endpoints(),
+            *ModelEndpoints(self._model).endpoints(),
             Endpoint(
                 "POST",
                 "/v1/chat/completions",
                 self.create_chat_completion,
                 "The next turn of a conversation",
                 takes=ChatCompletionRequest,
-                gives=openai_chat.ChatCompletion,
-                streams=openai_chat.ChatCompletionChunk,
+                gives=chat.ChatCompletion,
+                streams=chat.ChatCompletionChunk,
             ),
             Endpoint(
                 "POST",
@@ -50,21 +52,21 @@ class OpenAIEndpoints:
                 self.create_completion,
                 "What a text goes on with, or what is missing in its middle",
                 takes=CompletionRequest,
-                gives=openai_completions.Completion,
-                streams=openai_completions.Completion,
+                gives=completions.Completion,
+                streams=completions.Completion,
             ),
-            *refused_embeddings(),
+            *NO_VECTORS.endpoints(VECTORS),
         ]
 
-    async def create_chat_completion(self, request: Request) -> Reply[openai_chat.ChatCompletionChunk]:
+    async def create_chat_completion(self, request: Request) -> Reply[chat.ChatCompletionChunk]:
         wanted = await self._read(request, self._chat_decoder)
         origin = of_caller(request, wanted.origin(request.headers))
-        return _reply(wanted, openai_chat.chunks(self._service, wanted, origin), openai_chat.fold)
+        return _reply(wanted, chat.chunks(self._service, wanted, origin), chat.fold)
 
-    async def create_completion(self, request: Request) -> Reply[openai_completions.Completion]:
+    async def create_completion(self, request: Request) -> Reply[completions.Completion]:
         wanted = await self._read(request, self._completion_decoder)
         origin = of_caller(request, wanted.origin(request.headers))
-        return _reply(wanted, openai_completions.chunks(self._service, wanted, origin), openai_completions.fold)
+        return _reply(wanted, completions.chunks(self._service, wanted, origin), completions.fold)
 
     async def _read(self, request: Request, decoder: "msgspec.json.Decoder[RequestT]") -> RequestT:
         wanted = await read_body(request, decoder)

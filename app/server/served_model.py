@@ -1,0 +1,31 @@
+"""The one model of a server, under its name and those that stand for it, and the check that a request means that one.
+
+Knows no dialect: how models are listed is decided there.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+
+from app.server.errors import InvalidRequest
+
+ANY = "*"  # as what an alias stands for: the model that is served, whichever that is
+
+
+class ServedModel:
+    """The one model of a server, under its name and those that stand for it."""
+
+    def __init__(self, name: str, context_length: int, vocab_size: int, aliases: Mapping[str, str]) -> None:
+        """`aliases` are other names and what each stands for: a model's name, or ANY. Those of other models are no
+        names here."""
+        self.name = name
+        self.context_length = context_length  # tokens of a prompt and its reply together
+        self.vocab_size = vocab_size
+        self.since = int(time.time())
+        self.names: Sequence[str] = [name, *(alias for alias, meant in aliases.items() if meant in (name, ANY))]
+
+    def check(self, name: str) -> None:
+        """Raises InvalidRequest for the name of another model."""
+        if name not in self.names:
+            message = f"The model {name!r} does not exist here"
+            remedy = f"This server has {', '.join(map(repr, self.names))}."
+            raise InvalidRequest(message, remedy, parameter="model", code="model_not_found", status=404)

@@ -1,0 +1,55 @@
+"""The next turn of a conversation: what every dialect makes of a chat request, and how the reply to it comes.
+
+One place for what all of them need: the prompt is made, the grammar of the reply is compiled, and its events are
+generated. Knows no wire format.
+"""
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from app.chat.conversation import Conversation
+from app.chat.model_replies import ChatPrompt
+from app.chat.service import ChatService
+from app.server.choices import Batch, WantedChoices, generate_choices
+from app.server.errors import naming
+from app.server.structured_output import AskedGrammar
+from app.server.token_counts import TokenCounts
+from engine.constraint import Grammar
+from engine.request import Origin
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What is asked of a chat."""
+
+    conversation: Conversation
+    choices: WantedChoices  # without their grammar
+    grammar: AskedGrammar | None = None  # that the reply keeps to
+    field: str = "messages"  # of the request, that the conversation came in
+
+
+async def turn_events(service: ChatService, turn: Turn, origin: Origin, counts: TokenCounts) -> AsyncGenerator[Batch]:
+    """The replies to a turn, as batches of (choice, event); see `generate_choices`. Nothing comes before the engine has
+    begun with it, so that what is refused or fails at once can be raised: InvalidRequest, InvalidSampling,
+    EngineError, ReplyFailed, ReplyAborted."""
+    with naming(turn.field):
+        prompt = await service.prompt(turn.conversation)
+        choices = turn.choices.keeping_to(await _grammar(service, prompt, turn.grammar))
+        replies = generate_choices(service, [prompt.ids], choices, origin, counts, new_parser=prompt.new_parser)
+        async with aclosing(replies) as batches:
+            async for batch in batches:
+                yield batch
+
+
+async def _grammar(service: ChatService, prompt: ChatPrompt, asked: AskedGrammar | None) -> Grammar | None:
+    """That the reply keeps to: of calls, if they are forced, or the one that was asked for; and the limit of its
+    thoughts. Raises InvalidRequest."""
+    if asked is not None:
+        await asked.compiled(service.grammars)  # a mistake in it is told by its place
+    source, of_calls = prompt.grammar(asked.source if asked else None)
+    grammar = None
+    if source is not None:
+        parameter = "tools" if of_calls or asked is None else asked.parameter
+        grammar = await AskedGrammar(source, parameter).compiled(service.grammars)
+    return prompt.within_budget(grammar)
