@@ -79,6 +79,9 @@ class Chats(Protocol):
         Its text also becomes the newest of `inputs`.
         """
 
+    async def rewrite(self, chat: ChatId, reply: MessageId, text: str) -> Message:
+        """A reply as the person would have it: a new message beside it, which becomes the leaf."""
+
     async def show_branch(self, chat: ChatId, leaf: MessageId) -> None:
         """Remember which branch is shown."""
 
