@@ -62,10 +62,23 @@ class Masks:
         place = None if token_id < 0 else self.places.get(request_id)
         return place is None or bool(self.words[place, token_id // 32] >> (token_id % 32) & 1)
 
-    def allowed(self, request_id: int, vocab_size: int) -> "NDArray[np.int64]":
-        """The tokens that one of the constrained requests may go on with, in order: int64, one at least."""
+    def few(self, request_id: int, vocab_size: int, most: int) -> "NDArray[np.int64] | None":
+        """The tokens that one of the constrained requests may go on with, in order: int64; None for more than `most`."""
         words = self.words[self.places[request_id]]
-        return np.flatnonzero(np.unpackbits(words.view(np.uint8), count=vocab_size, bitorder="little"))
+        held = np.flatnonzero(words)  # so that the others, which are nearly all then, are looked at once
+        if len(held) > most:
+            return None
+        which, bits = np.nonzero(np.unpackbits(words[held].view(np.uint8), bitorder="little").reshape(-1, 32))
+        ids: NDArray[np.int64] = held[which] * 32 + bits
+        return ids[ids < vocab_size] if len(ids) <= most else None
+
+    def rows(self, request_ids: Sequence[int], vocab_size: int) -> "NDArray[np.bool_]":
+        """Which tokens each of these requests may go on with, constrained or not: [requests, vocabulary]."""
+        words = np.full((len(request_ids), self.words.shape[1]), -1, np.int32)
+        for row, request_id in enumerate(request_ids):
+            if (place := self.places.get(request_id)) is not None:
+                words[row] = self.words[place]
+        return np.unpackbits(words.view(np.uint8), axis=1, count=vocab_size, bitorder="little").view(np.bool_)
 
 
 NO_MASKS = Masks(np.empty((0, 0), np.int32), {}, {})

@@ -137,13 +137,16 @@ def pick_allowed(shaped: Tensor, logits: Tensor, requests: Sequence[Request], ma
     """What `pick` gives, of what each request's grammar allows; where that is nothing of `shaped`, of `logits`."""
     if not masks.places:
         return pick(shaped, requests)
-    allowed = {row: masks.allowed(it.id, logits.shape[1]) for row, it in enumerate(requests) if it.id in masks.places}
-    few = {row: ids for row, ids in allowed.items() if len(ids) <= FEW}
-    rest = [row for row in range(len(requests)) if row not in few]
+    vocabulary = logits.shape[1]
+    held = {row: it.id for row, it in enumerate(requests) if it.id in masks.places}
+    counted = {row: masks.few(request_id, vocabulary, FEW) for row, request_id in held.items()}
+    few = {row: ids for row, ids in counted.items() if ids is not None}
     picked = dict(zip(few, _pick_of_few(shaped, logits, requests, few), strict=True))
+    rest = [row for row in range(len(requests)) if row not in few]
     if rest:
-        held = [masked(shaped[row], logits[row], allowed[row]) if row in allowed else shaped[row] for row in rest]
-        picked |= zip(rest, pick(torch.stack(held), [requests[row] for row in rest]), strict=True)
+        others = [requests[row] for row in rest]
+        possible = torch.from_numpy(masks.rows([it.id for it in others], vocabulary))
+        picked |= zip(rest, pick(masked(shaped[rest], logits[rest], possible), others), strict=True)
     return [picked[row] for row in range(len(requests))]
 
 
@@ -153,21 +156,23 @@ def _pick_of_few(
     """Rows of few possible tokens, drawn from as a small vocabulary of their own."""
     if not few:
         return []
-    values = torch.full((len(few), max(map(len, few.values()))), -torch.inf)
+    values = np.full((len(few), max(map(len, few.values()))), -np.inf, np.float32)
+    first, second = shaped.numpy(), logits.numpy()  # views, which pick a few numbers sooner than tensors do
     for place, (row, ids) in enumerate(few.items()):
-        possible = shaped[row, torch.from_numpy(ids)]
-        values[place, : len(ids)] = possible if possible.amax() > -torch.inf else logits[row, torch.from_numpy(ids)]
-    places = pick(values, [requests[row] for row in few])
+        possible = first[row, ids]
+        values[place, : len(ids)] = possible if possible.max() > -np.inf else second[row, ids]
+    places = pick(torch.from_numpy(values), [requests[row] for row in few])
     return [int(ids[place]) for ids, place in zip(few.values(), places, strict=True)]
 
 
-def masked(shaped: Tensor, logits: Tensor, allowed: NDArray[np.int64]) -> Tensor:
-    """A row, float32 [vocabulary], in which nothing but `allowed` is possible: of `shaped`, or else of `logits`."""
-    ids, row = torch.from_numpy(allowed), torch.full_like(shaped, -torch.inf)
-    row[ids] = shaped[ids]
-    if row.amax() == -torch.inf:
-        row[ids] = logits[ids]
-    return row
+def masked(shaped: Tensor, logits: Tensor, possible: Tensor) -> Tensor:
+    """Rows, float32 [rows, vocabulary], in which nothing is likely but what is `possible`, bool of the same shape: of
+    `shaped`, or else of `logits`."""
+    held = torch.where(possible, shaped, -torch.inf)
+    nothing = held.amax(-1) == -torch.inf
+    if nothing.any():
+        held[nothing] = torch.where(possible[nothing], logits[nothing], -torch.inf)
+    return held
 
 
 def pick(logits: Tensor, requests: Sequence[Request]) -> list[int]:

@@ -23,7 +23,7 @@ import hypothesis
 import platformdirs
 import pytest
 import torch
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
 from app.config import load_settings
 from app.models.sources import pull
@@ -269,16 +269,35 @@ def smollm2() -> Path:
 
 @pytest.fixture(scope="session")
 def cpu_kernels() -> Path:
-    """Where compiled CPU kernels are kept between runs, with those of this checkout: compiled once, whoever asks first.
+    """Where compiled CPU kernels are kept between runs, with the loops of this checkout: compiled once, whoever asks
+    first. Devices load those of their weights.
 
     Tests that run them ask for this.
     """
     # Not at the top: most tests need no compiler.
     from engine.cpu.code_cache import load_code
-    from quant.cpu.layouts import LAYOUTS
 
     folder = fetched_folder()
     folder.mkdir(parents=True, exist_ok=True)
     with FileLock(folder / "cpu-code.lock"):
-        load_code(folder, tiers.choose("auto"), LAYOUTS)
+        load_code(folder, tiers.choose("auto"), ())
     return folder
+
+
+@pytest.fixture(scope="session")
+def every_layout(cpu_kernels: Path) -> Path:
+    """The same folder, with the kernels for weights of all layouts, for tests that call them without a device."""
+    from engine.cpu.code_cache import load_code
+    from quant.cpu.layouts import LAYOUTS
+
+    target, left = tiers.choose("auto"), []
+    for layout in LAYOUTS:
+        try:
+            with FileLock(cpu_kernels / f"{layout.part}.lock", timeout=0):
+                load_code(cpu_kernels, target, (layout,))
+        except Timeout:  # another worker compiles it, and this one the next
+            left.append(layout)
+    for layout in left:
+        with FileLock(cpu_kernels / f"{layout.part}.lock"):
+            load_code(cpu_kernels, target, (layout,))
+    return cpu_kernels

@@ -126,7 +126,7 @@ def test_every_step_survives_it_and_every_answer_is_the_same(tiny: Path) -> None
         assert run_out(engine) == [FinishReason.LENGTH] * 3
     assert engine.state().counters.swapped_out > 0
     expected = [request.output_ids for request in undisturbed]
-    for number in numbers(mode.count, 4):
+    for number in numbers(mode.count, 2):
         engine = load(tiny)
         requests = submit(engine)
         with FailingAllocations(number):

@@ -38,7 +38,7 @@ WIDTH = 96
 EPSILON = 1e-5
 NARROW = [name for name in TYPES if width(name, 32) == 32]  # types whose blocks fit into WIDTH
 
-pytestmark = pytest.mark.usefixtures("cpu_kernels")
+pytestmark = pytest.mark.usefixtures("every_layout")
 
 
 def normal(*shape: int, seed: int = SEED) -> Tensor:

@@ -44,7 +44,7 @@ ADDRESSES = (
 DISTANCES = ("x_stride", "x_copy", "out_stride", "out_copy", "tile_bytes", "up_tile_bytes", "block_bytes")
 COUNTS = ("groups", "rows", "head_bytes", "kv_heads", "heads", "head_dim", "rotary", "max_pieces")
 
-pytestmark = pytest.mark.usefixtures("cpu_kernels")
+pytestmark = pytest.mark.usefixtures("every_layout")
 
 Call = tuple[Op, dict[str, int]]
 
@@ -62,7 +62,7 @@ class Recorder(Program):
 
 
 @pytest.fixture(scope="module", params=[torch.float16, torch.int8])
-def recorded(request: pytest.FixtureRequest, cpu_kernels: Path) -> Recorder:
+def recorded(request: pytest.FixtureRequest, every_layout: Path) -> Recorder:
     """Every operation there is, over weights of every kind."""
     rng, arena = np.random.default_rng(SEED), Arena()
 

@@ -1,7 +1,7 @@
 """A tier that this processor can execute and does not take by itself: the tests of the kernels, run once more.
 
 A process has the kernels of one tier, so that each gets a pytest of its own, in which the processor has no other
-instructions (`--cpu-tier`).
+instructions (`--cpu-tier`). A run draws one of them, since it compiles all that they need.
 """
 
 import os
@@ -28,11 +28,12 @@ FEW = "not (a_prompt_is_cut or every_bit or a_window or other_widths) or 4-64 or
 
 @pytest.mark.share(1)
 @pytest.mark.parametrize("tier", [tier.name for tier in available() if tier.name != choose("auto").tier])
-def test_kernels_of_another_tier(tier: str, cpu_kernels: Path) -> None:
+@pytest.mark.parametrize("tests", TESTS)
+def test_kernels_of_another_tier(tier: str, tests: str, cpu_kernels: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", f"--cpu-tier={tier}"]
     command.append("--every-case")  # of those that FEW leaves
     done = subprocess.run(
-        [*command, "-k", FEW, *TESTS], cwd=ROOT, check=False, capture_output=True, text=True, env=environment
+        [*command, "-k", FEW, tests], cwd=ROOT, check=False, capture_output=True, text=True, env=environment
     )
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]

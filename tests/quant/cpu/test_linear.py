@@ -20,7 +20,7 @@ from tests.quant.cpu.random_weights import EVERY, FLOAT_SPANS, PLAIN, TYPES, any
 
 SEED = 5
 
-pytestmark = pytest.mark.usefixtures("cpu_kernels")
+pytestmark = pytest.mark.usefixtures("every_layout")
 
 
 def layer(*segments: QTensor, planes: Form = Form.TWO_PLANES) -> CpuLinear:
@@ -140,7 +140,7 @@ def test_floats_meet_floats_and_integers_meet_planes() -> None:
             assert made.form(made.parts[0]) is (Form.FLOAT if name in (*PLAIN, *FLOAT_SPANS) else quantized)
 
 
-def test_all_weights_lie_in_one_arena(cpu_kernels: Path) -> None:
+def test_all_weights_lie_in_one_arena(every_layout: Path) -> None:
     arena = Arena()
     backend = CpuBackend(arena)
     rng = np.random.default_rng(SEED)

@@ -37,7 +37,7 @@ INTEGERS, FLOATS = (*QUANTIZED, *CODED_SPANS), (*PLAIN, *FLOAT_SPANS)
 
 
 @pytest.fixture(autouse=True)
-def poisoned(cpu_kernels: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def poisoned(every_layout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels are loaded, and memory that nobody wrote yet is NaN."""
     fresh = torch.empty
 

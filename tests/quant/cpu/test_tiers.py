@@ -144,7 +144,7 @@ def every_target() -> None:
     binding.initialize_all_asmprinters()
 
 
-@pytest.mark.share(2)
+@pytest.mark.share(1)
 @pytest.mark.parametrize("name", TARGETS)
 def test_code_is_made_of_the_tiers_instructions_and_needs_no_library(name: str) -> None:
     text, code = assembly(some_kernels(), TARGETS[name])
