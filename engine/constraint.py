@@ -63,7 +63,8 @@ class Masks:
         return place is None or bool(self.words[place, token_id // 32] >> (token_id % 32) & 1)
 
     def few(self, request_id: int, vocab_size: int, most: int) -> "NDArray[np.int64] | None":
-        """The tokens that one of the constrained requests may go on with, in order: int64; None for more than `most`."""
+        """The tokens that one of the constrained requests may go on with, in order: int64, at least one; None for
+        more than `most`."""
         words = self.words[self.places[request_id]]
         held = np.flatnonzero(words)  # so that the others, which are nearly all then, are looked at once
         if len(held) > most:
