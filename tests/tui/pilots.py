@@ -1,0 +1,88 @@
+"""A chat in a terminal of a test, and waiting for what it shows."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from textual.pilot import Pilot
+from textual.widgets import Label
+
+from tests.tui.scripted_client import ScriptedClient
+from tui.app import ChatApp
+from tui.nouns import ChatId
+from tui.widgets.composer import Composer
+from tui.widgets.conversation import Conversation
+from tui.widgets.message_view import MessageView
+
+Flow = Callable[["Chatting"], Awaitable[None]]
+
+
+class Chatting:
+    """A running chat, and what a test wants to know of it."""
+
+    def __init__(self, app: ChatApp, pilot: Pilot[None], client: ScriptedClient) -> None:
+        self.app = app
+        self.pilot = pilot
+        self.client = client
+
+    @property
+    def conversation(self) -> Conversation:
+        return self.app.screen_stack[1].query_one(Conversation)
+
+    @property
+    def composer(self) -> Composer:
+        return self.conversation.composer
+
+    def views(self) -> list[MessageView]:
+        """The messages that are mounted."""
+        return [child for child in self.conversation.transcript.children if isinstance(child, MessageView)]
+
+    def texts(self) -> list[str]:
+        return [view.message.text for view in self.views()]
+
+    def label(self, selector: str) -> str:
+        """What a line of text on the screen says."""
+        return str(self.app.screen.query_one(selector, Label).render())
+
+    def notices(self) -> list[str]:
+        return [f"{notice.title} {notice.message}".strip() for notice in self.app._notifications]
+
+    async def until(self, holds: Callable[[], Any]) -> None:
+        """Wait until it does. A test that waits for ever ends by its own limit."""
+        while not holds():
+            await asyncio.sleep(0.002)
+
+    async def type(self, text: str, *, enter: bool = True) -> None:
+        """Type into the prompt."""
+        self.composer.area.focus()
+        self.composer.area.insert(text)
+        if enter:
+            await self.pilot.press("enter")
+
+    async def say(self, text: str) -> None:
+        """Send a message and wait for the end of its reply."""
+        replies = len(self.client.replies.asked)
+        await self.type(text)
+        await self.until(lambda: len(self.client.replies.asked) > replies and self.conversation.replying is None)
+
+
+def run(
+    client: ScriptedClient,
+    flow: Flow,
+    *,
+    size: tuple[int, int] = (80, 24),
+    loaded: bool = True,
+    chat: ChatId | None = None,
+    theme: str = "",
+) -> None:
+    """Run a chat with this client, and do with it what `flow` does."""
+    if loaded:
+        client.engine.loads.set()
+
+    async def go() -> None:
+        app = ChatApp(client, chat=chat, theme=theme)
+        async with app.run_test(size=size) as pilot:
+            await pilot.pause()
+            await asyncio.wait_for(flow(Chatting(app, pilot, client)), timeout=60)
+
+    asyncio.run(go())

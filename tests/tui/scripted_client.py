@@ -1,0 +1,350 @@
+"""A client whose every answer is written down beforehand: chats in memory, replies from a script. For tests and a look.
+
+A reply waits for `gate` wherever its script says WAIT, so that a test decides when it goes on.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from tui.client import ClientError
+from tui.engine_nouns import (
+    Amount,
+    Download,
+    EngineRequest,
+    EngineStatus,
+    Loading,
+    Model,
+    Phase,
+    RequestId,
+)
+from tui.nouns import (
+    Attachment,
+    Chat,
+    ChatId,
+    ChatSettings,
+    ChatSummary,
+    ContextBudget,
+    ExportFormat,
+    Finish,
+    FullContext,
+    Message,
+    MessageId,
+    Preset,
+    ReasoningDelta,
+    ReplyEnd,
+    ReplyEvent,
+    ReplyStarted,
+    Role,
+    Room,
+    SearchHit,
+    TextDelta,
+    Usage,
+)
+
+USAGE = Usage(1188, 0, 16, 31, 212, 0.002, 0.41, 4.69)
+NOON = 1_767_268_800.0
+WAIT = None  # in a script: until the gate opens
+
+Script = Sequence[ReplyEvent | ClientError | None]
+
+
+@dataclass
+class ScriptedChats:
+    """Everything that a store does, without one."""
+
+    chats: dict[ChatId, Chat] = field(default_factory=dict)
+    deleted: dict[ChatId, Chat] = field(default_factory=dict)
+    kept_presets: dict[str, Preset] = field(default_factory=dict)
+    drafts: dict[ChatId | None, str] = field(default_factory=dict)
+    sent: list[str] = field(default_factory=list)
+    exported: list[tuple[ChatId, Path, ExportFormat]] = field(default_factory=list)
+    number: int = 0
+
+    def name(self) -> str:
+        self.number += 1
+        return str(self.number)
+
+    def put(self, chat: ChatId, message: Message) -> Message:
+        """Add a message as the leaf, or tell one anew."""
+        there = self.chats[chat]
+        others = tuple(one for one in there.messages if one.id != message.id)
+        if len(others) == len(there.messages):
+            others = (*others, message)
+        else:
+            others = tuple(message if one.id == message.id else one for one in there.messages)
+        summary = replace(there.summary, message_count=len(others))
+        self.chats[chat] = replace(there, messages=others, leaf=message.id, summary=summary)
+        return message
+
+    async def summaries(self, *, archived: bool = False) -> Sequence[ChatSummary]:
+        found = [chat.summary for chat in self.chats.values() if chat.summary.archived is archived]
+        return sorted(found, key=lambda one: (not one.pinned, -one.updated))
+
+    async def create(self, settings: ChatSettings, *, private: bool = False) -> Chat:
+        name = ChatId(f"chat-{self.name()}")
+        summary = ChatSummary(name, "", NOON + self.number, 0, private=private)
+        self.chats[name] = Chat(summary, settings, (), None)
+        return self.chats[name]
+
+    async def open(self, chat: ChatId) -> Chat:
+        return replace(self.chats[chat], draft=self.drafts.get(chat, ""))
+
+    async def add(
+        self, chat: ChatId, parent: MessageId | None, text: str, attachments: Sequence[Attachment] = ()
+    ) -> Message:
+        self.sent.insert(0, text)
+        name = MessageId(f"message-{self.name()}")
+        return self.put(chat, Message(name, parent, Role.USER, text, NOON, tuple(attachments)))
+
+    async def rewrite(self, chat: ChatId, reply: MessageId, text: str) -> Message:
+        old = next(one for one in self.chats[chat].messages if one.id == reply)
+        return self.put(chat, replace(old, id=MessageId(f"message-{self.name()}"), text=text, usage=None))
+
+    async def show_branch(self, chat: ChatId, leaf: MessageId) -> None:
+        self.chats[chat] = replace(self.chats[chat], leaf=leaf)
+
+    async def configure(self, chat: ChatId, settings: ChatSettings) -> None:
+        self.chats[chat] = replace(self.chats[chat], settings=settings)
+
+    async def title(self, chat: ChatId) -> str:
+        await self.rename(chat, "A title of the client")
+        return "A title of the client"
+
+    def _summarize(self, chat: ChatId, summary: ChatSummary) -> None:
+        self.chats[chat] = replace(self.chats[chat], summary=summary)
+
+    async def rename(self, chat: ChatId, title: str) -> None:
+        self._summarize(chat, replace(self.chats[chat].summary, title=title))
+
+    async def pin(self, chat: ChatId, pinned: bool) -> None:
+        self._summarize(chat, replace(self.chats[chat].summary, pinned=pinned))
+
+    async def archive(self, chat: ChatId, archived: bool) -> None:
+        self._summarize(chat, replace(self.chats[chat].summary, archived=archived))
+
+    async def delete(self, chat: ChatId) -> None:
+        self.deleted[chat] = self.chats.pop(chat)
+
+    async def undelete(self, chat: ChatId) -> None:
+        self.chats[chat] = self.deleted.pop(chat)
+
+    async def search(self, text: str) -> Sequence[SearchHit]:
+        hits = []
+        for chat in self.chats.values():
+            for message in chat.messages:
+                place = message.text.lower().find(text.lower())
+                if place >= 0:
+                    end = place + len(text)
+                    before, after = message.text[max(0, place - 30) : place], message.text[end : end + 30]
+                    hits.append(SearchHit(chat.summary, message.id, before, message.text[place:end], after))
+        return hits
+
+    async def draft(self) -> str:
+        return self.drafts.get(None, "")
+
+    async def keep_draft(self, chat: ChatId | None, text: str) -> None:
+        self.drafts[chat] = text
+
+    async def inputs(self) -> Sequence[str]:
+        return self.sent
+
+    async def presets(self) -> Sequence[Preset]:
+        return list(self.kept_presets.values())
+
+    async def keep_preset(self, preset: Preset) -> None:
+        self.kept_presets[preset.name] = preset
+
+    async def delete_preset(self, name: str) -> None:
+        del self.kept_presets[name]
+
+    async def export(self, chat: ChatId, path: Path, form: ExportFormat) -> None:
+        self.exported.append((chat, path, form))
+
+    async def import_chats(self, path: Path) -> Sequence[ChatSummary]:
+        raise ClientError(f"{path} is no file of chats.", "Export one as JSON.")
+
+
+@dataclass
+class ScriptedReplies:
+    """Each reply plays the next script; the last one again and again."""
+
+    chats: ScriptedChats
+    scripts: list[Script] = field(default_factory=lambda: [[TextDelta("Hello."), ReplyEnd(Finish.COMPLETE, USAGE)]])
+    gate: asyncio.Event = field(default_factory=asyncio.Event)
+    asked: list[tuple[ChatId, MessageId]] = field(default_factory=list)
+    stopped: list[MessageId] = field(default_factory=list)
+    closed: int = 0  # streams that were closed before their end
+    deaf: bool = False  # stopping has no effect
+
+    async def reply(self, chat: ChatId, to: MessageId) -> AsyncGenerator[ReplyEvent, None]:
+        self.asked.append((chat, to))
+        script = self.scripts.pop(0) if len(self.scripts) > 1 else self.scripts[0]
+        message = Message(MessageId(f"message-{self.chats.name()}"), to, Role.ASSISTANT, "", NOON, model="smollm2:135m")
+        begun = False
+        try:
+            for written in script:
+                if written is WAIT:
+                    await self._wait(message.id)
+                if isinstance(written, ClientError):
+                    raise written
+                step = ReplyEnd(Finish.STOPPED, USAGE) if message.id in self.stopped else written
+                if isinstance(step, TextDelta | ReasoningDelta | ReplyEnd) and not begun:
+                    begun = True
+                    yield ReplyStarted(self.chats.put(chat, message).id)
+                if isinstance(step, TextDelta):
+                    message = self.chats.put(chat, replace(message, text=message.text + step.text))
+                if isinstance(step, ReplyEnd):
+                    self.chats.put(chat, replace(message, finish=step.finish, usage=step.usage))
+                if step is not WAIT:
+                    yield step
+                if isinstance(step, ReplyEnd):
+                    return
+        except (asyncio.CancelledError, GeneratorExit):
+            self.closed += 1
+            raise
+
+    async def _wait(self, message: MessageId) -> None:
+        while not self.gate.is_set() and (message not in self.stopped or self.deaf):
+            await asyncio.sleep(0.005)
+        self.gate.clear()
+
+    async def stop(self, message: MessageId) -> None:
+        self.stopped.append(message)
+
+    async def count_tokens(self, text: str) -> int:
+        return len(text) // 4
+
+
+@dataclass
+class ScriptedContext:
+    """A context of a limit; four characters are a token."""
+
+    chats: ScriptedChats
+    limit: int = 8192
+
+    async def budget(self, chat: ChatId | None, leaf: MessageId | None, typed: str) -> ContextBudget:
+        there = self.chats.chats.get(chat) if chat is not None else None
+        system = len(there.settings.system) // 4 if there else 0
+        sent = [one for one in there.messages if one.id not in there.left_out] if there else []
+        return ContextBudget(self.limit, system, (sum(len(one.text) for one in sent) + len(typed)) // 4, 1024)
+
+    async def plan(self, chat: ChatId, leaf: MessageId, how: FullContext) -> Room:
+        old = [one for one in self.chats.chats[chat].messages if one.id not in self.chats.chats[chat].left_out][:2]
+        return Room(how, tuple(one.id for one in old), sum(len(one.text) for one in old) // 4)
+
+    async def make(self, chat: ChatId, room: Room) -> Chat:
+        there = self.chats.chats[chat]
+        self.chats.chats[chat] = replace(there, left_out=there.left_out | set(room.messages))
+        return self.chats.chats[chat]
+
+
+@dataclass
+class ScriptedEngine:
+    """Two requests of others and one of this chat."""
+
+    steps: Sequence[Loading] = (Loading("smollm2:135m", "reading the weights", 0.5),)
+    loads: asyncio.Event = field(default_factory=asyncio.Event)  # set: the model is loaded
+    aborted: list[RequestId] = field(default_factory=list)
+    requests: tuple[EngineRequest, ...] = (
+        EngineRequest(RequestId("1"), "Inglenook", "interactive", Phase.WRITING, 1235, 1235, 212, 4.7, mine=True),
+        EngineRequest(RequestId("2"), "Zed", "normal", Phase.READING, 2048, 9000, 0, 1.25),
+        EngineRequest(RequestId("3"), "", "background", Phase.WAITING, 0, 512, 0, 0.05),
+    )
+    looks: int = 0
+
+    def address(self) -> str:
+        return "http://127.0.0.1:4645/v1" if self.loads.is_set() else ""
+
+    async def loading(self) -> AsyncGenerator[Loading, None]:
+        for step in self.steps:
+            yield step
+        await self.loads.wait()
+
+    async def status(self) -> EngineStatus:
+        self.looks += 1
+        tiers = (
+            Amount("device", 600_000_000, 1_000_000_000),
+            Amount("RAM", 0, 0),
+            Amount("disk", 3_000_000, 8_000_000),
+        )
+        memory = (Amount("process", 900_000_000, 16_000_000_000),)
+        left = tuple(request for request in self.requests if request.id not in self.aborted)
+        return EngineStatus("smollm2:135m", left, tiers, memory, 0, 0)
+
+    async def abort(self, request: RequestId) -> None:
+        self.aborted.append(request)
+
+
+HERE = Model("smollm2:135m", "Q8_0", 144_811_456, "apache-2.0", "fits with 8,192 tokens", True, True, loaded=True)
+KNOWN = Model("qwen3:4b", "Q4_K_M", 2_497_281_120, "apache-2.0", "fits with 24,576 tokens", True)
+LARGE = Model("llama3.3:70b", "Q4_K_M", 42_520_395_584, "llama3.3", "needs 44 GB, of which 16 GB are there", False)
+REPOSITORY = Model("someone/Model-GGUF", license="mit")
+
+
+@dataclass
+class ScriptedModels:
+    """One model here, two in the catalog, one repository with one variant."""
+
+    pulled: list[str] = field(default_factory=list)
+    paused: list[str] = field(default_factory=list)
+    deleted: list[str] = field(default_factory=list)
+    loaded: list[str] = field(default_factory=list)
+    gate: asyncio.Event = field(default_factory=asyncio.Event)  # set: downloads arrive
+
+    async def installed(self) -> Sequence[Model]:
+        return [model for model in (HERE,) if model.name not in self.deleted]
+
+    async def catalog(self) -> Sequence[Model]:
+        return [HERE, KNOWN, LARGE]
+
+    async def search(self, text: str) -> Sequence[Model]:
+        return [REPOSITORY]
+
+    async def variants(self, name: str) -> Sequence[Model]:
+        return [Model(f"{name}:Q4_K_M", "Q4_K_M", 1_000_000_000, "mit", "fits with 8,192 tokens", True)]
+
+    async def pull(self, name: str) -> AsyncGenerator[Download, None]:
+        self.pulled.append(name)
+        yield Download(420, 1000, 12_300_000)
+        try:
+            await self.gate.wait()
+        except asyncio.CancelledError:
+            self.paused.append(name)
+            raise
+
+    async def delete(self, name: str) -> None:
+        self.deleted.append(name)
+
+    async def load(self, name: str) -> AsyncGenerator[Loading, None]:
+        yield Loading(name, "reading the weights")
+        self.loaded.append(name)
+
+
+class ScriptedClient:
+    """All of it."""
+
+    def __init__(self, *scripts: Script) -> None:
+        self.chats = ScriptedChats()
+        self.replies = ScriptedReplies(self.chats)
+        if scripts:
+            self.replies.scripts = list(scripts)
+        self.context = ScriptedContext(self.chats)
+        self.engine = ScriptedEngine()
+        self.models = ScriptedModels()
+
+    def keep(self, title: str, *texts: str, pinned: bool = False) -> ChatId:
+        """A chat with these messages, the person's and the model's in turn."""
+        name = ChatId(f"chat-{self.chats.name()}")
+        summary = ChatSummary(name, title, NOON + self.chats.number, 0, pinned=pinned)
+        self.chats.chats[name] = Chat(summary, ChatSettings(), (), None)
+        parent: MessageId | None = None
+        for place, text in enumerate(texts):
+            message = MessageId(f"message-{self.chats.name()}")
+            one = Message(message, parent, Role.USER, text, NOON)
+            if place % 2:
+                one = replace(one, role=Role.ASSISTANT, model=HERE.name, finish=Finish.COMPLETE, usage=USAGE)
+            self.chats.put(name, one)
+            parent = message
+        return name

@@ -1,0 +1,35 @@
+"""Files as attachments."""
+
+from pathlib import Path
+
+import pytest
+
+from tui.attaching import LARGEST, attachment, dropped_path
+from tui.client import ClientError
+
+
+def test_a_text_file_becomes_an_attachment(tmp_path: Path) -> None:
+    path = tmp_path / "a file.py"
+    path.write_text("\ufeffprint('é')\n", encoding="utf-8")
+    found = attachment(path)
+    assert (found.name, found.text) == ("a file.py", "print('é')\n")
+
+
+@pytest.mark.parametrize("data", [b"\xff\xfe\x00", b"text\0more", b"x" * (LARGEST + 1), None])
+def test_what_is_no_text_is_refused(tmp_path: Path, data: bytes | None) -> None:
+    path = tmp_path / "file"
+    if data is not None:
+        path.write_bytes(data)
+    with pytest.raises(ClientError) as refused:
+        attachment(path)
+    assert refused.value.remedy
+
+
+def test_a_pasted_path_of_a_file_is_recognized(tmp_path: Path) -> None:
+    path = tmp_path / "a file.txt"
+    path.write_text("x")
+    escaped = str(path).replace(" ", "\\ ")
+    for pasted in (str(path), f"'{path}'", escaped, f"file://{path} \n"):
+        assert dropped_path(pasted) == path
+    for pasted in ("a file.txt", f"{path}\nmore", str(tmp_path), "/no/such/file", "/" * 5000):
+        assert dropped_path(pasted) is None

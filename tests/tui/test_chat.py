@@ -1,0 +1,189 @@
+"""Flows of the chat, key by key, with a scripted client."""
+
+from tests.tui.pilots import Chatting, run
+from tests.tui.scripted_client import USAGE, WAIT, ScriptedClient
+from tui.client import ClientError
+from tui.nouns import Finish, PromptProgress, ReasoningDelta, ReplyEnd, Role, TextDelta
+from tui.widgets.thoughts import Thoughts
+from tui.widgets.top_bar import TopBar
+
+END = ReplyEnd(Finish.COMPLETE, USAGE)
+
+
+def test_a_message_and_its_reply() -> None:
+    async def flow(chat: Chatting) -> None:
+        await chat.type("What is this?", enter=False)
+        await chat.pilot.press("ctrl+j", "x", "enter")
+        await chat.until(lambda: len(chat.views()) == 2 and chat.conversation.replying is None)
+        assert chat.texts() == ["What is this?\nx", "An *answer*."]
+        assert chat.composer.area.text == ""
+        assert "1,204 reused (1,188 device, 16 disk), 31 computed" in chat.label("MessageView:last-child .cost")
+        await chat.until(lambda: chat.app.screen.query_one(TopBar).chat_title == "A title of the client")
+
+    run(ScriptedClient([TextDelta("An "), TextDelta("*answer*."), END]), flow)
+
+
+def test_one_can_type_and_send_while_the_model_loads() -> None:
+    async def flow(chat: Chatting) -> None:
+        bar = chat.app.screen.query_one(TopBar)
+        await chat.until(lambda: "reading the weights 50%" in str(bar.render()))
+        await chat.type("early")
+        await chat.until(lambda: chat.texts() == ["early"])
+        assert bar.activity == "waiting"
+        chat.client.engine.loads.set()
+        chat.client.replies.gate.set()
+        await chat.until(lambda: chat.texts() == ["early", "late"])
+        assert "http://127.0.0.1:4645/v1" in str(bar.render())
+
+    run(ScriptedClient([WAIT, TextDelta("late"), END]), flow, loaded=False)
+
+
+def test_escape_stops_while_the_prompt_is_read() -> None:
+    async def flow(chat: Chatting) -> None:
+        await chat.type("long")
+        await chat.until(
+            lambda: chat.app.screen.query_one(TopBar).activity.startswith("reading the prompt: 100 of 900")
+        )
+        await chat.pilot.press("escape")
+        await chat.until(lambda: chat.client.replies.closed == 1)
+        assert chat.conversation.replying is None
+        assert chat.texts() == ["long"]
+
+    run(ScriptedClient([PromptProgress(100, 900), WAIT, TextDelta("never"), END]), flow)
+
+
+def test_escape_stops_in_the_middle_of_a_reply_and_the_text_stays() -> None:
+    async def flow(chat: Chatting) -> None:
+        await chat.type("go")
+        await chat.until(lambda: len(chat.views()) == 2)
+        await chat.pilot.press("escape")
+        await chat.until(lambda: chat.conversation.replying is None)
+        assert chat.texts() == ["go", "begun "]
+        assert chat.label("MessageView:last-child .cost").startswith("stopped")
+
+    run(ScriptedClient([TextDelta("begun "), WAIT, TextDelta("never"), END]), flow)
+
+
+def test_escape_stops_an_engine_that_does_not_listen() -> None:
+    async def flow(chat: Chatting) -> None:
+        chat.client.replies.deaf = True
+        await chat.type("go")
+        await chat.until(lambda: len(chat.views()) == 2)
+        await chat.pilot.press("escape", "escape")
+        await chat.until(lambda: chat.client.replies.closed == 1)
+        assert chat.views()[1].message.finish is Finish.STOPPED
+
+    run(ScriptedClient([TextDelta("begun "), WAIT, TextDelta("never"), END]), flow)
+
+
+def test_a_message_waits_while_a_reply_comes() -> None:
+    async def flow(chat: Chatting) -> None:
+        await chat.type("one")
+        await chat.until(lambda: len(chat.views()) == 2)
+        await chat.type("two")
+        await chat.until(lambda: chat.label("#queue") == "next: two")
+        chat.client.replies.gate.set()
+        await chat.until(lambda: len(chat.views()) == 4 and chat.conversation.replying is None)
+        assert chat.texts() == ["one", "first", "two", "second"]
+
+    run(ScriptedClient([TextDelta("first"), WAIT, END], [TextDelta("second"), END]), flow)
+
+
+def test_what_waits_comes_back_when_the_reply_is_stopped() -> None:
+    async def flow(chat: Chatting) -> None:
+        await chat.type("one")
+        await chat.until(lambda: len(chat.views()) == 2)
+        await chat.type("two")
+        await chat.pilot.press("escape")
+        await chat.until(lambda: chat.composer.area.text == "two")
+        assert chat.client.chats.sent == ["one"]
+
+    run(ScriptedClient([TextDelta("first"), WAIT, END]), flow)
+
+
+def test_thoughts_are_folded_and_open_with_a_key() -> None:
+    async def flow(chat: Chatting) -> None:
+        await chat.say("think")
+        thoughts = chat.views()[1].query_one(Thoughts)
+        assert str(thoughts.query_one("WordButtons").render()).startswith("▸ thought for ")
+        assert not thoughts.query_one(".thoughts-text").display
+        await chat.pilot.press("shift+tab", "t")
+        await chat.until(lambda: thoughts.query_one(".thoughts-text").display)
+        assert str(thoughts.query_one(".thoughts-text").render()) == "Hm. [b]Well[/b]."
+
+    run(ScriptedClient([ReasoningDelta("Hm. "), ReasoningDelta("[b]Well[/b]."), TextDelta("Yes."), END]), flow)
+
+
+def test_an_edited_message_becomes_a_branch_and_one_can_go_back() -> None:
+    async def flow(chat: Chatting) -> None:
+        await chat.say("one")
+        await chat.pilot.press("ctrl+up")
+        assert chat.composer.area.text == "one"
+        await chat.say(" more")
+        assert chat.texts() == ["one more", "second"]
+        assert "2/2" in chat.label("MessageView:first-child MessageHeader")
+        chat.views()[0].focus()
+        await chat.pilot.press("left")
+        await chat.until(lambda: chat.texts() == ["one", "first"])
+        assert len(chat.client.replies.asked) == 2
+
+    run(ScriptedClient([TextDelta("first"), END], [TextDelta("second"), END]), flow)
+
+
+def test_another_reply_stands_beside_the_first() -> None:
+    async def flow(chat: Chatting) -> None:
+        await chat.say("one")
+        await chat.pilot.press("ctrl+r")
+        await chat.until(lambda: chat.texts() == ["one", "second"] and chat.conversation.replying is None)
+        assert "2/2" in chat.label("MessageView:last-child MessageHeader")
+        chat.views()[1].focus()
+        await chat.pilot.press("left")
+        await chat.until(lambda: chat.texts() == ["one", "first"])
+
+    run(ScriptedClient([TextDelta("first"), END], [TextDelta("second"), END]), flow)
+
+
+def test_a_reply_can_be_rewritten_by_the_person() -> None:
+    async def flow(chat: Chatting) -> None:
+        await chat.say("one")
+        chat.views()[1].focus()
+        await chat.pilot.press("e")
+        await chat.until(lambda: chat.composer.area.text == "first")
+        await chat.type("!")
+        await chat.until(lambda: chat.texts() == ["one", "first!"])
+        assert [message.role for message in chat.conversation.chat.path()] == [Role.USER, Role.ASSISTANT]
+        assert len(chat.client.replies.asked) == 1
+
+    run(ScriptedClient([TextDelta("first"), END]), flow)
+
+
+def test_a_reply_that_fails_says_so_and_the_chat_goes_on() -> None:
+    async def flow(chat: Chatting) -> None:
+        await chat.type("one")
+        await chat.until(lambda: chat.notices() == ["The engine is gone. Start it again."])
+        assert chat.texts() == ["one"]
+        await chat.pilot.press("ctrl+r")
+        await chat.until(lambda: chat.texts() == ["one", "back"])
+
+    run(ScriptedClient([ClientError("The engine is gone.", "Start it again.")], [TextDelta("back"), END]), flow)
+
+
+def test_a_reply_goes_on_while_another_chat_is_open() -> None:
+    client = ScriptedClient([TextDelta("begun, "), WAIT, TextDelta("done"), END])
+    other = client.keep("Other", "old question", "old answer")
+
+    async def flow(chat: Chatting) -> None:
+        await chat.type("one")
+        await chat.until(lambda: len(chat.views()) == 2)
+        mine = chat.conversation.chat.id
+        assert mine is not None
+        await chat.conversation.open(other)
+        assert chat.texts() == ["old question", "old answer"]
+        await chat.conversation.open(mine)
+        assert chat.texts() == ["one", "begun, "]
+        chat.client.replies.gate.set()
+        await chat.until(lambda: chat.texts() == ["one", "begun, done"])
+        await chat.conversation.open(other)
+        assert chat.texts() == ["old question", "old answer"]
+
+    run(client, flow)

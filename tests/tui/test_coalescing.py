@@ -1,0 +1,75 @@
+"""Deltas that come fast are joined; nothing is lost, and nothing goes on behind a closed stream."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+import pytest
+
+from tui.client import ClientError
+from tui.coalescing import coalesced, joined
+from tui.nouns import Finish, PromptProgress, ReasoningDelta, ReplyEnd, ReplyEvent, TextDelta
+
+
+def test_neighbours_of_a_kind_become_one() -> None:
+    events: list[ReplyEvent] = [
+        PromptProgress(1, 9), PromptProgress(9, 9), ReasoningDelta("a"), ReasoningDelta("b"), TextDelta("c"),
+        ReasoningDelta("d"), TextDelta("e"), TextDelta("f"), ReplyEnd(Finish.COMPLETE),
+    ]  # fmt: skip
+    assert joined(events) == [
+        PromptProgress(9, 9), ReasoningDelta("ab"), TextDelta("c"), ReasoningDelta("d"), TextDelta("ef"),
+        ReplyEnd(Finish.COMPLETE),
+    ]  # fmt: skip
+
+
+async def source(count: int, error: Exception | None = None) -> AsyncGenerator[ReplyEvent, None]:
+    for number in range(count):
+        yield TextDelta(f"{number} ")
+        if number % 10 == 0:
+            await asyncio.sleep(0.001)
+    if error is not None:
+        raise error
+
+
+def test_all_text_comes_in_few_events() -> None:
+    async def run() -> list[ReplyEvent]:
+        return [event async for event in coalesced(source(500), 0.02)]
+
+    events = asyncio.run(run())
+    assert "".join(event.text for event in events if isinstance(event, TextDelta)) == "".join(
+        f"{n} " for n in range(500)
+    )
+    assert len(events) < 50
+
+
+def test_an_error_comes_behind_the_text() -> None:
+    texts: list[str] = []
+
+    async def run() -> None:
+        async for event in coalesced(source(25, ClientError("gone")), 0.001):
+            assert isinstance(event, TextDelta)
+            texts.append(event.text)
+
+    with pytest.raises(ClientError, match="gone"):
+        asyncio.run(run())
+    assert "".join(texts).endswith("24 ")
+
+
+def test_closing_it_closes_the_source() -> None:
+    closed = []
+
+    async def endless() -> AsyncGenerator[ReplyEvent, None]:
+        try:
+            while True:
+                yield TextDelta("x")
+                await asyncio.sleep(0)
+        finally:
+            closed.append(True)
+
+    async def run() -> None:
+        async with aclosing(coalesced(endless(), 0.001)) as events:
+            async for _ in events:
+                break
+
+    asyncio.run(run())
+    assert closed == [True]

@@ -1,0 +1,45 @@
+"""Figures in words."""
+
+import pytest
+
+from tests.tui.scripted_client import USAGE
+from tui import figures
+from tui.nouns import ContextBudget, PromptProgress, Usage
+
+
+@pytest.mark.parametrize(
+    ("count", "words"),
+    [(None, ""), (0, "0 B"), (999, "999 B"), (98_400_000, "98.4 MB"), (144_811_456, "145 MB"), (999_600_000, "1.0 GB")],
+)
+def test_sizes(count: int | None, words: str) -> None:
+    assert figures.size(count) == words
+
+
+@pytest.mark.parametrize(
+    ("value", "words"), [(0.0023, "2 ms"), (0.41, "0.41 s"), (9.999, "10.00 s"), (12.34, "12.3 s"), (205, "3:25")]
+)
+def test_times(value: float, words: str) -> None:
+    assert figures.seconds(value) == words
+
+
+@pytest.mark.parametrize(
+    ("count", "words"), [(812, "812"), (3_740, "3.7k"), (9_960, "10k"), (131_072, "131k"), (-1500, "-1.5k")]
+)
+def test_short_counts(count: int, words: str) -> None:
+    assert figures.short(count) == words
+
+
+def test_what_a_turn_cost() -> None:
+    assert figures.prompt_cost(USAGE) == "1,204 reused (1,188 device, 16 disk), 31 computed"
+    assert figures.reply_cost(USAGE) == "first token 0.41 s (queue 2 ms, prompt 0.41 s), 212 tokens at 45.0 tok/s"
+    assert figures.prompt_cost(Usage(0, 0, 0, 12, 1, 0, 0, 0)) == "0 reused, 12 computed"
+
+
+def test_a_budget_says_what_is_free_or_too_many() -> None:
+    assert figures.budget(ContextBudget(8192, 120, 1100, 1024)).endswith("free 5.9k")
+    assert figures.budget(ContextBudget(2048, 120, 1100, 1024)).endswith("196 too many")
+
+
+def test_progress_of_a_prompt() -> None:
+    words = figures.prompt_progress(PromptProgress(2048, 9000, 512))
+    assert words == "reading the prompt: 2,048 of 9,000 tokens, 512 of them reused"

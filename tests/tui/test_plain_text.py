@@ -1,0 +1,60 @@
+"""Nothing that is shown can drive a terminal, or hide; and what is harmless stays as it is."""
+
+import random
+import re
+
+import pytest
+
+from tui.plain_text import sanitize, single_line
+
+CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("\x1b]52;c;cHduZWQ=\x07", "␛]52;c;cHduZWQ=␇"),  # the clipboard, by OSC 52
+        ("\x9b31m", "‹U+009B›31m"),  # CSI as one C1 character
+        ("a\r\nb\u2028c\u2029d", "a\nb\nc\nd"),
+        ("a\rb\x7f", "a␍b␡"),
+        ("\u202egnp.exe", "‹U+202E›gnp.exe"),  # bidi override
+        ("pass\u200bword\ufeff", "pass‹U+200B›word‹U+FEFF›"),
+        ("\U000e0041\ud800\x00", "‹U+E0041›\ufffd␀"),  # a tag, half of a pair, NUL
+        ("a\u200db \u200d", "a‹U+200D›b ‹U+200D›"),  # joiners where nothing joins
+    ],
+)
+def test_what_hides_or_drives_is_shown(text: str, shown: str) -> None:
+    assert sanitize(text) == shown
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "tab\tand\nnewline",
+        "naïve Ω 漢字 한국어 עברית العربية",
+        "👨\u200d👩\u200d👧 ❤\ufe0f",
+        "می\u200cخواهم",
+        "[/] [b]x[/b] `code`",
+    ],
+)
+def test_harmless_text_stays(text: str) -> None:
+    assert sanitize(text) is text or sanitize(text) == text
+
+
+def test_random_text_holds_no_control_and_stays_when_done_again() -> None:
+    for _ in range(300):
+        text = "".join(chr(random.choice((random.randrange(0x300), random.randrange(0x110000)))) for _ in range(40))
+        shown = sanitize(text)
+        assert not CONTROLS.search(shown)
+        assert sanitize(shown) == shown
+        shown.encode("utf-8")
+
+
+def test_cutting_a_text_hides_nothing() -> None:
+    text = "a\x1b[31m\u202eb\u200bc\x9b\U000e0041"
+    for place in range(len(text)):
+        assert sanitize(text[:place]) + sanitize(text[place:]) == sanitize(text)
+
+
+def test_a_title_is_one_line() -> None:
+    assert single_line(" a\tb\r\nc\x1b ") == "a b c␛"

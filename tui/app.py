@@ -1,0 +1,89 @@
+"""The chat as a program: its screens, its colours, and what every screen can do. Started as `tui.client` says."""
+
+from collections.abc import Callable, Iterable
+from typing import ClassVar
+
+from textual.app import App, SystemCommand
+from textual.binding import Binding, BindingType
+from textual.screen import Screen
+
+from tui import themes
+from tui.client import Client
+from tui.commands import COMMANDS, Part
+from tui.downloads import Downloads
+from tui.failures import tell
+from tui.nouns import ChatId
+from tui.plain_text import sanitize
+from tui.screens.chat import ChatScreen
+
+
+class ChatApp(App[None]):
+    """Composition, and nothing else."""
+
+    CSS_PATH = "app.tcss"
+    TITLE = "Inglenook"
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("f1", "help", "Help"),
+        Binding("f2", "models", "Models"),
+        Binding("f3", "engine", "Engine"),
+        Binding("f4", "copy_address", "Address", show=False),
+    ]
+
+    def __init__(self, client: Client, theme: str = "", chat: ChatId | None = None, question: str = "") -> None:
+        super().__init__()
+        self._client = client
+        self._wanted_theme = theme
+        self._downloads = Downloads(client.models, self._arrived, lambda error: tell(self, error))
+        self._chat_screen = ChatScreen(client, chat, question)
+
+    def on_mount(self) -> None:
+        for theme in (themes.NIGHT, themes.DAY):
+            self.register_theme(theme)
+        self.theme = themes.suitable(self._wanted_theme, self.console.color_system, self.available_themes)
+        self.push_screen(self._chat_screen)
+
+    async def on_unmount(self) -> None:
+        await self._downloads.close()
+
+    def _arrived(self, name: str) -> None:
+        self.notify(f"{name} is on this machine now.", markup=False)
+
+    def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
+        for command in COMMANDS:
+            if command.part is Part.APP or screen is self._chat_screen:
+                yield SystemCommand(command.name.capitalize(), command.help, self._runner(command.name))
+
+    def _runner(self, name: str) -> Callable[[], None]:
+        return lambda: self._chat_screen.run_later(name)
+
+    def action_help(self) -> None:
+        from tui.screens.help import HelpScreen
+
+        self.push_screen(HelpScreen())
+
+    def action_models(self) -> None:
+        from tui.screens.models import ModelsScreen
+
+        self.push_screen(ModelsScreen(self._client.models, self._downloads), self._load)
+
+    def action_engine(self) -> None:
+        from tui.screens.engine import EngineScreen
+
+        self.push_screen(EngineScreen(self._client.engine))
+
+    def action_load(self, name: str = "") -> None:
+        if name:
+            self._load(name)
+        else:
+            self.action_models()
+
+    def _load(self, name: str | None) -> None:
+        """Answer with this model from now on."""
+        if name is not None:
+            self._chat_screen.follow(self._client.models.load(name))
+
+    def action_copy_address(self) -> None:
+        address = sanitize(self._client.engine.address())
+        if address:
+            self.copy_to_clipboard(address)
+        self.notify(f"Copied: {address}" if address else "The engine is still starting.", markup=False)

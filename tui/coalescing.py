@@ -1,0 +1,56 @@
+"""Deltas that come faster than a screen can show them, joined into few. Knows no widget."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterable
+
+from tui.nouns import PromptProgress, ReasoningDelta, ReplyEvent, TextDelta
+
+
+async def coalesced(events: AsyncGenerator[ReplyEvent, None], interval: float) -> AsyncGenerator[ReplyEvent, None]:
+    """The same events, deltas of a kind that follow one another as one, at most one batch every `interval` seconds.
+
+    Closing it closes `events`. What `events` raises is raised behind the events that came before.
+    """
+    batch: list[ReplyEvent] = []
+    came = asyncio.Event()
+
+    async def read() -> None:
+        try:
+            async for event in events:
+                batch.append(event)
+                came.set()
+        finally:
+            came.set()
+
+    reading = asyncio.create_task(read())
+    try:
+        while not reading.done() or batch:
+            await came.wait()
+            came.clear()
+            taken = list(batch)
+            batch.clear()
+            for event in joined(taken):
+                yield event
+            if not reading.done():
+                await asyncio.wait([reading], timeout=interval)
+        await reading
+    finally:
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+        await events.aclose()
+
+
+def joined(events: Iterable[ReplyEvent]) -> list[ReplyEvent]:
+    """The same text in fewer events; of several reports of progress in a row, the last."""
+    result: list[ReplyEvent] = []
+    for event in events:
+        last = result[-1] if result else None
+        if isinstance(event, TextDelta) and isinstance(last, TextDelta):
+            result[-1] = TextDelta(last.text + event.text)
+        elif isinstance(event, ReasoningDelta) and isinstance(last, ReasoningDelta):
+            result[-1] = ReasoningDelta(last.text + event.text)
+        elif isinstance(event, PromptProgress) and isinstance(last, PromptProgress):
+            result[-1] = event
+        else:
+            result.append(event)
+    return result

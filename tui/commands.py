@@ -1,0 +1,80 @@
+"""The commands of the chat: one table for what is typed behind a slash, the command palette, and the page of help.
+
+A command is an action of the part of the chat that it is about; this module knows their names only.
+"""
+
+import enum
+from dataclasses import dataclass
+
+
+class Part(enum.Enum):
+    """Whose action it is."""
+
+    APP = "app"
+    SCREEN = "screen"  # the screen around it all
+    CHAT = "chat"  # the open chat
+    CHATS = "chats"  # the list of all chats
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One command. An action that takes something is called with a text, which may be empty."""
+
+    name: str
+    part: Part
+    action: str
+    help: str
+    takes: str = ""  # what may stand behind the name, in capitals
+    key: str = ""  # that does the same
+
+
+COMMANDS = (
+    Command("new", Part.SCREEN, "new_chat", "Begin a new chat", key="ctrl+n"),
+    Command("private", Part.SCREEN, "new_private_chat", "Begin a chat that is never written to disk"),
+    Command("attach", Part.SCREEN, "attach", "Attach a text file to the next message", "PATH"),
+    Command("stop", Part.CHAT, "stop", "Stop the reply", key="escape"),
+    Command("regenerate", Part.CHAT, "regenerate", "Another reply to the last message", key="ctrl+r"),
+    Command("edit", Part.CHAT, "edit_last", "Edit your last message; the old one stays as a branch", key="ctrl+up"),
+    Command("branches", Part.SCREEN, "branches", "All branches of this chat as a tree", key="ctrl+t"),
+    Command("settings", Part.SCREEN, "settings", "System prompt, sampling and presets of this chat", key="ctrl+s"),
+    Command("system", Part.SCREEN, "system", "Set the system prompt of this chat", "TEXT"),
+    Command("preset", Part.SCREEN, "preset", "Use a preset for this chat", "NAME"),
+    Command("room", Part.CHAT, "make_room", "Make room in the context: summarize or drop the oldest messages"),
+    Command("search", Part.SCREEN, "search", "Search all chats", "TEXT", key="ctrl+f"),
+    Command("chats", Part.SCREEN, "toggle_chats", "Show or hide the list of chats", key="ctrl+b"),
+    Command("title", Part.CHATS, "rename", "Give this chat a title", "TITLE"),
+    Command("pin", Part.CHATS, "pin", "Pin this chat to the top of the list, or unpin it"),
+    Command("archive", Part.CHATS, "archive", "Move this chat to the archive, or back"),
+    Command("archived", Part.CHATS, "toggle_archived", "List the archived chats, or the others"),
+    Command("delete", Part.CHATS, "delete", "Delete this chat"),
+    Command("undo", Part.CHATS, "undelete", "Bring back the chat that was deleted last", key="ctrl+z in the list"),
+    Command("export", Part.CHATS, "export", "Write this chat to a file: .md this branch, .json all", "PATH"),
+    Command("import", Part.CHATS, "import", "Read chats from a .json file", "PATH"),
+    Command("models", Part.APP, "models", "Models: here, in the catalog, on the Hub", key="f2"),
+    Command("load", Part.APP, "load", "Answer with another model", "NAME"),
+    Command("engine", Part.APP, "engine", "What the engine does, and for whom", key="f3"),
+    Command("address", Part.APP, "copy_address", "Copy the address for other programs", key="f4"),
+    Command("theme", Part.APP, "change_theme", "Choose the colours"),
+    Command("help", Part.APP, "help", "Keys and commands", key="f1"),
+    Command("quit", Part.APP, "quit", "Leave the chat", key="ctrl+q"),
+)
+
+
+def command(name: str) -> Command | None:
+    """The command of this name."""
+    return next((command for command in COMMANDS if command.name == name), None)
+
+
+def typed(text: str) -> tuple[str, str] | None:
+    """The name and the rest of a text that begins with a slash; None for any other text, or a path."""
+    if not text.startswith("/") or "\n" in text:
+        return None
+    name, _, rest = text[1:].partition(" ")
+    return None if "/" in name else (name, rest.strip())
+
+
+def beginning_with(text: str) -> list[Command]:
+    """The commands that may be meant while `text` is typed."""
+    if not text.startswith("/") or " " in text or "\n" in text:
+        return []
+    return [command for command in COMMANDS if command.name.startswith(text[1:])]

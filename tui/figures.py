@@ -1,0 +1,76 @@
+"""Figures in words: sizes, times, tokens, and what one reply cost. Pure functions."""
+
+from tui.nouns import ContextBudget, Finish, PromptProgress, Usage
+
+_SIZES = ("B", "kB", "MB", "GB", "TB")
+
+
+def size(count: int | None) -> str:
+    """Bytes with three digits: 98.4 MB. Empty for what nobody knows."""
+    if count is None:
+        return ""
+    value = float(count)
+    for unit in _SIZES:
+        if value < 999.5 or unit == _SIZES[-1]:
+            break
+        value /= 1000
+    return f"{value:.0f} {unit}" if unit == "B" or value >= 99.95 else f"{value:.1f} {unit}"
+
+
+def short(count: int) -> str:
+    """A count in few characters: 812, 3.7k, 128k."""
+    if abs(count) < 1000:
+        return str(count)
+    return f"{count / 1000:.1f}k" if abs(count) < 9950 else f"{count / 1000:.0f}k"
+
+
+def seconds(value: float) -> str:
+    """A time in few characters: 85 ms, 0.41 s, 12.3 s, 3:25."""
+    if value < 0.1:
+        return f"{value * 1000:.0f} ms"
+    if value < 10:
+        return f"{value:.2f} s"
+    if value < 60:
+        return f"{value:.1f} s"
+    return f"{int(value) // 60}:{int(value) % 60:02}"
+
+
+def percent(used: int, total: int) -> str:
+    return f"{100 * used / total:.0f} %" if total else ""
+
+
+def prompt_cost(usage: Usage) -> str:
+    """Where the tokens of a prompt came from: "1,204 reused (1,188 device, 16 disk), 31 computed"."""
+    tiers = [("device", usage.device_tokens), ("RAM", usage.ram_tokens), ("disk", usage.disk_tokens)]
+    reused = sum(count for _, count in tiers)
+    places = ", ".join(f"{count:,} {name}" for name, count in tiers if count)
+    return f"{reused:,} reused{f' ({places})' if places else ''}, {usage.computed_tokens:,} computed"
+
+
+def reply_cost(usage: Usage) -> str:
+    """How long a reply took: "first token 0.41 s (queue 2 ms, prompt 0.41 s), 212 tokens at 45.2 tok/s"."""
+    first = f"first token {seconds(usage.first_token_seconds)}"
+    parts = f"(queue {seconds(usage.queue_seconds)}, prompt {seconds(usage.prompt_seconds)})"
+    return f"{first} {parts}, {usage.reply_tokens:,} tokens at {usage.tokens_per_second:.1f} tok/s"
+
+
+def prompt_progress(progress: PromptProgress) -> str:
+    cached = f", {progress.cached:,} of them reused" if progress.cached else ""
+    return f"reading the prompt: {progress.done:,} of {progress.total:,} tokens{cached}"
+
+
+def budget(context: ContextBudget) -> str:
+    """Tokens in short: "1.2k of 8.2k: system 120, history 1.1k, reserve 1.0k, free 6.0k"."""
+    used = context.limit - context.free
+    parts = f"system {short(context.system)}, history {short(context.history)}, reserve {short(context.reserve)}"
+    rest = f"free {short(context.free)}" if context.free >= 0 else f"{short(-context.free)} too many"
+    return f"{short(used)} of {short(context.limit)}: {parts}, {rest}"
+
+
+FINISHES = {
+    Finish.LENGTH: "ended at the limit of tokens",
+    Finish.STOPPED: "stopped",
+    Finish.FAILED: "failed",
+    Finish.CUT_OFF: "cut off: the program ended while this was written",
+}
+"""What is said of a reply that did not end by itself."""

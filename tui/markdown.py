@@ -1,0 +1,127 @@
+"""How a model's Markdown is read: no HTML, and every link says where it goes. And where a long text can be cut.
+
+Pure functions over text and tokens; knows no widget.
+"""
+
+import re
+from collections.abc import Iterator
+from functools import cache
+from urllib.parse import urlsplit
+
+from markdown_it import MarkdownIt
+from markdown_it.rules_core import StateCore
+from markdown_it.token import Token
+
+from tui.plain_text import sanitize
+
+_FENCE = re.compile(r" {0,3}(`{3,}|~{3,})")
+PIECE = 3000  # characters; from here on a text is cut where it can be
+
+
+@cache
+def parser() -> MarkdownIt:
+    """GitHub's Markdown; what looks like HTML is text."""
+    reader = MarkdownIt("gfm-like", {"html": False})
+    reader.core.ruler.push("shown_addresses", _show_addresses)
+    return reader
+
+
+def _show_addresses(state: StateCore) -> None:
+    """Behind a link whose text is not its address, write it; the same for images."""
+    for token in state.tokens:
+        if token.children:
+            token.children = list(_with_addresses(token.children))
+
+
+def _with_addresses(tokens: list[Token]) -> Iterator[Token]:
+    address, text = "", ""
+    for token in tokens:
+        yield token
+        if token.type == "link_open":
+            address, text = _keep_address(token, "href"), ""
+        elif token.type == "image":
+            yield _text(f" ({_keep_address(token, 'src')})")
+        elif token.type == "link_close":
+            if text.strip() not in (address, address.removeprefix("https://"), address.removeprefix("http://")):
+                yield _text(f" ({address})")
+        else:
+            text += token.content
+
+
+def _keep_address(token: Token, attribute: str) -> str:
+    """The address; kept so that one decoding by the widget gives it back as it is."""
+    address = sanitize(str(token.attrs.get(attribute, "")))
+    token.attrs[attribute] = address.replace("%", "%25")
+    return address
+
+
+def _text(content: str) -> Token:
+    return Token("text", "", 0, content=content)
+
+
+def is_web_address(address: str) -> bool:
+    """Whether a browser may be asked to open it, after the person was."""
+    try:
+        parts = urlsplit(address)
+    except ValueError:
+        return False
+    plain = address.isprintable() and " " not in address and sanitize(address) == address
+    return plain and parts.scheme in ("http", "https") and bool(parts.hostname)
+
+
+class Pieces:
+    """A growing text, cut into pieces that mean the same apart as together (but for link references).
+
+    A cut is made in front of a line that begins a new block: behind an empty line, not indented, not part of a list,
+    outside of fences.
+    """
+
+    def __init__(self) -> None:
+        self._fence = ""  # what closes the fence that is open
+        self._length = 0  # of the piece that is open
+        self._after_empty = False
+        self._line = ""  # the begin of a line that has not ended
+
+    def feed(self, text: str) -> Iterator[tuple[bool, str]]:
+        """Parts of `text` in order, each with whether it begins a new piece. Together they are `text`."""
+        start = 0
+        for line_start, line in _lines(text):
+            whole = self._line + line
+            if self._may_cut(whole) and not self._line:
+                if text[start:line_start]:
+                    yield False, text[start:line_start]
+                yield True, line
+                start, self._length = line_start + len(line), 0
+            self._length += len(line)
+            if line.endswith("\n"):
+                self._end_line(whole)
+                self._line = ""
+            else:
+                self._line = whole
+        if text[start:]:
+            yield False, text[start:]
+
+    def _may_cut(self, line: str) -> bool:
+        first = line[:1]
+        return (
+            self._length >= PIECE
+            and self._after_empty
+            and not self._fence
+            and (first.isalpha() or first == "#" or line.startswith("```"))
+        )
+
+    def _end_line(self, line: str) -> None:
+        self._after_empty = not line.strip()
+        found = _FENCE.match(line)
+        if found and not self._fence:
+            self._fence = found[1]
+        elif found and found[1].startswith(self._fence) and not line[found.end() :].strip():
+            self._fence = ""
+
+
+def _lines(text: str) -> Iterator[tuple[int, str]]:
+    start = 0
+    while start < len(text):
+        end = text.find("\n", start) + 1 or len(text)
+        yield start, text[start:end]
+        start = end

@@ -1,0 +1,47 @@
+"""The chat that is open, as the screen knows it. It may not exist yet: then it is made with its first message."""
+
+from dataclasses import dataclass, field, replace
+
+from tui.branches import Branches
+from tui.nouns import Chat, ChatId, ChatSettings, ChatSummary, Message, MessageId, Role
+
+
+@dataclass(slots=True)
+class OpenChat:
+    """State, and nothing else. Whoever changes it tells the client first."""
+
+    summary: ChatSummary | None = None  # None: it does not exist yet
+    settings: ChatSettings = field(default_factory=ChatSettings)
+    private: bool = False
+    branches: Branches = field(default_factory=Branches)
+    leaf: MessageId | None = None
+    left_out: frozenset[MessageId] = frozenset()
+
+    @classmethod
+    def of(cls, chat: Chat) -> "OpenChat":
+        return cls(chat.summary, chat.settings, chat.summary.private, Branches(chat.messages), chat.leaf, chat.left_out)
+
+    @property
+    def id(self) -> ChatId | None:
+        return None if self.summary is None else self.summary.id
+
+    @property
+    def title(self) -> str:
+        title = "" if self.summary is None else self.summary.title
+        return title or ("Private chat" if self.private else "New chat")
+
+    def rename(self, title: str) -> None:
+        if self.summary is not None:
+            self.summary = replace(self.summary, title=title)
+
+    def put(self, message: Message) -> None:
+        """A new message at the end of the branch that is shown."""
+        self.branches.put(message)
+        self.leaf = message.id
+
+    def path(self) -> list[Message]:
+        return self.branches.path(self.leaf)
+
+    def last_of(self, role: Role) -> Message | None:
+        """The last message of the branch that this side wrote."""
+        return next((message for message in reversed(self.path()) if message.role is role), None)

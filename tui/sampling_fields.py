@@ -1,0 +1,73 @@
+"""The fields of sampling as a person types them: from values to texts, and back. Pure functions."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tui.nouns import Sampling
+
+
+class InvalidField(ValueError):
+    """A field that makes no sense; says which, and what would."""
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One number of Sampling. Empty: what suits the model."""
+
+    name: str
+    label: str
+    least: float
+    most: float
+    whole: bool = False
+
+    def parse(self, text: str) -> float | int | None:
+        """The number that was typed. Raises InvalidField."""
+        if not text.strip():
+            return None
+        try:
+            value = int(text) if self.whole else float(text)
+        except ValueError:
+            raise InvalidField(f"{self.label}: {text} is no {'whole ' if self.whole else ''}number.") from None
+        if not self.least <= value <= self.most:
+            raise InvalidField(f"{self.label} is between {self.least:g} and {self.most:g}.")
+        return value
+
+
+FIELDS = (
+    Field("temperature", "Temperature", 0, 5),
+    Field("top_p", "Top p", 0, 1),
+    Field("top_k", "Top k", 0, 1_000_000, whole=True),
+    Field("min_p", "Min p", 0, 1),
+    Field("max_tokens", "Longest reply", 1, 1_000_000, whole=True),
+    Field("seed", "Seed", 0, 2**63 - 1, whole=True),
+)
+
+
+def texts(sampling: Sampling) -> dict[str, str]:
+    """What stands in the fields."""
+    values = {
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "min_p": sampling.min_p,
+        "max_tokens": sampling.max_tokens,
+        "seed": sampling.seed,
+    }
+    return {name: "" if value is None else str(value) for name, value in values.items()}
+
+
+def parse(typed: Mapping[str, str], *, thinking: bool | None) -> Sampling:
+    """The sampling that was typed. Raises InvalidField."""
+    found = {field.name: field.parse(typed.get(field.name, "")) for field in FIELDS}
+    whole = {
+        field.name: None if (value := found[field.name]) is None else int(value) for field in FIELDS if field.whole
+    }
+    return Sampling(
+        temperature=found["temperature"],
+        top_p=found["top_p"],
+        top_k=whole["top_k"],
+        min_p=found["min_p"],
+        max_tokens=whole["max_tokens"],
+        seed=whole["seed"],
+        thinking=thinking,
+    )

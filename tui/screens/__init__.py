@@ -1,0 +1,1 @@
+"""One module a screen, with its styles beside it."""

@@ -1,0 +1,61 @@
+"""All branches of a chat as a tree. Answers with the message that was chosen; showing it costs no reading anew."""
+
+from rich.text import Text
+from textual import on
+from textual.app import ComposeResult
+from textual.containers import Vertical
+from textual.widgets import Label, Tree
+from textual.widgets.tree import TreeNode
+
+from tui.branches import Branches
+from tui.nouns import MessageId, Role
+from tui.plain_text import single_line
+from tui.screens.dialog import Dialog
+
+
+class BranchesScreen(Dialog[MessageId]):
+    """Messages that follow one another stand below one another; only where a chat parts, the tree does."""
+
+    CSS_PATH = "branches.tcss"
+
+    def __init__(self, branches: Branches, leaf: MessageId | None) -> None:
+        super().__init__()
+        self._branches = branches
+        self._shown = {message.id for message in branches.path(leaf)}
+
+    def compose(self) -> ComposeResult:
+        with Vertical(classes="dialog"):
+            yield Label("Branches of this chat", classes="question")
+            yield Tree[MessageId]("", id="tree")
+
+    def on_mount(self) -> None:
+        tree = self.query_one("#tree", Tree)
+        tree.show_root = False
+        last: TreeNode[MessageId] | None = None
+        waiting: list[tuple[TreeNode[MessageId], MessageId]] = []
+        waiting.extend((tree.root, child) for child in reversed(self._branches.children(None)))
+        while waiting:
+            node, message = waiting.pop()
+            children = self._branches.children(message)
+            branch = len(self._branches.siblings(message)) > 1
+            label = Text(self._line(message), style="bold" if message in self._shown else "dim")
+            below = node.add(label, data=message, expand=True) if branch else node
+            if not branch:
+                node.add_leaf(label, data=message)
+            if message in self._shown:
+                last = below if branch else node.children[-1]
+            waiting.extend((below, child) for child in reversed(children))
+        tree.root.expand()
+        tree.focus()
+        if last is not None:
+            self.call_after_refresh(tree.move_cursor, last)
+
+    def _line(self, message: MessageId) -> str:
+        one = self._branches[message]
+        who = "You" if one.role is Role.USER else "Reply"
+        return f"{who}: {single_line(one.text[:200])[:50]}"
+
+    @on(Tree.NodeSelected)
+    def choose(self, event: Tree.NodeSelected[MessageId]) -> None:
+        if event.node.data is not None:
+            self.dismiss(event.node.data)

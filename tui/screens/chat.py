@@ -1,0 +1,257 @@
+"""The chat screen: the list of chats, the open one, the line above them. Runs commands, and asks through dialogs."""
+
+from collections.abc import AsyncGenerator
+from dataclasses import replace
+from pathlib import Path
+from typing import ClassVar
+
+from textual import on, work
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal
+from textual.dom import DOMNode
+from textual.screen import Screen
+from textual.widgets import Footer, Markdown
+
+from tui import commands
+from tui.client import Client
+from tui.commands import COMMANDS, Command, Part
+from tui.engine_nouns import Loading
+from tui.failures import told
+from tui.markdown import is_web_address
+from tui.nouns import ChatId, ChatSettings
+from tui.plain_text import sanitize, single_line
+from tui.screens.dialog import ask, confirm
+from tui.widgets.chat_list import ChatList
+from tui.widgets.code_block import CodeBlock
+from tui.widgets.composer import Composer, Prompt
+from tui.widgets.conversation import Conversation
+from tui.widgets.top_bar import TopBar
+
+
+class ChatScreen(Screen[None]):
+    """What people look at all day."""
+
+    CSS_PATH = "chat.tcss"
+    AUTO_FOCUS = "PromptArea"
+    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (100, "-wide")]  # noqa: RUF012 - as the base class has it
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding(
+            one.key,
+            f"run_command({one.name!r})",
+            one.name.capitalize(),
+            show=one.name in ("help", "new", "search", "models", "engine", "settings"),
+            priority=one.key != "escape",
+        )
+        for one in COMMANDS
+        if one.key and " " not in one.key and one.part is not Part.APP
+    ]
+
+    def __init__(self, client: Client, chat: ChatId | None, question: str) -> None:
+        super().__init__()
+        self._client = client
+        self._first_chat = chat
+        self._question = question
+
+    def compose(self) -> ComposeResult:
+        yield TopBar()
+        with Horizontal():
+            yield ChatList(self._client.chats)
+            yield Conversation(self._client)
+        yield Footer()
+
+    @property
+    def conversation(self) -> Conversation:
+        return self.query_one(Conversation)
+
+    def on_mount(self) -> None:
+        self.follow(self._client.engine.loading())
+        self.start()
+
+    @work(group="start", description="start")
+    async def start(self) -> None:
+        """Show the chat that was asked for, or what was typed last; and send the question that came with the start."""
+        await self.conversation.composer.start()
+        if self._first_chat is not None:
+            await self.conversation.open(self._first_chat)
+        if self._question:
+            self.conversation.send(Prompt(sanitize(self._question)))
+
+    @work(group="loading", exclusive=True, description="loading")
+    async def follow(self, loading: AsyncGenerator[Loading, None]) -> None:
+        """Show how a model loads. It is the one that answers, once it is loaded."""
+        bar = self.query_one(TopBar)
+        model = ""
+        with told(self):
+            async for step in loading:
+                model = step.model
+                bar.loading_model = step
+            bar.model = self.conversation.model = model or self.conversation.model
+        bar.loading_model = None
+        bar.address = sanitize(self._client.engine.address())
+        self.conversation.composer.measure()
+
+    # --- what parts of the screen tell each other
+
+    @on(Conversation.Shown)
+    def show_title(self, event: Conversation.Shown) -> None:
+        self.query_one(TopBar).chat_title = event.chat.title
+        self.query_one(ChatList).mark_open(event.chat.id)
+
+    @on(Conversation.Activity)
+    def show_activity(self, event: Conversation.Activity) -> None:
+        self.query_one(TopBar).activity = event.text
+
+    @on(ChatList.OpenAsked)
+    async def open(self, event: ChatList.OpenAsked) -> None:
+        await self.conversation.open(event.chat)
+        self._close_narrow_list()
+
+    @on(ChatList.Deleted)
+    async def leave_deleted(self, event: ChatList.Deleted) -> None:
+        if event.chat == self.conversation.chat.id:
+            await self.conversation.begin()
+
+    @on(ChatList.Renamed)
+    def rename(self, event: ChatList.Renamed) -> None:
+        if event.chat == self.conversation.chat.id:
+            self.conversation.chat.rename(event.title)
+            self.query_one(TopBar).chat_title = event.title
+
+    # --- commands
+
+    @on(Composer.Submitted)
+    async def submit(self, event: Composer.Submitted) -> None:
+        """A text that begins with a slash is a command; all else goes to the model."""
+        typed = commands.typed(event.prompt.text)
+        if typed is None:
+            self.conversation.submit(event.prompt)
+        elif (found := commands.command(typed[0])) is not None:
+            await self._run(found, typed[1])
+        else:
+            self.app.notify(f"There is no command /{typed[0]}. F1 lists them.", severity="warning", markup=False)
+            self.conversation.composer.write(event.prompt)
+
+    def run_later(self, name: str) -> None:
+        """Run a command once this screen is the one that is seen."""
+        self.call_after_refresh(self.action_run_command, name)
+
+    async def action_run_command(self, name: str) -> None:
+        if (found := commands.command(name)) is not None:
+            await self._run(found, "")
+
+    async def _run(self, command: Command, argument: str) -> None:
+        parts: dict[Part, DOMNode] = {
+            Part.APP: self.app,
+            Part.SCREEN: self,
+            Part.CHAT: self.conversation,
+            Part.CHATS: self.query_one(ChatList),
+        }
+        arguments = (argument,) if command.takes else ()
+        await self.app.run_action(("", command.action, arguments), parts[command.part])
+
+    async def action_new_chat(self) -> None:
+        await self.conversation.begin()
+
+    async def action_new_private_chat(self) -> None:
+        await self.conversation.begin(private=True)
+
+    def action_toggle_chats(self) -> None:
+        """In a wide terminal the list is hidden by this, in a narrow one shown."""
+        self.toggle_class("toggled")
+        chats = self.query_one(ChatList)
+        if chats.display:
+            chats.query_one("OptionList").focus()
+        else:
+            self.conversation.composer.area.focus()
+
+    def _close_narrow_list(self) -> None:
+        if self.has_class("-narrow"):
+            self.remove_class("toggled")
+        self.conversation.composer.area.focus()
+
+    @work(description="search")
+    async def action_search(self, text: str = "") -> None:
+        from tui.screens.search import SearchScreen
+
+        hit = await self.app.push_screen_wait(SearchScreen(self._client.chats, text))
+        if hit is not None:
+            await self.conversation.open(hit.chat.id, hit.message)
+
+    @work(description="branches")
+    async def action_branches(self) -> None:
+        from tui.screens.branches import BranchesScreen
+
+        chat = self.conversation.chat
+        message = await self.app.push_screen_wait(BranchesScreen(chat.branches, chat.leaf))
+        if message is not None:
+            await self.conversation.show_branch(chat.branches.newest_leaf(message), message)
+
+    @work(description="attach")
+    async def action_attach(self, path: str = "") -> None:
+        wanted = path or await ask(self, "Attach which text file?")
+        if wanted:
+            self.conversation.composer.attach_path(Path(wanted))
+
+    # --- settings
+
+    @work(description="settings")
+    async def action_settings(self) -> None:
+        from tui.screens.settings import SettingsScreen
+
+        settings = await self.app.push_screen_wait(SettingsScreen(self._client.chats, self.conversation.chat.settings))
+        if settings is not None:
+            await self.conversation.configure(settings)
+
+    @work(description="system")
+    async def action_system(self, text: str = "") -> None:
+        await self.conversation.configure(replace(self.conversation.chat.settings, system=text))
+
+    @work(description="preset")
+    async def action_preset(self, name: str = "") -> None:
+        with told(self):
+            presets = await self._client.chats.presets()
+            settings: ChatSettings | None = next((one.settings for one in presets if one.name == name), None)
+            if settings is not None:
+                await self.conversation.configure(settings)
+            else:
+                names = ", ".join(single_line(one.name) for one in presets) or "none yet; F1 tells how to keep one"
+                self.app.notify(f"Presets: {names}", markup=False)
+
+    # --- what stands in replies
+
+    @on(Markdown.LinkClicked)
+    def ask_before_opening(self, event: Markdown.LinkClicked) -> None:
+        self.open_address(event.href)
+
+    @work(description="address")
+    async def open_address(self, address: str) -> None:
+        """Open an address of the web, after the person has seen it whole. Others are never opened."""
+        if not is_web_address(address):
+            self.app.notify(f"Not opened, since it is no address of the web: {address}", markup=False)
+        elif await confirm(self, "Open this address in your browser?", address, "Open"):
+            self.app.open_url(address)
+
+    @on(CodeBlock.CopyAsked)
+    def copy_code(self, event: CodeBlock.CopyAsked) -> None:
+        self.app.copy_to_clipboard(event.code)
+        self.app.notify("Copied.", markup=False)
+
+    @on(CodeBlock.SaveAsked)
+    def ask_where_to_save(self, event: CodeBlock.SaveAsked) -> None:
+        self.save(event.code)
+
+    @work(description="save")
+    async def save(self, text: str) -> None:
+        """Write code to a new file. It is never run."""
+        wanted = await ask(self, "Save as which file?")
+        if not wanted:
+            return
+        path = Path(wanted).expanduser().absolute()
+        try:
+            with path.open("x", encoding="utf-8") as file:
+                file.write(text + "\n")
+        except OSError as error:
+            self.app.notify(f"{path}: {error.strerror}", severity="error", markup=False)
+        else:
+            self.app.notify(f"Written to {path}", markup=False)

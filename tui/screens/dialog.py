@@ -1,0 +1,70 @@
+"""Small questions over another screen: yes or no, and a line of text. Escape answers neither."""
+
+from typing import ClassVar, TypeVar
+
+from textual import on
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal, Vertical
+from textual.dom import DOMNode
+from textual.screen import ModalScreen
+from textual.widgets import Button, Input, Label
+
+from tui.plain_text import sanitize
+
+Answer = TypeVar("Answer")
+
+
+class Dialog(ModalScreen[Answer | None]):
+    """What all of them share."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "dismiss(None)", "Cancel")]
+
+
+async def confirm(node: DOMNode, question: str, about: str, yes: str) -> bool:
+    """Whether the person says yes. For workers only."""
+    return await node.app.push_screen_wait(Confirm(question, about, yes)) or False
+
+
+async def ask(node: DOMNode, question: str, text: str = "", hint: str = "") -> str:
+    """What the person types; empty for nothing. For workers only."""
+    return await node.app.push_screen_wait(Ask(question, text, hint)) or ""
+
+
+class Confirm(Dialog[bool]):
+    """A question, what it is about in full, and two buttons; the harmless one is focused."""
+
+    AUTO_FOCUS = "#no"
+
+    def __init__(self, question: str, about: str, yes: str) -> None:
+        super().__init__()
+        self._question, self._about, self._yes = question, about, yes
+
+    def compose(self) -> ComposeResult:
+        with Vertical(classes="dialog"):
+            yield Label(sanitize(self._question), markup=False, classes="question")
+            yield Label(sanitize(self._about), markup=False, classes="about")
+            with Horizontal(classes="buttons"):
+                yield Button("Cancel", id="no")
+                yield Button(self._yes, id="yes", variant="warning")
+
+    @on(Button.Pressed)
+    def answer(self, event: Button.Pressed) -> None:
+        self.dismiss(event.button.id == "yes")
+
+
+class Ask(Dialog[str]):
+    """A line of text."""
+
+    def __init__(self, question: str, text: str = "", hint: str = "") -> None:
+        super().__init__()
+        self._question, self._text, self._hint = question, text, hint
+
+    def compose(self) -> ComposeResult:
+        with Vertical(classes="dialog"):
+            yield Label(sanitize(self._question), markup=False, classes="question")
+            yield Input(sanitize(self._text), placeholder=self._hint)
+
+    @on(Input.Submitted)
+    def answer(self, event: Input.Submitted) -> None:
+        self.dismiss(event.value.strip() or None)

@@ -1,0 +1,127 @@
+"""What the engine does, and for whom: requests of all clients, the KV cache by tier, throughput, and memory."""
+
+from collections import deque
+from time import monotonic
+from typing import ClassVar
+
+from rich.text import Text
+from textual import work
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal, Vertical
+from textual.screen import Screen
+from textual.widgets import DataTable, Footer, Label, Sparkline
+
+from tui import figures
+from tui.client import Engine
+from tui.engine_nouns import EngineRequest, EngineStatus, Phase, RequestId
+from tui.failures import told
+from tui.plain_text import sanitize, single_line
+from tui.screens.dialog import confirm
+from tui.widgets.amounts import Amounts
+
+_INTERVAL = 1.0  # seconds between looks
+_SEEN = 120  # looks that the lines of throughput go back
+_COLUMNS = ("Client", "Class", "Doing", "Prompt", "Reply", "Since")
+
+
+class Rates:
+    """Tokens per second, from counts that only grow."""
+
+    def __init__(self) -> None:
+        self._last: tuple[float, int] | None = None
+        self.values: deque[float] = deque([0.0], maxlen=_SEEN)
+
+    def count(self, total: int, now: float) -> None:
+        if self._last is not None and now > self._last[0]:
+            self.values.append(max(0.0, (total - self._last[1]) / (now - self._last[0])))
+        self._last = now, total
+
+
+class EngineScreen(Screen[None]):
+    """Looked at once a second while it is seen."""
+
+    CSS_PATH = "engine.tcss"
+    AUTO_FOCUS = "DataTable"
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape,q", "dismiss(None)", "Back"),
+        Binding("a,delete", "abort", "Abort request"),
+    ]
+
+    def __init__(self, engine: Engine) -> None:
+        super().__init__()
+        self._engine = engine
+        self._requests: dict[RequestId, EngineRequest] = {}
+        self._read, self._written = Rates(), Rates()
+
+    def compose(self) -> ComposeResult:
+        yield Label("", id="about", markup=False)
+        with Horizontal(id="rates"):
+            for name in ("read", "written"):
+                with Vertical():
+                    yield Label("", id=f"{name}-rate", markup=False)
+                    yield Sparkline([0.0], id=name)
+        with Horizontal(id="amounts"):
+            yield Amounts("KV cache")
+            yield Amounts("Memory")
+        yield DataTable[Text](cursor_type="row")
+        yield Footer()
+
+    def on_mount(self) -> None:
+        self.query_one(DataTable).add_columns(*_COLUMNS)
+        self.look()
+        self.set_interval(_INTERVAL, self.look)
+
+    @work(exclusive=True, group="look", description="look")
+    async def look(self) -> None:
+        with told(self):
+            self._show(await self._engine.status())
+
+    def _show(self, status: EngineStatus) -> None:
+        address = sanitize(self._engine.address())
+        about = f"{status.model}  {address}  {len(status.requests)} requests"
+        self.query_one("#about", Label).update(single_line(about))
+        self._read.count(status.prompt_tokens, monotonic())
+        self._written.count(status.reply_tokens, monotonic())
+        for name, rates in (("read", self._read), ("written", self._written)):
+            self.query_one(f"#{name}", Sparkline).data = list(rates.values)
+            self.query_one(f"#{name}-rate", Label).update(f"{rates.values[-1]:,.0f} tok/s {name}")
+        tiers, memory = self.query(Amounts)
+        tiers.amounts, memory.amounts = status.tiers, status.memory
+        self._show_requests(status)
+
+    def _show_requests(self, status: EngineStatus) -> None:
+        table = self.query_one(DataTable)
+        cursor = table.cursor_row
+        self._requests = {request.id: request for request in status.requests}
+        table.clear()
+        for request in status.requests:
+            table.add_row(*_cells(request), key=request.id)
+        table.move_cursor(row=cursor)
+
+    @work(description="abort")
+    async def action_abort(self) -> None:
+        """Abort the chosen request; somebody else's only after a question."""
+        place, names = self.query_one(DataTable).cursor_row, list(self._requests)
+        if not 0 <= place < len(names):
+            return
+        request = self._requests[names[place]]
+        about = single_line(f"{request.client or 'A client'}: {request.reply_tokens:,} tokens written")
+        if request.mine or await confirm(self, "Abort this request?", about, "Abort"):
+            with told(self):
+                await self._engine.abort(request.id)
+                self.look()
+
+
+def _cells(request: EngineRequest) -> tuple[Text, ...]:
+    client = single_line(request.client) or "?"
+    done = figures.percent(request.prompt_done, request.prompt_total)
+    texts = (
+        f"{client} (this chat)" if request.mine else client,
+        single_line(request.priority),
+        f"{request.phase.value} {done}" if request.phase is Phase.READING else request.phase.value,
+        f"{request.prompt_total:,}",
+        f"{request.reply_tokens:,}",
+        figures.seconds(request.seconds),
+    )
+    return tuple(Text(text, no_wrap=True) for text in texts)

@@ -1,0 +1,82 @@
+"""The context is full: the person sees what would go, and chooses."""
+
+from textual import on, work
+from textual.app import ComposeResult
+from textual.containers import VerticalScroll
+from textual.content import Content
+from textual.widgets import Label, OptionList
+from textual.widgets.option_list import Option
+
+from tui import figures
+from tui.branches import Branches
+from tui.client import Context
+from tui.failures import told
+from tui.nouns import ChatId, ContextBudget, FullContext, MessageId, Role, Room
+from tui.plain_text import single_line
+from tui.screens.dialog import Dialog
+
+_CHOICES = {
+    FullContext.SUMMARIZE: "Summarize the oldest messages, and send the summary in their place",
+    FullContext.DROP_OLDEST: "Send the oldest messages no more",
+}
+_STOP = "Stop: change nothing, send nothing"
+
+
+class FullContextScreen(Dialog[Room]):
+    """Answers with the plan that was chosen, or with nothing. What goes stays in the chat, to be read."""
+
+    def __init__(
+        self, context: Context, chat: ChatId, leaf: MessageId, branches: Branches, budget: ContextBudget | None
+    ) -> None:
+        super().__init__()
+        self._port, self._chat, self._leaf = context, chat, leaf
+        self._branches = branches
+        self._budget = budget
+        self._rooms: dict[FullContext, Room] = {}
+
+    def compose(self) -> ComposeResult:
+        with VerticalScroll(classes="dialog", can_focus=False):
+            yield Label("The context is full" if self._budget else "Make room in the context", classes="question")
+            if self._budget is not None:
+                yield Label(figures.budget(self._budget), markup=False, classes="about")
+            choices = [Option(text, id=how.value) for how, text in _CHOICES.items()]
+            yield OptionList(*choices, Option(_STOP, id=FullContext.STOP.value), markup=False)
+            yield Label("", id="goes", markup=False)
+
+    def on_mount(self) -> None:
+        self.plan()
+
+    @work
+    async def plan(self) -> None:
+        with told(self):
+            for how in _CHOICES:
+                self._rooms[how] = await self._port.plan(self._chat, self._leaf, how)
+            self._show(FullContext(self._chosen()))
+
+    def _chosen(self) -> str:
+        options = self.query_one(OptionList)
+        return options.get_option_at_index(options.highlighted or 0).id or FullContext.STOP.value
+
+    @on(OptionList.OptionHighlighted)
+    def preview(self, event: OptionList.OptionHighlighted) -> None:
+        self._show(FullContext(event.option.id))
+
+    def _show(self, how: FullContext) -> None:
+        room = self._rooms.get(how)
+        self.query_one("#goes", Label).update(self._goes(room) if room else Content(""))
+
+    def _goes(self, room: Room) -> Content:
+        lines = [Content.styled(f"Frees {room.tokens:,} tokens; these are not sent any more:", "bold")]
+        for name in room.messages:
+            message = self._branches[name]
+            who = "You" if message.role is Role.USER else "Reply"
+            lines.append(Content(f"{who}: {single_line(message.text[:200])[:60]}"))
+        return Content("\n").join(lines)
+
+    @on(OptionList.OptionSelected)
+    def choose(self, event: OptionList.OptionSelected) -> None:
+        how = FullContext(event.option.id)
+        if how is FullContext.STOP:
+            self.dismiss(None)
+        elif how in self._rooms:
+            self.dismiss(self._rooms[how])

@@ -1,0 +1,51 @@
+"""The page of help: every key and every command."""
+
+from typing import ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import VerticalScroll
+from textual.content import Content
+from textual.screen import Screen
+from textual.widgets import Footer, Label
+
+from tui.commands import COMMANDS
+
+KEYS = (
+    ("enter", "Send; while a reply comes, send it after that one"),
+    ("ctrl+j, shift+enter", "Break the line"),
+    ("escape", "Stop the reply; leave a dialog; go back to the prompt"),
+    ("up, down", "Earlier and later inputs, at the edges of the text"),
+    ("pageup, pagedown", "Scroll the chat"),
+    ("shift+tab", "To the messages; up and down go on from there"),
+    ("e, r, c", "On a message: edit, reply again, copy"),
+    ("left, right", "On a message: the other branches; nothing is read again"),
+    ("t", "On a message: open or close the thoughts"),
+    ("r, p, a, d, u", "In the list of chats: rename, pin, archive, delete, undo"),
+    ("ctrl+p", "The palette: commands by name"),
+    ("ctrl+c", "Copy what is selected"),
+)
+
+
+class HelpScreen(Screen[None]):
+    """Closed by escape."""
+
+    CSS_PATH = "help.tcss"
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,f1,q", "dismiss(None)", "Close")]
+
+    def compose(self) -> ComposeResult:
+        keys = [*KEYS, *((command.key, command.help) for command in COMMANDS if command.key)]
+        commands = [(f"/{command.name} {command.takes}", command.help) for command in COMMANDS]
+        with VerticalScroll(can_focus=True):
+            yield Label("Keys", classes="heading")
+            yield Label(_table(keys))
+            yield Label("Commands, typed into the prompt", classes="heading")
+            yield Label(_table(commands))
+            yield Label("Files: paste a path, drop a file, or /attach PATH.", markup=False)
+        yield Footer()
+
+
+def _table(rows: list[tuple[str, str]]) -> Content:
+    width = max(len(left) for left, _ in rows) + 2
+    lines = [Content.assemble((left.ljust(width), "bold $text-primary"), right) for left, right in rows]
+    return Content("\n").join(lines)

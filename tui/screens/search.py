@@ -1,0 +1,79 @@
+"""Search in all chats. Answers with the place that was chosen."""
+
+import asyncio
+
+from textual import on, work
+from textual.app import ComposeResult
+from textual.containers import Vertical
+from textual.content import Content
+from textual.widgets import Input, Label, OptionList
+from textual.widgets.option_list import Option
+
+from tui.client import Chats
+from tui.failures import told
+from tui.nouns import SearchHit
+from tui.plain_text import single_line
+from tui.screens.dialog import Dialog
+
+_PAUSE = 0.15  # seconds without a key before what is typed is searched for
+
+
+class SearchScreen(Dialog[SearchHit]):
+    """What is typed is searched for at once."""
+
+    CSS_PATH = "search.tcss"
+
+    def __init__(self, chats: Chats, text: str = "") -> None:
+        super().__init__()
+        self._chats = chats
+        self._text = text
+        self._hits: list[SearchHit] = []
+
+    def compose(self) -> ComposeResult:
+        with Vertical(classes="dialog"):
+            yield Input(self._text, placeholder="Words in any chat")
+            yield Label("", id="found", markup=False)
+            yield OptionList(markup=False)
+
+    @on(Input.Changed)
+    def typed(self, event: Input.Changed) -> None:
+        self.search(event.value.strip())
+
+    @work(exclusive=True)
+    async def search(self, text: str) -> None:
+        await asyncio.sleep(_PAUSE)
+        with told(self):
+            self._hits = list(await self._chats.search(text)) if text else []
+            self._show(text)
+
+    def _show(self, text: str) -> None:
+        options = self.query_one(OptionList)
+        options.clear_options()
+        options.add_options(Option(_line(hit)) for hit in self._hits)
+        if self._hits:
+            options.highlighted = 0
+        self.query_one("#found", Label).update(f"{len(self._hits)} found" if text else "")
+
+    @on(Input.Submitted)
+    def choose_first(self) -> None:
+        highlighted = self.query_one(OptionList).highlighted
+        if highlighted is not None:
+            self.dismiss(self._hits[highlighted])
+
+    @on(OptionList.OptionSelected)
+    def choose(self, event: OptionList.OptionSelected) -> None:
+        self.dismiss(self._hits[event.option_index])
+
+    def key_down(self) -> None:
+        """From the input to what was found."""
+        self.query_one(OptionList).focus()
+
+
+def _line(hit: SearchHit) -> Content:
+    return Content.assemble(
+        (single_line(hit.chat.title), "bold"),
+        "\n  ",
+        f"{single_line(hit.before)} ",
+        (single_line(hit.match), "bold $text-accent reverse"),
+        f" {single_line(hit.after)}",
+    )

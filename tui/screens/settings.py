@@ -1,0 +1,125 @@
+"""The settings of one chat: its system prompt, its sampling, what happens when its context is full; and presets."""
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from textual import on, work
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Grid, Horizontal, VerticalScroll
+from textual.widgets import Button, Footer, Input, Label, Select, TextArea
+
+from tui import sampling_fields
+from tui.client import Chats
+from tui.failures import told
+from tui.nouns import ChatSettings, FullContext, Preset
+from tui.plain_text import sanitize, single_line
+from tui.screens.dialog import Dialog, ask
+
+_FULL = (
+    ("Ask me", FullContext.ASK.value),
+    ("Summarize the oldest messages", FullContext.SUMMARIZE.value),
+    ("Drop the oldest messages", FullContext.DROP_OLDEST.value),
+    ("Stop, and tell me", FullContext.STOP.value),
+)
+_THINKING = (("As the model does", "model"), ("Think first", "yes"), ("Answer at once", "no"))
+_THINKS = {"model": None, "yes": True, "no": False}
+
+
+class SettingsScreen(Dialog[ChatSettings]):
+    """Answers with the settings, or with nothing where they stay."""
+
+    CSS_PATH = "settings.tcss"
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("ctrl+s", "save", "Use"),
+        Binding("ctrl+k", "keep_preset", "Keep as preset"),
+        Binding("ctrl+x", "delete_preset", "Delete preset"),
+    ]
+
+    def __init__(self, chats: Chats, settings: ChatSettings) -> None:
+        super().__init__()
+        self._chats = chats
+        self._settings = settings
+        self._presets: Sequence[Preset] = ()
+
+    def compose(self) -> ComposeResult:
+        with VerticalScroll(classes="dialog", can_focus=False):
+            yield Label("Preset", markup=False)
+            yield Select[str]((), prompt="None", id="preset")
+            yield Label("System prompt", markup=False)
+            yield TextArea(id="system", compact=True, highlight_cursor_line=False)
+            with Grid():
+                for field in sampling_fields.FIELDS:
+                    yield Label(field.label, markup=False)
+                    yield Input(id=field.name, placeholder="as the model", compact=True)
+            yield Label("Thinking", markup=False)
+            yield Select(_THINKING, id="thinking", allow_blank=False, compact=True)
+            yield Label("When the context is full", markup=False)
+            yield Select(_FULL, id="full", allow_blank=False, compact=True)
+            with Horizontal(classes="buttons"):
+                yield Button("Cancel", id="cancel")
+                yield Button("Use", id="use", variant="primary")
+        yield Footer()
+
+    def on_mount(self) -> None:
+        self._show(self._settings)
+        self.load_presets()
+        self.query_one("#system").focus()
+
+    @work(exclusive=True)
+    async def load_presets(self) -> None:
+        with told(self):
+            self._presets = await self._chats.presets()
+            names = [(single_line(preset.name), preset.name) for preset in self._presets]
+            self.query_one("#preset", Select).set_options(names)
+
+    def _show(self, settings: ChatSettings) -> None:
+        self.query_one("#system", TextArea).load_text(sanitize(settings.system))
+        for name, text in sampling_fields.texts(settings.sampling).items():
+            self.query_one(f"#{name}", Input).value = text
+        thinking = next(name for name, value in _THINKS.items() if value is settings.sampling.thinking)
+        self.query_one("#thinking", Select).value = thinking
+        self.query_one("#full", Select).value = settings.full_context.value
+
+    def _typed(self) -> ChatSettings | None:
+        """The settings as they stand there; None, and the person is told, where they make no sense."""
+        fields = {field.name: self.query_one(f"#{field.name}", Input).value for field in sampling_fields.FIELDS}
+        thinking = _THINKS[str(self.query_one("#thinking", Select).value)]
+        try:
+            sampling = sampling_fields.parse(fields, thinking=thinking)
+        except sampling_fields.InvalidField as error:
+            self.app.notify(str(error), severity="error", markup=False)
+            return None
+        full = FullContext(str(self.query_one("#full", Select).value))
+        return ChatSettings(self.query_one("#system", TextArea).text.strip(), sampling, full)
+
+    @on(Select.Changed, "#preset")
+    def use_preset(self, event: Select.Changed) -> None:
+        for preset in self._presets:
+            if preset.name == event.value:
+                self._show(preset.settings)
+
+    @on(Button.Pressed, "#cancel")
+    def cancel(self) -> None:
+        self.dismiss(None)
+
+    @on(Button.Pressed, "#use")
+    def action_save(self) -> None:
+        if (settings := self._typed()) is not None:
+            self.dismiss(settings)
+
+    @work
+    async def action_keep_preset(self) -> None:
+        settings = self._typed()
+        if settings is not None and (name := await ask(self, "Name of the preset")):
+            with told(self):
+                await self._chats.keep_preset(Preset(single_line(name), settings))
+                self.load_presets()
+
+    @work
+    async def action_delete_preset(self) -> None:
+        name = self.query_one("#preset", Select).value
+        if isinstance(name, str):
+            with told(self):
+                await self._chats.delete_preset(name)
+                self.load_presets()

@@ -1,0 +1,42 @@
+"""How full the context is: a bar of the system prompt, the history, what is kept for the reply, and what is free."""
+
+from textual.content import Content
+from textual.reactive import reactive
+from textual.widget import Widget
+
+from tui import figures
+from tui.nouns import ContextBudget
+
+_PARTS = (("system", "█"), ("history", "▓"), ("reserve", "▒"))  # also apart from one another without colours
+
+
+class BudgetBar(Widget):
+    """One line; empty until a budget is known."""
+
+    budget: reactive[ContextBudget | None] = reactive(None)
+
+    def render(self) -> Content:
+        budget = self.budget
+        if budget is None:
+            return Content("")
+        words = figures.budget(budget)
+        style = "$text-error" if budget.free < 0 else "$text-muted"
+        width = self.size.width - len(words) - 1
+        return Content.assemble(self._bar(budget, width) if width >= 8 else "", (words, style))
+
+    def _bar(self, budget: ContextBudget, width: int) -> Content:
+        counts = {"system": budget.system, "history": budget.history, "reserve": budget.reserve}
+        whole = max(budget.limit, sum(counts.values()))
+        parts: list[tuple[str, str]] = []
+        used, drawn = 0, 0
+        for name, sign in _PARTS:
+            used += counts[name]
+            cells = round(width * used / whole) - drawn
+            drawn += cells
+            parts.append((sign * cells, self._colour(name, budget)))
+        return Content.assemble(*parts, ("░" * (width - drawn) + " ", "$text-disabled"))
+
+    def _colour(self, name: str, budget: ContextBudget) -> str:
+        if budget.free < 0:
+            return "$error"
+        return {"system": "$secondary", "history": "$primary", "reserve": "$panel-lighten-2"}[name]

@@ -1,0 +1,192 @@
+"""The list of all chats, and what is done with a chat as a whole: titles, pins, archive, files, deletion."""
+
+from pathlib import Path
+from typing import ClassVar
+
+from textual import on, work
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical
+from textual.content import Content
+from textual.message import Message
+from textual.widgets import Label, OptionList
+from textual.widgets.option_list import Option
+
+from tui.client import Chats
+from tui.failures import told
+from tui.nouns import ChatId, ChatSummary, ExportFormat
+from tui.plain_text import single_line
+from tui.screens.dialog import ask
+
+
+class ChatList(Vertical):
+    """Pinned chats first. Actions are about the highlighted chat while the list has the focus, else the open one."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("r", "rename", "Rename"),
+        Binding("p", "pin", "Pin"),
+        Binding("a", "archive", "Archive"),
+        Binding("d,delete", "delete", "Delete"),
+        Binding("u,ctrl+z", "undelete", "Undo"),
+        Binding("v", "toggle_archived", "View archive"),
+    ]
+
+    class OpenAsked(Message):
+        """A chat was chosen."""
+
+        def __init__(self, chat: ChatId) -> None:
+            super().__init__()
+            self.chat = chat
+
+    class Deleted(Message):
+        """A chat is gone."""
+
+        def __init__(self, chat: ChatId) -> None:
+            super().__init__()
+            self.chat = chat
+
+    class Renamed(Message):
+        """A chat has another title."""
+
+        def __init__(self, chat: ChatId, title: str) -> None:
+            super().__init__()
+            self.chat = chat
+            self.title = title
+
+    def __init__(self, chats: Chats) -> None:
+        super().__init__(id="chats")
+        self._chats = chats
+        self._summaries: dict[ChatId, ChatSummary] = {}
+        self._open: ChatId | None = None
+        self._archived = False
+        self._deleted: list[ChatId] = []
+
+    def compose(self) -> ComposeResult:
+        yield Label("Chats", id="chats-title", markup=False)
+        yield OptionList(markup=False)
+
+    def on_mount(self) -> None:
+        self.reload()
+
+    def mark_open(self, chat: ChatId | None) -> None:
+        """The chat that is shown beside the list."""
+        self._open = chat
+        self.reload()
+
+    @work(exclusive=True, group="chat-list")
+    async def reload(self) -> None:
+        """Read the list anew."""
+        with told(self):
+            found = await self._chats.summaries(archived=self._archived)
+            self._summaries = {summary.id: summary for summary in found}
+            self._show()
+
+    def _show(self) -> None:
+        options = self.query_one(OptionList)
+        highlighted = self._highlighted()
+        options.clear_options()
+        options.add_options(Option(self._line(summary), id=summary.id) for summary in self._summaries.values())
+        keep = highlighted if highlighted in self._summaries else self._open
+        if keep in self._summaries:
+            options.highlighted = list(self._summaries).index(keep)
+        self.query_one("#chats-title", Label).update("Archive" if self._archived else "Chats")
+
+    def _line(self, summary: ChatSummary) -> Content:
+        sign = "• " if summary.pinned else "× " if summary.private else "  "
+        style = "bold $text-primary" if summary.id == self._open else ""
+        return Content.assemble((sign, "$text-accent"), (single_line(summary.title) or "New chat", style))
+
+    def _highlighted(self) -> ChatId | None:
+        options = self.query_one(OptionList)
+        place = options.highlighted
+        return None if place is None else ChatId(options.get_option_at_index(place).id or "")
+
+    def _meant(self) -> ChatId | None:
+        """The chat that an action is about."""
+        return self._highlighted() if self.has_focus_within else self._open
+
+    @on(OptionList.OptionSelected)
+    def open_chosen(self, event: OptionList.OptionSelected) -> None:
+        event.stop()
+        self.post_message(self.OpenAsked(ChatId(event.option.id or "")))
+
+    # --- actions
+
+    @work
+    async def action_rename(self, title: str = "") -> None:
+        chat = self._meant()
+        if chat is None:
+            return
+        before = self._summaries[chat].title if chat in self._summaries else ""
+        new = single_line(title) or await ask(self, "Title of this chat", before)
+        if new:
+            with told(self):
+                await self._chats.rename(chat, new)
+                self.post_message(self.Renamed(chat, new))
+                self.reload()
+
+    @work
+    async def action_pin(self) -> None:
+        chat = self._meant()
+        if chat in self._summaries:
+            with told(self):
+                await self._chats.pin(chat, not self._summaries[chat].pinned)
+                self.reload()
+
+    @work
+    async def action_archive(self) -> None:
+        chat = self._meant()
+        if chat is not None:
+            with told(self):
+                await self._chats.archive(chat, not self._archived)
+                self.reload()
+
+    def action_toggle_archived(self) -> None:
+        self._archived = not self._archived
+        self.reload()
+
+    @work
+    async def action_delete(self) -> None:
+        chat = self._meant()
+        if chat is None:
+            return
+        with told(self):
+            await self._chats.delete(chat)
+            self._deleted.append(chat)
+            self.app.notify("Deleted. /undo brings it back, until you leave.", markup=False)
+            self.post_message(self.Deleted(chat))
+            self.reload()
+
+    @work
+    async def action_undelete(self) -> None:
+        if not self._deleted:
+            self.app.notify("Nothing was deleted.", markup=False)
+            return
+        with told(self):
+            chat = self._deleted[-1]
+            await self._chats.undelete(chat)
+            self._deleted.pop()
+            self.post_message(self.OpenAsked(chat))
+            self.reload()
+
+    @work
+    async def action_export(self, path: str = "") -> None:
+        chat = self._meant()
+        if chat is None:
+            return
+        wanted = path or await ask(self, "Write this chat to which file?", "chat.md", "*.md or *.json")
+        if wanted:
+            target = Path(wanted).expanduser().absolute()
+            form = ExportFormat.JSON if target.suffix == ".json" else ExportFormat.MARKDOWN
+            with told(self):
+                await self._chats.export(chat, target, form)
+                self.app.notify(f"Written to {target}", markup=False)
+
+    @work
+    async def action_import(self, path: str = "") -> None:
+        wanted = path or await ask(self, "Read chats from which file?", hint="*.json")
+        if wanted:
+            with told(self):
+                found = await self._chats.import_chats(Path(wanted).expanduser().absolute())
+                self.app.notify(f"Imported: {len(found)}", markup=False)
+                self.reload()

@@ -1,0 +1,389 @@
+"""The open chat: its messages, its context, what is typed; sending, replies, edits and branches.
+
+The worker of a reply only posts what comes; the handlers here own all state. Everything is told to the client before it
+is shown.
+"""
+
+import asyncio
+
+from textual import on, work
+from textual.app import ComposeResult
+from textual.containers import Vertical
+from textual.message import Message as Posted
+
+from tui.client import Client, ClientError
+from tui.failures import tell, told
+from tui.nouns import (
+    ChatId,
+    ChatSettings,
+    ContextBudget,
+    Finish,
+    FullContext,
+    Message,
+    MessageId,
+    ReasoningDelta,
+    ReplyEnd,
+    ReplyEvent,
+    ReplyStarted,
+    Role,
+    Room,
+    TextDelta,
+)
+from tui.open_chat import OpenChat
+from tui.replying import Replying
+from tui.running_replies import RunningReplies
+from tui.screens.full_context import FullContextScreen
+from tui.widgets.composer import Composer, Prompt
+from tui.widgets.message_view import MessageView
+from tui.widgets.transcript import Transcript
+
+_PATIENCE = 1.0  # seconds in which a stopped reply may end by itself
+
+
+class Conversation(Vertical):
+    """The middle of the chat screen."""
+
+    class Shown(Posted):
+        """Another chat is open, or the open one has another name."""
+
+        def __init__(self, chat: OpenChat) -> None:
+            super().__init__()
+            self.chat = chat
+
+    class Activity(Posted):
+        """What the reply of the open chat is at; empty: nothing."""
+
+        def __init__(self, text: str) -> None:
+            super().__init__()
+            self.text = text
+
+    class ReplyCame(Posted):
+        """The next event of a reply, from its worker; or why there is none any more."""
+
+        def __init__(self, replying: Replying, event: ReplyEvent | ClientError) -> None:
+            super().__init__()
+            self.replying = replying
+            self.event = event
+
+    def __init__(self, client: Client) -> None:
+        super().__init__()
+        self._client = client
+        self.model = ""  # that is loaded; empty until one is
+        self.chat = OpenChat()
+        self._replies = RunningReplies(client.replies, lambda *came: self.post_message(self.ReplyCame(*came)))
+        self._sending = False
+        self._editing: Message | None = None
+
+    def compose(self) -> ComposeResult:
+        yield Transcript()
+        yield Composer(self._client)
+
+    async def on_mount(self) -> None:
+        await self._show(self.chat, None)
+
+    @property
+    def composer(self) -> Composer:
+        return self.query_one(Composer)
+
+    @property
+    def transcript(self) -> Transcript:
+        return self.query_one(Transcript)
+
+    @property
+    def replying(self) -> Replying | None:
+        """The reply that comes in the open chat."""
+        return self._replies.of(self.chat.id)
+
+    async def on_unmount(self) -> None:
+        await self._replies.close()
+
+    # --- which chat is open
+
+    async def open(self, chat: ChatId, at: MessageId | None = None) -> None:
+        """Show a chat: the end of the branch that was shown last, or the message `at`."""
+        await self._leave()
+        with told(self):
+            found = await self._client.chats.open(chat)
+            opened = OpenChat.of(found)
+            running = self._replies.of(chat)
+            if running is not None and (message := running.so_far()) is not None:
+                opened.put(message)
+            if at is not None:
+                opened.leaf = opened.branches.newest_leaf(at)
+            await self._show(opened, at)
+            self.composer.write(Prompt(found.draft))
+
+    async def begin(self, *, private: bool = False) -> None:
+        """A chat that does not exist yet, with the settings of the one before."""
+        await self._leave()
+        await self._show(OpenChat(settings=self.chat.settings, private=private), None)
+        with told(self):
+            self.composer.write(Prompt(await self._client.chats.draft()))
+
+    async def configure(self, settings: ChatSettings) -> None:
+        """Other settings for the open chat."""
+        with told(self):
+            if self.chat.id is not None:
+                await self._client.chats.configure(self.chat.id, settings)
+            self.chat.settings = settings
+            self.composer.measure()
+
+    async def _leave(self) -> None:
+        self.composer.take_back_queue()
+        self._end_editing()
+        await self.composer.keep_draft()
+
+    async def _show(self, chat: OpenChat, at: MessageId | None) -> None:
+        self.chat = chat
+        await self.transcript.show(chat.path(), chat.branches.siblings, left_out=chat.left_out, at=at)
+        self.composer.belong_to(chat)
+        self._tell()
+
+    def _tell(self) -> None:
+        self.post_message(self.Shown(self.chat))
+        self.post_message(self.Activity(self.replying.activity if self.replying else ""))
+
+    # --- sending
+
+    def submit(self, prompt: Prompt) -> None:
+        """Send it, now or behind the reply that comes."""
+        if self.replying is not None or self._sending:
+            self.composer.queue(prompt)
+        else:
+            self._sending = True
+            self.send(prompt)
+
+    @work(group="send", description="send")
+    async def send(self, prompt: Prompt) -> None:
+        """Keep the message, show it, and ask for a reply. What cannot be sent goes back to where it was typed."""
+        chat, edited = self.chat, self._editing
+        self._end_editing()
+        message: Message | None = None
+        with told(self):
+            message = await self._keep(chat, prompt, edited)
+        self._sending = False
+        if message is None:
+            self.composer.write(prompt)
+            return
+        if chat is self.chat:
+            await self.transcript.cut_behind(message.parent)
+            chat.put(message)
+            await self.transcript.append(message)
+        if message.role is Role.USER and chat.id is not None:
+            self.ask(chat.id, message.id)
+
+    async def _keep(self, chat: OpenChat, prompt: Prompt, edited: Message | None) -> Message | None:
+        """The message once it is on the disk; None where the person did not want it sent."""
+        chats = self._client.chats
+        if chat.id is None:
+            chat.summary = (await chats.create(chat.settings, private=chat.private)).summary
+            await chats.keep_draft(None, "")
+            self._tell()
+            name = chat.summary.id
+        else:
+            name = chat.id
+        if edited is not None and edited.role is Role.ASSISTANT:
+            return await chats.rewrite(name, edited.id, prompt.text)
+        parent = chat.leaf if edited is None else edited.parent
+        if parent is not None and self.model and not await self._has_room(chat, name, parent, prompt):
+            return None
+        return await chats.add(name, parent, prompt.text, prompt.attachments)
+
+    def ask(self, chat: ChatId, to: MessageId) -> None:
+        """A new reply to this message, which is the end of its branch."""
+        self._replies.start(chat, to, self.model)
+        self._tell()
+
+    @on(ReplyCame)
+    async def take(self, came: ReplyCame) -> None:
+        """What came becomes state, and is shown if its chat is open."""
+        replying, event = came.replying, came.event
+        if not self._replies.runs(replying):
+            return
+        if isinstance(event, ClientError):
+            replying.end(Finish.FAILED)
+            tell(self, event)
+            await self._ended(replying)
+            return
+        replying.take(event)
+        if replying.chat == self.chat.id:
+            await self._show_event(replying, event)
+        if isinstance(event, ReplyEnd):
+            if event.error:
+                tell(self, ClientError(event.error))
+            await self._ended(replying)
+
+    async def _show_event(self, replying: Replying, event: ReplyEvent) -> None:
+        message = replying.message
+        if message is None:
+            self.post_message(self.Activity(replying.activity))
+            return
+        if isinstance(event, ReplyStarted):
+            self.chat.put(message)
+            await self.transcript.append(message)
+        view = self.transcript.view(message.id)
+        if isinstance(event, TextDelta) and view is not None:
+            view.grow(event.text)
+        elif isinstance(event, ReasoningDelta) and view is not None:
+            await view.think(event.text, replying.thought_seconds)
+        self.post_message(self.Activity(replying.activity))
+
+    async def _ended(self, replying: Replying) -> None:
+        """The reply is complete, as far as it goes; what waits behind it is sent, unless it failed."""
+        self._replies.end(replying)
+        if replying.chat != self.chat.id:
+            return
+        self._tell()
+        message = replying.message
+        if message is not None:
+            self.chat.branches.put(message)
+            self.transcript.renew(message)
+            self.name_chat()
+        if message is None or message.finish in (Finish.FAILED, Finish.STOPPED):
+            self.composer.take_back_queue()
+        elif (waiting := self.composer.next_in_queue()) is not None:
+            self.send(waiting)
+        self.composer.measure()
+
+    @work(group="title", exclusive=True)
+    async def name_chat(self) -> None:
+        """After its first reply a chat has a title."""
+        chat = self.chat
+        if chat.id is not None and len(chat.branches) == 2:
+            with told(self):
+                chat.rename(await self._client.chats.title(chat.id))
+                self.post_message(self.Shown(self.chat))
+
+    # --- stopping
+
+    async def action_stop(self) -> None:
+        """Stop the reply, in whatever phase; without one, leave what is being edited."""
+        replying = self.replying
+        if replying is None:
+            if self._editing is not None:
+                self._end_editing()
+                self.composer.write(Prompt(""))
+            self.composer.area.focus()
+        elif replying.message is None or replying.stopping:
+            await self._cut_off(replying)
+        else:
+            replying.stopping = True
+            self.post_message(self.Activity("stopping"))
+            self.stop_gently(replying, replying.message.id)
+
+    @work(group="stop")
+    async def stop_gently(self, replying: Replying, message: MessageId) -> None:
+        """The engine says what it has done, if it does so soon."""
+        with told(self):
+            await self._client.replies.stop(message)
+        await asyncio.sleep(_PATIENCE)
+        await self._cut_off(replying)
+
+    async def _cut_off(self, replying: Replying) -> None:
+        if self._replies.runs(replying):
+            replying.end(Finish.STOPPED)
+            await self._ended(replying)
+
+    # --- edits and branches
+
+    @on(MessageView.EditAsked)
+    def edit(self, event: MessageView.EditAsked) -> None:
+        """Type a message anew. What was written before stays, as a branch."""
+        if self._busy():
+            return
+        self._editing = event.message
+        self.composer.add_class("editing")
+        self.composer.write(Prompt(event.message.text, event.message.attachments))
+        self.composer.area.focus()
+
+    def _busy(self) -> bool:
+        """Whether the branch that is shown must stay; the person is told so."""
+        if self.replying is not None:
+            self.app.notify("A reply is being written; escape stops it.", markup=False)
+        return self.replying is not None
+
+    def _end_editing(self) -> None:
+        self._editing = None
+        self.composer.remove_class("editing")
+
+    def action_edit_last(self) -> None:
+        if (message := self.chat.last_of(Role.USER)) is not None:
+            self.post_message(MessageView.EditAsked(message))
+
+    @on(MessageView.RegenerateAsked)
+    async def regenerate(self, event: MessageView.RegenerateAsked) -> None:
+        """Another reply, beside the one there is."""
+        message = event.message
+        to = message.id if message.role is Role.USER else message.parent
+        if self._busy() or self.chat.id is None or to is None:
+            return
+        await self.transcript.cut_behind(to)
+        self.chat.leaf = to
+        self.ask(self.chat.id, to)
+
+    def action_regenerate(self) -> None:
+        if path := self.chat.path():
+            self.post_message(MessageView.RegenerateAsked(path[-1]))
+
+    @on(MessageView.BranchAsked)
+    async def step_branch(self, event: MessageView.BranchAsked) -> None:
+        place = [message.id for message in self.chat.path()].index(event.message.id)
+        leaf = self.chat.branches.beside(event.message.id, event.step)
+        if leaf is not None:
+            await self.show_branch(leaf, self.chat.branches.path(leaf)[place].id)
+
+    async def show_branch(self, leaf: MessageId, at: MessageId) -> None:
+        """Another branch of the open chat. What the engine knows of it, it need not read again."""
+        if self._busy() or self.chat.id is None:
+            return
+        with told(self):
+            await self._client.chats.show_branch(self.chat.id, leaf)
+            self.chat.leaf = leaf
+            await self._show(self.chat, at)
+
+    @on(MessageView.NeighbourAsked)
+    def focus_neighbour(self, event: MessageView.NeighbourAsked) -> None:
+        if not self.transcript.focus_beside(event.message.id, event.step) and event.step > 0:
+            self.composer.area.focus()
+
+    @on(MessageView.CopyAsked)
+    def copy(self, event: MessageView.CopyAsked) -> None:
+        self.app.copy_to_clipboard(event.message.text)
+        self.app.notify("Copied.", markup=False)
+
+    # --- the context
+
+    async def _has_room(self, chat: OpenChat, name: ChatId, leaf: MessageId, prompt: Prompt) -> bool:
+        """Whether the message and a reply fit behind `leaf`; makes room as the chat's settings say."""
+        budget = await self._client.context.budget(name, leaf, prompt.all_text)
+        if budget.free >= 0:
+            return True
+        match chat.settings.full_context:
+            case FullContext.STOP:
+                raise ClientError(f"{-budget.free:,} tokens too many for the context.", "Begin a new chat, or /room.")
+            case FullContext.ASK:
+                return await self.ask_for_room(name, leaf, budget)
+            case how:
+                await self._make_room(name, await self._client.context.plan(name, leaf, how))
+                return True
+
+    async def ask_for_room(self, chat: ChatId, leaf: MessageId, budget: ContextBudget | None) -> bool:
+        """Let the person choose what goes; whether anything did."""
+        dialog = FullContextScreen(self._client.context, chat, leaf, self.chat.branches, budget)
+        room = await self.app.push_screen_wait(dialog)
+        if room is not None:
+            await self._make_room(chat, room)
+        return room is not None
+
+    async def _make_room(self, chat: ChatId, room: Room) -> None:
+        self.post_message(self.Activity("summarizing" if room.how is FullContext.SUMMARIZE else ""))
+        changed = await self._client.context.make(chat, room)
+        self.chat.left_out = changed.left_out
+        await self._show(self.chat, None)
+
+    @work(group="room", exclusive=True)
+    async def action_make_room(self) -> None:
+        """Make room before it is needed."""
+        if self.chat.id is not None and self.chat.leaf is not None:
+            with told(self):
+                await self.ask_for_room(self.chat.id, self.chat.leaf, None)

@@ -1,0 +1,147 @@
+"""One message of a chat: who wrote it, what, at what cost; and what can be done with it."""
+
+from typing import ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical
+from textual.content import Content
+from textual.message import Message as Posted
+from textual.widgets import Label, Static
+
+from tui import figures
+from tui.nouns import Message, MessageId, Role
+from tui.widgets.reply_text import ReplyText
+from tui.widgets.thoughts import Thoughts
+from tui.widgets.word_buttons import WordButtons, word
+
+
+class MessageHeader(WordButtons):
+    """The line above a message."""
+
+
+class MessageView(Vertical, can_focus=True):
+    """A message; told anew as a reply grows."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("e", "edit", "Edit"),
+        Binding("r", "regenerate", "Again"),
+        Binding("c", "copy", "Copy"),
+        Binding("left", "branch(-1)", "Branch ‹"),
+        Binding("right", "branch(1)", "Branch ›"),
+        Binding("t", "thoughts", "Thoughts", show=False),
+        Binding("up,k", "neighbour(-1)", "Message above", show=False),
+        Binding("down,j", "neighbour(1)", "Message below", show=False),
+    ]
+
+    class Asked(Posted):
+        """Base of what can be asked for about a message."""
+
+        def __init__(self, message: Message) -> None:
+            super().__init__()
+            self.message = message
+
+    class EditAsked(Asked):
+        pass
+
+    class RegenerateAsked(Asked):
+        pass
+
+    class CopyAsked(Asked):
+        pass
+
+    class BranchAsked(Asked):
+        def __init__(self, message: Message, step: int) -> None:
+            super().__init__(message)
+            self.step = step
+
+    class NeighbourAsked(Asked):
+        def __init__(self, message: Message, step: int) -> None:
+            super().__init__(message)
+            self.step = step
+
+    def __init__(self, message: Message, siblings: tuple[MessageId, ...], *, left_out: bool = False) -> None:
+        super().__init__(classes=f"{message.role.value}{' left-out' if left_out else ''}")
+        self.message = message
+        self._siblings = siblings
+        self._left_out = left_out
+
+    def compose(self) -> ComposeResult:
+        message = self.message
+        yield MessageHeader(self._header())
+        if message.reasoning:
+            yield Thoughts(message.reasoning, message.reasoning_seconds, finished=bool(message.text or message.finish))
+        if message.role is Role.ASSISTANT:
+            yield ReplyText(message.text)
+        else:
+            yield Static(Content(message.text), classes="typed")
+            for attachment in message.attachments:
+                yield Label(f"+ {attachment.name} ({len(attachment.text):,} characters)", markup=False, classes="file")
+        yield Label(self._cost(), markup=False, classes="cost")
+
+    def _header(self) -> Content:
+        message = self.message
+        mine = message.role is Role.USER
+        parts: list[str | Content | tuple[str, str]] = [("You" if mine else message.model or "Model", "bold")]
+        if len(self._siblings) > 1:
+            place = f" {self._siblings.index(message.id) + 1}/{len(self._siblings)} "
+            parts += ["  ", word("‹", "branch(-1)"), place, word("›", "branch(1)")]
+        if self._left_out:
+            parts.append(("  not sent any more", "italic"))
+        parts += ["  ", word("copy", "copy"), "  ", word("edit", "edit") if mine else word("again", "regenerate")]
+        return Content.assemble(*parts)
+
+    def _cost(self) -> Content:
+        message = self.message
+        lines: list[tuple[str, str]] = []
+        if message.finish in figures.FINISHES:
+            lines.append((figures.FINISHES[message.finish], "$text-warning"))
+        if message.usage is not None:
+            lines.append((f"{figures.prompt_cost(message.usage)} · {figures.reply_cost(message.usage)}", ""))
+            if message.usage.miss:
+                lines.append((f"not reused: {message.usage.miss}", "$text-warning"))
+        return Content("\n").join(Content.styled(text, style) for text, style in lines)
+
+    # --- while a reply comes
+
+    def grow(self, text: str) -> None:
+        """More of the answer."""
+        self.query_one(ReplyText).add(text)
+
+    async def think(self, text: str, seconds: float) -> None:
+        """More of what the model thinks."""
+        found = self.query(Thoughts)
+        if found:
+            found.first().add(text, seconds)
+        else:
+            await self.mount(Thoughts(text, seconds, finished=False), after=self.query_one(MessageHeader))
+
+    def renew(self, message: Message, siblings: tuple[MessageId, ...]) -> None:
+        """All but the texts, which have been shown as they came."""
+        self.message, self._siblings = message, siblings
+        self.query_one(MessageHeader).update(self._header())
+        self.query_one(".cost", Label).update(self._cost())
+        if message.text or message.finish is not None:
+            for thoughts in self.query(Thoughts):
+                thoughts.finish(message.reasoning_seconds)
+
+    # --- what can be asked for
+
+    def action_edit(self) -> None:
+        self.post_message(self.EditAsked(self.message))
+
+    def action_regenerate(self) -> None:
+        self.post_message(self.RegenerateAsked(self.message))
+
+    def action_copy(self) -> None:
+        self.post_message(self.CopyAsked(self.message))
+
+    def action_branch(self, step: int) -> None:
+        self.post_message(self.BranchAsked(self.message, step))
+
+    def action_neighbour(self, step: int) -> None:
+        self.post_message(self.NeighbourAsked(self.message, step))
+
+    def action_thoughts(self) -> None:
+        for thoughts in self.query(Thoughts):
+            thoughts.folded = not thoughts.folded

@@ -1,0 +1,119 @@
+"""Where a message is typed. Enter sends it; what is pasted is made harmless first."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import ClassVar
+
+from textual import events
+from textual.binding import Binding, BindingType
+from textual.message import Message
+from textual.widgets import TextArea
+
+from tui.attaching import dropped_path
+from tui.plain_text import sanitize
+
+LONG_PASTE = 40  # lines; from here on a pasted text becomes an attachment
+
+
+class PromptArea(TextArea):
+    """A text area that grows with its text."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("ctrl+j,shift+enter", "break_line", "New line", key_display="^j"),
+        Binding("up", "up", "Earlier", show=False),
+        Binding("down", "down", "Later", show=False),
+        Binding("tab", "complete", "Complete", show=False),
+    ]
+
+    class Entered(Message):
+        """Enter was pressed."""
+
+        def __init__(self, text: str) -> None:
+            super().__init__()
+            self.text = text
+
+    class LongPasted(Message):
+        """A text was pasted that is too long to be read here."""
+
+        def __init__(self, text: str) -> None:
+            super().__init__()
+            self.text = text
+
+    class PathPasted(Message):
+        """A file was dropped, or its path pasted."""
+
+        def __init__(self, path: Path) -> None:
+            super().__init__()
+            self.path = path
+
+    class CompletionAsked(Message):
+        """Tab was pressed behind a slash."""
+
+    def __init__(self) -> None:
+        super().__init__(compact=True, highlight_cursor_line=False, placeholder="Ask anything. F1 helps, / commands")
+        self._inputs: list[str] = []  # the newest last
+        self._place = 0  # behind the last one: what is being typed
+        self._typed = ""  # that, while an earlier one is shown
+
+    def remember(self, inputs: Sequence[str]) -> None:
+        """What was sent earlier; the newest first."""
+        self._inputs = [sanitize(text) for text in reversed(inputs)]
+        self._place = len(self._inputs)
+
+    def write(self, text: str) -> None:
+        """Replace what is typed; the cursor goes behind it."""
+        self.load_text(sanitize(text))
+        self.move_cursor(self.document.end)
+
+    async def _on_key(self, event: events.Key) -> None:
+        if event.key == "enter":
+            event.stop()
+            event.prevent_default()
+            self._enter()
+        else:
+            await super()._on_key(event)
+
+    def _enter(self) -> None:
+        text = self.text.strip()
+        if text and (not self._inputs or self._inputs[-1] != text):
+            self._inputs.append(text)
+        self._place = len(self._inputs)
+        self.post_message(self.Entered(text))
+
+    async def _on_paste(self, event: events.Paste) -> None:
+        event.prevent_default()
+        event.stop()
+        text = sanitize(event.text)
+        if (path := dropped_path(event.text)) is not None:
+            self.post_message(self.PathPasted(path))
+        elif text.count("\n") >= LONG_PASTE:
+            self.post_message(self.LongPasted(text))
+        else:
+            await super()._on_paste(events.Paste(text))
+
+    def action_break_line(self) -> None:
+        self.insert("\n")
+
+    def action_complete(self) -> None:
+        if self.text.startswith("/"):
+            self.post_message(self.CompletionAsked())
+        else:
+            self.screen.focus_next()
+
+    def action_up(self) -> None:
+        if self.cursor_at_first_line and self._place > 0:
+            self._show_input(self._place - 1)
+        else:
+            self.action_cursor_up()
+
+    def action_down(self) -> None:
+        if self.cursor_at_last_line and self._place < len(self._inputs):
+            self._show_input(self._place + 1)
+        else:
+            self.action_cursor_down()
+
+    def _show_input(self, place: int) -> None:
+        if self._place == len(self._inputs):
+            self._typed = self.text
+        self._place = place
+        self.write(self._inputs[place] if place < len(self._inputs) else self._typed)

@@ -1,0 +1,37 @@
+"""The first line: which chat, which model and how far its loading is, and where other programs reach the engine."""
+
+from textual.content import Content
+from textual.reactive import reactive
+from textual.widget import Widget
+
+from tui.engine_nouns import Loading
+from tui.plain_text import single_line
+
+
+class TopBar(Widget):
+    """One line. What does not fit is left out from the right."""
+
+    chat_title: reactive[str] = reactive("New chat")
+    model: reactive[str] = reactive("")
+    loading_model: reactive[Loading | None] = reactive(None)
+    activity: reactive[str] = reactive("")  # what the reply is at
+    address: reactive[str] = reactive("")
+
+    def render(self) -> Content:
+        right = "  ".join(part for part in (self._model(), self.address) if part)
+        left = single_line(self.chat_title)
+        if self.activity:
+            left = f"{left}  {self.activity}"
+        room = self.size.width - 2
+        if len(left) + len(right) + 2 > room and self.address:
+            right = self._model()
+        space = room - len(right)
+        left = left if len(left) < space else left[: max(0, space - 2)] + "…"
+        return Content.assemble(" ", (left.ljust(space), "bold"), (right, "$text-muted"), " ")
+
+    def _model(self) -> str:
+        loading = self.loading_model
+        if loading is None:
+            return single_line(self.model)
+        share = "" if loading.fraction is None else f" {loading.fraction:.0%}"
+        return single_line(f"{loading.model}: {loading.stage}{share}")

@@ -1,0 +1,179 @@
+"""The messages of one branch, from top to bottom. Only those near to what is seen are mounted, however long it is."""
+
+from collections.abc import Callable, Sequence, Set
+
+from textual.containers import VerticalScroll
+from textual.geometry import Size
+from textual.widget import Widget
+
+from tui.nouns import Message, MessageId
+from tui.widgets.message_view import MessageView
+
+_SCREENS = 3  # heights of the screen that are mounted at once, estimated
+_MOST = 80  # messages that stay mounted; then those that are farthest away go
+
+Siblings = Callable[[MessageId], tuple[MessageId, ...]]
+
+
+class Transcript(VerticalScroll, can_focus=False):
+    """A window over the path: `_first` is the place of its first message that is mounted, `_end` is behind the last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._path: list[Message] = []
+        self._siblings: Siblings = lambda message: (message,)
+        self._left_out: Set[MessageId] = frozenset()
+        self._first = self._end = 0
+        self._moving = False  # the window moves; scrolling starts no other move
+
+    async def show(
+        self,
+        path: Sequence[Message],
+        siblings: Siblings,
+        *,
+        left_out: Set[MessageId] = frozenset(),
+        at: MessageId | None = None,
+    ) -> None:
+        """Show a branch: its end, or the message `at`."""
+        self._path, self._siblings, self._left_out = list(path), siblings, left_out
+        place = None if at is None else self._place(at)
+        self._moving = True
+        self._first = self._back_from(len(self._path) if place is None else place)
+        self._end = len(self._path) if place is None else self._on_from(place)
+        with self.app.batch_update():
+            await self.remove_children()
+            await self.mount_all(self._views(self._first, self._end))
+        self._moving = False
+        view = None if at is None else self.view(at)
+        self.anchor(view is None)
+        if view is not None:
+            view.focus(scroll_visible=False)
+            self.call_after_refresh(self.scroll_to_widget, view, animate=False, top=True)
+
+    async def append(self, message: Message) -> None:
+        """A new message at the end, which is shown."""
+        if self._end < len(self._path):
+            await self.show([*self._path, message], self._siblings, left_out=self._left_out)
+        else:
+            self._path.append(message)
+            self._end += 1
+            await self.mount(*self._views(self._end - 1, self._end))
+            self.anchor()
+
+    async def cut_behind(self, message: MessageId | None) -> None:
+        """Show the branch as far as `message`; behind None, nothing."""
+        place = None if message is None else self._place(message)
+        end = 0 if place is None else place + 1
+        if end < self._first:
+            await self.show(self._path[:end], self._siblings, left_out=self._left_out)
+            return
+        for view in self._mounted()[end - self._first :]:
+            await view.remove()
+        del self._path[end:]
+        self._end = min(self._end, end)
+
+    def renew(self, message: Message) -> None:
+        """Tell a message anew, whether it is mounted or not."""
+        place = self._place(message.id)
+        if place is None:
+            return
+        self._path[place] = message
+        if (view := self.view(message.id)) is not None:
+            view.renew(message, self._siblings(message.id))
+
+    def view(self, message: MessageId) -> MessageView | None:
+        """The widget of a message, if it is mounted."""
+        return next((view for view in self._mounted() if view.message.id == message), None)
+
+    def focus_beside(self, message: MessageId, step: int) -> bool:
+        """Focus the message so many places on; whether there is one."""
+        place = self._place(message)
+        target = None if place is None else place + step
+        if target is None or not 0 <= target < len(self._path):
+            return False
+        view = self.view(self._path[target].id)
+        if view is not None:
+            view.focus()
+        return view is not None
+
+    def _mounted(self) -> list[MessageView]:
+        return [child for child in self.children if isinstance(child, MessageView)]
+
+    def _place(self, message: MessageId) -> int | None:
+        return next((place for place, one in enumerate(self._path) if one.id == message), None)
+
+    def _views(self, first: int, end: int) -> list[MessageView]:
+        return [
+            MessageView(message, self._siblings(message.id), left_out=message.id in self._left_out)
+            for message in self._path[first:end]
+        ]
+
+    # --- the window
+
+    def _lines(self, message: Message) -> int:
+        """How high a message is, about."""
+        width = max(20, self.size.width or self.app.size.width)
+        return 4 + message.text.count("\n") + len(message.text) // width
+
+    def _back_from(self, place: int) -> int:
+        """Where the window begins that has enough in front of `place`."""
+        room = _SCREENS * self.app.size.height
+        while place > 0 and room > 0:
+            place -= 1
+            room -= self._lines(self._path[place])
+        return place
+
+    def _on_from(self, place: int) -> int:
+        room = _SCREENS * self.app.size.height
+        while place < len(self._path) and room > 0:
+            room -= self._lines(self._path[place])
+            place += 1
+        return place
+
+    def watch_scroll_y(self, old_value: float, new_value: float) -> None:
+        super().watch_scroll_y(old_value, new_value)
+        if self._moving:
+            return
+        if new_value <= 2 and self._first > 0 and old_value > new_value:
+            self._moving = True
+            self.call_next(self._move_up)
+        elif new_value >= self.max_scroll_y - 2 and self._end < len(self._path) and new_value > old_value:
+            self._moving = True
+            self.call_next(self._move_down)
+
+    async def _move_up(self) -> None:
+        """Mount what is above, and keep what is seen where it is."""
+        held = self.children[0]
+        above = held.virtual_region.y - self.scroll_offset.y
+        first = self._back_from(self._first)
+        with self.app.batch_update():
+            await self.mount_all(self._views(first, self._first), before=0)
+            self._first = first
+            extra = max(0, self._end - self._first - _MOST)
+            for view in self._mounted()[len(self.children) - extra :]:
+                await view.remove()
+            self._end -= extra
+        self.call_after_refresh(self._hold, held, above)
+
+    async def _move_down(self) -> None:
+        held = self.children[-1]
+        above = held.virtual_region.y - self.scroll_offset.y
+        end = self._on_from(self._end)
+        with self.app.batch_update():
+            await self.mount_all(self._views(self._end, end))
+            self._end = end
+            extra = max(0, self._end - self._first - _MOST)
+            for view in self._mounted()[:extra]:
+                await view.remove()
+            self._first += extra
+        self.call_after_refresh(self._hold, held, above)
+
+    def _hold(self, held: Widget, above: int) -> None:
+        self.scroll_to(y=held.virtual_region.y - above, animate=False, force=True)
+        self._moving = False
+
+    def watch_virtual_size(self, size: Size) -> None:
+        """A window that does not fill the screen has nothing to scroll, so it grows by itself."""
+        if not self._moving and self._first > 0 and 0 < size.height <= self.size.height:
+            self._moving = True
+            self.call_next(self._move_up)
