@@ -19,18 +19,27 @@ _GLANCE = 0.1  # seconds between two looks for signals
 
 def run_apart(work: Callable[[], T]) -> T:
     """The result of `work`, while this thread stays open for KeyboardInterrupt. Raises what `work` raises."""
-    done: Future[T] = Future()
-
-    def attempt() -> None:
-        try:
-            done.set_result(work())
-        except BaseException as problem:  # noqa: BLE001  # told to whoever waits
-            done.set_exception(problem)
-
-    threading.Thread(target=attempt, name=_NAME, daemon=True).start()
+    done = begin_apart(work)
     while not done.done():
         wait({done}, _GLANCE)
     return done.result()
+
+
+def begin_apart(work: Callable[[], T]) -> "Future[T]":
+    """What will be the result of `work`, which does not hold up the end of the process."""
+    done: Future[T] = Future()
+
+    def attempt() -> None:
+        done.set_running_or_notify_cancel()
+        try:
+            result = work()
+        except BaseException as problem:  # noqa: BLE001  # told to whoever waits
+            done.set_exception(problem)
+        else:
+            done.set_result(result)
+
+    threading.Thread(target=attempt, name=_NAME, daemon=True).start()
+    return done
 
 
 def leave(status: int) -> int:

@@ -2,11 +2,13 @@
 
 import click
 
-from app.commands.listing import as_json
+from app.commands.listing import as_json, echo_table
 from app.config import Settings, load_settings
 from app.errors import AppError
+from app.models.download_queue import Fetch, fetches, queue_note
 from app.models.download_turn import ask_to_stop, running_download
 from app.models.sources import pull as pull_model
+from app.models.store import ModelStore
 from app.progress import Progress, format_bytes, progress_on_stderr
 
 EXAMPLES = """\b
@@ -15,6 +17,7 @@ Examples:
   ingle pull smollm2:135m qwen3:4b
   ingle pull HuggingFaceTB/SmolLM2-360M-Instruct
   ingle pull bartowski/SmolLM2-360M-Instruct-GGUF:Q8_0
+  ingle pull --list           what is being fetched, what waits, and what is not whole
   ingle pull --stop           the download that goes on in another terminal
   MODEL=$(ingle pull -q)      its path, for a script
 """
@@ -24,8 +27,9 @@ Examples:
 @click.argument("names", nargs=-1, metavar="[NAME...]")
 @click.option("--json", "as_object", is_flag=True, help="Print each stored model as a JSON object.")
 @click.option("-q", "--quiet", is_flag=True, help="No progress and no narration.")
+@click.option("--list", "listing", is_flag=True, help="List what is being fetched, waits, or is not whole.")
 @click.option("--stop", is_flag=True, help="Have the running download stop, and keep what has arrived.")
-def pull(names: tuple[str, ...], as_object: bool, quiet: bool, stop: bool) -> None:
+def pull(names: tuple[str, ...], as_object: bool, quiet: bool, listing: bool, stop: bool) -> None:
     """Fetch each model NAME to this machine, and print the path of its file or folder.
 
     NAME is a short name of the catalog, or a repository of the Hugging Face Hub: its checkpoint in safetensors, or with
@@ -38,11 +42,25 @@ def pull(names: tuple[str, ...], as_object: bool, quiet: bool, stop: bool) -> No
     it. While another ingle downloads, this one shows how that goes, and is next.
     """
     progress = progress_on_stderr(quiet=quiet)
-    if stop:
-        _stop(load_settings(), progress)
-        return
-    for name in names or (None,):
-        _pull(load_settings(model=name), progress, as_object=as_object)
+    settings = load_settings()
+    if listing:
+        _list(settings, as_array=as_object)
+    elif stop:
+        _stop(settings, progress)
+    else:
+        _pull_all(names or (settings.model,), settings, progress, as_object=as_object)
+
+
+def _pull_all(names: tuple[str, ...], settings: Settings, progress: Progress, *, as_object: bool) -> None:
+    """One after another; others see which are still to come."""
+    store = ModelStore(settings)
+    known = [store.known_name(name) or name for name in names]
+    with queue_note(settings.models_dir, known) as note:
+        for number, (name, whole) in enumerate(zip(names, known, strict=True), 1):
+            if len(names) > 1:
+                progress.say(f"{number} of {len(names)}: {name}")
+            _pull(load_settings(model=name), progress, as_object=as_object)
+            note.done(whole)
 
 
 def _pull(settings: Settings, progress: Progress, *, as_object: bool) -> None:
@@ -53,6 +71,21 @@ def _pull(settings: Settings, progress: Progress, *, as_object: bool) -> None:
         raise
     progress.say(f"{stored.name} is ready: {format_bytes(stored.size)}, from the {stored.source}.")
     click.echo(as_json(stored) if as_object else stored.path)
+
+
+def _list(settings: Settings, *, as_array: bool) -> None:
+    found = fetches(ModelStore(settings).hub_models, settings.models_dir)
+    if as_array:
+        click.echo(as_json(found))
+    elif found:
+        echo_table([("NAME", "STATE", "ARRIVED", "OF"), *map(_row, found)])
+    else:
+        click.echo("Nothing is being fetched.", err=True)
+
+
+def _row(fetch: Fetch) -> tuple[object, ...]:
+    whole = format_bytes(fetch.total) if fetch.total else "-"
+    return fetch.name, fetch.state, format_bytes(fetch.done), whole
 
 
 def _stop(settings: Settings, progress: Progress) -> None:

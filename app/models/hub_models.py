@@ -163,7 +163,7 @@ class HubModels:
         there, ModelNotFound."""
         with self.lock(name):
             stored = self.find(name)
-            name = (stored and RepositoryName.parse(stored.name)) or name
+            name = (stored and RepositoryName.parse(stored.name)) or self._begun(name)
             pulled = self.pulled(name)
             if pulled is None:
                 if stored:
@@ -177,6 +177,12 @@ class HubModels:
                 self._record_path(name).unlink(missing_ok=True)
         folder = hub_cache.snapshot_folder(self._cache, name.repo, pulled.revision)
         return [Removal(folder / pulled.files[0] if len(pulled.files) == 1 else folder, freed, shared=True)]
+
+    def _begun(self, name: RepositoryName) -> RepositoryName:
+        """The name with the quantization of what was begun to be fetched by it; where that is not one, as it is."""
+        names = [begun for begun, _ in self.unfinished() if begun.startswith(f"{name}:")]
+        whole = RepositoryName.parse(names[0]) if len(names) == 1 and not self.pulled(name) else None
+        return whole or name
 
     def _stored(self, repo: str, folder: Path, model: ModelFiles) -> StoredModel | None:
         """None where a part of the model is missing."""

@@ -83,6 +83,21 @@ class ModelStore:
         looks_like_path = path.exists() or named_as_file
         return None if looks_like_path else RepositoryName.parse(name)
 
+    def known_name(self, name: str) -> str | None:
+        """The one name of a model of the catalog or the Hub, which can have several; None for a path and an address."""
+        if entry := self.catalog.find(name):
+            return entry.name
+        repository = self.repository(name)
+        return str(repository) if repository else None
+
+    def source_repository(self, name: str) -> RepositoryName | None:
+        """The repository of the Hub that the model of that name would come from; None where it would not."""
+        entry = self.catalog.find(name)
+        if entry is None:
+            return self.repository(name)
+        repos = (source.repo for source in entry.sources if isinstance(source, HubSource))
+        return next((RepositoryName(repo, entry.quantization) for repo in repos), None)
+
     def find(self, entry: CatalogEntry, progress: Progress | None = None) -> StoredModel | None:
         """The stored file of a catalog entry, its digest known to be right; None if there is none.
 
