@@ -318,6 +318,11 @@ class Settings:
         return None if self.kv_host_mb is None else round(self.kv_host_mb * 1_000_000)
 
     @property
+    def history_dir(self) -> Path:
+        """Where chats are kept."""
+        return self.state_dir / "history"
+
+    @property
     def replies_dir(self) -> Path | None:
         """Where the ids of replies are kept: beside what was computed for them. None: nowhere."""
         return None if self.kv_disk_limit == 0 else self.kv_disk_dir
@@ -380,6 +385,11 @@ def _read_config(path: Path) -> Mapping[str, object]:
             hint = f"Did you mean {near[0]}?" if near else f"The settings are: {', '.join(SETTINGS)}."
             raise InvalidSetting(f"{path}: no such setting: {key}", hint)
     return content
+
+
+def is_dumb_terminal() -> bool:
+    """Whether the terminal says of itself that it can write lines and nothing else."""
+    return os.environ.get("TERM", "") in ("", "dumb")
 
 
 def child_environment(**overrides: str) -> dict[str, str]:

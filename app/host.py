@@ -21,6 +21,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from app.api_keys import chosen_keys, make_own_key, own_key_file
+from app.attendance import Attendance
 from app.chat.template import ChatTemplateRenderer
 from app.config import Settings
 from app.errors import EXIT_INTERRUPTED, EXIT_OK, InvalidSetting
@@ -43,8 +44,8 @@ _MAX_HEADER_BYTES = 64 << 10
 SWITCH_SECONDS = 0.0005
 
 
-def run_host(settings: Settings, progress: Progress) -> None:
-    """Fetch and load the model, then serve it until SIGINT or SIGTERM.
+def run_host(settings: Settings, progress: Progress, attendance: Attendance | None = None) -> None:
+    """Fetch and load the model, then serve it until SIGINT or SIGTERM, or for as long as it has an `attendance`.
 
     Raises PortTaken, InvalidSetting, and what `pull` and `load_model` raise. A second signal ends the process at once.
     """
@@ -59,7 +60,7 @@ def run_host(settings: Settings, progress: Progress) -> None:
         model = load(stored, settings, progress)
         instance = _instance(stored, settings.host, sockets.port)
         with recorded(instance, settings):
-            asyncio.run(_serve(model, renderer, sockets, instance, locks, settings, progress))
+            asyncio.run(_serve(model, renderer, sockets, instance, locks, settings, progress, attendance))
 
 
 def _locks(settings: Settings) -> "Locks":
@@ -106,6 +107,7 @@ async def _serve(
     locks: "Locks",
     settings: Settings,
     progress: Progress,
+    attendance: Attendance | None,
 ) -> None:
     from app.models.loaded_encoder import LoadedEncoder
     from app.server.request_log import requests_told_to
@@ -117,13 +119,15 @@ async def _serve(
     )
     async with served as (application, work):
         server = HTTPServer(
-            server_config(application),
+            server_config(application if attendance is None else attendance.noting(application)),
             work,
             lambda: _welcome(instance, settings, progress),
             lambda status: _abandon(instance, settings, status),
         )
         server.stop_on_signals()
         _share_interpreter()
+        if attendance is not None:
+            attendance.watch()
         with requests_told_to(progress.say):
             await server.serve(sockets.sockets)
 

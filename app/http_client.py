@@ -91,7 +91,7 @@ class Client:
     async def health(self) -> Health:
         """Raises ServerUnreachable or ServerError."""
         answer = await self._get("/health", accepted=(httpx.codes.OK, httpx.codes.SERVICE_UNAVAILABLE))
-        with _as_agreed():
+        with as_agreed():
             return Health(
                 str(answer.get("reason", "")),
                 int(answer["running"]),
@@ -105,7 +105,7 @@ class Client:
     async def models(self) -> list[str]:
         """The ids of the models that it serves. Raises ServerUnreachable or ServerError."""
         answer = await self._get("/v1/models")
-        with _as_agreed():
+        with as_agreed():
             return [str(model["id"]) for model in answer["data"]]
 
     async def stream_chat(self, messages: Sequence[Message], params: SamplingParams) -> AsyncGenerator[ChatEvent]:
@@ -120,10 +120,10 @@ class Client:
         try:
             async with self._http.stream("POST", "/v1/chat/completions", json=body) as response:
                 if response.status_code != httpx.codes.OK:
-                    raise _refusal(response.status_code, await response.aread())
-                async with aclosing(_server_sent_data(response.aiter_bytes())) as chunks:
+                    raise refusal(response.status_code, await response.aread())
+                async with aclosing(server_sent_data(response.aiter_bytes())) as chunks:
                     async for chunk in chunks:
-                        with _as_agreed():
+                        with as_agreed():
                             events = reply.events(_parsed(chunk))
                         for event in events:
                             yield event
@@ -137,7 +137,7 @@ class Client:
         except httpx.HTTPError as problem:
             raise self._unreachable(problem) from problem
         if response.status_code not in accepted:
-            raise _refusal(response.status_code, response.content)
+            raise refusal(response.status_code, response.content)
         return _parsed(response.content)
 
     def _unreachable(self, problem: httpx.HTTPError) -> ServerUnreachable:
@@ -175,7 +175,7 @@ def _wire_message(message: Message) -> dict[str, object]:
     return {"role": message.role, "content": message.content, **given}
 
 
-async def _server_sent_data(parts: AsyncIterator[bytes]) -> AsyncGenerator[bytes]:
+async def server_sent_data(parts: AsyncIterator[bytes]) -> AsyncGenerator[bytes]:
     """The data of each event, up to the closing [DONE]. Lines end at \\n alone: JSON may hold other separators."""
     unread = b""
     async for part in parts:
@@ -189,12 +189,12 @@ async def _server_sent_data(parts: AsyncIterator[bytes]) -> AsyncGenerator[bytes
 
 
 def _parsed(content: bytes) -> Any:
-    with _as_agreed():
+    with as_agreed():
         return json.loads(content)
 
 
 @contextmanager
-def _as_agreed() -> Iterator[None]:
+def as_agreed() -> Iterator[None]:
     """Reading an answer inside fails with ServerError where it is not what a server of ours says."""
     try:
         yield
@@ -202,7 +202,7 @@ def _as_agreed() -> Iterator[None]:
         raise ServerError("the server's answer makes no sense", "Stop it, and start it again.") from problem
 
 
-def _refusal(status: int, content: bytes) -> InglenookError:
+def refusal(status: int, content: bytes) -> InglenookError:
     """The error that an error answer stands for."""
     try:
         return _error(json.loads(content)["error"])

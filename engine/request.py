@@ -175,6 +175,7 @@ class Origin:
     priority: int = 0  # among requests of its class, the highest goes first
     cache_salt: str = ""  # requests of different salts share no cached prefix
     stored: bool = True  # what is computed for it may be written to disk; never for the lowest class
+    client: str = ""  # the program that asks, as it names itself; for people
 
     def __post_init__(self) -> None:
         if self.service is ServiceClass.BACKGROUND:

@@ -104,6 +104,20 @@ class TokenStreams:
             live.timer.end(reason, self._clock())
             self._thread.abort(request_id)
 
+    def end(self, request_id: int) -> None:
+        """End a request with an event of its own, if it still runs: whoever waits for it is told."""
+        if request_id in self._live:
+            self._route([TokenEvent(request_id, None, finish=FinishReason.ABORT)])
+            self._thread.abort(request_id)
+
+    def requests(self) -> list[Request]:
+        """Those that have not ended, the oldest first. The engine goes on writing them."""
+        return [live.request for live in self._live.values()]
+
+    def now(self) -> float:
+        """The moment, by the clock that tells when requests arrived."""
+        return self._clock()
+
     def forget(self, token_ids: Sequence[int], origin: Origin, *, kept: int) -> None:
         """Have the engine forget what it computed of some tokens, but for the first `kept` of them."""
         self._thread.forget(token_ids, origin, kept=kept)

@@ -4,7 +4,6 @@ import asyncio
 import sys
 from collections.abc import AsyncGenerator, Callable
 from contextlib import ExitStack, aclosing
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,9 +29,6 @@ Examples:
   ingle run "Name three rivers." --json --seed 7 | jq -r .text
   ingle run "Hello" --model ./model.gguf --max-tokens 50
 """
-
-# What is used where neither the command line nor the model says anything.
-DEFAULT_SAMPLING = {"temperature": 0.7, "top_p": 0.95}
 
 ENGINE_OPTIONS = ("context", "threads", "kernels", "quantize", "kv_disk_gb", *GPU_OPTIONS)
 
@@ -93,10 +89,11 @@ def run(
     given: dict[str, Any] = {name: value for name, value in sampling.items() if value is not None}
     progress = progress_on_stderr(quiet=quiet)
     from app.chat.messages import Message
+    from app.models.sampling_defaults import suitable_sampling
     from engine.request import SamplingParams
 
     def params(name: str, path: Path) -> SamplingParams:
-        return SamplingParams(**{**_suitable_sampling(name, path), "stop": stop, **given})
+        return SamplingParams(**{**suitable_sampling(name, path), "stop": stop, **given})
 
     SamplingParams(**given)  # what makes no sense is told before anything is fetched
     messages = [*([Message("system", system)] if system else []), Message("user", question)]
@@ -192,15 +189,6 @@ def _by_own_engine(
                     yield event
 
     return events()
-
-
-def _suitable_sampling(name: str, path: Path) -> dict[str, Any]:
-    """The sampling that the catalog or the model's own files have for it, or the one for all others."""
-    from app.models.catalog import load_catalog
-    from app.models.sampling_defaults import sampling_of
-
-    suitable = sampling_of(name, path, load_catalog())
-    return DEFAULT_SAMPLING if suitable is None else asdict(suitable)
 
 
 async def _past_the_prompt(events: "AsyncGenerator[ChatEvent]", progress: Progress) -> "AsyncGenerator[ChatEvent]":

@@ -3,9 +3,11 @@
 What a file leaves out has the value that transformers gives it. Refuses to know what a request asks for.
 """
 
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
-from app.models.catalog import Catalog, Sampling
+from app.models.catalog import Catalog, Sampling, load_catalog
 from app.text.checked_fields import malformed
 from quant.checkpoint_files import read_object
 
@@ -17,6 +19,17 @@ _BOUNDS = {  # name: (least, most); the names are those of `Sampling`, too
     "min_p": (0.0, 1.0),
     "repetition_penalty": (0.5, 2.0),
 }
+
+
+# What is used where neither the command line nor the model says anything.
+DEFAULT_SAMPLING = {"temperature": 0.7, "top_p": 0.95}
+
+
+def suitable_sampling(name: str, path: Path) -> dict[str, Any]:
+    """The sampling that the catalog or the model's own files have for it, or the one for all others, by the names of
+    `SamplingParams`. Raises ModelFileError for a value out of bounds."""
+    suitable = sampling_of(name, path, load_catalog())
+    return DEFAULT_SAMPLING if suitable is None else asdict(suitable)
 
 
 def sampling_of(name: str, path: Path, catalog: Catalog) -> Sampling | None:

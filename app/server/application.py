@@ -27,6 +27,7 @@ from app.server.metrics import Metrics
 from app.server.mistakes import Mistakes
 from app.server.openapi import OpenAPI
 from app.server.origin import CLASS_NAMES
+from app.server.own_endpoints import OwnEndpoints
 from app.server.page_origins import PageOrigins
 from app.server.request_limits import RequestLimits
 from app.server.served_model import ServedModel
@@ -73,6 +74,7 @@ def create_application(
     model = ServedModel(service.name, service.context_length, service.vocab_size, aliases)
     endpoints = [
         *OpenAIEndpoints(service, model).endpoints(),
+        *OwnEndpoints(service).endpoints(),
         _health_endpoint(lambda: _health(service.streams)),
         Endpoint("GET", "/metrics", Metrics(service).scrape, "Figures for Prometheus", gives=TEXT),
     ]

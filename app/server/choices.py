@@ -143,5 +143,5 @@ def _up_to_failure(
         if isinstance(event, ReplyEnd) and event.finish is FinishReason.ERROR:
             return batch[:position], ReplyFailed(f"The engine failed: {event.error}", "Try again.")
         if isinstance(event, ReplyEnd) and event.finish is FinishReason.ABORT:
-            return batch[:position], ReplyAborted("The engine is being stopped", "Try again when it runs.")
+            return batch[:position], ReplyAborted("Somebody ended it, or the engine is being stopped", "Try again.")
     return batch, None

@@ -23,6 +23,7 @@ LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
 CALLER = "caller"  # where the Caller is, in the state of the scope of each request that is let in
 
 MOST_HEADERS = 128
+MAX_CLIENT_NAME = 80  # characters; what is longer is cut
 MAX_TARGET_BYTES = 8 << 10  # of path and query
 
 
@@ -87,9 +88,11 @@ class Door:
 
 
 def of_caller(request: Request, origin: Origin) -> Origin:
-    """`origin` of a request that was let in, so that it shares what was computed with others of its caller alone."""
+    """`origin` of a request that was let in, so that it shares what was computed with others of its caller alone, and
+    with the name of the program that asks."""
     caller: Caller = request.scope["state"][CALLER]
-    return replace(origin, cache_salt=caller.cache_salt + origin.cache_salt)
+    client = request.headers.get("user-agent", "")[:MAX_CLIENT_NAME]
+    return replace(origin, cache_salt=caller.cache_salt + origin.cache_salt, client=client)
 
 
 def _check_size(scope: Scope) -> None:

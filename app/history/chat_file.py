@@ -1,0 +1,100 @@
+"""A chat as a file: Markdown of the branch that is shown, for people; JSON of all branches, which can be read again."""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+import msgspec
+from msgspec import Struct
+
+from app.history.records import Attachment, Chat, Message, Role, Settings, State, Usage, path_to
+
+FORMAT = "inglenook-chat"
+VERSION = 1
+
+_WHO = {Role.USER: "You", Role.ASSISTANT: "Assistant"}
+
+
+class FileMessage(Struct, kw_only=True, omit_defaults=True):
+    """A message. `parent` is the place of the one before it among the messages of the file."""
+
+    role: Role
+    text: str
+    parent: int | None = None
+    attachments: tuple[Attachment, ...] = ()
+    reasoning: str = ""
+    model: str = ""
+    state: State = State.WHOLE
+    usage: Usage | None = None
+    created: float = 0.0
+
+
+class FileChat(Struct, kw_only=True, omit_defaults=True):
+    """A chat, each of its messages behind its parent. `shown` is the place of the last one that was shown."""
+
+    title: str = ""
+    settings: Settings = Settings()
+    messages: list[FileMessage]
+    shown: int | None = None
+    created: float = 0.0
+
+
+class ChatFile(Struct, tag_field="format", tag=FORMAT):
+    """What is exported."""
+
+    version: int
+    chats: list[FileChat]
+
+
+def as_json(chat: Chat, messages: Sequence[Message]) -> bytes:
+    """All branches of a chat."""
+    places = {message.id: place for place, message in enumerate(messages)}
+    written = FileChat(
+        title=chat.title,
+        settings=chat.settings,
+        messages=[_file_message(message, places) for message in messages],
+        shown=None if chat.shown is None else places.get(chat.shown),
+        created=chat.created,
+    )
+    return msgspec.json.format(msgspec.json.encode(ChatFile(VERSION, [written])), indent=2) + b"\n"
+
+
+def _file_message(message: Message, places: dict[int, int]) -> FileMessage:
+    return FileMessage(
+        role=message.role,
+        text=message.text,
+        parent=None if message.parent is None else places.get(message.parent),
+        attachments=message.attachments,
+        reasoning=message.reasoning,
+        model=message.model,
+        state=message.state,
+        usage=message.usage,
+        created=message.created,
+    )
+
+
+def as_markdown(chat: Chat, messages: Sequence[Message]) -> str:
+    """The branch that is shown."""
+    branch = path_to({message.id: message for message in messages}, chat.shown)
+    parts = [f"# {' '.join((chat.title or chat.beginning or 'Chat').split())}"]
+    if chat.settings.system:
+        parts.append(f"## System\n\n{chat.settings.system}")
+    parts += [_section(message) for message in branch]
+    return "\n\n".join(parts) + "\n"
+
+
+def _section(message: Message) -> str:
+    when = datetime.fromtimestamp(message.created, UTC).isoformat(timespec="minutes")
+    said_by = f"{_WHO[message.role]}, {message.model}" if message.model else _WHO[message.role]
+    files = [f"{file.name}:\n\n{_fenced(file.text)}" for file in message.attachments]
+    thought = (
+        [f"<details><summary>Thoughts</summary>\n\n{message.reasoning}\n\n</details>"] if message.reasoning else []
+    )
+    return "\n\n".join([f"## {said_by} ({when})", *files, *thought, message.text])
+
+
+def _fenced(text: str) -> str:
+    """As code, between fences that are longer than any in it."""
+    fence = "```"
+    while fence in text:
+        fence += "`"
+    return f"{fence}\n{text}\n{fence}"

@@ -1,0 +1,205 @@
+"""Chats from files of this program and of others, as chats of this history.
+
+Known are our own JSON, ChatGPT's conversations.json, and conversations as requests hold them, which is how scripts keep
+chats with Ollama and OpenAI's API: {"model": ..., "messages": [{"role": ..., "content": ...}]}. A file is read as what
+no person has checked: every part is typed, and what is no text is left out.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from app.errors import AppError
+from app.history.chat_file import ChatFile, FileChat, FileMessage
+from app.history.history import History
+from app.history.records import Chat, Message, Role, Settings
+
+MAX_BYTES = 1 << 30
+_KNOWN = (
+    "Known are the JSON that ingle exports, ChatGPT's conversations.json, and lists of messages with role and content."
+)
+
+
+class UnreadableChats(AppError):
+    """A file holds no chats that can be read."""
+
+
+class Author(Struct):
+    role: str = ""
+
+
+class NodeContent(Struct):
+    parts: list[Any] | None = None
+    text: str | None = None
+
+
+class NodeMessage(Struct):
+    author: Author = msgspec.field(default_factory=Author)
+    content: NodeContent = msgspec.field(default_factory=NodeContent)
+    create_time: float | None = None
+    metadata: dict[str, Any] | None = None
+
+
+class Node(Struct):
+    message: NodeMessage | None = None
+    parent: str | None = None
+
+
+class ChatGPTConversation(Struct):
+    """One of conversations.json: a tree of nodes, some of which hold nothing."""
+
+    mapping: dict[str, Node]
+    title: str | None = None
+    create_time: float | None = None
+    current_node: str | None = None
+
+
+class ContentPart(Struct):
+    text: str = ""
+
+
+class RequestMessage(Struct):
+    role: str
+    content: str | list[ContentPart] | None = ""
+    reasoning: str | None = None
+    thinking: str | None = None
+
+
+class RequestConversation(Struct):
+    """As Ollama's and OpenAI's requests have it."""
+
+    messages: list[RequestMessage]
+    model: str = ""
+    title: str = ""
+    system: str = ""
+
+
+def read_chats(path: Path) -> list[FileChat]:
+    """The chats of a file. Raises UnreadableChats."""
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise UnreadableChats(f"{path} is larger than {MAX_BYTES >> 30} GB", "Split it.")
+        content = path.read_bytes()
+    except OSError as problem:
+        raise UnreadableChats(f"{path}: {problem.strerror or problem}", "Give the path of a JSON file.") from problem
+    for attempt in (_own, _chatgpt, _requests):
+        try:
+            return attempt(content)
+        except (msgspec.DecodeError, UnicodeError, RecursionError):
+            continue
+    raise UnreadableChats(f"{path} holds no chats that can be read", _KNOWN)
+
+
+def take_in(history: History, chats: Sequence[FileChat]) -> list[Chat]:
+    """New chats with what was read."""
+    return [_taken(history, chat) for chat in chats if chat.messages]
+
+
+def _taken(history: History, chat: FileChat) -> Chat:
+    made = history.chats.create(chat.settings, chat.title, created=chat.created or None)
+    ids: list[int] = []
+    for message in chat.messages:
+        parent = message.parent if message.parent is not None and 0 <= message.parent < len(ids) else None
+        kept = Message(
+            id=0,
+            chat=made.id,
+            parent=None if parent is None else ids[parent],
+            role=message.role,
+            text=message.text,
+            attachments=message.attachments,
+            reasoning=message.reasoning,
+            model=message.model,
+            state=message.state,
+            usage=message.usage,
+            created=message.created or made.created,
+        )
+        ids.append(history.messages.add(kept).id)
+    if chat.shown is not None and 0 <= chat.shown < len(ids):
+        history.chats.show(made.id, ids[chat.shown])
+    return history.chats.get(made.id)
+
+
+def _own(content: bytes) -> list[FileChat]:
+    return msgspec.json.decode(content, type=ChatFile).chats
+
+
+def _chatgpt(content: bytes) -> list[FileChat]:
+    conversations = msgspec.json.decode(content, type=list[ChatGPTConversation], strict=False)
+    return [_of_chatgpt(conversation) for conversation in conversations]
+
+
+def _of_chatgpt(conversation: ChatGPTConversation) -> FileChat:
+    """Nodes that hold no text of the user or the model are left out; what follows them follows their parents."""
+    messages: list[FileMessage] = []
+    places: dict[str, int | None] = {}
+    system = ""
+    for name, node in _in_order(conversation.mapping):
+        parent = places.get(node.parent) if node.parent else None
+        message = node.message
+        text = _text_of(message) if message else ""
+        role = message.author.role if message else ""
+        if message is None or not text or role not in set(Role):
+            places[name] = parent
+            system = system or (text if role == "system" else "")
+            continue
+        model = str((message.metadata or {}).get("model_slug", "")) if role == Role.ASSISTANT else ""
+        created = message.create_time or conversation.create_time or 0.0
+        places[name] = len(messages)
+        messages.append(FileMessage(role=Role(role), text=text, parent=parent, model=model, created=created))
+    return FileChat(
+        title=conversation.title or "",
+        settings=Settings(system=system),
+        messages=messages,
+        shown=places.get(conversation.current_node or ""),
+        created=conversation.create_time or 0.0,
+    )
+
+
+def _in_order(mapping: Mapping[str, Node]) -> Iterator[tuple[str, Node]]:
+    """Every node behind its parent; those of a circle are left out."""
+    children: dict[str | None, list[str]] = {}
+    for name, node in mapping.items():
+        parent = node.parent if node.parent in mapping else None
+        children.setdefault(parent, []).append(name)
+    waiting = children.get(None, [])[::-1]
+    while waiting:
+        name = waiting.pop()
+        yield name, mapping[name]
+        waiting += children.get(name, [])[::-1]
+
+
+def _text_of(message: NodeMessage) -> str:
+    parts = [part for part in message.content.parts or () if isinstance(part, str)]
+    return "\n".join([*parts, *([message.content.text] if message.content.text else [])]).strip()
+
+
+def _requests(content: bytes) -> list[FileChat]:
+    """One conversation, several, or a list of messages alone."""
+    raw = msgspec.json.decode(content)
+    conversations = raw if isinstance(raw, list) else [raw]
+    if conversations and all(isinstance(one, dict) and "role" in one for one in conversations):
+        conversations = [{"messages": conversations}]
+    return [_of_request(one) for one in msgspec.convert(conversations, list[RequestConversation])]
+
+
+def _of_request(conversation: RequestConversation) -> FileChat:
+    system = conversation.system
+    messages: list[FileMessage] = []
+    for message in conversation.messages:
+        text = _plain(message.content)
+        if message.role in ("system", "developer"):
+            system = "\n\n".join(part for part in (system, text) if part)
+        elif message.role in set(Role):
+            model = conversation.model if message.role == Role.ASSISTANT else ""
+            reasoning = message.reasoning or message.thinking or ""
+            parent = len(messages) - 1 if messages else None
+            role = Role(message.role)
+            messages.append(FileMessage(role=role, text=text, parent=parent, reasoning=reasoning, model=model))
+    return FileChat(title=conversation.title, settings=Settings(system=system), messages=messages)
+
+
+def _plain(content: str | list[ContentPart] | None) -> str:
+    return content if isinstance(content, str) else "\n".join(part.text for part in content or ())

@@ -1,0 +1,133 @@
+"""The chats of a history: made, named, listed, set up, deleted and brought back; without what is said in them."""
+
+import time
+from collections.abc import Sequence
+
+from app.history.database import Database
+from app.history.errors import NoSuchChat
+from app.history.records import Chat, Settings, Trim, read, storable, written
+
+_BEGINNING = 80  # characters
+
+_SELECT = f"""
+    SELECT id, title, is_title_given, settings, trim, is_pinned, is_archived, created, changed, shown,
+        (SELECT count(*) FROM messages WHERE chat = chats.id),
+        (SELECT substr(text, 1, {_BEGINNING}) FROM messages WHERE chat = chats.id ORDER BY id LIMIT 1)
+    FROM chats
+"""  # noqa: S608  # a number of ours
+
+
+class Chats:
+    """The table of chats. Raises NoSuchChat for a number that no chat has, and what the database does."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def listed(self, *, archived: bool = False) -> Sequence[Chat]:
+        """Those that are not deleted; the pinned ones first, then the newest first."""
+        order = "WHERE deleted IS NULL AND is_archived = ? ORDER BY is_pinned DESC, changed DESC, id DESC"
+        with self._database.reading() as connection:
+            rows = connection.execute(f"{_SELECT} {order}", (archived,))
+            return [chat for row in rows if (chat := _chat(row))]
+
+    def get(self, chat: int, *, deleted: bool = False) -> Chat:
+        """`deleted`: one that waits to be erased is there, too."""
+        with self._database.reading() as connection:
+            row = connection.execute(f"{_SELECT} WHERE id = ? AND (? OR deleted IS NULL)", (chat, deleted)).fetchone()
+        found = None if row is None else _chat(row)
+        if found is None:
+            raise _missing(chat)
+        return found
+
+    def create(self, settings: Settings, title: str = "", *, created: float | None = None) -> Chat:
+        """`title` is one that somebody gave it; `created` is in seconds since the epoch, now by default."""
+        now = time.time() if created is None else created
+        values = (storable(title), bool(title), storable(written(settings)), written(Trim()), now, now)
+        with self._database.writing() as connection:
+            statement = (
+                "INSERT INTO chats (title, is_title_given, settings, trim, is_pinned, is_archived, created, changed)"
+                " VALUES (?, ?, ?, ?, 0, 0, ?, ?) RETURNING id"
+            )
+            [chat] = connection.execute(statement, values).fetchone()
+        return self.get(chat)
+
+    def rename(self, chat: int, title: str) -> None:
+        self._set(chat, "title = ?, is_title_given = 1", storable(title))
+
+    def give_title(self, chat: int, title: str) -> None:
+        """One that no person gave, and that gives way to one that a person did."""
+        self._set(chat, "title = iif(is_title_given, title, ?)", storable(title))
+
+    def configure(self, chat: int, settings: Settings) -> None:
+        self._set(chat, "settings = ?", storable(written(settings)))
+
+    def trim(self, chat: int, trim: Trim) -> None:
+        self._set(chat, "trim = ?", storable(written(trim)))
+
+    def pin(self, chat: int, *, pinned: bool) -> None:
+        self._set(chat, "is_pinned = ?", pinned)
+
+    def archive(self, chat: int, *, archived: bool) -> None:
+        self._set(chat, "is_archived = ?", archived)
+
+    def show(self, chat: int, leaf: int) -> None:
+        """Remember which branch is shown."""
+        self._set(chat, "shown = ?", leaf)
+
+    def delete(self, chat: int) -> None:
+        """Out of all lists; its text stays until it is erased."""
+        self._set(chat, "deleted = ?", time.time())
+
+    def undelete(self, chat: int) -> None:
+        self._set(chat, "deleted = ?", None)
+
+    def erase(self, chats: Sequence[int]) -> None:
+        """Remove deleted chats for good, and every trace of their texts. Nothing for those that came back."""
+        with self._database.writing() as connection:
+            one = [(chat,) for chat in chats]
+            connection.executemany("DELETE FROM chats WHERE id = ? AND deleted IS NOT NULL", one)
+            for table in ("drafts", "inputs"):
+                gone = f"DELETE FROM {table} WHERE chat <> 0 AND chat NOT IN (SELECT id FROM chats)"  # noqa: S608
+                connection.execute(gone)
+        if chats:
+            self._database.erase_traces()
+
+    def deleted_before(self, moment: float) -> Sequence[int]:
+        """Chats that wait to be erased since then, in seconds since the epoch."""
+        with self._database.reading() as connection:
+            rows = connection.execute("SELECT id FROM chats WHERE deleted < ?", (moment,))
+            return [chat for (chat,) in rows]
+
+    def _set(self, chat: int, change: str, value: object) -> None:
+        with self._database.writing() as connection:
+            statement = f"UPDATE chats SET {change} WHERE id = ?"  # noqa: S608  # of this module
+            if not connection.execute(statement, (value, chat)).rowcount:
+                raise _missing(chat)
+
+
+def _missing(chat: int) -> NoSuchChat:
+    return NoSuchChat(f"there is no chat {chat}", "It may have been deleted in another window.")
+
+
+def _chat(row: tuple[object, ...]) -> Chat | None:
+    """A row; None where damage has left something else."""
+    match row:
+        case (
+            int(chat), str(title), int(given), str(settings), str(trim), int(pinned), int(archived), float(created),
+            float(changed), int() | None as shown, int(count), str() | None as beginning,
+        ):  # fmt: skip
+            return Chat(
+                id=chat,
+                title=title,
+                is_title_given=bool(given),
+                settings=read(settings, Settings),
+                trim=read(trim, Trim),
+                is_pinned=bool(pinned),
+                is_archived=bool(archived),
+                created=created,
+                changed=changed,
+                shown=shown,
+                num_messages=count,
+                beginning=beginning or "",
+            )
+    return None

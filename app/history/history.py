@@ -1,0 +1,61 @@
+"""The history of chats: its file, and everything that can be asked of it, as one object."""
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from app.history.chats import Chats
+from app.history.database import Database, Rescue
+from app.history.inputs import Inputs
+from app.history.messages import Messages
+from app.history.search import Search
+
+_FORGOTTEN_SECONDS = 86_400.0  # since when a chat is deleted that nobody will bring back
+
+
+class History:
+    """Chats that are kept in a folder; without one, in memory alone. Safe for several threads and processes.
+
+    Raises HistoryTooNew, HistoryUnavailable or NoSpace when it is opened.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        self._database = Database(folder)
+        self.chats = Chats(self._database)
+        self.messages = Messages(self._database)
+        self.inputs = Inputs(self._database)
+        self.search = Search(self._database, self.chats)
+        self._deleted: list[int] = []  # by us
+
+    @property
+    def rescue(self) -> Rescue | None:
+        """What became of a damaged file, where there was one."""
+        return self._database.rescue
+
+    def deleted(self) -> Sequence[int]:
+        """What was deleted here and not brought back."""
+        waiting = set(self.chats.deleted_before(time.time()))
+        return [chat for chat in self._deleted if chat in waiting]
+
+    def delete(self, chat: int) -> None:
+        """Out of all lists, and erased when this history is closed, unless it is brought back before."""
+        self.chats.delete(chat)
+        self._deleted.append(chat)
+
+    def close(self) -> None:
+        """Erase what was deleted here, and what was left by programs that did not come to that."""
+        try:
+            old = self.chats.deleted_before(time.time() - _FORGOTTEN_SECONDS)
+            self.chats.erase([*self._deleted, *old])
+        finally:
+            self._database.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

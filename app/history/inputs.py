@@ -1,0 +1,60 @@
+"""What was typed: drafts that were not sent, what was sent lately, and settings under a name."""
+
+import time
+from collections.abc import Sequence
+
+from app.history.database import Database
+from app.history.records import Preset, Settings, read, storable, written
+
+NEW = 0  # stands for the chat that does not exist yet
+MOST_INPUTS = 200
+
+
+class Inputs:
+    """The tables of drafts, inputs and presets."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def draft(self, chat: int = NEW) -> str:
+        with self._database.reading() as connection:
+            row = connection.execute("SELECT text FROM drafts WHERE chat = ?", (chat,)).fetchone()
+        return "" if row is None else str(row[0])
+
+    def keep_draft(self, text: str, chat: int = NEW) -> None:
+        """An empty one is gone."""
+        with self._database.writing() as connection:
+            if text:
+                values = (chat, storable(text), time.time())
+                connection.execute("INSERT OR REPLACE INTO drafts (chat, text, changed) VALUES (?, ?, ?)", values)
+            else:
+                connection.execute("DELETE FROM drafts WHERE chat = ?", (chat,))
+
+    def lately(self) -> Sequence[str]:
+        """What was sent, in all chats that are not deleted; each text once, the newest first."""
+        select = (
+            "SELECT text FROM inputs WHERE chat NOT IN (SELECT id FROM chats WHERE deleted IS NOT NULL)"
+            " GROUP BY text ORDER BY max(id) DESC LIMIT ?"
+        )
+        with self._database.reading() as connection:
+            return [text for (text,) in connection.execute(select, (MOST_INPUTS,))]
+
+    def presets(self) -> Sequence[Preset]:
+        """By name."""
+        with self._database.reading() as connection:
+            rows = connection.execute("SELECT name, settings FROM presets ORDER BY name")
+            return [Preset(name, read(settings, Settings)) for name, settings in rows]
+
+    def keep_preset(self, preset: Preset) -> None:
+        """One of the same name is replaced."""
+        now = time.time()
+        with self._database.writing() as connection:
+            connection.execute(
+                "INSERT INTO presets (name, settings, created, changed) VALUES (?, ?, ?, ?)"
+                " ON CONFLICT (name) DO UPDATE SET settings = excluded.settings, changed = excluded.changed",
+                (storable(preset.name), storable(written(preset.settings)), now, now),
+            )
+
+    def delete_preset(self, name: str) -> None:
+        with self._database.writing() as connection:
+            connection.execute("DELETE FROM presets WHERE name = ?", (storable(name),))

@@ -1,0 +1,133 @@
+"""What is said in the chats of a history: questions, which are on disk before anybody answers them, and replies, which
+are written as they come.
+"""
+
+import time
+from collections.abc import Sequence
+
+import msgspec
+
+from app.history.database import Database
+from app.history.errors import NoSuchChat
+from app.history.records import Attachment, Attachments, Message, Role, State, Usage, read, storable, written
+
+_COLUMNS = "id, chat, parent, role, text, attachments, reasoning, reasoning_seconds, model, state, usage, created"
+
+
+class Messages:
+    """The table of messages. Raises NoSuchChat, and what the database does."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def of(self, chat: int) -> Sequence[Message]:
+        """All messages of a chat, each behind its parent."""
+        with self._database.reading() as connection:
+            select = f"SELECT {_COLUMNS} FROM messages WHERE chat = ? ORDER BY id"  # noqa: S608
+            rows = connection.execute(select, (chat,))
+            return [message for row in rows if (message := _message(row))]
+
+    def add(self, message: Message) -> Message:
+        """Keep a new message; its id is given here. It is the end of the branch that is shown from now on."""
+        with self._database.writing() as connection:
+            known = connection.execute("SELECT 1 FROM chats WHERE id = ?", (message.chat,)).fetchone()
+            if known is None:
+                raise NoSuchChat(f"there is no chat {message.chat}", "It may have been deleted in another window.")
+            marks = ", ".join("?" * 11)
+            columns = _COLUMNS.removeprefix("id, ")
+            insert = f"INSERT INTO messages ({columns}) VALUES ({marks}) RETURNING id"  # noqa: S608
+            [number] = connection.execute(insert, _values(message)).fetchone()
+            update = "UPDATE chats SET shown = ?, changed = ? WHERE id = ?"
+            connection.execute(update, (number, message.created, message.chat))
+        return msgspec.structs.replace(message, id=number)
+
+    def say(self, chat: int, parent: int | None, text: str, attachments: Sequence[Attachment] = ()) -> Message:
+        """Keep what the user says; it becomes the newest of the inputs, and the chat's draft is gone, all in one."""
+        message = Message(
+            id=0,
+            chat=chat,
+            parent=parent,
+            role=Role.USER,
+            text=text,
+            attachments=tuple(attachments),
+            created=time.time(),
+        )
+        with self._database.writing() as connection:
+            kept = self.add(message)
+            given = (chat, storable(text), message.created)
+            connection.execute("INSERT INTO inputs (chat, text, created) VALUES (?, ?, ?)", given)
+            connection.execute("DELETE FROM drafts WHERE chat = ?", (chat,))
+        return kept
+
+    def rewrite(self, chat: int, reply: int, text: str) -> Message:
+        """A reply as the user would have it, beside the one that there is."""
+        with self._database.writing():
+            parent = next((message.parent for message in self.of(chat) if message.id == reply), None)
+            return self.add(
+                Message(id=0, chat=chat, parent=parent, role=Role.ASSISTANT, text=text, created=time.time())
+            )
+
+    def begin_reply(self, chat: int, parent: int, model: str) -> Message:
+        empty = Message(
+            id=0, chat=chat, parent=parent, role=Role.ASSISTANT, text="", model=model, state=State.COMING,
+            created=time.time(),
+        )  # fmt: skip
+        return self.add(empty)
+
+    def write_reply(
+        self,
+        message: int,
+        text: str,
+        reasoning: str,
+        *,
+        reasoning_seconds: float = 0.0,
+        state: State = State.COMING,
+        usage: Usage | None = None,
+    ) -> None:
+        """All of a reply that there is by now."""
+        values = (storable(text), storable(reasoning), reasoning_seconds, state, storable(written(usage)), message)
+        with self._database.writing() as connection:
+            connection.execute(
+                "UPDATE messages SET text = ?, reasoning = ?, reasoning_seconds = ?, state = ?, usage = ? WHERE id = ?",
+                values,
+            )
+
+
+def _values(message: Message) -> tuple[object, ...]:
+    return (
+        message.chat,
+        message.parent,
+        message.role,
+        storable(message.text),
+        storable(written(Attachments(message.attachments))),
+        storable(message.reasoning),
+        message.reasoning_seconds,
+        message.model,
+        message.state,
+        storable(written(message.usage)),
+        message.created,
+    )
+
+
+def _message(row: tuple[object, ...]) -> Message | None:
+    """A row; None where damage has left something else. A word that is none of ours is an unknown state."""
+    match row:
+        case (
+            int(number), int(chat), int() | None as parent, str(role), str(text), str(attachments), str(reasoning),
+            float(seconds), str(model), str(state), str(usage), float(created),
+        ):  # fmt: skip
+            return Message(
+                id=number,
+                chat=chat,
+                parent=parent,
+                role=Role.USER if role == Role.USER else Role.ASSISTANT,
+                text=text,
+                attachments=read(attachments, Attachments).files,
+                reasoning=reasoning,
+                reasoning_seconds=seconds,
+                model=model,
+                state=State(state) if state in set(State) else State.FAILED,
+                usage=read(usage, Usage) if usage else None,
+                created=created,
+            )
+    return None

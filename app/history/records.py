@@ -1,0 +1,170 @@
+"""What the history holds: chats, their messages, presets; the nouns, and how their structured parts are written.
+
+A chat is a tree of messages: each knows the one that it follows, and two that follow the same one are branches. Texts
+are what people and models wrote, unchanged. Refuses to know databases and screens.
+"""
+
+import enum
+from typing import TypeVar
+
+import msgspec
+from msgspec import Struct
+
+PartT = TypeVar("PartT", bound=Struct)
+
+
+class Role(enum.StrEnum):
+    USER = "user"
+    ASSISTANT = "assistant"
+
+
+class State(enum.StrEnum):
+    """How complete a message is."""
+
+    COMING = "coming"  # a reply that is being written, or whose writer was killed
+    WHOLE = "whole"
+    CUT = "cut"  # a limit of tokens ended it
+    STOPPED = "stopped"  # the user did
+    FAILED = "failed"  # an error did
+
+
+class WhenFull(enum.StrEnum):
+    """What happens when a chat is longer than the context."""
+
+    ASK = "ask"
+    SUMMARIZE = "summarize"
+    DROP_OLDEST = "drop_oldest"
+    STOP = "stop"
+
+
+class SamplingChoice(Struct, frozen=True, omit_defaults=True):
+    """How replies are sampled, as far as somebody chose; what is None is left to the model's own defaults."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    max_tokens: int | None = None
+    seed: int | None = None
+    thinking: bool | None = None
+
+
+class Settings(Struct, frozen=True, omit_defaults=True):
+    """Of one chat, or under the name of a preset."""
+
+    system: str = ""
+    sampling: SamplingChoice = SamplingChoice()
+    when_full: WhenFull = WhenFull.ASK
+
+
+class Trim(Struct, frozen=True, omit_defaults=True):
+    """What of a chat the model is not told any more, and what it is told in its place."""
+
+    left_out: tuple[int, ...] = ()  # messages
+    summary: str = ""
+
+
+class Attachment(Struct, frozen=True):
+    """A text file that was sent with a message."""
+
+    name: str
+    text: str
+
+
+class Attachments(Struct, frozen=True, omit_defaults=True):
+    files: tuple[Attachment, ...] = ()
+
+
+class Usage(Struct, frozen=True, omit_defaults=True):
+    """What a reply cost, as far as whoever generated it said so. Tokens and seconds."""
+
+    device_tokens: int = 0  # of the prompt, by where they were found
+    ram_tokens: int = 0
+    disk_tokens: int = 0
+    computed_tokens: int = 0
+    reply_tokens: int = 0
+    queue_seconds: float = 0.0
+    prompt_seconds: float = 0.0
+    reply_seconds: float = 0.0
+    miss: str = ""  # why more than the new end of the prompt was computed, in a sentence
+    error: str = ""  # of a reply that failed
+
+
+class Chat(Struct, frozen=True, kw_only=True):
+    """A conversation without its messages. Times are seconds since the epoch."""
+
+    id: int
+    title: str = ""
+    is_title_given: bool = False  # by the user
+    settings: Settings = Settings()
+    trim: Trim = Trim()
+    is_pinned: bool = False
+    is_archived: bool = False
+    created: float = 0.0
+    changed: float = 0.0
+    shown: int | None = None  # the last message of the branch that was shown last
+    num_messages: int = 0
+    beginning: str = ""  # the first words of its first message
+
+
+class Message(Struct, frozen=True, kw_only=True):
+    """One message of a chat."""
+
+    id: int
+    chat: int
+    parent: int | None  # the message before it
+    role: Role
+    text: str
+    attachments: tuple[Attachment, ...] = ()
+    reasoning: str = ""
+    reasoning_seconds: float = 0.0
+    model: str = ""  # that wrote it
+    state: State = State.WHOLE
+    usage: Usage | None = None
+    created: float = 0.0
+
+
+class Preset(Struct, frozen=True):
+    """Settings under a name, for any chat."""
+
+    name: str
+    settings: Settings = Settings()
+
+
+class Hit(Struct, frozen=True):
+    """A place where something was found."""
+
+    chat: Chat
+    message: int
+    before: str
+    match: str
+    after: str
+
+
+def written(part: Struct | None) -> str:
+    """A structured part as it is stored; nothing for None."""
+    return "" if part is None else msgspec.json.encode(part).decode()
+
+
+def read(content: str, kind: type[PartT]) -> PartT:
+    """The part that was stored; where it is damaged, one that says nothing."""
+    try:
+        return msgspec.json.decode(content, type=kind)
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return kind()
+
+
+def storable(text: str) -> str:
+    """Text that SQLite and every reader of it takes: a lone surrogate and NUL become U+FFFD."""
+    return text.replace("\0", "\ufffd").encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def path_to(messages: dict[int, Message], leaf: int | None) -> list[Message]:
+    """The branch that ends in `leaf`, its first message first. A damaged tree gives what of it makes sense."""
+    branch: list[Message] = []
+    seen: set[int] = set()
+    while leaf is not None and leaf in messages and leaf not in seen:
+        seen.add(leaf)
+        branch.append(messages[leaf])
+        leaf = messages[leaf].parent
+    return branch[::-1]

@@ -1,0 +1,82 @@
+"""Finds words in the messages and titles of all chats.
+
+All words must be in one message, each as the beginning of a word of it. Where that finds nothing, the text is looked
+for as it stands: scripts without spaces have no words that an index would know.
+"""
+
+import re
+import sqlite3
+from collections.abc import Iterator, Sequence
+
+from app.history.chats import Chats
+from app.history.database import Database
+from app.history.records import Chat, Hit, storable
+
+MOST_HITS = 50
+_AROUND = 40  # characters before a match, and behind it
+
+_BY_WORDS = """
+    SELECT messages.chat, messages.id, messages.text FROM words JOIN messages ON messages.id = words.rowid
+    JOIN chats ON chats.id = messages.chat
+    WHERE words MATCH ? AND chats.deleted IS NULL ORDER BY rank LIMIT ?
+"""
+_AS_IT_STANDS = """
+    SELECT messages.chat, messages.id, messages.text FROM messages JOIN chats ON chats.id = messages.chat
+    WHERE messages.text LIKE ? ESCAPE '\\' AND chats.deleted IS NULL ORDER BY messages.id DESC LIMIT ?
+"""
+_WORD = re.compile(r"\w+")
+
+_Found = tuple[int, int, str]  # chat, message and its text
+
+
+class Search:
+    """Over one history."""
+
+    def __init__(self, database: Database, chats: Chats) -> None:
+        self._database = database
+        self._chats = chats
+
+    def find(self, text: str) -> Sequence[Hit]:
+        """The best first: what is in titles, then what is in messages. At most MOST_HITS."""
+        words = _WORD.findall(storable(text))
+        if not words:
+            return []
+        chats = {chat.id: chat for archived in (False, True) for chat in self._chats.listed(archived=archived)}
+        asked = storable(text).strip()
+        hits = [*self._in_titles(chats, asked, words), *self._in_messages(chats, asked, words)]
+        return hits[:MOST_HITS]
+
+    def _in_titles(self, chats: dict[int, Chat], text: str, words: Sequence[str]) -> Iterator[Hit]:
+        for chat in chats.values():
+            found = text in chat.title or all(_beginning(word).search(chat.title) for word in words)
+            if found and chat.shown is not None:
+                yield _hit(chat, chat.shown, chat.title, words)
+
+    def _in_messages(self, chats: dict[int, Chat], text: str, words: Sequence[str]) -> Iterator[Hit]:
+        with self._database.reading() as connection:
+            found = _by_words(connection, words) or _as_it_stands(connection, text)
+        for chat, message, content in found:
+            if chat in chats:
+                yield _hit(chats[chat], message, content, words)
+
+
+def _beginning(word: str) -> re.Pattern[str]:
+    """A word that begins with this one."""
+    return re.compile(rf"\b{re.escape(word)}", re.IGNORECASE)
+
+
+def _by_words(connection: sqlite3.Connection, words: Sequence[str]) -> list[_Found]:
+    query = " ".join(f'"{word}"*' for word in words)
+    return connection.execute(_BY_WORDS, (query, MOST_HITS)).fetchall()
+
+
+def _as_it_stands(connection: sqlite3.Connection, text: str) -> list[_Found]:
+    pattern = re.sub(r"([\\%_])", r"\\\1", text)
+    return connection.execute(_AS_IT_STANDS, (f"%{pattern}%", MOST_HITS)).fetchall()
+
+
+def _hit(chat: Chat, message: int, text: str, words: Sequence[str]) -> Hit:
+    """With what stands around the first word that is found as it is written, else the beginning of the text."""
+    places = (_beginning(word).search(text) or re.search(re.escape(word), text, re.IGNORECASE) for word in words)
+    start, end = next((place.span() for place in places if place), (0, 0))
+    return Hit(chat, message, text[max(0, start - _AROUND) : start], text[start:end], text[end : end + _AROUND])

@@ -1,0 +1,197 @@
+"""Routes of our own, for the chat in the terminal: what the engine is doing, and what other dialects have no words for.
+
+Who may use the server with a key that shares nothing with others is told of his own requests alone.
+"""
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Literal, TypeAlias
+
+import msgspec
+from msgspec import Meta, Struct
+from starlette.requests import Request
+from starlette.responses import Response
+
+from app.chat.conversation import Conversation
+from app.chat.service import ChatService
+from app.server.dialects.openai.chat_requests import ChatMessage
+from app.server.dialects.openai.tools import TemplateVariables
+from app.server.door import CALLER, of_caller
+from app.server.endpoint import Endpoint
+from app.server.request_body import read_body
+from engine.request import Origin, RequestStatus
+from engine.request import Request as EngineRequest
+
+Phase: TypeAlias = Literal["waiting", "reading", "writing", "preempted"]
+Messages: TypeAlias = Annotated[list[ChatMessage], Meta(min_length=1)]
+
+
+class RequestReport(Struct):
+    """A request that has not ended."""
+
+    id: str
+    client: str  # as it names itself
+    service_class: str
+    phase: Phase
+    prompt_done: int  # tokens
+    prompt_total: int
+    reply_tokens: int
+    seconds: float  # since it arrived
+
+
+class TierReport(Struct):
+    """A place of what was computed, in blocks."""
+
+    name: str
+    used: int
+    total: int
+
+
+class EngineReport(Struct):
+    """What the engine does and holds."""
+
+    model: str
+    context_length: int
+    requests: list[RequestReport]
+    tiers: list[TierReport]
+    memory: int  # bytes of the process; 0: nobody knows
+    computed_tokens: int  # since its start, of prompts and replies
+    generated_tokens: int
+
+
+class AbortRequest(Struct):
+    """Which request is to end."""
+
+    id: Annotated[str, Meta(max_length=32)]
+
+
+class Aborted(Struct):
+    """Whether there was one."""
+
+    aborted: bool
+
+
+class CountRequest(Struct):
+    """What is to be counted: a text, or the prompt for the next turn of a conversation."""
+
+    text: Annotated[str, Meta(max_length=1 << 20)] = ""
+    messages: list[ChatMessage] = msgspec.field(default_factory=list)
+    chat_template_kwargs: TemplateVariables | None = None
+
+
+class Count(Struct):
+    tokens: int
+    context_length: int
+
+
+class ForgetRequest(Struct):
+    """A conversation that is deleted, and others whose beginnings stay."""
+
+    messages: Messages
+    staying: Annotated[list[Messages], Meta(max_length=256)] = msgspec.field(default_factory=list)
+
+
+class Forgotten(Struct):
+    forgotten: bool = True
+
+
+class OwnEndpoints:
+    """Over one chat service."""
+
+    def __init__(self, service: ChatService) -> None:
+        self._service = service
+        self._abort_decoder = msgspec.json.Decoder(AbortRequest)
+        self._count_decoder = msgspec.json.Decoder(CountRequest)
+        self._forget_decoder = msgspec.json.Decoder(ForgetRequest)
+
+    def endpoints(self) -> list[Endpoint]:
+        abort, count, forget = "End a request", "How many tokens something is", "Forget what was computed of a chat"
+        return [
+            Endpoint("GET", "/inglenook/engine", self.report, "What the engine is doing", gives=EngineReport),
+            Endpoint("POST", "/inglenook/abort", self.abort, abort, takes=AbortRequest, gives=Aborted),
+            Endpoint("POST", "/inglenook/count", self.count, count, takes=CountRequest, gives=Count),
+            Endpoint("POST", "/inglenook/forget", self.forget, forget, takes=ForgetRequest, gives=Forgotten),
+        ]
+
+    async def report(self, request: Request) -> Response:
+        streams, state = self._service.streams, self._service.streams.state()
+        now = streams.now()
+        told = EngineReport(
+            model=self._service.name,
+            context_length=self._service.context_length,
+            requests=[_report(one, now) for one in streams.requests() if _may_see(request, one)],
+            tiers=[
+                TierReport("device", state.kv_blocks_held + state.kv_blocks_cached, state.kv_blocks),
+                TierReport("RAM", state.host_blocks_used, state.host_blocks),
+            ],
+            memory=_resident_bytes(),
+            computed_tokens=state.counters.computed_tokens,
+            generated_tokens=state.counters.generated_tokens,
+        )
+        return _json(told)
+
+    async def abort(self, request: Request) -> Response:
+        wanted = await read_body(request, self._abort_decoder)
+        streams = self._service.streams
+        found = [one.id for one in streams.requests() if str(one.id) == wanted.id and _may_see(request, one)]
+        for number in found:
+            streams.end(number)
+        return _json(Aborted(bool(found)))
+
+    async def count(self, request: Request) -> Response:
+        """Raises InvalidMessage, TemplateError and PromptTooLong as a chat does."""
+        wanted = await read_body(request, self._count_decoder)
+        if wanted.messages:
+            messages = [message.to_message() for message in wanted.messages]
+            conversation = Conversation(messages, variables=dict(wanted.chat_template_kwargs or {}))
+            tokens = len((await self._service.prompt(conversation)).ids)
+        else:
+            tokens = len(await asyncio.to_thread(self._service.tokenizer.encode, wanted.text))
+        return _json(Count(tokens, self._service.context_length))
+
+    async def forget(self, request: Request) -> Response:
+        wanted = await read_body(request, self._forget_decoder)
+        gone = [message.to_message() for message in wanted.messages]
+        staying = [[message.to_message() for message in other] for other in wanted.staying]
+        await self._service.forget(gone, staying, of_caller(request, Origin()))
+        return _json(Forgotten())
+
+
+def _report(request: EngineRequest, now: float) -> RequestReport:
+    total = len(request.prompt_ids)
+    return RequestReport(
+        id=str(request.id),
+        client=request.origin.client,
+        service_class=request.origin.service.name.lower(),
+        phase=_phase(request),
+        prompt_done=min(total, request.num_computed),
+        prompt_total=total,
+        reply_tokens=len(request.output_ids),
+        seconds=round(max(0.0, now - request.arrival), 3),
+    )
+
+
+def _phase(request: EngineRequest) -> Phase:
+    if request.status not in (RequestStatus.RUNNING, RequestStatus.FOLLOWING):
+        return "preempted" if request.num_preemptions else "waiting"
+    return "writing" if request.output_ids else "reading"
+
+
+def _may_see(request: Request, one: EngineRequest) -> bool:
+    """The owner of the server sees all requests; another caller, those that carry his key."""
+    salt: str = request.scope["state"][CALLER].cache_salt
+    return one.origin.cache_salt.startswith(salt)
+
+
+def _resident_bytes() -> int:
+    """Of this process, in memory. Linux tells."""
+    if sys.platform != "linux":
+        return 0
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def _json(body: Struct) -> Response:
+    return Response(msgspec.json.encode(body), media_type="application/json")

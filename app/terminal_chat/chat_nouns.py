@@ -1,0 +1,115 @@
+"""The nouns of the history become those of the screens, and back.
+
+A chat's id tells where it is kept: a number, in the history; behind PRIVATE, in memory alone.
+"""
+
+from collections.abc import Container, Sequence
+
+from app.history import records
+from tui import nouns
+from tui.plain_text import single_line
+
+PRIVATE = "private-"
+
+_FINISH = {
+    records.State.COMING: nouns.Finish.CUT_OFF,
+    records.State.WHOLE: nouns.Finish.COMPLETE,
+    records.State.CUT: nouns.Finish.LENGTH,
+    records.State.STOPPED: nouns.Finish.STOPPED,
+    records.State.FAILED: nouns.Finish.FAILED,
+}
+_WORDS = 8  # of its first message, that stand for the title of a chat
+_TITLE = 60  # characters of them
+
+
+def chat_id(chat: int, *, private: bool) -> nouns.ChatId:
+    return nouns.ChatId(f"{PRIVATE}{chat}" if private else str(chat))
+
+
+def message_id(message: int) -> nouns.MessageId:
+    return nouns.MessageId(str(message))
+
+
+def summary_of(chat: records.Chat, *, private: bool) -> nouns.ChatSummary:
+    return nouns.ChatSummary(
+        id=chat_id(chat.id, private=private),
+        title=single_line(chat.title) or first_words(chat.beginning),
+        updated=chat.changed,
+        message_count=chat.num_messages,
+        pinned=chat.is_pinned,
+        archived=chat.is_archived,
+        private=private,
+    )
+
+
+def first_words(text: str) -> str:
+    words = single_line(text).split()
+    title = " ".join(words[:_WORDS])[:_TITLE]
+    return f"{title}…" if len(words) > _WORDS or len(title) == _TITLE else title
+
+
+def chat_of(
+    chat: records.Chat, messages: Sequence[records.Message], draft: str, *, private: bool, coming: Container[int]
+) -> nouns.Chat:
+    """`coming` are the replies that are being written by this program."""
+    known = {message.id for message in messages}
+    return nouns.Chat(
+        summary=summary_of(chat, private=private),
+        settings=settings_of(chat.settings),
+        messages=tuple(message_of(message, known, coming) for message in messages),
+        leaf=message_id(chat.shown) if chat.shown in known and chat.shown is not None else None,
+        draft=draft,
+        left_out=frozenset(message_id(message) for message in chat.trim.left_out),
+        summary_text=chat.trim.summary,
+    )
+
+
+def message_of(
+    message: records.Message, known: Container[int] | None = None, coming: Container[int] = ()
+) -> nouns.Message:
+    """A parent that is not `known` was lost: the message begins a branch. `coming` as above."""
+    parent = message.parent if message.parent is not None and (known is None or message.parent in known) else None
+    is_reply = message.role is records.Role.ASSISTANT
+    return nouns.Message(
+        id=message_id(message.id),
+        parent=None if parent is None else message_id(parent),
+        role=nouns.Role.ASSISTANT if is_reply else nouns.Role.USER,
+        text=message.text,
+        created=message.created,
+        attachments=tuple(nouns.Attachment(file.name, file.text) for file in message.attachments),
+        reasoning=message.reasoning,
+        reasoning_seconds=message.reasoning_seconds,
+        model=message.model,
+        finish=_FINISH[message.state] if is_reply and message.id not in coming else None,
+        usage=usage_of(message.usage),
+    )
+
+
+def usage_of(usage: records.Usage | None) -> nouns.Usage | None:
+    if usage is None:
+        return None
+    return nouns.Usage(
+        device_tokens=usage.device_tokens,
+        ram_tokens=usage.ram_tokens,
+        disk_tokens=usage.disk_tokens,
+        computed_tokens=usage.computed_tokens,
+        reply_tokens=usage.reply_tokens,
+        queue_seconds=usage.queue_seconds,
+        prompt_seconds=usage.prompt_seconds,
+        reply_seconds=usage.reply_seconds,
+        miss=usage.miss,
+    )
+
+
+def settings_of(settings: records.Settings) -> nouns.ChatSettings:
+    chosen = settings.sampling
+    sampling = nouns.Sampling(**{name: getattr(chosen, name) for name in records.SamplingChoice.__struct_fields__})
+    return nouns.ChatSettings(settings.system, sampling, nouns.FullContext(settings.when_full.value))
+
+
+def kept_settings(settings: nouns.ChatSettings) -> records.Settings:
+    chosen = settings.sampling
+    sampling = records.SamplingChoice(
+        **{name: getattr(chosen, name) for name in records.SamplingChoice.__struct_fields__}
+    )
+    return records.Settings(settings.system, sampling, records.WhenFull(settings.full_context.value))

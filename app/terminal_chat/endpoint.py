@@ -1,0 +1,228 @@
+"""A server that speaks OpenAI's dialect, as the chat asks it: replies as they come, and what it can tell beside them.
+
+Ours tells more than others: how much of a prompt is read, where its tokens came from, how many there are. What another
+server does not tell is left out. Refuses to know who started the server, and where chats are kept.
+"""
+
+import json
+import os
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import httpx
+import msgspec
+
+from app.attendance import CHAT_CLIENT
+from app.cache_details import PromptTokensDetails
+from app.chat.cache_report import MissReason
+from app.chat.events import PromptProgress, ReasoningDelta, TextDelta
+from app.errors import AppError
+from app.history.records import State, Usage
+from app.http_client import ServerUnreachable, as_agreed, refusal, server_sent_data
+from app.terminal_chat.reply_clock import ReplyClock
+
+Body: TypeAlias = Mapping[str, object]
+
+_ANSWER_SECONDS = 10.0  # for everything but the wait for tokens, which ends when the user ends it
+_TIMEOUT = httpx.Timeout(_ANSWER_SECONDS, read=None)
+_UNTOLD = 4  # characters of a token, where the server does not count
+
+
+class NotOffered(AppError):
+    """This server has no such route."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServedName:
+    """A name that a server has for a model."""
+
+    name: str
+    context_length: int | None  # tokens; None: it does not say
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The last event of a reply."""
+
+    state: State
+    usage: Usage | None
+
+
+ReplyPart: TypeAlias = PromptProgress | ReasoningDelta | TextDelta | Ended
+
+
+class Endpoint:
+    """One server. `close` it in the end."""
+
+    def __init__(self, url: str, key: str | None, *, is_ours: bool) -> None:
+        """`url` is what OpenAI's clients call the base URL, with /v1; `is_ours`: it is a server of this program."""
+        self.url = url.rstrip("/")
+        self.is_ours = is_ours
+        headers = {"User-Agent": f"{CHAT_CLIENT}/{os.getpid()}"}
+        if key is not None:
+            headers["Authorization"] = f"Bearer {key}"
+        # What the environment says of proxies is for the way out of this machine.
+        self._http = httpx.AsyncClient(headers=headers, timeout=_TIMEOUT, trust_env=not is_ours)
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+    async def names(self) -> Sequence[ServedName]:
+        """Raises ServerUnreachable or ServerError."""
+        answer = await self._ask("GET", f"{self.url}/models")
+        with as_agreed():
+            return [ServedName(str(model["id"]), _context_length(model)) for model in answer["data"]]
+
+    async def own(self, method: str, path: str, body: Body | None = None) -> Any:
+        """The answer of a route that only our servers have. Raises NotOffered from others."""
+        if not self.is_ours:
+            raise NotOffered("this endpoint does not say that", "A server of ingle does.")
+        return await self._ask(method, f"{self.url.removesuffix('/v1')}/inglenook/{path}", body)
+
+    async def stream(self, body: Body) -> AsyncGenerator[ReplyPart]:
+        """The reply to a chat request. Nothing comes before the server has accepted it.
+
+        Closing the generator closes the connection, which ends the reply. Raises ServerUnreachable, ServerError,
+        PromptTooLong or ModelNotFound.
+        """
+        clock = ReplyClock()
+        fold = _Fold(clock)
+        asked = {**body, "stream": True, "stream_options": {"include_usage": True}}
+        try:
+            async with self._http.stream("POST", f"{self.url}/chat/completions", json=asked) as response:
+                if response.status_code != httpx.codes.OK:
+                    raise refusal(response.status_code, await response.aread())
+                async with aclosing(server_sent_data(response.aiter_bytes())) as chunks:
+                    async for chunk in chunks:
+                        with as_agreed():
+                            parts = fold.parts(json.loads(chunk))
+                        for part in parts:
+                            yield part
+        except httpx.HTTPError as problem:
+            raise self._unreachable(problem) from problem
+        yield fold.end()
+
+    async def complete(self, body: Body) -> str:
+        """The text of a whole reply."""
+        text = ""
+        async with aclosing(self.stream(body)) as parts:
+            async for part in parts:
+                text += part.text if isinstance(part, TextDelta) else ""
+        return text
+
+    async def count(self, *, text: str = "", messages: Sequence[Body] = ()) -> int:
+        """How many tokens a text, or the prompt of a conversation, has; about so many, where the server does not
+        count."""
+        if self.is_ours:
+            answer = await self.own("POST", "count", {"text": text, "messages": messages})
+            with as_agreed():
+                return int(answer["tokens"])
+        characters = len(text) + sum(len(str(message["content"])) for message in messages)
+        return -(-characters // _UNTOLD)
+
+    async def _ask(self, method: str, url: str, body: Body | None = None) -> Any:
+        try:
+            response = await self._http.request(method, url, json=body, timeout=_ANSWER_SECONDS)
+        except httpx.HTTPError as problem:
+            raise self._unreachable(problem) from problem
+        if response.status_code != httpx.codes.OK:
+            raise refusal(response.status_code, response.content)
+        with as_agreed():
+            return json.loads(response.content)
+
+    def _unreachable(self, problem: httpx.HTTPError) -> ServerUnreachable:
+        reason = str(problem) or type(problem).__name__
+        remedy = "Try again: the engine is started anew." if self.is_ours else "Check the address, or try again."
+        return ServerUnreachable(f"the server at {self.url} does not answer: {reason}", remedy)
+
+
+def _context_length(model: Mapping[str, Any]) -> int | None:
+    """By the field of whichever engine it is."""
+    meta = model.get("meta")
+    found = model.get("context_length") or model.get("max_model_len") or (meta or {}).get("n_ctx")
+    return int(found) if found else None
+
+
+class _Fold:
+    """From the chunks of a streamed completion to the parts of a reply."""
+
+    def __init__(self, clock: ReplyClock) -> None:
+        self._clock = clock
+        self._state: State | None = None
+        self._usage: Mapping[str, Any] | None = None
+        self._timings: Mapping[str, Any] = {}
+
+    def parts(self, chunk: Any) -> list[ReplyPart]:
+        """Raises ServerError for a chunk that says that the reply failed."""
+        if "error" in chunk:
+            raise refusal(500, json.dumps(chunk).encode())
+        self._usage = chunk.get("usage") or self._usage
+        self._timings = chunk.get("timings") or self._timings
+        parts: list[ReplyPart] = []
+        if progress := chunk.get("prompt_progress"):
+            parts.append(
+                PromptProgress(int(progress["processed"]), int(progress["total"]), int(progress.get("cache", 0)))
+            )
+        for choice in chunk.get("choices", ()):
+            delta = choice.get("delta") or {}
+            if thought := delta.get("reasoning") or delta.get("reasoning_content"):
+                parts.append(ReasoningDelta(str(thought)))
+            if text := delta.get("content"):
+                parts.append(TextDelta(str(text)))
+            if reason := choice.get("finish_reason"):
+                self._state = State.CUT if reason == "length" else State.WHOLE
+        if any(isinstance(part, TextDelta | ReasoningDelta) for part in parts):
+            self._clock.token()
+        return parts
+
+    def end(self) -> Ended:
+        if self._state is None:
+            raise ServerUnreachable("the server ended the reply before it was complete", "Try again.")
+        return Ended(self._state, None if self._usage is None else self._told(self._usage))
+
+    def _told(self, usage: Mapping[str, Any]) -> Usage:
+        """What the server says, and where it says nothing, what was measured here."""
+        with as_agreed():
+            prompt = int(usage.get("prompt_tokens") or 0)
+            details = _details(usage)
+            cached = min(details.cached_tokens, prompt)
+            times = {name: float(self._timings.get(name) or 0.0) / 1000 for name in ("queue_ms", "restore_ms")}
+            first = self._clock.first_token_seconds
+            return Usage(
+                device_tokens=cached - details.host_tokens - details.disk_tokens,
+                ram_tokens=details.host_tokens,
+                disk_tokens=details.disk_tokens,
+                computed_tokens=prompt - cached,
+                reply_tokens=int(usage.get("completion_tokens") or 0),
+                queue_seconds=times["queue_ms"],
+                prompt_seconds=max(0.0, first - times["queue_ms"]),
+                reply_seconds=self._clock.reply_seconds,
+                miss=_sentence(details),
+            )
+
+
+def _details(usage: Mapping[str, Any]) -> PromptTokensDetails:
+    """What is told of the prompt's tokens; of a server that says it in another way, nothing."""
+    try:
+        return msgspec.convert(usage.get("prompt_tokens_details") or {}, PromptTokensDetails)
+    except msgspec.ValidationError:
+        return PromptTokensDetails()
+
+
+def _sentence(details: PromptTokensDetails) -> str:
+    """Why more than the new end of a prompt was computed; empty where nothing was missed."""
+    miss = details.report().miss
+    if miss is None:
+        return ""
+    sentences = {
+        MissReason.FIRST_TIME: "",
+        MissReason.DIVERGED: f"differs from token {miss.position:,} on",
+        MissReason.REMOVED: f"the template removed something at token {miss.position:,}",
+        MissReason.EVICTED: f"was evicted from token {miss.position:,} on",
+        MissReason.RECOMPUTED: f"computing was faster than reading from token {miss.position:,} on",
+    }
+    quoted = f": “{miss.was}” became “{miss.now}”" if miss.was or miss.now else ""
+    sentence = sentences.get(miss.reason, "computed anew")
+    return f"{sentence}{quoted}" if sentence else ""

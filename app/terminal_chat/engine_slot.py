@@ -1,0 +1,223 @@
+"""The engine that the chat talks to: found running, started as a process of its own, or somebody else's endpoint.
+
+Loading goes on beside everything else; who needs the model waits for it with `ready`. An engine process that has died
+is started again by whoever needs it next.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from dataclasses import replace as replaced
+from pathlib import Path
+from typing import Any
+
+from app.api_keys import own_key
+from app.attendance import attended_by, attending
+from app.config import Settings
+from app.errors import AppError
+from app.http_client import ServerUnreachable
+from app.instance import Instance, find_instance, running_instances
+from app.models.sampling_defaults import suitable_sampling
+from app.progress import format_bytes
+from app.terminal_chat.download_rate import DownloadRate
+from app.terminal_chat.endpoint import Endpoint
+from app.terminal_chat.engine_child import Said
+from app.terminal_chat.engine_process import EngineProcess
+from app.terminal_chat.loading_state import LoadingState
+from app.terminal_chat.told import told
+from quant.errors import InglenookError
+from tui.client import ClientError
+
+_WAKE_SECONDS = 5.0  # that a server may take from its record to its first answer
+_TURN_SECONDS = 0.2  # between two looks whether another chat has started the engine
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """An engine that is ready."""
+
+    endpoint: Endpoint
+    model: str
+    context_length: int | None  # None: nobody says
+    suitable: Mapping[str, float] = field(default_factory=dict)  # sampling that suits the model
+
+
+class EngineSlot:
+    """Used on one event loop. `begin` it, `close` it."""
+
+    def __init__(
+        self, settings: Settings, flags: Mapping[str, object], endpoint: str = "", key: str | None = None
+    ) -> None:
+        """`flags` are the settings given on the command line, and `stay`; `endpoint` is the base URL of another
+        server, which wants `key`."""
+        self._settings = settings
+        self._flags = flags
+        self._remote = endpoint
+        self._key = key
+        self._process: EngineProcess | None = None
+        self._engine: Engine | None = None
+        self._held = ExitStack()  # our attendance of the engine
+        self._task: asyncio.Task[None] | None = None
+        self.state = LoadingState(settings.model)
+
+    def begin(self) -> None:
+        """Find or start the engine, in the background."""
+        self._task = asyncio.create_task(self._load(self._settings.model))
+
+    async def close(self) -> None:
+        """Leave the engine, which ends by itself when nobody else needs it."""
+        if self._task is not None:
+            self._task.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._task
+        if self._process is not None and self._engine is None:  # nobody can use it yet
+            await self._process.stop()
+        if self._engine is not None:
+            await self._engine.endpoint.close()
+        self._held.close()
+
+    @property
+    def address(self) -> str:
+        return "" if self._engine is None else self._engine.endpoint.url
+
+    @property
+    def model(self) -> str:
+        """That answers, or is to."""
+        return self._settings.model if self._engine is None else self._engine.model
+
+    async def ready(self) -> Engine:
+        """The engine, once its model is loaded. Raises ClientError."""
+        if self.state.is_over and self._process is not None and self._process.has_ended:
+            self.switch(self._process.model)
+        await self.state.over()
+        if self._engine is None:
+            raise ClientError("no model is loaded", "Load one.")
+        return self._engine
+
+    def switch(self, model: str) -> None:
+        """Have replies come from this model from now on. `state` is another one afterwards."""
+        if self._remote:
+            if self._engine is not None:
+                self._engine = replaced(self._engine, model=model)
+            return
+        if self._task is not None:
+            self._task.cancel()
+        self.state = LoadingState(model)
+        self._task = asyncio.create_task(self._load(model))
+
+    async def _load(self, model: str) -> None:
+        state = self.state
+        try:
+            with told():
+                await self._leave()
+                self._engine = await (self._attach_remote() if self._remote else self._find_or_start(model, state))
+        except ClientError as problem:
+            state.end(problem)
+        else:
+            state.end()
+
+    async def _leave(self) -> None:
+        """The engine that was used until now. One that only this chat needs makes room."""
+        previous, self._engine = self._engine, None
+        if previous is not None:
+            await previous.endpoint.close()
+        if (process := self._process) is not None:
+            self._process = None
+            if not await asyncio.to_thread(attended_by, self._settings, process.pid):
+                await process.stop()
+        self._held.close()
+
+    async def _attach_remote(self) -> Engine:
+        endpoint = Endpoint(self._remote, self._key, is_ours=False)
+        names = await endpoint.names()
+        wanted = self._settings.model if self._settings.origins["model"] != "default" else ""
+        found = next((one for one in names if one.name == wanted), None) if wanted else next(iter(names), None)
+        if found is None:
+            there = ", ".join(one.name for one in names[:8])
+            raise AppError(f"{self._remote} has no model {wanted}".rstrip(), f"It has: {there}." if there else "")
+        return Engine(endpoint, found.name, found.context_length)
+
+    async def _find_or_start(self, model: str, state: LoadingState) -> Engine:
+        """One chat at a time starts an engine: the next one finds it."""
+        from filelock import FileLock, Timeout
+
+        settings = replaced(self._settings, model=model)
+        lock = FileLock(self._settings.state_dir / "engine.lock", mode=0o600, thread_local=False)
+        while True:
+            for instance in await asyncio.to_thread(self._running, settings):
+                with suppress(InglenookError):  # it gives embeddings, or is about to end
+                    return await self._attached(instance)
+            try:
+                self._settings.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+                lock.acquire(timeout=0)
+                break
+            except Timeout:
+                state.tell(model, "another window is loading it")
+                await asyncio.sleep(_TURN_SECONDS)
+        try:
+            return await self._started(settings, state)
+        finally:
+            lock.release()
+
+    def _running(self, settings: Settings) -> Sequence[Instance]:
+        """The server of the model; where none was asked for, all there are, that one first."""
+        found = find_instance(settings)
+        is_asked = settings.origins["model"] != "default" or settings.model != self._settings.model
+        others = [] if is_asked else [one for one in running_instances(settings) if one != found]
+        return [*([found] if found else []), *others]
+
+    async def _started(self, settings: Settings, state: LoadingState) -> Engine:
+        rate = DownloadRate()
+
+        def heard(said: Said) -> None:
+            if said.stage:
+                state.tell(settings.model, *stage_of(said, rate))
+            elif said.note:
+                state.tell(settings.model, said.note)
+
+        process = EngineProcess.start(settings, _absolute(settings.model), self._flags)
+        self._process = process
+        self._held.enter_context(attending(settings, process.pid))
+        instance = await process.serving(heard)
+        return await self._attached(instance)
+
+    async def _attached(self, instance: Instance) -> Engine:
+        """Raises ServerUnreachable or ServerError for one that is no engine for chats."""
+        endpoint = Endpoint(instance.api_url, own_key(self._settings), is_ours=True)
+        report = await _awake(endpoint)
+        if self._process is None:
+            self._held.enter_context(attending(self._settings, instance.pid))
+        suitable = await asyncio.to_thread(suitable_sampling, instance.model, Path(instance.model_path))
+        return Engine(endpoint, instance.model, int(report["context_length"]), suitable)
+
+
+async def _awake(endpoint: Endpoint) -> Any:
+    """What a server says of itself, once it answers: its record is there a moment before."""
+    patience = asyncio.get_running_loop().time() + _WAKE_SECONDS
+    while True:
+        try:
+            return await endpoint.own("GET", "engine")
+        except ServerUnreachable:
+            if asyncio.get_running_loop().time() > patience:
+                raise
+            await asyncio.sleep(_TURN_SECONDS)
+
+
+def stage_of(said: Said, rate: DownloadRate) -> tuple[str, float | None]:
+    """A stage in words, with speed and time left where bytes are counted, and how much of it is done."""
+    if not said.total:
+        return said.stage, None
+    stage = said.stage
+    if said.unit == "bytes":
+        speed = rate.after(said.stage, said.done)
+        left = f", {(said.total - said.done) / speed:.0f} s left" if speed else ""
+        amounts = f"{format_bytes(said.done)} of {format_bytes(said.total)}"
+        stage = f"{said.stage}: {amounts}" + (f", {format_bytes(round(speed))}/s{left}" if speed else "")
+    return stage, said.done / said.total
+
+
+def _absolute(model: str) -> str:
+    """A path without regard to the folder that this process is in."""
+    path = Path(model).expanduser()
+    return str(path.absolute()) if path.exists() else model

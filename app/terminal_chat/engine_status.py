@@ -1,0 +1,72 @@
+"""The engine of the port: where it is, how it loads, what it does, and the end of any request."""
+
+import os
+from collections.abc import AsyncGenerator, Mapping
+from typing import Any
+
+from app.attendance import CHAT_CLIENT
+from app.http_client import as_agreed
+from app.terminal_chat.engine_slot import EngineSlot
+from app.terminal_chat.told import told
+from tui.engine_nouns import Amount, EngineRequest, EngineStatus, Loading, Phase, RequestId
+
+
+class ChatEngine:
+    """Implements `tui.client.Engine`."""
+
+    def __init__(self, slot: EngineSlot) -> None:
+        self._slot = slot
+
+    def address(self) -> str:
+        return self._slot.address
+
+    def loading(self) -> AsyncGenerator[Loading, None]:
+        return self._slot.state.states()
+
+    async def status(self) -> EngineStatus:
+        """Of an endpoint of others, its model alone."""
+        engine = await self._slot.ready()
+        if not engine.endpoint.is_ours:
+            return EngineStatus(engine.model, (), (), (), 0, 0)
+        with told():
+            report = await engine.endpoint.own("GET", "engine")
+            with as_agreed():
+                return _status(report)
+
+    async def abort(self, request: RequestId) -> None:
+        engine = await self._slot.ready()
+        with told():
+            await engine.endpoint.own("POST", "abort", {"id": request})
+
+
+def _status(report: Mapping[str, Any]) -> EngineStatus:
+    own = f"{CHAT_CLIENT}/{os.getpid()}"
+    requests = [_request(one, own) for one in report["requests"]]
+    memory = int(report["memory"])
+    generated = int(report["generated_tokens"])
+    return EngineStatus(
+        model=str(report["model"]),
+        requests=tuple(sorted(requests, key=lambda one: one.phase in (Phase.WAITING, Phase.PREEMPTED))),
+        tiers=tuple(
+            Amount(str(tier["name"]), int(tier["used"]), int(tier["total"]))
+            for tier in report["tiers"]
+            if tier["total"]
+        ),
+        memory=(Amount("process", memory, 0),) if memory else (),
+        prompt_tokens=max(0, int(report["computed_tokens"]) - generated),
+        reply_tokens=generated,
+    )
+
+
+def _request(told_of: Mapping[str, Any], own: str) -> EngineRequest:
+    return EngineRequest(
+        id=RequestId(str(told_of["id"])),
+        client=str(told_of["client"]),
+        priority=str(told_of["service_class"]),
+        phase=Phase(told_of["phase"]),
+        prompt_done=int(told_of["prompt_done"]),
+        prompt_total=int(told_of["prompt_total"]),
+        reply_tokens=int(told_of["reply_tokens"]),
+        seconds=float(told_of["seconds"]),
+        mine=told_of["client"] == own,
+    )

@@ -1,0 +1,175 @@
+"""The replies of the port: asked of the engine, told as they come, and kept in the history as they grow."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, field
+
+from app.chat.events import PromptProgress, ReasoningDelta, TextDelta
+from app.history.history import History
+from app.history.records import Message, State, Usage, path_to
+from app.terminal_chat.chat_nouns import message_id, usage_of
+from app.terminal_chat.endpoint import Ended, ReplyPart
+from app.terminal_chat.engine_slot import Engine, EngineSlot
+from app.terminal_chat.kept_chats import KeptChats
+from app.terminal_chat.prompt_messages import prompt_messages, sampling_fields
+from app.terminal_chat.told import apart, told
+from tui import nouns
+from tui.client import ClientError
+
+KEPT_SECONDS = 0.5  # a reply that is being written is so far behind on the disk, at most
+
+_FINISH = {
+    State.WHOLE: nouns.Finish.COMPLETE,
+    State.CUT: nouns.Finish.LENGTH,
+    State.STOPPED: nouns.Finish.STOPPED,
+    State.FAILED: nouns.Finish.FAILED,
+}
+
+
+@dataclass(slots=True)
+class _Growing:
+    """A reply that is being written."""
+
+    message: int
+    chat: int
+    history: History
+    text: str = ""
+    reasoning: str = ""
+    reasoning_began: float | None = None
+    reasoning_seconds: float = 0.0
+    kept_at: float = field(default_factory=time.monotonic)
+    stopped: asyncio.Event = field(default_factory=asyncio.Event)
+    has_ended: bool = False  # and that is on the disk
+
+    def add(self, part: ReasoningDelta | TextDelta) -> None:
+        now = time.monotonic()
+        if isinstance(part, ReasoningDelta):
+            self.reasoning += part.text
+            self.reasoning_began = self.reasoning_began or now
+            self.reasoning_seconds = now - self.reasoning_began
+        else:
+            self.text += part.text
+
+    def keep(self, state: State = State.COMING, usage: Usage | None = None) -> None:
+        """On the disk, as far as it is."""
+        self.kept_at = time.monotonic()
+        self.has_ended = state is not State.COMING
+        self.history.messages.write_reply(
+            self.message,
+            self.text,
+            self.reasoning,
+            reasoning_seconds=self.reasoning_seconds,
+            state=state,
+            usage=usage,
+        )
+
+    @property
+    def is_behind(self) -> bool:
+        return time.monotonic() - self.kept_at >= KEPT_SECONDS
+
+
+class ChatReplies:
+    """Implements `tui.client.Replies`."""
+
+    def __init__(self, chats: KeptChats, slot: EngineSlot) -> None:
+        self._chats = chats
+        self._slot = slot
+        self._growing: dict[int, _Growing] = {}
+
+    async def reply(self, chat: nouns.ChatId, to: nouns.MessageId) -> AsyncGenerator[nouns.ReplyEvent, None]:
+        engine = await self._slot.ready()
+        body = await apart(self._body, chat, int(to), engine)
+        async with aclosing(engine.endpoint.stream(body)) as parts:
+            with told():
+                first = await anext(parts)
+            growing = await self._begin(chat, int(to), engine)
+            try:
+                yield nouns.ReplyStarted(message_id(growing.message))
+                async with aclosing(self._told(growing, first, parts)) as events:
+                    async for event in events:
+                        yield event
+            finally:
+                if not growing.has_ended:  # whoever listened went away
+                    growing.keep(State.STOPPED)
+                self._chats.coming.discard((chat, growing.message))
+                self._growing.pop(growing.message, None)
+
+    def _body(self, chat: nouns.ChatId, to: int, engine: Engine) -> dict[str, object]:
+        history, number = self._chats.place(chat)
+        found = history.chats.get(number)
+        branch = path_to({message.id: message for message in history.messages.of(number)}, to)
+        ours = engine.endpoint.is_ours
+        own = {"service_class": "interactive", "return_progress": True} if ours else {}
+        if ours and self._chats.is_private(chat):
+            own["store"] = False
+        return {
+            "model": engine.model,
+            "messages": prompt_messages(found, branch, with_thoughts=ours),
+            **sampling_fields(found.settings.sampling, engine.suitable),
+            **own,
+        }
+
+    async def _begin(self, chat: nouns.ChatId, to: int, engine: Engine) -> _Growing:
+        def begin() -> tuple[Message, History, int]:
+            history, number = self._chats.place(chat)
+            return history.messages.begin_reply(number, to, engine.model), history, number
+
+        message, history, number = await apart(begin)
+        growing = _Growing(message.id, number, history)
+        self._growing[message.id] = growing
+        self._chats.coming.add((chat, message.id))
+        return growing
+
+    async def _told(
+        self, growing: _Growing, first: ReplyPart, parts: AsyncGenerator[ReplyPart]
+    ) -> AsyncGenerator[nouns.ReplyEvent, None]:
+        """The events of a reply, which is kept as they come; ends with a ReplyEnd, whatever happens."""
+        part: ReplyPart | None = first
+        try:
+            while part is not None and not isinstance(part, Ended):
+                if isinstance(part, PromptProgress):
+                    yield nouns.PromptProgress(part.done, part.total, part.cached)
+                else:
+                    growing.add(part)
+                    yield _delta(part)
+                if growing.is_behind:
+                    await apart(growing.keep)
+                with told():
+                    part = await _next(parts, growing.stopped)
+        except ClientError as problem:
+            error = f"{problem.message}. {problem.remedy}".strip()
+            await apart(growing.keep, State.FAILED, Usage(error=error))
+            yield nouns.ReplyEnd(nouns.Finish.FAILED, error=error)
+            return
+        ended = part or Ended(State.STOPPED, None)
+        await apart(growing.keep, ended.state, ended.usage)
+        yield nouns.ReplyEnd(_FINISH[ended.state], usage_of(ended.usage))
+
+    async def stop(self, message: nouns.MessageId) -> None:
+        if growing := self._growing.get(int(message)):
+            growing.stopped.set()
+
+    async def count_tokens(self, text: str) -> int:
+        engine = await self._slot.ready()
+        with told():
+            return await engine.endpoint.count(text=text)
+
+
+def _delta(part: ReasoningDelta | TextDelta) -> nouns.ReplyEvent:
+    return nouns.ReasoningDelta(part.text) if isinstance(part, ReasoningDelta) else nouns.TextDelta(part.text)
+
+
+async def _next(parts: AsyncGenerator[ReplyPart], stopped: asyncio.Event) -> ReplyPart | None:
+    """The next part; None when somebody stops the reply before it comes."""
+    coming = asyncio.ensure_future(anext(parts))
+    stopping = asyncio.ensure_future(stopped.wait())
+    try:
+        await asyncio.wait((coming, stopping), return_when=asyncio.FIRST_COMPLETED)
+        return coming.result() if coming.done() else None
+    finally:
+        for task in (coming, stopping):
+            task.cancel()
+            with suppress(asyncio.CancelledError, Exception):
+                await task

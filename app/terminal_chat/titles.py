@@ -1,0 +1,52 @@
+"""Titles that chats get after their first reply, written by the model while it has nothing better to do."""
+
+from app.history.records import Message, path_to
+from app.terminal_chat.engine_slot import EngineSlot
+from app.terminal_chat.kept_chats import KeptChats
+from app.terminal_chat.prompt_messages import prompt_messages
+from app.terminal_chat.told import apart, told
+from tui.nouns import ChatId
+from tui.plain_text import single_line
+
+_ASKED = "Write a title for this conversation, of at most six words, and nothing else."
+_TOKENS = 24
+_LONGEST = 60  # characters
+_QUOTES = "\"'“”„«»`*# "
+
+
+class Titles:
+    """Over the chats that are kept. `make` one for a chat."""
+
+    def __init__(self, chats: KeptChats, slot: EngineSlot) -> None:
+        self._chats = chats
+        self._slot = slot
+
+    async def make(self, chat: ChatId) -> str:
+        """The title that a chat has from now on; empty where the model wrote nothing that could be one."""
+        engine = await self._slot.ready()
+        messages = await apart(self._messages, chat)
+        own = {"service_class": "background", "store": False} if engine.endpoint.is_ours else {}
+        body = {"model": engine.model, "messages": messages, "max_tokens": _TOKENS, "temperature": 0, **own}
+        with told():
+            title = title_in(await engine.endpoint.complete(body))
+        if title:
+            await apart(self._keep, chat, title)
+        return title
+
+    def _messages(self, chat: ChatId) -> list[object]:
+        """The chat as it was sent, so that nothing of it is computed again, and the question behind it."""
+        history, number = self._chats.place(chat)
+        found = history.chats.get(number)
+        branch: list[Message] = path_to({one.id: one for one in history.messages.of(number)}, found.shown)
+        return [*prompt_messages(found, branch, with_thoughts=False), {"role": "user", "content": _ASKED}]
+
+    def _keep(self, chat: ChatId, title: str) -> None:
+        history, number = self._chats.place(chat)
+        history.chats.give_title(number, title)
+
+
+def title_in(text: str) -> str:
+    """What a model wrote, as a title: its first line without quotation marks; empty where that is none."""
+    lines = [line for line in text.strip().splitlines() if line.strip(_QUOTES)]
+    title = single_line(lines[0]).removeprefix("Title:").strip(_QUOTES).rstrip(".") if lines else ""
+    return title if len(title) <= _LONGEST else ""

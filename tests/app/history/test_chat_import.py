@@ -1,0 +1,129 @@
+"""Chats as files: what is exported can be read again, by this program and by people, and what others have written."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.history.chat_file import as_json, as_markdown
+from app.history.chat_import import UnreadableChats, read_chats, take_in
+from app.history.history import History
+from app.history.records import Attachment, Chat, Message, SamplingChoice, Settings, State, path_to
+
+
+@pytest.fixture
+def history() -> History:
+    return History(None)
+
+
+def branch(history: History, chat: Chat) -> list[tuple[str, str]]:
+    messages = {message.id: message for message in history.messages.of(chat.id)}
+    return [(message.role.value, message.text) for message in path_to(messages, chat.shown)]
+
+
+def told(file: Path, content: Any) -> Path:
+    file.write_text(json.dumps(content), encoding="utf-8")
+    return file
+
+
+def test_an_export_is_read_again_with_all_branches(history: History, tmp_path: Path) -> None:
+    chat = history.chats.create(Settings("sys", SamplingChoice(top_k=3)), "Title")
+    asked = history.messages.say(chat.id, None, "one", [Attachment("f.py", "x = 1")])
+    for text in ("two", "zwei"):
+        reply = history.messages.begin_reply(chat.id, asked.id, "tiny")
+        history.messages.write_reply(reply.id, text, "thought", state=State.CUT)
+    history.chats.show(chat.id, asked.id + 1)
+    file = tmp_path / "chat.json"
+    file.write_bytes(as_json(history.chats.get(chat.id), history.messages.of(chat.id)))
+    [again] = take_in(history, read_chats(file))
+    assert (again.title, again.settings, again.num_messages) == ("Title", chat.settings, 3)
+
+    def content(message: Message) -> tuple[object, ...]:
+        return message.role, message.text, message.attachments, message.reasoning, message.model, message.state
+
+    assert [content(one) for one in history.messages.of(again.id)] == [
+        content(one) for one in history.messages.of(chat.id)
+    ]
+    assert branch(history, again) == [("user", "one"), ("assistant", "two")]
+
+
+def test_markdown_has_the_branch_that_is_shown(history: History) -> None:
+    chat = history.chats.create(Settings("Be brief."), "A\ntitle")
+    asked = history.messages.say(chat.id, None, "See file.", [Attachment("a.md", "```py\nx\n```")])
+    reply = history.messages.begin_reply(chat.id, asked.id, "tiny")
+    history.messages.write_reply(reply.id, "Seen.", "hm", state=State.WHOLE)
+    history.messages.say(chat.id, asked.id, "elsewhere")
+    history.chats.show(chat.id, reply.id)
+    text = as_markdown(history.chats.get(chat.id), history.messages.of(chat.id))
+    assert text.startswith("# A title\n\n## System\n\nBe brief.\n\n## You (")
+    assert "a.md:\n\n````\n```py\nx\n```\n````\n\nSee file." in text
+    assert "## Assistant, tiny (" in text
+    assert text.endswith("hm\n\n</details>\n\nSeen.\n")
+    assert "elsewhere" not in text
+
+
+def node(role: str, text: str | None, parent: str | None, **more: Any) -> dict[str, Any]:
+    message = {"author": {"role": role}, "content": {"content_type": "text", "parts": [text]}, **more} if text else None
+    return {"id": "x", "message": message, "parent": parent, "children": []}
+
+
+def test_conversations_of_chatgpt(history: History, tmp_path: Path) -> None:
+    image = {"asset_pointer": "file-service://x"}
+    mapping = {
+        "b2": node("assistant", "Hallo.", "u1", metadata={"model_slug": "gpt-4o"}, create_time=12.5),
+        "root": node("system", None, None),
+        "s": node("system", "Be kind.", "root"),
+        "u1": node("user", "Hi", "s", create_time=11.0),
+        "tool": node("tool", "searched", "u1"),
+        "b1": node("assistant", "Hello.", "tool"),
+        "u2": node("user", "More", "b1"),
+        "circle": node("user", "lost", "circle"),
+    }
+    mapping["u2"]["message"]["content"]["parts"] = ["More", image, "please"]
+    file = told(
+        tmp_path / "conversations.json",
+        [{"title": "Greeting", "create_time": 10.0, "mapping": mapping, "current_node": "u2"}, {"mapping": {}}],
+    )
+    [chat] = take_in(history, read_chats(file))
+    assert (chat.title, chat.created, chat.settings.system) == ("Greeting", 10.0, "Be kind.")
+    assert branch(history, chat) == [("user", "Hi"), ("assistant", "Hello."), ("user", "More\nplease")]
+    other = next(one for one in history.messages.of(chat.id) if one.text == "Hallo.")
+    assert (other.model, other.created) == ("gpt-4o", 12.5)
+
+
+MESSAGES = [
+    {"role": "system", "content": "Be kind."},
+    {"role": "user", "content": [{"type": "text", "text": "Hi"}]},
+    {"role": "assistant", "content": "Hello.", "thinking": "hm"},
+    {"role": "tool", "content": "42"},
+]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [{"model": "llama3", "messages": MESSAGES, "stream": False}, [{"model": "llama3", "messages": MESSAGES}], MESSAGES],
+)
+def test_conversations_as_requests_hold_them(history: History, tmp_path: Path, content: Any) -> None:
+    [chat] = take_in(history, read_chats(told(tmp_path / "x.json", content)))
+    assert chat.settings.system == "Be kind."
+    assert branch(history, chat) == [("user", "Hi"), ("assistant", "Hello.")]
+    assert history.messages.of(chat.id)[1].reasoning == "hm"
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{}", b"[1]", b"\xff\xfe", b"[" * 100_000, b'{"messages": 3}', b'[{"role": 1}]']
+)
+def test_what_is_no_chat_is_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "x.json").write_bytes(content)
+    with pytest.raises(UnreadableChats, match="no chats"):
+        read_chats(tmp_path / "x.json")
+    with pytest.raises(UnreadableChats, match="No such file"):
+        read_chats(tmp_path / "missing.json")
+
+
+def test_places_that_are_none_are_left_out(history: History, tmp_path: Path) -> None:
+    messages = [{"role": "user", "text": "a", "parent": 5}, {"role": "assistant", "text": "b", "parent": -1}]
+    content = {"format": "inglenook-chat", "version": 1, "chats": [{"messages": messages, "shown": 99}]}
+    [chat] = take_in(history, read_chats(told(tmp_path / "x.json", content)))
+    assert [message.parent for message in history.messages.of(chat.id)] == [None, None]

@@ -1,0 +1,247 @@
+"""The port over a running engine: what is asked, told, kept and ended."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
+from typing import TypeVar
+
+import pytest
+
+from app.terminal_chat.client import TerminalClient
+from tests.app.server.live_server import LiveServer
+from tests.app.server.served_application import until
+from tests.app.terminal_chat.conftest import Clients
+from tui.client import ClientError
+from tui.engine_nouns import EngineRequest, Phase
+from tui.nouns import (
+    Attachment,
+    ChatId,
+    ChatSettings,
+    Finish,
+    FullContext,
+    MessageId,
+    ReplyEnd,
+    ReplyEvent,
+    ReplyStarted,
+    Sampling,
+    TextDelta,
+)
+
+T = TypeVar("T")
+SHORT = ChatSettings("Be brief.", Sampling(max_tokens=8, seed=5))
+LONG = ChatSettings(sampling=Sampling(max_tokens=1500, seed=5))
+
+
+def run(clients: Clients, work: Callable[[TerminalClient], Awaitable[T]]) -> T:
+    async def main() -> T:
+        async with clients() as client:
+            return await work(client)
+
+    return asyncio.run(main())
+
+
+async def asked(client: TerminalClient, settings: ChatSettings = SHORT, text: str = "Hi") -> tuple[ChatId, MessageId]:
+    chat = await client.chats.create(settings)
+    return chat.summary.id, (await client.chats.add(chat.summary.id, None, text)).id
+
+
+async def replied(client: TerminalClient, chat: ChatId, to: MessageId) -> list[ReplyEvent]:
+    async with aclosing(client.replies.reply(chat, to)) as events:
+        return [event async for event in events]
+
+
+@pytest.mark.usefixtures("running")
+def test_a_reply_is_told_and_kept(clients: Clients) -> None:
+    async def work(client: TerminalClient) -> tuple[ChatId, str]:
+        stages = [state async for state in client.engine.loading()]
+        assert all(state.model for state in stages)
+        chat, question = await asked(client)
+        started, *parts, end = await replied(client, chat, question)
+        assert isinstance(started, ReplyStarted)
+        assert isinstance(end, ReplyEnd)
+        assert (end.finish, end.error) == (Finish.LENGTH, "")
+        assert end.usage is not None
+        assert end.usage.reply_tokens == 8
+        assert end.usage.computed_tokens > 0
+        text = "".join(part.text for part in parts if isinstance(part, TextDelta))
+        _, reply = (await client.chats.open(chat)).messages
+        assert (reply.id, reply.text, reply.finish, reply.usage) == (started.message, text, Finish.LENGTH, end.usage)
+        again = [event for event in await replied(client, chat, question) if isinstance(event, ReplyEnd)]
+        assert again[0].usage is not None
+        assert again[0].usage.device_tokens > 0
+        assert client.engine.address().endswith("/v1")
+        return chat, text
+
+    chat, text = run(clients, work)
+    opened = run(clients, lambda client: client.chats.open(chat))
+    first, other = (message for message in opened.messages if message.parent is not None)
+    assert (first.text, first.model, opened.leaf) == (text, "hash", other.id)
+    assert first.text == other.text  # of the same seed
+
+
+def test_a_reply_that_is_stopped_keeps_what_came(clients: Clients, running: LiveServer) -> None:
+    async def work(client: TerminalClient) -> None:
+        chat, question = await asked(client, LONG)
+        events: list[ReplyEvent] = []
+        async with aclosing(client.replies.reply(chat, question)) as coming:
+            async for event in coming:
+                events.append(event)
+                if len([one for one in events if isinstance(one, TextDelta)]) == 3:
+                    await client.replies.stop(events[0].message)  # type: ignore[union-attr]
+        assert isinstance(events[-1], ReplyEnd)
+        assert events[-1].finish is Finish.STOPPED
+        message = (await client.chats.open(chat)).messages[-1]
+        assert message.finish is Finish.STOPPED
+        assert message.text == "".join(event.text for event in events if isinstance(event, TextDelta))
+        until(lambda: not running.streams.requests())
+
+    run(clients, work)
+
+
+def test_whoever_stops_listening_ends_the_reply(clients: Clients, running: LiveServer) -> None:
+    async def work(client: TerminalClient) -> None:
+        chat, question = await asked(client, LONG)
+        async with aclosing(client.replies.reply(chat, question)) as coming:
+            async for event in coming:
+                if isinstance(event, TextDelta):
+                    heard = event.text
+                    assert (await client.chats.open(chat)).messages[-1].finish is None
+                    break
+        message = (await client.chats.open(chat)).messages[-1]
+        assert (message.finish, message.text.startswith(heard)) == (Finish.STOPPED, True)
+        until(lambda: not running.streams.requests())
+
+    run(clients, work)
+
+
+@pytest.mark.usefixtures("running")
+def test_a_reply_whose_writer_was_killed_is_cut_off(clients: Clients, settings: object) -> None:
+    async def work(client: TerminalClient) -> ChatId:
+        chat, question = await asked(client)
+        history, number = client.chats.place(chat)
+        coming = history.messages.begin_reply(number, int(question), "hash")
+        history.messages.write_reply(coming.id, "as far as", "")
+        return chat
+
+    chat = run(clients, work)
+    message = run(clients, lambda client: client.chats.open(chat)).messages[-1]
+    assert (message.text, message.finish) == ("as far as", Finish.CUT_OFF)
+
+
+def test_the_engine_tells_of_requests_and_ends_them(clients: Clients, running: LiveServer) -> None:
+    async def work(client: TerminalClient) -> None:
+        chat, question = await asked(client, LONG)
+        request: EngineRequest | None = None
+        async with aclosing(client.replies.reply(chat, question)) as coming:
+            async for event in coming:
+                if isinstance(event, TextDelta) and request is None:
+                    [request] = (await client.engine.status()).requests
+                    assert (request.phase, request.mine, request.priority) == (Phase.WRITING, True, "interactive")
+                    assert request.prompt_done == request.prompt_total > 0
+                    await client.engine.abort(request.id)
+                last = event
+        assert isinstance(last, ReplyEnd)
+        assert last.finish is Finish.FAILED
+        assert "ended it" in last.error
+        status = await client.engine.status()
+        assert (status.model, status.requests) == ("hash", ())
+        assert status.reply_tokens > 0
+        assert status.tiers[0].total > 0
+
+    run(clients, work)
+
+
+@pytest.mark.usefixtures("running")
+def test_a_context_has_a_budget(clients: Clients) -> None:
+    async def work(client: TerminalClient) -> None:
+        empty = await client.context.budget(None, None, "")
+        assert (empty.limit, empty.system) == (2048, 0)
+        typed = await client.context.budget(None, None, "word " * 50)
+        assert typed.history >= empty.history + 50
+        assert await client.replies.count_tokens("word " * 50) >= 50
+
+    run(clients, work)
+
+
+@pytest.mark.usefixtures("running")
+@pytest.mark.parametrize("how", [FullContext.DROP_OLDEST, FullContext.SUMMARIZE])
+def test_room_is_made(clients: Clients, how: FullContext) -> None:
+    async def work(client: TerminalClient) -> None:
+        chat, leaf = await asked(client, SHORT, "one two three " * 100)
+        for text in ("four " * 100, "five " * 100):
+            await replied(client, chat, leaf)
+            parent = (await client.chats.open(chat)).leaf
+            leaf = (await client.chats.add(chat, parent, text, [Attachment("f.txt", "six " * 300)])).id
+        before = await client.context.budget(chat, leaf, "")
+        assert before.system > 0
+        assert before.reserve == 8
+        room = await client.context.plan(chat, leaf, how)
+        assert room.messages
+        assert leaf not in room.messages
+        opened = await client.context.make(chat, room)
+        assert set(room.messages) <= opened.left_out
+        assert bool(opened.summary_text) == (how is FullContext.SUMMARIZE)
+        after = await client.context.budget(chat, leaf, "")
+        assert after.history + after.system < before.history + before.system
+
+    run(clients, work)
+
+
+def test_private_chats_leave_nothing(clients: Clients, running: LiveServer, settings: object) -> None:
+    async def work(client: TerminalClient) -> None:
+        chat = (await client.chats.create(SHORT, private=True)).summary
+        assert chat.private
+        message = await client.chats.add(chat.id, None, "between us")
+        await replied(client, chat.id, message.id)
+        assert [one.id for one in await client.chats.summaries()] == [chat.id]
+        assert await client.chats.inputs() == []
+        assert [hit.chat.id for hit in await client.chats.search("between")] == [chat.id]
+
+    run(clients, work)
+    assert run(clients, lambda client: client.chats.summaries()) == []
+
+
+@pytest.mark.usefixtures("running")
+def test_titles_and_what_is_deleted(clients: Clients) -> None:
+    async def work(client: TerminalClient) -> None:
+        chat, question = await asked(client, SHORT, "Tell me of rivers in Norway please and of lakes and hills")
+        assert (await client.chats.open(chat)).summary.title.startswith("Tell me of rivers")
+        await replied(client, chat, question)
+        assert await client.chats.title(chat)
+        await client.chats.rename(chat, "Mine")
+        await client.chats.title(chat)
+        assert (await client.chats.open(chat)).summary.title == "Mine"
+        await client.chats.delete(chat)
+        with pytest.raises(ClientError, match="no chat"):
+            await client.chats.open(chat)
+        await client.chats.undelete(chat)
+        await client.chats.delete(chat)
+
+    run(clients, work)
+    assert run(clients, lambda client: client.chats.summaries()) == []
+
+
+@pytest.mark.usefixtures("running")
+def test_what_makes_no_sense_is_a_client_error(clients: Clients) -> None:
+    async def work(client: TerminalClient) -> None:
+        chat, question = await asked(client, ChatSettings(sampling=Sampling(temperature=9.0)))
+        with pytest.raises(ClientError, match="temperature"):
+            await replied(client, chat, question)
+        assert len((await client.chats.open(chat)).messages) == 1
+        for nobody in (ChatId("999"), ChatId("x"), ChatId("private-9")):
+            with pytest.raises(ClientError, match="no chat"):
+                await client.chats.rename(nobody, "x")
+
+    run(clients, work)
+
+
+def test_names_of_the_port_are_all_there(clients: Clients) -> None:
+    """mypy checks the types: here is the assignment that it checks."""
+    from tui.client import Client
+
+    async def main() -> None:
+        async with clients() as client:
+            port: Client = client
+            assert port.chats is client.chats
+
+    asyncio.run(main())
