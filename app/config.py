@@ -130,7 +130,7 @@ class Settings:
         metadata=_read_by(
             _folder,
             lambda: platformdirs.user_state_path(APP_NAME, appauthor=False),
-            "Folder of the records by which a running server is found.",
+            "Folder of the records by which a running server is found, and of the responses that it keeps.",
         )
     )
     hub_endpoint: str = field(

@@ -146,7 +146,10 @@ async def _chat(
         service = ChatService(instance.model, model.tokenizer, streams, renderer, StableIds(settings.replies_dir))
         preparing = asyncio.create_task(service.prepare_when_idle())
         try:
-            yield create_application(service, locks, aliases=settings.model_aliases), streams
+            application = create_application(
+                service, locks, aliases=settings.model_aliases, state_dir=settings.state_dir
+            )
+            yield application, streams
         finally:
             preparing.cancel()
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import MappingProxyType
 from typing import Literal, TypeAlias
 
@@ -20,6 +21,8 @@ from app.server.access import Access
 from app.server.dialects.openai.embeddings import EmbeddingEndpoints
 from app.server.dialects.openai.endpoints import OpenAIEndpoints
 from app.server.dialects.openai.errors import error_body, error_response
+from app.server.dialects.responses.endpoints import ResponseEndpoints
+from app.server.dialects.responses.stored_responses import StoredResponses
 from app.server.door import CALLER, LOOPBACK_NAMES, Door
 from app.server.endpoint import TEXT, Endpoint
 from app.server.errors import InvalidRequest
@@ -67,13 +70,18 @@ OWN_PROGRAMS = Locks()
 
 
 def create_application(
-    service: ChatService, locks: Locks = OWN_PROGRAMS, *, aliases: Mapping[str, str] = NO_ALIASES
+    service: ChatService,
+    locks: Locks = OWN_PROGRAMS,
+    *,
+    aliases: Mapping[str, str] = NO_ALIASES,
+    state_dir: Path | None = None,
 ) -> Starlette:
     """The endpoint over a service whose streams are started. `aliases` are other names of models, by which requests
-    may call them: see `ServedModel`."""
+    may call them: see `ServedModel`. `state_dir` is where responses are kept; None: in memory."""
     model = ServedModel(service.name, service.context_length, service.vocab_size, aliases)
     endpoints = [
         *OpenAIEndpoints(service, model).endpoints(),
+        *ResponseEndpoints(service, model, StoredResponses(state_dir)).endpoints(),
         *OwnEndpoints(service).endpoints(),
         _health_endpoint(lambda: _health(service.streams)),
         Endpoint("GET", "/metrics", Metrics(service).scrape, "Figures for Prometheus", gives=TEXT),

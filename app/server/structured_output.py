@@ -80,9 +80,9 @@ def of_response_format(wanted: ResponseFormat | None) -> Iterator[AskedGrammar]:
             missing = "response_format.json_schema" + (".schema" if named else "")
             raise InvalidRequest(f"{missing}: it is required", parameter=missing)
         # Without `strict`, OpenAI takes keywords that it does not keep to; so do we.
-        yield _schema(named.schema, "response_format.json_schema.schema", lenient=not named.strict)
+        yield of_schema(named.schema, "response_format.json_schema.schema", lenient=not named.strict)
     elif wanted.schema is not None:
-        yield _schema(wanted.schema, "response_format.schema", lenient=True)
+        yield of_schema(wanted.schema, "response_format.schema", lenient=True)
     else:
         yield AskedGrammar(ANY_OBJECT, "response_format")
 
@@ -92,7 +92,7 @@ def of_structured_outputs(wanted: StructuredOutputs | None, prefix: str) -> Iter
     if wanted is None:
         return
     if wanted.json is not None:
-        yield _schema(_parsed(wanted.json, f"{prefix}json"), f"{prefix}json", lenient=False)
+        yield of_schema(_parsed(wanted.json, f"{prefix}json"), f"{prefix}json", lenient=False)
     if wanted.json_object:
         yield AskedGrammar(ANY_OBJECT, f"{prefix}json_object")
     if wanted.regex is not None:
@@ -112,7 +112,8 @@ def only(asked: Iterator[AskedGrammar]) -> AskedGrammar | None:
     return several[0] if several else None
 
 
-def _schema(schema: Schema, parameter: str, *, lenient: bool) -> AskedGrammar:
+def of_schema(schema: Schema, parameter: str, *, lenient: bool) -> AskedGrammar:
+    """A schema that came in a field. Raises InvalidRequest for one that cannot be kept to, unless lenient."""
     with naming_grammar(parameter):
         return AskedGrammar(GrammarSource.schema(schema, lenient=lenient), parameter)
 

@@ -1,5 +1,7 @@
-"""Servers that tests share: one over the hash model with the default model's tokenizer, one over its real weights."""
+"""Servers that tests share: one over the hash model with the default model's tokenizer, one over its real weights,
+and one that says what it is told to."""
 
+import copy
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +12,7 @@ from app.text.tokenizer import Tokenizer
 from engine.load_options import LoadOptions
 from engine.loading import load_engine, open_checkpoint
 from tests.app.server.live_server import LiveServer, controlled_engine
+from tests.app.server.scripted_server import ScriptedServer
 
 
 @pytest.fixture(scope="session")
@@ -30,3 +33,14 @@ def smollm2_server(
     with LiveServer("smollm2:135m", engine, tokenizer, renderer) as server:
         yield server
     engine.assert_empty()
+
+
+@pytest.fixture(scope="session")
+def scripted_server(
+    llama_cpp_models: Path, tokenizer: Tokenizer, renderer: ChatTemplateRenderer
+) -> Iterator[ScriptedServer]:
+    """The default model's vocabulary with the template of a model that calls tools and thinks."""
+    model = copy.copy(tokenizer)
+    model.chat_template = (llama_cpp_models / "templates" / "Qwen-Qwen3-0.6B.jinja").read_text(encoding="utf-8")
+    with ScriptedServer(model, renderer) as server:
+        yield server

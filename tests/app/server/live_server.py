@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from app.chat.service import ChatService
@@ -85,11 +86,13 @@ class LiveServer(ServedApplication):
         clock: Callable[[], float] = time.monotonic,
         locks: Locks | None = None,
         aliases: Mapping[str, str] = NO_ALIASES,
+        state_dir: Path | None = None,
     ) -> None:
         self.engine = engine
         self.streams = TokenStreams(engine, clock)
         self.service = ChatService(name, tokenizer, self.streams, renderer)
-        super().__init__(create_application(self.service, locks or Locks(host_names=["ingle.test"]), aliases=aliases))
+        locks = locks or Locks(host_names=["ingle.test"])
+        super().__init__(create_application(self.service, locks, aliases=aliases, state_dir=state_dir))
 
     async def _main(self) -> None:
         async with self.streams:

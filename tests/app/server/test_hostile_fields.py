@@ -20,6 +20,7 @@ from app.server.dialects.openai.chat_requests import ChatCompletionRequest
 from app.server.dialects.openai.embeddings import EMBEDDINGS, EmbeddingRequest
 from app.server.dialects.openai.requests import CompletionRequest
 from app.server.dialects.rerank import RerankRequest
+from app.server.dialects.responses.requests import ResponseRequest
 from app.text.tokenizer import Tokenizer
 from tests.app.server.dialects.openai.test_embeddings import EmbeddingServer
 from tests.app.server.hostile_fields import HOSTILE, Field, fields_of, hostile_bodies
@@ -29,9 +30,11 @@ from tests.app.server.test_bad_requests import CHAT, COMPLETION, VALID
 
 KEY = "sk-of-the-test"
 RERANK = "/v1/rerank"
+RESPONSES = "/v1/responses"
 FIELDS: dict[str, list[Field]] = {
     CHAT: fields_of(ChatCompletionRequest, VALID[CHAT]),
     COMPLETION: fields_of(CompletionRequest, VALID[COMPLETION]),
+    RESPONSES: fields_of(ResponseRequest, {"model": "hash", "input": "a", "max_output_tokens": 1}),
     EMBEDDINGS: fields_of(EmbeddingRequest, {"model": "digest", "input": "a"}),
     RERANK: fields_of(RerankRequest, {"model": "digest", "query": "a", "documents": ["b"]}),
 }
@@ -50,7 +53,7 @@ def servers(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> Iterator[Se
         EmbeddingServer(locks=locks) as embeddings,
         EmbeddingServer(ranks=True, locks=locks) as rerank,
     ):
-        yield {CHAT: chat, COMPLETION: chat, EMBEDDINGS: embeddings, RERANK: rerank}
+        yield {CHAT: chat, COMPLETION: chat, RESPONSES: chat, EMBEDDINGS: embeddings, RERANK: rerank}
         until(lambda: not engine.has_work)
     engine.assert_empty()
 

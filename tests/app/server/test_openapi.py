@@ -15,6 +15,7 @@ from tests.app.server.live_server import LiveServer
 ASKED: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hi"}], "logprobs": True, "top_logprobs": 2},
     "/v1/completions": {"prompt": "Hi", "logprobs": 2, "echo": True, "n": 2},
+    "/v1/responses": {"input": "Hi", "top_logprobs": 2},
 }
 
 
@@ -63,11 +64,12 @@ def test_replies_are_what_it_says(hash_server: LiveServer, described: dict[str, 
         refused = http.post(path, json={**asked, "temperature": 3})
         validate(described, told_of(described, path, "post", 400), refused.json())
         events = http.post(path, json={**asked, "stream": True, "stream_options": {"include_usage": True}}).text
-    *chunks, done = events.split("\n\n")[:-1]
-    assert done == "data: [DONE]"
+    frames = [frame.rpartition("data: ")[2] for frame in events.split("\n\n")[:-1]]
+    *chunks, done = frames if path != "/v1/responses" else [*frames, "[DONE]"]  # whose last event says it
+    assert done == "[DONE]"
     for chunk in chunks:
         data = told_of(described, path, "post", 200, "text/event-stream")["properties"]["data"]
-        validate(described, data["anyOf"][0]["contentSchema"], msgspec.json.decode(chunk.removeprefix("data: ")))
+        validate(described, data["anyOf"][0]["contentSchema"], msgspec.json.decode(chunk))
 
 
 @pytest.mark.parametrize("path", ["/health", "/v1/models", "/v1/models/hash", "/openapi.json"])

@@ -2,7 +2,7 @@
 whole reply of the same chunks. So the two cannot disagree.
 """
 
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
@@ -26,33 +26,19 @@ from app.server.dialects.openai.tokens import (
     FinishText,
     Identity,
     ProgressReport,
+    ReportedToken,
     Timings,
     Usage,
     finish_text,
-    finite,
+    reported_tokens,
     timings_of,
-    token_text,
     usage_of,
 )
 from app.server.token_counts import TokenCounts
 from app.server.turn import Turn, turn_events
-from app.text.tokenizer import Tokenizer
-from engine.request import Origin, TokenLogprobs
+from engine.request import Origin
 
 ChatFinishText: TypeAlias = FinishText | Literal["tool_calls"]
-
-
-class TokenAlternative(Struct):
-    token: str
-    logprob: float
-    bytes: list[int]
-
-
-class ReportedToken(Struct):
-    token: str
-    logprob: float
-    bytes: list[int]
-    top_logprobs: list[TokenAlternative]
 
 
 class ChoiceLogprobs(Struct):
@@ -188,7 +174,7 @@ class _ChunkWriter:
             yield self._chunk(ChunkChoice(index, Delta("assistant", "")))
         match event:
             case TextDelta(text, logprobs):
-                report = _report(self._tokenizer, logprobs) if logprobs else None
+                report = ChoiceLogprobs(reported_tokens(self._tokenizer, logprobs)) if logprobs else None
                 yield self._chunk(ChunkChoice(index, Delta(content=text), report))
             case ReasoningDelta(text):
                 yield self._chunk(ChunkChoice(index, Delta(reasoning=text, reasoning_content=text)))
@@ -260,18 +246,3 @@ class _Parts:
         calls = [Call(call_id, CalledFunction(name, "".join(pieces))) for call_id, name, pieces in self.calls]
         message = AssistantMessage(content, reasoning=thought, reasoning_content=thought, tool_calls=calls or UNSET)
         return Choice(index, message, logprobs, self.finish)
-
-
-def _report(tokenizer: Tokenizer, logprobs: Sequence[TokenLogprobs]) -> ChoiceLogprobs:
-    return ChoiceLogprobs([_reported(tokenizer, token) for token in logprobs])
-
-
-def _reported(tokenizer: Tokenizer, token: TokenLogprobs) -> ReportedToken:
-    picked = _alternative(tokenizer, token.token_id, token.logprob)
-    top = [_alternative(tokenizer, token_id, logprob) for token_id, logprob in token.top]
-    return ReportedToken(picked.token, picked.logprob, picked.bytes, top)
-
-
-def _alternative(tokenizer: Tokenizer, token_id: int, logprob: float) -> TokenAlternative:
-    encoded = tokenizer.token_bytes(token_id, show_control=True)
-    return TokenAlternative(token_text(tokenizer, token_id), finite(logprob), list(encoded))

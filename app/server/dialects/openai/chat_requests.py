@@ -13,20 +13,17 @@ from app.chat.messages import InvalidMessage, Message, ToolCall, text_of
 from app.server.dialects.openai.requests import Alternatives, GenerationRequest, PositiveCount
 from app.server.dialects.openai.tools import (
     OWN_VARIABLES,
-    ReasoningEffort,
     ReasoningOptions,
     TemplateVariables,
-    ThinkingBudget,
     ToolChoice,
     ToolDefinitions,
-    WantedThinking,
-    named,
-    use_of,
+    wanted_tools,
 )
-from app.server.dialects.openai.tools import problems as tool_problems
 from app.server.errors import InvalidRequest
 from app.server.origin import Purpose
 from app.server.structured_output import AskedGrammar, ResponseFormat, of_response_format
+from app.server.wanted_thinking import ReasoningEffort, ThinkingBudget, WantedThinking
+from app.server.wanted_tools import WantedTools
 
 
 class ContentPart(Struct):
@@ -86,21 +83,24 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True):
 
     def conversation(self) -> Conversation:
         """Raises InvalidRequest naming the message that cannot be given to a model."""
-        tools = [definition.to_tool() for definition in self.tools or ()]
-        names, thinking = named(self.tool_choice), self._thinking()
+        wanted, thinking = self._wanted_tools(), self._thinking()
         return Conversation(
             self._messages(),
-            tools,
-            None if names is None else [tool for tool in tools if tool.name in names],
-            use_of(self.tool_choice),
+            wanted.tools,
+            wanted.allowed,
+            wanted.use,
             parallel_calls=self.parallel_tool_calls is not False,
             thinking_budget=thinking.budget,
             variables=thinking.template_variables(self.chat_template_kwargs),
         )
 
+    def _wanted_tools(self) -> WantedTools:
+        return wanted_tools(self.tools or (), self.tool_choice)
+
     def _thinking(self) -> WantedThinking:
-        budgets = (self.thinking_token_budget, self.thinking_budget, self.thinking_budget_tokens)
-        return WantedThinking.of(self.reasoning, self.reasoning_effort, budgets)
+        options = self.reasoning or ReasoningOptions()
+        budgets = (self.thinking_token_budget, self.thinking_budget, self.thinking_budget_tokens, options.max_tokens)
+        return WantedThinking.of(self.reasoning_effort or options.effort, budgets, options.enabled)
 
     def _messages(self) -> list[Message]:
         messages = []
@@ -121,7 +121,7 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True):
 
     def _problems(self) -> Iterator[tuple[str, str]]:
         yield from super()._problems()
-        yield from tool_problems(self.tools or (), self.tool_choice)
+        yield from self._wanted_tools().problems()
         if self.use_beam_search and self._thinking().budget is not None:
             yield "thinking_token_budget", "a beam search has none; leave one of them out."
         if self.functions:

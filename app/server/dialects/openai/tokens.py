@@ -2,6 +2,7 @@
 
 import time
 import uuid
+from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
 from msgspec import Struct
@@ -10,7 +11,7 @@ from app.cache_details import PromptTokensDetails
 from app.chat.events import PromptProgress
 from app.server.token_counts import TokenCounts
 from app.text.tokenizer import Tokenizer
-from engine.request import FinishReason
+from engine.request import FinishReason, TokenLogprobs
 
 FinishText: TypeAlias = Literal["stop", "length"]
 
@@ -57,6 +58,19 @@ class ProgressReport(Struct):
     @classmethod
     def of(cls, progress: PromptProgress) -> "ProgressReport":
         return cls(progress.total, progress.cached, progress.done, round(progress.seconds * 1000, 3))
+
+
+class TokenAlternative(Struct):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ReportedToken(Struct):
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TokenAlternative]
 
 
 class Identity(Struct, frozen=True):
@@ -113,3 +127,19 @@ def token_text(tokenizer: Tokenizer, token_id: int) -> str:
 
 def finite(logprob: float) -> float:
     return max(logprob, LEAST_LOGPROB)
+
+
+def reported_tokens(tokenizer: Tokenizer, logprobs: Sequence[TokenLogprobs]) -> list[ReportedToken]:
+    """Log-probabilities as the newer endpoints tell them."""
+    return [_reported(tokenizer, token) for token in logprobs]
+
+
+def _reported(tokenizer: Tokenizer, token: TokenLogprobs) -> ReportedToken:
+    picked = _alternative(tokenizer, token.token_id, token.logprob)
+    top = [_alternative(tokenizer, token_id, logprob) for token_id, logprob in token.top]
+    return ReportedToken(picked.token, picked.logprob, picked.bytes, top)
+
+
+def _alternative(tokenizer: Tokenizer, token_id: int, logprob: float) -> TokenAlternative:
+    encoded = tokenizer.token_bytes(token_id, show_control=True)
+    return TokenAlternative(token_text(tokenizer, token_id), finite(logprob), list(encoded))

@@ -4,28 +4,21 @@ template is told besides.
 Refuses to know how models write calls.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, TypeAlias
 
 from msgspec import Meta, Struct
 
 from app.chat.conversation import MAX_TOOLS, Tool, ToolUse
-from app.chat.messages import Json
+from app.server.wanted_thinking import ReasoningEffort, ThinkingBudget
+from app.server.wanted_tools import ToolName, WantedTools, function_tool
 
 MAX_VARIABLES = 32
 # What our own part of the template's variables is called, so that no client fills it.
 OWN_VARIABLES = frozenset(("messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token"))
-_NO_ARGUMENTS: dict[str, Json] = {"type": "object", "properties": {}}
-_NO_THOUGHT = ("none", "minimal")
 
-ToolName: TypeAlias = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_.:/-]{1,128}$")]
 VariableName: TypeAlias = Annotated[str, Meta(pattern=r"^[a-z][a-z0-9_]{0,63}$")]
 TemplateVariables: TypeAlias = Annotated[dict[VariableName, Any], Meta(max_length=MAX_VARIABLES)]
-ReasoningEffort: TypeAlias = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
-
-
-ThinkingBudget: TypeAlias = Annotated[int, Meta(ge=-1, le=2**31 - 1)]  # tokens; -1: any number
 
 
 class ReasoningOptions(Struct):
@@ -48,10 +41,8 @@ class ToolDefinition(Struct):
     function: FunctionDefinition
 
     def to_tool(self) -> Tool:
-        """With all that templates print of a tool, since some fail on what is missing."""
-        told, parameters = self.function, self.function.parameters or _NO_ARGUMENTS
-        function = {"name": told.name, "description": told.description or "", "parameters": parameters}
-        return Tool(told.name, {"type": "function", "function": function}, parameters, bool(told.strict))
+        told = self.function
+        return function_tool(told.name, told.description, told.parameters, strict=told.strict)
 
 
 class NamedFunction(Struct):
@@ -80,63 +71,16 @@ ToolDefinitions: TypeAlias = Annotated[list[ToolDefinition], Meta(max_length=MAX
 ToolChoice: TypeAlias = Literal["none", "auto", "required"] | NamedTool | AllowedTools
 
 
-def named(choice: ToolChoice | None) -> Sequence[str] | None:
-    """The tools that a choice names; None: it names none, and any may be called."""
+def wanted_tools(definitions: Sequence[ToolDefinition], choice: ToolChoice | None) -> WantedTools:
+    tools = [definition.to_tool() for definition in definitions]
     match choice:
         case "none":
-            return []  # they stay in the prompt, so that what is known of it is of use
+            return WantedTools(tools, [])
+        case "required":
+            return WantedTools(tools, use=ToolUse.FORCED)
         case NamedTool(function):
-            return [function.name]
+            return WantedTools(tools, [function.name], ToolUse.FORCED)
         case AllowedTools(allowed):
-            return [tool.function.name for tool in allowed.tools]
-    return None
-
-
-def use_of(choice: ToolChoice | None) -> ToolUse:
-    match choice:
-        case "required" | NamedTool():
-            return ToolUse.FORCED
-        case AllowedTools(allowed) if allowed.mode == "required":
-            return ToolUse.FORCED
-    return ToolUse.FREE
-
-
-def problems(definitions: Sequence[ToolDefinition], choice: ToolChoice | None) -> Iterator[tuple[str, str]]:
-    """What no single field's bounds can say, with the field."""
-    names = [definition.function.name for definition in definitions]
-    if len(set(names)) < len(names):
-        yield "tools", "two of them have the same name."
-    if choice not in (None, "none", "auto") and not names:
-        yield "tool_choice", "it needs tools."
-    for name in named(choice) or ():
-        if names and name not in names:
-            yield "tool_choice", f"none of the tools is called {name}."
-
-
-@dataclass(frozen=True, slots=True)
-class WantedThinking:
-    """How a model is to think, whichever fields say so."""
-
-    effort: ReasoningEffort | None
-    budget: int | None  # tokens; None: any number
-    enabled: bool | None  # None: as the template has it
-
-    @classmethod
-    def of(
-        cls, options: ReasoningOptions | None, effort: ReasoningEffort | None, budgets: Sequence[int | None]
-    ) -> "WantedThinking":
-        """Of several budgets the least counts, and less than 0 is none."""
-        options = options or ReasoningOptions()
-        effort = effort or options.effort
-        given = [budget for budget in (*budgets, options.max_tokens) if budget is not None and budget >= 0]
-        if effort == "none" or (effort is None and options.enabled is False):
-            given.append(0)  # for templates that cannot switch it off
-        enabled = options.enabled if effort is None else effort not in _NO_THOUGHT
-        return cls(effort, min(given, default=None), False if 0 in given else enabled)
-
-    def template_variables(self, given: TemplateVariables | None) -> dict[str, Json]:
-        """What a template is told of it, by the names that templates have; what the client says itself counts more."""
-        variables: dict[str, Json] = {} if self.effort is None else {"reasoning_effort": self.effort}
-        if self.enabled is not None:
-            variables |= {"enable_thinking": self.enabled, "thinking": self.enabled}
-        return variables | (given or {})
+            use = ToolUse.FORCED if allowed.mode == "required" else ToolUse.FREE
+            return WantedTools(tools, [tool.function.name for tool in allowed.tools], use)
+    return WantedTools(tools)

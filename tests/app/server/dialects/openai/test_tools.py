@@ -1,10 +1,7 @@
 """Tools and thinking through the real openai client, against replies that are known beforehand."""
 
-import copy
 import json
 import random
-from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -12,16 +9,11 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from app.chat.template import ChatTemplateRenderer
 from app.server.dialects.openai.chat_requests import ChatCompletionRequest
-from app.text.tokenizer import Tokenizer
-from engine.config import EngineConfig
-from engine.core import Engine
-from engine.request import SampledToken
 from tests.app.chat.reply_formats.spoken import mutated
 from tests.app.server.dialects.openai.test_chat import client
 from tests.app.server.live_server import LiveServer
-from tests.hash_model import HashRunner, HashTicket
+from tests.app.server.scripted_server import ScriptedServer
 
 PARAMETERS = {
     "type": "object",
@@ -37,50 +29,9 @@ CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome", "days
 SCRIPT = f"<think>\nThey ask.\n</think>\n\nI look.\n{CALL}\n{CALL}"
 
 
-class ScriptedRunner(HashRunner):
-    """Says what it is told to, token by token, whatever it is asked."""
-
-    def __init__(self, config: EngineConfig) -> None:
-        super().__init__(config, random.Random(0))
-        self.script: Sequence[int] = ()
-        self._said: dict[int, int] = {}
-
-    def _sample(self, seen: Any, request_id: int, variant: int, alternatives: int | None) -> SampledToken:
-        sampled = super()._sample(seen, request_id, variant, alternatives)
-        said = self._said.get(request_id, 0)
-        token_id = self.script[min(said, len(self.script) - 1)]
-        self._said[request_id] = said + 1
-        self.last_tokens[request_id] = token_id
-        logprobs = sampled.logprobs and type(sampled.logprobs)(token_id, -0.5, ())
-        return SampledToken(request_id, token_id, logprobs)
-
-
-class ScriptedServer(LiveServer):
-    def __init__(self, tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> None:
-        config = EngineConfig("scripted", 2048, 520, max_step_tokens=256, max_running=8)
-        self.runner = ScriptedRunner(config)
-        engine: Engine[HashTicket] = Engine(config, tokenizer.vocab_size, self.runner)
-        super().__init__("scripted", engine, tokenizer, renderer)
-
-    def says(self, text: str) -> int:
-        """From now on; how many tokens that are."""
-        [end] = sorted(self.service.tokenizer.encode("<|im_end|>", parse_special=True))
-        self.runner.script = [*self.service.tokenizer.encode(text, parse_special=True), end]
-        return len(self.runner.script)
-
-
-@pytest.fixture(scope="module")
-def qwen(llama_cpp_models: Path, tokenizer: Tokenizer) -> Tokenizer:
-    """The default model's vocabulary with the template of a model that calls tools and thinks."""
-    model = copy.copy(tokenizer)
-    model.chat_template = (llama_cpp_models / "templates" / "Qwen-Qwen3-0.6B.jinja").read_text(encoding="utf-8")
-    return model
-
-
-@pytest.fixture(scope="module")
-def server(qwen: Tokenizer, renderer: ChatTemplateRenderer) -> Iterator[ScriptedServer]:
-    with ScriptedServer(qwen, renderer) as server:
-        yield server
+@pytest.fixture
+def server(scripted_server: ScriptedServer) -> ScriptedServer:
+    return scripted_server
 
 
 def fields(server: LiveServer, asked: dict[str, Any]) -> dict[str, Any]:

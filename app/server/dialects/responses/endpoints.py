@@ -1,0 +1,181 @@
+"""The endpoints of the Responses API: from a request to the response that carries its reply, and what is kept of it."""
+
+from collections.abc import Sequence
+from typing import Annotated, Literal, NoReturn, TypeAlias
+
+import msgspec
+from msgspec import Meta, Struct
+from starlette.requests import Request
+from starlette.responses import Response as HTTPResponse
+
+from app.chat.service import ChatService
+from app.server.dialects.responses.background import BackgroundReplies
+from app.server.dialects.responses.events import Event
+from app.server.dialects.responses.input_items import InputItem
+from app.server.dialects.responses.replies import ResponseReply, fold
+from app.server.dialects.responses.requests import ResponseRequest
+from app.server.dialects.responses.response import Response
+from app.server.dialects.responses.stored_responses import StoredResponse, StoredResponses
+from app.server.door import CALLER, of_caller
+from app.server.endpoint import Endpoint
+from app.server.errors import InvalidRequest
+from app.server.framing import NAMED_EVENTS
+from app.server.reply import StreamedReply, WholeReply
+from app.server.request_body import read_body
+from app.server.served_model import ServedModel
+
+Reply: TypeAlias = StreamedReply[Event] | WholeReply[Event] | HTTPResponse
+
+
+class ItemList(Struct, kw_only=True):
+    object: Literal["list"] = "list"
+    data: list[InputItem]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class Deleted(Struct):
+    id: str
+    object: Literal["response"] = "response"
+    deleted: bool = True
+
+
+class _Page(Struct):
+    """Which items are listed, by the query of the request."""
+
+    limit: Annotated[int, Meta(ge=1, le=100)] = 20
+    order: Literal["asc", "desc"] = "desc"
+    after: str | None = None
+
+
+class _Said(Struct):
+    """What is read of a stored response to go on from it."""
+
+    output: list[InputItem]
+
+
+_items = msgspec.json.Decoder(list[InputItem])
+_said = msgspec.json.Decoder(_Said)
+
+
+class ResponseEndpoints:
+    """Serves one model."""
+
+    def __init__(self, service: ChatService, model: ServedModel, stored: StoredResponses) -> None:
+        self._service = service
+        self._model = model
+        self._stored = stored
+        self._background = BackgroundReplies()
+        self._decoder = msgspec.json.Decoder(ResponseRequest)
+
+    def endpoints(self) -> list[Endpoint]:
+        one = "/v1/responses/{id}"
+        return [
+            Endpoint(
+                "POST",
+                "/v1/responses",
+                self.create,
+                "The next turn of a conversation, in items",
+                takes=ResponseRequest,
+                gives=Response,
+                streams=Event,
+                framing=NAMED_EVENTS,
+            ),
+            Endpoint("GET", one, self.retrieve, "A response that was kept, or is under way", gives=Response),
+            Endpoint("DELETE", one, self.delete, "Keep a response no longer", gives=Deleted),
+            Endpoint("POST", f"{one}/cancel", self.cancel, "End a response in the background", gives=Response),
+            Endpoint("GET", f"{one}/input_items", self.list_items, "What a request had brought", gives=ItemList),
+        ]
+
+    async def create(self, request: Request) -> Reply:
+        wanted = await read_body(request, self._decoder)
+        self._model.check(wanted.model)
+        wanted.check()
+        origin, owner = of_caller(request, wanted.origin(request.headers)), _owner(request)
+        earlier = await self._earlier(wanted.previous_response_id, owner)
+        reply = ResponseReply(self._service, wanted, origin, owner, self._stored)
+        if wanted.background:
+            return _json(self._background.start(owner, reply, earlier))
+        events = reply.events(earlier)
+        return StreamedReply(events, reply.writer.error, NAMED_EVENTS) if wanted.stream else WholeReply(events, fold)
+
+    async def retrieve(self, request: Request) -> HTTPResponse:
+        if request.query_params.get("stream") == "true":
+            raise InvalidRequest("stream: a response that is kept comes whole; leave it out", parameter="stream")
+        running = self._background.find(_owner(request), request.path_params["id"])
+        return _json(running) if running is not None else _told((await self._find(request)).body)
+
+    async def delete(self, request: Request) -> HTTPResponse:
+        owner, response_id = _owner(request), request.path_params["id"]
+        await self._background.cancel(owner, response_id)
+        if not await self._stored.delete(response_id, owner):
+            _raise_unknown(response_id)
+        return _json(Deleted(response_id))
+
+    async def cancel(self, request: Request) -> HTTPResponse:
+        """Of one that has ended, what it is."""
+        cancelled = await self._background.cancel(_owner(request), request.path_params["id"])
+        if cancelled is not None:
+            return _json(cancelled)
+        body = (await self._find(request)).body
+        if not msgspec.json.decode(body)["background"]:
+            raise InvalidRequest("Only responses in the background can be cancelled", "Close the connection of others.")
+        return _told(body)
+
+    async def list_items(self, request: Request) -> HTTPResponse:
+        page = _page(request)
+        items = _items.decode((await self._find(request)).input)
+        if page.order == "desc":
+            items.reverse()
+        ids = [item.id for item in items]
+        begin = ids.index(page.after) + 1 if page.after in ids else 0
+        told = items[begin : begin + page.limit]
+        first, last = (told[0].id, told[-1].id) if told else (None, None)
+        return _json(ItemList(data=told, first_id=first, last_id=last, has_more=begin + len(told) < len(items)))
+
+    async def _earlier(self, previous: str | None, owner: str) -> Sequence[InputItem]:
+        """The items of a response and of all that it goes on from."""
+        if previous is None:
+            return []
+        chain = await self._stored.chain(previous, owner)
+        missing = chain[0].previous if chain else previous
+        if missing is not None:
+            raise InvalidRequest(
+                f"previous_response_id: the response {missing!r} is not kept here",
+                "Send its items as a part of input.",
+                parameter="previous_response_id",
+                code="previous_response_not_found",
+            )
+        return [item for one in chain for item in (*_items.decode(one.input), *_said.decode(one.body).output)]
+
+    async def _find(self, request: Request) -> StoredResponse:
+        response_id = request.path_params["id"]
+        found = await self._stored.get(response_id, _owner(request))
+        return found if found is not None else _raise_unknown(response_id)
+
+
+def _owner(request: Request) -> str:
+    """Whose responses the caller may read."""
+    salt: str = request.scope["state"][CALLER].cache_salt
+    return salt
+
+
+def _page(request: Request) -> _Page:
+    """Raises InvalidRequest."""
+    try:
+        return msgspec.convert(dict(request.query_params), _Page, strict=False)
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(f"The query of the request: {error}") from error
+
+
+def _raise_unknown(response_id: str) -> NoReturn:
+    raise InvalidRequest(f"The response {response_id!r} is not kept here", status=404, code="response_not_found")
+
+
+def _json(body: Struct) -> HTTPResponse:
+    return _told(msgspec.json.encode(body))
+
+
+def _told(body: bytes) -> HTTPResponse:
+    return HTTPResponse(body, media_type="application/json")

@@ -1,0 +1,99 @@
+"""The events of one response: those of its turn, and the response kept before the last of them is told."""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+
+import msgspec
+
+from app.chat.service import ChatService
+from app.server.dialects.responses.events import Completed, Event, Incomplete
+from app.server.dialects.responses.input_items import InputItem
+from app.server.dialects.responses.requests import ResponseRequest
+from app.server.dialects.responses.response import Response
+from app.server.dialects.responses.stored_responses import StoredResponse, StoredResponses
+from app.server.dialects.responses.writer import ResponseWriter
+from app.server.mistakes import place_of
+from app.server.turn import Turn, turn_events
+from engine.request import Origin
+from quant.errors import InglenookError
+
+log = logging.getLogger(__name__)
+
+
+class ResponseReply:
+    """The reply to one request. `writer` tells how far it is."""
+
+    def __init__(
+        self, service: ChatService, wanted: ResponseRequest, origin: Origin, owner: str, stored: StoredResponses
+    ) -> None:
+        """`stored` is where it is kept for its `owner`, unless it is not to be."""
+        self._service = service
+        self._wanted = wanted
+        self._origin = origin
+        self._owner = owner
+        self._stored = stored
+        begun = Response.begun(wanted, service.name)
+        self.writer = ResponseWriter(begun, wanted.offered, service.tokenizer, tells_summary=wanted.tells_summary)
+
+    async def events(self, earlier: Sequence[InputItem]) -> AsyncGenerator[list[Event]]:
+        """In batches as they come, behind the items of earlier responses. Raises what `turn_events` raises, behind a
+        failed response where one had begun."""
+        if not earlier and not self._wanted.items:  # nobody has said anything
+            events = [*self.writer.begin(), *self.writer.end()]
+            await self._keep()
+            yield events
+            return
+        try:
+            turn = await self._turn(earlier)
+            replies = turn_events(self._service, turn, self._origin, self.writer.counts)
+            async with aclosing(replies) as batches:
+                async for batch in batches:
+                    if events := self.writer.write(batch):
+                        await self._keep()
+                        yield events
+        except Exception as error:
+            if self.writer.has_begun:
+                yield self.writer.fail(error)
+            raise
+
+    async def run(self, earlier: Sequence[InputItem]) -> None:
+        """To its end with nobody listening. It is kept however it ends."""
+        try:
+            async with aclosing(self.events(earlier)) as batches:
+                async for _ in batches:
+                    pass
+        except asyncio.CancelledError:
+            self.writer.cancel()
+            await self._keep()
+            raise
+        except Exception as error:  # noqa: BLE001  # whatever it is, the response tells
+            if self.writer.response.status == "in_progress":
+                self.writer.fail(error)
+            kind = type(error).__name__ if isinstance(error, InglenookError) else place_of(error)
+            log.warning("a response in the background failed: %s", kind)
+            await self._keep()
+
+    async def _turn(self, earlier: Sequence[InputItem]) -> Turn:
+        wanted = self._wanted
+        breakers = await self._service.breakers.tokens(wanted.breakers())
+        return Turn(wanted.conversation_behind(earlier), wanted.choices(breakers), wanted.grammar(), field="input")
+
+    async def _keep(self) -> None:
+        """If it is to be, and has ended."""
+        response = self.writer.response
+        if response.store and response.status != "in_progress":
+            body, items = msgspec.json.encode(response), [item.kept() for item in self._wanted.items]
+            previous, brought = response.previous_response_id, msgspec.json.encode(items)
+            await self._stored.put(StoredResponse(response.id, self._owner, previous, body, brought))
+
+
+async def fold(events: AsyncGenerator[Event]) -> Response:
+    """The whole reply, which is the response of the last event."""
+    last: Event | None = None
+    async for event in events:
+        last = event
+    if last is None or not isinstance(last, Completed | Incomplete):
+        raise EOFError("the events ended without a response")
+    return last.response

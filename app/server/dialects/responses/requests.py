@@ -1,0 +1,146 @@
+"""Requests of the Responses API: every field that is read, with its type and its bounds.
+
+What they have in common with OpenAI's other requests is declared there, and treated in the same manner: unknown fields
+are ignored, and known ones that this version cannot honour are refused by name.
+"""
+
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import Annotated, Any, Literal, TypeAlias
+
+import msgspec
+from msgspec import Meta, Struct
+
+from app.chat.conversation import Conversation
+from app.chat.grammars import ANY_OBJECT
+from app.server.dialects.openai.requests import GenerationRequest, PositiveCount
+from app.server.dialects.responses.input_items import MAX_ITEMS, InputItem, items_of, messages_of
+from app.server.dialects.responses.tools import OfferedTools, ToolChoice, ToolDefinitions, qualified
+from app.server.origin import Purpose
+from app.server.structured_output import AskedGrammar, Schema, of_schema
+from app.server.wanted_thinking import ReasoningEffort, WantedThinking
+
+LOGPROBS = "message.output_text.logprobs"  # as what is to be included
+
+ResponseId: TypeAlias = Annotated[str, Meta(max_length=128)]
+Text64: TypeAlias = Annotated[str, Meta(max_length=64)]
+
+
+class ReasoningOptions(Struct):
+    effort: ReasoningEffort | None = None
+    summary: Literal["auto", "concise", "detailed", "none"] | None = None
+
+
+class TextFormat(Struct, omit_defaults=True):
+    type: Literal["text", "json_object", "json_schema"]
+    name: Annotated[str, Meta(max_length=256)] | None = None
+    description: str | None = None
+    schema: Schema | None = None
+    strict: bool | None = None
+
+
+class TextOptions(Struct):
+    format: TextFormat | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+
+
+class ResponseRequest(GenerationRequest, kw_only=True, dict=True):
+    """POST /v1/responses."""
+
+    input: str | Annotated[list[InputItem], Meta(max_length=MAX_ITEMS)] | None = None
+    instructions: str | None = None
+    previous_response_id: ResponseId | None = None
+    max_output_tokens: PositiveCount | None = None
+    max_tool_calls: PositiveCount | None = None  # of tools that a server runs itself, of which there are none
+    tools: ToolDefinitions | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    text: TextOptions | None = None
+    reasoning: ReasoningOptions | None = None
+    include: Annotated[list[str], Meta(max_length=64)] | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    metadata: Annotated[dict[Text64, Annotated[str, Meta(max_length=512)]], Meta(max_length=16)] | None = None
+    truncation: Literal["auto", "disabled"] | None = None  # nothing is left out: what is too long is refused
+    background: bool | None = None
+    prompt_cache_key: Annotated[str, Meta(max_length=1024)] | None = None
+    safety_identifier: Annotated[str, Meta(max_length=1024)] | None = None
+    conversation: Any = None
+    prompt: Any = None
+
+    @cached_property
+    def items(self) -> Sequence[InputItem]:
+        """That it brings, as they are kept."""
+        return items_of(self.input)
+
+    @cached_property
+    def offered(self) -> OfferedTools:
+        return OfferedTools(self.tools or ())
+
+    @property
+    def tells_summary(self) -> bool:
+        """Whether thoughts are told as their summary."""
+        return self.reasoning is not None and self.reasoning.summary not in (None, "none")
+
+    @property
+    def told_text(self) -> TextOptions:
+        given = self.text or TextOptions()
+        return TextOptions(given.format or TextFormat("text"), given.verbosity or "medium")
+
+    @property
+    def told_choice(self) -> Any:
+        return msgspec.to_builtins(self.tool_choice or "auto")
+
+    def conversation_behind(self, earlier: Sequence[InputItem]) -> Conversation:
+        """What the model goes on with, behind the items of earlier responses. Raises InvalidRequest naming the item
+        that cannot be given to a model."""
+        wanted = self.offered.wanted(self.tool_choice)
+        thinking = WantedThinking.of(self.reasoning.effort if self.reasoning else None)
+        return Conversation(
+            messages_of(self.instructions, earlier, self.items, qualified),
+            wanted.tools,
+            wanted.allowed,
+            wanted.use,
+            parallel_calls=self.parallel_tool_calls is not False,
+            thinking_budget=thinking.budget,
+            variables=thinking.template_variables(),
+        )
+
+    @property
+    def _format(self) -> TextFormat | None:
+        return None if self.text is None else self.text.format
+
+    def _purpose(self) -> Purpose:
+        return Purpose.CHAT
+
+    def _grammars(self) -> Iterator[AskedGrammar]:
+        wanted = self._format
+        if wanted is not None and wanted.type == "json_schema" and wanted.schema is not None:
+            yield of_schema(wanted.schema, "text.format.schema", lenient=not wanted.strict)
+        elif wanted is not None and wanted.type == "json_object":
+            yield AskedGrammar(ANY_OBJECT, "text.format")
+        yield from super()._grammars()
+
+    def _problems(self) -> Iterator[tuple[str, str]]:
+        yield from super()._problems()
+        for name in ("n", "best_of"):
+            if (getattr(self, name) or 1) > 1:
+                yield name, "a response is one reply; leave it out."
+        if self.use_beam_search:
+            yield "use_beam_search", "a response is one reply as it comes; leave it out."
+        if self._format is not None and self._format.type == "json_schema" and self._format.schema is None:
+            yield "text.format.schema", "it is required."
+        if self.conversation is not None:
+            yield "conversation", "conversations are not kept here; send previous_response_id."
+        if self.prompt is not None:
+            yield "prompt", "prompts are not kept here; send instructions and input."
+        if self.background and (self.stream or self.store is False):
+            yield "background", "a response in the background is stored and not streamed; leave the other field out."
+        yield from self.offered.problems()
+        yield from self.offered.wanted(self.tool_choice).problems()
+
+    def _max_tokens(self) -> int | None:
+        return self.max_tokens if self.max_output_tokens is None else self.max_output_tokens
+
+    def _logprobs(self) -> int | None:
+        wanted = LOGPROBS in (self.include or ()) or bool(self.top_logprobs)
+        return self.top_logprobs or 0 if wanted else None

@@ -1,0 +1,131 @@
+"""A response: what its request asked for, its items, and what it used; as replies carry it and as it is kept."""
+
+import time
+import uuid
+from typing import Any, Literal, TypeAlias
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from app.cache_details import PromptTokensDetails
+from app.server.dialects.openai.tokens import CompletionTokensDetails
+from app.server.dialects.responses.output_items import OutputItem
+from app.server.dialects.responses.requests import ReasoningOptions, ResponseRequest, TextOptions
+from app.server.token_counts import TokenCounts
+
+Status: TypeAlias = Literal["in_progress", "completed", "incomplete", "failed", "cancelled"]
+
+
+class InputTokensDetails(PromptTokensDetails):
+    """Of the tokens that were computed, all are kept for later prompts."""
+
+    cache_write_tokens: int = 0
+
+
+class Usage(Struct):
+    input_tokens: int
+    input_tokens_details: InputTokensDetails
+    output_tokens: int
+    output_tokens_details: CompletionTokensDetails
+    total_tokens: int
+
+    @classmethod
+    def of(cls, counts: TokenCounts) -> "Usage":
+        details = InputTokensDetails.of(counts.cache)
+        details.cache_write_tokens = details.computed_tokens
+        thought = CompletionTokensDetails(counts.thought)
+        return cls(counts.prompt, details, counts.completion, thought, counts.prompt + counts.completion)
+
+
+class IncompleteDetails(Struct):
+    reason: Literal["max_output_tokens"]
+
+
+class ResponseError(Struct):
+    code: str
+    message: str
+
+
+class Response(Struct, kw_only=True):
+    id: str
+    object: Literal["response"] = "response"
+    created_at: int  # seconds of Unix time, as the next
+    completed_at: int | None = None
+    status: Status = "in_progress"
+    background: bool
+    error: ResponseError | None = None
+    incomplete_details: IncompleteDetails | None = None
+    instructions: str | None
+    max_output_tokens: int | None
+    max_tool_calls: int | None
+    metadata: dict[str, str]
+    model: str
+    output: list[OutputItem]
+    parallel_tool_calls: bool
+    presence_penalty: float
+    frequency_penalty: float
+    previous_response_id: str | None
+    prompt_cache_key: str | None
+    reasoning: ReasoningOptions
+    safety_identifier: str | None
+    service_tier: Literal["default"] = "default"
+    store: bool
+    temperature: float
+    text: TextOptions
+    tool_choice: Any
+    tools: list[dict[str, Any]]  # those that the model was told of
+    top_logprobs: int
+    top_p: float
+    truncation: Literal["disabled"] = "disabled"
+    usage: Usage | None = None
+    user: str | None
+
+    @classmethod
+    def begun(cls, wanted: ResponseRequest, model: str) -> "Response":
+        """What a request begins with: nothing is there yet but what it asked for."""
+        sampling = wanted.choices().candidates[0]
+        return cls(
+            id=f"resp_{uuid.uuid4().hex}",
+            created_at=int(time.time()),
+            background=bool(wanted.background),
+            instructions=wanted.instructions,
+            max_output_tokens=wanted.max_output_tokens,
+            max_tool_calls=wanted.max_tool_calls,
+            metadata=wanted.metadata or {},
+            model=model,
+            output=[],
+            parallel_tool_calls=wanted.parallel_tool_calls is not False,
+            presence_penalty=sampling.presence_penalty,
+            frequency_penalty=sampling.frequency_penalty,
+            previous_response_id=wanted.previous_response_id,
+            prompt_cache_key=wanted.prompt_cache_key,
+            reasoning=wanted.reasoning or ReasoningOptions(),
+            safety_identifier=wanted.safety_identifier,
+            store=wanted.store is not False,
+            temperature=sampling.temperature,
+            text=wanted.told_text,
+            tool_choice=wanted.told_choice,
+            tools=wanted.offered.told,
+            top_logprobs=wanted.top_logprobs or 0,
+            top_p=sampling.top_p,
+            user=wanted.user,
+        )
+
+    def ended(self, status: Status, output: list[OutputItem], counts: TokenCounts) -> "Response":
+        """The same when it has come to its end, whole or cut off by its limit."""
+        completed_at = int(time.time()) if status == "completed" else None
+        details = IncompleteDetails("max_output_tokens") if status == "incomplete" else None
+        return replace(
+            self,
+            status=status,
+            completed_at=completed_at,
+            incomplete_details=details,
+            output=output,
+            usage=Usage.of(counts),
+        )
+
+    def failed(self, output: list[OutputItem], error: ResponseError) -> "Response":
+        return replace(self, status="failed", output=output, error=error)
+
+    def cancelled(self, output: list[OutputItem]) -> "Response":
+        return replace(self, status="cancelled", output=output)

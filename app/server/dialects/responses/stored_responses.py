@@ -1,0 +1,162 @@
+"""Responses that are kept: to be read again, and to go on from.
+
+One table of SQLite, in a file that its owner alone can read, and which several servers may share; or in memory. It is
+bounded: what was not used for longest goes first. Where the file cannot be used, responses are not kept, and a line of
+the log says so: no reply fails for it. Refuses to know what responses say.
+"""
+
+import asyncio
+import logging
+import os
+import sqlite3
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+from urllib.parse import quote
+
+from engine.private_folder import private_folder
+
+T = TypeVar("T")
+
+FILE_NAME = "responses.sqlite"
+MAX_BYTES = 256 << 20
+ROW_BYTES = 512  # what a response takes besides its texts
+MAX_CHAIN = 4096  # responses that one goes on from
+
+_VERSION = 1
+_BUSY_SECONDS = 5.0  # for another server to end its write
+_TABLE = """
+    CREATE TABLE IF NOT EXISTS responses (
+        id TEXT PRIMARY KEY, owner TEXT, previous TEXT, body BLOB, input BLOB, size INTEGER, used INTEGER
+    );
+    CREATE INDEX IF NOT EXISTS by_use ON responses (used, size);
+"""
+_CHAIN = """
+    WITH RECURSIVE chain(depth, id, owner, previous, body, input) AS (
+        SELECT 0, id, owner, previous, body, input FROM responses WHERE id = ?1 AND owner = ?2
+        UNION ALL
+        SELECT depth + 1, r.id, r.owner, r.previous, r.body, r.input
+        FROM responses r JOIN chain ON r.id = chain.previous WHERE r.owner = ?2 AND depth < ?3
+    )
+    SELECT id, owner, previous, body, input FROM chain ORDER BY depth DESC
+"""
+_PUT = """
+    INSERT OR REPLACE INTO responses
+    VALUES (?, ?, ?, ?, ?, ?, (SELECT coalesce(max(used), 0) + 1 FROM responses))
+"""
+_USE = "UPDATE responses SET used = (SELECT max(used) + 1 FROM responses) WHERE id = ?"
+_TRIM = """
+    DELETE FROM responses WHERE rowid IN (
+        SELECT rowid FROM (SELECT rowid, sum(size) OVER (ORDER BY used DESC, rowid DESC) AS total FROM responses)
+        WHERE total > ?
+    )
+"""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredResponse:
+    """One of them."""
+
+    id: str
+    owner: str  # who may read it
+    previous: str | None  # the one that it goes on from
+    body: bytes  # as JSON, as is the next
+    input: bytes  # the items that its request brought
+
+
+class StoredResponses:
+    """Those of one folder; without one, in memory."""
+
+    def __init__(self, folder: Path | None = None, *, max_bytes: int = MAX_BYTES) -> None:
+        self._path = None if folder is None else folder / FILE_NAME
+        self._max_bytes = max_bytes
+        self._lock = threading.Lock()
+        self._open: sqlite3.Connection | None = None
+
+    async def put(self, stored: StoredResponse) -> None:
+        await self._on_thread(lambda connection: self._put(connection, stored), None)
+
+    async def chain(self, id: str, owner: str) -> Sequence[StoredResponse]:  # noqa: A002
+        """All that this one goes on from, oldest first, and itself; empty where it is not kept. One whose beginning is
+        not kept any more begins with another one's successor."""
+        return await self._on_thread(lambda connection: self._chain(connection, id, owner), [])
+
+    async def get(self, id: str, owner: str) -> StoredResponse | None:  # noqa: A002
+        query = "SELECT id, owner, previous, body, input FROM responses WHERE id = ? AND owner = ?"
+        rows: list[tuple[str, str, str | None, bytes, bytes]] = await self._on_thread(
+            lambda connection: connection.execute(query, (id, owner)).fetchall(), []
+        )
+        return StoredResponse(*rows[0]) if rows else None
+
+    async def delete(self, id: str, owner: str) -> bool:  # noqa: A002
+        """Whether it was there."""
+        return await self._on_thread(lambda connection: self._delete(connection, id, owner), False)
+
+    def close(self) -> None:
+        with self._lock:
+            self._let_go()
+
+    def _put(self, connection: sqlite3.Connection, stored: StoredResponse) -> None:
+        size = ROW_BYTES + len(stored.body) + len(stored.input)
+        row = (stored.id, stored.owner, stored.previous, stored.body, stored.input, size)
+        with connection:
+            connection.execute(_PUT, row)
+            (total,) = connection.execute("SELECT sum(size) FROM responses").fetchone()
+            if total > self._max_bytes:
+                connection.execute(_TRIM, (self._max_bytes,))
+
+    def _chain(self, connection: sqlite3.Connection, id: str, owner: str) -> list[StoredResponse]:  # noqa: A002
+        found = [StoredResponse(*row) for row in connection.execute(_CHAIN, (id, owner, MAX_CHAIN))]
+        with connection:
+            connection.executemany(_USE, [(one.id,) for one in found])
+        return found
+
+    def _delete(self, connection: sqlite3.Connection, id: str, owner: str) -> bool:  # noqa: A002
+        with connection:
+            deleted = connection.execute("DELETE FROM responses WHERE id = ? AND owner = ?", (id, owner)).rowcount
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()  # from the log of changes, too
+        return deleted > 0
+
+    async def _on_thread(self, work: Callable[[sqlite3.Connection], T], otherwise: T) -> T:
+        return await asyncio.to_thread(self._attempt, work, otherwise)
+
+    def _attempt(self, work: Callable[[sqlite3.Connection], T], otherwise: T) -> T:
+        with self._lock:
+            try:
+                if self._open is None:
+                    self._open = self._connected()
+                return work(self._open)
+            except (sqlite3.Error, OSError) as problem:
+                self._let_go()
+                log.warning("%s cannot be used (%s): the response is not kept.", self._path, problem)
+                return otherwise
+
+    def _let_go(self) -> None:
+        opened, self._open = self._open, None
+        if opened is not None:
+            opened.close()
+
+    def _connected(self) -> sqlite3.Connection:
+        if self._path is None:
+            connection = sqlite3.connect(":memory:", check_same_thread=False)
+        else:
+            private_folder(self._path.parent)
+            # SQLite gives its other files the permissions of this one.
+            os.close(os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600))
+            address = f"file:{quote(str(self._path.absolute()))}?mode=rw"
+            connection = sqlite3.connect(address, timeout=_BUSY_SECONDS, uri=True, check_same_thread=False)
+        try:
+            connection.execute("PRAGMA journal_mode = WAL").fetchall()
+            connection.execute("PRAGMA secure_delete = ON")
+            (version,) = connection.execute("PRAGMA user_version").fetchone()
+            if version not in (0, _VERSION):
+                raise sqlite3.DatabaseError(f"its version is {version}, not {_VERSION}")
+            connection.executescript(f"{_TABLE} PRAGMA user_version = {_VERSION};")
+        except BaseException:
+            connection.close()
+            raise
+        return connection

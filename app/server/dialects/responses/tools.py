@@ -1,0 +1,162 @@
+"""The tools of a request to the Responses API, and what a model is told of them.
+
+A model knows functions alone: a custom tool is one with a single text, and the functions of a namespace have its name
+in theirs. Tools that a server of OpenAI's runs itself are passed over. Refuses to know how models write calls.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Annotated, Any, Literal, TypeAlias
+
+import msgspec
+from msgspec import Meta, Struct
+
+from app.chat.conversation import MAX_TOOLS, Tool, ToolUse
+from app.server.wanted_tools import ToolName, WantedTools, function_tool
+
+
+class CustomFormat(Struct, omit_defaults=True):
+    type: str
+    syntax: str | None = None
+    definition: str | None = None
+
+
+class SingleTool(Struct, omit_defaults=True):
+    """A tool of any type, with the fields of those that are served."""
+
+    type: Annotated[str, Meta(max_length=64)]
+    name: ToolName | None = None
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+    format: CustomFormat | None = None  # of a custom tool
+
+
+class ToolDefinition(SingleTool, omit_defaults=True):
+    tools: Annotated[list[SingleTool], Meta(max_length=MAX_TOOLS)] | None = None  # of a namespace
+
+
+class NamedTool(Struct, omit_defaults=True):
+    type: str
+    name: ToolName | None = None
+
+
+class ChosenTools(Struct, omit_defaults=True):
+    """One by its name, or several that are allowed."""
+
+    type: str
+    name: ToolName | None = None
+    mode: Literal["auto", "required"] | None = None
+    tools: Annotated[list[NamedTool], Meta(min_length=1, max_length=MAX_TOOLS)] | None = None
+
+
+_NAMED = ("function", "custom", "namespace")
+_FUNCTION = ("name", "description", "parameters", "strict")
+
+ToolDefinitions: TypeAlias = Annotated[list[ToolDefinition], Meta(max_length=MAX_TOOLS)]
+ToolChoice: TypeAlias = Literal["none", "auto", "required"] | ChosenTools
+
+
+@dataclass(frozen=True, slots=True)
+class OfferedTool:
+    """A tool that the model is told of."""
+
+    tool: Tool
+    name: str  # as its client calls it
+    namespace: str | None
+    is_custom: bool
+
+
+class OfferedTools:
+    """All of a request."""
+
+    def __init__(self, definitions: Sequence[ToolDefinition]) -> None:
+        self._definitions = definitions
+
+    @cached_property
+    def _by_name(self) -> dict[str, OfferedTool]:
+        return {offered.tool.name: offered for offered in self._all}
+
+    @cached_property
+    def _all(self) -> list[OfferedTool]:
+        return list(_offered(self._definitions))
+
+    def find(self, name: str) -> OfferedTool | None:
+        """By the name that the model knows."""
+        return self._by_name.get(name)
+
+    def wanted(self, choice: ToolChoice | None) -> WantedTools:
+        tools = [offered.tool for offered in self._all]
+        match choice:
+            case "none":
+                return WantedTools(tools, [])
+            case "required":
+                return WantedTools(tools, use=ToolUse.FORCED)
+            case ChosenTools("allowed_tools", _, mode, several):
+                use = ToolUse.FORCED if mode == "required" else ToolUse.FREE
+                return WantedTools(tools, [name for one in several or () for name in self._meant(one)], use)
+            case ChosenTools(kind, name):
+                return WantedTools(tools, self._meant(NamedTool(kind, name)), ToolUse.FORCED)
+        return WantedTools(tools)
+
+    def _meant(self, chosen: NamedTool) -> list[str]:
+        """The names that the model knows for what a choice names; a type, where that has no name."""
+        name = chosen.name or chosen.type
+        found = [offered.tool.name for offered in self._all if name in (offered.name, offered.tool.name)]
+        return found or [name]
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """What no single field's bounds can say, with the field."""
+        for index, definition in enumerate(self._definitions):
+            if definition.type in _NAMED and definition.name is None:
+                yield f"tools[{index}].name", "it is required."
+            for inner, one in enumerate(definition.tools or ()):
+                if one.type in _NAMED and one.name is None:
+                    yield f"tools[{index}].tools[{inner}].name", "it is required."
+
+    @property
+    def told(self) -> list[dict[str, Any]]:
+        """As responses tell them: with every field that functions have there."""
+        told: list[dict[str, Any]] = []
+        for definition in self._definitions:
+            if definition.type == "function":
+                parts = definition.name, definition.description, definition.parameters, bool(definition.strict)
+                told.append({"type": "function", **dict(zip(_FUNCTION, parts, strict=True))})
+            elif definition.type in ("custom", "namespace"):
+                told.append(msgspec.to_builtins(definition))
+        return told
+
+
+def qualified(name: str, namespace: str | None) -> str:
+    """What a model calls a tool."""
+    return name if namespace is None else f"{namespace.rstrip('_')}__{name}"
+
+
+def _offered(definitions: Sequence[ToolDefinition]) -> Iterator[OfferedTool]:
+    for definition in definitions:
+        if definition.type == "namespace":
+            for one in definition.tools or ():
+                yield from _single(one, definition.name)
+        else:
+            yield from _single(definition, None)
+
+
+def _single(definition: SingleTool, namespace: str | None) -> Iterator[OfferedTool]:
+    """None, where a server would have to run it."""
+    name = definition.name or ""
+    if definition.type == "function":
+        parts = definition.description, definition.parameters
+        tool = function_tool(qualified(name, namespace), *parts, strict=definition.strict)
+        yield OfferedTool(tool, name, namespace, is_custom=False)
+    elif definition.type == "custom":
+        tool = function_tool(qualified(name, namespace), definition.description, _one_text(definition.format))
+        yield OfferedTool(tool, name, namespace, is_custom=True)
+
+
+def _one_text(kept_to: CustomFormat | None) -> dict[str, Any]:
+    """The schema of a custom tool's input, with the grammar that the client says it has to keep to."""
+    text = {"type": "string"}
+    if kept_to is not None and kept_to.definition:
+        text["description"] = f"In this {kept_to.syntax or 'grammar'}:\n{kept_to.definition}"
+    return {"type": "object", "properties": {"input": text}, "required": ["input"], "additionalProperties": False}

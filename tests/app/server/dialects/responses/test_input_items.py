@@ -1,0 +1,89 @@
+"""From the items of a request to the messages that a model is given."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from app.chat.messages import Message, ToolCall
+from app.server.dialects.responses.input_items import InputItem, items_of, messages_of
+from app.server.dialects.responses.tools import qualified
+
+
+def read(*items: dict[str, Any], instructions: str | None = None, earlier: int = 0) -> list[Message]:
+    given = [msgspec.convert(item, InputItem) for item in items]
+    return messages_of(instructions, given[:earlier], given[earlier:], qualified)
+
+
+def user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+THOUGHTS = {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]}
+TEXT = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "I look."}]}
+CALL = {"type": "function_call", "name": "look", "call_id": "1", "arguments": '{"at": 1}'}
+RESULT = {"type": "function_call_output", "call_id": "1", "output": "Nothing"}
+LOOK = ToolCall("look", {"at": 1}, "1")
+
+
+@pytest.mark.parametrize("earlier", [0, 3, 6])
+def test_what_was_said_in_one_go_is_one_message(earlier: int) -> None:
+    assert read(user("Hi"), THOUGHTS, TEXT, CALL, RESULT, TEXT, TEXT, earlier=earlier) == [
+        Message("user", "Hi"),
+        Message("assistant", "I look.", "Hm.", (LOOK,)),
+        Message("tool", "Nothing", tool_call_id="1"),
+        Message("assistant", "I look."),
+        Message("assistant", "I look."),
+    ]
+
+
+def test_text_behind_a_call_belongs_to_it() -> None:
+    assert read(TEXT, CALL, TEXT) == [Message("assistant", "I look.I look.", tool_calls=(LOOK,))]
+
+
+def test_instructions_in_the_first_place_are_one_message() -> None:
+    told = read(
+        {"role": "developer", "content": "Be kind."},
+        {"role": "system", "content": [{"type": "input_text", "text": "Be"}, {"type": "input_text", "text": "short."}]},
+        user("Hi"),
+        {"role": "developer", "content": "Be quick."},
+        instructions="Be brief.",
+    )
+    first = "Be brief.\n\nBe kind.\n\nBe\nshort."
+    assert told == [Message("system", first), Message("user", "Hi"), Message("system", "Be quick.")]
+
+
+def test_custom_tools_have_one_text() -> None:
+    patch = {"type": "custom_tool_call", "name": "apply_patch", "call_id": "2", "input": "*** Begin"}
+    result = {"type": "custom_tool_call_output", "call_id": "2", "output": [{"type": "input_text", "text": "Done"}]}
+    call = ToolCall("apply_patch", {"input": "*** Begin"}, "2")
+    assert read(patch, result) == [
+        Message("assistant", tool_calls=(call,)),
+        Message("tool", "Done", tool_call_id="2"),
+    ]
+
+
+def test_a_tool_of_a_namespace_has_its_name() -> None:
+    [message] = read({**CALL, "namespace": "mcp__files__"})
+    assert [call.name for call in message.tool_calls] == ["mcp__files__look"]
+
+
+def test_what_no_model_can_be_given_is_passed_over() -> None:
+    others: list[dict[str, Any]] = [
+        {"type": "reasoning", "id": "rs_2", "summary": [], "encrypted_content": "gAAAA"},
+        {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"type": "search", "query": "a"}},
+        {"type": "local_shell_call", "call_id": "3", "status": "completed", "action": {"type": "exec", "command": []}},
+        {"type": "compaction", "encrypted_content": "gAAAA"},
+        {"type": "computer_call_output", "call_id": "4", "output": {"type": "computer_screenshot"}},
+        {**CALL, "arguments": '{"at', "status": "incomplete"},
+    ]
+    assert read(user("Hi"), *others, TEXT) == [Message("user", "Hi"), Message("assistant", "I look.")]
+
+
+def test_what_is_kept_is_told_whole() -> None:
+    [kept] = [item.kept() for item in items_of("Hi")]
+    told = msgspec.to_builtins(kept)
+    assert told.pop("id").startswith("msg_")
+    content = [{"type": "input_text", "text": "Hi"}]
+    assert told == {"type": "message", "role": "user", "status": "completed", "content": content}
+    assert items_of("") == items_of(None) == []

@@ -1,0 +1,91 @@
+"""Responses that are kept: bounded, private, still there after a restart, and never in the way of a reply."""
+
+import asyncio
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from app.chat.template import ChatTemplateRenderer
+from app.server.dialects.responses.stored_responses import FILE_NAME, ROW_BYTES, StoredResponse, StoredResponses
+from app.text.tokenizer import Tokenizer
+from tests.app.server.live_server import LiveServer, controlled_engine
+
+
+def response(name: str, previous: str | None = None, *, owner: str = "", size: int = 10) -> StoredResponse:
+    return StoredResponse(name, owner, previous, os.urandom(size), b"[]")
+
+
+@contextmanager
+def opened(folder: Path | None, max_bytes: int = 1 << 20) -> Iterator[StoredResponses]:
+    stored = StoredResponses(folder, max_bytes=max_bytes)
+    yield stored
+    stored.close()
+
+
+async def put(stored: StoredResponses, responses: Sequence[StoredResponse]) -> None:
+    for one in responses:
+        await stored.put(one)
+
+
+def test_a_chain_is_there_after_a_restart_for_its_owner_alone(tmp_path: Path) -> None:
+    chain = [response("a"), response("b", "a"), response("c", "b")]
+    with opened(tmp_path / "state") as stored:
+        asyncio.run(put(stored, chain))
+    with opened(tmp_path / "state") as stored:
+        assert asyncio.run(stored.chain("c", "")) == chain
+        assert asyncio.run(stored.get("b", "")) == chain[1]
+        assert asyncio.run(stored.chain("c", "another")) == []
+        assert asyncio.run(stored.get("b", "another")) is None
+        assert not asyncio.run(stored.delete("b", "another"))
+        assert asyncio.run(stored.delete("b", ""))
+        assert asyncio.run(stored.chain("c", "")) == chain[2:]
+
+
+def test_nobody_else_can_read_it_and_what_is_deleted_is_gone(tmp_path: Path) -> None:
+    secret = response("a", size=64)
+    with opened(tmp_path / "state") as stored:
+        asyncio.run(put(stored, [secret, response("b")]))
+        files = list((tmp_path / "state").iterdir())
+        assert {stat.S_IMODE(file.stat().st_mode) for file in files} == {0o600}
+        assert stat.S_IMODE((tmp_path / "state").stat().st_mode) == 0o700
+        assert any(secret.body in file.read_bytes() for file in files)
+        asyncio.run(stored.delete("a", ""))
+        assert not any(secret.body in file.read_bytes() for file in files)
+
+
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_what_was_not_used_for_longest_goes_first(tmp_path: Path, in_memory: bool) -> None:
+    with opened(None if in_memory else tmp_path, max_bytes=3 * (ROW_BYTES + 100)) as stored:
+        asyncio.run(put(stored, [response("a"), response("b"), response("c", "a")]))
+        asyncio.run(stored.chain("c", ""))  # with it, the one that it goes on from is used
+        asyncio.run(put(stored, [response("d")]))
+        kept = [asyncio.run(stored.get(name, "")) for name in "abcd"]
+        assert [one is not None for one in kept] == [True, False, True, True]
+
+
+def test_a_file_that_is_none_of_ours_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / FILE_NAME).write_bytes(b"a text of somebody's" * 100)
+    with opened(tmp_path) as stored:
+        asyncio.run(put(stored, [response("a")]))
+        assert asyncio.run(stored.chain("a", "")) == []
+    assert (tmp_path / FILE_NAME).read_bytes().startswith(b"a text of somebody's")
+
+
+def test_what_is_not_to_be_stored_is_not_written(
+    tmp_path: Path, tokenizer: Tokenizer, renderer: ChatTemplateRenderer
+) -> None:
+    engine, _ = controlled_engine(tokenizer.vocab_size)
+    asked = {"model": "hash", "input": "A secret", "max_output_tokens": 2}
+    with (
+        LiveServer("hash", engine, tokenizer, renderer, state_dir=tmp_path) as server,
+        httpx.Client(base_url=server.url, trust_env=False, timeout=None) as http,  # noqa: S113
+    ):
+        assert http.post("/v1/responses", json={**asked, "store": False}).status_code == 200
+        assert list(tmp_path.iterdir()) == []
+        assert http.post("/v1/responses", json=asked).status_code == 200
+        assert any(b"A secret" in file.read_bytes() for file in tmp_path.iterdir())
