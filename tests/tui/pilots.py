@@ -35,7 +35,7 @@ class Chatting:
 
     def views(self) -> list[MessageView]:
         """The messages that are mounted."""
-        return [child for child in self.conversation.transcript.children if isinstance(child, MessageView)]
+        return list(self.conversation.transcript.query(MessageView))
 
     def texts(self) -> list[str]:
         return [view.message.text for view in self.views()]

@@ -40,7 +40,7 @@ class ChatScreen(Screen[None]):
             one.key,
             f"run_command({one.name!r})",
             one.name.capitalize(),
-            show=one.name in ("help", "new", "search", "models", "engine", "settings"),
+            show=one.name in ("new", "search"),
             priority=one.key != "escape",
         )
         for one in COMMANDS

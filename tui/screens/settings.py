@@ -45,7 +45,7 @@ class SettingsScreen(Dialog[ChatSettings]):
     def compose(self) -> ComposeResult:
         with VerticalScroll(classes="dialog", can_focus=False):
             yield Label("Preset", markup=False)
-            yield Select[str]((), prompt="None", id="preset")
+            yield Select[str]((), prompt="None", id="preset", compact=True)
             yield Label("System prompt", markup=False)
             yield TextArea(id="system", compact=True, highlight_cursor_line=False)
             with Grid():

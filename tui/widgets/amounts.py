@@ -10,6 +10,8 @@ from tui import figures
 from tui.engine_nouns import Amount
 from tui.plain_text import single_line
 
+_WORDS = 20  # cells: " 600 MB of 1.0 GB" and longer
+
 
 class Amounts(Widget):
     """A title, and a line for each amount."""
@@ -29,7 +31,7 @@ class Amounts(Widget):
         words = figures.size(amount.used)
         if amount.total:
             words += f" of {figures.size(amount.total)}"
-        width = max(0, self.size.width - len(name) - 22)
+        width = max(0, self.size.width - len(name) - _WORDS) if amount.total else 0
         filled = round(width * min(1, amount.used / amount.total)) if amount.total else 0
         return Content.assemble(
             name, ("█" * filled, "$primary"), ("░" * (width - filled), "$text-disabled"), f" {words}"

@@ -93,7 +93,7 @@ class ChatList(Vertical):
 
     def _line(self, summary: ChatSummary) -> Content:
         sign = "• " if summary.pinned else "× " if summary.private else "  "
-        style = "bold $text-primary" if summary.id == self._open else ""
+        style = "bold" if summary.id == self._open else ""
         return Content.assemble((sign, "$text-accent"), (single_line(summary.title) or "New chat", style))
 
     def _highlighted(self) -> ChatId | None:

@@ -1,16 +1,20 @@
 """The messages of one branch, from top to bottom. Only those near to what is seen are mounted, however long it is."""
 
+import asyncio
 from collections.abc import Callable, Sequence, Set
 
-from textual.containers import VerticalScroll
+from textual import work
+from textual.app import ComposeResult
+from textual.containers import Vertical, VerticalScroll
 from textual.geometry import Size
-from textual.widget import Widget
 
 from tui.nouns import Message, MessageId
 from tui.widgets.message_view import MessageView
 
-_SCREENS = 3  # heights of the screen that are mounted at once, estimated
-_MOST = 80  # messages that stay mounted; then those that are farthest away go
+_SCREENS = 1.5  # heights of the screen that are mounted at once, estimated
+_FRAME = 1 / 60  # seconds
+_PATIENCE = 30  # frames in which what is mounted is laid out
+MOST = 80  # messages that stay mounted; then those that are farthest away go
 
 Siblings = Callable[[MessageId], tuple[MessageId, ...]]
 
@@ -25,6 +29,14 @@ class Transcript(VerticalScroll, can_focus=False):
         self._left_out: Set[MessageId] = frozenset()
         self._first = self._end = 0
         self._moving = False  # the window moves; scrolling starts no other move
+
+    def compose(self) -> ComposeResult:
+        # As high as the screen at least: an anchor would scroll less than that to the bottom of it.
+        yield Vertical(id="messages")
+
+    @property
+    def _messages(self) -> Vertical:
+        return self.query_one("#messages", Vertical)
 
     async def show(
         self,
@@ -41,8 +53,8 @@ class Transcript(VerticalScroll, can_focus=False):
         self._first = self._back_from(len(self._path) if place is None else place)
         self._end = len(self._path) if place is None else self._on_from(place)
         with self.app.batch_update():
-            await self.remove_children()
-            await self.mount_all(self._views(self._first, self._end))
+            await self._messages.remove_children()
+            await self._messages.mount_all(self._views(self._first, self._end))
         self._moving = False
         view = None if at is None else self.view(at)
         self.anchor(view is None)
@@ -57,7 +69,7 @@ class Transcript(VerticalScroll, can_focus=False):
         else:
             self._path.append(message)
             self._end += 1
-            await self.mount(*self._views(self._end - 1, self._end))
+            await self._messages.mount(*self._views(self._end - 1, self._end))
             self.anchor()
 
     async def cut_behind(self, message: MessageId | None) -> None:
@@ -97,7 +109,7 @@ class Transcript(VerticalScroll, can_focus=False):
         return view is not None
 
     def _mounted(self) -> list[MessageView]:
-        return [child for child in self.children if isinstance(child, MessageView)]
+        return [child for child in self._messages.children if isinstance(child, MessageView)]
 
     def _place(self, message: MessageId) -> int | None:
         return next((place for place, one in enumerate(self._path) if one.id == message), None)
@@ -136,44 +148,59 @@ class Transcript(VerticalScroll, can_focus=False):
             return
         if new_value <= 2 and self._first > 0 and old_value > new_value:
             self._moving = True
-            self.call_next(self._move_up)
+            self._move_up()
         elif new_value >= self.max_scroll_y - 2 and self._end < len(self._path) and new_value > old_value:
             self._moving = True
-            self.call_next(self._move_down)
+            self._move_down()
 
+    @work(description="window")
     async def _move_up(self) -> None:
-        """Mount what is above, and keep what is seen where it is."""
-        held = self.children[0]
-        above = held.virtual_region.y - self.scroll_offset.y
+        """Mount what is above, keep what is seen where it is, and let go of what is far below."""
+        before = self.virtual_size.height
         first = self._back_from(self._first)
-        with self.app.batch_update():
-            await self.mount_all(self._views(first, self._first), before=0)
-            self._first = first
-            extra = max(0, self._end - self._first - _MOST)
-            for view in self._mounted()[len(self.children) - extra :]:
-                await view.remove()
-            self._end -= extra
-        self.call_after_refresh(self._hold, held, above)
-
-    async def _move_down(self) -> None:
-        held = self.children[-1]
-        above = held.virtual_region.y - self.scroll_offset.y
-        end = self._on_from(self._end)
-        with self.app.batch_update():
-            await self.mount_all(self._views(self._end, end))
-            self._end = end
-            extra = max(0, self._end - self._first - _MOST)
-            for view in self._mounted()[:extra]:
-                await view.remove()
-            self._first += extra
-        self.call_after_refresh(self._hold, held, above)
-
-    def _hold(self, held: Widget, above: int) -> None:
-        self.scroll_to(y=held.virtual_region.y - above, animate=False, force=True)
+        await self._messages.mount_all(self._views(first, self._first), before=0)
+        self._first = first
+        await self._shift(before)
+        keep = min(self._end, self._first + MOST)
+        await self._let_go(self._mounted()[keep - self._first :])
+        self._end = keep
         self._moving = False
+
+    @work(description="window")
+    async def _move_down(self) -> None:
+        before = self.virtual_size.height
+        end = self._on_from(self._end)
+        await self._messages.mount_all(self._views(self._end, end))
+        self._end = end
+        await self._laid_out(before)
+        before = self.virtual_size.height
+        keep = max(self._first, self._end - MOST)
+        if keep > self._first:
+            await self._let_go(self._mounted()[: keep - self._first])
+            self._first = keep
+            await self._shift(before)
+        self._moving = False
+
+    async def _let_go(self, views: Sequence[MessageView]) -> None:
+        with self.app.batch_update():
+            for view in views:
+                await view.remove()
+
+    async def _shift(self, before: int) -> None:
+        """Scroll by as much as the height of all has changed above what is seen."""
+        await self._laid_out(before)
+        y = self.scroll_y + self.virtual_size.height - before
+        self.scroll_to(y=y, animate=False, force=True, immediate=True)
+
+    async def _laid_out(self, before: int) -> None:
+        """Wait until the height of all is another one; not for ever, since it may stay."""
+        for _ in range(_PATIENCE):
+            if self.virtual_size.height != before:
+                break
+            await asyncio.sleep(_FRAME)
 
     def watch_virtual_size(self, size: Size) -> None:
         """A window that does not fill the screen has nothing to scroll, so it grows by itself."""
         if not self._moving and self._first > 0 and 0 < size.height <= self.size.height:
             self._moving = True
-            self.call_next(self._move_up)
+            self._move_up()

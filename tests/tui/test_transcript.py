@@ -1,0 +1,61 @@
+"""A long chat: what is mounted, and that scrolling reaches everything and moves nothing that is seen."""
+
+import pytest
+
+from tests.tui.pilots import Chatting, run
+from tests.tui.scripted_client import ScriptedClient
+from tui.nouns import ChatId
+from tui.widgets import transcript as transcript_module
+
+COUNT = 40
+
+
+def long_chat() -> tuple[ScriptedClient, ChatId]:
+    client = ScriptedClient()
+    return client, client.keep("Long", *(f"message {number}" for number in range(COUNT)))
+
+
+def test_only_the_end_of_a_long_chat_is_mounted_and_scrolling_reaches_its_begin(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def flow(chat: Chatting) -> None:
+        transcript = chat.conversation.transcript
+        await chat.until(lambda: chat.texts()[-1:] == [f"message {COUNT - 1}"])
+        assert len(chat.views()) < 12
+        await chat.until(lambda: transcript.max_scroll_y > 0 and transcript.scroll_y == transcript.max_scroll_y)
+        steps = 0
+        while chat.texts()[0] != "message 0" or transcript.scroll_y > 0:
+            seen = [view for view in chat.views() if view.region.overlaps(transcript.region)]
+            transcript.scroll_relative(y=-30, animate=False)
+            await chat.pilot.pause()
+            await chat.until(lambda: not transcript._moving)
+            assert seen[0].is_attached
+            steps += 1
+        assert steps > 4
+        assert len(chat.views()) <= 16
+        assert chat.texts() == [f"message {number}" for number in range(len(chat.views()))]
+        transcript.scroll_end(animate=False, immediate=True)
+        await chat.until(lambda: chat.texts()[0] != "message 0")
+
+    monkeypatch.setattr(transcript_module, "MOST", 16)
+    client, name = long_chat()
+    run(client, flow, chat=name)
+
+
+def test_a_message_far_up_is_shown_and_a_new_one_leads_back_to_the_end() -> None:
+    async def flow(chat: Chatting) -> None:
+        await chat.until(lambda: len(chat.views()) > 0)
+        hit = (await chat.client.chats.search("message 12"))[0]
+        await chat.conversation.open(hit.chat.id, hit.message)
+        await chat.pilot.pause()
+        view = chat.conversation.transcript.view(hit.message)
+        assert view is not None
+        assert view.has_focus
+        assert view.region.overlaps(chat.conversation.transcript.region)
+        await chat.pilot.press("up")
+        await chat.until(lambda: chat.app.screen.focused in chat.views())
+        await chat.say("new")
+        assert chat.texts()[-2:] == ["new", "Hello."]
+
+    client, name = long_chat()
+    run(client, flow, chat=name)
