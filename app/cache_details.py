@@ -30,6 +30,7 @@ class PromptTokensDetails(Struct):
     computed_tokens: int = 0
     restore_ms: float = 0.0
     miss: MissDetails | UnsetType = UNSET
+    left_out: list[str] | UnsetType = UNSET  # lines that change with every request, taken out of the prompt
 
     @classmethod
     def of(cls, report: CacheReport) -> Self:
@@ -38,7 +39,9 @@ class PromptTokensDetails(Struct):
         restore_ms = round(report.restore_seconds * 1000, 3)
         if miss is not None:
             told = MissDetails(miss.reason, miss.position, miss.before, miss.was, miss.now, miss.removed)
-        return cls(report.cached, report.device, report.host, report.disk, report.computed, restore_ms, told)
+        left_out = [*report.left_out] or UNSET
+        found = report.cached, report.device, report.host, report.disk
+        return cls(*found, report.computed, restore_ms, told, left_out)
 
     def report(self) -> CacheReport:
         told = self.miss
@@ -47,4 +50,5 @@ class PromptTokensDetails(Struct):
             miss = Miss(told.reason, told.position, told.before, told.was, told.now, told.removed)
         seconds = self.restore_ms / 1000
         device = self.cached_tokens - self.host_tokens - self.disk_tokens
-        return CacheReport(device, self.host_tokens, self.disk_tokens, self.computed_tokens, seconds, miss)
+        left_out = () if self.left_out is UNSET else tuple(self.left_out)
+        return CacheReport(device, self.host_tokens, self.disk_tokens, self.computed_tokens, seconds, miss, left_out)

@@ -109,7 +109,8 @@ class Settings:
         metadata=_read_by(
             names,
             MappingProxyType({}),
-            'Other names that requests may give models, such as "gpt-4o=smollm2:135m, o3=*"; * is whichever is served.',
+            'Other names that requests may give models, such as "gpt-4o=smollm2:135m, claude-*=*"; a name may have a * '
+            "for whatever stands there, and * alone is whichever model is served.",
         )
     )
     models_dir: Path = field(
@@ -246,6 +247,14 @@ class Settings:
     )
     kv_disk_dir: Path = field(
         metadata=_read_by(_folder, Inside("cache_dir", "kv"), "Folder of what was computed, of all models.")
+    )
+    keep_changing_lines: bool = field(
+        metadata=_read_by(
+            yes_or_no,
+            False,
+            "Keep lines that clients change in their prompts with every request, such as Claude Code's billing header; "
+            "otherwise they are left out, so that what follows them is found computed.",
+        )
     )
     preemption: str = field(
         metadata=_read_by(

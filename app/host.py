@@ -147,7 +147,11 @@ async def _chat(
         preparing = asyncio.create_task(service.prepare_when_idle())
         try:
             application = create_application(
-                service, locks, aliases=settings.model_aliases, state_dir=settings.state_dir
+                service,
+                locks,
+                aliases=settings.model_aliases,
+                state_dir=settings.state_dir,
+                keeps_lines=settings.keep_changing_lines,
             )
             yield application, streams
         finally:

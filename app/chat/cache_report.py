@@ -39,6 +39,7 @@ class CacheReport:
     computed: int = 0
     restore_seconds: float = 0.0  # that bringing them from the host pool and from files took
     miss: Miss | None = None  # None where all but the new end was found
+    left_out: tuple[str, ...] = ()  # names of lines that would change with every request, and were taken out of it
 
     @property
     def cached(self) -> int:
@@ -54,6 +55,7 @@ class CacheReport:
             self.computed + other.computed,
             self.restore_seconds + other.restore_seconds,
             self.miss or other.miss,
+            (*self.left_out, *other.left_out),
         )
 
 

@@ -41,6 +41,7 @@ class Conversation:
     parallel_calls: bool = True  # more than one call in a reply
     thinking_budget: int | None = None  # tokens that may be thought; None: any number
     variables: Mapping[str, Json] = field(default_factory=dict)  # of the template, besides its own
+    begun: str = ""  # what the next message begins with, which the model goes on from
 
     @property
     def callable_tools(self) -> Sequence[Tool]:

@@ -140,20 +140,22 @@ class PromptEncoder:
 
     def _render(self, conversation: Conversation) -> str:
         """A model without a template does not know turns: it continues the text of the conversation."""
-        check_characters(conversation.messages)
+        check_characters([*conversation.messages, Message("assistant", conversation.begun)])
         protect = self._tokenizer.protect
         messages = [message.with_texts(protect) for message in conversation.messages]
+        begun = protect(conversation.begun)
         self.replies.check(conversation)
         if self._tokenizer.chat_template is None:
-            return "\n\n".join(message.content for message in messages)
+            return "\n\n".join([*(message.content for message in messages), *([begun] if begun else ())])
         variables = {name: with_texts(value, protect, fields=True) for name, value in conversation.variables.items()}
-        return self._renderer.render(
+        rendered = self._renderer.render(
             self._tokenizer.chat_template,
             messages,
             tools=[object_with_texts(tool.definition, protect, fields=True) for tool in conversation.tools] or None,
             variables=variables | dict(self._tokenizer.special_tokens),
             arguments_as_text=any(message.tool_calls for message in messages) and self.replies.arguments_as_text,
         )
+        return rendered + begun
 
     def _check_length(self, text: str, most: int | None) -> None:
         least = len(text) // self._tokenizer.longest_token

@@ -18,13 +18,14 @@ from app.chat.service import ChatService
 from app.chat.token_streams import TokenStreams
 from app.embedding_service import EmbeddingService
 from app.server.access import Access
+from app.server.dialects.anthropic.endpoints import AnthropicEndpoints
 from app.server.dialects.openai.embeddings import EmbeddingEndpoints
 from app.server.dialects.openai.endpoints import OpenAIEndpoints
-from app.server.dialects.openai.errors import error_body, error_response
 from app.server.dialects.responses.endpoints import ResponseEndpoints
 from app.server.dialects.responses.stored_responses import StoredResponses
 from app.server.door import CALLER, LOOPBACK_NAMES, Door
 from app.server.endpoint import TEXT, Endpoint
+from app.server.error_shapes import ErrorShapes, refusal
 from app.server.errors import InvalidRequest
 from app.server.metrics import Metrics
 from app.server.mistakes import Mistakes
@@ -75,14 +76,17 @@ def create_application(
     *,
     aliases: Mapping[str, str] = NO_ALIASES,
     state_dir: Path | None = None,
+    keeps_lines: bool = False,
 ) -> Starlette:
     """The endpoint over a service whose streams are started. `aliases` are other names of models, by which requests
-    may call them: see `ServedModel`. `state_dir` is where responses are kept; None: in memory."""
+    may call them: see `ServedModel`. `state_dir` is where responses are kept; None: in memory. With `keeps_lines`,
+    prompts keep those that change with every request."""
     model = ServedModel(service.name, service.context_length, service.vocab_size, aliases)
     endpoints = [
         *OpenAIEndpoints(service, model).endpoints(),
         *ResponseEndpoints(service, model, StoredResponses(state_dir)).endpoints(),
         *OwnEndpoints(service).endpoints(),
+        *AnthropicEndpoints(service, model, keeps_lines=keeps_lines).endpoints(),
         _health_endpoint(lambda: _health(service.streams)),
         Endpoint("GET", "/metrics", Metrics(service).scrape, "Figures for Prometheus", gives=TEXT),
     ]
@@ -108,7 +112,7 @@ def _application(endpoints: Sequence[Endpoint], model: ServedModel, locks: Locks
     )
     application = Starlette(
         routes=[*endpoints, OpenAPI(endpoints, model.names).endpoint],
-        middleware=[Middleware(Mistakes), door],
+        middleware=[Middleware(ErrorShapes, endpoints=endpoints), Middleware(Mistakes), door],
         exception_handlers={
             InglenookError: _failed,
             HTTPException: _unroutable,
@@ -154,14 +158,14 @@ def _embedding_health(service: EmbeddingService) -> Health:
 
 
 async def _failed(request: Request, error: Exception) -> Response:
-    return error_response(error, request.scope.get(Endpoint.ERRORS, error_body))
+    return refusal(error, request.scope)
 
 
 async def _unroutable(request: Request, error: Exception) -> Response:
     """No such path, or not with this method."""
     status, headers = (error.status_code, error.headers) if isinstance(error, HTTPException) else (500, None)
     message = f"{request.method} {request.scope['path']}: {_UNROUTABLE.get(status, 'this cannot be answered')}"
-    return error_response(InvalidRequest(message, status=status, headers=headers))
+    return refusal(InvalidRequest(message, status=status, headers=headers), request.scope)
 
 
 _UNROUTABLE = {404: "there is no such path", 405: "this path does not take this method"}

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.server.access import Access, Caller
-from app.server.dialects.openai.errors import error_response
+from app.server.error_shapes import refusal
 from app.server.errors import InvalidRequest
 from app.server.page_origins import PageOrigins, header_values, is_preflight, preflight_headers, telling
 from app.server.request_limits import RequestLimits
@@ -53,8 +53,8 @@ class Door:
             raise ValueError(f"a server of HTTP was asked for {scope['type']}")
         try:
             self._check_origin(scope)
-        except InvalidRequest as refusal:
-            await error_response(refusal)(scope, receive, send)
+        except InvalidRequest as error:
+            await refusal(error, scope)(scope, receive, send)
             return
         if origin := self._origins.permitted(scope):
             if is_preflight(scope):
@@ -67,8 +67,8 @@ class Door:
             scope.setdefault("state", {})[CALLER] = caller
             with self._limits.counted(caller, scope["method"]):
                 await self._app(scope, receive, send)
-        except InvalidRequest as refusal:
-            await error_response(refusal)(scope, receive, send)
+        except InvalidRequest as error:
+            await refusal(error, scope)(scope, receive, send)
 
     def _check_origin(self, scope: Scope) -> None:
         hosts = header_values(scope, b"host")

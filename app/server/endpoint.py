@@ -7,7 +7,6 @@ from typing import Any, Final, Literal
 from msgspec import Struct
 from starlette.requests import Request
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
 
 from app.server.framing import EVENTS, Framing
 
@@ -24,8 +23,6 @@ class ErrorShape:
 
 class Endpoint(Route):
     """One method of one path. Where `gives` is None, it never succeeds: it says why."""
-
-    ERRORS: Final = "inglenook.errors"  # of a scope: how the endpoint that it reached writes an error
 
     def __init__(
         self,
@@ -53,8 +50,3 @@ class Endpoint(Route):
         self.fails_with = fails_with
         self.framing = framing
         self.errors = errors
-
-    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if self.errors is not None:
-            scope[self.ERRORS] = self.errors.body
-        await super().handle(scope, receive, send)

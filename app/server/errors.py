@@ -11,6 +11,8 @@ from app.errors import AppError, TemplateError, TemplateUnavailable, ToolsUnsupp
 from engine.errors import EngineError, InvalidSampling, PromptTooLong
 from quant.errors import InglenookError
 
+MAX_TEXT = 1000  # characters of a message
+
 
 class InvalidRequest(AppError):
     """A request that cannot be answered. `parameter` is the field to blame, as a path; empty if it is not one.
@@ -67,7 +69,12 @@ def text_of_error(error: Exception) -> str:
     if not isinstance(error, InglenookError):
         return "The server made a mistake; its log says more."
     message = error.message if error.message.endswith((".", "!", "?")) else f"{error.message}."
-    return f"{message} {error.remedy}".strip()
+    return bounded(f"{message} {error.remedy}".strip())
+
+
+def bounded(text: str) -> str:
+    """What was sent is named in errors, however long it was."""
+    return text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT // 2]} ... {text[-MAX_TEXT // 2 :]}"
 
 
 @contextlib.contextmanager

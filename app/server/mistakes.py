@@ -8,7 +8,7 @@ import traceback
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.server.dialects.openai.errors import error_response
+from app.server.error_shapes import refusal
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ class Mistakes:
             log.error("a request failed:\n%s", place_of(error))
             if begun:
                 raise ReplyBroken from None
-            await error_response(error)(scope, receive, send)
+            await refusal(error, scope)(scope, receive, send)
 
 
 def place_of(error: BaseException) -> str:

@@ -55,6 +55,8 @@ def _of_prompt(tokens: int, counts: TokenCounts) -> Iterator[str]:
         yield f"restored in {cache.restore_seconds * 1000:.1f} ms"
     if cache.miss is not None:
         yield reason(cache.miss)
+    if cache.left_out:
+        yield f"left out: {', '.join(cache.left_out)}"
 
 
 def _of_reply(counts: TokenCounts) -> Iterator[str]:

@@ -5,6 +5,7 @@ Knows no dialect: how models are listed is decided there.
 
 import time
 from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
 
 from app.server.errors import InvalidRequest
 
@@ -16,16 +17,18 @@ class ServedModel:
 
     def __init__(self, name: str, context_length: int, vocab_size: int, aliases: Mapping[str, str]) -> None:
         """`aliases` are other names and what each stands for: a model's name, or ANY. Those of other models are no
-        names here."""
+        names here. With a * in it, one is all names that begin and end so, and none that is told."""
         self.name = name
         self.context_length = context_length  # tokens of a prompt and its reply together
         self.vocab_size = vocab_size
         self.since = int(time.time())
-        self.names: Sequence[str] = [name, *(alias for alias, meant in aliases.items() if meant in (name, ANY))]
+        others = [alias for alias, meant in aliases.items() if meant in (name, ANY)]
+        self.names: Sequence[str] = [name, *(alias for alias in others if "*" not in alias)]
+        self._patterns = [alias for alias in others if "*" in alias]
 
     def check(self, name: str) -> None:
         """Raises InvalidRequest for the name of another model."""
-        if name not in self.names:
+        if name not in self.names and not any(fnmatchcase(name, pattern) for pattern in self._patterns):
             message = f"The model {name!r} does not exist here"
             remedy = f"This server has {', '.join(map(repr, self.names))}."
             raise InvalidRequest(message, remedy, parameter="model", code="model_not_found", status=404)

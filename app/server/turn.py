@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
 
+from app.chat.cache_report import CacheReport
 from app.chat.conversation import Conversation
 from app.chat.model_replies import ChatPrompt
 from app.chat.service import ChatService
@@ -27,6 +28,7 @@ class Turn:
     choices: WantedChoices  # without their grammar
     grammar: AskedGrammar | None = None  # that the reply keeps to
     field: str = "messages"  # of the request, that the conversation came in
+    left_out: tuple[str, ...] = ()  # of its prompt: see CacheReport
 
 
 async def turn_events(service: ChatService, turn: Turn, origin: Origin, counts: TokenCounts) -> AsyncGenerator[Batch]:
@@ -36,7 +38,16 @@ async def turn_events(service: ChatService, turn: Turn, origin: Origin, counts: 
     with naming(turn.field):
         prompt = await service.prompt(turn.conversation)
         choices = turn.choices.keeping_to(await _grammar(service, prompt, turn.grammar))
-        replies = generate_choices(service, [prompt.ids], choices, origin, counts, new_parser=prompt.new_parser)
+        counts.cache = counts.cache.plus(CacheReport(left_out=turn.left_out))
+        replies = generate_choices(
+            service,
+            [prompt.ids],
+            choices,
+            origin,
+            counts,
+            continues_text=bool(turn.conversation.begun),
+            new_parser=prompt.new_parser,
+        )
         async with aclosing(replies) as batches:
             async for batch in batches:
                 yield batch

@@ -1,4 +1,4 @@
-"""Every declared field of every request, as what no honest client sends: refused in OpenAI's form, or answered.
+"""Every declared field of every request, as what no honest client sends: refused in its dialect's form, or answered.
 
 `--cases 50000` tries all fields with all values, at any depth, and more; by default few are drawn, others each time.
 """
@@ -16,6 +16,7 @@ from starlette.types import Message
 from app.chat.template import ChatTemplateRenderer
 from app.server.access import Access
 from app.server.application import Locks
+from app.server.dialects.anthropic.requests import MessageRequest, TokenCountRequest
 from app.server.dialects.openai.chat_requests import ChatCompletionRequest
 from app.server.dialects.openai.embeddings import EMBEDDINGS, EmbeddingRequest
 from app.server.dialects.openai.requests import CompletionRequest
@@ -31,13 +32,18 @@ from tests.app.server.test_bad_requests import CHAT, COMPLETION, VALID
 KEY = "sk-of-the-test"
 RERANK = "/v1/rerank"
 RESPONSES = "/v1/responses"
+MESSAGES, COUNT = "/v1/messages", "/v1/messages/count_tokens"
+MESSAGE: dict[str, Any] = {"model": "hash", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
 FIELDS: dict[str, list[Field]] = {
     CHAT: fields_of(ChatCompletionRequest, VALID[CHAT]),
     COMPLETION: fields_of(CompletionRequest, VALID[COMPLETION]),
     RESPONSES: fields_of(ResponseRequest, {"model": "hash", "input": "a", "max_output_tokens": 1}),
     EMBEDDINGS: fields_of(EmbeddingRequest, {"model": "digest", "input": "a"}),
+    MESSAGES: fields_of(MessageRequest, MESSAGE),
+    COUNT: fields_of(TokenCountRequest, MESSAGE),
     RERANK: fields_of(RerankRequest, {"model": "digest", "query": "a", "documents": ["b"]}),
 }
+SHAPES = {path: {"message", "type"} for path in (MESSAGES, COUNT)}  # of errors that are not in OpenAI's form
 
 
 Servers = Mapping[str, ServedApplication]
@@ -53,7 +59,8 @@ def servers(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> Iterator[Se
         EmbeddingServer(locks=locks) as embeddings,
         EmbeddingServer(ranks=True, locks=locks) as rerank,
     ):
-        yield {CHAT: chat, COMPLETION: chat, RESPONSES: chat, EMBEDDINGS: embeddings, RERANK: rerank}
+        embedded = {EMBEDDINGS: embeddings, RERANK: rerank}
+        yield dict.fromkeys((CHAT, COMPLETION, RESPONSES, MESSAGES, COUNT), chat) | embedded
         until(lambda: not engine.has_work)
     engine.assert_empty()
 
@@ -91,7 +98,7 @@ def test_what_no_honest_client_sends_is_refused_or_answered(servers: Servers, pa
             if status == 200:
                 continue
             error = json.loads(answer)["error"]
-            assert error.keys() == {"message", "type", "param", "code"}, body[:2000]
+            assert error.keys() == SHAPES.get(path, {"message", "type", "param", "code"}), body[:2000]
             assert (error["type"], bool(error["message"])) == ("invalid_request_error", True), body[:2000]
             assert len(answer) < 16_000, body[:2000]
 

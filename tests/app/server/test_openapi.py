@@ -16,7 +16,9 @@ ASKED: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hi"}], "logprobs": True, "top_logprobs": 2},
     "/v1/completions": {"prompt": "Hi", "logprobs": 2, "echo": True, "n": 2},
     "/v1/responses": {"input": "Hi", "top_logprobs": 2},
+    "/v1/messages": {"messages": [{"role": "user", "content": "Hi"}]},
 }
+LAST_SAYS_SO = ("/v1/messages", "/v1/responses")  # streams whose last event is their end
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +67,7 @@ def test_replies_are_what_it_says(hash_server: LiveServer, described: dict[str, 
         validate(described, told_of(described, path, "post", 400), refused.json())
         events = http.post(path, json={**asked, "stream": True, "stream_options": {"include_usage": True}}).text
     frames = [frame.rpartition("data: ")[2] for frame in events.split("\n\n")[:-1]]
-    *chunks, done = frames if path != "/v1/responses" else [*frames, "[DONE]"]  # whose last event says it
+    *chunks, done = [*frames, "[DONE]"] if path in LAST_SAYS_SO else frames
     assert done == "[DONE]"
     for chunk in chunks:
         data = told_of(described, path, "post", 200, "text/event-stream")["properties"]["data"]

@@ -42,11 +42,6 @@ class ModelEndpoints:
 
     def __init__(self, served: ServedModel) -> None:
         self._served = served
-        meta = ModelMeta(served.context_length, served.vocab_size)
-        length = served.context_length
-        self._models = {
-            name: Model(name, served.since, length, length, meta, root=served.name) for name in served.names
-        }
 
     def endpoints(self) -> list[Endpoint]:
         return [
@@ -55,12 +50,17 @@ class ModelEndpoints:
         ]
 
     async def list_models(self, request: Request) -> Response:
-        return _json(ModelList(list(self._models.values())))
+        return _json(ModelList([self._model(name) for name in self._served.names]))
 
     async def retrieve_model(self, request: Request) -> Response:
         name = request.path_params["model"]
         self._served.check(name)
-        return _json(self._models[name])
+        return _json(self._model(name))
+
+    def _model(self, name: str) -> Model:
+        served = self._served
+        meta = ModelMeta(served.context_length, served.vocab_size)
+        return Model(name, served.since, served.context_length, served.context_length, meta, root=served.name)
 
 
 def _json(body: Struct) -> Response:

@@ -11,7 +11,7 @@ from app.server.errors import InvalidRequest
 from app.server.served_model import ServedModel
 
 NAME = "org/repo:Q4_K_M"
-ALIASES = {"gpt-4o": NAME, "any": "*", "elsewhere": "org/other"}
+ALIASES = {"gpt-4o": NAME, "any": "*", "elsewhere": "org/other", "claude-*": "*", "o*": "org/other"}
 
 
 @pytest.fixture(scope="module")
@@ -34,10 +34,16 @@ def test_each_name_says_how_long_a_context_may_be(model: ServedModel) -> None:
         assert asyncio.run(_get(model, f"/v1/models/{one['id']}")).json() == one
 
 
+def test_a_name_may_stand_for_all_that_begin_so(model: ServedModel) -> None:
+    for name in ("claude-sonnet-4-5", "claude-haiku-4-5-20251001"):
+        model.check(name)
+        assert asyncio.run(_get(model, f"/v1/models/{name}")).json()["root"] == NAME
+
+
 def test_other_names_are_refused_with_those_that_are_served(model: ServedModel) -> None:
     for name in (NAME, "gpt-4o", "any"):
         model.check(name)
-    for name in ("elsewhere", "org/other", "*", "", "GPT-4o"):
+    for name in ("elsewhere", "org/other", "*", "", "GPT-4o", "claude", "o3"):
         with pytest.raises(InvalidRequest) as refused:
             model.check(name)
         assert refused.value.remedy == "This server has 'org/repo:Q4_K_M', 'gpt-4o', 'any'."

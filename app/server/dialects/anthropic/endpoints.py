@@ -1,0 +1,84 @@
+"""The endpoints of Anthropic's API: from a request to the response that will carry its reply."""
+
+from typing import TypeAlias, TypeVar
+
+import msgspec
+from msgspec import Struct
+from starlette.requests import Request
+from starlette.responses import Response
+
+from app.chat.service import ChatService
+from app.server.dialects.anthropic import messages
+from app.server.dialects.anthropic.changing_lines import CHANGING_LINES, NONE
+from app.server.dialects.anthropic.errors import ERRORS, error_body
+from app.server.dialects.anthropic.requests import MessageRequest, TokenCountRequest
+from app.server.door import of_caller
+from app.server.endpoint import Endpoint
+from app.server.errors import naming
+from app.server.reply import StreamedReply, WholeReply
+from app.server.request_body import read_body
+from app.server.served_model import ServedModel
+
+RequestT = TypeVar("RequestT", bound=TokenCountRequest)
+Reply: TypeAlias = StreamedReply[messages.Event] | WholeReply[messages.Event]
+
+
+class TokenCount(Struct):
+    input_tokens: int
+
+
+class AnthropicEndpoints:
+    """Serves one model."""
+
+    def __init__(self, service: ChatService, model: ServedModel, *, keeps_lines: bool = False) -> None:
+        """With `keeps_lines`, prompts keep lines that change with every request."""
+        self._service = service
+        self._model = model
+        self._lines = NONE if keeps_lines else CHANGING_LINES
+        self._message_decoder = msgspec.json.Decoder(MessageRequest)
+        self._count_decoder = msgspec.json.Decoder(TokenCountRequest)
+
+    def endpoints(self) -> list[Endpoint]:
+        return [
+            Endpoint(
+                "POST",
+                "/v1/messages",
+                self.create_message,
+                "The next turn of a conversation, as Anthropic's API has it",
+                takes=MessageRequest,
+                gives=messages.MessageReply,
+                streams=messages.Event,
+                framing=messages.FRAMING,
+                errors=ERRORS,
+            ),
+            Endpoint(
+                "POST",
+                "/v1/messages/count_tokens",
+                self.count_tokens,
+                "How many tokens the prompt of a message has",
+                takes=TokenCountRequest,
+                gives=TokenCount,
+                errors=ERRORS,
+            ),
+        ]
+
+    async def create_message(self, request: Request) -> Reply:
+        wanted = await self._read(request, self._message_decoder)
+        origin = of_caller(request, wanted.origin(request.headers))
+        events = messages.events(self._service, wanted.turn(self._lines), origin, silent=not wanted.max_tokens)
+        if wanted.stream:
+            return StreamedReply(events, error_body, messages.FRAMING)
+        return WholeReply(events, messages.fold)
+
+    async def count_tokens(self, request: Request) -> Response:
+        wanted = await self._read(request, self._count_decoder)
+        conversation, _ = wanted.conversation(self._lines)
+        with naming("messages"):
+            prompt = await self._service.prompt(conversation)
+        body = msgspec.json.encode(TokenCount(len(prompt.ids)))
+        return Response(body, media_type="application/json")
+
+    async def _read(self, request: Request, decoder: "msgspec.json.Decoder[RequestT]") -> RequestT:
+        wanted = await read_body(request, decoder)
+        self._model.check(wanted.model)
+        return wanted

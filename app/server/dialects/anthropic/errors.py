@@ -1,0 +1,43 @@
+"""Errors as Anthropic's API writes them: an object of type "error" around one with a kind and a message."""
+
+from typing import Final
+
+from msgspec import Struct
+
+from app.server.endpoint import ErrorShape
+from app.server.errors import InvalidRequest, status_of, text_of_error
+
+# Of a status; of others below 500 the first, above it the second.
+_REFUSED, _FAILED = "invalid_request_error", "api_error"
+_KINDS = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+# How its clients know that they have to say less.
+_TOO_LONG: Final = "prompt is too long: "
+
+
+class MessagesErrorDetail(Struct):
+    type: str
+    message: str
+
+
+class MessagesError(Struct, tag_field="type", tag="error"):
+    """The body of a refusal, and the last event of a stream that failed."""
+
+    error: MessagesErrorDetail
+
+
+def error_body(error: Exception) -> MessagesError:
+    """What a client is told about `error`."""
+    status = status_of(error)
+    kind = _KINDS.get(status, _REFUSED if status < 500 else _FAILED)
+    too_long = isinstance(error, InvalidRequest) and error.code == "context_length_exceeded"
+    return MessagesError(MessagesErrorDetail(kind, (_TOO_LONG if too_long else "") + text_of_error(error)))
+
+
+ERRORS: Final = ErrorShape(error_body, MessagesError)

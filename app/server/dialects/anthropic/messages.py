@@ -1,0 +1,298 @@
+"""Messages, Anthropic's dialect: one generator of events, which is the streamed reply, and a fold that makes the whole
+reply of the same events. So the two cannot disagree.
+"""
+
+import uuid
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Literal, TypeAlias
+
+import msgspec
+from msgspec import UNSET, Struct, UnsetType
+
+from app.cache_details import PromptTokensDetails
+from app.chat.events import (
+    ChatEvent,
+    PromptLogprobs,
+    PromptProgress,
+    ReasoningDelta,
+    ReplyEnd,
+    TextDelta,
+    ToolCallDelta,
+    ToolCallEnd,
+    ToolCallStart,
+)
+from app.chat.service import ChatService
+from app.server.framing import NAMED_EVENTS
+from app.server.token_counts import TokenCounts
+from app.server.turn import Turn, turn_events
+from engine.request import FinishReason, Origin
+
+StopReason: TypeAlias = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
+
+# Clients send it back with the thought and check no more than that there is one.
+_SIGNATURE = "inglenook"
+
+
+class OutputTokensDetails(Struct):
+    thinking_tokens: int
+
+
+class MessageUsage(Struct, kw_only=True):
+    """The first three together are the prompt's tokens. All prompts are kept without being asked for it, and nobody
+    pays for that: none count as written to the cache."""
+
+    input_tokens: int = 0  # that were computed
+    cache_creation_input_tokens: int = 0
+    cache_read_input_tokens: int = 0
+    output_tokens: int = 0
+    output_tokens_details: OutputTokensDetails | UnsetType = UNSET  # at the end, as the next one
+    prompt_tokens_details: PromptTokensDetails | UnsetType = UNSET  # ours: what was computed, and why
+
+    @classmethod
+    def so_far(cls, event: ChatEvent) -> "MessageUsage":
+        """What is known with the first event: of a prompt that was read at once, nothing."""
+        if not isinstance(event, PromptProgress):
+            return cls()
+        return cls(input_tokens=event.total - event.cached, cache_read_input_tokens=event.cached)
+
+    @classmethod
+    def of(cls, counts: TokenCounts) -> "MessageUsage":
+        return cls(
+            input_tokens=counts.prompt - counts.cache.cached,
+            cache_read_input_tokens=counts.cache.cached,
+            output_tokens=counts.completion,
+            output_tokens_details=OutputTokensDetails(counts.thought),
+            prompt_tokens_details=PromptTokensDetails.of(counts.cache),
+        )
+
+
+class TextContent(Struct, tag_field="type", tag="text"):
+    text: str
+    citations: None = None
+
+
+class ThinkingContent(Struct, tag_field="type", tag="thinking"):
+    thinking: str
+    signature: str
+
+
+class ToolUseContent(Struct, tag_field="type", tag="tool_use"):
+    id: str
+    name: str
+    input: Any  # a JSON object
+
+
+Content: TypeAlias = TextContent | ThinkingContent | ToolUseContent
+
+
+class MessageReply(Struct, tag_field="type", tag="message", kw_only=True):
+    id: str
+    role: Literal["assistant"] = "assistant"
+    model: str
+    content: list[Content]
+    stop_reason: StopReason | None = None  # none before the end of a stream
+    stop_sequence: str | None = None
+    usage: MessageUsage
+
+
+class TextPiece(Struct, tag_field="type", tag="text_delta"):
+    text: str
+
+
+class ThinkingPiece(Struct, tag_field="type", tag="thinking_delta"):
+    thinking: str
+
+
+class SignaturePiece(Struct, tag_field="type", tag="signature_delta"):
+    signature: str
+
+
+class InputPiece(Struct, tag_field="type", tag="input_json_delta"):
+    partial_json: str
+
+
+Piece: TypeAlias = TextPiece | ThinkingPiece | SignaturePiece | InputPiece
+
+
+class MessageStart(Struct, tag_field="type", tag="message_start"):
+    message: MessageReply
+
+
+class ContentBlockStart(Struct, tag_field="type", tag="content_block_start"):
+    index: int
+    content_block: Content
+
+
+class ContentBlockDelta(Struct, tag_field="type", tag="content_block_delta"):
+    index: int
+    delta: Piece
+
+
+class ContentBlockStop(Struct, tag_field="type", tag="content_block_stop"):
+    index: int
+
+
+class MessageOutcome(Struct):
+    stop_reason: StopReason
+    stop_sequence: str | None
+
+
+class MessageDelta(Struct, tag_field="type", tag="message_delta"):
+    delta: MessageOutcome
+    usage: MessageUsage
+
+
+class MessageStop(Struct, tag_field="type", tag="message_stop"):
+    pass
+
+
+class Ping(Struct, tag_field="type", tag="ping"):
+    pass
+
+
+Event: TypeAlias = (
+    MessageStart | ContentBlockStart | ContentBlockDelta | ContentBlockStop | MessageDelta | MessageStop | Ping
+)
+
+
+FRAMING: Final = replace(NAMED_EVENTS, ping=NAMED_EVENTS.frame(Ping()))
+
+
+async def events(
+    service: ChatService, turn: Turn, origin: Origin, *, silent: bool = False
+) -> AsyncGenerator[list[Event]]:
+    """The reply, in batches as it comes; if `silent`, no more of it than its end. Raises what `turn_events` raises."""
+    counts = TokenCounts()
+    writer = _EventWriter(service.name, counts)
+    async with aclosing(turn_events(service, turn, origin, counts)) as batches:
+        async for batch in batches:
+            told = (event for _, event in batch if not silent or isinstance(event, ReplyEnd))
+            if written := [piece for event in told for piece in writer.write(event)]:
+                yield written
+
+
+async def fold(events: AsyncGenerator[Event]) -> MessageReply:
+    """The whole reply. A call that was cut off is none: half of what it was to do must not be done."""
+    blocks: list[_Block] = []
+    reply: MessageReply | None = None
+    async for event in events:
+        match event:
+            case MessageStart(message):
+                reply = message
+            case ContentBlockStart(_, content):
+                blocks.append(_Block(content))
+            case ContentBlockDelta(_, piece):
+                blocks[-1].add(piece)
+            case MessageDelta(outcome, usage) if reply is not None:
+                reply.content = [one for block in blocks if (one := block.content()) is not None]
+                reply.stop_reason, reply.stop_sequence, reply.usage = outcome.stop_reason, outcome.stop_sequence, usage
+                return reply
+    raise EOFError("the events ended without their outcome")
+
+
+class _EventWriter:
+    """Writes the events of one reply."""
+
+    def __init__(self, model: str, counts: TokenCounts) -> None:
+        """`counts` are complete when the reply ends."""
+        self._model = model
+        self._counts = counts
+        self._begun = False
+        self._blocks = 0
+        self._open: Content | None = None
+        self._called = False
+
+    def write(self, event: ChatEvent) -> Iterator[Event]:
+        if not self._begun:
+            self._begun = True
+            message_id = f"msg_{uuid.uuid4().hex}"
+            yield MessageStart(
+                MessageReply(id=message_id, model=self._model, content=[], usage=MessageUsage.so_far(event))
+            )
+        match event:
+            case TextDelta(text):
+                yield from self._more(TextContent(""), TextPiece(text)) if text else ()
+            case ReasoningDelta(text):
+                yield from self._more(ThinkingContent("", ""), ThinkingPiece(text)) if text else ()
+            case ToolCallStart(_, call_id, name):
+                yield from self._begin(ToolUseContent(call_id, name, {}))
+            case ToolCallDelta(_, arguments):
+                yield self._delta(InputPiece(arguments))
+            case ToolCallEnd():
+                self._called = True
+                yield from self._end()
+            case ReplyEnd():
+                yield from self._end()
+                yield MessageDelta(self._outcome(event), MessageUsage.of(self._counts))
+                yield MessageStop()
+            case PromptProgress() | PromptLogprobs():
+                pass
+
+    def _more(self, kind: Content, piece: Piece) -> Iterator[Event]:
+        """A piece of a block of that kind, which begins with it if none is there."""
+        if type(self._open) is not type(kind):
+            yield from self._begin(kind)
+        yield self._delta(piece)
+
+    def _begin(self, content: Content) -> Iterator[Event]:
+        yield from self._end()
+        self._open = content
+        yield ContentBlockStart(self._blocks, content)
+
+    def _end(self) -> Iterator[Event]:
+        if self._open is None:
+            return
+        if isinstance(self._open, ThinkingContent):
+            yield self._delta(SignaturePiece(_SIGNATURE))
+        yield ContentBlockStop(self._blocks)
+        self._open = None
+        self._blocks += 1
+
+    def _delta(self, piece: Piece) -> ContentBlockDelta:
+        return ContentBlockDelta(self._blocks, piece)
+
+    def _outcome(self, end: ReplyEnd) -> MessageOutcome:
+        reason: StopReason = "tool_use" if self._called else "end_turn"
+        if end.finish is FinishReason.LENGTH:
+            reason = "max_tokens"
+        elif end.stop is not None:
+            reason = "stop_sequence"
+        return MessageOutcome(reason, end.stop)
+
+
+@dataclass(slots=True)
+class _Block:
+    """The events of one block of content."""
+
+    begun: Content
+    pieces: list[str] = field(default_factory=list)
+    signature: str = ""
+
+    def add(self, piece: Piece) -> None:
+        match piece:
+            case TextPiece(text) | ThinkingPiece(text) | InputPiece(text):
+                self.pieces.append(text)
+            case SignaturePiece(signature):
+                self.signature = signature
+
+    def content(self) -> Content | None:
+        """All of it; None for a call whose input was cut off."""
+        said = "".join(self.pieces)
+        match self.begun:
+            case TextContent():
+                return TextContent(said)
+            case ThinkingContent():
+                return ThinkingContent(said, self.signature)
+            case ToolUseContent(call_id, name):
+                arguments = _object(said)
+                return None if arguments is None else ToolUseContent(call_id, name, arguments)
+
+
+def _object(written: str) -> dict[str, Any] | None:
+    """Of a JSON text; None if it is none."""
+    try:
+        return msgspec.json.decode(written or "{}", type=dict[str, Any])
+    except msgspec.DecodeError:
+        return None

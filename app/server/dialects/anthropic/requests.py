@@ -1,0 +1,138 @@
+"""The requests of Anthropic's API: every field that is read, with its type and its bounds, declared here and nowhere
+else.
+
+Unknown fields are ignored, since clients send many (marks for a cache that needs none, beta features, whom a request is
+for); known ones that this version cannot honour are refused by name.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal, TypeAlias
+
+from msgspec import Meta, Raw, Struct
+
+from app.chat.conversation import Conversation
+from app.chat.messages import Message
+from app.server.choices import WantedChoices
+from app.server.dialects.anthropic.blocks import InputMessages, SystemPrompt, messages_of, system_texts
+from app.server.dialects.anthropic.changing_lines import ChangingLines
+from app.server.dialects.anthropic.tools import (
+    Thinking,
+    ToolChoice,
+    ToolDefinitions,
+    calls_are_parallel,
+    wanted_tools,
+)
+from app.server.errors import InvalidRequest
+from app.server.origin import Purpose, origin_of
+from app.server.structured_output import AskedGrammar, of_schema, only
+from app.server.turn import Turn
+from engine.request import MAX_STOPS, Origin, SamplingParams
+
+Fraction: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
+Count: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+StopText: TypeAlias = Annotated[str, Meta(min_length=1, max_length=1024)]
+
+
+class OutputFormat(Struct):
+    type: Literal["json_schema"]
+    schema: dict[str, Any]
+
+
+class OutputConfig(Struct):
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    format: OutputFormat | None = None
+
+
+class TokenCountRequest(Struct, kw_only=True):
+    """POST /v1/messages/count_tokens: all that has a say in the prompt."""
+
+    model: Annotated[str, Meta(max_length=1024)]
+    messages: InputMessages
+    system: SystemPrompt | None = None
+    tools: ToolDefinitions | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    output_format: OutputFormat | None = None  # where older clients have it
+    mcp_servers: list[Raw] | None = None
+
+    def grammar(self) -> AskedGrammar | None:
+        """That the reply is to keep to. Raises InvalidRequest for a bad one, or two."""
+        return only(self._grammars())
+
+    def conversation(self, lines: ChangingLines) -> tuple[Conversation, tuple[str, ...]]:
+        """What the model is to go on with, and which `lines` were left out of it. Raises InvalidRequest naming what
+        cannot be given to a model."""
+        messages, begun = self._turns()
+        first = [messages.pop(0).content] if messages and messages[0].role == "system" else []
+        system = lines.without([*system_texts(self.system), *first])
+        tools = wanted_tools(self.tools or (), self.tool_choice)
+        for parameter, problem in (*self._problems(), *tools.problems()):
+            raise InvalidRequest(f"{parameter}: {problem}", parameter=parameter)
+        thinking = (self.thinking or Thinking()).wanted(self.output_config.effort if self.output_config else None)
+        conversation = Conversation(
+            [*([Message("system", "\n".join(system.texts))] if system.texts else ()), *messages],
+            tools.tools,
+            tools.allowed,
+            tools.use,
+            parallel_calls=calls_are_parallel(self.tool_choice),
+            thinking_budget=thinking.budget,
+            variables=thinking.template_variables(),
+            begun=begun,
+        )
+        return conversation, system.left_out
+
+    def _turns(self) -> tuple[list[Message], str]:
+        """The messages, and the beginning of the reply, where the last of them is the assistant's."""
+        messages = messages_of(self.messages)
+        if not messages or messages[-1].role != "assistant":
+            return messages, ""
+        last = messages.pop()
+        if last.tool_calls or last.reasoning:
+            problem = "a call or a thought cannot be gone on with; the last message must be the user's."
+            raise InvalidRequest(f"messages: {problem}", parameter="messages")
+        return messages, last.content
+
+    def _problems(self) -> Iterator[tuple[str, str]]:
+        """What no single field's bounds can say, with the field."""
+        if self.mcp_servers:
+            yield "mcp_servers", "this server calls no other; leave it out."
+        if self.messages[-1].role == "assistant" and any(self._grammars()):
+            yield "messages", "with an output format, the last of them cannot be the assistant's."
+
+    def _grammars(self) -> Iterator[AskedGrammar]:
+        if self.output_config is not None and self.output_config.format is not None:
+            yield of_schema(self.output_config.format.schema, "output_config.format.schema", lenient=False)
+        if self.output_format is not None:
+            yield of_schema(self.output_format.schema, "output_format.schema", lenient=False)
+
+
+class MessageRequest(TokenCountRequest, kw_only=True):
+    """POST /v1/messages."""
+
+    max_tokens: Count  # 0: the prompt is computed, and nothing is told
+    stream: bool | None = None
+    temperature: Fraction | None = None
+    top_k: Count | None = None
+    top_p: Fraction | None = None
+    stop_sequences: Annotated[list[StopText], Meta(max_length=MAX_STOPS)] | None = None
+    service_class: Literal["interactive", "normal", "background"] | None = None  # ours alone
+
+    def turn(self, lines: ChangingLines) -> Turn:
+        """Raises InvalidRequest, as `conversation`, and InvalidSampling."""
+        conversation, left_out = self.conversation(lines)
+        choices = WantedChoices(1, [self._sampling()], reports=False)
+        return Turn(conversation, choices, self.grammar(), left_out=left_out)
+
+    def origin(self, headers: Mapping[str, str]) -> Origin:
+        """Where it comes from, by its fields and the headers it came with. Raises InvalidRequest."""
+        return origin_of(Purpose.CHAT, headers, service_class=self.service_class)
+
+    def _sampling(self) -> SamplingParams:
+        return SamplingParams(
+            temperature=1.0 if self.temperature is None else self.temperature,
+            top_k=self.top_k or 0,
+            top_p=1.0 if self.top_p is None else self.top_p,
+            max_tokens=max(1, self.max_tokens),
+            stop=tuple(self.stop_sequences or ()),
+        )

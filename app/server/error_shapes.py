@@ -1,0 +1,33 @@
+"""How errors are written on each path, wherever they come up: at the door, on the way to an endpoint, or in it."""
+
+from collections.abc import Iterable
+from typing import Final
+
+import msgspec
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from app.server.dialects.openai.errors import error_body
+from app.server.endpoint import Endpoint
+from app.server.errors import InvalidRequest, status_of
+
+_BODY: Final = "inglenook.error_body"  # of a scope: what writes the body of an error
+
+
+class ErrorShapes:
+    """ASGI middleware, around all others. On paths whose endpoint does not say how, errors are OpenAI's."""
+
+    def __init__(self, app: ASGIApp, endpoints: Iterable[Endpoint]) -> None:
+        self._app = app
+        self._bodies = {one.path: one.errors.body for one in endpoints if one.errors is not None}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope[_BODY] = self._bodies.get(scope.get("path", ""), error_body)
+        await self._app(scope, receive, send)
+
+
+def refusal(error: Exception, scope: Scope) -> Response:
+    """The whole response to a request that ended with `error` before anything was sent."""
+    body = msgspec.json.encode(scope.get(_BODY, error_body)(error))
+    headers = error.headers if isinstance(error, InvalidRequest) else None
+    return Response(body, status_of(error), headers, media_type="application/json")

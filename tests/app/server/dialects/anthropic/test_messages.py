@@ -1,0 +1,259 @@
+"""Messages through the real anthropic client: over replies that are known beforehand, and the default model itself."""
+
+import json
+from collections.abc import AsyncGenerator, Iterator
+from typing import Any
+
+import anthropic
+import httpx
+import jsonschema  # type: ignore[import-untyped]
+import msgspec
+import pytest
+from anthropic.types import Message
+
+from app.chat.service import ChatService
+from app.chat.template import ChatTemplateRenderer
+from app.server.dialects.anthropic.changing_lines import CHANGING_LINES
+from app.server.dialects.anthropic.messages import Event, MessageReply, ToolUseContent, events, fold
+from app.server.dialects.anthropic.requests import MessageRequest
+from engine.request import PROGRAM
+from tests.app.server.live_server import LiveServer
+from tests.app.server.scripted_server import ScriptedServer
+
+QUESTION: dict[str, Any] = {"role": "user", "content": "How is the weather in Rome?"}
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "enum": ["Rome", "Oslo"]}, "days": {"type": "integer"}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+WEATHER: dict[str, Any] = {"name": "get_weather", "description": "Tells the weather", "input_schema": SCHEMA}
+NOTHING: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+CLOCK: dict[str, Any] = {"name": "now", "input_schema": NOTHING, "type": "custom"}
+CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome", "days": 2}}\n</tool_call>'
+SCRIPT = f"<think>\nThey ask.\n</think>\n\nI look.\n{CALL}\n{CALL}"
+CALLED = ("get_weather", {"city": "Rome", "days": 2})
+THINKS = {"thinking": {"type": "enabled", "budget_tokens": 1024}}
+
+Told = list[tuple[Any, ...]]
+
+
+def client(server: LiveServer) -> anthropic.Anthropic:
+    """Checks every field of what it is sent."""
+    return anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0, _strict_response_validation=True)
+
+
+@pytest.fixture
+def server(scripted_server: ScriptedServer) -> ScriptedServer:
+    return scripted_server
+
+
+def fields(server: LiveServer, asked: dict[str, Any]) -> dict[str, Any]:
+    given = {"model": server.service.name, "messages": [QUESTION], "max_tokens": 200}
+    return given | asked
+
+
+def ask(server: LiveServer, **asked: Any) -> Message:
+    with client(server) as api:
+        reply: Message = api.messages.create(**fields(server, asked))
+        return reply
+
+
+def streamed(server: LiveServer, **asked: Any) -> tuple[list[Any], Message]:
+    """The events, and what the client makes of them."""
+    with client(server) as api, api.messages.stream(**fields(server, asked)) as stream:
+        return list(stream), stream.get_final_message()
+
+
+def told(message: Message) -> Told:
+    """What a message says, without what differs from one to the next."""
+    said: Told = []
+    for block in message.content:
+        match block.type:
+            case "text":
+                said.append(("text", block.text))
+            case "thinking":
+                said.append(("thinking", block.thinking, bool(block.signature)))
+            case "tool_use":
+                said.append(("tool_use", block.name, block.input))
+    return [*said, (message.stop_reason, message.stop_sequence, message.usage.output_tokens)]
+
+
+def raw_events(server: LiveServer, **asked: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+    body = fields(server, asked) | {"stream": True}
+    answer = httpx.post(f"{server.url}/v1/messages?beta=true", json=body, trust_env=False, timeout=60)
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    for event in answer.text.split("\n\n")[:-1]:
+        name, data = event.split("\n")
+        yield name.removeprefix("event: "), json.loads(data.removeprefix("data: "))
+
+
+def test_text_thoughts_and_calls_are_blocks(server: ScriptedServer) -> None:
+    generated = server.says(SCRIPT)
+    reply = ask(server, tools=[WEATHER, CLOCK], **THINKS)
+    call = ("tool_use", *CALLED)
+    assert told(reply) == [
+        ("thinking", "They ask.", True),
+        ("text", "I look."),
+        call,
+        call,
+        ("tool_use", None, generated),
+    ]
+    assert len({block.id for block in reply.content if block.type == "tool_use"}) == 2
+    assert reply.usage.output_tokens_details is not None
+    assert 0 < reply.usage.output_tokens_details.thinking_tokens < 12
+    assert (reply.role, reply.model, reply.id[:4]) == ("assistant", "scripted", "msg_")
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [{"tools": [WEATHER], **THINKS}, {"tools": [WEATHER], "max_tokens": 30, **THINKS}, {"stop_sequences": ["loo"]}],
+)
+def test_a_stream_says_the_same(server: ScriptedServer, asked: dict[str, Any]) -> None:
+    server.says(SCRIPT)
+    events, message = streamed(server, **asked)
+    assert told(message) == told(ask(server, **asked))
+    assert sum(event.type == "content_block_delta" for event in events) > len(message.content)
+
+
+def test_events_come_in_the_order_that_clients_expect(server: ScriptedServer) -> None:
+    server.says(SCRIPT)
+    events = list(raw_events(server, tools=[WEATHER], **THINKS))
+    assert all(name == data["type"] for name, data in events)
+    names = [name for name, _ in events if name != "content_block_delta"]
+    block = ["content_block_start", "content_block_stop"]
+    assert names == ["message_start", *4 * block, "message_delta", "message_stop"]
+    start = events[0][1]["message"]
+    assert (start["content"], start["stop_reason"], start["usage"]["output_tokens"]) == ([], None, 0)
+    kinds = [data["delta"]["type"] for name, data in events if name == "content_block_delta"]
+    assert sorted(set(kinds)) == ["input_json_delta", "signature_delta", "text_delta", "thinking_delta"]
+    deltas = [data["delta"] for _, data in events if data.get("index") == 2 and "delta" in data]
+    written = [delta["partial_json"] for delta in deltas]
+    assert len(written) > 2  # as it comes
+    assert json.loads("".join(written)) == CALLED[1]
+    assert events[-2][1]["delta"] == {"stop_reason": "tool_use", "stop_sequence": None}
+
+
+def test_a_call_that_is_cut_off_is_not_told_as_one(server: ScriptedServer) -> None:
+    server.says(CALL)
+    reply = ask(server, tools=[WEATHER], max_tokens=len(server.runner.script) - 8)
+    assert told(reply)[:-1] == []
+    assert reply.stop_reason == "max_tokens"
+
+
+def test_a_stop_sequence_is_named(server: ScriptedServer) -> None:
+    server.says("One two three.")
+    reply = ask(server, stop_sequences=["four", "three"])
+    assert told(reply)[:-1] == [("text", "One two")] or told(reply)[:-1] == [("text", "One two ")]
+    assert (reply.stop_reason, reply.stop_sequence) == ("stop_sequence", "three")
+    assert ask(server).stop_reason == "end_turn"
+
+
+def test_usage_adds_up_to_the_prompt_and_counting_gives_the_same(server: ScriptedServer) -> None:
+    server.says("Hello")
+    asked: dict[str, Any] = {
+        "system": [{"type": "text", "text": "Be brief. " * 20, "cache_control": {"type": "ephemeral"}}],
+        "tools": [WEATHER, CLOCK],
+        "messages": [{"role": "user", "content": [{"type": "text", "text": "Well?"}, {"type": "text", "text": "So?"}]}],
+        "thinking": {"type": "adaptive"},
+    }
+    first, second = ask(server, **asked).usage, ask(server, **asked).usage
+    with client(server) as api:
+        counted = api.messages.count_tokens(model="scripted", **asked).input_tokens
+    for usage in (first, second):
+        assert usage.input_tokens + (usage.cache_read_input_tokens or 0) == counted
+        assert usage.cache_creation_input_tokens == 0
+    assert (second.cache_read_input_tokens or 0) >= counted - 16 > 100
+
+
+def test_the_results_of_calls_are_read_and_all_that_was_said_is_found_again(server: ScriptedServer) -> None:
+    generated = server.says(SCRIPT)
+    question: dict[str, Any] = {"role": "user", "content": "A question of its own. " * 30}
+    first = ask(server, tools=[WEATHER], messages=[question], **THINKS)
+    answer = {"role": "assistant", "content": [block.model_dump() for block in first.content]}
+    ids = [block.id for block in first.content if block.type == "tool_use"]
+    results: list[dict[str, Any]] = [
+        {"type": "tool_result", "tool_use_id": ids[0], "content": [{"type": "text", "text": "22 degrees"}]},
+        {"type": "tool_result", "tool_use_id": ids[1], "content": "no such city", "is_error": True},
+        {"type": "text", "text": "Go on."},
+    ]
+    server.says("Done.")
+    second = ask(server, tools=[WEATHER], messages=[question, answer, {"role": "user", "content": results}], **THINKS)
+    assert told(second)[0] == ("text", "Done.")
+    assert (second.usage.cache_read_input_tokens or 0) >= first.usage.input_tokens + generated - 20
+
+
+def test_a_reply_goes_on_from_what_it_is_given(server: ScriptedServer) -> None:
+    server.says(" is Rome.")
+    begun: dict[str, Any] = {"role": "assistant", "content": "The capital"}
+    reply = ask(server, messages=[QUESTION, begun])
+    assert told(reply)[0] == ("text", " is Rome.")
+    whole = {"role": "assistant", "content": "The capital is Rome."}
+    server.says("Yes.")
+    second = ask(server, messages=[QUESTION, whole, {"role": "user", "content": "Really?"}])
+    usage = reply.usage
+    prompt = usage.input_tokens + (usage.cache_read_input_tokens or 0)
+    assert (second.usage.cache_read_input_tokens or 0) >= (prompt + usage.output_tokens) // 16 * 16 - 16
+
+
+def test_thoughts_are_those_that_were_asked_for(server: ScriptedServer) -> None:
+    server.says("Hello")
+    off, disabled, adaptive = (
+        ask(server, **asked).usage.model_dump()
+        for asked in ({}, {"thinking": {"type": "disabled"}}, {"thinking": {"type": "adaptive"}})
+    )
+    prompts = [usage["input_tokens"] + usage["cache_read_input_tokens"] for usage in (off, disabled, adaptive)]
+    assert prompts[0] == prompts[1] > prompts[2]  # the template says that there are none
+
+
+def test_without_a_reply_the_prompt_is_computed(server: ScriptedServer) -> None:
+    server.says("Hello")
+    message: dict[str, Any] = {"role": "user", "content": "Something to be known beforehand. " * 10}
+    warmed = ask(server, messages=[message], max_tokens=0)
+    assert told(warmed)[:-1] == []
+    assert (ask(server, messages=[message]).usage.cache_read_input_tokens or 0) >= warmed.usage.input_tokens - 16
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_default_model_answers(smollm2_server: LiveServer, stream: bool) -> None:
+    asked: dict[str, Any] = {
+        "messages": [{"role": "user", "content": "What is the capital of France?"}],
+        "extra_body": {"temperature": 0},
+        "max_tokens": 10,
+    }
+    reply = streamed(smollm2_server, **asked)[1] if stream else ask(smollm2_server, **asked)
+    assert "Paris" in told(reply)[0][1]
+
+
+def test_the_default_model_keeps_to_a_schema(smollm2_server: LiveServer) -> None:
+    schema = {"type": "object", "properties": {"sum": {"enum": [3, 4]}}, "required": ["sum"]}
+    asked: dict[str, Any] = {"output_config": {"format": {"type": "json_schema", "schema": schema}}}
+    assert json.loads(told(ask(smollm2_server, **asked))[0][1])["sum"] in (3, 4)
+
+
+@pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "now"}])
+def test_a_model_that_knows_no_tools_calls_the_one_it_must(
+    smollm2_server: LiveServer,
+    scripted_server: ScriptedServer,
+    renderer: ChatTemplateRenderer,
+    choice: dict[str, Any],
+) -> None:
+    qwen = scripted_server.service.tokenizer  # with its template
+    service = ChatService("smollm2:135m", qwen, smollm2_server.streams, renderer)
+    asked = {"model": "", "messages": [QUESTION], "max_tokens": 100, "tools": [WEATHER, CLOCK]}
+    asked["tool_choice"] = choice | {"disable_parallel_tool_use": True}
+    turn = msgspec.convert(asked, MessageRequest).turn(CHANGING_LINES)
+
+    async def reply() -> MessageReply:
+        async def each() -> AsyncGenerator[Event]:
+            async for batch in events(service, turn, PROGRAM):
+                for event in batch:
+                    yield event
+
+        return await fold(each())
+
+    message = smollm2_server.call(reply())
+    call = message.content[0]
+    assert isinstance(call, ToolUseContent)
+    jsonschema.validate(call.input, SCHEMA if call.name == "get_weather" else NOTHING)
+    assert (message.stop_reason, call.name) == ("tool_use", choice.get("name", call.name))
