@@ -1,10 +1,11 @@
 """The gate of kernels where there is no GPU: whatever can be launched is compiled, for every card.
 
-    python -m tests.kernels.ahead_of_time [--full]
+    python -m tests.kernels.ahead_of_time [--full [--part 3/40]]
 
 Wrappers are called on tensors without memory, for real models; what they launch is compiled for the cards that they
 launch it on. It fails where machine code spills registers in loops, takes more shared memory than the card has, or does
-not compile, and where there is a kernel that nobody launches. Without --full, some stand for others: see `sampled`.
+not compile, and where there is a kernel that nobody launches. With --full that is every kernel in every configuration
+(`configurations`); otherwise some stand for others (`sampled`).
 
 A process of its own: Triton's interpreter, under which other tests run kernels, leaves nothing that could be compiled.
 """
@@ -85,6 +86,22 @@ def launched(cards: Iterable[Card], *, thorough: bool) -> list[tuple[Launch, lis
     return list(found.values())
 
 
+def configurations(launches: Sequence[tuple[Launch, list[Card]]]) -> list[tuple[Launch, Card]]:
+    """Each kernel in each tile, with all that its tensors hold, for each class of cards: what differs in sizes alone is
+    the same code. The cards of a class take turns."""
+    jobs: dict[tuple[object, ...], tuple[Launch, Card]] = {}
+    turns: Counter[Card] = Counter()
+    for launch, cards in launches:
+        for number, group in enumerate(CLASSES):
+            there = [card for card in cards if card.architecture in group]
+            key = (launch.tile, frozenset(launch.details), number)
+            if there and key not in jobs:
+                card = min(there, key=turns.__getitem__)
+                turns[card] += 1
+                jobs[key] = (launch, card)
+    return list(jobs.values())
+
+
 def sampled(launches: Sequence[tuple[Launch, list[Card]]]) -> list[tuple[Launch, Card]]:
     """As few as show every tile, every detail, and every kernel on each class of cards."""
     found = [(launch, card, _shown(launch, card)) for launch, cards in launches for card in cards]
@@ -149,12 +166,14 @@ def report(verdicts: Sequence[Verdict]) -> bool:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Compile whatever kernels can be launched, for every card.")
-    parser.add_argument("--full", action="store_true", help="all launches for all cards")
-    full = parser.parse_args().full
+    parser.add_argument("--full", action="store_true", help="every kernel in every configuration")
+    parser.add_argument("--part", default="1/1", metavar="I/N", help="one of so many parts of that")
+    given = parser.parse_args()
+    part, parts = map(int, given.part.split("/"))
     start = time.monotonic()
-    launches = launched(CARDS, thorough=full)
+    launches = launched(CARDS, thorough=given.full)
     recorded_at = time.monotonic()
-    jobs = [(launch, card) for launch, cards in launches for card in cards] if full else sampled(launches)
+    jobs = configurations(launches)[part - 1 :: parts] if given.full else sampled(launches)
     good = report(judge(jobs))
     idle = kernels() - {launch.name for launch, _ in launches}
     if idle:

@@ -28,7 +28,7 @@ def test_one_card_of_each_class() -> None:
 
 
 @pytest.mark.slow
-def test_every_card() -> None:
+def test_every_configuration() -> None:
     done = run("tests.kernels.ahead_of_time", "--full")
     print(done.stdout)
     assert done.returncode == 0, done.stdout + done.stderr
