@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib import import_module
+from typing import TYPE_CHECKING
 
 import click
 
@@ -16,6 +17,9 @@ from app.apart import leave
 from app.errors import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_NO_SPACE, EXIT_OK, exit_status
 from app.text.terminal_text import sanitize
 from quant.errors import InglenookError
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 
 @dataclass(frozen=True)
@@ -42,10 +46,14 @@ COMMANDS: Mapping[str, CommandEntry] = {
     "pull": CommandEntry("app.commands.pull", "pull", "Fetch a model to this machine."),
     "ls": CommandEntry("app.commands.ls", "ls", "List the models on this machine."),
     "show": CommandEntry("app.commands.show", "show", "Show what a model is, without loading it."),
+    "fit": CommandEntry("app.commands.fit", "fit", "Tell whether a model fits this machine, before it is fetched."),
+    "search": CommandEntry("app.commands.search", "search", "Search the Hub for models that fit this machine."),
     "rm": CommandEntry("app.commands.rm", "rm", "Remove models from this machine."),
     "quantize": CommandEntry("app.commands.quantize", "quantize", "Write a copy of a model in fewer bits."),
     "cache": CommandEntry("app.commands.cache", "cache", "Show or delete what is kept on disk of what was computed."),
     "bench": CommandEntry("app.commands.bench", "bench", "Measure how fast a model runs here."),
+    "config": CommandEntry("app.commands.config", "config", "Show and change settings."),
+    "completion": CommandEntry("app.commands.completion", "completion", "Have a shell complete what is typed."),
     "doctor": CommandEntry("app.commands.doctor", "doctor", "Check that this machine is ready."),
 }
 
@@ -76,6 +84,13 @@ class LazyGroup(click.Group):
             near = get_close_matches(name, COMMANDS, n=1)
             ctx.fail(f"No such command: {name}." + (f" Did you mean {near[0]}?" if near else ""))
         return super().resolve_command(ctx, args)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> "list[CompletionItem]":
+        from click.shell_completion import CompletionItem
+
+        found = (name for name in COMMANDS if name.startswith(incomplete))
+        options = super(click.Group, self).shell_complete(ctx, incomplete)
+        return [*(CompletionItem(name, help=COMMANDS[name].summary) for name in found), *options]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The list of commands from the table alone: asking the commands themselves would import them."""

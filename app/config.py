@@ -340,6 +340,19 @@ class Settings:
 SETTINGS: Mapping[str, Setting] = {
     entry.name: entry.metadata["setting"] for entry in fields(Settings) if "setting" in entry.metadata
 }
+SECRETS = frozenset(entry.name for entry in fields(Settings) if entry.name in SETTINGS and not entry.repr)
+
+
+def setting_named(name: str) -> Setting:
+    """How a setting is read. Raises InvalidSetting, with a name that is close or all there are."""
+    if name not in SETTINGS:
+        raise InvalidSetting(f"no such setting: {name}", _hint(name))
+    return SETTINGS[name]
+
+
+def _hint(name: str) -> str:
+    near = get_close_matches(name, SETTINGS, n=1)
+    return f"Did you mean {near[0]}?" if near else f"The settings are: {', '.join(SETTINGS)}."
 
 
 def config_file() -> Path:
@@ -390,9 +403,7 @@ def _read_config(path: Path) -> Mapping[str, object]:
         raise InvalidSetting(f"{path}: {problem}", "Correct the file, or remove it to use the defaults.") from None
     for key in content:
         if key not in SETTINGS:
-            near = get_close_matches(key, SETTINGS, n=1)
-            hint = f"Did you mean {near[0]}?" if near else f"The settings are: {', '.join(SETTINGS)}."
-            raise InvalidSetting(f"{path}: no such setting: {key}", hint)
+            raise InvalidSetting(f"{path}: no such setting: {key}", _hint(key))
     return content
 
 

@@ -1,6 +1,6 @@
 """Is this machine ready? A table of checks, each of which looks at one thing and says what to do if it is amiss.
 
-A check never raises and never changes anything. Only the look for a GPU imports torch.
+A check never raises and never changes anything. Only the looks for a GPU (app/gpu_findings.py) import torch.
 """
 
 import os
@@ -12,13 +12,15 @@ import stat
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Literal
 
 from app.config import Settings
-from app.errors import IntegrityError, ModelNotFound, Offline
+from app.errors import AppError, IntegrityError, ModelNotFound, Offline
+from app.finding import Finding
+from app.gpu_findings import card, compiler, driver, torch_build
+from app.instance import running_instances
+from app.listening import ListeningSockets
 from app.models.hub import host
 from app.models.package_index import pip_command
 from app.models.reachability import check_reachable
@@ -48,18 +50,6 @@ CPU_FEATURES = (
     "asimddp",
     "i8mm",
 )
-
-Status = Literal["ok", "warn", "fail"]
-
-
-@dataclass(frozen=True)
-class Finding:
-    """What one check found. `fail` means that ingle cannot work, `warn` that something will be missing."""
-
-    name: str
-    status: Status
-    found: str
-    remedy: str = ""
 
 
 def examine(settings: Settings, progress: Progress) -> Iterator[Finding]:
@@ -193,29 +183,41 @@ def _pip(settings: Settings, progress: Progress) -> Finding:
     return Finding("pip", "warn", "not found: models cannot come from the package index", "python -m ensurepip")
 
 
-def _gpu(settings: Settings, progress: Progress) -> Finding:
+def _hub_cache(settings: Settings, progress: Progress) -> Finding:
+    """The folder itself may be made yet, by whoever downloads first."""
+    folder = settings.hub_cache
+    there = next(place for place in (folder, *folder.parents) if place.exists())
+    if os.access(there, os.R_OK | os.W_OK | os.X_OK):
+        return Finding("Hub cache", "ok", str(folder))
+    remedy = f"Choose another folder with HF_HUB_CACHE (now: {settings.origins['hub_cache']})."
+    return Finding("Hub cache", "fail", f"{folder} cannot be written to", remedy)
+
+
+def _servers(settings: Settings, progress: Progress) -> Finding:
+    servers = [f"{server.model} on port {server.port} (pid {server.pid})" for server in running_instances(settings)]
+    return Finding("servers", "ok", ", ".join(servers) or "none is running")
+
+
+def _port(settings: Settings, progress: Progress) -> Finding:
+    name, port = "port", settings.port
+    if any(server.port == port for server in running_instances(settings)):
+        return Finding(name, "ok", f"{port} is that of a server of ingle")
     try:
-        with progress.task("Looking for a GPU", None):
-            import torch  # noqa: F401  # which may be there and broken
-
-            from engine.cuda.finding import Unusable, find_gpu
-
-            _, _, number = settings.device.partition(":")
-            found = find_gpu(int(number) if number else None)
-    except (ImportError, OSError, RuntimeError) as problem:
-        return Finding("GPU", "warn", f"torch cannot be used: {problem}", "Install torch anew.")
-    if not isinstance(found, Unusable):
-        card = found.card
-        return Finding("GPU", "ok", f"{card.name}, {format_bytes(card.memory_bytes)}, sm_{card.architecture}")
-    if not found.is_there:
-        return Finding("GPU", "ok", "none found: the CPU engine will be used")
-    return Finding("GPU", "warn", f"{found.reason}: the CPU engine will be used", found.remedy)
+        ListeningSockets(port, settings.host).close()
+    except AppError as problem:
+        remedy = f"Choose another with --port, or INGLE_PORT (now: {settings.origins['port']})."
+        return Finding(name, "warn", problem.message, problem.remedy or remedy)
+    except OSError as problem:
+        remedy = f"Choose one above 1023 with --port, or INGLE_PORT (now: {settings.origins['port']})."
+        return Finding(name, "warn", f"{port} cannot be used: {problem.strerror}", remedy)
+    return Finding(name, "ok", f"{port} on {settings.host} is free")
 
 
 Check = Callable[[Settings, Progress], Finding]
 
 CHECKS: tuple[Check, ...] = (
-    _python, _torch, _cpu, _kernels, _memory, _disk, _models_dir, _cache, _default_model, _hub, _pip, _gpu
+    _python, _torch, _cpu, _kernels, _memory, _disk, _models_dir, _hub_cache, _cache, _default_model, _hub, _pip,
+    _servers, _port, driver, torch_build, compiler, card
 )  # fmt: skip
 
 

@@ -144,6 +144,14 @@ def memory_limit(value: object) -> MemoryLimit:
     return MemoryLimit(share=number / 100) if found[2] == "%" else MemoryLimit(num_bytes=round(number * 1e9))
 
 
+def memory_size(value: object) -> int:
+    """So many bytes, as people write it."""
+    found = _SIZE.fullmatch(value.strip()) if isinstance(value, str) else None
+    if found is None or found[2] == "%" or not 0 < float(found[1]) <= MAX_GIGABYTES:
+        raise ValueError(f"must be a size like 8GB, not {value!r}")
+    return round(float(found[1]) * 1e9)
+
+
 _SIZE = re.compile(r"(\d{1,6}(?:\.\d{1,6})?) ?(GB|%)")
 _KEY = re.compile(rf"[\x21-\x7e]{{1,{MAX_KEY}}}")
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(?:[a-z0-9.-]+|\[[0-9a-f:.]+\])(?::[1-9][0-9]{0,4})?")

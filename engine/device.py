@@ -4,7 +4,7 @@ A device loads a model once and gives a function that computes batches. Chosen b
 knows nothing else of it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from engine.batch import Batch
+from engine.checkpoint import StoredWeight
 from engine.config import EngineConfig, GroupConfig, ModelConfig
 from engine.kv_cache import KVCache
 from engine.weights import Weights
@@ -32,6 +33,18 @@ class Logits:
     def values(self) -> Tensor:
         """float32 [rows, vocabulary]"""
         return self.buffer[: self.rows]
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """Bytes that a model takes on a device besides its caches, as far as its headers tell."""
+
+    weights: int  # once they are loaded
+    steps: int  # what steps compute with, and what is prepared for them
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.steps
 
 
 Compute = Callable[[Batch], Logits]
@@ -94,8 +107,17 @@ class Device(Protocol):
         """The token budget of one step: whoever wants to stop or to join waits for the step under way."""
         ...
 
+    def free_memory(self) -> int:
+        """Bytes that a model may take here, in all."""
+        ...
+
+    def needs(self, model: ModelConfig, stored: Mapping[str, StoredWeight]) -> Needs:
+        """What these weights, of which nothing has been read, will take."""
+        ...
+
     def kv_room(self, model: ModelConfig, weight_bytes: int) -> int:
-        """Bytes that are there for caches, once weights of about so many bytes are loaded."""
+        """Bytes that are there for caches, once weights of about so many bytes are loaded. Raises
+        OutOfMemory where these alone do not fit."""
         ...
 
     def load(self, model: ModelConfig, weights: Weights, config: EngineConfig) -> LoadedModel:

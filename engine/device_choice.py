@@ -18,7 +18,7 @@ from engine.checkpoint import Checkpoint, StoredWeight
 from engine.config import ModelConfig
 from engine.device import Device
 from engine.errors import UnsupportedModel
-from engine.kv_budget import available_memory
+from engine.kv_budget import host_memory
 from engine.load_options import ANY_DEVICE, LoadOptions
 from engine.reference import ReferenceDevice
 from engine.weights import matrix_samples
@@ -149,6 +149,7 @@ def host_device(options: LoadOptions, model: ModelConfig, path: Path, stored: Ma
                 tiers.choose(options.cpu_tier),
                 options.code_cache,
                 KV_TYPES[options.kv_type],
+                options.host_memory,
             )
         if options.backend == "cpu":
             raise UnsupportedModel(f"The fast CPU kernels cannot run {path}: {problem}", "Use --kernels auto.")
@@ -157,8 +158,10 @@ def host_device(options: LoadOptions, model: ModelConfig, path: Path, stored: Ma
         raise UnsupportedModel(
             f"The plain kernels keep keys and values as float32 alone, and not as {options.kv_type}", AUTO_KV_TYPE
         )
-    keep = float32_bytes(model) <= available_memory() // 2
-    return ReferenceDevice(keep_dequantized=keep, threads=options.threads or _spare_threads())
+    keep = float32_bytes(model) <= host_memory(options.host_memory) // 2
+    return ReferenceDevice(
+        keep_dequantized=keep, threads=options.threads or _spare_threads(), memory=options.host_memory
+    )
 
 
 def _spare_threads() -> int:

@@ -5,14 +5,17 @@ Knows shapes, and how much of the host's memory is free. Refuses to know devices
 
 import math
 from collections.abc import Iterable
-
-import torch
+from typing import TYPE_CHECKING
 
 from engine.config import BLOCK_SIZE, GroupConfig, ModelConfig
-from engine.errors import UnsupportedModel
+from engine.errors import OutOfMemory, UnsupportedModel
+
+if TYPE_CHECKING:
+    import torch
 
 ASSUMED_MEMORY = 8 << 30  # bytes, where the system does not tell how much is free
 KV_SHARE = 0.5  # of the host's free memory: the most that the cache may grow to
+LESS_MEMORY = "Choose a smaller model or fewer bits a weight (ingle fit tells which fit), or close other programs."
 LEAST_CONTEXT = 512  # tokens
 MAX_RUNNING = 16  # requests that hold blocks at the same time
 KEPT_WINDOWS = 2  # for each window that a running request looks at, those that are kept for later ones
@@ -25,7 +28,7 @@ class KVBudget:
         self,
         model: ModelConfig,
         layer_shape: Iterable[int],
-        kv_type: torch.dtype,
+        kv_type: "torch.dtype",
         step_tokens: int,
         max_running: int = MAX_RUNNING,
     ) -> None:
@@ -35,6 +38,11 @@ class KVBudget:
         self._step_tokens = step_tokens
         windows = [model.layer(number).window for number in range(model.layers)]
         self._layers = {window: windows.count(window) for window in model.windows}
+
+    @property
+    def token_bytes(self) -> dict[int | None, int]:
+        """What a token takes in the layers of each window."""
+        return {window: layers * self._layer_bytes // BLOCK_SIZE for window, layers in self._layers.items()}
 
     @property
     def block_bytes(self) -> int:
@@ -68,7 +76,11 @@ class KVBudget:
         pools = sum(
             layers * self._layer_bytes * self._blocks(window, tokens) for window, layers in self._layers.items()
         )
-        return pools + len(self._model.ropes) * 4 * self._model.head_dim * min(tokens, self._model.context_length)
+        return pools + self.table_bytes(tokens)
+
+    def table_bytes(self, tokens: int) -> int:
+        """Of the rotary tables."""
+        return len(self._model.ropes) * 4 * self._model.head_dim * min(tokens, self._model.context_length)
 
     def tokens(self, limit: int, most: int) -> int:
         """Of how many tokens, up to `most`, the pools take no more than `limit` bytes."""
@@ -91,8 +103,27 @@ class KVBudget:
 
 
 def host_share() -> int:
-    """Bytes that caches in the host's memory may take."""
+    """Bytes that caches in the host's memory may take, whatever else is there."""
     return int(available_memory() * KV_SHARE)
+
+
+def host_room(needed: int, memory: int = 0) -> int:
+    """Bytes that caches may take of the host's memory beside `needed` ones, for weights and steps. `memory`: how much
+    there is; 0: what is free.
+
+    Raises OutOfMemory where there is no room for those.
+    """
+    free = host_memory(memory)
+    if needed >= free:
+        raise OutOfMemory(
+            f"The model needs {needed / 1e9:.1f} GB of memory, and {free / 1e9:.1f} GB are free", LESS_MEMORY
+        )
+    return min(int(free * KV_SHARE), free - needed)
+
+
+def host_memory(given: int) -> int:
+    """Bytes that there are: those that are given, else those that are free."""
+    return given or available_memory()
 
 
 def available_memory() -> int:

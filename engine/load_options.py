@@ -34,6 +34,7 @@ class LoadOptions:
     host_cache: int | None = None  # bytes of the host pool; None: as many as suit the device, and none on a CPU
     device: str = ANY_DEVICE  # or cpu, or cuda, or cuda:N
     gpu_memory: MemoryLimit = ALL_FREE
+    host_memory: int = 0  # bytes that there are for a model that computes in the host's memory; 0: what is free
     deterministic: bool = False  # on a GPU, too: what a request gets does not depend on what else runs
     step_depth: int = 0
     card: Card | None = None  # in place of a GPU: an interpreted one, with which kernels run on the CPU

@@ -131,9 +131,7 @@ def _resolve(
     model: ModelConfig, device: Device, options: LoadOptions, identity: tuple[str, ...], weight_bytes: int = 0
 ) -> EngineConfig:
     """The knobs of a run, with every choice made. Raises UnsupportedModel for a context that memory cannot hold."""
-    step_tokens = device.step_tokens(model)
-    layer = device.layer_shape(model.kv_heads, model.head_dim)
-    budget = KVBudget(model, layer, device.kv_type, step_tokens, device.max_running)
+    budget = cache_budget(model, device)
     room = device.kv_room(model, weight_bytes)
     host_cache = device.host_cache if options.host_cache is None else options.host_cache
     context = budget.context(options.context_length, room)
@@ -147,7 +145,7 @@ def _resolve(
         model_context_length=model.context_length,
         max_running=device.max_running,
         step_depth=options.step_depth or device.step_depth,
-        max_step_tokens=step_tokens,
+        max_step_tokens=device.step_tokens(model),
         groups=groups,
         host_blocks=1 + host_cache // budget.block_bytes if host_cache else 0,
         block_bytes=budget.block_bytes,
@@ -155,6 +153,12 @@ def _resolve(
         target_latency=options.target_latency,
         cache_salt=(*identity, *device.numerics, str(device.kv_type), shape),
     )
+
+
+def cache_budget(model: ModelConfig, device: Device) -> KVBudget:
+    """What a model's caches take on a device. Raises UnsupportedModel."""
+    layer = device.layer_shape(model.kv_heads, model.head_dim)
+    return KVBudget(model, layer, device.kv_type, device.step_tokens(model), device.max_running)
 
 
 def _return_freed_memory() -> None:

@@ -3,17 +3,18 @@
 Knows which plain function does what. Refuses to know how a product or an attention is computed (`kernels.reference`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from engine import models
 from engine.batch import Batch
+from engine.checkpoint import StoredWeight
 from engine.config import BLOCK_SIZE, EngineConfig, Gate, GroupConfig, ModelConfig
-from engine.device import LoadedModel, Logits
+from engine.device import LoadedModel, Logits, Needs
 from engine.kernels import reference
-from engine.kv_budget import MAX_RUNNING, host_share
+from engine.kv_budget import MAX_RUNNING, host_memory, host_room
 from engine.kv_cache import KVCache, LayerKV
 from engine.operations import Attention
 from engine.runner import ModelRunner
@@ -31,8 +32,9 @@ class ReferenceDevice:
     kv_type = torch.float32
     numerics = ("reference", "1")  # the number is raised when a change of the kernels changes bits
 
-    def __init__(self, *, keep_dequantized: bool, threads: int) -> None:
+    def __init__(self, *, keep_dequantized: bool, threads: int, memory: int = 0) -> None:
         self.threads = threads
+        self._memory = memory  # bytes; 0: what is free
         self._keep_dequantized = keep_dequantized
 
     def layer_shape(self, kv_heads: int, head_dim: int) -> tuple[int, ...]:
@@ -41,8 +43,17 @@ class ReferenceDevice:
     def step_tokens(self, model: ModelConfig) -> int:
         return 256
 
+    def free_memory(self) -> int:
+        return host_memory(self._memory)
+
+    def needs(self, model: ModelConfig, stored: Mapping[str, StoredWeight]) -> Needs:
+        return Needs(self._loaded(model, sum(weight.nbytes for weight in stored.values())), 0)
+
     def kv_room(self, model: ModelConfig, weight_bytes: int) -> int:
-        return host_share()
+        return host_room(self._loaded(model, weight_bytes), self._memory)
+
+    def _loaded(self, model: ModelConfig, weight_bytes: int) -> int:
+        return 4 * model.matrix_elements if self._keep_dequantized else weight_bytes
 
     def load(self, model: ModelConfig, weights: Weights, config: EngineConfig) -> LoadedModel:
         # Tensors are small: more threads gain little, and lose much while another program has a core.

@@ -108,10 +108,15 @@ class Weights:
 
 def matrix_samples(stored: Mapping[str, StoredWeight]) -> list[QTensor]:
     """A small matrix of every layout that these matrices have."""
+    return [weight.sample() for weight in smallest_matrices(stored).values()]
+
+
+def smallest_matrices(stored: Mapping[str, StoredWeight]) -> dict[Hashable, StoredWeight]:
+    """The smallest matrix of each kind."""
     kinds: dict[Hashable, StoredWeight] = {}
     for weight in stored.values():
         if weight.shape is None or len(weight.shape) == 2:
             smallest = kinds.setdefault(weight.kind, weight)
             if weight.nbytes < smallest.nbytes:
                 kinds[weight.kind] = weight
-    return [weight.sample() for weight in kinds.values()]
+    return kinds

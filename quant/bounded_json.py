@@ -1,7 +1,7 @@
-"""One JSON object out of a file that is hostile until proven otherwise.
+"""One JSON object, or one list, out of a file that is hostile until proven otherwise.
 
 Python's parser turns eight bytes into as many as 240, so values are counted before it runs; and it would let a second
-value of a key replace the first, which is refused here. Refuses to know what the object means.
+value of a key replace the first, which is refused here. Refuses to know what they mean.
 """
 
 import json
@@ -20,6 +20,21 @@ class JSONProblem(Exception):
 
 def parse_object(raw: bytes) -> dict[str, object]:
     """The object that `raw` is. Raises JSONProblem, and nothing else, when it is not one object in UTF-8."""
+    value = _parse(raw)
+    if not isinstance(value, dict):
+        raise JSONProblem("it is not an object")
+    return value
+
+
+def parse_list(raw: bytes) -> list[object]:
+    """The same of a list."""
+    value = _parse(raw)
+    if not isinstance(value, list):
+        raise JSONProblem("it is not a list")
+    return value
+
+
+def _parse(raw: bytes) -> object:
     if raw.count(b",") + raw.count(b"[") + raw.count(b"{") > MAX_VALUES:
         raise JSONProblem(f"it has more than {MAX_VALUES} values")
     try:
@@ -32,8 +47,6 @@ def parse_object(raw: bytes) -> dict[str, object]:
         raise JSONProblem("it is nested too deeply") from None
     except ValueError:  # what Python says of an integer of thousands of digits
         raise JSONProblem("a number has too many digits") from None
-    if not isinstance(value, dict):
-        raise JSONProblem("it is not an object")
     return value
 
 

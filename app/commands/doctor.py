@@ -4,8 +4,9 @@ import click
 
 from app.commands.listing import as_json
 from app.config import load_settings
-from app.doctor import Finding, examine
+from app.doctor import examine
 from app.errors import EXIT_FAILURE
+from app.finding import Finding
 from app.progress import progress_on_stderr
 
 EXAMPLES = """\b

@@ -1,44 +1,65 @@
 """`ingle show`: what a model is, by its own files."""
 
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 import click
 
+from app.commands.fit import described
 from app.commands.listing import as_json, echo_table
-from app.config import load_settings
+from app.config import Settings, load_settings
 from app.models.details import ModelDetails, details_of
 from app.models.store import ModelStore
+from app.models.stored_model import StoredModel
 from app.progress import format_bytes, progress_on_stderr
+
+if TYPE_CHECKING:
+    from app.models.fit import ModelFit
 
 EXAMPLES = """\b
 Examples:
   ingle show smollm2:135m
-  ingle show ./my-model.gguf
+  ingle show ./my-model.gguf --fit
   ingle show org/repo --json | jq .parameters
 """
 
 
 @click.command(epilog=EXAMPLES)
 @click.argument("name", required=False)
+@click.option("--fit", "with_fit", is_flag=True, help="Tell whether it fits into memory, too; takes some seconds.")
 @click.option("--json", "as_object", is_flag=True, help="Print a JSON object.")
-def show(name: str | None, as_object: bool) -> None:
+def show(name: str | None, with_fit: bool, as_object: bool) -> None:
     """Show what the model NAME is: its shape, its types, what its chat template can do. Loads no weights.
 
     NAME is a model of the catalog or of the Hub that is stored, or the path of a GGUF file or a folder.
     """
     settings = load_settings(model=name)
     store = ModelStore(settings)
-    details = details_of(store.resolve(settings.model, progress_on_stderr()), store.catalog, store.hub_models)
+    stored = store.resolve(settings.model, progress_on_stderr())
+    details = details_of(stored, store.catalog, store.hub_models)
+    fit = _fit(stored, settings) if with_fit else None
     if as_object:
-        click.echo(as_json(details))
+        click.echo(as_json({**asdict(details), "fit": described(fit)} if fit else details))
         return
-    echo_table(_facts(details))
+    echo_table([*_facts(details), *([("MEMORY", _verdict(fit))] if fit else [])])
     click.echo()
     rows = [
         (part.name, part.tensors, f"{part.parameters:,}", format_bytes(part.size), _types(part.types))
         for part in details.tensors
     ]
     echo_table([("CLASS", "TENSORS", "PARAMETERS", "SIZE", "TYPES"), *rows])
+
+
+def _fit(stored: StoredModel, settings: Settings) -> "ModelFit":
+    from app.models.fit import fit_stored  # which loads torch
+
+    return fit_stored(stored, settings)
+
+
+def _verdict(fit: "ModelFit") -> str:
+    from app.models.fit import verdict
+
+    return verdict(fit)
 
 
 def _facts(details: ModelDetails) -> list[tuple[str, object]]:

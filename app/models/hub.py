@@ -47,13 +47,17 @@ def file_of(
     source: HubSource, digest: str, receiving: Callable[[], AbstractContextManager[Incoming]], settings: Settings
 ) -> WebFile:
     """The file with this digest, as something that can be fetched."""
-    path = f"/{source.repo}/resolve/{source.revision}/{quote(source.file)}"
 
     def check(response: "httpx.Response") -> None:
         check_answer(response, settings, repo=source.repo, revision=source.revision, file=source.file)
         _check_identity(response, digest, source.file)
 
-    return WebFile(source.file, settings.hub_endpoint + path, headers_for(settings), receiving, check)
+    return WebFile(source.file, settings.hub_endpoint + resolve_path(source), headers_for(settings), receiving, check)
+
+
+def resolve_path(source: HubSource) -> str:
+    """Where a file is, below the Hub's address."""
+    return f"/{source.repo}/resolve/{source.revision}/{quote(source.file)}"
 
 
 def ask(path: str, repo: str, limit: int, settings: Settings, progress: Progress) -> bytes:

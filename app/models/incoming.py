@@ -150,11 +150,16 @@ def hasher(digest: str, size: int) -> "hashlib._Hash":
     return hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False)
 
 
-def write_whole(final: Path, content: bytes) -> None:
-    """Replace a small file, so that a reader or a power cut sees the old content or the new, never a part."""
+def write_whole(final: Path, content: bytes, mode: int | None = None) -> None:
+    """Replace a small file, so that a reader or a power cut sees the old content or the new, never a part.
+
+    `mode`: its permissions; None: those that new files have.
+    """
     partial = final.with_name(f"{final.name}.{os.getpid()}{PARTIAL}")
     try:
         with partial.open("wb") as file:
+            if mode is not None:
+                os.chmod(partial, mode)
             file.write(content)
             _put_in_place(file, partial, final)
     finally:

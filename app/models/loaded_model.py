@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from app.config import Settings
 from app.models.digests import DIGESTS, digest_of
+from app.models.fit import checked_against, plan_loading
 from app.models.kernel_preparation import common_options, loading, prepare_kernels
 from app.models.stored_model import StoredModel
 from app.models.uses import note_use
@@ -34,7 +35,8 @@ class LoadedModel:
 def load_model(stored: StoredModel, settings: Settings, progress: Progress) -> LoadedModel:
     """Read the files of a stored model.
 
-    Raises ModelFileError, UnsupportedModel, UnsupportedTier, UnsupportedTokenizer, or OSError where it cannot be read.
+    Raises OutOfMemory for one that does not fit, before its weights are read; ModelFileError, UnsupportedModel,
+    UnsupportedTier, UnsupportedTokenizer, or OSError where it cannot be read.
     """
     options = replace(
         common_options(settings),
@@ -45,11 +47,12 @@ def load_model(stored: StoredModel, settings: Settings, progress: Progress) -> L
     )
     with open_checkpoint(stored.path, settings.quantize_method) as checkpoint:
         read_config(checkpoint.metadata)  # a model that cannot chat says so before its vocabulary is read
+        plan = plan_loading(checkpoint, options, stored, settings, progress)
         values = checkpoint.metadata.values
         tokenizer = from_folder(stored.path) if stored.is_folder else from_gguf(values)
         prepare_kernels(layouts_to_compile(checkpoint, options), options, progress)
         options = _keeping_on_disk(options, stored, settings, progress)
-        with loading(stored, progress) as report:
+        with checked_against(plan, stored.name, progress), loading(stored, progress) as report:
             engine = load_engine(checkpoint, options, report)
     note_use(stored, settings.models_dir)
     if tokenizer.vocab_size > engine.vocab_size:

@@ -3,7 +3,7 @@
 Knows how a batch becomes the words of the step header. Refuses to know what instructions do with them.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +13,16 @@ from numpy.typing import NDArray
 
 from engine import models
 from engine.batch import Batch, placeholder_batch
+from engine.checkpoint import StoredWeight
 from engine.config import BLOCK_SIZE, EngineConfig, GroupConfig, HeadNorm, ModelConfig
 from engine.cpu.attention import PIECE, QUERIES
 from engine.cpu.code_cache import load_code
+from engine.cpu.memory import packed_bytes, step_bytes
 from engine.cpu.operations import CpuOperations, LogitRows, block_shape
 from engine.cpu.program import COUNTS, HEADER, Limits, Program
 from engine.cpu.team import MOST_THREADS, Team
-from engine.device import LoadedModel, Logits
-from engine.kv_budget import MAX_RUNNING, host_share
+from engine.device import LoadedModel, Logits, Needs
+from engine.kv_budget import MAX_RUNNING, host_memory, host_room
 from engine.kv_cache import KVCache
 from engine.runner import ModelRunner
 from engine.weights import Weights
@@ -55,6 +57,7 @@ class CpuDevice:
         target: Target,
         code_cache: Path | None,
         kv_type: torch.dtype = torch.float16,
+        memory: int = 0,  # bytes; 0: what is free
     ) -> None:
         self.threads = min(threads, MOST_THREADS)
         self.numerics = ("cpu", NUMERICS_VERSION, target.tier, f"{planes} planes")
@@ -62,6 +65,7 @@ class CpuDevice:
         self._planes = Form(planes)
         self._target = target
         self._code_cache = code_cache
+        self._memory = memory
 
     def layer_shape(self, kv_heads: int, head_dim: int) -> tuple[int, ...]:
         return block_shape(self.kv_type, kv_heads, head_dim)
@@ -71,8 +75,17 @@ class CpuDevice:
         tokens = self.threads * STEP_OPERATIONS // (2 * model.matrix_elements)
         return min(max(1 << tokens.bit_length() - 1, 32), 512) if tokens else 32
 
+    def free_memory(self) -> int:
+        return host_memory(self._memory)
+
+    def needs(self, model: ModelConfig, stored: Mapping[str, StoredWeight]) -> Needs:
+        return Needs(packed_bytes(stored), self._step_bytes(model))
+
     def kv_room(self, model: ModelConfig, weight_bytes: int) -> int:
-        return host_share()
+        return host_room(weight_bytes + self._step_bytes(model), self._memory)
+
+    def _step_bytes(self, model: ModelConfig) -> int:
+        return step_bytes(model, self.step_tokens(model), self.max_running)
 
     def load(self, model: ModelConfig, weights: Weights, config: EngineConfig) -> LoadedModel:
         torch.set_num_threads(1)  # it only samples here, and its other threads would spin on the team's cores

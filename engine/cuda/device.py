@@ -3,12 +3,13 @@
 Knows which parts there are, and how large each is made. Refuses to know what kernels do, and how a GPU is found.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
 from engine import models
+from engine.checkpoint import StoredWeight
 from engine.config import ALL_FREE, BLOCK_SIZE, EngineConfig, GroupConfig, MemoryLimit, ModelConfig
 from engine.cuda.batch_tensors import Limits
 from engine.cuda.blocks import GpuBlocks
@@ -17,7 +18,7 @@ from engine.cuda.memory import LESS, GpuMemory
 from engine.cuda.operations import CudaOperations
 from engine.cuda.runner import CudaRunner
 from engine.cuda.step import CudaStep, largest_batch
-from engine.device import LoadedModel
+from engine.device import LoadedModel, Needs
 from engine.errors import OutOfMemory
 from engine.kernels.attention_tiles import tile_queries
 from engine.kv_budget import KVBudget
@@ -76,6 +77,13 @@ class CudaDevice:
     @property
     def host_cache(self) -> int:
         return self._memory.host_cache()
+
+    def free_memory(self) -> int:
+        return self._memory.allowed()
+
+    def needs(self, model: ModelConfig, stored: Mapping[str, StoredWeight]) -> Needs:
+        weight_bytes = sum(weight.nbytes for weight in stored.values())
+        return self._memory.needs(model, weight_bytes, self.step_tokens(model), self.max_running)
 
     def kv_room(self, model: ModelConfig, weight_bytes: int) -> int:
         return self._memory.room_before(model, weight_bytes, self.step_tokens(model), self.max_running)

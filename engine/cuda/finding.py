@@ -5,16 +5,15 @@ Looks, and has a C compiler tried. Refuses to know who asks, and what happens wh
 
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 
 import torch
 
 from engine.cuda.compiler import prepare_compiler
+from engine.cuda.driver import driver_version
 from engine.cuda.gpu import Gpu, read_card
 from engine.errors import NoCompiler
 
 LEAST_CAPABILITY = (8, 0)  # kernels multiply bfloat16
-DRIVER = Path("/proc/driver/nvidia/version")  # there with NVIDIA's driver, whatever torch is built for
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +30,9 @@ def find_gpu(index: int | None = None) -> Gpu | Unusable:
     """The GPU of a number, or the first that can be used."""
     if torch.version.cuda is None:
         remedy = "Install torch for CUDA: https://pytorch.org/get-started/locally/"
-        return Unusable(f"torch {torch.__version__} is not built for CUDA", remedy, DRIVER.exists())
+        return Unusable(f"torch {torch.__version__} is not built for CUDA", remedy, driver_version() is not None)
     if not torch.cuda.is_available():
-        return Unusable("no GPU is there, or its driver is too old", "Update the driver.", DRIVER.exists())
+        return Unusable("no GPU is there, or its driver is too old", "Update the driver.", driver_version() is not None)
     count = torch.cuda.device_count()
     if index is not None and index >= count:
         return Unusable(f"there is no GPU {index}: there are {count}, from 0 on")

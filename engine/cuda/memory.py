@@ -7,6 +7,7 @@ Knows bytes. Refuses to know what is in them.
 
 from engine.config import MemoryLimit, ModelConfig
 from engine.cuda.gpu import Gpu
+from engine.device import Needs
 from engine.errors import OutOfMemory
 from engine.kv_budget import available_memory, host_share
 
@@ -35,8 +36,8 @@ class GpuMemory:
         tokens, and rows of logits. Raises OutOfMemory where the weights alone do not fit."""
         if self._gpu.card.interpreted:
             return self._limit.num_bytes or host_share()
-        needed = int(LOADED_WEIGHT * weight_bytes) + step_bytes(model, step_tokens, rows) + UNMEASURED
-        room = self._allowed()
+        needed = self.needs(model, weight_bytes, step_tokens, rows).total
+        room = self.allowed()
         if room <= needed:
             raise OutOfMemory(
                 f"The model needs {needed / 1e9:.1f} GB of the GPU's memory, and there are {room / 1e9:.1f} GB for it",
@@ -44,12 +45,18 @@ class GpuMemory:
             )
         return room - needed
 
+    def needs(self, model: ModelConfig, weight_bytes: int, step_tokens: int, rows: int) -> Needs:
+        """What the same model takes besides its caches."""
+        return Needs(int(LOADED_WEIGHT * weight_bytes), step_bytes(model, step_tokens, rows) + UNMEASURED)
+
     def room_after(self, step_bytes: int) -> int:
         """Bytes for caches, now that weights are loaded, and steps were measured to take so many."""
-        return self._allowed() - step_bytes - UNMEASURED
+        return self.allowed() - step_bytes - UNMEASURED
 
-    def _allowed(self) -> int:
+    def allowed(self) -> int:
         """Bytes that may still be taken."""
+        if self._gpu.card.interpreted:
+            return self._limit.num_bytes or available_memory()
         total, free = self._gpu.card.memory_bytes, self._gpu.free_memory()
         limit = self._limit.num_bytes or int(self._limit.share * total)
         if limit:

@@ -1,20 +1,27 @@
 """The doctor: what each check says about a good machine and a bad one, and its exit status."""
 
 import json
+import os
 import shutil
 import sys
 import tomllib
+from contextlib import closing
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
+import torch
 from click.testing import CliRunner
 
-from app import doctor
+from app import doctor, gpu_findings
 from app.cli import ingle
 from app.config import Settings
-from app.doctor import PYTHON_RANGE, TORCH_RANGE, Finding, examine
+from app.doctor import PYTHON_RANGE, TORCH_RANGE, examine
+from app.finding import Finding
+from app.listening import ListeningSockets
 from app.progress import SilentProgress
+from engine.cuda import compiler
+from engine.errors import NoCompiler
 from quant.cpu import tiers
 from quant.cpu.tiers import choose
 from tests.app.models.fake_hub import serve
@@ -46,10 +53,16 @@ def test_this_machine_can_run_ingle(tmp_path: Path, smollm2: Path) -> None:
         "memory",
         "disk",
         "models folder",
+        "Hub cache",
         "cache on disk",
         "default model",
         "Hub",
         "pip",
+        "servers",
+        "port",
+        "GPU driver",
+        "torch build",
+        "C compiler",
         "GPU",
     ]
     statuses = {finding.name: finding.status for finding in findings}
@@ -100,7 +113,93 @@ def test_torch_that_is_not_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     monkeypatch.setattr(doctor, "version", missing)
     monkeypatch.setitem(sys.modules, "torch", None)
     assert _finding(doctor._torch, settings_in(tmp_path)).status == "fail"
-    assert _finding(doctor._gpu, settings_in(tmp_path)).status == "warn"
+    assert _finding(gpu_findings.card, settings_in(tmp_path)).status == "warn"
+
+
+def _with_gpu(
+    monkeypatch: pytest.MonkeyPatch, version: str | None, cuda: str | None, built: tuple[str, ...] = ()
+) -> None:
+    """A machine with this driver, torch's build for this CUDA with code for these cards, and a card of sm_120."""
+    monkeypatch.setattr(gpu_findings, "driver_version", lambda: version)
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(built))
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: list(built))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda number: (12, 0))
+
+
+@pytest.mark.parametrize(
+    ("version", "cuda", "told"),
+    [
+        (None, None, None),
+        ("550.54.14", "12.8", None),
+        ("580.65", "13.0", None),
+        ("", "13.0", None),
+        ("470.82", None, None),  # the build of torch is what is amiss
+        ("550.54.14", "13.0", "too old for CUDA 13.0"),
+        ("470.82", "12.6", "too old for CUDA 12.6"),
+    ],
+)
+def test_the_driver_suits_the_cuda_that_torch_is_built_for(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, version: str | None, cuda: str | None, told: str | None
+) -> None:
+    _with_gpu(monkeypatch, version, cuda)
+    monkeypatch.setattr(gpu_findings, "_PCI", tmp_path)
+    finding = _finding(gpu_findings.driver, settings_in(tmp_path))
+    assert (finding.status == "warn", bool(finding.remedy)) == (told is not None, told is not None)
+    assert (told or "") in finding.found
+
+
+def test_a_card_without_a_driver_is_seen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(gpu_findings, "driver_version", lambda: None)
+    monkeypatch.setattr(gpu_findings, "_PCI", tmp_path)
+    device = tmp_path / "0000:01:00.0"
+    device.mkdir()
+    (device / "vendor").write_text("0x10de\n")
+    (device / "class").write_text("0x040300\n")  # its sound
+    assert _finding(gpu_findings.driver, settings_in(tmp_path)).status == "ok"
+    (device / "class").write_text("0x030000\n")
+    assert _finding(gpu_findings.driver, settings_in(tmp_path)).status == "warn"
+
+
+@pytest.mark.parametrize(
+    ("cuda", "built", "told"),
+    [
+        (None, (), "for the CPU alone"),
+        ("12.6", ("sm_80", "sm_90"), "no code for sm_120"),
+        ("12.8", ("sm_80", "sm_90a", "sm_120"), None),
+        ("12.8", ("sm_80", "compute_90"), None),
+    ],
+)
+def test_torch_has_code_for_the_card(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cuda: str | None, built: tuple[str, ...], told: str | None
+) -> None:
+    _with_gpu(monkeypatch, "580.65", cuda, built)
+    finding = _finding(gpu_findings.torch_build, settings_in(tmp_path))
+    assert (finding.status == "warn", bool(finding.remedy)) == (told is not None, told is not None)
+    assert (told or "") in finding.found
+
+
+def test_a_missing_compiler_comes_with_a_way_to_get_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def missing() -> None:
+        raise NoCompiler("this machine has none", "Install one.")
+
+    monkeypatch.setattr(compiler, "prepare_compiler", missing)
+    assert _finding(gpu_findings.compiler, settings_in(tmp_path)).status == "ok"  # nobody needs it
+    monkeypatch.setattr(gpu_findings, "driver_version", lambda: "580.65")
+    finding = _finding(gpu_findings.compiler, settings_in(tmp_path))
+    assert (finding.status, finding.remedy) == ("warn", "Install one.")
+
+
+def test_a_port_that_is_taken_is_told_with_who_has_it(tmp_path: Path) -> None:
+    with closing(ListeningSockets(0)) as sockets:
+        settings = settings_in(tmp_path, port=sockets.port, state_dir=tmp_path)
+        finding = _finding(doctor._port, settings)
+        assert finding.status == "warn"
+        assert f"pid {os.getpid()}" in finding.found
+        assert finding.remedy
+    assert _finding(doctor._port, settings).status == "ok"
+    assert _finding(doctor._servers, settings).found == "none is running"
 
 
 def test_a_model_that_is_not_stored_comes_with_the_command(tmp_path: Path) -> None:

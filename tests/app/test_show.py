@@ -95,6 +95,13 @@ def test_a_model_that_sees_is_shown_by_the_part_that_reads(tmp_path: Path) -> No
     assert (shown["architecture"], shown["context_length"], shown["vocab_size"]) == ("seeing", 4096, 1000)
 
 
+def test_whether_it_fits_is_told_to_who_asks(folder: Path) -> None:
+    fit = json.loads(show(str(folder), "--fit", "--json").output)["fit"]
+    assert (fit["fits"], fit["wanted_context"], fit["is_stored"]) == (True, 256, True)
+    assert "MEMORY         fits: 256 context" in show(str(folder), "--fit").output
+    assert "fit" not in as_json(folder)
+
+
 def test_fill_in_the_middle(tmp_path: Path) -> None:
     write(tmp_path, {**whole_files(), "tokenizer.json": b'{"added_tokens": [{"content": "<|fim_prefix|>"}]}'})
     assert as_json(tmp_path)["fills_in_the_middle"] is True

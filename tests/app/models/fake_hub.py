@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Barrier, BrokenBarrierError, Event, Thread
+from urllib.parse import parse_qs, urlsplit
 
 REVISION = "89abcdef" * 5
 _PIECE = 1 << 14
@@ -35,6 +36,7 @@ class FakeHub:
     address: str = ""
     content: bytes = b""  # of every file of a repository that is not one of these
     repositories: dict[str, dict[str, bytes]] = field(default_factory=dict)  # files by name, at commit REVISION
+    tags: dict[str, str] = field(default_factory=dict)  # of repositories that are no GGUF: what else they are
     large: int = 100  # from so many bytes on, a file is listed with its sha256
     listing: bytes | None = None  # what is said of every repository instead of the truth
     refusal: tuple[int, str] | None = None  # status and X-Error-Code
@@ -51,6 +53,8 @@ class FakeHub:
 
     def answer(self, path: str) -> bytes | None:
         """The body for a path; None where there is nothing."""
+        if path.startswith("/api/models?"):
+            return self._search(parse_qs(urlsplit(path).query)) if self.listing is None else self.listing
         for repo, files in self.repositories.items():
             if path.startswith(f"/api/models/{repo}/"):
                 return self._list(files) if self.listing is None else self.listing
@@ -68,6 +72,16 @@ class FakeHub:
                 entry["lfs"] = {"sha256": hashlib.sha256(content).hexdigest(), "size": len(content), "pointerSize": 130}
             siblings.append(entry)
         return json.dumps({"sha": REVISION, "siblings": siblings, "cardData": {"license": "mit"}}).encode()
+
+    def _search(self, query: dict[str, list[str]]) -> bytes:
+        """As the Hub answers /api/models?search=WORDS&filter=TAG. The first repository is the one fetched least."""
+        ((words,), (tag,), (limit,)) = query["search"], query["filter"], query["limit"]
+        found = [
+            {"id": repo, "downloads": 100 * number, "tags": [tag]}
+            for number, repo in enumerate(self.repositories)
+            if all(word in repo.lower() for word in words.lower().split()) and self.tags.get(repo, "gguf") == tag
+        ]
+        return json.dumps(found[::-1][: int(limit)]).encode()
 
     def ranges_asked_for(self) -> list[str]:
         return [headers["Range"] for _, headers in self.downloads() if headers["Range"]]

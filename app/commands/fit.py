@@ -1,0 +1,169 @@
+"""`ingle fit`: whether a model fits, before it is fetched or loaded."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from app.commands.listing import as_json, echo_table
+from app.config import Settings, load_settings
+from app.errors import EXIT_FAILURE
+from app.models.kv_formula import BITS, KVShape, read_count, weight_bytes
+from app.progress import format_bytes, progress_on_stderr
+from app.setting_values import memory_size
+
+if TYPE_CHECKING:
+    from app.models.fit import ModelFit
+    from engine.fit import CacheFit, Fit
+
+EXAMPLES = """\b
+Examples:
+  ingle fit qwen3:8b
+  ingle fit qwen3:8b-q8_0 --context 32768
+  ingle fit org/repo:Q4_K_M --device cuda --memory 8GB
+  ingle fit --params 70b --layers 80 --kv-heads 64 --head-dim 128 --context 4096
+"""
+
+
+def _read_by(read: Callable[[str], int]) -> Callable[[click.Context, click.Parameter, str | None], int | None]:
+    """A callback of an option whose value is read from a text."""
+
+    def callback(ctx: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
+        try:
+            return None if value is None else read(value)
+        except ValueError as problem:
+            raise click.BadParameter(str(problem)) from None
+
+    return callback
+
+
+_POSITIVE = click.IntRange(min=1, max=1 << 30)
+
+
+@click.command(epilog=EXAMPLES)
+@click.argument("name", required=False)
+@click.option("--context", type=int, help="Tokens of prompt and answer together that it has to have room for.")
+@click.option("--device", help="Where it would compute: auto, cpu, or cuda.")
+@click.option("--memory", metavar="SIZE", callback=_read_by(memory_size), help="Had the device so much: 8GB.")
+@click.option("--quantize", metavar="METHOD", help="With 16- or 32-bit layers made fewer bits: fp8, int4 or nf4.")
+@click.option("--params", metavar="COUNT", callback=_read_by(read_count), help="By formula: parameters, such as 70b.")
+@click.option("--layers", type=_POSITIVE, help="By formula: layers.")
+@click.option("--kv-heads", type=_POSITIVE, help="By formula: heads of keys and values in a layer.")
+@click.option("--head-dim", type=_POSITIVE, help="By formula: numbers in a head.")
+@click.option("--json", "as_object", is_flag=True, help="Print a JSON object.")
+@click.pass_context
+def fit(
+    ctx: click.Context,
+    name: str | None,
+    context: int | None,
+    device: str | None,
+    memory: int | None,
+    quantize: str | None,
+    params: int | None,
+    layers: int | None,
+    kv_heads: int | None,
+    head_dim: int | None,
+    as_object: bool,
+) -> None:
+    """Tell whether the model NAME fits into memory, and how long its context may be.
+
+    One that is not stored is not fetched: the Hub is asked for its headers, some megabytes. The numbers are those by
+    which the engine decides when it loads the model. The exit status is 1 where it does not fit.
+
+    Without NAME, what a model of the given figures takes, by formula.
+    """
+    if layers or kv_heads or head_dim or params:
+        if name or not (layers and kv_heads and head_dim):
+            raise click.UsageError("Give --layers, --kv-heads and --head-dim, and no name.")
+        _echo_formula(KVShape(layers, kv_heads, head_dim), context or 0, params or 0, as_object=as_object)
+        return
+    settings = load_settings(model=name, context=context, device=device, quantize=quantize)
+    found = _find(settings, memory or 0, quiet=as_object)
+    if as_object:
+        click.echo(as_json(described(found)))
+    else:
+        _echo_fit(found)
+    if not found.is_possible:
+        ctx.exit(EXIT_FAILURE)
+
+
+def _find(settings: Settings, memory: int, *, quiet: bool) -> "ModelFit":
+    from app.models.fit import fit_model  # which loads torch
+
+    return fit_model(settings.model, settings, progress_on_stderr(quiet=quiet), memory)
+
+
+def _echo_fit(found: "ModelFit") -> None:
+    from app.models.fit import verdict
+
+    fit = found.fit
+    click.echo(f"{found.name} {verdict(found)}\n")
+    stored = "stored" if found.is_stored else "to be fetched"
+    echo_table(
+        [
+            ("FILES", f"{format_bytes(found.size)}, {stored}"),
+            ("DEVICE", f"{fit.device}, {format_bytes(fit.memory)} free"),
+            ("WEIGHTS", format_bytes(fit.needs.weights)),
+            ("STEPS", format_bytes(fit.needs.steps)),
+        ]
+    )
+    if fit.caches:
+        click.echo()
+        rows = [(it.kv_type, f"{it.context:,}", _per_token(it), format_bytes(it.size)) for it in fit.caches]
+        echo_table([("KV", "CONTEXT", "A TOKEN", "IN ALL"), *rows])
+
+
+def _per_token(cache: "CacheFit") -> str:
+    """Bytes, apart for layers that look back on a window alone: those stop growing there."""
+    parts = [
+        format_bytes(size) + ("" if window is None else f" up to {window:,} tokens")
+        for window, size in cache.token_bytes.items()
+    ]
+    return " + ".join(parts)
+
+
+def described(found: "ModelFit") -> dict[str, Any]:
+    """A fit as JSON."""
+    return {
+        "name": found.name,
+        "size": found.size,
+        "is_stored": found.is_stored,
+        **_described(found.fit),
+        "on_cpu": _described(found.on_cpu) if found.on_cpu else None,
+        "try": {"name": found.smaller or None, "quantize": "int4" if found.int4 else None},
+    }
+
+
+def _described(fit: "Fit") -> dict[str, Any]:
+    return {
+        "fits": fit.is_possible,
+        "device": fit.device,
+        "memory": fit.memory,
+        "needed": fit.needed,
+        "weights": fit.needs.weights,
+        "steps": fit.needs.steps,
+        "wanted_context": fit.wanted,
+        "kv": [
+            {
+                "type": cache.kv_type,
+                "context": cache.context,
+                "size": cache.size,
+                "token_bytes": sum(cache.token_bytes.values()),
+                "groups": [{"window": window, "token_bytes": size} for window, size in cache.token_bytes.items()],
+            }
+            for cache in fit.caches
+        ],
+    }
+
+
+def _echo_formula(shape: KVShape, context: int, parameters: int, *, as_object: bool) -> None:
+    kv = [{"bits": b, "token_bytes": shape.token_bytes(b), "size": context * shape.token_bytes(b)} for b in BITS[:2]]
+    weights = [{"bits": bits, "size": weight_bytes(parameters, bits)} for bits in BITS if parameters]
+    if as_object:
+        click.echo(as_json({"context": context or None, "kv": kv, "weights": weights}))
+        return
+    for it in kv:
+        whole = f", {format_bytes(it['size'])} for {context:,} tokens" if context else ""
+        click.echo(f"KV in {it['bits']} bits: {it['token_bytes']:,} bytes a token{whole}")
+    for it in weights:
+        click.echo(f"weights in {it['bits']} bits: {format_bytes(it['size'])}")

@@ -1,0 +1,61 @@
+"""`ingle search`: models of the Hub, those first that fit this machine."""
+
+import click
+
+from app.commands.listing import as_json, echo_table
+from app.config import load_settings
+from app.errors import EXIT_NOT_FOUND, Offline
+from app.models.hub_search import FORMATS, Find, search_families, search_hub
+from app.models.store import ModelStore
+from app.progress import format_bytes, progress_on_stderr
+
+EXAMPLES = """\b
+Examples:
+  ingle search qwen3 coder
+  ingle search llama 3.1 --format awq
+  ingle search embedding --json | jq -r '.[0].name'
+"""
+
+_LIMIT = 20
+
+
+@click.command(epilog=EXAMPLES)
+@click.argument("words", nargs=-1, required=True)
+@click.option("--format", "formats", type=click.Choice(FORMATS), multiple=True, help="Of this kind alone; repeatable.")
+@click.option("--limit", type=click.IntRange(1, 100), default=_LIMIT, help=f"At most so many. Default: {_LIMIT}.")
+@click.option("--json", "as_array", is_flag=True, help="Print a JSON array.")
+@click.pass_context
+def search(ctx: click.Context, words: tuple[str, ...], formats: tuple[str, ...], limit: int, as_array: bool) -> None:
+    """Search the Hugging Face Hub for models by WORDS: GGUF, AWQ, GPTQ and FP8.
+
+    What fits into the memory that is free comes first, and then what is fetched most; FITS goes by the size of the
+    files, and ingle fit NAME tells it exactly. Where the Hub cannot be reached, the models that have a short name are
+    searched. The exit status is 3 where nothing is found.
+    """
+    settings, progress = load_settings(), progress_on_stderr(quiet=as_array)
+    asked = " ".join(words)
+    try:
+        if settings.offline:
+            raise Offline(f"the network is off ({settings.origins['offline']})")
+        found = search_hub(asked, formats or FORMATS, limit, settings, progress)
+    except Offline as problem:
+        click.echo(f"{problem.message}: these are models with a short name, and sizes are estimates.", err=True)
+        found = search_families(asked, ModelStore(settings), settings)[:limit]
+    _echo(found, as_array=as_array)
+    if not found:
+        ctx.exit(EXIT_NOT_FOUND)
+
+
+def _echo(found: list[Find], *, as_array: bool) -> None:
+    if as_array:
+        click.echo(as_json(found))
+    elif found:
+        echo_table([("NAME", "FORMAT", "SIZE", "FITS", "DOWNLOADS", "LICENSE"), *map(_row, found)])
+    else:
+        click.echo("Nothing was found.\ntry: other words, or fewer", err=True)
+
+
+def _row(find: Find) -> tuple[object, ...]:
+    size = format_bytes(find.size) if find.size else "-"
+    downloads = "-" if find.downloads is None else f"{find.downloads:,}"
+    return find.name, find.format, size, "yes" if find.fits else "no", downloads, find.license or "-"

@@ -1,0 +1,152 @@
+"""Models of the Hub by words, with what of each would fit into this machine's memory; or of our own list, offline.
+
+Whether one fits is told by the size of its files alone here, with a share on top for its context: asking for headers of
+every find would take minutes. `ingle fit` tells it exactly. The Hub's answers are as hostile as any file.
+"""
+
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from urllib.parse import quote
+
+from app.config import Settings
+from app.errors import AppError, ModelNotFound
+from app.models import hub
+from app.models.families import KnownModel
+from app.models.hub_listing import Listing, list_repository
+from app.models.kv_formula import read_count
+from app.models.reachability import check_reachable
+from app.models.remote_headers import choices_of
+from app.models.repository import PREFERRED, RepositoryName, choose
+from app.models.store import ModelStore
+from app.models.transfer import AT_ONCE
+from app.progress import Progress
+from quant.bounded_json import JSONProblem, parse_list
+
+FORMATS = ("gguf", "awq", "gptq", "fp8")  # tags that the Hub has for repositories
+MAX_BYTES = 4 << 20
+_MOST = 200  # finds of one answer that are looked at
+_ROOM = 1.15  # bytes that a model takes for each of its files, with a context of some length
+_USUAL_BYTES = 0.62  # of a weight, in the quantization that is usual
+
+
+@dataclass(frozen=True, slots=True)
+class Find:
+    """A model that was found, in the largest of the usual quantizations that fits."""
+
+    name: str  # to pull it by
+    format: str
+    quantization: str | None
+    size: int | None  # bytes; None: not known
+    fits: bool
+    downloads: int | None  # of the repository, in a month
+    license: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Repository:
+    """As a search lists it."""
+
+    repo: str
+    format: str
+    downloads: int
+
+
+def search_hub(words: str, formats: tuple[str, ...], limit: int, settings: Settings, progress: Progress) -> list[Find]:
+    """What fits first; among the same, what is fetched most. Raises Offline, or AppError where the Hub refuses."""
+    with progress.task(f"Asking {hub.host(settings)} for {words}", None):
+        check_reachable(settings.hub_endpoint)
+        found: dict[str, _Repository] = {}
+        for kind in formats:
+            for repository in _ask(words, kind, limit, settings, progress):
+                found.setdefault(repository.repo, repository)
+        chosen = sorted(found.values(), key=lambda it: -it.downloads)[:limit]
+        memory = machine_memory(settings)
+        with ThreadPoolExecutor(AT_ONCE) as threads:
+            looked_at = threads.map(lambda it: _look(it, memory, settings, progress), chosen)
+            return _ranked([find for find in looked_at if find])
+
+
+def search_families(words: str, store: ModelStore, settings: Settings) -> list[Find]:
+    """The same among the models that have a short name, without the network: sizes are estimates."""
+    memory = machine_memory(settings)
+    return _ranked([_known(model, memory) for model in store.families if _matches(words, model)])
+
+
+def machine_memory(settings: Settings) -> int:
+    """Bytes that are free where a model would compute. Imports torch only where there is a GPU."""
+    from engine.cuda.driver import driver_version
+    from engine.kv_budget import available_memory
+
+    if settings.device != "cpu" and driver_version() is not None:
+        from engine.cuda.finding import Unusable, find_gpu
+
+        gpu = find_gpu()
+        if not isinstance(gpu, Unusable):
+            return gpu.free_memory()
+    return available_memory()
+
+
+def _ask(words: str, kind: str, limit: int, settings: Settings, progress: Progress) -> Iterator[_Repository]:
+    path = f"/api/models?search={quote(words, safe='')}&filter={kind}&sort=downloads&direction=-1&limit={limit}"
+    raw = hub.ask(path, words, MAX_BYTES, settings, progress)
+    try:
+        entries = parse_list(raw)
+    except JSONProblem as problem:
+        raise AppError(f"the Hub's answer to a search makes no sense: {problem}") from None
+    for entry in entries[:_MOST]:
+        match entry:
+            case {"id": str(repo), "downloads": int(downloads)} if (name := RepositoryName.parse(repo)) is not None:
+                if not name.quantization:
+                    yield _Repository(name.repo, kind, downloads)
+
+
+def _look(found: _Repository, memory: int, settings: Settings, progress: Progress) -> Find | None:
+    """None for a repository that cannot be had, or has no model that can run here."""
+    try:
+        listing = list_repository(found.repo, settings, progress)
+        kind, size = _best(found, listing, memory)
+    except AppError:
+        return None
+    name = str(RepositoryName(found.repo, kind))
+    return Find(name, found.format, kind, size, size * _ROOM <= memory, found.downloads, listing.license)
+
+
+def _best(found: _Repository, listing: Listing, memory: int) -> tuple[str | None, int]:
+    """The quantization to take, and its bytes: a usual one that fits, else the largest that does, else the smallest."""
+    if choices := choices_of(listing):
+        return _best_choice(choices, memory)
+    choose(RepositoryName(found.repo), listing.files)  # raises for what cannot run here
+    weights = [file for name, file in listing.files.items() if name.endswith(".safetensors") and "/" not in name]
+    if not weights:
+        raise ModelNotFound(f"{found.repo} has no weights")
+    return None, sum(file.size for file in weights)
+
+
+def _best_choice(choices: Mapping[str, int], memory: int) -> tuple[str, int]:
+    """`choices` begin with the largest."""
+    fitting = {kind: size for kind, size in choices.items() if size * _ROOM <= memory}
+    kind = next((kind for kind in (*PREFERRED, *fitting) if kind in fitting), [*choices][-1])
+    return kind, choices[kind]
+
+
+def _matches(words: str, model: KnownModel) -> bool:
+    described = f"{model.name} {model.title} {model.kind} {model.repository}".lower()
+    return all(word in described for word in words.lower().split())
+
+
+def _known(model: KnownModel, memory: int) -> Find:
+    size = round(read_count(model.name.partition(":")[2]) * _USUAL_BYTES)
+    fits = size * _ROOM <= memory
+    is_gguf = model.repository.repo.lower().endswith("gguf")
+    return Find(model.name, "gguf" if is_gguf else "safetensors", None, size, fits, None, model.license)
+
+
+def _ranked(finds: list[Find]) -> list[Find]:
+    """Among those without downloads the larger first where they fit, and the smaller where they do not."""
+
+    def rank(find: Find) -> tuple[bool, int, int]:
+        size = find.size or 0
+        return not find.fits, -(find.downloads or 0), -size if find.fits else size
+
+    return sorted(finds, key=rank)

@@ -1,0 +1,157 @@
+"""Whether a model fits: one that is stored, and the same one by its headers alone, from a fake hub."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from app.config import Settings
+from app.errors import IntegrityError, ModelNotFound, Offline
+from app.models import fit as module
+from app.models import remote_headers
+from app.models.fit import checked_against, fit_model, in_thousands, verdict
+from app.models.loaded_model import load_model
+from app.models.sources import pull
+from app.models.store import ModelStore
+from app.progress import SilentProgress
+from engine import kv_budget
+from engine.device import Needs
+from engine.errors import OutOfMemory
+from engine.fit import CacheFit, Fit
+from quant.errors import GGUFError
+from tests.app.models import tiny_chat
+from tests.app.models.fake_hub import FakeHub, Mishap, serve
+from tests.app.models.tiny_model import settings_in
+from tests.engine.tiny_llama import make
+
+GGUF, FOLDER = "org/Tiny-GGUF", "org/Tiny"
+PLENTY = 1 << 30
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, bytes]]:
+    """A repository of two GGUF files, one four times as large, and a checkpoint in shards."""
+    place, folder = tmp_path_factory.mktemp("gguf"), tmp_path_factory.mktemp("folder")
+    tiny_chat.save(folder, shard_size="40KB")
+    large = make(place, head_dim=32, mlp=768, vocab=2000).path.read_bytes()
+    small = make(place, head_dim=32, mlp=192, vocab=2000, types={"token_embd": "Q4_0"}).path.read_bytes()
+    checkpoint = {path.name: path.read_bytes() for path in folder.iterdir()}
+    return {GGUF: {"tiny-F32.gguf": large, "tiny-Q4_0.gguf": small}, FOLDER: checkpoint}
+
+
+@pytest.fixture
+def hub(files: dict[str, dict[str, bytes]]) -> Iterator[FakeHub]:
+    with serve() as served:
+        served.repositories = dict(files)
+        yield served
+
+
+@pytest.fixture
+def settings(hub: FakeHub, tmp_path: Path) -> Settings:
+    return settings_in(tmp_path, hub_endpoint=hub.address)
+
+
+@pytest.mark.parametrize("ranges", [True, False], ids=["parts", "no parts"])
+@pytest.mark.parametrize("name", [f"{GGUF}:F32", FOLDER])
+def test_headers_tell_what_the_whole_model_does(
+    hub: FakeHub, settings: Settings, monkeypatch: pytest.MonkeyPatch, name: str, ranges: bool
+) -> None:
+    monkeypatch.setattr(remote_headers, "_FIRST", 300)  # shorter than any header
+    hub.ranges = ranges
+    found = fit_model(name, settings, memory=PLENTY)
+    assert not found.is_stored
+    assert [*settings.hub_cache.rglob("*")] == []
+    if ranges:
+        assert hub.sent < sum(map(len, hub.repositories[name.partition(":")[0]].values())) / 2
+    stored = pull(name, settings)
+    whole = fit_model(name, settings, memory=PLENTY)
+    assert whole.is_stored
+    assert (whole.fit, whole.size) == (found.fit, found.size)
+    assert whole.size == stored.size
+
+
+def test_a_smaller_quantization_is_offered_where_one_fits(hub: FakeHub, settings: Settings) -> None:
+    large, small = (fit_model(f"{GGUF}:{kind}", settings, memory=PLENTY) for kind in ("F32", "Q4_0"))
+    assert (large.smaller, large.is_possible) == ("", True)
+    between = (large.fit.needed + small.fit.needed) // 2
+    tight = fit_model(f"{GGUF}:F32", settings, memory=between)
+    assert not tight.is_possible
+    assert tight.smaller == f"{GGUF}:Q4_0"
+    assert verdict(tight).endswith(f"free; try {GGUF}:Q4_0")
+    assert fit_model(f"{GGUF}:F32", settings, memory=between - large.fit.needed // 2).smaller == ""
+    pull(f"{GGUF}:F32", settings)
+    assert fit_model(f"{GGUF}:F32", settings, memory=between).smaller == f"{GGUF}:Q4_0"
+
+
+def test_what_is_not_there_and_cannot_be_asked_for_is_not_found(settings: Settings, tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFound):
+        fit_model(GGUF, settings_in(tmp_path, offline=True))
+    with pytest.raises(ModelNotFound):
+        fit_model("no such model", settings)
+    with pytest.raises(Offline):
+        fit_model(GGUF, settings_in(tmp_path))
+
+
+def test_a_header_that_is_none_is_refused(hub: FakeHub, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = hub.repositories[GGUF]["tiny-F32.gguf"]
+    hub.repositories[GGUF] = {"tiny-F32.gguf": content[:4] + b"\xff" * 60 + content[64:]}
+    with pytest.raises(GGUFError):
+        fit_model(GGUF, settings)
+
+
+def test_another_part_than_was_asked_for_is_refused(hub: FakeHub, settings: Settings) -> None:
+    hub.sent_range = "bytes 7-100/1000"
+    with pytest.raises(IntegrityError, match="another part"):
+        fit_model(f"{GGUF}:F32", settings)
+
+
+def test_a_connection_that_breaks_is_no_end(hub: FakeHub, settings: Settings) -> None:
+    hub.mishaps.extend([Mishap(cut_at=100), Mishap(status=503)])
+    assert fit_model(f"{GGUF}:F32", settings, memory=PLENTY).is_possible
+
+
+class Said(SilentProgress):
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def say(self, line: str) -> None:
+        self.lines.append(line)
+
+
+def test_loading_refuses_what_does_not_fit_and_says_what_would(
+    hub: FakeHub, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored = pull(f"{GGUF}:F32", settings)
+    large, small = (fit_model(f"{GGUF}:{kind}", settings, memory=PLENTY) for kind in ("F32", "Q4_0"))
+    between = (large.fit.needed + small.fit.needed) // 2
+    monkeypatch.setattr(kv_budget, "available_memory", lambda: between)
+    with pytest.raises(OutOfMemory, match="does not fit: it needs") as refusal:
+        load_model(stored, settings, SilentProgress())
+    assert refusal.value.remedy == f"try {GGUF}:Q4_0"
+    (alone,) = ModelStore(settings).entries()
+    with pytest.raises(OutOfMemory) as refusal:
+        load_model(alone, replace(settings, offline=True), SilentProgress())
+    assert refusal.value.remedy
+
+
+@pytest.mark.parametrize(("taken", "told"), [(1000, False), (1020, False), (1200, True), (700, True)])
+def test_what_was_not_expected_is_told(monkeypatch: pytest.MonkeyPatch, taken: int, told: bool) -> None:
+    amounts = iter((5_000_000_000, 5_000_000_000 + taken * 1_000_000))
+    monkeypatch.setattr(module, "resident_bytes", lambda: next(amounts))
+    progress = Said()
+    cache = CacheFit("f16", {None: 1}, 512, 300_000_000, 100_000_000)
+    plan = Fit("cpu", PLENTY, Needs(900_000_000, 0), (cache,), 512, 512)
+    with checked_against(plan, "It", progress):
+        pass
+    expected = f"It takes {taken / 1000 if taken >= 1000 else taken:.1f} "
+    assert bool(progress.lines) == told
+    assert all(line.startswith(expected) and "1.0 GB were expected" in line for line in progress.lines)
+
+
+def test_the_longest_context_is_told_first() -> None:
+    caches = tuple(CacheFit(name, {None: 1}, context, 2, 1) for name, context in (("bf16", 23_456), ("fp8", 46_912)))
+    plan = Fit("cuda", 9_800_000_000, Needs(8_000_000_000, 0), caches, 131_072, 512)
+    found = module.ModelFit("a", 1, True, plan, None, "", False)
+    assert verdict(found) == "fits: 46k context with FP8 KV, 23k with BF16; needs 8.0 GB, 9.8 GB free"
+    assert [in_thousands(9_999), in_thousands(131_072)] == ["9999", "131k"]

@@ -1,0 +1,71 @@
+"""`ingle fit` as people and scripts call it."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from app.cli import ingle
+from tests.engine.tiny_llama import make
+
+
+def fit(*words: object) -> Result:
+    return CliRunner().invoke(ingle, ["fit", *map(str, words)])
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make(tmp_path_factory.mktemp("tiny"), head_dim=32).path
+
+
+def test_by_formula() -> None:
+    """70 billion weights; 80 layers of 64 heads of 128, without groups: 2.6 MB a token."""
+    figures = ("--layers", 80, "--kv-heads", 64, "--head-dim", 128, "--context", 4096)
+    found = json.loads(fit("--params", "70b", *figures, "--json").stdout)
+    assert found["kv"][0] == {"bits": 16, "token_bytes": 2_621_440, "size": 10_737_418_240}
+    assert found["kv"][1] == {"bits": 8, "token_bytes": 1_310_720, "size": 5_368_709_120}
+    weights = {it["bits"]: it["size"] for it in found["weights"]}
+    assert weights == {16: 140 * 10**9, 8: 70 * 10**9, 4: 35 * 10**9}
+    assert fit("--params", "70b", *figures).stdout.splitlines() == [
+        "KV in 16 bits: 2,621,440 bytes a token, 10.7 GB for 4,096 tokens",
+        "KV in 8 bits: 1,310,720 bytes a token, 5.4 GB for 4,096 tokens",
+        "weights in 16 bits: 140.0 GB",
+        "weights in 8 bits: 70.0 GB",
+        "weights in 4 bits: 35.0 GB",
+    ]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--layers", 80),
+        ("--params", "many", "--layers", 1, "--kv-heads", 1, "--head-dim", 1),
+        ("--layers", 0, "--kv-heads", 1, "--head-dim", 1),
+        ("name", "--layers", 1, "--kv-heads", 1, "--head-dim", 1),
+        ("--memory", "80%"),
+        ("--memory", "much"),
+    ],
+)
+def test_figures_that_make_no_sense(words: tuple[object, ...]) -> None:
+    assert fit(*words).exit_code == 2
+
+
+def test_a_model_at_a_path(tiny: Path) -> None:
+    shown = fit(tiny, "--memory", "1GB")
+    assert shown.exit_code == 0
+    lines = shown.stdout.splitlines()
+    assert lines[0].startswith(f"{tiny} fits: 512 context; needs ")
+    assert lines[0].endswith(", 1.0 GB free")
+    assert [line.split()[0] for line in lines[2:6]] == ["FILES", "DEVICE", "WEIGHTS", "STEPS"]
+    assert [line.split()[:2] for line in lines[-2:]] == [["f16", "512"], ["int8", "512"]]
+
+
+def test_one_that_does_not_fit_says_so_by_its_exit_status(tiny: Path) -> None:
+    shown = fit(tiny, "--memory", "0.01GB", "--json")
+    assert shown.exit_code == 1
+    found = json.loads(shown.stdout)
+    assert (found["fits"], found["memory"], found["is_stored"]) == (False, 10_000_000, True)
+    assert found["needed"] > found["memory"]
+    assert {cache["type"]: cache["context"] for cache in found["kv"]} == {"f16": 0, "int8": 0}
+    assert found["kv"][0]["groups"] == [{"window": None, "token_bytes": found["kv"][0]["token_bytes"]}]

@@ -1,0 +1,125 @@
+"""What is told of a model before it is loaded, against what loading comes to."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from engine import models
+from engine.config import ModelConfig
+from engine.cpu.device import CpuDevice, CpuStep
+from engine.cpu.memory import packed_bytes
+from engine.device_choice import host_device
+from engine.errors import OutOfMemory
+from engine.fit import fit
+from engine.load_options import LoadOptions
+from engine.loading import _resolve, load_engine, open_checkpoint
+from engine.weights import Weights
+from tests.app.models import tiny_chat
+from tests.engine import family_checkpoints
+from tests.engine.quantized_folders import KINDS, quantized_folder
+from tests.engine.tiny_llama import MIXES, make
+
+WHOLE = 512  # tokens of context that the tiny models were made for
+
+
+@pytest.mark.parametrize("head_dim", [16, 32], ids=["plain kernels", "CPU kernels"])
+def test_the_context_is_the_one_that_loading_comes_to(tmp_path: Path, head_dim: int, cpu_kernels: Path) -> None:
+    """In memory that is enough, in some that is not quite, and as it is asked for."""
+    with open_checkpoint(make(tmp_path, head_dim=head_dim).path) as checkpoint:
+        roomy = fit(checkpoint, LoadOptions(), memory=1 << 30)
+        assert [cache.kv_type for cache in roomy.caches] == (["f16", "int8"] if head_dim == 32 else ["f32"])
+        assert {cache.context for cache in roomy.caches} == {WHOLE}
+        assert (roomy.wanted, roomy.least, roomy.is_possible) == (WHOLE, WHOLE, True)
+        scarce = roomy.needs.total + roomy.caches[0].size // 2
+        narrow = fit(checkpoint, LoadOptions(), memory=scarce)
+        assert not narrow.is_possible
+        contexts = [cache.context for cache in narrow.caches]
+        assert 0 < contexts[0] < WHOLE
+        assert contexts == sorted(contexts)
+        tight = fit(checkpoint, LoadOptions(context_length=100), memory=scarce)
+        assert tight.is_possible
+        options = LoadOptions(context_length=100, host_memory=scarce, code_cache=cpu_kernels)
+        assert load_engine(checkpoint, options).config.context_length == tight.caches[0].context == 100
+
+
+def test_one_that_does_not_fit_is_refused_before_anything_is_read(tmp_path: Path) -> None:
+    read: list[int] = []
+    with open_checkpoint(make(tmp_path).path) as checkpoint:
+        found = fit(checkpoint, LoadOptions(), memory=1 << 30)
+        short = LoadOptions(host_memory=found.needs.total)
+        assert not fit(checkpoint, LoadOptions(), memory=found.needs.total).has_room
+        with pytest.raises(OutOfMemory, match=r"The model needs 0\.\d GB of memory"):
+            load_engine(checkpoint, short, lambda done, total: read.append(done))
+    assert not read
+
+
+def test_int8_has_nearly_twice_the_context_of_f16(tmp_path: Path) -> None:
+    with open_checkpoint(make(tmp_path, head_dim=32).path) as checkpoint:
+        config = replace(models.read_config(checkpoint.metadata), layers=30, head_dim=64, context_length=1 << 20)
+        engines = [
+            _resolve(config, _device(checkpoint_path=tmp_path, config=config, kv_type=name), LoadOptions(), (), 1000)
+            for name in ("f16", "int8")
+        ]
+    assert 1.85 < engines[1].context_length / engines[0].context_length < 1.9
+
+
+def _device(checkpoint_path: Path, config: ModelConfig, kv_type: str) -> CpuDevice:
+    device = host_device(LoadOptions(kv_type=kv_type, host_memory=1 << 30), config, checkpoint_path, {})
+    assert isinstance(device, CpuDevice)
+    return device
+
+
+GGUF = {f"GGUF {name}": types for name, types in MIXES.items()}
+
+
+@pytest.mark.share(2)
+@pytest.mark.parametrize("name", [*GGUF, *KINDS])
+def test_weights_take_what_was_told(tmp_path: Path, name: str, cpu_kernels: Path) -> None:
+    if name in GGUF:
+        path = make(tmp_path, head_dim=32, types=GGUF[name], mlp=192, hidden=128, vocab=1000).path
+    else:
+        path = quantized_folder(tmp_path, name).path
+    with open_checkpoint(path) as checkpoint:
+        model, stored = models.read_config(checkpoint.metadata), models.stored_weights(checkpoint)
+        device = host_device(LoadOptions(host_memory=1 << 30, code_cache=cpu_kernels), model, path, stored)
+        config = _resolve(model, device, LoadOptions(), (), 0)
+        step = device.load(model, Weights(path, stored), config).compute
+        assert isinstance(step, CpuStep)
+        names = ("weight", "order", "constant")
+        held = sum(region.size for region, _ in step.arena._regions if region.name in names)
+        tables = len(model.ropes) * 4 * model.head_dim * config.context_length
+        told = packed_bytes(stored)
+    # Tiles of narrow matrices begin with a header that is a large part of them.
+    assert abs(told + tables - held) < 0.03 * held + 3 * 4096
+
+
+def test_layers_with_a_window_are_told_apart(tmp_path: Path) -> None:
+    path = family_checkpoints.make(tmp_path, "gemma3", "folder").path
+    with open_checkpoint(path) as checkpoint:
+        (cache, *_) = fit(checkpoint, LoadOptions(), memory=1 << 30).caches
+        model = models.read_config(checkpoint.metadata)
+    assert set(cache.token_bytes) == {None, family_checkpoints.WINDOW}
+    windowed = sum(model.layer(number).window is not None for number in range(model.layers))
+    one_layer = cache.token_bytes[None] // (model.layers - windowed)
+    assert cache.token_bytes[family_checkpoints.WINDOW] == windowed * one_layer
+
+
+def test_a_gpu_that_is_not_there_can_be_asked_about(tmp_path: Path) -> None:
+    options = LoadOptions(device="cuda")
+    with open_checkpoint(make(tmp_path, head_dim=32).path) as checkpoint:
+        found = fit(checkpoint, options, memory=8 * 10**9)
+        assert (found.device, found.is_possible) == ("cuda", True)
+        assert [cache.kv_type for cache in found.caches] == ["bf16", "f16", "fp8"]
+        assert found.caches[2].token_bytes[None] * 2 == found.caches[0].token_bytes[None]
+        assert found.memory < 8 * 10**9  # the display has some of it
+        assert not fit(checkpoint, options, memory=10**8).has_room
+
+
+def test_with_layers_quantized_while_it_loads_it_takes_less(tmp_path: Path) -> None:
+    tiny_chat.save(tmp_path)
+    sizes = []
+    for method in (None, "int4"):
+        with open_checkpoint(tmp_path, method) as checkpoint:
+            sizes.append(packed_bytes(models.stored_weights(checkpoint)))
+    assert sizes[1] < sizes[0]
