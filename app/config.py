@@ -285,6 +285,13 @@ class Settings:
     port: int = field(
         metadata=_read_by(whole_number(MAX_PORT), 4645, "Port the server listens on; 0 takes any that is free.")
     )
+    ollama_port: int = field(
+        metadata=_read_by(
+            whole_number(MAX_PORT),
+            0,
+            "Port on which programs that look for Ollama find the server as well, which is 11434; 0 is none.",
+        )
+    )
     host_names: tuple[str, ...] = field(
         metadata=_read_by(
             text_list, (), "Further names that requests may call the server by, such as mybox.lan or mybox.lan:8080."

@@ -12,8 +12,10 @@ import signal
 import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, closing, contextmanager
+from contextlib import ExitStack, asynccontextmanager, closing, contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Protocol
 
@@ -27,7 +29,9 @@ from app.config import Settings
 from app.errors import EXIT_INTERRUPTED, EXIT_OK, InvalidSetting
 from app.instance import Instance, recorded, running_instances, withdraw
 from app.listening import EVERYWHERE, ListeningSockets, PortTaken, is_loopback
+from app.models.details import ModelDetails, details_of
 from app.models.sources import pull
+from app.models.store import ModelStore
 from app.models.stored_model import StoredModel
 from app.progress import Progress
 
@@ -58,9 +62,10 @@ def run_host(settings: Settings, progress: Progress, attendance: Attendance | No
 
         load = load_encoder_model if gives_embeddings(stored) else load_model
         model = load(stored, settings, progress)
-        instance = _instance(stored, settings.host, sockets.port)
+        instance, store = _instance(stored, settings.host, sockets.port), ModelStore(settings)
+        about = _About(locks, partial(details_of, stored, store.catalog, store.hub_models, renderer))
         with recorded(instance, settings):
-            asyncio.run(_serve(model, renderer, sockets, instance, locks, settings, progress, attendance))
+            asyncio.run(_serve(model, renderer, sockets, instance, about, settings, progress, attendance))
 
 
 def _locks(settings: Settings) -> "Locks":
@@ -80,6 +85,16 @@ def _locks(settings: Settings) -> "Locks":
 
 
 def _listen(settings: Settings) -> ListeningSockets:
+    """On the server's port; on the one where Ollama's clients look, too, if that is wanted."""
+    with ExitStack() as opened:
+        sockets = opened.enter_context(closing(_listen_on_own(settings)))
+        if settings.ollama_port:
+            sockets.add(ListeningSockets(settings.ollama_port, settings.host, option="--ollama-port"))
+        opened.pop_all()
+    return sockets
+
+
+def _listen_on_own(settings: Settings) -> ListeningSockets:
     try:
         return ListeningSockets(settings.port, settings.host)
     except PortTaken as problem:
@@ -99,12 +114,20 @@ def _instance(stored: StoredModel, host: str, port: int) -> Instance:
     return Instance(os.getpid(), port, f"http://{reached}:{port}", stored.name, str(stored.path.absolute()), now)
 
 
+@dataclass(frozen=True, slots=True)
+class _About:
+    """What an application is told besides its model."""
+
+    locks: "Locks"
+    describe: Callable[[], ModelDetails]
+
+
 async def _serve(
     model: "LoadedModel | LoadedEncoder",
     renderer: ChatTemplateRenderer,
     sockets: ListeningSockets,
     instance: Instance,
-    locks: "Locks",
+    about: "_About",
     settings: Settings,
     progress: Progress,
     attendance: Attendance | None,
@@ -113,9 +136,9 @@ async def _serve(
     from app.server.request_log import requests_told_to
 
     served = (
-        _embeddings(model, instance, locks, settings)
+        _embeddings(model, instance, about, settings)
         if isinstance(model, LoadedEncoder)
-        else _chat(model, renderer, instance, locks, settings)
+        else _chat(model, renderer, instance, about, settings)
     )
     async with served as (application, work):
         server = HTTPServer(
@@ -134,7 +157,7 @@ async def _serve(
 
 @asynccontextmanager
 async def _chat(
-    model: "LoadedModel", renderer: ChatTemplateRenderer, instance: Instance, locks: "Locks", settings: Settings
+    model: "LoadedModel", renderer: ChatTemplateRenderer, instance: Instance, about: "_About", settings: Settings
 ) -> AsyncIterator[tuple[ASGIApp, "Stoppable"]]:
     """The application of a model that writes text, and the work that it gives to others."""
     from app.chat.service import ChatService
@@ -148,10 +171,11 @@ async def _chat(
         try:
             application = create_application(
                 service,
-                locks,
+                about.locks,
                 aliases=settings.model_aliases,
                 state_dir=settings.state_dir,
                 keeps_lines=settings.keep_changing_lines,
+                describe=about.describe,
             )
             yield application, streams
         finally:
@@ -160,7 +184,7 @@ async def _chat(
 
 @asynccontextmanager
 async def _embeddings(
-    model: "LoadedEncoder", instance: Instance, locks: "Locks", settings: Settings
+    model: "LoadedEncoder", instance: Instance, about: "_About", settings: Settings
 ) -> AsyncIterator[tuple[ASGIApp, "Stoppable"]]:
     """The same of a model that gives embeddings."""
     from app.embedding_service import EmbeddingService
@@ -168,7 +192,8 @@ async def _embeddings(
 
     service = EmbeddingService(instance.model, model.tokenizer, model.encoder)
     try:
-        yield create_embedding_application(service, locks, aliases=settings.model_aliases), service
+        aliases, describe = settings.model_aliases, about.describe
+        yield create_embedding_application(service, about.locks, aliases=aliases, describe=describe), service
     finally:
         await service.stop()
 
@@ -203,6 +228,8 @@ def _share_interpreter() -> None:
 def _welcome(instance: Instance, settings: Settings, progress: Progress) -> None:
     url, key = instance.api_url, _which_key(settings)
     progress.say(f"{instance.model} is ready at {url} (OPENAI_BASE_URL={url}, {key}; Ctrl-C stops it)")
+    if settings.ollama_port:
+        progress.say(f"Programs that look for Ollama find it on port {settings.ollama_port}.")
 
 
 def _which_key(settings: Settings) -> str:

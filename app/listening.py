@@ -45,10 +45,19 @@ class ListeningSockets:
     PortTaken, NoSuchAddress, or OSError when the system forbids the port.
     """
 
-    def __init__(self, port: int, host: str = "127.0.0.1") -> None:
+    def __init__(self, port: int, host: str = "127.0.0.1", *, option: str = "--port") -> None:
+        """`option` is where the user chooses another port."""
         addresses = _LOOPBACK if is_loopback(host) else EVERYWHERE.get(host) or _resolved(host)
-        self.sockets = _listen_on_all(addresses, port) if port else _listen_anywhere(addresses)
+        try:
+            self.sockets = _listen_on_all(addresses, port) if port else _listen_anywhere(addresses)
+        except PortTaken as problem:
+            remedy = f"Stop it, or choose another port with {option}."
+            raise PortTaken(problem.message, remedy) from None
         self.port: int = self.sockets[0].getsockname()[1]
+
+    def add(self, others: "ListeningSockets") -> None:
+        """Have those stand for this one's, too; `port` stays what it is."""
+        self.sockets += others.sockets
 
     def close(self) -> None:
         """Close them; harmless where they are closed already."""
@@ -109,9 +118,7 @@ def _listen(family: int, address: str, port: int) -> socket.socket:
         listener.close()
         if problem.errno != errno.EADDRINUSE:
             raise
-        raise PortTaken(
-            f"port {port} is taken by {_holder(port)}", "Stop it, or choose another port with --port."
-        ) from None
+        raise PortTaken(f"port {port} is taken by {_holder(port)}") from None
     return listener
 
 

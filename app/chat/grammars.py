@@ -1,8 +1,8 @@
 """Grammars: what a reply must be like, compiled for one vocabulary over the llguidance library.
 
-JSON schemas, regular expressions, choices and Lark grammars come in as texts; what goes out is what the engine asks
-which tokens may come next. Compiling is bounded, done on a thread, and remembered. Refuses to know requests and where
-a reply's thinking ends.
+JSON schemas, regular expressions, choices, Lark and GBNF grammars come in as texts; what goes out is what the engine
+asks which tokens may come next. Compiling is bounded, done on a thread, and remembered. Refuses to know requests and
+where a reply's thinking ends.
 """
 
 import asyncio
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 import llguidance
+from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from app.chat.messages import Json
 from app.errors import InvalidGrammar
@@ -34,7 +35,7 @@ WHITESPACE = r"( |\n {0,32})?"
 ANYTHING: Json = {}  # what the library takes for the schemas true and false
 NOTHING: Json = {"enum": []}
 
-Kind: TypeAlias = Literal["json", "regex", "lark"]
+Kind: TypeAlias = Literal["json", "regex", "lark", "gbnf"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ class GrammarSource:
     """A grammar as it was asked for."""
 
     kind: Kind
-    text: str  # a JSON schema, a regular expression, or a grammar in llguidance's Lark
+    text: str  # a JSON schema, a regular expression, or a grammar in llguidance's Lark or llama.cpp's GBNF
     lenient: bool = False  # of a schema: keywords that cannot be kept are ignored, and not refused
 
     @classmethod
@@ -71,7 +72,7 @@ class GrammarSource:
             return f"%json {json.dumps({'x-guidance': guidance, **schema} if isinstance(schema, dict) else schema)}"
         if self.kind == "regex":
             return f"/{_SLASH_OR_LINE.sub(_written_in_slashes, self.text)}/"
-        return f"%lark {{\n{self.text}\n}}"
+        return f"%lark {{\n{_lark_of_gbnf(self.text) if self.kind == 'gbnf' else self.text}\n}}"
 
 
 _SLASH_OR_LINE = re.compile(r"\\.|/|\n", re.DOTALL)  # what is escaped already is found first
@@ -148,7 +149,16 @@ def _library_grammar(source: GrammarSource) -> str:
             raise InvalidGrammar(str(error)) from error
     if source.kind == "regex":
         return llguidance.LLMatcher.grammar_from_regex(source.text)
-    return llguidance.LLMatcher.grammar_from_lark(source.text)
+    lark = _lark_of_gbnf(source.text) if source.kind == "gbnf" else source.text
+    return llguidance.LLMatcher.grammar_from_lark(lark)
+
+
+def _lark_of_gbnf(grammar: str) -> str:
+    """Raises InvalidGrammar."""
+    try:
+        return gbnf_to_lark(grammar)
+    except Exception as error:  # the library raises plain ones, too
+        raise InvalidGrammar(f"It is not understood as GBNF: {str(error) or type(error).__name__}.") from error
 
 
 def _parts(schema: Json) -> Iterator[tuple[str, Json]]:

@@ -48,6 +48,15 @@ class ChatPrompt:
         return self._replies.within_budget(self._conversation, self._rendered, grammar)
 
 
+@dataclass(frozen=True, slots=True)
+class Abilities:
+    """What a model can be asked for besides text."""
+
+    tools: bool  # calls of tools
+    thinking: bool  # before it answers, apart from the answer
+    insertion: bool  # what is missing between two texts
+
+
 class ModelReplies:
     """Safe for several threads. What is asked first waits for a few renderings; any may raise TemplateUnavailable."""
 
@@ -61,6 +70,16 @@ class ModelReplies:
     def arguments_as_text(self) -> bool:
         """The template wants the arguments of a call as text."""
         return self._template.arguments_as_text
+
+    @property
+    def calls_tools(self) -> bool:
+        """It hears of tools, and how it calls them is known."""
+        return self._template.takes_tools and self._template.format.calls is not None
+
+    @property
+    def thinks(self) -> bool:
+        """Its thoughts come apart from its answer."""
+        return self._template.format.thinking is not None
 
     def check(self, conversation: Conversation) -> None:
         """Raise ToolsUnsupported for tools that the model would not hear of, or could not be heard to call."""

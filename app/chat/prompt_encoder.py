@@ -27,7 +27,7 @@ from app.chat.stable_ids import StableIds
 from app.chat.stable_ids_file import Generated
 from app.chat.template import ChatTemplateRenderer, check_characters
 from app.errors import TemplateError
-from app.text.infilling import Infilling
+from app.text.infilling import Gap, Infilling
 from app.text.tokenizer import SPACE_SYMBOL, Tokenizer
 from engine.errors import PromptTooLong
 
@@ -108,19 +108,19 @@ class PromptEncoder:
         except RecursionError as error:
             problem = "The arguments of calls, tools, or template variables are nested too deeply"
             raise TemplateError(problem, "Send fewer levels.") from error
-        self._check_length(rendered, most)
+        self._check_length(len(rendered), most)
         return self._encoded(self._tokenizer.split(rendered, rendered=True)), rendered
 
     def encode_text(self, text: str, most: int | None = None) -> tuple[int, ...]:
         """A prompt that is no conversation: its text as it stands, control tokens in it included. Raises PromptTooLong
         where that certainly has more than `most` tokens, before it is encoded, which takes long."""
-        self._check_length(text, most)
+        self._check_length(len(text), most)
         return self._encoded(self._tokenizer.split(text))
 
-    def encode_infill(self, infilling: Infilling, before: str, behind: str, most: int | None = None) -> tuple[int, ...]:
+    def encode_infill(self, infilling: Infilling, gap: Gap, most: int | None = None) -> tuple[int, ...]:
         """A prompt for what is missing between two texts, which stay text whatever they spell."""
-        self._check_length(before + behind, most)
-        return self._encoded(infilling.parts(before, behind))
+        self._check_length(gap.characters, most)
+        return self._encoded(infilling.parts(gap))
 
     def remember(self, reply: Reply) -> None:
         """Have the ids of `reply` stand wherever its text goes on its prompt again. Returns at once."""
@@ -157,8 +157,8 @@ class PromptEncoder:
         )
         return rendered + begun
 
-    def _check_length(self, text: str, most: int | None) -> None:
-        least = len(text) // self._tokenizer.longest_token
+    def _check_length(self, characters: int, most: int | None) -> None:
+        least = characters // self._tokenizer.longest_token
         if most is not None and least > most:
             raise PromptTooLong(
                 f"The prompt has more than {least:,} tokens, and the context holds {most:,} including the reply",

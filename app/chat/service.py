@@ -16,16 +16,17 @@ from app.chat.conversation import Conversation
 from app.chat.events import ChatEvent, PromptLogprobs, PromptProgress, ReplyEnd, SpokenEvent
 from app.chat.grammars import GrammarCompiler
 from app.chat.messages import Message
-from app.chat.model_replies import ChatPrompt
+from app.chat.model_replies import Abilities, ChatPrompt
 from app.chat.prompt_encoder import PromptEncoder, Reply
 from app.chat.reply_formats.reply_parser import ReplyParser
 from app.chat.reply_reader import ReplyReader
 from app.chat.sequence_breakers import SequenceBreakers
 from app.chat.stable_ids import StableIds
 from app.chat.template import ChatTemplateRenderer
+from app.chat.time_limits import NO_LIMITS, TimeLimits
 from app.chat.token_streams import TokenStreams
 from app.errors import InvalidGrammar
-from app.text.infilling import Infilling
+from app.text.infilling import Gap, Infilling
 from app.text.tokenizer import Tokenizer
 from engine.request import PROGRAM, FinishReason, Origin, Request, SamplingParams, TokenEvent
 
@@ -76,6 +77,15 @@ class ChatService:
         ids, rendered = self._prompts.encode_conversation(conversation, self.context_length)
         return ChatPrompt(ids, self._prompts.replies, conversation, rendered)
 
+    async def abilities(self) -> Abilities:
+        """Found out by rendering its template, the first time. Raises TemplateUnavailable."""
+
+        def find_out() -> Abilities:
+            replies = self._prompts.replies
+            return Abilities(replies.calls_tools, replies.thinks, self._infilling is not None)
+
+        return await asyncio.to_thread(find_out)
+
     async def prepare_when_idle(self) -> None:
         """Do what the first grammar would wait for as soon as nothing is generated: whatever was under way would stand
         still meanwhile."""
@@ -89,13 +99,11 @@ class ChatService:
         """A prompt that is no conversation: its text as it stands, control tokens in it included."""
         return await asyncio.to_thread(self._prompts.encode_text, text, self.context_length)
 
-    async def encode_infill(self, before: str, behind: str) -> tuple[int, ...] | None:
+    async def encode_infill(self, gap: Gap) -> tuple[int, ...] | None:
         """A prompt for what is missing between two texts; None for a model that has no tokens to be asked that with."""
         if self._infilling is None:
             return None
-        return await asyncio.to_thread(
-            self._prompts.encode_infill, self._infilling, before, behind, self.context_length
-        )
+        return await asyncio.to_thread(self._prompts.encode_infill, self._infilling, gap, self.context_length)
 
     async def forget(
         self, messages: Sequence[Message], staying: Sequence[Sequence[Message]] = (), origin: Origin = PROGRAM
@@ -136,9 +144,10 @@ class ChatService:
         origin: Origin = PROGRAM,
         continues_text: bool = False,
         new_parser: Callable[[], ReplyParser] | None = None,
+        limits: TimeLimits = NO_LIMITS,
     ) -> AsyncGenerator[list[tuple[int, ChatEvent]]]:
         """Continue several prompts at once. Yields what has come meanwhile, never nothing: each event with the index
-        of its reply. Of each reply this is what `generate` yields.
+        of its reply. Of each reply this is what `generate` yields, within `limits`.
 
         A prompt that several of them continue, one after the other, is read once. One that asks for a beam search has
         as many replies as that has results, best first; they come when it has ended.
@@ -159,6 +168,7 @@ class ChatService:
                         self._prompts,
                         self.tokenizer,
                         reader,
+                        limits,
                         continues_text=continues_text,
                     )
                     replies[request.id] = reply
@@ -202,6 +212,7 @@ class _Reply:
         prompts: PromptEncoder,
         tokenizer: Tokenizer,
         reader: ReplyReader,
+        limits: TimeLimits,
         *,
         continues_text: bool,
     ) -> None:
@@ -212,6 +223,7 @@ class _Reply:
         self._prompts = prompts
         self._tokenizer = tokenizer
         self._reader = reader
+        self._limits = limits
         self._continues_text = continues_text
         self._started = time.monotonic()
         self._first_token_at = 0.0
@@ -228,11 +240,13 @@ class _Reply:
             total = len(self._request.prompt_ids)
             self._read = max(self._read, token.num_computed)
             # A request that gave way reads its prompt again in the middle of its reply, which is nobody's news.
-            return events if self._tokens else [*events, self._progress(min(token.num_computed, total), total)]
+            events += [] if self._tokens else [self._progress(min(token.num_computed, total), total)]
         if token.token_id is not None:
             events += self._take(token, token.token_id)
         over = self._reader.stopped is not None or self._reader.ended
         finish = FinishReason.STOP if over else token.finish
+        if finish is None and self._is_late():
+            finish = FinishReason.LENGTH
         if finish is None and time.monotonic() - self._remembered_at > REMEMBERED_SECONDS:
             self._remember()
         if finish is not None:
@@ -240,6 +254,12 @@ class _Reply:
             self.end()
             events.append(self._end(finish, token.error))
         return events
+
+    def _is_late(self) -> bool:
+        reading, writing, now = self._limits.reading, self._limits.writing, time.monotonic()
+        if not self._tokens:
+            return reading is not None and now - self._started - self._request.queue_seconds > reading
+        return writing is not None and now - self._first_token_at > writing and "\n" in self._reader.told
 
     def _progress(self, done: int, total: int) -> PromptProgress:
         seconds = time.monotonic() - self._started - self._request.queue_seconds

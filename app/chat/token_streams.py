@@ -131,6 +131,11 @@ class TokenStreams:
         return self._engine.config.context_length
 
     @property
+    def max_running(self) -> int:
+        """Requests that run at the same time at most; others wait."""
+        return self._engine.config.max_running
+
+    @property
     def vocab_size(self) -> int:
         return self._engine.vocab_size
 

@@ -6,10 +6,12 @@ from app.commands.gpu_options import gpu_options
 from app.config import load_settings
 from app.progress import progress_on_stderr
 
+OLLAMA_PORT = 11434  # where Ollama listens, and its clients look
 EXAMPLES = """\b
 Examples:
   ingle serve
   ingle serve --model ./model.gguf --port 8000
+  ingle serve --ollama-port
   ingle serve --host 0.0.0.0 --api-key-file ./keys
   OPENAI_BASE_URL=http://127.0.0.1:4645/v1 OPENAI_API_KEY=none your-program
 """
@@ -19,6 +21,13 @@ Examples:
 @click.option("-m", "--model", help="A model of the catalog or of the Hub, or the path of a GGUF file or a folder.")
 @click.option("--host", help="Where to listen: 127.0.0.1, which means ::1 too; others need an API key.")
 @click.option("--port", type=int, help="Port to listen on; 0 takes any that is free. Default: 4645.")
+@click.option(
+    "--ollama-port",
+    type=int,
+    is_flag=False,
+    flag_value=OLLAMA_PORT,
+    help=f"Serve programs that look for Ollama, too, on its port {OLLAMA_PORT} or another.",
+)
 @click.option("--api-key-file", metavar="FILE", help="API keys that programs need, one a line. Or INGLE_API_KEY.")
 @click.option("--context", type=int, help="Longest prompt and answer together, in tokens.")
 @click.option("--threads", type=int, help="Threads of the CPU engine.")
@@ -31,6 +40,7 @@ def serve(
     model: str | None,
     host: str | None,
     port: int | None,
+    ollama_port: int | None,
     api_key_file: str | None,
     context: int | None,
     threads: int | None,
@@ -52,6 +62,7 @@ def serve(
         model=model,
         host=host,
         port=port,
+        ollama_port=ollama_port,
         api_key_file=api_key_file,
         context=context,
         threads=threads,

@@ -1,7 +1,9 @@
 """All that can be told of a stored model without loading it: the noun, put together from its parts."""
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, Self
 
 from app.chat.template import ChatTemplateRenderer
 from app.chat.template_features import TemplateFeatures, features_of
@@ -22,6 +24,7 @@ class ModelDetails:
     path: Path
     source: str
     size: int  # bytes of all its files
+    sha256: str | None  # of the one file, where it was read
     stored_at: str | None
     architecture: str | None
     parameters: int
@@ -34,9 +37,38 @@ class ModelDetails:
     license: str | None
     tensors: list[TensorClass]
 
+    @property
+    def format(self) -> Literal["gguf", "safetensors"]:
+        return "safetensors" if self.path.is_dir() else "gguf"
 
-def details_of(stored: StoredModel, catalog: Catalog, models: HubModels) -> ModelDetails:
-    """Reads headers, and renders the chat template. Raises ModelFileError, TemplateUnavailable."""
+    @classmethod
+    def unknown(cls, name: str) -> Self:
+        """Of a model that nobody says anything of."""
+        return cls(
+            name=name,
+            path=Path(name),
+            source="",
+            size=0,
+            sha256=None,
+            stored_at=None,
+            architecture=None,
+            parameters=0,
+            quantization=None,
+            context_length=None,
+            vocab_size=None,
+            template=None,
+            fills_in_the_middle=False,
+            sampling=None,
+            license=None,
+            tensors=[],
+        )
+
+
+def details_of(
+    stored: StoredModel, catalog: Catalog, models: HubModels, renderer: ChatTemplateRenderer | None = None
+) -> ModelDetails:
+    """Reads headers, and renders the chat template, by the renderer if there is one. Raises ModelFileError,
+    TemplateUnavailable."""
     header = read_header(stored)
     classes = classes_of(header.tensors, header.packed_bits)
     return ModelDetails(
@@ -44,13 +76,14 @@ def details_of(stored: StoredModel, catalog: Catalog, models: HubModels) -> Mode
         path=stored.path,
         source=stored.source,
         size=stored.size,
+        sha256=stored.sha256,
         stored_at=stored.stored_at,
         architecture=header.architecture,
         parameters=sum(part.parameters for part in classes),
         quantization=header.quantization or stored.quantization or _commonest_type(classes),
         context_length=header.context_length,
         vocab_size=header.vocab_size,
-        template=_features(header.chat_template, header.bos_token),
+        template=_features(header.chat_template, header.bos_token, renderer),
         fills_in_the_middle=header.fills_in_the_middle,
         sampling=sampling_of(stored.name, stored.path, catalog),
         license=_license(stored, catalog, models) or header.license,
@@ -58,11 +91,11 @@ def details_of(stored: StoredModel, catalog: Catalog, models: HubModels) -> Mode
     )
 
 
-def _features(template: str | None, bos_token: str) -> TemplateFeatures | None:
+def _features(template: str | None, bos_token: str, renderer: ChatTemplateRenderer | None) -> TemplateFeatures | None:
     if template is None:
         return None
-    with ChatTemplateRenderer() as renderer:
-        return features_of(template, bos_token, renderer)
+    with ChatTemplateRenderer() if renderer is None else nullcontext(renderer) as one:
+        return features_of(template, bos_token, one)
 
 
 def _license(stored: StoredModel, catalog: Catalog, models: HubModels) -> str | None:

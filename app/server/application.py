@@ -17,8 +17,13 @@ from starlette.responses import Response
 from app.chat.service import ChatService
 from app.chat.token_streams import TokenStreams
 from app.embedding_service import EmbeddingService
+from app.models.details import ModelDetails
 from app.server.access import Access
+from app.server.dialects import lm_studio
 from app.server.dialects.anthropic.endpoints import AnthropicEndpoints
+from app.server.dialects.llama_cpp.endpoints import LlamaCppEndpoints
+from app.server.dialects.ollama.embeddings import OllamaEmbeddingEndpoints
+from app.server.dialects.ollama.endpoints import OllamaEndpoints
 from app.server.dialects.openai.embeddings import EmbeddingEndpoints
 from app.server.dialects.openai.endpoints import OpenAIEndpoints
 from app.server.dialects.responses.endpoints import ResponseEndpoints
@@ -77,14 +82,18 @@ def create_application(
     aliases: Mapping[str, str] = NO_ALIASES,
     state_dir: Path | None = None,
     keeps_lines: bool = False,
+    describe: Callable[[], ModelDetails] | None = None,
 ) -> Starlette:
     """The endpoint over a service whose streams are started. `aliases` are other names of models, by which requests
-    may call them: see `ServedModel`. `state_dir` is where responses are kept; None: in memory. With `keeps_lines`,
-    prompts keep those that change with every request."""
-    model = ServedModel(service.name, service.context_length, service.vocab_size, aliases)
+    may call them, and `describe` tells what the model is: see `ServedModel`. `state_dir` is where responses are kept;
+    None: in memory. With `keeps_lines`, prompts keep those that change with every request."""
+    model = ServedModel(service.name, service.context_length, service.vocab_size, aliases, describe)
     endpoints = [
         *OpenAIEndpoints(service, model).endpoints(),
         *ResponseEndpoints(service, model, StoredResponses(state_dir)).endpoints(),
+        *OllamaEndpoints(service, model).endpoints(),
+        *lm_studio.of_writing(service, model),
+        *LlamaCppEndpoints(service, model).endpoints(),
         *OwnEndpoints(service).endpoints(),
         *AnthropicEndpoints(service, model, keeps_lines=keeps_lines).endpoints(),
         _health_endpoint(lambda: _health(service.streams)),
@@ -94,12 +103,21 @@ def create_application(
 
 
 def create_embedding_application(
-    service: EmbeddingService, locks: Locks = OWN_PROGRAMS, *, aliases: Mapping[str, str] = NO_ALIASES
+    service: EmbeddingService,
+    locks: Locks = OWN_PROGRAMS,
+    *,
+    aliases: Mapping[str, str] = NO_ALIASES,
+    describe: Callable[[], ModelDetails] | None = None,
 ) -> Starlette:
-    """The endpoint over a model that gives embeddings; `aliases` as above."""
-    model = ServedModel(service.name, service.context_length, service.vocab_size, aliases)
-    health = _health_endpoint(lambda: _embedding_health(service))
-    return _application([*EmbeddingEndpoints(service, model).endpoints(), health], model, locks)
+    """The endpoint over a model that gives embeddings; `aliases` and `describe` as above."""
+    model = ServedModel(service.name, service.context_length, service.vocab_size, aliases, describe)
+    endpoints = [
+        *EmbeddingEndpoints(service, model).endpoints(),
+        *OllamaEmbeddingEndpoints(service, model).endpoints(),
+        *lm_studio.of_embedding(model),
+        _health_endpoint(lambda: _embedding_health(service)),
+    ]
+    return _application(endpoints, model, locks)
 
 
 def _application(endpoints: Sequence[Endpoint], model: ServedModel, locks: Locks) -> Starlette:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from app.chat.events import ChatEvent, ReasoningDelta, ReplyEnd, TextDelta, ToolCallDelta
 from app.chat.reply_formats.reply_parser import ReplyParser
 from app.chat.service import ChatService
+from app.chat.time_limits import NO_LIMITS, TimeLimits
 from app.server.errors import ReplyAborted, ReplyFailed
 from app.server.request_log import logged
 from app.server.token_counts import TokenCounts
@@ -29,6 +30,8 @@ class WantedChoices:
     candidates: Sequence[SamplingParams]  # that are generated; or the one of a beam search, which has `count` results
     reports: bool  # their log-probabilities
     context: int | None = None  # most tokens of a prompt and its reply together; None: what the model has
+    limits: TimeLimits = NO_LIMITS
+    is_told: bool = True  # False: the prompts are read, so that they are found computed later, and no more
 
     @property
     def replies(self) -> int:
@@ -72,11 +75,13 @@ async def generate_choices(
     """
     asked = [(prompt, one) for prompt in prompts for one in wanted.behind(prompt)]
     ranking = _Ranking(wanted) if wanted.replies > wanted.count else None
-    batches = service.generate_several(asked, origin=origin, continues_text=continues_text, new_parser=new_parser)
+    batches = service.generate_several(
+        asked, origin=origin, continues_text=continues_text, new_parser=new_parser, limits=wanted.limits
+    )
     with logged(service.name, origin, sum(map(len, prompts)), counts):
         async with aclosing(batches):
             async for batch in batches:
-                good, failure = _up_to_failure(batch)
+                good, failure = _up_to_failure(batch if wanted.is_told else _untold(batch))
                 for reply, event in good:
                     if isinstance(event, ReplyEnd):
                         counts.add(event, first_of_prompt=reply % wanted.replies == 0)
@@ -133,6 +138,12 @@ class _Candidate:
         if isinstance(event, _Reporting):
             self.tokens += len(event.logprobs)
             self.logprob += sum(token.logprob for token in event.logprobs)
+
+
+def _untold(batch: Batch) -> Batch:
+    """Without the reply."""
+    ends = [(reply, event) for reply, event in batch if isinstance(event, ReplyEnd)]
+    return [(reply, replace(end, completion_tokens=0, thought_tokens=0)) for reply, end in ends]
 
 
 def _up_to_failure(

@@ -51,3 +51,10 @@ def check_sequence(service: EmbeddingService, name: str, ids: Sequence[int], mos
 def faulty(name: str, problem: str, code: str = "") -> InvalidRequest:
     remedy = "Send it in pieces, or have it cut with truncate_prompt_tokens: -1." if code else ""
     return InvalidRequest(f"{name}: {problem}", remedy, parameter=name, code=code)
+
+
+def check_dimensions(service: EmbeddingService, dimensions: int | None) -> None:
+    """Raise InvalidRequest for more of them than the model's vectors have."""
+    if dimensions is not None and dimensions > service.dimensions:
+        problem = f"{dimensions} is more than the {service.dimensions} that the model's vectors have."
+        raise InvalidRequest(f"dimensions: {problem}", parameter="dimensions")

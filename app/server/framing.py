@@ -32,6 +32,7 @@ _EVENTS = "text/event-stream; charset=utf-8"
 _COMMENT = b": still at it\n\n"
 
 EVENTS = Framing(_EVENTS, _event, b"data: [DONE]\n\n", _COMMENT)
+BARE_EVENTS = Framing(_EVENTS, _event, b"", _COMMENT)  # without an event for the end
 # Each event goes by the tag of its type, which is in its data as well.
 NAMED_EVENTS = Framing(_EVENTS, _named_event, b"", _COMMENT)
 LINES = Framing("application/x-ndjson", _line, b"", b"")

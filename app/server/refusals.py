@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Struct
 from starlette.requests import Request
 
-from app.server.endpoint import Endpoint
+from app.server.endpoint import Endpoint, ErrorShape
 from app.server.errors import InvalidRequest
 from app.server.request_body import read_body
 
@@ -24,9 +24,12 @@ class Refusal:
     message: str
     remedy: str
 
-    def endpoints(self, bodies: Mapping[str, type[Struct]]) -> list[Endpoint]:
-        """One for each path, with the body that requests to it have."""
-        return [Endpoint("POST", path, self._answer, self.summary, takes=body) for path, body in bodies.items()]
+    def endpoints(self, bodies: Mapping[str, type[Struct]], errors: ErrorShape | None = None) -> list[Endpoint]:
+        """One for each path, with the body that requests to it have; `errors` as of an endpoint."""
+        return [
+            Endpoint("POST", path, self._answer, self.summary, takes=body, errors=errors)
+            for path, body in bodies.items()
+        ]
 
     async def _answer(self, request: Request) -> NoReturn:
         await read_body(request, _any_request)

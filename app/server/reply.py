@@ -23,6 +23,12 @@ log = logging.getLogger(__name__)
 
 ChunkT = TypeVar("ChunkT", bound=msgspec.Struct)
 
+
+def json_reply(body: msgspec.Struct) -> Response:
+    """What is known at once."""
+    return Response(msgspec.json.encode(body), media_type="application/json")
+
+
 _STREAM_HEADERS = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),  # a proxy in between must not hold events back

@@ -3,10 +3,13 @@
 Knows no dialect: how models are listed is decided there.
 """
 
+import asyncio
+import functools
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 
+from app.models.details import ModelDetails
 from app.server.errors import InvalidRequest
 
 ANY = "*"  # as what an alias stands for: the model that is served, whichever that is
@@ -15,9 +18,17 @@ ANY = "*"  # as what an alias stands for: the model that is served, whichever th
 class ServedModel:
     """The one model of a server, under its name and those that stand for it."""
 
-    def __init__(self, name: str, context_length: int, vocab_size: int, aliases: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        name: str,
+        context_length: int,
+        vocab_size: int,
+        aliases: Mapping[str, str],
+        describe: Callable[[], ModelDetails] | None = None,
+    ) -> None:
         """`aliases` are other names and what each stands for: a model's name, or ANY. Those of other models are no
-        names here. With a * in it, one is all names that begin and end so, and none that is told."""
+        names here. With a * in it, one is all names that begin and end so, and none that is told. `describe` takes a
+        moment, and is asked once, if anybody wants to know."""
         self.name = name
         self.context_length = context_length  # tokens of a prompt and its reply together
         self.vocab_size = vocab_size
@@ -25,6 +36,7 @@ class ServedModel:
         others = [alias for alias, meant in aliases.items() if meant in (name, ANY)]
         self.names: Sequence[str] = [name, *(alias for alias in others if "*" not in alias)]
         self._patterns = [alias for alias in others if "*" in alias]
+        self._described = functools.cache(describe or functools.partial(ModelDetails.unknown, name))
 
     def check(self, name: str) -> None:
         """Raises InvalidRequest for the name of another model."""
@@ -32,3 +44,7 @@ class ServedModel:
             message = f"The model {name!r} does not exist here"
             remedy = f"This server has {', '.join(map(repr, self.names))}."
             raise InvalidRequest(message, remedy, parameter="model", code="model_not_found", status=404)
+
+    async def details(self) -> ModelDetails:
+        """What its files say. Raises what `details_of` raises."""
+        return await asyncio.to_thread(self._described)

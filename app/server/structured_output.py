@@ -1,7 +1,7 @@
 """Structured output: which grammar a request asks for, in any of the ways in which clients say so.
 
-OpenAI's `response_format`, vLLM's `structured_outputs` and its older `guided_*` fields. Refuses to know how a grammar
-is compiled and who keeps to it.
+OpenAI's `response_format`, vLLM's `structured_outputs` and its older `guided_*` fields, Ollama's `format`, llama.cpp's
+`grammar`. Refuses to know how a grammar is compiled and who keeps to it.
 """
 
 import contextlib
@@ -85,6 +85,25 @@ def of_response_format(wanted: ResponseFormat | None) -> Iterator[AskedGrammar]:
         yield of_schema(wanted.schema, "response_format.schema", lenient=True)
     else:
         yield AskedGrammar(ANY_OBJECT, "response_format")
+
+
+def of_format(wanted: Literal["", "json"] | Schema | None) -> AskedGrammar | None:
+    """Ollama's `format`. Keywords that it does not keep to it takes, and so do we."""
+    if wanted is None or wanted == "":
+        return None
+    return AskedGrammar(ANY_OBJECT, "format") if wanted == "json" else of_schema(wanted, "format", lenient=True)
+
+
+def of_json_schema(schema: Schema | str | None) -> AskedGrammar | None:
+    """llama.cpp's `json_schema`, which may be text. Keywords that it does not keep to are taken."""
+    if schema is None or schema == "":
+        return None
+    return of_schema(_parsed(schema, "json_schema"), "json_schema", lenient=True)
+
+
+def of_gbnf(grammar: str | None) -> AskedGrammar | None:
+    """llama.cpp's `grammar`, in its own form."""
+    return AskedGrammar(GrammarSource("gbnf", grammar), "grammar") if grammar else None
 
 
 def of_structured_outputs(wanted: StructuredOutputs | None, prefix: str) -> Iterator[AskedGrammar]:

@@ -1,5 +1,5 @@
 """Servers that tests share: one over the hash model with the default model's tokenizer, one over its real weights,
-and one that says what it is told to."""
+one that says what it is told to, and one of a model for code."""
 
 import copy
 from collections.abc import Iterator
@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 
 from app.chat.template import ChatTemplateRenderer
+from app.text.gguf_tokenizer import from_gguf
 from app.text.tokenizer import Tokenizer
 from engine.load_options import LoadOptions
 from engine.loading import load_engine, open_checkpoint
+from quant.gguf import GGUFFile
 from tests.app.server.live_server import LiveServer, controlled_engine
 from tests.app.server.scripted_server import ScriptedServer
 
@@ -44,3 +46,14 @@ def scripted_server(
     model.chat_template = (llama_cpp_models / "templates" / "Qwen-Qwen3-0.6B.jinja").read_text(encoding="utf-8")
     with ScriptedServer(model, renderer) as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def code_server(llama_cpp_models: Path, renderer: ChatTemplateRenderer) -> Iterator[LiveServer]:
+    """Over the hash model, with the vocabulary of a model that fills in what is missing in the middle."""
+    with GGUFFile(llama_cpp_models / "ggml-vocab-starcoder.gguf") as file:
+        tokenizer = from_gguf(file.metadata)
+    engine, _ = controlled_engine(tokenizer.vocab_size)
+    with LiveServer("starcoder", engine, tokenizer, renderer) as server:
+        yield server
+    engine.assert_empty()

@@ -12,6 +12,7 @@ from typing import Any
 from app.chat.service import ChatService
 from app.chat.template import ChatTemplateRenderer
 from app.chat.token_streams import TokenStreams
+from app.models.details import ModelDetails
 from app.server.application import NO_ALIASES, Locks, create_application
 from app.text.tokenizer import Tokenizer
 from engine.config import EngineConfig
@@ -87,12 +88,14 @@ class LiveServer(ServedApplication):
         locks: Locks | None = None,
         aliases: Mapping[str, str] = NO_ALIASES,
         state_dir: Path | None = None,
+        describe: Callable[[], ModelDetails] | None = None,
     ) -> None:
         self.engine = engine
         self.streams = TokenStreams(engine, clock)
         self.service = ChatService(name, tokenizer, self.streams, renderer)
         locks = locks or Locks(host_names=["ingle.test"])
-        super().__init__(create_application(self.service, locks, aliases=aliases, state_dir=state_dir))
+        application = create_application(self.service, locks, aliases=aliases, state_dir=state_dir, describe=describe)
+        super().__init__(application)
 
     async def _main(self) -> None:
         async with self.streams:

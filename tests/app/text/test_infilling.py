@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from app.text.gguf_tokenizer import from_gguf
-from app.text.infilling import MARKS, Infilling, InfillMarks
+from app.text.infilling import MARKS, Gap, Infilling, InfillMarks
 from quant.gguf import GGUFFile
 
 
@@ -14,9 +14,9 @@ def test_each_familys_tokens_are_found_and_put_in_order(marks: InfillMarks) -> N
     ids = {text: number for number, text in enumerate(("<|im_end|>", marks.prefix, marks.suffix, marks.middle)) if text}
     infilling = Infilling.of(ids)
     assert infilling is not None
-    parts = list(infilling.parts("a", "b"))
+    parts = list(infilling.parts(Gap("a", "b")))
     assert parts == ([2, "b", 1, "a"] if marks.suffix_first else [1, "a", 2, "b", 3])
-    assert list(infilling.parts("", "b"))[-1] == (1 if marks.suffix_first else 3)
+    assert list(infilling.parts(Gap("", "b")))[-1] == (1 if marks.suffix_first else 3)
 
 
 def test_some_of_the_tokens_are_not_enough() -> None:

@@ -15,7 +15,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from app.chat.events import ChatEvent, PromptLogprobs, PromptProgress, ReplyEnd, TextDelta
 from app.chat.service import ChatService
-from app.server.choices import generate_choices
+from app.server.continuation import Continuation, continuation_events, infill_prompt, text_prompt
 from app.server.dialects.openai.requests import CompletionRequest
 from app.server.dialects.openai.tokens import (
     FinishText,
@@ -29,8 +29,9 @@ from app.server.dialects.openai.tokens import (
     token_text,
     usage_of,
 )
-from app.server.errors import InvalidRequest, naming
+from app.server.errors import InvalidRequest
 from app.server.token_counts import TokenCounts
+from app.text.infilling import Gap
 from app.text.tokenizer import Tokenizer
 from engine.request import Origin, TokenLogprobs
 
@@ -73,23 +74,19 @@ class Completion(Struct, kw_only=True):
 
 
 async def chunks(service: ChatService, wanted: CompletionRequest, origin: Origin) -> AsyncGenerator[list[Completion]]:
-    """The reply, in batches as it comes; last, if wanted, a chunk that says what it used. Nothing comes before the
-    engine has begun with it, so that what is refused or fails at once can be raised: InvalidRequest, InvalidSampling,
-    EngineError, ReplyFailed, ReplyAborted."""
-    asked = wanted.grammar()
-    grammar = await asked.compiled(service.grammars) if asked else None
-    choices = wanted.choices(await service.breakers.tokens(wanted.breakers())).keeping_to(grammar)
+    """The reply, in batches as it comes; last, if wanted, a chunk that says what it used. Raises what
+    `continuation_events` raises."""
+    asked, choices = wanted.grammar(), wanted.choices(await service.breakers.tokens(wanted.breakers()))
     given = wanted.prompts()
     prompts = [await _encode(service, prompt, wanted.suffix) for prompt in given]
     echoes = [_echo(service.tokenizer, wanted, *prompt) for prompt in zip(given, prompts, strict=True)]
     counts = TokenCounts()
     writer = _ChunkWriter(service, echoes, choices.count, tells_progress=bool(wanted.return_progress))
-    with naming("prompt"):
-        replies = generate_choices(service, prompts, choices, origin, counts, continues_text=True)
-        async with aclosing(replies) as batches:
-            async for batch in batches:
-                if written := [chunk for index, event in batch for chunk in writer.write(index, event)]:
-                    yield written
+    replies = continuation_events(service, Continuation(prompts, choices, asked), origin, counts)
+    async with aclosing(replies) as batches:
+        async for batch in batches:
+            if written := [chunk for index, event in batch for chunk in writer.write(index, event)]:
+                yield written
     if wanted.reports_usage:
         yield [writer.usage(counts)]
 
@@ -211,27 +208,12 @@ class _ChoiceWriter:
 
 
 async def _encode(service: ChatService, prompt: str | tuple[int, ...], suffix: str | None) -> tuple[int, ...]:
-    """The ids of a prompt. Raises InvalidRequest for one that is empty or not of the vocabulary, and for a suffix where
-    nothing can be inserted before one."""
-    if suffix:
-        return await _encode_infill(service, prompt, suffix)
-    ids = await service.encode_text(prompt) if isinstance(prompt, str) else prompt
-    if not ids:
-        raise InvalidRequest("prompt: it is empty", "Send at least one token.", parameter="prompt")
-    if (largest := max(ids)) >= service.vocab_size:
-        problem = f"token id {largest} is not in the vocabulary of {service.vocab_size}"
-        raise InvalidRequest(f"prompt: {problem}", parameter="prompt")
-    return ids
-
-
-async def _encode_infill(service: ChatService, prompt: str | tuple[int, ...], suffix: str) -> tuple[int, ...]:
+    """The ids of a prompt. Raises InvalidRequest."""
+    if not suffix:
+        return await text_prompt(service, prompt)
     if not isinstance(prompt, str):
         raise InvalidRequest("suffix: it goes with a prompt that is a text.", parameter="suffix")
-    ids = await service.encode_infill(prompt, suffix)
-    if ids is None:
-        problem = f"{service.name} has no tokens to be asked for what is missing in the middle"
-        raise InvalidRequest(f"suffix: {problem}", "Leave it out, or take a model for code.", parameter="suffix")
-    return ids
+    return await infill_prompt(service, Gap(prompt, suffix))
 
 
 @dataclass(frozen=True, slots=True)

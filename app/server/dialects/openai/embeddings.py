@@ -17,7 +17,7 @@ from app.server.dialects.openai.models import ModelEndpoints
 from app.server.dialects.openai.requests import CompletionRequest, PositiveCount, Prompts, separate
 from app.server.dialects.rerank import PATHS as RERANKING
 from app.server.dialects.rerank import RerankEndpoints, RerankRequest
-from app.server.embedding_inputs import MAX_INPUTS, Truncation, faulty, read_inputs
+from app.server.embedding_inputs import MAX_INPUTS, Truncation, check_dimensions, faulty, read_inputs
 from app.server.endpoint import Endpoint
 from app.server.errors import InvalidRequest
 from app.server.refusals import NO_TEXT, RANKS_ONLY
@@ -103,7 +103,7 @@ class EmbeddingEndpoints:
     async def create_embeddings(self, request: Request) -> Response:
         wanted = await read_body(request, self._decoder)
         self._model.check(wanted.model)
-        self._check_dimensions(wanted.dimensions)
+        check_dimensions(self._service, wanted.dimensions)
         inputs = wanted.inputs()
         body: list[bytes] = []
 
@@ -117,11 +117,6 @@ class EmbeddingEndpoints:
 
         await while_connected(request.receive, answer())
         return Response(b"".join(body), media_type="application/json")
-
-    def _check_dimensions(self, dimensions: int | None) -> None:
-        if dimensions is not None and dimensions > self._service.dimensions:
-            problem = f"{dimensions} is more than the {self._service.dimensions} that the model's vectors have."
-            raise InvalidRequest(f"dimensions: {problem}", parameter="dimensions")
 
 
 def _body(vectors: Sequence[Tensor], wanted: EmbeddingRequest, tokens: int) -> bytes:

@@ -2,12 +2,12 @@
 
 from typing import Literal
 
-import msgspec
 from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
 from app.server.endpoint import Endpoint
+from app.server.reply import json_reply
 from app.server.served_model import ServedModel
 
 
@@ -50,18 +50,14 @@ class ModelEndpoints:
         ]
 
     async def list_models(self, request: Request) -> Response:
-        return _json(ModelList([self._model(name) for name in self._served.names]))
+        return json_reply(ModelList([self._model(name) for name in self._served.names]))
 
     async def retrieve_model(self, request: Request) -> Response:
         name = request.path_params["model"]
         self._served.check(name)
-        return _json(self._model(name))
+        return json_reply(self._model(name))
 
     def _model(self, name: str) -> Model:
         served = self._served
         meta = ModelMeta(served.context_length, served.vocab_size)
         return Model(name, served.since, served.context_length, served.context_length, meta, root=served.name)
-
-
-def _json(body: Struct) -> Response:
-    return Response(msgspec.json.encode(body), media_type="application/json")

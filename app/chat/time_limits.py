@@ -1,0 +1,14 @@
+"""How long a reply may take, for editors that would not show it later. Plain data."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class TimeLimits:
+    """In seconds; None: any number. A reply that has run out of time ends where it is, as at the most tokens."""
+
+    reading: float | None = None  # of the prompt, from when the engine begins with it
+    writing: float | None = None  # from the first token on, once there is a line break
+
+
+NO_LIMITS = TimeLimits()

@@ -1,0 +1,1 @@
+"""The API of llama.cpp's own server, for editors that complete code."""

@@ -1,0 +1,67 @@
+"""The endpoints of llama.cpp's server that generate text: from a request to the response that carries its reply."""
+
+from functools import partial
+
+import msgspec
+from starlette.requests import Request
+
+from app.chat.service import ChatService
+from app.server.continuation import Continuation, continuation_events, infill_prompt, text_prompt
+from app.server.dialects.llama_cpp.errors import ERRORS, error_body
+from app.server.dialects.llama_cpp.replies import Completion, Writer, fold
+from app.server.dialects.llama_cpp.requests import CompletionRequest, GeneratingRequest, InfillRequest
+from app.server.dialects.llama_cpp.tokens import TokenEndpoints, mixed_ids
+from app.server.door import of_caller
+from app.server.endpoint import Endpoint
+from app.server.framing import BARE_EVENTS
+from app.server.reply import StreamedReply, WholeReply
+from app.server.request_body import read_body
+from app.server.served_model import ServedModel
+from app.server.token_counts import TokenCounts
+
+COMPLETIONS = ("/completion", "/completions")
+
+
+class LlamaCppEndpoints:
+    """Serves one model."""
+
+    def __init__(self, service: ChatService, model: ServedModel) -> None:
+        self._service = service
+        self._model = model
+        self._completion_decoder = msgspec.json.Decoder(CompletionRequest)
+        self._infill_decoder = msgspec.json.Decoder(InfillRequest)
+
+    def endpoints(self) -> list[Endpoint]:
+        generating = partial(Endpoint, gives=Completion, streams=Completion, framing=BARE_EVENTS, errors=ERRORS)
+        goes_on, missing = "What a text goes on with", "What is missing between two texts"
+        return [
+            *(generating("POST", path, self.complete, goes_on, takes=CompletionRequest) for path in COMPLETIONS),
+            generating("POST", "/infill", self.infill, missing, takes=InfillRequest),
+            *TokenEndpoints(self._service, self._model).endpoints(),
+        ]
+
+    async def complete(self, request: Request) -> StreamedReply[Completion] | WholeReply[Completion]:
+        wanted = await read_body(request, self._completion_decoder)
+        self._check(wanted)
+        given = wanted.prompt if isinstance(wanted.prompt, str) else await mixed_ids(self._service, wanted.prompt)
+        return self._reply(request, wanted, await text_prompt(self._service, given))
+
+    async def infill(self, request: Request) -> StreamedReply[Completion] | WholeReply[Completion]:
+        wanted = await read_body(request, self._infill_decoder)
+        self._check(wanted)
+        return self._reply(request, wanted, await infill_prompt(self._service, wanted.gap(), "input_prefix"))
+
+    def _check(self, wanted: GeneratingRequest) -> None:
+        if wanted.model:
+            self._model.check(wanted.model)
+        wanted.check()
+
+    def _reply(
+        self, request: Request, wanted: GeneratingRequest, prompt: tuple[int, ...]
+    ) -> StreamedReply[Completion] | WholeReply[Completion]:
+        service, choices, counts = self._service, wanted.choices(), TokenCounts()
+        origin = of_caller(request, wanted.origin(request.headers))
+        continuation = Continuation([prompt], choices, wanted.asked_grammar())
+        writer = Writer(service.name, service.context_length, service.tokenizer, choices.candidates[0])
+        chunks = writer.chunks(continuation_events(service, continuation, origin, counts), counts)
+        return StreamedReply(chunks, error_body, BARE_EVENTS) if wanted.stream else WholeReply(chunks, fold)

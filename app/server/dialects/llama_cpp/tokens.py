@@ -1,0 +1,174 @@
+"""What llama.cpp's server tells of itself and of its model: its properties, and texts as ids and back."""
+
+import asyncio
+from collections.abc import Sequence
+from functools import partial
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta, Struct
+from starlette.requests import Request
+from starlette.responses import Response
+
+from app.chat.service import ChatService
+from app.server.dialects.llama_cpp.errors import ERRORS
+from app.server.dialects.openai.chat_requests import ChatCompletionRequest
+from app.server.dialects.openai.requests import TokenId
+from app.server.endpoint import Endpoint
+from app.server.errors import InvalidRequest, naming
+from app.server.reply import json_reply
+from app.server.request_body import read_body
+from app.server.served_model import ServedModel
+
+
+class Modalities(Struct):
+    vision: bool = False
+    audio: bool = False
+
+
+class DefaultSettings(Struct):
+    n_ctx: int
+
+
+class Properties(Struct, kw_only=True):
+    default_generation_settings: DefaultSettings
+    total_slots: int  # requests that run at the same time at most
+    model_alias: str
+    model_path: str  # its name: where it lies is nobody's business
+    chat_template: str
+    bos_token: str
+    eos_token: str
+    modalities: Modalities
+    build_info: str
+    is_sleeping: bool = False
+
+
+class TokenizeRequest(Struct, kw_only=True):
+    """POST /tokenize."""
+
+    content: str
+    add_special: bool = False  # what the model wants in front of a prompt
+    parse_special: bool = True
+    with_pieces: bool = False
+
+
+class Piece(Struct):
+    id: int
+    piece: str | list[int]  # the bytes, where they are no text
+
+
+class Tokens(Struct):
+    tokens: list[int] | list[Piece]
+
+
+class DetokenizeRequest(Struct):
+    """POST /detokenize."""
+
+    tokens: Annotated[list[TokenId], Meta(max_length=1 << 20)]
+
+
+class Content(Struct):
+    content: str
+
+
+class TemplateRequest(ChatCompletionRequest, kw_only=True):
+    """POST /apply-template."""
+
+    model: Annotated[str, Meta(max_length=1024)] = ""
+
+
+class Prompt(Struct):
+    prompt: str
+
+
+class TokenEndpoints:
+    """Of one model."""
+
+    def __init__(self, service: ChatService, model: ServedModel) -> None:
+        self._service = service
+        self._model = model
+        self._tokenize_decoder = msgspec.json.Decoder(TokenizeRequest)
+        self._detokenize_decoder = msgspec.json.Decoder(DetokenizeRequest)
+        self._template_decoder = msgspec.json.Decoder(TemplateRequest)
+
+    def endpoints(self) -> list[Endpoint]:
+        endpoint = partial(Endpoint, errors=ERRORS)
+        texts, ids, prompt = (
+            "The text of token ids",
+            "The token ids of a text",
+            "The prompt that a conversation becomes",
+        )
+        return [
+            endpoint("GET", "/props", self.properties, "What the server is and has", gives=Properties),
+            endpoint("POST", "/tokenize", self.tokenize, ids, takes=TokenizeRequest, gives=Tokens),
+            endpoint("POST", "/detokenize", self.detokenize, texts, takes=DetokenizeRequest, gives=Content),
+            endpoint("POST", "/apply-template", self.apply, prompt, takes=TemplateRequest, gives=Prompt),
+        ]
+
+    async def properties(self, request: Request) -> Response:
+        service, special = self._service, self._service.tokenizer.special_tokens
+        told = Properties(
+            default_generation_settings=DefaultSettings(service.context_length),
+            total_slots=service.streams.max_running,
+            model_alias=service.name,
+            model_path=service.name,
+            chat_template=service.tokenizer.chat_template or "",
+            bos_token=special.get("bos_token", ""),
+            eos_token=special.get("eos_token", ""),
+            modalities=Modalities(),
+            build_info="inglenook",
+        )
+        return json_reply(told)
+
+    async def tokenize(self, request: Request) -> Response:
+        wanted = await read_body(request, self._tokenize_decoder)
+        tokenizer = self._service.tokenizer
+
+        def encoded() -> Tokens:
+            ids = tokenizer.encode(wanted.content, parse_special=wanted.parse_special)
+            if wanted.add_special and tokenizer.add_bos and tokenizer.bos_id is not None:
+                ids = [tokenizer.bos_id, *ids]
+            if not wanted.with_pieces:
+                return Tokens(ids)
+            return Tokens([Piece(one, _piece(tokenizer.token_bytes(one, show_control=True))) for one in ids])
+
+        return json_reply(await asyncio.to_thread(encoded))
+
+    async def detokenize(self, request: Request) -> Response:
+        wanted = await read_body(request, self._detokenize_decoder)
+        return json_reply(Content(await asyncio.to_thread(_shown, self._service, wanted.tokens)))
+
+    async def apply(self, request: Request) -> Response:
+        wanted = await read_body(request, self._template_decoder)
+        wanted.check()
+        with naming("messages"):
+            prompt = await self._service.prompt(wanted.conversation())
+        return json_reply(Prompt(await asyncio.to_thread(_shown, self._service, prompt.ids)))
+
+
+async def mixed_ids(service: ChatService, prompt: Sequence[str | int]) -> tuple[int, ...]:
+    """The ids of texts and ids, one after the other."""
+
+    def encoded() -> tuple[int, ...]:
+        ids: list[int] = []
+        for part in prompt:
+            ids += [part] if isinstance(part, int) else service.tokenizer.encode(part, parse_special=True)
+        return tuple(ids)
+
+    return await asyncio.to_thread(encoded)
+
+
+def _shown(service: ChatService, ids: Sequence[int]) -> str:
+    """The text of ids, control tokens included. Raises InvalidRequest."""
+    if ids and (largest := max(ids)) >= service.vocab_size:
+        problem = f"token id {largest} is not in the vocabulary of {service.vocab_size}"
+        raise InvalidRequest(f"tokens: {problem}", parameter="tokens")
+    pieces = (service.tokenizer.token_bytes(one, show_control=True) for one in ids)
+    return b"".join(pieces).decode(errors="replace")
+
+
+def _piece(encoded: bytes) -> str | list[int]:
+    try:
+        return encoded.decode()
+    except UnicodeDecodeError:
+        return list(encoded)

@@ -1,0 +1,140 @@
+"""Ollama's embeddings: texts in, vectors out; and all else that it has for a model that gives them."""
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta, Struct
+from starlette.requests import Request
+from starlette.responses import Response
+from torch import Tensor
+
+from app.embedding_service import EmbeddingService, shortened
+from app.server.dialects.ollama.errors import ERRORS
+from app.server.dialects.ollama.models import ModelEndpoints, Named, check_model
+from app.server.dialects.ollama.requests import ChatRequest, GenerateRequest
+from app.server.dialects.openai.requests import PositiveCount
+from app.server.embedding_inputs import MAX_INPUTS, check_dimensions, faulty, read_inputs
+from app.server.endpoint import Endpoint
+from app.server.refusals import NO_TEXT, RANKS_ONLY
+from app.server.reply import while_connected
+from app.server.request_body import read_body
+from app.server.served_model import ServedModel
+
+WHOLE_TEXT = -1  # cut to what the model reads
+
+GENERATING: Mapping[str, type[Struct]] = {"/api/chat": ChatRequest, "/api/generate": GenerateRequest}
+
+
+class EmbedRequest(Named, kw_only=True):
+    """POST /api/embed."""
+
+    input: str | Annotated[list[str], Meta(max_length=MAX_INPUTS)] = ""
+    truncate: bool | None = None  # true, if not given: longer texts are cut
+    dimensions: PositiveCount | None = None
+    keep_alive: float | str | None = None
+
+    def inputs(self) -> Mapping[str, str]:
+        """The texts by their places. Raises InvalidRequest."""
+        texts = [self.input] if isinstance(self.input, str) else self.input
+        for place, text in enumerate(texts):
+            if not text:
+                raise faulty(f"input[{place}]", "it is empty")
+        return {f"input[{place}]": text for place, text in enumerate(texts)}
+
+
+class EmbeddingsRequest(Named, kw_only=True):
+    """POST /api/embeddings, the older one."""
+
+    prompt: str = ""
+    keep_alive: float | str | None = None
+
+
+class Embedded(Struct, kw_only=True):
+    model: str
+    embeddings: list[list[float]]
+    total_duration: int  # nanoseconds
+    load_duration: int = 0
+    prompt_eval_count: int
+
+
+class Embedding(Struct):
+    embedding: list[float]
+
+
+# What is asked of a model that gives vectors, for one that does not to refuse.
+VECTORS: Mapping[str, type[Struct]] = {"/api/embed": EmbedRequest, "/api/embeddings": EmbeddingsRequest}
+
+
+class OllamaEmbeddingEndpoints:
+    """Serves one embedding model."""
+
+    def __init__(self, service: EmbeddingService, model: ServedModel) -> None:
+        self._service = service
+        self._model = model
+        self._embed_decoder = msgspec.json.Decoder(EmbedRequest)
+        self._embeddings_decoder = msgspec.json.Decoder(EmbeddingsRequest)
+
+    def endpoints(self) -> list[Endpoint]:
+        return [
+            *ModelEndpoints(self._model, self._capabilities, None).endpoints(),
+            *self._embeddings(),
+            *NO_TEXT.endpoints(GENERATING, ERRORS),
+        ]
+
+    def _embeddings(self) -> list[Endpoint]:
+        if self._service.ranks:
+            return RANKS_ONLY.endpoints(VECTORS, ERRORS)
+        endpoint = partial(Endpoint, errors=ERRORS)
+        several, one, path = "Texts become vectors", "A text becomes a vector", "/api/embeddings"
+        return [
+            endpoint("POST", "/api/embed", self.embed, several, takes=EmbedRequest, gives=Embedded),
+            endpoint("POST", path, self.embed_one, one, takes=EmbeddingsRequest, gives=Embedding),
+        ]
+
+    async def embed(self, request: Request) -> Response:
+        wanted = await read_body(request, self._embed_decoder)
+        check_model(self._model, wanted)
+        check_dimensions(self._service, wanted.dimensions)
+        began = time.monotonic()
+        body: list[bytes] = []
+
+        async def answer() -> None:
+            vectors, tokens = await self._vectors(wanted.inputs(), None if wanted.truncate is False else WHOLE_TEXT)
+            seconds = time.monotonic() - began
+            # Thousands of numbers are written, which is not to stop the others' replies.
+            body.append(await asyncio.to_thread(_body, wanted, vectors, tokens, seconds))
+
+        await while_connected(request.receive, answer())
+        return Response(b"".join(body), media_type="application/json")
+
+    async def embed_one(self, request: Request) -> Response:
+        wanted = await read_body(request, self._embeddings_decoder)
+        check_model(self._model, wanted)
+        body: list[bytes] = []
+
+        async def answer() -> None:
+            vectors, _ = await self._vectors({"prompt": wanted.prompt} if wanted.prompt else {}, WHOLE_TEXT)
+            body.append(msgspec.json.encode(Embedding([number for one in vectors for number in one.tolist()])))
+
+        await while_connected(request.receive, answer())
+        return Response(b"".join(body), media_type="application/json")
+
+    async def _vectors(self, inputs: Mapping[str, str], truncate: int | None) -> tuple[list[Tensor], int]:
+        """The vector of each text, and the tokens of all."""
+        sequences = await read_inputs(self._service, inputs, truncate)
+        return await self._service.embed(sequences), sum(map(len, sequences))
+
+    async def _capabilities(self) -> Sequence[str]:
+        return ["embedding"]
+
+
+def _body(wanted: EmbedRequest, vectors: Sequence[Tensor], tokens: int, seconds: float) -> bytes:
+    numbers = [shortened(vector, wanted.dimensions).tolist() for vector in vectors]
+    told = Embedded(
+        model=wanted.asked_for, embeddings=numbers, total_duration=round(1e9 * seconds), prompt_eval_count=tokens
+    )
+    return msgspec.json.encode(told)

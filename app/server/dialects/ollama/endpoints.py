@@ -1,0 +1,100 @@
+"""The endpoints of Ollama's API for a model that writes text: from a request to the response that carries its reply."""
+
+from functools import partial
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from app.chat.service import ChatService
+from app.server.continuation import Continuation, continuation_events, infill_prompt, text_prompt
+from app.server.dialects.ollama.embeddings import VECTORS
+from app.server.dialects.ollama.errors import ERRORS, error_body
+from app.server.dialects.ollama.models import ModelEndpoints, check_model
+from app.server.dialects.ollama.replies import (
+    ChatReply,
+    ChatWriter,
+    GenerateReply,
+    GenerateWriter,
+    fold_chat,
+    fold_generate,
+    written,
+)
+from app.server.dialects.ollama.requests import ChatRequest, GenerateRequest
+from app.server.door import of_caller
+from app.server.endpoint import Endpoint
+from app.server.framing import LINES
+from app.server.refusals import NO_VECTORS
+from app.server.reply import StreamedReply, WholeReply, json_reply
+from app.server.request_body import read_body
+from app.server.served_model import ServedModel
+from app.server.token_counts import TokenCounts
+from app.server.turn import Turn, turn_events
+from app.text.infilling import Gap
+
+
+class OllamaEndpoints:
+    """Serves one model."""
+
+    def __init__(self, service: ChatService, model: ServedModel) -> None:
+        self._service = service
+        self._model = model
+        self._chat_decoder = msgspec.json.Decoder(ChatRequest)
+        self._generate_decoder = msgspec.json.Decoder(GenerateRequest)
+
+    def endpoints(self) -> list[Endpoint]:
+        endpoint = partial(Endpoint, framing=LINES, errors=ERRORS)
+        turn, generated = "The next turn of a conversation", "An answer to a prompt, or what it goes on with"
+        return [
+            *ModelEndpoints(self._model, self._capabilities, self._service.tokenizer.chat_template).endpoints(),
+            endpoint("POST", "/api/chat", self.chat, turn, takes=ChatRequest, gives=ChatReply, streams=ChatReply),
+            endpoint(
+                "POST",
+                "/api/generate",
+                self.generate,
+                generated,
+                takes=GenerateRequest,
+                gives=GenerateReply,
+                streams=GenerateReply,
+            ),
+            *NO_VECTORS.endpoints(VECTORS, ERRORS),
+        ]
+
+    async def chat(self, request: Request) -> StreamedReply[ChatReply] | WholeReply[ChatReply] | Response:
+        wanted = await read_body(request, self._chat_decoder)
+        check_model(self._model, wanted)
+        wanted.check()
+        writer, counts = ChatWriter(wanted.asked_for, self._service.tokenizer), TokenCounts()
+        if wanted.is_probe:
+            return json_reply(writer.end("load"))
+        origin = of_caller(request, wanted.origin(request.headers))
+        turn = Turn(wanted.conversation(), wanted.choices(), wanted.grammar())
+        chunks = written(turn_events(self._service, turn, origin, counts), writer, counts)
+        return StreamedReply(chunks, error_body, LINES) if wanted.streams else WholeReply(chunks, fold_chat)
+
+    async def generate(self, request: Request) -> StreamedReply[GenerateReply] | WholeReply[GenerateReply] | Response:
+        wanted = await read_body(request, self._generate_decoder)
+        check_model(self._model, wanted)
+        wanted.check()
+        writer, counts = GenerateWriter(wanted.asked_for, self._service.tokenizer), TokenCounts()
+        if wanted.is_probe:
+            return json_reply(writer.end("load"))
+        origin = of_caller(request, wanted.origin(request.headers))
+        if wanted.continues_text:
+            continuation = Continuation([await self._prompt(wanted)], wanted.choices(), wanted.grammar())
+            events = continuation_events(self._service, continuation, origin, counts)
+        else:
+            turn = Turn(wanted.conversation(), wanted.choices(), wanted.grammar(), field="prompt")
+            events = turn_events(self._service, turn, origin, counts)
+        chunks = written(events, writer, counts)
+        return StreamedReply(chunks, error_body, LINES) if wanted.streams else WholeReply(chunks, fold_generate)
+
+    async def _prompt(self, wanted: GenerateRequest) -> tuple[int, ...]:
+        if wanted.suffix:
+            return await infill_prompt(self._service, Gap(wanted.prompt, wanted.suffix))
+        return await text_prompt(self._service, wanted.prompt)
+
+    async def _capabilities(self) -> list[str]:
+        abilities = await self._service.abilities()
+        able = {"tools": abilities.tools, "insert": abilities.insertion, "thinking": abilities.thinking}
+        return ["completion", *(name for name, is_able in able.items() if is_able)]

@@ -1,0 +1,217 @@
+"""What Ollama's clients ask before they use a model: whether a server is there, which models it has, what they can do.
+
+There is one model, which is loaded and stays so; its other names are listed like models of their own.
+"""
+
+import hashlib
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import UTC, datetime
+from functools import partial
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import UNSET, Meta, Struct, UnsetType
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+
+from app.models.details import ModelDetails
+from app.server.dialects.ollama.errors import ERRORS
+from app.server.endpoint import TEXT, Endpoint
+from app.server.errors import InvalidRequest
+from app.server.reply import json_reply
+from app.server.request_body import read_body
+from app.server.served_model import ServedModel
+
+VERSION = "0.14.0"  # of the API that this is
+NEVER = "9999-12-31T23:59:59Z"
+LATEST = ":latest"  # what Ollama's clients put behind a name without a tag
+UNKNOWN = "unknown"
+# Some clients look for it in a template, to find out whether a model inserts.
+_INSERTS = "{# .Suffix #}"
+
+ModelName = Annotated[str, Meta(max_length=1024)]
+
+
+class Named(Struct, kw_only=True):
+    """A request about a model."""
+
+    model: ModelName = ""
+    name: ModelName = ""  # the same by its older name
+
+    @property
+    def asked_for(self) -> str:
+        return self.model or self.name
+
+
+class ShowRequest(Named, kw_only=True):
+    """POST /api/show."""
+
+
+class Details(Struct, kw_only=True):
+    parent_model: str = ""
+    format: str  # gguf or safetensors
+    family: str
+    families: list[str]
+    parameter_size: str
+    quantization_level: str
+
+
+class ListedModel(Struct, kw_only=True):
+    name: str
+    model: str
+    modified_at: str
+    size: int  # bytes
+    digest: str
+    details: Details
+
+
+class ModelList(Struct):
+    models: list[ListedModel]
+
+
+class RunningModel(Struct, kw_only=True):
+    name: str
+    model: str
+    size: int
+    digest: str
+    details: Details
+    expires_at: str
+    size_vram: int
+    context_length: int
+
+
+class RunningModels(Struct):
+    models: list[RunningModel]
+
+
+class Shown(Struct, kw_only=True):
+    """What there is to know of a model."""
+
+    modelfile: str
+    parameters: str
+    template: str
+    details: Details
+    model_info: dict[str, Any]
+    capabilities: list[str]
+    modified_at: str
+    license: str | UnsetType = UNSET
+
+
+class Version(Struct):
+    version: str
+
+
+class ModelEndpoints:
+    """Of one model."""
+
+    def __init__(
+        self, model: ServedModel, capabilities: Callable[[], Awaitable[Sequence[str]]], template: str | None
+    ) -> None:
+        self._model = model
+        self._capabilities = capabilities
+        self._template = template or ""
+        self._decoder = msgspec.json.Decoder(ShowRequest)
+
+    def endpoints(self) -> list[Endpoint]:
+        endpoint = partial(Endpoint, errors=ERRORS)
+        shown = "What the model is, and what it can do"
+        return [
+            endpoint("GET", "/", self.greet, "That there is a server", gives=TEXT),
+            endpoint("GET", "/api/version", self.version, "Of Ollama's API", gives=Version),
+            endpoint("GET", "/api/tags", self.list_models, "The models there are", gives=ModelList),
+            endpoint("GET", "/api/ps", self.list_running, "Those that are loaded", gives=RunningModels),
+            endpoint("POST", "/api/show", self.show, shown, takes=ShowRequest, gives=Shown),
+        ]
+
+    async def greet(self, request: Request) -> Response:
+        return PlainTextResponse("Ollama is running")
+
+    async def version(self, request: Request) -> Response:
+        return json_reply(Version(VERSION))
+
+    async def list_models(self, request: Request) -> Response:
+        told = await self._model.details()
+        models = [
+            ListedModel(
+                name=name,
+                model=name,
+                modified_at=self._modified_at(told),
+                size=told.size,
+                digest=_digest(told),
+                details=_details(told),
+            )
+            for name in self._model.names
+        ]
+        return json_reply(ModelList(models))
+
+    async def list_running(self, request: Request) -> Response:
+        told = await self._model.details()
+        models = [
+            RunningModel(
+                name=name,
+                model=name,
+                size=told.size,
+                digest=_digest(told),
+                details=_details(told),
+                expires_at=NEVER,
+                size_vram=0,
+                context_length=self._model.context_length,
+            )
+            for name in self._model.names
+        ]
+        return json_reply(RunningModels(models))
+
+    async def show(self, request: Request) -> Response:
+        wanted = await read_body(request, self._decoder)
+        check_model(self._model, wanted)
+        told, capabilities = await self._model.details(), list(await self._capabilities())
+        architecture = told.architecture or UNKNOWN
+        shown = Shown(
+            modelfile=f"FROM {self._model.name}",
+            parameters=f"num_ctx {self._model.context_length}",
+            template=self._template + (_INSERTS if "insert" in capabilities else ""),
+            details=_details(told),
+            model_info={
+                "general.architecture": architecture,
+                "general.basename": self._model.name,
+                "general.parameter_count": told.parameters,
+                f"{architecture}.context_length": self._model.context_length,
+                f"{architecture}.vocab_size": self._model.vocab_size,
+            },
+            capabilities=capabilities,
+            modified_at=self._modified_at(told),
+            license=told.license or UNSET,
+        )
+        return json_reply(shown)
+
+    def _modified_at(self, told: ModelDetails) -> str:
+        return told.stored_at or datetime.fromtimestamp(self._model.since, UTC).isoformat()
+
+
+def check_model(model: ServedModel, wanted: Named) -> None:
+    """Raises InvalidRequest for the name of another model."""
+    name = wanted.asked_for
+    if not name:
+        raise InvalidRequest("model: it is required", parameter="model")
+    model.check(name if name in model.names else name.removesuffix(LATEST))
+
+
+def _details(told: ModelDetails) -> Details:
+    family = told.architecture or UNKNOWN
+    return Details(
+        format=told.format,
+        family=family,
+        families=[family],
+        parameter_size=_in_words(told.parameters),
+        quantization_level=told.quantization or UNKNOWN,
+    )
+
+
+def _in_words(parameters: int) -> str:
+    """As Ollama has it: 134.52M, 8.03B."""
+    return f"{parameters / 1e9:.2f}B" if parameters >= 1e9 else f"{parameters / 1e6:.2f}M"
+
+
+def _digest(told: ModelDetails) -> str:
+    """By which clients tell models apart: of the file, or where that is not known, of the name."""
+    return told.sha256 or hashlib.sha256(told.name.encode()).hexdigest()

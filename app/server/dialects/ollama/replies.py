@@ -1,0 +1,196 @@
+"""Replies of Ollama's API: one writer of chunks, which are the streamed reply, and folds that make the whole reply of
+the same chunks. So the two cannot disagree.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing
+from datetime import UTC, datetime
+from typing import Any, Generic, Literal, TypeVar
+
+from msgspec import UNSET, Raw, Struct, UnsetType
+
+from app.chat.events import ChatEvent, ReasoningDelta, ReplyEnd, TextDelta, ToolCallDelta, ToolCallEnd, ToolCallStart
+from app.server.choices import Batch
+from app.server.dialects.openai.tokens import ReportedToken, finish_text, reported_tokens, timings_of
+from app.server.token_counts import TokenCounts
+from app.text.tokenizer import Tokenizer
+from engine.request import TokenLogprobs
+
+DoneReason = Literal["stop", "length", "load"]
+
+
+class Reply(Struct, kw_only=True):
+    """A chunk and a whole reply look the same. The figures are in the last chunk; times are in nanoseconds."""
+
+    model: str
+    created_at: str
+    done: bool = False
+    done_reason: DoneReason | UnsetType = UNSET
+    logprobs: list[ReportedToken] | UnsetType = UNSET
+    total_duration: int | UnsetType = UNSET
+    load_duration: int | UnsetType = UNSET  # of what was computed before, from memory and files
+    prompt_eval_count: int | UnsetType = UNSET  # all tokens of the prompt, found or computed
+    prompt_eval_duration: int | UnsetType = UNSET
+    eval_count: int | UnsetType = UNSET
+    eval_duration: int | UnsetType = UNSET
+
+
+class CalledFunction(Struct):
+    index: int
+    name: str
+    arguments: Raw  # a JSON object
+
+
+class Call(Struct):
+    id: str
+    function: CalledFunction
+
+
+class ReplyMessage(Struct, kw_only=True):
+    role: Literal["assistant"] = "assistant"
+    content: str = ""
+    thinking: str | UnsetType = UNSET
+    tool_calls: list[Call] | UnsetType = UNSET
+
+
+class ChatReply(Reply, kw_only=True):
+    message: ReplyMessage
+
+
+class GenerateReply(Reply, kw_only=True):
+    response: str = ""
+    thinking: str | UnsetType = UNSET
+
+
+ReplyT = TypeVar("ReplyT", bound=Reply)
+
+
+class _Writer(ABC, Generic[ReplyT]):
+    """Writes the chunks of one reply."""
+
+    def __init__(self, model: str, tokenizer: Tokenizer) -> None:
+        self._model = model
+        self._tokenizer = tokenizer
+        self._call: ToolCallStart | None = None
+        self._arguments: list[str] = []
+
+    def write(self, event: ChatEvent) -> Iterator[ReplyT]:
+        match event:
+            case TextDelta(text, logprobs):
+                yield self._reported(self._text(text), logprobs)
+            case ReasoningDelta(text, logprobs):
+                yield self._reported(self._thought(text), logprobs)
+            case ToolCallStart():
+                self._call, self._arguments = event, []
+            case ToolCallDelta(_, arguments):
+                self._arguments.append(arguments)
+            case ToolCallEnd() if self._call is not None:
+                arguments = "".join(self._arguments) or "{}"
+                called = CalledFunction(self._call.index, self._call.name, Raw(arguments))
+                yield self._called(Call(self._call.id, called))
+
+    def end(self, reason: DoneReason, counts: TokenCounts | None = None) -> ReplyT:
+        """The last chunk."""
+        reply = self._text("")
+        reply.done, reply.done_reason = True, reason
+        if counts is not None:
+            _add_figures(reply, counts)
+        return reply
+
+    def _reported(self, reply: ReplyT, logprobs: Sequence[TokenLogprobs]) -> ReplyT:
+        if logprobs:
+            reply.logprobs = reported_tokens(self._tokenizer, logprobs)
+        return reply
+
+    def _identity(self) -> dict[str, Any]:
+        now = datetime.now(UTC).isoformat().replace("+00:00", "Z")
+        return {"model": self._model, "created_at": now}
+
+    # What the two kinds write differently.
+
+    @abstractmethod
+    def _text(self, text: str) -> ReplyT: ...
+
+    @abstractmethod
+    def _thought(self, text: str) -> ReplyT: ...
+
+    @abstractmethod
+    def _called(self, call: Call) -> ReplyT: ...
+
+
+class ChatWriter(_Writer[ChatReply]):
+    def _text(self, text: str) -> ChatReply:
+        return ChatReply(**self._identity(), message=ReplyMessage(content=text))
+
+    def _thought(self, text: str) -> ChatReply:
+        return ChatReply(**self._identity(), message=ReplyMessage(thinking=text))
+
+    def _called(self, call: Call) -> ChatReply:
+        return ChatReply(**self._identity(), message=ReplyMessage(tool_calls=[call]))
+
+
+class GenerateWriter(_Writer[GenerateReply]):
+    def _text(self, text: str) -> GenerateReply:
+        return GenerateReply(**self._identity(), response=text)
+
+    def _thought(self, text: str) -> GenerateReply:
+        return GenerateReply(**self._identity(), thinking=text)
+
+    def _called(self, call: Call) -> GenerateReply:
+        raise ValueError("a prompt without tools was answered with a call of one")
+
+
+async def written(
+    events: AsyncGenerator[Batch], writer: _Writer[ReplyT], counts: TokenCounts
+) -> AsyncGenerator[list[ReplyT]]:
+    """The reply, in batches as it comes."""
+    async with aclosing(events) as batches:
+        async for batch in batches:
+            chunks = [chunk for _, event in batch for chunk in writer.write(event)]
+            ends = [event for _, event in batch if isinstance(event, ReplyEnd)]
+            chunks += [writer.end(finish_text(end.finish), counts) for end in ends]
+            if chunks:
+                yield chunks
+
+
+async def fold_chat(chunks: AsyncGenerator[ChatReply]) -> ChatReply:
+    """The whole reply."""
+    whole, parts = await _folded(chunks)
+    texts = [part.message for part in parts]
+    whole.message = ReplyMessage(
+        content="".join(text.content for text in texts),
+        thinking="".join(text.thinking or "" for text in texts) or UNSET,
+        tool_calls=[call for text in texts for call in text.tool_calls or ()] or UNSET,
+    )
+    return whole
+
+
+async def fold_generate(chunks: AsyncGenerator[GenerateReply]) -> GenerateReply:
+    """The whole reply."""
+    whole, parts = await _folded(chunks)
+    whole.response = "".join(part.response for part in parts)
+    whole.thinking = "".join(part.thinking or "" for part in parts) or UNSET
+    return whole
+
+
+async def _folded(chunks: AsyncGenerator[ReplyT]) -> tuple[ReplyT, list[ReplyT]]:
+    """The last chunk with all log-probabilities, and all chunks."""
+    parts = [chunk async for chunk in chunks]
+    whole = parts[-1]
+    whole.logprobs = [token for part in parts for token in part.logprobs or ()] or UNSET
+    return whole, parts
+
+
+def _add_figures(reply: Reply, counts: TokenCounts) -> None:
+    timings = timings_of(counts)
+    reply.total_duration = round(1e9 * counts.total_seconds)
+    reply.load_duration = _nanoseconds(timings.restore_ms)
+    reply.prompt_eval_count = counts.prompt
+    reply.prompt_eval_duration = _nanoseconds(timings.prompt_ms)
+    reply.eval_count = counts.completion
+    reply.eval_duration = _nanoseconds(timings.predicted_ms)
+
+
+def _nanoseconds(milliseconds: float) -> int:
+    return round(1e6 * milliseconds)

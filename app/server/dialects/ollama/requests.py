@@ -1,0 +1,185 @@
+"""Requests of Ollama's API that a reply is generated for: every field that is read, with its type and its bounds.
+
+Unknown fields are ignored, since clients send many; known ones that this version cannot honour are refused by name.
+Nothing is ever loaded anew for a request: `num_ctx` is a cap, and `keep_alive` is taken and means nothing.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal, TypeAlias
+
+from msgspec import Meta, Raw, Struct
+
+from app.chat.conversation import Conversation
+from app.chat.messages import Message, ToolCall
+from app.server.choices import WantedChoices
+from app.server.dialects.llama_cpp.sampling import LlamaSampling
+from app.server.dialects.ollama.models import Named
+from app.server.dialects.openai.requests import Alternatives, PositiveCount
+from app.server.dialects.openai.tools import ToolChoice, ToolDefinitions, wanted_tools
+from app.server.errors import InvalidRequest
+from app.server.origin import Purpose, origin_of
+from app.server.structured_output import AskedGrammar, Schema, of_format
+from app.server.wanted_thinking import ReasoningEffort, WantedThinking
+from app.server.wanted_tools import WantedTools
+from engine.request import Origin, SamplingParams
+
+Thinking: TypeAlias = bool | ReasoningEffort
+Format: TypeAlias = Literal["", "json"] | Schema
+
+
+class Options(LlamaSampling, kw_only=True):
+    """Those that say how to load a model mean nothing here, since it is loaded, and are ignored like unknown ones."""
+
+    num_ctx: PositiveCount | None = None  # a cap on prompt and reply together
+    num_predict: Annotated[int, Meta(ge=-2, le=2**31 - 1)] | None = None  # less than 0: what the context holds
+
+
+class GeneratingRequest(Named, kw_only=True):
+    """What both kinds of request have in common."""
+
+    stream: bool | None = None  # true, if not given
+    format: Format | None = None
+    options: Options | None = None
+    keep_alive: float | str | None = None
+    think: Thinking | None = None
+    logprobs: bool | None = None
+    top_logprobs: Alternatives | None = None
+
+    @property
+    def streams(self) -> bool:
+        return self.stream is not False
+
+    def grammar(self) -> AskedGrammar | None:
+        """That the reply is to keep to. Raises InvalidRequest for a bad one."""
+        return of_format(self.format)
+
+    def choices(self) -> WantedChoices:
+        """Raises InvalidSampling."""
+        options = self.options or Options()
+        length, reported = options.num_predict, self.top_logprobs or 0 if self.logprobs else None
+        most = None if length is None or length < 0 else max(1, length)
+        params = SamplingParams(**options.sampling(), max_tokens=most, logprobs=reported)
+        return WantedChoices(1, [params], reported is not None, is_told=length != 0, context=options.num_ctx)
+
+    def thinking(self) -> WantedThinking:
+        return WantedThinking.of(self.think) if isinstance(self.think, str) else WantedThinking.of(None, (), self.think)
+
+    def origin(self, headers: Mapping[str, str]) -> Origin:
+        """Where it comes from. Raises InvalidRequest."""
+        return origin_of(self._purpose(), headers)
+
+    def check(self) -> None:
+        """Raise InvalidRequest for what no single field's bounds can say."""
+        for parameter, problem in self._problems():
+            raise InvalidRequest(f"{parameter}: {problem}", parameter=parameter)
+
+    # What the two kinds answer differently.
+
+    def _purpose(self) -> Purpose:
+        return Purpose.CHAT
+
+    def _problems(self) -> Iterator[tuple[str, str]]:
+        for parameter, problem in (self.options or Options()).sampling_problems():
+            yield f"options.{parameter}", problem
+
+
+class CalledFunction(Struct):
+    name: str
+    arguments: dict[str, Any] = {}
+
+
+class MessageToolCall(Struct):
+    function: CalledFunction
+    id: str | None = None
+
+
+class ChatMessage(Struct, kw_only=True):
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | None = None
+    thinking: str | None = None
+    images: list[Raw] | None = None
+    tool_calls: list[MessageToolCall] | None = None
+    tool_name: str | None = None
+    tool_call_id: str | None = None
+
+    def to_message(self) -> Message:
+        calls = tuple(ToolCall(call.function.name, call.function.arguments, call.id) for call in self.tool_calls or ())
+        return Message(self.role, self.content or "", self.thinking, calls, self.tool_call_id, self.tool_name)
+
+
+class ChatRequest(GeneratingRequest, kw_only=True):
+    """POST /api/chat."""
+
+    messages: list[ChatMessage] | None = None
+    tools: ToolDefinitions | None = None
+    tool_choice: ToolChoice | None = None  # not in Ollama's API, but in OpenAI's
+
+    @property
+    def is_probe(self) -> bool:
+        """It asks for nothing, but to have the model loaded."""
+        return not self.messages
+
+    def conversation(self) -> Conversation:
+        wanted, thinking = self._wanted_tools(), self.thinking()
+        return Conversation(
+            [message.to_message() for message in self.messages or ()],
+            wanted.tools,
+            wanted.allowed,
+            wanted.use,
+            thinking_budget=thinking.budget,
+            variables=thinking.template_variables(),
+        )
+
+    def _wanted_tools(self) -> WantedTools:
+        return wanted_tools(self.tools or (), self.tool_choice)
+
+    def _problems(self) -> Iterator[tuple[str, str]]:
+        yield from super()._problems()
+        yield from self._wanted_tools().problems()
+        for place, message in enumerate(self.messages or ()):
+            yield from images_problem(message.images, f"messages[{place}].images")
+
+
+class GenerateRequest(GeneratingRequest, kw_only=True):
+    """POST /api/generate."""
+
+    prompt: str = ""
+    suffix: str | None = None
+    system: str | None = None
+    template: str | None = None
+    context: list[int] | None = None
+    raw: bool | None = None
+    images: list[Raw] | None = None
+
+    @property
+    def is_probe(self) -> bool:
+        """As above."""
+        return not self.prompt and not self.suffix
+
+    @property
+    def continues_text(self) -> bool:
+        """It is for the prompt as it stands, and not for an answer to it."""
+        return bool(self.raw or self.suffix)
+
+    def conversation(self) -> Conversation:
+        thinking, told = self.thinking(), [Message("system", self.system)] if self.system else []
+        messages = [*told, Message("user", self.prompt)]
+        return Conversation(messages, thinking_budget=thinking.budget, variables=thinking.template_variables())
+
+    def _purpose(self) -> Purpose:
+        if self.suffix:
+            return Purpose.INSERTION
+        return Purpose.COMPLETION if self.raw else Purpose.CHAT
+
+    def _problems(self) -> Iterator[tuple[str, str]]:
+        yield from super()._problems()
+        yield from images_problem(self.images, "images")
+        if self.template:
+            yield "template", "the model's own is used; leave it out, or send the whole prompt with raw."
+        if self.context:
+            yield "context", "this version does not go on from ids; send the messages to /api/chat."
+
+
+def images_problem(images: list[Raw] | None, parameter: str) -> Iterator[tuple[str, str]]:
+    if images:
+        yield parameter, "this version reads text only; send none."

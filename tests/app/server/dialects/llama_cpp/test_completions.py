@@ -1,0 +1,108 @@
+"""Completions as llama.cpp's server gives them, against exactly known output."""
+
+import json
+from typing import Any
+
+import httpx
+import jsonschema  # type: ignore[import-untyped]
+import pytest
+
+from tests.app.server.live_server import LiveServer
+from tests.hash_model import expected_output
+
+PROMPT = "The capital of France"
+GBNF = 'root ::= city ("," ws city)*\ncity ::= "Rome" | "Oslo"\nws ::= [ ]?'
+
+
+def post(server: LiveServer, path: str = "/completion", **body: Any) -> httpx.Response:
+    return httpx.post(f"{server.url}{path}", json=body, timeout=60, trust_env=False)
+
+
+def complete(server: LiveServer, **asked: Any) -> dict[str, Any]:
+    answer = post(server, **{"prompt": PROMPT, "n_predict": 20, **asked})
+    assert answer.status_code == 200, answer.text
+    reply: dict[str, Any] = answer.json()
+    return reply
+
+
+def continued(server: LiveServer, ids: list[int], count: int) -> str:
+    return server.service.tokenizer.decode(expected_output(tuple(ids), count), continues_text=True)
+
+
+@pytest.mark.parametrize("path", ["/completion", "/completions"])
+def test_a_stream_says_what_the_whole_reply_says(hash_server: LiveServer, path: str) -> None:
+    asked: dict[str, Any] = {"prompt": PROMPT, "n_predict": 20, "ignore_eos": True, "seed": 3}
+    whole = post(hash_server, path, **asked).json()
+    answer = post(hash_server, path, **asked, stream=True)
+    events = [json.loads(event.removeprefix("data: ")) for event in answer.text.split("\n\n")[:-1]]
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    assert "".join(event["content"] for event in events) == whole["content"]
+    assert [event["stop"] for event in events] == [*[False] * (len(events) - 1), True]
+    ids = hash_server.service.tokenizer.encode(PROMPT)
+    assert whole["content"] == continued(hash_server, ids, 20)
+    for told in (whole, events[-1]):
+        assert (told["tokens_predicted"], told["tokens_evaluated"], told["truncated"]) == (20, len(ids), False)
+        assert (told["stop_type"], told["stopping_word"]) == ("limit", "")
+        assert told["has_new_line"] is ("\n" in whole["content"])
+        assert told["timings"]["predicted_n"] == 20
+    assert whole["generation_settings"]["seed"] == 3
+
+
+def test_a_prompt_is_a_text_or_ids_or_both(hash_server: LiveServer) -> None:
+    tokenizer = hash_server.service.tokenizer
+    ids = tokenizer.encode(PROMPT)
+    same = complete(hash_server)["content"]
+    for prompt in (ids, [PROMPT], [PROMPT[:11], *tokenizer.encode(PROMPT[11:])]):
+        assert complete(hash_server, prompt=prompt)["content"] == same
+    refused = post(hash_server, prompt=["a", "b"])
+    assert refused.json()["error"] == {
+        "code": 400,
+        "message": "prompt: it has several texts; send a request for each.",
+        "type": "invalid_request_error",
+    }
+    assert "not in the vocabulary" in post(hash_server, prompt=[10**9]).json()["error"]["message"]
+
+
+def test_a_stop_word_is_told_and_so_are_probabilities(smollm2_server: LiveServer) -> None:
+    asked: dict[str, Any] = {"prompt": "One, two, three, four, five,", "temperature": 0, "n_probs": 2}
+    reply = complete(smollm2_server, **asked, stop=["eight"])
+    assert (reply["stop_type"], reply["stopping_word"]) == ("word", "eight")
+    assert reply["content"] == " six, seven, "
+    first = reply["completion_probabilities"][0]
+    assert (first["token"], len(first["top_logprobs"])) == (" six", 2)
+    assert first["top_logprobs"][0] == {key: first[key] for key in ("id", "token", "bytes", "logprob")}
+
+
+def test_grammars_are_kept_to(smollm2_server: LiveServer) -> None:
+    kept = complete(smollm2_server, grammar=GBNF, prompt="Cities:", n_predict=9)["content"]
+    assert {city.strip() for city in kept.split(",")} <= {"Rome", "Oslo"}
+    schema = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": False}
+    jsonschema.validate(json.loads(complete(smollm2_server, json_schema=schema)["content"]), schema)
+    for bad in ({"grammar": "root = 1"}, {"grammar": 'root ::= "a'}, {"grammar": "root ::= a"}):
+        refused = post(smollm2_server, prompt="a", **bad)
+        assert (refused.status_code, refused.json()["error"]["message"][:8]) == (400, "grammar:")
+    assert "another" in post(smollm2_server, prompt="a", grammar=GBNF, json_schema=schema).json()["error"]["message"]
+
+
+def test_samplers_that_are_not_named_are_off(smollm2_server: LiveServer) -> None:
+    asked: dict[str, Any] = {"samplers": ["top_k"], "top_k": 1, "top_p": 0.5, "temperature": 0.1, "repeat_penalty": 2}
+    settings = complete(smollm2_server, **asked)["generation_settings"]
+    assert (settings["top_k"], settings["top_p"], settings["temperature"]) == (1, 1, 1)
+    assert (settings["repeat_penalty"], settings["min_p"]) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("body", "problem"),
+    [
+        ({"mirostat": 1}, "mirostat: this version has no Mirostat"),
+        ({"typical_p": 0.1}, "typical_p"),
+        ({"logit_bias": [["a", 1]]}, "logit_bias: each is a token id"),
+        ({"n_predict": "a"}, "n_predict: Expected"),
+        ({"prompt": ""}, "prompt: it is empty"),
+        ({"model": "other"}, "does not exist here"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_by_name(hash_server: LiveServer, body: dict[str, Any], problem: str) -> None:
+    refused = post(hash_server, **{"prompt": "a", **body})
+    assert refused.status_code in (400, 404)
+    assert problem in refused.json()["error"]["message"]

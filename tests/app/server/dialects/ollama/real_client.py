@@ -1,0 +1,14 @@
+"""The real ollama client, on a server of the tests."""
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+
+import ollama
+
+from tests.app.server.served_application import ServedApplication
+
+
+@contextmanager
+def client(server: ServedApplication) -> Iterator[ollama.Client]:
+    with closing(ollama.Client(server.url, trust_env=False)) as api:
+        yield api

@@ -1,0 +1,58 @@
+"""Embeddings through the real ollama client, against an embedder whose vectors are exactly known."""
+
+from collections.abc import Iterator
+
+import ollama
+import pytest
+from torch.nn import functional as F
+
+from tests.app.server.dialects.ollama.real_client import client
+from tests.app.server.dialects.openai.test_embeddings import EmbeddingServer, vector
+from tests.app.server.live_server import LiveServer
+from tests.app.text.small_wordpiece import ids
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[EmbeddingServer]:
+    with EmbeddingServer() as server:
+        yield server
+
+
+def test_each_text_has_its_vector(server: EmbeddingServer) -> None:
+    texts = ["hello world", "a", "hello world"]
+    pieces = [("hello", "wor", "##ld"), ("a",), ("hello", "wor", "##ld")]
+    expected = [vector(ids(*several)) for several in pieces]
+    with client(server) as api:
+        reply = api.embed("digest", texts)
+        assert [list(one) for one in reply.embeddings] == [one.tolist() for one in expected]
+        assert reply.prompt_eval_count == sum(len(ids(*several)) for several in pieces)
+        assert api.embed("digest", texts[0]).embeddings == reply.embeddings[:1]
+        assert list(api.embeddings("digest", texts[1]).embedding) == expected[1].tolist()
+        [short] = api.embed("digest", texts[1], dimensions=3).embeddings
+        assert list(short) == F.normalize(expected[1][:3], dim=0).tolist()
+        assert api.show("digest").capabilities == ["embedding"]
+
+
+def test_long_texts_are_cut_unless_they_must_not_be(server: EmbeddingServer) -> None:
+    text = "hello world " * 20
+    with client(server) as api:
+        assert api.embed("digest", text).prompt_eval_count == server.service.context_length
+        with pytest.raises(ollama.ResponseError, match="more than the 12 that the model reads"):
+            api.embed("digest", text, truncate=False)
+
+
+def test_nothing_has_no_vector(server: EmbeddingServer) -> None:
+    with client(server) as api:
+        assert api.embed("digest", []).embeddings == []
+        assert list(api.embeddings("digest", "").embedding) == []
+        with pytest.raises(ollama.ResponseError, match=r"input\[0\]: it is empty"):
+            api.embed("digest", [""])
+        with pytest.raises(ollama.ResponseError, match="dimensions: 7 is more than the 6"):
+            api.embed("digest", "a", dimensions=7)
+
+
+def test_each_kind_of_model_says_what_it_does_not_do(server: EmbeddingServer, hash_server: LiveServer) -> None:
+    with client(server) as api, pytest.raises(ollama.ResponseError, match="writes no text"):
+        api.chat("digest", [{"role": "user", "content": "Hi"}])
+    with client(hash_server) as api, pytest.raises(ollama.ResponseError, match="has no embeddings"):
+        api.embed("hash", "Hi")

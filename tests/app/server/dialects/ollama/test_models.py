@@ -1,0 +1,69 @@
+"""What Ollama's clients look up before they use a model, through the real client."""
+
+import asyncio
+from pathlib import Path
+
+import httpx
+import ollama
+import pytest
+
+from app.chat.template import ChatTemplateRenderer
+from app.config import load_settings
+from app.models.details import ModelDetails, details_of
+from app.models.store import ModelStore
+from app.server.served_model import ServedModel
+from app.text.tokenizer import Tokenizer
+from tests.app.server.dialects.ollama.real_client import client
+from tests.app.server.live_server import LiveServer, controlled_engine
+
+
+@pytest.fixture(scope="module")
+def details(smollm2: Path, renderer: ChatTemplateRenderer) -> ModelDetails:
+    store = ModelStore(load_settings())
+    return details_of(store.resolve(str(smollm2)), store.catalog, store.hub_models, renderer)
+
+
+@pytest.fixture(scope="module")
+def server(tokenizer: Tokenizer, renderer: ChatTemplateRenderer, details: ModelDetails) -> LiveServer:
+    engine, _ = controlled_engine(tokenizer.vocab_size)
+    return LiveServer("smollm2:135m", engine, tokenizer, renderer, aliases={"gpt-4o": "*"}, describe=lambda: details)
+
+
+def test_the_model_is_described_by_its_own_file(server: LiveServer) -> None:
+    with server, client(server) as api:
+        shown, listed, running = api.show("smollm2:135m"), api.list(), api.ps()
+    assert shown.details is not None
+    assert (shown.details.family, shown.details.format) == ("llama", "gguf")
+    assert (shown.details.parameter_size, shown.details.quantization_level) == ("134.52M", "Q4_1")
+    assert shown.modelinfo is not None
+    assert shown.modelinfo["general.architecture"] == "llama"
+    assert shown.modelinfo["llama.context_length"] == 2048  # what this server holds, not what the model was made for
+    assert shown.capabilities == ["completion"]
+    assert shown.template == server.service.tokenizer.chat_template
+    assert shown.parameters == "num_ctx 2048"
+    assert [model.model for model in listed.models] == ["smollm2:135m", "gpt-4o"]
+    assert listed.models[0].size == listed.models[1].size
+    assert (running.models[0].name, running.models[0].context_length) == ("smollm2:135m", 2048)
+
+
+def test_other_models_are_not_there_and_a_tag_is_not_needed(hash_server: LiveServer) -> None:
+    with client(hash_server) as api:
+        assert api.show("hash:latest").capabilities == ["completion"]
+        with pytest.raises(ollama.ResponseError, match="'other' does not exist here") as refused:
+            api.show("other")
+    assert refused.value.status_code == 404
+    unnamed = httpx.post(f"{hash_server.url}/api/show", json={}, trust_env=False)
+    assert (unnamed.status_code, unnamed.json()) == (400, {"error": "model: it is required."})
+
+
+def test_a_model_is_asked_for_its_details_once() -> None:
+    asked: list[str] = []
+
+    def describe() -> ModelDetails:
+        asked.append("details")
+        return ModelDetails.unknown("m")
+
+    model = ServedModel("m", 1, 1, {}, describe)
+    assert not asked
+    assert asyncio.run(model.details()) is asyncio.run(model.details())
+    assert asked == ["details"]
