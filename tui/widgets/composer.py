@@ -131,7 +131,8 @@ class Composer(Vertical):
         await self.keep_draft()
         with told(self):
             budget = await self._client.context.budget(self._chat.id, self._chat.leaf, self.prompt.all_text)
-            self.query_one(BudgetBar).budget = budget
+            for bar in self.query(BudgetBar):  # none, while the screen is closed
+                bar.budget = budget
 
     # --- messages that wait for the reply to end
 

@@ -1,0 +1,134 @@
+"""What is done with chats as a whole: titles, pins, the archive, deletion and back, drafts, search, files."""
+
+from pathlib import Path
+
+from textual.widgets import OptionList
+
+from tests.tui.pilots import Chatting, run
+from tests.tui.scripted_client import ScriptedClient
+from tui.nouns import ExportFormat
+from tui.widgets.chat_list import ChatList
+from tui.widgets.top_bar import TopBar
+
+WIDE = (120, 30)
+
+
+def lines(chat: Chatting) -> list[str]:
+    options = chat.app.screen.query_one("ChatList OptionList", OptionList)
+    return [str(option.prompt).strip() for option in options.options]
+
+
+def test_chats_are_listed_opened_renamed_pinned_archived_deleted_and_brought_back() -> None:
+    client = ScriptedClient()
+    first = client.keep("First", "a question", "an answer")
+    client.keep("Second", "other", "words")
+
+    async def flow(chat: Chatting) -> None:
+        await chat.until(lambda: lines(chat) == ["Second", "First"])
+        chat.app.screen.query_one("ChatList OptionList").focus()
+        await chat.pilot.press("down", "down", "enter")
+        await chat.until(lambda: chat.texts() == ["a question", "an answer"])
+        assert chat.app.focused is chat.composer.area
+        await chat.type("/title My [b]title[/b]")
+        await chat.until(lambda: lines(chat) == ["Second", "My [b]title[/b]"])
+        assert chat.app.screen.query_one(TopBar).chat_title == "My [b]title[/b]"
+        await chat.type("/pin")
+        await chat.until(lambda: lines(chat)[0] == "• My [b]title[/b]")
+        await chat.type("/archive")
+        await chat.until(lambda: lines(chat) == ["Second"])
+        await chat.type("/archived")
+        await chat.until(lambda: lines(chat) == ["• My [b]title[/b]"])
+        await chat.type("/archive")
+        await chat.until(lambda: lines(chat) == [])
+        await chat.type("/archived")
+        await chat.until(lambda: len(lines(chat)) == 2)
+        await chat.type("/delete")
+        await chat.until(lambda: lines(chat) == ["Second"] and chat.texts() == [])
+        assert first in client.chats.deleted
+        await chat.type("/undo")
+        await chat.until(lambda: len(lines(chat)) == 2 and chat.texts() == ["a question", "an answer"])
+
+    run(client, flow, size=WIDE)
+
+
+def test_drafts_stay_with_their_chats_and_inputs_come_back() -> None:
+    client = ScriptedClient()
+    name = client.keep("Kept", "a question", "an answer")
+    client.chats.drafts[None] = "not sent"
+    client.chats.sent = ["newest", "older"]
+
+    async def flow(chat: Chatting) -> None:
+        await chat.until(lambda: chat.composer.area.text == "not sent")
+        await chat.pilot.press("up", "up")
+        assert chat.composer.area.text == "older"
+        await chat.pilot.press("down", "down")
+        assert chat.composer.area.text == "not sent"
+        await chat.type(", still", enter=False)
+        await chat.conversation.open(name)
+        assert chat.composer.area.text == ""
+        assert client.chats.drafts[None] == "not sent, still"
+        await chat.type("for this chat", enter=False)
+        await chat.until(lambda: client.chats.drafts.get(name) == "for this chat")
+        await chat.pilot.press("ctrl+n")
+        await chat.until(lambda: chat.composer.area.text == "not sent, still")
+
+    run(client, flow)
+
+
+def test_search_leads_to_the_message() -> None:
+    client = ScriptedClient()
+    client.keep("Hearths", "What is an inglenook?", "A seat by the fire.", "Thanks", "Welcome")
+    client.keep("Other", "nothing", "here")
+
+    async def flow(chat: Chatting) -> None:
+        await chat.type("/search fire")
+        await chat.until(lambda: chat.app.screen.query("#found") and chat.label("#found") == "1 found")
+        await chat.pilot.press("enter")
+        await chat.until(lambda: len(chat.texts()) == 4)
+        await chat.until(lambda: chat.app.focused in chat.views())
+        assert chat.views()[1].has_focus
+
+    run(client, flow)
+
+
+def test_a_chat_is_exported_and_a_failed_import_is_told(tmp_path: Path) -> None:
+    client = ScriptedClient()
+    name = client.keep("Kept", "a question", "an answer")
+
+    async def flow(chat: Chatting) -> None:
+        await chat.type(f"/export {tmp_path}/chat.json")
+        await chat.until(lambda: client.chats.exported)
+        assert client.chats.exported == [(name, tmp_path / "chat.json", ExportFormat.JSON)]
+        await chat.type("/import")
+        await chat.until(lambda: chat.app.screen.query("Ask Input"))
+        await chat.pilot.press(*"x.json", "enter")
+        await chat.until(lambda: any("is no file of chats" in notice for notice in chat.notices()))
+
+    run(client, flow, chat=name)
+
+
+def test_a_private_chat_is_made_as_one() -> None:
+    async def flow(chat: Chatting) -> None:
+        await chat.type("/private")
+        await chat.until(lambda: chat.app.screen.query_one(TopBar).chat_title == "Private chat")
+        await chat.say("secret")
+        assert [kept.summary.private for kept in chat.client.chats.chats.values()] == [True]
+
+    run(ScriptedClient(), flow)
+
+
+def test_in_a_narrow_terminal_the_list_takes_the_place_of_the_chat() -> None:
+    client = ScriptedClient()
+    client.keep("Kept", "a question", "an answer")
+
+    async def flow(chat: Chatting) -> None:
+        chats = chat.app.screen.query_one(ChatList)
+        assert not chats.display
+        await chat.pilot.press("ctrl+b")
+        await chat.until(lambda: chats.display and not chat.conversation.display)
+        await chat.pilot.press("down", "enter")
+        await chat.until(lambda: chat.conversation.display and chat.texts() == ["a question", "an answer"])
+        await chat.pilot.resize_terminal(*WIDE)
+        await chat.until(lambda: chats.display and chat.conversation.display)
+
+    run(client, flow)

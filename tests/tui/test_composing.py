@@ -1,0 +1,133 @@
+"""What will be sent: files, pasted texts, commands; settings of a chat, and a context that is full."""
+
+from pathlib import Path
+
+from textual import events
+from textual.widgets import Input, TextArea
+
+from tests.tui.pilots import Chatting, run
+from tests.tui.scripted_client import USAGE, ScriptedClient
+from tui.nouns import ChatSettings, Finish, FullContext, Preset, ReplyEnd, Sampling, TextDelta
+from tui.screens.full_context import FullContextScreen
+from tui.widgets.budget_bar import BudgetBar
+
+END = ReplyEnd(Finish.COMPLETE, USAGE)
+
+
+async def paste(chat: Chatting, text: str) -> None:
+    chat.composer.area.post_message(events.Paste(text))
+    await chat.pilot.pause()
+
+
+def test_files_and_long_pastes_become_attachments_with_their_cost(tmp_path: Path) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text("some notes " * 40)
+
+    async def flow(chat: Chatting) -> None:
+        await paste(chat, f"'{path}'")
+        await chat.until(lambda: chat.label("#attached").startswith("+ notes.txt (110 tokens)"))
+        await paste(chat, "line\n" * 50)
+        await chat.until(lambda: "pasted-1.txt (62 tokens)" in chat.label("#attached"))
+        await paste(chat, "short \x1b]52;c;eA==\x07")
+        assert chat.composer.area.text == "short ␛]52;c;eA==␇"
+        await chat.say("")
+        (sent, _) = chat.conversation.chat.path()
+        assert [one.name for one in sent.attachments] == ["notes.txt", "pasted-1.txt"]
+        assert not chat.composer.query_one("#attached").display
+        await chat.type(f"/attach {tmp_path}/none.txt")
+        await chat.until(lambda: any("cannot be read" in notice for notice in chat.notices()))
+
+    run(ScriptedClient(), flow)
+
+
+def test_commands_are_suggested_completed_and_refused() -> None:
+    async def flow(chat: Chatting) -> None:
+        await chat.pilot.press("/", "s", "e")
+        await chat.until(lambda: "/settings" in chat.label("#hints") and "/search" in chat.label("#hints"))
+        await chat.pilot.press("t", "tab")
+        assert chat.composer.area.text == "/settings"
+        chat.composer.area.write("/nonsense at all")
+        await chat.pilot.press("enter")
+        await chat.until(lambda: any("no command /nonsense" in notice for notice in chat.notices()))
+        assert chat.composer.area.text == "/nonsense at all"
+        assert chat.client.replies.asked == []
+
+    run(ScriptedClient(), flow)
+
+
+def test_the_budget_shows_how_full_the_context_is() -> None:
+    async def flow(chat: Chatting) -> None:
+        bar = chat.app.screen.query_one(BudgetBar)
+        await chat.until(lambda: bar.budget is not None)
+        assert "1.0k of 8.2k" in str(bar.render())
+        await chat.type("word " * 400, enter=False)
+        await chat.until(lambda: bar.budget is not None and bar.budget.history == 499)
+
+    run(ScriptedClient(), flow)
+
+
+def test_settings_and_presets_of_a_chat() -> None:
+    client = ScriptedClient()
+    client.chats.kept_presets["pirate"] = Preset(
+        "pirate", ChatSettings("Talk like a pirate.", Sampling(temperature=1.5))
+    )
+
+    async def flow(chat: Chatting) -> None:
+        await chat.pilot.press("ctrl+s")
+        await chat.until(lambda: chat.app.screen.query("#system"))
+        chat.app.screen.query_one("#system", TextArea).insert("Be brief.")
+        chat.app.screen.query_one("#temperature", Input).value = "hot"
+        await chat.pilot.press("ctrl+s")
+        await chat.until(lambda: any("Temperature: hot is no number" in notice for notice in chat.notices()))
+        chat.app.screen.query_one("#temperature", Input).value = "0.5"
+        await chat.pilot.press("ctrl+s")
+        await chat.until(lambda: chat.conversation.chat.settings.system == "Be brief.")
+        await chat.say("hello")
+        (kept,) = client.chats.chats.values()
+        assert kept.settings == ChatSettings("Be brief.", Sampling(temperature=0.5))
+        await chat.type("/preset pirate")
+        await chat.until(lambda: chat.conversation.chat.settings.system == "Talk like a pirate.")
+        await chat.type("/system")
+        await chat.until(lambda: chat.conversation.chat.settings.system == "")
+
+    run(client, flow)
+
+
+def test_a_full_context_is_asked_about_and_the_person_sees_what_goes() -> None:
+    client = ScriptedClient()
+    name = client.keep("Long", "first " * 40, "reply " * 40, "second " * 10, "reply " * 10)
+    client.context.limit = 1160
+
+    async def flow(chat: Chatting) -> None:
+        await chat.until(lambda: len(chat.conversation.chat.path()) == 4)
+        await chat.type("one more")
+        await chat.until(lambda: isinstance(chat.app.screen, FullContextScreen))
+        await chat.until(lambda: "Frees 120 tokens" in chat.label("#goes"))
+        assert "You: first first" in chat.label("#goes")
+        await chat.pilot.press("escape")
+        await chat.until(lambda: chat.composer.area.text == "one more")
+        assert client.replies.asked == []
+        await chat.pilot.press("enter")
+        await chat.until(lambda: isinstance(chat.app.screen, FullContextScreen) and chat.label("#goes") != "")
+        await chat.pilot.press("down", "enter")
+        await chat.until(lambda: len(client.replies.asked) == 1 and chat.conversation.replying is None)
+        assert len(client.chats.chats[name].left_out) == 2
+        chat.conversation.transcript.scroll_home(animate=False)
+        await chat.until(lambda: "not sent any more" in str(chat.views()[0].query_one("MessageHeader").render()))
+
+    run(client, flow, chat=name)
+
+
+def test_a_chat_may_also_stop_when_its_context_is_full() -> None:
+    client = ScriptedClient([TextDelta("x"), END])
+    name = client.keep("Long", "first " * 2000, "reply")
+    client.context.limit = 2200
+
+    async def flow(chat: Chatting) -> None:
+        await chat.until(lambda: len(chat.texts()) == 2)
+        await chat.conversation.configure(ChatSettings(full_context=FullContext.STOP))
+        await chat.type("one more")
+        await chat.until(lambda: any("tokens too many" in notice for notice in chat.notices()))
+        assert chat.composer.area.text == "one more"
+
+    run(client, flow, chat=name)

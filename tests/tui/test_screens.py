@@ -1,0 +1,158 @@
+"""The screens beside the chat: models, the engine, help, branches, addresses in replies, code."""
+
+from pathlib import Path
+
+import pytest
+from textual.widgets import DataTable, Input, Markdown, Tree
+
+from tests.tui.pilots import Chatting, run
+from tests.tui.scripted_client import USAGE, ScriptedClient
+from tui.engine_nouns import RequestId
+from tui.nouns import Finish, ReplyEnd, TextDelta
+from tui.screens.dialog import Confirm
+from tui.screens.engine import EngineScreen
+from tui.screens.help import HelpScreen
+from tui.screens.models import ModelsScreen
+from tui.widgets.code_block import CodeBlock
+from tui.widgets.top_bar import TopBar
+
+END = ReplyEnd(Finish.COMPLETE, USAGE)
+
+
+def rows(chat: Chatting) -> list[list[str]]:
+    table = chat.app.screen.query_one(DataTable)
+    return [[str(cell) for cell in table.get_row_at(place)] for place in range(table.row_count)]
+
+
+def test_models_are_listed_fetched_paused_found_deleted_and_loaded() -> None:
+    async def flow(chat: Chatting) -> None:
+        models = chat.client.models
+        await chat.pilot.press("f2")
+        await chat.until(lambda: isinstance(chat.app.screen, ModelsScreen) and rows(chat))
+        assert rows(chat) == [["smollm2:135m", "Q8_0", "145 MB", "loaded", "apache-2.0"]]
+        assert chat.label("#fit") == "smollm2:135m: fits with 8,192 tokens"
+        await chat.pilot.press("2")
+        await chat.until(lambda: [row[3] for row in rows(chat)] == ["loaded", "fits", "too large"])
+        await chat.pilot.press("down", "p")
+        await chat.until(lambda: rows(chat)[1][3] == "42 %, 12.3 MB/s")
+        await chat.pilot.press("p")
+        await chat.until(lambda: models.paused == ["qwen3:4b"])
+        await chat.until(lambda: rows(chat)[1][3] == "fits")
+        await chat.pilot.press("enter")
+        await chat.until(lambda: models.pulled == ["qwen3:4b", "qwen3:4b"])
+        models.gate.set()
+        await chat.until(lambda: "qwen3:4b is on this machine now." in chat.notices())
+        await chat.pilot.press("3", *"model", "enter")
+        await chat.until(lambda: rows(chat) and rows(chat)[0][0] == "someone/Model-GGUF")
+        chat.app.screen.query_one(DataTable).focus()
+        await chat.pilot.press("enter")
+        await chat.until(lambda: rows(chat)[0][0] == "someone/Model-GGUF:Q4_K_M")
+        await chat.pilot.press("escape", "1")
+        await chat.until(lambda: rows(chat) and rows(chat)[0][3] == "loaded")
+        await chat.pilot.press("d")
+        await chat.until(lambda: isinstance(chat.app.screen, Confirm))
+        await chat.pilot.press("enter")  # the harmless button has the focus
+        await chat.until(lambda: isinstance(chat.app.screen, ModelsScreen))
+        assert models.deleted == []
+        await chat.pilot.press("l")
+        await chat.until(lambda: models.loaded == ["smollm2:135m"])
+        assert chat.app.screen.query_one(TopBar).model == "smollm2:135m"
+
+    run(ScriptedClient(), flow)
+
+
+def test_the_engine_shows_all_requests_and_aborts_any() -> None:
+    async def flow(chat: Chatting) -> None:
+        await chat.pilot.press("f3")
+        await chat.until(lambda: isinstance(chat.app.screen, EngineScreen) and len(rows(chat)) == 3)
+        assert rows(chat)[0] == ["Inglenook (this chat)", "interactive", "writing", "1,235", "212", "4.70 s"]
+        assert rows(chat)[1][2] == "reading 23 %"
+        await chat.pilot.press("down", "a")
+        await chat.until(lambda: isinstance(chat.app.screen, Confirm))
+        await chat.pilot.press("tab", "enter")
+        await chat.until(lambda: isinstance(chat.app.screen, EngineScreen) and len(rows(chat)) == 2)
+        await chat.pilot.press("up", "a")
+        await chat.until(lambda: len(rows(chat)) == 1)
+        assert chat.client.engine.aborted == [RequestId("2"), RequestId("1")]
+        looks = chat.client.engine.looks
+        await chat.until(lambda: chat.client.engine.looks > looks)
+
+    run(ScriptedClient(), flow)
+
+
+def test_help_the_palette_and_the_address() -> None:
+    async def flow(chat: Chatting) -> None:
+        await chat.pilot.press("f1")
+        await chat.until(lambda: isinstance(chat.app.screen, HelpScreen))
+        await chat.pilot.press("escape", "f4")
+        await chat.until(lambda: chat.app.clipboard == "http://127.0.0.1:4645/v1")
+        await chat.pilot.press("ctrl+p")
+        await chat.until(lambda: chat.app.screen.query("CommandInput"))
+        await chat.pilot.press(*"engine")
+        await chat.pilot.pause(0.3)
+        await chat.pilot.press("enter")
+        await chat.until(lambda: isinstance(chat.app.screen, EngineScreen))
+
+    run(ScriptedClient(), flow)
+
+
+def test_branches_are_shown_as_a_tree_and_chosen_there() -> None:
+    async def flow(chat: Chatting) -> None:
+        await chat.say("one")
+        await chat.type("/regenerate")
+        await chat.until(lambda: chat.texts() == ["one", "second"] and chat.conversation.replying is None)
+        await chat.pilot.press("ctrl+t")
+        await chat.until(lambda: chat.app.screen.query("#tree"))
+        tree = chat.app.screen.query_one("#tree", Tree)
+        assert [str(node.label) for node in tree.root.children] == ["You: one", "Reply: first", "Reply: second"]
+        await chat.until(lambda: tree.cursor_line == 2)
+        await chat.pilot.press("up", "enter")
+        await chat.until(lambda: chat.texts() == ["one", "first"])
+
+    run(ScriptedClient([TextDelta("first"), END], [TextDelta("second"), END]), flow)
+
+
+def test_an_address_is_opened_only_after_a_question_and_only_on_the_web(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[str] = []
+
+    async def flow(chat: Chatting) -> None:
+        monkeypatch.setattr(chat.app, "open_url", opened.append)
+        await chat.say("links")
+        document = chat.app.screen.query_one("Document", Markdown)
+        document.post_message(Markdown.LinkClicked(document, "javascript:alert(1)"))
+        await chat.until(lambda: any("Not opened" in notice for notice in chat.notices()))
+        await chat.pilot.click("MarkdownParagraph", offset=(1, 0))
+        await chat.until(lambda: isinstance(chat.app.screen, Confirm))
+        assert chat.label(".about") == "https://a.example/%20x?y=%5B/%5D"
+        await chat.pilot.press("escape")
+        await chat.pilot.pause()
+        assert opened == []
+        await chat.pilot.click("MarkdownParagraph", offset=(1, 0))
+        await chat.until(lambda: isinstance(chat.app.screen, Confirm))
+        await chat.pilot.press("tab", "enter")
+        await chat.until(lambda: opened == ["https://a.example/%20x?y=%5B/%5D"])
+
+    run(ScriptedClient([TextDelta("[here](<https://a.example/%20x?y=[/]>)"), END]), flow)
+
+
+def test_code_is_copied_and_saved_to_a_new_file_only(tmp_path: Path) -> None:
+    there = tmp_path / "there.py"
+    there.write_text("mine")
+
+    async def flow(chat: Chatting) -> None:
+        await chat.say("code")
+        await chat.until(lambda: chat.app.screen.query(CodeBlock))
+        block = chat.app.screen.query_one(CodeBlock)
+        await chat.pilot.click("CodeBlock WordButtons", offset=(9, 0))
+        await chat.until(lambda: chat.app.clipboard == "print('[/]')")
+        for path in (there, tmp_path / "new.py"):
+            block.action_save()
+            await chat.until(lambda: chat.app.screen.query("Ask Input"))
+            chat.app.screen.query_one("Ask Input", Input).value = str(path)
+            await chat.pilot.press("enter")
+            await chat.until(lambda: not chat.app.screen.query("Ask Input"))
+        await chat.until(lambda: any("Written to" in notice for notice in chat.notices()))
+        assert there.read_text() == "mine"
+        assert (tmp_path / "new.py").read_text() == "print('[/]')\n"
+
+    run(ScriptedClient([TextDelta("```python\nprint('[/]')\n```"), END]), flow)
