@@ -188,8 +188,9 @@ async def fold(events: AsyncGenerator[Event]) -> MessageReply:
             case MessageDelta(outcome, usage) if reply is not None:
                 reply.content = [one for block in blocks if (one := block.content()) is not None]
                 reply.stop_reason, reply.stop_sequence, reply.usage = outcome.stop_reason, outcome.stop_sequence, usage
-                return reply
-    raise EOFError("the events ended without their outcome")
+    if reply is None or reply.stop_reason is None:
+        raise EOFError("the events ended without their outcome")
+    return reply
 
 
 class _EventWriter:
