@@ -39,6 +39,7 @@ class CommandEntry:
 
 
 COMMANDS: Mapping[str, CommandEntry] = {
+    "chat": CommandEntry("app.commands.chat", "chat", "Chat in the terminal; so does ingle alone."),
     "run": CommandEntry("app.commands.run", "run", "Ask a model one question; the answer goes to stdout."),
     "serve": CommandEntry("app.commands.serve", "serve", "Serve a model to other programs over HTTP."),
     "ps": CommandEntry("app.commands.ps", "ps", "List the running servers."),
@@ -57,8 +58,11 @@ COMMANDS: Mapping[str, CommandEntry] = {
     "doctor": CommandEntry("app.commands.doctor", "doctor", "Check that this machine is ready."),
 }
 
+_DEFAULT = "chat"
+
 EXAMPLES = """\b
 Examples:
+  ingle                               chat with the default model, fetched at first use
   ingle run "Why is the sky blue?"    ask the default model, fetched at first use
   ingle serve                         an endpoint for editors, agents and chat programs
   ingle pull smollm2:135m             fetch a model now
@@ -69,6 +73,14 @@ Examples:
 
 class LazyGroup(click.Group):
     """A group whose commands come from COMMANDS and are imported when they are run."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Without a command, the chat is meant; its options may stand alone, too."""
+        own = {option for parameter in self.get_params(ctx) for option in parameter.opts}
+        is_chat = not args or (args[0].startswith("-") and args[0] not in own)
+        if is_chat and not ctx.resilient_parsing:  # a shell that completes what is typed wants the commands
+            args = [_DEFAULT, *args]
+        return super().parse_args(ctx, args)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -112,17 +124,13 @@ def _show_version(ctx: click.Context, parameter: click.Parameter, value: bool) -
 @click.group(
     cls=LazyGroup,
     epilog=EXAMPLES,
-    invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 @click.option(
     "--version", is_flag=True, is_eager=True, expose_value=False, callback=_show_version, help="Show the version."
 )
-@click.pass_context
-def ingle(ctx: click.Context) -> None:
+def ingle() -> None:
     """Run a quantized language model on your own workstation, and use it everywhere."""
-    if ctx.invoked_subcommand is None:
-        click.echo(ctx.get_help())
 
 
 def main() -> int:

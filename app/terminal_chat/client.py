@@ -49,6 +49,7 @@ class TerminalClient:
         """Leave the engine; chats are kept, but for those that were deleted."""
         with suppress(ClientError, InglenookError, TimeoutError):
             await self._forget()
+        await self.models.close()
         await self._slot.close()
         self.chats.close()
 

@@ -22,6 +22,7 @@ from app.errors import AppError
 from app.history.records import State, Usage
 from app.http_client import ServerUnreachable, as_agreed, refusal, server_sent_data
 from app.terminal_chat.reply_clock import ReplyClock
+from app.terminal_chat.reply_parts import Ended, ReplyPart
 
 Body: TypeAlias = Mapping[str, object]
 
@@ -40,17 +41,6 @@ class ServedName:
 
     name: str
     context_length: int | None  # tokens; None: it does not say
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """The last event of a reply."""
-
-    state: State
-    usage: Usage | None
-
-
-ReplyPart: TypeAlias = PromptProgress | ReasoningDelta | TextDelta | Ended
 
 
 class Endpoint:

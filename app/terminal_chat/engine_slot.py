@@ -1,7 +1,7 @@
 """The engine that the chat talks to: found running, started as a process of its own, or somebody else's endpoint.
 
 Loading goes on beside everything else; who needs the model waits for it with `ready`. An engine process that has died
-is started again by whoever needs it next.
+is started again by whoever needs it next. The client of HTTP is imported when there is an engine to ask.
 """
 
 import asyncio
@@ -10,24 +10,24 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from dataclasses import replace as replaced
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from app.api_keys import own_key
 from app.attendance import attended_by, attending
 from app.config import Settings
 from app.errors import AppError
-from app.http_client import ServerUnreachable
 from app.instance import Instance, find_instance, running_instances
-from app.models.sampling_defaults import suitable_sampling
 from app.progress import format_bytes
 from app.terminal_chat.download_rate import DownloadRate
-from app.terminal_chat.endpoint import Endpoint
 from app.terminal_chat.engine_child import Said
 from app.terminal_chat.engine_process import EngineProcess
 from app.terminal_chat.loading_state import LoadingState
 from app.terminal_chat.told import told
 from quant.errors import InglenookError
 from tui.client import ClientError
+
+if TYPE_CHECKING:
+    from app.terminal_chat.endpoint import Endpoint
 
 _WAKE_SECONDS = 5.0  # that a server may take from its record to its first answer
 _TURN_SECONDS = 0.2  # between two looks whether another chat has started the engine
@@ -37,7 +37,7 @@ _TURN_SECONDS = 0.2  # between two looks whether another chat has started the en
 class Engine:
     """An engine that is ready."""
 
-    endpoint: Endpoint
+    endpoint: "Endpoint"
     model: str
     context_length: int | None  # None: nobody says
     suitable: Mapping[str, float] = field(default_factory=dict)  # sampling that suits the model
@@ -129,6 +129,8 @@ class EngineSlot:
         self._held.close()
 
     async def _attach_remote(self) -> Engine:
+        from app.terminal_chat.endpoint import Endpoint
+
         endpoint = Endpoint(self._remote, self._key, is_ours=False)
         names = await endpoint.names()
         wanted = self._settings.model if self._settings.origins["model"] != "default" else ""
@@ -184,6 +186,9 @@ class EngineSlot:
 
     async def _attached(self, instance: Instance) -> Engine:
         """Raises ServerUnreachable or ServerError for one that is no engine for chats."""
+        from app.models.sampling_defaults import suitable_sampling
+        from app.terminal_chat.endpoint import Endpoint
+
         endpoint = Endpoint(instance.api_url, own_key(self._settings), is_ours=True)
         report = await _awake(endpoint)
         if self._process is None:
@@ -192,8 +197,10 @@ class EngineSlot:
         return Engine(endpoint, instance.model, int(report["context_length"]), suitable)
 
 
-async def _awake(endpoint: Endpoint) -> Any:
+async def _awake(endpoint: "Endpoint") -> Any:
     """What a server says of itself, once it answers: its record is there a moment before."""
+    from app.http_client import ServerUnreachable
+
     patience = asyncio.get_running_loop().time() + _WAKE_SECONDS
     while True:
         try:

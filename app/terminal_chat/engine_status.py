@@ -5,7 +5,6 @@ from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
 from app.attendance import CHAT_CLIENT
-from app.http_client import as_agreed
 from app.terminal_chat.engine_slot import EngineSlot
 from app.terminal_chat.told import told
 from tui.engine_nouns import Amount, EngineRequest, EngineStatus, Loading, Phase, RequestId
@@ -25,6 +24,8 @@ class ChatEngine:
 
     async def status(self) -> EngineStatus:
         """Of an endpoint of others, its model alone."""
+        from app.http_client import as_agreed
+
         engine = await self._slot.ready()
         if not engine.endpoint.is_ours:
             return EngineStatus(engine.model, (), (), (), 0, 0)

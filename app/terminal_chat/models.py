@@ -1,21 +1,21 @@
 """The models of the port: those on this machine, those that could be, and how they come and go."""
 
-import asyncio
-import threading
-from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import TYPE_CHECKING
 
 from app.config import Settings
-from app.errors import DownloadStopped
-from app.models.catalog import CatalogEntry
-from app.models.store import ModelStore
-from app.models.stored_model import StoredModel
-from app.progress import Report, Unit
 from app.terminal_chat.download_rate import DownloadRate
 from app.terminal_chat.engine_slot import EngineSlot
-from app.terminal_chat.told import apart
+from app.terminal_chat.told import apart, told
 from tui.client import ClientError
 from tui.engine_nouns import Download, Loading, Model
+
+if TYPE_CHECKING:
+    from app.models.catalog import CatalogEntry
+    from app.models.pulls import Pulls
+    from app.models.store import ModelStore
+    from app.models.stored_model import StoredModel
 
 
 class ChatModels:
@@ -24,20 +24,21 @@ class ChatModels:
     def __init__(self, settings: Settings, slot: EngineSlot) -> None:
         self._settings = settings
         self._slot = slot
+        self._made: Pulls | None = None
 
     async def installed(self) -> Sequence[Model]:
-        entries = await apart(lambda: ModelStore(self._settings).entries())
+        entries = await apart(lambda: self._store().entries())
         return [self._stored(stored) for stored in entries]
 
     async def catalog(self) -> Sequence[Model]:
         def listed() -> Sequence[Model]:
-            store = ModelStore(self._settings)
+            store = self._store()
             names = {stored.name for stored in store.entries()}
             return [self._of_catalog(entry, installed=entry.name in names) for entry in store.catalog]
 
         return await apart(listed)
 
-    def _stored(self, stored: StoredModel) -> Model:
+    def _stored(self, stored: "StoredModel") -> Model:
         return Model(
             name=stored.name,
             quantization=stored.quantization or "",
@@ -46,7 +47,7 @@ class ChatModels:
             loaded=stored.name == self._slot.model,
         )
 
-    def _of_catalog(self, entry: CatalogEntry, *, installed: bool) -> Model:
+    def _of_catalog(self, entry: "CatalogEntry", *, installed: bool) -> Model:
         return Model(
             name=entry.name,
             quantization=entry.quantization,
@@ -63,66 +64,38 @@ class ChatModels:
         return [model for model in [*await self.installed(), *await self.catalog()] if model.name == name][:1]
 
     async def pull(self, name: str) -> AsyncGenerator[Download, None]:
-        telling = _Telling(asyncio.get_running_loop())
-        work = asyncio.ensure_future(apart(self._pull, name, telling))
-        work.add_done_callback(lambda _: telling.wake())
-        try:
-            while not work.done():
-                await telling.changed()
-                if (now := telling.now) is not None:
-                    yield now
-            await work
-        finally:
-            telling.stopped.set()
-            with suppress(ClientError, asyncio.CancelledError):
-                await work
+        from app.models.pulls import PullState
 
-    def _pull(self, name: str, progress: "_Telling") -> None:
-        from app.models.sources import pull
-
-        pull(name, self._settings, progress)
+        rate = DownloadRate()
+        with told():
+            async with aclosing(self._pulls().pull(name)) as events:
+                async for now in events:
+                    stage = "" if now.state is PullState.RUNNING and now.total else now.label or now.state.value
+                    yield Download(now.done, now.total, rate.after(now.label, now.done), stage)
 
     async def delete(self, name: str) -> None:
-        await apart(lambda: ModelStore(self._settings).remove(name))
+        with told():
+            await self._pulls().delete(name)
+
+    def _store(self) -> "ModelStore":
+        from app.models.store import ModelStore
+
+        return ModelStore(self._settings)
+
+    def _pulls(self) -> "Pulls":
+        """Those of this program, made on the event loop that uses them."""
+        from app.models.pulls import Pulls
+
+        if self._made is None:
+            self._made = Pulls(self._settings)
+        return self._made
+
+    async def close(self) -> None:
+        """Stop what is being fetched; what has arrived is kept."""
+        if self._made is not None:
+            await self._made.close()
 
     async def load(self, name: str) -> AsyncGenerator[Loading, None]:
         self._slot.switch(name)
         async for state in self._slot.state.states():
             yield state
-
-
-class _Telling:
-    """A progress that an event loop reads. What reports to it is stopped by DownloadStopped."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.now: Download | None = None
-        self.stopped = threading.Event()
-        self._loop = loop
-        self._changed = asyncio.Event()
-        self._rate = DownloadRate()
-
-    @contextmanager
-    def task(self, label: str, total: int | None, *, unit: Unit = "bytes") -> Iterator[Report]:
-        def report(done: int) -> None:
-            if self.stopped.is_set():
-                raise DownloadStopped("the download is paused", "Pull it again to go on.")
-            stage = "" if label.startswith("Downloading") else label
-            self._tell(Download(done, total, self._rate.after(label, done), stage))
-
-        report(0)
-        yield report
-
-    def say(self, line: str) -> None:
-        pass
-
-    def _tell(self, now: Download) -> None:
-        self.now = now
-        with suppress(RuntimeError):  # the loop has ended
-            self._loop.call_soon_threadsafe(self.wake)
-
-    def wake(self) -> None:
-        self._changed.set()
-
-    async def changed(self) -> None:
-        await self._changed.wait()
-        self._changed.clear()

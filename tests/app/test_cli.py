@@ -44,11 +44,17 @@ def stored(tmp_path: Path, smollm2: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["-h"], []])
+@pytest.mark.parametrize("arguments", [["--help"], ["-h"]])
 def test_help_lists_every_command_and_examples(arguments: list[str]) -> None:
     output = _invoke(*arguments).output
     assert all(f"  {name} " in output for name in COMMANDS)
     assert "ingle pull smollm2:135m" in output
+
+
+@pytest.mark.parametrize("arguments", [["--endpoint"], ["chat", "--endpoint"]])
+def test_without_a_command_the_chat_is_meant(arguments: list[str]) -> None:
+    answer = _invoke(*arguments)
+    assert (answer.exit_code, "'--endpoint' requires an argument" in answer.output) == (2, True)
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS.keys() - {"run"}))

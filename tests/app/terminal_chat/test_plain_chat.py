@@ -1,0 +1,92 @@
+"""The chat in plain lines: what a pipe or a voice is given, and nothing else."""
+
+import asyncio
+import io
+from pathlib import Path
+
+import pytest
+
+from app.terminal_chat.plain_chat import PlainChat
+from app.terminal_chat.whole_words import WholeWords
+from tests.app.terminal_chat.conftest import Clients
+from tui.commands import COMMANDS
+
+
+def said(clients: Clients, monkeypatch: pytest.MonkeyPatch, *lines: str, question: str = "") -> int:
+    monkeypatch.setattr("sys.stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
+
+    async def main() -> int:
+        async with clients() as client:
+            return await PlainChat(client, question).run()
+
+    return asyncio.run(main())
+
+
+@pytest.mark.usefixtures("running")
+def test_a_conversation_through_a_pipe(
+    clients: Clients, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    async def short() -> None:
+        from tui.nouns import ChatSettings, Preset, Sampling
+
+        async with clients() as client:
+            await client.chats.keep_preset(Preset("short", ChatSettings(sampling=Sampling(max_tokens=5, seed=1))))
+
+    asyncio.run(short())
+    file = tmp_path / "chat.md"
+    commands = ["/preset short", "Hi", "/regenerate", "/title Greeting", "/pin", f"/export {file}", "/chats", "/delete"]
+    status = said(
+        clients, monkeypatch, *commands, "/undo", "/search Hi", "/new", "/chats", "/open 1", "/quit", "unread"
+    )
+    out, err = capsys.readouterr()
+    assert status == 0
+    assert "1. Greeting (3 messages, pinned)" in out
+    assert out.count("Deleted. /undo brings it back.\nThe chat is back.\n1. Greeting: Hi") == 1
+    assert file.read_text(encoding="utf-8").startswith("# Greeting\n")
+    assert err.count("The limit of tokens ended the reply.") == 2
+    assert "You: Hi" in out
+    assert "unread" not in out
+    assert "\x1b" not in out + err
+
+
+@pytest.mark.usefixtures("running")
+def test_what_fails_is_told_and_is_the_status(
+    clients: Clients, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert said(clients, monkeypatch, "/nothing", "/open 3", "/export", "/preset x", "/undo", "/regenerate") == 1
+    out, err = capsys.readouterr()
+    assert err.count("error: ") == 6
+    assert "there is no command /nothing here" in err
+    assert "\ntry: /help lists those there are.\n" in err
+    assert out == ""
+
+
+def test_without_a_model_the_reason_is_told(
+    clients: Clients, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from app.terminal_chat.engine_process import EngineFailed, EngineProcess
+
+    def fail(*given: object) -> None:
+        raise EngineFailed("the model is not there", "ingle pull it")
+
+    monkeypatch.setattr(EngineProcess, "start", fail)
+    assert said(clients, monkeypatch, question="Hi") == 1
+    assert "error: the model is not there\ntry: ingle pull it\n" in capsys.readouterr().err
+
+
+def test_help_has_the_table_of_the_screens(
+    clients: Clients, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said(clients, monkeypatch, "/help")
+    out = capsys.readouterr().out
+    assert sum(f"/{command.name} {command.takes}".rstrip() + f": {command.help}\n" in out for command in COMMANDS) > 15
+
+
+def test_words_come_whole() -> None:
+    words = WholeWords()
+    assert words.add("one tw") == ""
+    assert words.add("o\nthr") == "one two\n"
+    assert words.add("ee " + "four " * 30) == "three " + "four " * 30
+    assert words.add("fi") == ""
+    assert words.rest() == "fi"
+    assert words.rest() == ""
