@@ -58,7 +58,7 @@ class Piece(Struct):
 
 
 class Tokens(Struct):
-    tokens: list[int] | list[Piece]
+    tokens: list[int | Piece]
 
 
 class DetokenizeRequest(Struct):
@@ -129,7 +129,7 @@ class TokenEndpoints:
             if wanted.add_special and tokenizer.add_bos and tokenizer.bos_id is not None:
                 ids = [tokenizer.bos_id, *ids]
             if not wanted.with_pieces:
-                return Tokens(ids)
+                return Tokens([*ids])
             return Tokens([Piece(one, _piece(tokenizer.token_bytes(one, show_control=True))) for one in ids])
 
         return json_reply(await asyncio.to_thread(encoded))
