@@ -15,7 +15,7 @@ from app.server.dialects.anthropic.requests import MessageRequest, TokenCountReq
 from app.server.door import of_caller
 from app.server.endpoint import Endpoint
 from app.server.errors import naming
-from app.server.reply import StreamedReply, WholeReply
+from app.server.reply import StreamedReply, WholeReply, json_reply
 from app.server.request_body import read_body
 from app.server.served_model import ServedModel
 
@@ -65,7 +65,7 @@ class AnthropicEndpoints:
     async def create_message(self, request: Request) -> Reply:
         wanted = await self._read(request, self._message_decoder)
         origin = of_caller(request, wanted.origin(request.headers))
-        events = messages.events(self._service, wanted.turn(self._lines), origin, silent=not wanted.max_tokens)
+        events = messages.events(self._service, wanted.turn(self._lines), origin)
         if wanted.stream:
             return StreamedReply(events, error_body, messages.FRAMING)
         return WholeReply(events, messages.fold)
@@ -75,8 +75,7 @@ class AnthropicEndpoints:
         conversation, _ = wanted.conversation(self._lines)
         with naming("messages"):
             prompt = await self._service.prompt(conversation)
-        body = msgspec.json.encode(TokenCount(len(prompt.ids)))
-        return Response(body, media_type="application/json")
+        return json_reply(TokenCount(len(prompt.ids)))
 
     async def _read(self, request: Request, decoder: "msgspec.json.Decoder[RequestT]") -> RequestT:
         wanted = await read_body(request, decoder)

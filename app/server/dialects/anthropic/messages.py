@@ -160,16 +160,13 @@ Event: TypeAlias = (
 FRAMING: Final = replace(NAMED_EVENTS, ping=NAMED_EVENTS.frame(Ping()))
 
 
-async def events(
-    service: ChatService, turn: Turn, origin: Origin, *, silent: bool = False
-) -> AsyncGenerator[list[Event]]:
-    """The reply, in batches as it comes; if `silent`, no more of it than its end. Raises what `turn_events` raises."""
+async def events(service: ChatService, turn: Turn, origin: Origin) -> AsyncGenerator[list[Event]]:
+    """The reply, in batches as it comes. Raises what `turn_events` raises."""
     counts = TokenCounts()
     writer = _EventWriter(service.name, counts)
     async with aclosing(turn_events(service, turn, origin, counts)) as batches:
         async for batch in batches:
-            told = (event for _, event in batch if not silent or isinstance(event, ReplyEnd))
-            if written := [piece for event in told for piece in writer.write(event)]:
+            if written := [piece for _, event in batch for piece in writer.write(event)]:
                 yield written
 
 

@@ -121,7 +121,7 @@ class MessageRequest(TokenCountRequest, kw_only=True):
     def turn(self, lines: ChangingLines) -> Turn:
         """Raises InvalidRequest, as `conversation`, and InvalidSampling."""
         conversation, left_out = self.conversation(lines)
-        choices = WantedChoices(1, [self._sampling()], reports=False)
+        choices = WantedChoices(1, [self._sampling()], reports=False, is_told=self.max_tokens > 0)
         return Turn(conversation, choices, self.grammar(), left_out=left_out)
 
     def origin(self, headers: Mapping[str, str]) -> Origin:

@@ -1,5 +1,6 @@
 """OpenAI's list of models, which here is one and its other names."""
 
+from datetime import UTC, datetime
 from typing import Literal
 
 from msgspec import Struct
@@ -19,21 +20,29 @@ class ModelMeta(Struct):
 
 
 class Model(Struct):
-    """A name that requests may give. Of the three ways to say how long a context may be, each has clients that know no
-    other."""
+    """A name that requests may give. Of the ways to say how long a context may be, each has clients that know no other;
+    and clients of Anthropic's API, which ask on the same path, know some of the fields by other names."""
 
     id: str
     created: int
+    created_at: datetime  # the same, as the next three for clients of Anthropic's API
+    display_name: str
+    max_input_tokens: int
     context_length: int  # tokens of a prompt and its reply together
     max_model_len: int
     meta: ModelMeta
     root: str  # the served model's own name
     object: Literal["model"] = "model"
+    type: Literal["model"] = "model"
+    lifecycle: Literal["active"] = "active"
     owned_by: str = "inglenook"
 
 
 class ModelList(Struct):
     data: list[Model]
+    first_id: str  # all are there: this one, and the next two say so to clients of Anthropic's API
+    last_id: str
+    has_more: Literal[False] = False
     object: Literal["list"] = "list"
 
 
@@ -50,7 +59,8 @@ class ModelEndpoints:
         ]
 
     async def list_models(self, request: Request) -> Response:
-        return json_reply(ModelList([self._model(name) for name in self._served.names]))
+        names = self._served.names
+        return json_reply(ModelList([self._model(name) for name in names], names[0], names[-1]))
 
     async def retrieve_model(self, request: Request) -> Response:
         name = request.path_params["model"]
@@ -59,5 +69,6 @@ class ModelEndpoints:
 
     def _model(self, name: str) -> Model:
         served = self._served
-        meta = ModelMeta(served.context_length, served.vocab_size)
-        return Model(name, served.since, served.context_length, served.context_length, meta, root=served.name)
+        length, since = served.context_length, datetime.fromtimestamp(served.since, UTC)
+        meta = ModelMeta(length, served.vocab_size)
+        return Model(name, served.since, since, name, length, length, length, meta, root=served.name)

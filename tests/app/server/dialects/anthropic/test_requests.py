@@ -222,6 +222,13 @@ def test_a_stream_that_fails_ends_with_an_error(tokenizer: Tokenizer, renderer: 
     assert json.loads(data.removeprefix("data: "))["error"]["type"] == "api_error"
 
 
+def test_the_models_are_listed(hash_server: LiveServer) -> None:
+    with client(hash_server) as api:
+        [listed] = api.models.list()
+        assert listed == api.models.retrieve("hash")
+    assert (listed.id, listed.display_name, listed.max_input_tokens) == ("hash", "hash", 2048)
+
+
 def test_headers_and_unknown_fields_are_taken(scripted_server: ScriptedServer) -> None:
     scripted_server.says("Hello")
     with client(scripted_server) as api:
