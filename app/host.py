@@ -30,6 +30,7 @@ from app.errors import EXIT_INTERRUPTED, EXIT_OK, InvalidSetting
 from app.instance import Instance, recorded, running_instances, withdraw
 from app.listening import EVERYWHERE, ListeningSockets, PortTaken, is_loopback
 from app.models.details import ModelDetails, details_of
+from app.models.pulls import Pulls
 from app.models.sources import pull
 from app.models.store import ModelStore
 from app.models.stored_model import StoredModel
@@ -63,7 +64,8 @@ def run_host(settings: Settings, progress: Progress, attendance: Attendance | No
         load = load_encoder_model if gives_embeddings(stored) else load_model
         model = load(stored, settings, progress)
         instance, store = _instance(stored, settings.host, sockets.port), ModelStore(settings)
-        about = _About(locks, partial(details_of, stored, store.catalog, store.hub_models, renderer))
+        describe = partial(details_of, stored, store.catalog, store.hub_models, renderer)
+        about = _About(locks, describe, Pulls(settings, store))
         with recorded(instance, settings):
             asyncio.run(_serve(model, renderer, sockets, instance, about, settings, progress, attendance))
 
@@ -120,6 +122,18 @@ class _About:
 
     locks: "Locks"
     describe: Callable[[], ModelDetails]
+    pulls: Pulls
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """All that requests wait for."""
+
+    computing: "Stoppable"
+    pulls: Pulls
+
+    async def stop(self) -> None:
+        await asyncio.gather(self.computing.stop(), self.pulls.close())
 
 
 async def _serve(
@@ -143,7 +157,7 @@ async def _serve(
     async with served as (application, work):
         server = HTTPServer(
             server_config(application if attendance is None else attendance.noting(application)),
-            work,
+            _Work(work, about.pulls),
             lambda: _welcome(instance, settings, progress),
             lambda status: _abandon(instance, settings, status),
         )
@@ -176,6 +190,7 @@ async def _chat(
                 state_dir=settings.state_dir,
                 keeps_lines=settings.keep_changing_lines,
                 describe=about.describe,
+                pulls=about.pulls,
             )
             yield application, streams
         finally:
@@ -192,8 +207,10 @@ async def _embeddings(
 
     service = EmbeddingService(instance.model, model.tokenizer, model.encoder)
     try:
-        aliases, describe = settings.model_aliases, about.describe
-        yield create_embedding_application(service, about.locks, aliases=aliases, describe=describe), service
+        application = create_embedding_application(
+            service, about.locks, aliases=settings.model_aliases, describe=about.describe, pulls=about.pulls
+        )
+        yield application, service
     finally:
         await service.stop()
 

@@ -24,6 +24,7 @@ from app.server.dialects.anthropic.endpoints import AnthropicEndpoints
 from app.server.dialects.llama_cpp.endpoints import LlamaCppEndpoints
 from app.server.dialects.ollama.embeddings import OllamaEmbeddingEndpoints
 from app.server.dialects.ollama.endpoints import OllamaEndpoints
+from app.server.dialects.ollama.store import ModelPulls, StoreEndpoints
 from app.server.dialects.openai.embeddings import EmbeddingEndpoints
 from app.server.dialects.openai.endpoints import OpenAIEndpoints
 from app.server.dialects.responses.endpoints import ResponseEndpoints
@@ -83,15 +84,18 @@ def create_application(
     state_dir: Path | None = None,
     keeps_lines: bool = False,
     describe: Callable[[], ModelDetails] | None = None,
+    pulls: ModelPulls | None = None,
 ) -> Starlette:
     """The endpoint over a service whose streams are started. `aliases` are other names of models, by which requests
     may call them, and `describe` tells what the model is: see `ServedModel`. `state_dir` is where responses are kept;
-    None: in memory. With `keeps_lines`, prompts keep those that change with every request."""
+    None: in memory. With `keeps_lines`, prompts keep those that change with every request. `pulls` fetch models; None:
+    none are fetched."""
     model = ServedModel(service.name, service.context_length, service.vocab_size, aliases, describe)
     endpoints = [
         *OpenAIEndpoints(service, model).endpoints(),
         *ResponseEndpoints(service, model, StoredResponses(state_dir)).endpoints(),
         *OllamaEndpoints(service, model).endpoints(),
+        *StoreEndpoints(model, pulls).endpoints(),
         *lm_studio.of_writing(service, model),
         *LlamaCppEndpoints(service, model).endpoints(),
         *OwnEndpoints(service).endpoints(),
@@ -108,12 +112,14 @@ def create_embedding_application(
     *,
     aliases: Mapping[str, str] = NO_ALIASES,
     describe: Callable[[], ModelDetails] | None = None,
+    pulls: ModelPulls | None = None,
 ) -> Starlette:
-    """The endpoint over a model that gives embeddings; `aliases` and `describe` as above."""
+    """The endpoint over a model that gives embeddings; all others as above."""
     model = ServedModel(service.name, service.context_length, service.vocab_size, aliases, describe)
     endpoints = [
         *EmbeddingEndpoints(service, model).endpoints(),
         *OllamaEmbeddingEndpoints(service, model).endpoints(),
+        *StoreEndpoints(model, pulls).endpoints(),
         *lm_studio.of_embedding(model),
         _health_endpoint(lambda: _embedding_health(service)),
     ]

@@ -7,7 +7,16 @@ import contextlib
 from collections.abc import Iterator, Mapping
 
 from app.chat.messages import InvalidMessage
-from app.errors import AppError, TemplateError, TemplateUnavailable, ToolsUnsupported
+from app.errors import (
+    AppError,
+    DownloadStopped,
+    ModelNotFound,
+    NoSpace,
+    Offline,
+    TemplateError,
+    TemplateUnavailable,
+    ToolsUnsupported,
+)
 from engine.errors import EngineError, InvalidSampling, PromptTooLong
 from quant.errors import InglenookError
 
@@ -51,6 +60,10 @@ _STATUS: dict[type[BaseException], int] = {
     TemplateError: 400,
     InvalidMessage: 400,
     ToolsUnsupported: 400,
+    ModelNotFound: 404,
+    NoSpace: 507,
+    Offline: 503,
+    DownloadStopped: 409,
     ReplyFailed: 500,
     ReplyAborted: 503,
     EngineError: 503,

@@ -38,9 +38,12 @@ class ServedModel:
         self._patterns = [alias for alias in others if "*" in alias]
         self._described = functools.cache(describe or functools.partial(ModelDetails.unknown, name))
 
+    def goes_by(self, name: str) -> bool:
+        return name in self.names or any(fnmatchcase(name, pattern) for pattern in self._patterns)
+
     def check(self, name: str) -> None:
         """Raises InvalidRequest for the name of another model."""
-        if name not in self.names and not any(fnmatchcase(name, pattern) for pattern in self._patterns):
+        if not self.goes_by(name):
             message = f"The model {name!r} does not exist here"
             remedy = f"This server has {', '.join(map(repr, self.names))}."
             raise InvalidRequest(message, remedy, parameter="model", code="model_not_found", status=404)

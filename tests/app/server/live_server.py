@@ -14,6 +14,7 @@ from app.chat.template import ChatTemplateRenderer
 from app.chat.token_streams import TokenStreams
 from app.models.details import ModelDetails
 from app.server.application import NO_ALIASES, Locks, create_application
+from app.server.dialects.ollama.store import ModelPulls
 from app.text.tokenizer import Tokenizer
 from engine.config import EngineConfig
 from engine.core import Engine
@@ -89,12 +90,15 @@ class LiveServer(ServedApplication):
         aliases: Mapping[str, str] = NO_ALIASES,
         state_dir: Path | None = None,
         describe: Callable[[], ModelDetails] | None = None,
+        pulls: ModelPulls | None = None,
     ) -> None:
         self.engine = engine
         self.streams = TokenStreams(engine, clock)
         self.service = ChatService(name, tokenizer, self.streams, renderer)
         locks = locks or Locks(host_names=["ingle.test"])
-        application = create_application(self.service, locks, aliases=aliases, state_dir=state_dir, describe=describe)
+        application = create_application(
+            self.service, locks, aliases=aliases, state_dir=state_dir, describe=describe, pulls=pulls
+        )
         super().__init__(application)
 
     async def _main(self) -> None:

@@ -28,6 +28,7 @@ Amount: TypeAlias = Annotated[int, Meta(ge=-2, le=2**31 - 1)]
 Mixed: TypeAlias = Annotated[list[str | TokenId], Meta(max_length=1 << 20)]
 Bias: TypeAlias = Annotated[list[int | float | str | bool], Meta(min_length=2, max_length=2)]
 
+_DEFAULTS: Mapping[str, float] = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
 # What each sampler's fields are called in SamplingParams, and are where it is not named.
 _OFF: Mapping[str, Mapping[str, Any]] = {
     "temperature": {"temperature": 1.0},
@@ -67,14 +68,14 @@ class GeneratingRequest(LlamaSampling, kw_only=True):
         """Raises InvalidSampling."""
         length, reported = self.n_predict, self.n_probs or None
         most = None if length is None or length < 0 else max(1, length)
-        given = self._shaped(self.sampling()) | {"max_tokens": most, "logprobs": reported}
+        given = self._shaped(self.sampling(_DEFAULTS)) | {"max_tokens": most, "logprobs": reported}
         params = SamplingParams(**given, ignore_eos=bool(self.ignore_eos), logit_bias=self._biases())
         limits = TimeLimits(_seconds(self.t_max_prompt_ms), _seconds(self.t_max_predict_ms))
         return WantedChoices(1, [params], reported is not None, limits=limits, is_told=length != 0)
 
-    def sampling(self) -> dict[str, Any]:
+    def sampling(self, defaults: Mapping[str, float]) -> dict[str, Any]:
         given = {"xtc_probability": self.xtc_probability, "xtc_threshold": self.xtc_threshold}
-        return super().sampling() | {name: value for name, value in given.items() if value is not None}
+        return super().sampling(defaults) | {name: value for name, value in given.items() if value is not None}
 
     def _shaped(self, given: dict[str, Any]) -> dict[str, Any]:
         """By the samplers that are named, if any are, and by no others."""

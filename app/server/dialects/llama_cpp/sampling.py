@@ -1,8 +1,8 @@
 """How tokens are picked, in llama.cpp's words, which are Ollama's too: each field, its bounds, and the engine's name of
-it. Fields that are absent or null have the engine's defaults.
+it. Fields that are absent or null have the defaults of the API that they came by.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, TypeAlias
 
 from msgspec import Meta, Struct
@@ -39,11 +39,12 @@ class LlamaSampling(Struct, kw_only=True):
         if self.typical_p is not None and self.typical_p < 1:
             yield "typical_p", "this version has no typical sampling; leave it out, or send top_p or min_p."
 
-    def sampling(self) -> dict[str, Any]:
-        """Fields of SamplingParams."""
+    def sampling(self, defaults: Mapping[str, float]) -> dict[str, Any]:
+        """Fields of SamplingParams; those that `defaults` name, where none is given."""
         given: dict[str, Any] = {name: getattr(self, name) for name in _SAME_IN_SAMPLING}
+        given |= {"top_k": None if self.top_k is None else max(0, self.top_k)}
         given |= {"repetition_penalty": None if self.repeat_last_n == 0 else self.repeat_penalty}
         given |= {"seed": self.seed if (self.seed or 0) >= 0 else None}
         known = {name: value for name, value in given.items() if value is not None}
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
-        return known | {"top_k": max(0, self.top_k or 0), "stop": stop}
+        return {**defaults, **known, "stop": stop}

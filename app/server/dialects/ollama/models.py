@@ -193,7 +193,7 @@ def check_model(model: ServedModel, wanted: Named) -> None:
     name = wanted.asked_for
     if not name:
         raise InvalidRequest("model: it is required", parameter="model")
-    model.check(name if name in model.names else name.removesuffix(LATEST))
+    model.check(name if model.goes_by(name) else name.removesuffix(LATEST))
 
 
 def _details(told: ModelDetails) -> Details:

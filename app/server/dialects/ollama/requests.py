@@ -27,6 +27,10 @@ Thinking: TypeAlias = bool | ReasoningEffort
 Format: TypeAlias = Literal["", "json"] | Schema
 
 
+# Ollama's, but for its penalty of what was said before: ours would look back to the beginning.
+_DEFAULTS: Mapping[str, float] = {"temperature": 0.8, "top_k": 40, "top_p": 0.9}
+
+
 class Options(LlamaSampling, kw_only=True):
     """Those that say how to load a model mean nothing here, since it is loaded, and are ignored like unknown ones."""
 
@@ -58,7 +62,7 @@ class GeneratingRequest(Named, kw_only=True):
         options = self.options or Options()
         length, reported = options.num_predict, self.top_logprobs or 0 if self.logprobs else None
         most = None if length is None or length < 0 else max(1, length)
-        params = SamplingParams(**options.sampling(), max_tokens=most, logprobs=reported)
+        params = SamplingParams(**options.sampling(_DEFAULTS), max_tokens=most, logprobs=reported)
         return WantedChoices(1, [params], reported is not None, is_told=length != 0, context=options.num_ctx)
 
     def thinking(self) -> WantedThinking:

@@ -19,7 +19,7 @@ def post(server: LiveServer, path: str = "/completion", **body: Any) -> httpx.Re
 
 
 def complete(server: LiveServer, **asked: Any) -> dict[str, Any]:
-    answer = post(server, **{"prompt": PROMPT, "n_predict": 20, **asked})
+    answer = post(server, **{"prompt": PROMPT, "n_predict": 20, "top_k": 0, **asked})
     assert answer.status_code == 200, answer.text
     reply: dict[str, Any] = answer.json()
     return reply
@@ -31,7 +31,7 @@ def continued(server: LiveServer, ids: list[int], count: int) -> str:
 
 @pytest.mark.parametrize("path", ["/completion", "/completions"])
 def test_a_stream_says_what_the_whole_reply_says(hash_server: LiveServer, path: str) -> None:
-    asked: dict[str, Any] = {"prompt": PROMPT, "n_predict": 20, "ignore_eos": True, "seed": 3}
+    asked: dict[str, Any] = {"prompt": PROMPT, "n_predict": 20, "ignore_eos": True, "seed": 3, "top_k": 0}
     whole = post(hash_server, path, **asked).json()
     answer = post(hash_server, path, **asked, stream=True)
     events = [json.loads(event.removeprefix("data: ")) for event in answer.text.split("\n\n")[:-1]]

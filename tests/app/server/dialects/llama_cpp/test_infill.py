@@ -13,7 +13,7 @@ OTHERS = [{"filename": f"{name}.py", "text": f"def {name}():\n    return 1\n" * 
 
 
 def infill(server: LiveServer, **asked: Any) -> dict[str, Any]:
-    body = {"input_prefix": BEFORE, "input_suffix": BEHIND, "n_predict": 12, "ignore_eos": True, **asked}
+    body = {"input_prefix": BEFORE, "input_suffix": BEHIND, "n_predict": 12, "ignore_eos": True, "top_k": 0, **asked}
     answer = httpx.post(f"{server.url}/infill", json=body, timeout=60, trust_env=False)
     assert answer.status_code == 200, answer.text
     reply: dict[str, Any] = answer.json()

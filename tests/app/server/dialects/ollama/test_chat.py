@@ -30,7 +30,8 @@ ANSWER = {
 
 def chat(server: LiveServer, **asked: Any) -> Any:
     with client(server) as api:
-        reply = api.chat(server.service.name, **{"messages": MESSAGES, **asked})
+        options = {"top_k": 0, **asked.pop("options", {})}  # the hash model's one answer, and not one of many
+        reply = api.chat(server.service.name, **{"messages": MESSAGES, **asked}, options=options)
         return list(reply) if asked.get("stream") else reply
 
 

@@ -1,0 +1,134 @@
+"""The models of this machine through Ollama's API: fetched and removed by their names. What Ollama does besides is
+refused: no model is made, copied or sent anywhere.
+"""
+
+import hashlib
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from functools import partial
+from typing import Protocol
+
+import msgspec
+from msgspec import UNSET, Struct, UnsetType
+from starlette.requests import Request
+from starlette.responses import Response
+
+from app.models.pulls import PullProgress, PullState
+from app.models.stored_model import Removal
+from app.server.dialects.ollama.errors import ERRORS, error_body
+from app.server.dialects.ollama.models import Named
+from app.server.endpoint import Endpoint
+from app.server.errors import InvalidRequest
+from app.server.framing import LINES
+from app.server.refusals import Refusal
+from app.server.reply import StreamedReply, WholeReply
+from app.server.request_body import read_body
+from app.server.served_model import ServedModel
+
+
+class ModelPulls(Protocol):
+    """See `app.models.pulls.Pulls`."""
+
+    def pull(self, name: str) -> AsyncGenerator[PullProgress]: ...
+
+    async def delete(self, name: str) -> list[Removal]: ...
+
+
+class PullRequest(Named, kw_only=True):
+    """POST /api/pull."""
+
+    stream: bool | None = None  # true, if not given
+
+
+class DeleteRequest(Named, kw_only=True):
+    """DELETE /api/delete."""
+
+
+class AnyRequest(Struct):
+    """Of what is refused, whatever it says."""
+
+
+class Progress(Struct, kw_only=True):
+    """How a pull goes."""
+
+    status: str
+    digest: str | UnsetType = UNSET  # clients have a bar for each
+    total: int | UnsetType = UNSET  # bytes
+    completed: int | UnsetType = UNSET
+
+
+NOT_MADE = Refusal(
+    "Refused: this server makes, copies and sends no models",
+    "This server makes, copies and sends no models",
+    "Serve another one: ingle serve --model NAME; another name for one is a model alias of config.toml.",
+)
+NOT_FETCHED = Refusal(
+    "Refused: this server fetches and removes no models",
+    "This server fetches and removes no models",
+    "Use ingle pull and ingle rm.",
+)
+NEVER_DONE: Mapping[str, type[Struct]] = dict.fromkeys(("/api/create", "/api/copy", "/api/push"), AnyRequest)
+
+
+class StoreEndpoints:
+    """Beside one model, which is served and stays."""
+
+    def __init__(self, model: ServedModel, pulls: ModelPulls | None) -> None:
+        self._model = model
+        self._pulls = pulls
+        self._pull_decoder = msgspec.json.Decoder(PullRequest)
+        self._delete_decoder = msgspec.json.Decoder(DeleteRequest)
+
+    def endpoints(self) -> list[Endpoint]:
+        refused = NOT_MADE.endpoints(NEVER_DONE, ERRORS)
+        if self._pulls is None:
+            return [*refused, *NOT_FETCHED.endpoints({"/api/pull": PullRequest}, ERRORS)]
+        endpoint, removed = partial(Endpoint, errors=ERRORS), "A stored model is removed"
+        pulled = partial(endpoint, takes=PullRequest, gives=Progress, streams=Progress, framing=LINES)
+        return [
+            *refused,
+            pulled("POST", "/api/pull", partial(self.pull, self._pulls), "A model is fetched"),
+            endpoint("DELETE", "/api/delete", partial(self.delete, self._pulls), removed, takes=DeleteRequest),
+        ]
+
+    async def pull(self, pulls: ModelPulls, request: Request) -> StreamedReply[Progress] | WholeReply[Progress]:
+        wanted = await read_body(request, self._pull_decoder)
+        chunks = _told(pulls, _name(wanted))
+        return WholeReply(chunks, _fold) if wanted.stream is False else StreamedReply(chunks, error_body, LINES)
+
+    async def delete(self, pulls: ModelPulls, request: Request) -> Response:
+        wanted = await read_body(request, self._delete_decoder)
+        name = _name(wanted)
+        if self._model.goes_by(name):
+            problem = f"{name} is being served"
+            raise InvalidRequest(
+                f"model: {problem}", "End the server first: ingle stop.", parameter="model", status=409
+            )
+        await pulls.delete(name)
+        return Response()
+
+
+def _name(wanted: Named) -> str:
+    if not wanted.asked_for:
+        raise InvalidRequest("model: it is required", parameter="model")
+    return wanted.asked_for
+
+
+async def _told(pulls: ModelPulls, name: str) -> AsyncGenerator[list[Progress]]:
+    async with aclosing(pulls.pull(name)) as events:
+        async for event in events:
+            yield [_progress(event)]
+
+
+def _progress(event: PullProgress) -> Progress:
+    if event.state is PullState.DONE:
+        return Progress(status="success")
+    if event.total is None:
+        return Progress(status=event.label or "pulling manifest")
+    bar = hashlib.sha256(f"{event.name} {event.label}".encode()).hexdigest()
+    return Progress(status=event.label, digest=f"sha256:{bar}", total=event.total, completed=event.done)
+
+
+async def _fold(chunks: AsyncGenerator[Progress]) -> Progress:
+    """The last of it."""
+    return [chunk async for chunk in chunks][-1]
