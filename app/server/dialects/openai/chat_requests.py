@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Raw, Struct
 
 from app.chat.conversation import Conversation
-from app.chat.messages import InvalidMessage, Message, ToolCall, text_of
+from app.chat.messages import InvalidMessage, Message, Role, ToolCall, text_of
 from app.server.dialects.openai.requests import Alternatives, GenerationRequest, PositiveCount
 from app.server.dialects.openai.tools import (
     OWN_VARIABLES,
@@ -58,7 +58,8 @@ class ChatMessage(Struct):
             parts = text_of([{"type": part.type, "text": part.text, "refusal": part.refusal} for part in parts])
         calls = [ToolCall.parse(c.function.name, c.function.arguments, c.id) for c in self.tool_calls or ()]
         thought = self.reasoning_content if self.reasoning is None else self.reasoning
-        return Message(self.role, parts or "", thought, tuple(calls), self.tool_call_id, self.name)
+        role: Role = "system" if self.role == "developer" else self.role  # half of all templates drop the other one
+        return Message(role, parts or "", thought, tuple(calls), self.tool_call_id, self.name)
 
 
 class ChatCompletionRequest(GenerationRequest, kw_only=True):

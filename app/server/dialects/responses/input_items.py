@@ -121,14 +121,13 @@ class _Dialogue:
         return self._messages
 
     def instruct(self, text: str) -> None:
-        """By the system or the developer, which most templates know under the first name and in the first place alone:
-        what comes before everything else is one message."""
+        """By the system or the developer. Most templates know the first of them alone, and in the first place: what
+        comes before everything else is one message of the system, and what comes later a part of what the user says."""
         self._close()
-        first = self._messages[0] if len(self._messages) == 1 else None
-        if first is not None and first.role == "system":
-            self._messages[0] = Message("system", f"{first.content}\n\n{text}")
+        if not self._messages or (len(self._messages) == 1 and self._messages[0].role == "system"):
+            self._join("system", text)
         else:
-            self._messages.append(Message("system", text))
+            self._join("user", text)
 
     def add(self, item: InputItem) -> None:
         """Raises InvalidMessage."""
@@ -161,9 +160,15 @@ class _Dialogue:
             said.texts.append(text)
         elif role == "user":
             self._close()
-            self._messages.append(Message("user", text))
+            self._join("user", text)
         else:
             self.instruct(text)
+
+    def _join(self, role: Literal["system", "user"], text: str) -> None:
+        """Behind what the same one said just before, since many templates want roles to take turns."""
+        if self._messages and self._messages[-1].role == role:
+            text = f"{self._messages.pop().content}\n\n{text}"
+        self._messages.append(Message(role, text))
 
     def _speaking(self) -> _Said:
         self._said = self._said or _Said()

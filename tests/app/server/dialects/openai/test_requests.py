@@ -5,6 +5,8 @@ from typing import Any
 
 import msgspec
 
+from app.chat.messages import Message
+from app.server.dialects.openai.chat_requests import ChatMessage
 from app.server.dialects.openai.requests import DRY_BREAKERS, CompletionRequest
 from engine.request import DryParams, SamplingParams
 
@@ -39,6 +41,11 @@ def test_repetitions_cost_what_llama_cpps_fields_say() -> None:
 def test_top_choices_are_left_out_as_often_as_told() -> None:
     params = sampling(xtc_probability=0.5, xtc_threshold=0.2)
     assert (params.xtc_probability, params.xtc_threshold) == (0.5, 0.2)
+
+
+def test_what_a_developer_says_reaches_templates_that_know_the_system_alone() -> None:
+    told = msgspec.convert({"role": "developer", "content": "Be brief."}, ChatMessage).to_message()
+    assert told == Message("system", "Be brief.")
 
 
 def test_the_smallest_of_several_caps_counts() -> None:

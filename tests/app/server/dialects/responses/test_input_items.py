@@ -41,16 +41,24 @@ def test_text_behind_a_call_belongs_to_it() -> None:
     assert read(TEXT, CALL, TEXT) == [Message("assistant", "I look.I look.", tool_calls=(LOOK,))]
 
 
-def test_instructions_in_the_first_place_are_one_message() -> None:
+def test_roles_take_turns_and_instructions_come_first() -> None:
     told = read(
         {"role": "developer", "content": "Be kind."},
         {"role": "system", "content": [{"type": "input_text", "text": "Be"}, {"type": "input_text", "text": "short."}]},
+        user("It is late."),
         user("Hi"),
         {"role": "developer", "content": "Be quick."},
+        TEXT,
+        {"role": "developer", "content": "Be slow."},
         instructions="Be brief.",
     )
     first = "Be brief.\n\nBe kind.\n\nBe\nshort."
-    assert told == [Message("system", first), Message("user", "Hi"), Message("system", "Be quick.")]
+    assert told == [
+        Message("system", first),
+        Message("user", "It is late.\n\nHi\n\nBe quick."),
+        Message("assistant", "I look."),
+        Message("user", "Be slow."),
+    ]
 
 
 def test_custom_tools_have_one_text() -> None:
