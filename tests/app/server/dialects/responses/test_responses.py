@@ -1,6 +1,7 @@
 """The Responses API through the real openai client: whole and streamed, kept and gone on from."""
 
 import asyncio
+from collections.abc import Iterator
 from typing import Any
 
 import openai
@@ -29,16 +30,43 @@ CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome"}}\n</t
 SCRIPT = f"<think>\nThey ask.\n</think>\n\nI look.\n{CALL}\n{CALL}"
 
 
-def ask(server: LiveServer, **asked: Any) -> Response:
-    with client(server) as api:
-        reply: Response = api.responses.create(**{"model": server.service.name, "input": QUESTION, **asked})
+class Asker:
+    """A client that asks one server."""
+
+    def __init__(self, server: LiveServer, api: openai.OpenAI) -> None:
+        self.server = server
+        self.api = api
+
+    def __call__(self, **asked: Any) -> Response:
+        reply: Response = self.api.responses.create(**self.given(asked))
         return reply
 
+    def events(self, **asked: Any) -> list[ResponseStreamEvent]:
+        with self.api.responses.create(**self.given(asked), stream=True) as stream:
+            return list(stream)
 
-def events_of(server: LiveServer, **asked: Any) -> list[ResponseStreamEvent]:
-    given = {"model": server.service.name, "input": QUESTION, **asked}
-    with client(server) as api, api.responses.create(**given, stream=True) as stream:
-        return list(stream)
+    def given(self, asked: dict[str, Any]) -> dict[str, Any]:
+        return {"model": self.server.service.name, "input": QUESTION, **asked}
+
+
+class ScriptedAsker(Asker):
+    server: ScriptedServer
+
+    def says(self, text: str) -> int:
+        """The model, from now on; how many tokens that are."""
+        return self.server.says(text)
+
+
+@pytest.fixture(scope="module")
+def ask(hash_server: LiveServer) -> Iterator[Asker]:
+    with client(hash_server) as api:
+        yield Asker(hash_server, api)
+
+
+@pytest.fixture(scope="module")
+def scripted(scripted_server: ScriptedServer) -> Iterator[ScriptedAsker]:
+    with client(scripted_server) as api:
+        yield ScriptedAsker(scripted_server, api)
 
 
 def said(response: Response) -> dict[str, Any]:
@@ -50,8 +78,8 @@ def said(response: Response) -> dict[str, Any]:
     return told
 
 
-def test_the_reply_is_exactly_the_models(hash_server: LiveServer) -> None:
-    reply = ask(hash_server, max_output_tokens=40, extra_body={"ignore_eos": True})
+def test_the_reply_is_exactly_the_models(hash_server: LiveServer, ask: Asker) -> None:
+    reply = ask(max_output_tokens=40, extra_body={"ignore_eos": True})
     assert reply.output_text == expected_text(hash_server, QUESTION, 40)
     assert (reply.status, reply.error) == ("incomplete", None)
     assert reply.incomplete_details is not None
@@ -63,10 +91,10 @@ def test_the_reply_is_exactly_the_models(hash_server: LiveServer) -> None:
     assert reply.usage.total_tokens == len(prompt) + 40
 
 
-def test_events_come_in_their_order_and_say_what_the_whole_reply_says(scripted_server: ScriptedServer) -> None:
-    scripted_server.says(SCRIPT)
-    events = events_of(scripted_server, tools=[WEATHER])
-    whole = ask(scripted_server, tools=[WEATHER])
+def test_events_come_in_their_order_and_say_what_the_whole_reply_says(scripted: ScriptedAsker) -> None:
+    scripted.says(SCRIPT)
+    events = scripted.events(tools=[WEATHER])
+    whole = scripted(tools=[WEATHER])
     assert [event.sequence_number for event in events] == list(range(len(events)))
     kinds = [event.type.removeprefix("response.") for event in events]
     once = [kind for kind, before in zip(kinds, ["", *kinds[:-1]], strict=True) if kind != before]
@@ -87,11 +115,11 @@ def test_events_come_in_their_order_and_say_what_the_whole_reply_says(scripted_s
     assert whole.output_text == "I look."
 
 
-def test_deltas_are_what_their_items_say(scripted_server: ScriptedServer) -> None:
-    scripted_server.says(SCRIPT)
+def test_deltas_are_what_their_items_say(scripted: ScriptedAsker) -> None:
+    scripted.says(SCRIPT)
     texts: dict[str, str] = {}
     done: dict[str, Any] = {}
-    for event in events_of(scripted_server, tools=[WEATHER], reasoning={"summary": "auto"}):
+    for event in scripted.events(tools=[WEATHER], reasoning={"summary": "auto"}):
         if event.type.endswith(".delta"):
             item_id = event.item_id  # type: ignore[union-attr]
             texts[item_id] = texts.get(item_id, "") + event.delta  # type: ignore[union-attr, operator]
@@ -104,120 +132,120 @@ def test_deltas_are_what_their_items_say(scripted_server: ScriptedServer) -> Non
     assert [item.content for item in done.values() if item.type == "reasoning"] == [None]
 
 
-def test_the_second_turn_finds_the_first_one_computed(scripted_server: ScriptedServer) -> None:
-    generated = scripted_server.says(f"I look.\n{CALL}\n{CALL}")  # the template takes old thoughts out
-    first = ask(scripted_server, input="A question of its own. " * 30, tools=[WEATHER], instructions="Be brief.")
+def test_the_second_turn_finds_the_first_one_computed(scripted: ScriptedAsker) -> None:
+    generated = scripted.says(f"I look.\n{CALL}\n{CALL}")  # the template takes old thoughts out
+    first = scripted(input="A question of its own. " * 30, tools=[WEATHER], instructions="Be brief.")
     results = [
         {"type": "function_call_output", "call_id": item.call_id, "output": "22"}
         for item in first.output
         if item.type == "function_call"
     ]
-    scripted_server.says("Done.")
+    scripted.says("Done.")
     asked: dict[str, Any] = {"tools": [WEATHER], "instructions": "Be brief.", "previous_response_id": first.id}
-    second = ask(scripted_server, input=results, **asked)
-    third = ask(scripted_server, input="And?", **(asked | {"previous_response_id": second.id}))
+    second = scripted(input=results, **asked)
+    third = scripted(input="And?", **(asked | {"previous_response_id": second.id}))
     assert first.usage and second.usage and third.usage  # noqa: PT018
     assert second.usage.input_tokens_details.cached_tokens >= first.usage.input_tokens + generated - 20
     assert third.usage.input_tokens_details.cached_tokens >= second.usage.input_tokens - 20
     assert third.previous_response_id == second.id
 
 
-def test_the_items_themselves_go_on_like_their_response(scripted_server: ScriptedServer) -> None:
-    scripted_server.says(SCRIPT)
-    first = ask(scripted_server, tools=[WEATHER])
+def test_the_items_themselves_go_on_like_their_response(scripted: ScriptedAsker) -> None:
+    scripted.says(SCRIPT)
+    first = scripted(tools=[WEATHER])
     result = {"type": "function_call_output", "call_id": "1", "output": [{"type": "input_text", "text": "22"}]}
-    scripted_server.says("Done.")
+    scripted.says("Done.")
     items: list[Any] = [{"role": "user", "content": QUESTION}, *first.model_dump()["output"], result]
-    by_items = ask(scripted_server, tools=[WEATHER], input=items)
-    by_id = ask(scripted_server, tools=[WEATHER], input=[result], previous_response_id=first.id)
+    by_items = scripted(tools=[WEATHER], input=items)
+    by_id = scripted(tools=[WEATHER], input=[result], previous_response_id=first.id)
     assert by_items.usage and by_id.usage  # noqa: PT018
     assert by_items.usage.input_tokens == by_id.usage.input_tokens
 
 
-def test_what_is_kept_is_what_was_told(hash_server: LiveServer) -> None:
+def test_what_is_kept_is_what_was_told(ask: Asker) -> None:
     asked: dict[str, Any] = {"max_output_tokens": 4, "metadata": {"a": "b"}, "seed": 1}
-    with client(hash_server) as api:
-        told = ask(hash_server, extra_body={"seed": asked.pop("seed")}, **asked)
-        assert api.responses.retrieve(told.id) == told
-        [item] = list(api.responses.input_items.list(told.id))
-        assert item.model_dump()["content"][0]["text"] == QUESTION
-        api.responses.delete(told.id)
-        for call in (api.responses.retrieve, api.responses.delete, api.responses.cancel):
-            with pytest.raises(openai.NotFoundError):
-                call(told.id)
-        with pytest.raises(openai.BadRequestError) as missing:
-            ask(hash_server, previous_response_id=told.id)
+    api = ask.api
+    told = ask(extra_body={"seed": asked.pop("seed")}, **asked)
+    assert api.responses.retrieve(told.id) == told
+    [item] = list(api.responses.input_items.list(told.id))
+    assert item.model_dump()["content"][0]["text"] == QUESTION
+    api.responses.delete(told.id)
+    for call in (api.responses.retrieve, api.responses.delete, api.responses.cancel):
+        with pytest.raises(openai.NotFoundError):
+            call(told.id)
+    with pytest.raises(openai.BadRequestError) as missing:
+        ask(previous_response_id=told.id)
     assert (missing.value.code, missing.value.param) == ("previous_response_not_found", "previous_response_id")
 
 
-def test_what_is_not_to_be_kept_is_not(hash_server: LiveServer) -> None:
-    told = ask(hash_server, max_output_tokens=2, store=False)
+def test_what_is_not_to_be_kept_is_not(ask: Asker) -> None:
+    told = ask(max_output_tokens=2, store=False)
     assert told.store is False  # type: ignore[attr-defined]
-    with client(hash_server) as api, pytest.raises(openai.NotFoundError):
-        api.responses.retrieve(told.id)
+    with pytest.raises(openai.NotFoundError):
+        ask.api.responses.retrieve(told.id)
 
 
-def test_input_items_come_in_pages(hash_server: LiveServer) -> None:
+def test_input_items_come_in_pages(ask: Asker) -> None:
     items: list[Any] = [{"role": "user", "content": f"{number}"} for number in range(5)]
-    told = ask(hash_server, input=items, max_output_tokens=1)
-    with client(hash_server) as api:
-        listed = list(api.responses.input_items.list(told.id, limit=2, order="asc"))
-        assert [item.model_dump()["content"][0]["text"] for item in listed] == [*"01234"]
-        newest = api.responses.input_items.list(told.id, limit=1).data
+    told = ask(input=items, max_output_tokens=1)
+    api = ask.api
+    listed = list(api.responses.input_items.list(told.id, limit=2, order="asc"))
+    assert [item.model_dump()["content"][0]["text"] for item in listed] == [*"01234"]
+    newest = api.responses.input_items.list(told.id, limit=1).data
     assert [item.model_dump()["content"][0]["text"] for item in newest] == ["4"]
 
 
-def test_in_the_background_it_ends_and_can_be_cancelled(scripted_server: ScriptedServer) -> None:
-    scripted_server.says("word " * 200)
-    with client(scripted_server) as api:
-        with scripted_server.runner.held() as steps:
-            begun, other = (ask(scripted_server, background=True) for _ in range(2))
-            assert (begun.status, begun.background) == ("in_progress", True)
-            assert api.responses.retrieve(begun.id).status == "in_progress"
-            cancelled = api.responses.cancel(begun.id)
-            assert cancelled.status == api.responses.cancel(begun.id).status == "cancelled"
-            steps.release(1000)
-        while (ended := api.responses.retrieve(other.id)).status == "in_progress":
-            pass
-        assert (ended.status, ended.output_text.split()) == ("completed", ["word"] * 200)
-        with pytest.raises(openai.BadRequestError):
-            ask(scripted_server, background=True, store=False)
-        with pytest.raises(openai.BadRequestError, match="in the background"):
-            api.responses.cancel(ask(scripted_server, max_output_tokens=1).id)
+def test_in_the_background_it_ends_and_can_be_cancelled(scripted: ScriptedAsker) -> None:
+    scripted.says("word " * 200)
+    api = scripted.api
+    with scripted.server.runner.held() as steps:
+        begun, other = (scripted(background=True) for _ in range(2))
+        assert (begun.status, begun.background) == ("in_progress", True)
+        assert api.responses.retrieve(begun.id).status == "in_progress"
+        cancelled = api.responses.cancel(begun.id)
+        assert cancelled.status == api.responses.cancel(begun.id).status == "cancelled"
+        steps.release(1000)
+    while (ended := api.responses.retrieve(other.id)).status == "in_progress":
+        pass
+    assert (ended.status, ended.output_text.split()) == ("completed", ["word"] * 200)
+    with pytest.raises(openai.BadRequestError):
+        scripted(background=True, store=False)
+    with pytest.raises(openai.BadRequestError, match="in the background"):
+        api.responses.cancel(scripted(max_output_tokens=1).id)
 
 
-def test_what_fails_in_the_middle_is_a_failed_response(scripted_server: ScriptedServer) -> None:
-    scripted_server.says("word " * 200)
+def test_what_fails_in_the_middle_is_a_failed_response(scripted: ScriptedAsker) -> None:
+    scripted.says("word " * 200)
     given: dict[str, Any] = {"model": "scripted", "input": QUESTION}
-    with client(scripted_server) as api:
-        with scripted_server.runner.held() as steps:
-            steps.release(3)
-            with api.responses.create(**given, stream=True) as stream:
-                events = iter(stream)
-                heard = [next(events)]
-                scripted_server.runner.failures = 1
-                steps.release(1000)
-                heard += events
-        assert [event.type for event in heard][-2:] == ["response.failed", "error"]
-        failed = heard[-2]
-        assert failed.type == "response.failed"
-        assert failed.response.error is not None
-        assert [event.sequence_number for event in heard] == list(range(len(heard)))
+    api = scripted.api
+    with scripted.server.runner.held() as steps:
+        steps.release(3)
+        with api.responses.create(**given, stream=True) as stream:
+            events = iter(stream)
+            heard = [next(events)]
+            scripted.server.runner.failures = 1
+            steps.release(1000)
+            heard += events
+    assert [event.type for event in heard][-2:] == ["response.failed", "error"]
+    failed = heard[-2]
+    assert failed.type == "response.failed"
+    assert failed.response.error is not None
+    assert [event.sequence_number for event in heard] == list(range(len(heard)))
 
 
-def test_nothing_asked_is_answered_with_nothing(hash_server: LiveServer) -> None:
+def test_nothing_asked_is_answered_with_nothing(ask: Asker) -> None:
     nothing: tuple[str | list[Any] | None, ...] = ("", [], None)
     for empty in nothing:
-        reply = ask(hash_server, input=empty, instructions="Be brief.")
+        reply = ask(input=empty, instructions="Be brief.")
         assert (reply.status, reply.output) == ("completed", [])
 
 
-def test_logprobs_are_those_of_the_text(scripted_server: ScriptedServer) -> None:
-    scripted_server.says("I look.")
-    reply = ask(scripted_server, include=["message.output_text.logprobs"], top_logprobs=0)
+def test_logprobs_are_those_of_the_text(scripted: ScriptedAsker) -> None:
+    scripted.says("I look.")
+    reply = scripted(include=["message.output_text.logprobs"], top_logprobs=0)
     part = reply.output[-1].content[0]  # type: ignore[union-attr, index]
     assert "".join(token.token for token in part.logprobs or ()) == "I look.<|im_end|>"  # type: ignore[union-attr]
-    deltas = [event for event in events_of(scripted_server, top_logprobs=1) if event.type.endswith("text.delta")]
+    deltas = [event for event in scripted.events(top_logprobs=1) if event.type.endswith("text.delta")]
     assert "".join(it.token for event in deltas for it in event.logprobs) == "I look.<|im_end|>"  # type: ignore[union-attr]
 
 
@@ -244,14 +272,14 @@ def test_logprobs_are_those_of_the_text(scripted_server: ScriptedServer) -> None
         ({"metadata": {"a": "b" * 513}}, "metadata"),
     ],
 )
-def test_mistakes_are_told_by_field(scripted_server: ScriptedServer, asked: dict[str, Any], parameter: str) -> None:
-    scripted_server.says("Hello")
+def test_mistakes_are_told_by_field(scripted: ScriptedAsker, asked: dict[str, Any], parameter: str) -> None:
+    scripted.says("Hello")
     with pytest.raises(openai.BadRequestError) as caught:
-        ask(scripted_server, **asked)
+        scripted(**asked)
     assert str(caught.value.param).startswith(parameter)
 
 
-def test_several_at_once_each_say_what_they_say_alone(hash_server: LiveServer) -> None:
+def test_several_at_once_each_say_what_they_say_alone(hash_server: LiveServer, ask: Asker) -> None:
     questions = [f"Question {number}" for number in range(6)]
 
     async def ask_all() -> list[Response]:
@@ -277,6 +305,6 @@ def test_the_default_model_answers_in_any_form(smollm2_server: LiveServer) -> No
     with client(smollm2_server) as api:
         with api.responses.stream(**asked, max_output_tokens=10) as stream:
             stream.until_done()
-        assert "Paris" in ask(smollm2_server, **asked, max_output_tokens=10).output_text
+        assert "Paris" in api.responses.create(**asked, max_output_tokens=10).output_text
         parsed = api.responses.parse(**asked, text_format=Capital, max_output_tokens=60)
     assert isinstance(parsed.output_parsed, Capital)
