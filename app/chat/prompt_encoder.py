@@ -66,6 +66,17 @@ class _Beginning:
         return lead.digest() if self.characters or text else self.place
 
 
+def _up_to(rendered: str, begun: str) -> str:
+    """A rendered conversation without what closes its last message, which the reply goes on from: no thoughts and no
+    channel are open there. Some templates strip the message; white space at its end stays."""
+    said = begun.strip()
+    place = rendered.rfind(said)
+    if place < 0:
+        problem = "The chat template of this model does not write what the reply is to begin with as it stands"
+        raise TemplateError(problem, "Leave the assistant's message at the end out.")
+    return rendered[:place] + said + begun[len(begun.rstrip()) :]
+
+
 def _lead(place: bytes, text: str = "") -> "hashlib._Hash":
     """A text that begins there with `text`; if that is all of it, the place behind it."""
     return hashlib.sha256(place + b"t" + text.encode())
@@ -147,15 +158,24 @@ class PromptEncoder:
         self.replies.check(conversation)
         if self._tokenizer.chat_template is None:
             return "\n\n".join([*(message.content for message in messages), *([begun] if begun else ())])
+        if not begun.strip():
+            return self._by_template(conversation, messages) + begun
+        whole = self._by_template(conversation, [*messages, Message("assistant", begun)], asks=False)
+        return _up_to(whole, begun)
+
+    def _by_template(self, conversation: Conversation, messages: Sequence[Message], *, asks: bool = True) -> str:
+        """The `messages` of a conversation, without control tokens in what people wrote; and, if it `asks`, what the
+        reply begins behind."""
+        protect = self._tokenizer.protect
         variables = {name: with_texts(value, protect, fields=True) for name, value in conversation.variables.items()}
-        rendered = self._renderer.render(
-            self._tokenizer.chat_template,
+        return self._renderer.render(
+            self._tokenizer.chat_template or "",
             messages,
             tools=[object_with_texts(tool.definition, protect, fields=True) for tool in conversation.tools] or None,
             variables=variables | dict(self._tokenizer.special_tokens),
+            add_generation_prompt=asks,
             arguments_as_text=any(message.tool_calls for message in messages) and self.replies.arguments_as_text,
         )
-        return rendered + begun
 
     def _check_length(self, characters: int, most: int | None) -> None:
         least = characters // self._tokenizer.longest_token

@@ -20,7 +20,8 @@ from app.embedding_service import EmbeddingService
 from app.models.details import ModelDetails
 from app.server.access import Access
 from app.server.dialects import lm_studio
-from app.server.dialects.anthropic.endpoints import AnthropicEndpoints
+from app.server.dialects.anthropic.endpoints import PROMPTED, AnthropicEndpoints
+from app.server.dialects.anthropic.errors import ERRORS as MESSAGE_ERRORS
 from app.server.dialects.llama_cpp.endpoints import LlamaCppEndpoints
 from app.server.dialects.ollama.embeddings import OllamaEmbeddingEndpoints
 from app.server.dialects.ollama.endpoints import OllamaEndpoints
@@ -39,6 +40,7 @@ from app.server.openapi import OpenAPI
 from app.server.origin import CLASS_NAMES
 from app.server.own_endpoints import OwnEndpoints
 from app.server.page_origins import PageOrigins
+from app.server.refusals import NO_TEXT
 from app.server.request_limits import RequestLimits
 from app.server.served_model import ServedModel
 from engine.request import ServiceClass
@@ -121,6 +123,7 @@ def create_embedding_application(
         *OllamaEmbeddingEndpoints(service, model).endpoints(),
         *StoreEndpoints(model, pulls).endpoints(),
         *lm_studio.of_embedding(model),
+        *NO_TEXT.endpoints(PROMPTED, MESSAGE_ERRORS),
         _health_endpoint(lambda: _embedding_health(service)),
     ]
     return _application(endpoints, model, locks)

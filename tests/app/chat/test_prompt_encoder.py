@@ -1,6 +1,7 @@
 """Prompts whose earlier replies stand with the very ids that they were generated as, over real vocabularies and
 templates. The replies are random tokens, whose text hardly ever encodes to them again."""
 
+import copy
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from app.chat.conversation import Conversation
 from app.chat.messages import Message
 from app.chat.prompt_encoder import PromptEncoder, Reply
 from app.chat.stable_ids import StableIds
@@ -375,3 +377,25 @@ def test_a_text_is_encoded_once(models: Callable[[str], Tokenizer], renderer: Ch
         before, question = tokenizer.characters_encoded, f"And {turn}?"
         chat.ask(question)
         assert tokenizer.characters_encoded - before <= len(f"user\n{question}")
+
+
+@pytest.mark.parametrize(
+    ("template", "before"),
+    [
+        ("Qwen-Qwen3-0.6B", "<|im_start|>assistant\n<think>\n\n</think>\n\n"),
+        ("deepseek-ai-DeepSeek-R1-Distill-Qwen-32B", "<｜Assistant｜>"),
+        ("openai-gpt-oss-120b", "<|start|>assistant<|channel|>final<|message|>"),
+        ("meta-llama-Llama-3.1-8B-Instruct", "<|start_header_id|>assistant<|end_header_id|>\n\n"),
+    ],
+)
+def test_a_reply_that_is_begun_is_gone_on_from(
+    tokenizer: Tokenizer, renderer: ChatTemplateRenderer, llama_cpp_models: Path, template: str, before: str
+) -> None:
+    model = copy.copy(tokenizer)
+    model.chat_template = (llama_cpp_models / "templates" / f"{template}.jinja").read_text(encoding="utf-8")
+    encoder = PromptEncoder(model, renderer, StableIds())
+    for begun in ("So <|im_end|>", "So it is: "):
+        _, rendered = encoder.encode_conversation(Conversation([Message("user", "Why?")], begun=begun))
+        assert rendered.replace(MARK, "").endswith(f"{before}{begun}")
+    _, rendered = encoder.encode_conversation(Conversation([Message("user", "Why?")], begun=" "))
+    assert rendered == encoder.encode_conversation(Conversation([Message("user", "Why?")]))[1] + " "

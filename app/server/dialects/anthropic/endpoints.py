@@ -1,5 +1,6 @@
 """The endpoints of Anthropic's API: from a request to the response that will carry its reply."""
 
+from collections.abc import Mapping
 from typing import TypeAlias, TypeVar
 
 import msgspec
@@ -21,6 +22,9 @@ from app.server.served_model import ServedModel
 
 RequestT = TypeVar("RequestT", bound=TokenCountRequest)
 Reply: TypeAlias = StreamedReply[messages.Event] | WholeReply[messages.Event]
+
+
+PROMPTED: Mapping[str, type[Struct]] = {"/v1/messages": MessageRequest, "/v1/messages/count_tokens": TokenCountRequest}
 
 
 class TokenCount(Struct):

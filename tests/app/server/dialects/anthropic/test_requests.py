@@ -16,6 +16,7 @@ from app.server.dialects.anthropic.requests import MessageRequest
 from app.server.errors import InvalidRequest
 from app.text.tokenizer import Tokenizer
 from tests.app.server.dialects.anthropic.test_messages import CLOCK, QUESTION, WEATHER, ask, client
+from tests.app.server.dialects.openai.test_embeddings import EmbeddingServer
 from tests.app.server.live_server import LiveServer, controlled_engine
 from tests.app.server.scripted_server import ScriptedServer
 
@@ -205,6 +206,14 @@ def test_other_kinds_of_errors(hash_server: LiveServer) -> None:
     assert (large.status_code, large.json()["error"]["type"]) == (413, "request_too_large")
     strange = httpx.post(f"{hash_server.url}/v1/messages", headers={"origin": "https://a.example"}, trust_env=False)
     assert (strange.status_code, strange.json()["error"]["type"]) == (403, "permission_error")
+
+
+def test_a_model_that_gives_vectors_says_so() -> None:
+    with EmbeddingServer() as server:
+        body = {"model": "digest", "messages": [QUESTION], "max_tokens": 1}
+        answer = httpx.post(f"{server.url}/v1/messages", json=body, trust_env=False)
+    assert (answer.status_code, answer.json()["type"]) == (400, "error")
+    assert "writes no text" in answer.json()["error"]["message"]
 
 
 def test_a_stream_that_fails_ends_with_an_error(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> None:
