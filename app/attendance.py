@@ -10,7 +10,7 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -56,11 +56,11 @@ def attended_by(settings: Settings, engine_pid: int) -> int:
 class Attendance:
     """Of this process, which is an engine that a chat has started."""
 
-    def __init__(self, settings: Settings, keep_alive: float = KEEP_ALIVE_SECONDS) -> None:
-        self._settings = settings
+    def __init__(self, settings: Settings, clock: Callable[[], float] = time.monotonic) -> None:
+        """`clock` tells seconds that only grow."""
+        self._clock = clock
         self._folder = _folder(settings, os.getpid())
-        self._keep_alive = keep_alive
-        self._stay_until = time.monotonic() + _FIRST_SECONDS
+        self._stay_until = self._clock() + _FIRST_SECONDS
         self._others = 0  # requests of other programs under way
         self._has_begun = False  # whether somebody has needed it yet
 
@@ -76,7 +76,7 @@ class Attendance:
                 await application(scope, receive, send)
             finally:
                 self._others -= 1
-                self._stay(self._keep_alive)
+                self._stay(KEEP_ALIVE_SECONDS)
 
         return noted
 
@@ -94,11 +94,11 @@ class Attendance:
                 mark.unlink(missing_ok=True)
                 self._stay(_CRASHED_SECONDS)
         if needed and not self._has_begun:  # from the first one on, nobody is waited for
-            self._has_begun, self._stay_until = True, time.monotonic()
-        return not needed and time.monotonic() >= self._stay_until
+            self._has_begun, self._stay_until = True, self._clock()
+        return not needed and self._clock() >= self._stay_until
 
     def _stay(self, seconds: float) -> None:
-        self._stay_until = max(self._stay_until, time.monotonic() + seconds)
+        self._stay_until = max(self._stay_until, self._clock() + seconds)
 
     def _watch(self) -> None:
         while not self.is_over():

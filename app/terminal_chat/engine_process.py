@@ -21,7 +21,7 @@ from app.instance import Instance, running_instances
 from app.terminal_chat.engine_child import Said
 from engine.private_folder import private_folder
 
-_ROOT = Path(__file__).parents[2]  # the folder that `app` is in, whether installed or not
+ROOT = Path(__file__).parents[2]  # the folder that `app` is in, whether installed or not
 _GLANCE = 0.05  # seconds between two looks whether it serves
 _STOP_SECONDS = 10.0
 _TAIL = 400  # bytes of what it said on stderr, where it ended without a word
@@ -53,7 +53,7 @@ class EngineProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=log,
-                cwd=_ROOT,
+                cwd=ROOT,
                 env=child_environment(),
                 start_new_session=True,
             )

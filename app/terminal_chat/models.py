@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from app.config import Settings
 from app.terminal_chat.download_rate import DownloadRate
 from app.terminal_chat.engine_slot import EngineSlot
+from app.terminal_chat.hub_finds import found, variants
 from app.terminal_chat.told import apart, told
-from tui.client import ClientError
 from tui.engine_nouns import Download, Loading, Model
 
 if TYPE_CHECKING:
@@ -27,14 +27,31 @@ class ChatModels:
         self._made: Pulls | None = None
 
     async def installed(self) -> Sequence[Model]:
-        entries = await apart(lambda: self._store().entries())
-        return [self._stored(stored) for stored in entries]
+        """Those whose download was not finished come last."""
+
+        def listed() -> Sequence[Model]:
+            from app.models.download_queue import FetchState, fetches
+
+            store = self._store()
+            left = fetches(store.hub_models, self._settings.models_dir)
+            return [
+                *map(self._stored, store.entries()),
+                *(Model(one.name, size=one.total, arrived=one.done) for one in left if one.state is FetchState.STOPPED),
+            ]
+
+        return await apart(listed)
 
     async def catalog(self) -> Sequence[Model]:
         def listed() -> Sequence[Model]:
             store = self._store()
-            names = {stored.name for stored in store.entries()}
-            return [self._of_catalog(entry, installed=entry.name in names) for entry in store.catalog]
+            here = {stored.name for stored in store.entries()}
+            return [
+                *(self._of_catalog(entry, installed=entry.name in here) for entry in store.catalog),
+                *(
+                    Model(known.name, license=known.license, installed=str(known.repository) in here)
+                    for known in store.families
+                ),
+            ]
 
         return await apart(listed)
 
@@ -58,10 +75,11 @@ class ChatModels:
         )
 
     async def search(self, text: str) -> Sequence[Model]:
-        raise ClientError("the Hub cannot be searched from here yet", f"https://huggingface.co/models?search={text}")
+        with told():
+            return await found(text)
 
     async def variants(self, name: str) -> Sequence[Model]:
-        return [model for model in [*await self.installed(), *await self.catalog()] if model.name == name][:1]
+        return await apart(variants, name, self._settings)
 
     async def pull(self, name: str) -> AsyncGenerator[Download, None]:
         from app.models.pulls import PullState

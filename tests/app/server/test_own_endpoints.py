@@ -1,0 +1,115 @@
+"""Our own routes: what the engine does and for whom, the end of a request, counts of tokens, what is forgotten."""
+
+import threading
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+
+from app.chat.template import ChatTemplateRenderer
+from app.server.access import Access
+from app.server.application import Locks
+from app.server.own_endpoints import EngineReport
+from app.text.tokenizer import Tokenizer
+from tests.app.server.live_server import LiveServer, controlled_engine
+from tests.app.server.served_application import until
+
+HELLO = [{"role": "user", "content": "Hello there"}]
+
+
+@pytest.fixture
+def http(hash_server: LiveServer) -> Iterator[httpx.Client]:
+    with client(hash_server) as http:
+        yield http
+
+
+def client(server: LiveServer, key: str = "none") -> httpx.Client:
+    headers = {"Authorization": f"Bearer {key}"}
+    return httpx.Client(base_url=server.url, headers=headers, trust_env=False, timeout=None)  # noqa: S113
+
+
+def post(http: httpx.Client, path: str, **body: Any) -> Any:
+    answer = http.post(f"/inglenook/{path}", json=body)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def asked(http: httpx.Client, headers: Mapping[str, str]) -> str:
+    """A long reply."""
+    body = {"model": "hash", "messages": HELLO, "stream": True, "max_tokens": 100, "ignore_eos": True}
+    return http.post("/v1/chat/completions", json=body, headers=headers).text
+
+
+def stepped(server: LiveServer, steps: threading.Semaphore) -> bool:
+    """Whether the one request has tokens; if not, there is one more step."""
+    steps.release()
+    return bool(server.streams.requests()[0].output_ids)
+
+
+def test_a_request_is_told_of_and_ended(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> None:
+    engine, runner = controlled_engine(tokenizer.vocab_size)
+    with LiveServer("hash", engine, tokenizer, renderer) as server, client(server) as http:
+        agent = {"User-Agent": "editor/9 " + "x" * 100}
+        with client(server) as editor, ThreadPoolExecutor() as threads:
+            with runner.held() as steps:
+                lines = threads.submit(lambda: asked(editor, agent))
+                until(lambda: bool(server.streams.requests()))
+                until(lambda: stepped(server, steps))
+                report = http.get("/inglenook/engine").json()
+                [told] = report["requests"]
+                assert post(http, "abort", id="no such") == {"aborted": False}
+                assert post(http, "abort", id=told["id"]) == {"aborted": True}
+            assert '"error"' in lines.result()
+        assert http.get("/inglenook/engine").json()["requests"] == []
+    assert set(report) == set(EngineReport.__struct_fields__)
+    assert told["client"] == agent["User-Agent"][:80]
+    assert (told["phase"], told["service_class"]) == ("writing", "normal")
+    assert told["prompt_done"] == told["prompt_total"] > 0
+    assert told["reply_tokens"] > 0
+    assert report["memory"] > 1 << 20
+    assert [tier["name"] for tier in report["tiers"]] == ["device", "RAM"]
+
+
+def test_tokens_are_counted_as_a_chat_costs_them(hash_server: LiveServer, http: httpx.Client) -> None:
+    counted = post(http, "count", messages=HELLO)
+    asked = http.post("/v1/chat/completions", json={"model": "hash", "messages": HELLO, "max_tokens": 1}).json()
+    assert counted == {"tokens": asked["usage"]["prompt_tokens"], "context_length": 2048}
+    text = "Hello there <|im_start|>"
+    assert post(http, "count", text=text)["tokens"] == len(hash_server.service.tokenizer.encode(text))
+    assert post(http, "count", text="")["tokens"] == 0
+    assert post(http, "count", messages=[{"role": "user", "content": "word " * 3000}])["tokens"] > 3000
+
+
+def test_what_is_forgotten_is_computed_again(hash_server: LiveServer, http: httpx.Client) -> None:
+    messages = [{"role": "user", "content": "forget me " * 30}]
+
+    def cached() -> int:
+        body = {"model": "hash", "messages": messages, "max_tokens": 1}
+        answer = http.post("/v1/chat/completions", json=body).json()
+        found: int = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+        return found
+
+    cached()
+    assert cached() > 16
+    post(http, "forget", messages=messages)
+    until(lambda: not hash_server.engine.has_work)
+    assert cached() <= 16
+
+
+def test_another_key_hears_nothing_of_the_owners_requests(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> None:
+    engine, runner = controlled_engine(tokenizer.vocab_size)
+    with (
+        LiveServer("hash", engine, tokenizer, renderer, locks=Locks(Access(["first", "second"]))) as server,
+        client(server, "first") as owner,
+        client(server, "second") as other,
+        ThreadPoolExecutor() as threads,
+        runner.held(),
+    ):
+        threads.submit(lambda: asked(owner, {}))
+        until(lambda: bool(server.streams.requests()))
+        [told] = owner.get("/inglenook/engine").json()["requests"]
+        assert other.get("/inglenook/engine").json()["requests"] == []
+        assert post(other, "abort", id=told["id"]) == {"aborted": False}
+        assert post(owner, "abort", id=told["id"]) == {"aborted": True}
