@@ -8,6 +8,8 @@ from contextlib import closing
 import pytest
 
 from app import listening
+from app.config import load_settings
+from app.host import _listen
 from app.listening import ListeningSockets, NoSuchAddress, PortTaken, is_loopback
 
 
@@ -35,6 +37,21 @@ def test_a_port_that_is_taken_on_one_address_is_left_alone_on_the_other(family: 
             ListeningSockets(port)
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection((other, port))
+
+
+def test_ollamas_port_is_one_of_the_same_server() -> None:
+    with closing(ListeningSockets(0)) as free:
+        port = free.port
+    settings = load_settings(port=0, ollama_port=port)
+    with closing(_listen(settings)) as sockets:
+        assert sockets.port != port
+        for one in (sockets.port, port):
+            for address in ("127.0.0.1", "::1"):
+                socket.create_connection((address, one)).close()
+        with pytest.raises(PortTaken, match=f"port {port} is taken by") as refused:
+            _listen(settings)
+        assert refused.value.remedy == "Stop it, or choose another port with --ollama-port."
+    assert load_settings().ollama_port == 0  # nothing that nobody asked for
 
 
 def test_a_port_of_another_user_is_named_by_the_user(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -100,10 +100,8 @@ class StoreEndpoints:
         wanted = await read_body(request, self._delete_decoder)
         name = _name(wanted)
         if self._model.goes_by(name):
-            problem = f"{name} is being served"
-            raise InvalidRequest(
-                f"model: {problem}", "End the server first: ingle stop.", parameter="model", status=409
-            )
+            problem, remedy = f"model: {name} is being served", "End the server first: ingle stop."
+            raise InvalidRequest(problem, remedy, parameter="model", status=409)
         await pulls.delete(name)
         return Response()
 
