@@ -17,6 +17,10 @@ from app.chat.template import ChatTemplateRenderer
 from app.server.access import Access
 from app.server.application import Locks
 from app.server.dialects.anthropic.requests import MessageRequest, TokenCountRequest
+from app.server.dialects.llama_cpp import requests as llama_cpp
+from app.server.dialects.llama_cpp.tokens import DetokenizeRequest, TokenizeRequest
+from app.server.dialects.ollama import requests as ollama
+from app.server.dialects.ollama.embeddings import EmbedRequest
 from app.server.dialects.openai.chat_requests import ChatCompletionRequest
 from app.server.dialects.openai.embeddings import EMBEDDINGS, EmbeddingRequest
 from app.server.dialects.openai.requests import CompletionRequest
@@ -33,7 +37,8 @@ KEY = "sk-of-the-test"
 RERANK = "/v1/rerank"
 RESPONSES = "/v1/responses"
 MESSAGES, COUNT = "/v1/messages", "/v1/messages/count_tokens"
-MESSAGE: dict[str, Any] = {"model": "hash", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
+USER = {"role": "user", "content": "Hi"}
+MESSAGE: dict[str, Any] = {"model": "hash", "messages": [USER], "max_tokens": 1}
 FIELDS: dict[str, list[Field]] = {
     CHAT: fields_of(ChatCompletionRequest, VALID[CHAT]),
     COMPLETION: fields_of(CompletionRequest, VALID[COMPLETION]),
@@ -41,9 +46,18 @@ FIELDS: dict[str, list[Field]] = {
     EMBEDDINGS: fields_of(EmbeddingRequest, {"model": "digest", "input": "a"}),
     MESSAGES: fields_of(MessageRequest, MESSAGE),
     COUNT: fields_of(TokenCountRequest, MESSAGE),
+    "/api/chat": fields_of(ollama.ChatRequest, {"model": "hash", "messages": [USER], "options": {"num_predict": 1}}),
+    "/api/generate": fields_of(ollama.GenerateRequest, {"model": "hash", "prompt": "a", "options": {"num_predict": 1}}),
+    "/api/embed": fields_of(EmbedRequest, {"model": "digest", "input": "a"}),
+    "/completion": fields_of(llama_cpp.CompletionRequest, {"prompt": "a", "n_predict": 1}),
+    "/infill": fields_of(llama_cpp.InfillRequest, {"input_prefix": "a", "n_predict": 1}),
+    "/tokenize": fields_of(TokenizeRequest, {"content": "a"}),
+    "/detokenize": fields_of(DetokenizeRequest, {"tokens": [1]}),
     RERANK: fields_of(RerankRequest, {"model": "digest", "query": "a", "documents": ["b"]}),
 }
-SHAPES = {path: {"message", "type"} for path in (MESSAGES, COUNT)}  # of errors that are not in OpenAI's form
+LLAMA_CPP = ("/completion", "/infill", "/tokenize", "/detokenize")
+# Of errors that are not in OpenAI's form.
+SHAPES = dict.fromkeys((MESSAGES, COUNT), {"message", "type"}) | dict.fromkeys(LLAMA_CPP, {"code", "message", "type"})
 
 
 Servers = Mapping[str, ServedApplication]
@@ -59,8 +73,8 @@ def servers(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> Iterator[Se
         EmbeddingServer(locks=locks) as embeddings,
         EmbeddingServer(ranks=True, locks=locks) as rerank,
     ):
-        embedded = {EMBEDDINGS: embeddings, RERANK: rerank}
-        yield dict.fromkeys((CHAT, COMPLETION, RESPONSES, MESSAGES, COUNT), chat) | embedded
+        embedded = {EMBEDDINGS: embeddings, "/api/embed": embeddings, RERANK: rerank}
+        yield dict.fromkeys(FIELDS, chat) | embedded
         until(lambda: not engine.has_work)
     engine.assert_empty()
 
@@ -97,10 +111,16 @@ def test_what_no_honest_client_sends_is_refused_or_answered(servers: Servers, pa
             assert status < 500, (status, body[:2000], answer)
             if status == 200:
                 continue
+            assert len(answer) < 16_000, body[:2000]
             error = json.loads(answer)["error"]
+            if path.startswith("/api/"):
+                assert isinstance(error, str), body[:2000]
+                assert error, body[:2000]
+                continue
+            if path in LLAMA_CPP and status == 404:
+                error["type"] = error["type"].replace("not_found_error", "invalid_request_error")
             assert error.keys() == SHAPES.get(path, {"message", "type", "param", "code"}), body[:2000]
             assert (error["type"], bool(error["message"])) == ("invalid_request_error", True), body[:2000]
-            assert len(answer) < 16_000, body[:2000]
 
     bodies = hostile_bodies(FIELDS[path], cases // len(FIELDS), random.Random(f"{seed} {path}"))
     while some := list(islice(bodies, 100)):
