@@ -57,7 +57,9 @@ FIELDS: dict[str, list[Field]] = {
 }
 LLAMA_CPP = ("/completion", "/infill", "/tokenize", "/detokenize")
 # Of errors that are not in OpenAI's form.
-SHAPES = dict.fromkeys((MESSAGES, COUNT), {"message", "type"}) | dict.fromkeys(LLAMA_CPP, {"code", "message", "type"})
+SHAPES = {path: {"message", "type"} for path in (MESSAGES, COUNT, *LLAMA_CPP)}
+for path in LLAMA_CPP:
+    SHAPES[path].add("code")
 
 
 Servers = Mapping[str, ServedApplication]
