@@ -33,7 +33,12 @@ class ChatApp(App[None]):
         super().__init__()
         self._client = client
         self._wanted_theme = theme
-        self._downloads = Downloads(client.models, self._arrived, lambda error: tell(self, error))
+        self._downloads = Downloads(
+            client.models,
+            lambda pull: self.run_worker(pull, group="download", description="download"),
+            self._arrived,
+            lambda error: tell(self, error),
+        )
         self._chat_screen = ChatScreen(client, chat, question)
 
     def on_mount(self) -> None:
@@ -41,9 +46,6 @@ class ChatApp(App[None]):
             self.register_theme(theme)
         self.theme = themes.suitable(self._wanted_theme, self.console.color_system, self.available_themes)
         self.push_screen(self._chat_screen)
-
-    async def on_unmount(self) -> None:
-        await self._downloads.close()
 
     def _arrived(self, name: str) -> None:
         self.notify(f"{name} is on this machine now.", markup=False)

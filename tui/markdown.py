@@ -6,7 +6,6 @@ Pure functions over text and tokens; knows no widget.
 import re
 from collections.abc import Iterator
 from functools import cache
-from urllib.parse import urlsplit
 
 from markdown_it import MarkdownIt
 from markdown_it.rules_core import StateCore
@@ -57,16 +56,6 @@ def _keep_address(token: Token, attribute: str) -> str:
 
 def _text(content: str) -> Token:
     return Token("text", "", 0, content=content)
-
-
-def is_web_address(address: str) -> bool:
-    """Whether a browser may be asked to open it, after the person was."""
-    try:
-        parts = urlsplit(address)
-    except ValueError:
-        return False
-    plain = address.isprintable() and " " not in address and sanitize(address) == address
-    return plain and parts.scheme in ("http", "https") and bool(parts.hostname)
 
 
 class Pieces:

@@ -1,8 +1,8 @@
 """The replies that are being written, in whichever chats. Their streams run here. Knows no widget."""
 
-import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import aclosing
+from typing import Protocol
 
 from tui.client import ClientError, Replies
 from tui.coalescing import coalesced
@@ -12,13 +12,25 @@ from tui.replying import Replying
 INTERVAL = 1 / 15  # seconds between updates of a reply
 
 
-class RunningReplies:
-    """At most one of each chat. `came` is called with each event, or with the error that ended a stream."""
+class Running(Protocol):
+    """Work that can be ended."""
 
-    def __init__(self, replies: Replies, came: Callable[[Replying, ReplyEvent | ClientError], object]) -> None:
+    def cancel(self) -> object: ...
+
+
+class RunningReplies:
+    """At most one of each chat. `came` is called with each event, or the error that ended it."""
+
+    def __init__(
+        self,
+        replies: Replies,
+        run: Callable[[Coroutine[None, None, None]], Running],
+        came: Callable[[Replying, ReplyEvent | ClientError], object],
+    ) -> None:
         self._replies = replies
+        self._run = run
         self._came = came
-        self._running: dict[ChatId, tuple[Replying, asyncio.Task[None]]] = {}
+        self._running: dict[ChatId, tuple[Replying, Running]] = {}
 
     def of(self, chat: ChatId | None) -> Replying | None:
         """The reply that is written in this chat."""
@@ -28,22 +40,15 @@ class RunningReplies:
     def start(self, chat: ChatId, to: MessageId, model: str) -> None:
         """Ask for a reply to the message `to`."""
         replying = Replying(chat, to, model)
-        self._running[chat] = replying, asyncio.create_task(self._stream(replying))
+        self._running[chat] = replying, self._run(self._stream(replying))
 
     def runs(self, replying: Replying) -> bool:
         return self.of(replying.chat) is replying
 
     def end(self, replying: Replying) -> None:
         """Nothing more of it is wanted: what is still running of its stream is closed."""
-        _, task = self._running.pop(replying.chat)
-        task.cancel()
-
-    async def close(self) -> None:
-        """Close all streams."""
-        tasks = [task for _, task in self._running.values()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        _, stream = self._running.pop(replying.chat)
+        stream.cancel()
 
     async def _stream(self, replying: Replying) -> None:
         try:

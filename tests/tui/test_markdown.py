@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from tui.markdown import PIECE, Pieces, is_web_address, parser
+from tui.markdown import PIECE, Pieces, parser
 
 
 def inline_text(markdown: str) -> str:
@@ -40,20 +40,6 @@ def test_links_say_where_they_go_and_html_is_text(markdown: str, shown: str) -> 
 
 def test_html_blocks_are_shown() -> None:
     assert inline_text("<div>\nhidden?\n</div>").replace("\n", "") == "<div>hidden?</div>"
-
-
-@pytest.mark.parametrize("address", ["https://a.example/x?y#z", "http://127.0.0.1:8000/"])
-def test_addresses_of_the_web_may_be_opened(address: str) -> None:
-    assert is_web_address(address)
-
-
-@pytest.mark.parametrize(
-    "address",
-    ["javascript:alert(1)", "file:///etc/passwd", "https://", "ftp://a.example", "https://a.example/\x1b]0;x", "//a",
-     "https://a.example/ b", "http://[", "https://\u202ea.example", ""],
-)  # fmt: skip
-def test_no_other_address_is(address: str) -> None:
-    assert not is_web_address(address)
 
 
 def test_a_long_text_is_cut_where_blocks_begin() -> None:

@@ -1,9 +1,10 @@
 """The chat screen: the list of chats, the open one, the line above them. Runs commands, and asks through dialogs."""
 
+import importlib
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from textual import on, work
 from textual.app import ComposeResult
@@ -11,22 +12,26 @@ from textual.binding import Binding, BindingType
 from textual.containers import Horizontal
 from textual.dom import DOMNode
 from textual.screen import Screen
-from textual.widgets import Footer, Markdown
+from textual.widgets import Footer
 
 from tui import commands
+from tui.addresses import is_web_address
 from tui.client import Client
 from tui.commands import COMMANDS, Command, Part
 from tui.engine_nouns import Loading
 from tui.failures import told
-from tui.markdown import is_web_address
 from tui.nouns import ChatId, ChatSettings
 from tui.plain_text import sanitize, single_line
 from tui.screens.dialog import ask, confirm
 from tui.widgets.chat_list import ChatList
-from tui.widgets.code_block import CodeBlock
 from tui.widgets.composer import Composer, Prompt
 from tui.widgets.conversation import Conversation
 from tui.widgets.top_bar import TopBar
+
+if TYPE_CHECKING:  # what reads Markdown is loaded once the prompt is there
+    from textual.widgets import Markdown
+
+    from tui.widgets.code_block import CodeBlock
 
 
 class ChatScreen(Screen[None]):
@@ -67,13 +72,19 @@ class ChatScreen(Screen[None]):
     def on_mount(self) -> None:
         self.follow(self._client.engine.loading())
         self.start()
+        self.call_after_refresh(self.prepare)
+
+    @work(group="start", description="prepare", thread=True)
+    def prepare(self) -> None:
+        """Load what the first reply needs, while nobody waits for it."""
+        importlib.import_module("tui.widgets.reply_text")
 
     @work(group="start", description="start")
     async def start(self) -> None:
         """Show the chat that was asked for, or what was typed last; and send the question that came with the start."""
-        await self.conversation.composer.start()
         if self._first_chat is not None:
             await self.conversation.open(self._first_chat)
+        await self.conversation.composer.start()
         if self._question:
             self.conversation.send(Prompt(sanitize(self._question)))
 
@@ -220,8 +231,7 @@ class ChatScreen(Screen[None]):
 
     # --- what stands in replies
 
-    @on(Markdown.LinkClicked)
-    def ask_before_opening(self, event: Markdown.LinkClicked) -> None:
+    def on_markdown_link_clicked(self, event: "Markdown.LinkClicked") -> None:
         self.open_address(event.href)
 
     @work(description="address")
@@ -232,13 +242,11 @@ class ChatScreen(Screen[None]):
         elif await confirm(self, "Open this address in your browser?", address, "Open"):
             self.app.open_url(address)
 
-    @on(CodeBlock.CopyAsked)
-    def copy_code(self, event: CodeBlock.CopyAsked) -> None:
+    def on_code_block_copy_asked(self, event: "CodeBlock.CopyAsked") -> None:
         self.app.copy_to_clipboard(event.code)
         self.app.notify("Copied.", markup=False)
 
-    @on(CodeBlock.SaveAsked)
-    def ask_where_to_save(self, event: CodeBlock.SaveAsked) -> None:
+    def on_code_block_save_asked(self, event: "CodeBlock.SaveAsked") -> None:
         self.save(event.code)
 
     @work(description="save")

@@ -109,10 +109,12 @@ class Composer(Vertical):
     # --- drafts, and the context
 
     async def start(self) -> None:
-        """What was sent and typed before."""
+        """What was sent and typed before; unless something has been typed already."""
         with told(self):
             self.area.remember(await self._client.chats.inputs())
-            self.write(Prompt(await self._client.chats.draft()))
+            draft = await self._client.chats.draft()
+            if self._chat.id is None and not self.area.text:
+                self.write(Prompt(draft))
 
     async def keep_draft(self) -> None:
         """What is typed, at once."""

@@ -70,7 +70,11 @@ class Conversation(Vertical):
         self._client = client
         self.model = ""  # that is loaded; empty until one is
         self.chat = OpenChat()
-        self._replies = RunningReplies(client.replies, lambda *came: self.post_message(self.ReplyCame(*came)))
+        self._replies = RunningReplies(
+            client.replies,
+            lambda stream: self.run_worker(stream, group="reply", description="reply"),
+            lambda *came: self.post_message(self.ReplyCame(*came)),
+        )
         self._sending = False
         self._editing: Message | None = None
 
@@ -93,9 +97,6 @@ class Conversation(Vertical):
     def replying(self) -> Replying | None:
         """The reply that comes in the open chat."""
         return self._replies.of(self.chat.id)
-
-    async def on_unmount(self) -> None:
-        await self._replies.close()
 
     # --- which chat is open
 

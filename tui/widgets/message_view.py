@@ -11,7 +11,6 @@ from textual.widgets import Label, Static
 
 from tui import figures
 from tui.nouns import Message, MessageId, Role
-from tui.widgets.reply_text import ReplyText
 from tui.widgets.thoughts import Thoughts
 from tui.widgets.word_buttons import WordButtons, word
 
@@ -72,6 +71,8 @@ class MessageView(Vertical, can_focus=True):
         if message.reasoning:
             yield Thoughts(message.reasoning, message.reasoning_seconds, finished=bool(message.text or message.finish))
         if message.role is Role.ASSISTANT:
+            from tui.widgets.reply_text import ReplyText
+
             yield ReplyText(message.text)
         else:
             yield Static(Content(message.text), classes="typed")
@@ -106,6 +107,8 @@ class MessageView(Vertical, can_focus=True):
 
     def grow(self, text: str) -> None:
         """More of the answer."""
+        from tui.widgets.reply_text import ReplyText
+
         self.query_one(ReplyText).add(text)
 
     async def think(self, text: str, seconds: float) -> None:

@@ -1,0 +1,155 @@
+"""How fast the chat is where people feel it: `python -m tests.tui.speed`, on a machine that does nothing else.
+
+- start: from a fresh interpreter to a prompt that takes keys, while the model loads;
+- echo: from a key to its character on the screen, while a reply of 20,000 tokens comes at 300 a second;
+- share of a core that the chat uses meanwhile;
+- open: from choosing a chat of 2,000 messages to its end on the screen.
+"""
+
+import argparse
+import asyncio
+import itertools
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import AsyncGenerator
+
+from tests.tui.scripted_client import USAGE, ScriptedClient, ScriptedReplies
+from tui.app import ChatApp
+from tui.nouns import ChatId, Finish, MessageId, ReplyEnd, ReplyEvent, ReplyStarted, TextDelta
+from tui.widgets.conversation import Conversation
+
+RATE = 300  # tokens a second
+PARAGRAPH = "The seat beside the fire was warm, and **nobody** wished to leave it for `anything` else. " * 4
+BLOCKS = (
+    f"## A heading\n\n{PARAGRAPH}",
+    PARAGRAPH,
+    "```python\n" + "def warm(seat: Seat) -> bool:\n    return seat.is_near(fire)\n\n" * 6 + "```",
+    "\n".join(f"- an item, the {number}th of them" for number in range(8)),
+    "| a | b | c |\n|---|---|---|\n" + "\n".join(f"| {row} | two | three |" for row in range(6)),
+)
+START = """
+import asyncio, time
+from tests.tui.scripted_client import ScriptedClient
+from tui.app import ChatApp
+async def go():
+    app = ChatApp(ScriptedClient())
+    async with app.run_test(size=(120, 40)) as _:
+        while app.focused is None:
+            await asyncio.sleep(0.002)
+        print(time.time(), time.process_time())
+        app.exit()
+asyncio.run(go())
+"""
+
+
+class FastReplies(ScriptedReplies):
+    """A long reply, some tokens each hundredth of a second, as an engine streams them."""
+
+    tokens = 20_000
+
+    async def reply(self, chat: ChatId, to: MessageId) -> AsyncGenerator[ReplyEvent, None]:
+        yield ReplyStarted(MessageId(f"message-{self.chats.name()}"))
+        text = ""
+        for block in itertools.cycle(BLOCKS):
+            text += f"{block}\n\n"
+            if len(text) >= 5 * self.tokens:
+                break
+        began, sent = time.monotonic(), 0
+        while sent < self.tokens:
+            due = min(self.tokens, int((time.monotonic() - began) * RATE))
+            yield TextDelta(text[5 * sent : 5 * due])
+            sent = due
+            await asyncio.sleep(0.01)
+        yield ReplyEnd(Finish.COMPLETE, USAGE)
+
+
+async def echo(app: ChatApp) -> float:
+    """Seconds from a key to its character in a frame that was drawn."""
+    area = app.screen.query_one(Conversation).composer.area
+    before = len(area.text)
+    began = time.perf_counter()
+    app.simulate_key("x")
+    while len(area.text) == before:
+        await asyncio.sleep(0)
+    await drawn(app)
+    return time.perf_counter() - began
+
+
+async def drawn(app: ChatApp) -> None:
+    """Wait for the next frame."""
+    done = asyncio.Event()
+    app.screen.call_after_refresh(done.set)
+    await done.wait()
+
+
+async def stream(tokens: int) -> None:
+    client = ScriptedClient()
+    client.replies = FastReplies(client.chats)
+    client.replies.tokens = tokens
+    client.engine.loads.set()
+    app = ChatApp(client)
+    async with app.run_test(size=(120, 40)) as _:
+        conversation = app.screen.query_one(Conversation)
+        conversation.composer.area.focus()
+        conversation.composer.area.write("go")
+        app.simulate_key("enter")
+        while not (app._exit or (conversation.replying and conversation.replying.message)):
+            await asyncio.sleep(0.01)
+        cpu, began, echoes = time.process_time(), time.monotonic(), []
+        while conversation.replying and not app._exit:
+            await asyncio.sleep(0.25)
+            echoes.append(1000 * await echo(app))
+        spent, passed = time.process_time() - cpu, time.monotonic() - began
+        print(f"stream: {tokens:,} tokens in {passed:.1f} s, {spent / passed:.2f} of a core")
+        print(f"echo: median {statistics.median(echoes):.1f} ms, p99 {percentile(echoes, 99):.1f} ms, n {len(echoes)}")
+
+
+def percentile(values: list[float], share: int) -> float:
+    return sorted(values)[min(len(values) - 1, len(values) * share // 100)]
+
+
+async def open_long(messages: int) -> None:
+    client = ScriptedClient()
+    name = client.keep("Long", *(BLOCKS[place % len(BLOCKS)] for place in range(messages)))
+    other = client.keep("Short", "a question", "an answer")
+    client.engine.loads.set()
+    app = ChatApp(client)
+    async with app.run_test(size=(120, 40)) as pilot:
+        conversation = app.screen.query_one(Conversation)
+        taken = []
+        for _ in range(5):
+            await conversation.open(other)
+            await pilot.pause(0.5)
+            began = time.perf_counter()
+            await conversation.open(name)
+            await drawn(app)
+            taken.append(1000 * (time.perf_counter() - began))
+            await pilot.pause(0.5)
+        print(f"open: {messages:,} messages in {statistics.median(taken):.0f} ms (worst {max(taken):.0f})")
+
+
+def start() -> None:
+    taken, worked = [], []
+    for _ in range(5):
+        began = time.time()
+        done = subprocess.run([sys.executable, "-c", START], capture_output=True, text=True, check=True)
+        ready, cpu = done.stdout.split()
+        taken.append(1000 * (float(ready) - began))
+        worked.append(1000 * float(cpu))
+    print(f"start: median {statistics.median(taken):.0f} ms, best {min(taken):.0f}, of CPU {min(worked):.0f}")
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--tokens", type=int, default=20_000)
+    options.add_argument("--messages", type=int, default=2000)
+    chosen = options.parse_args()
+    start()
+    asyncio.run(open_long(chosen.messages))
+    asyncio.run(stream(chosen.tokens))
+
+
+if __name__ == "__main__":
+    main()
