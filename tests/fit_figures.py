@@ -21,6 +21,7 @@ from transformers import AutoModelForCausalLM
 
 from app.config import load_settings
 from app.models.fit import resident_bytes
+from engine.device_choice import compile_layouts, layouts_to_compile
 from engine.fit import fit
 from engine.load_options import LoadOptions
 from engine.loading import load_engine, open_checkpoint
@@ -64,6 +65,7 @@ def measure(path: Path, kv_type: str) -> Figures:
     settings = load_settings()
     options = LoadOptions(device="cpu", context_length=CONTEXT, kv_type=kv_type, code_cache=settings.cache_dir)
     with open_checkpoint(path) as checkpoint:
+        compile_layouts(layouts_to_compile(checkpoint, options), options)  # which leaves memory behind, once
         plan = fit(checkpoint, options)
         before = resident_bytes()
         engine = load_engine(checkpoint, options)
@@ -90,6 +92,7 @@ def main() -> None:
     parser.add_argument("models", nargs="*", type=Path, help="GGUF files or folders, besides the random ones")
     parser.add_argument("--measure", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--kv-type", default="f16")
+    parser.add_argument("--families", nargs="*", choices=FAMILIES, default=NAMES, help="the random ones")
     chosen = parser.parse_args()
     if chosen.measure:
         print(json.dumps(vars(measure(chosen.measure, chosen.kv_type))))
@@ -98,7 +101,7 @@ def main() -> None:
     for path in chosen.models:
         for kv_type in ("f16", "int8"):
             show(path.name, path, kv_type)
-    for name in NAMES:
+    for name in chosen.families:
         with tempfile.TemporaryDirectory() as folder:
             show(name, make(Path(folder), name), chosen.kv_type)
 

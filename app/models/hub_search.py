@@ -15,6 +15,7 @@ from app.models import hub
 from app.models.families import KnownModel
 from app.models.hub_listing import Listing, list_repository
 from app.models.kv_formula import read_count
+from app.models.machine_memory import is_likely_to_fit, machine_memory
 from app.models.reachability import check_reachable
 from app.models.remote_headers import choices_of
 from app.models.repository import PREFERRED, RepositoryName, choose
@@ -26,7 +27,6 @@ from quant.bounded_json import JSONProblem, parse_list
 FORMATS = ("gguf", "awq", "gptq", "fp8")  # tags that the Hub has for repositories
 MAX_BYTES = 4 << 20
 _MOST = 200  # finds of one answer that are looked at
-_ROOM = 1.15  # bytes that a model takes for each of its files, with a context of some length
 _USUAL_BYTES = 0.62  # of a weight, in the quantization that is usual
 
 
@@ -73,20 +73,6 @@ def search_families(words: str, store: ModelStore, settings: Settings) -> list[F
     return _ranked([_known(model, memory) for model in store.families if _matches(words, model)])
 
 
-def machine_memory(settings: Settings) -> int:
-    """Bytes that are free where a model would compute. Imports torch only where there is a GPU."""
-    from engine.cuda.driver import driver_version
-    from engine.kv_budget import available_memory
-
-    if settings.device != "cpu" and driver_version() is not None:
-        from engine.cuda.finding import Unusable, find_gpu
-
-        gpu = find_gpu()
-        if not isinstance(gpu, Unusable):
-            return gpu.free_memory()
-    return available_memory()
-
-
 def _ask(words: str, kind: str, limit: int, settings: Settings, progress: Progress) -> Iterator[_Repository]:
     path = f"/api/models?search={quote(words, safe='')}&filter={kind}&sort=downloads&direction=-1&limit={limit}"
     raw = hub.ask(path, words, MAX_BYTES, settings, progress)
@@ -109,7 +95,7 @@ def _look(found: _Repository, memory: int, settings: Settings, progress: Progres
     except AppError:
         return None
     name = str(RepositoryName(found.repo, kind))
-    return Find(name, found.format, kind, size, size * _ROOM <= memory, found.downloads, listing.license)
+    return Find(name, found.format, kind, size, is_likely_to_fit(size, memory), found.downloads, listing.license)
 
 
 def _best(found: _Repository, listing: Listing, memory: int) -> tuple[str | None, int]:
@@ -125,7 +111,7 @@ def _best(found: _Repository, listing: Listing, memory: int) -> tuple[str | None
 
 def _best_choice(choices: Mapping[str, int], memory: int) -> tuple[str, int]:
     """`choices` begin with the largest."""
-    fitting = {kind: size for kind, size in choices.items() if size * _ROOM <= memory}
+    fitting = {kind: size for kind, size in choices.items() if is_likely_to_fit(size, memory)}
     kind = next((kind for kind in (*PREFERRED, *fitting) if kind in fitting), [*choices][-1])
     return kind, choices[kind]
 
@@ -137,7 +123,7 @@ def _matches(words: str, model: KnownModel) -> bool:
 
 def _known(model: KnownModel, memory: int) -> Find:
     size = round(read_count(model.name.partition(":")[2]) * _USUAL_BYTES)
-    fits = size * _ROOM <= memory
+    fits = is_likely_to_fit(size, memory)
     is_gguf = model.repository.repo.lower().endswith("gguf")
     return Find(model.name, "gguf" if is_gguf else "safetensors", None, size, fits, None, model.license)
 

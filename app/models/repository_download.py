@@ -12,6 +12,7 @@ from app.models.hub_listing import Listing, list_repository
 from app.models.hub_models import HubModels
 from app.models.incoming import Incoming, check_space
 from app.models.listed_file import ListedFile
+from app.models.machine_memory import is_likely_to_fit, machine_memory
 from app.models.reachability import check_reachable
 from app.models.repository import RepositoryName, choose
 from app.models.transfer import bring
@@ -36,7 +37,12 @@ def download_repository(name: RepositoryName, models: HubModels, settings: Setti
     if index := next((file for file in described if file.source.file == INDEX), None):
         files += _shards(listing, models.path(index))
     licensed = f", {listing.license}" if listing.license else ""
-    progress.say(f"Fetching {name} ({format_bytes(sum(file.size for file in files))}{licensed}).")
+    size = sum(file.size for file in files)
+    progress.say(f"Fetching {name} ({format_bytes(size)}{licensed}).")
+    if not is_likely_to_fit(size, memory := machine_memory(settings)):
+        progress.say(
+            f"That is much for the {format_bytes(memory)} of memory that are free: ingle fit {name} tells more."
+        )
     models.remember(name, files, listing.license)
     _fetch(files, models, settings, progress)
     models.complete(name, listing.revision)

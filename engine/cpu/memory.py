@@ -16,7 +16,7 @@ from quant.errors import InglenookError
 
 FLOAT = 4  # bytes
 PACKED = 1.03  # bytes for each of the file, where a sample cannot be looked at: what packing adds at most
-PREPARED = 48 << 20  # bytes that compiled kernels, the recorded program and what torch samples with take; measured
+PREPARED = 32 << 20  # bytes that compiled kernels, the recorded program and what torch samples with take; measured
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from app.models.repository import RepositoryName
 from app.models.sources import pull
 from app.models.store import ModelStore
 from app.progress import SilentProgress
+from engine import kv_budget
 from quant.errors import ModelFileError
 from quant.safetensors_checkpoint import INDEX, SafetensorsCheckpoint
 from tests.app.models.checkpoint_folder import OTHERS, SHARDS, SMALL, sharded_files, whole_files, write
@@ -126,6 +127,18 @@ def test_a_small_file_is_checked_by_the_id_that_git_gives_it(fake_hub: FakeHub, 
     kept = contents(settings.hub_cache)
     assert not [name for name in kept if name.endswith(f"/{REVISION}/config.json")]
     assert fake_hub.repositories[REPO]["config.json"] not in kept.values()
+
+
+@pytest.mark.parametrize(("free", "told"), [(10**9, False), (100, True)])
+def test_a_model_that_is_large_for_this_machine_is_told_to_be(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, free: int, told: bool
+) -> None:
+    lines: list[str] = []
+    progress = SilentProgress()
+    monkeypatch.setattr(progress, "say", lines.append)
+    monkeypatch.setattr(kv_budget, "available_memory", lambda: free)
+    pull(REPO, settings, progress)
+    assert any(f"ingle fit {REPO} tells more" in line for line in lines) == told
 
 
 def test_space_is_checked_for_all_files_together(
