@@ -1,5 +1,6 @@
 """The endpoints of the Responses API: from a request to the response that carries its reply, and what is kept of it."""
 
+import contextlib
 from collections.abc import Sequence
 from typing import Annotated, Literal, NoReturn, TypeAlias
 
@@ -9,6 +10,8 @@ from starlette.requests import Request
 from starlette.responses import Response as HTTPResponse
 
 from app.chat.service import ChatService
+from app.errors import TemplateError
+from app.server.dialects.responses import chains
 from app.server.dialects.responses.background import BackgroundReplies
 from app.server.dialects.responses.events import Event
 from app.server.dialects.responses.input_items import InputItem
@@ -23,6 +26,7 @@ from app.server.framing import NAMED_EVENTS
 from app.server.reply import StreamedReply, WholeReply
 from app.server.request_body import read_body
 from app.server.served_model import ServedModel
+from engine.request import Origin
 
 Reply: TypeAlias = StreamedReply[Event] | WholeReply[Event] | HTTPResponse
 
@@ -47,16 +51,6 @@ class _Page(Struct):
     limit: Annotated[int, Meta(ge=1, le=100)] = 20
     order: Literal["asc", "desc"] = "desc"
     after: str | None = None
-
-
-class _Said(Struct):
-    """What is read of a stored response to go on from it."""
-
-    output: list[InputItem]
-
-
-_items = msgspec.json.Decoder(list[InputItem])
-_said = msgspec.json.Decoder(_Said)
 
 
 class ResponseEndpoints:
@@ -107,10 +101,16 @@ class ResponseEndpoints:
         return _json(running) if running is not None else _told((await self._find(request)).body)
 
     async def delete(self, request: Request) -> HTTPResponse:
+        """With what was computed of it, unless others go on from it."""
         owner, response_id = _owner(request), request.path_params["id"]
         await self._background.cancel(owner, response_id)
+        chain = await self._stored.chain(response_id, owner)
         if not await self._stored.delete(response_id, owner):
             _raise_unknown(response_id)
+        if not await self._stored.has_successor(response_id, owner):
+            gone, staying = chains.conversation_of(chain)
+            with contextlib.suppress(TemplateError):  # then nothing was computed, either
+                await self._service.forget(gone, [staying] if staying else (), of_caller(request, Origin()))
         return _json(Deleted(response_id))
 
     async def cancel(self, request: Request) -> HTTPResponse:
@@ -125,7 +125,7 @@ class ResponseEndpoints:
 
     async def list_items(self, request: Request) -> HTTPResponse:
         page = _page(request)
-        items = _items.decode((await self._find(request)).input)
+        items = chains.brought(await self._find(request))
         if page.order == "desc":
             items.reverse()
         ids = [item.id for item in items]
@@ -147,7 +147,7 @@ class ResponseEndpoints:
                 parameter="previous_response_id",
                 code="previous_response_not_found",
             )
-        return [item for one in chain for item in (*_items.decode(one.input), *_said.decode(one.body).output)]
+        return chains.items_of(chain)
 
     async def _find(self, request: Request) -> StoredResponse:
         response_id = request.path_params["id"]

@@ -92,6 +92,14 @@ class StoredResponses:
         )
         return StoredResponse(*rows[0]) if rows else None
 
+    async def has_successor(self, id: str, owner: str) -> bool:  # noqa: A002
+        """Whether another one goes on from it."""
+        query = "SELECT 1 FROM responses WHERE previous = ? AND owner = ? LIMIT 1"
+        rows: list[tuple[int]] = await self._on_thread(
+            lambda connection: connection.execute(query, (id, owner)).fetchall(), []
+        )
+        return bool(rows)
+
     async def delete(self, id: str, owner: str) -> bool:  # noqa: A002
         """Whether it was there."""
         return await self._on_thread(lambda connection: self._delete(connection, id, owner), False)
@@ -99,6 +107,9 @@ class StoredResponses:
     def close(self) -> None:
         with self._lock:
             self._let_go()
+
+    def __del__(self) -> None:
+        self.close()
 
     def _put(self, connection: sqlite3.Connection, stored: StoredResponse) -> None:
         size = ROW_BYTES + len(stored.body) + len(stored.input)
@@ -132,7 +143,7 @@ class StoredResponses:
                 return work(self._open)
             except (sqlite3.Error, OSError) as problem:
                 self._let_go()
-                log.warning("%s cannot be used (%s): the response is not kept.", self._path, problem)
+                log.warning("%s cannot be used (%s): no response is kept until it is removed.", self._path, problem)
                 return otherwise
 
     def _let_go(self) -> None:
@@ -151,6 +162,7 @@ class StoredResponses:
             connection = sqlite3.connect(address, timeout=_BUSY_SECONDS, uri=True, check_same_thread=False)
         try:
             connection.execute("PRAGMA journal_mode = WAL").fetchall()
+            connection.execute("PRAGMA synchronous = NORMAL")  # whole after any end of a process; fast
             connection.execute("PRAGMA secure_delete = ON")
             (version,) = connection.execute("PRAGMA user_version").fetchone()
             if version not in (0, _VERSION):

@@ -178,6 +178,19 @@ def test_what_is_kept_is_what_was_told(ask: Asker) -> None:
     assert (missing.value.code, missing.value.param) == ("previous_response_not_found", "previous_response_id")
 
 
+def test_what_is_deleted_was_computed_for_itself_alone(ask: Asker) -> None:
+    first = ask(input="One of its kind. " * 20, max_output_tokens=8)
+    asked: dict[str, Any] = {"previous_response_id": first.id, "input": "Go on. " * 40, "max_output_tokens": 8}
+    second = ask(**asked)
+    ask.api.responses.delete(second.id)
+    again = ask(**asked)
+    assert first.usage is not None
+    for one in (second, again):
+        assert one.usage is not None
+        cached = one.usage.input_tokens_details.cached_tokens
+        assert first.usage.input_tokens - 16 <= cached <= first.usage.total_tokens
+
+
 def test_what_is_not_to_be_kept_is_not(ask: Asker) -> None:
     told = ask(max_output_tokens=2, store=False)
     assert told.store is False  # type: ignore[attr-defined]

@@ -11,9 +11,13 @@ import httpx
 import pytest
 
 from app.chat.template import ChatTemplateRenderer
+from app.server.access import Access
+from app.server.application import Locks
 from app.server.dialects.responses.stored_responses import FILE_NAME, ROW_BYTES, StoredResponse, StoredResponses
 from app.text.tokenizer import Tokenizer
 from tests.app.server.live_server import LiveServer, controlled_engine
+
+RESPONSES = "/v1/responses"
 
 
 def response(name: str, previous: str | None = None, *, owner: str = "", size: int = 10) -> StoredResponse:
@@ -76,16 +80,25 @@ def test_a_file_that_is_none_of_ours_is_left_alone(tmp_path: Path) -> None:
     assert (tmp_path / FILE_NAME).read_bytes().startswith(b"a text of somebody's")
 
 
-def test_what_is_not_to_be_stored_is_not_written(
+def test_what_is_not_to_be_stored_is_not_written_and_keys_keep_theirs(
     tmp_path: Path, tokenizer: Tokenizer, renderer: ChatTemplateRenderer
 ) -> None:
     engine, _ = controlled_engine(tokenizer.vocab_size)
     asked = {"model": "hash", "input": "A secret", "max_output_tokens": 2}
+    locks = Locks(Access(["one", "two"]))
     with (
-        LiveServer("hash", engine, tokenizer, renderer, state_dir=tmp_path) as server,
+        LiveServer("hash", engine, tokenizer, renderer, locks=locks, state_dir=tmp_path) as server,
         httpx.Client(base_url=server.url, trust_env=False, timeout=None) as http,  # noqa: S113
     ):
-        assert http.post("/v1/responses", json={**asked, "store": False}).status_code == 200
+
+        def post(key: str, **fields: object) -> httpx.Response:
+            return http.post(RESPONSES, json={**asked, **fields}, headers={"x-api-key": key})
+
+        assert post("one", store=False).status_code == 200
         assert list(tmp_path.iterdir()) == []
-        assert http.post("/v1/responses", json=asked).status_code == 200
-        assert any(b"A secret" in file.read_bytes() for file in tmp_path.iterdir())
+        for owner, other in (("one", "two"), ("two", "one")):
+            stored = post(owner).json()["id"]
+            assert any(b"A secret" in file.read_bytes() for file in tmp_path.iterdir())
+            read = [http.get(f"{RESPONSES}/{stored}", headers={"x-api-key": key}) for key in (owner, other)]
+            assert [answer.status_code for answer in read] == [200, 404]
+            assert [post(key, previous_response_id=stored).status_code for key in (owner, other)] == [200, 400]
