@@ -76,7 +76,7 @@ def servers(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> Iterator[Se
         EmbeddingServer(ranks=True, locks=locks) as rerank,
     ):
         embedded = {EMBEDDINGS: embeddings, "/api/embed": embeddings, RERANK: rerank}
-        yield dict.fromkeys(FIELDS, chat) | embedded
+        yield {**dict.fromkeys(FIELDS, chat), **embedded}
         until(lambda: not engine.has_work)
     engine.assert_empty()
 

@@ -44,22 +44,23 @@ class LlamaCppEndpoints:
         wanted = await read_body(request, self._completion_decoder)
         self._check(wanted)
         given = wanted.prompt if isinstance(wanted.prompt, str) else await mixed_ids(self._service, wanted.prompt)
-        return self._reply(request, wanted, await text_prompt(self._service, given))
+        return await self._reply(request, wanted, await text_prompt(self._service, given))
 
     async def infill(self, request: Request) -> StreamedReply[Completion] | WholeReply[Completion]:
         wanted = await read_body(request, self._infill_decoder)
         self._check(wanted)
-        return self._reply(request, wanted, await infill_prompt(self._service, wanted.gap(), "input_prefix"))
+        return await self._reply(request, wanted, await infill_prompt(self._service, wanted.gap(), "input_prefix"))
 
     def _check(self, wanted: GeneratingRequest) -> None:
         if wanted.model:
             self._model.check(wanted.model)
         wanted.check()
 
-    def _reply(
+    async def _reply(
         self, request: Request, wanted: GeneratingRequest, prompt: tuple[int, ...]
     ) -> StreamedReply[Completion] | WholeReply[Completion]:
-        service, choices, counts = self._service, wanted.choices(), TokenCounts()
+        service, counts = self._service, TokenCounts()
+        choices = wanted.choices(await service.breakers.tokens(wanted.breakers()))
         origin = of_caller(request, wanted.origin(request.headers))
         continuation = Continuation([prompt], choices, wanted.asked_grammar())
         writer = Writer(service.name, service.context_length, service.tokenizer, choices.candidates[0])

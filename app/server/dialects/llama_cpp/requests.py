@@ -35,6 +35,7 @@ _OFF: Mapping[str, Mapping[str, Any]] = {
     "top_k": {"top_k": 0},
     "top_p": {"top_p": 1.0},
     "min_p": {"min_p": 0.0},
+    "dry": {"dry": None},
     "xtc": {"xtc_probability": 0.0},
     "penalties": {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0},
 }
@@ -64,11 +65,12 @@ class GeneratingRequest(LlamaSampling, kw_only=True):
         asked = of_gbnf(self.grammar), of_json_schema(self.json_schema)
         return only(one for one in asked if one is not None)
 
-    def choices(self) -> WantedChoices:
-        """Raises InvalidSampling."""
+    def choices(self, breakers: frozenset[int] = frozenset()) -> WantedChoices:
+        """`breakers` are the tokens of those of DRY. Raises InvalidSampling."""
         length, reported = self.n_predict, self.n_probs or None
         most = None if length is None or length < 0 else max(1, length)
-        given = self._shaped(self.sampling(_DEFAULTS)) | {"max_tokens": most, "logprobs": reported}
+        given = self._shaped(self.sampling(_DEFAULTS) | {"dry": self.dry(breakers)})
+        given |= {"max_tokens": most, "logprobs": reported}
         params = SamplingParams(**given, ignore_eos=bool(self.ignore_eos), logit_bias=self._biases())
         limits = TimeLimits(_seconds(self.t_max_prompt_ms), _seconds(self.t_max_predict_ms))
         return WantedChoices(1, [params], reported is not None, limits=limits, is_told=length != 0)

@@ -5,9 +5,10 @@ it. Fields that are absent or null have the defaults of the API that they came b
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, TypeAlias
 
-from msgspec import Meta, Struct
+from msgspec import Meta
 
 from app.server.dialects.openai.requests import Fraction, StopText
+from app.server.dry_fields import DryFields
 from engine.request import MAX_STOPS
 
 Amount: TypeAlias = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
@@ -16,7 +17,7 @@ Penalty: TypeAlias = Annotated[float, Meta(ge=-100, le=100)]
 _SAME_IN_SAMPLING = ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty")
 
 
-class LlamaSampling(Struct, kw_only=True):
+class LlamaSampling(DryFields, kw_only=True):
     """What is common to both."""
 
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None  # less than 0: any

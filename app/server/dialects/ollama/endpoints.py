@@ -7,6 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from app.chat.service import ChatService
+from app.server.choices import WantedChoices
 from app.server.continuation import Continuation, continuation_events, infill_prompt, text_prompt
 from app.server.dialects.ollama.embeddings import VECTORS
 from app.server.dialects.ollama.errors import ERRORS, error_body
@@ -20,7 +21,7 @@ from app.server.dialects.ollama.replies import (
     fold_generate,
     written,
 )
-from app.server.dialects.ollama.requests import ChatRequest, GenerateRequest
+from app.server.dialects.ollama.requests import ChatRequest, GenerateRequest, GeneratingRequest
 from app.server.door import of_caller
 from app.server.endpoint import Endpoint
 from app.server.framing import LINES
@@ -68,7 +69,7 @@ class OllamaEndpoints:
         if wanted.is_probe:
             return json_reply(writer.end("load"))
         origin = of_caller(request, wanted.origin(request.headers))
-        turn = Turn(wanted.conversation(), wanted.choices(), wanted.grammar())
+        turn = Turn(wanted.conversation(), await self._choices(wanted), wanted.grammar())
         chunks = written(turn_events(self._service, turn, origin, counts), writer, counts)
         return StreamedReply(chunks, error_body, LINES) if wanted.streams else WholeReply(chunks, fold_chat)
 
@@ -80,14 +81,18 @@ class OllamaEndpoints:
         if wanted.is_probe:
             return json_reply(writer.end("load"))
         origin = of_caller(request, wanted.origin(request.headers))
+        choices = await self._choices(wanted)
         if wanted.continues_text:
-            continuation = Continuation([await self._prompt(wanted)], wanted.choices(), wanted.grammar())
+            continuation = Continuation([await self._prompt(wanted)], choices, wanted.grammar())
             events = continuation_events(self._service, continuation, origin, counts)
         else:
-            turn = Turn(wanted.conversation(), wanted.choices(), wanted.grammar(), field="prompt")
+            turn = Turn(wanted.conversation(), choices, wanted.grammar(), field="prompt")
             events = turn_events(self._service, turn, origin, counts)
         chunks = written(events, writer, counts)
         return StreamedReply(chunks, error_body, LINES) if wanted.streams else WholeReply(chunks, fold_generate)
+
+    async def _choices(self, wanted: GeneratingRequest) -> WantedChoices:
+        return wanted.choices(await self._service.breakers.tokens(wanted.breakers()))
 
     async def _prompt(self, wanted: GenerateRequest) -> tuple[int, ...]:
         if wanted.suffix:

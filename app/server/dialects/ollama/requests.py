@@ -4,7 +4,7 @@ Unknown fields are ignored, since clients send many; known ones that this versio
 Nothing is ever loaded anew for a request: `num_ctx` is a cap, and `keep_alive` is taken and means nothing.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeAlias
 
 from msgspec import Meta, Raw, Struct
@@ -57,12 +57,16 @@ class GeneratingRequest(Named, kw_only=True):
         """That the reply is to keep to. Raises InvalidRequest for a bad one."""
         return of_format(self.format)
 
-    def choices(self) -> WantedChoices:
-        """Raises InvalidSampling."""
+    def breakers(self) -> Sequence[str]:
+        return self.options.breakers() if self.options else ()
+
+    def choices(self, breakers: frozenset[int] = frozenset()) -> WantedChoices:
+        """`breakers` are the tokens of those texts. Raises InvalidSampling."""
         options = self.options or Options()
         length, reported = options.num_predict, self.top_logprobs or 0 if self.logprobs else None
         most = None if length is None or length < 0 else max(1, length)
-        params = SamplingParams(**options.sampling(_DEFAULTS), max_tokens=most, logprobs=reported)
+        given = options.sampling(_DEFAULTS) | {"dry": options.dry(breakers)}
+        params = SamplingParams(**given, max_tokens=most, logprobs=reported)
         return WantedChoices(1, [params], reported is not None, is_told=length != 0, context=options.num_ctx)
 
     def thinking(self) -> WantedThinking:

@@ -4,12 +4,13 @@ Unknown fields are ignored, since clients send many; known ones that this versio
 Fields that are absent or null have the API's defaults.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, TypeAlias
 
 from msgspec import Meta, Struct
 
 from app.server.choices import WantedChoices
+from app.server.dry_fields import DryFields
 from app.server.errors import InvalidRequest
 from app.server.origin import Purpose, origin_of
 from app.server.structured_output import (
@@ -21,12 +22,11 @@ from app.server.structured_output import (
     of_structured_outputs,
     only,
 )
-from engine.request import MAX_BIASES, MAX_LOGPROBS, MAX_STOPS, MAX_WIDTH, BeamParams, DryParams, Origin, SamplingParams
+from engine.request import MAX_BIASES, MAX_LOGPROBS, MAX_STOPS, MAX_WIDTH, BeamParams, Origin, SamplingParams
 
 MAX_CHOICES = 256  # of one request: prompts times those that are generated for each
 DEFAULT_COMPLETION_TOKENS = 16
 MAX_PRIORITY = 100
-DRY_BREAKERS = ("\n", ":", '"', "*")  # llama.cpp's
 
 Count: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 PositiveCount: TypeAlias = Annotated[int, Meta(ge=1, le=2**31 - 1)]
@@ -34,7 +34,6 @@ TokenId: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Fraction: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
 Penalty: TypeAlias = Annotated[float, Meta(ge=-2, le=2)]
 Alternatives: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]
-BreakerText: TypeAlias = Annotated[str, Meta(min_length=1, max_length=64)]
 StopText: TypeAlias = Annotated[str, Meta(min_length=1, max_length=1024)]
 PromptIds: TypeAlias = Annotated[list[TokenId], Meta(min_length=1, max_length=1 << 20)]
 Prompts: TypeAlias = str | Annotated[list[str | TokenId | PromptIds], Meta(min_length=1, max_length=1 << 20)]
@@ -64,7 +63,7 @@ class Options(Struct):
     num_ctx: PositiveCount | None = None
 
 
-class GenerationRequest(Struct, kw_only=True):
+class GenerationRequest(DryFields, kw_only=True):
     """What both kinds of request have in common."""
 
     model: Annotated[str, Meta(max_length=1024)]
@@ -88,11 +87,6 @@ class GenerationRequest(Struct, kw_only=True):
     top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None  # -1 and 0: no limit
     min_p: Fraction | None = None
     repetition_penalty: Annotated[float, Meta(ge=0.01, le=100)] | None = None
-    dry_multiplier: Annotated[float, Meta(ge=0, le=100)] | None = None  # 0: off; the others say how, as in llama.cpp
-    dry_base: Annotated[float, Meta(ge=1, le=4)] | None = None
-    dry_allowed_length: Count | None = None
-    dry_penalty_last_n: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None  # -1: all tokens; 0: off
-    dry_sequence_breakers: Annotated[list[BreakerText], Meta(max_length=64)] | None = None
     xtc_probability: Fraction | None = None
     xtc_threshold: Fraction | None = None
     ignore_eos: bool | None = None
@@ -123,17 +117,11 @@ class GenerationRequest(Struct, kw_only=True):
         """That the reply is to keep to. Raises InvalidRequest for a bad one, or several."""
         return only(self._grammars())
 
-    def breakers(self) -> Sequence[str]:
-        """Texts whose tokens no repetition goes across, where repetitions are looked for."""
-        if not self.dry_multiplier or self.dry_penalty_last_n == 0:
-            return ()
-        return DRY_BREAKERS if self.dry_sequence_breakers is None else self.dry_sequence_breakers
-
     def choices(self, breakers: frozenset[int] = frozenset()) -> WantedChoices:
         """What is wanted of each prompt, but for its grammar: with a seed, each candidate has the next one. `breakers`
         are the tokens of those texts. Raises InvalidSampling."""
         n, reports = self.n or 1, self._logprobs() is not None
-        given = self._sampling() | {"dry": self._dry(breakers)}
+        given = self._sampling() | {"dry": self.dry(breakers)}
         if self.use_beam_search:
             return WantedChoices(n, [SamplingParams(**given, beams=self._beams(n))], reports, self._context())
         if self._candidates > n:
@@ -142,14 +130,6 @@ class GenerationRequest(Struct, kw_only=True):
         if self.seed is not None:
             seeds = [{"seed": (self.seed + candidate) % 2**64} for candidate in range(self._candidates)]
         return WantedChoices(n, [SamplingParams(**given, **seed) for seed in seeds], reports, self._context())
-
-    def _dry(self, breakers: frozenset[int]) -> DryParams | None:
-        if not self.dry_multiplier or self.dry_penalty_last_n == 0:
-            return None
-        given = {"base": self.dry_base, "allowed_length": self.dry_allowed_length}
-        known: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-        last_n = None if self.dry_penalty_last_n == -1 else self.dry_penalty_last_n
-        return DryParams(self.dry_multiplier, last_n=last_n, breakers=breakers, **known)
 
     def _context(self) -> int | None:
         caps = (self.num_ctx, None if self.options is None else self.options.num_ctx)

@@ -84,6 +84,13 @@ def test_grammars_are_kept_to(smollm2_server: LiveServer) -> None:
     assert "another" in post(smollm2_server, prompt="a", grammar=GBNF, json_schema=schema).json()["error"]["message"]
 
 
+def test_a_repetition_goes_on_until_that_costs_too_much(smollm2_server: LiveServer) -> None:
+    asked = {"prompt": "one two three four, one two three four, one two three", "temperature": 0, "n_predict": 1}
+    assert complete(smollm2_server, **asked)["content"] == " four"
+    assert complete(smollm2_server, **asked, dry_multiplier=50)["content"] != " four"
+    assert complete(smollm2_server, **asked, dry_multiplier=50, samplers=["temperature"])["content"] == " four"
+
+
 def test_samplers_that_are_not_named_are_off(smollm2_server: LiveServer) -> None:
     asked: dict[str, Any] = {"samplers": ["top_k"], "top_k": 1, "top_p": 0.5, "temperature": 0.1, "repeat_penalty": 2}
     settings = complete(smollm2_server, **asked)["generation_settings"]

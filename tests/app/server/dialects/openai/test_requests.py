@@ -7,7 +7,8 @@ import msgspec
 
 from app.chat.messages import Message
 from app.server.dialects.openai.chat_requests import ChatMessage
-from app.server.dialects.openai.requests import DRY_BREAKERS, CompletionRequest
+from app.server.dialects.openai.requests import CompletionRequest
+from app.server.dry_fields import DRY_BREAKERS
 from engine.request import DryParams, SamplingParams
 
 
