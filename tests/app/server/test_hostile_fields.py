@@ -119,7 +119,7 @@ def test_what_no_honest_client_sends_is_refused_or_answered(servers: Servers, pa
                 assert isinstance(error, str), body[:2000]
                 assert error, body[:2000]
                 continue
-            if path in LLAMA_CPP and status == 404:
+            if path in SHAPES and status == 404:
                 error["type"] = error["type"].replace("not_found_error", "invalid_request_error")
             assert error.keys() == SHAPES.get(path, {"message", "type", "param", "code"}), body[:2000]
             assert (error["type"], bool(error["message"])) == ("invalid_request_error", True), body[:2000]

@@ -243,6 +243,7 @@ def test_a_model_that_knows_no_tools_calls_the_one_it_must(
 ) -> None:
     qwen = scripted_server.service.tokenizer  # with its template
     service = ChatService("smollm2:135m", qwen, smollm2_server.streams, renderer)
+    service.grammars = smollm2_server.service.grammars  # of the same vocabulary
     asked = {"model": "", "messages": [QUESTION], "max_tokens": 100, "tools": [WEATHER, CLOCK]}
     asked["tool_choice"] = choice | {"disable_parallel_tool_use": True}
     turn = msgspec.convert(asked, MessageRequest).turn(CHANGING_LINES)
