@@ -78,7 +78,8 @@ async def generate_choices(
     batches = service.generate_several(
         asked, origin=origin, continues_text=continues_text, new_parser=new_parser, limits=wanted.limits
     )
-    with logged(service.name, origin, sum(map(len, prompts)), counts):
+    counts.asked = sum(map(len, prompts))
+    with logged(service.name, origin, counts):
         async with aclosing(batches):
             async for batch in batches:
                 good, failure = _up_to_failure(batch if wanted.is_told else _untold(batch))

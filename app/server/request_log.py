@@ -29,7 +29,7 @@ _REASONS = {
 
 
 @contextlib.contextmanager
-def logged(model: str, origin: Origin, prompt_tokens: int, counts: TokenCounts) -> Iterator[None]:
+def logged(model: str, origin: Origin, counts: TokenCounts) -> Iterator[None]:
     """Whatever becomes of the request inside, a line tells of it."""
     outcome = "ended by the client"
     try:
@@ -40,14 +40,14 @@ def logged(model: str, origin: Origin, prompt_tokens: int, counts: TokenCounts) 
         raise
     finally:
         if log.isEnabledFor(logging.INFO):
-            parts = [f"{_one_line(model)} {origin.service.name.lower()}", *_of_prompt(prompt_tokens, counts)]
+            parts = [f"{_one_line(model)} {origin.service.name.lower()}", *_of_prompt(counts)]
             log.info("; ".join((*parts, *_of_reply(counts), *([outcome] if outcome else []))))
 
 
-def _of_prompt(tokens: int, counts: TokenCounts) -> Iterator[str]:
+def _of_prompt(counts: TokenCounts) -> Iterator[str]:
     cache = counts.cache
     if not counts.replies:
-        yield f"prompt {tokens}"
+        yield f"prompt {counts.asked}"
         return
     found = f"{cache.device} device, {cache.host} RAM, {cache.disk} disk"
     yield f"prompt {counts.prompt}: {found}, {cache.computed} computed"

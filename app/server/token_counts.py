@@ -12,7 +12,8 @@ class TokenCounts:
     """Tokens that a request used: of all that was generated for it, but what a beam search does not return. A prompt
     that several choices continue counts once."""
 
-    prompt: int = 0
+    asked: int = 0  # tokens of all prompts, known before any is read
+    prompt: int = 0  # of those whose replies have ended
     cache: CacheReport = NOTHING  # of the prompts, as the first choice of each found them
     completion: int = 0
     replies: int = 0  # that have ended

@@ -51,10 +51,10 @@ class MessageUsage(Struct, kw_only=True):
     prompt_tokens_details: PromptTokensDetails | UnsetType = UNSET  # ours: what was computed, and why
 
     @classmethod
-    def so_far(cls, event: ChatEvent) -> "MessageUsage":
-        """What is known with the first event: of a prompt that was read at once, nothing."""
+    def so_far(cls, event: ChatEvent, counts: TokenCounts) -> "MessageUsage":
+        """What is known with the first event: of a prompt that was read at once, not how much was found computed."""
         if not isinstance(event, PromptProgress):
-            return cls()
+            return cls(input_tokens=counts.asked)
         return cls(input_tokens=event.total - event.cached, cache_read_input_tokens=event.cached)
 
     @classmethod
@@ -207,7 +207,9 @@ class _EventWriter:
             self._begun = True
             message_id = f"msg_{uuid.uuid4().hex}"
             yield MessageStart(
-                MessageReply(id=message_id, model=self._model, content=[], usage=MessageUsage.so_far(event))
+                MessageReply(
+                    id=message_id, model=self._model, content=[], usage=MessageUsage.so_far(event, self._counts)
+                )
             )
         match event:
             case TextDelta(text):

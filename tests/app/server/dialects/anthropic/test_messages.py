@@ -125,6 +125,9 @@ def test_events_come_in_the_order_that_clients_expect(server: ScriptedServer) ->
     assert names == ["message_start", *4 * block, "message_delta", "message_stop"]
     start = events[0][1]["message"]
     assert (start["content"], start["stop_reason"], start["usage"]["output_tokens"]) == ([], None, 0)
+    begun, ended = start["usage"], events[-2][1]["usage"]
+    prompt = ended["input_tokens"] + ended["cache_read_input_tokens"]
+    assert begun["input_tokens"] + begun["cache_read_input_tokens"] == prompt
     kinds = [data["delta"]["type"] for name, data in events if name == "content_block_delta"]
     assert sorted(set(kinds)) == ["input_json_delta", "signature_delta", "text_delta", "thinking_delta"]
     deltas = [data["delta"] for _, data in events if data.get("index") == 2 and "delta" in data]
