@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from contextlib import suppress
 from pathlib import Path
 
@@ -133,6 +134,7 @@ def flipped(sound: bytes, folder: Path, draw: random.Random) -> tuple[bool, int,
             kept = history.rescue is None or history.rescue.aside.exists()
     except Exception as problem:  # noqa: BLE001  # whatever it is, it is counted
         print(f"does not start: {type(problem).__name__}: {problem}")
+        traceback.print_exception(problem)
         return False, 0, False
     return True, messages, kept
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-HANGING_SECONDS = 120.0
+HANGING_SECONDS = 60.0
 _MODE = re.compile(rb"\x1b\[\?([0-9;]+)([hl])")
 ON_AT_FIRST = frozenset({7, 25})  # wrapping, and the cursor
 

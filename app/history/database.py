@@ -162,7 +162,7 @@ def _prepared(connection: sqlite3.Connection) -> sqlite3.Connection:
 def _check(connection: sqlite3.Connection) -> None:
     """Raises sqlite3.Error, or HistoryTooNew for a sound file of a newer program."""
     version = _version(connection)
-    [answer] = connection.execute("PRAGMA quick_check(1)").fetchone()
+    [answer] = connection.execute("PRAGMA integrity_check(1)").fetchone()
     if answer != "ok":
         raise sqlite3.DatabaseError(answer)
     if version:

@@ -1,13 +1,17 @@
 """One run of the chat, from the history that is opened to the engine that is left: with screens, or in plain lines."""
 
 import asyncio
+import signal
 from collections.abc import Callable, Coroutine, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from app.config import Settings
 from app.history.history import History
 from app.terminal_chat.client import TerminalClient
+
+_SIGNALLED = 128  # and the signal: the status of whoever was ended by one
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +37,9 @@ class Session:
 
         async def run(client: TerminalClient) -> int:
             app = ChatApp(client, question=self.question)
+            status = _SIGNALLED + signal.SIGTERM
+            with suppress(NotImplementedError):  # Windows
+                asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, lambda: app.exit(return_code=status))
             await app.run_async()
             left()
             return app.return_code or 0

@@ -1,0 +1,140 @@
+"""A chat over a server of others: what it is sent, what is made of what it says, and what happens when it goes away."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from app.config import Settings
+from app.history.history import History
+from app.terminal_chat.client import TerminalClient
+from app.terminal_chat.titles import title_in
+from tests.stand_in_endpoint import StandInEndpoint
+from tui.client import ClientError
+from tui.nouns import (
+    Attachment,
+    ChatSettings,
+    ContextBudget,
+    Finish,
+    ReplyEnd,
+    ReplyEvent,
+    Sampling,
+    TextDelta,
+)
+
+
+@pytest.fixture
+def endpoint() -> Iterator[StandInEndpoint]:
+    with StandInEndpoint([["Hel", "lo."]]) as endpoint:
+        yield endpoint
+
+
+def run(settings: Settings, url: str, work: Callable[[TerminalClient], Awaitable[Any]]) -> Any:
+    async def main() -> Any:
+        client = TerminalClient(settings, History(None), {"stay": False}, url, "secret")
+        client.begin()
+        try:
+            return await work(client)
+        finally:
+            await client.close()
+
+    return asyncio.run(main())
+
+
+def test_what_it_is_sent_and_what_it_says(settings: Settings, endpoint: StandInEndpoint) -> None:
+    async def work(client: TerminalClient) -> list[ReplyEvent]:
+        sampling = Sampling(temperature=0.5, seed=3, thinking=False)
+        chat = (await client.chats.create(ChatSettings("Be kind.", sampling))).summary.id
+        message = await client.chats.add(chat, None, "See.", [Attachment("a.py", "x = 1")])
+        async with aclosing(client.replies.reply(chat, message.id)) as events:
+            told = [event async for event in events]
+        assert await client.chats.title(chat) == "A title"
+        status = await client.engine.status()
+        assert (status.model, status.requests) == ("stand-in", ())
+        assert client.engine.address() == endpoint.url
+        budget = await client.context.budget(chat, None, "four" * 40)
+        assert budget == ContextBudget(1 << 24, 2, 40, 1024)
+        return told
+
+    told = run(settings, endpoint.url, work)
+    assert [event.text for event in told if isinstance(event, TextDelta)] == ["Hel", "lo."]
+    assert isinstance(told[-1], ReplyEnd)
+    assert told[-1].finish is Finish.COMPLETE
+    assert told[-1].usage is not None
+    assert (told[-1].usage.computed_tokens, told[-1].usage.reply_tokens) == (9, 2)
+    [asked] = endpoint.asked
+    assert asked == {
+        "model": "stand-in",
+        "messages": [
+            {"role": "system", "content": "Be kind."},
+            {"role": "user", "content": "File a.py:\n```\nx = 1\n```\n\nSee."},
+        ],
+        "temperature": 0.5,
+        "seed": 3,
+        "chat_template_kwargs": {"enable_thinking": False},
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+
+
+def replied(settings: Settings, url: str) -> list[ReplyEvent]:
+    async def work(client: TerminalClient) -> list[ReplyEvent]:
+        chat = (await client.chats.create(ChatSettings())).summary.id
+        message = await client.chats.add(chat, None, "Hi")
+        async with aclosing(client.replies.reply(chat, message.id)) as events:
+            return [event async for event in events]
+
+    told: list[ReplyEvent] = run(settings, url, work)
+    return told
+
+
+def test_a_server_that_tells_no_usage(settings: Settings, endpoint: StandInEndpoint) -> None:
+    endpoint.usage = None
+    assert replied(settings, endpoint.url)[-1] == ReplyEnd(Finish.COMPLETE)
+
+
+def test_details_of_another_shape_are_none(settings: Settings, endpoint: StandInEndpoint) -> None:
+    endpoint.usage = {"prompt_tokens": 9, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": None}}
+    end = replied(settings, endpoint.url)[-1]
+    assert isinstance(end, ReplyEnd)
+    assert end.usage is not None
+    assert (end.usage.device_tokens, end.usage.computed_tokens) == (0, 9)
+
+
+def test_a_reply_that_breaks_off_keeps_its_text(settings: Settings, endpoint: StandInEndpoint) -> None:
+    endpoint.breaks_off = True
+    *parts, end = replied(settings, endpoint.url)
+    assert [part.text for part in parts if isinstance(part, TextDelta)] == ["Hel", "lo."]
+    assert isinstance(end, ReplyEnd)
+    assert end.finish is Finish.FAILED
+    assert end.error
+
+
+def test_a_model_that_it_does_not_have_is_told(settings: Settings, endpoint: StandInEndpoint) -> None:
+    other = replace(settings, model="other", origins={**settings.origins, "model": "--model"})
+    with pytest.raises(ClientError, match="has no model other") as told:
+        replied(other, endpoint.url)
+    assert "stand-in" in told.value.remedy
+
+
+def test_nobody_there_is_told(settings: Settings) -> None:
+    with pytest.raises(ClientError, match="does not answer"):
+        replied(settings, "http://127.0.0.1:9/v1")
+
+
+@pytest.mark.parametrize(
+    ("written", "title"),
+    [
+        ('"Rivers of Norway."\n', "Rivers of Norway"),
+        ("\n\n**Title: x**", "Title: x"),
+        ("Title: Rivers", "Rivers"),
+        ("", ""),
+        ("word " * 40, ""),
+        ("\x1b[31mRed", "␛[31mRed"),
+    ],
+)
+def test_titles_are_one_short_line(written: str, title: str) -> None:
+    assert title_in(written) == title
