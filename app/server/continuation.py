@@ -5,8 +5,8 @@ it are control tokens, for clients that write a chat's markup themselves. Knows 
 """
 
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
-from dataclasses import dataclass
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, replace
 
 from app.chat.service import ChatService
 from app.server.choices import Batch, WantedChoices, generate_choices
@@ -14,6 +14,7 @@ from app.server.errors import InvalidRequest, naming
 from app.server.structured_output import AskedGrammar
 from app.server.token_counts import TokenCounts
 from app.text.infilling import Gap
+from engine.errors import PromptTooLong
 from engine.request import Origin
 
 
@@ -64,3 +65,16 @@ async def infill_prompt(service: ChatService, gap: Gap, field: str = "suffix") -
         problem = f"{service.name} has no tokens to be asked for what is missing in the middle"
         raise InvalidRequest(f"{field}: {problem}", "Leave it out, or take a model for code.", parameter=field)
     return ids
+
+
+async def fitting_infill(service: ChatService, gap: Gap, room: int, field: str) -> tuple[tuple[int, ...], int]:
+    """The ids of such a prompt with as many of its other files, the last ones, as leave `room` for so many tokens
+    behind it; and how many were left out. Raises what `infill_prompt` raises."""
+    kept = gap
+    while kept.others:
+        with suppress(PromptTooLong):
+            ids = await service.encode_infill(kept)
+            if ids is None or len(ids) + room <= service.context_length:
+                break
+        kept = replace(kept, others=kept.others[1 + len(kept.others) // 4 :])
+    return await infill_prompt(service, kept, field), len(gap.others) - len(kept.others)

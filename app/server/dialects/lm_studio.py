@@ -8,6 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from app.chat.service import ChatService
+from app.models.repository import RepositoryName
 from app.server.endpoint import Endpoint
 from app.server.reply import json_reply
 from app.server.served_model import ServedModel
@@ -61,11 +62,11 @@ class LMStudioEndpoints:
 
     async def _listed(self, name: str) -> Model:
         model, told = self._model, await self._model.details()
-        publisher, slash, _ = model.name.partition("/")
+        repository = RepositoryName.parse(model.name)
         return Model(
             id=name,
             type=self._kind,
-            publisher=publisher if slash and publisher else "inglenook",
+            publisher=str(repository).partition("/")[0] if repository else "inglenook",
             arch=told.architecture or "unknown",
             compatibility_type=told.format,
             quantization=told.quantization or "unknown",

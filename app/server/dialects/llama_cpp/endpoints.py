@@ -6,7 +6,7 @@ import msgspec
 from starlette.requests import Request
 
 from app.chat.service import ChatService
-from app.server.continuation import Continuation, continuation_events, infill_prompt, text_prompt
+from app.server.continuation import Continuation, continuation_events, fitting_infill, text_prompt
 from app.server.dialects.llama_cpp.errors import ERRORS, error_body
 from app.server.dialects.llama_cpp.replies import Completion, Writer, fold
 from app.server.dialects.llama_cpp.requests import CompletionRequest, GeneratingRequest, InfillRequest
@@ -49,7 +49,9 @@ class LlamaCppEndpoints:
     async def infill(self, request: Request) -> StreamedReply[Completion] | WholeReply[Completion]:
         wanted = await read_body(request, self._infill_decoder)
         self._check(wanted)
-        return await self._reply(request, wanted, await infill_prompt(self._service, wanted.gap(), "input_prefix"))
+        room = max(1, wanted.n_predict or 1)
+        prompt, left_out = await fitting_infill(self._service, wanted.gap(), room, "input_prefix")
+        return await self._reply(request, wanted, prompt, truncated=left_out > 0)
 
     def _check(self, wanted: GeneratingRequest) -> None:
         if wanted.model:
@@ -57,12 +59,12 @@ class LlamaCppEndpoints:
         wanted.check()
 
     async def _reply(
-        self, request: Request, wanted: GeneratingRequest, prompt: tuple[int, ...]
+        self, request: Request, wanted: GeneratingRequest, prompt: tuple[int, ...], *, truncated: bool = False
     ) -> StreamedReply[Completion] | WholeReply[Completion]:
         service, counts = self._service, TokenCounts()
         choices = wanted.choices(await service.breakers.tokens(wanted.breakers()))
         origin = of_caller(request, wanted.origin(request.headers))
         continuation = Continuation([prompt], choices, wanted.asked_grammar())
-        writer = Writer(service.name, service.context_length, service.tokenizer, choices.candidates[0])
+        writer = Writer(service, choices.candidates[0], truncated=truncated)
         chunks = writer.chunks(continuation_events(service, continuation, origin, counts), counts)
         return StreamedReply(chunks, error_body, BARE_EVENTS) if wanted.stream else WholeReply(chunks, fold)

@@ -9,6 +9,7 @@ from typing import Literal
 from msgspec import UNSET, Struct, UnsetType
 
 from app.chat.events import ChatEvent, ReplyEnd, TextDelta
+from app.chat.service import ChatService
 from app.server.choices import Batch
 from app.server.dialects.openai.tokens import Timings, finite, timings_of, token_text
 from app.server.token_counts import TokenCounts
@@ -70,11 +71,13 @@ class Completion(Struct, kw_only=True):
 class Writer:
     """Writes the chunks of one reply."""
 
-    def __init__(self, model: str, context_length: int, tokenizer: Tokenizer, params: SamplingParams) -> None:
-        self._model = model
-        self._context_length = context_length
-        self._tokenizer = tokenizer
+    def __init__(self, service: ChatService, params: SamplingParams, *, truncated: bool) -> None:
+        """`truncated` where something was left out of the prompt."""
+        self._model = service.name
+        self._context_length = service.context_length
+        self._tokenizer = service.tokenizer
         self._params = params
+        self._truncated = truncated
         self._has_line_break = False
 
     async def chunks(self, events: AsyncGenerator[Batch], counts: TokenCounts) -> AsyncGenerator[list[Completion]]:
@@ -104,7 +107,7 @@ class Writer:
             tokens_cached=counts.cache.cached,
             generation_settings=self._settings(),
             has_new_line=self._has_line_break,
-            truncated=False,  # nothing is ever dropped from a prompt
+            truncated=self._truncated,
             stop_type="word" if end.stop is not None else "limit" if end.finish is FinishReason.LENGTH else "eos",
             stopping_word=end.stop or "",
             timings=timings_of(counts),

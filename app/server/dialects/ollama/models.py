@@ -173,7 +173,7 @@ class ModelEndpoints:
             details=_details(told),
             model_info={
                 "general.architecture": architecture,
-                "general.basename": self._model.name,
+                "general.basename": self._model.name.rpartition("/")[2],
                 "general.parameter_count": told.parameters,
                 f"{architecture}.context_length": self._model.context_length,
                 f"{architecture}.vocab_size": self._model.vocab_size,

@@ -46,6 +46,19 @@ def test_other_files_go_first_as_the_model_was_taught(code_server: LiveServer) -
     assert reply["tokens_evaluated"] == len(prompt_of(code_server, gap))
 
 
+def test_of_too_many_other_files_the_last_ones_are_read(code_server: LiveServer) -> None:
+    many = [{"filename": f"{number}.py", "text": f"# {number} of many\n" * 60} for number in range(12)]
+    reply = infill(code_server, input_extra=many)
+    assert (reply["truncated"], reply["tokens_predicted"]) == (True, 12)
+    assert 1000 < reply["tokens_evaluated"] <= 2048 - 12
+    kept = [OtherFile(one["filename"], one["text"]) for one in many]
+    fitting = [n for n in range(12) if reply["content"] == expected(code_server, Gap(BEFORE, BEHIND, kept[n:]))]
+    assert len(fitting) == 1
+    assert not infill(code_server, input_extra=OTHERS)["truncated"]
+    alone = httpx.post(f"{code_server.url}/infill", json={"input_prefix": "# far too long\n" * 2000}, trust_env=False)
+    assert (alone.status_code, "tokens, and the context" in alone.text) == (400, True)
+
+
 def test_a_warm_up_reads_the_prompt_and_writes_nothing(code_server: LiveServer) -> None:
     prefix = "# a file of its own\n" * 20
     warmed = infill(code_server, input_prefix=prefix, n_predict=0, samplers=[], t_max_predict_ms=1)
