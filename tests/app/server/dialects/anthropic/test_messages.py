@@ -14,7 +14,7 @@ from anthropic.types import Message
 from app.chat.service import ChatService
 from app.chat.template import ChatTemplateRenderer
 from app.server.dialects.anthropic.changing_lines import CHANGING_LINES
-from app.server.dialects.anthropic.messages import Event, MessageReply, ToolUseContent, events, fold
+from app.server.dialects.anthropic.messages import FRAMING, Event, MessageReply, ToolUseContent, events, fold
 from app.server.dialects.anthropic.requests import MessageRequest
 from engine.request import PROGRAM
 from tests.app.server.live_server import LiveServer
@@ -135,6 +135,10 @@ def test_events_come_in_the_order_that_clients_expect(server: ScriptedServer) ->
     assert len(written) > 2  # as it comes
     assert json.loads("".join(written)) == CALLED[1]
     assert events[-2][1]["delta"] == {"stop_reason": "tool_use", "stop_sequence": None}
+
+
+def test_silence_is_filled_with_pings_of_the_api() -> None:
+    assert FRAMING.ping == b'event: ping\ndata: {"type":"ping"}\n\n'
 
 
 def test_a_call_that_is_cut_off_is_not_told_as_one(server: ScriptedServer) -> None:
