@@ -2,7 +2,7 @@
 
 Random models of several families, some hundred megabytes each, and GGUF files that are named. Each is loaded by a
 process of its own, which reads a prompt as long as its context, and answers: the memory of the process that is in no
-file (RssAnon) has grown by what is printed.
+file (RssAnon) has grown by what is printed. Whoever has to compile kernels first takes about 100 MB more: run it twice.
 """
 
 import argparse
@@ -21,7 +21,6 @@ from transformers import AutoModelForCausalLM
 
 from app.config import load_settings
 from app.models.fit import resident_bytes
-from engine.device_choice import compile_layouts, layouts_to_compile
 from engine.fit import fit
 from engine.load_options import LoadOptions
 from engine.loading import load_engine, open_checkpoint
@@ -65,7 +64,6 @@ def measure(path: Path, kv_type: str) -> Figures:
     settings = load_settings()
     options = LoadOptions(device="cpu", context_length=CONTEXT, kv_type=kv_type, code_cache=settings.cache_dir)
     with open_checkpoint(path) as checkpoint:
-        compile_layouts(layouts_to_compile(checkpoint, options), options)  # which leaves memory behind, once
         plan = fit(checkpoint, options)
         before = resident_bytes()
         engine = load_engine(checkpoint, options)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from app.commands.listing import as_json, echo_table
+from app.commands.model_names import known_names
 from app.config import Settings, load_settings
 from app.errors import EXIT_FAILURE
 from app.models.kv_formula import BITS, KVShape, read_count, weight_bytes
@@ -41,7 +42,7 @@ _POSITIVE = click.IntRange(min=1, max=1 << 30)
 
 
 @click.command(epilog=EXAMPLES)
-@click.argument("name", required=False)
+@click.argument("name", required=False, shell_complete=known_names)
 @click.option("--context", type=int, help="Tokens of prompt and answer together that it has to have room for.")
 @click.option("--device", help="Where it would compute: auto, cpu, or cuda.")
 @click.option("--memory", metavar="SIZE", callback=_read_by(memory_size), help="Had the device so much: 8GB.")

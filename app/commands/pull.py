@@ -3,6 +3,7 @@
 import click
 
 from app.commands.listing import as_json, echo_table
+from app.commands.model_names import known_names
 from app.config import Settings, load_settings
 from app.errors import AppError
 from app.models.download_queue import Fetch, fetches, queue_note
@@ -24,7 +25,7 @@ Examples:
 
 
 @click.command(epilog=EXAMPLES)
-@click.argument("names", nargs=-1, metavar="[NAME...]")
+@click.argument("names", nargs=-1, metavar="[NAME...]", shell_complete=known_names)
 @click.option("--json", "as_object", is_flag=True, help="Print each stored model as a JSON object.")
 @click.option("-q", "--quiet", is_flag=True, help="No progress and no narration.")
 @click.option("--list", "listing", is_flag=True, help="List what is being fetched, waits, or is not whole.")

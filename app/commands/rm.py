@@ -2,6 +2,7 @@
 
 import click
 
+from app.commands.model_names import stored_names
 from app.config import load_settings
 from app.models.store import ModelStore
 from app.progress import format_bytes
@@ -15,7 +16,7 @@ Examples:
 
 
 @click.command(epilog=EXAMPLES)
-@click.argument("names", nargs=-1, required=True, metavar="NAME...")
+@click.argument("names", nargs=-1, required=True, metavar="NAME...", shell_complete=stored_names)
 @click.option("-n", "--dry-run", is_flag=True, help="Remove nothing; say what that would free.")
 def rm(names: tuple[str, ...], dry_run: bool) -> None:
     """Remove models, and say how much space that freed.

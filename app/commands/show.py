@@ -7,6 +7,7 @@ import click
 
 from app.commands.fit import described
 from app.commands.listing import as_json, echo_table
+from app.commands.model_names import stored_names
 from app.config import Settings, load_settings
 from app.models.details import ModelDetails, details_of
 from app.models.store import ModelStore
@@ -25,7 +26,7 @@ Examples:
 
 
 @click.command(epilog=EXAMPLES)
-@click.argument("name", required=False)
+@click.argument("name", required=False, shell_complete=stored_names)
 @click.option("--fit", "with_fit", is_flag=True, help="Tell whether it fits into memory, too; takes some seconds.")
 @click.option("--json", "as_object", is_flag=True, help="Print a JSON object.")
 def show(name: str | None, with_fit: bool, as_object: bool) -> None:

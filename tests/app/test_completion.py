@@ -2,6 +2,7 @@
 
 import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -31,7 +32,17 @@ def completed(words: str) -> list[str]:
         "COMP_CWORD": str(len(words.split(" ")) - 1),
     }
     answer = CliRunner().invoke(ingle, [], prog_name="ingle", complete_var="_INGLE_COMPLETE", env=environment)
-    return [line.partition(",")[2] for line in answer.stdout.splitlines()]
+    return [line.partition(",")[2] for line in answer.stdout.splitlines() if line]
+
+
+def test_names_of_models_are_completed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("MODELS_DIR", "HUB_CACHE", "OLLAMA_DIR", "LMSTUDIO_DIR"):
+        monkeypatch.setenv(f"INGLE_{name}", str(tmp_path / name))
+    assert completed("ingle pull smollm2:1") == ["smollm2:135m", "smollm2:1.7b"]
+    assert completed("ingle rm smollm2:1") == []  # nothing is there
+    assert completed("ingle fit qwen3:0") == ["qwen3:0.6b"]
+    monkeypatch.setenv("INGLE_THREADS", "many")
+    assert completed("ingle pull smollm2:1") == []
 
 
 def test_commands_options_and_names_are_completed() -> None:
