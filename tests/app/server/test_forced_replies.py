@@ -3,7 +3,8 @@
 import asyncio
 import copy
 import json
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,11 @@ from app.chat.template import ChatTemplateRenderer
 from app.chat.token_streams import TokenStreams
 from app.server.dialects.openai.chat import ChatCompletionChunk, Choice, chunks, fold
 from app.server.dialects.openai.chat_requests import ChatCompletionRequest
+from app.server.dialects.responses.output_items import CustomToolCall, FunctionCall
+from app.server.dialects.responses.replies import ResponseReply
+from app.server.dialects.responses.requests import ResponseRequest
+from app.server.dialects.responses.response import Response
+from app.server.dialects.responses.stored_responses import StoredResponses
 from app.text.tokenizer import Tokenizer
 from engine.core import Engine
 from engine.load_options import LoadOptions
@@ -52,6 +58,9 @@ FORMAT = {"type": "json_schema", "json_schema": {"name": "a", "schema": ANSWER |
 ONE_CALL = {"parallel_tool_calls": False, "max_tokens": 400}
 
 
+QUESTION = "I want to go to Rome."
+
+
 class Templates:
     """One model under many templates."""
 
@@ -66,15 +75,32 @@ class Templates:
         return asyncio.run(self._ask(template, fields))
 
     async def _ask(self, template: str, fields: dict[str, Any]) -> Choice:
+        given = {"model": "", "messages": [{"role": "user", "content": QUESTION}], "temperature": 1}
+        wanted = msgspec.convert(given | fields, ChatCompletionRequest)
+        wanted.check()
+        async with self._service(template) as service:
+            return (await fold(each(chunks(service, wanted, PROGRAM)))).choices[0]
+
+    def respond(self, template: str, **fields: Any) -> Response:
+        """By the Responses API."""
+        return asyncio.run(self._respond(template, fields))
+
+    async def _respond(self, template: str, fields: dict[str, Any]) -> Response:
+        wanted = msgspec.convert({"model": "", "input": QUESTION, "temperature": 1} | fields, ResponseRequest)
+        wanted.check()
+        async with self._service(template) as service:
+            reply = ResponseReply(service, wanted, PROGRAM, "", StoredResponses())
+            await reply.run(())
+            return reply.writer.response
+
+    @asynccontextmanager
+    async def _service(self, template: str) -> AsyncIterator[ChatService]:
         tokenizer = copy.copy(self.tokenizer)
         tokenizer.chat_template = (self._folder / f"{template}.jinja").read_text(encoding="utf-8")
         async with TokenStreams(self._engine) as streams:
             service = ChatService("smollm2:135m", tokenizer, streams, self._renderer)
             service.grammars = self._grammars
-            given = {"model": "", "messages": [{"role": "user", "content": "I want to go to Rome."}], "temperature": 1}
-            wanted = msgspec.convert(given | fields, ChatCompletionRequest)
-            wanted.check()
-            return (await fold(each(chunks(service, wanted, PROGRAM)))).choices[0]
+            yield service
 
 
 async def each(batches: AsyncGenerator[list[ChatCompletionChunk]]) -> AsyncGenerator[ChatCompletionChunk]:
@@ -126,3 +152,20 @@ def test_thoughts_then_a_schema_or_a_call(templates: Templates, template: str, c
     thought = reply.message.reasoning_content or ""
     assert thought or template == "openai-gpt-oss-120b"  # where it may think, and need not
     assert len(templates.tokenizer.encode(thought)) <= 16
+
+
+@pytest.mark.share(1)
+@pytest.mark.parametrize("template", FAMILIES)
+def test_forced_calls_are_items_of_a_response(templates: Templates, template: str) -> None:
+    trip = {"type": "function", "name": "book_trip", "parameters": TRIP, "strict": True}
+    note = {"type": "custom", "name": "note", "description": "Writes down"}
+    asked: dict[str, Any] = {"tools": [trip, note], "parallel_tool_calls": False, "reasoning": {"effort": "none"}}
+    response = templates.respond(template, **asked, tool_choice={"type": "function", "name": "book_trip"})
+    [call] = response.output
+    assert isinstance(call, FunctionCall)
+    jsonschema.validate(json.loads(call.arguments), TRIP)
+    several = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "custom", "name": "note"}]}
+    response = templates.respond(template, **asked, tool_choice=several, max_output_tokens=60)
+    [written] = response.output
+    assert isinstance(written, CustomToolCall)
+    assert (written.name, written.status) == ("note", response.status)

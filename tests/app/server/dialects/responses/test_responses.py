@@ -276,7 +276,7 @@ def test_logprobs_are_those_of_the_text(scripted: ScriptedAsker) -> None:
         ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tool_choice"),
         ({"tools": [WEATHER], "tool_choice": {"type": "function", "name": "other"}}, "tool_choice"),
         ({"text": {"format": {"type": "json_schema", "name": "a"}}}, "text.format.schema"),
-        ({"text": {"format": {"type": "json_schema", "name": "a", "schema": {"type": 1}}}}, "text.format.schema"),
+        ({"text": {"format": {"type": "json_schema", "name": "a", "schema": 1}}}, "text.format.schema"),
         ({"conversation": "conv_1"}, "conversation"),
         ({"prompt": {"id": "pmpt_1"}}, "prompt"),
         ({"extra_body": {"n": 2}}, "n"),
