@@ -15,9 +15,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from app.embedding_service import EmbeddingService
-from app.server.dialects.openai.requests import PositiveCount
 from app.server.embedding_inputs import MAX_INPUTS, Truncation, check_sequence, most_tokens, read_inputs
 from app.server.endpoint import Endpoint
+from app.server.field_types import PositiveCount
 from app.server.reply import while_connected
 from app.server.request_body import read_body
 from app.server.served_model import ServedModel

@@ -11,8 +11,8 @@ from msgspec import UNSET, Struct, UnsetType
 from app.chat.events import ChatEvent, ReplyEnd, TextDelta
 from app.chat.service import ChatService
 from app.server.choices import Batch
-from app.server.dialects.openai.tokens import Timings, finite, timings_of, token_text
 from app.server.token_counts import TokenCounts
+from app.server.token_reports import Timings, finite, timings_of, token_text
 from app.text.tokenizer import Tokenizer
 from engine.request import FinishReason, SamplingParams, TokenLogprobs
 

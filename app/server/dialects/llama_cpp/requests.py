@@ -12,8 +12,8 @@ from msgspec import Meta, Struct
 from app.chat.time_limits import TimeLimits
 from app.server.choices import WantedChoices
 from app.server.dialects.llama_cpp.sampling import LlamaSampling
-from app.server.dialects.openai.requests import Alternatives, Fraction, TokenId
 from app.server.errors import InvalidRequest
+from app.server.field_types import Alternatives, Fraction, TokenId
 from app.server.origin import Purpose, origin_of
 from app.server.structured_output import AskedGrammar, Schema, of_gbnf, of_json_schema, only
 from app.text.infilling import Gap, OtherFile

@@ -7,8 +7,8 @@ from typing import Annotated, Any, TypeAlias
 
 from msgspec import Meta
 
-from app.server.dialects.openai.requests import Fraction, StopText
 from app.server.dry_fields import DryFields
+from app.server.field_types import Fraction, StopText
 from engine.request import MAX_STOPS
 
 Amount: TypeAlias = Annotated[int, Meta(ge=-1, le=2**31 - 1)]

@@ -13,9 +13,9 @@ from starlette.responses import Response
 from app.chat.service import ChatService
 from app.server.dialects.llama_cpp.errors import ERRORS
 from app.server.dialects.openai.chat_requests import ChatCompletionRequest
-from app.server.dialects.openai.requests import TokenId
 from app.server.endpoint import Endpoint
 from app.server.errors import InvalidRequest, naming
+from app.server.field_types import TokenId
 from app.server.reply import json_reply
 from app.server.request_body import read_body
 from app.server.served_model import ServedModel

@@ -16,9 +16,9 @@ from app.embedding_service import EmbeddingService, shortened
 from app.server.dialects.ollama.errors import ERRORS
 from app.server.dialects.ollama.models import ModelEndpoints, Named, check_model
 from app.server.dialects.ollama.requests import ChatRequest, GenerateRequest
-from app.server.dialects.openai.requests import PositiveCount
 from app.server.embedding_inputs import MAX_INPUTS, check_dimensions, faulty, read_inputs
 from app.server.endpoint import Endpoint
+from app.server.field_types import PositiveCount
 from app.server.refusals import NO_TEXT, RANKS_ONLY
 from app.server.reply import while_connected
 from app.server.request_body import read_body

@@ -12,8 +12,8 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 
 from app.chat.events import ChatEvent, ReasoningDelta, ReplyEnd, TextDelta, ToolCallDelta, ToolCallEnd, ToolCallStart
 from app.server.choices import Batch
-from app.server.dialects.openai.tokens import ReportedToken, finish_text, reported_tokens, timings_of
 from app.server.token_counts import TokenCounts
+from app.server.token_reports import ReportedToken, finish_text, reported_tokens, timings_of
 from app.text.tokenizer import Tokenizer
 from engine.request import TokenLogprobs
 

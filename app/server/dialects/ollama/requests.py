@@ -14,9 +14,9 @@ from app.chat.messages import Message, ToolCall
 from app.server.choices import WantedChoices
 from app.server.dialects.llama_cpp.sampling import LlamaSampling
 from app.server.dialects.ollama.models import Named
-from app.server.dialects.openai.requests import Alternatives, PositiveCount
 from app.server.dialects.openai.tools import ToolChoice, ToolDefinitions, wanted_tools
 from app.server.errors import InvalidRequest
+from app.server.field_types import Alternatives, PositiveCount
 from app.server.origin import Purpose, origin_of
 from app.server.structured_output import AskedGrammar, Schema, of_format
 from app.server.wanted_thinking import ReasoningEffort, WantedThinking

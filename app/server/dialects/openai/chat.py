@@ -22,19 +22,17 @@ from app.chat.events import (
 )
 from app.chat.service import ChatService
 from app.server.dialects.openai.chat_requests import ChatCompletionRequest
-from app.server.dialects.openai.tokens import (
+from app.server.dialects.openai.tokens import Identity, Usage, usage_of
+from app.server.token_counts import TokenCounts
+from app.server.token_reports import (
     FinishText,
-    Identity,
     ProgressReport,
     ReportedToken,
     Timings,
-    Usage,
     finish_text,
     reported_tokens,
     timings_of,
-    usage_of,
 )
-from app.server.token_counts import TokenCounts
 from app.server.turn import Turn, turn_events
 from engine.request import Origin
 

@@ -10,7 +10,7 @@ from msgspec import Meta, Raw, Struct
 
 from app.chat.conversation import Conversation
 from app.chat.messages import InvalidMessage, Message, Role, ToolCall, text_of
-from app.server.dialects.openai.requests import Alternatives, GenerationRequest, PositiveCount
+from app.server.dialects.openai.requests import GenerationRequest
 from app.server.dialects.openai.tools import (
     OWN_VARIABLES,
     ReasoningOptions,
@@ -20,6 +20,7 @@ from app.server.dialects.openai.tools import (
     wanted_tools,
 )
 from app.server.errors import InvalidRequest
+from app.server.field_types import Alternatives, PositiveCount
 from app.server.origin import Purpose
 from app.server.structured_output import AskedGrammar, ResponseFormat, of_response_format
 from app.server.wanted_thinking import ReasoningEffort, ThinkingBudget, WantedThinking

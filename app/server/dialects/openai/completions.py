@@ -17,20 +17,10 @@ from app.chat.events import ChatEvent, PromptLogprobs, PromptProgress, ReplyEnd,
 from app.chat.service import ChatService
 from app.server.continuation import Continuation, continuation_events, infill_prompt, text_prompt
 from app.server.dialects.openai.requests import CompletionRequest
-from app.server.dialects.openai.tokens import (
-    FinishText,
-    Identity,
-    ProgressReport,
-    Timings,
-    Usage,
-    finish_text,
-    finite,
-    timings_of,
-    token_text,
-    usage_of,
-)
+from app.server.dialects.openai.tokens import Identity, Usage, usage_of
 from app.server.errors import InvalidRequest
 from app.server.token_counts import TokenCounts
+from app.server.token_reports import FinishText, ProgressReport, Timings, finish_text, finite, timings_of, token_text
 from app.text.infilling import Gap
 from app.text.tokenizer import Tokenizer
 from engine.request import Origin, TokenLogprobs

@@ -14,12 +14,13 @@ from torch import Tensor
 from app.embedding_service import EmbeddingService, shortened
 from app.server.dialects.openai.chat_requests import ChatCompletionRequest
 from app.server.dialects.openai.models import ModelEndpoints
-from app.server.dialects.openai.requests import CompletionRequest, PositiveCount, Prompts, separate
+from app.server.dialects.openai.requests import CompletionRequest, Prompts, separate
 from app.server.dialects.rerank import PATHS as RERANKING
 from app.server.dialects.rerank import RerankEndpoints, RerankRequest
 from app.server.embedding_inputs import MAX_INPUTS, Truncation, check_dimensions, faulty, read_inputs
 from app.server.endpoint import Endpoint
 from app.server.errors import InvalidRequest
+from app.server.field_types import PositiveCount
 from app.server.refusals import NO_TEXT, RANKS_ONLY
 from app.server.reply import while_connected
 from app.server.request_body import read_body

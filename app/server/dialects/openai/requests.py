@@ -12,6 +12,7 @@ from msgspec import Meta, Struct
 from app.server.choices import WantedChoices
 from app.server.dry_fields import DryFields
 from app.server.errors import InvalidRequest
+from app.server.field_types import Alternatives, Count, Fraction, PositiveCount, StopText, TokenId
 from app.server.origin import Purpose, origin_of
 from app.server.structured_output import (
     AskedGrammar,
@@ -22,19 +23,13 @@ from app.server.structured_output import (
     of_structured_outputs,
     only,
 )
-from engine.request import MAX_BIASES, MAX_LOGPROBS, MAX_STOPS, MAX_WIDTH, BeamParams, Origin, SamplingParams
+from engine.request import MAX_BIASES, MAX_STOPS, MAX_WIDTH, BeamParams, Origin, SamplingParams
 
 MAX_CHOICES = 256  # of one request: prompts times those that are generated for each
 DEFAULT_COMPLETION_TOKENS = 16
 MAX_PRIORITY = 100
 
-Count: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
-PositiveCount: TypeAlias = Annotated[int, Meta(ge=1, le=2**31 - 1)]
-TokenId: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
-Fraction: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
 Penalty: TypeAlias = Annotated[float, Meta(ge=-2, le=2)]
-Alternatives: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]
-StopText: TypeAlias = Annotated[str, Meta(min_length=1, max_length=1024)]
 PromptIds: TypeAlias = Annotated[list[TokenId], Meta(min_length=1, max_length=1 << 20)]
 Prompts: TypeAlias = str | Annotated[list[str | TokenId | PromptIds], Meta(min_length=1, max_length=1 << 20)]
 

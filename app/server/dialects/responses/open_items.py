@@ -11,7 +11,6 @@ from typing import Protocol
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from app.server.dialects.openai.tokens import ReportedToken
 from app.server.dialects.responses.events import (
     ArgumentsDelta,
     ArgumentsDone,
@@ -41,6 +40,7 @@ from app.server.dialects.responses.output_items import (
     ReasoningText,
     SummaryText,
 )
+from app.server.token_reports import ReportedToken
 
 
 class OpenItem(Protocol):

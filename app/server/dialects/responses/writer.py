@@ -21,7 +21,6 @@ from app.chat.events import (
 )
 from app.server.choices import Batch
 from app.server.dialects.openai.errors import error_body
-from app.server.dialects.openai.tokens import ReportedToken, reported_tokens
 from app.server.dialects.responses.events import (
     Completed,
     Created,
@@ -44,6 +43,7 @@ from app.server.dialects.responses.output_items import ItemStatus, OutputItem
 from app.server.dialects.responses.response import Response, ResponseError
 from app.server.dialects.responses.tools import OfferedTools
 from app.server.token_counts import TokenCounts
+from app.server.token_reports import ReportedToken, reported_tokens
 from app.text.tokenizer import Tokenizer
 from engine.request import FinishReason
 

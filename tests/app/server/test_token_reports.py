@@ -9,8 +9,8 @@ import pytest
 
 from app.chat.cache_report import CacheReport
 from app.chat.template import ChatTemplateRenderer
-from app.server.dialects.openai.tokens import timings_of
 from app.server.token_counts import TokenCounts
+from app.server.token_reports import timings_of
 from app.text.tokenizer import Tokenizer
 from tests.app.server.live_server import LiveServer, controlled_engine
 
@@ -66,7 +66,8 @@ def test_a_whole_reply_says_where_its_time_went(server: LiveServer, path: str) -
 
 def test_times_add_up_to_the_whole() -> None:
     cache = CacheReport(device=10, host=20, disk=30, computed=40, restore_seconds=0.5)
-    counts = TokenCounts(100, cache, 9, 1, first_token_seconds=2.0, total_seconds=6.0, queue_seconds=1.0)
+    counts = TokenCounts(prompt=100, cache=cache, completion=9, replies=1)
+    counts.first_token_seconds, counts.total_seconds, counts.queue_seconds = 2.0, 6.0, 1.0
     timings = timings_of(counts)
     assert (timings.queue_ms, timings.restore_ms, timings.prompt_ms, timings.predicted_ms) == (1000, 500, 500, 4000)
     assert (timings.cache_n, timings.prompt_n, timings.predicted_n) == (60, 40, 9)
