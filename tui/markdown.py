@@ -21,13 +21,16 @@ PIECE = 3000  # characters; from here on a text is cut where it can be
 def parser() -> MarkdownIt:
     """GitHub's Markdown; what looks like HTML is text."""
     reader = MarkdownIt("gfm-like", {"html": False})
-    reader.core.ruler.push("shown_addresses", _show_addresses)
+    reader.core.ruler.push("shown", _show)
     return reader
 
 
-def _show_addresses(state: StateCore) -> None:
-    """Behind a link whose text is not its address, write it; the same for images."""
+def _show(state: StateCore) -> None:
+    """Behind a link whose text is not its address, write it; the same for images. And what entities stood for is shown,
+    if it hides."""
     for token in state.tokens:
+        for child in token.children or ():
+            child.content = sanitize(child.content)
         if token.children:
             token.children = list(_with_addresses(token.children))
 

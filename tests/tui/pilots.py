@@ -10,6 +10,7 @@ from textual.widgets import Label
 from tests.tui.scripted_client import ScriptedClient
 from tui.app import ChatApp
 from tui.nouns import ChatId
+from tui.screens.chat import ChatScreen
 from tui.widgets.composer import Composer
 from tui.widgets.conversation import Conversation
 from tui.widgets.message_view import MessageView
@@ -26,8 +27,14 @@ class Chatting:
         self.client = client
 
     @property
+    def screen(self) -> ChatScreen:
+        """The chat's own screen, whatever lies above it."""
+        (found,) = (screen for screen in self.app.screen_stack if isinstance(screen, ChatScreen))
+        return found
+
+    @property
     def conversation(self) -> Conversation:
-        return self.app.screen_stack[1].query_one(Conversation)
+        return self.screen.query_one(Conversation)
 
     @property
     def composer(self) -> Composer:
@@ -41,8 +48,8 @@ class Chatting:
         return [view.message.text for view in self.views()]
 
     def label(self, selector: str) -> str:
-        """What a line of text on the screen says."""
-        return str(self.app.screen.query_one(selector, Label).render())
+        """What a line of text on the screen says; nothing while it is not there."""
+        return "".join(str(label.render()) for label in self.app.screen.query(selector).results(Label))
 
     def notices(self) -> list[str]:
         return [f"{notice.title} {notice.message}".strip() for notice in self.app._notifications]

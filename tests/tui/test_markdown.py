@@ -32,6 +32,7 @@ def pieces(text: str, cuts: list[int]) -> list[str]:
         ("[a.example](https://b.example)", "a.example (https://b.example)"),
         ("![cat](https://a.example/c.png)", "cat (https://a.example/c.png)"),
         ("<b>bold</b>", "<b>bold</b>"),
+        ("&#8238;x &#x200b; &#27; `&#8238;`", "‹U+202E›x ‹U+200B› \ufffd &#8238;"),
     ],
 )
 def test_links_say_where_they_go_and_html_is_text(markdown: str, shown: str) -> None:

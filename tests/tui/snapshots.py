@@ -1,0 +1,142 @@
+"""Every screen as a picture, in small and large terminals, by night and by day.
+
+`python -m tests.tui.snapshots` takes them anew, to be looked at before they are kept: snapshots/*.svg.
+"""
+
+import asyncio
+import re
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from tests.tui.look import REPLY
+from tests.tui.pilots import Chatting
+from tests.tui.scripted_client import ScriptedClient
+from tui.app import ChatApp
+from tui.nouns import ChatId, MessageId
+from tui.screens.dialog import Confirm
+from tui.screens.full_context import FullContextScreen
+from tui.widgets.budget_bar import BudgetBar
+
+FOLDER = Path(__file__).parent / "snapshots"
+LOOKS = {
+    "80x24-dark": ((80, 24), "hearth-dark"),
+    "80x24-light": ((80, 24), "hearth-light"),
+    "80x24-ansi": ((80, 24), "ansi-dark"),  # sixteen colours
+    "160x48-dark": ((160, 48), "hearth-dark"),
+    "160x48-light": ((160, 48), "hearth-light"),
+}
+
+Step = Callable[[Chatting], Awaitable[None]]
+
+
+def scene() -> tuple[ScriptedClient, ChatId]:
+    """A chat with branches, thoughts, a miss, and other chats beside it."""
+    client = ScriptedClient()
+    client.keep("Seats in a [b]hearth[/b]", "pinned", "yes", pinned=True)
+    client.keep("Something older", "question", "answer")
+    name = client.keep(
+        "What an inglenook is", "What is an inglenook?", "A seat by the fire.", "Show me Markdown.", REPLY
+    )
+    chat = client.chats.chats[name]
+    *others, last = chat.messages
+    assert last.usage is not None
+    usage = replace(last.usage, miss="the system prompt was changed at token 12: 'today' became 'tomorrow'")
+    last = replace(last, reasoning="They want Markdown.", reasoning_seconds=0.73, usage=usage)
+    beside = replace(others[1], id=MessageId("beside"), text="A corner near the chimney.")
+    client.chats.chats[name] = replace(chat, messages=(*others, last, beside), leaf=last.id)
+    client.engine.loads.set()
+    return client, name
+
+
+def press(*keys: str) -> Step:
+    async def step(chat: Chatting) -> None:
+        await chat.pilot.press(*keys)
+
+    return step
+
+
+async def narrow_list(chat: Chatting) -> None:
+    await chat.pilot.press("ctrl+b")
+
+
+async def typed_command(chat: Chatting) -> None:
+    await chat.type("/se", enter=False)
+
+
+async def searched(chat: Chatting) -> None:
+    await chat.type("/search fire")
+    await chat.until(lambda: chat.app.screen.query("#found") and chat.label("#found") == "1 found")
+
+
+async def full_context(chat: Chatting) -> None:
+    await chat.type("/room")
+    await chat.until(lambda: isinstance(chat.app.screen, FullContextScreen) and chat.label("#goes") != "")
+
+
+async def asked_to_open(chat: Chatting) -> None:
+    chat.screen.open_address("https://example.org/a?b=c")
+    await chat.until(lambda: isinstance(chat.app.screen, Confirm))
+
+
+STEPS: dict[str, Step] = {
+    "chat": press(),
+    "commands": typed_command,
+    "list": narrow_list,
+    "models": press("f2", "2", "down"),
+    "engine": press("f3"),
+    "help": press("f1"),
+    "settings": press("ctrl+s"),
+    "branches": press("ctrl+t"),
+    "search": searched,
+    "full-context": full_context,
+    "confirm": asked_to_open,
+}
+
+
+def normalized(svg: str) -> str:
+    """Without what only the time or the content's hash decides."""
+    svg = re.sub(r"terminal-\d+-", "terminal-", svg)
+    return re.sub(r"\n\s*\n", "\n", svg)
+
+
+async def pictures(step: Step, looks: Sequence[str]) -> dict[str, str]:
+    """Pictures of one screen, by how they look."""
+    client, name = scene()
+    first, theme = LOOKS[looks[0]]
+    app = ChatApp(client, chat=name, theme=theme)
+    taken: dict[str, str] = {}
+    async with app.run_test(size=first) as pilot:
+        app.animation_level = "none"
+        chat = Chatting(app, pilot, client)
+        await chat.until(lambda: len(chat.views()) > 0)
+        chat.composer.area.cursor_blink = False
+        await chat.until(lambda: chat.screen.query_one(BudgetBar).budget is not None)
+        await step(chat)
+        for look in looks:
+            size, app.theme = LOOKS[look]
+            await pilot.resize_terminal(*size)
+            await settled(chat)
+            taken[look] = normalized(app.export_screenshot(simplify=True))
+    return taken
+
+
+async def settled(chat: Chatting) -> None:
+    """Wait until two frames in a row are the same."""
+    before = ""
+    while (now := "".join(str(strip) for strip in chat.app.screen._compositor.render_strips())) != before:
+        before = now
+        await chat.pilot.pause(0.05)
+
+
+def main() -> None:
+    chosen = sys.argv[1:] or list(STEPS)
+    FOLDER.mkdir(exist_ok=True)
+    for name in chosen:
+        for look, svg in asyncio.run(pictures(STEPS[name], list(LOOKS))).items():
+            (FOLDER / f"{name}-{look}.svg").write_text(svg, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

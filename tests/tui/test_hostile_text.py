@@ -1,0 +1,74 @@
+"""Texts that are made to break or drive what shows them: nothing raises, and no sequence of theirs gets out."""
+
+import asyncio
+import random
+import re
+
+from textual.app import App, ComposeResult
+
+from tests.tui.pilots import Chatting, run
+from tests.tui.scripted_client import USAGE, ScriptedClient
+from tui.client import ClientError
+from tui.nouns import Finish, ReasoningDelta, ReplyEnd, TextDelta
+from tui.widgets.reply_text import ReplyText
+
+PARTS = (
+    "[/]", "[b]", "[@click=app.quit]x[/]", "```", "```py\n", "~~~", "\n", "\n\n", "| a | b |\n", "|---|---|\n",
+    "| 1 |\n", "1", "1. ", "- ", "  - ", "# ", "> ", "***", "`", "![x](y)", "[x](javascript:y)", "<div>", "</",
+    "&#27;", "&#8238;", "&#x9b;", "\t", "\\", "http://", "www.", "x@y.z", "word ", "é漢👨\u200d👩", "$y$", "[^1]",
+    "[x]: y\n", "---\n", "===\n", "*", "_", "\x1b[31m", "\x9b2J", "\u202e", "\x07", "\x1b]52;c;eA==\x07",
+)  # fmt: skip
+
+
+class Page(App[None]):
+    """A text that grows."""
+
+    def compose(self) -> ComposeResult:
+        yield ReplyText()
+
+
+def test_text_that_comes_in_any_parts_raises_nothing() -> None:
+    async def grow(pieces: list[str]) -> None:
+        app = Page()
+        async with app.run_test(size=(60, 20)) as pilot:
+            page = app.query_one(ReplyText)
+            for piece in pieces:
+                page.add(TextDelta(piece).text)
+                await asyncio.sleep(0.005)
+            await pilot.pause()
+            shown = "".join(strip.text for strip in app.screen._compositor.render_strips())
+            assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", shown)
+
+    asyncio.run(grow(["".join(random.choices(PARTS, k=6)) for _ in range(40)]))
+
+
+def test_a_row_of_a_table_that_becomes_a_list_raises_nothing() -> None:
+    async def flow(chat: Chatting) -> None:
+        await chat.say("table")
+        assert "now a list" in str(chat.views()[1].query_one("MarkdownOrderedList MarkdownParagraph").render())
+
+    rows = ["| a | b |\n|---|---|\n| 1 | 2 |\n", "1", ". now a list"]
+    steps = [step for row in rows for step in (TextDelta(row), ReasoningDelta(""))]
+    run(ScriptedClient([*steps, ReplyEnd(Finish.COMPLETE, USAGE)]), flow)
+
+
+def test_names_titles_errors_and_thoughts_are_text_everywhere() -> None:
+    bad = "[/] [b]x \x1b]0;owned\x07 \u202e"
+    client = ScriptedClient(
+        [ReasoningDelta(bad), TextDelta(bad), ReplyEnd(Finish.FAILED, USAGE, error=bad)], [ClientError(bad, bad)]
+    )
+    client.keep(bad, bad, bad)
+
+    async def flow(chat: Chatting) -> None:
+        await chat.say(bad)
+        await chat.pilot.press("shift+tab", "t")
+        await chat.type("/search x")
+        await chat.until(lambda: chat.app.screen.query("#found") and "found" in chat.label("#found"))
+        await chat.pilot.press("escape", "ctrl+b")
+        await chat.pilot.pause()
+        shown = chat.app.export_screenshot()
+        assert "\x1b" not in shown
+        assert "\u202e" not in shown
+        assert "␛" in shown
+
+    run(client, flow)
