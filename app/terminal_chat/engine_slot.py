@@ -21,6 +21,7 @@ from app.progress import format_bytes
 from app.terminal_chat.download_rate import DownloadRate
 from app.terminal_chat.engine_child import Said
 from app.terminal_chat.engine_process import EngineProcess
+from app.terminal_chat.hardware import hardware
 from app.terminal_chat.loading_state import LoadingState
 from app.terminal_chat.told import told
 from quant.errors import InglenookError
@@ -59,6 +60,8 @@ class EngineSlot:
         self._engine: Engine | None = None
         self._held = ExitStack()  # our attendance of the engine
         self._task: asyncio.Task[None] | None = None
+        self._wanted = settings.model
+        self._instance: Instance | None = None  # the server that is used
         self.state = LoadingState(settings.model)
 
     def begin(self) -> None:
@@ -88,9 +91,12 @@ class EngineSlot:
 
     async def ready(self) -> Engine:
         """The engine, once its model is loaded. Raises ClientError."""
-        if self.state.is_over and self._process is not None and self._process.has_ended:
-            self.switch(self._process.model)
-        await self.state.over()
+        if self.state.is_over and await asyncio.to_thread(self._is_lost):
+            self.switch(self._wanted)
+        state = None
+        while state is not self.state:  # another model may have been asked for meanwhile
+            state = self.state
+            await state.over()
         if self._engine is None:
             raise ClientError("no model is loaded", "Load one.")
         return self._engine
@@ -103,6 +109,8 @@ class EngineSlot:
             return
         if self._task is not None:
             self._task.cancel()
+        self._wanted = model
+        self.state.end()
         self.state = LoadingState(model)
         self._task = asyncio.create_task(self._load(model))
 
@@ -116,10 +124,17 @@ class EngineSlot:
             state.end(problem)
         else:
             state.end()
+        finally:
+            if not state.is_over:  # a mistake of ours: nobody is to wait for ever
+                state.end(ClientError("the engine could not be started", "Run ingle doctor, and report what it says."))
+
+    def _is_lost(self) -> bool:
+        """Whether the server that was used has ended."""
+        return self._instance is not None and self._instance not in running_instances(self._settings)
 
     async def _leave(self) -> None:
         """The engine that was used until now. One that only this chat needs makes room."""
-        previous, self._engine = self._engine, None
+        previous, self._engine, self._instance = self._engine, None, None
         if previous is not None:
             await previous.endpoint.close()
         if (process := self._process) is not None:
@@ -178,6 +193,7 @@ class EngineSlot:
             elif said.note:
                 state.tell(settings.model, said.note)
 
+        state.tell(settings.model, await asyncio.to_thread(hardware))
         process = EngineProcess.start(settings, _absolute(settings.model), self._flags)
         self._process = process
         self._held.enter_context(attending(settings, process.pid))
@@ -193,6 +209,7 @@ class EngineSlot:
         report = await _awake(endpoint)
         if self._process is None:
             self._held.enter_context(attending(self._settings, instance.pid))
+        self._instance = instance
         suitable = await asyncio.to_thread(suitable_sampling, instance.model, Path(instance.model_path))
         return Engine(endpoint, instance.model, int(report["context_length"]), suitable)
 

@@ -22,6 +22,9 @@ class LoadingState:
         self._wake()
 
     def end(self, problem: ClientError | None = None) -> None:
+        """Once: what comes later changes nothing."""
+        if self.is_over:
+            return
         self.is_over, self._problem = True, problem
         self._wake()
 

@@ -1,0 +1,162 @@
+"""The engine of a chat: one that runs is found, one that died is replaced, one that fails is told; loading is seen."""
+
+import asyncio
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from app.attendance import attended_by
+from app.config import Settings
+from app.instance import Instance, recorded
+from app.terminal_chat.download_rate import DownloadRate
+from app.terminal_chat.engine_child import Said
+from app.terminal_chat.engine_process import EngineFailed, EngineProcess
+from app.terminal_chat.engine_slot import EngineSlot, stage_of
+from app.terminal_chat.loading_state import LoadingState
+from tests.app.server.live_server import Clock, LiveServer
+from tui.client import ClientError
+from tui.engine_nouns import Loading
+
+
+class StandIn:
+    """An engine process, whose server is the one that tests share."""
+
+    started: list["StandIn"]
+
+    def __init__(self, settings: Settings, model: str, server: LiveServer) -> None:
+        self.model, self.pid = model, os.getpid()
+        self.stopped = False
+        self.said = [Said(stage="Loading", done=1, total=4, unit="tokens"), Said(note="nearly")]
+        self.fails = model == "broken"
+        self._settings = settings
+        self._instance = Instance(self.pid, server.port, server.url, model, f"/nowhere/{model}", "now")
+        self._records = ExitStack()
+
+    async def serving(self, heard: Callable[[Said], None]) -> Instance:
+        for said in self.said:
+            heard(said)
+            await asyncio.sleep(0.01)
+        if self.fails:
+            raise EngineFailed("it is broken", "mend it")
+        self._records.enter_context(recorded(self._instance, self._settings))
+        return self._instance
+
+    async def stop(self) -> None:
+        self.stopped = True
+        self.die()
+
+    def die(self) -> None:
+        self._records.close()
+
+
+@pytest.fixture
+def started(settings: Settings, hash_server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[StandIn]]:
+    """The processes that were started, in place of real ones."""
+    found: list[StandIn] = []
+
+    def start(given: Settings, model: str, flags: object) -> StandIn:
+        found.append(StandIn(settings, model, hash_server))
+        return found[-1]
+
+    monkeypatch.setattr(EngineProcess, "start", start)
+    yield found
+    for process in found:
+        process.die()
+
+
+async def begun(settings: Settings) -> EngineSlot:
+    slot = EngineSlot(settings, {"stay": False})
+    slot.begin()
+    return slot
+
+
+def test_one_that_runs_is_used(settings: Settings, running: LiveServer, started: list[StandIn]) -> None:
+    async def main() -> None:
+        slot = await begun(settings)
+        engine = await slot.ready()
+        assert (engine.model, engine.context_length) == ("hash", 2048)
+        assert engine.suitable == {"temperature": 0.7, "top_p": 0.95}
+        await slot.close()
+
+    asyncio.run(main())
+    assert started == []
+
+
+def test_one_is_started_and_what_it_says_is_seen(settings: Settings, started: list[StandIn]) -> None:
+    async def main() -> None:
+        slot = await begun(settings)
+        seen = [state async for state in slot.state.states()]
+        assert (await slot.ready()).model == "smollm2:135m"
+        assert Loading("smollm2:135m", "Loading", 0.25) in seen
+        assert seen[-1].stage == "nearly"
+        await slot.close()
+
+    asyncio.run(main())
+    assert [(process.model, process.stopped) for process in started] == [("smollm2:135m", False)]
+    assert attended_by(settings, os.getpid()) == 0
+
+
+def test_one_that_died_is_replaced(settings: Settings, started: list[StandIn]) -> None:
+    async def main() -> None:
+        slot = await begun(settings)
+        await slot.ready()
+        started[0].die()
+        assert (await slot.ready()).model == "smollm2:135m"
+        await slot.close()
+
+    asyncio.run(main())
+    assert len(started) == 2
+
+
+def test_another_model_takes_the_place_of_the_first(settings: Settings, started: list[StandIn]) -> None:
+    async def main() -> None:
+        slot = await begun(settings)
+        await slot.ready()
+        slot.switch("another")
+        assert (await slot.ready()).model == "another"
+        slot.switch("broken")
+        with pytest.raises(ClientError, match="it is broken"):
+            await slot.ready()
+        slot.switch("another")
+        assert (await slot.ready()).model == "another"
+        await slot.close()
+
+    asyncio.run(main())
+    assert [process.stopped for process in started] == [True, True, True, False]
+
+
+def test_listeners_of_a_loading_see_its_end_and_its_problem() -> None:
+    async def main() -> None:
+        state = LoadingState("m")
+
+        async def listen() -> list[str]:
+            return [one.stage async for one in state.states()]
+
+        first = asyncio.create_task(listen())
+        await asyncio.sleep(0)
+        state.tell("m", "half", 0.5)
+        await asyncio.sleep(0)
+        state.end()
+        assert await first == ["starting", "half"]
+        assert await listen() == []
+        failed = LoadingState("m")
+        failed.end(ClientError("no"))
+        with pytest.raises(ClientError, match="no"):
+            [one async for one in failed.states()]
+
+    asyncio.run(main())
+
+
+def test_a_download_is_told_with_its_speed_and_time_left() -> None:
+    clock = Clock()
+    rate = DownloadRate(clock)
+    assert stage_of(Said(stage="Downloading", done=0, total=90_000_000), rate) == ("Downloading: 0 B of 90.0 MB", 0.0)
+    clock.seconds += 2
+    stage, fraction = stage_of(Said(stage="Downloading", done=30_000_000, total=90_000_000), rate)
+    assert stage == "Downloading: 30.0 MB of 90.0 MB, 15.0 MB/s, 4 s left"
+    assert fraction == pytest.approx(1 / 3)
+    clock.seconds += 60
+    assert rate.after("Downloading", 30_000_000) == 0
+    assert rate.after("another", 7) == 0
