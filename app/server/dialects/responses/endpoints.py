@@ -1,7 +1,7 @@
 """The endpoints of the Responses API: from a request to the response that carries its reply, and what is kept of it."""
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal, NoReturn, TypeAlias
 
 import msgspec
@@ -21,12 +21,15 @@ from app.server.dialects.responses.response import Response
 from app.server.dialects.responses.stored_responses import StoredResponse, StoredResponses
 from app.server.door import CALLER, of_caller
 from app.server.endpoint import Endpoint
-from app.server.errors import InvalidRequest
+from app.server.errors import InvalidRequest, naming
 from app.server.framing import NAMED_EVENTS
 from app.server.reply import StreamedReply, WholeReply
 from app.server.request_body import read_body
 from app.server.served_model import ServedModel
 from engine.request import Origin
+
+RESPONSES = "/v1/responses"
+RESPONDING: Mapping[str, type[Struct]] = {RESPONSES: ResponseRequest}
 
 Reply: TypeAlias = StreamedReply[Event] | WholeReply[Event] | HTTPResponse
 
@@ -43,6 +46,11 @@ class Deleted(Struct):
     id: str
     object: Literal["response"] = "response"
     deleted: bool = True
+
+
+class InputTokens(Struct):
+    input_tokens: int
+    object: Literal["response.input_tokens"] = "response.input_tokens"
 
 
 class _Page(Struct):
@@ -64,17 +72,25 @@ class ResponseEndpoints:
         self._decoder = msgspec.json.Decoder(ResponseRequest)
 
     def endpoints(self) -> list[Endpoint]:
-        one = "/v1/responses/{id}"
+        one, counted = f"{RESPONSES}/{{id}}", f"{RESPONSES}/input_tokens"
         return [
             Endpoint(
                 "POST",
-                "/v1/responses",
+                RESPONSES,
                 self.create,
                 "The next turn of a conversation, in items",
                 takes=ResponseRequest,
                 gives=Response,
                 streams=Event,
                 framing=NAMED_EVENTS,
+            ),
+            Endpoint(
+                "POST",
+                counted,
+                self.count,
+                "How many tokens a request would bring",
+                takes=ResponseRequest,
+                gives=InputTokens,
             ),
             Endpoint("GET", one, self.retrieve, "A response that was kept, or is under way", gives=Response),
             Endpoint("DELETE", one, self.delete, "Keep a response no longer", gives=Deleted),
@@ -83,9 +99,7 @@ class ResponseEndpoints:
         ]
 
     async def create(self, request: Request) -> Reply:
-        wanted = await read_body(request, self._decoder)
-        self._model.check(wanted.model)
-        wanted.check()
+        wanted = await self._read(request)
         origin, owner = of_caller(request, wanted.origin(request.headers)), _owner(request)
         earlier = await self._earlier(wanted.previous_response_id, owner)
         reply = ResponseReply(self._service, wanted, origin, owner, self._stored)
@@ -93,6 +107,14 @@ class ResponseEndpoints:
             return _json(self._background.start(owner, reply, earlier))
         events = reply.events(earlier)
         return StreamedReply(events, reply.writer.error, NAMED_EVENTS) if wanted.stream else WholeReply(events, fold)
+
+    async def count(self, request: Request) -> HTTPResponse:
+        """The tokens of a prompt that is not given to the model."""
+        wanted = await self._read(request)
+        conversation = wanted.conversation_behind(await self._earlier(wanted.previous_response_id, _owner(request)))
+        with naming("input"):
+            prompt = await self._service.prompt(conversation)
+        return _json(InputTokens(len(prompt.ids)))
 
     async def retrieve(self, request: Request) -> HTTPResponse:
         if request.query_params.get("stream") == "true":
@@ -133,6 +155,12 @@ class ResponseEndpoints:
         told = items[begin : begin + page.limit]
         first, last = (told[0].id, told[-1].id) if told else (None, None)
         return _json(ItemList(data=told, first_id=first, last_id=last, has_more=begin + len(told) < len(items)))
+
+    async def _read(self, request: Request) -> ResponseRequest:
+        wanted = await read_body(request, self._decoder)
+        self._model.check(wanted.model)
+        wanted.check()
+        return wanted
 
     async def _earlier(self, previous: str | None, owner: str) -> Sequence[InputItem]:
         """The items of a response and of all that it goes on from."""

@@ -10,12 +10,13 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk, ChatCompletio
 
 from app.chat.messages import Message
 from tests.app.server.live_server import LiveServer
+from tests.app.server.served_application import ServedApplication
 from tests.hash_model import expected_output
 
 QUESTION: list[ChatCompletionMessageParam] = [{"role": "user", "content": "What is the capital of France?"}]
 
 
-def client(server: LiveServer, *, strict: bool = True) -> openai.OpenAI:
+def client(server: ServedApplication, *, strict: bool = True) -> openai.OpenAI:
     """Checks every field of what it is sent, if strict."""
     url = f"{server.url}/v1"
     return openai.OpenAI(base_url=url, api_key="none", max_retries=0, _strict_response_validation=strict)

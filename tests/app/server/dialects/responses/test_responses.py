@@ -11,6 +11,7 @@ from openai.types.responses import Response, ResponseStreamEvent
 
 from app.chat.messages import Message
 from tests.app.server.dialects.openai.test_chat import client, expected_text
+from tests.app.server.dialects.openai.test_embeddings import EmbeddingServer
 from tests.app.server.live_server import LiveServer
 from tests.app.server.scripted_server import ScriptedServer
 
@@ -251,6 +252,20 @@ def test_nothing_asked_is_answered_with_nothing(ask: Asker) -> None:
     for empty in nothing:
         reply = ask(input=empty, instructions="Be brief.")
         assert (reply.status, reply.output) == ("completed", [])
+
+
+def test_tokens_are_counted_before_they_cost(scripted: ScriptedAsker) -> None:
+    scripted.says("Hello")
+    asked: dict[str, Any] = {"tools": [WEATHER], "instructions": "Be brief."}
+    used = scripted(**asked).usage
+    counted = scripted.api.responses.input_tokens.count(**scripted.given(asked))
+    assert used is not None
+    assert counted.input_tokens == used.input_tokens
+
+
+def test_a_model_of_embeddings_says_that_it_writes_no_text() -> None:
+    with EmbeddingServer() as server, client(server) as api, pytest.raises(openai.BadRequestError, match="no text"):
+        api.responses.create(model="digest", input=QUESTION)
 
 
 def test_logprobs_are_those_of_the_text(scripted: ScriptedAsker) -> None:
