@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 Bounds: TypeAlias = tuple[tuple[str, float, float], ...]  # (field, least, most)
 
-MAX_STOPS = 16
+MAX_STOPS = 64  # editors send two dozen
 MAX_BIASES = 1024
 MAX_LOGPROBS = 20
 MAX_WIDTH = 16

@@ -26,7 +26,7 @@ from engine.request import Request, SamplingParams
         ("min_tokens", -1),
         ("logprobs", 21),
         ("stop", ("",)),
-        ("stop", ("x",) * 17),
+        ("stop", ("x",) * 65),
         ("logit_bias", ((1, 101.0),)),
         ("logit_bias", ((1, float("nan")),)),
         ("logit_bias", ((1, 0.0),) * 1025),

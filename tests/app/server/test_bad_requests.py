@@ -44,7 +44,7 @@ BAD: dict[str, tuple[str, ...]] = {
     "num_ctx": (*NOT_AN_INTEGER, "0", "-1"),
     "options": ("1", "[]", '{"num_ctx": 0}', '{"num_ctx": "many"}'),
     "return_progress": ("1", '"yes"', "[]"),
-    "stop": ("1", "true", "{}", '""', '[""]', "[1]", "[null]", '[["a"]]', json.dumps(["a"] * 17), f'"{"a" * 1025}"'),
+    "stop": ("1", "true", "{}", '""', '[""]', "[1]", "[null]", '[["a"]]', json.dumps(["a"] * 65), f'"{"a" * 1025}"'),
     "stop_token_ids": ("1", '"1"', "{}", '["1"]', "[-1]", "[49152]", "[1e9]", f"[{2**31}]", json.dumps([1] * 65)),
     "logit_bias": (
         "1",

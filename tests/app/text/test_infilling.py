@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from app.text.gguf_tokenizer import from_gguf
-from app.text.infilling import MARKS, Gap, Infilling, InfillMarks
+from app.text.infilling import MARKS, Gap, Infilling, InfillMarks, OtherFile
 from quant.gguf import GGUFFile
 
 
@@ -17,6 +17,20 @@ def test_each_familys_tokens_are_found_and_put_in_order(marks: InfillMarks) -> N
     parts = list(infilling.parts(Gap("a", "b")))
     assert parts == ([2, "b", 1, "a"] if marks.suffix_first else [1, "a", 2, "b", 3])
     assert list(infilling.parts(Gap("", "b")))[-1] == (1 if marks.suffix_first else 3)
+
+
+def test_other_files_go_first_with_their_names_where_a_family_has_tokens_for_them() -> None:
+    gap = Gap("a", "b", [OtherFile("x.py", "1"), OtherFile("y.py", "2")])
+    ids = {"<|fim_prefix|>": 1, "<|fim_suffix|>": 2, "<|fim_middle|>": 3, "<|repo_name|>": 4, "<|file_sep|>": 5}
+    with_files, without = Infilling.of(ids), Infilling.of({text: ids[text] for text in list(ids)[:3]})
+    assert with_files is not None
+    assert without is not None
+    others = [4, "repository\n", 5, "x.py\n1\n", 5, "y.py\n2\n", 5, "file\n"]
+    assert list(with_files.parts(gap)) == [*others, 1, "a", 2, "b", 3]
+    [snippets, *rest] = without.parts(gap)
+    assert isinstance(snippets, str)
+    assert snippets.index("1") < snippets.index("2")
+    assert rest == [1, "a", 2, "b", 3]
 
 
 def test_some_of_the_tokens_are_not_enough() -> None:

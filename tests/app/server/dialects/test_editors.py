@@ -65,7 +65,10 @@ def test_continue_chat(hash_server: LiveServer) -> None:
 
 def test_continue_autocomplete(code_server: LiveServer) -> None:
     assert ".Suffix" in post(code_server, "/api/show", {"name": "starcoder"}).json()["template"]
-    options = {"temperature": 0.01, "num_predict": 8, "stop": ["\n\n", "<fim_prefix>", "/src/"], "num_ctx": 1024}
+    marks = [f"<fim_{name}>" for name in ("prefix", "suffix", "middle", "pad")]
+    stops = [*marks, "<|endoftext|>", "<|im_end|>", "<|repo_name|>", "\n\n", "\r\n\r\n", "/src/", "#- coding: utf-8"]
+    words = ["```", "t.", "\nt", "<file_sep>", "def ", "class ", '"""#']  # of the model, of all, and of the language
+    options = {"temperature": 0.01, "num_predict": 8, "stop": [*stops, *words], "num_ctx": 1024}
     body = {"model": "starcoder", "prompt": PREFIX, "suffix": SUFFIX, "options": options, "keep_alive": 1800}
     parts = lines(code_server, "/api/generate", {**body, "stream": True, "raw": False})
     assert parts[-1]["done"]
