@@ -6,7 +6,7 @@ for); known ones that this version cannot honour are refused by name.
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Raw, Struct
 
@@ -23,14 +23,11 @@ from app.server.dialects.anthropic.tools import (
     wanted_tools,
 )
 from app.server.errors import InvalidRequest
+from app.server.field_types import Count, Fraction, StopText
 from app.server.origin import Purpose, origin_of
 from app.server.structured_output import AskedGrammar, of_schema, only
 from app.server.turn import Turn
 from engine.request import MAX_STOPS, Origin, SamplingParams
-
-Fraction: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
-Count: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
-StopText: TypeAlias = Annotated[str, Meta(min_length=1, max_length=1024)]
 
 
 class OutputFormat(Struct):

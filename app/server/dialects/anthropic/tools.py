@@ -13,6 +13,7 @@ from msgspec import Meta, Struct
 from app.chat.conversation import MAX_TOOLS, Tool, ToolUse
 from app.server.dialects.anthropic.client_tools import client_tool
 from app.server.errors import InvalidRequest
+from app.server.field_types import PositiveCount
 from app.server.wanted_thinking import ReasoningEffort, WantedThinking
 from app.server.wanted_tools import ToolName, WantedTools, function_tool
 
@@ -60,7 +61,7 @@ class Thinking(Struct):
     """What is thought before the answer. Without it nothing is: clients that do not ask for thoughts read none."""
 
     type: Literal["enabled", "adaptive", "between_tools", "disabled"] = "disabled"
-    budget_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
+    budget_tokens: PositiveCount | None = None
 
     def wanted(self, effort: ReasoningEffort | None) -> WantedThinking:
         if self.type == "disabled":
