@@ -112,11 +112,11 @@ def matrix_samples(stored: Mapping[str, StoredWeight]) -> list[QTensor]:
 
 
 def smallest_matrices(stored: Mapping[str, StoredWeight]) -> dict[Hashable, StoredWeight]:
-    """The smallest matrix of each kind."""
+    """The smallest matrix of each kind; of those that are equal the one whose name comes first: of the first layer."""
     kinds: dict[Hashable, StoredWeight] = {}
-    for weight in stored.values():
-        if weight.shape is None or len(weight.shape) == 2:
-            smallest = kinds.setdefault(weight.kind, weight)
-            if weight.nbytes < smallest.nbytes:
-                kinds[weight.kind] = weight
+    matrices = (weight for _, weight in sorted(stored.items()) if weight.shape is None or len(weight.shape) == 2)
+    for weight in matrices:
+        smallest = kinds.setdefault(weight.kind, weight)
+        if weight.nbytes < smallest.nbytes:
+            kinds[weight.kind] = weight
     return kinds

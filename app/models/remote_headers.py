@@ -1,16 +1,17 @@
 """The headers of a model that is not on this machine, fetched by parts: some megabytes of a file of many gigabytes.
 
 They come into files of a folder that is removed again, each as long as the one it stands for and empty behind its
-header, so that whoever opens a stored model opens these in the same way, but for the values of weights. What arrives is
-checked by the same bounded readers; its digest cannot be, since a digest is of a whole file: nothing here is ever kept
-or loaded.
+header, but for what says how layers are quantized: so whoever opens a stored model opens these in the same way. What
+arrives is checked by the same bounded readers; its digest cannot be, since a digest is of a whole file: nothing here is
+ever kept or loaded.
 """
 
 import asyncio
 import tempfile
-from collections.abc import Coroutine, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Coroutine, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,10 +27,10 @@ from app.models.repository import CONFIG, ModelFiles, RepositoryName, choose, mo
 from app.models.transfer import AT_ONCE, answer, web_client
 from app.progress import Progress
 from quant.checkpoint_files import MAX_BYTES
-from quant.errors import GGUFError, ModelFileError
+from quant.errors import GGUFError, InglenookError, ModelFileError
 from quant.gguf import MAX_HEADER_BYTES as MOST_GGUF
 from quant.gguf import GGUFFile
-from quant.safetensors import LENGTH_BYTES
+from quant.safetensors import LENGTH_BYTES, SafetensorsFile
 from quant.safetensors import MAX_HEADER_BYTES as MOST_SAFETENSORS
 from quant.safetensors_checkpoint import INDEX, WHOLE, read_index
 
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     import httpx
 
 _FIRST = 1 << 20  # bytes that are asked for first; most headers but those of large vocabularies are shorter
+_SMALL = 1 << 16  # bytes of a tensor that is read whole
 _MORE = 4  # times as many in all, where they were too few
 
 
@@ -100,8 +102,22 @@ async def _fetch(
             weights = sorted(read_index(folder / INDEX))
             if missing := [file for file in weights if file not in listing.files]:
                 raise IntegrityError(f"{INDEX} names {missing[0]}, which the repository does not have")
-        await _together([parts_of(file).safetensors_header() for file in weights])
+        parts = [parts_of(file) for file in weights]
+        await _together([part.safetensors_header() for part in parts])
+        if layers := await asyncio.to_thread(_looked_at, folder):
+            await _together([part.small_tensors(layers) for part in parts])
         return weights
+
+
+def _looked_at(folder: Path) -> set[str]:
+    """The layers of which samples are taken, one of each kind of quantization; of what cannot be opened, none."""
+    from engine.loading import open_checkpoint  # and torch with it, which a search has no use for
+    from engine.models import stored_weights
+    from engine.weights import smallest_matrices
+
+    with suppress(InglenookError), open_checkpoint(folder) as checkpoint:
+        return {weight.name for weight in smallest_matrices(stored_weights(checkpoint)).values()}
+    return set()
 
 
 async def _together(reads: Sequence[Coroutine[None, None, None]]) -> None:
@@ -113,6 +129,17 @@ async def _together(reads: Sequence[Coroutine[None, None, None]]) -> None:
             await one
 
     await asyncio.gather(*map(read, reads))
+
+
+def _spans(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Ranges of bytes, those near each other as one."""
+    spans: list[tuple[int, int]] = []
+    for begin, end in sorted(ranges):
+        if spans and begin - spans[-1][1] <= _SMALL:
+            spans[-1] = spans[-1][0], max(end, spans[-1][1])
+        elif begin < end:
+            spans.append((begin, end))
+    return spans
 
 
 class _Parts:
@@ -146,11 +173,22 @@ class _Parts:
             wanted *= _MORE
 
     async def safetensors_header(self) -> None:
-        """Raises SafetensorsError when the file is opened, and not here."""
+        """Raises SafetensorsError."""
         await self._grow(min(_FIRST, self._file.size))
         with self._path.open("rb") as file:
             length = LENGTH_BYTES + int.from_bytes(file.read(LENGTH_BYTES), "little")
         await self._grow(min(length, LENGTH_BYTES + MOST_SAFETENSORS, self._file.size))
+
+    async def small_tensors(self, layers: Collection[str]) -> None:
+        """What beside the weights of these layers says of their form, such as a shape or an order of columns."""
+        with SafetensorsFile(self._path) as file:
+            small = [tensor for tensor in file.tensors.values() if tensor.nbytes <= _SMALL]
+        wanted = [tensor for tensor in small if any(tensor.name.startswith(f"{layer}.") for layer in layers)]
+        for begin, end in _spans((it.offset, it.offset + it.nbytes) for it in wanted):
+            content = await insist(partial(self._read, begin, end), self._say, waits=BRIEFLY)
+            with self._path.open("r+b") as opened:
+                opened.seek(begin)
+                opened.write(content)
 
     async def _grow(self, end: int) -> None:
         """Have the first `end` bytes, in a file as long as the whole."""

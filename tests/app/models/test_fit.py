@@ -23,6 +23,7 @@ from quant.errors import GGUFError
 from tests.app.models import tiny_chat
 from tests.app.models.fake_hub import FakeHub, Mishap, serve
 from tests.app.models.tiny_model import settings_in
+from tests.engine.quantized_folders import KINDS, quantized_folder
 from tests.engine.tiny_llama import make
 
 GGUF, FOLDER = "org/Tiny-GGUF", "org/Tiny"
@@ -69,6 +70,20 @@ def test_headers_tell_what_the_whole_model_does(
     assert whole.is_stored
     assert (whole.fit, whole.size) == (found.fit, found.size)
     assert whole.size == stored.size
+
+
+@pytest.mark.share(2)
+@pytest.mark.parametrize("kind", KINDS)
+def test_headers_of_quantized_layers_tell_their_form(
+    hub: FakeHub, settings: Settings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str
+) -> None:
+    monkeypatch.setattr(remote_headers, "_FIRST", 300)
+    monkeypatch.setattr(remote_headers, "_SMALL", 500)  # a part of so tiny a model
+    folder = quantized_folder(tmp_path, kind).path
+    hub.repositories["org/Few-bits"] = {path.name: path.read_bytes() for path in folder.iterdir()}
+    found = fit_model("org/Few-bits", settings, memory=PLENTY)
+    assert found.fit == fit_model(str(folder), settings, memory=PLENTY).fit
+    assert hub.sent < folder.joinpath("model.safetensors").stat().st_size
 
 
 def test_a_smaller_quantization_is_offered_where_one_fits(hub: FakeHub, settings: Settings) -> None:
