@@ -17,12 +17,11 @@ import msgspec
 from app.attendance import CHAT_CLIENT
 from app.cache_details import PromptTokensDetails
 from app.chat.cache_report import MissReason
-from app.chat.events import PromptProgress, ReasoningDelta, TextDelta
 from app.errors import AppError
 from app.history.records import State, Usage
 from app.http_client import ServerUnreachable, as_agreed, refusal, server_sent_data
 from app.terminal_chat.reply_clock import ReplyClock
-from app.terminal_chat.reply_parts import Ended, ReplyPart
+from app.terminal_chat.reply_parts import Ended, PromptProgress, ReasoningDelta, ReplyPart, TextDelta
 
 Body: TypeAlias = Mapping[str, object]
 

@@ -6,14 +6,13 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 
-from app.chat.events import PromptProgress, ReasoningDelta, TextDelta
 from app.history.history import History
 from app.history.records import Message, State, Usage, path_to
 from app.terminal_chat.chat_nouns import message_id, usage_of
 from app.terminal_chat.engine_slot import Engine, EngineSlot
 from app.terminal_chat.kept_chats import KeptChats
 from app.terminal_chat.prompt_messages import prompt_messages, sampling_fields
-from app.terminal_chat.reply_parts import Ended, ReplyPart
+from app.terminal_chat.reply_parts import Ended, PromptProgress, ReasoningDelta, ReplyPart, TextDelta
 from app.terminal_chat.told import apart, told
 from tui import nouns
 from tui.client import ClientError

@@ -1,17 +1,34 @@
 """What a reply is made of while it comes from a server: the nouns between the endpoint and those who keep the reply.
 
-Imports no client of HTTP, so that the screens are there before one is.
+Texts are as the model wrote them. Imports next to nothing, so that the screens are soon there.
 """
 
-from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
-from app.chat.events import PromptProgress, ReasoningDelta, TextDelta
 from app.history.records import State, Usage
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
+class PromptProgress(NamedTuple):
+    """How much of the prompt is read, in tokens."""
+
+    done: int  # those that were cached included
+    total: int
+    cached: int
+
+
+class ReasoningDelta(NamedTuple):
+    """More of what the model thinks before it answers."""
+
+    text: str
+
+
+class TextDelta(NamedTuple):
+    """More of the answer."""
+
+    text: str
+
+
+class Ended(NamedTuple):
     """The last event of a reply."""
 
     state: State
