@@ -71,7 +71,7 @@ class OllamaEndpoints:
         origin = of_caller(request, wanted.origin(request.headers))
         turn = Turn(wanted.conversation(), await self._choices(wanted), wanted.grammar())
         chunks = written(turn_events(self._service, turn, origin, counts), writer, counts)
-        return StreamedReply(chunks, error_body, LINES) if wanted.streams else WholeReply(chunks, fold_chat)
+        return StreamedReply(chunks, error_body, writer.framing()) if wanted.streams else WholeReply(chunks, fold_chat)
 
     async def generate(self, request: Request) -> StreamedReply[GenerateReply] | WholeReply[GenerateReply] | Response:
         wanted = await read_body(request, self._generate_decoder)
@@ -89,7 +89,9 @@ class OllamaEndpoints:
             turn = Turn(wanted.conversation(), choices, wanted.grammar(), field="prompt")
             events = turn_events(self._service, turn, origin, counts)
         chunks = written(events, writer, counts)
-        return StreamedReply(chunks, error_body, LINES) if wanted.streams else WholeReply(chunks, fold_generate)
+        return (
+            StreamedReply(chunks, error_body, writer.framing()) if wanted.streams else WholeReply(chunks, fold_generate)
+        )
 
     async def _choices(self, wanted: GeneratingRequest) -> WantedChoices:
         return wanted.choices(await self._service.breakers.tokens(wanted.breakers()))

@@ -5,6 +5,7 @@ the same chunks. So the two cannot disagree.
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Generic, Literal, TypeVar
 
@@ -12,6 +13,7 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 
 from app.chat.events import ChatEvent, ReasoningDelta, ReplyEnd, TextDelta, ToolCallDelta, ToolCallEnd, ToolCallStart
 from app.server.choices import Batch
+from app.server.framing import LINES, Framing
 from app.server.token_counts import TokenCounts
 from app.server.token_reports import ReportedToken, finish_text, reported_tokens, timings_of
 from app.text.tokenizer import Tokenizer
@@ -89,6 +91,10 @@ class _Writer(ABC, Generic[ReplyT]):
                 arguments = "".join(self._arguments) or "{}"
                 called = CalledFunction(self._call.index, self._call.name, Raw(arguments))
                 yield self._called(Call(self._call.id, called))
+
+    def framing(self) -> Framing:
+        """Lines. Where none comes for long, there is one that says nothing, so that no client gives up."""
+        return replace(LINES, ping=LINES.frame(self._text("")))
 
     def end(self, reason: DoneReason, counts: TokenCounts | None = None) -> ReplyT:
         """The last chunk."""

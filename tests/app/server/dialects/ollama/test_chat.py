@@ -12,6 +12,7 @@ from app.chat.service import ChatService
 from app.chat.template import ChatTemplateRenderer
 from app.server.access import Access
 from app.server.application import Locks, create_application
+from app.server.dialects.ollama.replies import ChatWriter
 from tests.app.server.dialects.ollama.real_client import client
 from tests.app.server.dialects.openai.test_chat import expected_text
 from tests.app.server.dialects.openai.test_tools import CLOCK, PARAMETERS, QUESTION, SCRIPT, WEATHER
@@ -120,6 +121,12 @@ def test_a_small_model_is_held_to_a_call(
     called = smollm2_server.call(call())["message"]["tool_calls"][0]["function"]
     assert called["name"] == "get_weather"
     jsonschema.validate(called["arguments"], PARAMETERS)
+
+
+def test_a_silent_stream_says_nothing_in_a_line_of_its_own(hash_server: LiveServer) -> None:
+    writer = ChatWriter("hash", hash_server.service.tokenizer)
+    part = ollama.ChatResponse.model_validate_json(writer.framing().ping)
+    assert (part.done, part.message.content, part.message.role) == (False, "", "assistant")
 
 
 def test_without_messages_the_model_is_there(hash_server: LiveServer) -> None:
