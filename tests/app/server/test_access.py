@@ -14,6 +14,7 @@ from starlette.routing import Route
 from app.chat.template import ChatTemplateRenderer
 from app.server.access import PUBLIC, THIS_USER, Access
 from app.server.application import Locks, create_application
+from app.server.endpoint import Endpoint
 from app.server.errors import InvalidRequest
 from app.text.tokenizer import Tokenizer
 from tests.app.server.live_server import LiveServer, controlled_engine
@@ -48,6 +49,7 @@ def paths(server: LiveServer) -> list[str]:
     return [*(route.path.replace("{model:path}", "hash") for route in routes if isinstance(route, Route)), "/none"]
 
 
+@pytest.mark.share(5)
 @pytest.mark.parametrize(
     "headers",
     [
@@ -68,6 +70,8 @@ def paths(server: LiveServer) -> list[str]:
     ],
 )
 def test_without_a_key_nothing_is_answered_but_what_is_public(locked: LiveServer, headers: dict[str, str]) -> None:
+    routes = create_application(locked.service, Locks()).routes
+    shaped = {route.path for route in routes if isinstance(route, Endpoint) and route.errors is not None}
     for path, method in itertools.product(paths(locked), METHODS):
         status, body, answer = ask(locked, method, path, **headers)
         if (method, path) in PUBLIC:
@@ -76,7 +80,10 @@ def test_without_a_key_nothing_is_answered_but_what_is_public(locked: LiveServer
         assert (status, answer["www-authenticate"]) == (401, "Bearer"), (method, path)
         if method != "HEAD":
             error = json.loads(body)["error"]
-            assert (error["type"], error["code"]) == ("invalid_request_error", "invalid_api_key")
+            told = error if isinstance(error, str) else error["message"]
+            assert told.startswith("This server does not know the API key of the request")
+            if path not in shaped:
+                assert (error["type"], error["code"]) == ("invalid_request_error", "invalid_api_key")
 
 
 def test_a_key_in_the_path_is_none(locked: LiveServer) -> None:

@@ -305,7 +305,7 @@ def test_a_model_that_is_not_here(http: httpx.Client) -> None:
 @pytest.mark.parametrize(
     ("method", "path", "status"),
     [
-        ("GET", "/", 404),
+        ("GET", "/v2", 404),
         ("GET", "/v1", 404),
         ("POST", "/v1/chat/completions/", 404),
         ("GET", "/v1/chat/completions", 405),
