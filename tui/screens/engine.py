@@ -30,7 +30,7 @@ class Rates:
 
     def __init__(self) -> None:
         self._last: tuple[float, int] | None = None
-        self.values: deque[float] = deque([0.0], maxlen=_SEEN)
+        self.values: deque[float] = deque([0.0, 0.0], maxlen=_SEEN)
 
     def count(self, total: int, now: float) -> None:
         if self._last is not None and now > self._last[0]:
@@ -60,7 +60,7 @@ class EngineScreen(Screen[None]):
             for name in ("read", "written"):
                 with Vertical():
                     yield Label("", id=f"{name}-rate", markup=False)
-                    yield Sparkline([0.0], id=name)
+                    yield Sparkline([0.0, 0.0], id=name)
         with Horizontal(id="amounts"):
             yield Amounts("KV cache")
             yield Amounts("Memory")

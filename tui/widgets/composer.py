@@ -149,6 +149,11 @@ class Composer(Vertical):
         self._show_queue()
         return prompt
 
+    def put_back(self, prompt: Prompt) -> None:
+        """What could not be sent, in front of what waits behind it and what has been typed since."""
+        self._queue.insert(0, prompt)
+        self.take_back_queue()
+
     def take_back_queue(self) -> None:
         """Put what waits back to where it was typed; nothing is sent."""
         waiting, typed = self._queue, self.prompt

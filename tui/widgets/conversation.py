@@ -164,7 +164,7 @@ class Conversation(Vertical):
             message = await self._keep(chat, prompt, edited)
         self._sending = False
         if message is None:
-            self.composer.write(prompt)
+            self.composer.put_back(prompt)
             return
         if chat is self.chat:
             await self.transcript.cut_behind(message.parent)

@@ -34,4 +34,5 @@ class TopBar(Widget):
         if loading is None:
             return single_line(self.model)
         share = "" if loading.fraction is None else f" {loading.fraction:.0%}"
-        return single_line(f"{loading.model}: {loading.stage}{share}")
+        name = "" if loading.model in loading.stage else f"{loading.model}: "
+        return single_line(f"{name}{loading.stage}{share}")
