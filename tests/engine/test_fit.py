@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from engine import models
+from engine.checkpoint import Names
 from engine.config import ModelConfig
 from engine.cpu.device import CpuDevice, CpuStep
 from engine.cpu.memory import packed_bytes
@@ -16,7 +17,7 @@ from engine.load_options import LoadOptions
 from engine.loading import _resolve, load_engine, open_checkpoint
 from engine.weights import Weights
 from tests.app.models import tiny_chat
-from tests.engine import family_checkpoints
+from tests.engine import family_checkpoints, tiny_bert
 from tests.engine.quantized_folders import KINDS, quantized_folder
 from tests.engine.tiny_llama import MIXES, make
 
@@ -103,6 +104,15 @@ def test_layers_with_a_window_are_told_apart(tmp_path: Path) -> None:
     windowed = sum(model.layer(number).window is not None for number in range(model.layers))
     one_layer = cache.token_bytes[None] // (model.layers - windowed)
     assert cache.token_bytes[family_checkpoints.WINDOW] == windowed * one_layer
+
+
+def test_a_model_that_gives_embeddings_takes_its_weights(tmp_path: Path) -> None:
+    with open_checkpoint(tiny_bert.make(tmp_path).folder) as checkpoint:
+        found = fit(checkpoint, LoadOptions(), memory=1 << 30)
+        assert (found.caches, found.is_possible) == ((), True)
+        held = sum(weight.nbytes for weight in checkpoint.weights(Names({})).values())
+        assert found.needed == found.needs.weights == held > 0
+        assert not fit(checkpoint, LoadOptions(), memory=held).is_possible
 
 
 def test_a_gpu_that_is_not_there_can_be_asked_about(tmp_path: Path) -> None:
