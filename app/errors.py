@@ -15,6 +15,9 @@ AppError
 ├── InvalidMessage         (chat/messages.py) a message that cannot be given to a model
 ├── InvalidRequest, ReplyFailed, ReplyAborted     (server/errors.py)
 ├── ContenderFailed, UnsuitableLoad               (bench/contender.py)
+├── HistoryTooNew, HistoryUnavailable, HistoryDamaged, NoSuchChat   (history/errors.py)
+├── UnreadableChats                               (history/chat_import.py)
+├── EngineFailed, NotOffered                      (terminal_chat/)
 ├── PortTaken, NoSuchAddress                      (listening.py)
 └── ServerUnreachable, ServerError                (http_client.py)
 """

@@ -28,7 +28,15 @@ def test_planning_and_parsing_need_no_torch(module: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["app.cli", "app.commands.run", "app.commands.pull", "app.commands.ls", "app.commands.rm"]
+    "module",
+    [
+        "app.cli",
+        "app.commands.run",
+        "app.commands.pull",
+        "app.commands.ls",
+        "app.commands.rm",
+        "app.terminal_chat.session",
+    ],
 )
 def test_the_command_line_starts_light(module: str) -> None:
     loaded = roots(modules_after(f"import {module}"))

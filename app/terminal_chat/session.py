@@ -7,6 +7,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+import click
+
 from app.config import Settings
 from app.history.history import History
 from app.terminal_chat.client import TerminalClient
@@ -27,12 +29,14 @@ class Session:
     def run_plain(self, history: History) -> int:
         from app.terminal_chat.plain_chat import PlainChat
 
+        _tell_rescue(history)
         return asyncio.run(self._with_client(history, lambda client: PlainChat(client, self.question).run()))
 
     def run_screens(self, left: Callable[[], None]) -> int:
         """`left` is called when the terminal was left in order. Raises what opening the history does, before it is
         entered."""
         history = History(self.settings.history_dir)
+        _tell_rescue(history)
         from tui.app import ChatApp
 
         async def run(client: TerminalClient) -> int:
@@ -53,3 +57,10 @@ class Session:
             return await run(client)
         finally:
             await client.close()
+
+
+def _tell_rescue(history: History) -> None:
+    """On stderr, where it is there still when the screens have gone."""
+    if (rescue := history.rescue) is not None:
+        saved = f"{rescue.chats} chats and {rescue.messages} messages of it could be read"
+        click.echo(f"The history of chats was damaged: {saved}; the old file is {rescue.aside}", err=True)

@@ -6,7 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from app.config import Settings
+from app.history.database import FILE_NAME
+from app.history.history import History
 from app.terminal_chat.plain_chat import PlainChat
+from app.terminal_chat.session import Session
 from app.terminal_chat.whole_words import WholeWords
 from tests.app.terminal_chat.conftest import Clients
 from tui.commands import COMMANDS
@@ -90,3 +94,16 @@ def test_words_come_whole() -> None:
     assert words.add("fi") == ""
     assert words.rest() == "fi"
     assert words.rest() == ""
+
+
+def test_a_damaged_history_is_told_of(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings.history_dir.mkdir(parents=True)
+    (settings.history_dir / FILE_NAME).write_bytes(b"no database at all, and of some length")
+    monkeypatch.setattr("sys.stdin", io.StringIO("/quit\n"))
+    session = Session(settings, {"stay": False}, "http://127.0.0.1:9/v1")
+    assert session.run_plain(History(settings.history_dir)) == 0
+    told = capsys.readouterr().err
+    assert "damaged: 0 chats and 0 messages of it could be read; the old file is " in told
+    assert list(settings.history_dir.glob("*damaged*"))
