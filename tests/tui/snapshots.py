@@ -10,6 +10,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from textual.widgets import Input, TextArea
+
 from tests.tui.look import REPLY
 from tests.tui.pilots import Chatting
 from tests.tui.scripted_client import ScriptedClient
@@ -114,6 +116,11 @@ async def pictures(step: Step, looks: Sequence[str]) -> dict[str, str]:
         chat.composer.area.cursor_blink = False
         await chat.until(lambda: chat.screen.query_one(BudgetBar).budget is not None)
         await step(chat)
+        await pilot.pause(0.3)
+        for area in app.screen.query(TextArea):
+            area.cursor_blink = False
+        for line in app.screen.query(Input):
+            line.cursor_blink = False
         for look in looks:
             size, app.theme = LOOKS[look]
             await pilot.resize_terminal(*size)
