@@ -4,6 +4,8 @@ A long text is shown as several documents, so that what is added costs as much a
 Every address is shown; a click on one is told as Textual's own `Markdown.LinkClicked`, and opens nothing.
 """
 
+from time import process_time
+
 from textual.app import ComposeResult
 from textual.containers import Vertical
 from textual.content import Content
@@ -13,6 +15,8 @@ from textual.widgets.markdown import MarkdownBlock
 
 from tui.markdown import Pieces, parser
 from tui.widgets.code_block import CodeBlock
+
+_REST = 3  # times the CPU time of a frame: about a third of a core is used, however long the reply
 
 
 class Cells(MarkdownTableContent):
@@ -67,6 +71,7 @@ class ReplyText(Vertical):
         self._pieces = Pieces()
         self._first = text
         self._waiting: list[str] = []  # what is to be added; joined, where it comes faster than it can be shown
+        self._showing = False
 
     def compose(self) -> ComposeResult:
         documents: list[str] = []
@@ -80,10 +85,12 @@ class ReplyText(Vertical):
     def add(self, text: str) -> None:
         """Show more text behind what there is, soon."""
         self._waiting.append(text)
-        if len(self._waiting) == 1:
+        if not self._showing:
+            self._showing = True
             self.call_next(self._show_waiting)
 
     async def _show_waiting(self) -> None:
+        began = process_time()
         text = "".join(self._waiting)
         self._waiting.clear()
         for begins, part in self._pieces.feed(text):
@@ -92,3 +99,13 @@ class ReplyText(Vertical):
                 await last.append(part)
             else:
                 await self.mount(Document(part))
+        self.call_after_refresh(self._rest, began)
+
+    def _rest(self, began: float) -> None:
+        """The frame is drawn. The next one comes once the program has idled for longer than this one took."""
+        self.set_timer(_REST * (process_time() - began), self._go_on)
+
+    def _go_on(self) -> None:
+        self._showing = bool(self._waiting)
+        if self._showing:
+            self.call_next(self._show_waiting)
