@@ -29,7 +29,7 @@ from app.config import Settings
 from app.errors import EXIT_INTERRUPTED, EXIT_OK, InvalidSetting
 from app.instance import Instance, recorded, running_instances, withdraw
 from app.listening import EVERYWHERE, ListeningSockets, PortTaken, is_loopback
-from app.models.details import ModelDetails, details_of
+from app.models.details import details_of
 from app.models.pulls import Pulls
 from app.models.sources import pull
 from app.models.store import ModelStore
@@ -39,7 +39,7 @@ from app.progress import Progress
 if TYPE_CHECKING:
     from app.models.loaded_encoder import LoadedEncoder
     from app.models.loaded_model import LoadedModel
-    from app.server.application import Locks
+    from app.server.application import Locks, Surroundings
 
 STOP_SECONDS = 1.8  # for the end of a step and for clients to read their last event; then they are cut off
 _MAX_HEADER_BYTES = 64 << 10
@@ -60,14 +60,22 @@ def run_host(settings: Settings, progress: Progress, attendance: Attendance | No
         renderer.start()
         from app.models.loaded_encoder import gives_embeddings, load_encoder_model
         from app.models.loaded_model import load_model  # torch comes with it, and takes a second
+        from app.server.application import Surroundings
 
         load = load_encoder_model if gives_embeddings(stored) else load_model
         model = load(stored, settings, progress)
         instance, store = _instance(stored, settings.host, sockets.port), ModelStore(settings)
-        describe = partial(details_of, stored, store.catalog, store.hub_models, renderer)
-        about = _About(locks, describe, Pulls(settings, store))
+        pulls = Pulls(settings, store)
+        about = Surroundings(
+            locks=locks,
+            aliases=settings.model_aliases,
+            describe=partial(details_of, stored, store.catalog, store.hub_models, renderer),
+            pulls=pulls,
+            state_dir=settings.state_dir,
+            keeps_lines=settings.keep_changing_lines,
+        )
         with recorded(instance, settings):
-            asyncio.run(_serve(model, renderer, sockets, instance, about, settings, progress, attendance))
+            asyncio.run(_serve(model, renderer, sockets, instance, about, pulls, settings, progress, attendance))
 
 
 def _locks(settings: Settings) -> "Locks":
@@ -117,15 +125,6 @@ def _instance(stored: StoredModel, host: str, port: int) -> Instance:
 
 
 @dataclass(frozen=True, slots=True)
-class _About:
-    """What an application is told besides its model."""
-
-    locks: "Locks"
-    describe: Callable[[], ModelDetails]
-    pulls: Pulls
-
-
-@dataclass(frozen=True, slots=True)
 class _Work:
     """All that requests wait for."""
 
@@ -141,7 +140,8 @@ async def _serve(
     renderer: ChatTemplateRenderer,
     sockets: ListeningSockets,
     instance: Instance,
-    about: "_About",
+    about: "Surroundings",
+    pulls: Pulls,
     settings: Settings,
     progress: Progress,
     attendance: Attendance | None,
@@ -150,14 +150,14 @@ async def _serve(
     from app.server.request_log import requests_told_to
 
     served = (
-        _embeddings(model, instance, about, settings)
+        _embeddings(model, instance, about)
         if isinstance(model, LoadedEncoder)
         else _chat(model, renderer, instance, about, settings)
     )
     async with served as (application, work):
         server = HTTPServer(
             server_config(application if attendance is None else attendance.noting(application)),
-            _Work(work, about.pulls),
+            _Work(work, pulls),
             lambda: _welcome(instance, settings, progress),
             lambda status: _abandon(instance, settings, status),
         )
@@ -171,7 +171,7 @@ async def _serve(
 
 @asynccontextmanager
 async def _chat(
-    model: "LoadedModel", renderer: ChatTemplateRenderer, instance: Instance, about: "_About", settings: Settings
+    model: "LoadedModel", renderer: ChatTemplateRenderer, instance: Instance, about: "Surroundings", settings: Settings
 ) -> AsyncIterator[tuple[ASGIApp, "Stoppable"]]:
     """The application of a model that writes text, and the work that it gives to others."""
     from app.chat.service import ChatService
@@ -183,23 +183,14 @@ async def _chat(
         service = ChatService(instance.model, model.tokenizer, streams, renderer, StableIds(settings.replies_dir))
         preparing = asyncio.create_task(service.prepare_when_idle())
         try:
-            application = create_application(
-                service,
-                about.locks,
-                aliases=settings.model_aliases,
-                state_dir=settings.state_dir,
-                keeps_lines=settings.keep_changing_lines,
-                describe=about.describe,
-                pulls=about.pulls,
-            )
-            yield application, streams
+            yield create_application(service, about), streams
         finally:
             preparing.cancel()
 
 
 @asynccontextmanager
 async def _embeddings(
-    model: "LoadedEncoder", instance: Instance, about: "_About", settings: Settings
+    model: "LoadedEncoder", instance: Instance, about: "Surroundings"
 ) -> AsyncIterator[tuple[ASGIApp, "Stoppable"]]:
     """The same of a model that gives embeddings."""
     from app.embedding_service import EmbeddingService
@@ -207,10 +198,7 @@ async def _embeddings(
 
     service = EmbeddingService(instance.model, model.tokenizer, model.encoder)
     try:
-        application = create_embedding_application(
-            service, about.locks, aliases=settings.model_aliases, describe=about.describe, pulls=about.pulls
-        )
-        yield application, service
+        yield create_embedding_application(service, about), service
     finally:
         await service.stop()
 

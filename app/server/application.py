@@ -28,7 +28,7 @@ from app.server.dialects.ollama.endpoints import OllamaEndpoints
 from app.server.dialects.ollama.store import ModelPulls, StoreEndpoints
 from app.server.dialects.openai.embeddings import EmbeddingEndpoints
 from app.server.dialects.openai.endpoints import OpenAIEndpoints
-from app.server.dialects.responses.endpoints import RESPONDING, ResponseEndpoints
+from app.server.dialects.responses.endpoints import ResponseEndpoints
 from app.server.dialects.responses.stored_responses import StoredResponses
 from app.server.door import CALLER, LOOPBACK_NAMES, Door
 from app.server.endpoint import TEXT, Endpoint
@@ -78,56 +78,51 @@ class Locks:
 OWN_PROGRAMS = Locks()
 
 
-def create_application(
-    service: ChatService,
-    locks: Locks = OWN_PROGRAMS,
-    *,
-    aliases: Mapping[str, str] = NO_ALIASES,
-    state_dir: Path | None = None,
-    keeps_lines: bool = False,
-    describe: Callable[[], ModelDetails] | None = None,
-    pulls: ModelPulls | None = None,
-) -> Starlette:
-    """The endpoint over a service whose streams are started. `aliases` are other names of models, by which requests
-    may call them, and `describe` tells what the model is: see `ServedModel`. `state_dir` is where responses are kept;
-    None: in memory. With `keeps_lines`, prompts keep those that change with every request. `pulls` fetch models; None:
-    none are fetched."""
-    model = ServedModel(service.name, service.context_length, service.vocab_size, aliases, describe)
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What an application is told besides its model."""
+
+    locks: Locks = OWN_PROGRAMS
+    aliases: Mapping[str, str] = NO_ALIASES  # other names of models, by which requests may call them
+    describe: Callable[[], ModelDetails] | None = None  # what the model is: see `ServedModel`
+    pulls: ModelPulls | None = None  # fetch models; None: none are fetched
+    state_dir: Path | None = None  # where responses are kept; None: in memory
+    keeps_lines: bool = False  # whether prompts keep lines that change with every request
+
+
+ALONE = Surroundings()
+
+
+def create_application(service: ChatService, about: Surroundings = ALONE) -> Starlette:
+    """The endpoint over a service whose streams are started."""
+    model = ServedModel(service.name, service.context_length, service.vocab_size, about.aliases, about.describe)
     endpoints = [
         *OpenAIEndpoints(service, model).endpoints(),
-        *ResponseEndpoints(service, model, StoredResponses(state_dir)).endpoints(),
+        *ResponseEndpoints(service, model, StoredResponses(about.state_dir)).endpoints(),
         *OllamaEndpoints(service, model).endpoints(),
-        *StoreEndpoints(model, pulls).endpoints(),
+        *StoreEndpoints(model, about.pulls).endpoints(),
         *lm_studio.of_writing(service, model),
         *LlamaCppEndpoints(service, model).endpoints(),
         *OwnEndpoints(service).endpoints(),
-        *AnthropicEndpoints(service, model, keeps_lines=keeps_lines).endpoints(),
+        *AnthropicEndpoints(service, model, keeps_lines=about.keeps_lines).endpoints(),
         _health_endpoint(lambda: _health(service.streams)),
         Endpoint("GET", "/metrics", Metrics(service).scrape, "Figures for Prometheus", gives=TEXT),
     ]
-    return _application(endpoints, model, locks)
+    return _application(endpoints, model, about.locks)
 
 
-def create_embedding_application(
-    service: EmbeddingService,
-    locks: Locks = OWN_PROGRAMS,
-    *,
-    aliases: Mapping[str, str] = NO_ALIASES,
-    describe: Callable[[], ModelDetails] | None = None,
-    pulls: ModelPulls | None = None,
-) -> Starlette:
-    """The endpoint over a model that gives embeddings; all others as above."""
-    model = ServedModel(service.name, service.context_length, service.vocab_size, aliases, describe)
+def create_embedding_application(service: EmbeddingService, about: Surroundings = ALONE) -> Starlette:
+    """The endpoint over a model that gives embeddings."""
+    model = ServedModel(service.name, service.context_length, service.vocab_size, about.aliases, about.describe)
     endpoints = [
         *EmbeddingEndpoints(service, model).endpoints(),
         *OllamaEmbeddingEndpoints(service, model).endpoints(),
-        *StoreEndpoints(model, pulls).endpoints(),
+        *StoreEndpoints(model, about.pulls).endpoints(),
         *lm_studio.of_embedding(model),
         *NO_TEXT.endpoints(PROMPTED, MESSAGE_ERRORS),
-        *NO_TEXT.endpoints(RESPONDING),
         _health_endpoint(lambda: _embedding_health(service)),
     ]
-    return _application(endpoints, model, locks)
+    return _application(endpoints, model, about.locks)
 
 
 def _application(endpoints: Sequence[Endpoint], model: ServedModel, locks: Locks) -> Starlette:

@@ -13,7 +13,7 @@ from app.chat.service import ChatService
 from app.chat.template import ChatTemplateRenderer
 from app.chat.token_streams import TokenStreams
 from app.models.details import ModelDetails
-from app.server.application import NO_ALIASES, Locks, create_application
+from app.server.application import NO_ALIASES, Locks, Surroundings, create_application
 from app.server.dialects.ollama.store import ModelPulls
 from app.text.tokenizer import Tokenizer
 from engine.config import EngineConfig
@@ -96,10 +96,8 @@ class LiveServer(ServedApplication):
         self.streams = TokenStreams(engine, clock)
         self.service = ChatService(name, tokenizer, self.streams, renderer)
         locks = locks or Locks(host_names=["ingle.test"])
-        application = create_application(
-            self.service, locks, aliases=aliases, state_dir=state_dir, describe=describe, pulls=pulls
-        )
-        super().__init__(application)
+        about = Surroundings(locks, aliases, describe, pulls, state_dir)
+        super().__init__(create_application(self.service, about))
 
     async def _main(self) -> None:
         async with self.streams:

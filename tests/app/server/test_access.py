@@ -44,7 +44,7 @@ def ask(server: LiveServer, method: str, path: str, **headers: str) -> tuple[int
 
 def paths(server: LiveServer) -> list[str]:
     """Every path of the application, and one that it does not have."""
-    routes = create_application(server.service, Locks()).routes
+    routes = create_application(server.service).routes
     assert all(isinstance(route, Route) for route in routes)
     return [*(route.path.replace("{model:path}", "hash") for route in routes if isinstance(route, Route)), "/none"]
 
@@ -70,7 +70,7 @@ def paths(server: LiveServer) -> list[str]:
     ],
 )
 def test_without_a_key_nothing_is_answered_but_what_is_public(locked: LiveServer, headers: dict[str, str]) -> None:
-    routes = create_application(locked.service, Locks()).routes
+    routes = create_application(locked.service).routes
     shaped = {route.path for route in routes if isinstance(route, Endpoint) and route.errors is not None}
     for path, method in itertools.product(paths(locked), METHODS):
         status, body, answer = ask(locked, method, path, **headers)

@@ -136,7 +136,7 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True):
             yield "top_logprobs", "it needs logprobs to be true."
 
     def _max_tokens(self) -> int | None:
-        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+        return super()._max_tokens() if self.max_completion_tokens is None else self.max_completion_tokens
 
     def _logprobs(self) -> int | None:
         return self.top_logprobs or 0 if self.logprobs else None

@@ -4,7 +4,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import TypeAlias, TypeVar
 
 import msgspec
-from msgspec import Struct
+from msgspec import UNSET, Struct
 from starlette.requests import Request
 
 from app.chat.service import ChatService
@@ -70,7 +70,8 @@ class OpenAIEndpoints:
 
     async def _read(self, request: Request, decoder: "msgspec.json.Decoder[RequestT]") -> RequestT:
         wanted = await read_body(request, decoder)
-        self._model.check(wanted.model)
+        if wanted.model is not UNSET:
+            self._model.check(wanted.model)
         wanted.check()
         return wanted
 

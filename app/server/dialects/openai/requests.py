@@ -7,7 +7,7 @@ Fields that are absent or null have the API's defaults.
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, TypeAlias
 
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from app.server.choices import WantedChoices
 from app.server.dry_fields import DryFields
@@ -27,10 +27,12 @@ from engine.request import MAX_BIASES, MAX_STOPS, MAX_WIDTH, BeamParams, Origin,
 
 MAX_CHOICES = 256  # of one request: prompts times those that are generated for each
 DEFAULT_COMPLETION_TOKENS = 16
+ANY_NUMBER = -1  # of tokens, as clients of llama.cpp say it
 MAX_PRIORITY = 100
 
 Penalty: TypeAlias = Annotated[float, Meta(ge=-2, le=2)]
 PromptIds: TypeAlias = Annotated[list[TokenId], Meta(min_length=1, max_length=1 << 20)]
+MostTokens: TypeAlias = Annotated[int, Meta(ge=ANY_NUMBER, le=2**31 - 1)]
 Prompts: TypeAlias = str | Annotated[list[str | TokenId | PromptIds], Meta(min_length=1, max_length=1 << 20)]
 
 # Fields whose value, where there is one, is a field of SamplingParams as it stands.
@@ -61,7 +63,7 @@ class Options(Struct):
 class GenerationRequest(DryFields, kw_only=True):
     """What both kinds of request have in common."""
 
-    model: Annotated[str, Meta(max_length=1024)]
+    model: Annotated[str, Meta(max_length=1024)] | UnsetType = UNSET  # absent: the one that there is, as in llama.cpp
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: Annotated[int, Meta(ge=1, le=16)] | None = None
@@ -73,7 +75,7 @@ class GenerationRequest(DryFields, kw_only=True):
     logit_bias: (
         Annotated[dict[TokenId, Annotated[float, Meta(ge=-100, le=100)]], Meta(max_length=MAX_BIASES)] | None
     ) = None
-    max_tokens: PositiveCount | None = None
+    max_tokens: MostTokens | None = None
     stop: StopText | Annotated[list[StopText], Meta(max_length=MAX_STOPS)] | None = None
     user: str | None = None
     service_tier: Literal["auto", "default", "flex", "scale", "priority"] | None = None
@@ -188,7 +190,7 @@ class GenerationRequest(DryFields, kw_only=True):
         yield from of_structured_outputs(guided, "guided_")
 
     def _max_tokens(self) -> int | None:
-        return self.max_tokens
+        return None if self.max_tokens == ANY_NUMBER else self.max_tokens
 
     def _logprobs(self) -> int | None:
         return None
@@ -222,7 +224,7 @@ class CompletionRequest(GenerationRequest, kw_only=True):
             yield "suffix", "the prompt that goes with it cannot be echoed; leave echo out."
 
     def _max_tokens(self) -> int | None:
-        return DEFAULT_COMPLETION_TOKENS if self.max_tokens is None else self.max_tokens
+        return DEFAULT_COMPLETION_TOKENS if self.max_tokens is None else super()._max_tokens()
 
     def _logprobs(self) -> int | None:
         return self.logprobs

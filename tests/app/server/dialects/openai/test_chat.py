@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
+import httpx
 import openai
 import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk, ChatCompletionMessageParam
@@ -46,6 +47,15 @@ def test_the_reply_is_exactly_the_models(hash_server: LiveServer) -> None:
     assert reply.usage is not None
     assert reply.usage.completion_tokens == 40
     assert reply.usage.total_tokens == reply.usage.prompt_tokens + 40
+
+
+def test_llama_vscodes_chat_names_no_model_and_no_limit(hash_server: LiveServer) -> None:
+    wanted = {"messages": [*QUESTION], "stream": False, "max_tokens": -1, "temperature": 0.8, "top_p": 0.95}
+    answer = httpx.post(
+        f"{hash_server.url}/v1/chat/completions", json={**wanted, "stop": ["e", "a"], "cache_prompt": True}
+    )
+    assert (answer.status_code, answer.json()["model"]) == (200, "hash")
+    assert answer.json()["choices"][0]["finish_reason"] in ("stop", "length")
 
 
 @pytest.mark.parametrize("n", [1, 3])

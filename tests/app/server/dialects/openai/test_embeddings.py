@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from app.embedding_service import EmbeddingService
-from app.server.application import Locks, create_embedding_application
+from app.server.application import Locks, Surroundings, create_embedding_application
 from app.server.dialects.openai.embeddings import EMBEDDINGS, GENERATING
 from app.server.embedding_inputs import MAX_INPUTS
 from app.server.request_body import MAX_BODY_BYTES
@@ -88,7 +88,9 @@ class EmbeddingServer(ServedApplication):
     def __init__(self, *, ranks: bool = False, locks: Locks | None = None) -> None:
         self.embedder = DigestEmbedder(ranks=ranks)
         self.service = EmbeddingService("digest", from_json(document()), self.embedder)
-        super().__init__(create_embedding_application(self.service, locks or Locks(host_names=["ingle.test"])))
+        super().__init__(
+            create_embedding_application(self.service, Surroundings(locks or Locks(host_names=["ingle.test"])))
+        )
 
 
 @pytest.fixture(scope="module")

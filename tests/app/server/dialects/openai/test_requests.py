@@ -4,11 +4,13 @@ import json
 from typing import Any
 
 import msgspec
+import pytest
 
 from app.chat.messages import Message
 from app.server.dialects.openai.chat_requests import ChatMessage
 from app.server.dialects.openai.requests import CompletionRequest
 from app.server.dry_fields import DRY_BREAKERS
+from engine.errors import InvalidSampling
 from engine.request import DryParams, SamplingParams
 
 
@@ -25,6 +27,12 @@ def test_what_is_absent_or_null_has_the_defaults() -> None:
     names = [name for name in CompletionRequest.__struct_fields__ if name not in ("model", "prompt", "seed")]
     given, expected = sampling(**dict.fromkeys(names)), SamplingParams(seed=1, max_tokens=16)
     assert given == sampling() == expected
+
+
+def test_any_number_of_tokens_may_be_asked_for() -> None:
+    assert sampling(max_tokens=-1).max_tokens is None
+    with pytest.raises(InvalidSampling, match="max_tokens"):
+        sampling(max_tokens=0)
 
 
 def test_repetitions_cost_what_llama_cpps_fields_say() -> None:
