@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import Literal, TypeAlias
 
 import msgspec
@@ -46,7 +45,6 @@ from app.server.served_model import ServedModel
 from engine.request import ServiceClass
 from quant.errors import InglenookError
 
-NO_ALIASES: Mapping[str, str] = MappingProxyType({})
 Status: TypeAlias = Literal["ok", "unavailable"]
 
 
@@ -83,7 +81,7 @@ class Surroundings:
     """What an application is told besides its model."""
 
     locks: Locks = OWN_PROGRAMS
-    aliases: Mapping[str, str] = NO_ALIASES  # other names of models, by which requests may call them
+    aliases: Mapping[str, str] = field(default_factory=dict)  # other names of models, by which requests may call them
     describe: Callable[[], ModelDetails] | None = None  # what the model is: see `ServedModel`
     pulls: ModelPulls | None = None  # fetch models; None: none are fetched
     state_dir: Path | None = None  # where responses are kept; None: in memory

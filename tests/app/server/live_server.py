@@ -13,7 +13,7 @@ from app.chat.service import ChatService
 from app.chat.template import ChatTemplateRenderer
 from app.chat.token_streams import TokenStreams
 from app.models.details import ModelDetails
-from app.server.application import NO_ALIASES, Locks, Surroundings, create_application
+from app.server.application import Locks, Surroundings, create_application
 from app.server.dialects.ollama.store import ModelPulls
 from app.text.tokenizer import Tokenizer
 from engine.config import EngineConfig
@@ -87,7 +87,7 @@ class LiveServer(ServedApplication):
         renderer: ChatTemplateRenderer,
         clock: Callable[[], float] = time.monotonic,
         locks: Locks | None = None,
-        aliases: Mapping[str, str] = NO_ALIASES,
+        aliases: Mapping[str, str] | None = None,
         state_dir: Path | None = None,
         describe: Callable[[], ModelDetails] | None = None,
         pulls: ModelPulls | None = None,
@@ -96,7 +96,7 @@ class LiveServer(ServedApplication):
         self.streams = TokenStreams(engine, clock)
         self.service = ChatService(name, tokenizer, self.streams, renderer)
         locks = locks or Locks(host_names=["ingle.test"])
-        about = Surroundings(locks, aliases, describe, pulls, state_dir)
+        about = Surroundings(locks, aliases or {}, describe, pulls, state_dir)
         super().__init__(create_application(self.service, about))
 
     async def _main(self) -> None:

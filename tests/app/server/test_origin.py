@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, get_args, get_type_hints
 
 import httpx
@@ -111,4 +112,5 @@ def test_the_engine_is_told_for_every_choice(
     monkeypatch.setattr(Engine, "request", remembering)
     response = httpx.post(hash_server.url + path, json={**VALID[path], "n": 2, **fields}, headers=headers, timeout=60)
     assert response.status_code == 200, response.text
-    assert [request.origin for request in made] == [origin] * 2
+    client = f"python-httpx/{httpx.__version__}"
+    assert [request.origin for request in made] == [replace(origin, client=client)] * 2

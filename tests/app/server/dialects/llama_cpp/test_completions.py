@@ -75,7 +75,9 @@ def test_a_stop_word_is_told_and_so_are_probabilities(smollm2_server: LiveServer
 
 def test_grammars_are_kept_to(smollm2_server: LiveServer) -> None:
     kept = complete(smollm2_server, grammar=GBNF, prompt="Cities:", n_predict=9)["content"]
-    assert {city.strip() for city in kept.split(",")} <= {"Rome", "Oslo"}
+    *cities, cut_off = (city.strip() for city in kept.split(","))
+    assert set(cities) <= {"Rome", "Oslo"}
+    assert any(city.startswith(cut_off) for city in ("Rome", "Oslo"))
     schema = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": False}
     jsonschema.validate(json.loads(complete(smollm2_server, json_schema=schema)["content"]), schema)
     for bad in ({"grammar": "root = 1"}, {"grammar": 'root ::= "a'}, {"grammar": "root ::= a"}):
