@@ -27,7 +27,7 @@ from app.server.dialects.ollama.endpoints import OllamaEndpoints
 from app.server.dialects.ollama.store import ModelPulls, StoreEndpoints
 from app.server.dialects.openai.embeddings import EmbeddingEndpoints
 from app.server.dialects.openai.endpoints import OpenAIEndpoints
-from app.server.dialects.responses.endpoints import ResponseEndpoints
+from app.server.dialects.responses.endpoints import RESPONDING, ResponseEndpoints
 from app.server.dialects.responses.stored_responses import StoredResponses
 from app.server.door import CALLER, LOOPBACK_NAMES, Door
 from app.server.endpoint import TEXT, Endpoint
@@ -118,6 +118,7 @@ def create_embedding_application(service: EmbeddingService, about: Surroundings 
         *StoreEndpoints(model, about.pulls).endpoints(),
         *lm_studio.of_embedding(model),
         *NO_TEXT.endpoints(PROMPTED, MESSAGE_ERRORS),
+        *NO_TEXT.endpoints(RESPONDING),
         _health_endpoint(lambda: _embedding_health(service)),
     ]
     return _application(endpoints, model, about.locks)

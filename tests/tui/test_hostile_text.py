@@ -45,7 +45,9 @@ def test_text_that_comes_in_any_parts_raises_nothing() -> None:
 def test_a_row_of_a_table_that_becomes_a_list_raises_nothing() -> None:
     async def flow(chat: Chatting) -> None:
         await chat.say("table")
-        assert "now a list" in str(chat.views()[1].query_one("MarkdownOrderedList MarkdownParagraph").render())
+        item = "MarkdownOrderedList MarkdownParagraph"
+        await chat.until(lambda: chat.views()[1].query(item))
+        assert "now a list" in str(chat.views()[1].query_one(item).render())
 
     rows = ["| a | b |\n|---|---|\n| 1 | 2 |\n", "1", ". now a list"]
     steps = [step for row in rows for step in (TextDelta(row), ReasoningDelta(""))]
