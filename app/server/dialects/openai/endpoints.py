@@ -4,7 +4,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import TypeAlias, TypeVar
 
 import msgspec
-from msgspec import UNSET, Struct
+from msgspec import Struct
 from starlette.requests import Request
 
 from app.chat.service import ChatService
@@ -70,8 +70,7 @@ class OpenAIEndpoints:
 
     async def _read(self, request: Request, decoder: "msgspec.json.Decoder[RequestT]") -> RequestT:
         wanted = await read_body(request, decoder)
-        if wanted.model is not UNSET:
-            self._model.check(wanted.model)
+        wanted.check_model(self._model)
         wanted.check()
         return wanted
 

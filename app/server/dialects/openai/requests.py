@@ -14,6 +14,7 @@ from app.server.dry_fields import DryFields
 from app.server.errors import InvalidRequest
 from app.server.field_types import Alternatives, Count, Fraction, PositiveCount, StopText, TokenId
 from app.server.origin import Purpose, origin_of
+from app.server.served_model import ServedModel
 from app.server.structured_output import (
     AskedGrammar,
     Choices,
@@ -163,6 +164,11 @@ class GenerationRequest(DryFields, kw_only=True):
             cache_salt=self.cache_salt,
             store=self.store,
         )
+
+    def check_model(self, served: ServedModel) -> None:
+        """Raise InvalidRequest for the name of a model that is not served."""
+        if self.model is not UNSET:
+            served.check(self.model)
 
     def check(self) -> None:
         """Raise InvalidRequest for what no single field's bounds can say."""

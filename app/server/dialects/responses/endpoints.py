@@ -158,7 +158,7 @@ class ResponseEndpoints:
 
     async def _read(self, request: Request) -> ResponseRequest:
         wanted = await read_body(request, self._decoder)
-        self._model.check(wanted.model)
+        wanted.check_model(self._model)
         wanted.check()
         return wanted
 
