@@ -14,10 +14,10 @@ import sys
 import tarfile
 import tempfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import platformdirs
@@ -31,6 +31,9 @@ from engine import device_choice, encoder_loading
 from quant.cpu import tiers
 from tests import drawn_cases
 from tests.fenced_memory import fenced
+
+if TYPE_CHECKING:
+    from quant.cpu.layouts import Layout
 
 # A busy machine is slow, not wrong.
 hypothesis.settings.register_profile("no deadline", deadline=None)
@@ -285,19 +288,32 @@ def cpu_kernels() -> Path:
 
 
 @pytest.fixture(scope="session")
+def plain_layouts(cpu_kernels: Path) -> Path:
+    """The same folder, with the kernels for weights of 16 and 32 bits, for tests that call them without a device."""
+    from quant.cpu.formats import FORMATS
+
+    return _with_kernels(cpu_kernels, [layout for layout in FORMATS if layout.plain])
+
+
+@pytest.fixture(scope="session")
 def every_layout(cpu_kernels: Path) -> Path:
-    """The same folder, with the kernels for weights of all layouts, for tests that call them without a device."""
-    from engine.cpu.code_cache import load_code
+    """The same for weights of all layouts."""
     from quant.cpu.layouts import LAYOUTS
 
+    return _with_kernels(cpu_kernels, LAYOUTS)
+
+
+def _with_kernels(folder: Path, layouts: "Iterable[Layout]") -> Path:
+    from engine.cpu.code_cache import load_code
+
     target, left = tiers.choose("auto"), []
-    for layout in LAYOUTS:
+    for layout in layouts:
         try:
-            with FileLock(cpu_kernels / f"{layout.part}.lock", timeout=0):
-                load_code(cpu_kernels, target, (layout,))
+            with FileLock(folder / f"{layout.part}.lock", timeout=0):
+                load_code(folder, target, (layout,))
         except Timeout:  # another worker compiles it, and this one the next
             left.append(layout)
     for layout in left:
-        with FileLock(cpu_kernels / f"{layout.part}.lock"):
-            load_code(cpu_kernels, target, (layout,))
-    return cpu_kernels
+        with FileLock(folder / f"{layout.part}.lock"):
+            load_code(folder, target, (layout,))
+    return folder

@@ -23,7 +23,7 @@ from tests.engine.cpu.attention_case import (
 )
 from tests.engine.cpu.recorded import sequence
 
-pytestmark = pytest.mark.usefixtures("every_layout")
+pytestmark = pytest.mark.usefixtures("plain_layouts")
 
 GROUPS = [*((torch.float16, group) for group in range(1, 10)), *((torch.int8, group) for group in (1, 2, 3, 4, 9))]
 

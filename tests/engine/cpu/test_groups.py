@@ -27,7 +27,7 @@ GROUPS = tuple(map(GroupConfig, WINDOWS))
 LAYERS = [KVGroup((2,), 1, 32), KVGroup((0, 3), 2, 32), KVGroup((1,), 1, 64)]
 WIDTH = 64
 
-pytestmark = pytest.mark.usefixtures("every_layout")
+pytestmark = pytest.mark.usefixtures("plain_layouts")
 
 _made = torch.Generator().manual_seed(SEED)
 ROWS = torch.randn(2 * CONTEXT, WIDTH, generator=_made)
