@@ -66,7 +66,7 @@ class StableIds:
                     self._absent.popitem(last=False)
                 return ()
             if self._deletions != deletions_before:  # perhaps of what was read
-                return ()
+                return tuple(self._places.get(place, ()))
             gone, known = self._changes.forgotten | self._applying.forgotten, self._places.pop(place, [])
             self._size -= sum(one.size for one in known)
             for one in (*(one for one in stored if one.lead not in gone), *known):

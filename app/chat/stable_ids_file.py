@@ -19,7 +19,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
-from urllib.parse import quote
+
+from app.private_database import connect, make_private, trim, version_of, write_ahead
 
 T = TypeVar("T")
 
@@ -40,12 +41,6 @@ _TABLE = """
     CREATE INDEX IF NOT EXISTS by_use ON replies (used, size);
 """
 _FIND = "SELECT lead, lead_characters, ids, used FROM replies WHERE place = ? ORDER BY used DESC, rowid DESC LIMIT ?"
-_TRIM = """
-    DELETE FROM replies WHERE rowid IN (
-        SELECT rowid FROM (SELECT rowid, sum(size) OVER (ORDER BY used DESC, rowid DESC) AS total FROM replies)
-        WHERE total > ?
-    )
-"""
 
 log = logging.getLogger(__name__)
 
@@ -118,9 +113,9 @@ class StableIdsFile:
         if reader.open is None:
             if not self._path.exists():
                 return []
-            reader.open = self._connected()
+            reader.open = connect(self._path, _BUSY_SECONDS)
             reader.open.execute("PRAGMA query_only = ON")
-            if not _is_made(reader.open):  # just being made
+            if not version_of(reader.open, _VERSION):  # just being made
                 reader.close()
                 return []
         rows = reader.open.execute(_FIND, (place, REPLIES_A_PLACE)).fetchall()
@@ -136,31 +131,22 @@ class StableIdsFile:
             connection.executemany(
                 "INSERT OR REPLACE INTO replies VALUES (?, ?, ?, ?, ?, ?, ?)", map(_row, changes.written)
             )
-            (total,) = connection.execute("SELECT sum(size) FROM replies").fetchone()
-            if (total or 0) > self._max_size:
-                connection.execute(_TRIM, (self._max_size,))
+            trim(connection, "replies", self._max_size)
         if changes.forgotten:  # from the log of changes, too
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
     def _created(self) -> sqlite3.Connection:
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # SQLite gives its other files the permissions of this one.
-        os.close(os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600))
-        connection = self._connected()
+        make_private(self._path)
+        connection = connect(self._path, _BUSY_SECONDS)
         try:
-            connection.execute("PRAGMA journal_mode = WAL").fetchall()
-            connection.execute("PRAGMA synchronous = NORMAL")  # whole after any end of a process; fast
-            connection.execute("PRAGMA secure_delete = ON")
-            if not _is_made(connection):
+            write_ahead(connection, "NORMAL")
+            if not version_of(connection, _VERSION):
                 connection.executescript(f"BEGIN IMMEDIATE; {_TABLE} PRAGMA user_version = {_VERSION}; COMMIT;")
         except BaseException:
             connection.close()
             raise
         return connection
-
-    def _connected(self) -> sqlite3.Connection:
-        address = f"file:{quote(str(self._path.absolute()))}?mode=rw"
-        return sqlite3.connect(address, timeout=_BUSY_SECONDS, uri=True, check_same_thread=False)
 
     def _attempt(self, connection: "_Connection", work: Callable[[], T], otherwise: T) -> T:
         for pause in _PAUSES:
@@ -226,14 +212,6 @@ def _is_busy(error: Exception) -> bool:
     """Whether another process has the file just now."""
     code: int = getattr(error, "sqlite_errorcode", 0)  # errors of Python's own have none
     return code & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
-
-
-def _is_made(connection: sqlite3.Connection) -> bool:
-    """Whether the table is there. Raises DatabaseError where it is another program's, or another version's."""
-    (version,) = connection.execute("PRAGMA user_version").fetchone()
-    if version not in (0, _VERSION):
-        raise sqlite3.DatabaseError(f"its version is {version}, not {_VERSION}")
-    return bool(version)
 
 
 def _row(generated: Generated) -> tuple[bytes, bytes, bytes, int, bytes, int, int]:

@@ -14,12 +14,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from urllib.parse import quote
 
 from app.errors import NoSpace
 from app.history.errors import HistoryDamaged, HistoryTooNew, HistoryUnavailable
 from app.history.salvage import fill, salvaged
 from app.history.schema import PAGE_SIZE, STEPS, VERSION
+from app.private_database import connect, make_private, write_ahead
 from engine.private_folder import private_folder
 
 FILE_NAME = "history.sqlite"
@@ -118,7 +118,7 @@ class Database:
     def _open(self) -> sqlite3.Connection:
         """One process at a time makes, checks and mends the file."""
         if self._path is None:
-            return _prepared(sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False))
+            return _prepared(connect(None, _BUSY_SECONDS, isolation_level=None))
         from filelock import FileLock
 
         private_folder(self._path.parent)
@@ -134,12 +134,8 @@ class Database:
 
 def _opened(path: Path) -> sqlite3.Connection:
     """Raises sqlite3.Error for a damaged file, and HistoryTooNew."""
-    # SQLite gives its other files the permissions of this one.
-    os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
-    address = f"file:{quote(str(path.absolute()))}?mode=rw"
-    return _prepared(
-        sqlite3.connect(address, uri=True, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False)
-    )
+    make_private(path)
+    return _prepared(connect(path, _BUSY_SECONDS, isolation_level=None))
 
 
 def _prepared(connection: sqlite3.Connection) -> sqlite3.Connection:
@@ -147,9 +143,7 @@ def _prepared(connection: sqlite3.Connection) -> sqlite3.Connection:
     connection.text_factory = lambda content: content.decode("utf-8", "replace")
     try:
         connection.execute(f"PRAGMA page_size = {PAGE_SIZE}")
-        connection.execute("PRAGMA journal_mode = WAL").fetchall()
-        connection.execute("PRAGMA synchronous = FULL")
-        connection.execute("PRAGMA secure_delete = ON").fetchall()
+        write_ahead(connection, "FULL")
         connection.execute("PRAGMA foreign_keys = ON")
         _check(connection)
         _migrate(connection)

@@ -4,7 +4,7 @@ Knows no dialect: how an error looks on the wire is decided there. Messages and 
 """
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from app.chat.messages import InvalidMessage
 from app.errors import (
@@ -88,6 +88,12 @@ def text_of_error(error: Exception) -> str:
 def bounded(text: str) -> str:
     """What was sent is named in errors, however long it was."""
     return text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT // 2]} ... {text[-MAX_TEXT // 2 :]}"
+
+
+def refuse_first(problems: Iterable[tuple[str, str]]) -> None:
+    """Raise InvalidRequest for the first of what no single field's bounds could say, each with its field."""
+    for parameter, problem in problems:
+        raise InvalidRequest(f"{parameter}: {problem}", parameter=parameter)
 
 
 @contextlib.contextmanager

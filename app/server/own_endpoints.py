@@ -20,6 +20,7 @@ from app.server.dialects.openai.chat_requests import ChatMessage
 from app.server.dialects.openai.tools import TemplateVariables
 from app.server.door import CALLER, of_caller
 from app.server.endpoint import Endpoint
+from app.server.reply import json_reply
 from app.server.request_body import read_body
 from engine.request import Origin, RequestStatus
 from engine.request import Request as EngineRequest
@@ -130,7 +131,7 @@ class OwnEndpoints:
             computed_tokens=state.counters.computed_tokens,
             generated_tokens=state.counters.generated_tokens,
         )
-        return _json(told)
+        return json_reply(told)
 
     async def abort(self, request: Request) -> Response:
         wanted = await read_body(request, self._abort_decoder)
@@ -138,7 +139,7 @@ class OwnEndpoints:
         found = [one.id for one in streams.requests() if str(one.id) == wanted.id and _may_see(request, one)]
         for number in found:
             streams.end(number)
-        return _json(Aborted(bool(found)))
+        return json_reply(Aborted(bool(found)))
 
     async def count(self, request: Request) -> Response:
         """Raises InvalidMessage, TemplateError and PromptTooLong as a chat does."""
@@ -149,14 +150,14 @@ class OwnEndpoints:
             tokens = len((await self._service.prompt(conversation)).ids)
         else:
             tokens = len(await asyncio.to_thread(self._service.tokenizer.encode, wanted.text))
-        return _json(Count(tokens, self._service.context_length))
+        return json_reply(Count(tokens, self._service.context_length))
 
     async def forget(self, request: Request) -> Response:
         wanted = await read_body(request, self._forget_decoder)
         gone = [message.to_message() for message in wanted.messages]
         staying = [[message.to_message() for message in other] for other in wanted.staying]
         await self._service.forget(gone, staying, of_caller(request, Origin()))
-        return _json(Forgotten())
+        return json_reply(Forgotten())
 
 
 def _report(request: EngineRequest, now: float) -> RequestReport:
@@ -191,7 +192,3 @@ def _resident_bytes() -> int:
         return 0
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
-
-
-def _json(body: Struct) -> Response:
-    return Response(msgspec.json.encode(body), media_type="application/json")

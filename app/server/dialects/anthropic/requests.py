@@ -22,7 +22,7 @@ from app.server.dialects.anthropic.tools import (
     calls_are_parallel,
     wanted_tools,
 )
-from app.server.errors import InvalidRequest
+from app.server.errors import InvalidRequest, refuse_first
 from app.server.field_types import Count, Fraction, StopText
 from app.server.origin import Purpose, origin_of
 from app.server.structured_output import AskedGrammar, of_schema, only
@@ -64,8 +64,7 @@ class TokenCountRequest(Struct, kw_only=True):
         first = [messages.pop(0).content] if messages and messages[0].role == "system" else []
         system = lines.without([*system_texts(self.system), *first])
         tools = wanted_tools(self.tools or (), self.tool_choice)
-        for parameter, problem in (*self._problems(), *tools.problems()):
-            raise InvalidRequest(f"{parameter}: {problem}", parameter=parameter)
+        refuse_first((*self._problems(), *tools.problems()))
         thinking = (self.thinking or Thinking()).wanted(self.output_config.effort if self.output_config else None)
         conversation = Conversation(
             [*([Message("system", "\n".join(system.texts))] if system.texts else ()), *messages],

@@ -11,8 +11,8 @@ from msgspec import Meta, Struct
 
 from app.chat.time_limits import TimeLimits
 from app.server.choices import WantedChoices
-from app.server.dialects.llama_cpp.sampling import LlamaSampling
-from app.server.errors import InvalidRequest
+from app.server.dialects.llama_cpp.sampling import LlamaSampling, reply_limit
+from app.server.errors import refuse_first
 from app.server.field_types import Alternatives, Fraction, TokenId
 from app.server.origin import Purpose, origin_of
 from app.server.structured_output import AskedGrammar, Schema, of_gbnf, of_json_schema, only
@@ -68,9 +68,8 @@ class GeneratingRequest(LlamaSampling, kw_only=True):
     def choices(self, breakers: frozenset[int] = frozenset()) -> WantedChoices:
         """`breakers` are the tokens of those of DRY. Raises InvalidSampling."""
         length, reported = self.n_predict, self.n_probs or None
-        most = None if length is None or length < 0 else max(1, length)
         given = self._shaped(self.sampling(_DEFAULTS) | {"dry": self.dry(breakers)})
-        given |= {"max_tokens": most, "logprobs": reported}
+        given |= {"max_tokens": reply_limit(length), "logprobs": reported}
         params = SamplingParams(**given, ignore_eos=bool(self.ignore_eos), logit_bias=self._biases())
         limits = TimeLimits(_seconds(self.t_max_prompt_ms), _seconds(self.t_max_predict_ms))
         return WantedChoices(1, [params], reported is not None, limits=limits, is_told=length != 0)
@@ -98,8 +97,7 @@ class GeneratingRequest(LlamaSampling, kw_only=True):
 
     def check(self) -> None:
         """Raise InvalidRequest for what no single field's bounds can say."""
-        for parameter, problem in self._problems():
-            raise InvalidRequest(f"{parameter}: {problem}", parameter=parameter)
+        refuse_first(self._problems())
 
     # What the two kinds answer differently.
 

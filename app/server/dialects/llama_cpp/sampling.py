@@ -49,3 +49,9 @@ class LlamaSampling(DryFields, kw_only=True):
         known = {name: value for name, value in given.items() if value is not None}
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
         return {**defaults, **known, "stop": stop}
+
+
+def reply_limit(length: int | None) -> int | None:
+    """The most tokens of a reply, by what `n_predict` or `num_predict` says: less than 0 is what the context holds, and
+    of a prompt that is only to be read, one is generated, which is not told."""
+    return None if length is None or length < 0 else max(1, length)

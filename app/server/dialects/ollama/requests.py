@@ -12,10 +12,10 @@ from msgspec import Meta, Raw, Struct
 from app.chat.conversation import Conversation
 from app.chat.messages import Message, ToolCall
 from app.server.choices import WantedChoices
-from app.server.dialects.llama_cpp.sampling import LlamaSampling
+from app.server.dialects.llama_cpp.sampling import LlamaSampling, reply_limit
 from app.server.dialects.ollama.models import Named
 from app.server.dialects.openai.tools import ToolChoice, ToolDefinitions, wanted_tools
-from app.server.errors import InvalidRequest
+from app.server.errors import refuse_first
 from app.server.field_types import Alternatives, PositiveCount
 from app.server.origin import Purpose, origin_of
 from app.server.structured_output import AskedGrammar, Schema, of_format
@@ -64,9 +64,8 @@ class GeneratingRequest(Named, kw_only=True):
         """`breakers` are the tokens of those texts. Raises InvalidSampling."""
         options = self.options or Options()
         length, reported = options.num_predict, self.top_logprobs or 0 if self.logprobs else None
-        most = None if length is None or length < 0 else max(1, length)
         given = options.sampling(_DEFAULTS) | {"dry": options.dry(breakers)}
-        params = SamplingParams(**given, max_tokens=most, logprobs=reported)
+        params = SamplingParams(**given, max_tokens=reply_limit(length), logprobs=reported)
         return WantedChoices(1, [params], reported is not None, is_told=length != 0, context=options.num_ctx)
 
     def thinking(self) -> WantedThinking:
@@ -78,8 +77,7 @@ class GeneratingRequest(Named, kw_only=True):
 
     def check(self) -> None:
         """Raise InvalidRequest for what no single field's bounds can say."""
-        for parameter, problem in self._problems():
-            raise InvalidRequest(f"{parameter}: {problem}", parameter=parameter)
+        refuse_first(self._problems())
 
     # What the two kinds answer differently.
 

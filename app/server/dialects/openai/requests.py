@@ -11,7 +11,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from app.server.choices import WantedChoices
 from app.server.dry_fields import DryFields
-from app.server.errors import InvalidRequest
+from app.server.errors import InvalidRequest, refuse_first
 from app.server.field_types import Alternatives, Count, Fraction, PositiveCount, StopText, TokenId
 from app.server.origin import Purpose, origin_of
 from app.server.served_model import ServedModel
@@ -172,8 +172,7 @@ class GenerationRequest(DryFields, kw_only=True):
 
     def check(self) -> None:
         """Raise InvalidRequest for what no single field's bounds can say."""
-        for parameter, problem in self._problems():
-            raise InvalidRequest(f"{parameter}: {problem}", parameter=parameter)
+        refuse_first(self._problems())
 
     # What the two kinds answer differently.
 

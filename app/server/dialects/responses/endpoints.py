@@ -23,7 +23,7 @@ from app.server.door import CALLER, of_caller
 from app.server.endpoint import Endpoint
 from app.server.errors import InvalidRequest, naming
 from app.server.framing import NAMED_EVENTS
-from app.server.reply import StreamedReply, WholeReply
+from app.server.reply import StreamedReply, WholeReply, json_reply
 from app.server.request_body import read_body
 from app.server.served_model import ServedModel
 from engine.request import Origin
@@ -104,7 +104,7 @@ class ResponseEndpoints:
         earlier = await self._earlier(wanted.previous_response_id, owner)
         reply = ResponseReply(self._service, wanted, origin, owner, self._stored)
         if wanted.background:
-            return _json(self._background.start(owner, reply, earlier))
+            return json_reply(self._background.start(owner, reply, earlier))
         events = reply.events(earlier)
         return StreamedReply(events, reply.writer.error, NAMED_EVENTS) if wanted.stream else WholeReply(events, fold)
 
@@ -114,13 +114,13 @@ class ResponseEndpoints:
         conversation = wanted.conversation_behind(await self._earlier(wanted.previous_response_id, _owner(request)))
         with naming("input"):
             prompt = await self._service.prompt(conversation)
-        return _json(InputTokens(len(prompt.ids)))
+        return json_reply(InputTokens(len(prompt.ids)))
 
     async def retrieve(self, request: Request) -> HTTPResponse:
         if request.query_params.get("stream") == "true":
             raise InvalidRequest("stream: a response that is kept comes whole; leave it out", parameter="stream")
         running = self._background.find(_owner(request), request.path_params["id"])
-        return _json(running) if running is not None else _told((await self._find(request)).body)
+        return json_reply(running) if running is not None else _told((await self._find(request)).body)
 
     async def delete(self, request: Request) -> HTTPResponse:
         """With what was computed of it, unless others go on from it."""
@@ -133,13 +133,13 @@ class ResponseEndpoints:
             gone, staying = chains.conversation_of(chain)
             with contextlib.suppress(TemplateError):  # then nothing was computed, either
                 await self._service.forget(gone, [staying] if staying else (), of_caller(request, Origin()))
-        return _json(Deleted(response_id))
+        return json_reply(Deleted(response_id))
 
     async def cancel(self, request: Request) -> HTTPResponse:
         """Of one that has ended, what it is."""
         cancelled = await self._background.cancel(_owner(request), request.path_params["id"])
         if cancelled is not None:
-            return _json(cancelled)
+            return json_reply(cancelled)
         body = (await self._find(request)).body
         if not msgspec.json.decode(body)["background"]:
             raise InvalidRequest("Only responses in the background can be cancelled", "Close the connection of others.")
@@ -154,7 +154,7 @@ class ResponseEndpoints:
         begin = ids.index(page.after) + 1 if page.after in ids else 0
         told = items[begin : begin + page.limit]
         first, last = (told[0].id, told[-1].id) if told else (None, None)
-        return _json(ItemList(data=told, first_id=first, last_id=last, has_more=begin + len(told) < len(items)))
+        return json_reply(ItemList(data=told, first_id=first, last_id=last, has_more=begin + len(told) < len(items)))
 
     async def _read(self, request: Request) -> ResponseRequest:
         wanted = await read_body(request, self._decoder)
@@ -199,10 +199,6 @@ def _page(request: Request) -> _Page:
 
 def _raise_unknown(response_id: str) -> NoReturn:
     raise InvalidRequest(f"The response {response_id!r} is not kept here", status=404, code="response_not_found")
-
-
-def _json(body: Struct) -> HTTPResponse:
-    return _told(msgspec.json.encode(body))
 
 
 def _told(body: bytes) -> HTTPResponse:

@@ -7,15 +7,14 @@ the log says so: no reply fails for it. Refuses to know what responses say.
 
 import asyncio
 import logging
-import os
 import sqlite3
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
-from urllib.parse import quote
 
+from app.private_database import connect, make_private, trim, version_of, write_ahead
 from engine.private_folder import private_folder
 
 T = TypeVar("T")
@@ -47,12 +46,6 @@ _PUT = """
     VALUES (?, ?, ?, ?, ?, ?, (SELECT coalesce(max(used), 0) + 1 FROM responses))
 """
 _USE = "UPDATE responses SET used = (SELECT max(used) + 1 FROM responses) WHERE id = ?"
-_TRIM = """
-    DELETE FROM responses WHERE rowid IN (
-        SELECT rowid FROM (SELECT rowid, sum(size) OVER (ORDER BY used DESC, rowid DESC) AS total FROM responses)
-        WHERE total > ?
-    )
-"""
 
 log = logging.getLogger(__name__)
 
@@ -116,9 +109,7 @@ class StoredResponses:
         row = (stored.id, stored.owner, stored.previous, stored.body, stored.input, size)
         with connection:
             connection.execute(_PUT, row)
-            (total,) = connection.execute("SELECT sum(size) FROM responses").fetchone()
-            if total > self._max_bytes:
-                connection.execute(_TRIM, (self._max_bytes,))
+            trim(connection, "responses", self._max_bytes)
 
     def _chain(self, connection: sqlite3.Connection, id: str, owner: str) -> list[StoredResponse]:  # noqa: A002
         found = [StoredResponse(*row) for row in connection.execute(_CHAIN, (id, owner, MAX_CHAIN))]
@@ -152,21 +143,13 @@ class StoredResponses:
             opened.close()
 
     def _connected(self) -> sqlite3.Connection:
-        if self._path is None:
-            connection = sqlite3.connect(":memory:", check_same_thread=False)
-        else:
+        if self._path is not None:
             private_folder(self._path.parent)
-            # SQLite gives its other files the permissions of this one.
-            os.close(os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600))
-            address = f"file:{quote(str(self._path.absolute()))}?mode=rw"
-            connection = sqlite3.connect(address, timeout=_BUSY_SECONDS, uri=True, check_same_thread=False)
+            make_private(self._path)
+        connection = connect(self._path, _BUSY_SECONDS)
         try:
-            connection.execute("PRAGMA journal_mode = WAL").fetchall()
-            connection.execute("PRAGMA synchronous = NORMAL")  # whole after any end of a process; fast
-            connection.execute("PRAGMA secure_delete = ON")
-            (version,) = connection.execute("PRAGMA user_version").fetchone()
-            if version not in (0, _VERSION):
-                raise sqlite3.DatabaseError(f"its version is {version}, not {_VERSION}")
+            write_ahead(connection, "NORMAL")
+            version_of(connection, _VERSION)
             connection.executescript(f"{_TABLE} PRAGMA user_version = {_VERSION};")
         except BaseException:
             connection.close()
