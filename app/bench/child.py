@@ -4,7 +4,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, NoReturn, TypeVar, cast
 
@@ -97,10 +97,8 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
         pass
     finally:
         process.kill()
-        for pipe in (process.stdin, process.stdout):
-            if pipe is not None:
-                pipe.close()
-        process.wait()
+        with suppress(BrokenPipeError), process:  # the pipe may hold what the child did not live to read
+            pass
 
 
 def output_of(command: Sequence[str | Path]) -> str:

@@ -39,6 +39,7 @@ class EngineProcess:
         self._process = process
         self._settings = settings
         self._log = settings.state_dir / LOG
+        self._listening: asyncio.Task[None] | None = None
         self.model = model
 
     @classmethod
@@ -69,16 +70,13 @@ class EngineProcess:
 
     async def serving(self, heard: Callable[[Said], None]) -> Instance:
         """Wait until it serves; `heard` is given what it says meanwhile. Raises EngineFailed."""
-        listening = asyncio.create_task(asyncio.to_thread(self._listen, asyncio.get_running_loop(), heard))
-        try:
-            while (instance := await asyncio.to_thread(self._found)) is None:
-                if self.has_ended:
-                    await listening
-                    raise self._failure()
-                await asyncio.sleep(_GLANCE)
-            return instance
-        finally:
-            self._listening = listening
+        self._listening = asyncio.create_task(asyncio.to_thread(self._listen, asyncio.get_running_loop(), heard))
+        while (instance := await asyncio.to_thread(self._found)) is None:
+            if self.has_ended:
+                await asyncio.wait({self._listening})
+                raise self._failure()
+            await asyncio.sleep(_GLANCE)
+        return instance
 
     def _found(self) -> Instance | None:
         instances = running_instances(self._settings)
@@ -109,4 +107,11 @@ class EngineProcess:
         with suppress(subprocess.TimeoutExpired):
             await asyncio.to_thread(self._process.wait, _STOP_SECONDS)
         self._process.kill()
-        await asyncio.to_thread(self._process.wait)
+        if self._listening is not None:
+            await asyncio.wait({self._listening})
+        await asyncio.to_thread(self._reap)
+
+    def _reap(self) -> None:
+        """Wait for its end, and close its pipe."""
+        with self._process:
+            pass

@@ -40,7 +40,7 @@ async def found(words: str) -> Sequence[Model]:
         out, err = await process.communicate()
     except asyncio.CancelledError:
         process.kill()
-        await process.wait()
+        await process.communicate()  # to the end of the pipes, which closes them
         raise
     if process.returncode not in (EXIT_OK, EXIT_NOT_FOUND):
         raise AppError(err.decode(errors="replace").strip().removeprefix("error: ") or "the search failed")

@@ -66,6 +66,7 @@ def test_a_child_that_does_not_want_to_end(monkeypatch: pytest.MonkeyPatch) -> N
         lambda process: process.listen(),
         lambda process: process.wait_for(lambda: None),
         lambda process: [process.ask(b"are you there?") for _ in range(1000)],
+        lambda process: [os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT), process.ask(b"are you there?")],
     ],
 )
 def test_a_child_that_died_is_quoted(act: Callable[[Child], object]) -> None:
