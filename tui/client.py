@@ -162,6 +162,9 @@ class Models(Protocol):
 
     async def catalog(self) -> Sequence[Model]: ...
 
+    async def recommended(self) -> Model | None:
+        """A better model than the default one, for a machine that has none yet, and whose person has chosen none."""
+
     async def search(self, text: str) -> Sequence[Model]:
         """Repositories of the Hub, by their names: to know more of one, ask for its variants."""
 

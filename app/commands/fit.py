@@ -1,6 +1,7 @@
 """`ingle fit`: whether a model fits, before it is fetched or loaded."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -10,7 +11,7 @@ from app.commands.model_names import known_names
 from app.config import Settings, load_settings
 from app.errors import EXIT_FAILURE
 from app.models.kv_formula import BITS, KVShape, read_count, weight_bytes
-from app.progress import format_bytes, progress_on_stderr
+from app.progress import Progress, format_bytes, progress_on_stderr
 from app.setting_values import memory_size
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ Examples:
   ingle fit qwen3:8b
   ingle fit qwen3:8b-q8_0 --context 32768
   ingle fit org/repo:Q4_K_M --device cuda --memory 8GB
+  ingle fit --recommended
   ingle fit --params 70b --layers 80 --kv-heads 64 --head-dim 128 --context 4096
 """
 
@@ -47,6 +49,7 @@ _POSITIVE = click.IntRange(min=1, max=1 << 30)
 @click.option("--device", help="Where it would compute: auto, cpu, or cuda.")
 @click.option("--memory", metavar="SIZE", callback=_read_by(memory_size), help="Had the device so much: 8GB.")
 @click.option("--quantize", metavar="METHOD", help="With 16- or 32-bit layers made fewer bits: fp8, int4 or nf4.")
+@click.option("--recommended", is_flag=True, help="The best model for chats that fits, of a few that are free.")
 @click.option("--params", metavar="COUNT", callback=_read_by(read_count), help="By formula: parameters, such as 70b.")
 @click.option("--layers", type=_POSITIVE, help="By formula: layers.")
 @click.option("--kv-heads", type=_POSITIVE, help="By formula: heads of keys and values in a layer.")
@@ -60,6 +63,7 @@ def fit(
     device: str | None,
     memory: int | None,
     quantize: str | None,
+    recommended: bool,
     params: int | None,
     layers: int | None,
     kv_heads: int | None,
@@ -78,8 +82,11 @@ def fit(
             raise click.UsageError("Give --layers, --kv-heads and --head-dim, and no name.")
         _echo_formula(KVShape(layers, kv_heads, head_dim), context or 0, params or 0, as_object=as_object)
         return
+    if recommended and (name or memory):
+        raise click.UsageError("Give --recommended without a name and without --memory.")
     settings = load_settings(model=name, context=context, device=device, quantize=quantize)
-    found = _find(settings, memory or 0, quiet=as_object)
+    find = _find_recommended if recommended else partial(_find, memory=memory or 0)
+    found = find(settings, progress_on_stderr(quiet=as_object))
     if as_object:
         click.echo(as_json(described(found)))
     else:
@@ -88,10 +95,16 @@ def fit(
         ctx.exit(EXIT_FAILURE)
 
 
-def _find(settings: Settings, memory: int, *, quiet: bool) -> "ModelFit":
+def _find(settings: Settings, progress: Progress, memory: int) -> "ModelFit":
     from app.models.fit import fit_model  # which loads torch
 
-    return fit_model(settings.model, settings, progress_on_stderr(quiet=quiet), memory)
+    return fit_model(settings.model, settings, progress, memory)
+
+
+def _find_recommended(settings: Settings, progress: Progress) -> "ModelFit":
+    from app.models.recommended import recommended_fit
+
+    return recommended_fit(settings, progress)
 
 
 def _echo_fit(found: "ModelFit") -> None:
@@ -125,8 +138,11 @@ def _per_token(cache: "CacheFit") -> str:
 
 def described(found: "ModelFit") -> dict[str, Any]:
     """A fit as JSON."""
+    from app.models.fit import verdict
+
     return {
         "name": found.name,
+        "verdict": verdict(found),
         "size": found.size,
         "is_stored": found.is_stored,
         **_described(found.fit),

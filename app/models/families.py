@@ -12,10 +12,12 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from app.models.kv_formula import read_count
 from app.models.repository import QUANTIZATION, RepositoryName
 
 FAMILIES_FILE = Path(__file__).with_name("families.toml")
 KINDS = ("chat", "reasoning", "code", "embedding")
+_USUAL_BYTES = 0.62  # of a weight, in the quantization that is usual
 _NAME = r"[a-z0-9][a-z0-9.-]*"
 _SIZE = "[0-9.]+[mb]"
 _ASKED = re.compile(rf"({_NAME})(?::({_SIZE})(?:-({QUANTIZATION}))?)?", re.IGNORECASE)
@@ -34,6 +36,11 @@ class KnownModel:
     draft: str | None  # the name of a small model with the same vocabulary; of itself, None
     infilling: bool  # it was taught to fill in the middle of a text
 
+    @property
+    def usual_size(self) -> int:
+        """Bytes of its files, about, in the quantization that is usual."""
+        return round(read_count(self.name.partition(":")[2]) * _USUAL_BYTES)
+
 
 @dataclass(frozen=True, slots=True)
 class Families:
@@ -41,6 +48,7 @@ class Families:
 
     models: Mapping[str, KnownModel]
     defaults: Mapping[str, str]  # the model that a family's bare name means
+    recommended: tuple[KnownModel, ...]  # for chats, the best first
 
     def __iter__(self) -> Iterator[KnownModel]:
         return iter(self.models.values())
@@ -69,14 +77,15 @@ def load_families(path: Path = FAMILIES_FILE) -> Families:
     try:
         models = [model for table in content["family"] for model in _models(**table)]
         bare = [(table["name"], table["default"]) for table in content["family"] if "default" in table]
+        recommended: list[str] = content["recommended"]
     except (KeyError, TypeError) as problem:
         raise ValueError(f"families: missing or unknown key: {problem}") from None
     defaults = {name: f"{name}:{size}" for name, size in bare}
-    families = Families({model.name: model for model in models}, defaults)
-    named = [*defaults.values(), *(model.draft for model in models if model.draft)]
-    if len(families.models) != len(models) or len(defaults) != len(bare) or not families.models.keys() >= set(named):
+    by_name = {model.name: model for model in models}
+    named = [*defaults.values(), *(model.draft for model in models if model.draft), *recommended]
+    if len(by_name) != len(models) or len(defaults) != len(bare) or not by_name.keys() >= set(named):
         raise ValueError("families: a name is given twice, or means nothing")
-    return families
+    return Families(by_name, defaults, tuple(by_name[name] for name in recommended))
 
 
 def _models(

@@ -14,7 +14,6 @@ from app.errors import AppError, ModelNotFound
 from app.models import hub
 from app.models.families import KnownModel
 from app.models.hub_listing import Listing, list_repository
-from app.models.kv_formula import read_count
 from app.models.machine_memory import is_likely_to_fit, machine_memory
 from app.models.reachability import check_reachable
 from app.models.remote_headers import choices_of
@@ -27,7 +26,6 @@ from quant.bounded_json import JSONProblem, parse_list
 FORMATS = ("gguf", "awq", "gptq", "fp8")  # tags that the Hub has for repositories
 MAX_BYTES = 4 << 20
 _MOST = 200  # finds of one answer that are looked at
-_USUAL_BYTES = 0.62  # of a weight, in the quantization that is usual
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +120,7 @@ def _matches(words: str, model: KnownModel) -> bool:
 
 
 def _known(model: KnownModel, memory: int) -> Find:
-    size = round(read_count(model.name.partition(":")[2]) * _USUAL_BYTES)
+    size = model.usual_size
     fits = is_likely_to_fit(size, memory)
     is_gguf = model.repository.repo.lower().endswith("gguf")
     return Find(model.name, "gguf" if is_gguf else "safetensors", None, size, fits, None, model.license)

@@ -81,6 +81,11 @@ class EngineSlot:
         self._held.close()
 
     @property
+    def is_chosen(self) -> bool:
+        """Whether somebody said which model is to answer, or whose."""
+        return bool(self._remote) or self._settings.origins["model"] != "default"
+
+    @property
     def address(self) -> str:
         return "" if self._engine is None else self._engine.endpoint.url
 

@@ -1,7 +1,8 @@
-"""Models of the Hub, for people who choose one: found by words, and the quantizations of one repository.
+"""Models of the Hub, for people who choose one: the recommended one, those found by words, and the quantizations of one
+repository.
 
-The search runs as `ingle search` in a process of its own: where there is a GPU it asks torch how much memory is free,
-and no torch is to be in the process of the screens.
+What asks torch how much memory a GPU has free runs as `ingle` in a process of its own: no torch is to be in the process
+of the screens.
 """
 
 import asyncio
@@ -12,12 +13,11 @@ import msgspec
 from msgspec import Struct
 
 from app.config import Settings, child_environment
-from app.errors import EXIT_NOT_FOUND, EXIT_OK, AppError
+from app.errors import EXIT_NOT_FOUND, EXIT_OK, AppError, Offline
+from app.models.machine_memory import is_likely_to_fit
 from app.progress import SilentProgress, format_bytes
 from app.terminal_chat.engine_process import ROOT
 from tui.engine_nouns import Model
-
-_ROOM = 1.15  # bytes that a model takes for each of its files, with a context of some length
 
 
 class Find(Struct):
@@ -30,10 +30,41 @@ class Find(Struct):
     quantization: str | None = None
 
 
+class Recommended(Struct):
+    """What `ingle fit --recommended --json` says, as far as it is shown."""
+
+    name: str
+    size: int
+    verdict: str
+
+
+async def recommended(settings: Settings) -> Model | None:
+    """The best model for chats that fits this machine; None where none does, or the Hub cannot be asked."""
+    from app.models.reachability import check_reachable
+
+    try:
+        await asyncio.to_thread(check_reachable, settings.hub_endpoint)
+    except Offline:
+        return None
+    status, out, _ = await _said("fit", "--recommended", "--json")
+    if status != EXIT_OK:
+        return None
+    it = msgspec.json.decode(out, type=Recommended)
+    return Model(name=it.name, size=it.size, fit=it.verdict, fits=True)
+
+
 async def found(words: str) -> Sequence[Model]:
     """What fits comes first. Raises AppError with what the search says."""
+    status, out, err = await _said("search", "--json", "--", *words.split())
+    if status not in (EXIT_OK, EXIT_NOT_FOUND):
+        raise AppError(err.decode(errors="replace").strip().removeprefix("error: ") or "the search failed")
+    return [_model(find) for find in msgspec.json.decode(out, type=list[Find])]
+
+
+async def _said(*words: str) -> tuple[int | None, bytes, bytes]:
+    """The exit status, stdout and stderr of a command of ours."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "app", "search", "--json", "--", *words.split(),
+        sys.executable, "-m", "app", *words,
         cwd=ROOT, env=child_environment(), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip
     try:
@@ -42,9 +73,7 @@ async def found(words: str) -> Sequence[Model]:
         process.kill()
         await process.communicate()  # to the end of the pipes, which closes them
         raise
-    if process.returncode not in (EXIT_OK, EXIT_NOT_FOUND):
-        raise AppError(err.decode(errors="replace").strip().removeprefix("error: ") or "the search failed")
-    return [_model(find) for find in msgspec.json.decode(out, type=list[Find])]
+    return process.returncode, out, err
 
 
 def _model(find: Find) -> Model:
@@ -76,8 +105,8 @@ def variants(name: str, settings: Settings) -> Sequence[Model]:
             quantization=kind,
             size=size,
             license=listing.license,
-            fits=None if memory is None else size * _ROOM <= memory,
-            fit="" if memory is None else f"{_sentence(size * _ROOM <= memory)}: {format_bytes(memory)} are free",
+            fits=None if memory is None else is_likely_to_fit(size, memory),
+            fit="" if memory is None else f"{_sentence(is_likely_to_fit(size, memory))}: {format_bytes(memory)} free",
         )
         for kind, size in choices.items()
     ]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from app.config import Settings
 from app.terminal_chat.download_rate import DownloadRate
 from app.terminal_chat.engine_slot import EngineSlot
-from app.terminal_chat.hub_finds import found, variants
+from app.terminal_chat.hub_finds import found, recommended, variants
 from app.terminal_chat.told import apart, told
 from tui.engine_nouns import Download, Loading, Model
 
@@ -73,6 +73,12 @@ class ChatModels:
             installed=installed,
             loaded=entry.name == self._slot.model,
         )
+
+    async def recommended(self) -> Model | None:
+        if self._slot.is_chosen or self._settings.offline or await self.installed():
+            return None
+        with told():
+            return await recommended(self._settings)
 
     async def search(self, text: str) -> Sequence[Model]:
         with told():

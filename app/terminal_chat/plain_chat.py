@@ -40,14 +40,15 @@ class PlainChat:
         with suppress(NotImplementedError):  # Windows
             loop.add_signal_handler(signal.SIGINT, self._interrupt)
         threading.Thread(target=self._read, args=(loop,), name="input", daemon=True).start()
-        loading = asyncio.create_task(self._tell_loading())
+        telling = [asyncio.create_task(work) for work in (self._tell_loading(), self._recommend())]
         if sys.stdin.isatty():
             self._say("Type a message and press Enter. /help lists the commands, /quit leaves; Ctrl-C stops a reply.")
         if self._question:
             await self._answer(self._question)
         while not self._commands.is_over and (line := await self._next_line()) is not None:
             await self._take(line.strip())
-        loading.cancel()
+        for task in telling:
+            task.cancel()
         if self._interrupted:
             return _EXIT_INTERRUPTED
         return _EXIT_FAILURE if self._failed and not sys.stdin.isatty() else _EXIT_OK
@@ -122,6 +123,13 @@ class PlainChat:
                         self._note(words)
         except ClientError:
             return  # whoever needs the model is told
+
+    async def _recommend(self) -> None:
+        """Tell a person who is new here of a better model."""
+        with suppress(ClientError):
+            if sys.stdin.isatty() and (model := await self._client.models.recommended()) is not None:
+                self._note(f"{model.name} {model.fit}. It is fetched by: /load {model.name}")
+                self._note(f"Kept as default by: ingle config set model {model.name}")
 
     async def _next_line(self) -> str | None:
         if sys.stdin.isatty():

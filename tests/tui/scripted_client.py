@@ -292,12 +292,16 @@ class ScriptedModels:
     deleted: list[str] = field(default_factory=list)
     loaded: list[str] = field(default_factory=list)
     gate: asyncio.Event = field(default_factory=asyncio.Event)  # set: downloads arrive
+    better: Model | None = None  # than the default one
 
     async def installed(self) -> Sequence[Model]:
         return [model for model in (HERE,) if model.name not in self.deleted]
 
     async def catalog(self) -> Sequence[Model]:
         return [HERE, KNOWN, LARGE]
+
+    async def recommended(self) -> Model | None:
+        return self.better
 
     async def search(self, text: str) -> Sequence[Model]:
         return [REPOSITORY]

@@ -1,12 +1,13 @@
 """The screens beside the chat: models, the engine, help, branches, addresses in replies, code."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from textual.widgets import DataTable, Input, Markdown, Tree
 
 from tests.tui.pilots import Chatting, run
-from tests.tui.scripted_client import USAGE, ScriptedClient
+from tests.tui.scripted_client import KNOWN, USAGE, ScriptedClient
 from tui.engine_nouns import RequestId
 from tui.nouns import Finish, ReplyEnd, TextDelta
 from tui.screens.dialog import Confirm
@@ -59,6 +60,20 @@ def test_models_are_listed_fetched_paused_found_deleted_and_loaded() -> None:
         assert chat.app.screen.query_one(TopBar).model == "smollm2:135m"
 
     run(ScriptedClient(), flow)
+
+
+def test_who_is_new_is_told_of_a_better_model() -> None:
+    client = ScriptedClient()
+    client.models.better = replace(KNOWN, fit="fits: 32k context; needs 3.2 GB, 8.0 GB free")
+
+    async def flow(chat: Chatting) -> None:
+        await chat.until(chat.notices)
+        assert chat.notices() == [
+            "qwen3:4b fits: 32k context; needs 3.2 GB, 8.0 GB free. "
+            "F2, then 2: p fetches it. Kept as default by: ingle config set model qwen3:4b"
+        ]
+
+    run(client, flow)
 
 
 def test_the_engine_shows_all_requests_and_aborts_any() -> None:

@@ -33,6 +33,8 @@ if TYPE_CHECKING:  # what reads Markdown is loaded once the prompt is there
 
     from tui.widgets.code_block import CodeBlock
 
+_RECOMMENDED_SECONDS = 60.0  # that the name of a better model can be read
+
 
 class ChatScreen(Screen[None]):
     """What people look at all day."""
@@ -72,6 +74,7 @@ class ChatScreen(Screen[None]):
     def on_mount(self) -> None:
         self.follow(self._client.engine.loading())
         self.start()
+        self.recommend()
         self.call_after_refresh(self.prepare)
 
     @work(group="start", description="prepare", thread=True)
@@ -87,6 +90,14 @@ class ChatScreen(Screen[None]):
         await self.conversation.composer.start()
         if self._question:
             self.conversation.send(Prompt(sanitize(self._question)))
+
+    @work(group="start", description="recommend")
+    async def recommend(self) -> None:
+        """Tell somebody who is new here of a better model, while the small one loads."""
+        with told(self):
+            if (model := await self._client.models.recommended()) is not None:
+                more = f"F2, then 2: p fetches it. Kept as default by: ingle config set model {model.name}"
+                self.app.notify(more, title=f"{model.name} {model.fit}.", timeout=_RECOMMENDED_SECONDS, markup=False)
 
     @work(group="loading", exclusive=True, description="loading")
     async def follow(self, loading: AsyncGenerator[Loading, None]) -> None:

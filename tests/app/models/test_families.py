@@ -20,6 +20,10 @@ def test_the_shipped_families_are_many_and_of_all_kinds() -> None:
     assert len({model.repository for model in families}) == counts.total()
     names = {name for entry in load_catalog() for name in (entry.name, *entry.aliases)}
     assert names.isdisjoint({*families.models, *families.defaults})
+    sizes = [model.usual_size for model in families.recommended]
+    assert sizes == sorted(sizes, reverse=True)
+    assert {model.license for model in families.recommended} == {"Apache-2.0"}
+    assert {model.kind for model in families.recommended} <= {"chat", "reasoning"}
     for model in families:
         assert families.repository(model.name) == model.repository
         assert model.draft is None or families.models[model.draft].kind in (model.kind, "chat", "reasoning")
@@ -58,6 +62,7 @@ def test_the_store_knows_them_and_the_catalog_comes_first(tmp_path: Path) -> Non
         ('name = "llama3.1"', 'name = "llama3.2"'),
         ('draft = "llama3.2:1b"', 'draft = "llama3.2:2b"'),
         ('default = "3b"', 'default = "4b"'),
+        ('recommended = ["qwen3:32b"', 'recommended = ["qwen3:33b"'),
     ],
 )
 def test_a_mistake_is_refused(tmp_path: Path, original: str, broken: str) -> None:

@@ -1,0 +1,78 @@
+"""The model that a new machine is told of: the best of a list that fits, and is fast enough for a CPU."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from app.cli import ingle
+from app.config import Settings
+from app.errors import ModelNotFound, Offline
+from app.models import recommended as module
+from app.models.families import load_families
+from app.models.fit import fit_model
+from app.models.recommended import recommended_fit
+from engine import kv_budget
+from tests.app.models.fake_hub import FakeHub, serve
+from tests.app.models.tiny_model import settings_in
+from tests.engine.tiny_llama import make
+
+LARGE, SMALL = "qwen3:8b", "qwen3-instruct:4b"
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """Two files, one four times as large, by what stands for them."""
+    place = tmp_path_factory.mktemp("gguf")
+    sizes = {LARGE: {"mlp": 768}, SMALL: {"mlp": 192, "types": {"token_embd": "Q4_0"}}}
+    return {name: make(place, head_dim=32, vocab=2000, **more).path.read_bytes() for name, more in sizes.items()}  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def hub(files: dict[str, bytes]) -> Iterator[FakeHub]:
+    families = load_families()
+    with serve() as served:
+        served.repositories = {
+            families.models[name].repository.repo: {"model-Q4_K_M.gguf": content} for name, content in files.items()
+        }
+        yield served
+
+
+@pytest.fixture
+def settings(hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    monkeypatch.setattr(module, "machine_memory", lambda settings: 8_000_000_000)
+    return settings_in(tmp_path, hub_endpoint=hub.address, device="cpu")
+
+
+def test_the_best_one_that_may_fit_is_looked_at_first(settings: Settings) -> None:
+    found = recommended_fit(settings)
+    assert (found.name, found.is_possible, found.is_stored) == (LARGE, True, False)
+
+
+def test_headers_decide(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    large, small = (fit_model(name, settings, memory=1 << 30) for name in (LARGE, SMALL))
+    monkeypatch.setattr(kv_budget, "available_memory", lambda: (large.fit.needed + small.fit.needed) // 2)
+    assert recommended_fit(settings).name == SMALL
+
+
+def test_a_cpu_is_given_what_it_reads_fast_enough(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_FLUENT_BYTES", fit_model(SMALL, settings).size)
+    assert recommended_fit(settings).name == SMALL
+
+
+def test_little_memory_asks_for_nothing(settings: Settings, hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "machine_memory", lambda settings: 1_000_000_000)
+    with pytest.raises(ModelNotFound, match="no recommended model fits"):
+        recommended_fit(settings)
+    assert hub.sent == 0
+
+
+@pytest.mark.usefixtures("settings")
+def test_without_the_hub_there_is_none(tmp_path: Path) -> None:
+    with pytest.raises(Offline):
+        recommended_fit(settings_in(tmp_path))
+
+
+def test_the_command_takes_no_name_beside_it() -> None:
+    assert CliRunner().invoke(ingle, ["fit", "--recommended", "qwen3:8b"]).exit_code == 2
