@@ -178,7 +178,10 @@ class Models(Protocol):
         """From this machine; what has arrived of it, too."""
 
     def load(self, name: str) -> AsyncGenerator[Loading, None]:
-        """Replies come from this model from now on. Ends when it is loaded."""
+        """Replies come from this model from now on. Ends when it is loaded.
+
+        Where it cannot be, the model before it is loaded again: ClientError says why when that one answers.
+        """
 
 
 class Client(Protocol):

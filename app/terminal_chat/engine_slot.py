@@ -1,11 +1,12 @@
 """The engine that the chat talks to: found running, started as a process of its own, or somebody else's endpoint.
 
-Loading goes on beside everything else; who needs the model waits for it with `ready`. An engine process that has died
-is started again by whoever needs it next. The client of HTTP is imported when there is an engine to ask.
+Loading goes on beside everything else; who needs the model waits for it with `ready`. Where a model cannot be loaded,
+the one that answered before it is loaded again. An engine process that has died is started again by whoever needs it
+next. The client of HTTP is imported when there is an engine to ask.
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from dataclasses import replace as replaced
@@ -26,6 +27,7 @@ from app.terminal_chat.loading_state import LoadingState
 from app.terminal_chat.told import told
 from quant.errors import InglenookError
 from tui.client import ClientError
+from tui.engine_nouns import Loading
 
 if TYPE_CHECKING:
     from app.terminal_chat.endpoint import Endpoint
@@ -61,6 +63,7 @@ class EngineSlot:
         self._held = ExitStack()  # our attendance of the engine
         self._task: asyncio.Task[None] | None = None
         self._wanted = settings.model
+        self._served: str | None = None  # the model that was loaded last
         self._instance: Instance | None = None  # the server that is used
         self.state = LoadingState(settings.model)
 
@@ -106,16 +109,39 @@ class EngineSlot:
             raise ClientError("no model is loaded", "Load one.")
         return self._engine
 
+    async def loading(self) -> AsyncGenerator[Loading, None]:
+        """How the model loads that is to answer; and where it cannot, the one before it. Raises ClientError then, at
+        the end."""
+        wanted = self.state
+        try:
+            async for now in wanted.states():
+                yield now
+            return
+        except ClientError as problem:
+            before = self.state
+            if before is wanted:
+                raise
+            reason = problem
+        try:
+            async for now in before.states():
+                yield now
+        except ClientError as problem:
+            both = f"{reason.message}; nor could {before.model} be loaded again: {problem.message}"
+            raise ClientError(both, problem.remedy) from reason
+        remedy = f"{reason.remedy.rstrip('.')}. " if reason.remedy else ""
+        raise ClientError(reason.message, f"{remedy}{before.model} answers again.")
+
     def switch(self, model: str) -> None:
-        """Have replies come from this model from now on. `state` is another one afterwards."""
-        if self._remote:
-            if self._engine is not None:
-                self._engine = replaced(self._engine, model=model)
+        """Have replies come from this model from now on. `state` is that of its loading afterwards."""
+        if model == self._wanted and not self.state.is_over:
             return
         if self._task is not None:
             self._task.cancel()
-        self._wanted = model
         self.state.end()
+        self._begin(model)
+
+    def _begin(self, model: str) -> None:
+        self._wanted = model
         self.state = LoadingState(model)
         self._task = asyncio.create_task(self._load(model))
 
@@ -124,10 +150,14 @@ class EngineSlot:
         try:
             with told():
                 await self._leave()
-                self._engine = await (self._attach_remote() if self._remote else self._find_or_start(model, state))
+                find = self._attach_remote(model) if self._remote else self._find_or_start(model, state)
+                self._engine = await find
         except ClientError as problem:
+            if self._served is not None and self._served != model:
+                self._begin(self._served)
             state.end(problem)
         else:
+            self._served = self._engine.model if self._remote else model
             state.end()
         finally:
             if not state.is_over:  # a mistake of ours: nobody is to wait for ever
@@ -148,12 +178,12 @@ class EngineSlot:
                 await process.stop()
         self._held.close()
 
-    async def _attach_remote(self) -> Engine:
+    async def _attach_remote(self, model: str) -> Engine:
         from app.terminal_chat.endpoint import Endpoint
 
         endpoint = Endpoint(self._remote, self._key, is_ours=False)
         names = await endpoint.names()
-        wanted = self._settings.model if self._settings.origins["model"] != "default" else ""
+        wanted = model if self._is_asked(model) else ""
         found = next((one for one in names if one.name == wanted), None) if wanted else next(iter(names), None)
         if found is None:
             there = ", ".join(one.name for one in names[:8])
@@ -185,9 +215,12 @@ class EngineSlot:
     def _running(self, settings: Settings) -> Sequence[Instance]:
         """The server of the model; where none was asked for, all there are, that one first."""
         found = find_instance(settings)
-        is_asked = settings.origins["model"] != "default" or settings.model != self._settings.model
-        others = [] if is_asked else [one for one in running_instances(settings) if one != found]
+        others = [] if self._is_asked(settings.model) else [one for one in running_instances(settings) if one != found]
         return [*([found] if found else []), *others]
+
+    def _is_asked(self, model: str) -> bool:
+        """Whether it has to be this model, and no other that is there."""
+        return self._settings.origins["model"] != "default" or model != self._settings.model
 
     async def _started(self, settings: Settings, state: LoadingState) -> Engine:
         rate = DownloadRate()

@@ -20,7 +20,7 @@ class ChatEngine:
         return self._slot.address
 
     def loading(self) -> AsyncGenerator[Loading, None]:
-        return self._slot.state.states()
+        return self._slot.loading()
 
     async def status(self) -> EngineStatus:
         """Of an endpoint of others, its model alone."""

@@ -11,6 +11,7 @@ class LoadingState:
     """Begins as loading; ends once, loaded or failed. Used on one event loop."""
 
     def __init__(self, model: str) -> None:
+        self.model = model
         self._now = Loading(model, "starting")
         self._changed = asyncio.Event()
         self._version = 0

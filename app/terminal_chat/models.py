@@ -121,5 +121,6 @@ class ChatModels:
 
     async def load(self, name: str) -> AsyncGenerator[Loading, None]:
         self._slot.switch(name)
-        async for state in self._slot.state.states():
-            yield state
+        async with aclosing(self._slot.loading()) as states:
+            async for state in states:
+                yield state

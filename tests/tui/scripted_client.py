@@ -323,6 +323,8 @@ class ScriptedModels:
 
     async def load(self, name: str) -> AsyncGenerator[Loading, None]:
         yield Loading(name, "reading the weights")
+        if name == LARGE.name:
+            raise ClientError(f"{name} does not fit.", f"{HERE.name} answers again.")
         self.loaded.append(name)
 
 

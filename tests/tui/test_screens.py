@@ -62,6 +62,19 @@ def test_models_are_listed_fetched_paused_found_deleted_and_loaded() -> None:
     run(ScriptedClient(), flow)
 
 
+def test_a_model_that_cannot_be_loaded_leaves_the_chat_as_it_is() -> None:
+    async def flow(chat: Chatting) -> None:
+        await chat.say("one")
+        await chat.type("/load llama3.3:70b")
+        await chat.until(lambda: "llama3.3:70b does not fit. smollm2:135m answers again." in chat.notices())
+        await chat.until(lambda: chat.app.screen.query_one(TopBar).loading_model is None)
+        assert chat.app.screen.query_one(TopBar).model == "smollm2:135m"
+        await chat.say("two")
+        assert chat.texts() == ["one", "Hello.", "two", "Hello."]
+
+    run(ScriptedClient(), flow)
+
+
 def test_who_is_new_is_told_of_a_better_model() -> None:
     client = ScriptedClient()
     client.models.better = replace(KNOWN, fit="fits: 32k context; needs 3.2 GB, 8.0 GB free")

@@ -120,6 +120,17 @@ def test_a_model_that_it_does_not_have_is_told(settings: Settings, endpoint: Sta
     assert "stand-in" in told.value.remedy
 
 
+def test_another_model_of_it_is_one_that_it_has(settings: Settings, endpoint: StandInEndpoint) -> None:
+    async def work(client: TerminalClient) -> None:
+        await client.engine.status()
+        with pytest.raises(ClientError, match="has no model other"):
+            [state async for state in client.models.load("other")]
+        assert (await client.engine.status()).model == "stand-in"
+        [state async for state in client.models.load("stand-in")]
+
+    run(settings, endpoint.url, work)
+
+
 def test_nobody_there_is_told(settings: Settings) -> None:
     with pytest.raises(ClientError, match="does not answer"):
         replied(settings, "http://127.0.0.1:9/v1")

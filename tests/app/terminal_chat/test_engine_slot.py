@@ -4,6 +4,7 @@ import asyncio
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 
 import pytest
 
@@ -15,6 +16,7 @@ from app.terminal_chat.engine_child import Said
 from app.terminal_chat.engine_process import EngineFailed, EngineProcess
 from app.terminal_chat.engine_slot import EngineSlot, stage_of
 from app.terminal_chat.loading_state import LoadingState
+from app.terminal_chat.models import ChatModels
 from tests.app.server.live_server import Clock, LiveServer
 from tui.client import ClientError
 from tui.engine_nouns import Loading
@@ -125,6 +127,66 @@ def test_another_model_takes_the_place_of_the_first(settings: Settings, started:
 
     asyncio.run(main())
     assert [process.stopped for process in started] == [True, True, True, False]
+
+
+def test_a_model_that_cannot_be_loaded_gives_way_to_the_one_before(settings: Settings, started: list[StandIn]) -> None:
+    async def main() -> None:
+        slot = await begun(settings)
+        models = ChatModels(settings, slot)
+        await slot.ready()
+        seen: list[Loading] = []
+
+        async def load() -> None:
+            async for state in models.load("broken"):
+                seen.append(state)  # noqa: PERF401  # what came before an error counts, too
+
+        with pytest.raises(ClientError, match="it is broken") as told:
+            await load()
+        assert told.value.remedy == "mend it. smollm2:135m answers again."
+        assert [one.model for one in seen][-1] == "smollm2:135m"
+        assert (await slot.ready()).model == "smollm2:135m"
+        assert slot.address
+        await models.close()
+        await slot.close()
+
+    asyncio.run(main())
+    assert [(process.model, process.stopped) for process in started] == [
+        ("smollm2:135m", True),
+        ("broken", True),
+        ("smollm2:135m", False),
+    ]
+
+
+def test_where_the_one_before_cannot_come_back_both_are_told(settings: Settings, started: list[StandIn]) -> None:
+    async def main() -> None:
+        slot = await begun(settings)
+        models = ChatModels(settings, slot)
+        await slot.ready()
+
+        async def load() -> None:
+            async for _ in models.load("broken"):
+                for process in started[2:]:
+                    process.fails = True
+
+        with pytest.raises(ClientError) as told:
+            await load()
+        assert told.value.message == "it is broken; nor could smollm2:135m be loaded again: it is broken"
+        await models.close()
+        await slot.close()
+
+    asyncio.run(main())
+
+
+def test_a_first_model_that_cannot_be_loaded_is_told_once(settings: Settings, started: list[StandIn]) -> None:
+    async def main() -> None:
+        slot = await begun(replace(settings, model="broken"))
+        with pytest.raises(ClientError, match="it is broken") as told:
+            await slot.ready()
+        assert told.value.remedy == "mend it"
+        await slot.close()
+
+    asyncio.run(main())
+    assert len(started) == 1
 
 
 def test_listeners_of_a_loading_see_its_end_and_its_problem() -> None:
