@@ -316,6 +316,14 @@ class Settings:
             "Requests under way at most for one API key, or for all that need none; 0 is any number.",
         )
     )
+    theme: str = field(
+        metadata=_read_by(
+            text,
+            "auto",
+            "Colours of the chat in the terminal: a theme by its name, as /theme keeps the one that is chosen there; "
+            "auto suits the terminal.",
+        )
+    )
     origins: Mapping[str, str] = field(default_factory=dict, repr=False)  # setting name -> where its value came from
 
     @property

@@ -3,15 +3,17 @@
 from collections.abc import Callable, Iterable
 from typing import ClassVar
 
+from textual import work
 from textual.app import App, SystemCommand
 from textual.binding import Binding, BindingType
 from textual.screen import Screen
+from textual.theme import Theme
 
 from tui import themes
 from tui.client import Client
 from tui.commands import COMMANDS, Part
 from tui.downloads import Downloads
-from tui.failures import tell
+from tui.failures import tell, told
 from tui.nouns import ChatId
 from tui.plain_text import sanitize
 from tui.screens.chat import ChatScreen
@@ -32,7 +34,7 @@ class ChatApp(App[None]):
     def __init__(self, client: Client, theme: str = "", chat: ChatId | None = None, question: str = "") -> None:
         super().__init__()
         self._client = client
-        self._wanted_theme = theme
+        self._wanted_theme = self._kept_theme = theme
         self._downloads = Downloads(
             client.models,
             lambda pull: self.run_worker(pull, group="download", description="download"),
@@ -45,7 +47,19 @@ class ChatApp(App[None]):
         for theme in (themes.NIGHT, themes.DAY):
             self.register_theme(theme)
         self.theme = themes.suitable(self._wanted_theme, self.console.color_system, self.available_themes)
+        self._kept_theme = self.theme
+        self.theme_changed_signal.subscribe(self, self._note_theme)
         self.push_screen(self._chat_screen)
+
+    def _note_theme(self, theme: Theme) -> None:
+        if theme.name != self._kept_theme:
+            self._kept_theme = theme.name
+            self.keep_theme(theme.name)
+
+    @work(exclusive=True, group="theme", description="theme")
+    async def keep_theme(self, name: str) -> None:
+        with told(self):
+            await self._client.preferences.keep_theme(name)
 
     def _arrived(self, name: str) -> None:
         self.notify(f"{name} is on this machine now.", markup=False)

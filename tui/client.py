@@ -184,6 +184,13 @@ class Models(Protocol):
         """
 
 
+class Preferences(Protocol):
+    """What the person chose for every start of the program."""
+
+    async def keep_theme(self, name: str) -> None:
+        """Start with this theme from now on."""
+
+
 class Client(Protocol):
     """The port: one object with all of it."""
 
@@ -197,3 +204,5 @@ class Client(Protocol):
     def engine(self) -> Engine: ...
     @property
     def models(self) -> Models: ...
+    @property
+    def preferences(self) -> Preferences: ...

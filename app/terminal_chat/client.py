@@ -11,6 +11,7 @@ from app.terminal_chat.engine_slot import EngineSlot
 from app.terminal_chat.engine_status import ChatEngine
 from app.terminal_chat.kept_chats import KeptChats
 from app.terminal_chat.models import ChatModels
+from app.terminal_chat.preferences import ChatPreferences
 from app.terminal_chat.replies import ChatReplies
 from app.terminal_chat.titles import Titles
 from app.terminal_chat.told import apart
@@ -40,6 +41,7 @@ class TerminalClient:
         self.context = ChatContext(self.chats, self._slot)
         self.engine = ChatEngine(self._slot)
         self.models = ChatModels(settings, self._slot)
+        self.preferences = ChatPreferences()
 
     def begin(self) -> None:
         """Load the model, in the background."""

@@ -40,7 +40,7 @@ class Session:
         from tui.app import ChatApp
 
         async def run(client: TerminalClient) -> int:
-            app = ChatApp(client, question=self.question)
+            app = ChatApp(client, theme=self.settings.theme, question=self.question)
             status = _SIGNALLED + signal.SIGTERM
             with suppress(NotImplementedError):  # Windows
                 asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, lambda: app.exit(return_code=status))

@@ -328,6 +328,16 @@ class ScriptedModels:
         self.loaded.append(name)
 
 
+@dataclass
+class ScriptedPreferences:
+    """What was chosen."""
+
+    themes: list[str] = field(default_factory=list)
+
+    async def keep_theme(self, name: str) -> None:
+        self.themes.append(name)
+
+
 class ScriptedClient:
     """All of it."""
 
@@ -339,6 +349,7 @@ class ScriptedClient:
         self.context = ScriptedContext(self.chats)
         self.engine = ScriptedEngine()
         self.models = ScriptedModels()
+        self.preferences = ScriptedPreferences()
 
     def keep(self, title: str, *texts: str, pinned: bool = False) -> ChatId:
         """A chat with these messages, the person's and the model's in turn."""

@@ -124,6 +124,19 @@ def test_help_the_palette_and_the_address() -> None:
     run(ScriptedClient(), flow)
 
 
+def test_a_theme_that_is_chosen_is_kept() -> None:
+    async def flow(chat: Chatting) -> None:
+        kept = chat.client.preferences.themes
+        assert chat.app.theme == "hearth-light"
+        await chat.say("one")
+        assert kept == []
+        chat.app.theme = "hearth-dark"  # as the palette behind /theme does
+        await chat.until(lambda: kept)
+        assert kept == ["hearth-dark"]
+
+    run(ScriptedClient(), flow, theme="hearth-light")
+
+
 def test_branches_are_shown_as_a_tree_and_chosen_there() -> None:
     async def flow(chat: Chatting) -> None:
         await chat.say("one")
