@@ -55,6 +55,7 @@ class Pulls:
         self._settings = settings
         self._store = store or ModelStore(settings)
         self._turn = asyncio.Lock()  # fair: who asked first goes first
+        self._looking = asyncio.Lock()  # fair, too: no look that takes longer changes the order
         self._pulls: dict[str, _Pull] = {}
 
     async def pull(self, name: str) -> AsyncGenerator[PullProgress]:
@@ -112,7 +113,9 @@ class Pulls:
 
     async def _run(self, pull: "_Pull") -> StoredModel:
         try:
-            if await asyncio.to_thread(self._is_there, pull.name):
+            async with self._looking:
+                is_there = await asyncio.to_thread(self._is_there, pull.name)
+            if is_there:
                 return await self._fetch(pull)
             with queue_note(self._settings.models_dir, [pull.name]):
                 async with self._turn:

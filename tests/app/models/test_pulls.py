@@ -1,6 +1,7 @@
 """Pulls that several follow, wait for each other, are left, and are stopped; and the removal of what they brought."""
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from pathlib import Path
@@ -89,8 +90,18 @@ def test_the_last_who_leaves_stops_it_and_another_pull_goes_on_there(hub: FakeHu
     assert hub.sent < 1.5 * SIZE
 
 
-def test_one_after_another_in_the_order_of_asking(hub: FakeHub, settings: Settings) -> None:
+def test_one_after_another_in_the_order_of_asking(
+    hub: FakeHub, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long it takes to see that the first one is not there yet."""
     hub.pace = 0.002
+    is_there = Pulls._is_there
+
+    def slowly_seen(pulls: Pulls, name: str) -> bool:
+        time.sleep(0.1 if name == ONE else 0)
+        return is_there(pulls, name)
+
+    monkeypatch.setattr(Pulls, "_is_there", slowly_seen)
 
     async def work() -> None:
         pulls = Pulls(settings)
