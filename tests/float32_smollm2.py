@@ -7,10 +7,12 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from tests.gguf_reader import Reader
+
 
 def transformers_model(path: Path, *, tied: bool) -> LlamaForCausalLM:
     """Dequantized by the `gguf` package. `tied`: the head is the embedding itself, and not a copy of it."""
-    reader = gguf.GGUFReader(path)
+    reader = Reader(path)
     values = {t.name: torch.tensor(gguf.dequantize(t.data, t.tensor_type)) for t in reader.tensors}
     config = LlamaConfig(
         vocab_size=49152,

@@ -30,6 +30,7 @@ from engine.reference import ReferenceDevice
 from engine.request import Request, SamplingParams, ScheduledRequest, StepPlan
 from engine.weights import Weights
 from tests.engine.family_checkpoints import architecture
+from tests.gguf_reader import Reader
 
 TOKENS, MEASURED, REPLY, TOP = 768, 256, 48, 100
 BOS = 2  # without it, Gemma talks nonsense
@@ -39,7 +40,7 @@ PROMPTS = ("The three largest cities of Italy are", "def fibonacci(n):\n", "Once
 
 def transformers_model(path: Path) -> Gemma3ForCausalLM:
     """The file's weights as float32."""
-    reader = gguf.GGUFReader(path)
+    reader = Reader(path)
     values = {tensor.name: tensor for tensor in reader.tensors}
     config = Gemma3TextConfig(
         vocab_size=262_144,

@@ -12,6 +12,7 @@ from quant.ggml_types import GGML_TYPES, GGMLType
 from quant.gguf import GGUFFile
 from quant.kernels.reference import dequantize, dequantize_rows
 from quant.tensor import CodedTensor, Integers, Plane, Scale
+from tests.gguf_reader import Reader
 
 KINDS = {kind.name: kind for kind in GGML_TYPES.values()}
 QUANTIZED = sorted(BLOCKS)
@@ -117,7 +118,7 @@ def test_parts_that_do_not_fit_together_are_refused() -> None:
 
 def test_every_tensor_of_the_default_model(smollm2: Path) -> None:
     packed = stored = 0
-    reader = gguf.GGUFReader(smollm2)
+    reader = Reader(smollm2)
     with GGUFFile(smollm2) as file:
         for tensor in reader.tensors:
             entry = file.tensors[tensor.name]

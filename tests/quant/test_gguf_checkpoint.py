@@ -12,6 +12,7 @@ from quant.errors import GGUFError, ModelFileError
 from quant.gguf import GGUFFile, GGUFTensor
 from quant.gguf_checkpoint import MAX_PARTS, GGUFCheckpoint
 from tests.gguf_bytes import I32, STRING, U16, Tensor, Value, build, small_file
+from tests.gguf_reader import Reader
 
 ONE, TWO, THREE = (f"model-{number:05d}-of-00003.gguf" for number in (1, 2, 3))
 
@@ -61,7 +62,7 @@ def test_any_part_stands_for_all(folder: Path, name: str) -> None:
 
 def test_a_real_model_is_the_same_split_and_whole(smollm2: Path, tmp_path: Path) -> None:
     """Split by the `gguf` package's own writer."""
-    reader = gguf.GGUFReader(smollm2)
+    reader = Reader(smollm2)
     writer = gguf.GGUFWriter(tmp_path / "smollm2.gguf", "llama", split_max_tensors=100)
     for stored in reader.tensors:
         writer.add_tensor(stored.name, stored.data, raw_dtype=stored.tensor_type)

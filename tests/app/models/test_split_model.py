@@ -11,13 +11,14 @@ from app.progress import SilentProgress
 from engine.loading import open_checkpoint
 from engine.models import stored_weights
 from tests.app.models.tiny_model import settings_in
+from tests.gguf_reader import Reader
 
 
 @pytest.fixture(scope="module")
 def parts(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """The default model with all that its file says of it, split by the `gguf` package's writer."""
     folder = tmp_path_factory.mktemp("split")
-    reader = gguf.GGUFReader(smollm2)
+    reader = Reader(smollm2)
     writer = gguf.GGUFWriter(folder / "smollm2-Q4_1.gguf", "llama", split_max_tensors=150)
     for field in reader.fields.values():
         if not field.name.startswith("GGUF.") and field.name != "general.architecture":
