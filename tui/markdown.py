@@ -14,7 +14,7 @@ from markdown_it.token import Token
 from tui.plain_text import sanitize
 
 _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})")
-PIECE = 3000  # characters; from here on a text is cut where it can be
+PIECE = 1500  # characters; from here on a text is cut where it can be
 
 
 @cache

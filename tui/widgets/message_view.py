@@ -4,13 +4,13 @@ from typing import ClassVar
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.containers import Vertical
 from textual.content import Content
 from textual.message import Message as Posted
 from textual.widgets import Label, Static
 
 from tui import figures
 from tui.nouns import Message, MessageId, Role
+from tui.widgets.column import Column
 from tui.widgets.thoughts import Thoughts
 from tui.widgets.word_buttons import WordButtons, word
 
@@ -19,7 +19,7 @@ class MessageHeader(WordButtons):
     """The line above a message."""
 
 
-class MessageView(Vertical, can_focus=True):
+class MessageView(Column, can_focus=True):
     """A message; told anew as a reply grows."""
 
     BINDINGS: ClassVar[list[BindingType]] = [

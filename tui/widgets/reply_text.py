@@ -1,20 +1,25 @@
 """The Markdown of a reply, shown while it comes and afterwards.
 
-A long text is shown as several documents, so that what is added costs as much as its last piece, not as all of it.
+A long text is shown as several pieces. Those far from what is seen are folded to empty room of their height, so that a
+frame costs as much as what is near, however long the text. Knows that it is scrolled, not by whom.
 Every address is shown; a click on one is told as Textual's own `Markdown.LinkClicked`, and opens nothing.
 """
 
 from time import process_time
 
 from textual.app import ComposeResult
-from textual.containers import Vertical
 from textual.content import Content
+from textual.events import Resize
+from textual.geometry import Size
+from textual.layout import DockArrangeResult
+from textual.widget import Widget
 from textual.widgets import Markdown
 from textual.widgets._markdown import MarkdownTable, MarkdownTableContent
 from textual.widgets.markdown import MarkdownBlock
 
 from tui.markdown import Pieces, parser
 from tui.widgets.code_block import CodeBlock
+from tui.widgets.column import Column
 
 _REST = 3  # times the CPU time of a frame: about a third of a core is used, however long the reply
 
@@ -62,8 +67,27 @@ class Document(Markdown):
     def __init__(self, text: str = "") -> None:
         super().__init__(text, parser_factory=parser, open_links=False)
 
+    def arrange(self, size: Size, optimal: bool = False) -> DockArrangeResult:
+        return super().arrange(size.with_height(0), optimal)  # as a Column does
 
-class ReplyText(Vertical):
+
+class Room(Widget):
+    """As high as the document that stood here, and will again once it is near to what is seen."""
+
+    def __init__(self, document: Document) -> None:
+        super().__init__()
+        self.text = document.source
+        self._taken = document.outer_size
+        self.styles.height = self._taken.height
+
+    def on_resize(self, event: Resize) -> None:
+        """At another width this is an estimate."""
+        if event.size.width not in (0, self._taken.width):
+            self._taken = Size(event.size.width, max(1, self._taken.area // event.size.width))
+            self.styles.height = self._taken.height
+
+
+class ReplyText(Column):
     """All of it."""
 
     def __init__(self, text: str = "") -> None:
@@ -74,13 +98,35 @@ class ReplyText(Vertical):
         self._showing = False
 
     def compose(self) -> ComposeResult:
-        documents: list[str] = []
+        texts: list[str] = []
         for begins, part in self._pieces.feed(self._first):
-            if begins or not documents:
-                documents.append("")
-            documents[-1] += part
+            if begins or not texts:
+                texts.append("")
+            texts[-1] += part
         self._first = ""
-        yield from (Document(text) for text in documents)
+        yield from (Document(text) for text in texts)
+
+    def on_mount(self) -> None:
+        self.screen.screen_layout_refresh_signal.subscribe(self, lambda _: self._fold_far())
+
+    def _fold_far(self) -> None:
+        """After each layout and each scrolling: what is farther than a screen from what is seen becomes room, and what
+        comes near a document again. The last one stays, as it may grow."""
+        screen, top = self.screen.size.height, self.region.y if len(self.children) > 1 else 0
+        for piece in self.children[:-1]:
+            bottom = top + piece.outer_size.height
+            near = bottom > -screen and top < 2 * screen
+            if isinstance(piece, Room) and near:
+                self.call_next(self._replace, piece, Document(piece.text))
+            elif isinstance(piece, Document) and not near and bottom > top:
+                self.call_next(self._replace, piece, Room(piece))
+            top = bottom
+
+    async def _replace(self, piece: Widget, other: Widget) -> None:
+        if piece.is_attached:  # it may have been replaced since
+            with self.app.batch_update():
+                await self.mount(other, before=piece)
+                await piece.remove()
 
     def add(self, text: str) -> None:
         """Show more text behind what there is, soon."""

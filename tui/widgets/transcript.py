@@ -5,10 +5,11 @@ from collections.abc import Callable, Sequence, Set
 
 from textual import work
 from textual.app import ComposeResult
-from textual.containers import Vertical, VerticalScroll
+from textual.containers import VerticalScroll
 from textual.geometry import Size
 
 from tui.nouns import Message, MessageId
+from tui.widgets.column import Column
 from tui.widgets.message_view import MessageView
 
 _SCREENS = 1.5  # heights of the screen that are mounted at once, estimated
@@ -32,11 +33,11 @@ class Transcript(VerticalScroll, can_focus=False):
 
     def compose(self) -> ComposeResult:
         # As high as the screen at least: an anchor would scroll less than that to the bottom of it.
-        yield Vertical(id="messages")
+        yield Column(id="messages")
 
     @property
-    def _messages(self) -> Vertical:
-        return self.query_one("#messages", Vertical)
+    def _messages(self) -> Column:
+        return self.query_one("#messages", Column)
 
     async def show(
         self,
