@@ -427,6 +427,11 @@ def is_dumb_terminal() -> bool:
     return os.environ.get("TERM", "") in ("", "dumb")
 
 
+def wants_colours() -> bool:
+    """Whether NO_COLOR is not there, whatever it says: Textual reads it so."""
+    return "NO_COLOR" not in os.environ
+
+
 def child_environment(**overrides: str) -> dict[str, str]:
     """The environment of a child process: our own, with `overrides`."""
     return {**os.environ, **overrides}

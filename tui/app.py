@@ -31,10 +31,19 @@ class ChatApp(App[None]):
         Binding("f4", "copy_address", "Address", show=False),
     ]
 
-    def __init__(self, client: Client, theme: str = "", chat: ChatId | None = None, question: str = "") -> None:
-        super().__init__()
+    def __init__(
+        self,
+        client: Client,
+        theme: str = "",
+        chat: ChatId | None = None,
+        question: str = "",
+        *,
+        colours: bool = True,
+    ) -> None:
+        """Without `colours`, as NO_COLOR asks for, the terminal's own are left out; of others Textual makes greys."""
+        super().__init__(ansi_color=None if colours else True)
         self._client = client
-        self._wanted_theme = self._kept_theme = theme
+        self._wanted_theme = self._kept_theme = theme if colours else themes.TERMINAL
         self._downloads = Downloads(
             client.models,
             lambda pull: self.run_worker(pull, group="download", description="download"),

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from app.config import Settings
+from app.config import Settings, wants_colours
 from app.history.history import History
 from app.terminal_chat.client import TerminalClient
 
@@ -40,7 +40,7 @@ class Session:
         from tui.app import ChatApp
 
         async def run(client: TerminalClient) -> int:
-            app = ChatApp(client, theme=self.settings.theme, question=self.question)
+            app = ChatApp(client, self.settings.theme, question=self.question, colours=wants_colours())
             status = _SIGNALLED + signal.SIGTERM
             with suppress(NotImplementedError):  # Windows
                 asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, lambda: app.exit(return_code=status))

@@ -1,5 +1,6 @@
 """The screens beside the chat: models, the engine, help, branches, addresses in replies, code."""
 
+import asyncio
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,6 +9,7 @@ from textual.widgets import DataTable, Input, Markdown, Tree
 
 from tests.tui.pilots import Chatting, run
 from tests.tui.scripted_client import KNOWN, USAGE, ScriptedClient
+from tui.app import ChatApp
 from tui.engine_nouns import RequestId
 from tui.nouns import Finish, ReplyEnd, TextDelta
 from tui.screens.dialog import Confirm
@@ -122,6 +124,32 @@ def test_help_the_palette_and_the_address() -> None:
         await chat.until(lambda: isinstance(chat.app.screen, EngineScreen))
 
     run(ScriptedClient(), flow)
+
+
+def test_without_colours_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    client = ScriptedClient([TextDelta("# One\n\n```python\nprint('x')\n```\n\n[x](https://a.example)"), END])
+    client.engine.loads.set()
+
+    async def go() -> None:
+        app = ChatApp(client, theme="hearth-light", colours=False)
+        async with app.run_test() as pilot:
+            chat = Chatting(app, pilot, client)
+            await chat.say("one")
+            await chat.until(lambda: app.screen.query(CodeBlock))
+            assert colours(app) == {"default"}
+            app.theme = "hearth-dark"
+            await pilot.press("f3")
+            await chat.until(lambda: isinstance(app.screen, EngineScreen) and rows(chat))
+            assert colours(app) == {"default"}
+
+    asyncio.run(go())
+
+
+def colours(app: ChatApp) -> set[str | None]:
+    """Those of all cells on the screen, in front and behind."""
+    styles = [part.style for strip in app.screen._compositor.render_strips() for part in strip if part.style]
+    return {colour and colour.name for style in styles for colour in (style.color, style.bgcolor)}
 
 
 def test_a_theme_that_is_chosen_is_kept() -> None:
