@@ -176,6 +176,7 @@ class Origin:
     cache_salt: str = ""  # requests of different salts share no cached prefix
     stored: bool = True  # what is computed for it may be written to disk; never for the lowest class
     client: str = ""  # the program that asks, as it names itself; for people
+    reply: str = ""  # the id of the reply that it is told in, by which whoever asked may stop it
 
     def __post_init__(self) -> None:
         if self.service is ServiceClass.BACKGROUND:

@@ -104,10 +104,10 @@ class TokenStreams:
             live.timer.end(reason, self._clock())
             self._thread.abort(request_id)
 
-    def end(self, request_id: int) -> None:
+    def end(self, request_id: int, reason: FinishReason = FinishReason.ABORT) -> None:
         """End a request with an event of its own, if it still runs: whoever waits for it is told."""
         if request_id in self._live:
-            self._route([TokenEvent(request_id, None, finish=FinishReason.ABORT)])
+            self._route([TokenEvent(request_id, None, finish=reason)])
             self._thread.abort(request_id)
 
     def requests(self) -> list[Request]:

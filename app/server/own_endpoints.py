@@ -22,7 +22,7 @@ from app.server.door import CALLER, of_caller
 from app.server.endpoint import Endpoint
 from app.server.reply import json_reply
 from app.server.request_body import read_body
-from engine.request import Origin, RequestStatus
+from engine.request import FinishReason, Origin, RequestStatus
 from engine.request import Request as EngineRequest
 
 Phase: TypeAlias = Literal["waiting", "reading", "writing", "preempted"]
@@ -74,6 +74,18 @@ class Aborted(Struct):
     aborted: bool
 
 
+class StopRequest(Struct):
+    """Which reply is long enough, by the id that its chunks carry."""
+
+    reply: Annotated[str, Meta(min_length=1, max_length=64)]
+
+
+class Stopped(Struct):
+    """Whether it was still being written."""
+
+    stopped: bool
+
+
 class CountRequest(Struct):
     """What is to be counted: a text, or the prompt for the next turn of a conversation."""
 
@@ -104,14 +116,17 @@ class OwnEndpoints:
     def __init__(self, service: ChatService) -> None:
         self._service = service
         self._abort_decoder = msgspec.json.Decoder(AbortRequest)
+        self._stop_decoder = msgspec.json.Decoder(StopRequest)
         self._count_decoder = msgspec.json.Decoder(CountRequest)
         self._forget_decoder = msgspec.json.Decoder(ForgetRequest)
 
     def endpoints(self) -> list[Endpoint]:
-        abort, count, forget = "End a request", "How many tokens something is", "Forget what was computed of a chat"
+        abort, stop = "End a request", "End a reply in good order, so that it says what it used"
+        count, forget = "How many tokens something is", "Forget what was computed of a chat"
         return [
             Endpoint("GET", "/inglenook/engine", self.report, "What the engine is doing", gives=EngineReport),
             Endpoint("POST", "/inglenook/abort", self.abort, abort, takes=AbortRequest, gives=Aborted),
+            Endpoint("POST", "/inglenook/stop", self.stop, stop, takes=StopRequest, gives=Stopped),
             Endpoint("POST", "/inglenook/count", self.count, count, takes=CountRequest, gives=Count),
             Endpoint("POST", "/inglenook/forget", self.forget, forget, takes=ForgetRequest, gives=Forgotten),
         ]
@@ -140,6 +155,14 @@ class OwnEndpoints:
         for number in found:
             streams.end(number)
         return json_reply(Aborted(bool(found)))
+
+    async def stop(self, request: Request) -> Response:
+        wanted = await read_body(request, self._stop_decoder)
+        streams = self._service.streams
+        found = [one.id for one in streams.requests() if one.origin.reply == wanted.reply and _may_see(request, one)]
+        for number in found:
+            streams.end(number, FinishReason.STOP)
+        return json_reply(Stopped(bool(found)))
 
     async def count(self, request: Request) -> Response:
         """Raises InvalidMessage, TemplateError and PromptTooLong as a chat does."""

@@ -21,7 +21,7 @@ from app.errors import AppError
 from app.history.records import State, Usage
 from app.http_client import ServerUnreachable, as_agreed, refusal, server_sent_data
 from app.terminal_chat.reply_clock import ReplyClock
-from app.terminal_chat.reply_parts import Ended, PromptProgress, ReasoningDelta, ReplyPart, TextDelta
+from app.terminal_chat.reply_parts import Begun, Ended, PromptProgress, ReasoningDelta, ReplyPart, TextDelta
 
 Body: TypeAlias = Mapping[str, object]
 
@@ -93,6 +93,11 @@ class Endpoint:
             raise self._unreachable(problem) from problem
         yield fold.end()
 
+    async def stop(self, reply: str) -> None:
+        """Have the server end a reply in good order, which says what it used. Nothing if it has ended. Raises
+        NotOffered from others."""
+        await self.own("POST", "stop", {"reply": reply})
+
     async def complete(self, body: Body) -> str:
         """The text of a whole reply."""
         text = ""
@@ -139,6 +144,7 @@ class _Fold:
 
     def __init__(self, clock: ReplyClock) -> None:
         self._clock = clock
+        self._begun = False
         self._state: State | None = None
         self._usage: Mapping[str, Any] | None = None
         self._timings: Mapping[str, Any] = {}
@@ -150,6 +156,9 @@ class _Fold:
         self._usage = chunk.get("usage") or self._usage
         self._timings = chunk.get("timings") or self._timings
         parts: list[ReplyPart] = []
+        if not self._begun and (reply := chunk.get("id")):
+            parts.append(Begun(str(reply)))
+        self._begun = True
         if progress := chunk.get("prompt_progress"):
             parts.append(
                 PromptProgress(int(progress["processed"]), int(progress["total"]), int(progress.get("cache", 0)))

@@ -12,8 +12,9 @@ from app.terminal_chat.chat_nouns import message_id, usage_of
 from app.terminal_chat.engine_slot import Engine, EngineSlot
 from app.terminal_chat.kept_chats import KeptChats
 from app.terminal_chat.prompt_messages import prompt_messages, sampling_fields
-from app.terminal_chat.reply_parts import Ended, PromptProgress, ReasoningDelta, ReplyPart, TextDelta
+from app.terminal_chat.reply_parts import Begun, Ended, PromptProgress, ReasoningDelta, ReplyPart, TextDelta
 from app.terminal_chat.told import apart, told
+from quant.errors import InglenookError
 from tui import nouns
 from tui.client import ClientError
 
@@ -34,12 +35,15 @@ class _Growing:
     message: int
     chat: int
     history: History
+    engine: Engine
+    reply: str = ""  # its id there
     text: str = ""
     reasoning: str = ""
     reasoning_began: float | None = None
     reasoning_seconds: float = 0.0
     kept_at: float = field(default_factory=time.monotonic)
-    stopped: asyncio.Event = field(default_factory=asyncio.Event)
+    stopped: asyncio.Event = field(default_factory=asyncio.Event)  # nothing more is waited for
+    is_stopping: bool = False  # the engine was asked to end it
     has_ended: bool = False  # and that is on the disk
 
     def add(self, part: ReasoningDelta | TextDelta) -> None:
@@ -116,7 +120,7 @@ class ChatReplies:
             return history.messages.begin_reply(number, to, engine.model), history, number
 
         message, history, number = await apart(begin)
-        growing = _Growing(message.id, number, history)
+        growing = _Growing(message.id, number, history, engine)
         self._growing[message.id] = growing
         self._chats.coming.add((chat, message.id))
         return growing
@@ -128,7 +132,9 @@ class ChatReplies:
         part: ReplyPart | None = first
         try:
             while part is not None and not isinstance(part, Ended):
-                if isinstance(part, PromptProgress):
+                if isinstance(part, Begun):
+                    growing.reply = part.reply
+                elif isinstance(part, PromptProgress):
                     yield nouns.PromptProgress(part.done, part.total, part.cached)
                 else:
                     growing.add(part)
@@ -143,11 +149,20 @@ class ChatReplies:
             yield nouns.ReplyEnd(nouns.Finish.FAILED, error=error)
             return
         ended = part or Ended(State.STOPPED, None)
+        if growing.is_stopping:
+            ended = Ended(State.STOPPED, ended.usage)
         await apart(growing.keep, ended.state, ended.usage)
         yield nouns.ReplyEnd(_FINISH[ended.state], usage_of(ended.usage))
 
     async def stop(self, message: nouns.MessageId) -> None:
-        if growing := self._growing.get(int(message)):
+        """Ended by the engine a reply says what it used; of another server's, the connection is closed."""
+        growing = self._growing.get(int(message))
+        if growing is None:
+            return
+        growing.is_stopping = True
+        try:
+            await growing.engine.endpoint.stop(growing.reply)
+        except InglenookError:  # no server of ours, or one that has gone
             growing.stopped.set()
 
     async def count_tokens(self, text: str) -> int:

@@ -8,6 +8,12 @@ from typing import NamedTuple, TypeAlias
 from app.history.records import State, Usage
 
 
+class Begun(NamedTuple):
+    """The server has accepted it. Of a server that gives replies no id, there is none."""
+
+    reply: str  # its id
+
+
 class PromptProgress(NamedTuple):
     """How much of the prompt is read, in tokens."""
 
@@ -35,4 +41,4 @@ class Ended(NamedTuple):
     usage: Usage | None
 
 
-ReplyPart: TypeAlias = PromptProgress | ReasoningDelta | TextDelta | Ended
+ReplyPart: TypeAlias = Begun | PromptProgress | ReasoningDelta | TextDelta | Ended

@@ -1,5 +1,6 @@
 """Our own routes: what the engine does and for whom, the end of a request, counts of tokens, what is forgotten."""
 
+import json
 import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -113,3 +114,17 @@ def test_another_key_hears_nothing_of_the_owners_requests(tokenizer: Tokenizer, 
         assert other.get("/inglenook/engine").json()["requests"] == []
         assert post(other, "abort", id=told["id"]) == {"aborted": False}
         assert post(owner, "abort", id=told["id"]) == {"aborted": True}
+
+
+def test_a_reply_that_is_stopped_says_what_it_used(http: httpx.Client) -> None:
+    body = {"model": "hash", "messages": HELLO, "stream": True, "max_tokens": 1500, "ignore_eos": True}
+    with http.stream("POST", "/v1/chat/completions", json={**body, "stream_options": {"include_usage": True}}) as reply:
+        lines = (line.removeprefix("data: ") for line in reply.iter_lines() if line.startswith("data: {"))
+        first = json.loads(next(lines))
+        assert post(http, "stop", reply=first["id"]) == {"stopped": True}
+        *_, end, last = map(json.loads, lines)
+    assert end["choices"][0]["finish_reason"] == "stop"
+    assert 0 <= last["usage"]["completion_tokens"] < 1500
+    assert last["usage"]["prompt_tokens"] > 0
+    assert post(http, "stop", reply=first["id"]) == {"stopped": False}
+    assert http.post("/inglenook/stop", json={"reply": ""}).status_code == 400

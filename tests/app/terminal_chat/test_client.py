@@ -90,8 +90,12 @@ def test_a_reply_that_is_stopped_keeps_what_came(clients: Clients, running: Live
                     await client.replies.stop(events[0].message)  # type: ignore[union-attr]
         assert isinstance(events[-1], ReplyEnd)
         assert events[-1].finish is Finish.STOPPED
+        assert events[-1].usage is not None
+        assert events[-1].usage.computed_tokens > 0
+        assert 3 <= events[-1].usage.reply_tokens < 1500
+        assert events[-1].usage.tokens_per_second > 0
         message = (await client.chats.open(chat)).messages[-1]
-        assert message.finish is Finish.STOPPED
+        assert (message.finish, message.usage) == (Finish.STOPPED, events[-1].usage)
         assert message.text == "".join(event.text for event in events if isinstance(event, TextDelta))
         until(lambda: not running.streams.requests())
 

@@ -4,7 +4,7 @@ whole reply of the same chunks. So the two cannot disagree.
 
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
 from msgspec import UNSET, Struct, UnsetType
@@ -128,6 +128,7 @@ async def chunks(
     writer = _ChunkWriter(service, tells_progress=bool(wanted.return_progress))
     asked, breakers = wanted.grammar(), await service.breakers.tokens(wanted.breakers())
     turn = Turn(wanted.conversation(), wanted.choices(breakers), asked)
+    origin = replace(origin, reply=writer.reply)
     async with aclosing(turn_events(service, turn, origin, counts)) as batches:
         async for batch in batches:
             if written := [chunk for index, event in batch for chunk in writer.write(index, event)]:
@@ -165,6 +166,11 @@ class _ChunkWriter:
         self._identity = Identity.new("chatcmpl", service.name)
         self._begun: set[int] = set()
         self._calling: set[int] = set()  # choices that have called a tool
+
+    @property
+    def reply(self) -> str:
+        """Its id."""
+        return self._identity.id
 
     def write(self, index: int, event: ChatEvent) -> Iterator[ChatCompletionChunk]:
         if index not in self._begun:
