@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 CHAT_CLIENT = "ingle-chat"  # how chats name themselves in their requests
 
-KEEP_ALIVE_SECONDS = 300.0  # that an engine stays for programs that have used it
 _CRASHED_SECONDS = 30.0  # that it stays for a chat that died, and will be started again
 _FIRST_SECONDS = 60.0  # for the chat that started it to come
 _LOOKING_SECONDS = 5.0  # for the engine, which may be looking whether the lock is held
@@ -59,6 +58,7 @@ class Attendance:
     def __init__(self, settings: Settings, clock: Callable[[], float] = time.monotonic) -> None:
         """`clock` tells seconds that only grow."""
         self._clock = clock
+        self._keep_alive = float(settings.keep_alive_s)
         self._folder = _folder(settings, os.getpid())
         self._stay_until = self._clock() + _FIRST_SECONDS
         self._others = 0  # requests of other programs under way
@@ -76,7 +76,7 @@ class Attendance:
                 await application(scope, receive, send)
             finally:
                 self._others -= 1
-                self._stay(KEEP_ALIVE_SECONDS)
+                self._stay(self._keep_alive)
 
         return noted
 

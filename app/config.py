@@ -41,6 +41,7 @@ MAX_HOST_MB = 1 << 20
 MAX_DISK_GB = 1_000_000
 MAX_LATENCY_MS = 60_000
 MAX_REQUESTS = 1 << 20
+MAX_KEEP_ALIVE_S = 1_000_000
 DEFAULT_REQUESTS = 256
 
 
@@ -314,6 +315,14 @@ class Settings:
             whole_number(MAX_REQUESTS),
             DEFAULT_REQUESTS,
             "Requests under way at most for one API key, or for all that need none; 0 is any number.",
+        )
+    )
+    keep_alive_s: int = field(
+        metadata=_read_by(
+            whole_number(MAX_KEEP_ALIVE_S),
+            300,
+            "Seconds that the engine of a chat stays for other programs behind their last request; "
+            "0 ends it with the last chat.",
         )
     )
     theme: str = field(

@@ -40,8 +40,8 @@ def chat(
     """Chat with a model.
 
     A running server of ingle answers, or an engine of its own is started, which other programs can use, too: it ends
-    when no chat is left and nobody has used it for five minutes. The default model is fetched when it is used for the
-    first time. Chats are kept in a file of yours.
+    when no chat is left and nobody has used it for five minutes (the setting keep_alive_s). The default model is
+    fetched when it is used for the first time. Chats are kept in a file of yours.
     """
     if api_key_file and not endpoint:
         raise click.UsageError("--api-key-file is the key for --endpoint, which is missing.")

@@ -73,3 +73,15 @@ def test_programs_that_have_used_it_keep_it_for_a_while(
     assert attendance.is_over() is not stays
     clock.seconds += 2
     assert attendance.is_over()
+
+
+@pytest.mark.parametrize("seconds", [0, 7])
+def test_how_long_it_stays_for_others_is_a_setting(tmp_path: Path, clock: Clock, seconds: int) -> None:
+    attendance = Attendance(load_settings(state_dir=tmp_path, keep_alive_s=seconds), clock)
+    with attending(load_settings(state_dir=tmp_path), os.getpid()):
+        assert not attendance.is_over()
+        ask(attendance, b"editor/9")
+    clock.seconds += max(0.0, seconds - 0.5)
+    assert attendance.is_over() is not seconds > 0
+    clock.seconds += 1
+    assert attendance.is_over()
