@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from app.models.loaded_encoder import LoadedEncoder
     from app.models.loaded_model import LoadedModel
     from app.server.application import Locks, Surroundings
+    from app.server.machine import Machine
 
 STOP_SECONDS = 1.8  # for the end of a step and for clients to read their last event; then they are cut off
 _MAX_HEADER_BYTES = 64 << 10
@@ -72,6 +73,7 @@ def run_host(settings: Settings, progress: Progress, attendance: Attendance | No
             describe=partial(details_of, stored, store.catalog, store.hub_models, renderer),
             pulls=pulls,
             state_dir=settings.state_dir,
+            machine=_machine(model, settings),
             keeps_lines=settings.keep_changing_lines,
         )
         with recorded(instance, settings):
@@ -92,6 +94,20 @@ def _locks(settings: Settings) -> "Locks":
     names = (settings.host, *settings.host_names)
     access = Access(keys, make_own_key(settings))
     return Locks(access, names, settings.allowed_origins, settings.max_requests)
+
+
+def _machine(model: "LoadedModel | LoadedEncoder", settings: Settings) -> "Machine":
+    from app.models.kernel_preparation import common_options
+    from app.models.loaded_model import LoadedModel
+    from app.server.machine import GpuMemory, Machine
+    from engine.device_choice import gpu_for
+
+    if not isinstance(model, LoadedModel):
+        return Machine()
+    gpu = gpu_for(common_options(settings)) if model.engine.config.backend == "cuda" else None
+    memory = None if gpu is None else GpuMemory(gpu.card.memory_bytes, gpu.free_memory)
+    limit = settings.kv_disk_limit
+    return Machine(None if limit == 0 else settings.kv_disk_dir, limit, memory)
 
 
 def _listen(settings: Settings) -> ListeningSockets:

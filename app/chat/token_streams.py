@@ -136,6 +136,11 @@ class TokenStreams:
         return self._engine.config.max_running
 
     @property
+    def block_bytes(self) -> int:
+        """That one block of keys and values takes; 0: nobody knows."""
+        return self._engine.config.block_bytes
+
+    @property
     def vocab_size(self) -> int:
         return self._engine.vocab_size
 

@@ -33,6 +33,7 @@ from app.server.door import CALLER, LOOPBACK_NAMES, Door
 from app.server.endpoint import TEXT, Endpoint
 from app.server.error_shapes import ErrorShapes, refusal
 from app.server.errors import InvalidRequest
+from app.server.machine import Machine
 from app.server.metrics import Metrics
 from app.server.mistakes import Mistakes
 from app.server.openapi import OpenAPI
@@ -85,6 +86,7 @@ class Surroundings:
     describe: Callable[[], ModelDetails] | None = None  # what the model is: see `ServedModel`
     pulls: ModelPulls | None = None  # fetch models; None: none are fetched
     state_dir: Path | None = None  # where responses are kept; None: in memory
+    machine: Machine = field(default_factory=Machine)  # what else it has
     keeps_lines: bool = False  # whether prompts keep lines that change with every request
 
 
@@ -101,7 +103,7 @@ def create_application(service: ChatService, about: Surroundings = ALONE) -> Sta
         *StoreEndpoints(model, about.pulls).endpoints(),
         *lm_studio.of_writing(service, model),
         *LlamaCppEndpoints(service, model).endpoints(),
-        *OwnEndpoints(service).endpoints(),
+        *OwnEndpoints(service, about.machine).endpoints(),
         *AnthropicEndpoints(service, model, keeps_lines=about.keeps_lines).endpoints(),
         _health_endpoint(lambda: _health(service.streams)),
         Endpoint("GET", "/metrics", Metrics(service).scrape, "Figures for Prometheus", gives=TEXT),

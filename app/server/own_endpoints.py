@@ -20,6 +20,7 @@ from app.server.dialects.openai.chat_requests import ChatMessage
 from app.server.dialects.openai.tools import TemplateVariables
 from app.server.door import CALLER, of_caller
 from app.server.endpoint import Endpoint
+from app.server.machine import AmountReport, Machine
 from app.server.reply import json_reply
 from app.server.request_body import read_body
 from engine.request import FinishReason, Origin, RequestStatus
@@ -57,7 +58,10 @@ class EngineReport(Struct):
     context_length: int
     requests: list[RequestReport]
     tiers: list[TierReport]
+    block_bytes: int  # about, that a block of the tiers takes; 0: nobody knows
+    disk: AmountReport | None  # files of what was computed, of all models; null: nothing is kept
     memory: int  # bytes of the process; 0: nobody knows
+    gpu: AmountReport | None  # memory of the GPU that computes; null: none does
     computed_tokens: int  # since its start, of prompts and replies
     generated_tokens: int
 
@@ -111,10 +115,11 @@ class Forgotten(Struct):
 
 
 class OwnEndpoints:
-    """Over one chat service."""
+    """Over one chat service, and the machine that it runs on."""
 
-    def __init__(self, service: ChatService) -> None:
+    def __init__(self, service: ChatService, machine: Machine) -> None:
         self._service = service
+        self._machine = machine
         self._abort_decoder = msgspec.json.Decoder(AbortRequest)
         self._stop_decoder = msgspec.json.Decoder(StopRequest)
         self._count_decoder = msgspec.json.Decoder(CountRequest)
@@ -142,7 +147,10 @@ class OwnEndpoints:
                 TierReport("device", state.kv_blocks_held + state.kv_blocks_cached, state.kv_blocks),
                 TierReport("RAM", state.host_blocks_used, state.host_blocks),
             ],
+            block_bytes=streams.block_bytes,
+            disk=await asyncio.to_thread(self._machine.disk),
             memory=_resident_bytes(),
+            gpu=self._machine.gpu(),
             computed_tokens=state.counters.computed_tokens,
             generated_tokens=state.counters.generated_tokens,
         )

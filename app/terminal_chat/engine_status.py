@@ -1,7 +1,7 @@
 """The engine of the port: where it is, how it loads, what it does, and the end of any request."""
 
 import os
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from typing import Any
 
 from app.attendance import CHAT_CLIENT
@@ -48,15 +48,24 @@ def _status(report: Mapping[str, Any]) -> EngineStatus:
     return EngineStatus(
         model=str(report["model"]),
         requests=tuple(sorted(requests, key=lambda one: one.phase in (Phase.WAITING, Phase.PREEMPTED))),
-        tiers=tuple(
-            Amount(str(tier["name"]), int(tier["used"]), int(tier["total"]))
-            for tier in report["tiers"]
-            if tier["total"]
-        ),
-        memory=(Amount("process", memory, 0),) if memory else (),
+        tiers=(*_tiers(report), *_amount("disk", report["disk"])),
+        memory=(*([Amount("process", memory, 0)] if memory else []), *_amount("GPU", report["gpu"])),
         prompt_tokens=max(0, int(report["computed_tokens"]) - generated),
         reply_tokens=generated,
     )
+
+
+def _tiers(report: Mapping[str, Any]) -> Iterator[Amount]:
+    """In bytes, as everything else; in blocks where nobody knows how large they are."""
+    size = int(report["block_bytes"]) or 1
+    for tier in report["tiers"]:
+        if tier["total"]:
+            yield Amount(str(tier["name"]), size * int(tier["used"]), size * int(tier["total"]))
+
+
+def _amount(name: str, told_of: Mapping[str, Any] | None) -> Iterator[Amount]:
+    if told_of is not None:
+        yield Amount(name, int(told_of["used"]), int(told_of["total"]))
 
 
 def _request(told_of: Mapping[str, Any], own: str) -> EngineRequest:

@@ -119,6 +119,13 @@ def test_it_is_ready_on_both_addresses(server: Server) -> None:
         assert health.json()["status"] == "ok"
 
 
+def test_it_tells_what_it_takes_of_the_machine(server: Server) -> None:
+    told = httpx.get(f"{server.url}/inglenook/engine", trust_env=False).json()
+    assert told["block_bytes"] > 0
+    assert told["disk"]["total"] > told["disk"]["used"] >= 0
+    assert told["gpu"] is None
+
+
 def test_ps_lists_it(server: Server) -> None:
     [listed] = server.listed()
     assert listed["pid"] == server.process.pid

@@ -269,7 +269,7 @@ class ScriptedEngine:
             Amount("RAM", 0, 0),
             Amount("disk", 3_000_000, 8_000_000),
         )
-        memory = (Amount("process", 900_000_000, 16_000_000_000),)
+        memory = (Amount("process", 900_000_000, 0), Amount("GPU", 6_100_000_000, 24_000_000_000))
         left = tuple(request for request in self.requests if request.id not in self.aborted)
         return EngineStatus("smollm2:135m", left, tiers, memory, 0, 0)
 

@@ -71,6 +71,7 @@ def test_a_request_is_told_of_and_ended(tokenizer: Tokenizer, renderer: ChatTemp
     assert told["reply_tokens"] > 0
     assert report["memory"] > 1 << 20
     assert [tier["name"] for tier in report["tiers"]] == ["device", "RAM"]
+    assert (report["disk"], report["gpu"]) == (None, None)  # of a model that is not loaded from a file
 
 
 def test_tokens_are_counted_as_a_chat_costs_them(hash_server: LiveServer, http: httpx.Client) -> None:

@@ -1,0 +1,37 @@
+"""What a server takes of its machine: the sizes of files, looked at now and then, and what is used of a GPU."""
+
+from pathlib import Path
+
+from app.server.machine import AmountReport, GpuMemory, Machine
+from engine.disk.run_file import SUFFIX
+from tests.app.server.live_server import Clock
+
+
+def test_files_are_added_up_every_few_seconds(tmp_path: Path) -> None:
+    clock = Clock()
+    machine = Machine(tmp_path, 1_000_000, clock=clock)
+    assert machine.disk() == AmountReport(0, 1_000_000)
+    bucket = tmp_path / ("0a" * 16) / "3f"
+    bucket.mkdir(parents=True)
+    for number, size in enumerate((700, 41)):
+        (bucket / f"3f-{number}{SUFFIX}").write_bytes(bytes(size))
+    (bucket / "note.txt").write_bytes(bytes(9))
+    assert machine.disk() == AmountReport(0, 1_000_000)
+    clock.seconds += 6
+    assert machine.disk() == AmountReport(741, 1_000_000)
+
+
+def test_a_limit_that_is_chosen_goes_by_what_is_free(tmp_path: Path) -> None:
+    disk = Machine(tmp_path / "not there yet").disk()
+    assert disk is not None
+    assert disk.used == 0
+    assert disk.total > 0
+
+
+def test_a_gpu_is_told_with_what_others_take() -> None:
+    assert Machine(gpu=GpuMemory(24_000, lambda: 5_500)).gpu() == AmountReport(18_500, 24_000)
+    assert Machine(gpu=GpuMemory(24_000, lambda: 24_100)).gpu() == AmountReport(0, 24_000)
+
+
+def test_without_files_and_gpu_there_is_nothing() -> None:
+    assert (Machine().disk(), Machine().gpu()) == (None, None)
