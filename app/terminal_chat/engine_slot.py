@@ -84,9 +84,14 @@ class EngineSlot:
         self._held.close()
 
     @property
+    def is_remote(self) -> bool:
+        """Whether it is an endpoint that somebody named."""
+        return bool(self._remote)
+
+    @property
     def is_chosen(self) -> bool:
         """Whether somebody said which model is to answer, or whose."""
-        return bool(self._remote) or self._settings.origins["model"] != "default"
+        return self.is_remote or self._settings.origins["model"] != "default"
 
     @property
     def address(self) -> str:

@@ -101,6 +101,14 @@ class ChatModels:
         with told():
             await self._pulls().delete(name)
 
+    def _check_name(self, name: str) -> None:
+        """Raises ModelNotFound for what no model is called: nothing is unloaded for that."""
+        from app.models.web_models import WebName
+
+        store = self._store()
+        if store.known_name(name) is None and WebName.parse(name) is None:
+            store.resolve(name)
+
     def _store(self) -> "ModelStore":
         from app.models.store import ModelStore
 
@@ -120,6 +128,8 @@ class ChatModels:
             await self._made.close()
 
     async def load(self, name: str) -> AsyncGenerator[Loading, None]:
+        if not self._slot.is_remote:
+            await apart(self._check_name, name)
         self._slot.switch(name)
         async with aclosing(self._slot.loading()) as states:
             async for state in states:

@@ -31,7 +31,7 @@ class StandIn:
         self.model, self.pid = model, os.getpid()
         self.stopped = False
         self.said = [Said(stage="Loading", done=1, total=4, unit="tokens"), Said(note="nearly")]
-        self.fails = model == "broken"
+        self.fails = model.endswith("broken")
         self._settings = settings
         self._instance = Instance(self.pid, server.port, server.url, model, f"/nowhere/{model}", "now")
         self._records = ExitStack()
@@ -137,7 +137,7 @@ def test_a_model_that_cannot_be_loaded_gives_way_to_the_one_before(settings: Set
         seen: list[Loading] = []
 
         async def load() -> None:
-            async for state in models.load("broken"):
+            async for state in models.load("org/broken"):
                 seen.append(state)  # noqa: PERF401  # what came before an error counts, too
 
         with pytest.raises(ClientError, match="it is broken") as told:
@@ -152,7 +152,7 @@ def test_a_model_that_cannot_be_loaded_gives_way_to_the_one_before(settings: Set
     asyncio.run(main())
     assert [(process.model, process.stopped) for process in started] == [
         ("smollm2:135m", True),
-        ("broken", True),
+        ("org/broken", True),
         ("smollm2:135m", False),
     ]
 
@@ -164,7 +164,7 @@ def test_where_the_one_before_cannot_come_back_both_are_told(settings: Settings,
         await slot.ready()
 
         async def load() -> None:
-            async for _ in models.load("broken"):
+            async for _ in models.load("org/broken"):
                 for process in started[2:]:
                     process.fails = True
 
@@ -175,6 +175,24 @@ def test_where_the_one_before_cannot_come_back_both_are_told(settings: Settings,
         await slot.close()
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("name", ["quen3:4", "./no-such.gguf", "ollama:none"])
+def test_what_is_no_model_is_refused_while_the_other_goes_on(
+    settings: Settings, started: list[StandIn], name: str
+) -> None:
+    async def main() -> None:
+        slot = await begun(settings)
+        models = ChatModels(settings, slot)
+        engine = await slot.ready()
+        with pytest.raises(ClientError):
+            await anext(models.load(name))
+        assert await slot.ready() is engine
+        await models.close()
+        await slot.close()
+
+    asyncio.run(main())
+    assert [process.stopped for process in started] == [False]
 
 
 def test_a_first_model_that_cannot_be_loaded_is_told_once(settings: Settings, started: list[StandIn]) -> None:
