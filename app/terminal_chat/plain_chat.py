@@ -128,8 +128,8 @@ class PlainChat:
         """Tell a person who is new here of a better model."""
         with suppress(ClientError):
             if sys.stdin.isatty() and (model := await self._client.models.recommended()) is not None:
-                self._note(f"{model.name} {model.fit}. It is fetched by: /load {model.name}")
-                self._note(f"Kept as default by: ingle config set model {model.name}")
+                self._note(f"A better model fits this machine: {model.name}. It {model.fit}.")
+                self._note(f"/load {model.name} fetches it. As default: ingle config set model {model.name}")
 
     async def _next_line(self) -> str | None:
         if sys.stdin.isatty():

@@ -84,8 +84,8 @@ def test_who_is_new_is_told_of_a_better_model() -> None:
     async def flow(chat: Chatting) -> None:
         await chat.until(chat.notices)
         assert chat.notices() == [
-            "qwen3:4b fits: 32k context; needs 3.2 GB, 8.0 GB free. "
-            "F2, then 2: p fetches it. Kept as default by: ingle config set model qwen3:4b"
+            "A better model fits this machine: qwen3:4b It fits: 32k context; needs 3.2 GB, 8.0 GB free. "
+            "F2, then 2: p fetches it. As default: ingle config set model qwen3:4b"
         ]
 
     run(client, flow)

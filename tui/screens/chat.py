@@ -33,7 +33,7 @@ if TYPE_CHECKING:  # what reads Markdown is loaded once the prompt is there
 
     from tui.widgets.code_block import CodeBlock
 
-_RECOMMENDED_SECONDS = 60.0  # that the name of a better model can be read
+_RECOMMENDED_SECONDS = 20.0  # that the name of a better model can be read
 
 
 class ChatScreen(Screen[None]):
@@ -96,8 +96,9 @@ class ChatScreen(Screen[None]):
         """Tell somebody who is new here of a better model, while the small one loads."""
         with told(self):
             if (model := await self._client.models.recommended()) is not None:
-                more = f"F2, then 2: p fetches it. Kept as default by: ingle config set model {model.name}"
-                self.app.notify(more, title=f"{model.name} {model.fit}.", timeout=_RECOMMENDED_SECONDS, markup=False)
+                title = f"A better model fits this machine: {model.name}"
+                more = f"F2, then 2: p fetches it. As default: ingle config set model {model.name}"
+                self.app.notify(f"It {model.fit}. {more}", title=title, timeout=_RECOMMENDED_SECONDS, markup=False)
 
     @work(group="loading", exclusive=True, description="loading")
     async def follow(self, loading: AsyncGenerator[Loading, None]) -> None:

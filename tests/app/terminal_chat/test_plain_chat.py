@@ -9,11 +9,13 @@ import pytest
 from app.config import Settings
 from app.history.database import FILE_NAME
 from app.history.history import History
+from app.terminal_chat.models import ChatModels
 from app.terminal_chat.plain_chat import PlainChat
 from app.terminal_chat.session import Session
 from app.terminal_chat.whole_words import WholeWords
 from tests.app.terminal_chat.conftest import Clients
 from tui.commands import COMMANDS
+from tui.engine_nouns import Model
 
 
 def said(clients: Clients, monkeypatch: pytest.MonkeyPatch, *lines: str, question: str = "") -> int:
@@ -107,3 +109,28 @@ def test_a_damaged_history_is_told_of(
     told = capsys.readouterr().err
     assert "damaged: 0 chats and 0 messages of it could be read; the old file is " in told
     assert list(settings.history_dir.glob("*damaged*"))
+
+
+class Person(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.usefixtures("running")
+@pytest.mark.parametrize("is_person", [True, False])
+def test_a_person_who_is_new_is_told_of_a_better_model(
+    clients: Clients, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], is_person: bool
+) -> None:
+    async def better(models: ChatModels) -> Model:
+        return Model("qwen3:8b", fit="fits: 40k context")
+
+    monkeypatch.setattr(ChatModels, "recommended", better)
+    monkeypatch.setattr("sys.stdin", (Person if is_person else io.StringIO)("/help\n/quit\n"))
+
+    async def main() -> int:
+        async with clients() as client:
+            return await PlainChat(client).run()
+
+    assert asyncio.run(main()) == 0
+    told = "A better model fits this machine: qwen3:8b. It fits: 40k context.\n/load qwen3:8b fetches it. "
+    assert (told in capsys.readouterr().err) == is_person
