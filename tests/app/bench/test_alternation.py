@@ -82,8 +82,11 @@ def test_a_warm_up_reads_the_whole_prompt_and_replies_shortly() -> None:
 
 @pytest.fixture
 def process(request: pytest.FixtureRequest) -> Iterator[int]:
-    """The pid of a process that runs a statement."""
-    with subprocess.Popen([sys.executable, "-c", request.param]) as running:
+    """The pid of a process that runs a statement, and has started."""
+    command = [sys.executable, "-c", f"print(flush=True)\n{request.param}"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as running:
+        assert running.stdout is not None
+        running.stdout.readline()
         yield running.pid
         running.kill()
 
@@ -99,7 +102,6 @@ def test_a_busy_bystander_is_named(process: int) -> None:
 
 @pytest.mark.parametrize("process", ["import time; time.sleep(600)"], indirect=True)
 def test_an_idle_bystander_is_not(process: int) -> None:
-    time.sleep(0.5)  # its start is no idling
     said: list[str] = []
     contenders = [Recorder("ours", seconds=0.2), Recorder("peer", pid=process)]
     Alternation(contenders, 1000, said.append).run([SINGLE], 1)
