@@ -8,6 +8,7 @@ if not ON_GPU:  # before any kernel is imported, which is when Triton looks at i
     os.environ["TRITON_INTERPRET"] = "1"
 
 # ruff: noqa: E402
+import gc
 import shutil
 import subprocess
 import sys
@@ -191,6 +192,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker("kernels")
             # Numpy, which the interpreter computes with, remarks on infinities that a GPU takes for granted.
             item.add_marker(pytest.mark.filterwarnings("ignore:.* encountered in:RuntimeWarning"))
+
+
+def pytest_collection_finish() -> None:
+    """What is there by now stays: the collector, which engines call when memory is short, need not look through it."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

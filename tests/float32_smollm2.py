@@ -6,6 +6,7 @@ import gguf
 import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.initialization import no_init_weights
 
 from tests.gguf_reader import Reader
 
@@ -26,7 +27,9 @@ def transformers_model(path: Path, *, tied: bool) -> LlamaForCausalLM:
         rope_parameters={"rope_type": "default", "rope_theta": 100000.0},
         tie_word_embeddings=tied,
     )
-    model: LlamaForCausalLM = LlamaForCausalLM(config).train(mode=False)
+    with no_init_weights():  # which are all overwritten
+        model: LlamaForCausalLM = LlamaForCausalLM(config).train(mode=False)
+    model.tie_weights()
     model.load_state_dict(_renamed(values), strict=not tied)
     return model
 

@@ -152,7 +152,6 @@ def test_neither_the_event_loop_nor_the_garbage_collector_stops_the_engine_for_l
         assert not any(id(one) in looked_through for one in loaded)
     finally:
         sys.setswitchinterval(interval)
-        gc.unfreeze()
 
 
 def test_an_engine_that_is_stuck_is_abandoned(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.app.command_line import ingle
 from tests.app.long_reply import WITHOUT_END
 from tests.app.mapped_file import wait_until_mapped
 
@@ -147,10 +148,11 @@ def test_ps_counts_the_requests(server: Server) -> None:
 
 
 def test_a_port_that_is_taken_by_ingle(server: Server) -> None:
-    done = server.ingle("serve", "--port", str(server.port))
+    done = ingle(server.environment, "serve", "--port", str(server.port))
     assert done.returncode == 1
-    assert f"taken by ingle itself, which serves smollm2:135m there (pid {server.process.pid})" in done.stderr
-    assert f"ingle stop {server.port}" in done.stderr
+    said = done.stderr.decode()
+    assert f"taken by ingle itself, which serves smollm2:135m there (pid {server.process.pid})" in said
+    assert f"ingle stop {server.port}" in said
 
 
 def test_a_port_that_is_taken_by_another_program(server: Server) -> None:
@@ -164,12 +166,11 @@ def test_a_port_that_is_taken_by_another_program(server: Server) -> None:
     assert len(server.records()) == 2  # the record and the lock of the server that runs
 
 
-@pytest.mark.share(2)
 @pytest.mark.parametrize("host", ["0.0.0.0", "192.168.1.2", "::", "example.org"])  # noqa: S104
 def test_other_machines_are_not_served_without_a_key(server: Server, host: str) -> None:
-    done = server.ingle("serve", "--host", host)
+    done = ingle(server.environment, "serve", "--host", host)
     assert done.returncode == 2
-    assert "--api-key-file" in done.stderr
+    assert b"--api-key-file" in done.stderr
 
 
 @pytest.fixture
@@ -207,7 +208,7 @@ def test_run_gives_the_answer_of_an_engine_of_its_own(server: Server, no_torch: 
         *flags,
     )
     attached = json.loads(server.ingle(*question, **no_torch).stdout)
-    own = json.loads(server.ingle(*question, "--context", "2048", "--kv-disk-gb", "0").stdout)
+    own = json.loads(ingle(server.environment, *question, "--context", "2048", "--kv-disk-gb", "0").stdout)
     assert attached.keys() == own.keys()
     for part in ("model", "text", "finish_reason", "seed"):
         assert attached[part] == own[part]

@@ -7,6 +7,7 @@ import httpx
 import openai
 import pytest
 
+from tests.app.command_line import ingle
 from tests.app.models.test_loaded_encoder import embedding_model
 from tests.app.test_serve import Server, environment_of, ready, serve
 
@@ -40,15 +41,13 @@ def test_run_says_that_it_cannot_chat(server: Server, folder: Path) -> None:
     asked = server.ingle("run", "Hi", "--model", str(folder))  # of the server
     assert asked.returncode == 1
     assert "gives embeddings, and writes no text" in asked.stderr
-    alone = server.ingle("run", "Hi", "--model", str(folder), "--kernels", "reference")
+    alone = ingle(server.environment, "run", "Hi", "--model", str(folder), "--kernels", "reference")
     assert alone.returncode == 1
-    assert "give embeddings, and cannot chat" in alone.stderr
+    assert b"give embeddings, and cannot chat" in alone.stderr
 
 
-def test_it_ends_when_it_is_told_to(folder: Path, tmp_path: Path) -> None:
-    environment = environment_of(folder / "model.safetensors", tmp_path)
-    with serve(environment, "--model", str(folder), "--kernels", "reference") as process:
-        server = ready(process, environment)
-        assert httpx.get(f"{server.url}/health", trust_env=False).json()["status"] == "ok"
-        server.ingle("stop", str(server.port))
-        assert process.wait() == 0
+def test_it_ends_when_it_is_told_to(server: Server) -> None:
+    """The last test of this file, since it ends the server of all."""
+    assert httpx.get(f"{server.url}/health", trust_env=False).json()["status"] == "ok"
+    server.ingle("stop", str(server.port))
+    assert server.process.wait() == 0

@@ -229,6 +229,7 @@ def test_what_is_forgotten_is_nowhere(new_store: NewStore, tmp_path: Path) -> No
     assert kept.cache.device == full_blocks(199)
 
 
+@pytest.mark.share(2, "kind")
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("kind", sorted(KINDS))
 def test_any_number_of_restarts(new_store: NewStore, kind: str, seed: int) -> None:

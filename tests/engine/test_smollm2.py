@@ -23,6 +23,7 @@ from tests.float32_smollm2 import transformers_model
 
 # A gap between the two most likely tokens below this is a tie: rounding may decide it either way.
 TIE = 0.05
+STEP_TOKENS = 64
 
 QUESTIONS = [
     "What is the capital of France?",
@@ -43,7 +44,9 @@ def reference(smollm2: Path) -> LlamaForCausalLM:
 
 @pytest.fixture(scope="module")
 def engine(smollm2: Path) -> ModelEngine:
-    with open_checkpoint(smollm2) as checkpoint:
+    """Whose steps take few tokens, so that prompts that are not long take several."""
+    with open_checkpoint(smollm2) as checkpoint, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ReferenceDevice, "step_tokens", lambda device, model: STEP_TOKENS)
         return load_engine(checkpoint, LoadOptions(backend="reference"))
 
 
@@ -80,10 +83,10 @@ def reference_logprobs(reference: LlamaForCausalLM, ids: Sequence[int]) -> Tenso
 def test_greedy_text_equals_the_float32_reference(
     engine: ModelEngine, reference: LlamaForCausalLM, prompts: list[tuple[int, ...]]
 ) -> None:
-    compared = 0
-    for prompt in prompts[::3]:
-        request = submit(engine, prompt)
-        generate(engine, [request])
+    compared, asked = 0, prompts[::3]
+    requests = [submit(engine, prompt) for prompt in asked]
+    generate(engine, requests)
+    for prompt, request in zip(asked, requests, strict=True):
         expected = reference_logprobs(reference, [*prompt, *request.output_ids])
         for place, token_id in enumerate(request.output_ids):
             row = expected[len(prompt) - 1 + place]
@@ -147,7 +150,8 @@ def test_prompt_logprobs_are_the_references(
     engine: ModelEngine, reference: LlamaForCausalLM, prompts: list[tuple[int, ...]]
 ) -> None:
     """Of a prompt that takes several steps, and whose beginning is cached: it is computed whole all the same."""
-    prompt = prompts[6] * 8
+    prompt = prompts[6] * 3
+    assert len(prompt) > STEP_TOKENS
     for _ in range(2):
         request = submit(engine, prompt, max_tokens=2, prompt_logprobs=1)
         beside = submit(engine, prompts[0], max_tokens=3)
@@ -171,25 +175,24 @@ def run_out(engine: ModelEngine) -> list[TokenEvent]:
     return events
 
 
-def test_sixteen_together_and_each_alone_are_the_same_bytes(
-    smollm2: Path, engine: ModelEngine, prompts: list[tuple[int, ...]]
+def test_several_together_and_each_alone_are_the_same_bytes(
+    engine: ModelEngine, prompts: list[tuple[int, ...]]
 ) -> None:
     """Greedy and drawn, of different lengths, started at different times; chunked and cached, or neither."""
-    long = prompts[6] * 6
+    long = prompts[6] * 3
+    assert len(long) > STEP_TOKENS
     asked: list[tuple[tuple[int, ...], dict[str, object]]] = [
-        (prompts[n % 8][: 12 + 5 * n], {"max_tokens": 3 + n % 5, **DRAWN[n % 4]}) for n in range(6)
+        (prompts[n][: 12 + 5 * n], {"max_tokens": 2 + n, **params}) for n, params in enumerate(DRAWN)
     ]
-    asked += [(long, {"max_tokens": 4}), ((*long[:120], 5, 6, 7), {"max_tokens": 4})]
+    asked += [(long, {"max_tokens": 3}), ((*long[:50], 5, 6, 7), {"max_tokens": 3})]
     together = []
     for prompt, params in asked:
         together.append(submit(engine, prompt, **params))  # type: ignore[arg-type]
         engine.step()
     generate(engine, together)
-    with open_checkpoint(smollm2) as checkpoint:
-        fresh = load_engine(checkpoint, LoadOptions(backend="reference"))
     for again, (prompt, params) in zip(together, asked, strict=True):
-        alone = submit(fresh, prompt, cache_salt=f"nothing cached {again.id}", **params)
-        generate(fresh, [alone])
+        alone = submit(engine, prompt, cache_salt=f"nothing cached {again.id}", **params)
+        generate(engine, [alone])
         assert alone.num_cached == 0
         assert again.output_ids == alone.output_ids
     assert any(request.num_cached for request in together)
@@ -205,7 +208,7 @@ DRAWN: list[dict[str, object]] = [
 
 
 def test_abort_frees_everything(engine: ModelEngine, prompts: list[tuple[int, ...]]) -> None:
-    first, second = submit(engine, prompts[0]), submit(engine, prompts[6] * 20)
+    first, second = submit(engine, prompts[0]), submit(engine, prompts[5] * 6)
     engine.step()
     assert engine.abort(second.id)
     assert engine.abort(first.id)
@@ -215,7 +218,7 @@ def test_abort_frees_everything(engine: ModelEngine, prompts: list[tuple[int, ..
 
 
 def test_answers(engine: ModelEngine, prompts: list[tuple[int, ...]], smollm2: Path) -> None:
-    request = submit(engine, prompts[0])
+    request = submit(engine, prompts[0], max_tokens=8)
     generate(engine, [request])
     with open_checkpoint(smollm2) as checkpoint:
         tokenizer = from_gguf(checkpoint.metadata.values)

@@ -109,22 +109,26 @@ def texts(smollm2: Path, step: CpuStep) -> Texts:
     return Texts(ids, [len(prompt) for prompt in prompts], [logprobs(plain, text, 49152) for text in ids])
 
 
-def test_smollm2_is_near_float32(step: CpuStep, texts: Texts) -> None:
-    found = distance(step, texts, 49152)
-    print(f"default: {found}")
-    assert found < DEFAULT
+@pytest.fixture(scope="module")
+def default(step: CpuStep, texts: Texts) -> Distance:
+    return distance(step, texts, 49152)
 
 
-def test_one_plane_is_worse(smollm2: Path, cpu_kernels: Path, step: CpuStep, texts: Texts) -> None:
+def test_smollm2_is_near_float32(default: Distance) -> None:
+    print(f"default: {default}")
+    assert default < DEFAULT
+
+
+def test_one_plane_is_worse(smollm2: Path, cpu_kernels: Path, texts: Texts, default: Distance) -> None:
     one = distance(load_step(smollm2, cpu_kernels, CONFIG, planes=1), texts, 49152)
     print(f"one plane: {one}")
-    assert distance(step, texts, 49152) < one < ONE_PLANE
+    assert default < one < ONE_PLANE
 
 
-def test_integers_in_the_cache_are_worse(smollm2: Path, cpu_kernels: Path, step: CpuStep, texts: Texts) -> None:
+def test_integers_in_the_cache_are_worse(smollm2: Path, cpu_kernels: Path, texts: Texts, default: Distance) -> None:
     integers = distance(load_step(smollm2, cpu_kernels, CONFIG, kv_type=torch.int8), texts, 49152)
     print(f"int8 cache: {integers}")
-    assert distance(step, texts, 49152) < integers < INT8_CACHE
+    assert default < integers < INT8_CACHE
 
 
 def test_smollm2_says_what_float32_would_say(texts: Texts) -> None:

@@ -55,7 +55,7 @@ def talk(smollm2: Path, cpu_kernels: Path) -> tuple[list[Asked], list[list[int]]
     return asked, [it.output_ids for it in replies(load(smollm2, cpu_kernels), asked, together=False)]
 
 
-@pytest.mark.share(2)
+@pytest.mark.share(1)
 @pytest.mark.parametrize("every", range(1, 9))
 def test_swapped_every_few_steps_and_freed_blocks_poisoned(
     smollm2: Path, cpu_kernels: Path, talk: tuple[list[Asked], list[list[int]]], every: int

@@ -16,6 +16,7 @@ MATRICES = 9  # of one layer, with the embedding and the head
 GGUF_TYPES = [" ".join(random_gguf.TYPES[start:][:MATRICES]) for start in range(0, len(random_gguf.TYPES), MATRICES)]
 
 
+@pytest.mark.share(5)
 @pytest.mark.parametrize("kind", KINDS)
 def test_folders(tmp_path: Path, kind: str, device: torch.device) -> None:
     both = TwoDevices.of(quantized_folder(tmp_path, kind, layers=1).path, gpu(device))

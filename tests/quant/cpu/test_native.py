@@ -109,7 +109,7 @@ def test_a_changed_source_is_other_code(run: Run, cache: Path, tmp_path: Path) -
     assert run() == "filled 500"
 
 
-@pytest.mark.share(1, "suffix")
+@pytest.mark.share(2)
 @pytest.mark.parametrize(
     ("suffix", "damage"),
     [
