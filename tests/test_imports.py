@@ -48,17 +48,19 @@ def test_help_imports_no_torch() -> None:
     assert not {"torch", "numpy", "tokenizers", "huggingface_hub"} & roots(modules_after(code))
 
 
+# The weights and the engine have torch and what comes with it, numpy, tokenizers, safetensors.
+MORE = {"click", "rich", "httpx", "huggingface_hub", "jinja2", "platformdirs", "gguf", "transformers"}
+
+
 @pytest.mark.parametrize(
-    ("layer", "above"),
-    [("quant", {"engine", "app", "tui"}), ("engine", {"app", "tui"}), ("tui", {"app", "engine", "quant"})],
+    ("layer", "others"),
+    [
+        ("quant", {"engine", "app", "tui", *MORE}),
+        ("engine", {"app", "tui", *MORE}),
+        ("tui", {"app", "engine", "quant"}),
+    ],
 )
-def test_no_layer_loads_one_above_it(layer: str, above: set[str]) -> None:
+def test_no_layer_loads_one_above_it_or_more_than_it_needs(layer: str, others: set[str]) -> None:
     files = sorted(path.relative_to(ROOT) for path in (ROOT / layer).rglob("*.py"))
     names = [".".join(path.with_suffix("").parts).removesuffix(".__init__") for path in files]
-    assert not above & roots(modules_after("\n".join(f"import {name}" for name in names)))
-
-
-def test_the_engine_needs_nothing_but_the_compute_libraries() -> None:
-    """What a GPU machine has: torch and what comes with it, numpy, tokenizers, safetensors."""
-    loaded = roots(modules_after("import engine.loading"))
-    assert not {"click", "rich", "httpx", "huggingface_hub", "jinja2", "platformdirs", "gguf", "transformers"} & loaded
+    assert not others & roots(modules_after("\n".join(f"import {name}" for name in names)))

@@ -113,6 +113,12 @@ def server(start: Start) -> Server:
     return start()
 
 
+@pytest.fixture(scope="module")
+def other(start: Start) -> Server:
+    """For one test that hears all it says, and a later one that ends it."""
+    return start()
+
+
 def test_it_is_ready_on_both_addresses(server: Server) -> None:
     for address in ("127.0.0.1", "[::1]", "localhost"):
         health = httpx.get(f"http://{address}:{server.port}/health", trust_env=False)
@@ -222,12 +228,11 @@ def test_run_gives_the_answer_of_an_engine_of_its_own(server: Server, no_torch: 
     assert attached["timings"]["ttft_ms"] > 0
 
 
-def test_it_tells_of_every_request_in_a_line(start: Start) -> None:
-    server = start()
-    assert server.process.stderr is not None
+def test_it_tells_of_every_request_in_a_line(other: Server) -> None:
+    assert other.process.stderr is not None
     for told in ("37 computed; seen for the first time; first token after", "first token after"):
-        assert server.ingle("run", "What is the capital of France?", "-n", "3").returncode == 0
-        line = server.process.stderr.readline()
+        assert other.ingle("run", "What is the capital of France?", "-n", "3").returncode == 0
+        line = other.process.stderr.readline()
         assert re.match(r"\d\d:\d\d:\d\d smollm2:135m interactive; prompt \d+: \d+ device, 0 RAM, 0 disk, ", line)
         assert told in line
         assert re.search(r"; 3 tokens at [\d.]+/s$", line.rstrip("\n"))
@@ -316,13 +321,12 @@ def test_stopping_ends_a_stream_properly_and_leaves_nothing(start: Start, way: s
         socket.create_connection(("127.0.0.1", server.port))
 
 
-def test_a_second_signal_does_not_wait(start: Start) -> None:
+def test_a_second_signal_does_not_wait(other: Server) -> None:
     """The server is stopped while it stops: the two signals are waiting when it goes on."""
-    server = start()
     for number in (signal.SIGSTOP, signal.SIGTERM, signal.SIGINT, signal.SIGCONT):
-        server.process.send_signal(number)
-    assert server.process.wait() == 130
-    assert server.records() == []
+        other.process.send_signal(number)
+    assert other.process.wait() == 130
+    assert other.records() == []
 
 
 def test_a_server_that_was_killed_is_forgotten_at_the_next_look(start: Start) -> None:

@@ -70,7 +70,7 @@ def check(tiny: TinyModel, it: Request, context: int = CONTEXT) -> None:
     torch.testing.assert_close(chosen, logits.amax(-1), rtol=0, atol=1e-3)
 
 
-@pytest.mark.share(10)
+@pytest.mark.share(6)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_who_yields_and_who_finds_a_prefix_say_the_same(tmp_path: Path, name: str) -> None:
     tiny = make(tmp_path, name, "folder")

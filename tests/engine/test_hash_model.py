@@ -56,6 +56,7 @@ GROUPS = {
 }
 
 
+@pytest.mark.share(1, "groups", "preemption")
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("preemption", Preemption)
 @pytest.mark.parametrize("groups", GROUPS)
@@ -80,6 +81,7 @@ def test_everything_at_once_has_no_wrong_token(groups: str, preemption: Preempti
     assert max(request.num_preemptions for request in run.requests.values()) <= MOST_PREEMPTIONS
 
 
+@pytest.mark.share(1, "num_blocks")
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("num_blocks", [24, 200])
 def test_a_mixed_load_has_no_wrong_token(depth: int, num_blocks: int, requests: int) -> None:

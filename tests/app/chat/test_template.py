@@ -162,14 +162,18 @@ def our_text(
         return None
 
 
-def test_real_templates_give_what_transformers_gives(llama_cpp_models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Template by template, since each is compiled once, by either."""
+@pytest.mark.share(1)
+@pytest.mark.parametrize("half", range(2))
+def test_real_templates_give_what_transformers_gives(
+    llama_cpp_models: Path, monkeypatch: pytest.MonkeyPatch, half: int
+) -> None:
+    """Template by template, since each is compiled once, by either. A half of them in a run."""
     monkeypatch.setattr("transformers.utils.chat_template_utils.datetime", FixedDatetime)
     templates = sorted((llama_cpp_models / "templates").glob("*.jinja"))
     assert len(templates) == 70
     rendered, different = Counter[str](), []
     with ChatTemplateRenderer(seconds=100, clock=lambda: NOW) as renderer:
-        for path, (name, conversation) in itertools.product(templates, CONVERSATIONS.items()):
+        for path, (name, conversation) in itertools.product(templates[half::2], CONVERSATIONS.items()):
             template = path.read_text(encoding="utf-8")
             variables: dict[str, Json] = {"bos_token": "<s>", "eos_token": "</s>", **(conversation.variables or {})}
             expected = transformers_text(template, conversation, variables)
@@ -177,7 +181,7 @@ def test_real_templates_give_what_transformers_gives(llama_cpp_models: Path, mon
             if our_text(renderer, template, conversation, variables) != expected:
                 different.append((path.stem, name))
     assert different == []
-    assert all(rendered[name] > 50 for name in CONVERSATIONS)  # the others are refused by both
+    assert all(rendered[name] > 25 for name in CONVERSATIONS)  # the others are refused by both
 
 
 @pytest.mark.parametrize(
