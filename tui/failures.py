@@ -1,8 +1,10 @@
-"""What becomes of an error of the client: the person is told, and the program goes on."""
+"""What becomes of an error of the client: the person is told, and the program goes on. And of an answer that comes when
+the screen that asked has gone: nothing."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from textual.css.query import NoMatches
 from textual.dom import DOMNode
 
 from tui.client import ClientError
@@ -11,8 +13,12 @@ from tui.client import ClientError
 @contextmanager
 def told(node: DOMNode) -> Iterator[None]:
     """Show a ClientError that is raised inside, and go on behind it."""
+    screen = node.screen
     try:
         yield
+    except NoMatches:
+        if screen in node.app.screen_stack:
+            raise
     except ClientError as error:
         tell(node, error)
 
