@@ -17,6 +17,7 @@ from tui.failures import tell, told
 from tui.nouns import ChatId
 from tui.plain_text import sanitize
 from tui.screens.chat import ChatScreen
+from tui.tidying import tidied
 
 
 class ChatApp(App[None]):
@@ -59,6 +60,7 @@ class ChatApp(App[None]):
         self._kept_theme = self.theme
         self.theme_changed_signal.subscribe(self, self._note_theme)
         self.push_screen(self._chat_screen)
+        self.run_worker(tidied(), group="tidying", description="tidying")
 
     def _note_theme(self, theme: Theme) -> None:
         if theme.name != self._kept_theme:

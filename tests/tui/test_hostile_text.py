@@ -5,6 +5,7 @@ import random
 import re
 
 from textual.app import App, ComposeResult
+from textual.containers import VerticalScroll
 
 from tests.tui.pilots import Chatting, run
 from tests.tui.scripted_client import USAGE, ScriptedClient
@@ -24,7 +25,8 @@ class Page(App[None]):
     """A text that grows."""
 
     def compose(self) -> ComposeResult:
-        yield ReplyText()
+        with VerticalScroll():
+            yield ReplyText()
 
 
 def test_text_that_comes_in_any_parts_raises_nothing() -> None:

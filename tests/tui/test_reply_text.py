@@ -18,7 +18,8 @@ TEXT = "\n\n".join(f"Paragraph {number} begins here, and **some words** more are
 class Page(App[None]):
     """A text that is scrolled."""
 
-    CSS = "ReplyText { height: auto; min-height: 100%; }"  # an anchor holds what fills the screen
+    # An anchor holds what fills the screen; at one width, heights are not estimated.
+    CSS = "ReplyText { height: auto; min-height: 100%; } VerticalScroll { scrollbar-gutter: stable; }"
 
     def __init__(self, text: str = "") -> None:
         super().__init__()

@@ -182,8 +182,7 @@ class Composer(Vertical):
             self.post_message(self.Submitted(prompt))
 
     @on(TextArea.Changed)
-    def suggest(self, event: TextArea.Changed) -> None:
-        event.stop()
+    def suggest(self) -> None:
         found = commands.beginning_with(self.area.text)[:6]
         self._show("#hints", "\n".join(f"/{one.name} {one.takes}".ljust(18) + one.help for one in found))
         self.measure()

@@ -10,6 +10,7 @@ from textual import on, work
 from textual.app import ComposeResult
 from textual.containers import Vertical
 from textual.message import Message as Posted
+from textual.widgets import TextArea
 
 from tui.client import Client, ClientError
 from tui.failures import tell, told
@@ -213,6 +214,14 @@ class Conversation(Vertical):
             if event.error:
                 tell(self, ClientError(event.error))
             await self._ended(replying)
+
+    @on(TextArea.Changed)
+    def make_way(self, event: TextArea.Changed) -> None:
+        """What is typed is seen before what comes."""
+        event.stop()
+        message = self.replying.message if self.replying else None
+        if message is not None and (view := self.transcript.view(message.id)) is not None:
+            view.make_way()
 
     async def _show_event(self, replying: Replying, event: ReplyEvent) -> None:
         message = replying.message

@@ -111,6 +111,13 @@ class MessageView(Column, can_focus=True):
 
         self.query_one(ReplyText).add(text)
 
+    def make_way(self) -> None:
+        """Somebody types: the answer is drawn between the keys."""
+        from tui.widgets.reply_text import ReplyText
+
+        for text in self.query(ReplyText):
+            text.make_way()
+
     async def think(self, text: str, seconds: float) -> None:
         """More of what the model thinks."""
         found = self.query(Thoughts)

@@ -5,9 +5,10 @@ frame costs as much as what is near, however long the text. Knows that it is scr
 Every address is shown; a click on one is told as Textual's own `Markdown.LinkClicked`, and opens nothing.
 """
 
-from time import process_time
+from time import monotonic, process_time
 
 from textual.app import ComposeResult
+from textual.containers import VerticalScroll
 from textual.content import Content
 from textual.events import Resize
 from textual.geometry import Size
@@ -21,6 +22,7 @@ from tui.markdown import Pieces, parser
 from tui.widgets.code_block import CodeBlock
 from tui.widgets.column import Column
 
+_TYPING = 0.3  # seconds between two keys of somebody who types on
 _REST = 3  # times the CPU time of a frame: about a third of a core is used, however long the reply
 
 
@@ -95,7 +97,10 @@ class ReplyText(Column):
         self._pieces = Pieces()
         self._first = text
         self._waiting: list[str] = []  # what is to be added; joined, where it comes faster than it can be shown
-        self._showing = False
+        self._is_growing = False  # until what is added has been laid out
+        self._is_busy = False  # growing, or resting behind that
+        self._is_held = False  # while somebody types
+        self._typed_at = -_TYPING
 
     def compose(self) -> ComposeResult:
         texts: list[str] = []
@@ -107,12 +112,22 @@ class ReplyText(Column):
         yield from (Document(text) for text in texts)
 
     def on_mount(self) -> None:
-        self.screen.screen_layout_refresh_signal.subscribe(self, lambda _: self._fold_far())
+        scroll = next(one for one in self.ancestors if isinstance(one, VerticalScroll))
+        self.watch(scroll, "scroll_y", self._look_again, init=False)
+
+    def on_resize(self) -> None:
+        self._look_again()
+
+    def _look_again(self) -> None:
+        if len(self.children) > 1:
+            self.call_after_refresh(self._fold_far)
 
     def _fold_far(self) -> None:
-        """After each layout and each scrolling: what is farther than a screen from what is seen becomes room, and what
-        comes near a document again. The last one stays, as it may grow."""
-        screen, top = self.screen.size.height, self.region.y if len(self.children) > 1 else 0
+        """What is farther than a screen from what is seen becomes room, and what comes near a document again. The last
+        one stays, as it may grow."""
+        if self._is_growing:
+            return
+        screen, top = self.screen.size.height, self.region.y
         for piece in self.children[:-1]:
             bottom = top + piece.outer_size.height
             near = bottom > -screen and top < 2 * screen
@@ -131,9 +146,26 @@ class ReplyText(Column):
     def add(self, text: str) -> None:
         """Show more text behind what there is, soon."""
         self._waiting.append(text)
-        if not self._showing:
-            self._showing = True
+        self._go_on()
+
+    def make_way(self) -> None:
+        """A key was typed. What waits is shown right behind its echo, when the next key is farthest away."""
+        self._typed_at = monotonic()
+        self.call_after_refresh(self._go_on, behind_a_key=True)
+
+    def _go_on(self, *, behind_a_key: bool = False) -> None:
+        if self._is_busy or not self._waiting:
+            return
+        if behind_a_key or monotonic() - self._typed_at >= _TYPING:
+            self._is_busy = self._is_growing = True
             self.call_next(self._show_waiting)
+        elif not self._is_held:
+            self._is_held = True
+            self.set_timer(_TYPING, self._let_go)
+
+    def _let_go(self) -> None:
+        self._is_held = False
+        self._go_on()
 
     async def _show_waiting(self) -> None:
         began = process_time()
@@ -149,9 +181,10 @@ class ReplyText(Column):
 
     def _rest(self, began: float) -> None:
         """The frame is drawn. The next one comes once the program has idled for longer than this one took."""
-        self.set_timer(_REST * (process_time() - began), self._go_on)
+        self._is_growing = False
+        self._look_again()
+        self.set_timer(max(0.001, _REST * (process_time() - began)), self._end_rest)
 
-    def _go_on(self) -> None:
-        self._showing = bool(self._waiting)
-        if self._showing:
-            self.call_next(self._show_waiting)
+    def _end_rest(self) -> None:
+        self._is_busy = False
+        self._go_on()

@@ -1,0 +1,46 @@
+"""Memory is looked for in quiet moments, after some work, and by Python again once the screens have ended."""
+
+import asyncio
+import gc
+import weakref
+from contextlib import suppress
+
+from tui.tidying import Tidying, tidied
+
+
+class Ring:
+    """Refers to itself."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+def test_garbage_waits_for_a_quiet_moment() -> None:
+    tidying, ring = Tidying(5.0), weakref.ref(Ring())
+    try:
+        assert not tidying.look(5.5)
+        assert not tidying.look(6.0)
+        assert ring() is not None
+        assert tidying.look(6.01)
+        assert ring() is None
+        assert not tidying.look(6.02)  # nothing has been done since
+        assert not tidying.look(7.2)
+        assert tidying.look(7.21)
+    finally:
+        gc.unfreeze()
+
+
+def test_the_rules_of_before_are_back_afterwards() -> None:
+    async def show() -> None:
+        before = gc.get_threshold()
+        running = asyncio.create_task(tidied())
+        await asyncio.sleep(0)
+        assert gc.get_threshold()[2] > 1 << 20
+        running.cancel()
+        with suppress(asyncio.CancelledError):
+            await running
+        assert gc.get_threshold() == before
+        assert gc.get_freeze_count() == 0
+
+    gc.unfreeze()
+    asyncio.run(show())
