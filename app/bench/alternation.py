@@ -32,10 +32,17 @@ class Series:
 class Alternation:
     """Measures contenders in turn, by prompts of a vocabulary, and tells how it goes."""
 
-    def __init__(self, contenders: Sequence[Contender], vocab_size: int, say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        contenders: Sequence[Contender],
+        vocab_size: int,
+        say: Callable[[str], None],
+        watch: Callable[[Sequence[Contender], Contender], Watch] = Watch,
+    ) -> None:
         self._contenders = contenders
         self._vocab_size = vocab_size
         self._say = say
+        self._watch = watch
         self._hopeful = True  # that a disturbed run is worth repeating
 
     def run(self, loads: Sequence[Load], rounds: int) -> list[Series]:
@@ -65,7 +72,7 @@ class Alternation:
         attempts = []
         for turn in turns if self._hopeful else turns[:1]:
             prompts = load.prompts(turn, self._vocab_size)
-            watch = Watch(self._contenders, contender)
+            watch = self._watch(self._contenders, contender)
             sample = contender.measure(load, prompts)
             disturbance = watch.end(self._say)
             attempts.append((sample, disturbance.cores))

@@ -9,51 +9,19 @@ from time import monotonic, process_time
 
 from textual.app import ComposeResult
 from textual.containers import VerticalScroll
-from textual.content import Content
 from textual.events import Resize
 from textual.geometry import Size
 from textual.layout import DockArrangeResult
 from textual.widget import Widget
 from textual.widgets import Markdown
-from textual.widgets._markdown import MarkdownTable, MarkdownTableContent
-from textual.widgets.markdown import MarkdownBlock
 
 from tui.markdown import Pieces, parser
 from tui.widgets.code_block import CodeBlock
 from tui.widgets.column import Column
+from tui.widgets.table import Table
 
 _TYPING = 0.3  # seconds between two keys of somebody who types on
 _REST = 3  # times the CPU time of a frame: about a third of a core is used, however long the reply
-
-
-class Cells(MarkdownTableContent):
-    """The cells of a table, without the tooltips that would read their text as markup."""
-
-    def compose(self) -> ComposeResult:
-        for cell in super().compose():
-            cell.tooltip = None
-            yield cell
-
-    async def _update_rows(self, updated_rows: list[list[Content]]) -> None:
-        await super()._update_rows(updated_rows)
-        for cell in self.query_children(".cell"):
-            cell.tooltip = None
-
-
-class Table(MarkdownTable):
-    """A table whose last line may turn out to be something else."""
-
-    def compose(self) -> ComposeResult:
-        self._headers, self._rows = self._get_headers_and_rows()
-        yield Cells(self._headers, self._rows)
-
-    async def _update_from_block(self, block: MarkdownBlock) -> None:
-        if isinstance(block, MarkdownTable):
-            headers, rows = block._get_headers_and_rows()
-            if len(rows) < len(self._rows) or len(headers) != len(self._headers):
-                await MarkdownBlock._update_from_block(self, block)
-                return
-        await super()._update_from_block(block)
 
 
 class Document(Markdown):

@@ -1,0 +1,111 @@
+"""A table in a reply. One widget draws all of its cells, so that a row costs no more than its text."""
+
+from collections.abc import Sequence
+
+from textual.app import ComposeResult
+from textual.content import Content
+from textual.geometry import Size
+from textual.widget import Widget
+from textual.widgets import Markdown
+from textual.widgets._markdown import MarkdownTable
+from textual.widgets.markdown import MarkdownBlock
+
+_NARROWEST = 3  # cells of a column
+_FRAME = "$foreground 30%"
+
+
+class Table(MarkdownTable):
+    """A table whose last line may turn out to be something else."""
+
+    def compose(self) -> ComposeResult:
+        self._headers, self._rows = self._get_headers_and_rows()
+        yield Cells(self._headers, self._rows)
+
+    async def _update_from_block(self, block: MarkdownBlock) -> None:
+        if not isinstance(block, MarkdownTable):
+            await MarkdownBlock._update_from_block(self, block)
+            return
+        self._headers, self._rows = block._get_headers_and_rows()
+        for cells in self.query(Cells):
+            cells.show(self._headers, self._rows)
+
+
+class Cells(Widget):
+    """The header and the rows. Columns are as wide as they must be; too wide ones share what there is."""
+
+    DEFAULT_CSS = "Cells { width: auto; max-width: 100%; height: auto; text-wrap: nowrap; }"
+
+    def __init__(self, header: Sequence[Content], rows: Sequence[Sequence[Content]]) -> None:
+        super().__init__()
+        self._header, self._rows = header, rows
+
+    def show(self, header: Sequence[Content], rows: Sequence[Sequence[Content]]) -> None:
+        """Other cells."""
+        self._header, self._rows = header, rows
+        self.refresh(layout=True)
+
+    def get_content_width(self, container: Size, viewport: Size) -> int:
+        return min(container.width, sum(self._widths(container.width)) + _around(len(self._header)))
+
+    def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
+        return len(self._lines(width))
+
+    def render(self) -> Content:
+        return Content("\n").join(self._lines(self.content_size.width))
+
+    def action_link(self, href: str) -> None:
+        """As Textual's own cells do."""
+        self.post_message(Markdown.LinkClicked(self.query_ancestor(Markdown), href))
+
+    def _widths(self, width: int) -> list[int]:
+        """Of the columns, in all that is in between the lines."""
+        columns = [
+            max([_NARROWEST, *(line.cell_length for cell in column for line in cell.split("\n"))])
+            for column in zip(self._header, *(_filled(row, len(self._header)) for row in self._rows), strict=True)
+        ]
+        return shared(columns, width - _around(len(columns)))
+
+    def _lines(self, width: int) -> list[Content]:
+        widths = self._widths(width)
+        rules = [
+            Content.styled(left + cross.join("─" * (wide + 2) for wide in widths) + right, _FRAME)
+            for left, cross, right in ("┌┬┐", "├┼┤", "└┴┘")
+        ]
+        head = _row([cell.stylize("bold $primary") for cell in self._header], widths)
+        body = [line for row in self._rows for line in _row(_filled(row, len(widths)), widths)]
+        return [rules[0], *head, *([rules[1], *body] if body else []), rules[2]]
+
+
+def shared(wanted: Sequence[int], width: int) -> list[int]:
+    """Widths of columns that are `width` together at most, if that can be: narrow ones have what they want, and the
+    others share the rest."""
+    left, widths = width, dict[int, int]()
+    for rank, column in enumerate(sorted(range(len(wanted)), key=wanted.__getitem__)):
+        fair = max(_NARROWEST, left // (len(wanted) - rank))
+        widths[column] = min(wanted[column], fair)
+        left -= widths[column]
+    return [widths[column] for column in range(len(wanted))]
+
+
+def _around(columns: int) -> int:
+    """Cells that lines and spaces take beside so many columns."""
+    return 3 * columns + 1
+
+
+def _filled(row: Sequence[Content], columns: int) -> list[Content]:
+    """A row of so many cells: the last one may not have come yet."""
+    return [*row, *[Content("")] * columns][:columns]
+
+
+def _row(cells: Sequence[Content], widths: Sequence[int]) -> list[Content]:
+    """The lines of one row."""
+    wrapped = [cell.wrap(width) or [Content("")] for cell, width in zip(cells, widths, strict=True)]
+    bar = Content.styled("│", _FRAME)
+    lines = []
+    for place in range(max(map(len, wrapped))):
+        parts = [bar]
+        for lines_of_cell, width in zip(wrapped, widths, strict=True):
+            part = lines_of_cell[place].rstrip() if place < len(lines_of_cell) else Content("")
+            parts += [Content(" "), part.pad_right(max(0, width - part.cell_length)), Content(" "), bar]
+        lines.append(Content("").join(parts))
+    return lines
