@@ -113,4 +113,5 @@ def test_the_engine_is_told_for_every_choice(
     response = httpx.post(hash_server.url + path, json={**VALID[path], "n": 2, **fields}, headers=headers, timeout=60)
     assert response.status_code == 200, response.text
     client = f"python-httpx/{httpx.__version__}"
-    assert [request.origin for request in made] == [replace(origin, client=client)] * 2
+    reply = response.json()["id"] if path == CHAT else ""
+    assert [request.origin for request in made] == [replace(origin, client=client, reply=reply)] * 2
