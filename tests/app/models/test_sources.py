@@ -384,9 +384,9 @@ def _fetch_package(tmp_path: Path, progress: Progress) -> None:
 
 
 NEVER_ENDS = """
-(folder / 'half.whl').write_bytes(bytes({size}))
 pathlib.Path({pid!r}).write_text(str(os.getpid()))
 {more}
+(folder / 'half.whl').write_bytes(bytes({size}))  # once it is seen, this is ended
 time.sleep(30)
 """
 
