@@ -13,11 +13,10 @@ from tui.client import ClientError
 @contextmanager
 def told(node: DOMNode) -> Iterator[None]:
     """Show a ClientError that is raised inside, and go on behind it."""
-    screen = node.screen
     try:
         yield
     except NoMatches:
-        if screen in node.app.screen_stack:
+        if any(screen in node.ancestors_with_self for screen in node.app.screen_stack):
             raise
     except ClientError as error:
         tell(node, error)

@@ -154,6 +154,7 @@ class ChatService:
         """
         end_ids = self.tokenizer.end_of_generation_ids
         replies: dict[int, _Reply] = {}
+        started = time.monotonic()
         with self.streams.open() as stream:
             for prompt_ids, several in _families(asked):
                 requests = stream.submit_several(prompt_ids, several, end_ids, origin)
@@ -169,6 +170,7 @@ class ChatService:
                         self.tokenizer,
                         reader,
                         limits,
+                        started,
                         continues_text=continues_text,
                     )
                     replies[request.id] = reply
@@ -213,6 +215,7 @@ class _Reply:
         tokenizer: Tokenizer,
         reader: ReplyReader,
         limits: TimeLimits,
+        started: float,
         *,
         continues_text: bool,
     ) -> None:
@@ -225,11 +228,11 @@ class _Reply:
         self._reader = reader
         self._limits = limits
         self._continues_text = continues_text
-        self._started = time.monotonic()
+        self._started = started  # when it was asked for, as time.monotonic says
         self._first_token_at = 0.0
         self._tokens = 0
         self._read = 0  # tokens of the prompt
-        self._remembered_at = self._started
+        self._remembered_at = started
 
     def events(self, token: TokenEvent) -> list[ChatEvent]:
         """What a token event means to the reader of the reply. Nothing, once a stop string has ended it."""

@@ -6,6 +6,7 @@ Who may use the server with a key that shares nothing with others is told of his
 import asyncio
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Literal, TypeAlias
 
@@ -158,19 +159,19 @@ class OwnEndpoints:
 
     async def abort(self, request: Request) -> Response:
         wanted = await read_body(request, self._abort_decoder)
-        streams = self._service.streams
-        found = [one.id for one in streams.requests() if str(one.id) == wanted.id and _may_see(request, one)]
-        for number in found:
-            streams.end(number)
-        return json_reply(Aborted(bool(found)))
+        return json_reply(Aborted(self._end(request, lambda one: str(one.id) == wanted.id, FinishReason.ABORT)))
 
     async def stop(self, request: Request) -> Response:
         wanted = await read_body(request, self._stop_decoder)
+        return json_reply(Stopped(self._end(request, lambda one: one.origin.reply == wanted.reply, FinishReason.STOP)))
+
+    def _end(self, request: Request, is_meant: Callable[[EngineRequest], bool], reason: FinishReason) -> bool:
+        """End what is meant, of what the caller may see; whether there was any."""
         streams = self._service.streams
-        found = [one.id for one in streams.requests() if one.origin.reply == wanted.reply and _may_see(request, one)]
+        found = [one.id for one in streams.requests() if is_meant(one) and _may_see(request, one)]
         for number in found:
-            streams.end(number, FinishReason.STOP)
-        return json_reply(Stopped(bool(found)))
+            streams.end(number, reason)
+        return bool(found)
 
     async def count(self, request: Request) -> Response:
         """Raises InvalidMessage, TemplateError and PromptTooLong as a chat does."""

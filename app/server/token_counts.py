@@ -20,6 +20,7 @@ class TokenCounts:
     first_token_seconds: float = math.inf  # the least of any reply
     total_seconds: float = 0.0  # the most
     queue_seconds: float = 0.0  # the most that a prompt waited before the engine began with it
+    reading_seconds: float = 0.0  # the most from there to its first token, but for what was restored
     thought: int = 0  # of the completion
 
     def add(self, end: ReplyEnd, *, first_of_prompt: bool) -> None:
@@ -33,3 +34,5 @@ class TokenCounts:
             self.prompt += end.prompt_tokens
             self.cache = self.cache.plus(end.cache)
             self.queue_seconds = max(self.queue_seconds, end.queue_seconds)
+            reading = end.first_token_seconds - end.queue_seconds - end.cache.restore_seconds
+            self.reading_seconds = max(self.reading_seconds, reading)

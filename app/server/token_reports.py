@@ -60,11 +60,10 @@ class ReportedToken(Struct):
 
 def timings_of(counts: TokenCounts) -> Timings:
     cache, later_tokens = counts.cache, counts.completion - counts.replies
-    restore_ms, queue_ms = 1000 * cache.restore_seconds, 1000 * counts.queue_seconds
-    prompt_ms = max(0.0, 1000 * counts.first_token_seconds - queue_ms - restore_ms)
+    restore_ms, prompt_ms = 1000 * cache.restore_seconds, 1000 * counts.reading_seconds
     predicted_ms = max(0.0, 1000 * (counts.total_seconds - counts.first_token_seconds))
     return Timings(
-        queue_ms=round(queue_ms, 3),
+        queue_ms=round(1000 * counts.queue_seconds, 3),
         restore_ms=round(restore_ms, 3),
         cache_n=cache.cached,
         prompt_n=cache.computed,

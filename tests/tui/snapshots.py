@@ -6,10 +6,13 @@
 import asyncio
 import re
 import sys
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+from textual.screen import Screen
 from textual.widgets import Input, TextArea
 
 from tests.tui.look import REPLY
@@ -17,8 +20,13 @@ from tests.tui.pilots import Chatting
 from tests.tui.scripted_client import ScriptedClient
 from tui.app import ChatApp
 from tui.nouns import ChatId, MessageId
+from tui.screens.branches import BranchesScreen
 from tui.screens.dialog import Confirm
+from tui.screens.engine import EngineScreen
 from tui.screens.full_context import FullContextScreen
+from tui.screens.help import HelpScreen
+from tui.screens.models import ModelsScreen
+from tui.screens.settings import SettingsScreen
 from tui.widgets.budget_bar import BudgetBar
 
 FOLDER = Path(__file__).parent / "snapshots"
@@ -52,9 +60,17 @@ def scene() -> tuple[ScriptedClient, ChatId]:
     return client, name
 
 
-def press(*keys: str) -> Step:
+async def nothing(_: Chatting) -> None:
+    pass
+
+
+def opened(screen: type[Screen[Any]], *keys: str) -> Step:
+    """The first key opens a screen, in which the others are pressed."""
+
     async def step(chat: Chatting) -> None:
-        await chat.pilot.press(*keys)
+        await chat.pilot.press(keys[0])
+        await chat.until(lambda: isinstance(chat.app.screen, screen) and chat.app.screen.is_mounted)
+        await chat.pilot.press(*keys[1:])
 
     return step
 
@@ -83,14 +99,14 @@ async def asked_to_open(chat: Chatting) -> None:
 
 
 STEPS: dict[str, Step] = {
-    "chat": press(),
+    "chat": nothing,
     "commands": typed_command,
     "list": narrow_list,
-    "models": press("f2", "2", "down"),
-    "engine": press("f3"),
-    "help": press("f1"),
-    "settings": press("ctrl+s"),
-    "branches": press("ctrl+t"),
+    "models": opened(ModelsScreen, "f2", "2", "down"),
+    "engine": opened(EngineScreen, "f3"),
+    "help": opened(HelpScreen, "f1"),
+    "settings": opened(SettingsScreen, "ctrl+s"),
+    "branches": opened(BranchesScreen, "ctrl+t"),
     "search": searched,
     "full-context": full_context,
     "confirm": asked_to_open,
@@ -113,14 +129,9 @@ async def pictures(step: Step, looks: Sequence[str]) -> dict[str, str]:
         app.animation_level = "none"
         chat = Chatting(app, pilot, client)
         await chat.until(lambda: len(chat.views()) > 0)
-        chat.composer.area.cursor_blink = False
         await chat.until(lambda: chat.screen.query_one(BudgetBar).budget is not None)
         await step(chat)
-        await pilot.pause(0.3)
-        for area in app.screen.query(TextArea):
-            area.cursor_blink = False
-        for line in app.screen.query(Input):
-            line.cursor_blink = False
+        await settled(chat)
         for look in looks:
             size, app.theme = LOOKS[look]
             await pilot.resize_terminal(*size)
@@ -130,11 +141,16 @@ async def pictures(step: Step, looks: Sequence[str]) -> dict[str, str]:
 
 
 async def settled(chat: Chatting) -> None:
-    """Wait until two frames in a row are the same."""
-    before = ""
-    while (now := "".join(str(strip) for strip in chat.app.screen._compositor.render_strips())) != before:
-        before = now
+    """Wait until some frames in a row are the same, without a cursor that blinks."""
+    frames: deque[str] = deque(maxlen=4)
+    while len(frames) < 4 or len(set(frames)) > 1:
+        for screen in chat.app.screen_stack:
+            for area in screen.query(TextArea):
+                area.cursor_blink = False
+            for line in screen.query(Input):
+                line.cursor_blink = False
         await chat.pilot.pause(0.05)
+        frames.append("".join(str(strip) for strip in chat.app.screen._compositor.render_strips()))
 
 
 def main() -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from textual.widgets import DataTable, Input, Markdown, Tree
+from textual.widgets import Input, Markdown, Tree
 
 from tests.tui.pilots import Chatting, run
 from tests.tui.scripted_client import KNOWN, USAGE, ScriptedClient
@@ -17,13 +17,14 @@ from tui.screens.engine import EngineScreen
 from tui.screens.help import HelpScreen
 from tui.screens.models import ModelsScreen
 from tui.widgets.code_block import CodeBlock
+from tui.widgets.listing import Listing
 from tui.widgets.top_bar import TopBar
 
 END = ReplyEnd(Finish.COMPLETE, USAGE)
 
 
 def rows(chat: Chatting) -> list[list[str]]:
-    table = chat.app.screen.query_one(DataTable)
+    table = chat.app.screen.query_one(Listing)
     return [[str(cell) for cell in table.get_row_at(place)] for place in range(table.row_count)]
 
 
@@ -47,7 +48,7 @@ def test_models_are_listed_fetched_paused_found_deleted_and_loaded() -> None:
         await chat.until(lambda: "qwen3:4b is on this machine now." in chat.notices())
         await chat.pilot.press("3", *"model", "enter")
         await chat.until(lambda: rows(chat) and rows(chat)[0][0] == "someone/Model-GGUF")
-        chat.app.screen.query_one(DataTable).focus()
+        chat.app.screen.query_one(Listing).focus()
         await chat.pilot.press("enter")
         await chat.until(lambda: rows(chat)[0][0] == "someone/Model-GGUF:Q4_K_M")
         await chat.pilot.press("escape", "1")

@@ -10,7 +10,7 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
 from textual.screen import Screen
-from textual.widgets import DataTable, Footer, Label, Sparkline
+from textual.widgets import Footer, Label, Sparkline
 
 from tui import figures
 from tui.client import Engine
@@ -19,6 +19,7 @@ from tui.failures import told
 from tui.plain_text import sanitize, single_line
 from tui.screens.dialog import confirm
 from tui.widgets.amounts import Amounts
+from tui.widgets.listing import Listing
 
 _INTERVAL = 1.0  # seconds between looks
 _SEEN = 120  # looks that the lines of throughput go back
@@ -42,7 +43,7 @@ class EngineScreen(Screen[None]):
     """Looked at once a second while it is seen."""
 
     CSS_PATH = "engine.tcss"
-    AUTO_FOCUS = "DataTable"
+    AUTO_FOCUS = "Listing"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,q", "dismiss(None)", "Back"),
         Binding("a,delete", "abort", "Abort request"),
@@ -64,11 +65,11 @@ class EngineScreen(Screen[None]):
         with Horizontal(id="amounts"):
             yield Amounts("KV cache")
             yield Amounts("Memory")
-        yield DataTable[Text](cursor_type="row")
+        yield Listing()
         yield Footer()
 
     def on_mount(self) -> None:
-        self.query_one(DataTable).add_columns(*_COLUMNS)
+        self.query_one(Listing).add_columns(*_COLUMNS)
         self.look()
         self.set_interval(_INTERVAL, self.look)
 
@@ -88,24 +89,16 @@ class EngineScreen(Screen[None]):
             self.query_one(f"#{name}-rate", Label).update(f"{rates.values[-1]:,.0f} tok/s {name}")
         tiers, memory = self.query(Amounts)
         tiers.amounts, memory.amounts = status.tiers, status.memory
-        self._show_requests(status)
-
-    def _show_requests(self, status: EngineStatus) -> None:
-        table = self.query_one(DataTable)
-        cursor = table.cursor_row
         self._requests = {request.id: request for request in status.requests}
-        table.clear()
-        for request in status.requests:
-            table.add_row(*_cells(request), key=request.id)
-        table.move_cursor(row=cursor)
+        self.query_one(Listing).show({request.id: _cells(request) for request in status.requests})
 
     @work(description="abort")
     async def action_abort(self) -> None:
         """Abort the chosen request; somebody else's only after a question."""
-        place, names = self.query_one(DataTable).cursor_row, list(self._requests)
-        if not 0 <= place < len(names):
+        chosen = self.query_one(Listing).chosen
+        if chosen is None:
             return
-        request = self._requests[names[place]]
+        request = self._requests[RequestId(chosen)]
         about = single_line(f"{request.client or 'A client'}: {request.reply_tokens:,} tokens written")
         if request.mine or await confirm(self, "Abort this request?", about, "Abort"):
             with told(self):

@@ -17,6 +17,7 @@ from tui.engine_nouns import Download, Model
 from tui.failures import told
 from tui.plain_text import single_line
 from tui.screens.dialog import confirm
+from tui.widgets.listing import Listing
 
 _REFRESH = 0.5  # seconds between looks at the downloads
 _COLUMNS = (("Model", "name"), ("Quant", "quantization"), ("Size", "size"), ("State", "state"), ("License", "license"))
@@ -26,7 +27,7 @@ class ModelsScreen(Screen[str]):
     """A table, and three lists that it may show."""
 
     CSS_PATH = "models.tcss"
-    AUTO_FOCUS = "DataTable"
+    AUTO_FOCUS = "Listing"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "back", "Back"),
         Binding("l", "load", "Load"),
@@ -47,12 +48,12 @@ class ModelsScreen(Screen[str]):
     def compose(self) -> ComposeResult:
         yield Tabs(Tab("Installed", id="installed"), Tab("Catalog", id="catalog"), Tab("Hub", id="hub"))
         yield Input(placeholder="Search the Hub, then enter", id="search")
-        yield DataTable[Text](cursor_type="row")
+        yield Listing()
         yield Label("", id="fit", markup=False)
         yield Footer()
 
     def on_mount(self) -> None:
-        table = self.query_one(DataTable)
+        table = self.query_one(Listing)
         for label, key in _COLUMNS:
             table.add_column(label, key=key)
         self.set_interval(_REFRESH, self._show_states)
@@ -101,13 +102,7 @@ class ModelsScreen(Screen[str]):
 
     def _show(self, models: Sequence[Model]) -> None:
         self._listed = {model.name: model for model in models}
-        table = self.query_one(DataTable)
-        chosen = self._chosen()
-        table.clear()
-        for model in self._listed.values():
-            table.add_row(*self._cells(model), key=model.name)
-        if chosen is not None and chosen.name in self._listed:
-            table.move_cursor(row=list(self._listed).index(chosen.name))
+        self.query_one(Listing).show({name: self._cells(model) for name, model in self._listed.items()})
         self._show_fit()
 
     def _cells(self, model: Model) -> tuple[Text, ...]:
@@ -127,7 +122,7 @@ class ModelsScreen(Screen[str]):
         return "" if model.fits is None else "fits" if model.fits else "too large"
 
     def _show_states(self) -> None:
-        table = self.query_one(DataTable)
+        table = self.query_one(Listing)
         for name, model in self._listed.items():
             state = Text(single_line(self._state(model)), no_wrap=True)
             if table.get_cell(name, "state") != state:
@@ -139,9 +134,8 @@ class ModelsScreen(Screen[str]):
         self.query_one("#fit", Label).update("" if model is None else single_line(f"{model.name}: {model.fit}"))
 
     def _chosen(self) -> Model | None:
-        place = self.query_one(DataTable).cursor_row
-        names = list(self._listed)
-        return self._listed[names[place]] if 0 <= place < len(names) else None
+        name = self.query_one(Listing).chosen
+        return None if name is None else self._listed[name]
 
     # --- what is done with one
 

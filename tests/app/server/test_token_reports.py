@@ -8,10 +8,12 @@ import httpx
 import pytest
 
 from app.chat.cache_report import CacheReport
+from app.chat.events import ReplyEnd
 from app.chat.template import ChatTemplateRenderer
 from app.server.token_counts import TokenCounts
 from app.server.token_reports import timings_of
 from app.text.tokenizer import Tokenizer
+from engine.request import FinishReason
 from tests.app.server.live_server import LiveServer, controlled_engine
 
 MESSAGES = [{"role": "user", "content": "A long question. " * 20}]
@@ -64,12 +66,24 @@ def test_a_whole_reply_says_where_its_time_went(server: LiveServer, path: str) -
     assert min(timings.values()) >= 0
 
 
+def ended(first: float, total: float, queue: float, cache: CacheReport, completion: int) -> ReplyEnd:
+    return ReplyEnd(FinishReason.LENGTH, None, 0, 100, cache, completion, first, total, queue_seconds=queue)
+
+
 def test_times_add_up_to_the_whole() -> None:
+    counts = TokenCounts()
     cache = CacheReport(device=10, host=20, disk=30, computed=40, restore_seconds=0.5)
-    counts = TokenCounts(prompt=100, cache=cache, completion=9, replies=1)
-    counts.first_token_seconds, counts.total_seconds, counts.queue_seconds = 2.0, 6.0, 1.0
+    counts.add(ended(2.0, 6.0, 1.0, cache, 9), first_of_prompt=True)
     timings = timings_of(counts)
     assert (timings.queue_ms, timings.restore_ms, timings.prompt_ms, timings.predicted_ms) == (1000, 500, 500, 4000)
     assert (timings.cache_n, timings.prompt_n, timings.predicted_n) == (60, 40, 9)
     assert (timings.prompt_per_second, timings.prompt_per_token_ms) == (80, 12.5)
     assert (timings.predicted_per_second, timings.predicted_per_token_ms) == (2, 500)
+
+
+def test_a_prompt_that_waited_for_another_was_read_all_the_same() -> None:
+    counts = TokenCounts()
+    for first, queue in ((0.25, 0.0), (0.75, 0.5)):
+        counts.add(ended(first, 1.0, queue, CacheReport(computed=40), 9), first_of_prompt=True)
+    timings = timings_of(counts)
+    assert (timings.queue_ms, timings.prompt_ms, timings.predicted_ms) == (500, 250, 750)
