@@ -17,6 +17,7 @@ import httpx
 import pytest
 
 from tests.app.command_line import ingle
+from tests.app.forked_program import ForkedProgram
 from tests.app.long_reply import WITHOUT_END
 from tests.app.mapped_file import wait_until_mapped
 
@@ -92,8 +93,7 @@ def environment_of(model: Path, home: Path) -> dict[str, str]:
 
 
 def serve(environment: dict[str, str], *arguments: str) -> "subprocess.Popen[str]":
-    command = [*PROGRAM, "serve", "--port", "0", *arguments]
-    return subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True)
+    return ForkedProgram(environment, "serve", "--port", "0", *arguments)
 
 
 def ready(process: "subprocess.Popen[str]", environment: dict[str, str]) -> Server:

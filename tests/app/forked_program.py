@@ -1,0 +1,104 @@
+"""Processes of `ingle` that start at once: each is forked off one that has imported what takes long, once a test run.
+
+Whoever starts one is its parent, as of any other process: it is handed over by one in between that ends.
+"""
+
+import atexit
+import ctypes
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import cache
+from importlib import import_module
+from inspect import signature
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+IMPORTED = (
+    "app.cli",
+    "app.server.application",
+    "app.models.loaded_model",
+    "app.models.loaded_encoder",
+    "engine.cpu.device",
+)
+_MOST_BYTES = 1 << 20  # of what a program is told
+_SUBREAPER = 36  # prctl: processes whose parents have ended belong to this one
+
+
+class ForkedProgram(subprocess.Popen[str]):
+    """`ingle` with these arguments, as `subprocess.Popen` would have started it."""
+
+    def __init__(self, environment: Mapping[str, str], *arguments: str) -> None:
+        super().__init__(["ingle", *arguments], cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True)
+
+    def _execute_child(self, *given: Any) -> None:
+        asked = signature(subprocess.Popen._execute_child).bind(self, *given).arguments  # type: ignore[attr-defined]
+        told = json.dumps({"arguments": asked["args"], "environment": asked["env"]}).encode()
+        standard = [asked[name] for name in ("p2cread", "c2pwrite", "errwrite")]
+        line, prctl = _forker(), ctypes.CDLL(None).prctl
+        prctl(_SUBREAPER, 1)
+        socket.send_fds(line, [told], [mine if mine >= 0 else place for place, mine in enumerate(standard)])
+        self.pid = int(line.recv(32))
+        prctl(_SUBREAPER, 0)
+        self._child_created = True
+        for mine in standard:
+            if mine >= 0:
+                os.close(mine)
+
+
+@cache
+def _forker() -> socket.socket:
+    """The end of a line to the process that has imported everything; it ends with the line."""
+    mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with its:
+        command = [sys.executable, "-m", "tests.app.forked_program", str(its.fileno())]
+        process = subprocess.Popen(command, cwd=ROOT, pass_fds=[its.fileno()])
+    atexit.register(process.wait)
+    atexit.register(mine.close)
+    return mine
+
+
+def _wait(line: socket.socket) -> list[str]:
+    """Fork whenever that is asked for. Returns in what was forked, with what it is to run."""
+    while True:
+        told, standard, *_ = socket.recv_fds(line, _MOST_BYTES, 3)
+        if not told:
+            os._exit(0)
+        number, writer = os.pipe()
+        if between := os.fork():
+            os.waitpid(between, 0)
+            line.send(os.read(number, 32))
+            for descriptor in (number, writer, *standard):
+                os.close(descriptor)
+            continue
+        if child := os.fork():
+            os.write(writer, str(child).encode())
+            os._exit(0)
+        for place, descriptor in enumerate(standard):
+            os.dup2(descriptor, place)
+        for descriptor in (number, writer, line.detach(), *standard):
+            os.close(descriptor)
+        asked = json.loads(told)
+        os.environ.clear()
+        os.environ.update(asked["environment"])
+        return list(asked["arguments"])
+
+
+def main() -> int:
+    line = socket.socket(fileno=int(sys.argv[1]))
+    for name in IMPORTED:
+        import_module(name)
+    with suppress(KeyboardInterrupt):  # Ctrl-C is for the tests
+        sys.argv = _wait(line)
+        return int(import_module("app.cli").main())
+    return 128 + signal.SIGINT
+
+
+if __name__ == "__main__":
+    sys.exit(main())
