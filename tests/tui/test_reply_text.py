@@ -48,7 +48,8 @@ async def settled(page: Page, pilot: Pilot[None], length: int = len(TEXT)) -> No
         pieces = list(page.query_one(ReplyText).children)
         shown = sum(len(room.text) for room in page.query(Room))
         shown += sum(len(document.source) for document in page.query(Document))
-        if pieces == before and shown == length and page.seen:
+        empty = any(room.region.overlaps(page.scroll.region) for room in page.query(Room))
+        if pieces == before and shown == length and page.seen and not empty:
             return
         before = [*pieces]
 
