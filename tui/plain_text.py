@@ -5,6 +5,7 @@ Knows no markup, no widget and no terminal.
 """
 
 import re
+from pathlib import PurePath
 
 _C0_PICTURES = 0x2400  # U+2400 SYMBOL FOR NULL; those of the other control characters follow in their order
 _DELETE = 0x7F
@@ -49,3 +50,8 @@ def _visible(match: re.Match[str]) -> str:
     if 0xD800 <= code <= 0xDFFF:
         return "\ufffd"
     return f"‹U+{code:04X}›"
+
+
+def model_name(model: str) -> str:
+    """What a model is called; of one that is called by its path, the last part."""
+    return PurePath(model).name if PurePath(model).is_absolute() else model

@@ -46,7 +46,8 @@ class Titles:
 
 
 def title_in(text: str) -> str:
-    """What a model wrote, as a title: its first line without quotation marks; empty where that is none."""
-    lines = [line for line in text.strip().splitlines() if line.strip(_QUOTES)]
+    """What a model wrote, as a title: its first line that announces nothing, without quotation marks; empty where that
+    is none."""
+    lines = [line for line in text.splitlines() if line.strip(_QUOTES) and not line.rstrip(_QUOTES).endswith(":")]
     title = single_line(lines[0]).removeprefix("Title:").strip(_QUOTES).rstrip(".") if lines else ""
     return title if len(title) <= _LONGEST else ""

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from tui.plain_text import sanitize, single_line
+from tui.plain_text import model_name, sanitize, single_line
 
 CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
@@ -58,3 +58,9 @@ def test_cutting_a_text_hides_nothing() -> None:
 
 def test_a_title_is_one_line() -> None:
     assert single_line(" a\tb\r\nc\x1b ") == "a b c␛"
+
+
+def test_a_model_is_called_by_its_name_and_not_by_its_place() -> None:
+    assert model_name("/home/ann/models/Model.Q4_K_M.gguf") == "Model.Q4_K_M.gguf"
+    for name in ("org/repository:Q4_K_M", "smollm2:135m", ""):
+        assert model_name(name) == name

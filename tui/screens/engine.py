@@ -16,7 +16,7 @@ from tui import figures
 from tui.client import Engine
 from tui.engine_nouns import EngineRequest, EngineStatus, Phase, RequestId
 from tui.failures import told
-from tui.plain_text import sanitize, single_line
+from tui.plain_text import model_name, sanitize, single_line
 from tui.screens.dialog import confirm
 from tui.widgets.amounts import Amounts
 from tui.widgets.listing import Listing
@@ -80,7 +80,8 @@ class EngineScreen(Screen[None]):
 
     def _show(self, status: EngineStatus) -> None:
         address = sanitize(self._engine.address())
-        about = f"{status.model}  {address}  {len(status.requests)} requests"
+        requests = len(status.requests)
+        about = f"{model_name(status.model)} · {address} · {requests} {'request' if requests == 1 else 'requests'}"
         self.query_one("#about", Label).update(single_line(about))
         self._read.count(status.prompt_tokens, monotonic())
         self._written.count(status.reply_tokens, monotonic())

@@ -10,6 +10,7 @@ from textual.widgets import Label, Static
 
 from tui import figures
 from tui.nouns import Message, MessageId, Role
+from tui.plain_text import model_name
 from tui.widgets.column import Column
 from tui.widgets.thoughts import Thoughts
 from tui.widgets.word_buttons import WordButtons, word
@@ -83,7 +84,9 @@ class MessageView(Column, can_focus=True):
     def _header(self) -> Content:
         message = self.message
         mine = message.role is Role.USER
-        parts: list[str | Content | tuple[str, str]] = [("You" if mine else message.model or "Model", "bold")]
+        parts: list[str | Content | tuple[str, str]] = [
+            ("You" if mine else model_name(message.model) or "Model", "bold")
+        ]
         if len(self._siblings) > 1:
             place = f" {self._siblings.index(message.id) + 1}/{len(self._siblings)} "
             parts += ["  ", word("‹", "branch(-1)"), place, word("›", "branch(1)")]

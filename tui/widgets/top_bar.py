@@ -5,7 +5,7 @@ from textual.reactive import reactive
 from textual.widget import Widget
 
 from tui.engine_nouns import Loading
-from tui.plain_text import single_line
+from tui.plain_text import model_name, single_line
 
 
 class TopBar(Widget):
@@ -32,7 +32,8 @@ class TopBar(Widget):
     def _model(self) -> str:
         loading = self.loading_model
         if loading is None:
-            return single_line(self.model)
+            return single_line(model_name(self.model))
         share = "" if loading.fraction is None else f" {loading.fraction:.0%}"
-        name = "" if loading.model in loading.stage else f"{loading.model}: "
-        return single_line(f"{name}{loading.stage}{share}")
+        name = model_name(loading.model)
+        stage = loading.stage.replace(loading.model, name)
+        return single_line(f"{stage}{share}" if name in stage else f"{name}: {stage}{share}")

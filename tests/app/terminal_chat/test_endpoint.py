@@ -142,6 +142,8 @@ def test_nobody_there_is_told(settings: Settings) -> None:
         ('"Rivers of Norway."\n', "Rivers of Norway"),
         ("\n\n**Title: x**", "Title: x"),
         ("Title: Rivers", "Rivers"),
+        ("Here's a title:\n\n**Rivers**", "Rivers"),
+        ("Here's a title for **you:**", ""),
         ("", ""),
         ("word " * 40, ""),
         ("\x1b[31mRed", "␛[31mRed"),
