@@ -30,7 +30,7 @@ class ReferenceDevice:
     contexts = step_depth = 1
     host_cache = 0
     kv_type = torch.float32
-    numerics = ("reference", "1")  # the number is raised when a change of the kernels changes bits
+    numerics = ("reference", "2")  # the number is raised when a change of the kernels changes bits
 
     def __init__(self, *, keep_dequantized: bool, threads: int, memory: int = 0) -> None:
         self.threads = threads

@@ -57,7 +57,7 @@ def _own_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _own_cores() -> Iterator[None]:
+def _own_cores() -> Iterator[int]:
     """Workers of one run leave each other their cores: threads that share them wait for each other most of the time."""
     cores = max(1, device_choice.physical_cores() // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
     torch.set_num_threads(cores)
@@ -65,7 +65,13 @@ def _own_cores() -> Iterator[None]:
         patch.setenv("INGLE_THREADS", str(cores))  # programs that tests start
         patch.setattr(device_choice, "physical_cores", lambda: cores)
         patch.setattr(encoder_loading, "physical_cores", lambda: cores)
-        yield
+        yield cores
+
+
+@pytest.fixture(autouse=True)
+def _own_threads(_own_cores: int) -> None:
+    """A model that was loaded with more threads leaves them to nobody: beside another worker they mostly spin."""
+    torch.set_num_threads(_own_cores)
 
 
 def fetched_folder() -> Path:

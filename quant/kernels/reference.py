@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from quant.tensor import Float8Tensor, GroupedTensor, Integers, PlainTensor, QTensor
 
-ROW_TILE = 8  # rows per library call: more would speed prompts up and slow single tokens down
+ROW_TILE = 16  # rows per library call: more would speed prompts up and slow single tokens down
 
 
 def dequantize(weight: QTensor) -> Tensor:
