@@ -1,7 +1,8 @@
 """Tests of very many cases alike: each run draws a share of them, another one each time.
 
-`@pytest.mark.share(2, "name", "kv_type")` has two cases run for each name with each kv_type. A run tells its seed, with
-which `--seed` draws the same share again; `--every-case` runs all. Who names single cases gets them.
+`@pytest.mark.share(2, "name", "kv_type")` has two cases run for each name with each kv_type. Tests of one file that
+have as many cases draw the same ones: what several of them need is built once. A run tells its seed, with which `--seed`
+draws the same share again; `--every-case` runs all. Who names single cases gets them.
 """
 
 import random
@@ -45,7 +46,8 @@ def draw(config: pytest.Config, items: list[pytest.Item]) -> None:
             counts[key] = count
     left_out: set[pytest.Item] = set()
     for key, cases in alike.items():
-        rng = random.Random(f"{config.option.seed} {key}")
+        name, *each = key
+        rng = random.Random(f"{config.option.seed} {name.partition('::')[0]} {each}")
         left_out |= {*cases} - {*rng.sample(cases, min(counts[key], len(cases)))}
     if left_out:
         config.hook.pytest_deselected(items=[item for item in items if item in left_out])

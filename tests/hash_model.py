@@ -204,7 +204,9 @@ class HashRunner:
         if group.recurrent:
             return self.pools[number][part.tables[number][0]]
         first = max(0, end - group.window) if group.window else 0
-        return [self._get(part, number, position) for position in range(first, end)]
+        blocks, begin = part.tables[number][first // BLOCK_SIZE : -(-end // BLOCK_SIZE)], first % BLOCK_SIZE
+        slots = [slot for block in blocks for slot in self.pools[number][block]]
+        return slots[begin : begin + end - first]
 
     def _get(self, part: Part, number: int, position: int) -> bytes:
         return self.pools[number][part.tables[number][position // BLOCK_SIZE]][position % BLOCK_SIZE]

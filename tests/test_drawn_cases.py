@@ -23,6 +23,14 @@ def test_many(name, size): pass
 
 @pytest.mark.parametrize("size", range(5))
 def test_few(size): pass
+
+@pytest.mark.share(3)
+@pytest.mark.parametrize("size", range(20))
+def test_one(size): pass
+
+@pytest.mark.share(3)
+@pytest.mark.parametrize("size", range(20))
+def test_other(size): pass
 """
 
 
@@ -45,7 +53,13 @@ def test_so_many_cases_are_drawn_for_each_value(folder: pytest.Pytester) -> None
     for name in "abc":
         assert sum(it.startswith(f"test_many[{name}-") for it in names) == 2
     assert sum(it.startswith("test_few") for it in names) == 5
-    assert len(names) == 3 * 2 + 5
+    assert len(names) == 3 * 2 + 5 + 2 * 3
+
+
+def test_tests_of_one_file_draw_the_same_ones(folder: pytest.Pytester) -> None:
+    names = collected(folder)
+    one, other = ([it.partition("[")[2] for it in names if it.startswith(name)] for name in ("test_one", "test_other"))
+    assert one == other != []
 
 
 def test_a_seed_draws_the_same_share_again_and_none_another_one(folder: pytest.Pytester) -> None:
@@ -54,5 +68,5 @@ def test_a_seed_draws_the_same_share_again_and_none_another_one(folder: pytest.P
 
 
 def test_every_case_runs_when_it_is_asked_for(folder: pytest.Pytester) -> None:
-    assert len(collected(folder, "--every-case")) == 3 * 20 + 5
+    assert len(collected(folder, "--every-case")) == 3 * 20 + 5 + 2 * 20
     assert collected(folder, "test_it.py::test_many[b-7]") == ["test_many[b-7]"]

@@ -233,7 +233,13 @@ class Tokenizer:
     @functools.cached_property
     def longest_token(self) -> int:
         """Characters that one token stands for at most: as many as it has bytes."""
-        return max(len(self.token_bytes(token_id, show_control=True)) for token_id in range(self.vocab_size))
+        longest = 0
+        written = [*map(len, map(str.encode, self._vocabulary.texts))]  # never less than the bytes it stands for
+        for token_id in sorted(range(self.vocab_size), key=written.__getitem__, reverse=True):
+            if written[token_id] <= longest:
+                break
+            longest = max(longest, len(self.token_bytes(token_id, show_control=True)))
+        return longest
 
     @functools.cached_property
     def identity(self) -> bytes:

@@ -1,8 +1,10 @@
-"""What tests of the chat service and of the server share: the default model's tokenizer, and a template child."""
+"""What tests share: tokenizers of the default model and of other real vocabularies, a template child, a TLS context."""
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
 from app.chat.template import ChatTemplateRenderer
@@ -11,10 +13,30 @@ from app.text.tokenizer import Tokenizer
 from quant.gguf import GGUFFile
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _one_tls_context() -> Iterator[None]:
+    """A client of httpx reads the certificates of all authorities, also to speak to this machine: once is enough."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("httpx._transports.default.create_ssl_context", functools.cache(httpx.create_ssl_context))
+        yield
+
+
 @pytest.fixture(scope="session")
 def tokenizer(smollm2: Path) -> Tokenizer:
     with GGUFFile(smollm2) as file:
         return from_gguf(file.metadata)
+
+
+@pytest.fixture(scope="session")
+def vocabularies(llama_cpp_models: Path) -> Callable[[str], Tokenizer]:
+    """The tokenizer of one of llama.cpp's vocabularies, by name. A large one takes seconds to build: some are kept."""
+
+    @functools.lru_cache(maxsize=4)
+    def load(name: str) -> Tokenizer:
+        with GGUFFile(llama_cpp_models / f"ggml-vocab-{name}.gguf") as file:
+            return from_gguf(file.metadata)
+
+    return load
 
 
 @pytest.fixture(scope="session")

@@ -46,7 +46,7 @@ def test_requests_are_listed_by_class(tokenizer: Tokenizer, renderer: ChatTempla
     engine, runner = controlled_engine(tokenizer.vocab_size, running=3)
 
     def ask(service_class: str) -> int:
-        body = {"model": "hash", "prompt": "Hi", "max_tokens": 900, "service_class": service_class}
+        body = {"model": "hash", "prompt": "Hi", "max_tokens": 300, "service_class": service_class}
         return httpx.post(f"{server.url}/v1/completions", json=body, timeout=600).status_code
 
     with (

@@ -4,7 +4,7 @@ import asyncio
 import json
 import random
 import re
-from pathlib import Path
+from collections.abc import Callable
 
 import jsonschema  # type: ignore[import-untyped]
 import numpy as np
@@ -13,10 +13,8 @@ import pytest
 from app.chat.grammars import ANY_OBJECT, MAX_SOURCE, REMEMBERED, GrammarCompiler, GrammarSource
 from app.chat.messages import Json
 from app.errors import InvalidGrammar
-from app.text.gguf_tokenizer import from_gguf
 from app.text.tokenizer import Tokenizer
 from engine.constraint import Grammar
-from quant.gguf import GGUFFile
 
 PERSON: dict[str, Json] = {
     "type": "object",
@@ -81,10 +79,9 @@ def test_what_must_follow_is_said(compiler: GrammarCompiler, tokenizer: Tokenize
     assert constraint.ended
 
 
-def test_other_vocabularies_keep_it_too(llama_cpp_models: Path) -> None:
+def test_other_vocabularies_keep_it_too(vocabularies: Callable[[str], Tokenizer]) -> None:
     for name in ("llama-spm", "qwen2"):
-        with GGUFFile(llama_cpp_models / f"ggml-vocab-{name}.gguf") as file:
-            tokenizer = from_gguf(file.metadata)
+        tokenizer = vocabularies(name)
         compiler = GrammarCompiler(tokenizer)
         jsonschema.validate(json.loads(written(compiler, tokenizer, GrammarSource.schema(PERSON), jumps=True)), PERSON)
 

@@ -2,6 +2,7 @@
 templates. The replies are random tokens, whose text hardly ever encodes to them again."""
 
 import copy
+import functools
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -39,19 +40,23 @@ DROPPING = {"Gemma 4, which drops an empty thought": ("gemma-4", "google-gemma-4
 
 
 @pytest.fixture(scope="module")
-def models(llama_cpp_models: Path, gemma3: Path) -> Callable[[str], Tokenizer]:
-    known: dict[str, Tokenizer] = {}
+def models(
+    llama_cpp_models: Path, gemma3: Path, vocabularies: Callable[[str], Tokenizer]
+) -> Callable[[str], Tokenizer]:
+    @functools.cache
+    def of_vocabulary(name: str) -> Tokenizer:
+        if name != "gemma-3":
+            return vocabularies(name)
+        with GGUFFile(gemma3) as file:
+            return from_gguf(file.metadata)
 
     def load(name: str) -> Tokenizer:
-        if name not in known:
-            vocabulary, file_name = (MODELS | DROPPING)[name]
-            path = gemma3 if vocabulary == "gemma-3" else llama_cpp_models / f"ggml-vocab-{vocabulary}.gguf"
-            template = ALPACA
-            if file_name is not None:
-                template = (llama_cpp_models / "templates" / f"{file_name}.jinja").read_text(encoding="utf-8")
-            with GGUFFile(path) as file:
-                known[name] = from_gguf({**file.metadata, "tokenizer.chat_template": template})
-        return known[name]
+        vocabulary, file_name = (MODELS | DROPPING)[name]
+        tokenizer = copy.copy(of_vocabulary(vocabulary))
+        tokenizer.chat_template = ALPACA
+        if file_name is not None:
+            tokenizer.chat_template = (llama_cpp_models / "templates" / f"{file_name}.jinja").read_text("utf-8")
+        return tokenizer
 
     return load
 

@@ -132,10 +132,12 @@ def test_health_says_how_much_there_is_to_do_while_a_step_runs(stack: tuple[Live
     until(lambda: httpx.get(f"{server.url}/health").json()["running"] == 0)
 
 
-def chat(server: LiveServer, number: int, *, stream: bool, begun: threading.Event | None = None) -> tuple[int, str]:
+def chat(
+    server: LiveServer, number: int, *, stream: bool, tokens: int = 1500, begun: threading.Event | None = None
+) -> tuple[int, str]:
     """The status of an answer, and all that it says; `begun` is set when its first part is here."""
     messages = [{"role": "user", "content": f"Question {number}"}]
-    body = {"model": "hash", "messages": messages, "max_tokens": 1500, "ignore_eos": True, "stream": stream}
+    body = {"model": "hash", "messages": messages, "max_tokens": tokens, "ignore_eos": True, "stream": stream}
     with httpx.stream("POST", f"{server.url}/v1/chat/completions", json=body, timeout=None) as response:  # noqa: S113
         told = []
         for text in response.iter_text():
@@ -196,13 +198,13 @@ def test_a_wedged_step_shows_in_the_health_until_it_ends(
         ThreadPoolExecutor(2) as clients,
         runner.held() as steps,
     ):
-        asked = clients.submit(chat, server, 1, stream=stream)
+        asked = clients.submit(chat, server, 1, stream=stream, tokens=50)
         until(lambda: runner.plans == 1)
         clock.seconds += 9.9
         assert health(server) == (200, "")
         clock.seconds += 0.1
         assert health(server) == (503, "a step has been running for 10 s")
-        later = clients.submit(chat, server, 2, stream=stream)
+        later = clients.submit(chat, server, 2, stream=stream, tokens=50)
         steps.release(10_000)
         until(lambda: health(server) == (200, ""))
         assert [one.result()[0] for one in (asked, later)] == [200, 200]

@@ -167,10 +167,10 @@ def test_who_runs_and_who_waits_by_class(stack: Stack) -> None:
     server, runner, _ = stack
     with ThreadPoolExecutor(5) as clients, runner.held() as steps:
         asked = [
-            clients.submit(ask, server, CHAT, max_tokens=900, service_class=name) for name in ("interactive", "normal")
+            clients.submit(ask, server, CHAT, max_tokens=300, service_class=name) for name in ("interactive", "normal")
         ]
         server.step_until(steps, running=2, waiting=0)
-        asked += [clients.submit(ask, server, CHAT, max_tokens=900, service_class="background") for _ in range(3)]
+        asked += [clients.submit(ask, server, CHAT, max_tokens=300, service_class="background") for _ in range(3)]
         server.step_until(steps, running=2, waiting=3)
         samples = scraped(server)
         health = httpx.get(f"{server.url}/health").json()

@@ -1,3 +1,4 @@
+import functools
 import json
 from pathlib import Path
 
@@ -58,11 +59,17 @@ def test_ids_are_below_the_vocabularys_size(small: EncoderTokenizer) -> None:
 
 @given(st.text())
 def test_both_files_give_the_librarys_ids(text: str) -> None:
+    library, of_json, of_gguf = tokenizers_of_both_files()
+    plain = text.replace("[", "").replace("\ud800", "")
+    assert list(of_json.encode(plain)) == library.encode(plain).ids
+    assert of_gguf.encode(plain) == of_json.encode(plain)
+
+
+@functools.cache
+def tokenizers_of_both_files() -> tuple[tokenizers.Tokenizer, EncoderTokenizer, EncoderTokenizer]:
     library = tokenizers.Tokenizer.from_str(document().decode())
     library.no_truncation()
-    plain = text.replace("[", "").replace("\ud800", "")
-    assert list(from_json(document()).encode(plain)) == library.encode(plain).ids
-    assert from_gguf(metadata()).encode(plain) == from_json(document()).encode(plain)
+    return library, from_json(document()), from_gguf(metadata())
 
 
 def test_case_and_accents_are_kept_where_the_file_says_so() -> None:

@@ -1,3 +1,4 @@
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,8 @@ VOCABULARIES = {
 EXPECT_BOS = {"command-r", "deepseek-coder", "deepseek-llm", "gemma-4", "llama-bpe", "llama-spm", "phi-3"}
 PREFIX_SPACE = {"llama-spm", "phi-3"}
 
+half_of_them = pytest.mark.share(7)  # the same for each test: a large one takes seconds to build
+
 
 def vocabulary_metadata(models: Path, name: str) -> dict[str, object]:
     with GGUFFile(models / f"ggml-vocab-{name}.gguf") as file:
@@ -50,17 +53,19 @@ def truth(models: Path, name: str) -> list[tuple[str, list[int]]]:
 
 
 @pytest.fixture(scope="module", params=VOCABULARIES)
-def vocabulary(request: pytest.FixtureRequest, llama_cpp_models: Path) -> tuple[str, Tokenizer]:
+def vocabulary(request: pytest.FixtureRequest, vocabularies: Callable[[str], Tokenizer]) -> tuple[str, Tokenizer]:
     name: str = request.param
-    return name, from_gguf(vocabulary_metadata(llama_cpp_models, name))
+    return name, vocabularies(name)
 
 
+@half_of_them
 def test_ids_are_those_of_the_original_tokenizer(llama_cpp_models: Path, vocabulary: tuple[str, Tokenizer]) -> None:
     name, tokenizer = vocabulary
     for text, ids in truth(llama_cpp_models, name):
         assert tokenizer.encode(text) == ids, text
 
 
+@half_of_them
 def test_the_bytes_of_the_tokens_are_the_text(llama_cpp_models: Path, vocabulary: tuple[str, Tokenizer]) -> None:
     name, tokenizer = vocabulary
     for text, ids in truth(llama_cpp_models, name):
@@ -69,6 +74,7 @@ def test_the_bytes_of_the_tokens_are_the_text(llama_cpp_models: Path, vocabulary
         assert tokenizer.decode(ids) == text
 
 
+@half_of_them
 def test_what_the_metadata_says_about_special_tokens(vocabulary: tuple[str, Tokenizer]) -> None:
     name, tokenizer = vocabulary
     ending = {tokenizer.token_bytes(id_, show_control=True).decode() for id_ in tokenizer.end_of_generation_ids}
@@ -79,6 +85,7 @@ def test_what_the_metadata_says_about_special_tokens(vocabulary: tuple[str, Toke
     assert tokenizer.eos_id in tokenizer.end_of_generation_ids
 
 
+@half_of_them
 def test_plain_text_never_becomes_a_control_token(vocabulary: tuple[str, Tokenizer]) -> None:
     _, tokenizer = vocabulary
     markup = "".join(tokenizer.control_tokens)
@@ -87,20 +94,23 @@ def test_plain_text_never_becomes_a_control_token(vocabulary: tuple[str, Tokeniz
 
 
 @pytest.mark.parametrize("name", ["qwen2", "phi-3"])
-def test_the_chat_template_is_the_files(llama_cpp_models: Path, name: str) -> None:
+def test_the_chat_template_is_the_files(
+    llama_cpp_models: Path, vocabularies: Callable[[str], Tokenizer], name: str
+) -> None:
     fields = vocabulary_metadata(llama_cpp_models, name)
-    assert from_gguf(fields).chat_template == fields["tokenizer.chat_template"]
+    assert vocabularies(name).chat_template == fields["tokenizer.chat_template"]
 
 
-def test_a_space_goes_in_front_of_each_text_between_control_tokens(llama_cpp_models: Path) -> None:
-    tokenizer = from_gguf(vocabulary_metadata(llama_cpp_models, "llama-spm"))
+def test_a_space_goes_in_front_of_each_text_between_control_tokens(vocabularies: Callable[[str], Tokenizer]) -> None:
+    tokenizer = vocabularies("llama-spm")
     hello = tokenizer.encode("Hello")
     assert tokenizer.encode("<s>Hello</s>Hello", parse_special=True) == [1, *hello, 2, *hello]
 
 
-def test_white_space_behind_phi_3s_markup_belongs_to_it(llama_cpp_models: Path) -> None:
-    fields = vocabulary_metadata(llama_cpp_models, "phi-3")
-    tokenizer = from_gguf(fields)
+def test_white_space_behind_phi_3s_markup_belongs_to_it(
+    llama_cpp_models: Path, vocabularies: Callable[[str], Tokenizer]
+) -> None:
+    tokenizer, fields = vocabularies("phi-3"), vocabulary_metadata(llama_cpp_models, "phi-3")
     user, end = tokenizer.control_tokens["<|user|>"], tokenizer.control_tokens["<|end|>"]
     assert tokenizer.encode("<|user|>\nHi<|end|>\n", parse_special=True) == [user, *tokenizer.encode("Hi"), end]
     others = from_gguf({**fields, "general.name": "Other"})

@@ -1,12 +1,11 @@
 """How vocabularies ask for what is missing in the middle."""
 
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
-from app.text.gguf_tokenizer import from_gguf
 from app.text.infilling import MARKS, Gap, Infilling, InfillMarks, OtherFile
-from quant.gguf import GGUFFile
+from app.text.tokenizer import Tokenizer
 
 
 @pytest.mark.parametrize("marks", MARKS)
@@ -41,6 +40,5 @@ def test_some_of_the_tokens_are_not_enough() -> None:
 @pytest.mark.parametrize(
     ("name", "found"), [("qwen2", False), ("starcoder", True), ("refact", True), ("deepseek-coder", True)]
 )
-def test_real_vocabularies(llama_cpp_models: Path, name: str, found: bool) -> None:
-    with GGUFFile(llama_cpp_models / f"ggml-vocab-{name}.gguf") as file:
-        assert (Infilling.of(from_gguf(file.metadata).control_tokens) is not None) == found
+def test_real_vocabularies(vocabularies: Callable[[str], Tokenizer], name: str, found: bool) -> None:
+    assert (Infilling.of(vocabularies(name).control_tokens) is not None) == found

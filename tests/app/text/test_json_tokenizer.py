@@ -1,4 +1,6 @@
+import functools
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +11,9 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
 from app.errors import UnsupportedTokenizer
-from app.text.gguf_tokenizer import from_gguf
 from app.text.json_tokenizer import from_json
 from app.text.tokenizer import Tokenizer
 from quant.errors import InglenookError, ModelFileError
-from quant.gguf import GGUFFile
 
 SEPARATOR = "\n__ggml_vocab_test__\n"
 BYTE_LEVEL = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
@@ -51,8 +51,7 @@ def sentencepiece() -> tokenizers.Tokenizer:
 PARTS = st.lists(st.sampled_from(["<s>", "</s>", "<tool>", "<x>", "<|role|>", " ", "\u2581", "\n", "a", "hell", "é"]))
 
 
-def assert_agrees(library: tokenizers.Tokenizer, text: str) -> None:
-    ours = from_json(saved(library))
+def assert_agrees(library: tokenizers.Tokenizer, ours: Tokenizer, text: str) -> None:
     ids = library.encode(text, add_special_tokens=False).ids
     assert ours.encode(text, parse_special=True) == ids
     assert ours.decode(ids) == library.decode(ids)
@@ -60,7 +59,12 @@ def assert_agrees(library: tokenizers.Tokenizer, text: str) -> None:
 
 @given(PARTS.map("".join))
 def test_byte_level_vocabularies_encode_as_the_library_does(text: str) -> None:
-    assert_agrees(byte_level(), text)
+    assert_agrees(*with_byte_level(), text)
+
+
+@functools.cache
+def with_byte_level() -> tuple[tokenizers.Tokenizer, Tokenizer]:
+    return byte_level(), from_json(saved(byte_level()))
 
 
 NORMALIZERS: dict[str, Any] = {
@@ -72,13 +76,18 @@ NORMALIZERS: dict[str, Any] = {
 @pytest.mark.parametrize("normalizer", NORMALIZERS)
 @given(text=PARTS.map("".join))
 def test_sentencepiece_vocabularies_encode_as_the_library_does(normalizer: str, text: str) -> None:
+    assert_agrees(*with_normalizer(normalizer), text)
+
+
+@functools.cache
+def with_normalizer(normalizer: str) -> tuple[tokenizers.Tokenizer, Tokenizer]:
     library = sentencepiece()
     library.normalizer = NORMALIZERS[normalizer]
     if normalizer == "prepend":
         library.decoder = decoders.Sequence([*SPM_STEPS, decoders.Strip(" ", 1, 0)])
     library.add_special_tokens(["<s>", AddedToken("</s>", lstrip=True, rstrip=True)])
     library.add_tokens([AddedToken("<x>", normalized=False)])
-    assert_agrees(library, text)
+    return library, from_json(saved(library))
 
 
 @pytest.mark.parametrize("scheme", ["first", "always", "never"])
@@ -87,21 +96,28 @@ def test_sentencepiece_vocabularies_encode_as_the_library_does(normalizer: str, 
 def test_a_prefix_of_the_first_piece_is_put_where_the_library_puts_it(
     scheme: str, in_sequence: bool, text: str
 ) -> None:
+    library, ours = with_metaspace(scheme, in_sequence)
+    assert ours.encode(text, parse_special=True) == library.encode(text, add_special_tokens=False).ids
+
+
+@functools.cache
+def with_metaspace(scheme: str, in_sequence: bool) -> tuple[tokenizers.Tokenizer, Tokenizer]:
+    """The library's tokenizer, and ours of its file."""
     library = sentencepiece()
     metaspace = pre_tokenizers.Metaspace(prepend_scheme=scheme)
     library.pre_tokenizer = pre_tokenizers.Sequence([metaspace]) if in_sequence else metaspace
     library.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace(prepend_scheme=scheme)])
     library.add_special_tokens(["<s>"])
     library.add_tokens([AddedToken("<x>", normalized=False)])
-    ids = library.encode(text, add_special_tokens=False).ids
-    assert from_json(saved(library)).encode(text, parse_special=True) == ids
+    return library, from_json(saved(library))
 
 
 @pytest.mark.share(1)
 @pytest.mark.parametrize("name", ["llama-bpe", "qwen2", "deepseek-llm", "falcon", "llama-spm", "gemma-4"])
-def test_a_built_tokenizer_saved_and_loaded_gives_the_same_ids(llama_cpp_models: Path, name: str) -> None:
-    with GGUFFile(llama_cpp_models / f"ggml-vocab-{name}.gguf") as file:
-        built = from_gguf(file.metadata)
+def test_a_built_tokenizer_saved_and_loaded_gives_the_same_ids(
+    llama_cpp_models: Path, vocabularies: Callable[[str], Tokenizer], name: str
+) -> None:
+    built = vocabularies(name)
     library = library_tokenizer(built)
     library.decoder = SPM_DECODER if name in ("llama-spm", "gemma-4") else decoders.ByteLevel()
     document = json.loads(library.to_str())

@@ -1,4 +1,5 @@
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
@@ -24,15 +25,13 @@ def smollm(llama_cpp_models: Path) -> Tokenizer:
 
 
 @pytest.fixture(scope="module")
-def llama2(llama_cpp_models: Path) -> Tokenizer:
-    with GGUFFile(llama_cpp_models / "ggml-vocab-llama-spm.gguf") as file:
-        return from_gguf(file.metadata)
+def llama2(vocabularies: Callable[[str], Tokenizer]) -> Tokenizer:
+    return vocabularies("llama-spm")
 
 
 @pytest.fixture(scope="module")
-def qwen(llama_cpp_models: Path) -> Tokenizer:
-    with GGUFFile(llama_cpp_models / "ggml-vocab-qwen2.gguf") as file:
-        return from_gguf(file.metadata)
+def qwen(vocabularies: Callable[[str], Tokenizer]) -> Tokenizer:
+    return vocabularies("qwen2")
 
 
 @given(st.text())
@@ -59,6 +58,12 @@ def test_only_plain_text_has_plain_bytes(smollm: Tokenizer) -> None:
     assert {smollm.plain_bytes(token_id) for token_id in smollm.control_tokens.values()} == {b""}
     assert smollm.plain_bytes(smollm.encode("hello")[0]) == b"hello"
     assert smollm.plain_bytes(smollm.vocab_size) == b""
+
+
+def test_the_longest_token_is_as_long_as_it_says(smollm: Tokenizer, llama2: Tokenizer) -> None:
+    for tokenizer in (smollm, llama2, from_gguf(metadata())):
+        lengths = [len(tokenizer.token_bytes(it, show_control=True)) for it in range(tokenizer.vocab_size)]
+        assert tokenizer.longest_token == max(lengths)
 
 
 def test_vocabularies_are_told_apart() -> None:
