@@ -1,8 +1,8 @@
 """Tests of very many cases alike: each run draws a share of them, another one each time.
 
 `@pytest.mark.share(2, "name", "kv_type")` has two cases run for each name with each kv_type. Tests of one file that
-have as many cases draw the same ones: what several of them need is built once. A run tells its seed, with which `--seed`
-draws the same share again; `--every-case` runs all. Who names single cases gets them.
+have as many cases draw the same ones: what several of them need is built once. A run tells its seed, with which
+`--seed` draws the same share again; `--every-case` runs all. Who names single cases gets them.
 """
 
 import random

@@ -81,15 +81,17 @@ def run_dry(part: Part, peaks: Peaks, seconds: float) -> Iterator[Figure]:
 
 
 def main() -> None:
+    place, peaks, found, *paths = sys.argv[1:]
+    figures = function(place)
+
     import torch
 
     from engine.cuda.gpu import read_card
     from tests.gpu.machine import Machine
 
-    place, peaks, found, *paths = sys.argv[1:]
     machine = Machine(read_card(torch.cuda.current_device()), Peaks(**json.loads(peaks)))
     with Path(found).open("a") as file, torch.inference_mode():
-        for figure in function(place)(machine, *map(Path, paths)):
+        for figure in figures(machine, *map(Path, paths)):
             file.write(json.dumps(asdict(figure)) + "\n")
             file.flush()
 

@@ -10,7 +10,7 @@ import jsonschema  # type: ignore[import-untyped]
 import numpy as np
 import pytest
 
-from app.chat.grammars import ANY_OBJECT, MAX_SOURCE, REMEMBERED, GrammarCompiler, GrammarSource
+from app.chat.grammars import ANY_OBJECT, MAX_SOURCE, GrammarCompiler, GrammarSource
 from app.chat.messages import Json
 from app.errors import InvalidGrammar
 from app.text.tokenizer import Tokenizer
@@ -130,9 +130,13 @@ def test_what_is_too_large_is_refused(compiler: GrammarCompiler) -> None:
         compiled(compiler, GrammarSource("regex", "a" * (MAX_SOURCE + 1)))
 
 
-def test_a_grammar_is_compiled_once_and_forgotten_after_many_others(compiler: GrammarCompiler) -> None:
+def test_a_grammar_is_compiled_once_and_forgotten_after_many_others(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.chat.grammars.REMEMBERED", 5)  # each is compiled for all tokens
+    compiler = GrammarCompiler(tokenizer)
     first = compiled(compiler, ANY_OBJECT)
     assert compiled(compiler, ANY_OBJECT) is first
-    for number in range(REMEMBERED):
+    for number in range(5):
         compiled(compiler, GrammarSource("regex", f"a{{{number + 1}}}"))
     assert compiled(compiler, ANY_OBJECT) is not first

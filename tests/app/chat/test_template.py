@@ -163,17 +163,17 @@ def our_text(
 
 
 @pytest.mark.share(1)
-@pytest.mark.parametrize("half", range(2))
+@pytest.mark.parametrize("first", range(4))
 def test_real_templates_give_what_transformers_gives(
-    llama_cpp_models: Path, monkeypatch: pytest.MonkeyPatch, half: int
+    llama_cpp_models: Path, monkeypatch: pytest.MonkeyPatch, first: int
 ) -> None:
-    """Template by template, since each is compiled once, by either. A half of them in a run."""
+    """Template by template, since each is compiled once, by either. A quarter of them in a run."""
     monkeypatch.setattr("transformers.utils.chat_template_utils.datetime", FixedDatetime)
     templates = sorted((llama_cpp_models / "templates").glob("*.jinja"))
     assert len(templates) == 70
     rendered, different = Counter[str](), []
     with ChatTemplateRenderer(seconds=100, clock=lambda: NOW) as renderer:
-        for path, (name, conversation) in itertools.product(templates[half::2], CONVERSATIONS.items()):
+        for path, (name, conversation) in itertools.product(templates[first::4], CONVERSATIONS.items()):
             template = path.read_text(encoding="utf-8")
             variables: dict[str, Json] = {"bos_token": "<s>", "eos_token": "</s>", **(conversation.variables or {})}
             expected = transformers_text(template, conversation, variables)
@@ -181,7 +181,7 @@ def test_real_templates_give_what_transformers_gives(
             if our_text(renderer, template, conversation, variables) != expected:
                 different.append((path.stem, name))
     assert different == []
-    assert all(rendered[name] > 25 for name in CONVERSATIONS)  # the others are refused by both
+    assert all(rendered[name] > 8 for name in CONVERSATIONS)  # the others are refused by both
 
 
 @pytest.mark.parametrize(
@@ -327,9 +327,8 @@ BOMBS = [
     "{% for x in messages %}" * 900 + "{% endfor %}" * 900,
     "{{ " + "9" * 50_000 + " }}",
     "{{ '" + "9" * 50_000 + "'|int(0) }}{{ 1/0 }}",
-    "x" * (10 << 20),
-    "{{ 1 }}" * (10 << 20),
 ]
+TOO_LONG = ["x" * (10 << 20), "{{ 1 }}" * (10 << 20)]
 
 LOOPS = [
     "{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}",
@@ -338,6 +337,55 @@ LOOPS = [
     "{{ 1|round(10**9, 'ceil') }}",
     "{% set x = 'a' * 1000000 %}{% for i in range(100000) %}{% set y = x|upper|lower %}{% endfor %}",
 ]
+
+
+HARM = """
+import json, resource, sys
+from app.chat.messages import Message
+from app.chat.template import ChatTemplateRenderer
+from app.errors import TemplateError
+bombs, good = json.load(sys.stdin)
+hello = [Message("user", "hello")]
+defused = []
+with ChatTemplateRenderer(seconds=100) as renderer:
+    renderer.render("x", [])
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for bomb in bombs:
+        try:
+            renderer.render(bomb, hello)
+            defused.append(("", ""))
+        except TemplateError as error:
+            defused.append((error.message, error.remedy))
+        defused[-1] += (renderer.render(good, hello),)
+after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+print(json.dumps([defused, after - before, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss]))
+"""
+
+
+class Defused(NamedTuple):
+    """How a bomb was refused, empty where it was not, and what a harmless template gives behind it."""
+
+    message: str
+    remedy: str
+    text_after: str
+
+
+class Harm(NamedTuple):
+    """What all bombs did, one after another, in a program that did nothing else."""
+
+    defused: list[Defused]
+    parent_grew: int  # bytes
+    child_took: int  # bytes
+
+
+@pytest.fixture(scope="module")
+def harm() -> Harm:
+    given = json.dumps([BOMBS, GOOD])
+    done = subprocess.run(
+        [sys.executable, "-c", HARM], cwd=REPOSITORY, input=given, capture_output=True, text=True, check=True
+    )
+    defused, *kilobytes = json.loads(done.stdout)
+    return Harm([Defused(*one) for one in defused], *(number << 10 for number in kilobytes))
 
 
 def assert_gets_nothing(renderer: ChatTemplateRenderer, template: str) -> None:
@@ -354,12 +402,22 @@ def test_the_sandbox_holds(patient: ChatTemplateRenderer, template: str) -> None
     assert_gets_nothing(patient, template)
 
 
-@pytest.mark.parametrize("template", BOMBS, ids=[f"{n} {bomb[:40]}" for n, bomb in enumerate(BOMBS)])
-def test_bombs_are_defused_before_any_deadline(patient: ChatTemplateRenderer, template: str) -> None:
+@pytest.mark.parametrize("number", range(len(BOMBS)), ids=[f"{n} {bomb[:40]}" for n, bomb in enumerate(BOMBS)])
+def test_bombs_are_defused_before_any_deadline(harm: Harm, number: int) -> None:
+    defused = harm.defused[number]
+    assert "took longer" not in defused.message
+    assert defused.message.isprintable()
+    assert defused.remedy
+    assert defused.text_after == "<user>hello"
+
+
+@pytest.mark.parametrize("template", TOO_LONG, ids=["text", "tags"])
+def test_templates_that_are_too_long_are_refused(patient: ChatTemplateRenderer, template: str) -> None:
     assert "took longer" not in refusal(patient, template)
     assert_works(patient)
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("template", LOOPS)
 def test_what_does_not_end_is_killed(renderer: ChatTemplateRenderer, template: str) -> None:
     assert "took longer than 1 s" in refusal(renderer, template)
@@ -384,7 +442,7 @@ def test_composed_attacks(patient: ChatTemplateRenderer, mutations: int) -> None
     attacks = [attack for attack in ESCAPES + BOMBS if len(attack) < 1000]
     print(f"seed {(seed := random.randrange(1 << 32))}")
     choose = random.Random(seed)
-    for _ in range(mutations // 10):
+    for _ in range(mutations // 20):
         outer, inner = choose.sample(wrappers, 2)
         assert_gets_nothing(patient, outer % (inner % choose.choice(attacks)))
 
@@ -407,32 +465,9 @@ def test_harmless_text_stays(patient: ChatTemplateRenderer, template: str, text:
         assert patient.render(template, HELLO) == text
 
 
-HARM = """
-import resource, sys
-from app.chat.template import ChatTemplateRenderer
-from app.errors import TemplateError
-bombs = sys.stdin.read().split(chr(0))
-with ChatTemplateRenderer(seconds=100) as renderer:
-    renderer.render("x", [])
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    for bomb in bombs:
-        try:
-            renderer.render(bomb, [])
-        except TemplateError:
-            pass
-after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-print(after - before, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
-"""
-
-
-def test_neither_side_takes_much_memory() -> None:
-    bombs = [bomb for bomb in BOMBS if len(bomb) < 1 << 20]
-    done = subprocess.run(
-        [sys.executable, "-c", HARM], cwd=REPOSITORY, input="\0".join(bombs), capture_output=True, text=True, check=True
-    )
-    grown, child = (int(kilobytes) << 10 for kilobytes in done.stdout.split())
-    assert grown < 32 << 20
-    assert 32 << 20 < child < subject.MEMORY_BYTES  # it did take a lot, and was stopped
+def test_neither_side_takes_much_memory(harm: Harm) -> None:
+    assert harm.parent_grew < 32 << 20
+    assert 32 << 20 < harm.child_took < subject.MEMORY_BYTES  # it did take a lot, and was stopped
 
 
 def test_memory_that_templates_keep_is_given_back() -> None:

