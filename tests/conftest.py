@@ -260,7 +260,7 @@ def cases(request: pytest.FixtureRequest) -> int:
     return count
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def seed(request: pytest.FixtureRequest) -> int:
     """Of what this run draws."""
     number: int = request.config.getoption("--seed")
@@ -281,6 +281,16 @@ def smollm2() -> Path:
         models_dir=folder / "models", hub_cache=folder / "hub", hub_endpoint="http://127.0.0.1:9", offline=False
     )
     return pull("smollm2:135m", settings).path
+
+
+@pytest.fixture(scope="session")
+def short_smollm2(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four of its thirty layers, for tests of what becomes of many tokens and not of which they are."""
+    from tests.first_layers import write_first_layers
+
+    path = tmp_path_factory.mktemp("short") / "smollm2.gguf"
+    write_first_layers(smollm2, path, 4)
+    return path
 
 
 @pytest.fixture(scope="session")

@@ -14,6 +14,7 @@ import random
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from engine.blocks import NULL_BLOCK, BlockKey
 from engine.config import BLOCK_SIZE, EngineConfig, GroupConfig, Preemption, Restore
@@ -29,10 +30,14 @@ INITIAL = b"the state before the first token"
 
 
 def digest(*parts: bytes | int) -> bytes:
-    out = hashlib.blake2b(digest_size=8)
-    for part in parts:
-        out.update(part if isinstance(part, bytes) else part.to_bytes(8, "little", signed=True))
-    return out.digest()
+    whole = b"".join([it if isinstance(it, bytes) else it.to_bytes(8, "little", signed=True) for it in parts])
+    return hashlib.blake2b(whole, digest_size=8).digest()
+
+
+@lru_cache(1 << 17)
+def slot(token_id: int, position: int, before: bytes = b"") -> bytes:
+    """What a token leaves in a cache, behind what the one before it left there; many tests ask for the same."""
+    return digest(token_id, position, before)
 
 
 def next_token(variant: int, *seen: Sequence[bytes]) -> int:
@@ -63,6 +68,11 @@ def expected_output(
     prompt: Sequence[int], count: int, groups: Sequence[GroupConfig] = (GroupConfig(),), variant: int = 0
 ) -> list[int]:
     """The first `count` tokens that the model must generate after `prompt`."""
+    return list(_expected_output(tuple(prompt), count, tuple(groups), variant))
+
+
+@lru_cache(1 << 12)
+def _expected_output(prompt: tuple[int, ...], count: int, groups: tuple[GroupConfig, ...], variant: int) -> list[int]:
     seen = Seen(groups).behind(*prompt)
     tokens: list[int] = []
     for _ in range(count):
@@ -83,8 +93,8 @@ class Seen:
     def behind(self, *token_ids: int) -> "Seen":
         chain, places, state = list(self.chain), list(self.places), self.state
         for position, token_id in enumerate(token_ids, len(chain)):
-            chain.append(digest(token_id, position, chain[-1] if chain else b""))
-            places.append(digest(token_id, position))
+            chain.append(slot(token_id, position, chain[-1] if chain else b""))
+            places.append(slot(token_id, position))
             state = digest(state, token_id)
         return Seen(self.groups, tuple(chain), tuple(places), state)
 
@@ -179,10 +189,10 @@ class HashRunner:
                     state = self.pools[number][part.tables[number][0]]
                     state[0] = digest(state[0], token_id)
                 elif group.window:
-                    self._set(part, number, position, digest(token_id, position))
+                    self._set(part, number, position, slot(token_id, position))
                 else:
                     before = self._get(part, number, position - 1) if position else b""
-                    self._set(part, number, position, digest(token_id, position, before))
+                    self._set(part, number, position, slot(token_id, position, before))
         if not part.samples:
             return []
         end = part.start + len(token_ids)
@@ -205,7 +215,7 @@ class HashRunner:
             return self.pools[number][part.tables[number][0]]
         first = max(0, end - group.window) if group.window else 0
         blocks, begin = part.tables[number][first // BLOCK_SIZE : -(-end // BLOCK_SIZE)], first % BLOCK_SIZE
-        slots = [slot for block in blocks for slot in self.pools[number][block]]
+        slots = [it for block in blocks for it in self.pools[number][block]]
         return slots[begin : begin + end - first]
 
     def _get(self, part: Part, number: int, position: int) -> bytes:

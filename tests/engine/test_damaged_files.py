@@ -37,7 +37,7 @@ KINDS = {
 }
 FINGERPRINT = bytes(range(32))
 PROMPTS = [tuple(range(start, start + 100 + 17 * number)) for number, start in enumerate(range(0, 3000, 500))]
-OUTPUT = 30
+OUTPUT = 17  # tokens: they end a block, wherever the prompt ends
 HEADER_BYTES, ENTRY_BYTES = 112, 104
 
 

@@ -1,8 +1,9 @@
 """The default model's real weights, against the same file dequantized by the `gguf` package and run in transformers."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,9 +17,8 @@ from engine.kv_cache import KVCache
 from engine.load_options import LoadOptions
 from engine.loading import ModelEngine, load_engine, open_checkpoint
 from engine.models import Model
-from engine.reference import ReferenceDevice, ReferenceOperations
-from engine.request import Origin, Request, SamplingParams, ScheduledRequest, StepPlan, TokenEvent
-from engine.weights import Weights
+from engine.reference import ReferenceDevice
+from engine.request import Origin, Request, SamplingParams, ScheduledRequest, StepPlan, TokenEvent, TokenLogprobs
 from tests.float32_smollm2 import transformers_model
 
 # A gap between the two most likely tokens below this is a tie: rounding may decide it either way.
@@ -42,12 +42,34 @@ def reference(smollm2: Path) -> LlamaForCausalLM:
     return transformers_model(smollm2, tied=True)
 
 
+@dataclass(frozen=True)
+class Loaded:
+    """An engine, and the model in it."""
+
+    engine: ModelEngine
+    model: Model
+
+
 @pytest.fixture(scope="module")
-def engine(smollm2: Path) -> ModelEngine:
-    """Whose steps take few tokens, so that prompts that are not long take several."""
+def loaded(smollm2: Path) -> Loaded:
+    """Steps take few tokens, so that prompts that are not long take several."""
+    models_made: list[Model] = []
+
+    def load(*given: Any) -> Model:
+        models_made.append(load_model(*given))
+        return models_made[-1]
+
+    load_model = models.load
     with open_checkpoint(smollm2) as checkpoint, pytest.MonkeyPatch.context() as patch:
         patch.setattr(ReferenceDevice, "step_tokens", lambda device, model: STEP_TOKENS)
-        return load_engine(checkpoint, LoadOptions(backend="reference"))
+        patch.setattr(models, "load", load)
+        engine = load_engine(checkpoint, LoadOptions(backend="reference"))
+    return Loaded(engine, *models_made)
+
+
+@pytest.fixture(scope="module")
+def engine(loaded: Loaded) -> ModelEngine:
+    return loaded.engine
 
 
 @pytest.fixture(scope="module")
@@ -80,16 +102,41 @@ def reference_logprobs(reference: LlamaForCausalLM, ids: Sequence[int]) -> Tenso
     return torch.log_softmax(logits.double(), -1)
 
 
-def test_greedy_text_equals_the_float32_reference(
-    engine: ModelEngine, reference: LlamaForCausalLM, prompts: list[tuple[int, ...]]
-) -> None:
-    compared, asked = 0, prompts[::3]
-    requests = [submit(engine, prompt) for prompt in asked]
-    generate(engine, requests)
-    for prompt, request in zip(asked, requests, strict=True):
-        expected = reference_logprobs(reference, [*prompt, *request.output_ids])
-        for place, token_id in enumerate(request.output_ids):
-            row = expected[len(prompt) - 1 + place]
+@dataclass(frozen=True)
+class Reply:
+    """A greedy reply, what was told of each of its tokens, and the reference's distributions behind the prompt."""
+
+    prompt: tuple[int, ...]
+    token_ids: list[int]
+    told: list[TokenLogprobs]
+    expected: Tensor  # float64 [len(prompt) + len(token_ids), vocabulary]
+
+    @property
+    def rows(self) -> Tensor:
+        """Of its tokens."""
+        return self.expected[len(self.prompt) - 1 :]
+
+
+@pytest.fixture(scope="module")
+def replies(engine: ModelEngine, reference: LlamaForCausalLM, prompts: list[tuple[int, ...]]) -> list[Reply]:
+    """To a third of the prompts, answered together."""
+    requests = [submit(engine, prompt, logprobs=3) for prompt in prompts[::3]]
+    events = run_out(engine)
+    return [
+        Reply(
+            request.prompt_ids,
+            request.output_ids,
+            [event.logprobs for event in events if event.request_id == request.id and event.logprobs],
+            reference_logprobs(reference, [*request.prompt_ids, *request.output_ids]),
+        )
+        for request in requests
+    ]
+
+
+def test_greedy_text_equals_the_float32_reference(replies: list[Reply]) -> None:
+    compared = 0
+    for reply in replies:
+        for row, token_id in zip(reply.rows, reply.token_ids, strict=False):
             best = row.topk(2)
             if best.values[0] - best.values[1] < TIE:
                 break
@@ -99,21 +146,14 @@ def test_greedy_text_equals_the_float32_reference(
 
 
 def test_logprobs_equal_the_float32_reference(
-    smollm2: Path, reference: LlamaForCausalLM, prompts: list[tuple[int, ...]]
+    loaded: Loaded, reference: LlamaForCausalLM, prompts: list[tuple[int, ...]], replies: list[Reply]
 ) -> None:
     """Every position of every prompt: mean Kullback-Leibler divergence below 1e-4 a token."""
-    with open_checkpoint(smollm2) as checkpoint:
-        config = models.read_config(checkpoint.metadata)
-        model = models.load(
-            config,
-            Weights(checkpoint.path, models.stored_weights(checkpoint)),
-            ReferenceOperations(keep_dequantized=True),
-            512,
-        )
+    known = {reply.prompt: reply.expected for reply in replies}
     divergences = []
     for prompt in prompts:
-        ours = torch.log_softmax(all_logits(model, prompt).double(), -1)
-        theirs = reference_logprobs(reference, prompt)
+        ours = torch.log_softmax(all_logits(loaded.model, prompt).double(), -1)
+        theirs = known[prompt][: len(prompt)] if prompt in known else reference_logprobs(reference, prompt)
         divergences.append((theirs.exp() * (theirs - ours)).sum(-1))
     assert torch.cat(divergences).mean() < 1e-4
     assert torch.cat(divergences).max() < 1e-3
@@ -130,20 +170,15 @@ def all_logits(model: Model, prompt: tuple[int, ...]) -> Tensor:
     return logits
 
 
-def test_reported_logprobs_are_the_references(
-    engine: ModelEngine, reference: LlamaForCausalLM, prompts: list[tuple[int, ...]]
-) -> None:
-    request = submit(engine, prompts[0], max_tokens=8, logprobs=3)
-    events: list[TokenEvent] = []
-    while not events or events[-1].finish is None:
-        events += engine.step()
-    expected = reference_logprobs(reference, [*prompts[0], *request.output_ids])
-    for place, event in enumerate(events):
-        row = expected[len(prompts[0]) - 1 + place]
-        assert event.logprobs is not None
-        assert event.logprobs.logprob == pytest.approx(float(row[request.output_ids[place]]), abs=1e-3)
-        for token_id, logprob in event.logprobs.top:
-            assert logprob == pytest.approx(float(row[token_id]), abs=1e-3)
+def test_reported_logprobs_are_the_references(replies: list[Reply]) -> None:
+    for reply in replies:
+        assert len(reply.told) == len(reply.token_ids)
+        for row, token_id, told in zip(reply.rows, reply.token_ids, reply.told, strict=False):
+            assert told.token_id == token_id
+            assert told.logprob == pytest.approx(float(row[token_id]), abs=1e-3)
+            assert len(told.top) == 3
+            for other, logprob in told.top:
+                assert logprob == pytest.approx(float(row[other]), abs=1e-3)
 
 
 def test_prompt_logprobs_are_the_references(
@@ -217,9 +252,7 @@ def test_abort_frees_everything(engine: ModelEngine, prompts: list[tuple[int, ..
     engine.assert_empty()
 
 
-def test_answers(engine: ModelEngine, prompts: list[tuple[int, ...]], smollm2: Path) -> None:
-    request = submit(engine, prompts[0], max_tokens=8)
-    generate(engine, [request])
+def test_answers(replies: list[Reply], smollm2: Path) -> None:
     with open_checkpoint(smollm2) as checkpoint:
         tokenizer = from_gguf(checkpoint.metadata.values)
-    assert "Paris" in tokenizer.decode(request.output_ids)
+    assert "Paris" in tokenizer.decode(replies[0].token_ids[:8])

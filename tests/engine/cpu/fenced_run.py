@@ -1,6 +1,7 @@
-"""Steps over memory between forbidden pages: `python -m tests.engine.cpu.fenced_run MODEL CODE_CACHE SIDE KV_TYPE`.
+"""Steps over memory beside forbidden pages: `python -m tests.engine.cpu.fenced_run MODEL CODE_CACHE BEFORE BEHIND`.
 
-Whoever reads or writes a byte outside of a buffer, on the side that was asked for (before, behind), ends the process.
+First the pages lie before each buffer, then behind it, with the KV types BEFORE and BEHIND; it says what is done.
+Whoever reads or writes a byte outside of a buffer, on that side, ends the process.
 Run as a program, since there is no other way to see that nobody does.
 """
 
@@ -80,8 +81,9 @@ def main(path: Path, code_cache: Path, side: str, kv_type: torch.dtype) -> None:
         step.team.run(len(batch.token_ids), rng.choice([1, 1, 1, 2]))
         if not step.logits(len(batch.logit_rows)).values.isfinite().all():
             raise RuntimeError("not a number")
-    print("untouched")
+    print(f"{side}: untouched", flush=True)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], getattr(torch, sys.argv[4]))
+    for side, kv_type in zip(("before", "behind"), sys.argv[3:], strict=True):
+        main(Path(sys.argv[1]), Path(sys.argv[2]), side, getattr(torch, kv_type))

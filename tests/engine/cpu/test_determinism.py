@@ -245,22 +245,26 @@ def check_traffic(
 def test_the_bits_survive_everything_the_scheduler_does(path: Path, cpu_kernels: Path, kv_type: torch.dtype) -> None:
     """Batches, chunks, cached prefixes, preemption: a pool of a fraction of the demand, full of NaN at first."""
     config = replace(CONFIG, num_blocks=20, max_step_tokens=40, context_length=256)
-    check_traffic(path, cpu_kernels, config, Traffic(random.Random(13), VOCABULARY, 90), 60, kv_type)
+    check_traffic(path, cpu_kernels, config, Traffic(random.Random(13), VOCABULARY, 90), 40, kv_type)
 
 
 @pytest.mark.share(1)
-def test_smollm2_has_the_same_bits_through_everything(smollm2: Path, cpu_kernels: Path, kv_type: torch.dtype) -> None:
-    """Real weights, with cached and computed prefixes, preemption, and up to 16 requests at a time."""
+def test_real_weights_have_the_same_bits_through_everything(
+    short_smollm2: Path, cpu_kernels: Path, kv_type: torch.dtype
+) -> None:
+    """With cached and computed prefixes, preemption, and up to 16 requests at a time."""
     config = replace(CONFIG, num_blocks=14, max_step_tokens=128, context_length=256)
-    check_traffic(smollm2, cpu_kernels, config, Traffic(random.Random(14), 49152, 70), 14, kv_type)
+    check_traffic(short_smollm2, cpu_kernels, config, Traffic(random.Random(14), 49152, 70), 14, kv_type)
 
 
 @pytest.mark.share(1)
-def test_smollm2_has_the_same_bits_in_any_chunks(smollm2: Path, cpu_kernels: Path, kv_type: torch.dtype) -> None:
+def test_real_weights_have_the_same_bits_in_any_chunks(
+    short_smollm2: Path, cpu_kernels: Path, kv_type: torch.dtype
+) -> None:
     rng = random.Random(15)
     tokens = prompts(rng, 49152, [3, 17, 40, 70])
     steps = Steps(
-        load_step(smollm2, cpu_kernels, CONFIG, kv_type=kv_type),
+        load_step(short_smollm2, cpu_kernels, CONFIG, kv_type=kv_type),
         PrefixLogits(),
         rng,
         vocabulary=49152,

@@ -1,4 +1,4 @@
-"""SmolLM2 with blocks in files: cold, warm and restored, each reply is the same bytes."""
+"""Layers of SmolLM2 with blocks in files: cold, warm and restored, each reply is the same bytes."""
 
 import random
 from pathlib import Path
@@ -45,17 +45,17 @@ def poison(engine: ModelEngine) -> None:
 
 @pytest.mark.share(1)
 @pytest.mark.parametrize("kv_type", ["f16", "int8"])
-def test_cold_warm_and_restored(smollm2: Path, cpu_kernels: Path, tmp_path: Path, kv_type: str) -> None:
+def test_cold_warm_and_restored(short_smollm2: Path, cpu_kernels: Path, tmp_path: Path, kv_type: str) -> None:
     rng = random.Random(3)
     prompts = [tuple(rng.randrange(10, 40_000) for _ in range(length)) for length in (37, 400)]
-    first = load(smollm2, cpu_kernels, tmp_path, kv_type=kv_type)
+    first = load(short_smollm2, cpu_kernels, tmp_path, kv_type=kv_type)
     cold = [say(first, prompt) for prompt in prompts]
     longer = [(*request.prompt_ids, *request.output_ids, *range(500, 530)) for request in cold]
     warm = [say(first, prompt) for prompt in longer]
-    again = load(smollm2, cpu_kernels, tmp_path, kv_type=kv_type)
+    again = load(short_smollm2, cpu_kernels, tmp_path, kv_type=kv_type)
     poison(again)
     restored = [say(again, prompt) for prompt in longer]
-    plain = load(smollm2, cpu_kernels, None, kv_type=kv_type)
+    plain = load(short_smollm2, cpu_kernels, None, kv_type=kv_type)
     computed = [say(plain, prompt) for prompt in longer]
     for found, one, other, none in zip(restored, warm, computed, cold, strict=True):
         assert found.output_ids == one.output_ids == other.output_ids

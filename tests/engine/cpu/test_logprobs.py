@@ -1,6 +1,6 @@
 """How far the fast kernels' distributions are from those of plain float32, over the same weights."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from engine.reference import ReferenceDevice
 from engine.request import SamplingParams
 from engine.runner import ModelRunner
 from engine.weights import Weights
+from quant.kernels import reference as kernels
 from tests.engine.cpu.recorded import advance, load_step, sequence
 from tests.engine.test_smollm2 import QUESTIONS
 from tests.engine.tiny_llama import MIXES, make
@@ -61,6 +62,14 @@ def logprobs(compute: Compute, ids: Sequence[int], vocab_size: int) -> Tensor:
     request = sequence(1, ids, range(1, 2 + len(ids) // BLOCK_SIZE))
     batch = advance([(request, len(ids))], vocab_size=vocab_size, num_blocks=CONFIG.num_blocks)
     return torch.log_softmax(compute(batch).values.double(), -1).float()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _long_tiles() -> Iterator[None]:
+    """Plain kernels multiply whole texts at once, much faster: nothing here needs their bits to stay the same."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernels, "ROW_TILE", 64)
+        yield
 
 
 def reference(path: Path, kv_type: torch.dtype = torch.float32) -> Compute:

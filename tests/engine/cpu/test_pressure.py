@@ -1,4 +1,5 @@
-"""SmolLM2 in far too little memory: whatever is swapped, given up, copied or shared, each reply is the same bytes."""
+"""SmolLM2, of few layers, in far too little memory: whatever is swapped, given up, copied or shared, each reply is the
+same bytes."""
 
 import random
 from collections.abc import Sequence
@@ -46,22 +47,22 @@ def poison_free_blocks(engine: ModelEngine) -> None:
 
 
 @pytest.fixture(scope="module")
-def talk(smollm2: Path, cpu_kernels: Path) -> tuple[list[Asked], list[list[int]]]:
+def talk(short_smollm2: Path, cpu_kernels: Path) -> tuple[list[Asked], list[list[int]]]:
     """A few requests, and what each says alone."""
     rng = random.Random(1)
     greedy = SamplingParams(temperature=0, max_tokens=24)
     asked = [(prompt, greedy, Origin()) for prompt in prompts(rng, 3, 80)]
     asked.append((asked[0][0], SamplingParams(temperature=1, seed=5, max_tokens=24), Origin()))
-    return asked, [it.output_ids for it in replies(load(smollm2, cpu_kernels), asked, together=False)]
+    return asked, [it.output_ids for it in replies(load(short_smollm2, cpu_kernels), asked, together=False)]
 
 
 @pytest.mark.share(1)
 @pytest.mark.parametrize("every", range(1, 9))
 def test_swapped_every_few_steps_and_freed_blocks_poisoned(
-    smollm2: Path, cpu_kernels: Path, talk: tuple[list[Asked], list[list[int]]], every: int
+    short_smollm2: Path, cpu_kernels: Path, talk: tuple[list[Asked], list[list[int]]], every: int
 ) -> None:
     asked, alone = talk
-    engine = load(smollm2, cpu_kernels, context_length=512, host_cache=64 << 20, preemption=Preemption.SWAP)
+    engine = load(short_smollm2, cpu_kernels, context_length=512, host_cache=64 << 20, preemption=Preemption.SWAP)
     requests = [engine.request(prompt, params, frozenset({2}), origin) for prompt, params, origin in asked]
     for request in requests:
         engine.add(request)
@@ -81,7 +82,7 @@ def test_swapped_every_few_steps_and_freed_blocks_poisoned(
 
 
 @pytest.fixture(scope="module")
-def crowd(smollm2: Path, cpu_kernels: Path) -> tuple[list[Asked], list[list[int]]]:
+def crowd(short_smollm2: Path, cpu_kernels: Path) -> tuple[list[Asked], list[list[int]]]:
     """Many requests, and what each says alone."""
     rng = random.Random(2)
     asked = [
@@ -92,27 +93,27 @@ def crowd(smollm2: Path, cpu_kernels: Path) -> tuple[list[Asked], list[list[int]
         )
         for prompt in prompts(rng, 16, 90)
     ]
-    return asked, [it.output_ids for it in replies(load(smollm2, cpu_kernels), asked, together=False)]
+    return asked, [it.output_ids for it in replies(load(short_smollm2, cpu_kernels), asked, together=False)]
 
 
 @pytest.mark.share(1)
 @pytest.mark.parametrize("preemption", Preemption)
 def test_a_pool_for_a_tenth_of_the_demand_serves_everyone(
-    smollm2: Path, cpu_kernels: Path, crowd: tuple[list[Asked], list[list[int]]], preemption: Preemption
+    short_smollm2: Path, cpu_kernels: Path, crowd: tuple[list[Asked], list[list[int]]], preemption: Preemption
 ) -> None:
     asked, alone = crowd
     demand = sum(len(prompt) + params.max_tokens for prompt, params, _ in asked if params.max_tokens)
-    small = load(smollm2, cpu_kernels, context_length=demand // 10, host_cache=64 << 20, preemption=preemption)
+    small = load(short_smollm2, cpu_kernels, context_length=demand // 10, host_cache=64 << 20, preemption=preemption)
     together = replies(small, asked, together=True)
     assert 0 < max(request.num_preemptions for request in together) <= MOST_PREEMPTIONS
     assert [request.output_ids for request in together] == alone
 
 
-def test_choices_of_one_prompt_share_it_and_go_their_own_ways(smollm2: Path, cpu_kernels: Path) -> None:
+def test_choices_of_one_prompt_share_it_and_go_their_own_ways(short_smollm2: Path, cpu_kernels: Path) -> None:
     """Each draws what it draws alone, from keys and values that were computed once."""
     (prompt,) = prompts(random.Random(3), 1, 100)
     drawn = [SamplingParams(temperature=1, seed=seed, max_tokens=20, ignore_eos=True) for seed in range(6)]
-    engine = load(smollm2, cpu_kernels, context_length=1024)
+    engine = load(short_smollm2, cpu_kernels, context_length=1024)
     family = [engine.request(prompt, params, frozenset()) for params in drawn]
     engine.add(*family)
     while engine.has_work:
@@ -120,7 +121,7 @@ def test_choices_of_one_prompt_share_it_and_go_their_own_ways(smollm2: Path, cpu
         poison_free_blocks(engine)
     engine.assert_empty()
     assert engine.state().counters.computed_tokens == len(prompt) + 6 * 19
-    fresh = load(smollm2, cpu_kernels)
+    fresh = load(short_smollm2, cpu_kernels)
     for request, params in zip(family, drawn, strict=True):
         (alone,) = replies(fresh, [(prompt, params, Origin(cache_salt=str(params.seed)))], together=False)
         assert request.output_ids == alone.output_ids

@@ -411,12 +411,17 @@ def write_several(disk: DiskStore) -> None:
 
 @pytest.mark.parametrize(("error", "lasting"), [(errno.ENOSPC, False), (errno.ENOSPC, True), (errno.EROFS, True)])
 def test_every_refusal(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: int, lasting: bool
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    seed: int,
+    error: int,
+    lasting: bool,
 ) -> None:
-    """At the first call that writes, at the second, and so on; once, or from there on."""
-    first = 0
+    """At a call that writes, or one after the next, and so on, others each run; once, or from there on."""
+    first, chance = 0, random.Random(seed)
     while True:
-        first += 1
+        first += chance.randint(1, 4)
         root, clock = tmp_path / str(first), Clock()
         root.mkdir()
         disk = DiskStore(root / "model", FINGERPRINT, SIZES, Quota(root, 1 << 30), clock)

@@ -1,5 +1,6 @@
 """Compiled code that is kept: for whom, for how long, and what becomes of it when the disk spoils it."""
 
+import json
 import os
 import platform
 import subprocess
@@ -72,17 +73,32 @@ def cache(tmp_path: Path) -> Path:
     return tmp_path / "cache"
 
 
+@pytest.fixture(scope="module")
+def forks() -> Iterator["subprocess.Popen[str]"]:
+    """See `program_forks`."""
+    command = [sys.executable, "-m", "tests.quant.cpu.program_forks"]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT
+    ) as process:
+        yield process
+
+
 @pytest.fixture
-def run(tmp_path: Path, cache: Path) -> Run:
+def run(tmp_path: Path, cache: Path, forks: "subprocess.Popen[str]") -> Run:
     """Run PROGRAM in a process of its own: what is wrong with machine code may end it."""
     (tmp_path / "program.py").write_text(PROGRAM)
     (tmp_path / "source.py").write_text("a = 1\n")
 
     def started(*words: str) -> str:
-        command = [sys.executable, str(tmp_path / "program.py"), str(cache), "100", *words]
-        done = subprocess.run(command, check=False, capture_output=True, text=True, env=ENVIRONMENT)
-        assert done.returncode == 0, f"ended by {done.returncode}: {done.stderr}"
-        return done.stdout.strip()
+        said = tmp_path / "said"
+        assert forks.stdin is not None
+        assert forks.stdout is not None
+        print(
+            json.dumps([*map(str, (said, tmp_path / "program.py", cache)), "100", *words]), file=forks.stdin, flush=True
+        )
+        status = int(forks.stdout.readline())
+        assert status == 0, f"ended by {status}: {said.read_text()}"
+        return said.read_text().strip()
 
     return started
 
@@ -159,7 +175,7 @@ def test_a_process_has_the_kernels_of_one_tier(cache: Path, source: Path, monkey
 
 def test_many_processes_at_once_share_one_folder(tmp_path: Path, cache: Path, run: Run) -> None:
     command = [sys.executable, str(tmp_path / "program.py"), str(cache), "100"]
-    started = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT) for _ in range(4)]
+    started = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT) for _ in range(3)]
     assert all(process.communicate()[0].strip().endswith("500") for process in started)
     assert run() == "filled 500"
     assert not [path for path in cache.rglob("*") if path.is_file() and path.suffix not in (".o", ".nbi", ".nbc")]
