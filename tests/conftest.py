@@ -164,7 +164,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--rules", type=int, default=5000, help="how many rules the block pool's state machine obeys")
     parser.addoption("--mutations", type=int, default=1000, help="how many mutated model files to try")
     parser.addoption("--corruptions", type=int, default=300, help="how many files of the disk tier to damage")
-    parser.addoption("--schemas", type=int, default=12, help="how many JSON schemas a model answers to")
+    parser.addoption("--schemas", type=int, default=6, help="how many JSON schemas a model answers to")
     parser.addoption("--cases", type=int, default=200, help="how many requests with a hostile field to send")
     parser.addoption("--kills", type=int, default=10, help="how many processes that write files to kill")
     parser.addoption("--cpu-tier", choices=tiers.CHOICES, default="auto", help="test as on a processor of this tier")

@@ -2,15 +2,15 @@
 
 import errno
 import json
-import multiprocessing
 import os
 import shutil
 import stat
 import subprocess
 import sys
 from collections.abc import Iterator
-from multiprocessing.synchronize import Event
 from pathlib import Path
+from subprocess import PIPE
+from typing import IO
 
 import huggingface_hub
 import pytest
@@ -25,6 +25,8 @@ from app.progress import LineProgress
 from quant.errors import ModelFileError
 from tests.app.models.checkpoint_folder import OTHERS, SHARDS, SMALL, sharded_files, whole_files, write
 from tests.app.models.tiny_model import CONTENT, HUB, PACKAGE, catalog, entry, files_below, settings_in
+
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
@@ -311,36 +313,39 @@ def test_files_that_are_not_ours_are_not_removed(store: ModelStore, tmp_path: Pa
     assert file.exists()
 
 
-def _hold_lock(folder: Path, held: Event, release: Event) -> None:
-    with ModelStore(settings_in(folder), catalog()).lock(entry()):
-        held.set()
-        release.wait()
+HOLD_LOCK = """
+import sys
+from pathlib import Path
+from app.models.store import ModelStore
+from tests.app.models.tiny_model import catalog, entry, settings_in
+with ModelStore(settings_in(Path(sys.argv[1])), catalog()).lock(entry()):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
 
 
 @pytest.fixture
-def held_elsewhere(tmp_path: Path) -> Iterator[Event]:
-    """Another process holds the lock of the tiny model until the event is set."""
-    context = multiprocessing.get_context("spawn")
-    held, release = context.Event(), context.Event()
-    process = context.Process(target=_hold_lock, args=(tmp_path, held, release))
-    process.start()
-    held.wait()
-    yield release
-    release.set()
-    process.join()
+def held_elsewhere(tmp_path: Path) -> Iterator[IO[str]]:
+    """Another process holds the lock of the tiny model until this is closed."""
+    command = [sys.executable, "-c", HOLD_LOCK, str(tmp_path)]
+    with subprocess.Popen(command, cwd=ROOT, stdin=PIPE, stdout=PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdin is not None
+        assert process.stdout.readline() == "held\n"
+        yield process.stdin
 
 
 class _ReleasesWhenTold(LineProgress):
-    def __init__(self, release: Event) -> None:
+    def __init__(self, release: IO[str]) -> None:
         self.release = release
         self.lines: list[str] = []
 
     def say(self, line: str) -> None:
         self.lines.append(line)
-        self.release.set()
+        self.release.close()
 
 
-def test_one_process_waits_for_the_other_and_says_so(store: ModelStore, held_elsewhere: Event) -> None:
+def test_one_process_waits_for_the_other_and_says_so(store: ModelStore, held_elsewhere: IO[str]) -> None:
     progress = _ReleasesWhenTold(held_elsewhere)
     with store.lock(entry(), progress):
         assert progress.lines == ["Waiting for another ingle that is busy with tiny:1k."]

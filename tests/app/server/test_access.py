@@ -1,10 +1,10 @@
 """Keys: who needs one, how it may travel, and that no path does without."""
 
 import http.client
-import itertools
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import closing
 from typing import Any
 
 import httpx
@@ -32,14 +32,24 @@ def locked(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> Iterator[Liv
     engine.assert_empty()
 
 
-def ask(server: LiveServer, method: str, path: str, **headers: str) -> tuple[int, bytes, dict[str, str]]:
-    connection = http.client.HTTPConnection("127.0.0.1", server.port)
-    try:
-        connection.request(method, path, headers={name.replace("_", "-"): value for name, value in headers.items()})
-        response = connection.getresponse()
-        return response.status, response.read(), {name.lower(): value for name, value in response.getheaders()}
-    finally:
-        connection.close()
+Answer = tuple[int, bytes, dict[str, str]]
+
+
+def ask(server: LiveServer, method: str, path: str, **headers: str) -> Answer:
+    return ask_all(server, [method], path, **headers)[0]
+
+
+def ask_all(server: LiveServer, methods: Sequence[str], path: str, **headers: str) -> list[Answer]:
+    """By one connection, as long as the server keeps it."""
+    sent = {name.replace("_", "-"): value for name, value in headers.items()}
+    answers = []
+    with closing(http.client.HTTPConnection("127.0.0.1", server.port)) as connection:
+        for method in methods:
+            connection.request(method, path, headers=sent)
+            response = connection.getresponse()
+            told = {name.lower(): value for name, value in response.getheaders()}
+            answers.append((response.status, response.read(), told))
+    return answers
 
 
 def paths(server: LiveServer) -> list[str]:
@@ -72,8 +82,8 @@ def paths(server: LiveServer) -> list[str]:
 def test_without_a_key_nothing_is_answered_but_what_is_public(locked: LiveServer, headers: dict[str, str]) -> None:
     routes = create_application(locked.service).routes
     shaped = {route.path for route in routes if isinstance(route, Endpoint) and route.errors is not None}
-    for path, method in itertools.product(paths(locked), METHODS):
-        status, body, answer = ask(locked, method, path, **headers)
+    asked = {path: zip(METHODS, ask_all(locked, METHODS, path, **headers), strict=True) for path in paths(locked)}
+    for path, method, (status, body, answer) in ((path, *one) for path, several in asked.items() for one in several):
         if (method, path) in PUBLIC:
             assert status == 200
             continue
@@ -95,8 +105,9 @@ def test_a_key_in_the_path_is_none(locked: LiveServer) -> None:
 @pytest.mark.parametrize("header", ["Authorization", "x_api_key"])
 def test_each_key_is_good_in_either_header(locked: LiveServer, key: str, header: str) -> None:
     value = f"Bearer {key}" if header == "Authorization" else key
-    for path, method in itertools.product(paths(locked), ("GET", "POST", "DELETE")):
-        assert ask(locked, method, path, **{header: value})[0] not in (401, 403)
+    for path in paths(locked):
+        for status, _, _ in ask_all(locked, ("GET", "POST", "DELETE"), path, **{header: value}):
+            assert status not in (401, 403)
     assert ask(locked, "GET", "/v1/models", **{header: value.replace("Bearer", "bearer ")})[0] == 200
 
 
@@ -118,8 +129,9 @@ def test_programs_of_another_user_need_the_one_key_there_is(
         assert ask(server, "GET", "/v1/models")[0] == 200
         another = os.geteuid() + 1
         monkeypatch.setattr(os, "geteuid", lambda: another)
-        for path, method in itertools.product(paths(server), METHODS):
-            assert ask(server, method, path)[0] == (200 if (method, path) in PUBLIC else 401)
+        for path in paths(server):
+            statuses = [status for status, _, _ in ask_all(server, METHODS, path)]
+            assert statuses == [200 if (method, path) in PUBLIC else 401 for method in METHODS]
         assert ask(server, "GET", "/v1/models", x_api_key=OWN)[0] == 200
 
 
