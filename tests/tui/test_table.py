@@ -65,6 +65,19 @@ def test_all_cells_can_be_read_in_any_width() -> None:
         asyncio.run(show(width))
 
 
+def test_columns_stand_where_their_header_says() -> None:
+    async def show() -> None:
+        page = Page(
+            "| name | tokens | at | of |\n|---|--:|:-:|:--|\n| a | 7 | x | y |\n| longer | 12,345 | middle | z |"
+        )
+        async with page.run_test(size=(60, 30)) as pilot:
+            await pilot.pause()
+            assert lines_of(page)[3] == "│ a      │      7 │   x    │ y   │"
+            assert lines_of(page)[4] == "│ longer │ 12,345 │ middle │ z   │"
+
+    asyncio.run(show())
+
+
 def test_a_narrow_table_is_as_wide_as_its_words() -> None:
     async def show() -> None:
         page = Page(table([["a", "b"], ["one", "seat by the fire"]]))

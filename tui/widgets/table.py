@@ -1,17 +1,21 @@
 """A table in a reply. One widget draws all of its cells, so that a row costs no more than its text."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Literal, TypeAlias
 
 from textual.app import ComposeResult
 from textual.content import Content
 from textual.geometry import Size
 from textual.widget import Widget
 from textual.widgets import Markdown
-from textual.widgets._markdown import MarkdownTable
+from textual.widgets._markdown import MarkdownTable, MarkdownTH
 from textual.widgets.markdown import MarkdownBlock
 
 _NARROWEST = 3  # cells of a column
 _FRAME = "$foreground 30%"
+
+Side: TypeAlias = Literal["left", "center", "right"]
+_SIDES: Mapping[str, Side] = {"text-align:center": "center", "text-align:right": "right"}  # left is not said
 
 
 class Table(MarkdownTable):
@@ -19,7 +23,7 @@ class Table(MarkdownTable):
 
     def compose(self) -> ComposeResult:
         self._headers, self._rows = self._get_headers_and_rows()
-        yield Cells(self._headers, self._rows)
+        yield Cells(self._headers, self._rows, _sides(self))
 
     async def _update_from_block(self, block: MarkdownBlock) -> None:
         if not isinstance(block, MarkdownTable):
@@ -27,7 +31,7 @@ class Table(MarkdownTable):
             return
         self._headers, self._rows = block._get_headers_and_rows()
         for cells in self.query(Cells):
-            cells.show(self._headers, self._rows)
+            cells.show(self._headers, self._rows, _sides(block))
 
 
 class Cells(Widget):
@@ -35,13 +39,13 @@ class Cells(Widget):
 
     DEFAULT_CSS = "Cells { width: auto; max-width: 100%; height: auto; text-wrap: nowrap; }"
 
-    def __init__(self, header: Sequence[Content], rows: Sequence[Sequence[Content]]) -> None:
+    def __init__(self, header: Sequence[Content], rows: Sequence[Sequence[Content]], sides: Sequence[Side]) -> None:
         super().__init__()
-        self._header, self._rows = header, rows
+        self._header, self._rows, self._sides = header, rows, sides
 
-    def show(self, header: Sequence[Content], rows: Sequence[Sequence[Content]]) -> None:
+    def show(self, header: Sequence[Content], rows: Sequence[Sequence[Content]], sides: Sequence[Side]) -> None:
         """Other cells."""
-        self._header, self._rows = header, rows
+        self._header, self._rows, self._sides = header, rows, sides
         self.refresh(layout=True)
 
     def get_content_width(self, container: Size, viewport: Size) -> int:
@@ -71,8 +75,9 @@ class Cells(Widget):
             Content.styled(left + cross.join("─" * (wide + 2) for wide in widths) + right, _FRAME)
             for left, cross, right in ("┌┬┐", "├┼┤", "└┴┘")
         ]
-        head = _row([cell.stylize("bold $primary") for cell in self._header], widths)
-        body = [line for row in self._rows for line in _row(_filled(row, len(widths)), widths)]
+        columns = list(zip(widths, self._sides, strict=True))
+        head = _row([cell.stylize("bold $primary") for cell in self._header], columns)
+        body = [line for row in self._rows for line in _row(_filled(row, len(columns)), columns)]
         return [rules[0], *head, *([rules[1], *body] if body else []), rules[2]]
 
 
@@ -97,15 +102,28 @@ def _filled(row: Sequence[Content], columns: int) -> list[Content]:
     return [*row, *[Content("")] * columns][:columns]
 
 
-def _row(cells: Sequence[Content], widths: Sequence[int]) -> list[Content]:
-    """The lines of one row."""
-    wrapped = [cell.wrap(width) or [Content("")] for cell, width in zip(cells, widths, strict=True)]
+def _row(cells: Sequence[Content], columns: Sequence[tuple[int, Side]]) -> list[Content]:
+    """The lines of one row, in columns of these widths."""
+    wrapped = [cell.wrap(width) or [Content("")] for cell, (width, _) in zip(cells, columns, strict=True)]
     bar = Content.styled("│", _FRAME)
     lines = []
     for place in range(max(map(len, wrapped))):
         parts = [bar]
-        for lines_of_cell, width in zip(wrapped, widths, strict=True):
+        for lines_of_cell, (width, side) in zip(wrapped, columns, strict=True):
             part = lines_of_cell[place].rstrip() if place < len(lines_of_cell) else Content("")
-            parts += [Content(" "), part.pad_right(max(0, width - part.cell_length)), Content(" "), bar]
+            parts += [Content(" "), _aligned(part, width, side), Content(" "), bar]
         lines.append(Content("").join(parts))
     return lines
+
+
+def _aligned(part: Content, width: int, side: Side) -> Content:
+    room = max(0, width - part.cell_length)
+    left = {"left": 0, "center": room // 2, "right": room}[side]
+    return part.pad_left(left).pad_right(room - left)
+
+
+def _sides(block: MarkdownBlock) -> list[Side]:
+    """Where the text of each column stands, as the cells of the header say."""
+    if isinstance(block, MarkdownTH):
+        return [_SIDES.get(str(block._token.attrs.get("style")), "left")]
+    return [side for inner in block._blocks for side in _sides(inner)]
