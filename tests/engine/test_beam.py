@@ -60,8 +60,8 @@ def test_among_others_in_a_pool_that_is_too_small(groups: str, preemption: Preem
         host_blocks=20, preemption=preemption, failing_moves=0.05,
     )  # fmt: skip
     run, folded = Run(engine), 0
-    while len(run.requests) < 250 or engine.has_work:
-        if len(run.requests) < 250 and rng.random() < 0.3:
+    while len(run.requests) < 150 or engine.has_work:
+        if len(run.requests) < 150 and rng.random() < 0.3:
             origin = Origin(rng.choice(list(ServiceClass)), rng.randrange(-100, 101))
             prompt, most = prompt_of(rng.randrange(1, 70), rng.randrange(4)), rng.randrange(1, 50)
             if rng.random() < 0.5:
