@@ -74,8 +74,8 @@ class ChatScreen(Screen[None]):
     def on_mount(self) -> None:
         self.follow(self._client.engine.loading())
         self.start()
-        self.recommend()
         self.call_after_refresh(self.prepare)
+        self.call_after_refresh(self.recommend)
 
     @work(group="start", description="prepare", thread=True)
     def prepare(self) -> None:
