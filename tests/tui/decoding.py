@@ -30,6 +30,7 @@ from app.history.records import Usage
 from tests.terminal_screen import ROOT, Terminal, python
 
 QUESTION = "Tell me a long story about a fireplace, an old house, a storm and a cat that likes all of them."
+CONTEXT = "1024"  # tokens, at whose end a reply ends at the latest
 FEWEST = 100  # tokens of a reply that counts
 STREAM = {"stream": True, "stream_options": {"include_usage": True}}
 LONG = 600.0  # seconds
@@ -40,7 +41,7 @@ NEW, QUIT = b"\x0e", b"\x11"
 @contextmanager
 def serving(model: Path, environment: dict[str, str]) -> Iterator[str]:
     """The URL of a server."""
-    command = [sys.executable, "-m", "app", "serve", "--port", "0", "--model", str(model)]
+    command = [sys.executable, "-m", "app", "serve", "--port", "0", "--context", CONTEXT, "--model", str(model)]
     own = {**os.environ, **environment}
     with subprocess.Popen(command, cwd=ROOT, env=own, stderr=subprocess.PIPE, text=True) as server:
         assert server.stderr is not None
@@ -59,7 +60,6 @@ def headless(url: str, model: Path) -> float:
     body = {
         "model": str(model),
         "messages": [{"role": "user", "content": QUESTION}],
-        "max_tokens": 1024,
         **STREAM,
     }
     timings: dict[str, float] = {}
