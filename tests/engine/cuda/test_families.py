@@ -9,7 +9,7 @@ from tests.engine.cuda.two_devices import TwoDevices, check_close, gpu
 from tests.engine.family_checkpoints import FAMILIES, make
 
 
-@pytest.mark.share(8)
+@pytest.mark.share(6)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_probabilities_are_nearly_those_of_the_reference(tmp_path: Path, name: str, device: torch.device) -> None:
     both = TwoDevices.of(make(tmp_path, name, "folder").path, gpu(device))
