@@ -18,6 +18,7 @@ from textual.widgets import Markdown
 from tui.markdown import Pieces, parser
 from tui.widgets.code_block import CodeBlock
 from tui.widgets.column import Column
+from tui.widgets.list_block import ListBlock
 from tui.widgets.table import Table
 
 _TYPING = 0.3  # seconds between two keys of somebody who types on
@@ -32,6 +33,8 @@ class Document(Markdown):
         "fence": CodeBlock,
         "code_block": CodeBlock,
         "table_open": Table,
+        "bullet_list_open": ListBlock,
+        "ordered_list_open": ListBlock,
     }
 
     def __init__(self, text: str = "") -> None:

@@ -6,10 +6,10 @@ from typing import Literal, TypeAlias
 from textual.app import ComposeResult
 from textual.content import Content
 from textual.geometry import Size
-from textual.widget import Widget
-from textual.widgets import Markdown
 from textual.widgets._markdown import MarkdownTable, MarkdownTH
 from textual.widgets.markdown import MarkdownBlock
+
+from tui.widgets.drawn_block import DrawnBlock
 
 _NARROWEST = 3  # cells of a column
 _FRAME = "$foreground 30%"
@@ -34,10 +34,10 @@ class Table(MarkdownTable):
             cells.show(self._headers, self._rows, _sides(block))
 
 
-class Cells(Widget):
+class Cells(DrawnBlock):
     """The header and the rows. Columns are as wide as they must be; too wide ones share what there is."""
 
-    DEFAULT_CSS = "Cells { width: auto; max-width: 100%; height: auto; text-wrap: nowrap; }"
+    DEFAULT_CSS = "Cells { width: auto; max-width: 100%; }"
 
     def __init__(self, header: Sequence[Content], rows: Sequence[Sequence[Content]], sides: Sequence[Side]) -> None:
         super().__init__()
@@ -46,20 +46,10 @@ class Cells(Widget):
     def show(self, header: Sequence[Content], rows: Sequence[Sequence[Content]], sides: Sequence[Side]) -> None:
         """Other cells."""
         self._header, self._rows, self._sides = header, rows, sides
-        self.refresh(layout=True)
+        self.changed()
 
     def get_content_width(self, container: Size, viewport: Size) -> int:
         return min(container.width, sum(self._widths(container.width)) + _around(len(self._header)))
-
-    def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
-        return len(self._lines(width))
-
-    def render(self) -> Content:
-        return Content("\n").join(self._lines(self.content_size.width))
-
-    def action_link(self, href: str) -> None:
-        """As Textual's own cells do."""
-        self.post_message(Markdown.LinkClicked(self.query_ancestor(Markdown), href))
 
     def _widths(self, width: int) -> list[int]:
         """Of the columns, in all that is in between the lines."""
@@ -69,7 +59,7 @@ class Cells(Widget):
         ]
         return shared(columns, width - _around(len(columns)))
 
-    def _lines(self, width: int) -> list[Content]:
+    def lines(self, width: int) -> list[Content]:
         widths = self._widths(width)
         rules = [
             Content.styled(left + cross.join("─" * (wide + 2) for wide in widths) + right, _FRAME)
