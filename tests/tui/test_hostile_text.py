@@ -11,6 +11,7 @@ from tests.tui.pilots import Chatting, run
 from tests.tui.scripted_client import USAGE, ScriptedClient
 from tui.client import ClientError
 from tui.nouns import Finish, ReasoningDelta, ReplyEnd, TextDelta
+from tui.widgets.list_block import Items
 from tui.widgets.reply_text import ReplyText
 
 PARTS = (
@@ -47,9 +48,8 @@ def test_text_that_comes_in_any_parts_raises_nothing() -> None:
 def test_a_row_of_a_table_that_becomes_a_list_raises_nothing() -> None:
     async def flow(chat: Chatting) -> None:
         await chat.say("table")
-        item = "MarkdownOrderedList MarkdownParagraph"
-        await chat.until(lambda: chat.views()[1].query(item))
-        assert "now a list" in str(chat.views()[1].query_one(item).render())
+        await chat.until(lambda: chat.views()[1].query(Items))
+        assert chat.views()[1].query_one(Items).render().plain == " 1. now a list"
 
     rows = ["| a | b |\n|---|---|\n| 1 | 2 |\n", "1", ". now a list"]
     steps = [step for row in rows for step in (TextDelta(row), ReasoningDelta(""))]
