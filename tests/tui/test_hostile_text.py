@@ -48,8 +48,7 @@ def test_text_that_comes_in_any_parts_raises_nothing() -> None:
 def test_a_row_of_a_table_that_becomes_a_list_raises_nothing() -> None:
     async def flow(chat: Chatting) -> None:
         await chat.say("table")
-        await chat.until(lambda: chat.views()[1].query(Items))
-        assert chat.views()[1].query_one(Items).render().plain == " 1. now a list"
+        await chat.until(lambda: [one.render().plain for one in chat.views()[1].query(Items)] == [" 1. now a list"])
 
     rows = ["| a | b |\n|---|---|\n| 1 | 2 |\n", "1", ". now a list"]
     steps = [step for row in rows for step in (TextDelta(row), ReasoningDelta(""))]
