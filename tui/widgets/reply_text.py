@@ -22,7 +22,7 @@ from tui.widgets.list_block import ListBlock
 from tui.widgets.table import Table
 
 _TYPING = 0.3  # seconds between two keys of somebody who types on
-_REST = 3  # times the CPU time of a frame: about a third of a core is used, however long the reply
+_REST = 8  # times the CPU time of a frame: a ninth of a core is used, for an engine may compute on all of them
 
 
 class Document(Markdown):
