@@ -287,9 +287,10 @@ def smollm2() -> Path:
 def short_smollm2(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Four of its thirty layers, for tests of what becomes of many tokens and not of which they are."""
     from tests.first_layers import write_first_layers
+    from tests.gguf_reader import Reader
 
     path = tmp_path_factory.mktemp("short") / "smollm2.gguf"
-    write_first_layers(smollm2, path, 4)
+    write_first_layers(Reader(smollm2), path, 4)
     return path
 
 

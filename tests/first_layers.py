@@ -1,6 +1,6 @@
 """The first layers of a model in a GGUF file, with its whole vocabulary: real weights at a fraction of the cost.
 
-What it says means little, but each token still depends on all before it. No tokenizer is written.
+What it says means little, but each token still depends on all before it.
 """
 
 from pathlib import Path
@@ -9,19 +9,19 @@ import gguf
 
 from tests.gguf_reader import Reader
 
-KEYS = (
-    "context_length", "embedding_length", "feed_forward_length", "attention.head_count", "attention.head_count_kv",
-    "attention.layer_norm_rms_epsilon", "rope.dimension_count", "rope.freq_base", "vocab_size",
-)  # fmt: skip
 
-
-def write_first_layers(whole: Path, path: Path, count: int) -> None:
-    """`path`: a file with the first `count` layers of the Llama in the file `whole`, bit for bit."""
-    reader, writer = Reader(whole), gguf.GGUFWriter(path, "llama")
-    writer.add_block_count(count)
-    for key in (f"llama.{name}" for name in KEYS):
-        field = reader.fields[key]
-        writer.add_key_value(key, field.contents(), field.types[0])
+def write_first_layers(
+    reader: Reader, path: Path, count: int, *, tokenizer: bool = False, most_tensors: int = 0
+) -> None:
+    """The first `count` layers of the Llama in a file, bit for bit, and all else that it says; of its tokenizer only
+    where that is wanted. `path`: one file, or several beside it, of so many tensors at most."""
+    writer = gguf.GGUFWriter(path, "llama", split_max_tensors=most_tensors)
+    left_out = ("GGUF.", "general.architecture", *(() if tokenizer else ("tokenizer.",)))
+    for field in reader.fields.values():
+        if not field.name.startswith(left_out):
+            item = field.types[-1] if field.types[0] is gguf.GGUFValueType.ARRAY else None
+            value = count if field.name == "llama.block_count" else field.contents()
+            writer.add_key_value(field.name, value, field.types[0], item)
     for tensor in reader.tensors:
         first, _, rest = tensor.name.partition(".")
         if first != "blk" or int(rest.partition(".")[0]) < count:

@@ -10,15 +10,12 @@ terminal, and how long a key took to be seen.
 """
 
 import argparse
-import fcntl
 import os
 import random
 import select
 import signal
 import statistics
-import struct
 import tempfile
-import termios
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -44,7 +41,7 @@ def chat(place: Path, endpoint: StandInEndpoint) -> Terminal:
     """One that is ready to be typed into."""
     folders = {f"INGLE_{name}_DIR": str(place / name) for name in ("STATE", "CACHE", "MODELS")}
     terminal = Terminal(python("-m", "app", "chat", "--endpoint", endpoint.url), folders)
-    fcntl.ioctl(terminal.master, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
+    terminal.resize(120, 40)
     terminal.read_until(lambda output: b"Ask anything" in output)
     return terminal
 

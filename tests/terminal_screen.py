@@ -1,9 +1,11 @@
 """A program in a terminal of its own, and what that terminal is like when the program has ended."""
 
+import fcntl
 import os
 import pty
 import re
 import select
+import struct
 import sys
 import termios
 import time
@@ -41,11 +43,12 @@ class Terminal:
             os.close(self.master)
             for descriptor in range(3):
                 os.dup2(slave, descriptor)
-            import fcntl
-
             fcntl.ioctl(0, termios.TIOCSCTTY, 0)
             os.chdir(ROOT)
             os.execve(command[0], list(command), {**os.environ, "TERM": "xterm-256color", **environment})  # noqa: S606
+
+    def resize(self, columns: int, lines: int) -> None:
+        fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
 
     def read_until(self, condition: Callable[[bytes], bool]) -> None:
         deadline = time.monotonic() + HANGING_SECONDS

@@ -6,18 +6,11 @@ the median of their ratios.
 """
 
 import argparse
-import fcntl
 import json
 import os
-import re
 import select
 import statistics
-import struct
-import subprocess
-import sys
 import tempfile
-import termios
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,7 +20,8 @@ import httpx
 
 from app.history.history import History
 from app.history.records import Usage
-from tests.terminal_screen import ROOT, Terminal, python
+from tests.app.test_serve import ready, serve
+from tests.terminal_screen import Terminal, python
 
 QUESTION = "Tell me a long story about a fireplace, an old house, a storm and a cat that likes all of them."
 CONTEXT = "1024"  # tokens, at whose end a reply ends at the latest
@@ -41,18 +35,12 @@ NEW, QUIT = b"\x0e", b"\x11"
 @contextmanager
 def serving(model: Path, environment: dict[str, str]) -> Iterator[str]:
     """The URL of a server."""
-    command = [sys.executable, "-m", "app", "serve", "--port", "0", "--context", CONTEXT, "--model", str(model)]
     own = {**os.environ, **environment}
-    with subprocess.Popen(command, cwd=ROOT, env=own, stderr=subprocess.PIPE, text=True) as server:
-        assert server.stderr is not None
-        found = next(filter(None, (re.search(r"is ready at (http://[\d.:]+)/v1", line) for line in server.stderr)))
-        reader = threading.Thread(target=server.stderr.read)
-        reader.start()
+    with serve(own, "--context", CONTEXT, "--model", str(model)) as server:
         try:
-            yield found[1]
+            yield ready(server, own).url
         finally:
             server.terminate()
-            reader.join()
 
 
 def headless(url: str, model: Path) -> float:
@@ -76,7 +64,7 @@ class ShownChat:
 
     def __init__(self, model: Path, environment: dict[str, str]) -> None:
         self._terminal = Terminal(python("-m", "app", "chat", "--model", str(model)), environment)
-        fcntl.ioctl(self._terminal.master, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
+        self._terminal.resize(120, 40)
         self._terminal.read_until(lambda output: b", free " in output)
         self._history = History(Path(environment["INGLE_STATE_DIR"], "history"))
 

@@ -4,42 +4,23 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 import pytest
-from textual.app import App, ComposeResult
-from textual.containers import VerticalScroll
 from textual.pilot import Pilot
-from textual.widgets import Markdown
 
+from tests.tui.document_page import DocumentPage
 from tui.widgets.code_block import CodeBlock
 from tui.widgets.list_block import Items
 from tui.widgets.reply_text import Document
 
-Look = Callable[["Page", Pilot[None]], Awaitable[None]]
+Look = Callable[[DocumentPage, Pilot[None]], Awaitable[None]]
 
 
-class Page(App[None]):
-    """One document."""
-
-    CSS = "VerticalScroll { scrollbar-gutter: stable; }"
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self._text = text
-        self.clicked: list[str] = []
-
-    def compose(self) -> ComposeResult:
-        with VerticalScroll():
-            yield Document(self._text)
-
-    def on_markdown_link_clicked(self, event: Markdown.LinkClicked) -> None:
-        self.clicked.append(event.href)
-
-    def lines(self) -> list[str]:
-        return [line.rstrip() for line in self.query_one(Items).render().plain.split("\n")]
+def lines_of(page: DocumentPage) -> list[str]:
+    return [line.rstrip() for line in page.query_one(Items).render().plain.split("\n")]
 
 
 def run(text: str, look: Look, width: int = 40) -> None:
     async def show() -> None:
-        page = Page(text)
+        page = DocumentPage(text)
         async with page.run_test(size=(width, 30)) as pilot:
             await pilot.pause()
             await look(page, pilot)
@@ -58,21 +39,21 @@ def run(text: str, look: Look, width: int = 40) -> None:
     ],
 )
 def test_items_stand_behind_their_bullets(text: str, lines: list[str]) -> None:
-    async def look(page: Page, _: Pilot[None]) -> None:
-        assert page.lines() == lines
+    async def look(page: DocumentPage, _: Pilot[None]) -> None:
+        assert lines_of(page) == lines
         assert page.query_one(Items).size.height == len(lines)
 
     run(text, look, width=24)
 
 
 def test_a_list_grows_and_nothing_is_mounted() -> None:
-    async def look(page: Page, pilot: Pilot[None]) -> None:
+    async def look(page: DocumentPage, pilot: Pilot[None]) -> None:
         document, shown = page.query_one(Document), page.query_one(Items)
         for part in ("e\n", "- two **wo", "rds**\n", "  - inner\n", "- three"):
             await document.append(part)
         await pilot.pause()
         assert page.query_one(Items) is shown
-        assert page.lines() == ["• one", "• two words", "  ▪ inner", "• three"]
+        assert lines_of(page) == ["• one", "• two words", "  ▪ inner", "• three"]
         await document.append("\n\n  ```py\n  code\n")
         await pilot.pause()
         assert not shown.is_attached
@@ -86,7 +67,7 @@ def test_a_list_grows_and_nothing_is_mounted() -> None:
 
 
 def test_addresses_in_items_can_be_clicked() -> None:
-    async def look(page: Page, pilot: Pilot[None]) -> None:
+    async def look(page: DocumentPage, pilot: Pilot[None]) -> None:
         await pilot.click(Items, offset=(5, 0))
         await pilot.pause()
         assert page.clicked == ["https://a.example"]
@@ -95,7 +76,7 @@ def test_addresses_in_items_can_be_clicked() -> None:
 
 
 def test_a_list_becomes_something_else() -> None:
-    async def look(page: Page, pilot: Pilot[None]) -> None:
+    async def look(page: DocumentPage, pilot: Pilot[None]) -> None:
         await page.query_one(Document).append("--\n")
         await pilot.pause()
         assert not page.query(Items)

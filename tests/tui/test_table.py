@@ -4,30 +4,13 @@ import asyncio
 import random
 
 from rich.cells import cell_len
-from textual.app import App, ComposeResult
-from textual.containers import VerticalScroll
-from textual.widgets import Markdown
+from textual.app import App
 
+from tests.tui.document_page import DocumentPage
 from tui.widgets.reply_text import Document
 from tui.widgets.table import Cells, shared
 
 WORDS = ("a", "fire", "warmth", "漢字", "👨", "inglenook", "é")
-
-
-class Page(App[None]):
-    """One document."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self._text = text
-        self.clicked: list[str] = []
-
-    def compose(self) -> ComposeResult:
-        with VerticalScroll():
-            yield Document(self._text)
-
-    def on_markdown_link_clicked(self, event: Markdown.LinkClicked) -> None:
-        self.clicked.append(event.href)
 
 
 def table(rows: list[list[str]]) -> str:
@@ -49,7 +32,7 @@ def test_all_cells_can_be_read_in_any_width() -> None:
     async def show(width: int) -> None:
         columns = random.randrange(1, 5)
         rows = [[" ".join(random.choices(WORDS, k=random.randrange(1, 9))) for _ in range(columns)] for _ in range(6)]
-        page = Page(table(rows))
+        page = DocumentPage(table(rows))
         async with page.run_test(size=(width, 30)) as pilot:
             await pilot.pause()
             lines, cells = lines_of(page), page.query_one(Cells)
@@ -67,7 +50,7 @@ def test_all_cells_can_be_read_in_any_width() -> None:
 
 def test_columns_stand_where_their_header_says() -> None:
     async def show() -> None:
-        page = Page(
+        page = DocumentPage(
             "| name | tokens | at | of |\n|---|--:|:-:|:--|\n| a | 7 | x | y |\n| longer | 12,345 | middle | z |"
         )
         async with page.run_test(size=(60, 30)) as pilot:
@@ -80,7 +63,7 @@ def test_columns_stand_where_their_header_says() -> None:
 
 def test_a_narrow_table_is_as_wide_as_its_words() -> None:
     async def show() -> None:
-        page = Page(table([["a", "b"], ["one", "seat by the fire"]]))
+        page = DocumentPage(table([["a", "b"], ["one", "seat by the fire"]]))
         async with page.run_test(size=(80, 20)) as pilot:
             await pilot.pause()
             assert lines_of(page) == [
@@ -97,7 +80,7 @@ def test_a_narrow_table_is_as_wide_as_its_words() -> None:
 def test_a_table_grows_by_any_characters() -> None:
     async def show() -> None:
         text = table([["a", "b"], ["one", "**two**"], ["three", "four"]])
-        page = Page("")
+        page = DocumentPage("")
         async with page.run_test(size=(80, 20)) as pilot:
             document = page.query_one(Document)
             for letter in text:
@@ -114,7 +97,7 @@ def test_a_table_grows_by_any_characters() -> None:
 
 def test_a_link_in_a_cell_is_told() -> None:
     async def show() -> None:
-        page = Page(table([["a"], ["[seat](https://example.org/x)"]]))
+        page = DocumentPage(table([["a"], ["[seat](https://example.org/x)"]]))
         async with page.run_test(size=(80, 20)) as pilot:
             await pilot.pause()
             await pilot.click(Cells, offset=(3, 3))

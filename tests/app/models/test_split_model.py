@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import gguf
 import pytest
 
 from app.models.loaded_model import load_model
@@ -11,6 +10,7 @@ from app.progress import SilentProgress
 from engine.loading import open_checkpoint
 from engine.models import stored_weights
 from tests.app.models.tiny_model import settings_in
+from tests.first_layers import write_first_layers
 from tests.gguf_reader import Reader
 
 LAYERS = 2
@@ -24,19 +24,8 @@ def reader(smollm2: Path) -> Reader:
 def written(reader: Reader, folder: Path, most_tensors: int = 0) -> list[Path]:
     """The first layers of the default model with all else that its file says, as the `gguf` package writes
     them: in parts of so many tensors, or in one file."""
-    writer = gguf.GGUFWriter(folder / "smollm2-Q4_1.gguf", "llama", split_max_tensors=most_tensors)
-    for field in reader.fields.values():
-        if not field.name.startswith("GGUF.") and field.name != "general.architecture":
-            item = field.types[-1] if field.types[0] is gguf.GGUFValueType.ARRAY else None
-            value = LAYERS if field.name == "llama.block_count" else field.contents()
-            writer.add_key_value(field.name, value, field.types[0], item)
-    for tensor in reader.tensors:
-        if not tensor.name.startswith("blk.") or int(tensor.name.split(".")[1]) < LAYERS:
-            writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    path = folder / "smollm2-Q4_1.gguf"
+    write_first_layers(reader, path, LAYERS, tokenizer=True, most_tensors=most_tensors)
     return sorted(folder.iterdir())
 
 

@@ -1,0 +1,25 @@
+"""One document of a reply, alone in a terminal of a test."""
+
+from textual.app import App, ComposeResult
+from textual.containers import VerticalScroll
+from textual.widgets import Markdown
+
+from tui.widgets.reply_text import Document
+
+
+class DocumentPage(App[None]):
+    """Shows it, and remembers which addresses in it were clicked."""
+
+    CSS = "VerticalScroll { scrollbar-gutter: stable; }"
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self._text = text
+        self.clicked: list[str] = []
+
+    def compose(self) -> ComposeResult:
+        with VerticalScroll():
+            yield Document(self._text)
+
+    def on_markdown_link_clicked(self, event: Markdown.LinkClicked) -> None:
+        self.clicked.append(event.href)
