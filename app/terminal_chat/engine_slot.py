@@ -7,7 +7,7 @@ next. The client of HTTP is imported when there is an engine to ask.
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import AsyncExitStack, ExitStack, suppress
 from dataclasses import dataclass, field
 from dataclasses import replace as replaced
 from pathlib import Path
@@ -187,13 +187,16 @@ class EngineSlot:
         from app.terminal_chat.endpoint import Endpoint
 
         endpoint = Endpoint(self._remote, self._key, is_ours=False)
-        names = await endpoint.names()
-        wanted = model if self._is_asked(model) else ""
-        found = next((one for one in names if one.name == wanted), None) if wanted else next(iter(names), None)
-        if found is None:
-            there = ", ".join(one.name for one in names[:8])
-            raise AppError(f"{self._remote} has no model {wanted}".rstrip(), f"It has: {there}." if there else "")
-        return Engine(endpoint, found.name, found.context_length)
+        async with AsyncExitStack() as unless_used:
+            unless_used.push_async_callback(endpoint.close)
+            names = await endpoint.names()
+            wanted = model if self._is_asked(model) else ""
+            found = next((one for one in names if one.name == wanted), None) if wanted else next(iter(names), None)
+            if found is None:
+                there = ", ".join(one.name for one in names[:8])
+                raise AppError(f"{self._remote} has no model {wanted}".rstrip(), f"It has: {there}." if there else "")
+            unless_used.pop_all()
+            return Engine(endpoint, found.name, found.context_length)
 
     async def _find_or_start(self, model: str, state: LoadingState) -> Engine:
         """One chat at a time starts an engine: the next one finds it."""
@@ -249,12 +252,15 @@ class EngineSlot:
         from app.terminal_chat.endpoint import Endpoint
 
         endpoint = Endpoint(instance.api_url, own_key(self._settings), is_ours=True)
-        report = await _awake(endpoint)
-        if self._process is None:
-            self._held.enter_context(attending(self._settings, instance.pid))
-        self._instance = instance
-        suitable = await asyncio.to_thread(suitable_sampling, instance.model, Path(instance.model_path))
-        return Engine(endpoint, instance.model, int(report["context_length"]), suitable)
+        async with AsyncExitStack() as unless_used:
+            unless_used.push_async_callback(endpoint.close)
+            report = await _awake(endpoint)
+            if self._process is None:
+                self._held.enter_context(attending(self._settings, instance.pid))
+            self._instance = instance
+            suitable = await asyncio.to_thread(suitable_sampling, instance.model, Path(instance.model_path))
+            unless_used.pop_all()
+            return Engine(endpoint, instance.model, int(report["context_length"]), suitable)
 
 
 async def _awake(endpoint: "Endpoint") -> Any:

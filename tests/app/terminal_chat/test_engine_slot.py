@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,7 @@ from app.attendance import attended_by
 from app.config import Settings
 from app.instance import Instance, recorded
 from app.terminal_chat.download_rate import DownloadRate
+from app.terminal_chat.endpoint import Body, Endpoint
 from app.terminal_chat.engine_child import Said
 from app.terminal_chat.engine_process import EngineFailed, EngineProcess
 from app.terminal_chat.engine_slot import EngineSlot, stage_of
@@ -84,6 +86,37 @@ def test_one_that_runs_is_used(settings: Settings, running: LiveServer, started:
 
     asyncio.run(main())
     assert started == []
+
+
+@pytest.mark.usefixtures("running")
+def test_whoever_leaves_while_it_is_found_keeps_no_connection(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_ones: list[Endpoint] = []
+    is_answered = asyncio.Event()
+
+    class Watched(Endpoint):
+        async def own(self, method: str, path: str, body: Body | None = None) -> Any:
+            answer = await super().own(method, path, body)
+            open_ones.append(self)
+            is_answered.set()
+            await asyncio.Event().wait()
+            return answer
+
+        async def close(self) -> None:
+            await super().close()
+            open_ones.remove(self)
+
+    monkeypatch.setattr("app.terminal_chat.endpoint.Endpoint", Watched)
+
+    async def main() -> None:
+        slot = await begun(settings)
+        await is_answered.wait()
+        assert open_ones
+        await slot.close()
+        assert not open_ones
+
+    asyncio.run(main())
 
 
 def test_one_is_started_and_what_it_says_is_seen(settings: Settings, started: list[StandIn]) -> None:
