@@ -18,7 +18,25 @@ from engine.kv_cache import KVCache
 from engine.weights import Weights
 
 if TYPE_CHECKING:
+    from engine.constraint import Words
     from engine.runner import Runner
+
+
+class Draw(Protocol):
+    """Draws tokens of rows that have no filters, sooner than `engine.drawing` does."""
+
+    def __call__(
+        self,
+        logits: Tensor,
+        rows: Sequence[int],
+        words: "Words",
+        places: Sequence[int],
+        temperatures: Sequence[float],
+        uniforms: Sequence[float],
+    ) -> list[int]:
+        """One token for each of some `rows` of float32 [rows, vocabulary], of what has a bit in the row of `words` at
+        its place, -1: of all. Less than 0 where nothing of that is likely at all."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +46,7 @@ class Logits:
     buffer: Tensor  # float32 [rows or more, vocabulary]
     greedy: Sequence[int] | None = None  # the most likely token of each row, -1 where none is a number; None: not known
     rows: int | None = None  # None: all of the buffer
+    draw: Draw | None = None  # None: the device has none of its own
 
     @property
     def values(self) -> Tensor:

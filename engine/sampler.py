@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.constraint import NO_MASKS, Masks
-from engine.device import Logits
+from engine.device import Draw, Logits
 from engine.drawing import TRIES, Filters, draw
 from engine.dry import dry_penalties
 from engine.request import Request, SampledToken, TokenLogprobs
@@ -39,7 +39,8 @@ def next_tokens(
         if all(masks.allow(request.id, token_id) for request, token_id in zip(requests, picked, strict=True)):
             return [_sampled(request, token_id) for request, token_id in zip(requests, picked, strict=True)]
     together = list(rows) == list(range(len(rows)))  # mostly: nothing is copied then
-    return sample(logits.values[: len(rows)] if together else logits.values[list(rows)], requests, masks)
+    values = logits.values[: len(rows)] if together else logits.values[list(rows)]
+    return sample(values, requests, masks, logits.draw)
 
 
 def _plain(request: Request) -> bool:
@@ -58,29 +59,37 @@ def _sampled(request: Request, token_id: int, report: TokenLogprobs | None = Non
 
 
 @torch.inference_mode()
-def sample(logits: Tensor, requests: Sequence[Request], masks: Masks = NO_MASKS) -> list[SampledToken]:
+def sample(
+    logits: Tensor, requests: Sequence[Request], masks: Masks = NO_MASKS, draw_freely: Draw | None = None
+) -> list[SampledToken]:
     """Pick the next token of each request. logits float32 [rows, vocabulary], row r for requests[r].
 
     A request whose row holds NaN, or whose grammar cannot go on, is told that problem; its neighbours get their tokens.
     """
     numbers = ~torch.isnan(logits.amax(-1))  # a maximum with NaN is NaN, and found in a tenth of the time
     if masks.problems or not numbers.all():
-        return _sample_around(numbers.tolist(), logits, requests, masks)
+        return _sample_around(numbers.tolist(), logits, requests, masks, draw_freely)
     shaped = logits
     for step in (apply_bias, forbid_early_end, apply_penalties):
         shaped = step(shaped, requests)
-    token_ids = pick_allowed(shaped, logits, requests, masks)
+    picked = _drawn_freely(draw_freely, shaped, requests, masks) if draw_freely is not None else {}
+    left = [row for row in range(len(requests)) if row not in picked]
+    if left:
+        rows = left if picked else slice(None)  # which copies nothing
+        others = pick_allowed(shaped[rows], logits[rows], [requests[row] for row in left], masks)
+        picked |= zip(left, others, strict=True)
+    token_ids = [picked[row] for row in range(len(requests))]
     reports = report_logprobs(logits, token_ids, requests)
-    return [_sampled(*picked) for picked in zip(requests, token_ids, reports, strict=True)]
+    return [_sampled(*found) for found in zip(requests, token_ids, reports, strict=True)]
 
 
 def _sample_around(
-    numbers: Sequence[bool], logits: Tensor, requests: Sequence[Request], masks: Masks
+    numbers: Sequence[bool], logits: Tensor, requests: Sequence[Request], masks: Masks, draw_freely: Draw | None
 ) -> list[SampledToken]:
     """`sample` where some rows hold NaN, or some grammars cannot go on."""
     fine = [row for row, it in enumerate(requests) if numbers[row] and it.id not in masks.problems]
     told = {it.id: SampledToken(it.id, None, problem=masks.problems.get(it.id, NOT_NUMBERS)) for it in requests}
-    rest = sample(logits[fine], [requests[row] for row in fine], replace(masks, problems={}))
+    rest = sample(logits[fine], [requests[row] for row in fine], replace(masks, problems={}), draw_freely)
     return [(told | {it.request_id: it for it in rest})[request.id] for request in requests]
 
 
@@ -133,6 +142,30 @@ def apply_penalties(logits: Tensor, requests: Sequence[Request]) -> Tensor:
 # -- picking tokens
 
 
+def _drawn_freely(draw_freely: Draw, shaped: Tensor, requests: Sequence[Request], masks: Masks) -> dict[int, int]:
+    """What the rows draw whose requests have no filters, by row; not of those in which nothing is likely."""
+    rows = [row for row, request in enumerate(requests) if _unfiltered(request)]
+    if not rows:
+        return {}
+    free = [requests[row] for row in rows]
+    drawn = draw_freely(
+        shaped,
+        rows,
+        masks.words,
+        [masks.places.get(request.id, -1) for request in free],
+        [request.params.temperature for request in free],
+        [uniform(request.params.seed, len(request.output_ids)) for request in free],
+    )
+    return {row: token_id for row, token_id in zip(rows, drawn, strict=True) if token_id >= 0}
+
+
+def _unfiltered(request: Request) -> bool:
+    """Whether every token may be drawn, by its probability alone."""
+    params = request.params
+    filtered = params.top_k or params.top_p < 1 or params.min_p or leaves_out(params, len(request.output_ids))
+    return params.temperature > 0 and not filtered
+
+
 def pick_allowed(shaped: Tensor, logits: Tensor, requests: Sequence[Request], masks: Masks) -> list[int]:
     """What `pick` gives, of what each request's grammar allows; where that is nothing of `shaped`, of `logits`."""
     if not masks.places:
@@ -153,10 +186,11 @@ def pick_allowed(shaped: Tensor, logits: Tensor, requests: Sequence[Request], ma
 def _pick_of_few(
     shaped: Tensor, logits: Tensor, requests: Sequence[Request], few: Mapping[int, NDArray[np.int64]]
 ) -> list[int]:
-    """Rows of few possible tokens, drawn from as a small vocabulary of their own."""
+    """Rows of few possible tokens, drawn from as a small vocabulary of their own: of one size, so that what a row draws
+    does not depend on its neighbours."""
     if not few:
         return []
-    values = np.full((len(few), max(map(len, few.values()))), -np.inf, np.float32)
+    values = np.full((len(few), FEW), -np.inf, np.float32)
     first, second = shaped.numpy(), logits.numpy()  # views, which pick a few numbers sooner than tensors do
     for place, (row, ids) in enumerate(few.items()):
         possible = first[row, ids]

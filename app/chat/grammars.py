@@ -32,6 +32,12 @@ LIMITS = llguidance.LLParserLimits(max_lexer_states=50_000, max_grammar_size=200
 # model that is not sure how to go on writes spaces for ever.
 WHITESPACE = r"( |\n {0,32})?"
 
+# Tokens of texts, by their lengths: where a text may go on with as many characters, all of a slice are allowed at once
+# and are not looked at one by one. The library's own know 10 and 30, so that of a text of at most 30 characters nearly
+# all longer tokens were looked at again and again.
+_CHARACTER = r'[^"\\\x00-\x1F\x7F]'
+SLICES = [r"[\x20\x0A\x0D\x09]+", *(f"{_CHARACTER}{{1,{most}}}" for most in (10, 12, 16, 30)), f"{_CHARACTER}+"]
+
 ANYTHING: Json = {}  # what the library takes for the schemas true and false
 NOTHING: Json = {"enum": []}
 
@@ -207,7 +213,7 @@ class _Vocabulary:
             ends = sorted(self._tokenizer.end_of_generation_ids)
             if not ends:
                 raise InvalidGrammar("The model's vocabulary has no token that ends a reply, so that none can be held.")
-            self._built = llguidance.LLTokenizer(_Wrapper(self._tokenizer), eos_token=ends)  # type: ignore[arg-type]
+            self._built = llguidance.LLTokenizer(_Wrapper(self._tokenizer), eos_token=ends, slices=SLICES)  # type: ignore[arg-type]
         return self._built
 
 

@@ -25,21 +25,27 @@ def load_code(cache_dir: Path | None, target: Target, layouts: Iterable[Layout])
 
     They are read back, or compiled and kept; None keeps nothing. A process has one target.
     """
-    entry, folder = _load_interpreter(cache_dir, target), CodeFolder(cache_dir, _sources(), target)
+    (entry, _), folder = _load_loops(cache_dir, target), CodeFolder(cache_dir, _sources(), target)
     for layout in layouts:
         folder.load_kernels(layout.part)
     return entry
 
 
+def load_draw(cache_dir: Path | None, target: Target) -> Entry:
+    """`engine.cpu.drawing.draw_rows`, in the same way."""
+    return _load_loops(cache_dir, target)[1]
+
+
 @cache
-def _load_interpreter(cache_dir: Path | None, target: Target) -> Entry:
-    from engine.cpu import interpreter
+def _load_loops(cache_dir: Path | None, target: Target) -> tuple[Entry, Entry]:
+    from engine.cpu import drawing, interpreter
 
     folder = CodeFolder(cache_dir, _sources(), target)
     folder.load_kernels()
     entry = folder.load_function(interpreter.enter, interpreter.ENTER_SIGNATURE)
+    draw = folder.load_function(drawing.draw_rows, drawing.SIGNATURE)
     folder.forget_old()
-    return entry
+    return entry, draw
 
 
 @cache

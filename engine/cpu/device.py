@@ -16,12 +16,13 @@ from engine.batch import Batch, placeholder_batch
 from engine.checkpoint import StoredWeight
 from engine.config import BLOCK_SIZE, EngineConfig, GroupConfig, HeadNorm, ModelConfig
 from engine.cpu.attention import PIECE, QUERIES
-from engine.cpu.code_cache import load_code
+from engine.cpu.code_cache import load_code, load_draw
+from engine.cpu.drawing import CompiledDraw
 from engine.cpu.memory import packed_bytes, step_bytes
 from engine.cpu.operations import CpuOperations, LogitRows, block_shape
 from engine.cpu.program import COUNTS, HEADER, Limits, Program
 from engine.cpu.team import MOST_THREADS, Team
-from engine.device import LoadedModel, Logits, Needs
+from engine.device import Draw, LoadedModel, Logits, Needs
 from engine.kv_budget import MAX_RUNNING, host_memory, host_room
 from engine.kv_cache import KVCache
 from engine.runner import ModelRunner
@@ -103,7 +104,8 @@ class CpuDevice:
         loaded = models.load(model, weights, operations, config.context_length)
         kv = KVCache(loaded.kv_groups(), config.pool_sizes, self.layer_shape, self.kv_type, config.host_blocks)
         logits: LogitRows = loaded.forward(placeholder_batch(), kv)
-        return LoadedModel(CpuStep(enter, program, kv, logits), kv)
+        draw = CompiledDraw(load_draw(self._code_cache, self._target), logits.vocabulary)
+        return LoadedModel(CpuStep(enter, program, kv, logits, draw), kv)
 
     def runner(self, loaded: LoadedModel, vocab_size: int, groups: Sequence[GroupConfig]) -> ModelRunner:
         return ModelRunner(loaded, vocab_size, groups)
@@ -112,11 +114,14 @@ class CpuDevice:
 class CpuStep:
     """Computes batches: fills the step header, has the team run the program, reads the logits in place."""
 
-    def __init__(self, enter: Entry, program: Program, kv: KVCache, logits: LogitRows) -> None:
+    def __init__(
+        self, enter: Entry, program: Program, kv: KVCache, logits: LogitRows, draw: Draw | None = None
+    ) -> None:
         arena, limits = program.arena, program.limits
         for pool in kv.pools:
             arena.adopt("KV cache", pool.view(torch.uint8).flatten().numpy())
         self._kv = kv
+        self._draw = draw
         self._limits = limits
         self.arena = arena
         scratch = -(-program.scratch_bytes() // 4096) * 4096
@@ -175,7 +180,7 @@ class CpuStep:
 
     def logits(self, rows: int) -> Logits:
         """What the last step computed; valid until the next one."""
-        return Logits(self._values, self._best[:rows].tolist(), rows)
+        return Logits(self._values, self._best[:rows].tolist(), rows, self._draw)
 
 
 def _tiles(batch: Batch) -> list[tuple[int, int, int]]:

@@ -1,10 +1,12 @@
 from collections import Counter
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from engine.constraint import Masks
 from engine.request import Request, SamplingParams
 from engine.sampler import apply_penalties, sample, uniform
 
@@ -81,6 +83,28 @@ def test_the_same_seed_and_index_draw_the_same_token_in_any_batch() -> None:
     together = [token.token_id for token in sample(logits, requests)]
     alone = [sample(logits[n : n + 1], [requests[n]])[0].token_id for n in range(40)]
     assert together == alone
+
+
+@pytest.mark.parametrize("params", [{}, {"top_k": 40}, {"top_p": 0.9}], ids=str)
+def test_what_a_grammar_lets_a_row_draw_is_the_same_in_any_batch(params: dict[str, object]) -> None:
+    """Rows that may go on with 1 to 30 of 5,000 tokens, with up to 1,000, and with nearly all."""
+    counts = [*range(1, 31), 50, 300, 1000, 4000, 4990]
+    words = np.zeros((len(counts), 5024), np.uint8)
+    for row, count in enumerate(counts):
+        words[row, np.random.default_rng().choice(5000, count, replace=False)] = 1
+    masks = Masks(
+        np.packbits(words, axis=1, bitorder="little").view(np.int32),
+        {count: row for row, count in enumerate(counts)},
+        {},
+    )
+    requests = [request(seed=n, **params) for n in range(len(counts))]  # type: ignore[arg-type]
+    for one, number in zip(requests, counts, strict=True):
+        one.id = number
+    logits = torch.randn(len(counts), 5000)
+    together = [token.token_id for token in sample(logits, requests, masks)]
+    alone = [sample(logits[n : n + 1], [it], masks)[0].token_id for n, it in enumerate(requests)]
+    assert together == alone
+    assert all(words[row, token_id] for row, token_id in enumerate(together))
 
 
 def test_the_next_token_of_a_seed_is_another_draw() -> None:
