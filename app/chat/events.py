@@ -3,6 +3,7 @@
 Plain data, which a client of a server in another process fills as well; importing it loads no torch.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from app.chat.cache_report import CacheReport
@@ -91,3 +92,25 @@ class ReplyEnd:
 
 SpokenEvent = TextDelta | ReasoningDelta | ToolCallStart | ToolCallDelta | ToolCallEnd  # what tokens become
 ChatEvent = PromptProgress | PromptLogprobs | SpokenEvent | ReplyEnd
+
+
+def joined(batch: Iterable[tuple[int, ChatEvent]]) -> list[tuple[int, ChatEvent]]:
+    """The same events, each with the index of its reply; texts that follow one another as one."""
+    result: list[tuple[int, ChatEvent]] = []
+    for index, event in batch:
+        before = result[-1] if result else None
+        if before is not None and before[0] == index and (both := _both(before[1], event)) is not None:
+            result[-1] = index, both
+        else:
+            result.append((index, event))
+    return result
+
+
+def _both(one: ChatEvent, other: ChatEvent) -> ChatEvent | None:
+    """Two texts of a kind as one; None for anything else."""
+    match one, other:
+        case TextDelta(), TextDelta():
+            return TextDelta(one.text + other.text, one.logprobs + other.logprobs)
+        case ReasoningDelta(), ReasoningDelta():
+            return ReasoningDelta(one.text + other.text, one.logprobs + other.logprobs)
+    return None

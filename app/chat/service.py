@@ -13,7 +13,7 @@ from app.chat.cache_report import NOTHING
 from app.chat.cache_reporter import AskedPrompt, CacheReporter
 from app.chat.common_beginning import num_common
 from app.chat.conversation import Conversation
-from app.chat.events import ChatEvent, PromptLogprobs, PromptProgress, ReplyEnd, SpokenEvent
+from app.chat.events import ChatEvent, PromptLogprobs, PromptProgress, ReplyEnd, SpokenEvent, joined
 from app.chat.grammars import GrammarCompiler
 from app.chat.messages import Message
 from app.chat.model_replies import Abilities, ChatPrompt
@@ -145,9 +145,11 @@ class ChatService:
         continues_text: bool = False,
         new_parser: Callable[[], ReplyParser] | None = None,
         limits: TimeLimits = NO_LIMITS,
+        pause: float = 0.0,
     ) -> AsyncGenerator[list[tuple[int, ChatEvent]]]:
         """Continue several prompts at once. Yields what has come meanwhile, never nothing: each event with the index
-        of its reply. Of each reply this is what `generate` yields, within `limits`.
+        of its reply. Of each reply this is what `generate` yields, within `limits`; with a `pause`, what has come in
+        so many seconds is yielded as one, but for the first and the end.
 
         A prompt that several of them continue, one after the other, is read once. One that asks for a beam search has
         as many replies as that has results, best first; they come when it has ended.
@@ -155,7 +157,7 @@ class ChatService:
         end_ids = self.tokenizer.end_of_generation_ids
         replies: dict[int, _Reply] = {}
         started = time.monotonic()
-        with self.streams.open() as stream:
+        with self.streams.open(pause) as stream:
             for prompt_ids, several in _families(asked):
                 requests = stream.submit_several(prompt_ids, several, end_ids, origin)
                 prompt = self.cache.asked(requests[0])
@@ -183,7 +185,7 @@ class ChatService:
                         if reply.ended:
                             stream.abort(token.request_id, FinishReason.STOP)  # at a stop string, where it still runs
                     if batch:
-                        yield batch
+                        yield joined(batch) if pause else batch
             finally:
                 for reply in replies.values():
                     reply.end()

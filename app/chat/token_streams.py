@@ -5,6 +5,7 @@ it at once. Leaving a stream early aborts its requests. Knows ids, events and wh
 """
 
 import asyncio
+import math
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
@@ -75,9 +76,9 @@ class TokenStreams:
     ) -> None:
         await self.stop()
 
-    def open(self) -> "TokenStream":
-        """A stream to submit requests to."""
-        return TokenStream(self)
+    def open(self, pause: float = 0.0) -> "TokenStream":
+        """A stream to submit requests to, whose reader wants to be woken once in `pause` seconds at most."""
+        return TokenStream(self, pause)
 
     def submit(
         self,
@@ -189,8 +190,10 @@ class TokenStream:
     each token of its requests.
     """
 
-    def __init__(self, streams: TokenStreams) -> None:
+    def __init__(self, streams: TokenStreams, pause: float = 0.0) -> None:
         self._streams = streams
+        self._pause = pause
+        self._taken_at = -math.inf  # by the loop's clock
         self._running: set[int] = set()  # requests whose last event is not here
         self._arrived: deque[TokenEvent] = deque()
         self._reader: asyncio.Future[None] | None = None
@@ -218,10 +221,17 @@ class TokenStream:
 
     def put(self, event: TokenEvent) -> None:
         self._arrived.append(event)
-        if self._reader is not None and not self._reader.done():
-            self._reader.set_result(None)
         if event.finish is not None:
             self._running.discard(event.request_id)
+        reader = self._reader
+        if reader is None or reader.done():
+            return
+        loop = reader.get_loop()
+        due = self._taken_at + self._pause
+        if due <= loop.time() or not self._running:  # the end does not wait
+            reader.set_result(None)
+        elif len(self._arrived) == 1:
+            loop.call_at(due, _wake, reader)
 
     def abort(self, request_id: int, reason: FinishReason = FinishReason.ABORT) -> None:
         """End one of the requests, in any state and any number of times. Events that are here may still be read.
@@ -248,6 +258,7 @@ class TokenStream:
         else:
             self._reader = asyncio.get_running_loop().create_future()
             await self._reader
+            self._taken_at = self._reader.get_loop().time()
         return [self._arrived.popleft() for _ in range(min(MOST_AT_ONCE, len(self._arrived)))]
 
     def __enter__(self) -> Self:
@@ -257,3 +268,8 @@ class TokenStream:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _wake(reader: asyncio.Future[None]) -> None:
+    if not reader.done():
+        reader.set_result(None)

@@ -31,6 +31,7 @@ class WantedChoices:
     reports: bool  # their log-probabilities
     context: int | None = None  # most tokens of a prompt and its reply together; None: what the model has
     limits: TimeLimits = NO_LIMITS
+    pause: float = 0.0  # seconds that pass between two batches, at least
     is_told: bool = True  # False: the prompts are read, so that they are found computed later, and no more
 
     @property
@@ -76,7 +77,12 @@ async def generate_choices(
     asked = [(prompt, one) for prompt in prompts for one in wanted.behind(prompt)]
     ranking = _Ranking(wanted) if wanted.replies > wanted.count else None
     batches = service.generate_several(
-        asked, origin=origin, continues_text=continues_text, new_parser=new_parser, limits=wanted.limits
+        asked,
+        origin=origin,
+        continues_text=continues_text,
+        new_parser=new_parser,
+        limits=wanted.limits,
+        pause=wanted.pause,
     )
     counts.asked = sum(map(len, prompts))
     with logged(service.name, origin, counts):

@@ -22,6 +22,7 @@ from tui.engine_nouns import Loading
 from tui.failures import told
 from tui.nouns import ChatId, ChatSettings
 from tui.plain_text import sanitize, single_line
+from tui.screens.compositor import RowCompositor
 from tui.screens.dialog import ask, confirm
 from tui.widgets.chat_list import ChatList
 from tui.widgets.composer import Composer, Prompt
@@ -56,6 +57,7 @@ class ChatScreen(Screen[None]):
 
     def __init__(self, client: Client, chat: ChatId | None, question: str) -> None:
         super().__init__()
+        self._compositor = RowCompositor()
         self._client = client
         self._first_chat = chat
         self._question = question

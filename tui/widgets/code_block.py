@@ -3,8 +3,10 @@
 from textual.app import ComposeResult
 from textual.content import Content
 from textual.message import Message
+from textual.widgets import Label
 from textual.widgets.markdown import MarkdownBlock, MarkdownFence
 
+from tui.widgets.headroom import grown
 from tui.widgets.word_buttons import WordButtons, word
 
 LONGEST_HIGHLIGHTED = 20_000  # characters; what is longer stays in one colour, since all of it is read at each change
@@ -29,6 +31,12 @@ class CodeBlock(MarkdownFence):
         if len(code) > LONGEST_HIGHLIGHTED:
             return Content(code)
         return super().highlight(code, language, ansi, dark)
+
+    def set_content(self, content: Content) -> None:
+        self._content = content
+        for shown in self.query("#code-content").results(Label):
+            shown.update(content, layout=False)
+            grown(shown)
 
     def compose(self) -> ComposeResult:
         yield WordButtons(self._bar(), classes="code-bar")

@@ -1,13 +1,28 @@
-"""A column of widgets, each as high as it must be."""
+"""A column of widgets, each as high as it must be; and what is cheap about any container of text that grows."""
+
+from collections.abc import Callable
 
 from textual.containers import Vertical
-from textual.geometry import Size
+from textual.geometry import Region, Size
 from textual.layout import DockArrangeResult
+from textual.reactive import Reactive
+from textual.strip import Strip
 
 
 class Column(Vertical):
     """Its height follows from what is in it, which is never told how high it is itself: while it grows, the layout of
-    all that stays as it is need not be made again. Nothing in it may be as high as a share of it."""
+    all that stays as it is need not be made again. Nothing in it may be as high as a share of it, and borders are at
+    its sides alone."""
+
+    virtual_size = Reactive(Size(0, 0), layout=False)  # it follows from a layout, and calls for none
 
     def arrange(self, size: Size, optimal: bool = False) -> DockArrangeResult:
         return super().arrange(size.with_height(0), optimal)
+
+    def render_lines(self, crop: Region) -> list[Strip]:
+        return alike(super().render_lines, crop)
+
+
+def alike(render: Callable[[Region], list[Strip]], crop: Region) -> list[Strip]:
+    """The lines of a widget that are all as empty as the first one: only that is drawn."""
+    return render(Region(crop.x, crop.y, crop.width, min(1, crop.height))) * crop.height

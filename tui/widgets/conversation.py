@@ -58,7 +58,7 @@ class Conversation(Vertical):
             super().__init__()
             self.text = text
 
-    class ReplyCame(Posted):
+    class ReplyCame(Posted, bubble=False):
         """The next event of a reply, from its worker; or why there is none any more."""
 
         def __init__(self, replying: Replying, event: ReplyEvent | ClientError) -> None:
@@ -71,6 +71,7 @@ class Conversation(Vertical):
         self._client = client
         self.model = ""  # that is loaded; empty until one is
         self.chat = OpenChat()
+        self._activity = ""  # that was told last
         self._replies = RunningReplies(
             client.replies,
             lambda stream: self.run_worker(stream, group="reply", description="reply"),
@@ -143,7 +144,12 @@ class Conversation(Vertical):
 
     def _tell(self) -> None:
         self.post_message(self.Shown(self.chat))
-        self.post_message(self.Activity(self.replying.activity if self.replying else ""))
+        self._tell_activity(self.replying.activity if self.replying else "")
+
+    def _tell_activity(self, text: str) -> None:
+        if text != self._activity:
+            self._activity = text
+            self.post_message(self.Activity(text))
 
     # --- sending
 
@@ -226,7 +232,7 @@ class Conversation(Vertical):
     async def _show_event(self, replying: Replying, event: ReplyEvent) -> None:
         message = replying.message
         if message is None:
-            self.post_message(self.Activity(replying.activity))
+            self._tell_activity(replying.activity)
             return
         if isinstance(event, ReplyStarted):
             self.chat.put(message)
@@ -236,7 +242,7 @@ class Conversation(Vertical):
             view.grow(event.text)
         elif isinstance(event, ReasoningDelta) and view is not None:
             await view.think(event.text, replying.thought_seconds)
-        self.post_message(self.Activity(replying.activity))
+        self._tell_activity(replying.activity)
 
     async def _ended(self, replying: Replying) -> None:
         """The reply is complete, as far as it goes; what waits behind it is sent, unless it failed."""
@@ -278,7 +284,7 @@ class Conversation(Vertical):
             await self._cut_off(replying)
         else:
             replying.stopping = True
-            self.post_message(self.Activity("stopping"))
+            self._tell_activity("stopping")
             self.stop_gently(replying, replying.message.id)
 
     @work(group="stop")
@@ -386,7 +392,7 @@ class Conversation(Vertical):
         return room is not None
 
     async def _make_room(self, chat: ChatId, room: Room) -> None:
-        self.post_message(self.Activity("summarizing" if room.how is FullContext.SUMMARIZE else ""))
+        self._tell_activity("summarizing" if room.how is FullContext.SUMMARIZE else "")
         changed = await self._client.context.make(chat, room)
         self.chat.left_out = changed.left_out
         await self._show(self.chat, None)

@@ -4,14 +4,19 @@ from abc import abstractmethod
 
 from textual.content import Content
 from textual.geometry import Size
+from textual.reactive import Reactive
 from textual.widget import Widget
 from textual.widgets import Markdown
+
+from tui.widgets.headroom import grown
 
 
 class DrawnBlock(Widget):
     """Subclasses say what the lines are in a width, and call `changed` when that has become other ones."""
 
     DEFAULT_CSS = "DrawnBlock { height: auto; text-wrap: nowrap; }"
+
+    virtual_size = Reactive(Size(0, 0), layout=False)
 
     def __init__(self) -> None:
         super().__init__()
@@ -24,7 +29,7 @@ class DrawnBlock(Widget):
 
     def changed(self) -> None:
         self._drawn.clear()
-        self.refresh(layout=True)
+        grown(self)
 
     def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
         return len(self._lines(width))

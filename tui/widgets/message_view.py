@@ -121,6 +121,12 @@ class MessageView(Column, can_focus=True):
         for text in self.query(ReplyText):
             text.make_way()
 
+    def _finish_text(self) -> None:
+        from tui.widgets.reply_text import ReplyText
+
+        for text in self.query(ReplyText):
+            text.finish()
+
     async def think(self, text: str, seconds: float) -> None:
         """More of what the model thinks."""
         found = self.query(Thoughts)
@@ -134,6 +140,8 @@ class MessageView(Column, can_focus=True):
         self.message, self._siblings = message, siblings
         self.query_one(MessageHeader).update(self._header())
         self.query_one(".cost", Label).update(self._cost())
+        if message.finish is not None:
+            self._finish_text()
         if message.text or message.finish is not None:
             for thoughts in self.query(Thoughts):
                 thoughts.finish(message.reasoning_seconds)

@@ -51,6 +51,7 @@ class PromptArea(TextArea):
 
     def __init__(self) -> None:
         super().__init__(compact=True, highlight_cursor_line=False, placeholder="Ask anything. F1 helps, / commands")
+        self.cursor_blink = False  # each time all of it would be drawn, and whatever stands beside it
         self._inputs: list[str] = []  # the newest last
         self._place = 0  # behind the last one: what is being typed
         self._typed = ""  # that, while an earlier one is shown

@@ -9,20 +9,25 @@ from time import monotonic, process_time
 
 from textual.app import ComposeResult
 from textual.containers import VerticalScroll
-from textual.events import Resize
-from textual.geometry import Size
+from textual.events import Mount, Resize
+from textual.geometry import Region, Size
 from textual.layout import DockArrangeResult
+from textual.reactive import Reactive
+from textual.strip import Strip
 from textual.widget import Widget
 from textual.widgets import Markdown
 
 from tui.markdown import Pieces, parser
 from tui.widgets.code_block import CodeBlock
-from tui.widgets.column import Column
+from tui.widgets.column import Column, alike
+from tui.widgets.headroom import opened, settled
 from tui.widgets.list_block import ListBlock
+from tui.widgets.paragraph import Paragraph
 from tui.widgets.table import Table
 
 _TYPING = 0.3  # seconds between two keys of somebody who types on
-_REST = 8  # times the CPU time of a frame: a ninth of a core is used, for an engine may compute on all of them
+_REST = 20  # times the CPU time of a frame: a twentieth of a core is used, for an engine may compute on all of them
+_LONGEST_REST = 0.25  # seconds
 
 
 class Document(Markdown):
@@ -30,6 +35,7 @@ class Document(Markdown):
 
     BLOCKS = {  # noqa: RUF012 - as the base class has it
         **Markdown.BLOCKS,
+        "paragraph_open": Paragraph,
         "fence": CodeBlock,
         "code_block": CodeBlock,
         "table_open": Table,
@@ -37,11 +43,31 @@ class Document(Markdown):
         "ordered_list_open": ListBlock,
     }
 
+    virtual_size = Reactive(Size(0, 0), layout=False)  # this, and the next two, as a Column has them
+
     def __init__(self, text: str = "") -> None:
-        super().__init__(text, parser_factory=parser, open_links=False)
+        super().__init__(parser_factory=parser, open_links=False)
+        self._first = text
+
+    async def on_mount(self, event: Mount) -> None:
+        """Appended, even the first text: what the base class shows at first, it would not read again as it grows."""
+        event.prevent_default()
+        await self.append(self._first)
 
     def arrange(self, size: Size, optimal: bool = False) -> DockArrangeResult:
-        return super().arrange(size.with_height(0), optimal)  # as a Column does
+        return super().arrange(size.with_height(0), optimal)
+
+    def render_lines(self, crop: Region) -> list[Strip]:
+        return alike(super().render_lines, crop)
+
+    async def grow(self, text: str) -> None:
+        """More of it, in the last block or behind it."""
+        last = self.children[-1] if self.children else None
+        await self.append(text)
+        if last is not self.children[-1]:
+            if last is not None:
+                settled(last)
+            opened(self.children[-1])
 
 
 class Room(Widget):
@@ -70,6 +96,7 @@ class ReplyText(Column):
         self._waiting: list[str] = []  # what is to be added; joined, where it comes faster than it can be shown
         self._is_growing = False  # until what is added has been laid out
         self._is_busy = False  # growing, or resting behind that
+        self._is_whole = False  # nothing will be added
         self._is_held = False  # while somebody types
         self._typed_at = -_TYPING
 
@@ -119,6 +146,15 @@ class ReplyText(Column):
         self._waiting.append(text)
         self._go_on()
 
+    def finish(self) -> None:
+        """Nothing will be added."""
+        self._is_whole = True
+        self._settle()
+
+    def _settle(self) -> None:
+        if self._is_whole and not self._is_busy and not self._waiting:
+            settled(self)
+
     def make_way(self) -> None:
         """A key was typed. What waits is shown right behind its echo, when the next key is farthest away."""
         self._typed_at = monotonic()
@@ -143,19 +179,23 @@ class ReplyText(Column):
         text = "".join(self._waiting)
         self._waiting.clear()
         for begins, part in self._pieces.feed(text):
-            last = None if begins or not self.children else self.children[-1]
-            if isinstance(last, Document):
-                await last.append(part)
-            else:
-                await self.mount(Document(part))
+            last = self.children[-1] if self.children else None
+            if isinstance(last, Document) and not begins:
+                await last.grow(part)
+                continue
+            if last is not None:
+                settled(last)
+            await self.mount(Document(part))
         self.call_after_refresh(self._rest, began)
 
     def _rest(self, began: float) -> None:
         """The frame is drawn. The next one comes once the program has idled for longer than this one took."""
         self._is_growing = False
         self._look_again()
-        self.set_timer(max(0.001, _REST * (process_time() - began)), self._end_rest)
+        rest = _REST * (process_time() - began)
+        self.set_timer(min(max(0.001, rest), _LONGEST_REST), self._end_rest)
 
     def _end_rest(self) -> None:
         self._is_busy = False
         self._go_on()
+        self._settle()

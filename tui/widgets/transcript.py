@@ -6,10 +6,12 @@ from collections.abc import Callable, Sequence, Set
 from textual import work
 from textual.app import ComposeResult
 from textual.containers import VerticalScroll
-from textual.geometry import Size
+from textual.geometry import Region, Size
+from textual.reactive import Reactive
+from textual.strip import Strip
 
 from tui.nouns import Message, MessageId
-from tui.widgets.column import Column
+from tui.widgets.column import Column, alike
 from tui.widgets.message_view import MessageView
 
 _SCREENS = 1.5  # heights of the screen that are mounted at once, estimated
@@ -23,6 +25,8 @@ Siblings = Callable[[MessageId], tuple[MessageId, ...]]
 class Transcript(VerticalScroll, can_focus=False):
     """A window over the path: `_first` is the place of its first message that is mounted, `_end` is behind the last."""
 
+    virtual_size = Reactive(Size(0, 0), layout=False)  # as a Column has it
+
     def __init__(self) -> None:
         super().__init__()
         self._path: list[Message] = []
@@ -34,6 +38,9 @@ class Transcript(VerticalScroll, can_focus=False):
     def compose(self) -> ComposeResult:
         # As high as the screen at least: an anchor would scroll less than that to the bottom of it.
         yield Column(id="messages")
+
+    def render_lines(self, crop: Region) -> list[Strip]:
+        return alike(super().render_lines, crop)
 
     @property
     def _messages(self) -> Column:

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from itertools import pairwise
 
 import pytest
 
@@ -63,6 +64,41 @@ def test_a_token_does_not_wait_for_the_next() -> None:
                     batches.append(await asyncio.wait_for(anext(stream), HANGING_SECONDS))
         assert [len(batch) for batch in batches] == [1] * 20
         assert tokens_of(batches, request) == expected_output(request.prompt_ids, 20)
+
+    asyncio.run(main())
+
+
+def test_a_reader_with_a_pause_is_woken_for_the_first_token_then_seldom_and_for_the_end() -> None:
+    async def main() -> None:
+        engine, runner = controlled_engine(VOCABULARY)
+        runner.steps_allowed = steps = threading.Semaphore(0)
+        loop = asyncio.get_running_loop()
+        async with TokenStreams(engine) as streams:
+            with streams.open(pause=0.2) as stream:
+                request = submit(stream, max_tokens=20)
+                steps.release()
+                batches, taken = [await asyncio.wait_for(anext(stream), HANGING_SECONDS)], [loop.time()]
+                steps.release(9)
+                while sum(map(len, batches)) < 10:
+                    batches.append(await asyncio.wait_for(anext(stream), HANGING_SECONDS))
+                    taken.append(loop.time())
+                assert all(later - sooner > 0.19 for sooner, later in pairwise(taken))
+                steps.release(10)
+                batches += await asyncio.wait_for(read(stream), HANGING_SECONDS)
+        assert len(batches[0]) == 1
+        assert len(batches) < 10
+        assert tokens_of(batches, request) == expected_output(request.prompt_ids, 20)
+
+    asyncio.run(main())
+
+
+def test_the_end_waits_for_no_pause() -> None:
+    async def main() -> None:
+        async with TokenStreams(hash_engine()[0]) as streams:
+            with streams.open(pause=10 * HANGING_SECONDS) as stream:
+                request = submit(stream)
+                batches = await asyncio.wait_for(read(stream), HANGING_SECONDS)
+        assert tokens_of(batches, request) == expected_output(request.prompt_ids, 100)
 
     asyncio.run(main())
 

@@ -10,6 +10,7 @@ import pytest
 from app.chat.cache_report import CacheReport
 from app.chat.events import ReplyEnd
 from app.chat.template import ChatTemplateRenderer
+from app.chat.token_streams import MOST_AT_ONCE
 from app.server.token_counts import TokenCounts
 from app.server.token_reports import timings_of
 from app.text.tokenizer import Tokenizer
@@ -64,6 +65,21 @@ def test_a_whole_reply_says_where_its_time_went(server: LiveServer, path: str) -
     assert timings["prompt_ms"] > 0
     assert timings["predicted_ms"] > 0
     assert min(timings.values()) >= 0
+
+
+@pytest.mark.parametrize("path", ASKED)
+def test_who_wants_to_be_told_seldom_is_told_the_same_in_few_chunks(server: LiveServer, path: str) -> None:
+    asked: dict[str, Any] = {"max_tokens": 300, "seed": 4}
+    every = texts(chunks(server, path, **asked))
+    seldom = texts(chunks(server, path, **asked, stream_options={"interval_ms": 60_000}))
+    assert "".join(seldom) == "".join(every)
+    # The first one, and all that had come when it ended, as many at once as a reader takes.
+    assert len(seldom) <= 2 + 300 // MOST_AT_ONCE < len(every)
+
+
+def texts(told: list[dict[str, Any]]) -> list[str]:
+    parts = [choice.get("text") or choice.get("delta", {}).get("content") for one in told for choice in one["choices"]]
+    return [part for part in parts if part]
 
 
 def ended(first: float, total: float, queue: float, cache: CacheReport, completion: int) -> ReplyEnd:

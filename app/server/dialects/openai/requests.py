@@ -4,7 +4,7 @@ Unknown fields are ignored, since clients send many; known ones that this versio
 Fields that are absent or null have the API's defaults.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeAlias
 
 from msgspec import UNSET, Meta, Struct, UnsetType
@@ -53,6 +53,7 @@ _SAME_IN_SAMPLING = (
 
 class StreamOptions(Struct):
     include_usage: bool | None = None
+    interval_ms: Annotated[int, Meta(ge=0, le=60_000)] | None = None  # between two chunks at least; ours alone
 
 
 class Options(Struct):
@@ -121,13 +122,17 @@ class GenerationRequest(DryFields, kw_only=True):
         n, reports = self.n or 1, self._logprobs() is not None
         given = self._sampling() | {"dry": self.dry(breakers)}
         if self.use_beam_search:
-            return WantedChoices(n, [SamplingParams(**given, beams=self._beams(n))], reports, self._context())
+            return self._wanted(n, [SamplingParams(**given, beams=self._beams(n))], reports=reports)
         if self._candidates > n:
             given = {"logprobs": 0, **given}  # they are ranked by it
         seeds: list[dict[str, Any]] = [{} for _ in range(self._candidates)]
         if self.seed is not None:
             seeds = [{"seed": (self.seed + candidate) % 2**64} for candidate in range(self._candidates)]
-        return WantedChoices(n, [SamplingParams(**given, **seed) for seed in seeds], reports, self._context())
+        return self._wanted(n, [SamplingParams(**given, **seed) for seed in seeds], reports=reports)
+
+    def _wanted(self, count: int, candidates: Sequence[SamplingParams], *, reports: bool) -> WantedChoices:
+        interval = self.stream_options.interval_ms if self.stream and self.stream_options else None
+        return WantedChoices(count, candidates, reports, self._context(), pause=(interval or 0) / 1000)
 
     def _context(self) -> int | None:
         caps = (self.num_ctx, None if self.options is None else self.options.num_ctx)

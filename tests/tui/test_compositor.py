@@ -1,0 +1,95 @@
+"""What is drawn while a reply grows: all that has changed, and nothing beside it."""
+
+from collections.abc import Callable, Sequence
+
+import pytest
+from textual._compositor import ChopsUpdate, Compositor
+from textual.geometry import Region
+from textual.strip import Strip
+from textual.widget import Widget
+
+from tests.tui.pilots import Chatting, run
+from tests.tui.scripted_client import USAGE, WAIT, ScriptedClient
+from tui.nouns import Finish, ReplyEnd, TextDelta
+from tui.screens.compositor import RowCompositor
+from tui.widgets.chat_list import ChatList
+from tui.widgets.prompt_area import PromptArea
+from tui.widgets.reply_text import Document
+
+WORDS = "a reply that is drawn as it grows, "
+PARTS = [TextDelta(f"{number} {WORDS}" + "\n\n" * (number % 7 == 6)) for number in range(40)]
+
+
+class Picture:
+    """What a terminal shows of the updates that it was sent."""
+
+    def __init__(self) -> None:
+        self.lines: list[list[str]] = []
+
+    def take(self, compositor: Compositor, update: object) -> None:
+        if not isinstance(update, ChopsUpdate):
+            self.lines = [[*strip.text] for strip in compositor.render_strips()]
+            return
+        for y, first, end in update.spans:
+            for x, strip in update.chops[y].items():
+                for place, sign in enumerate(strip.text if strip is not None else "", x):
+                    if first <= place < end:
+                        self.lines[y][place] = sign
+
+
+@pytest.fixture
+def picture(monkeypatch: pytest.MonkeyPatch) -> Picture:
+    """Of whatever screen the chat draws."""
+    drawn = Picture()
+    render = RowCompositor.render_update
+
+    def rendered(self: RowCompositor, *given: object, **named: object) -> object:
+        update = render(self, *given, **named)  # type: ignore[arg-type]
+        if update is not None:
+            drawn.take(self, update)
+        return update
+
+    monkeypatch.setattr(RowCompositor, "render_update", rendered)
+    return drawn
+
+
+def asked(monkeypatch: pytest.MonkeyPatch, kind: type[Widget]) -> Sequence[Region]:
+    """The regions that widgets of a kind are asked to draw from now on."""
+    regions: list[Region] = []
+    draw: Callable[[Widget, Region], list[Strip]] = kind.render_lines
+
+    def counted(self: Widget, crop: Region) -> list[Strip]:
+        regions.append(crop)
+        return draw(self, crop)
+
+    monkeypatch.setattr(kind, "render_lines", counted)
+    return regions
+
+
+def test_the_terminal_shows_what_the_screen_is(picture: Picture) -> None:
+    async def flow(chat: Chatting) -> None:
+        await chat.type("go")
+        await chat.until(lambda: chat.conversation.replying is None and len(chat.views()) == 2)
+        await chat.pilot.press("x", "enter")
+        await chat.until(lambda: chat.conversation.replying is None and len(chat.views()) == 4)
+        await chat.pilot.pause()
+        strips = chat.screen._compositor.render_strips()
+        assert ["".join(line) for line in picture.lines] == [strip.text for strip in strips]
+        assert WORDS.split(maxsplit=1)[0] in "".join(strip.text for strip in strips)
+
+    run(ScriptedClient([*PARTS, ReplyEnd(Finish.COMPLETE, USAGE)]), flow)
+
+
+def test_what_stands_beside_a_reply_is_not_drawn_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def flow(chat: Chatting) -> None:
+        await chat.type("go")
+        await chat.until(lambda: len(chat.views()) == 2)
+        await chat.pilot.pause()
+        beside = asked(monkeypatch, ChatList), asked(monkeypatch, PromptArea)
+        inside = asked(monkeypatch, type(chat.views()[1]))
+        chat.client.replies.gate.set()
+        await chat.until(lambda: "39 " in "".join(text.source for text in chat.views()[1].query(Document)))
+        await chat.until(lambda: inside)
+        assert not any(map(len, beside))
+
+    run(ScriptedClient([PARTS[0], WAIT, *PARTS[1:], WAIT]), flow)

@@ -1,0 +1,136 @@
+"""Headroom: text that grows is seldom laid out, is seen at once, and in the end takes no more room than it needs."""
+
+import asyncio
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from textual._compositor import Compositor, ReflowResult
+from textual.app import App, ComposeResult
+from textual.containers import VerticalScroll
+from textual.geometry import Size
+from textual.pilot import Pilot
+from textual.widget import Widget
+
+from tui.widgets.headroom import LINES
+from tui.widgets.reply_text import ReplyText
+
+WORDS = "The seat beside the fire was **warm**, and nobody wished to leave it for `anything` else."
+LONG = " ".join([WORDS] * 12)
+BLOCKS = {
+    "paragraphs": f"{LONG}\n\n{WORDS}\n\n{LONG}",
+    "list": "\n".join(f"- {WORDS}\n    - {number} inner" for number in range(6)),
+    "table": "| a | b |\n|---|---|\n" + "\n".join(f"| {row} | {'wide ' * row} |" for row in range(7)),
+    "code": "```python\n" + "\n".join(f"{'wide' * row} = {row}" for row in range(9)) + "\n```",
+    "all": f"# Heading\n\n{LONG}\n\n1. {WORDS}\n2. {WORDS}\n\n> {WORDS}\n\n```\nx\n```\n\n| a |\n|---|\n| b |\n\nEnd.",
+}
+
+
+@pytest.fixture(autouse=True)
+def drawn_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tui.widgets.reply_text._LONGEST_REST", 0.001)
+
+
+class Page(App[None]):
+    CSS = "ReplyText { height: auto; }"
+
+    def __init__(self, text: str = "") -> None:
+        super().__init__()
+        self._text = text
+
+    def compose(self) -> ComposeResult:
+        with VerticalScroll() as scroll:
+            yield ReplyText(self._text)
+        scroll.anchor()
+
+    @property
+    def reply(self) -> ReplyText:
+        return self.query_one(ReplyText)
+
+    @property
+    def lines(self) -> list[str]:
+        return [strip.text.rstrip() for strip in self.screen._compositor.render_strips()]
+
+
+async def shown(page: Page, pilot: Pilot[None]) -> None:
+    """Everything that was added is laid out."""
+    while page.reply._waiting or page.reply._is_busy:
+        await asyncio.sleep(0.002)
+    await pilot.pause()
+
+
+async def whole(text: str, width: int) -> list[str]:
+    page = Page(text)
+    async with page.run_test(size=(width, 60)) as pilot:
+        await pilot.pause()
+        return page.lines
+
+
+@pytest.mark.parametrize("begun", [False, True])
+@pytest.mark.parametrize("name", BLOCKS)
+def test_what_has_grown_is_shown_as_what_came_whole(name: str, begun: bool) -> None:
+    text, width = BLOCKS[name], random.randrange(40, 90)
+    first = random.randrange(1, len(text)) if begun else 0
+
+    async def show() -> None:
+        page = Page(text[:first])
+        async with page.run_test(size=(width, 60)) as pilot:
+            rest = text[first:]
+            while rest:
+                part, rest = rest[: (size := random.randrange(1, 90))], rest[size:]
+                page.reply.add(part)
+                await shown(page, pilot)
+            page.reply.finish()
+            await pilot.pause()
+            assert page.lines == await whole(text, width)
+
+    asyncio.run(show())
+
+
+def test_a_paragraph_is_seldom_laid_out_and_seen_at_once() -> None:
+    async def show() -> None:
+        page = Page()
+        async with page.run_test(size=(60, 60)) as pilot:
+            with counted_layouts() as layouts:
+                for number, word in enumerate(LONG.split()[:100]):
+                    page.reply.add(f"{word} {number} ")
+                    await shown(page, pilot)
+                    assert str(number) in " ".join(page.lines)
+            height = len([line for line in page.lines if line])
+            assert 0 < len(layouts) <= 3 + 2 * height / LINES < number / 8
+
+    asyncio.run(show())
+
+
+def test_what_is_whole_has_no_headroom() -> None:
+    async def show() -> None:
+        page = Page()
+        async with page.run_test(size=(60, 60)) as pilot:
+            page.reply.add(WORDS)
+            await shown(page, pilot)
+            page.reply.add(f" {WORDS}\n\n{WORDS}")
+            await shown(page, pilot)
+            grown = page.reply.virtual_region.height
+            page.reply.add(" And")
+            page.reply.finish()  # before that is shown
+            await shown(page, pilot)
+            assert page.reply.virtual_region.height == len([line for line in page.lines if line]) + 2  # empty ones
+            assert page.reply.virtual_region.height < grown
+
+    asyncio.run(show())
+
+
+@contextmanager
+def counted_layouts() -> Iterator[list[Compositor]]:
+    """One for each time in which a screen is laid out."""
+    counted: list[Compositor] = []
+    with pytest.MonkeyPatch.context() as patch:
+        reflow = Compositor.reflow
+
+        def counting(self: Compositor, parent: Widget, size: Size) -> ReflowResult:
+            counted.append(self)
+            return reflow(self, parent, size)
+
+        patch.setattr(Compositor, "reflow", counting)
+        yield counted

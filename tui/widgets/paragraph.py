@@ -1,0 +1,19 @@
+"""A paragraph in a reply."""
+
+from textual.content import Content
+from textual.geometry import Size
+from textual.reactive import Reactive
+from textual.widgets._markdown import MarkdownParagraph
+
+from tui.widgets.headroom import grown
+
+
+class Paragraph(MarkdownParagraph):
+    """While it grows, it is drawn anew and seldom laid out anew."""
+
+    virtual_size = Reactive(Size(0, 0), layout=False)  # it follows from a layout, and calls for none
+
+    def set_content(self, content: Content) -> None:
+        self._content = content
+        self.update(content, layout=False)
+        grown(self)
