@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.drawing import NOTHING, PREFIXES, TRIES, Filters, draw, draw_among
+from engine.drawing import NOTHING, PREFIXES, TRIES, Filters, draw, draw_among, most_likely
 from engine.request import SamplingParams
 
 VOCABULARY = 5000
@@ -80,6 +80,31 @@ def test_a_prefix_that_tells_agrees_with_the_whole_vocabulary(params: dict[str, 
         tokens = draw_among(logits, filters, uniforms, prefix)
         told = tokens != NOTHING
         assert torch.equal(tokens[told], whole[told])
+
+
+@pytest.mark.parametrize("params", FILTERS[2:], ids=str)
+@pytest.mark.parametrize("possible", [1, 5, 63, 64, 65])
+def test_a_prefix_tells_where_no_more_is_possible(params: dict[str, float], possible: int) -> None:
+    generator = torch.Generator().manual_seed(9)
+    logits = torch.full((50, VOCABULARY), -torch.inf)
+    ids = torch.stack([torch.randperm(VOCABULARY, generator=generator)[:possible] for _ in logits])
+    logits.scatter_(-1, ids, torch.randn(50, possible, generator=generator))
+    uniforms, filters = numbers(50, generator)[:, :1], filters_of(params, 50)
+    found, whole = (draw_among(logits, filters, uniforms, prefix) for prefix in (PREFIXES[0], VOCABULARY))
+    assert possible >= PREFIXES[0] or (found != NOTHING).all()
+    assert torch.equal(found[found != NOTHING], whole[found != NOTHING])
+
+
+@pytest.mark.parametrize("size", [65, 127, 128, 1025, 4097, 9999])
+def test_prefixes_of_any_vocabulary_are_the_most_likely(size: int) -> None:
+    """With many as likely as each other, and some that are impossible; each token once."""
+    logits = (torch.randn(20, size) * 2).round() / 2
+    logits[logits < -1] = -torch.inf
+    for prefix in (p for p in PREFIXES if p < size):
+        values, ids = most_likely(logits, prefix)
+        assert torch.equal(values, logits.sort(-1, descending=True).values[:, :prefix])
+        assert torch.equal(values, logits.gather(-1, ids))
+        assert all(len(set(row)) == prefix for row in ids.tolist())
 
 
 def test_only_ties_at_the_top_are_no_prefix() -> None:
