@@ -21,6 +21,7 @@ TESTS = (
     "tests/quant/cpu/test_matmul.py::test_the_largest_sums_of_super_blocks_are_the_twins",
     "tests/engine/cpu/test_operations.py",
     "tests/engine/cpu/test_attention.py",
+    "tests/engine/cpu/test_drawing.py",
     "tests/engine/cpu/test_logprobs.py::test_tiny_models_are_near_float32",
 )
 FEW = "not (a_prompt_is_cut or every_bit or a_window or other_widths) or 4-64 or shape9 or shape11 or 33"  # of many
