@@ -35,7 +35,7 @@ class Draw(Protocol):
         uniforms: Sequence[float],
     ) -> list[int]:
         """One token for each of some `rows` of float32 [rows, vocabulary], of what has a bit in the row of `words` at
-        its place, -1: of all. Less than 0 where nothing of that is likely at all."""
+        its place, -1: of all. Less than 0 where nothing of that is likely, or infinitely so."""
         ...
 
 

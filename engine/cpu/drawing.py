@@ -79,6 +79,8 @@ def _draw_row(x: int, words: int, count: int, temperature: float, uniform: float
         size = min(BLOCK, count - first)
         weigh_allowed(x + 4 * first, words + first // 8, size, settings_at, weights_at + 4 * first, sums_at + 4 * block)
         total += sums[block]
+    if not total > 0:  # the largest was no number that others can be told from
+        return NOTHING
     block, before = _hit(sums, uniform * total)  # a number below 1 times the total rounds to less than the total
     inside = weights[block * BLOCK : (block + 1) * BLOCK]
     share, total = (uniform * total - before) / sums[block], 0.0
@@ -91,7 +93,7 @@ def _draw_row(x: int, words: int, count: int, temperature: float, uniform: float
 def _hit(weights: Any, number: float) -> tuple[int, float]:
     """On which of some weights a number below their sum falls, and the sum of those before it."""
     place, before = 0, 0.0
-    while before + weights[place] <= number:
+    while place < len(weights) - 1 and before + weights[place] <= number:
         before += weights[place]
         place += 1
     return place, before
@@ -108,8 +110,11 @@ def draw_rows(
     scratch: Any,
     drawn: Any,
 ) -> None:
-    """drawn[i] = what row rows[i] of the logits draws of what has a bit at words[i], an address; NOTHING where that is
-    not likely at all. `scratch` has room for `count` weights, the sum of each block, and two settings."""
+    """drawn[i] = what row rows[i] of the logits draws of what has a bit at words[i], an address; NOTHING where nothing
+    of that is likely, or infinitely so.
+
+    `scratch` has room for `count` weights, the sum of each block, and two settings.
+    """
     for i in range(len(rows)):
         drawn[i] = _draw_row(logits + stride * rows[i], words[i], count, temperatures[i], uniforms[i], scratch)
 

@@ -64,6 +64,8 @@ def test_what_cannot_be_picked_is_not(cpu_kernels: Path) -> None:
     assert draw(logits, [0, 0, 0, 0, 1], words, [-1, -1, 0, 0, -1], ones, numbers) == [300, 300, 3, 3, NOTHING]
     words[:] = 0
     assert draw(logits, [0], words, [0], [1.0], [0.5]) == [NOTHING]
+    logits[0, 7] = torch.inf
+    assert draw(logits, [0], words, [-1], [1.0], [0.5]) == [NOTHING]
 
 
 @pytest.mark.parametrize("temperature", [1e-3, 1e-30, 1e-40, 5e-324])
