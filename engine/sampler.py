@@ -64,9 +64,9 @@ def sample(
 ) -> list[SampledToken]:
     """Pick the next token of each request. logits float32 [rows, vocabulary], row r for requests[r].
 
-    A request whose row holds NaN, or whose grammar cannot go on, is told that problem; its neighbours get their tokens.
+    A request whose row holds NaN or +inf, or whose grammar cannot go on, is told that problem; its neighbours get their tokens.
     """
-    numbers = ~torch.isnan(logits.amax(-1))  # a maximum with NaN is NaN, and found in a tenth of the time
+    numbers = logits.amax(-1) < torch.inf  # a maximum with NaN is NaN, and found in a tenth of the time
     if masks.problems or not numbers.all():
         return _sample_around(numbers.tolist(), logits, requests, masks, draw_freely)
     shaped = logits
@@ -86,7 +86,7 @@ def sample(
 def _sample_around(
     numbers: Sequence[bool], logits: Tensor, requests: Sequence[Request], masks: Masks, draw_freely: Draw | None
 ) -> list[SampledToken]:
-    """`sample` where some rows hold NaN, or some grammars cannot go on."""
+    """`sample` where some rows hold no numbers, or some grammars cannot go on."""
     fine = [row for row, it in enumerate(requests) if numbers[row] and it.id not in masks.problems]
     told = {it.id: SampledToken(it.id, None, problem=masks.problems.get(it.id, NOT_NUMBERS)) for it in requests}
     rest = sample(logits[fine], [requests[row] for row in fine], replace(masks, problems={}), draw_freely)

@@ -166,10 +166,12 @@ def test_logprobs_without_alternatives_and_without_request() -> None:
     assert tokens[1].logprobs is None
 
 
-def test_not_a_number_is_an_error_and_not_a_token() -> None:
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+@pytest.mark.parametrize("temperature", [0, 1e-9])
+def test_not_a_number_is_an_error_and_not_a_token(value: float, temperature: float) -> None:
     logits = LOGITS.repeat(3, 1)
-    logits[1, 5] = torch.nan
-    requests = [request(temperature=0) for _ in range(3)]
+    logits[1, 5] = value
+    requests = [request(temperature=temperature) for _ in range(3)]
     for number, one in enumerate(requests):
         one.id = number
     tokens = sample(logits, requests)
