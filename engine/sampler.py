@@ -64,7 +64,8 @@ def sample(
 ) -> list[SampledToken]:
     """Pick the next token of each request. logits float32 [rows, vocabulary], row r for requests[r].
 
-    A request whose row holds NaN or +inf, or whose grammar cannot go on, is told that problem; its neighbours get their tokens.
+    A request whose row holds NaN or infinity, or whose grammar cannot go on, is told that problem; its neighbours get
+    their tokens.
     """
     numbers = logits.amax(-1) < torch.inf  # a maximum with NaN is NaN, and found in a tenth of the time
     if masks.problems or not numbers.all():
