@@ -15,6 +15,7 @@ from tui.plain_text import sanitize
 
 _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})")
 PIECE = 1500  # characters; from here on a text is cut where it can be
+LONGEST_LINE = 3000  # characters; nobody writes such a line, but a model that is lost in a loop does
 
 
 @cache
@@ -65,7 +66,7 @@ class Pieces:
     """A growing text, cut into pieces that mean the same apart as together (but for link references).
 
     A cut is made in front of a line that begins a new block: behind an empty line, not indented, not part of a list,
-    outside of fences.
+    outside of fences. A line that is too long is cut as well, and goes on as a paragraph.
     """
 
     def __init__(self) -> None:
@@ -77,9 +78,10 @@ class Pieces:
     def feed(self, text: str) -> Iterator[tuple[bool, str]]:
         """Parts of `text` in order, each with whether it begins a new piece. Together they are `text`."""
         start = 0
-        for line_start, line in _lines(text):
-            whole = self._line + line
-            if self._may_cut(whole) and not self._line:
+        for line_start, line in _lines(text, goes_on=len(self._line) >= LONGEST_LINE):
+            is_too_long = self._is_too_long(line)
+            whole = line if is_too_long else self._line + line
+            if is_too_long or (self._may_cut(whole) and not self._line):
                 if text[start:line_start]:
                     yield False, text[start:line_start]
                 yield True, line
@@ -92,6 +94,12 @@ class Pieces:
                 self._line = whole
         if text[start:]:
             yield False, text[start:]
+
+    def _is_too_long(self, rest: str) -> bool:
+        """The line that has not ended, so that its rest is apart from it: between two words, if it has any."""
+        length = len(self._line)
+        between = self._line.endswith(" ") or rest.startswith(" ")
+        return not self._fence and (length >= LONGEST_LINE + PIECE or (between and length >= LONGEST_LINE))
 
     def _may_cut(self, line: str) -> bool:
         first = line[:1]
@@ -111,9 +119,16 @@ class Pieces:
             self._fence = ""
 
 
-def _lines(text: str) -> Iterator[tuple[int, str]]:
+def _lines(text: str, *, goes_on: bool) -> Iterator[tuple[int, str]]:
+    """Lines, and parts of long ones, which end behind a space where they can; each with its place. The first word is
+    one where it `goes_on` with a long line."""
     start = 0
+    if goes_on and (end := text.partition("\n")[0].find(" ") + 1):
+        yield 0, text[:end]
+        start = end
     while start < len(text):
         end = text.find("\n", start) + 1 or len(text)
+        if end - start > PIECE:
+            end = text.rfind(" ", start, start + PIECE) + 1 or start + PIECE
         yield start, text[start:end]
         start = end

@@ -28,11 +28,13 @@ def test_files_and_long_pastes_become_attachments_with_their_cost(tmp_path: Path
         await chat.until(lambda: chat.label("#attached").startswith("+ notes.txt (110 tokens)"))
         await paste(chat, "line\n" * 50)
         await chat.until(lambda: "pasted-1.txt (62 tokens)" in chat.label("#attached"))
+        await paste(chat, "one line " * 2000)
+        await chat.until(lambda: "pasted-2.txt" in chat.label("#attached"))
         await paste(chat, "short \x1b]52;c;eA==\x07")
         assert chat.composer.area.text == "short ␛]52;c;eA==␇"
         await chat.say("")
         (sent, _) = chat.conversation.chat.path()
-        assert [one.name for one in sent.attachments] == ["notes.txt", "pasted-1.txt"]
+        assert [one.name for one in sent.attachments] == ["notes.txt", "pasted-1.txt", "pasted-2.txt"]
         assert not chat.composer.query_one("#attached").display
         await chat.type(f"/attach {tmp_path}/none.txt")
         await chat.until(lambda: any("cannot be read" in notice for notice in chat.notices()))

@@ -1,10 +1,11 @@
 """How Markdown of a model is read, and where it is cut."""
 
 import random
+from itertools import pairwise
 
 import pytest
 
-from tui.markdown import PIECE, Pieces, parser
+from tui.markdown import LONGEST_LINE, PIECE, Pieces, parser
 
 
 def inline_text(markdown: str) -> str:
@@ -68,3 +69,15 @@ def test_a_long_text_is_cut_where_blocks_begin() -> None:
 
 def test_a_text_that_is_one_block_is_one_piece() -> None:
     assert len(pieces("```\n" + "a line\n\nb\n" * 1000, [5, 5000])) == 1
+
+
+@pytest.mark.parametrize("word", ["word ", "endless", "[link](javascript:x) "])
+def test_a_line_that_nobody_writes_is_cut_behind_a_word_if_it_has_any(word: str) -> None:
+    line = word * (20 * LONGEST_LINE // len(word))
+    cuts = sorted(random.sample(range(len(line)), 30))
+    for found in (pieces(line, cuts), pieces(line, [])):
+        assert "".join(found) == line
+        assert max(map(len, found)) <= LONGEST_LINE + 2 * PIECE
+        assert " " not in word or all(" " in (one[-1], other[0]) for one, other in pairwise(found))
+    fenced = f"```\n{line}\n```"
+    assert pieces(fenced, [7]) == [fenced]

@@ -12,7 +12,9 @@ from textual.widgets import TextArea
 from tui.attaching import dropped_path
 from tui.plain_text import sanitize
 
-LONG_PASTE = 40  # lines; from here on a pasted text becomes an attachment
+# From so many on, a pasted text becomes an attachment.
+LONG_PASTE = 40  # lines
+LARGE_PASTE = 10_000  # characters
 
 
 class PromptArea(TextArea):
@@ -87,7 +89,7 @@ class PromptArea(TextArea):
         text = sanitize(event.text)
         if (path := dropped_path(event.text)) is not None:
             self.post_message(self.PathPasted(path))
-        elif text.count("\n") >= LONG_PASTE:
+        elif text.count("\n") >= LONG_PASTE or len(text) >= LARGE_PASTE:
             self.post_message(self.LongPasted(text))
         else:
             await super()._on_paste(events.Paste(text))
