@@ -13,7 +13,7 @@ from quant.cuda.matrix import DENSE, TILE_STRIPS, PackedMatrix
 from quant.kernels.packed_values import codes_of, group_scales, words_of
 
 ROWS = 16  # of one program
-STRIPS = 8
+STRIPS = 4  # at 8, compilers for some cards run out of registers
 
 
 @triton.jit
