@@ -223,15 +223,13 @@ class TokenStream:
         self._arrived.append(event)
         if event.finish is not None:
             self._running.discard(event.request_id)
-        reader = self._reader
-        if reader is None or reader.done():
+        if self._reader is None:
             return
-        loop = reader.get_loop()
-        due = self._taken_at + self._pause
+        loop, due = self._reader.get_loop(), self._taken_at + self._pause
         if due <= loop.time() or not self._running:  # the end does not wait
-            reader.set_result(None)
+            _wake(self._reader)
         elif len(self._arrived) == 1:
-            loop.call_at(due, _wake, reader)
+            loop.call_at(due, _wake, self._reader)
 
     def abort(self, request_id: int, reason: FinishReason = FinishReason.ABORT) -> None:
         """End one of the requests, in any state and any number of times. Events that are here may still be read.

@@ -53,8 +53,8 @@ class Endpoint:
         headers = {"User-Agent": f"{CHAT_CLIENT}/{os.getpid()}"}
         if key is not None:
             headers["Authorization"] = f"Bearer {key}"
-        # What the environment says of proxies is for the way out of this machine.
         self._unhurried = {"interval_ms": _INTERVAL_MS} if is_ours else {}
+        # What the environment says of proxies is for the way out of this machine.
         self._http = httpx.AsyncClient(headers=headers, timeout=_TIMEOUT, trust_env=not is_ours)
 
     async def close(self) -> None:
