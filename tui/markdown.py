@@ -5,6 +5,7 @@ Pure functions over text and tokens; knows no widget.
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cache
 
 from markdown_it import MarkdownIt
@@ -14,6 +15,8 @@ from markdown_it.token import Token
 from tui.plain_text import sanitize
 
 _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})")
+_ITEM = re.compile(r"(?:(\d{1,9})([.)])|([-*+])) +(?:\w|\*\*|[`\[\"'(])")  # a ruler of dashes or stars is none
+_BELOW_HEADER = re.compile(r"[|:\- \t]*-[|:\- \t]*")
 PIECE = 1500  # characters; from here on a text is cut where it can be
 LONGEST_LINE = 3000  # characters; nobody writes such a line, but a model that is lost in a loop does
 
@@ -62,30 +65,45 @@ def _text(content: str) -> Token:
     return Token("text", "", 0, content=content)
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Text of a growing one."""
+
+    text: str
+    begins: bool = False  # a new piece
+    goes_on: bool = False  # that piece, with the block that the one before it ends with
+    head: str = ""  # what that piece begins with besides: a table that goes on has its header again
+
+
 class Pieces:
     """A growing text, cut into pieces that mean the same apart as together (but for link references).
 
-    A cut is made in front of a line that begins a new block: behind an empty line, not indented, not part of a list,
-    outside of fences. A line that is too long is cut as well, and goes on as a paragraph.
+    A cut is made in front of a line that begins a new block: behind an empty line, not indented, outside of fences.
+    Lists are cut between their items and tables between their rows, since one that grows is read again as a whole. A
+    line that is too long is cut as well, and goes on as a paragraph.
     """
 
     def __init__(self) -> None:
         self._fence = ""  # what closes the fence that is open
         self._length = 0  # of the piece that is open
-        self._after_empty = False
+        self._after_empty = True
         self._line = ""  # the begin of a line that has not ended
+        self._before = ""  # the line before it
+        self._header = ""  # of the table that is open, with the line below it
+        self._table = 0  # where that begins in the piece
+        self._item = _NO_ITEM  # the last one, of the list that is open
 
-    def feed(self, text: str) -> Iterator[tuple[bool, str]]:
-        """Parts of `text` in order, each with whether it begins a new piece. Together they are `text`."""
+    def feed(self, text: str) -> Iterator[Part]:
+        """Parts of `text`, in order and together all of it."""
         start = 0
         for line_start, line in _lines(text, goes_on=len(self._line) >= LONGEST_LINE):
-            is_too_long = self._is_too_long(line)
-            whole = line if is_too_long else self._line + line
-            if is_too_long or (self._may_cut(whole) and not self._line):
+            cut = self._cut(line)
+            if cut is not None:
                 if text[start:line_start]:
-                    yield False, text[start:line_start]
-                yield True, line
-                start, self._length = line_start + len(line), 0
+                    yield Part(text[start:line_start])
+                yield cut
+                start, self._length, self._table = line_start + len(line), 0, 0
+            whole = line if cut is not None else self._line + line
             self._length += len(line)
             if line.endswith("\n"):
                 self._end_line(whole)
@@ -93,7 +111,20 @@ class Pieces:
             else:
                 self._line = whole
         if text[start:]:
-            yield False, text[start:]
+            yield Part(text[start:])
+
+    def _cut(self, line: str) -> Part | None:
+        """What begins with this part of a line, where that is a new piece."""
+        if self._is_too_long(line):
+            return Part(line, begins=True, goes_on=True)
+        if self._line or self._fence or self._length < PIECE:
+            return None
+        if self._header and self._length >= self._table + PIECE and line.startswith("|"):
+            return Part(line, begins=True, goes_on=True, head=self._header)
+        if self._item.is_before(_item(line)):
+            return Part(line, begins=True, goes_on=True)
+        starts_block = self._after_empty and (line[0].isalpha() or line[0] == "#" or line.startswith("```"))
+        return Part(line, begins=True) if starts_block else None
 
     def _is_too_long(self, rest: str) -> bool:
         """The line that has not ended, so that its rest is apart from it: between two words, if it has any."""
@@ -101,22 +132,53 @@ class Pieces:
         between = self._line.endswith(" ") or rest.startswith(" ")
         return not self._fence and (length >= LONGEST_LINE + PIECE or (between and length >= LONGEST_LINE))
 
-    def _may_cut(self, line: str) -> bool:
-        first = line[:1]
-        return (
-            self._length >= PIECE
-            and self._after_empty
-            and not self._fence
-            and (first.isalpha() or first == "#" or line.startswith("```"))
-        )
-
     def _end_line(self, line: str) -> None:
-        self._after_empty = not line.strip()
         found = _FENCE.match(line)
         if found and not self._fence:
             self._fence = found[1]
         elif found and found[1].startswith(self._fence) and not line[found.end() :].strip():
             self._fence = ""
+        elif not self._fence:
+            self._note_table(line)
+            self._note_list(line)
+        self._after_empty, self._before = not line.strip(), line
+
+    def _note_table(self, line: str) -> None:
+        if not line.startswith("|"):
+            self._header = ""
+        elif not self._header and _BELOW_HEADER.fullmatch(line.rstrip()):
+            read = parser().parse(self._before + line)
+            self._header = self._before + line if read and read[0].type == "table_open" else ""
+            self._table = self._length
+
+    def _note_list(self, line: str) -> None:
+        item = _item(line)
+        if item is not _NO_ITEM and (self._after_empty or self._item.is_before(item) or item.number in (None, 1)):
+            self._item = item
+        elif line.strip() and not line[0].isspace():
+            self._item = _NO_ITEM
+
+
+@dataclass(frozen=True, slots=True)
+class _Item:
+    """The begin of one, at the left margin."""
+
+    mark: str = ""  # what is behind a number, or the bullet
+    number: int | None = None
+
+    def is_before(self, other: "_Item") -> bool:
+        """Whether the other one is the next of the same list, and looks like that in a list of its own."""
+        return bool(self.mark) and self.mark == other.mark and (self.number is None or other.number == self.number + 1)
+
+
+_NO_ITEM = _Item()
+
+
+def _item(line: str) -> _Item:
+    found = _ITEM.match(line)
+    if found is None:
+        return _NO_ITEM
+    return _Item(found[3]) if found[3] else _Item(found[2], int(found[1]))
 
 
 def _lines(text: str, *, goes_on: bool) -> Iterator[tuple[int, str]]:

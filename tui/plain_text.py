@@ -36,6 +36,11 @@ def single_line(text: str) -> str:
     return " ".join(sanitize(text).split())
 
 
+def beginning(text: str, most: int) -> str:
+    """So many characters of it, and how many there are besides: for what nobody reads to its end."""
+    return text if len(text) <= most else f"{text[:most]} … {len(text) - most:,} more characters"
+
+
 def _visible(match: re.Match[str]) -> str:
     found = match[0]
     if match[1]:

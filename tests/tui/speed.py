@@ -8,12 +8,11 @@
 
 import argparse
 import asyncio
-import itertools
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 
 from tests.tui.scripted_client import USAGE, ScriptedClient, ScriptedReplies
 from tui.app import ChatApp
@@ -29,6 +28,15 @@ BLOCKS = (
     "\n".join(f"- an item, the {number}th of them" for number in range(8)),
     "| a | b | c |\n|---|---|---|\n" + "\n".join(f"| {row} | two | three |" for row in range(6)),
 )
+WORDS = "a word and **more** of it, as `said`"
+# What replies are made of: what they begin with, and what follows again and again.
+KINDS: Mapping[str, tuple[str, str]] = {
+    "blocks": ("", "".join(f"{block}\n\n" for block in BLOCKS)),
+    "list": ("", f"- {WORDS}\n"),
+    "code": ("```python\n", "    warmest = seat_of(fire, 12) + [seat for seat in seats]  # beside it\n"),
+    "table": ("| a | b |\n|---|---|\n", f"| {WORDS} | two |\n"),
+    "line": ("", f"{WORDS}, "),
+}
 START = """
 import asyncio, time
 from tests.tui.scripted_client import ScriptedClient
@@ -48,14 +56,12 @@ class FastReplies(ScriptedReplies):
     """A long reply, some tokens each hundredth of a second, as an engine streams them."""
 
     tokens = 20_000
+    kind = "blocks"
 
     async def reply(self, chat: ChatId, to: MessageId) -> AsyncGenerator[ReplyEvent, None]:
         yield ReplyStarted(MessageId(f"message-{self.chats.name()}"))
-        text = ""
-        for block in itertools.cycle(BLOCKS):
-            text += f"{block}\n\n"
-            if len(text) >= 5 * self.tokens:
-                break
+        first, then = KINDS[self.kind]
+        text = first + then * (5 * self.tokens // len(then) + 1)
         began, sent = time.monotonic(), 0
         while sent < self.tokens:
             due = min(self.tokens, int((time.monotonic() - began) * RATE))
@@ -84,10 +90,10 @@ async def drawn(app: ChatApp) -> None:
     await done.wait()
 
 
-async def stream(tokens: int) -> None:
+async def stream(kind: str, tokens: int) -> None:
     client = ScriptedClient()
     client.replies = FastReplies(client.chats)
-    client.replies.tokens = tokens
+    client.replies.kind, client.replies.tokens = kind, tokens
     client.engine.loads.set()
     app = ChatApp(client)
     async with app.run_test(size=(120, 40)) as _:
@@ -102,7 +108,7 @@ async def stream(tokens: int) -> None:
             await asyncio.sleep(0.25)
             echoes.append(1000 * await echo(app))
         spent, passed = time.process_time() - cpu, time.monotonic() - began
-        print(f"stream: {tokens:,} tokens in {passed:.1f} s, {spent / passed:.2f} of a core")
+        print(f"stream: {tokens:,} tokens of {kind} in {passed:.1f} s, {spent / passed:.2f} of a core")
         print(f"echo: median {statistics.median(echoes):.1f} ms, p99 {percentile(echoes, 99):.1f} ms, n {len(echoes)}")
 
 
@@ -147,10 +153,12 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--tokens", type=int, default=20_000)
     options.add_argument("--messages", type=int, default=2000)
+    options.add_argument("--of", nargs="*", choices=KINDS, default=["blocks"], help="what replies are made of")
     chosen = options.parse_args()
     start()
     asyncio.run(open_long(chosen.messages))
-    asyncio.run(stream(chosen.tokens))
+    for kind in chosen.of:
+        asyncio.run(stream(kind, chosen.tokens))
 
 
 if __name__ == "__main__":

@@ -114,6 +114,37 @@ def test_thoughts_are_folded_and_open_with_a_key() -> None:
     run(ScriptedClient([ReasoningDelta("Hm. "), ReasoningDelta("[b]Well[/b]."), TextDelta("Yes."), END]), flow)
 
 
+def test_of_long_thoughts_the_latest_are_seen_while_they_come() -> None:
+    async def flow(chat: Chatting) -> None:
+        await chat.type("think")
+        await chat.until(lambda: chat.app.screen.query(Thoughts))
+        thoughts = chat.app.screen.query_one(Thoughts)
+        thoughts.folded = False
+        body = thoughts.query_one(".thoughts-text")
+        await chat.until(lambda: str(body.render()).endswith("the last one"))
+        assert str(body.render()) == f"… {(long + 'the last one')[-4000:]}"
+        chat.client.replies.gate.set()
+        await chat.until(lambda: str(body.render()).startswith("a thought"))
+        assert str(body.render()) == long + "the last one"
+
+    long = "a thought, " * 1000
+    run(ScriptedClient([ReasoningDelta(long), ReasoningDelta("the last one"), WAIT, TextDelta("Yes."), END]), flow)
+
+
+def test_of_what_was_typed_too_long_the_beginning_is_shown_and_all_is_copied() -> None:
+    async def flow(chat: Chatting) -> None:
+        client = chat.client
+        await chat.conversation.open(client.keep("Long", long, "an answer"))
+        await chat.until(lambda: len(chat.views()) == 2)
+        assert str(chat.views()[0].query_one(".typed").render()).endswith("a … 980,000 more characters")
+        chat.views()[0].focus()
+        await chat.pilot.press("c")
+        await chat.until(lambda: chat.app.clipboard == long)
+
+    long = "a" * 1_000_000
+    run(ScriptedClient(), flow)
+
+
 def test_an_edited_message_becomes_a_branch_and_one_can_go_back() -> None:
     async def flow(chat: Chatting) -> None:
         await chat.say("one")

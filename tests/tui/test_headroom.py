@@ -60,11 +60,19 @@ async def shown(page: Page, pilot: Pilot[None]) -> None:
     await pilot.pause()
 
 
+async def at_rest(page: Page, pilot: Pilot[None]) -> list[str]:
+    """What is seen once nothing has changed for some frames."""
+    seen: list[list[str]] = []
+    while len(seen) < 5 or any(one != seen[-1] for one in seen[-5:]):
+        await pilot.pause(0.01)
+        seen.append(page.lines)
+    return seen[-1]
+
+
 async def whole(text: str, width: int) -> list[str]:
     page = Page(text)
     async with page.run_test(size=(width, 60)) as pilot:
-        await pilot.pause()
-        return page.lines
+        return await at_rest(page, pilot)
 
 
 @pytest.mark.parametrize("begun", [False, True])
@@ -82,8 +90,7 @@ def test_what_has_grown_is_shown_as_what_came_whole(name: str, begun: bool) -> N
                 page.reply.add(part)
                 await shown(page, pilot)
             page.reply.finish()
-            await pilot.pause()
-            assert page.lines == await whole(text, width)
+            assert await at_rest(page, pilot) == await whole(text, width)
 
     asyncio.run(show())
 

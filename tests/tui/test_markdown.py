@@ -4,6 +4,7 @@ import random
 from itertools import pairwise
 
 import pytest
+from markdown_it.token import Token
 
 from tui.markdown import LONGEST_LINE, PIECE, Pieces, parser
 
@@ -15,13 +16,19 @@ def inline_text(markdown: str) -> str:
 
 def pieces(text: str, cuts: list[int]) -> list[str]:
     """The pieces of a text that comes in parts."""
-    reader, found = Pieces(), [""]
+    reader, found, whole = Pieces(), [""], ""
     for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True):
-        for begins, part in reader.feed(text[start:end]):
-            if begins:
-                found.append("")
-            found[-1] += part
+        for part in reader.feed(text[start:end]):
+            whole += part.text
+            if part.begins:
+                found.append(part.head)
+            found[-1] += part.text
+    assert whole == text
     return found
+
+
+def some_cuts(text: str, count: int) -> list[int]:
+    return sorted(random.sample(range(len(text)), count))
 
 
 @pytest.mark.parametrize(
@@ -59,24 +66,80 @@ def test_a_long_text_is_cut_where_blocks_begin() -> None:
         else:
             blocks.append(f"Paragraph {number} " + "word " * random.randrange(60))
     text = "\n\n".join(blocks)
-    cuts = sorted(random.sample(range(len(text)), 300))
-    found = pieces(text, cuts)
-    assert "".join(found) == text
+    found = pieces(text, some_cuts(text, 300))
     assert len(found) > len(text) // (3 * PIECE)
-    apart = [(token.type, token.content) for piece in found for token in parser().parse(piece)]
-    assert apart == [(token.type, token.content) for token in parser().parse(text)]
+    apart = [(token.type, token.content) for piece in found for token in parser().parse(piece) if token.content]
+    assert apart == [(token.type, token.content) for token in parser().parse(text) if token.content]
 
 
 def test_a_text_that_is_one_block_is_one_piece() -> None:
     assert len(pieces("```\n" + "a line\n\nb\n" * 1000, [5, 5000])) == 1
 
 
+@pytest.mark.parametrize("between", ["\n", "\n\n"])
+@pytest.mark.parametrize("mark", ["-", "*", "+", ".", ")"])
+def test_a_long_list_is_cut_between_its_items(mark: str, between: str) -> None:
+    first, count = random.randrange(1, 50), 200
+    bullets = [f"{first + place}{mark}" if mark in ".)" else mark for place in range(count)]
+    insides = [
+        "",
+        "\n     - inside\n     - of it",
+        "\n\n      a second paragraph",
+        "\n\n      ```\n      1. code\n      ```",
+    ]
+    text = between.join(f"{bullet} an **item**, {bullet} to read{random.choice(insides)}" for bullet in bullets)
+    found = pieces(text, some_cuts(text, 100))
+    assert len(found) > len(text) // (3 * PIECE)
+    whole, shown = items(parser().parse(text)), [one for piece in found for one in items(parser().parse(piece))]
+    assert shown == whole
+    numbers = {number for number, depth, _ in shown if depth == 0}
+    assert numbers == ({*range(first, first + count)} if mark in ".)" else {0})
+
+
+def items(tokens: list[Token]) -> list[tuple[int, int, str]]:
+    """What is in lists: the number, or 0, of the item, how deep it is, and what it says."""
+    found, numbers = [], []
+    for token in tokens:
+        if token.type.endswith("list_open"):
+            numbers.append(int(token.attrs.get("start", 1)) if token.type == "ordered_list_open" else 0)
+        elif token.type.endswith("list_close"):
+            numbers.pop()
+        elif token.type == "list_item_close":
+            numbers[-1] += numbers[-1] > 0
+        elif token.content:
+            found.append((numbers[-1], len(numbers) - 1, token.content))
+    return found
+
+
+def test_a_long_table_is_cut_between_its_rows_and_has_its_header_again() -> None:
+    header = "| name | what it is |\n|:---|---:|\n"
+    rows = "".join(f"| {number} | a `row` of it, |\n" for number in range(300))
+    text = f"Before it.\n\n{header}{rows}\nBehind it, | not a row |\n"
+    found = pieces(text, some_cuts(text, 100))
+    assert len(found) > len(rows) // (3 * PIECE)
+    assert all(piece.startswith(header) for piece in found[1:])
+    types = [{token.type for token in parser().parse(piece)} for piece in found]
+    assert all("table_open" in here for here in types)
+    assert all("paragraph_open" not in here for here in types[1:-1])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "| no | table |\n| here |\n" * 200,
+        "a line\n7. of text\n8. in a paragraph\n" * 200,
+        "1. an item that the reader numbers\n" * 200,
+        "- - -\n" * 900,
+    ],
+)
+def test_what_would_mean_something_else_apart_is_not_cut(text: str) -> None:
+    assert pieces(text, some_cuts(text, 20)) == [text]
+
+
 @pytest.mark.parametrize("word", ["word ", "endless", "[link](javascript:x) "])
 def test_a_line_that_nobody_writes_is_cut_behind_a_word_if_it_has_any(word: str) -> None:
     line = word * (20 * LONGEST_LINE // len(word))
-    cuts = sorted(random.sample(range(len(line)), 30))
-    for found in (pieces(line, cuts), pieces(line, [])):
-        assert "".join(found) == line
+    for found in (pieces(line, some_cuts(line, 30)), pieces(line, [])):
         assert max(map(len, found)) <= LONGEST_LINE + 2 * PIECE
         assert " " not in word or all(" " in (one[-1], other[0]) for one, other in pairwise(found))
     fenced = f"```\n{line}\n```"

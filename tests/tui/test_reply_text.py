@@ -1,6 +1,7 @@
 """A long reply: what is far from what is seen is let go of, and comes back as it was."""
 
 import asyncio
+import random
 import re
 
 import pytest
@@ -102,3 +103,63 @@ def test_what_was_let_go_of_comes_back_in_another_width() -> None:
             assert page.seen[-1] == COUNT - 1
 
     asyncio.run(show())
+
+
+def numbered(page: Page) -> dict[int, int]:
+    """The line of the screen in which each item begins."""
+    lines = enumerate(strip.text for strip in page.screen._compositor.render_strips())
+    return {int(found[1]): y for y, line in lines if (found := re.search(r"item (\d+)\b", line))}
+
+
+async def still(page: Page, pilot: Pilot[None]) -> None:
+    """Nothing has changed for some frames."""
+    seen: list[object] = []
+    while len(seen) < 5 or any(one != seen[-1] for one in seen[-5:]):
+        await pilot.pause(0.01)
+        seen.append((list(page.query_one(ReplyText).children), numbered(page)))
+
+
+def test_what_is_read_stays_where_it_is_while_what_is_above_comes_back() -> None:
+    """Most of it was never laid out: that it is a list, whose lines hang, is not known to what estimates its height."""
+    items = [f"- item {number} " + "and some words of it " * random.randrange(8) for number in range(COUNT)]
+
+    async def show() -> None:
+        page = Page("\n".join(items))
+        async with page.run_test(size=(50, 16)) as pilot:
+            page.scroll.anchor()
+            while COUNT - 1 not in numbered(page):
+                await pilot.pause(0.01)
+            assert page.query(Room)
+            found = {*numbered(page)}
+            while page.scroll.scroll_y > 0:
+                before = numbered(page)
+                page.scroll.scroll_relative(y=-3, animate=False, immediate=True)
+                await still(page, pilot)
+                after = numbered(page)
+                moved = {after[number] - before[number] for number in before.keys() & after.keys()}
+                assert len(moved & {1, 2, 3}) == len(moved) == 1
+                found |= after.keys()
+            assert found == {*range(COUNT)}
+
+    asyncio.run(show())
+
+
+def test_a_list_that_is_cut_has_no_empty_line_in_it() -> None:
+    text = "\n".join(f"- item {number}" for number in range(COUNT * 4))
+
+    async def show(grows: bool) -> None:
+        page = Page("" if grows else text)
+        async with page.run_test(size=(50, 20)) as pilot:
+            reply = page.query_one(ReplyText)
+            if grows:
+                reply.add(text)
+                reply.finish()
+            while reply._waiting or reply._is_busy:
+                await pilot.pause(0.01)
+            for _ in range(10):
+                await pilot.pause(0.01)
+            assert len(reply.children) > 2
+            assert reply.size.height == COUNT * 4 + 1
+
+    for grows in (True, False):
+        asyncio.run(show(grows))

@@ -1,15 +1,22 @@
 """A block of code in a reply: its language, its text in colours, and two things to do with it. Nothing is ever run."""
 
+from collections.abc import Iterator
+from functools import lru_cache
+
+from markdown_it.token import Token
 from textual.app import ComposeResult
 from textual.content import Content
 from textual.message import Message
-from textual.widgets import Label
+from textual.widgets import Label, Markdown
 from textual.widgets.markdown import MarkdownBlock, MarkdownFence
 
-from tui.widgets.headroom import grown
+from tui.markdown import LONGEST_LINE
+from tui.plain_text import beginning
+from tui.widgets.headroom import grown, settled
 from tui.widgets.word_buttons import WordButtons, word
 
-LONGEST_HIGHLIGHTED = 20_000  # characters; what is longer stays in one colour, since all of it is read at each change
+LONGEST_HIGHLIGHTED = 20_000  # characters; what is longer has one colour
+_PART, _LONGEST_PART = 1500, 4000  # characters
 
 
 class CodeBlock(MarkdownFence):
@@ -26,21 +33,45 @@ class CodeBlock(MarkdownFence):
             self.code = code
             self.language = language
 
+    def __init__(self, markdown: Markdown, token: Token, code: str) -> None:
+        super().__init__(markdown, token, code)
+        self._shown: list[Content] = []
+
     @classmethod
     def highlight(cls, code: str, language: str, ansi: bool = False, dark: bool = False) -> Content:
-        if len(code) > LONGEST_HIGHLIGHTED:
-            return Content(code)
-        return super().highlight(code, language, ansi, dark)
-
-    def set_content(self, content: Content) -> None:
-        self._content = content
-        for shown in self.query("#code-content").results(Label):
-            shown.update(content, layout=False)
-            grown(shown)
+        """Without colours, which each part has for itself."""
+        return Content(code)
 
     def compose(self) -> ComposeResult:
         yield WordButtons(self._bar(), classes="code-bar")
-        yield from super().compose()
+        self._shown = self._parts()
+        yield from (_label(part) for part in self._shown)
+
+    def set_content(self, content: Content) -> None:
+        self._content = content
+        if self._shown:  # or it will be composed of what it is now
+            self._show_changes()
+
+    def _show_changes(self) -> None:
+        """Parts that have not changed stay as they are laid out."""
+        labels = list(self.query_children(".code-part").results(Label))
+        before, self._shown = self._shown, self._parts()
+        for label, was, part in zip(labels, before, self._shown, strict=False):
+            if was is not part:
+                label.update(part, layout=False)
+                grown(label)
+        for label in labels[len(self._shown) :]:
+            label.remove()
+        if added := self._shown[len(labels) :]:
+            for label in labels[-1:]:
+                settled(label)
+            self.mount_all(map(_label, added))
+
+    def _parts(self) -> list[Content]:
+        if len(self.code) > LONGEST_HIGHLIGHTED:
+            return [_plain(part) for part in parts(self.code)]
+        theme = self.app.native_ansi_color, self.app.current_theme.dark
+        return [_highlighted(part, self.lexer, *theme) for part in parts(self.code)]
 
     def _bar(self) -> Content:
         language = self.lexer.split(" ")[0][:24] or "text"
@@ -57,3 +88,40 @@ class CodeBlock(MarkdownFence):
 
     def action_save(self) -> None:
         self.post_message(self.SaveAsked(self.code, self.lexer))
+
+
+def parts(code: str) -> Iterator[str]:
+    """It, cut in front of lines at the left margin that follow an empty one, if there are any: a part is read in
+    colours as if nothing was before it, once, however far the code grows behind it."""
+    part: list[str] = []
+    size, is_after_empty = 0, False
+    for line in code.split("\n"):
+        if size > _LONGEST_PART or (size > _PART and is_after_empty and not line[:1].isspace()):
+            yield "\n".join(part)
+            part, size = [], 0
+        part.append(line)
+        size += len(line) + 1
+        is_after_empty = not line.strip()
+    yield "\n".join(part)
+
+
+def _label(part: Content) -> Label:
+    return Label(part, classes="code-part", expand=True)
+
+
+@lru_cache(maxsize=256)
+def _highlighted(part: str, language: str, ansi: bool, dark: bool) -> Content:
+    text = _without_long_lines(part)
+    inner = text.strip("\n")  # the highlighter takes empty lines at both ends away
+    before, _, behind = text.partition(inner) if inner else (text, "", "")
+    return Content.assemble(before, MarkdownFence.highlight(inner, language, ansi, dark) if inner else "", behind)
+
+
+@lru_cache(maxsize=256)
+def _plain(part: str) -> Content:
+    return Content(_without_long_lines(part))
+
+
+def _without_long_lines(part: str) -> str:
+    """What is copied and saved has them whole."""
+    return "\n".join(beginning(line, LONGEST_LINE) for line in part.split("\n"))

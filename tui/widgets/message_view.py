@@ -10,10 +10,12 @@ from textual.widgets import Label, Static
 
 from tui import figures
 from tui.nouns import Message, MessageId, Role
-from tui.plain_text import model_name
+from tui.plain_text import beginning, model_name
 from tui.widgets.column import Column
 from tui.widgets.thoughts import Thoughts
 from tui.widgets.word_buttons import WordButtons, word
+
+_LONGEST_TYPED = 20_000  # characters that are shown of what was typed; copy and edit have it all
 
 
 class MessageHeader(WordButtons):
@@ -76,7 +78,7 @@ class MessageView(Column, can_focus=True):
 
             yield ReplyText(message.text)
         else:
-            yield Static(Content(message.text), classes="typed")
+            yield Static(Content(beginning(message.text, _LONGEST_TYPED)), classes="typed")
             for attachment in message.attachments:
                 yield Label(f"+ {attachment.name} ({len(attachment.text):,} characters)", markup=False, classes="file")
         yield Label(self._cost(), markup=False, classes="cost")

@@ -5,11 +5,12 @@ frame costs as much as what is near, however long the text. Knows that it is scr
 Every address is shown; a click on one is told as Textual's own `Markdown.LinkClicked`, and opens nothing.
 """
 
+from dataclasses import dataclass
 from time import monotonic, process_time
 
 from textual.app import ComposeResult
 from textual.containers import VerticalScroll
-from textual.events import Mount, Resize
+from textual.events import Mount
 from textual.geometry import Region, Size
 from textual.layout import DockArrangeResult
 from textual.reactive import Reactive
@@ -17,7 +18,7 @@ from textual.strip import Strip
 from textual.widget import Widget
 from textual.widgets import Markdown
 
-from tui.markdown import Pieces, parser
+from tui.markdown import PIECE, Pieces, parser
 from tui.widgets.code_block import CodeBlock
 from tui.widgets.column import Column, alike
 from tui.widgets.headroom import opened, settled
@@ -28,6 +29,9 @@ from tui.widgets.table import Table
 _TYPING = 0.3  # seconds between two keys of somebody who types on
 _REST = 20  # times the CPU time of a frame: a twentieth of a core is used, for an engine may compute on all of them
 _LONGEST_REST = 0.25  # seconds
+_AT_ONCE = 4 * PIECE  # characters that are added in one frame
+_AT_FIRST = 4  # pieces at the end of a text that are laid out at once
+_UNKNOWN = Size(0, 0)
 
 
 class Document(Markdown):
@@ -45,14 +49,17 @@ class Document(Markdown):
 
     virtual_size = Reactive(Size(0, 0), layout=False)  # this, and the next two, as a Column has them
 
-    def __init__(self, text: str = "") -> None:
+    def __init__(self, text: str = "", *, goes_on: bool = False) -> None:
+        """`goes_on`: the next piece does, with the last block of this one."""
         super().__init__(parser_factory=parser, open_links=False)
         self._first = text
+        self.goes_on = goes_on
 
     async def on_mount(self, event: Mount) -> None:
         """Appended, even the first text: what the base class shows at first, it would not read again as it grows."""
         event.prevent_default()
         await self.append(self._first)
+        self.close(goes_on=self.goes_on)
 
     def arrange(self, size: Size, optimal: bool = False) -> DockArrangeResult:
         return super().arrange(size.with_height(0), optimal)
@@ -60,30 +67,45 @@ class Document(Markdown):
     def render_lines(self, crop: Region) -> list[Strip]:
         return alike(super().render_lines, crop)
 
+    def close(self, *, goes_on: bool) -> None:
+        """Nothing will be added; no empty line stands below a block that the next piece goes on with."""
+        self.goes_on = goes_on
+        settled(self)
+        for block in self.children[-1:] if goes_on else ():
+            block.styles.margin = 0
+
     async def grow(self, text: str) -> None:
         """More of it, in the last block or behind it."""
         last = self.children[-1] if self.children else None
         await self.append(text)
-        if last is not self.children[-1]:
-            if last is not None:
-                settled(last)
-            opened(self.children[-1])
+        for block in self.children[-1:]:  # there is none when the program ends meanwhile
+            if last is not block:
+                if last is not None:
+                    settled(last)
+                opened(block)
 
 
 class Room(Widget):
-    """As high as the document that stood here, and will again once it is near to what is seen."""
+    """As high as the document that stood here, and will again once it is near to what is seen; in another width, and
+    in place of one that was not laid out yet, that is an estimate."""
 
-    def __init__(self, document: Document) -> None:
+    DEFAULT_CSS = "Room { height: auto; }"
+
+    def __init__(self, text: str, taken: Size = _UNKNOWN, *, goes_on: bool = False) -> None:
         super().__init__()
-        self.text = document.source
-        self._taken = document.outer_size
-        self.styles.height = self._taken.height
+        self.text, self.goes_on = text, goes_on
+        self._taken = taken
 
-    def on_resize(self, event: Resize) -> None:
-        """At another width this is an estimate."""
-        if event.size.width not in (0, self._taken.width):
-            self._taken = Size(event.size.width, max(1, self._taken.area // event.size.width))
-            self.styles.height = self._taken.height
+    def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
+        if width == self._taken.width:
+            return self._taken.height
+        return sum(1 + len(line) // max(1, width) for line in self.text.splitlines())
+
+
+@dataclass(slots=True)
+class _Piece:
+    text: str
+    goes_on: bool = False
 
 
 class ReplyText(Column):
@@ -101,17 +123,23 @@ class ReplyText(Column):
         self._typed_at = -_TYPING
 
     def compose(self) -> ComposeResult:
-        texts: list[str] = []
-        for begins, part in self._pieces.feed(self._first):
-            if begins or not texts:
-                texts.append("")
-            texts[-1] += part
+        pieces: list[_Piece] = []
+        for part in self._pieces.feed(self._first):
+            if part.begins or not pieces:
+                for before in pieces[-1:]:
+                    before.goes_on = part.goes_on
+                pieces.append(_Piece(part.head))
+            pieces[-1].text += part.text
         self._first = ""
-        yield from (Document(text) for text in texts)
+        yield from (Room(one.text, goes_on=one.goes_on) for one in pieces[:-_AT_FIRST])
+        yield from (Document(one.text, goes_on=one.goes_on) for one in pieces[-_AT_FIRST:])
 
     def on_mount(self) -> None:
-        scroll = next(one for one in self.ancestors if isinstance(one, VerticalScroll))
-        self.watch(scroll, "scroll_y", self._look_again, init=False)
+        self.watch(self._scroll, "scroll_y", self._look_again, init=False)
+
+    @property
+    def _scroll(self) -> VerticalScroll:
+        return next(one for one in self.ancestors if isinstance(one, VerticalScroll))
 
     def on_resize(self) -> None:
         self._look_again()
@@ -130,16 +158,25 @@ class ReplyText(Column):
             bottom = top + piece.outer_size.height
             near = bottom > -screen and top < 2 * screen
             if isinstance(piece, Room) and near:
-                self.call_next(self._replace, piece, Document(piece.text))
+                self.call_next(self._replace, piece, Document(piece.text, goes_on=piece.goes_on))
             elif isinstance(piece, Document) and not near and bottom > top:
-                self.call_next(self._replace, piece, Room(piece))
+                room = Room(piece.source, piece.outer_size, goes_on=piece.goes_on)
+                self.call_next(self._replace, piece, room)
             top = bottom
 
     async def _replace(self, piece: Widget, other: Widget) -> None:
         if piece.is_attached:  # it may have been replaced since
+            is_above, height = piece.region.bottom <= self._scroll.region.y, piece.outer_size.height
             with self.app.batch_update():
                 await self.mount(other, before=piece)
                 await piece.remove()
+            if is_above:
+                self.call_after_refresh(self._stay, other, height)
+
+    def _stay(self, piece: Widget, before: int) -> None:
+        """What is seen stays where it is, though a piece above it is higher or lower than what stood there."""
+        if grown := piece.outer_size.height - before:
+            self._scroll.scroll_to(y=self._scroll.scroll_y + grown, animate=False, force=True, immediate=True)
 
     def add(self, text: str) -> None:
         """Show more text behind what there is, soon."""
@@ -177,15 +214,15 @@ class ReplyText(Column):
     async def _show_waiting(self) -> None:
         began = process_time()
         text = "".join(self._waiting)
-        self._waiting.clear()
-        for begins, part in self._pieces.feed(text):
+        self._waiting = [text[_AT_ONCE:]] if text[_AT_ONCE:] else []
+        for part in self._pieces.feed(text[:_AT_ONCE]):
             last = self.children[-1] if self.children else None
-            if isinstance(last, Document) and not begins:
-                await last.grow(part)
+            if isinstance(last, Document) and not part.begins:
+                await last.grow(part.text)
                 continue
-            if last is not None:
-                settled(last)
-            await self.mount(Document(part))
+            if isinstance(last, Document):
+                last.close(goes_on=part.goes_on)
+            await self.mount(Document(part.head + part.text))
         self.call_after_refresh(self._rest, began)
 
     def _rest(self, began: float) -> None:

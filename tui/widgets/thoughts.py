@@ -7,7 +7,11 @@ from textual.reactive import reactive
 from textual.widgets import Label
 
 from tui import figures
+from tui.plain_text import beginning
 from tui.widgets.word_buttons import WordButtons, word
+
+_LATEST = 4000  # characters that are seen while more of them come
+_LONGEST = 50_000  # characters
 
 
 class Thoughts(Vertical):
@@ -55,4 +59,9 @@ class Thoughts(Vertical):
         body = self.query_one(".thoughts-text", Label)
         body.display = not self.folded
         if not self.folded:
-            body.update(Content(self._text.strip()))
+            text = self._text.strip()
+            body.update(Content(beginning(text, _LONGEST) if self._finished else _end(text, _LATEST)))
+
+
+def _end(text: str, most: int) -> str:
+    return text if len(text) <= most else f"… {text[-most:]}"

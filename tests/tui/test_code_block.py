@@ -1,0 +1,106 @@
+"""Blocks of code in replies: drawn in parts, so that code that grows costs no more than its end."""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+
+import pytest
+from textual.content import Content
+from textual.pilot import Pilot
+from textual.visual import VisualType
+from textual.widgets import Label
+
+from tests.tui.document_page import DocumentPage
+from tui.markdown import LONGEST_LINE
+from tui.widgets.code_block import LONGEST_HIGHLIGHTED, CodeBlock, parts
+from tui.widgets.reply_text import Document
+
+Look = Callable[[DocumentPage, Pilot[None]], Awaitable[None]]
+FUNCTION = "def warm(seat):\n    # beside the fire\n\n    return seat in {warmest!r}\n\n"
+CODE = FUNCTION * 60
+
+
+def run(text: str, look: Look) -> None:
+    async def show() -> None:
+        page = DocumentPage(text)
+        async with page.run_test(size=(80, 30)) as pilot:
+            await pilot.pause()
+            await look(page, pilot)
+
+    asyncio.run(show())
+
+
+def labels(page: DocumentPage) -> list[Label]:
+    return list(page.query(".code-part").results(Label))
+
+
+def contents(page: DocumentPage) -> list[Content]:
+    return [label.visual for label in labels(page) if isinstance(label.visual, Content)]
+
+
+def shown(page: DocumentPage) -> str:
+    return "\n".join(content.plain for content in contents(page))
+
+
+@pytest.mark.parametrize("code", [CODE, "x" * 20_000, "    deep\n" * 3000, "", "\n\n", "a\n\n" * 3000])
+def test_parts_are_the_code_and_none_is_long_that_has_lines(code: str) -> None:
+    found = list(parts(code))
+    assert "\n".join(found) == code
+    longest = max(map(len, code.split("\n")))
+    assert max(map(len, found)) <= 5000 + longest
+
+
+def test_parts_begin_at_the_left_margin_where_they_can() -> None:
+    assert all(part.startswith("def") for part in parts(CODE))
+
+
+def test_code_that_grows_leaves_its_parts_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    updated: list[Label] = []
+    update = Label.update
+
+    def watched(label: Label, content: VisualType = "", *, layout: bool = True) -> None:
+        updated.append(label)
+        update(label, content, layout=layout)
+
+    monkeypatch.setattr(Label, "update", watched)
+
+    async def look(page: DocumentPage, pilot: Pilot[None]) -> None:
+        document, text = page.query_one(Document), CODE
+        assert len(text) < LONGEST_HIGHLIGHTED
+        while text:
+            size = random.randrange(1, 400)
+            before = labels(page)
+            await document.grow(text[:size])
+            text = text[size:]
+            assert labels(page)[: len(before)] == before
+            assert not set(updated) & set(before[:-1])
+            updated.clear()
+        await pilot.pause()
+        assert len(labels(page)) > len(CODE) // 5000
+        assert shown(page) == CODE.rstrip("\n") == page.query_one(CodeBlock).code
+        assert all(content.spans for content in contents(page)[:-1])
+        assert sum(label.size.height for label in labels(page)) >= CODE.rstrip("\n").count("\n") + 1
+
+    run("```python\n", look)
+
+
+def test_code_that_becomes_shorter_is_shown_so() -> None:
+    """The line that ends a fence looks like code until it is whole."""
+
+    async def look(page: DocumentPage, pilot: Pilot[None]) -> None:
+        document = page.query_one(Document)
+        for part in ("``", "`\n\nBehind it."):
+            await document.grow(part)
+            await pilot.pause()
+        assert shown(page) == CODE.rstrip("\n")
+
+    run(f"```python\n{CODE}", look)
+
+
+def test_a_line_that_nobody_reads_is_cut_and_can_be_copied() -> None:
+    async def look(page: DocumentPage, _: Pilot[None]) -> None:
+        assert shown(page) == f"short\n{line[:LONGEST_LINE]} … {len(line) - LONGEST_LINE:,} more characters\nshort"
+        assert page.query_one(CodeBlock).code == f"short\n{line}\nshort"
+
+    line = "x" * 100_000
+    run(f"```\nshort\n{line}\nshort\n```", look)
