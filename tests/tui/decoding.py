@@ -23,11 +23,12 @@ import httpx
 
 from app.history.history import History
 from app.history.records import Usage
+from app.models.sampling_defaults import suitable_sampling
 from tests.app.test_serve import ready, serve
 from tests.terminal_screen import Terminal, python
 
 QUESTION = "Tell me a long story about a fireplace, an old house, a storm and a cat that likes all of them."
-CONTEXT = "384"  # tokens, at whose end a reply ends at the latest: so short that some rounds are left alone
+CONTEXT = "512"  # tokens, at whose end a reply ends at the latest: so short that some rounds are left alone
 FEWEST = 100  # tokens of a reply that counts
 STREAM = {"stream": True, "stream_options": {"include_usage": True}}
 LONG = 600.0  # seconds
@@ -81,6 +82,7 @@ def headless(url: str, model: Path) -> Speed:
     body = {
         "model": str(model),
         "messages": [{"role": "user", "content": QUESTION}],
+        **suitable_sampling(str(model), model),  # as the chat asks for it
         **STREAM,
     }
     timings: dict[str, float] = {}
