@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from textual.pilot import Pilot
 from textual.widgets import Label
@@ -16,6 +16,17 @@ from tui.widgets.conversation import Conversation
 from tui.widgets.message_view import MessageView
 
 Flow = Callable[["Chatting"], Awaitable[None]]
+Seen = TypeVar("Seen")
+_FRAMES = 5  # in which nothing changes at rest
+
+
+async def at_rest(pilot: Pilot[None], look: Callable[[], Seen]) -> Seen:
+    """What `look` sees once that has been the same for some frames."""
+    seen: list[Seen] = []
+    while len(seen) < _FRAMES or any(one != seen[-1] for one in seen[-_FRAMES:]):
+        await pilot.pause(0.01)
+        seen.append(look())
+    return seen[-1]
 
 
 class Chatting:

@@ -13,6 +13,7 @@ from textual.geometry import Size
 from textual.pilot import Pilot
 from textual.widget import Widget
 
+from tests.tui.pilots import at_rest
 from tui.widgets.headroom import LINES
 from tui.widgets.reply_text import ReplyText
 
@@ -60,19 +61,10 @@ async def shown(page: Page, pilot: Pilot[None]) -> None:
     await pilot.pause()
 
 
-async def at_rest(page: Page, pilot: Pilot[None]) -> list[str]:
-    """What is seen once nothing has changed for some frames."""
-    seen: list[list[str]] = []
-    while len(seen) < 5 or any(one != seen[-1] for one in seen[-5:]):
-        await pilot.pause(0.01)
-        seen.append(page.lines)
-    return seen[-1]
-
-
 async def whole(text: str, width: int) -> list[str]:
     page = Page(text)
     async with page.run_test(size=(width, 60)) as pilot:
-        return await at_rest(page, pilot)
+        return await at_rest(pilot, lambda: page.lines)
 
 
 @pytest.mark.parametrize("begun", [False, True])
@@ -90,7 +82,7 @@ def test_what_has_grown_is_shown_as_what_came_whole(name: str, begun: bool) -> N
                 page.reply.add(part)
                 await shown(page, pilot)
             page.reply.finish()
-            assert await at_rest(page, pilot) == await whole(text, width)
+            assert await at_rest(pilot, lambda: page.lines) == await whole(text, width)
 
     asyncio.run(show())
 

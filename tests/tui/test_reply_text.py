@@ -9,6 +9,7 @@ from textual.app import App, ComposeResult
 from textual.containers import VerticalScroll
 from textual.pilot import Pilot
 
+from tests.tui.pilots import at_rest
 from tui.markdown import PIECE
 from tui.widgets.reply_text import Document, ReplyText, Room
 
@@ -111,14 +112,6 @@ def numbered(page: Page) -> dict[int, int]:
     return {int(found[1]): y for y, line in lines if (found := re.search(r"item (\d+)\b", line))}
 
 
-async def still(page: Page, pilot: Pilot[None]) -> None:
-    """Nothing has changed for some frames."""
-    seen: list[object] = []
-    while len(seen) < 5 or any(one != seen[-1] for one in seen[-5:]):
-        await pilot.pause(0.01)
-        seen.append((list(page.query_one(ReplyText).children), numbered(page)))
-
-
 def test_what_is_read_stays_where_it_is_while_what_is_above_comes_back() -> None:
     """Most of it was never laid out: that it is a list, whose lines hang, is not known to what estimates its height."""
     items = [f"- item {number} " + "and some words of it " * random.randrange(8) for number in range(COUNT)]
@@ -134,8 +127,7 @@ def test_what_is_read_stays_where_it_is_while_what_is_above_comes_back() -> None
             while page.scroll.scroll_y > 0:
                 before = numbered(page)
                 page.scroll.scroll_relative(y=-3, animate=False, immediate=True)
-                await still(page, pilot)
-                after = numbered(page)
+                after, _ = await at_rest(pilot, lambda: (numbered(page), [*page.query_one(ReplyText).children]))
                 moved = {after[number] - before[number] for number in before.keys() & after.keys()}
                 assert len(moved & {1, 2, 3}) == len(moved) == 1
                 found |= after.keys()
@@ -156,10 +148,9 @@ def test_a_list_that_is_cut_has_no_empty_line_in_it() -> None:
                 reply.finish()
             while reply._waiting or reply._is_busy:
                 await pilot.pause(0.01)
-            for _ in range(10):
-                await pilot.pause(0.01)
+            height = await at_rest(pilot, lambda: reply.size.height)
             assert len(reply.children) > 2
-            assert reply.size.height == COUNT * 4 + 1
+            assert height == COUNT * 4 + 1
 
     for grows in (True, False):
         asyncio.run(show(grows))

@@ -59,7 +59,8 @@ class Document(Markdown):
         """Appended, even the first text: what the base class shows at first, it would not read again as it grows."""
         event.prevent_default()
         await self.append(self._first)
-        self.close(goes_on=self.goes_on)
+        if self.goes_on:
+            self.close(goes_on=True)
 
     def arrange(self, size: Size, optimal: bool = False) -> DockArrangeResult:
         return super().arrange(size.with_height(0), optimal)
