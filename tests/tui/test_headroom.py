@@ -34,7 +34,8 @@ def drawn_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Page(App[None]):
-    CSS = "ReplyText { height: auto; }"
+    # With a scroll bar, the same text may be so much higher that it needs one: then either picture is right.
+    CSS = "ReplyText { height: auto; } VerticalScroll { scrollbar-gutter: stable; }"
 
     def __init__(self, text: str = "") -> None:
         super().__init__()

@@ -8,6 +8,7 @@ import threading
 from array import array
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -105,13 +106,20 @@ def test_a_file_that_another_process_is_making_is_waited_for(
 ) -> None:
     """SQLite itself does not always wait then."""
     monkeypatch.setattr("app.chat.stable_ids_file._BUSY_SECONDS", 0.0)
-    maker = sqlite3.connect(tmp_path / FILE_NAME, isolation_level=None, check_same_thread=False)
+    maker = sqlite3.connect(tmp_path / FILE_NAME, isolation_level=None)
     maker.execute("BEGIN EXCLUSIVE")
-    ending = threading.Timer(0.2, lambda: maker.execute("COMMIT"))
-    ending.start()
+    pauses: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 3:
+            maker.execute("COMMIT")
+
+    monkeypatch.setattr("app.chat.stable_ids_file.time", SimpleNamespace(sleep=sleep))
     write(file := StableIdsFile(tmp_path), generated(1))
-    ending.join()
     maker.close()
+    assert len(pauses) == 3
+    assert sum(pauses) > 0.5
     write(file, generated(2))
     assert numbers(file.find(PLACE)) == [1, 2]
     assert not warnings(caplog)
