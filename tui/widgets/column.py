@@ -14,7 +14,7 @@ class Column(Vertical):
     all that stays as it is need not be made again. Nothing in it may be as high as a share of it, and borders are at
     its sides alone."""
 
-    virtual_size = Reactive(Size(0, 0), layout=False)  # it follows from a layout, and calls for none
+    virtual_size = Reactive(Size(0, 0), layout=False, repaint=False)  # it follows from a layout, and calls for none
 
     def arrange(self, size: Size, optimal: bool = False) -> DockArrangeResult:
         return super().arrange(size.with_height(0), optimal)

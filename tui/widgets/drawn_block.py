@@ -16,7 +16,7 @@ class DrawnBlock(Widget):
 
     DEFAULT_CSS = "DrawnBlock { height: auto; text-wrap: nowrap; }"
 
-    virtual_size = Reactive(Size(0, 0), layout=False)
+    virtual_size = Reactive(Size(0, 0), layout=False, repaint=False)
 
     def __init__(self) -> None:
         super().__init__()

@@ -9,9 +9,14 @@ from tui.widgets.headroom import grown
 
 
 class Paragraph(MarkdownParagraph):
-    """While it grows, it is drawn anew and seldom laid out anew."""
+    """While it grows, it is drawn anew and seldom laid out anew. How its words look is asked of what it stands in."""
 
-    virtual_size = Reactive(Size(0, 0), layout=False)  # it follows from a layout, and calls for none
+    virtual_size = Reactive(Size(0, 0), layout=False, repaint=False)  # it follows from a layout, and calls for none
+
+    @classmethod
+    def _get_component_classes(cls) -> frozenset[str]:
+        """None of its own: they would be looked up for each paragraph."""
+        return frozenset()
 
     def set_content(self, content: Content) -> None:
         self._content = content

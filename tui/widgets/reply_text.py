@@ -18,7 +18,7 @@ from textual.strip import Strip
 from textual.widget import Widget
 from textual.widgets import Markdown
 
-from tui.markdown import PIECE, Pieces, parser
+from tui.markdown import PIECE, Part, Pieces, parser
 from tui.widgets.code_block import CodeBlock
 from tui.widgets.column import Column, alike
 from tui.widgets.headroom import opened, settled
@@ -37,6 +37,18 @@ _UNKNOWN = Size(0, 0)
 class Document(Markdown):
     """One piece of a reply."""
 
+    COMPONENT_CLASSES = {"em", "strong", "s", "code_inline"}  # noqa: RUF012 - found here by all that stands in it
+    DEFAULT_CSS = """
+    Document {
+        &:dark > .code_inline { background: $warning 10%; color: $text-warning 95%; }
+        &:light > .code_inline { background: $error 5%; color: $text-error 95%; }
+        &:ansi > .code_inline { background: ansi_default !important; }
+        & > .em { text-style: italic; }
+        & > .strong { text-style: bold; }
+        & > .s { text-style: strike; }
+    }
+    """
+
     BLOCKS = {  # noqa: RUF012 - as the base class has it
         **Markdown.BLOCKS,
         "paragraph_open": Paragraph,
@@ -47,7 +59,7 @@ class Document(Markdown):
         "ordered_list_open": ListBlock,
     }
 
-    virtual_size = Reactive(Size(0, 0), layout=False)  # this, and the next two, as a Column has them
+    virtual_size = Reactive(Size(0, 0), layout=False, repaint=False)  # this, and the next two, as a Column has them
 
     def __init__(self, text: str = "", *, goes_on: bool = False) -> None:
         """`goes_on`: the next piece does, with the last block of this one."""
@@ -216,15 +228,19 @@ class ReplyText(Column):
         began = process_time()
         text = "".join(self._waiting)
         self._waiting = [text[_AT_ONCE:]] if text[_AT_ONCE:] else []
-        for part in self._pieces.feed(text[:_AT_ONCE]):
-            last = self.children[-1] if self.children else None
-            if isinstance(last, Document) and not part.begins:
-                await last.grow(part.text)
-                continue
-            if isinstance(last, Document):
-                last.close(goes_on=part.goes_on)
-            await self.mount(Document(part.head + part.text))
+        with self.app.batch_update():  # one layout for all of it
+            for part in self._pieces.feed(text[:_AT_ONCE]):
+                await self._show(part)
         self.call_after_refresh(self._rest, began)
+
+    async def _show(self, part: Part) -> None:
+        last = self.children[-1] if self.children else None
+        if isinstance(last, Document) and not part.begins:
+            await last.grow(part.text)
+            return
+        if isinstance(last, Document):
+            last.close(goes_on=part.goes_on)
+        await self.mount(Document(part.head + part.text))
 
     def _rest(self, began: float) -> None:
         """The frame is drawn. The next one comes once the program has idled for longer than this one took."""

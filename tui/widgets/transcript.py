@@ -25,7 +25,7 @@ Siblings = Callable[[MessageId], tuple[MessageId, ...]]
 class Transcript(VerticalScroll, can_focus=False):
     """A window over the path: `_first` is the place of its first message that is mounted, `_end` is behind the last."""
 
-    virtual_size = Reactive(Size(0, 0), layout=False)  # as a Column has it
+    virtual_size = Reactive(Size(0, 0), layout=False, repaint=False)  # as a Column has it
 
     def __init__(self) -> None:
         super().__init__()
