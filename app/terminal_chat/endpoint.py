@@ -27,7 +27,7 @@ Body: TypeAlias = Mapping[str, object]
 
 _ANSWER_SECONDS = 10.0  # for everything but the wait for tokens, which ends when the user ends it
 _TIMEOUT = httpx.Timeout(_ANSWER_SECONDS, read=None)
-_INTERVAL_MS = 66  # between two looks at a reply: whoever wakes up for each token interrupts an engine for each
+_INTERVAL_MS = 100  # between two looks at a reply: whoever wakes up for each token interrupts an engine for each
 _UNTOLD = 4  # characters of a token, where the server does not count
 
 

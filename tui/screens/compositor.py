@@ -1,23 +1,62 @@
-"""What of a screen is drawn anew. Textual's own compositor has each widget of the screen draw all of its lines, however
-little has changed; this one asks for the lines that overlap what has changed, of the widgets that do.
+"""What of a screen is drawn anew. Textual's own compositor has each widget in the smallest rectangle around all changes
+draw the whole of what it shows, also what others cover; this one asks a widget for the lines in which it is seen, and
+in which that has changed.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from typing import cast
 
-from textual._compositor import Compositor
+from textual._compositor import ChopsUpdate, Compositor
 from textual.geometry import Region
 from textual.strip import Strip
 
 
 class RowCompositor(Compositor):
-    """Knows rows: of those in which something has changed, a widget is drawn in its full width."""
+    """Knows chops: the parts that a line of the screen has, named for where they begin. Each shows one widget."""
 
-    def _get_renders(self, crop: Region | None = None) -> Iterable[tuple[Region, Region, list[Strip]]]:
-        """Of each widget: its region, what is seen of that, and the strips of this. `crop`: what has changed; None:
-        everything."""
-        changed = self.size.region if crop is None else crop
-        rows = Region(0, changed.y, self.size.width, changed.height)
+    def __init__(self) -> None:
+        super().__init__()
+        self._changed: list[Region] | None = None  # all of the screen
+
+    def render_partial_update(self) -> ChopsUpdate | None:
+        self._changed = list(self._dirty_regions)
+        try:
+            return super().render_partial_update()
+        finally:
+            self._changed = None
+
+    def _render_chops(
+        self, crop: Region, is_rendered_line: Callable[[int], bool]
+    ) -> Sequence[Mapping[int, Strip]]:  # and None for what has not changed, whatever the base class says
+        """What the chops of each line show. Widgets come from front to back: the first to have one is seen there."""
+        lines: list[dict[int, Strip | None]] = [dict.fromkeys(cuts[:-1]) for cuts in self.cuts]
+        wanted = self._wanted()
         for widget, (region, clip) in self.visible_widgets.items():
-            seen = region.intersection(clip).intersection(rows)
-            if seen and changed.overlaps(seen):
-                yield region, seen, widget.render_lines(seen.translate(-region.offset))
+            seen = region.intersection(clip)
+            left, right = seen.column_span
+            rows = [y for y in seen.line_range if any(left <= cut < right for cut in wanted.get(y, ()))]
+            if not rows:
+                continue
+            drawn = Region(left, rows[0], seen.width, rows[-1] + 1 - rows[0])
+            strips = widget.render_lines(drawn.translate(-region.offset))
+            for y in rows:
+                shown = self._chops(y, left, right, strips[y - rows[0]])
+                lines[y].update((cut, shown[cut]) for cut in wanted[y] & shown.keys())
+                wanted[y] -= shown.keys()
+        return cast("Sequence[Mapping[int, Strip]]", lines)
+
+    def _wanted(self) -> dict[int, set[int]]:
+        """The chops that overlap a change, by line."""
+        if self._changed is None:
+            return {y: set(cuts[:-1]) for y, cuts in enumerate(self.cuts)}
+        wanted: dict[int, set[int]] = {}
+        for y, left, right in self._regions_to_spans(self._changed):
+            chops = pairwise(self.cuts[y])
+            wanted.setdefault(y, set()).update(cut for cut, end in chops if cut < right and left < end)
+        return wanted
+
+    def _chops(self, y: int, left: int, right: int, strip: Strip) -> dict[int, Strip]:
+        """Those of a line that the strip lies in, from column to column."""
+        ends = [cut for cut in self.cuts[y] if left < cut <= right]
+        return dict(zip([left, *ends[:-1]], strip.divide([end - left for end in ends]), strict=True))

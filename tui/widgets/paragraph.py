@@ -1,8 +1,13 @@
 """A paragraph in a reply."""
 
+from functools import cache
+from typing import cast
+
 from textual.content import Content
 from textual.geometry import Size
 from textual.reactive import Reactive
+from textual.style import Style
+from textual.widget import Widget
 from textual.widgets._markdown import MarkdownParagraph
 
 from tui.widgets.headroom import grown
@@ -14,9 +19,13 @@ class Paragraph(MarkdownParagraph):
     virtual_size = Reactive(Size(0, 0), layout=False, repaint=False)  # it follows from a layout, and calls for none
 
     @classmethod
+    @cache
     def _get_component_classes(cls) -> frozenset[str]:
         """None of its own: they would be looked up for each paragraph."""
         return frozenset()
+
+    def _get_style(self, style: Style | str) -> Style:
+        return cast("Widget", self.parent)._get_style(style)
 
     def set_content(self, content: Content) -> None:
         self._content = content

@@ -27,8 +27,8 @@ from tui.widgets.paragraph import Paragraph
 from tui.widgets.table import Table
 
 _TYPING = 0.3  # seconds between two keys of somebody who types on
-_REST = 20  # times the CPU time of a frame: a twentieth of a core is used, for an engine may compute on all of them
-_LONGEST_REST = 0.25  # seconds
+_REST = 25  # times the CPU time of a frame: 4 % of a core are used, for an engine may compute on all of them
+_LONGEST_REST = 0.3  # seconds
 _AT_ONCE = 4 * PIECE  # characters that are added in one frame
 _AT_FIRST = 4  # pieces at the end of a text that are laid out at once
 _UNKNOWN = Size(0, 0)
