@@ -6,6 +6,7 @@ from typing import ClassVar
 from textual import work
 from textual.app import App, SystemCommand
 from textual.binding import Binding, BindingType
+from textual.events import Event, InputEvent
 from textual.screen import Screen
 from textual.theme import Theme
 
@@ -61,6 +62,11 @@ class ChatApp(App[None]):
         self.theme_changed_signal.subscribe(self, self._note_theme)
         self.push_screen(self._chat_screen)
         self.run_worker(tidied(), group="tidying", description="tidying")
+
+    async def on_event(self, event: Event) -> None:
+        """What is typed while the program ends, and all screens are closed, goes nowhere."""
+        if self.screen_stack or not isinstance(event, InputEvent):
+            await super().on_event(event)
 
     def _note_theme(self, theme: Theme) -> None:
         if theme.name != self._kept_theme:

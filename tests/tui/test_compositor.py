@@ -12,6 +12,7 @@ from tests.tui.pilots import Chatting, at_rest, run
 from tests.tui.scripted_client import USAGE, WAIT, ScriptedClient
 from tui.nouns import Finish, ReplyEnd, TextDelta
 from tui.screens.compositor import RowCompositor
+from tui.widgets.paragraph import Paragraph
 from tui.widgets.reply_text import Document
 
 WORDS = "a reply that is drawn as it grows, "
@@ -33,6 +34,9 @@ class Picture:
                 for place, sign in enumerate(strip.text if strip is not None else "", x):
                     if first <= place < end:
                         self.lines[y][place] = sign
+
+    def text(self) -> str:
+        return "\n".join("".join(line) for line in self.lines)
 
 
 @pytest.fixture
@@ -72,7 +76,7 @@ def test_the_terminal_shows_what_the_screen_is(picture: Picture) -> None:
         await chat.until(lambda: chat.conversation.replying is None and len(chat.views()) == 4)
         await chat.pilot.pause()
         strips = chat.screen._compositor.render_strips()
-        assert ["".join(line) for line in picture.lines] == [strip.text for strip in strips]
+        assert picture.text() == "\n".join(strip.text for strip in strips)
         assert WORDS.split(maxsplit=1)[0] in "".join(strip.text for strip in strips)
 
     run(ScriptedClient([*PARTS, ReplyEnd(Finish.COMPLETE, USAGE)]), flow)
@@ -89,5 +93,24 @@ def test_what_is_beside_a_change_or_below_others_is_not_drawn_with_it(monkeypatc
         await chat.until(lambda: drawn)
         assert {widget for widget, _ in drawn} == set(reply.children)
         assert all(region.height <= widget.size.height for widget, region in drawn)
+
+    run(ScriptedClient([PARTS[0], WAIT]), flow, size=(120, 40))
+
+
+def test_where_a_widget_draws_less_than_it_is_asked_for_what_is_behind_it_is_seen(
+    picture: Picture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def flow(chat: Chatting) -> None:
+        await chat.type("go")
+        await chat.until(lambda: len(chat.views()) == 2 and chat.views()[1].query(Document))
+        (reply,) = chat.views()[1].query(Document)
+        await at_rest(chat.pilot, picture.text)
+        assert WORDS in picture.text()
+        with monkeypatch.context() as patch:
+            patch.setattr(Paragraph, "render_lines", lambda self, crop: [Strip.blank(3)] * (crop.height // 2))
+            await reply.grow("more ")
+            await chat.until(lambda: WORDS not in picture.text())
+        await reply.grow("and more")
+        await chat.until(lambda: f"{WORDS}more and more" in picture.text())
 
     run(ScriptedClient([PARTS[0], WAIT]), flow, size=(120, 40))

@@ -3,7 +3,7 @@ draw the whole of what it shows, also what others cover; this one asks a widget 
 in which that has changed.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import cast
 
@@ -40,10 +40,12 @@ class RowCompositor(Compositor):
                 continue
             drawn = Region(left, rows[0], seen.width, rows[-1] + 1 - rows[0])
             strips = widget.render_lines(drawn.translate(-region.offset))
-            for y in rows:
-                shown = self._chops(y, left, right, strips[y - rows[0]])
-                lines[y].update((cut, shown[cut]) for cut in wanted[y] & shown.keys())
-                wanted[y] -= shown.keys()
+            # A widget that is resized just now may draw less than it is asked for.
+            for y, strip in zip(drawn.line_range, strips, strict=False):
+                still = wanted.get(y, set())
+                shown = {cut: chop for cut, chop in self._chops(y, left, right, strip) if cut in still}
+                lines[y].update(shown)
+                still.difference_update(shown)
         return cast("Sequence[Mapping[int, Strip]]", lines)
 
     def _wanted(self) -> dict[int, set[int]]:
@@ -56,7 +58,7 @@ class RowCompositor(Compositor):
             wanted.setdefault(y, set()).update(cut for cut, end in chops if cut < right and left < end)
         return wanted
 
-    def _chops(self, y: int, left: int, right: int, strip: Strip) -> dict[int, Strip]:
+    def _chops(self, y: int, left: int, right: int, strip: Strip) -> Iterable[tuple[int, Strip]]:
         """Those of a line that the strip lies in, from column to column."""
         ends = [cut for cut in self.cuts[y] if left < cut <= right]
-        return dict(zip([left, *ends[:-1]], strip.divide([end - left for end in ends]), strict=True))
+        return zip([left, *ends[:-1]], strip.divide([end - left for end in ends]), strict=False)

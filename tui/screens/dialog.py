@@ -1,6 +1,6 @@
 """Small questions over another screen: yes or no, and a line of text. Escape answers neither."""
 
-from typing import ClassVar, TypeVar
+from typing import ClassVar
 
 from textual import on
 from textual.app import ComposeResult
@@ -11,11 +11,10 @@ from textual.screen import ModalScreen
 from textual.widgets import Button, Input, Label
 
 from tui.plain_text import sanitize
+from tui.screens.over_chat import Answer, OverChat
 
-Answer = TypeVar("Answer")
 
-
-class Dialog(ModalScreen[Answer | None]):
+class Dialog(OverChat[Answer | None], ModalScreen[Answer | None]):
     """What all of them share."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "dismiss(None)", "Cancel")]

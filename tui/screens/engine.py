@@ -9,7 +9,6 @@ from textual import work
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
-from textual.screen import Screen
 from textual.widgets import Footer, Label, Sparkline
 
 from tui import figures
@@ -18,6 +17,7 @@ from tui.engine_nouns import EngineRequest, EngineStatus, Phase, RequestId
 from tui.failures import told
 from tui.plain_text import model_name, sanitize, single_line
 from tui.screens.dialog import confirm
+from tui.screens.over_chat import OverChat
 from tui.widgets.amounts import Amounts
 from tui.widgets.listing import Listing
 
@@ -39,7 +39,7 @@ class Rates:
         self._last = now, total
 
 
-class EngineScreen(Screen[None]):
+class EngineScreen(OverChat[None]):
     """Looked at once a second while it is seen."""
 
     CSS_PATH = "engine.tcss"

@@ -6,10 +6,10 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
 from textual.content import Content
-from textual.screen import Screen
 from textual.widgets import Footer, Label
 
 from tui.commands import COMMANDS
+from tui.screens.over_chat import OverChat
 
 KEYS = (
     ("enter", "Send; while a reply comes, send it after that one"),
@@ -27,7 +27,7 @@ KEYS = (
 )
 
 
-class HelpScreen(Screen[None]):
+class HelpScreen(OverChat[None]):
     """Closed by escape."""
 
     CSS_PATH = "help.tcss"

@@ -7,7 +7,6 @@ from rich.text import Text
 from textual import on, work
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.screen import Screen
 from textual.widgets import DataTable, Footer, Input, Label, Tab, Tabs
 
 from tui import figures
@@ -17,13 +16,14 @@ from tui.engine_nouns import Download, Model
 from tui.failures import told
 from tui.plain_text import single_line
 from tui.screens.dialog import confirm
+from tui.screens.over_chat import OverChat
 from tui.widgets.listing import Listing
 
 _REFRESH = 0.5  # seconds between looks at the downloads
 _COLUMNS = (("Model", "name"), ("Quant", "quantization"), ("Size", "size"), ("State", "state"), ("License", "license"))
 
 
-class ModelsScreen(Screen[str]):
+class ModelsScreen(OverChat[str]):
     """A table, and three lists that it may show."""
 
     CSS_PATH = "models.tcss"

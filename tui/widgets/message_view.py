@@ -1,5 +1,6 @@
 """One message of a chat: who wrote it, what, at what cost; and what can be done with it."""
 
+from dataclasses import replace
 from typing import ClassVar
 
 from textual.app import ComposeResult
@@ -114,7 +115,10 @@ class MessageView(Column, can_focus=True):
         """More of the answer."""
         from tui.widgets.reply_text import ReplyText
 
-        self.query_one(ReplyText).add(text)
+        if not self.children:  # it is mounted just now, and shows later what it knows by then
+            self.message = replace(self.message, text=self.message.text + text)
+        for shown in self.query(ReplyText):
+            shown.add(text)
 
     def make_way(self) -> None:
         """Somebody types: the answer is drawn between the keys."""
@@ -131,17 +135,20 @@ class MessageView(Column, can_focus=True):
 
     async def think(self, text: str, seconds: float) -> None:
         """More of what the model thinks."""
-        found = self.query(Thoughts)
-        if found:
+        if not self.children:
+            self.message = replace(self.message, reasoning=self.message.reasoning + text, reasoning_seconds=seconds)
+        elif found := self.query(Thoughts):
             found.first().add(text, seconds)
         else:
-            await self.mount(Thoughts(text, seconds, finished=False), after=self.query_one(MessageHeader))
+            await self.mount(Thoughts(text, seconds, finished=False), after=0)
 
     def renew(self, message: Message, siblings: tuple[MessageId, ...]) -> None:
         """All but the texts, which have been shown as they came."""
         self.message, self._siblings = message, siblings
-        self.query_one(MessageHeader).update(self._header())
-        self.query_one(".cost", Label).update(self._cost())
+        for header in self.query(MessageHeader):
+            header.update(self._header())
+        for cost in self.query(".cost").results(Label):
+            cost.update(self._cost())
         if message.finish is not None:
             self._finish_text()
         if message.text or message.finish is not None:

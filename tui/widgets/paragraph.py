@@ -1,7 +1,6 @@
 """A paragraph in a reply."""
 
 from functools import cache
-from typing import cast
 
 from textual.content import Content
 from textual.geometry import Size
@@ -25,7 +24,8 @@ class Paragraph(MarkdownParagraph):
         return frozenset()
 
     def _get_style(self, style: Style | str) -> Style:
-        return cast("Widget", self.parent)._get_style(style)
+        parent = self.parent
+        return parent._get_style(style) if isinstance(parent, Widget) else Style()  # removed, but seen once more
 
     def set_content(self, content: Content) -> None:
         self._content = content

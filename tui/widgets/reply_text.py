@@ -164,7 +164,7 @@ class ReplyText(Column):
     def _fold_far(self) -> None:
         """What is farther than a screen from what is seen becomes room, and what comes near a document again. The last
         one stays, as it may grow."""
-        if self._is_growing:
+        if self._is_growing or not self.is_attached:
             return
         screen, top = self.screen.size.height, self.region.y
         for piece in self.children[:-1]:
@@ -188,7 +188,7 @@ class ReplyText(Column):
 
     def _stay(self, piece: Widget, before: int) -> None:
         """What is seen stays where it is, though a piece above it is higher or lower than what stood there."""
-        if grown := piece.outer_size.height - before:
+        if self.is_attached and (grown := piece.outer_size.height - before):
             self._scroll.scroll_to(y=self._scroll.scroll_y + grown, animate=False, force=True, immediate=True)
 
     def add(self, text: str) -> None:
@@ -225,6 +225,8 @@ class ReplyText(Column):
         self._go_on()
 
     async def _show_waiting(self) -> None:
+        if not self.is_attached:  # another chat was opened
+            return
         began = process_time()
         text = "".join(self._waiting)
         self._waiting = [text[_AT_ONCE:]] if text[_AT_ONCE:] else []

@@ -1,0 +1,90 @@
+"""People who do not wait: keys that come before the last one was taken, chats that are left while they are drawn."""
+
+import random
+
+import pytest
+from textual.events import Key
+
+from tests.tui.pilots import Chatting, run
+from tests.tui.scripted_client import USAGE, WAIT, Script, ScriptedClient
+from tui.nouns import Finish, ReasoningDelta, ReplyEnd, TextDelta
+from tui.screens.chat import ChatScreen
+from tui.screens.models import ModelsScreen
+from tui.widgets.listing import Listing
+from tui.widgets.paragraph import Paragraph
+from tui.widgets.reply_text import ReplyText
+
+WORDS = ["A", "**bold**", "house,", "`code`", "and", "*some*", "words", "that", "go", "on", "and", "on.", ""]
+ENDS = (" ", " ", " ", "\n\n", "\n- ", "\n\n1. ", "\n```\n", "\n| a | b |\n|---|---|\n")
+KEYS = ("ctrl+n", "ctrl+n", "escape", "pageup", "pagedown", "ctrl+home", "ctrl+end", "f1", "f2", "f3", "up", "tab")
+PAUSES = (0.0, 0.0, 0.01, 0.03, 0.1)  # seconds
+
+
+def reply() -> Script:
+    deltas = [
+        TextDelta(" ".join(random.choices(WORDS, k=random.randrange(1, 12))) + random.choice(ENDS))
+        for _ in range(random.randrange(20, 120))
+    ]
+    thoughts = [ReasoningDelta(f"thought {number} ") for number in range(random.choice((0, 0, 9)))]
+    return [*thoughts, *deltas, ReplyEnd(Finish.COMPLETE, USAGE)]
+
+
+@pytest.fixture(autouse=True)
+def drawn_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tui.widgets.reply_text._LONGEST_REST", 0.01)
+
+
+def test_whatever_is_pressed_the_chat_goes_on() -> None:
+    async def flow(chat: Chatting) -> None:
+        for _ in range(25):
+            if random.random() < 0.2:
+                await chat.pilot.resize_terminal(random.randrange(60, 140), random.randrange(20, 50))
+            for key in (random.choice(KEYS), *random.choice(("go", "x", "")), random.choice(("enter", "escape"))):
+                chat.app.simulate_key(key)
+            await chat.pilot.pause(random.choice(PAUSES))
+            assert chat.app.is_running
+            assert chat.screen.is_attached
+
+    run(ScriptedClient(*(reply() for _ in range(25))), flow, size=(120, 40))
+
+
+def test_an_answer_that_is_given_twice_closes_one_screen() -> None:
+    async def flow(chat: Chatting) -> None:
+        await chat.pilot.press("f2")
+        await chat.until(lambda: isinstance(chat.app.screen, ModelsScreen))
+        screen, listing = chat.app.screen, chat.app.screen.query_one(Listing)
+        await chat.until(lambda: listing.row_count)
+        for _ in range(2):
+            listing.action_select_cursor()
+        await chat.until(lambda: chat.app.screen is not screen)
+        await chat.pilot.pause()
+        assert isinstance(chat.app.screen, ChatScreen)
+
+    run(ScriptedClient(), flow)
+
+
+def test_a_reply_that_was_just_drawn_may_be_left() -> None:
+    async def flow(chat: Chatting) -> None:
+        await chat.type("go")
+        await chat.until(lambda: len(chat.views()) == 2 and chat.views()[1].query(Paragraph))
+        (text,) = chat.views()[1].query(ReplyText)
+        (paragraph,) = text.query(Paragraph)
+        await text.remove()
+        for late in (text._fold_far, text._look_again):
+            late()
+        text.add("more")
+        await text._show_waiting()
+        text._stay(paragraph, 1)
+        assert paragraph._get_style(".strong") is not None
+
+    run(ScriptedClient([TextDelta("a **bold** reply"), WAIT]), flow)
+
+
+def test_keys_behind_the_one_that_quits_go_nowhere() -> None:
+    async def flow(chat: Chatting) -> None:
+        chat.app.exit()
+        await chat.app._close_all()
+        for key in ("x", "enter", "f1"):
+            await chat.app.on_event(Key(key, None))
+
+    run(ScriptedClient(), flow)

@@ -1,0 +1,16 @@
+"""A screen that lies over the chat until it is answered or closed. Refuses to know what it is about."""
+
+from typing import TypeVar
+
+from textual.await_complete import AwaitComplete
+from textual.screen import Screen
+
+Answer = TypeVar("Answer")
+
+
+class OverChat(Screen[Answer]):
+    """What all of them share."""
+
+    def dismiss(self, result: Answer | None = None) -> AwaitComplete:
+        """Once: an answer that was typed or clicked twice would close what lies below, too."""
+        return super().dismiss(result) if self.is_active else AwaitComplete()
