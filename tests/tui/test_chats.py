@@ -77,12 +77,14 @@ def test_drafts_stay_with_their_chats_and_inputs_come_back() -> None:
 
 def test_search_leads_to_the_message() -> None:
     client = ScriptedClient()
-    client.keep("Hearths", "What is an inglenook?", "A seat by the fire.", "Thanks", "Welcome")
+    client.keep("Hearths", "What is an inglenook?", "A seat by\nthe fireside, so warm.", "Thanks", "Welcome")
     client.keep("Other", "nothing", "here")
 
     async def flow(chat: Chatting) -> None:
         await chat.type("/search fire")
         await chat.until(lambda: chat.app.screen.query("#found") and chat.label("#found") == "1 found")
+        found = chat.app.screen.query_one(OptionList).get_option_at_index(0)
+        assert str(found.prompt).splitlines()[1] == "  A seat by the fireside, so warm."
         await chat.pilot.press("enter")
         await chat.until(lambda: len(chat.texts()) == 4)
         await chat.until(lambda: chat.app.focused in chat.views())

@@ -7,6 +7,7 @@ from textual.events import Key
 
 from tests.tui.pilots import Chatting, run
 from tests.tui.scripted_client import USAGE, WAIT, Script, ScriptedClient
+from tui.commands import COMMANDS
 from tui.nouns import Finish, ReasoningDelta, ReplyEnd, TextDelta
 from tui.screens.chat import ChatScreen
 from tui.screens.models import ModelsScreen
@@ -16,7 +17,8 @@ from tui.widgets.reply_text import ReplyText
 
 WORDS = ["A", "**bold**", "house,", "`code`", "and", "*some*", "words", "that", "go", "on", "and", "on.", ""]
 ENDS = (" ", " ", " ", "\n\n", "\n- ", "\n\n1. ", "\n```\n", "\n| a | b |\n|---|---|\n")
-KEYS = ("ctrl+n", "ctrl+n", "escape", "pageup", "pagedown", "ctrl+home", "ctrl+end", "f1", "f2", "f3", "up", "tab")
+COMMON = ("ctrl+n", "escape", "pageup", "pagedown", "ctrl+home", "ctrl+end", "up", "down", "tab", "delete", "space")
+KEYS = (*COMMON, *COMMON, *(one.key for one in COMMANDS if one.key and " " not in one.key and one.name != "quit"))
 PAUSES = (0.0, 0.0, 0.01, 0.03, 0.1)  # seconds
 
 

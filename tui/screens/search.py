@@ -73,7 +73,12 @@ def _line(hit: SearchHit) -> Content:
     return Content.assemble(
         (single_line(hit.chat.title), "bold"),
         "\n  ",
-        f"{single_line(hit.before)} ",
+        _on_the_line(hit.before).lstrip(),
         (single_line(hit.match), "bold $text-accent reverse"),
-        f" {single_line(hit.after)}",
+        _on_the_line(hit.after).rstrip(),
     )
+
+
+def _on_the_line(text: str) -> str:
+    """With a space at an end that has one: what is found may be part of a word."""
+    return f"{' ' * text[:1].isspace()}{single_line(text)}{' ' * text[-1:].isspace()}"
