@@ -5,6 +5,7 @@ from typing import ClassVar
 
 from textual import work
 from textual.app import App, SystemCommand
+from textual.await_complete import AwaitComplete
 from textual.binding import Binding, BindingType
 from textual.events import Event, InputEvent
 from textual.screen import Screen
@@ -67,6 +68,10 @@ class ChatApp(App[None]):
         """What is typed while the program ends, and all screens are closed, goes nowhere."""
         if self.screen_stack or not isinstance(event, InputEvent):
             await super().on_event(event)
+
+    def pop_screen(self) -> AwaitComplete:
+        """The chat itself stays: Textual's palette, answered twice, would close it, too."""
+        return AwaitComplete() if self.screen is self._chat_screen else super().pop_screen()
 
     def _note_theme(self, theme: Theme) -> None:
         if theme.name != self._kept_theme:

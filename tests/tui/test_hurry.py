@@ -3,6 +3,7 @@
 import random
 
 import pytest
+from textual.command import CommandPalette
 from textual.events import Key
 
 from tests.tui.pilots import Chatting, run
@@ -17,7 +18,20 @@ from tui.widgets.reply_text import ReplyText
 
 WORDS = ["A", "**bold**", "house,", "`code`", "and", "*some*", "words", "that", "go", "on", "and", "on.", ""]
 ENDS = (" ", " ", " ", "\n\n", "\n- ", "\n\n1. ", "\n```\n", "\n| a | b |\n|---|---|\n")
-COMMON = ("ctrl+n", "escape", "pageup", "pagedown", "ctrl+home", "ctrl+end", "up", "down", "tab", "delete", "space")
+COMMON = (
+    "ctrl+n",
+    "escape",
+    "pageup",
+    "pagedown",
+    "ctrl+home",
+    "ctrl+end",
+    "up",
+    "down",
+    "tab",
+    "delete",
+    "space",
+    "ctrl+p",
+)
 KEYS = (*COMMON, *COMMON, *(one.key for one in COMMANDS if one.key and " " not in one.key and one.name != "quit"))
 PAUSES = (0.0, 0.0, 0.01, 0.03, 0.1)  # seconds
 
@@ -61,6 +75,20 @@ def test_an_answer_that_is_given_twice_closes_one_screen() -> None:
         await chat.until(lambda: chat.app.screen is not screen)
         await chat.pilot.pause()
         assert isinstance(chat.app.screen, ChatScreen)
+
+    run(ScriptedClient(), flow)
+
+
+def test_a_palette_that_is_answered_twice_leaves_the_chat() -> None:
+    async def flow(chat: Chatting) -> None:
+        await chat.pilot.press("ctrl+p")
+        await chat.until(lambda: isinstance(chat.app.screen, CommandPalette))
+        palette = chat.app.screen
+        for _ in range(2):
+            palette.dismiss(None)
+        await chat.pilot.pause()
+        assert isinstance(chat.app.screen, ChatScreen)
+        await chat.say("go")
 
     run(ScriptedClient(), flow)
 

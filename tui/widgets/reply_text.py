@@ -5,6 +5,7 @@ frame costs as much as what is near, however long the text. Knows that it is scr
 Every address is shown; a click on one is told as Textual's own `Markdown.LinkClicked`, and opens nothing.
 """
 
+from contextlib import suppress
 from dataclasses import dataclass
 from time import monotonic, process_time
 
@@ -15,7 +16,7 @@ from textual.geometry import Region, Size
 from textual.layout import DockArrangeResult
 from textual.reactive import Reactive
 from textual.strip import Strip
-from textual.widget import Widget
+from textual.widget import MountError, Widget
 from textual.widgets import Markdown
 
 from tui.markdown import PIECE, Part, Pieces, parser
@@ -230,7 +231,7 @@ class ReplyText(Column):
         began = process_time()
         text = "".join(self._waiting)
         self._waiting = [text[_AT_ONCE:]] if text[_AT_ONCE:] else []
-        with self.app.batch_update():  # one layout for all of it
+        with self.app.batch_update(), suppress(MountError):  # one layout for all of it; the chat may be left meanwhile
             for part in self._pieces.feed(text[:_AT_ONCE]):
                 await self._show(part)
         self.call_after_refresh(self._rest, began)
