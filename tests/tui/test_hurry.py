@@ -13,6 +13,7 @@ from tui.nouns import Finish, ReasoningDelta, ReplyEnd, TextDelta
 from tui.screens.chat import ChatScreen
 from tui.screens.models import ModelsScreen
 from tui.widgets.listing import Listing
+from tui.widgets.message_view import MessageView
 from tui.widgets.paragraph import Paragraph
 from tui.widgets.reply_text import ReplyText
 
@@ -52,7 +53,7 @@ def drawn_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_whatever_is_pressed_the_chat_goes_on() -> None:
     async def flow(chat: Chatting) -> None:
-        for _ in range(25):
+        for _ in range(12):
             if random.random() < 0.2:
                 await chat.pilot.resize_terminal(random.randrange(60, 140), random.randrange(20, 50))
             for key in (random.choice(KEYS), *random.choice(("go", "x", "")), random.choice(("enter", "escape"))):
@@ -61,7 +62,7 @@ def test_whatever_is_pressed_the_chat_goes_on() -> None:
             assert chat.app.is_running
             assert chat.screen.is_attached
 
-    run(ScriptedClient(*(reply() for _ in range(25))), flow, size=(120, 40))
+    run(ScriptedClient(*(reply() for _ in range(12))), flow, size=(120, 40))
 
 
 def test_an_answer_that_is_given_twice_closes_one_screen() -> None:
@@ -118,3 +119,24 @@ def test_keys_behind_the_one_that_quits_go_nowhere() -> None:
             await chat.app.on_event(Key(key, None))
 
     run(ScriptedClient(), flow)
+
+
+def test_what_is_asked_about_a_chat_that_was_just_left_is_not_done_in_another() -> None:
+    client = ScriptedClient()
+
+    async def flow(chat: Chatting) -> None:
+        await chat.say("go")
+        message, asked = chat.views()[-1].message, len(client.replies.asked)
+        await chat.pilot.press("ctrl+n")
+        await chat.until(lambda: not chat.views())
+        for late in (
+            MessageView.RegenerateAsked(message),
+            MessageView.EditAsked(message),
+            MessageView.BranchAsked(message, 1),
+        ):
+            chat.conversation.post_message(late)
+        await chat.pilot.pause()
+        assert len(client.replies.asked) == asked
+        assert not chat.composer.has_class("editing")
+
+    run(client, flow)

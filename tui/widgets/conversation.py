@@ -125,10 +125,11 @@ class Conversation(Vertical):
 
     async def configure(self, settings: ChatSettings) -> None:
         """Other settings for the open chat."""
+        chat = self.chat
         with told(self):
-            if self.chat.id is not None:
-                await self._client.chats.configure(self.chat.id, settings)
-            self.chat.settings = settings
+            if chat.id is not None:
+                await self._client.chats.configure(chat.id, settings)
+            chat.settings = settings
             self.composer.measure()
 
     async def _leave(self) -> None:
@@ -305,7 +306,7 @@ class Conversation(Vertical):
     @on(MessageView.EditAsked)
     def edit(self, event: MessageView.EditAsked) -> None:
         """Type a message anew. What was written before stays, as a branch."""
-        if self._busy():
+        if self._busy() or not self._is_here(event.message):
             return
         self._editing = event.message
         self.composer.add_class("editing")
@@ -317,6 +318,10 @@ class Conversation(Vertical):
         if self.replying is not None:
             self.app.notify("A reply is being written; escape stops it.", markup=False)
         return self.replying is not None
+
+    def _is_here(self, message: Message) -> bool:
+        """Another chat may have been opened since something was asked about a message."""
+        return any(one.id == message.id for one in self.chat.path())
 
     def _end_editing(self) -> None:
         self._editing = None
@@ -331,11 +336,12 @@ class Conversation(Vertical):
         """Another reply, beside the one there is."""
         message = event.message
         to = message.id if message.role is Role.USER else message.parent
-        if self._busy() or self.chat.id is None or to is None:
+        chat = self.chat
+        if self._busy() or not self._is_here(message) or chat.id is None or to is None:
             return
         await self.transcript.cut_behind(to)
-        self.chat.leaf = to
-        self.ask(self.chat.id, to)
+        chat.leaf = to
+        self.ask(chat.id, to)
 
     def action_regenerate(self) -> None:
         if path := self.chat.path():
@@ -343,6 +349,8 @@ class Conversation(Vertical):
 
     @on(MessageView.BranchAsked)
     async def step_branch(self, event: MessageView.BranchAsked) -> None:
+        if not self._is_here(event.message):
+            return
         place = [message.id for message in self.chat.path()].index(event.message.id)
         leaf = self.chat.branches.beside(event.message.id, event.step)
         if leaf is not None:
@@ -350,12 +358,14 @@ class Conversation(Vertical):
 
     async def show_branch(self, leaf: MessageId, at: MessageId) -> None:
         """Another branch of the open chat. What the engine knows of it, it need not read again."""
-        if self._busy() or self.chat.id is None:
+        chat = self.chat
+        if self._busy() or chat.id is None:
             return
         with told(self):
-            await self._client.chats.show_branch(self.chat.id, leaf)
-            self.chat.leaf = leaf
-            await self._show(self.chat, at)
+            await self._client.chats.show_branch(chat.id, leaf)
+            chat.leaf = leaf
+            if chat is self.chat:
+                await self._show(chat, at)
 
     @on(MessageView.NeighbourAsked)
     def focus_neighbour(self, event: MessageView.NeighbourAsked) -> None:
@@ -394,8 +404,9 @@ class Conversation(Vertical):
     async def _make_room(self, chat: ChatId, room: Room) -> None:
         self._tell_activity("summarizing" if room.how is FullContext.SUMMARIZE else "")
         changed = await self._client.context.make(chat, room)
-        self.chat.left_out = changed.left_out
-        await self._show(self.chat, None)
+        if self.chat.id == chat:
+            self.chat.left_out = changed.left_out
+            await self._show(self.chat, None)
 
     @work(group="room", exclusive=True)
     async def action_make_room(self) -> None:
