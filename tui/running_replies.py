@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Coroutine
 from contextlib import aclosing
+from functools import partial
 from typing import Protocol
 
 from tui.client import ClientError, Replies
@@ -24,7 +25,7 @@ class RunningReplies:
     def __init__(
         self,
         replies: Replies,
-        run: Callable[[Coroutine[None, None, None]], Running],
+        run: Callable[[Callable[[], Coroutine[None, None, None]]], Running],
         came: Callable[[Replying, ReplyEvent | ClientError], object],
     ) -> None:
         self._replies = replies
@@ -40,7 +41,7 @@ class RunningReplies:
     def start(self, chat: ChatId, to: MessageId, model: str) -> None:
         """Ask for a reply to the message `to`."""
         replying = Replying(chat, to, model)
-        self._running[chat] = replying, self._run(self._stream(replying))
+        self._running[chat] = replying, self._run(partial(self._stream, replying))
 
     def runs(self, replying: Replying) -> bool:
         return self.of(replying.chat) is replying

@@ -5,12 +5,14 @@ is shown.
 """
 
 import asyncio
+from collections.abc import Callable, Coroutine
 
 from textual import on, work
 from textual.app import ComposeResult
 from textual.containers import Vertical
 from textual.message import Message as Posted
 from textual.widgets import TextArea
+from textual.worker import Worker
 
 from tui.client import Client, ClientError
 from tui.failures import tell, told
@@ -73,12 +75,13 @@ class Conversation(Vertical):
         self.chat = OpenChat()
         self._activity = ""  # that was told last
         self._replies = RunningReplies(
-            client.replies,
-            lambda stream: self.run_worker(stream, group="reply", description="reply"),
-            lambda *came: self.post_message(self.ReplyCame(*came)),
+            client.replies, self._stream, lambda *came: self.post_message(self.ReplyCame(*came))
         )
         self._sending = False
         self._editing: Message | None = None
+
+    def _stream(self, stream: Callable[[], Coroutine[None, None, None]]) -> Worker[None]:
+        return self.run_worker(stream, group="reply", description="reply")
 
     def compose(self) -> ComposeResult:
         yield Transcript()
