@@ -19,20 +19,8 @@ from tui.widgets.reply_text import ReplyText
 
 WORDS = ["A", "**bold**", "house,", "`code`", "and", "*some*", "words", "that", "go", "on", "and", "on.", ""]
 ENDS = (" ", " ", " ", "\n\n", "\n- ", "\n\n1. ", "\n```\n", "\n| a | b |\n|---|---|\n")
-COMMON = (
-    "ctrl+n",
-    "escape",
-    "pageup",
-    "pagedown",
-    "ctrl+home",
-    "ctrl+end",
-    "up",
-    "down",
-    "tab",
-    "delete",
-    "space",
-    "ctrl+p",
-)
+# Not the palette: from there a walk may end the program, as it should.
+COMMON = ("ctrl+n", "escape", "pageup", "pagedown", "ctrl+home", "ctrl+end", "up", "down", "tab", "delete", "space")
 KEYS = (*COMMON, *COMMON, *(one.key for one in COMMANDS if one.key and " " not in one.key and one.name != "quit"))
 PAUSES = (0.0, 0.0, 0.01, 0.03, 0.1)  # seconds
 
