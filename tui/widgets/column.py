@@ -9,12 +9,17 @@ from textual.reactive import Reactive
 from textual.strip import Strip
 
 
+def size_by_layout() -> Reactive[Size]:
+    """A `virtual_size` that follows from a layout, and calls for none, nor for another drawing."""
+    return Reactive(Size(0, 0), layout=False, repaint=False)
+
+
 class Column(Vertical):
     """Its height follows from what is in it, which is never told how high it is itself: while it grows, the layout of
     all that stays as it is need not be made again. Nothing in it may be as high as a share of it, and borders are at
     its sides alone."""
 
-    virtual_size = Reactive(Size(0, 0), layout=False, repaint=False)  # it follows from a layout, and calls for none
+    virtual_size = size_by_layout()
 
     def arrange(self, size: Size, optimal: bool = False) -> DockArrangeResult:
         return super().arrange(size.with_height(0), optimal)

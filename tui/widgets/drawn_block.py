@@ -4,10 +4,10 @@ from abc import abstractmethod
 
 from textual.content import Content
 from textual.geometry import Size
-from textual.reactive import Reactive
 from textual.widget import Widget
 from textual.widgets import Markdown
 
+from tui.widgets.column import size_by_layout
 from tui.widgets.headroom import grown
 
 
@@ -16,7 +16,7 @@ class DrawnBlock(Widget):
 
     DEFAULT_CSS = "DrawnBlock { height: auto; text-wrap: nowrap; }"
 
-    virtual_size = Reactive(Size(0, 0), layout=False, repaint=False)
+    virtual_size = size_by_layout()
 
     def __init__(self) -> None:
         super().__init__()

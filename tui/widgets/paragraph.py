@@ -3,19 +3,18 @@
 from functools import cache
 
 from textual.content import Content
-from textual.geometry import Size
-from textual.reactive import Reactive
 from textual.style import Style
 from textual.widget import Widget
 from textual.widgets._markdown import MarkdownParagraph
 
+from tui.widgets.column import size_by_layout
 from tui.widgets.headroom import grown
 
 
 class Paragraph(MarkdownParagraph):
     """While it grows, it is drawn anew and seldom laid out anew. How its words look is asked of what it stands in."""
 
-    virtual_size = Reactive(Size(0, 0), layout=False, repaint=False)  # it follows from a layout, and calls for none
+    virtual_size = size_by_layout()
 
     @classmethod
     @cache

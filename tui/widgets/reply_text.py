@@ -14,14 +14,13 @@ from textual.containers import VerticalScroll
 from textual.events import Mount
 from textual.geometry import Region, Size
 from textual.layout import DockArrangeResult
-from textual.reactive import Reactive
 from textual.strip import Strip
 from textual.widget import MountError, Widget
 from textual.widgets import Markdown
 
 from tui.markdown import PIECE, Part, Pieces, parser
 from tui.widgets.code_block import CodeBlock
-from tui.widgets.column import Column, alike
+from tui.widgets.column import Column, alike, size_by_layout
 from tui.widgets.headroom import opened, settled
 from tui.widgets.list_block import ListBlock
 from tui.widgets.paragraph import Paragraph
@@ -60,7 +59,7 @@ class Document(Markdown):
         "ordered_list_open": ListBlock,
     }
 
-    virtual_size = Reactive(Size(0, 0), layout=False, repaint=False)  # this, and the next two, as a Column has them
+    virtual_size = size_by_layout()
 
     def __init__(self, text: str = "", *, goes_on: bool = False) -> None:
         """`goes_on`: the next piece does, with the last block of this one."""

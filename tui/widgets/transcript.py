@@ -7,11 +7,10 @@ from textual import work
 from textual.app import ComposeResult
 from textual.containers import VerticalScroll
 from textual.geometry import Region, Size
-from textual.reactive import Reactive
 from textual.strip import Strip
 
 from tui.nouns import Message, MessageId
-from tui.widgets.column import Column, alike
+from tui.widgets.column import Column, alike, size_by_layout
 from tui.widgets.message_view import MessageView
 
 _SCREENS = 1.5  # heights of the screen that are mounted at once, estimated
@@ -25,7 +24,7 @@ Siblings = Callable[[MessageId], tuple[MessageId, ...]]
 class Transcript(VerticalScroll, can_focus=False):
     """A window over the path: `_first` is the place of its first message that is mounted, `_end` is behind the last."""
 
-    virtual_size = Reactive(Size(0, 0), layout=False, repaint=False)  # as a Column has it
+    virtual_size = size_by_layout()
 
     def __init__(self) -> None:
         super().__init__()
