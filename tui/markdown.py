@@ -18,6 +18,8 @@ _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})")
 _ITEM = re.compile(r"(?:(\d{1,9})([.)])|([-*+])) +(?:\w|\*\*|[`\[\"'(])")  # a ruler of dashes or stars is none
 _BELOW_HEADER = re.compile(r"[|:\- \t]*-[|:\- \t]*")
 PIECE = 1500  # characters; from here on a text is cut where it can be
+_LONGEST_PIECE = 20 * PIECE  # from here on it is cut in front of any line that is not code
+_SHORTEST_LINE = 30  # characters that a shorter line counts for, since it is as high
 LONGEST_LINE = 3000  # characters; nobody writes such a line, but a model that is lost in a loop does
 
 
@@ -71,22 +73,23 @@ class Part:
 
     text: str
     begins: bool = False  # a new piece
-    goes_on: bool = False  # that piece, with the block that the one before it ends with
+    adjoins: bool = False  # that piece: no line is to be added in front of it
     head: str = ""  # what that piece begins with besides: a table that goes on has its header again
 
 
 class Pieces:
     """A growing text, cut into pieces that mean the same apart as together (but for link references).
 
-    A cut is made in front of a line that begins a new block: behind an empty line, not indented, outside of fences.
+    A cut is made in front of a line that begins a new block: behind an empty line or code, not indented, outside of
+    fences.
     Lists are cut between their items and tables between their rows, since one that grows is read again as a whole. A
-    line that is too long is cut as well, and goes on as a paragraph.
+    line that is too long is cut as well, and goes on as a paragraph; and so is what is long without a place to cut it.
     """
 
     def __init__(self) -> None:
         self._fence = ""  # what closes the fence that is open
         self._length = 0  # of the piece that is open
-        self._after_empty = True
+        self._between_blocks = True
         self._line = ""  # the begin of a line that has not ended
         self._before = ""  # the line before it
         self._header = ""  # of the table that is open, with the line below it
@@ -116,15 +119,17 @@ class Pieces:
     def _cut(self, line: str) -> Part | None:
         """What begins with this part of a line, where that is a new piece."""
         if self._is_too_long(line):
-            return Part(line, begins=True, goes_on=True)
+            return Part(line, begins=True, adjoins=True)
         if self._line or self._fence or self._length < PIECE:
             return None
         if self._header and self._length >= self._table + PIECE and line.startswith("|"):
-            return Part(line, begins=True, goes_on=True, head=self._header)
+            return Part(line, begins=True, adjoins=True, head=self._header)
         if self._item.is_before(_item(line)):
-            return Part(line, begins=True, goes_on=True)
-        starts_block = self._after_empty and (line[0].isalpha() or line[0] == "#" or line.startswith("```"))
-        return Part(line, begins=True) if starts_block else None
+            return Part(line, begins=True, adjoins=True)
+        if self._between_blocks and (line[0].isalpha() or line[0] == "#" or line.startswith("```")):
+            return Part(line, begins=True, adjoins=line[0] in "#`")  # these bring one
+        is_apart = self._length >= _LONGEST_PIECE and not line[0].isspace()
+        return Part(line, begins=True, adjoins=True) if is_apart else None
 
     def _is_too_long(self, rest: str) -> bool:
         """The line that has not ended, so that its rest is apart from it: between two words, if it has any."""
@@ -133,15 +138,17 @@ class Pieces:
         return not self._fence and (length >= LONGEST_LINE + PIECE or (between and length >= LONGEST_LINE))
 
     def _end_line(self, line: str) -> None:
+        self._length += max(0, _SHORTEST_LINE - len(line))
         found = _FENCE.match(line)
-        if found and not self._fence:
-            self._fence = found[1]
-        elif found and found[1].startswith(self._fence) and not line[found.end() :].strip():
+        closes = bool(self._fence and found and found[1].startswith(self._fence) and not line[found.end() :].strip())
+        if closes:
             self._fence = ""
+        elif found and not self._fence:
+            self._fence = found[1]
         elif not self._fence:
             self._note_table(line)
             self._note_list(line)
-        self._after_empty, self._before = not line.strip(), line
+        self._between_blocks, self._before = closes or not line.strip(), line
 
     def _note_table(self, line: str) -> None:
         if not line.startswith("|"):
@@ -153,7 +160,7 @@ class Pieces:
 
     def _note_list(self, line: str) -> None:
         item = _item(line)
-        if item is not _NO_ITEM and (self._after_empty or self._item.is_before(item) or item.number in (None, 1)):
+        if item is not _NO_ITEM and (self._between_blocks or self._item.is_before(item) or item.number in (None, 1)):
             self._item = item
         elif line.strip() and not line[0].isspace():
             self._item = _NO_ITEM

@@ -21,6 +21,7 @@ _HIDDEN = (
 # Joiners (ZWNJ, ZWJ) are spelling in Persian and Indic scripts and build emoji: one of them, behind such a character.
 _JOINED = r"(?<=[^\x00-\u02ff\u2000-\u206f])[\u200c\u200d]"
 _UNSAFE = re.compile(f"\r\n|[\u2028\u2029]|({_JOINED})|[{_HIDDEN}]")
+_SUSPECT = re.compile(f"[\u2028\u2029{_HIDDEN}]")  # found three times as fast, in a text that has none
 
 
 def sanitize(text: str) -> str:
@@ -28,7 +29,7 @@ def sanitize(text: str) -> str:
 
     What it returns holds no control character but tab and newline, and is returned unchanged when given again.
     """
-    return _UNSAFE.sub(_visible, text)
+    return _UNSAFE.sub(_visible, text) if _SUSPECT.search(text) else text
 
 
 def single_line(text: str) -> str:

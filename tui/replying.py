@@ -17,6 +17,7 @@ from tui.nouns import (
     ReplyStarted,
     Role,
     TextDelta,
+    Usage,
 )
 
 
@@ -61,22 +62,22 @@ class Replying:
                 self.activity = "writing"
             case ReplyEnd(finish, usage):
                 self._end_thinking()
-                self.end(finish)
-                self.message = self.message and replace(self.message, usage=usage)
+                self.end(finish, usage)
 
-    def end(self, finish: Finish) -> None:
+    def end(self, finish: Finish, usage: Usage | None = None) -> None:
         """Nothing more comes."""
         self.activity = ""
-        message = self.so_far()
-        self.message = message and replace(message, finish=finish)
+        self.message = self.so_far(finish, usage)
 
-    def so_far(self) -> Message | None:
+    def so_far(self, finish: Finish | None = None, usage: Usage | None = None) -> Message | None:
         """The message with all text that has come."""
         return self.message and replace(
             self.message,
             text="".join(self._text),
             reasoning="".join(self._reasoning),
             reasoning_seconds=self.thought_seconds,
+            finish=finish,
+            usage=usage,
         )
 
     def _end_thinking(self) -> None:

@@ -4,7 +4,7 @@ from textual.app import App, ComposeResult
 from textual.containers import VerticalScroll
 from textual.widgets import Markdown
 
-from tui.widgets.reply_text import Document
+from tui.widgets.document import Document
 
 
 class DocumentPage(App[None]):

@@ -13,7 +13,7 @@ from textual.widgets import Label
 from tests.tui.document_page import DocumentPage
 from tui.markdown import LONGEST_LINE
 from tui.widgets.code_block import LONGEST_HIGHLIGHTED, CodeBlock, parts
-from tui.widgets.reply_text import Document
+from tui.widgets.document import Document
 
 Look = Callable[[DocumentPage, Pilot[None]], Awaitable[None]]
 FUNCTION = "def warm(seat):\n    # beside the fire\n\n    return seat in {warmest!r}\n\n"

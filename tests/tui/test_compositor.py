@@ -12,8 +12,8 @@ from tests.tui.pilots import Chatting, at_rest, run
 from tests.tui.scripted_client import USAGE, WAIT, ScriptedClient
 from tui.nouns import Finish, ReplyEnd, TextDelta
 from tui.screens.compositor import RowCompositor
+from tui.widgets.document import Document
 from tui.widgets.paragraph import Paragraph
-from tui.widgets.reply_text import Document
 
 WORDS = "a reply that is drawn as it grows, "
 PARTS = [TextDelta(f"{number} {WORDS}" + "\n\n" * (number % 7 == 6)) for number in range(40)]

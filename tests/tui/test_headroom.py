@@ -57,7 +57,7 @@ class Page(App[None]):
 
 async def shown(page: Page, pilot: Pilot[None]) -> None:
     """Everything that was added is laid out."""
-    while page.reply._waiting or page.reply._is_busy:
+    while page.reply.is_behind:
         await asyncio.sleep(0.002)
     await pilot.pause()
 

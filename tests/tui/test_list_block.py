@@ -8,8 +8,8 @@ from textual.pilot import Pilot
 
 from tests.tui.document_page import DocumentPage
 from tui.widgets.code_block import CodeBlock
+from tui.widgets.document import Document
 from tui.widgets.list_block import Items
-from tui.widgets.reply_text import Document
 
 Look = Callable[[DocumentPage, Pilot[None]], Awaitable[None]]
 

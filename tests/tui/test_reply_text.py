@@ -11,7 +11,9 @@ from textual.pilot import Pilot
 
 from tests.tui.pilots import at_rest
 from tui.markdown import PIECE
-from tui.widgets.reply_text import Document, ReplyText, Room
+from tui.widgets.document import Document
+from tui.widgets.reply_text import ReplyText
+from tui.widgets.room import Room
 
 COUNT = 5 * PIECE // 60
 TEXT = "\n\n".join(f"Paragraph {number} begins here, and **some words** more are in it." for number in range(COUNT))
@@ -48,7 +50,7 @@ async def settled(page: Page, pilot: Pilot[None], length: int = len(TEXT)) -> No
     while True:
         await pilot.pause(0.01)
         pieces = list(page.query_one(ReplyText).children)
-        shown = sum(len(room.text) for room in page.query(Room))
+        shown = sum(len(piece.text) for room in page.query(Room) for piece in room.pieces)
         shown += sum(len(document.source) for document in page.query(Document))
         empty = any(room.region.overlaps(page.scroll.region) for room in page.query(Room))
         if pieces == before and shown == length and page.seen and not empty:
@@ -77,14 +79,17 @@ def test_a_long_reply_is_laid_out_where_it_is_seen(grows: bool) -> None:
                 part = TEXT[start : start + 2 * PIECE]
                 page.query_one(ReplyText).add(part)
                 await settled(page, pilot, start + len(part))
+            page.query_one(ReplyText).finish()
+            while page.query_one(ReplyText).is_behind:
+                await pilot.pause(0.01)
             await settled(page, pilot)
             assert page.seen[-1] == COUNT - 1
-            height = page.scroll.virtual_size.height
-            assert len(page.query(Room)) > len(page.query(Document))
+            height = await at_rest(pilot, lambda: page.scroll.virtual_size.height)
+            assert sum(len(room.pieces) for room in page.query(Room)) > len(page.query(Document))
             assert height == 2 * COUNT
             assert await read_upwards(page, pilot) == [*range(COUNT)][::-1]
             assert page.scroll.virtual_size.height == height
-            assert page.query_one(ReplyText).children[-1].query("*")  # it may still grow
+            assert page.query_one(ReplyText).children[-1].query("*")
 
     asyncio.run(show())
 
@@ -146,7 +151,7 @@ def test_a_list_that_is_cut_has_no_empty_line_in_it() -> None:
             if grows:
                 reply.add(text)
                 reply.finish()
-            while reply._waiting or reply._is_busy:
+            while reply.is_behind:
                 await pilot.pause(0.01)
             height = await at_rest(pilot, lambda: reply.size.height)
             assert len(reply.children) > 2
@@ -154,3 +159,62 @@ def test_a_list_that_is_cut_has_no_empty_line_in_it() -> None:
 
     for grows in (True, False):
         asyncio.run(show(grows))
+
+
+async def lines_of(text: str, documents: int) -> list[str]:
+    page = Page(text)
+    async with page.run_test(size=(70, 300)) as pilot:
+        await at_rest(pilot, lambda: page.query_one(ReplyText).size)
+        assert len(page.query(Document)) >= documents
+        return [strip.text.rstrip() for strip in page.screen._compositor.render_strips()]
+
+
+@pytest.mark.parametrize("begin", ["# A heading\n\nand a paragraph", "```\ncode\n```", "A paragraph", "> quoted"])
+def test_where_a_text_is_cut_is_not_seen(begin: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "\n\n".join([begin, "> said\n> so", begin, "| a |\n|---|\n| b |", begin, "- one\n- two"] * 8)
+    cut = asyncio.run(lines_of(text, 2))
+    monkeypatch.setattr("tui.markdown.PIECE", 10 * len(text))
+    assert cut == asyncio.run(lines_of(text, 1))
+
+
+@pytest.mark.parametrize("block", ["A paragraph.\n\n", "```\ncode\n```\n", "- an item\n"])
+def test_what_comes_faster_than_it_can_be_laid_out_becomes_room(block: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "Words,\n\n" + block * (20 * PIECE // len(block))
+    made: list[Document] = []
+
+    class Counted(Document):
+        def __init__(self, text: str = "", *, adjoined: bool = False) -> None:
+            super().__init__(text, adjoined=adjoined)
+            made.append(self)
+
+    monkeypatch.setattr("tui.widgets.reply_text.Document", Counted)
+
+    async def show() -> None:
+        page = Page()
+        async with page.run_test(size=(70, 12)) as pilot:
+            page.scroll.anchor()
+            reply = page.query_one(ReplyText)
+            for part in (text[:PIECE], text[PIECE:], f"\n\n{TEXT}"):
+                reply.add(part)
+            reply.finish()
+            while reply.is_behind:
+                await pilot.pause(0.01)
+            await settled(page, pilot, len(text) + 2 + len(TEXT))
+            assert len(made) < 20
+            assert page.seen[-1] == COUNT - 1
+            assert _text(reply) == f"{text}\n\n{TEXT}"
+            page.scroll.scroll_home(animate=False, immediate=True)
+            await at_rest(pilot, lambda: [*reply.children])
+            assert "Words," in "".join(strip.text for strip in page.screen._compositor.render_strips())
+            assert _text(reply) == f"{text}\n\n{TEXT}"
+
+    asyncio.run(show())
+
+
+def _text(reply: ReplyText) -> str:
+    """All of it, in the order in which it stands there."""
+    found = ""
+    for child in reply.children:
+        assert isinstance(child, Room | Document)
+        found += child.source if isinstance(child, Document) else "".join(piece.text for piece in child.pieces)
+    return found

@@ -7,7 +7,7 @@ from rich.cells import cell_len
 from textual.app import App
 
 from tests.tui.document_page import DocumentPage
-from tui.widgets.reply_text import Document
+from tui.widgets.document import Document
 from tui.widgets.table import Cells, shared
 
 WORDS = ("a", "fire", "warmth", "漢字", "👨", "inglenook", "é")

@@ -1,0 +1,134 @@
+"""How long a key waits beside a text of a megabyte: `python -m tests.tui.megabyte`, on a quiet machine.
+
+A chat with one message of that size is opened, and then such a reply comes in pieces of 20 kB, faster than any model
+writes. Meanwhile a key is due every 50 ms, by the clock, so that one which falls into a long turn of the event loop
+waits for all that is left of it. Printed, for each kind of text: the longest wait of a key for its frame, in
+milliseconds, when such a reply is opened, when such a text of the user is opened, and while the reply comes; and the
+seconds until the end of it is there.
+"""
+
+import argparse
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Mapping
+
+from tests.tui.scripted_client import USAGE, ScriptedClient, ScriptedReplies
+from tests.tui.speed import drawn
+from tui.app import ChatApp
+from tui.nouns import ChatId, Finish, MessageId, ReplyEnd, ReplyEvent, ReplyStarted, Role, TextDelta
+from tui.widgets.conversation import Conversation
+from tui.widgets.reply_text import ReplyText
+
+SIZE = 1_000_000  # characters
+PIECE = 20_000
+PERIOD = 0.05  # seconds from one key to the next
+QUIET = 40  # keys, all of them as quick as a frame is, behind which nothing more is expected
+AS_QUICK = 0.05  # seconds
+
+# What a text repeats.
+KINDS: Mapping[str, str] = {
+    "one line": "a word and **more** of it, ",
+    "one word": "abcdefgh",
+    "paragraphs": "The seat beside the fire was warm, and **nobody** wished to leave it.\n\n",
+    "list": "- an item, `said` so\n",
+    "table": "| one | two | three |\n|---|---|---|\n",
+    "line of code": "```python\nwarm(seat) ",
+    "brackets": "[a](b[",
+    "stars": "**a_b*",
+    "quotes": "> " * 40 + "said\n",
+    "links": "https://hearth.example/a?b=c ",
+    "fences": "```\nx\n```\n",
+}
+
+
+def text_of(kind: str) -> str:
+    """A text of SIZE characters, of which a fence that opens a line of code is there once."""
+    again = KINDS[kind]
+    first, _, rest = again.rpartition("\n") if kind == "line of code" else ("", "", again)
+    head = f"{first}\n" if first else ""
+    return (head + rest * (SIZE // len(rest) + 1))[:SIZE]
+
+
+class HugeReplies(ScriptedReplies):
+    """One huge reply, as fast as it is taken."""
+
+    text = ""
+
+    async def reply(self, chat: ChatId, to: MessageId) -> AsyncGenerator[ReplyEvent, None]:
+        yield ReplyStarted(MessageId(f"message-{self.chats.name()}"))
+        for start in range(0, len(self.text), PIECE):
+            yield TextDelta(self.text[start : start + PIECE])
+            await asyncio.sleep(0.01)
+        yield ReplyEnd(Finish.COMPLETE, USAGE)
+
+
+async def waits(app: ChatApp, working: asyncio.Task[None]) -> list[float]:
+    """How long each key waited, in seconds, until the work is done and the screen has come to rest."""
+    area = app.screen.query_one(Conversation).composer.area
+    found: list[float] = []
+    due = time.perf_counter()
+    while not working.done() or len(found) < QUIET or max(found[-QUIET:]) > AS_QUICK:
+        await asyncio.sleep(max(0.0, due - time.perf_counter()))
+        before = len(area.text)
+        app.simulate_key("x")
+        while len(area.text) == before:
+            await asyncio.sleep(0)
+        await drawn(app)
+        found.append(time.perf_counter() - due)
+        due = max(due + PERIOD, time.perf_counter())
+    await working
+    return found
+
+
+async def opened(kind: str, role: Role) -> float:
+    client = ScriptedClient()
+    huge = client.keep("Huge", "a question", text_of(kind))
+    if role is Role.USER:
+        huge = client.keep("Huge", text_of(kind))
+    small = client.keep("Small", "a question", "an answer")
+    client.engine.loads.set()
+    app = ChatApp(client)
+    async with app.run_test(size=(120, 40)) as pilot:
+        conversation = app.screen.query_one(Conversation)
+        await conversation.open(small)
+        await pilot.pause(0.5)
+        conversation.composer.area.focus()
+        return max(await waits(app, asyncio.create_task(conversation.open(huge))))
+
+
+async def streamed(kind: str) -> float:
+    client = ScriptedClient()
+    client.replies = HugeReplies(client.chats)
+    client.replies.text = text_of(kind)
+    client.engine.loads.set()
+    app = ChatApp(client)
+
+    async def reply() -> None:
+        while not conversation.query(ReplyText):
+            await asyncio.sleep(0.01)
+        while conversation.replying is not None or conversation.query_one(ReplyText).is_behind:
+            await asyncio.sleep(0.1)
+
+    async with app.run_test(size=(120, 40)) as _:
+        conversation = app.screen.query_one(Conversation)
+        conversation.composer.area.focus()
+        conversation.composer.area.write("go")
+        app.simulate_key("enter")
+        return max(await waits(app, asyncio.create_task(reply())))
+
+
+async def measure(kind: str) -> None:
+    figures = [await opened(kind, Role.ASSISTANT), await opened(kind, Role.USER), await streamed(kind)]
+    reply, typed, coming = (f"{1000 * seconds:5.0f}" for seconds in figures)
+    print(f"{kind:<14} a reply opened {reply}   a typed text opened {typed}   a reply that comes {coming}", flush=True)
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--of", nargs="*", choices=KINDS, default=list(KINDS), help="kinds of text")
+    for kind in options.parse_args().of:
+        asyncio.run(measure(kind))
+
+
+if __name__ == "__main__":
+    main()
