@@ -16,6 +16,7 @@ from tui.plain_text import sanitize
 
 _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})")
 _ITEM = re.compile(r"(?:(\d{1,9})([.)])|([-*+])) +(?:\w|\*\*|[`\[\"'(])")  # a ruler of dashes or stars is none
+_WITH_A_LINE_ABOVE = re.compile(r"#{1,6} |```")  # headings and code bring an empty one of their own
 _BELOW_HEADER = re.compile(r"[|:\- \t]*-[|:\- \t]*")
 PIECE = 1500  # characters; from here on a text is cut where it can be
 _LONGEST_PIECE = 20 * PIECE  # from here on it is cut in front of any line that is not code
@@ -81,9 +82,8 @@ class Pieces:
     """A growing text, cut into pieces that mean the same apart as together (but for link references).
 
     A cut is made in front of a line that begins a new block: behind an empty line or code, not indented, outside of
-    fences.
-    Lists are cut between their items and tables between their rows, since one that grows is read again as a whole. A
-    line that is too long is cut as well, and goes on as a paragraph; and so is what is long without a place to cut it.
+    fences. Lists are cut between their items and tables between their rows, since one that grows is read again as a
+    whole. A line that is too long is cut as well, and goes on as a paragraph; so is what long has had no such place.
     """
 
     def __init__(self) -> None:
@@ -126,8 +126,9 @@ class Pieces:
             return Part(line, begins=True, adjoins=True, head=self._header)
         if self._item.is_before(_item(line)):
             return Part(line, begins=True, adjoins=True)
-        if self._between_blocks and (line[0].isalpha() or line[0] == "#" or line.startswith("```")):
-            return Part(line, begins=True, adjoins=line[0] in "#`")  # these bring one
+        brings_line = _WITH_A_LINE_ABOVE.match(line) is not None
+        if self._between_blocks and (line[0].isalpha() or brings_line):
+            return Part(line, begins=True, adjoins=brings_line)
         is_apart = self._length >= _LONGEST_PIECE and not line[0].isspace()
         return Part(line, begins=True, adjoins=True) if is_apart else None
 

@@ -65,6 +65,7 @@ class ReplyStarted(Noun):
     """The first event: the reply is a message of the chat from now on, and is kept as it grows."""
 
     message: MessageId
+    model: str  # that writes it
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,6 @@ class Replying:
 
     chat: ChatId
     to: MessageId
-    model: str
     clock: Callable[[], float] = time.monotonic
     activity: str = "waiting"  # in words, for a line
     message: Message | None = None  # once it has started
@@ -47,8 +46,8 @@ class Replying:
     def take(self, event: ReplyEvent) -> None:
         """The next event of its stream."""
         match event:
-            case ReplyStarted(message):
-                self.message = Message(message, self.to, Role.ASSISTANT, "", time.time(), model=self.model)
+            case ReplyStarted(message, model):
+                self.message = Message(message, self.to, Role.ASSISTANT, "", time.time(), model=model)
             case PromptProgress():
                 self.activity = figures.prompt_progress(event)
             case ReasoningDelta(text):

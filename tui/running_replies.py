@@ -38,9 +38,9 @@ class RunningReplies:
         found = None if chat is None else self._running.get(chat)
         return found and found[0]
 
-    def start(self, chat: ChatId, to: MessageId, model: str) -> None:
+    def start(self, chat: ChatId, to: MessageId) -> None:
         """Ask for a reply to the message `to`."""
-        replying = Replying(chat, to, model)
+        replying = Replying(chat, to)
         self._running[chat] = replying, self._run(partial(self._stream, replying))
 
     def runs(self, replying: Replying) -> bool:

@@ -89,7 +89,7 @@ class ChatReplies:
                 first = await anext(parts)
             growing = await self._begin(chat, int(to), engine)
             try:
-                yield nouns.ReplyStarted(message_id(growing.message))
+                yield nouns.ReplyStarted(message_id(growing.message), engine.model)
                 async with aclosing(self._told(growing, first, parts)) as events:
                     async for event in events:
                         yield event

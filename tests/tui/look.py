@@ -5,7 +5,7 @@ import random
 import sys
 from collections.abc import AsyncGenerator
 
-from tests.tui.scripted_client import USAGE, ScriptedClient, ScriptedReplies
+from tests.tui.scripted_client import HERE, USAGE, ScriptedClient, ScriptedReplies
 from tui.app import ChatApp
 from tui.nouns import (
     ChatId,
@@ -53,7 +53,7 @@ class SlowReplies(ScriptedReplies):
         for done in range(0, 5001, 1000):
             yield PromptProgress(done, 5000, 512)
             await asyncio.sleep(0.1)
-        yield ReplyStarted(name)
+        yield ReplyStarted(name, HERE.name)
         for word in THOUGHTS.split(" "):
             yield ReasoningDelta(f"{word} ")
             await asyncio.sleep(0.05)

@@ -12,7 +12,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Mapping
 
-from tests.tui.scripted_client import USAGE, ScriptedClient, ScriptedReplies
+from tests.tui.scripted_client import HERE, USAGE, ScriptedClient, ScriptedReplies
 from tests.tui.speed import drawn
 from tui.app import ChatApp
 from tui.nouns import ChatId, Finish, MessageId, ReplyEnd, ReplyEvent, ReplyStarted, Role, TextDelta
@@ -55,7 +55,7 @@ class HugeReplies(ScriptedReplies):
     text = ""
 
     async def reply(self, chat: ChatId, to: MessageId) -> AsyncGenerator[ReplyEvent, None]:
-        yield ReplyStarted(MessageId(f"message-{self.chats.name()}"))
+        yield ReplyStarted(MessageId(f"message-{self.chats.name()}"), HERE.name)
         for start in range(0, len(self.text), PIECE):
             yield TextDelta(self.text[start : start + PIECE])
             await asyncio.sleep(0.01)

@@ -192,7 +192,7 @@ class ScriptedReplies:
                 step = ReplyEnd(Finish.STOPPED, USAGE) if message.id in self.stopped else written
                 if isinstance(step, TextDelta | ReasoningDelta | ReplyEnd) and not begun:
                     begun = True
-                    yield ReplyStarted(self.chats.put(chat, message).id)
+                    yield ReplyStarted(self.chats.put(chat, message).id, HERE.name)
                 if isinstance(step, TextDelta):
                     message = self.chats.put(chat, replace(message, text=message.text + step.text))
                 if isinstance(step, ReplyEnd):

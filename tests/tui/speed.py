@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import AsyncGenerator, Mapping
 
-from tests.tui.scripted_client import USAGE, ScriptedClient, ScriptedReplies
+from tests.tui.scripted_client import HERE, USAGE, ScriptedClient, ScriptedReplies
 from tui.app import ChatApp
 from tui.nouns import ChatId, Finish, MessageId, ReplyEnd, ReplyEvent, ReplyStarted, TextDelta
 from tui.widgets.conversation import Conversation
@@ -59,7 +59,7 @@ class FastReplies(ScriptedReplies):
     kind = "blocks"
 
     async def reply(self, chat: ChatId, to: MessageId) -> AsyncGenerator[ReplyEvent, None]:
-        yield ReplyStarted(MessageId(f"message-{self.chats.name()}"))
+        yield ReplyStarted(MessageId(f"message-{self.chats.name()}"), HERE.name)
         first, then = KINDS[self.kind]
         text = first + then * (5 * self.tokens // len(then) + 1)
         began, sent = time.monotonic(), 0

@@ -1,7 +1,7 @@
 """Flows of the chat, key by key, with a scripted client."""
 
 from tests.tui.pilots import Chatting, run
-from tests.tui.scripted_client import USAGE, WAIT, ScriptedClient
+from tests.tui.scripted_client import HERE, USAGE, WAIT, ScriptedClient
 from tui.client import ClientError
 from tui.nouns import Finish, PromptProgress, ReasoningDelta, ReplyEnd, Role, TextDelta
 from tui.widgets.thoughts import Thoughts
@@ -33,6 +33,7 @@ def test_one_can_type_and_send_while_the_model_loads() -> None:
         chat.client.engine.loads.set()
         chat.client.replies.gate.set()
         await chat.until(lambda: chat.texts() == ["early", "late"])
+        assert chat.views()[-1].message.model == HERE.name
         assert "http://127.0.0.1:4645/v1" in str(bar.render())
 
     run(ScriptedClient([WAIT, TextDelta("late"), END]), flow, loaded=False)

@@ -169,7 +169,9 @@ async def lines_of(text: str, documents: int) -> list[str]:
         return [strip.text.rstrip() for strip in page.screen._compositor.render_strips()]
 
 
-@pytest.mark.parametrize("begin", ["# A heading\n\nand a paragraph", "```\ncode\n```", "A paragraph", "> quoted"])
+@pytest.mark.parametrize(
+    "begin", ["# A heading\n\nand a paragraph", "#no heading", "```\ncode\n```", "A paragraph", "> quoted"]
+)
 def test_where_a_text_is_cut_is_not_seen(begin: str, monkeypatch: pytest.MonkeyPatch) -> None:
     text = "\n\n".join([begin, "> said\n> so", begin, "| a |\n|---|\n| b |", begin, "- one\n- two"] * 8)
     cut = asyncio.run(lines_of(text, 2))

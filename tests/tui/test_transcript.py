@@ -59,3 +59,24 @@ def test_a_message_far_up_is_shown_and_a_new_one_leads_back_to_the_end() -> None
 
     client, name = long_chat()
     run(client, flow, chat=name)
+
+
+def test_from_the_prompt_pages_of_the_chat_are_turned_unless_it_has_pages_itself() -> None:
+    async def flow(chat: Chatting) -> None:
+        transcript, area = chat.conversation.transcript, chat.composer.area
+        await chat.until(lambda: transcript.max_scroll_y > 0 and transcript.scroll_y == transcript.max_scroll_y)
+        await chat.until(lambda: area.has_focus)
+        end = transcript.scroll_y
+        await chat.pilot.press("pageup")
+        await chat.until(lambda: transcript.scroll_y < end)
+        await chat.pilot.press("pagedown")
+        await chat.until(lambda: transcript.scroll_y == transcript.max_scroll_y)
+        area.write("line\n" * 50)
+        await chat.until(lambda: area.max_scroll_y > 0)
+        before = area.cursor_location
+        await chat.pilot.press("pageup")
+        await chat.until(lambda: area.cursor_location < before)
+        assert transcript.scroll_y == transcript.max_scroll_y
+
+    client, name = long_chat()
+    run(client, flow, chat=name)

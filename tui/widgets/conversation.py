@@ -38,6 +38,7 @@ from tui.running_replies import RunningReplies
 from tui.screens.full_context import FullContextScreen
 from tui.widgets.composer import Composer, Prompt
 from tui.widgets.message_view import MessageView
+from tui.widgets.prompt_area import PromptArea
 from tui.widgets.transcript import Transcript
 
 _PATIENCE = 1.0  # seconds in which a stopped reply may end by itself
@@ -203,7 +204,7 @@ class Conversation(Vertical):
 
     def ask(self, chat: ChatId, to: MessageId) -> None:
         """A new reply to this message, which is the end of its branch."""
-        self._replies.start(chat, to, self.model)
+        self._replies.start(chat, to)
         self._tell()
 
     @on(ReplyCame)
@@ -232,6 +233,11 @@ class Conversation(Vertical):
         message = self.replying.message if self.replying else None
         if message is not None and (view := self.transcript.view(message.id)) is not None:
             view.make_way()
+
+    @on(PromptArea.PageAsked)
+    def page(self, asked: PromptArea.PageAsked) -> None:
+        scroll = self.transcript.scroll_page_up if asked.step < 0 else self.transcript.scroll_page_down
+        scroll(animate=False)
 
     async def _show_event(self, replying: Replying, event: ReplyEvent) -> None:
         message = replying.message

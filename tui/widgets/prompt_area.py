@@ -24,6 +24,8 @@ class PromptArea(TextArea):
         Binding("ctrl+j,shift+enter", "break_line", "New line", key_display="^j"),
         Binding("up", "up", "Earlier", show=False),
         Binding("down", "down", "Later", show=False),
+        Binding("pageup", "page(-1)", "Page up", show=False),
+        Binding("pagedown", "page(1)", "Page down", show=False),
         Binding("tab", "complete", "Complete", show=False),
     ]
 
@@ -47,6 +49,13 @@ class PromptArea(TextArea):
         def __init__(self, path: Path) -> None:
             super().__init__()
             self.path = path
+
+    class PageAsked(Message):
+        """Scroll the chat by a page: all of what is typed is seen."""
+
+        def __init__(self, step: int) -> None:
+            super().__init__()
+            self.step = step
 
     class CompletionAsked(Message):
         """Tab was pressed behind a slash."""
@@ -114,6 +123,14 @@ class PromptArea(TextArea):
             self._show_input(self._place + 1)
         else:
             self.action_cursor_down()
+
+    def action_page(self, step: int) -> None:
+        if not self.max_scroll_y:
+            self.post_message(self.PageAsked(step))
+        elif step < 0:
+            self.action_cursor_page_up()
+        else:
+            self.action_cursor_page_down()
 
     def _show_input(self, place: int) -> None:
         if self._place == len(self._inputs):

@@ -66,6 +66,7 @@ def test_a_reply_is_told_and_kept(clients: Clients) -> None:
         text = "".join(part.text for part in parts if isinstance(part, TextDelta))
         _, reply = (await client.chats.open(chat)).messages
         assert (reply.id, reply.text, reply.finish, reply.usage) == (started.message, text, Finish.LENGTH, end.usage)
+        assert reply.model == started.model == "hash"
         again = [event for event in await replied(client, chat, question) if isinstance(event, ReplyEnd)]
         assert again[0].usage is not None
         assert again[0].usage.device_tokens > 0
