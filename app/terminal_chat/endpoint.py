@@ -17,6 +17,7 @@ import msgspec
 from app.attendance import CHAT_CLIENT
 from app.cache_details import PromptTokensDetails
 from app.chat.cache_report import MissReason
+from app.config import APP_NAME
 from app.errors import AppError
 from app.history.records import State, Usage
 from app.http_client import ServerUnreachable, as_agreed, refusal, server_sent_data
@@ -41,6 +42,7 @@ class ServedName:
 
     name: str
     context_length: int | None  # tokens; None: it does not say
+    is_ours: bool = False  # the server is one of this program, wherever it runs
 
 
 class Endpoint:
@@ -64,7 +66,7 @@ class Endpoint:
         """Raises ServerUnreachable or ServerError."""
         answer = await self._ask("GET", f"{self.url}/models")
         with as_agreed():
-            return [ServedName(str(model["id"]), _context_length(model)) for model in answer["data"]]
+            return [_served_name(model) for model in answer["data"]]
 
     async def own(self, method: str, path: str, body: Body | None = None) -> Any:
         """The answer of a route that only our servers have. Raises NotOffered from others."""
@@ -132,6 +134,10 @@ class Endpoint:
         reason = str(problem) or type(problem).__name__
         remedy = "Try again: the engine is started anew." if self.is_ours else "Check the address, or try again."
         return ServerUnreachable(f"the server at {self.url} does not answer: {reason}", remedy)
+
+
+def _served_name(model: Mapping[str, Any]) -> ServedName:
+    return ServedName(str(model["id"]), _context_length(model), is_ours=model.get("owned_by") == APP_NAME)
 
 
 def _context_length(model: Mapping[str, Any]) -> int | None:

@@ -184,6 +184,7 @@ class EngineSlot:
         self._held.close()
 
     async def _attach_remote(self, model: str) -> Engine:
+        from app.models.sampling_defaults import suitable_sampling
         from app.terminal_chat.endpoint import Endpoint
 
         endpoint = Endpoint(self._remote, self._key, is_ours=False)
@@ -195,8 +196,10 @@ class EngineSlot:
             if found is None:
                 there = ", ".join(one.name for one in names[:8])
                 raise AppError(f"{self._remote} has no model {wanted}".rstrip(), f"It has: {there}." if there else "")
+            # Others may refuse any sampling but their own.
+            suitable = suitable_sampling(found.name, Path(found.name)) if found.is_ours else {}
             unless_used.pop_all()
-            return Engine(endpoint, found.name, found.context_length)
+            return Engine(endpoint, found.name, found.context_length, suitable)
 
     async def _find_or_start(self, model: str, state: LoadingState) -> Engine:
         """One chat at a time starts an engine: the next one finds it."""

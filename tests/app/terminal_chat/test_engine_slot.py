@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
@@ -20,6 +20,7 @@ from app.terminal_chat.engine_slot import EngineSlot, stage_of
 from app.terminal_chat.loading_state import LoadingState
 from app.terminal_chat.models import ChatModels
 from tests.app.server.live_server import Clock, LiveServer
+from tests.stand_in_endpoint import StandInEndpoint
 from tui.client import ClientError
 from tui.engine_nouns import Loading
 
@@ -86,6 +87,21 @@ def test_one_that_runs_is_used(settings: Settings, running: LiveServer, started:
 
     asyncio.run(main())
     assert started == []
+
+
+def test_a_server_of_ours_elsewhere_is_asked_for_what_suits_its_model_and_others_as_they_will(
+    settings: Settings, hash_server: LiveServer
+) -> None:
+    async def suitable(url: str) -> Mapping[str, float]:
+        slot = EngineSlot(settings, {}, url)
+        slot.begin()
+        engine = await slot.ready()
+        await slot.close()
+        return engine.suitable
+
+    assert asyncio.run(suitable(f"{hash_server.url}/v1")) == {"temperature": 0.7, "top_p": 0.95}
+    with StandInEndpoint([]) as other:
+        assert asyncio.run(suitable(other.url)) == {}
 
 
 @pytest.mark.usefixtures("running")

@@ -7,6 +7,7 @@ from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
+from app.config import APP_NAME
 from app.server.endpoint import Endpoint
 from app.server.reply import json_reply
 from app.server.served_model import ServedModel
@@ -35,7 +36,7 @@ class Model(Struct):
     object: Literal["model"] = "model"
     type: Literal["model"] = "model"
     lifecycle: Literal["active"] = "active"
-    owned_by: str = "inglenook"
+    owned_by: str = APP_NAME
 
 
 class ModelList(Struct):
