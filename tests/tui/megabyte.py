@@ -3,8 +3,7 @@
 A chat with one message of that size is opened, and then such a reply comes in pieces of 20 kB, faster than any model
 writes. Meanwhile a key is due every 50 ms, by the clock, so that one which falls into a long turn of the event loop
 waits for all that is left of it. Printed, for each kind of text: the longest wait of a key for its frame, in
-milliseconds, when such a reply is opened, when such a text of the user is opened, and while the reply comes; and the
-seconds until the end of it is there.
+milliseconds, when such a reply is opened, when such a text of the user is opened, and while the reply comes.
 """
 
 import argparse
