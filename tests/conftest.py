@@ -106,7 +106,8 @@ def llama_cpp_models() -> Path:
             archive = _pip_download(LLAMA_CPP_SOURCE, Path(scratch), "--no-binary", "llama-cpp-python")
             with tarfile.open(archive) as tar:
                 members = [m for m in tar.getmembers() if "/vendor/llama.cpp/models/" in m.name]
-                tar.extractall(scratch, members=members, filter="data")
+                tar.extraction_filter = getattr(tarfile, "data_filter", None)  # before Python 3.11.4 there is none
+                tar.extractall(scratch, members)  # noqa: S202
             unpacked = next(Path(scratch).glob("*/vendor/llama.cpp/models"))
             # Another worker may have been faster; both hold the same bytes.
             if not folder.exists():

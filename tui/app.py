@@ -7,9 +7,11 @@ from textual import work
 from textual.app import App, SystemCommand
 from textual.await_complete import AwaitComplete
 from textual.binding import Binding, BindingType
+from textual.css.query import NoMatches
 from textual.events import Event, InputEvent
 from textual.screen import Screen
 from textual.theme import Theme
+from textual.worker import WorkerFailed
 
 from tui import themes
 from tui.client import Client
@@ -68,6 +70,12 @@ class ChatApp(App[None]):
         """What is typed while the program ends, and all screens are closed, goes nowhere."""
         if self.screen_stack or not isinstance(event, InputEvent):
             await super().on_event(event)
+
+    def _handle_exception(self, error: Exception) -> None:
+        """Who still looks for a widget while all of them are taken down, the innermost first, is nobody's concern."""
+        cause = error.error if isinstance(error, WorkerFailed) else error
+        if self.is_running or not isinstance(cause, NoMatches):
+            super()._handle_exception(error)
 
     def pop_screen(self) -> AwaitComplete:
         """The chat itself stays: Textual's palette, answered twice, would close it, too."""

@@ -75,7 +75,8 @@ def _fetched(folder: Path) -> tuple[Path, Path]:
         pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", "download", "--no-deps"]
         subprocess.run([*pip, "--no-binary", "openai", "-d", str(folder), wanted], check=True)
         with tarfile.open(folder / f"{name}.tar.gz") as archive:
-            archive.extractall(folder, filter="data")
+            archive.extraction_filter = getattr(tarfile, "data_filter", None)  # before Python 3.11.4 there is none
+            archive.extractall(folder)  # noqa: S202
     return folder / name, python
 
 

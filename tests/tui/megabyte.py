@@ -24,28 +24,25 @@ PERIOD = 0.05  # seconds from one key to the next
 QUIET = 40  # keys, all of them as quick as a frame is, behind which nothing more is expected
 AS_QUICK = 0.05  # seconds
 
-# What a text repeats.
-KINDS: Mapping[str, str] = {
-    "one line": "a word and **more** of it, ",
-    "one word": "abcdefgh",
-    "paragraphs": "The seat beside the fire was warm, and **nobody** wished to leave it.\n\n",
-    "list": "- an item, `said` so\n",
-    "table": "| one | two | three |\n|---|---|---|\n",
-    "line of code": "```python\nwarm(seat) ",
-    "brackets": "[a](b[",
-    "stars": "**a_b*",
-    "quotes": "> " * 40 + "said\n",
-    "links": "https://hearth.example/a?b=c ",
-    "fences": "```\nx\n```\n",
+# What a text begins with, and repeats.
+KINDS: Mapping[str, tuple[str, str]] = {
+    "one line": ("", "a word and **more** of it, "),
+    "one word": ("", "abcdefgh"),
+    "paragraphs": ("", "The seat beside the fire was warm, and **nobody** wished to leave it.\n\n"),
+    "list": ("", "- an item, `said` so\n"),
+    "table": ("", "| one | two | three |\n|---|---|---|\n"),
+    "line of code": ("```python\n", "warm(seat) "),
+    "brackets": ("", "[a](b["),
+    "stars": ("", "**a_b*"),
+    "quotes": ("", "> " * 40 + "said\n"),
+    "links": ("", "https://hearth.example/a?b=c "),
+    "fences": ("", "```\nx\n```\n"),
 }
 
 
 def text_of(kind: str) -> str:
-    """A text of SIZE characters, of which a fence that opens a line of code is there once."""
-    again = KINDS[kind]
-    first, _, rest = again.rpartition("\n") if kind == "line of code" else ("", "", again)
-    head = f"{first}\n" if first else ""
-    return (head + rest * (SIZE // len(rest) + 1))[:SIZE]
+    first, then = KINDS[kind]
+    return (first + then * (SIZE // len(then) + 1))[:SIZE]
 
 
 class HugeReplies(ScriptedReplies):

@@ -50,11 +50,16 @@ WAIT = None  # in a script: until the gate opens
 Script = Sequence[ReplyEvent | ClientError | None]
 
 
+class ChatsByName(dict[ChatId, Chat]):
+    def __missing__(self, chat: ChatId) -> Chat:
+        raise ClientError(f"There is no chat {chat}.", "Open another one.")
+
+
 @dataclass
 class ScriptedChats:
     """Everything that a store does, without one."""
 
-    chats: dict[ChatId, Chat] = field(default_factory=dict)
+    chats: ChatsByName = field(default_factory=ChatsByName)
     deleted: dict[ChatId, Chat] = field(default_factory=dict)
     kept_presets: dict[str, Preset] = field(default_factory=dict)
     drafts: dict[ChatId | None, str] = field(default_factory=dict)

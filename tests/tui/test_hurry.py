@@ -4,18 +4,22 @@ import random
 
 import pytest
 from textual.command import CommandPalette
+from textual.css.query import NoMatches
 from textual.events import Key
+from textual.worker import WorkerFailed
 
 from tests.tui.pilots import Chatting, run
 from tests.tui.scripted_client import USAGE, WAIT, Script, ScriptedClient
 from tui.commands import COMMANDS
 from tui.nouns import Finish, ReasoningDelta, ReplyEnd, TextDelta
 from tui.screens.chat import ChatScreen
+from tui.screens.help import HelpScreen
 from tui.screens.models import ModelsScreen
 from tui.widgets.listing import Listing
 from tui.widgets.message_view import MessageView
 from tui.widgets.paragraph import Paragraph
 from tui.widgets.reply_text import ReplyText
+from tui.widgets.thoughts import Thoughts
 
 WORDS = ["A", "**bold**", "house,", "`code`", "and", "*some*", "words", "that", "go", "on", "and", "on.", ""]
 ENDS = (" ", " ", " ", "\n\n", "\n- ", "\n\n1. ", "\n```\n", "\n| a | b |\n|---|---|\n")
@@ -99,6 +103,29 @@ def test_a_reply_that_was_just_drawn_may_be_left() -> None:
     run(ScriptedClient([TextDelta("a **bold** reply"), WAIT]), flow)
 
 
+def test_who_looks_for_a_widget_while_the_program_ends_is_let_be() -> None:
+    async def flow(chat: Chatting) -> None:
+        chat.app.exit()
+        await chat.app._shutdown()
+        for error in (NoMatches("none"), WorkerFailed(NoMatches("none"))):
+            chat.app._handle_exception(error)
+        assert chat.app.return_code == 0
+
+    run(ScriptedClient(), flow)
+
+
+def test_thoughts_that_were_left_before_they_were_composed_show_nothing() -> None:
+    async def flow(chat: Chatting) -> None:
+        await chat.type("go")
+        await chat.until(lambda: chat.app.screen.query(Thoughts))
+        thoughts = chat.app.screen.query_one(Thoughts)
+        await thoughts.remove_children()
+        thoughts.add("more", 1.0)
+        thoughts.action_fold()
+
+    run(ScriptedClient([ReasoningDelta("a thought"), WAIT]), flow)
+
+
 def test_keys_behind_the_one_that_quits_go_nowhere() -> None:
     async def flow(chat: Chatting) -> None:
         chat.app.exit()
@@ -128,3 +155,15 @@ def test_what_is_asked_about_a_chat_that_was_just_left_is_not_done_in_another() 
         assert not chat.composer.has_class("editing")
 
     run(client, flow)
+
+
+def test_a_screen_that_is_closed_as_it_opens_closes_once_it_is_there() -> None:
+    async def flow(chat: Chatting) -> None:
+        screen = HelpScreen()
+        chat.app.push_screen(screen)
+        assert not screen.is_mounted
+        screen.dismiss(None)
+        assert chat.app.screen is screen
+        await chat.until(lambda: isinstance(chat.app.screen, ChatScreen))
+
+    run(ScriptedClient(), flow)

@@ -50,7 +50,7 @@ class Thoughts(Vertical):
         self._show()
 
     def _show(self) -> None:
-        if not self.is_attached:
+        if not (self.is_attached and self.children):  # its message may be left before it is composed
             return
         verb = "thought for" if self._finished else "thinking,"
         sign = "▸" if self.folded else "▾"
