@@ -8,9 +8,10 @@ from textual.app import App, SystemCommand
 from textual.await_complete import AwaitComplete
 from textual.binding import Binding, BindingType
 from textual.css.query import NoMatches
-from textual.events import Event, InputEvent
+from textual.events import Event, InputEvent, Key
 from textual.screen import Screen
 from textual.theme import Theme
+from textual.widgets import OptionList
 from textual.worker import WorkerFailed
 
 from tui import themes
@@ -22,6 +23,8 @@ from tui.nouns import ChatId
 from tui.plain_text import sanitize
 from tui.screens.chat import ChatScreen
 from tui.tidying import tidied
+
+_PAGES = ("pageup", "pagedown")
 
 
 class ChatApp(App[None]):
@@ -68,8 +71,15 @@ class ChatApp(App[None]):
 
     async def on_event(self, event: Event) -> None:
         """What is typed while the program ends, and all screens are closed, goes nowhere."""
-        if self.screen_stack or not isinstance(event, InputEvent):
+        if not isinstance(event, InputEvent) or (self.screen_stack and not self._turns_no_page(event)):
             await super().on_event(event)
+
+    def _turns_no_page(self, event: InputEvent) -> bool:
+        """Whether a list would fail, as Textual's do, at turning a page while it has no room on the screen."""
+        if not isinstance(event, Key) or event.key not in _PAGES:
+            return False
+        lists = self.screen.query("OptionList:focus, CommandList").results(OptionList)
+        return not all(one.scrollable_content_region for one in lists)
 
     def _handle_exception(self, error: Exception) -> None:
         """Who still looks for a widget while all of them are taken down, the innermost first, is nobody's concern."""

@@ -6,6 +6,7 @@ import pytest
 from textual.command import CommandPalette
 from textual.css.query import NoMatches
 from textual.events import Key
+from textual.widgets import OptionList
 from textual.worker import WorkerFailed
 
 from tests.tui.pilots import Chatting, run
@@ -26,6 +27,8 @@ ENDS = (" ", " ", " ", "\n\n", "\n- ", "\n\n1. ", "\n```\n", "\n| a | b |\n|---|
 # Not the palette: from there a walk may end the program, as it should.
 COMMON = ("ctrl+n", "escape", "pageup", "pagedown", "ctrl+home", "ctrl+end", "up", "down", "tab", "delete", "space")
 KEYS = (*COMMON, *COMMON, *(one.key for one in COMMANDS if one.key and " " not in one.key and one.name != "quit"))
+WIDTHS = (*range(60, 140), *(1, 2, 5, 10, 20, 40) * 6)
+HEIGHTS = (*range(20, 50), *(1, 2, 3, 5, 8) * 3)
 PAUSES = (0.0, 0.0, 0.01, 0.03, 0.1)  # seconds
 
 
@@ -47,7 +50,7 @@ def test_whatever_is_pressed_the_chat_goes_on() -> None:
     async def flow(chat: Chatting) -> None:
         for _ in range(12):
             if random.random() < 0.2:
-                await chat.pilot.resize_terminal(random.randrange(60, 140), random.randrange(20, 50))
+                await chat.pilot.resize_terminal(random.choice(WIDTHS), random.choice(HEIGHTS))
             for key in (random.choice(KEYS), *random.choice(("go", "x", "")), random.choice(("enter", "escape"))):
                 chat.app.simulate_key(key)
             await chat.pilot.pause(random.choice(PAUSES))
@@ -167,3 +170,32 @@ def test_a_screen_that_is_closed_as_it_opens_closes_once_it_is_there() -> None:
         await chat.until(lambda: isinstance(chat.app.screen, ChatScreen))
 
     run(ScriptedClient(), flow)
+
+
+@pytest.mark.parametrize("page", ["pageup", "pagedown"])
+@pytest.mark.parametrize("keys", [["ctrl+f", *"one"], ["ctrl+p"]])
+def test_a_list_that_has_no_room_has_no_pages(keys: list[str], page: str) -> None:
+    def choices(chat: Chatting) -> OptionList:
+        (found,) = chat.app.screen.query(OptionList)
+        return found
+
+    async def flow(chat: Chatting) -> None:
+        await chat.say("one")
+        await chat.pilot.resize_terminal(1, 1)
+        await chat.pilot.press(*keys)
+        await chat.until(lambda: choices(chat).highlighted == 0)
+        await chat.pilot.press("down", page)
+        assert chat.app.is_running
+
+    run(ScriptedClient(), flow)
+
+
+@pytest.mark.parametrize("size", [(1, 1), (2, 24), (80, 1)])
+def test_a_terminal_may_be_of_any_size(size: tuple[int, int]) -> None:
+    async def flow(chat: Chatting) -> None:
+        await chat.pilot.resize_terminal(*size)
+        await chat.say("go")
+        await chat.pilot.resize_terminal(80, 24)
+        assert chat.texts() == ["go", "Once upon a time."]
+
+    run(ScriptedClient([TextDelta("Once upon a time."), ReplyEnd(Finish.COMPLETE, USAGE)]), flow)

@@ -7,6 +7,7 @@ from typing import ClassVar
 from textual import events
 from textual.binding import Binding, BindingType
 from textual.message import Message
+from textual.strip import Strip
 from textual.widgets import TextArea
 
 from tui.attaching import dropped_path
@@ -76,6 +77,10 @@ class PromptArea(TextArea):
         """Replace what is typed; the cursor goes behind it."""
         self.load_text(sanitize(text))
         self.move_cursor(self.document.end)
+
+    def render_line(self, y: int) -> Strip:
+        """Nothing in no columns, into which Textual cannot wrap the placeholder."""
+        return super().render_line(y) if self.content_size.width else Strip.blank(0)
 
     async def _on_key(self, event: events.Key) -> None:
         if event.key == "enter":
