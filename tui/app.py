@@ -7,6 +7,7 @@ from textual import work
 from textual.app import App, SystemCommand
 from textual.await_complete import AwaitComplete
 from textual.binding import Binding, BindingType
+from textual.command import CommandList
 from textual.css.query import NoMatches
 from textual.events import Event, InputEvent, Key
 from textual.screen import Screen
@@ -78,8 +79,8 @@ class ChatApp(App[None]):
         """Whether a list would fail, as Textual's do, at turning a page while it has no room on the screen."""
         if not isinstance(event, Key) or event.key not in _PAGES:
             return False
-        lists = self.screen.query("OptionList:focus, CommandList").results(OptionList)
-        return not all(one.scrollable_content_region for one in lists)
+        concerned = (self.focused, *self.screen.query(CommandList))
+        return any(isinstance(one, OptionList) and not one.scrollable_content_region for one in concerned)
 
     def _handle_exception(self, error: Exception) -> None:
         """Who still looks for a widget while all of them are taken down, the innermost first, is nobody's concern."""
