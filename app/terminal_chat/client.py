@@ -60,7 +60,6 @@ class TerminalClient:
         conversations = await apart(self.chats.conversations_to_forget)
         if not conversations or not self._slot.address:
             return
-        engine = await self._slot.ready()
-        async with asyncio.timeout(_FORGET_SECONDS):
+        async with asyncio.timeout(_FORGET_SECONDS), self._slot.use() as engine:
             for messages in conversations:
                 await engine.endpoint.own("POST", "forget", {"messages": messages})

@@ -7,7 +7,7 @@ from app.history.records import Message, Role, Trim, path_to
 from app.terminal_chat.engine_slot import Engine, EngineSlot
 from app.terminal_chat.kept_chats import KeptChats
 from app.terminal_chat.prompt_messages import prompt_messages, prompt_text
-from app.terminal_chat.told import apart, told
+from app.terminal_chat.told import apart
 from tui.client import ClientError
 from tui.nouns import Chat, ChatId, ContextBudget, FullContext, MessageId, Room
 
@@ -26,27 +26,25 @@ class ChatContext:
         self._slot = slot
 
     async def budget(self, chat: ChatId | None, leaf: MessageId | None, typed: str) -> ContextBudget:
-        engine = await self._slot.ready()
-        found, branch = await apart(self._branch, chat, leaf)
-        return await self._budget(engine, found, branch, typed)
+        async with self._slot.use() as engine:
+            found, branch = await apart(self._branch, chat, leaf)
+            return await self._budget(engine, found, branch, typed)
 
     async def plan(self, chat: ChatId, leaf: MessageId, how: FullContext) -> Room:
         """Leaves out the oldest messages, question and answer together, until half of the context is free; one of
         these in any case."""
-        engine = await self._slot.ready()
         found, branch = await apart(self._branch, chat, leaf)
-        budget = await self._budget(engine, found, branch, "")
-        told_of = [message for message in branch if message.id not in found.trim.left_out]
-        wanted = budget.limit // 2 - budget.free
-        leaving: list[Message] = []
-        freed = 0
-        while (freed < wanted or not leaving) and len(told_of) - len(leaving) > 1:
-            leaving.append(told_of[len(leaving)])
-            with told():
-                freed += await engine.endpoint.count(text=prompt_text(leaving[-1]))
-            if leaving[-1].role is Role.USER and len(told_of) - len(leaving) > 1:
+        async with self._slot.use() as engine:
+            budget = await self._budget(engine, found, branch, "")
+            told_of = [message for message in branch if message.id not in found.trim.left_out]
+            wanted = budget.limit // 2 - budget.free
+            leaving: list[Message] = []
+            freed = 0
+            while (freed < wanted or not leaving) and len(told_of) - len(leaving) > 1:
                 leaving.append(told_of[len(leaving)])
-                with told():
+                freed += await engine.endpoint.count(text=prompt_text(leaving[-1]))
+                if leaving[-1].role is Role.USER and len(told_of) - len(leaving) > 1:
+                    leaving.append(told_of[len(leaving)])
                     freed += await engine.endpoint.count(text=prompt_text(leaving[-1]))
         if how is FullContext.SUMMARIZE:
             freed -= _SUMMARY_TOKENS
@@ -67,17 +65,16 @@ class ChatContext:
 
     async def _summary(self, chat: ChatId, leaving: Sequence[int]) -> str:
         """What is to stand for these messages, and for what was left out before."""
-        engine = await self._slot.ready()
         found, branch = await apart(self._branch, chat, MessageId(str(leaving[-1])) if leaving else None)
         asked: list[Mapping[str, object]] = [
             *prompt_messages(found, branch, with_thoughts=False),
             {"role": "user", "content": _SUMMARIZE},
         ]
-        own: dict[str, object] = {"service_class": "interactive"} if engine.endpoint.is_ours else {}
-        if self._chats.is_private(chat) and own:
-            own["store"] = False
-        body = {"model": engine.model, "messages": asked, "max_tokens": _SUMMARY_TOKENS, "temperature": 0.2, **own}
-        with told():
+        async with self._slot.use() as engine:
+            own: dict[str, object] = {"service_class": "interactive"} if engine.endpoint.is_ours else {}
+            if self._chats.is_private(chat) and own:
+                own["store"] = False
+            body = {"model": engine.model, "messages": asked, "max_tokens": _SUMMARY_TOKENS, "temperature": 0.2, **own}
             summary = (await engine.endpoint.complete(body)).strip()
         if not summary:
             raise ClientError("the model wrote no summary", "Leave the oldest messages out instead.")
@@ -95,9 +92,8 @@ class ChatContext:
         system = str(messages[0]["content"]) if messages and messages[0]["role"] == "system" else ""
         if typed or not messages or messages[-1]["role"] != "user":
             messages.append({"role": "user", "content": typed})
-        with told():
-            of_system = await engine.endpoint.count(text=system) if system else 0
-            total = await engine.endpoint.count(messages=messages)
+        of_system = await engine.endpoint.count(text=system) if system else 0
+        total = await engine.endpoint.count(messages=messages)
         limit = engine.context_length or UNKNOWN_LIMIT
         reserve = chat.settings.sampling.max_tokens or min(_RESERVE, limit // _RESERVED_SHARE)
         return ContextBudget(limit, of_system, total - of_system, min(reserve, limit))

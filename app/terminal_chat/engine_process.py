@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 
@@ -26,6 +27,7 @@ _GLANCE = 0.05  # seconds between two looks whether it serves
 _STOP_SECONDS = 10.0
 _TAIL = 400  # bytes of what it said on stderr, where it ended without a word
 LOG = "engine.log"
+PREVIOUS_LOG = "engine.log.1"  # of the engine before: one that died has said there why
 
 
 class EngineFailed(AppError):
@@ -46,9 +48,7 @@ class EngineProcess:
     def start(cls, settings: Settings, model: str, flags: Mapping[str, object]) -> "EngineProcess":
         """`flags` are settings that were given on the command line, and `stay`. Raises OSError."""
         given = json.dumps({**flags, "model": model})
-        private_folder(settings.state_dir)
-        opened = os.open(settings.state_dir / LOG, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with open(opened, "wb") as log:
+        with _new_log(private_folder(settings.state_dir)) as log:
             process = subprocess.Popen(
                 [sys.executable, "-m", "app.terminal_chat.engine_child", given],
                 stdin=subprocess.DEVNULL,
@@ -115,3 +115,9 @@ class EngineProcess:
         """Wait for its end, and close its pipe."""
         with self._process:
             pass
+
+
+def _new_log(folder: Path) -> BinaryIO:
+    with suppress(OSError):
+        (folder / LOG).replace(folder / PREVIOUS_LOG)
+    return open(os.open(folder / LOG, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb")

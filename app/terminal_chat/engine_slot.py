@@ -1,13 +1,14 @@
 """The engine that the chat talks to: found running, started as a process of its own, or somebody else's endpoint.
 
-Loading goes on beside everything else; who needs the model waits for it with `ready`. Where a model cannot be loaded,
-the one that answered before it is loaded again. An engine process that has died is started again by whoever needs it
-next. The client of HTTP is imported when there is an engine to ask.
+Loading goes on beside everything else; who needs the model waits for it with `use`, and an engine is left for another
+only when nobody uses it any more. Where a model cannot be loaded, the one that answered before it is loaded again. An
+engine process that has died is started again by whoever needs it next. The client of HTTP is imported when there is an
+engine to ask.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import AsyncExitStack, ExitStack, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from dataclasses import replace as replaced
 from pathlib import Path
@@ -46,6 +47,14 @@ class Engine:
     suitable: Mapping[str, float] = field(default_factory=dict)  # sampling that suits the model
 
 
+@dataclass(frozen=True, slots=True)
+class _Wish:
+    """A model that is to answer."""
+
+    model: str
+    is_asked: bool  # it has to be this one; else any that is there will do
+
+
 class EngineSlot:
     """Used on one event loop. `begin` it, `close` it."""
 
@@ -62,14 +71,16 @@ class EngineSlot:
         self._engine: Engine | None = None
         self._held = ExitStack()  # our attendance of the engine
         self._task: asyncio.Task[None] | None = None
-        self._wanted = settings.model
-        self._served: str | None = None  # the model that was loaded last
+        self._wish = _Wish(settings.model, settings.origins["model"] != "default")
+        self._served: _Wish | None = None  # what was loaded last
+        self._uses = 0
+        self._unused = asyncio.Event()
         self._instance: Instance | None = None  # the server that is used
         self.state = LoadingState(settings.model)
 
     def begin(self) -> None:
         """Find or start the engine, in the background."""
-        self._task = asyncio.create_task(self._load(self._settings.model))
+        self._task = asyncio.create_task(self._load(self._wish))
 
     async def close(self) -> None:
         """Leave the engine, which ends by itself when nobody else needs it."""
@@ -102,10 +113,27 @@ class EngineSlot:
         """That answers, or is to."""
         return self._settings.model if self._engine is None else self._engine.model
 
-    async def ready(self) -> Engine:
-        """The engine, once its model is loaded. Raises ClientError."""
+    @asynccontextmanager
+    async def use(self) -> AsyncIterator[Engine]:
+        """The engine, once its model is loaded: it stays for as long as the body runs. Raises ClientError, also for
+        what the body raises.
+
+        Nobody uses it inside of another use: another model may be waiting for the end of the first, and the second for
+        that model.
+        """
+        engine = await self._ready()
+        self._uses += 1
+        try:
+            with told():
+                yield engine
+        finally:
+            self._uses -= 1
+            if not self._uses:
+                self._unused.set()
+
+    async def _ready(self) -> Engine:
         if self.state.is_over and await asyncio.to_thread(self._is_lost):
-            self.switch(self._wanted)
+            self._begin(self._wish)
         state = None
         while state is not self.state:  # another model may have been asked for meanwhile
             state = self.state
@@ -137,32 +165,34 @@ class EngineSlot:
         raise ClientError(reason.message, f"{remedy}{before.model} answers again.")
 
     def switch(self, model: str) -> None:
-        """Have replies come from this model from now on. `state` is that of its loading afterwards."""
-        if model == self._wanted and not self.state.is_over:
+        """Have replies come from this model from now on, those apart that are being written. `state` is that of its
+        loading afterwards."""
+        if model == self._wish.model and not self.state.is_over:
             return
         if self._task is not None:
             self._task.cancel()
         self.state.end()
-        self._begin(model)
+        self._begin(_Wish(model, is_asked=True))
 
-    def _begin(self, model: str) -> None:
-        self._wanted = model
-        self.state = LoadingState(model)
-        self._task = asyncio.create_task(self._load(model))
+    def _begin(self, wish: _Wish) -> None:
+        self._wish = wish
+        self.state = LoadingState(wish.model)
+        self._task = asyncio.create_task(self._load(wish))
 
-    async def _load(self, model: str) -> None:
+    async def _load(self, wish: _Wish) -> None:
         state = self.state
         try:
             with told():
-                await self._leave()
-                find = self._attach_remote(model) if self._remote else self._find_or_start(model, state)
-                self._engine = await find
+                if self._engine is None or not await self._answers(wish.model):
+                    await self._leave(state)
+                    find = self._attach_remote(wish) if self._remote else self._find_or_start(wish, state)
+                    self._engine = await find
         except ClientError as problem:
-            if self._served is not None and self._served != model:
+            if self._served is not None and self._served != wish:
                 self._begin(self._served)
             state.end(problem)
         else:
-            self._served = self._engine.model if self._remote else model
+            self._served = _Wish(self._engine.model, is_asked=True) if self._remote else wish
             state.end()
         finally:
             if not state.is_over:  # a mistake of ours: nobody is to wait for ever
@@ -172,8 +202,19 @@ class EngineSlot:
         """Whether the server that was used has ended."""
         return self._instance is not None and self._instance not in running_instances(self._settings)
 
-    async def _leave(self) -> None:
-        """The engine that was used until now. One that only this chat needs makes room."""
+    async def _answers(self, model: str) -> bool:
+        """Whether the engine that is used has this model, and still runs."""
+        if self._remote:
+            return self.model == model
+        found = await asyncio.to_thread(find_instance, replaced(self._settings, model=model))
+        return found is not None and found == self._instance
+
+    async def _leave(self, state: LoadingState) -> None:
+        """The engine that was used until now, once nobody uses it. One that only this chat needs makes room."""
+        while self._uses:
+            state.tell(state.model, "waiting for the end of a reply")
+            self._unused.clear()
+            await self._unused.wait()
         previous, self._engine, self._instance = self._engine, None, None
         if previous is not None:
             await previous.endpoint.close()
@@ -183,7 +224,7 @@ class EngineSlot:
                 await process.stop()
         self._held.close()
 
-    async def _attach_remote(self, model: str) -> Engine:
+    async def _attach_remote(self, wish: _Wish) -> Engine:
         from app.models.sampling_defaults import suitable_sampling
         from app.terminal_chat.endpoint import Endpoint
 
@@ -191,7 +232,7 @@ class EngineSlot:
         async with AsyncExitStack() as unless_used:
             unless_used.push_async_callback(endpoint.close)
             names = await endpoint.names()
-            wanted = model if self._is_asked(model) else ""
+            wanted = wish.model if wish.is_asked else ""
             found = next((one for one in names if one.name == wanted), None) if wanted else next(iter(names), None)
             if found is None:
                 there = ", ".join(one.name for one in names[:8])
@@ -201,14 +242,14 @@ class EngineSlot:
             unless_used.pop_all()
             return Engine(endpoint, found.name, found.context_length, suitable)
 
-    async def _find_or_start(self, model: str, state: LoadingState) -> Engine:
+    async def _find_or_start(self, wish: _Wish, state: LoadingState) -> Engine:
         """One chat at a time starts an engine: the next one finds it."""
         from filelock import FileLock, Timeout
 
-        settings = replaced(self._settings, model=model)
+        settings = replaced(self._settings, model=wish.model)
         lock = FileLock(self._settings.state_dir / "engine.lock", mode=0o600, thread_local=False)
         while True:
-            for instance in await asyncio.to_thread(self._running, settings):
+            for instance in await asyncio.to_thread(self._running, settings, wish):
                 with suppress(InglenookError):  # it gives embeddings, or is about to end
                     return await self._attached(instance)
             try:
@@ -216,22 +257,18 @@ class EngineSlot:
                 lock.acquire(timeout=0)
                 break
             except Timeout:
-                state.tell(model, "another window is loading it")
+                state.tell(wish.model, "another window is loading it")
                 await asyncio.sleep(_TURN_SECONDS)
         try:
             return await self._started(settings, state)
         finally:
             lock.release()
 
-    def _running(self, settings: Settings) -> Sequence[Instance]:
+    def _running(self, settings: Settings, wish: _Wish) -> Sequence[Instance]:
         """The server of the model; where none was asked for, all there are, that one first."""
         found = find_instance(settings)
-        others = [] if self._is_asked(settings.model) else [one for one in running_instances(settings) if one != found]
+        others = [] if wish.is_asked else [one for one in running_instances(settings) if one != found]
         return [*([found] if found else []), *others]
-
-    def _is_asked(self, model: str) -> bool:
-        """Whether it has to be this model, and no other that is there."""
-        return self._settings.origins["model"] != "default" or model != self._settings.model
 
     async def _started(self, settings: Settings, state: LoadingState) -> Engine:
         rate = DownloadRate()

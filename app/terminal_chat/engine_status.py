@@ -6,7 +6,6 @@ from typing import Any
 
 from app.attendance import CHAT_CLIENT
 from app.terminal_chat.engine_slot import EngineSlot
-from app.terminal_chat.told import told
 from tui.engine_nouns import Amount, EngineRequest, EngineStatus, Loading, Phase, RequestId
 
 
@@ -26,17 +25,15 @@ class ChatEngine:
         """Of an endpoint of others, its model alone."""
         from app.http_client import as_agreed
 
-        engine = await self._slot.ready()
-        if not engine.endpoint.is_ours:
-            return EngineStatus(engine.model, (), (), (), 0, 0)
-        with told():
+        async with self._slot.use() as engine:
+            if not engine.endpoint.is_ours:
+                return EngineStatus(engine.model, (), (), (), 0, 0)
             report = await engine.endpoint.own("GET", "engine")
             with as_agreed():
                 return _status(report)
 
     async def abort(self, request: RequestId) -> None:
-        engine = await self._slot.ready()
-        with told():
+        async with self._slot.use() as engine:
             await engine.endpoint.own("POST", "abort", {"id": request})
 
 

@@ -82,12 +82,15 @@ class ChatReplies:
         self._growing: dict[int, _Growing] = {}
 
     async def reply(self, chat: nouns.ChatId, to: nouns.MessageId) -> AsyncGenerator[nouns.ReplyEvent, None]:
-        engine = await self._slot.ready()
-        body = await apart(self._body, chat, int(to), engine)
+        async with self._slot.use() as engine, aclosing(self._reply(chat, int(to), engine)) as events:
+            async for event in events:
+                yield event
+
+    async def _reply(self, chat: nouns.ChatId, to: int, engine: Engine) -> AsyncGenerator[nouns.ReplyEvent, None]:
+        body = await apart(self._body, chat, to, engine)
         async with aclosing(engine.endpoint.stream(body)) as parts:
-            with told():
-                first = await anext(parts)
-            growing = await self._begin(chat, int(to), engine)
+            first = await anext(parts)
+            growing = await self._begin(chat, to, engine)
             try:
                 yield nouns.ReplyStarted(message_id(growing.message), engine.model)
                 async with aclosing(self._told(growing, first, parts)) as events:
@@ -166,8 +169,7 @@ class ChatReplies:
             growing.stopped.set()
 
     async def count_tokens(self, text: str) -> int:
-        engine = await self._slot.ready()
-        with told():
+        async with self._slot.use() as engine:
             return await engine.endpoint.count(text=text)
 
 

@@ -4,7 +4,7 @@ from app.history.records import Message, path_to
 from app.terminal_chat.engine_slot import EngineSlot
 from app.terminal_chat.kept_chats import KeptChats
 from app.terminal_chat.prompt_messages import prompt_messages
-from app.terminal_chat.told import apart, told
+from app.terminal_chat.told import apart
 from tui.nouns import ChatId
 from tui.plain_text import single_line
 
@@ -23,11 +23,10 @@ class Titles:
 
     async def make(self, chat: ChatId) -> str:
         """The title that a chat has from now on; empty where the model wrote nothing that could be one."""
-        engine = await self._slot.ready()
-        messages = await apart(self._messages, chat)
-        own = {"service_class": "background", "store": False} if engine.endpoint.is_ours else {}
-        body = {"model": engine.model, "messages": messages, "max_tokens": _TOKENS, "temperature": 0, **own}
-        with told():
+        async with self._slot.use() as engine:
+            messages = await apart(self._messages, chat)
+            own = {"service_class": "background", "store": False} if engine.endpoint.is_ours else {}
+            body = {"model": engine.model, "messages": messages, "max_tokens": _TOKENS, "temperature": 0, **own}
             title = title_in(await engine.endpoint.complete(body))
         if title:
             await apart(self._keep, chat, title)

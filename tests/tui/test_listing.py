@@ -2,6 +2,7 @@
 
 import asyncio
 
+import pytest
 from rich.text import Text
 from textual.app import App, ComposeResult
 from textual.pilot import Pilot
@@ -42,6 +43,21 @@ def test_the_cursor_stays_with_its_row() -> None:
         assert listing.chosen == "d"  # the last
         listing.show({})
         assert listing.chosen is None
+
+    asyncio.run(flow())
+
+
+@pytest.mark.parametrize("action", ["cursor_up", "cursor_down", "page_up", "page_down", "scroll_top", "scroll_bottom"])
+def test_where_the_cursor_goes_in_an_empty_table_nothing_is_chosen(action: str) -> None:
+    async def flow() -> None:
+        async with Listed().run_test() as pilot:
+            listing = pilot.app.query_one(Listing)
+            listing.add_columns("C")
+            await settle(pilot)
+            await listing.run_action(action)
+            assert listing.chosen is None
+            listing.show(rows("a", "b"))
+            assert listing.chosen == "a"
 
     asyncio.run(flow())
 

@@ -15,9 +15,9 @@ class Listing(DataTable[Text]):
 
     @property
     def chosen(self) -> str | None:
-        """The key of the row below the cursor."""
+        """The key of the row below the cursor, which Textual puts above the first row when there is none."""
         keys = list(self.rows)
-        return cast(str, keys[self.cursor_row].value) if self.cursor_row < len(keys) else None
+        return cast(str, keys[self.cursor_row].value) if 0 <= self.cursor_row < len(keys) else None
 
     def show(self, rows: Mapping[str, Sequence[Text]]) -> None:
         """Other rows, by key."""

@@ -1,14 +1,15 @@
 """The port over a running engine: what is asked, told, kept and ended."""
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable
-from contextlib import aclosing
-from typing import TypeVar
+from contextlib import AbstractContextManager, aclosing
+from typing import TypeVar, cast
 
 import pytest
 
 from app.terminal_chat.client import TerminalClient
-from tests.app.server.live_server import LiveServer
+from tests.app.server.live_server import ControlledRunner, LiveServer
 from tests.app.server.served_application import until
 from tests.app.terminal_chat.conftest import Clients
 from tui.client import ClientError
@@ -30,6 +31,7 @@ from tui.nouns import (
 T = TypeVar("T")
 SHORT = ChatSettings("Be brief.", Sampling(max_tokens=8, seed=5))
 LONG = ChatSettings(sampling=Sampling(max_tokens=1500, seed=5))
+SOME = 40  # steps
 
 
 def run(clients: Clients, work: Callable[[TerminalClient], Awaitable[T]]) -> T:
@@ -38,6 +40,11 @@ def run(clients: Clients, work: Callable[[TerminalClient], Awaitable[T]]) -> T:
             return await work(client)
 
     return asyncio.run(main())
+
+
+def held(server: LiveServer) -> AbstractContextManager[threading.Semaphore]:
+    """The engine takes only the steps that are released, so that no reply ends before a test has looked at it."""
+    return cast(ControlledRunner, server.engine._runner).held()
 
 
 async def asked(client: TerminalClient, settings: ChatSettings = SHORT, text: str = "Hi") -> tuple[ChatId, MessageId]:
@@ -84,11 +91,14 @@ def test_a_reply_that_is_stopped_keeps_what_came(clients: Clients, running: Live
     async def work(client: TerminalClient) -> None:
         chat, question = await asked(client, LONG)
         events: list[ReplyEvent] = []
-        async with aclosing(client.replies.reply(chat, question)) as coming:
-            async for event in coming:
-                events.append(event)
-                if len([one for one in events if isinstance(one, TextDelta)]) == 3:
-                    await client.replies.stop(events[0].message)  # type: ignore[union-attr]
+        with held(running) as steps:
+            steps.release(SOME)
+            async with aclosing(client.replies.reply(chat, question)) as coming:
+                async for event in coming:
+                    events.append(event)
+                    if len([one for one in events if isinstance(one, TextDelta)]) == 3:
+                        await client.replies.stop(events[0].message)  # type: ignore[union-attr]
+                    steps.release(SOME)
         assert isinstance(events[-1], ReplyEnd)
         assert events[-1].finish is Finish.STOPPED
         assert events[-1].usage is not None
@@ -106,12 +116,14 @@ def test_a_reply_that_is_stopped_keeps_what_came(clients: Clients, running: Live
 def test_whoever_stops_listening_ends_the_reply(clients: Clients, running: LiveServer) -> None:
     async def work(client: TerminalClient) -> None:
         chat, question = await asked(client, LONG)
-        async with aclosing(client.replies.reply(chat, question)) as coming:
-            async for event in coming:
-                if isinstance(event, TextDelta):
-                    heard = event.text
-                    assert (await client.chats.open(chat)).messages[-1].finish is None
-                    break
+        with held(running) as steps:
+            steps.release(SOME)
+            async with aclosing(client.replies.reply(chat, question)) as coming:
+                async for event in coming:
+                    if isinstance(event, TextDelta):
+                        heard = event.text
+                        assert (await client.chats.open(chat)).messages[-1].finish is None
+                        break
         message = (await client.chats.open(chat)).messages[-1]
         assert (message.finish, message.text.startswith(heard)) == (Finish.STOPPED, True)
         until(lambda: not running.streams.requests())
@@ -137,14 +149,17 @@ def test_the_engine_tells_of_requests_and_ends_them(clients: Clients, running: L
     async def work(client: TerminalClient) -> None:
         chat, question = await asked(client, LONG)
         request: EngineRequest | None = None
-        async with aclosing(client.replies.reply(chat, question)) as coming:
-            async for event in coming:
-                if isinstance(event, TextDelta) and request is None:
-                    [request] = (await client.engine.status()).requests
-                    assert (request.phase, request.mine, request.priority) == (Phase.WRITING, True, "interactive")
-                    assert request.prompt_done == request.prompt_total > 0
-                    await client.engine.abort(request.id)
-                last = event
+        with held(running) as steps:
+            steps.release(SOME)
+            async with aclosing(client.replies.reply(chat, question)) as coming:
+                async for event in coming:
+                    if isinstance(event, TextDelta) and request is None:
+                        [request] = (await client.engine.status()).requests
+                        assert (request.phase, request.mine, request.priority) == (Phase.WRITING, True, "interactive")
+                        assert request.prompt_done == request.prompt_total > 0
+                        await client.engine.abort(request.id)
+                        steps.release(SOME)
+                    last = event
         assert isinstance(last, ReplyEnd)
         assert last.finish is Finish.FAILED
         assert "ended it" in last.error

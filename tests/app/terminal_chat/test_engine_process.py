@@ -1,16 +1,19 @@
 """The process of a chat's engine: nothing of it is left when it is stopped."""
 
 import asyncio
+import json
 import os
+import stat
 import subprocess
 import sys
 from contextlib import suppress
+from typing import BinaryIO
 
 import pytest
 
 from app.config import Settings
 from app.terminal_chat.engine_child import Said
-from app.terminal_chat.engine_process import EngineProcess
+from app.terminal_chat.engine_process import LOG, PREVIOUS_LOG, EngineProcess
 
 
 @pytest.mark.parametrize("is_heard", [True, False])
@@ -35,3 +38,14 @@ def test_one_that_is_stopped_leaves_neither_a_process_nor_a_pipe(settings: Setti
     assert process.stdout.closed
     with pytest.raises(ProcessLookupError):
         os.kill(process.pid, 0)
+
+
+def test_what_the_engine_before_said_is_kept(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    def popen(command: list[str], *, stderr: BinaryIO, **options: object) -> None:
+        stderr.write(json.loads(command[-1])["model"].encode())
+
+    monkeypatch.setattr(subprocess, "Popen", popen)
+    for model in ("one", "two", "three"):
+        EngineProcess.start(settings, model, {})
+    assert [(settings.state_dir / name).read_text() for name in (LOG, PREVIOUS_LOG)] == ["three", "two"]
+    assert stat.S_IMODE((settings.state_dir / LOG).stat().st_mode) == 0o600

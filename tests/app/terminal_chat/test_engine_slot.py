@@ -13,10 +13,10 @@ from app.attendance import attended_by
 from app.config import Settings
 from app.instance import Instance, recorded
 from app.terminal_chat.download_rate import DownloadRate
-from app.terminal_chat.endpoint import Body, Endpoint
+from app.terminal_chat.endpoint import Body, Endpoint, NotOffered
 from app.terminal_chat.engine_child import Said
 from app.terminal_chat.engine_process import EngineFailed, EngineProcess
-from app.terminal_chat.engine_slot import EngineSlot, stage_of
+from app.terminal_chat.engine_slot import Engine, EngineSlot, stage_of
 from app.terminal_chat.loading_state import LoadingState
 from app.terminal_chat.models import ChatModels
 from tests.app.server.live_server import Clock, LiveServer
@@ -71,6 +71,11 @@ def started(settings: Settings, hash_server: LiveServer, monkeypatch: pytest.Mon
         process.die()
 
 
+async def ready(slot: EngineSlot) -> Engine:
+    async with slot.use() as engine:
+        return engine
+
+
 async def begun(settings: Settings) -> EngineSlot:
     slot = EngineSlot(settings, {"stay": False})
     slot.begin()
@@ -80,7 +85,7 @@ async def begun(settings: Settings) -> EngineSlot:
 def test_one_that_runs_is_used(settings: Settings, running: LiveServer, started: list[StandIn]) -> None:
     async def main() -> None:
         slot = await begun(settings)
-        engine = await slot.ready()
+        engine = await ready(slot)
         assert (engine.model, engine.context_length) == ("hash", 2048)
         assert engine.suitable == {"temperature": 0.7, "top_p": 0.95}
         await slot.close()
@@ -95,7 +100,7 @@ def test_a_server_of_ours_elsewhere_is_asked_for_what_suits_its_model_and_others
     async def suitable(url: str) -> Mapping[str, float]:
         slot = EngineSlot(settings, {}, url)
         slot.begin()
-        engine = await slot.ready()
+        engine = await ready(slot)
         await slot.close()
         return engine.suitable
 
@@ -139,7 +144,7 @@ def test_one_is_started_and_what_it_says_is_seen(settings: Settings, started: li
     async def main() -> None:
         slot = await begun(settings)
         seen = [state async for state in slot.state.states()]
-        assert (await slot.ready()).model == "smollm2:135m"
+        assert (await ready(slot)).model == "smollm2:135m"
         assert Loading("smollm2:135m", "Loading", 0.25) in seen
         assert seen[-1].stage == "nearly"
         await slot.close()
@@ -152,9 +157,9 @@ def test_one_is_started_and_what_it_says_is_seen(settings: Settings, started: li
 def test_one_that_died_is_replaced(settings: Settings, started: list[StandIn]) -> None:
     async def main() -> None:
         slot = await begun(settings)
-        await slot.ready()
+        await ready(slot)
         started[0].die()
-        assert (await slot.ready()).model == "smollm2:135m"
+        assert (await ready(slot)).model == "smollm2:135m"
         await slot.close()
 
     asyncio.run(main())
@@ -164,25 +169,89 @@ def test_one_that_died_is_replaced(settings: Settings, started: list[StandIn]) -
 def test_another_model_takes_the_place_of_the_first(settings: Settings, started: list[StandIn]) -> None:
     async def main() -> None:
         slot = await begun(settings)
-        await slot.ready()
+        await ready(slot)
         slot.switch("another")
-        assert (await slot.ready()).model == "another"
+        assert (await ready(slot)).model == "another"
         slot.switch("broken")
         with pytest.raises(ClientError, match="it is broken"):
-            await slot.ready()
+            await ready(slot)
         slot.switch("another")
-        assert (await slot.ready()).model == "another"
+        assert (await ready(slot)).model == "another"
         await slot.close()
 
     asyncio.run(main())
     assert [process.stopped for process in started] == [True, True, True, False]
 
 
+def test_the_model_that_answers_is_not_loaded_again(settings: Settings, started: list[StandIn]) -> None:
+    async def main() -> None:
+        slot = await begun(settings)
+        async with slot.use() as engine:
+            slot.switch("smollm2:135m")
+            assert [now async for now in slot.loading()][1:] == []
+            assert await ready(slot) is engine
+        await slot.close()
+
+    asyncio.run(main())
+    assert [process.stopped for process in started] == [False]
+
+
+def test_an_engine_is_left_when_nobody_uses_it(settings: Settings, started: list[StandIn]) -> None:
+    async def main() -> None:
+        slot = await begun(settings)
+        for other in ("another", "a third"):  # who changes his mind waits no less
+            async with slot.use() as engine:
+                slot.switch("overtaken")
+                await anext(slot.loading())
+                slot.switch(other)
+                states = slot.loading()
+                while (await anext(states)).stage != "waiting for the end of a reply":
+                    pass
+                await engine.endpoint.own("GET", "engine")
+                assert not started[-1].stopped
+            assert (await ready(slot)).model == other
+        await slot.close()
+
+    asyncio.run(main())
+    assert [(process.model, process.stopped) for process in started] == [
+        ("smollm2:135m", True),
+        ("another", True),
+        ("a third", False),
+    ]
+
+
+def test_a_model_that_is_asked_for_takes_the_place_of_any_that_was_there(
+    settings: Settings, hash_server: LiveServer, started: list[StandIn]
+) -> None:
+    async def main() -> None:
+        slot = await begun(settings)
+        assert (await ready(slot)).model == "hash"
+        slot.switch(settings.model)
+        assert (await ready(slot)).model == settings.model == "smollm2:135m"
+        await slot.close()
+
+    with recorded(Instance(os.getpid(), 1, hash_server.url, "hash", "/nowhere/hash.gguf", "now"), settings):
+        asyncio.run(main())
+    assert [process.stopped for process in started] == [False]
+
+
+def test_what_fails_in_a_use_is_told(settings: Settings, started: list[StandIn]) -> None:
+    async def main() -> None:
+        slot = await begun(settings)
+        with pytest.raises(ClientError, match="no such route"):
+            async with slot.use():
+                raise NotOffered("no such route", "Ask another.")
+        await slot.close()
+
+    asyncio.run(main())
+    assert len(started) == 1
+
+
 def test_a_model_that_cannot_be_loaded_gives_way_to_the_one_before(settings: Settings, started: list[StandIn]) -> None:
     async def main() -> None:
         slot = await begun(settings)
         models = ChatModels(settings, slot)
-        await slot.ready()
+        await ready(slot)
         seen: list[Loading] = []
 
         async def load() -> None:
@@ -193,7 +262,7 @@ def test_a_model_that_cannot_be_loaded_gives_way_to_the_one_before(settings: Set
             await load()
         assert told.value.remedy == "mend it. smollm2:135m answers again."
         assert [one.model for one in seen][-1] == "smollm2:135m"
-        assert (await slot.ready()).model == "smollm2:135m"
+        assert (await ready(slot)).model == "smollm2:135m"
         assert slot.address
         await models.close()
         await slot.close()
@@ -210,7 +279,7 @@ def test_where_the_one_before_cannot_come_back_both_are_told(settings: Settings,
     async def main() -> None:
         slot = await begun(settings)
         models = ChatModels(settings, slot)
-        await slot.ready()
+        await ready(slot)
 
         async def load() -> None:
             async for _ in models.load("org/broken"):
@@ -233,10 +302,10 @@ def test_what_is_no_model_is_refused_while_the_other_goes_on(
     async def main() -> None:
         slot = await begun(settings)
         models = ChatModels(settings, slot)
-        engine = await slot.ready()
+        engine = await ready(slot)
         with pytest.raises(ClientError):
             await anext(models.load(name))
-        assert await slot.ready() is engine
+        assert await ready(slot) is engine
         await models.close()
         await slot.close()
 
@@ -248,7 +317,7 @@ def test_a_first_model_that_cannot_be_loaded_is_told_once(settings: Settings, st
     async def main() -> None:
         slot = await begun(replace(settings, model="broken"))
         with pytest.raises(ClientError, match="it is broken") as told:
-            await slot.ready()
+            await ready(slot)
         assert told.value.remedy == "mend it"
         await slot.close()
 

@@ -1,6 +1,8 @@
 """What the engine says of itself, as the screen of the engine shows it."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -32,8 +34,9 @@ class Told:
         assert (method, path) == ("GET", "engine")
         return self.report
 
-    async def ready(self) -> Engine:
-        return Engine(cast(Any, self), "m", 100)
+    @asynccontextmanager
+    async def use(self) -> AsyncIterator[Engine]:
+        yield Engine(cast(Any, self), "m", 100)
 
 
 def status(**changed: object) -> EngineStatus:
