@@ -1,10 +1,12 @@
 """A long chat: what is mounted, and that scrolling reaches everything and moves nothing that is seen."""
 
+import asyncio
+
 import pytest
 
 from tests.tui.pilots import Chatting, run
 from tests.tui.scripted_client import ScriptedClient
-from tui.nouns import ChatId
+from tui.nouns import ChatId, MessageId
 from tui.widgets import transcript as transcript_module
 
 COUNT = 40
@@ -80,3 +82,64 @@ def test_from_the_prompt_pages_of_the_chat_are_turned_unless_it_has_pages_itself
 
     client, name = long_chat()
     run(client, flow, chat=name)
+
+
+def window(chat: Chatting) -> list[MessageId]:
+    transcript = chat.conversation.transcript
+    return [message.id for message in transcript._path[transcript._first : transcript._end]]
+
+
+def test_a_window_that_moves_when_another_branch_is_shown_leaves_that_alone() -> None:
+    async def flow(chat: Chatting) -> None:
+        transcript = chat.conversation.transcript
+        await chat.until(lambda: len(chat.views()) > 0)
+        path = list(transcript._path)
+        for move in (transcript._move_up, transcript._move_down):
+            for frames in (0, 1, 3):
+                await transcript.show(path, transcript._siblings, at=path[COUNT // 2].id)
+                move()
+                for _ in range(frames):
+                    await asyncio.sleep(0)
+                await transcript.show(path[:2], transcript._siblings)
+                await asyncio.sleep(0.05)
+                assert [view.message.id for view in chat.views()] == window(chat) == [path[0].id, path[1].id]
+                assert not transcript._moving
+
+    client, name = long_chat()
+    run(client, flow, chat=name)
+
+
+def test_of_two_branches_that_are_shown_at_once_the_last_stays() -> None:
+    async def flow(chat: Chatting) -> None:
+        transcript = chat.conversation.transcript
+        await chat.until(lambda: len(chat.views()) > 0)
+        path = list(transcript._path)
+        await asyncio.gather(
+            transcript.show(path, transcript._siblings),
+            transcript.cut_behind(path[30].id),
+            transcript.append(path[31]),
+            transcript.show(path[:3], transcript._siblings),
+            transcript.append(path[3]),
+        )
+        assert [view.message.id for view in chat.views()] == window(chat) == [one.id for one in path[:4]]
+
+    client, name = long_chat()
+    run(client, flow, chat=name)
+
+
+def test_what_is_sent_in_a_chat_that_is_left_at_once_is_not_shown_in_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def flow(chat: Chatting) -> None:
+        transcript = chat.conversation.transcript
+        cut_behind = transcript.cut_behind
+
+        async def left(message: MessageId | None) -> None:
+            await cut_behind(message)
+            await chat.conversation.begin()
+
+        monkeypatch.setattr(transcript, "cut_behind", left)
+        await chat.type("go")
+        await chat.until(lambda: chat.client.replies.asked)
+        await chat.pilot.pause()
+        assert chat.texts() == []
+
+    run(ScriptedClient(), flow)

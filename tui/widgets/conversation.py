@@ -181,6 +181,7 @@ class Conversation(Vertical):
         if chat is self.chat:
             await self.transcript.cut_behind(message.parent)
             chat.put(message)
+        if chat is self.chat:  # still
             await self.transcript.append(message)
         if message.role is Role.USER and chat.id is not None:
             self.ask(chat.id, message.id)

@@ -16,13 +16,17 @@ from tui.widgets.message_view import MessageView
 _SCREENS = 1.5  # heights of the screen that are mounted at once, estimated
 _FRAME = 1 / 60  # seconds
 _PATIENCE = 30  # frames in which what is mounted is laid out
+_WINDOW = "window"  # the workers that move it
 MOST = 80  # messages that stay mounted; then those that are farthest away go
 
 Siblings = Callable[[MessageId], tuple[MessageId, ...]]
 
 
 class Transcript(VerticalScroll, can_focus=False):
-    """A window over the path: `_first` is the place of its first message that is mounted, `_end` is behind the last."""
+    """A window over the path: `_first` is the place of its first message that is mounted, `_end` is behind the last.
+
+    They are told before anything is waited for, so that who looks meanwhile sees the window that is to be.
+    """
 
     virtual_size = size_by_layout()
 
@@ -33,6 +37,7 @@ class Transcript(VerticalScroll, can_focus=False):
         self._left_out: Set[MessageId] = frozenset()
         self._first = self._end = 0
         self._moving = False  # the window moves; scrolling starts no other move
+        self._changing = asyncio.Lock()  # one change of the path after the other
 
     def compose(self) -> ComposeResult:
         # As high as the screen at least: an anchor would scroll less than that to the bottom of it.
@@ -54,6 +59,13 @@ class Transcript(VerticalScroll, can_focus=False):
         at: MessageId | None = None,
     ) -> None:
         """Show a branch: its end, or the message `at`."""
+        async with self._changing:
+            await self._show(path, siblings, left_out, at)
+
+    async def _show(
+        self, path: Sequence[Message], siblings: Siblings, left_out: Set[MessageId], at: MessageId | None = None
+    ) -> None:
+        self.workers.cancel_group(self, _WINDOW)
         self._path, self._siblings, self._left_out = list(path), siblings, left_out
         place = None if at is None else self._place(at)
         self._moving = True
@@ -71,25 +83,26 @@ class Transcript(VerticalScroll, can_focus=False):
 
     async def append(self, message: Message) -> None:
         """A new message at the end, which is shown."""
-        if self._end < len(self._path):
-            await self.show([*self._path, message], self._siblings, left_out=self._left_out)
-        else:
-            self._path.append(message)
-            self._end += 1
-            await self._messages.mount(*self._views(self._end - 1, self._end))
-            self.anchor()
+        async with self._changing:
+            if self._end < len(self._path):
+                await self._show([*self._path, message], self._siblings, self._left_out)
+            else:
+                self._path.append(message)
+                self._end += 1
+                await self._messages.mount(*self._views(self._end - 1, self._end))
+                self.anchor()
 
     async def cut_behind(self, message: MessageId | None) -> None:
         """Show the branch as far as `message`; behind None, nothing."""
-        place = None if message is None else self._place(message)
-        end = 0 if place is None else place + 1
-        if end < self._first:
-            await self.show(self._path[:end], self._siblings, left_out=self._left_out)
-            return
-        for view in self._mounted()[end - self._first :]:
-            await view.remove()
-        del self._path[end:]
-        self._end = min(self._end, end)
+        async with self._changing:
+            place = None if message is None else self._place(message)
+            end = 0 if place is None else place + 1
+            if end < self._first:
+                await self._show(self._path[:end], self._siblings, self._left_out)
+            else:
+                del self._path[end:]
+                self._end = min(self._end, end)
+                await self._let_go()
 
     def renew(self, message: Message) -> None:
         """Tell a message anew, whether it is mounted or not."""
@@ -160,38 +173,38 @@ class Transcript(VerticalScroll, can_focus=False):
             self._moving = True
             self._move_down()
 
-    @work(description="window")
+    @work(group=_WINDOW, description="window")
     async def _move_up(self) -> None:
         """Mount what is above, keep what is seen where it is, and let go of what is far below."""
-        before = self.virtual_size.height
-        first = self._back_from(self._first)
-        await self._messages.mount_all(self._views(first, self._first), before=0)
-        self._first = first
+        before, above = self.virtual_size.height, self._first
+        self._first = self._back_from(above)
+        await self._messages.mount_all(self._views(self._first, above), before=0)
         await self._shift(before)
-        keep = min(self._end, self._first + MOST)
-        await self._let_go(self._mounted()[keep - self._first :])
-        self._end = keep
+        self._end = min(self._end, self._first + MOST)
+        await self._let_go()
         self._moving = False
 
-    @work(description="window")
+    @work(group=_WINDOW, description="window")
     async def _move_down(self) -> None:
-        before = self.virtual_size.height
-        end = self._on_from(self._end)
-        await self._messages.mount_all(self._views(self._end, end))
-        self._end = end
+        before, below = self.virtual_size.height, self._end
+        self._end = self._on_from(below)
+        await self._messages.mount_all(self._views(below, self._end))
         await self._laid_out(before)
         before = self.virtual_size.height
         keep = max(self._first, self._end - MOST)
         if keep > self._first:
-            await self._let_go(self._mounted()[: keep - self._first])
             self._first = keep
+            await self._let_go()
             await self._shift(before)
         self._moving = False
 
-    async def _let_go(self, views: Sequence[MessageView]) -> None:
+    async def _let_go(self) -> None:
+        """Unmount what is outside of the window."""
+        inside = {message.id for message in self._path[self._first : self._end]}
         with self.app.batch_update():
-            for view in views:
-                await view.remove()
+            for view in self._mounted():
+                if view.message.id not in inside:
+                    await view.remove()
 
     async def _shift(self, before: int) -> None:
         """Scroll by as much as the height of all has changed above what is seen."""
