@@ -16,10 +16,12 @@ from tui.nouns import Finish, ReasoningDelta, ReplyEnd, TextDelta
 from tui.screens.chat import ChatScreen
 from tui.screens.help import HelpScreen
 from tui.screens.models import ModelsScreen
+from tui.widgets.document import Document
 from tui.widgets.listing import Listing
 from tui.widgets.message_view import MessageView
 from tui.widgets.paragraph import Paragraph
 from tui.widgets.reply_text import ReplyText
+from tui.widgets.room import Piece
 from tui.widgets.thoughts import Thoughts
 
 WORDS = ["A", "**bold**", "house,", "`code`", "and", "*some*", "words", "that", "go", "on", "and", "on.", ""]
@@ -96,11 +98,10 @@ def test_a_reply_that_was_just_drawn_may_be_left() -> None:
         (text,) = chat.views()[1].query(ReplyText)
         (paragraph,) = text.query(Paragraph)
         await text.remove()
-        for late in (text._fold_far, text._look_again):
-            late()
+        text._look_again()
+        await text._change([Document("gone")], Piece("gone"))
         text.add("more")
         await text._show_waiting()
-        text._stay(paragraph, 1)
         assert paragraph._get_style(".strong") is not None
 
     run(ScriptedClient([TextDelta("a **bold** reply"), WAIT]), flow)

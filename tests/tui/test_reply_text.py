@@ -141,6 +141,26 @@ def test_what_is_read_stays_where_it_is_while_what_is_above_comes_back() -> None
     asyncio.run(show())
 
 
+@pytest.mark.parametrize("words", ["> \n" * 400, "- an item\n- another\n" * 200, "https://a.test/" + "path/" * 900])
+def test_what_is_written_is_followed_though_what_is_above_comes_back(words: str) -> None:
+    """What it turns out to be as high as was estimated wrongly."""
+
+    async def show() -> None:
+        page = Page(f"{words}\n\n{TEXT}")
+        async with page.run_test(size=(70, 2 * COUNT)) as pilot:
+            page.scroll.anchor()
+            await at_rest(pilot, lambda: [*page.query_one(ReplyText).children])
+            assert page.seen[-1] == COUNT - 1
+            assert page.scroll.max_scroll_y > 0
+            for number in range(3):
+                page.query_one(ReplyText).add(f"\n\nParagraph {number} begins anew.")
+                while page.query_one(ReplyText).is_behind:
+                    await pilot.pause(0.01)
+                assert await at_rest(pilot, lambda: page.seen[-1]) == number
+
+    asyncio.run(show())
+
+
 def test_a_list_that_is_cut_has_no_empty_line_in_it() -> None:
     text = "\n".join(f"- item {number}" for number in range(COUNT * 4))
 
@@ -203,7 +223,7 @@ def test_what_comes_faster_than_it_can_be_laid_out_becomes_room(block: str, monk
                 await pilot.pause(0.01)
             await settled(page, pilot, len(text) + 2 + len(TEXT))
             assert len(made) < 20
-            assert page.seen[-1] == COUNT - 1
+            assert await at_rest(pilot, lambda: page.seen[-1]) == COUNT - 1
             assert _text(reply) == f"{text}\n\n{TEXT}"
             page.scroll.scroll_home(animate=False, immediate=True)
             await at_rest(pilot, lambda: [*reply.children])

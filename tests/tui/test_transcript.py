@@ -1,10 +1,13 @@
 """A long chat: what is mounted, and that scrolling reaches everything and moves nothing that is seen."""
 
 import asyncio
+import itertools
+import random
+import re
 
 import pytest
 
-from tests.tui.pilots import Chatting, run
+from tests.tui.pilots import Chatting, at_rest, run
 from tests.tui.scripted_client import ScriptedClient
 from tui.nouns import ChatId, MessageId
 from tui.widgets import transcript as transcript_module
@@ -42,6 +45,53 @@ def test_only_the_end_of_a_long_chat_is_mounted_and_scrolling_reaches_its_begin(
     monkeypatch.setattr(transcript_module, "MOST", 16)
     client, name = long_chat()
     run(client, flow, chat=name)
+
+
+def numbers(chat: Chatting) -> dict[int, int]:
+    """The line of the screen in which each numbered thing is seen."""
+    region = chat.conversation.transcript.region
+    lines = enumerate(strip.text for strip in chat.screen._compositor.render_strips())
+    return {int(one): y for y, line in lines if region.y <= y < region.bottom for one in re.findall(r"no(\d+)\.", line)}
+
+
+def rich_messages() -> list[str]:
+    """Some are high, and how high is hard to say before they are laid out."""
+    number = itertools.count()
+    kinds = (
+        "no{}. {}",
+        "- no{}. {}\n- and this",
+        "```\nno{}.\n```",
+        "> no{}. {}",
+        "| no{}. | two |\n|---|---|\n| 1 | 2 |",
+    )
+
+    def block() -> str:
+        return random.choice(kinds).format(next(number), "some words " * random.randrange(10))
+
+    sizes = random.sample([1, 2, 20] * 3, 9)
+    return ["\n\n".join(block() for _ in range(size)) for size in sizes]
+
+
+def test_what_is_read_moves_as_it_is_scrolled_though_messages_come_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = rich_messages()
+
+    async def flow(chat: Chatting) -> None:
+        transcript = chat.conversation.transcript
+        await chat.until(lambda: transcript.max_scroll_y > 0 and transcript.scroll_y == transcript.max_scroll_y)
+        for step in (-5, 5):
+            found = {*numbers(chat)}
+            while found < every:
+                before = numbers(chat)
+                transcript.scroll_relative(y=step, animate=False, immediate=True)
+                after = await at_rest(chat.pilot, lambda: numbers(chat))
+                (moved,) = {after[one] - before[one] for one in before.keys() & after.keys()}
+                assert moved in range(-step, 0, 1 if step > 0 else -1)
+                found |= after.keys()
+
+    every = {int(one) for text in texts for one in re.findall(r"no(\d+)\.", text)}
+    monkeypatch.setattr(transcript_module, "MOST", 3)
+    client = ScriptedClient()
+    run(client, flow, chat=client.keep("Long", *texts))
 
 
 def test_a_message_far_up_is_shown_and_a_new_one_leads_back_to_the_end() -> None:

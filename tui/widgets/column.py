@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from textual.containers import Vertical
+from textual.containers import Vertical, VerticalScroll
 from textual.geometry import Region, Size
 from textual.layout import DockArrangeResult
 from textual.reactive import Reactive
@@ -26,6 +26,12 @@ class Column(Vertical):
 
     def render_lines(self, crop: Region) -> list[Strip]:
         return alike(super().render_lines, crop)
+
+
+def stay(scroll: VerticalScroll, lines: int) -> None:
+    """Scroll by as many lines as what is seen was moved in the last layout. An anchor that holds has done so itself."""
+    if lines and not (scroll.is_anchored and scroll.scroll_y >= scroll.max_scroll_y):
+        scroll.scroll_to(y=scroll.scroll_y + lines, animate=False, force=True, immediate=True)
 
 
 def alike(render: Callable[[Region], list[Strip]], crop: Region) -> list[Strip]:

@@ -15,7 +15,7 @@ from textual.containers import VerticalScroll
 from textual.widget import MountError, Widget
 
 from tui.markdown import PIECE, Part, Pieces
-from tui.widgets.column import Column
+from tui.widgets.column import Column, stay
 from tui.widgets.document import Document
 from tui.widgets.headroom import settled
 from tui.widgets.room import Piece, Room
@@ -38,6 +38,8 @@ class ReplyText(Column):
         self._unread: list[str] = []  # what is to be added; joined, where it comes faster than it can be shown
         self._unshown: list[Part] = []  # what was read of it
         self._is_growing = False  # until what is added has been laid out
+        self._is_changing = False  # documents become room, or room a document
+        self._unfolded: tuple[Document, int] | None = None  # until it has its place; and its room's height
         self._is_busy = False  # growing, or resting behind that
         self._is_whole = False  # nothing will be added
         self._is_held = False  # while somebody types
@@ -51,7 +53,7 @@ class ReplyText(Column):
         yield from (Document(one.text, adjoined=one.adjoined) for one in pieces[-_AT_FIRST:])
 
     def on_mount(self) -> None:
-        self.watch(self._scroll, "scroll_y", self._look_again, init=False)
+        self.screen.screen_layout_refresh_signal.subscribe(self, lambda _: self._look_again(), immediate=True)
 
     @property
     def _scroll(self) -> VerticalScroll:
@@ -63,40 +65,64 @@ class ReplyText(Column):
         self._look_again()
 
     def _look_again(self) -> None:
+        """Called when everything has its place. What changes now gets its own in the layout after which this is called
+        again: there is one change at a time."""
+        if self._unfolded is not None:
+            document, height = self._unfolded
+            if not document.outer_size.width:
+                return
+            self._unfolded = None
+            if self._line(document) < 0:  # what is seen is below it
+                stay(self._scroll, document.outer_size.height - height)
         if len(self.children) > 1:
-            self.call_after_refresh(self._fold_far)
+            self.call_after_refresh(self._fold_far)  # an anchor may scroll only then
+
+    def _line(self, widget: Widget) -> int:
+        """Where it begins, by the last layout and what was scrolled since: 0 is the first line that is seen."""
+        return widget.region.y - self._scroll.children[0].region.y - round(self._scroll.scroll_y)
 
     def _fold_far(self) -> None:
-        """What is farther than a screen from what is seen becomes room, and what comes near documents again. The last
-        one stays, as it may grow."""
-        if self._is_growing or not self.is_attached:
+        """What is farther than a screen from what is seen becomes room, and of what comes near the nearest becomes a
+        document again. The last one stays, as it may grow."""
+        if self._is_growing or self._is_changing or self._unfolded is not None or not self.is_attached:
             return
-        screen, top = self.screen.size.height, self.region.y
+        screen, top = self.screen.size.height, self._line(self)
+        far: list[Document] = []
+        near: dict[int, Piece] = {}
         for child in self.children[:-1]:
-            bottom = top + child.outer_size.height
+            height = child.outer_size.height
             if isinstance(child, Room):
-                for piece in child.between(-screen - top, 2 * screen - top):
-                    self.call_next(self._unfold, piece)
-            elif isinstance(child, Document) and bottom > top and (bottom <= -screen or top >= 2 * screen):
-                self.call_next(self._fold, child)
-            top = bottom
+                near |= {abs(top + line): piece for line, piece in child.between(-screen - top, 2 * screen - top)}
+            elif isinstance(child, Document) and height and (top + height <= -screen or top >= 2 * screen):
+                far.append(child)
+            top += height
+        if far or near:
+            self._is_changing = True
+            self.call_next(self._change, far, near[min(near)] if near else None)
+
+    async def _change(self, far: list[Document], near: Piece | None) -> None:
+        with self.app.batch_update(), suppress(MountError):  # the chat may be left meanwhile
+            for document in far:
+                await self._fold(document)
+            if near is not None:
+                await self._unfold(near)
+        self._is_changing = False
 
     async def _fold(self, document: Document) -> None:
         """It becomes room, of those beside it if there are some."""
-        if not document.is_attached:  # it was folded since
+        if not document.is_attached:
             return
         piece = Piece(document.source, document.adjoined, document.outer_size)
         above, below = self._beside(document)
-        with self.app.batch_update():
-            if above is not None:
-                above.keep([*above.pieces, piece, *(below.pieces if below else ())])
-                if below is not None:
-                    await below.remove()
-            elif below is not None:
-                below.keep([piece, *below.pieces])
-            else:
-                await self.mount(Room([piece]), before=document)
-            await document.remove()
+        if above is not None:
+            above.keep([*above.pieces, piece, *(below.pieces if below else ())])
+            if below is not None:
+                await below.remove()
+        elif below is not None:
+            below.keep([piece, *below.pieces])
+        else:
+            await self.mount(Room([piece]), before=document)
+        await document.remove()
 
     def _beside(self, child: Widget) -> tuple[Room | None, Room | None]:
         """The room right above, and right below."""
@@ -110,28 +136,20 @@ class ReplyText(Column):
     async def _unfold(self, piece: Piece) -> None:
         """It becomes a document, between the room of what is above it and of what is below."""
         room = next((one for one in self.children if isinstance(one, Room) and piece in one.pieces), None)
-        if room is None:  # it was unfolded since
+        if room is None:
             return
-        place, height = room.pieces.index(piece), piece.height(room.size.width)
+        place, height = room.pieces.index(piece), piece.height(self.size.width)
         above, below = room.pieces[:place], room.pieces[place + 1 :]
-        is_above = room.region.y + room.line_below(piece) <= self._scroll.region.y
         document = Document(piece.text, adjoined=piece.adjoined)
-        with self.app.batch_update():
-            if above:
-                await self.mount(document, *([Room(below)] if below else ()), after=room)
-                room.keep(above)
-            else:
-                await self.mount(document, before=room)
-                room.keep(below)
-                if not below:
-                    await room.remove()
-        if is_above:
-            self.call_after_refresh(self._stay, document, height)
-
-    def _stay(self, document: Widget, before: int) -> None:
-        """What is seen stays where it is, though a document above it is higher or lower than its room was."""
-        if self.is_attached and (grown := document.outer_size.height - before):
-            self._scroll.scroll_to(y=self._scroll.scroll_y + grown, animate=False, force=True, immediate=True)
+        if above:
+            await self.mount(document, *([Room(below)] if below else ()), after=room)
+            room.keep(above)
+        else:
+            await self.mount(document, before=room)
+            room.keep(below)
+            if not below:
+                await room.remove()
+        self._unfolded = document, height
 
     # --- what comes
 

@@ -45,16 +45,11 @@ class Room(Widget):
     def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
         return sum(piece.height(width) for piece in self._pieces)
 
-    def between(self, first: int, end: int) -> Iterator[Piece]:
-        """The pieces that lie in these of its lines, wholly or in part."""
+    def between(self, first: int, end: int) -> Iterator[tuple[int, Piece]]:
+        """The pieces that lie in these of its lines, wholly or in part, and where they begin."""
         top, laid_out = 0, self._pieces if self.size.width else []
         for piece in laid_out:
             bottom = top + piece.height(self.size.width)
             if bottom > first and top < end:
-                yield piece
+                yield top, piece
             top = bottom
-
-    def line_below(self, piece: Piece) -> int:
-        """The one behind its last, counted from the first one here."""
-        until = self._pieces[: self._pieces.index(piece) + 1]
-        return sum(one.height(self.size.width) for one in until)

@@ -7,17 +7,16 @@ from textual import work
 from textual.app import ComposeResult
 from textual.containers import VerticalScroll
 from textual.geometry import Region, Size
+from textual.screen import Screen
 from textual.strip import Strip
 
 from tui.nouns import Message, MessageId
-from tui.widgets.column import Column, alike, size_by_layout
+from tui.widgets.column import Column, alike, size_by_layout, stay
 from tui.widgets.message_view import MessageView
 
 _SCREENS = 1.5  # heights of the screen that are mounted at once, estimated
-_FRAME = 1 / 60  # seconds
-_PATIENCE = 30  # frames in which what is mounted is laid out
 _WINDOW = "window"  # the workers that move it
-MOST = 80  # messages that stay mounted; then those that are farthest away go
+MOST = 80  # messages that stay mounted, if no more are seen; then those that are farthest away go
 
 Siblings = Callable[[MessageId], tuple[MessageId, ...]]
 
@@ -97,7 +96,7 @@ class Transcript(VerticalScroll, can_focus=False):
         async with self._changing:
             place = None if message is None else self._place(message)
             end = 0 if place is None else place + 1
-            if end < self._first:
+            if end <= self._first:
                 await self._show(self._path[:end], self._siblings, self._left_out)
             else:
                 del self._path[end:]
@@ -142,6 +141,13 @@ class Transcript(VerticalScroll, can_focus=False):
 
     # --- the window
 
+    def _seen(self) -> list[int]:
+        """The places of the messages that are seen."""
+        screen = Region(0, round(self.scroll_y), *self.size)
+        return [
+            place for place, view in enumerate(self._mounted(), self._first) if view.virtual_region.overlaps(screen)
+        ]
+
     def _lines(self, message: Message) -> int:
         """How high a message is, about."""
         width = max(20, self.size.width or self.app.size.width)
@@ -164,6 +170,8 @@ class Transcript(VerticalScroll, can_focus=False):
 
     def watch_scroll_y(self, old_value: float, new_value: float) -> None:
         super().watch_scroll_y(old_value, new_value)
+        if new_value >= self.max_scroll_y:  # the end of a window need not be that of the chat
+            self.anchor(self._end == len(self._path) and not self._moving)
         if self._moving:
             return
         if new_value <= 2 and self._first > 0 and old_value > new_value:
@@ -176,48 +184,55 @@ class Transcript(VerticalScroll, can_focus=False):
     @work(group=_WINDOW, description="window")
     async def _move_up(self) -> None:
         """Mount what is above, keep what is seen where it is, and let go of what is far below."""
-        before, above = self.virtual_size.height, self._first
+        above, seen = self._first, self._seen()
         self._first = self._back_from(above)
-        await self._messages.mount_all(self._views(self._first, above), before=0)
-        await self._shift(before)
-        self._end = min(self._end, self._first + MOST)
+        stays, *_ = self._mounted()
+        first, *_ = await self._mount(self._first, above, before=0)
+        await self._laid_out(first, lambda: stay(self, stays.virtual_region.y - stays.styles.margin.top))
+        self._end = min(self._end, max([self._first + MOST, *(place + 1 for place in seen)]))
         await self._let_go()
         self._moving = False
 
     @work(group=_WINDOW, description="window")
     async def _move_down(self) -> None:
-        before, below = self.virtual_size.height, self._end
+        """Mount what is below, and let go of what is far above."""
+        below, seen = self._end, self._seen()
         self._end = self._on_from(below)
-        await self._messages.mount_all(self._views(below, self._end))
-        await self._laid_out(before)
-        before = self.virtual_size.height
-        keep = max(self._first, self._end - MOST)
-        if keep > self._first:
-            self._first = keep
-            await self._let_go()
-            await self._shift(before)
+        await self._mount(below, self._end)
+        self._first = max(self._first, min([self._end - MOST, *seen]))
+        await self._let_go()
         self._moving = False
 
-    async def _let_go(self) -> None:
-        """Unmount what is outside of the window."""
-        inside = {message.id for message in self._path[self._first : self._end]}
+    async def _mount(self, first: int, end: int, *, before: int | None = None) -> list[MessageView]:
+        views = self._views(first, end)
         with self.app.batch_update():
-            for view in self._mounted():
-                if view.message.id not in inside:
+            await self._messages.mount_all(views, before=before)
+        return views
+
+    async def _let_go(self) -> None:
+        """Unmount what is outside of the window. What is seen stays where it is."""
+        inside = {message.id for message in self._path[self._first : self._end]}
+        views = self._mounted()
+        kept = [view for view in views if view.message.id in inside]
+        with self.app.batch_update():
+            if kept and kept[0] is not views[0]:
+                stay(self, kept[0].styles.margin.top - kept[0].virtual_region.y)
+            for view in views:
+                if view not in kept:
                     await view.remove()
 
-    async def _shift(self, before: int) -> None:
-        """Scroll by as much as the height of all has changed above what is seen."""
-        await self._laid_out(before)
-        y = self.scroll_y + self.virtual_size.height - before
-        self.scroll_to(y=y, animate=False, force=True, immediate=True)
+    async def _laid_out(self, view: MessageView, do: Callable[[], None]) -> None:
+        """Do it as soon as a view that was mounted has its place, before anything else is moved."""
+        done = asyncio.Event()
 
-    async def _laid_out(self, before: int) -> None:
-        """Wait until the height of all is another one; not for ever, since it may stay."""
-        for _ in range(_PATIENCE):
-            if self.virtual_size.height != before:
-                break
-            await asyncio.sleep(_FRAME)
+        def look(_: Screen[object]) -> None:
+            if view.outer_size.width and not done.is_set():
+                do()
+                done.set()
+
+        self.screen.screen_layout_refresh_signal.subscribe(view, look, immediate=True)
+        look(self.screen)
+        await done.wait()
 
     def watch_virtual_size(self, size: Size) -> None:
         """A window that does not fill the screen has nothing to scroll, so it grows by itself."""
