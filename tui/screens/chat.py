@@ -57,8 +57,9 @@ class ChatScreen(Screen[None]):
 
     def __init__(self, client: Client, chat: ChatId | None, question: str) -> None:
         super().__init__()
-        self._compositor = RowCompositor()
         self._client = client
+        self.conversation = Conversation(client)
+        self._compositor = RowCompositor(lambda: self.conversation.transcript.is_unsettled)
         self._first_chat = chat
         self._question = question
 
@@ -66,12 +67,8 @@ class ChatScreen(Screen[None]):
         yield TopBar()
         with Horizontal():
             yield ChatList(self._client.chats)
-            yield Conversation(self._client)
+            yield self.conversation
         yield Footer()
-
-    @property
-    def conversation(self) -> Conversation:
-        return self.query_one(Conversation)
 
     def on_mount(self) -> None:
         self.follow(self._client.engine.loading())

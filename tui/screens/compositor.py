@@ -1,23 +1,34 @@
 """What of a screen is drawn anew. Textual's own compositor has each widget in the smallest rectangle around all changes
 draw the whole of what it shows, also what others cover; this one asks a widget for the lines in which it is seen, and
-in which that has changed.
+in which that has changed. A layout that is unsettled, since what is seen is still to be put back into its place, is not
+drawn at all: it would be a flash.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import cast
 
+from rich.console import RenderableType
 from textual._compositor import ChopsUpdate, Compositor
 from textual.geometry import Region
+from textual.screen import Screen
 from textual.strip import Strip
 
 
 class RowCompositor(Compositor):
     """Knows chops: the parts that a line of the screen has, named for where they begin. Each shows one widget."""
 
-    def __init__(self) -> None:
+    def __init__(self, is_unsettled: Callable[[], bool]) -> None:
         super().__init__()
+        self._is_unsettled = is_unsettled
         self._changed: list[Region] | None = None  # all of the screen
+
+    def render_update(
+        self, full: bool = False, screen_stack: list[Screen[object]] | None = None, simplify: bool = False
+    ) -> RenderableType | None:
+        if self._is_unsettled():
+            return None
+        return super().render_update(full, screen_stack, simplify)
 
     def render_partial_update(self) -> ChopsUpdate | None:
         self._changed = list(self._dirty_regions)

@@ -72,6 +72,7 @@ class Conversation(Vertical):
     def __init__(self, client: Client) -> None:
         super().__init__()
         self._client = client
+        self.transcript = Transcript()
         self.model = ""  # that is loaded; empty until one is
         self.chat = OpenChat()
         self._activity = ""  # that was told last
@@ -85,7 +86,7 @@ class Conversation(Vertical):
         return self.run_worker(stream, group="reply", description="reply")
 
     def compose(self) -> ComposeResult:
-        yield Transcript()
+        yield self.transcript
         yield Composer(self._client)
 
     async def on_mount(self) -> None:
@@ -94,10 +95,6 @@ class Conversation(Vertical):
     @property
     def composer(self) -> Composer:
         return self.query_one(Composer)
-
-    @property
-    def transcript(self) -> Transcript:
-        return self.query_one(Transcript)
 
     @property
     def replying(self) -> Replying | None:

@@ -35,6 +35,7 @@ class Transcript(VerticalScroll, can_focus=False):
         self._siblings: Siblings = lambda message: (message,)
         self._left_out: Set[MessageId] = frozenset()
         self._first = self._end = 0
+        self._arriving: MessageView | None = None  # mounted above what is seen, which has to be put back then
         self._moving = False  # the window moves; scrolling starts no other move
         self._changing = asyncio.Lock()  # one change of the path after the other
 
@@ -65,6 +66,7 @@ class Transcript(VerticalScroll, can_focus=False):
         self, path: Sequence[Message], siblings: Siblings, left_out: Set[MessageId], at: MessageId | None = None
     ) -> None:
         self.workers.cancel_group(self, _WINDOW)
+        self._arriving = None
         self._path, self._siblings, self._left_out = list(path), siblings, left_out
         place = None if at is None else self._place(at)
         self._moving = True
@@ -187,8 +189,8 @@ class Transcript(VerticalScroll, can_focus=False):
         above, seen = self._first, self._seen()
         self._first = self._back_from(above)
         stays, *_ = self._mounted()
-        first, *_ = await self._mount(self._first, above, before=0)
-        await self._laid_out(first, lambda: stay(self, stays.virtual_region.y - stays.styles.margin.top))
+        await self._mount(self._first, above, before=0)
+        await self._put_back(stays)
         self._end = min(self._end, max([self._first + MOST, *(place + 1 for place in seen)]))
         await self._let_go()
         self._moving = False
@@ -203,11 +205,9 @@ class Transcript(VerticalScroll, can_focus=False):
         await self._let_go()
         self._moving = False
 
-    async def _mount(self, first: int, end: int, *, before: int | None = None) -> list[MessageView]:
-        views = self._views(first, end)
+    async def _mount(self, first: int, end: int, *, before: int | None = None) -> None:
         with self.app.batch_update():
-            await self._messages.mount_all(views, before=before)
-        return views
+            await self._messages.mount_all(self._views(first, end), before=before)
 
     async def _let_go(self) -> None:
         """Unmount what is outside of the window. What is seen stays where it is."""
@@ -221,16 +221,25 @@ class Transcript(VerticalScroll, can_focus=False):
                 if view not in kept:
                     await view.remove()
 
-    async def _laid_out(self, view: MessageView, do: Callable[[], None]) -> None:
-        """Do it as soon as a view that was mounted has its place, before anything else is moved."""
-        done = asyncio.Event()
+    @property
+    def is_unsettled(self) -> bool:
+        """Whether in the last layout something was moved that was seen, and is put back right after it."""
+        return self._arriving is not None and bool(self._arriving.outer_size.width)
+
+    async def _put_back(self, view: MessageView) -> None:
+        """Scroll to where it is, once those above have their places."""
+        laid_out, done = self.screen.screen_layout_refresh_signal, asyncio.Event()
+        arriving = self._arriving = self._mounted()[0]
 
         def look(_: Screen[object]) -> None:
-            if view.outer_size.width and not done.is_set():
-                do()
+            if self._arriving is arriving and self.is_unsettled:
+                laid_out.unsubscribe(arriving)
+                self._arriving = None
+                stay(self, view.virtual_region.y - view.styles.margin.top)
+                self.refresh()  # it may be there already
                 done.set()
 
-        self.screen.screen_layout_refresh_signal.subscribe(view, look, immediate=True)
+        laid_out.subscribe(arriving, look, immediate=True)
         look(self.screen)
         await done.wait()
 
