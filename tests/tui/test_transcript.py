@@ -1,15 +1,17 @@
 """A long chat: what is mounted, and that scrolling reaches everything and moves nothing that is seen."""
 
 import asyncio
-import itertools
 import random
 import re
+from itertools import count, pairwise
+from typing import Any
 
 import pytest
 
 from tests.tui.pilots import Chatting, at_rest, run
 from tests.tui.scripted_client import ScriptedClient
 from tui.nouns import ChatId, MessageId
+from tui.screens.compositor import RowCompositor
 from tui.widgets import transcript as transcript_module
 
 COUNT = 40
@@ -56,7 +58,7 @@ def numbers(chat: Chatting) -> dict[int, int]:
 
 def rich_messages() -> list[str]:
     """Some are high, and how high is hard to say before they are laid out."""
-    number = itertools.count()
+    number = count()
     kinds = (
         "no{}. {}",
         "- no{}. {}\n- and this",
@@ -72,21 +74,38 @@ def rich_messages() -> list[str]:
     return ["\n\n".join(block() for _ in range(size)) for size in sizes]
 
 
+def drawn(chat: Chatting, monkeypatch: pytest.MonkeyPatch) -> list[dict[int, int]]:
+    """What each frame shows that is drawn from now on."""
+    frames: list[dict[int, int]] = []
+    render = RowCompositor.render_update
+
+    def rendered(self: RowCompositor, *given: Any, **named: Any) -> object:
+        update = render(self, *given, **named)
+        if update is not None and self is chat.screen._compositor:
+            frames.append(numbers(chat))
+        return update
+
+    monkeypatch.setattr(RowCompositor, "render_update", rendered)
+    return frames
+
+
 def test_what_is_read_moves_as_it_is_scrolled_though_messages_come_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
     texts = rich_messages()
 
     async def flow(chat: Chatting) -> None:
         transcript = chat.conversation.transcript
         await chat.until(lambda: transcript.max_scroll_y > 0 and transcript.scroll_y == transcript.max_scroll_y)
+        frames = drawn(chat, monkeypatch)
         for step in (-5, 5):
             found = {*numbers(chat)}
             while found < every:
-                before = numbers(chat)
+                frames[:] = [numbers(chat)]
                 transcript.scroll_relative(y=step, animate=False, immediate=True)
-                after = await at_rest(chat.pilot, lambda: numbers(chat))
-                (moved,) = {after[one] - before[one] for one in before.keys() & after.keys()}
-                assert moved in range(-step, 0, 1 if step > 0 else -1)
-                found |= after.keys()
+                found |= (await at_rest(chat.pilot, lambda: numbers(chat))).keys()
+                for one, next_one in pairwise([*frames, numbers(chat)]):
+                    (moved,) = {next_one[it] - one[it] for it in one.keys() & next_one.keys()}
+                    assert moved in range(-step, 0, 1 if step > 0 else -1) or moved == 0
+                assert frames[0] != numbers(chat)
 
     every = {int(one) for text in texts for one in re.findall(r"no(\d+)\.", text)}
     monkeypatch.setattr(transcript_module, "MOST", 3)
