@@ -127,7 +127,7 @@ def test_a_chat_may_also_stop_when_its_context_is_full() -> None:
 
     async def flow(chat: Chatting) -> None:
         await chat.until(lambda: len(chat.texts()) == 2)
-        await chat.conversation.configure(ChatSettings(full_context=FullContext.STOP))
+        await chat.conversation.configure(chat.conversation.chat, ChatSettings(full_context=FullContext.STOP))
         await chat.type("one more")
         await chat.until(lambda: any("tokens too many" in notice for notice in chat.notices()))
         assert chat.composer.area.text == "one more"

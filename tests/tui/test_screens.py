@@ -11,11 +11,12 @@ from tests.tui.pilots import Chatting, run
 from tests.tui.scripted_client import KNOWN, USAGE, ScriptedClient
 from tui.app import ChatApp
 from tui.engine_nouns import RequestId
-from tui.nouns import Finish, ReplyEnd, TextDelta
+from tui.nouns import ChatSettings, Finish, ReplyEnd, TextDelta
 from tui.screens.dialog import Confirm
 from tui.screens.engine import EngineScreen
 from tui.screens.help import HelpScreen
 from tui.screens.models import ModelsScreen
+from tui.screens.settings import SettingsScreen
 from tui.widgets.code_block import CodeBlock
 from tui.widgets.listing import Listing
 from tui.widgets.top_bar import TopBar
@@ -180,6 +181,40 @@ def test_branches_are_shown_as_a_tree_and_chosen_there() -> None:
         await chat.until(lambda: chat.texts() == ["one", "first"])
 
     run(ScriptedClient([TextDelta("first"), END], [TextDelta("second"), END]), flow)
+
+
+def test_a_branch_that_is_chosen_after_its_chat_was_left_is_not_shown_in_the_next() -> None:
+    client = ScriptedClient()
+    first, second = client.keep("First", "one", "a reply"), client.keep("Second", "another")
+
+    async def flow(chat: Chatting) -> None:
+        await chat.until(lambda: chat.texts() == ["one", "a reply"])
+        await chat.pilot.press("ctrl+t")
+        await chat.until(lambda: chat.app.screen.query("#tree"))
+        await chat.conversation.open(second)
+        await chat.pilot.press("enter")
+        await chat.until(lambda: chat.app.screen is chat.screen)
+        await chat.pilot.pause()
+        assert chat.texts() == ["another"]
+
+    run(client, flow, chat=first)
+
+
+def test_settings_are_those_of_the_chat_they_were_opened_for() -> None:
+    client = ScriptedClient()
+    first, second = client.keep("First", "one"), client.keep("Second", "another")
+
+    async def flow(chat: Chatting) -> None:
+        await chat.until(lambda: chat.texts() == ["one"])
+        chat.screen.action_settings()
+        await chat.until(lambda: isinstance(chat.app.screen, SettingsScreen))
+        await chat.conversation.open(second)
+        chat.app.screen.dismiss(ChatSettings(system="Be brief."))
+        await chat.until(lambda: chat.client.chats.chats[first].settings.system == "Be brief.")
+        assert chat.client.chats.chats[second].settings.system == ""
+        assert chat.conversation.chat.settings.system == ""
+
+    run(client, flow, chat=first)
 
 
 def test_an_address_is_opened_only_after_a_question_and_only_on_the_web(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -206,7 +206,7 @@ class ChatScreen(Screen[None]):
 
         chat = self.conversation.chat
         message = await self.app.push_screen_wait(BranchesScreen(chat.branches, chat.leaf))
-        if message is not None:
+        if message is not None and chat is self.conversation.chat:
             await self.conversation.show_branch(chat.branches.newest_leaf(message), message)
 
     @work(description="attach")
@@ -221,21 +221,24 @@ class ChatScreen(Screen[None]):
     async def action_settings(self) -> None:
         from tui.screens.settings import SettingsScreen
 
-        settings = await self.app.push_screen_wait(SettingsScreen(self._client.chats, self.conversation.chat.settings))
+        chat = self.conversation.chat
+        settings = await self.app.push_screen_wait(SettingsScreen(self._client.chats, chat.settings))
         if settings is not None:
-            await self.conversation.configure(settings)
+            await self.conversation.configure(chat, settings)
 
     @work(description="system")
     async def action_system(self, text: str = "") -> None:
-        await self.conversation.configure(replace(self.conversation.chat.settings, system=text))
+        chat = self.conversation.chat
+        await self.conversation.configure(chat, replace(chat.settings, system=text))
 
     @work(description="preset")
     async def action_preset(self, name: str = "") -> None:
+        chat = self.conversation.chat
         with told(self):
             presets = await self._client.chats.presets()
             settings: ChatSettings | None = next((one.settings for one in presets if one.name == name), None)
             if settings is not None:
-                await self.conversation.configure(settings)
+                await self.conversation.configure(chat, settings)
             else:
                 names = ", ".join(single_line(one.name) for one in presets) or "none yet; F1 tells how to keep one"
                 self.app.notify(f"Presets: {names}", markup=False)

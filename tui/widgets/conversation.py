@@ -124,9 +124,8 @@ class Conversation(Vertical):
         with told(self):
             self.composer.write(Prompt(await self._client.chats.draft()))
 
-    async def configure(self, settings: ChatSettings) -> None:
-        """Other settings for the open chat."""
-        chat = self.chat
+    async def configure(self, chat: OpenChat, settings: ChatSettings) -> None:
+        """Other settings for a chat that is open, or was when it was asked for them."""
         with told(self):
             if chat.id is not None:
                 await self._client.chats.configure(chat.id, settings)
