@@ -98,7 +98,8 @@ def test_a_reply_that_was_just_drawn_may_be_left() -> None:
         (text,) = chat.views()[1].query(ReplyText)
         (paragraph,) = text.query(Paragraph)
         await text.remove()
-        text._look_again()
+        for late in (text._fold_far, text._look_again):
+            late()
         await text._change([Document("gone")], Piece("gone"))
         text.add("more")
         await text._show_waiting()

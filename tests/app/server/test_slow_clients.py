@@ -3,8 +3,8 @@
 import asyncio
 import json
 import socket
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 import pytest
 
@@ -17,6 +17,7 @@ from tests.app.server.served_application import until
 from tests.app.server.test_disconnects import message, read_all
 from tests.hash_model import expected_output
 
+Seen = TypeVar("Seen")
 TOKENS = 1500
 WRITE_LIMIT = 64 << 10  # bytes: asyncio tells a writer to pause when more than this is unsent
 LARGEST_EVENT = 512  # bytes
@@ -42,24 +43,23 @@ def slow_client(server: LiveServer, content: str) -> socket.socket:
     return client
 
 
+def of_connections(server: LiveServer, look: Callable[[Any], Seen]) -> list[Seen]:
+    """What is seen of each on the loop that serves it."""
+
+    async def looked() -> list[Seen]:
+        return [look(connection) for connection in server._server.server_state.connections]
+
+    return server.call(looked())
+
+
 def bytes_unsent(server: LiveServer) -> int:
     """The most that the server holds for a connection of what it has written to it."""
-
-    async def most() -> int:
-        connections: set[Any] = server._server.server_state.connections
-        return max((connection.transport.get_write_buffer_size() for connection in connections), default=0)
-
-    return server.call(most())
+    return max(of_connections(server, lambda one: one.transport.get_write_buffer_size()), default=0)
 
 
 def is_held_up(server: LiveServer) -> bool:
     """Whether the server waits for a client to read. It goes on to, though the system may take a little more."""
-
-    async def held_up() -> bool:
-        connections: set[Any] = server._server.server_state.connections
-        return any(connection.flow.write_paused for connection in connections)
-
-    return server.call(held_up())
+    return any(of_connections(server, lambda one: one.flow.write_paused))
 
 
 def texts(reply: bytes) -> str:
