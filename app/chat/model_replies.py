@@ -111,7 +111,7 @@ class ModelReplies:
         schemas of strict tools; those that it may not make, do not come. Thoughts come before all of it, where the
         model may still think."""
         written, tools = self._template.format, conversation.callable_tools
-        thinks = not self._markup.has_thought(rendered)
+        thinks = conversation.thinking_budget != 0 and not self._markup.has_thought(rendered)
         reply = (written, self._markup.opening(rendered), tools, self._tokenizer.control_tokens)
         if conversation.use is ToolUse.FORCED:
             return _lark(call_grammar(*reply, parallel=conversation.parallel_calls, thinks=thinks)), True
