@@ -105,7 +105,7 @@ def _machine(model: "LoadedModel | LoadedEncoder", settings: Settings) -> "Machi
     if not isinstance(model, LoadedModel):
         return Machine()
     gpu = gpu_for(common_options(settings)) if model.engine.config.backend == "cuda" else None
-    memory = None if gpu is None else GpuMemory(gpu.card.memory_bytes, gpu.free_memory)
+    memory = None if gpu is None else GpuMemory(gpu.card.memory_bytes, gpu.free_memory, gpu.own_memory)
     limit = settings.kv_disk_limit
     return Machine(None if limit == 0 else settings.kv_disk_dir, limit, memory)
 

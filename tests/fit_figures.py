@@ -20,7 +20,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from app.config import load_settings
-from app.models.fit import resident_bytes
+from app.models.machine_memory import resident_bytes
 from engine.fit import fit
 from engine.load_options import LoadOptions
 from engine.loading import load_engine, open_checkpoint

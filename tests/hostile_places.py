@@ -23,7 +23,7 @@ from tests.terminal_screen import Terminal, python
 from tests.tui.scripted_client import HERE, USAGE, ScriptedClient, ScriptedModels
 from tui.app import ChatApp
 from tui.client import ClientError
-from tui.engine_nouns import EngineRequest, Model, Phase, RequestId
+from tui.engine_nouns import EngineRequest, Fit, Model, Phase, RequestId
 from tui.nouns import Attachment, ChatId, ChatSettings, Finish, Preset, ReasoningDelta, ReplyEnd, TextDelta
 from tui.screens.chat import ChatScreen
 from tui.widgets.conversation import Conversation
@@ -54,9 +54,12 @@ class HostileModels(ScriptedModels):
     names: Sequence[str] = ()
 
     async def installed(self) -> Sequence[Model]:
-        return [replace(HERE, name=name, quantization=name, license=name, fit=name) for name in self.names]
+        return [replace(HERE, name=name, quantization=name, license=name) for name in self.names]
 
     catalog = installed
+
+    async def fit(self, name: str) -> Fit:
+        return Fit(name, is_possible=True)
 
 
 class Visit:

@@ -15,7 +15,7 @@ from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from tui.engine_nouns import Download, EngineStatus, Loading, Model, RequestId
+from tui.engine_nouns import Download, EngineStatus, Fit, Loading, Model, Recommendation, RequestId
 from tui.nouns import (
     Attachment,
     Chat,
@@ -162,7 +162,7 @@ class Models(Protocol):
 
     async def catalog(self) -> Sequence[Model]: ...
 
-    async def recommended(self) -> Model | None:
+    async def recommended(self) -> Recommendation | None:
         """A better model than the default one, for a machine that has none yet, and whose person has chosen none."""
 
     async def search(self, text: str) -> Sequence[Model]:
@@ -170,6 +170,12 @@ class Models(Protocol):
 
     async def variants(self, name: str) -> Sequence[Model]:
         """What a repository holds, one a quantization; what fits best first."""
+
+    async def fit(self, name: str) -> Fit:
+        """Whether a model fits this machine, once the one that answers has made room, and with how long a context.
+
+        Takes seconds, and some megabytes of the Hub where it is not here yet.
+        """
 
     def pull(self, name: str) -> AsyncGenerator[Download, None]:
         """Fetch a model, from where it stopped last time. Closing the iterator pauses. Ends when it is installed."""

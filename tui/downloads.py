@@ -24,6 +24,7 @@ class Downloads:
         self._failed = failed
         self._running: dict[str, Running] = {}
         self.progress: dict[str, Download] = {}  # of those that run
+        self.ended = 0  # how many have, however they did
 
     def start(self, name: str) -> None:
         """Begin, or go on from where it was paused."""
@@ -47,3 +48,4 @@ class Downloads:
             self._arrived(name)
         finally:
             del self._running[name], self.progress[name]
+            self.ended += 1

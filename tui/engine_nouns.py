@@ -80,11 +80,27 @@ class Model(Noun):
     quantization: str = ""
     size: int | None = None
     license: str = ""
-    fit: str = ""  # one sentence: whether it fits this machine, and with how long a context
-    fits: bool | None = None
+    fits: bool | None = None  # by its size
+    is_estimate: bool = False  # of the size, which nobody has counted yet
     installed: bool = False
     loaded: bool = False
     arrived: int | None = None  # bytes of a download that was not finished
+
+
+@dataclass(frozen=True, slots=True)
+class Fit(Noun):
+    """Whether a model fits this machine. Filled by the client."""
+
+    verdict: str  # in words, with how long a context: "fits: 32k context; needs 3.2 GB, 8.0 GB free"
+    is_possible: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Recommendation(Noun):
+    """A model for somebody who is new. Filled by the client."""
+
+    model: str
+    verdict: str  # as that of a fit
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,5 @@
 """`ingle fit`: whether a model fits, before it is fetched or loaded."""
 
-from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -8,6 +7,7 @@ import click
 
 from app.commands.listing import as_json, echo_table
 from app.commands.model_names import known_names
+from app.commands.read_options import read_by
 from app.config import Settings, load_settings
 from app.errors import EXIT_FAILURE
 from app.models.kv_formula import BITS, KVShape, read_count, weight_bytes
@@ -28,18 +28,6 @@ Examples:
 """
 
 
-def _read_by(read: Callable[[str], int]) -> Callable[[click.Context, click.Parameter, str | None], int | None]:
-    """A callback of an option whose value is read from a text."""
-
-    def callback(ctx: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
-        try:
-            return None if value is None else read(value)
-        except ValueError as problem:
-            raise click.BadParameter(str(problem)) from None
-
-    return callback
-
-
 _POSITIVE = click.IntRange(min=1, max=1 << 30)
 
 
@@ -47,10 +35,10 @@ _POSITIVE = click.IntRange(min=1, max=1 << 30)
 @click.argument("name", required=False, shell_complete=known_names)
 @click.option("--context", type=int, help="Tokens of prompt and answer together that it has to have room for.")
 @click.option("--device", help="Where it would compute: auto, cpu, or cuda.")
-@click.option("--memory", metavar="SIZE", callback=_read_by(memory_size), help="Had the device so much: 8GB.")
+@click.option("--memory", metavar="SIZE", callback=read_by(memory_size), help="Had the device so much: 8GB.")
 @click.option("--quantize", metavar="METHOD", help="With 16- or 32-bit layers made fewer bits: fp8, int4 or nf4.")
 @click.option("--recommended", is_flag=True, help="The best model for chats that fits, of a few that are free.")
-@click.option("--params", metavar="COUNT", callback=_read_by(read_count), help="By formula: parameters, such as 70b.")
+@click.option("--params", metavar="COUNT", callback=read_by(read_count), help="By formula: parameters, such as 70b.")
 @click.option("--layers", type=_POSITIVE, help="By formula: layers.")
 @click.option("--kv-heads", type=_POSITIVE, help="By formula: heads of keys and values in a layer.")
 @click.option("--head-dim", type=_POSITIVE, help="By formula: numbers in a head.")

@@ -3,11 +3,13 @@
 import click
 
 from app.commands.listing import as_json, echo_table
+from app.commands.read_options import read_by
 from app.config import load_settings
 from app.errors import EXIT_NOT_FOUND, Offline
 from app.models.hub_search import FORMATS, Find, search_families, search_hub
 from app.models.store import ModelStore
 from app.progress import format_bytes, progress_on_stderr
+from app.setting_values import memory_size
 
 EXAMPLES = """\b
 Examples:
@@ -23,9 +25,17 @@ _LIMIT = 20
 @click.argument("words", nargs=-1, required=True)
 @click.option("--format", "formats", type=click.Choice(FORMATS), multiple=True, help="Of this kind alone; repeatable.")
 @click.option("--limit", type=click.IntRange(1, 100), default=_LIMIT, help=f"At most so many. Default: {_LIMIT}.")
+@click.option("--memory", metavar="SIZE", callback=read_by(memory_size), help="Had the device so much: 8GB.")
 @click.option("--json", "as_array", is_flag=True, help="Print a JSON array.")
 @click.pass_context
-def search(ctx: click.Context, words: tuple[str, ...], formats: tuple[str, ...], limit: int, as_array: bool) -> None:
+def search(
+    ctx: click.Context,
+    words: tuple[str, ...],
+    formats: tuple[str, ...],
+    limit: int,
+    memory: int | None,
+    as_array: bool,
+) -> None:
     """Search the Hugging Face Hub for models by WORDS: GGUF, AWQ, GPTQ and FP8.
 
     What fits into the memory that is free comes first, and then what is fetched most; FITS goes by the size of the
@@ -37,10 +47,10 @@ def search(ctx: click.Context, words: tuple[str, ...], formats: tuple[str, ...],
     try:
         if settings.offline:
             raise Offline(f"the network is off ({settings.origins['offline']})")
-        found = search_hub(asked, formats or FORMATS, limit, settings, progress)
+        found = search_hub(asked, formats or FORMATS, limit, settings, progress, memory or 0)
     except Offline as problem:
         click.echo(f"{problem.message}: these are models with a short name, and sizes are estimates.", err=True)
-        found = search_families(asked, ModelStore(settings), settings)[:limit]
+        found = search_families(asked, ModelStore(settings), settings, memory or 0)[:limit]
     _echo(found, as_array=as_array)
     if not found:
         ctx.exit(EXIT_NOT_FOUND)

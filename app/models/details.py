@@ -86,7 +86,7 @@ def details_of(
         template=_features(header.chat_template, header.bos_token, renderer),
         fills_in_the_middle=header.fills_in_the_middle,
         sampling=sampling_of(stored.name, stored.path, catalog),
-        license=_license(stored, catalog, models) or header.license,
+        license=told_license(stored, catalog, models) or header.license,
         tensors=classes,
     )
 
@@ -98,8 +98,8 @@ def _features(template: str | None, bos_token: str, renderer: ChatTemplateRender
         return features_of(template, bos_token, one)
 
 
-def _license(stored: StoredModel, catalog: Catalog, models: HubModels) -> str | None:
-    """As it was told where the model came from."""
+def told_license(stored: StoredModel, catalog: Catalog, models: HubModels) -> str | None:
+    """As it was told where the model came from; None where nobody has."""
     if entry := catalog.find(stored.name):
         return entry.license
     name = RepositoryName.parse(stored.name)

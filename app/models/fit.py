@@ -14,6 +14,7 @@ from app.config import Settings
 from app.errors import AppError, ModelNotFound
 from app.models.hub_listing import list_repository
 from app.models.kernel_preparation import common_options
+from app.models.machine_memory import resident_bytes
 from app.models.remote_headers import choices_of, remote_headers
 from app.models.repository import RepositoryName
 from app.models.store import ModelStore
@@ -174,17 +175,6 @@ def checked_against(plan: Fit, name: str, progress: Progress) -> Iterator[None]:
     taken = after - before
     if abs(taken - planned) > max(_TOLERANCE * planned, _NOISE):
         progress.say(f"{name} takes {format_bytes(max(0, taken))} of memory; {format_bytes(planned)} were expected.")
-
-
-def resident_bytes() -> int | None:
-    """Memory of this process that is in no file; None where the system does not tell."""
-    try:
-        status = Path("/proc/self/status").read_text(encoding="ascii")
-    except (OSError, UnicodeDecodeError):
-        return None
-    found = (line.split()[1] for line in status.splitlines() if line.startswith("RssAnon:"))
-    kibibytes = next(found, "")
-    return int(kibibytes) << 10 if kibibytes.isdecimal() else None
 
 
 def plan_loading(

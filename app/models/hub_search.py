@@ -50,8 +50,13 @@ class _Repository:
     downloads: int
 
 
-def search_hub(words: str, formats: tuple[str, ...], limit: int, settings: Settings, progress: Progress) -> list[Find]:
-    """What fits first; among the same, what is fetched most. Raises Offline, or AppError where the Hub refuses."""
+def search_hub(
+    words: str, formats: tuple[str, ...], limit: int, settings: Settings, progress: Progress, memory: int = 0
+) -> list[Find]:
+    """What fits first; among the same, what is fetched most. `memory`: bytes of the device, had it so many.
+
+    Raises Offline, or AppError where the Hub refuses.
+    """
     with progress.task(f"Asking {hub.host(settings)} for {words}", None):
         check_reachable(settings.hub_endpoint)
         found: dict[str, _Repository] = {}
@@ -59,15 +64,15 @@ def search_hub(words: str, formats: tuple[str, ...], limit: int, settings: Setti
             for repository in _ask(words, kind, limit, settings, progress):
                 found.setdefault(repository.repo, repository)
         chosen = sorted(found.values(), key=lambda it: -it.downloads)[:limit]
-        memory = machine_memory(settings)
+        memory = memory or machine_memory(settings)
         with ThreadPoolExecutor(AT_ONCE) as threads:
             looked_at = threads.map(lambda it: _look(it, memory, settings, progress), chosen)
             return _ranked([find for find in looked_at if find])
 
 
-def search_families(words: str, store: ModelStore, settings: Settings) -> list[Find]:
+def search_families(words: str, store: ModelStore, settings: Settings, memory: int = 0) -> list[Find]:
     """The same among the models that have a short name, without the network: sizes are estimates."""
-    memory = machine_memory(settings)
+    memory = memory or machine_memory(settings)
     return _ranked([_known(model, memory) for model in store.families if _matches(words, model)])
 
 

@@ -2,6 +2,8 @@
 there is no GPU, and without a look at the model. `app.models.fit` tells it exactly.
 """
 
+from pathlib import Path
+
 from app.config import Settings
 
 _ROOM = 1.15  # bytes that a model takes for each of its files, with a context of some length
@@ -21,6 +23,25 @@ def machine_memory(settings: Settings) -> int:
     return available_memory()
 
 
+def memory_without_gpu() -> int | None:
+    """The same where there is no GPU; None where there may be one, since it would take torch to ask it."""
+    from engine.cuda.driver import driver_version
+    from engine.kv_budget import available_memory
+
+    return available_memory() if driver_version() is None else None
+
+
 def is_likely_to_fit(size: int, memory: int) -> bool:
     """Whether a model whose files have so many bytes would."""
     return size * _ROOM <= memory
+
+
+def resident_bytes() -> int | None:
+    """Memory of this process that is in no file; None where the system does not tell."""
+    try:
+        status = Path("/proc/self/status").read_text(encoding="ascii")
+    except (OSError, UnicodeDecodeError):
+        return None
+    found = (line.split()[1] for line in status.splitlines() if line.startswith("RssAnon:"))
+    kibibytes = next(found, "")
+    return int(kibibytes) << 10 if kibibytes.isdecimal() else None

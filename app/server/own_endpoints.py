@@ -63,6 +63,7 @@ class EngineReport(Struct):
     disk: AmountReport | None  # files of what was computed, of all models; null: nothing is kept
     memory: int  # bytes of the process; 0: nobody knows
     gpu: AmountReport | None  # memory of the GPU that computes; null: none does
+    room: int  # bytes that another model would find in the place of this one; 0: nobody knows
     computed_tokens: int  # since its start, of prompts and replies
     generated_tokens: int
 
@@ -152,6 +153,7 @@ class OwnEndpoints:
             disk=await asyncio.to_thread(self._machine.disk),
             memory=_resident_bytes(),
             gpu=self._machine.gpu(),
+            room=self._machine.room(),
             computed_tokens=state.counters.computed_tokens,
             generated_tokens=state.counters.generated_tokens,
         )

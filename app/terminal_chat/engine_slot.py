@@ -113,6 +113,24 @@ class EngineSlot:
         """That answers, or is to."""
         return self._settings.model if self._engine is None else self._engine.model
 
+    @property
+    def context_length(self) -> int | None:
+        """Of the model that answers; None where none does, or nobody says."""
+        return None if self._engine is None else self._engine.context_length
+
+    async def room(self) -> int:
+        """Bytes that another model would find once the engine has made room for it; 0: those that are free."""
+        process, engine = self._process, self._engine
+        if process is None or engine is None or await asyncio.to_thread(self._is_shared, process):
+            return 0
+        with suppress(InglenookError):  # it is about to end
+            report = await engine.endpoint.own("GET", "engine")
+            return int(report["room"])
+        return 0
+
+    def _is_shared(self, process: EngineProcess) -> bool:
+        return attended_by(self._settings, process.pid) > 0
+
     @asynccontextmanager
     async def use(self) -> AsyncIterator[Engine]:
         """The engine, once its model is loaded: it stays for as long as the body runs. Raises ClientError, also for
@@ -220,7 +238,7 @@ class EngineSlot:
             await previous.endpoint.close()
         if (process := self._process) is not None:
             self._process = None
-            if not await asyncio.to_thread(attended_by, self._settings, process.pid):
+            if not await asyncio.to_thread(self._is_shared, process):
                 await process.stop()
         self._held.close()
 

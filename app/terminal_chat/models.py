@@ -2,20 +2,21 @@
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from app.config import Settings
+from app.models.machine_memory import memory_without_gpu
 from app.terminal_chat.download_rate import DownloadRate
 from app.terminal_chat.engine_slot import EngineSlot
-from app.terminal_chat.hub_finds import found, recommended, variants
+from app.terminal_chat.hub_finds import found, variants
+from app.terminal_chat.model_fits import fit_of, recommended
 from app.terminal_chat.told import apart, told
-from tui.engine_nouns import Download, Loading, Model
+from tui.engine_nouns import Download, Fit, Loading, Model, Recommendation
 
 if TYPE_CHECKING:
-    from app.models.catalog import CatalogEntry
     from app.models.pulls import Pulls
     from app.models.store import ModelStore
-    from app.models.stored_model import StoredModel
 
 
 class ChatModels:
@@ -27,54 +28,24 @@ class ChatModels:
         self._made: Pulls | None = None
 
     async def installed(self) -> Sequence[Model]:
-        """Those whose download was not finished come last."""
-
         def listed() -> Sequence[Model]:
-            from app.models.download_queue import FetchState, fetches
+            from app.terminal_chat.model_lists import installed_models
 
-            store = self._store()
-            left = fetches(store.hub_models, self._settings.models_dir)
-            return [
-                *map(self._stored, store.entries()),
-                *(Model(one.name, size=one.total, arrived=one.done) for one in left if one.state is FetchState.STOPPED),
-            ]
+            return installed_models(self._store(), self._slot.model)
 
         return await apart(listed)
 
     async def catalog(self) -> Sequence[Model]:
+        memory = await self._memory()
+
         def listed() -> Sequence[Model]:
-            store = self._store()
-            here = {stored.name for stored in store.entries()}
-            return [
-                *(self._of_catalog(entry, installed=entry.name in here) for entry in store.catalog),
-                *(
-                    Model(known.name, license=known.license, installed=str(known.repository) in here)
-                    for known in store.families
-                ),
-            ]
+            from app.terminal_chat.model_lists import catalog_models
+
+            return [*catalog_models(self._store(), self._slot.model, memory)]
 
         return await apart(listed)
 
-    def _stored(self, stored: "StoredModel") -> Model:
-        return Model(
-            name=stored.name,
-            quantization=stored.quantization or "",
-            size=stored.size,
-            installed=True,
-            loaded=stored.name == self._slot.model,
-        )
-
-    def _of_catalog(self, entry: "CatalogEntry", *, installed: bool) -> Model:
-        return Model(
-            name=entry.name,
-            quantization=entry.quantization,
-            size=entry.size,
-            license=entry.license,
-            installed=installed,
-            loaded=entry.name == self._slot.model,
-        )
-
-    async def recommended(self) -> Model | None:
+    async def recommended(self) -> Recommendation | None:
         if self._slot.is_chosen or self._settings.offline or await self.installed():
             return None
         with told():
@@ -82,10 +53,30 @@ class ChatModels:
 
     async def search(self, text: str) -> Sequence[Model]:
         with told():
-            return await found(text)
+            return await self._as_here(await found(text, await self._slot.room()))
 
     async def variants(self, name: str) -> Sequence[Model]:
-        return await apart(variants, name, self._settings)
+        return await self._as_here(await apart(variants, name, self._settings, await self._memory()))
+
+    async def _as_here(self, finds: Sequence[Model]) -> Sequence[Model]:
+        """Finds of the Hub; those of which something is here, as it is."""
+        here = {model.name: model for model in await self.installed()}
+        return [
+            replace(find, installed=one.installed, loaded=one.loaded, arrived=one.arrived)
+            if (one := here.get(find.name))
+            else find
+            for find in finds
+        ]
+
+    async def fit(self, name: str) -> Fit:
+        if name == self._slot.model and self._slot.context_length is not None:
+            return Fit(f"answers now: {self._slot.context_length:,} tokens of context", is_possible=True)
+        with told():
+            return await fit_of(name, self._settings, await self._slot.room())
+
+    async def _memory(self) -> int | None:
+        """Bytes that another model would find; None: nobody knows."""
+        return await self._slot.room() or await apart(memory_without_gpu)
 
     async def pull(self, name: str) -> AsyncGenerator[Download, None]:
         from app.models.pulls import PullState
@@ -98,6 +89,10 @@ class ChatModels:
                     yield Download(now.done, now.total, rate.after(now.label, now.done), stage)
 
     async def delete(self, name: str) -> None:
+        store = self._store()
+        if store.known_name(name) is None:  # of another tool, or of the web
+            await apart(store.remove, name)
+            return
         with told():
             await self._pulls().delete(name)
 

@@ -127,9 +127,9 @@ class PlainChat:
     async def _recommend(self) -> None:
         """Tell a person who is new here of a better model."""
         with suppress(ClientError):
-            if sys.stdin.isatty() and (model := await self._client.models.recommended()) is not None:
-                self._note(f"A better model fits this machine: {model.name}. It {model.fit}.")
-                self._note(f"/load {model.name} fetches it. As default: ingle config set model {model.name}")
+            if sys.stdin.isatty() and (better := await self._client.models.recommended()) is not None:
+                self._note(f"A better model fits this machine: {better.model}. It {better.verdict}.")
+                self._note(f"/load {better.model} fetches it. As default: ingle config set model {better.model}")
 
     async def _next_line(self) -> str | None:
         if sys.stdin.isatty():

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from app.cli import ingle
-from app.errors import AppError
+from app.errors import EXIT_USAGE, AppError
 from app.models import hub_search
 from app.models.families import load_families
 from tests.app.models.checkpoint_folder import whole_files
@@ -64,6 +64,16 @@ def test_what_fits_comes_first_in_the_quantization_to_take(search: Search) -> No
     assert by_name["org/Large-Chat-GGUF:Q4_K_M"]["fits"] is False
     assert {it["license"] for it in found} == {"mit"}
     assert "org/Chat-pickles-GGUF" not in str(found)
+
+
+def test_another_memory_may_be_said(search: Search) -> None:
+    found = json.loads(search("large", "--json", "--memory", "0.00001GB").stdout)
+    assert [(it["name"], it["fits"]) for it in found] == [("org/Large-Chat-GGUF:Q4_K_M", True)]
+    wrong = search("large", "--memory", "8")
+    assert wrong.exit_code == EXIT_USAGE
+    assert "must be a size like 8GB" in wrong.stderr
+    offline = json.loads(search("qwen3", "--json", "--memory", "1GB", INGLE_OFFLINE="1").stdout)
+    assert {it["fits"] for it in offline} == {True, False}
 
 
 def test_the_table_for_people(search: Search) -> None:

@@ -14,9 +14,11 @@ from tui.engine_nouns import (
     Download,
     EngineRequest,
     EngineStatus,
+    Fit,
     Loading,
     Model,
     Phase,
+    Recommendation,
     RequestId,
 )
 from tui.nouns import (
@@ -282,10 +284,15 @@ class ScriptedEngine:
         self.aborted.append(request)
 
 
-HERE = Model("smollm2:135m", "Q8_0", 144_811_456, "apache-2.0", "fits with 8,192 tokens", True, True, loaded=True)
-KNOWN = Model("qwen3:4b", "Q4_K_M", 2_497_281_120, "apache-2.0", "fits with 24,576 tokens", True)
-LARGE = Model("llama3.3:70b", "Q4_K_M", 42_520_395_584, "llama3.3", "needs 44 GB, of which 16 GB are there", False)
+HERE = Model("smollm2:135m", "Q8_0", 144_811_456, "apache-2.0", installed=True, loaded=True)
+KNOWN = Model("qwen3:4b", "Q4_K_M", 2_497_281_120, "apache-2.0", True, is_estimate=True)
+LARGE = Model("llama3.3:70b", "Q4_K_M", 42_520_395_584, "llama3.3", False)
 REPOSITORY = Model("someone/Model-GGUF", license="mit")
+FITS = {
+    HERE.name: Fit("answers now: 8,192 tokens of context", True),
+    KNOWN.name: Fit("fits: 24k context; needs 4.1 GB, 16 GB free", True),
+    LARGE.name: Fit("does not fit: needs 44 GB, 16 GB free", False),
+}
 
 
 @dataclass
@@ -294,25 +301,33 @@ class ScriptedModels:
 
     pulled: list[str] = field(default_factory=list)
     paused: list[str] = field(default_factory=list)
+    arrived: list[str] = field(default_factory=list)
     deleted: list[str] = field(default_factory=list)
     loaded: list[str] = field(default_factory=list)
     gate: asyncio.Event = field(default_factory=asyncio.Event)  # set: downloads arrive
-    better: Model | None = None  # than the default one
+    better: Recommendation | None = None  # than the default one
+    looked_at: list[str] = field(default_factory=list)  # whether they fit
 
     async def installed(self) -> Sequence[Model]:
         return [model for model in (HERE,) if model.name not in self.deleted]
 
     async def catalog(self) -> Sequence[Model]:
-        return [HERE, KNOWN, LARGE]
+        return [replace(one, installed=one.installed or one.name in self.arrived) for one in (HERE, KNOWN, LARGE)]
 
-    async def recommended(self) -> Model | None:
+    async def recommended(self) -> Recommendation | None:
         return self.better
+
+    async def fit(self, name: str) -> Fit:
+        self.looked_at.append(name)
+        if name not in FITS:
+            raise ClientError("the Hub cannot be reached")
+        return FITS[name]
 
     async def search(self, text: str) -> Sequence[Model]:
         return [REPOSITORY]
 
     async def variants(self, name: str) -> Sequence[Model]:
-        return [Model(f"{name}:Q4_K_M", "Q4_K_M", 1_000_000_000, "mit", "fits with 8,192 tokens", True)]
+        return [Model(f"{name}:Q4_K_M", "Q4_K_M", 1_000_000_000, "mit", True)]
 
     async def pull(self, name: str) -> AsyncGenerator[Download, None]:
         self.pulled.append(name)
@@ -322,6 +337,7 @@ class ScriptedModels:
         except asyncio.CancelledError:
             self.paused.append(name)
             raise
+        self.arrived.append(name)
 
     async def delete(self, name: str) -> None:
         self.deleted.append(name)

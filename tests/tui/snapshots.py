@@ -79,6 +79,11 @@ async def narrow_list(chat: Chatting) -> None:
     await chat.pilot.press("ctrl+b")
 
 
+async def catalog(chat: Chatting) -> None:
+    await opened(ModelsScreen, "f2", "2", "down")(chat)
+    await chat.until(lambda: chat.label("#fit").startswith("qwen3:4b: fits"))
+
+
 async def typed_command(chat: Chatting) -> None:
     await chat.type("/se", enter=False)
 
@@ -102,7 +107,7 @@ STEPS: dict[str, Step] = {
     "chat": nothing,
     "commands": typed_command,
     "list": narrow_list,
-    "models": opened(ModelsScreen, "f2", "2", "down"),
+    "models": catalog,
     "engine": opened(EngineScreen, "f3"),
     "help": opened(HelpScreen, "f1"),
     "settings": opened(SettingsScreen, "ctrl+s"),

@@ -1,16 +1,16 @@
 """The screens beside the chat: models, the engine, help, branches, addresses in replies, code."""
 
 import asyncio
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from textual.events import Key
 from textual.widgets import Input, Markdown, Tree
 
 from tests.tui.pilots import Chatting, run
 from tests.tui.scripted_client import KNOWN, USAGE, ScriptedClient
 from tui.app import ChatApp
-from tui.engine_nouns import RequestId
+from tui.engine_nouns import Recommendation, RequestId
 from tui.nouns import ChatSettings, Finish, ReplyEnd, TextDelta
 from tui.screens.dialog import Confirm
 from tui.screens.engine import EngineScreen
@@ -35,7 +35,7 @@ def test_models_are_listed_fetched_paused_found_deleted_and_loaded() -> None:
         await chat.pilot.press("f2")
         await chat.until(lambda: isinstance(chat.app.screen, ModelsScreen) and rows(chat))
         assert rows(chat) == [["smollm2:135m", "Q8_0", "145 MB", "loaded", "apache-2.0"]]
-        assert chat.label("#fit") == "smollm2:135m: fits with 8,192 tokens"
+        await chat.until(lambda: chat.label("#fit") == "smollm2:135m: answers now: 8,192 tokens of context")
         await chat.pilot.press("2")
         await chat.until(lambda: [row[3] for row in rows(chat)] == ["loaded", "fits", "too large"])
         await chat.pilot.press("down", "p")
@@ -47,6 +47,7 @@ def test_models_are_listed_fetched_paused_found_deleted_and_loaded() -> None:
         await chat.until(lambda: models.pulled == ["qwen3:4b", "qwen3:4b"])
         models.gate.set()
         await chat.until(lambda: "qwen3:4b is on this machine now." in chat.notices())
+        await chat.until(lambda: rows(chat)[1][3] == "installed")
         await chat.pilot.press("3", *"model", "enter")
         await chat.until(lambda: rows(chat) and rows(chat)[0][0] == "someone/Model-GGUF")
         chat.app.screen.query_one(Listing).focus()
@@ -66,6 +67,49 @@ def test_models_are_listed_fetched_paused_found_deleted_and_loaded() -> None:
     run(ScriptedClient(), flow)
 
 
+def test_what_is_rested_upon_is_looked_at_whether_it_fits() -> None:
+    async def flow(chat: Chatting) -> None:
+        models = chat.client.models
+        await chat.pilot.press("f2")
+        await chat.until(lambda: isinstance(chat.app.screen, ModelsScreen) and rows(chat))
+        await chat.pilot.press("2")
+        await chat.until(lambda: len(rows(chat)) == 3)
+        assert [row[2] for row in rows(chat)] == ["145 MB", "~2.5 GB", "42.5 GB"]
+        await chat.pilot.press("down", "down")
+        assert chat.label("#fit") == "llama3.3:70b: looking whether it fits"
+        await chat.until(lambda: chat.label("#fit") == "llama3.3:70b: does not fit: needs 44 GB, 16 GB free")
+        assert KNOWN.name not in models.looked_at  # nobody rested there
+        await chat.pilot.press("3", *"model", "enter")
+        await chat.until(lambda: rows(chat) and rows(chat)[0][0] == "someone/Model-GGUF")
+        unknown = "someone/Model-GGUF: nobody knows whether it fits; the Hub cannot be reached"
+        await chat.until(lambda: chat.label("#fit") == unknown)
+        looks = len(models.looked_at)
+        chat.app.screen.query_one(Listing).focus()
+        await chat.pilot.press("2")
+        await chat.until(lambda: len(rows(chat)) == 3)
+        chat.app.screen.query_one(Listing).move_cursor(row=2)
+        await chat.until(lambda: chat.label("#fit") == "llama3.3:70b: does not fit: needs 44 GB, 16 GB free")
+        assert models.looked_at.count("llama3.3:70b") == 1
+        assert len(models.looked_at) <= looks + 1
+
+    run(ScriptedClient(), flow)
+
+
+def test_what_is_typed_right_behind_the_key_of_a_list_is_not_for_the_one_before() -> None:
+    async def flow(chat: Chatting) -> None:
+        await chat.pilot.press("f2")
+        await chat.until(lambda: isinstance(chat.app.screen, ModelsScreen) and rows(chat))
+        for key in ("3", "d", "l"):  # at once, with no frame between them
+            chat.app.post_message(Key(key, key))
+        await chat.until(lambda: chat.app.screen.query_one(Input).has_focus)
+        await chat.pilot.press(*"model", "enter")
+        await chat.until(lambda: rows(chat) and rows(chat)[0][0] == "someone/Model-GGUF")
+        assert isinstance(chat.app.screen, ModelsScreen)
+        assert chat.client.models.loaded == []
+
+    run(ScriptedClient(), flow)
+
+
 def test_a_model_that_cannot_be_loaded_leaves_the_chat_as_it_is() -> None:
     async def flow(chat: Chatting) -> None:
         await chat.say("one")
@@ -81,7 +125,7 @@ def test_a_model_that_cannot_be_loaded_leaves_the_chat_as_it_is() -> None:
 
 def test_who_is_new_is_told_of_a_better_model() -> None:
     client = ScriptedClient()
-    client.models.better = replace(KNOWN, fit="fits: 32k context; needs 3.2 GB, 8.0 GB free")
+    client.models.better = Recommendation(KNOWN.name, "fits: 32k context; needs 3.2 GB, 8.0 GB free")
 
     async def flow(chat: Chatting) -> None:
         await chat.until(chat.notices)

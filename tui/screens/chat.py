@@ -94,10 +94,10 @@ class ChatScreen(Screen[None]):
     async def recommend(self) -> None:
         """Tell somebody who is new here of a better model, while the small one loads."""
         with told(self):
-            if (model := await self._client.models.recommended()) is not None:
-                title = f"A better model fits this machine: {model.name}"
-                more = f"F2, then 2: p fetches it. As default: ingle config set model {model.name}"
-                self.app.notify(f"It {model.fit}. {more}", title=title, timeout=_RECOMMENDED_SECONDS, markup=False)
+            if (better := await self._client.models.recommended()) is not None:
+                title = f"A better model fits this machine: {better.model}"
+                more = f"F2, then 2: p fetches it. As default: ingle config set model {better.model}"
+                self.app.notify(f"It {better.verdict}. {more}", title=title, timeout=_RECOMMENDED_SECONDS, markup=False)
 
     @work(group="loading", exclusive=True, description="loading")
     async def follow(self, loading: AsyncGenerator[Loading, None]) -> None:

@@ -1,6 +1,8 @@
 """Models: those on this machine, those of the catalog, and those of the Hub. Answers with the one to load."""
 
+import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import ClassVar
 
 from rich.text import Text
@@ -10,7 +12,7 @@ from textual.binding import Binding, BindingType
 from textual.widgets import DataTable, Footer, Input, Label, Tab, Tabs
 
 from tui import figures
-from tui.client import Models
+from tui.client import ClientError, Models
 from tui.downloads import Downloads
 from tui.engine_nouns import Download, Model
 from tui.failures import told
@@ -20,6 +22,8 @@ from tui.screens.over_chat import OverChat
 from tui.widgets.listing import Listing
 
 _REFRESH = 0.5  # seconds between looks at the downloads
+_REST = 0.3  # seconds for which a model is chosen before anybody looks whether it fits
+_BY_SIZE = {None: "nobody knows whether it fits", True: "fits by its size", False: "is too large by its size"}
 _COLUMNS = (("Model", "name"), ("Quant", "quantization"), ("Size", "size"), ("State", "state"), ("License", "license"))
 
 
@@ -43,6 +47,9 @@ class ModelsScreen(OverChat[str]):
         self._models = models
         self._downloads = downloads
         self._listed: dict[str, Model] = {}
+        self._ended = downloads.ended  # when the list was read
+        self._fits: dict[str, str] = {}  # of those that were looked at, in words
+        self._shown = ""  # which list
         self._repository = ""  # whose variants are listed
 
     def compose(self) -> ComposeResult:
@@ -62,17 +69,22 @@ class ModelsScreen(OverChat[str]):
 
     @on(Tabs.TabActivated)
     def change_list(self) -> None:
-        hub = self._list() == "hub"
+        if self._list() == self._shown:
+            return
+        self._shown = self._list()
         self._repository = ""
-        self.query_one("#search").display = hub
-        if hub:
+        search = self.query_one("#search")
+        search.display = self._shown == "hub"
+        if search.display:
             self._show([])
-            self.query_one("#search").focus()
+            self.set_focus(search)
         else:
+            self.set_focus(self.query_one(Listing))
             self.reload()
 
     def action_list(self, name: str) -> None:
         self.query_one(Tabs).active = name
+        self.change_list()  # now: what is typed next is meant for that list
 
     def _list(self) -> str:
         return self.query_one(Tabs).active
@@ -106,7 +118,8 @@ class ModelsScreen(OverChat[str]):
         self._show_fit()
 
     def _cells(self, model: Model) -> tuple[Text, ...]:
-        texts = (model.name, model.quantization, figures.size(model.size), self._state(model), model.license)
+        size = f"{'~' if model.is_estimate else ''}{figures.size(model.size)}"
+        texts = (model.name, model.quantization, size, self._state(model), model.license)
         return tuple(Text(single_line(text), no_wrap=True) for text in texts)
 
     def _state(self, model: Model) -> str:
@@ -118,10 +131,14 @@ class ModelsScreen(OverChat[str]):
         if model.installed:
             return "installed"
         if model.arrived:
-            return f"paused at {figures.percent(model.arrived, model.size or 0) or figures.size(model.arrived)}"
+            share = "" if model.is_estimate else figures.percent(model.arrived, model.size or 0)
+            return f"paused at {share or figures.size(model.arrived)}"
         return "" if model.fits is None else "fits" if model.fits else "too large"
 
     def _show_states(self) -> None:
+        if self._ended != self._downloads.ended:
+            self._ended = self._downloads.ended
+            self.reload()
         table = self.query_one(Listing)
         for name, model in self._listed.items():
             state = Text(single_line(self._state(model)), no_wrap=True)
@@ -131,7 +148,27 @@ class ModelsScreen(OverChat[str]):
     @on(DataTable.RowHighlighted)
     def _show_fit(self) -> None:
         model = self._chosen()
-        self.query_one("#fit", Label).update("" if model is None else single_line(f"{model.name}: {model.fit}"))
+        if model is None:
+            self.query_one("#fit", Label).update("")
+            return
+        if model.name not in self._fits:
+            self.find_fit(model)
+        words = self._fits.get(model.name, "looking whether it fits")
+        self.query_one("#fit", Label).update(single_line(f"{model.name}: {words}"))
+
+    @work(exclusive=True, group="fit", description="fit")
+    async def find_fit(self, model: Model) -> None:
+        """Whether a model fits on which somebody rests. Whoever goes on to another has that looked at."""
+        await asyncio.sleep(_REST)
+        try:
+            fit = await self._models.fit(model.name)
+        except ClientError as problem:
+            self._fits[model.name] = f"{_BY_SIZE[model.fits]}; {problem.message}"
+        else:
+            self._fits[model.name] = fit.verdict
+            if model.name in self._listed:
+                self._listed[model.name] = replace(self._listed[model.name], fits=fit.is_possible)
+        self._show_fit()
 
     def _chosen(self) -> Model | None:
         name = self.query_one(Listing).chosen
@@ -173,7 +210,6 @@ class ModelsScreen(OverChat[str]):
             return
         if model.name in self._downloads.progress:
             self._downloads.pause(model.name)
-            self.set_timer(_REFRESH, self.reload)
         else:
             self._downloads.start(model.name)
 

@@ -2,6 +2,9 @@
 
 from pathlib import Path
 
+import pytest
+
+from app.server import machine as module
 from app.server.machine import AmountReport, GpuMemory, Machine
 from engine.disk.run_file import SUFFIX
 from tests.app.server.live_server import Clock
@@ -29,8 +32,17 @@ def test_a_limit_that_is_chosen_goes_by_what_is_free(tmp_path: Path) -> None:
 
 
 def test_a_gpu_is_told_with_what_others_take() -> None:
-    assert Machine(gpu=GpuMemory(24_000, lambda: 5_500)).gpu() == AmountReport(18_500, 24_000)
-    assert Machine(gpu=GpuMemory(24_000, lambda: 24_100)).gpu() == AmountReport(0, 24_000)
+    assert Machine(gpu=GpuMemory(24_000, lambda: 5_500, lambda: 9_000)).gpu() == AmountReport(18_500, 24_000)
+    assert Machine(gpu=GpuMemory(24_000, lambda: 24_100, lambda: 0)).gpu() == AmountReport(0, 24_000)
+
+
+def test_another_model_finds_what_is_free_and_what_this_one_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Machine(gpu=GpuMemory(24_000, lambda: 5_500, lambda: 9_000)).room() == 14_500
+    monkeypatch.setattr(module, "resident_bytes", lambda: 3_000)
+    monkeypatch.setattr(module, "memory_without_gpu", lambda: 8_000)
+    assert Machine().room() == 11_000
+    monkeypatch.setattr(module, "memory_without_gpu", lambda: None)  # there is one, and this model is not on it
+    assert Machine().room() == 0
 
 
 def test_without_files_and_gpu_there_is_nothing() -> None:

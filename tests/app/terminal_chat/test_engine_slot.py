@@ -12,6 +12,7 @@ import pytest
 from app.attendance import attended_by
 from app.config import Settings
 from app.instance import Instance, recorded
+from app.terminal_chat import engine_slot
 from app.terminal_chat.download_rate import DownloadRate
 from app.terminal_chat.endpoint import Body, Endpoint, NotOffered
 from app.terminal_chat.engine_child import Said
@@ -19,6 +20,7 @@ from app.terminal_chat.engine_process import EngineFailed, EngineProcess
 from app.terminal_chat.engine_slot import Engine, EngineSlot, stage_of
 from app.terminal_chat.loading_state import LoadingState
 from app.terminal_chat.models import ChatModels
+from engine.kv_budget import available_memory
 from tests.app.server.live_server import Clock, LiveServer
 from tests.stand_in_endpoint import StandInEndpoint
 from tui.client import ClientError
@@ -358,3 +360,19 @@ def test_a_download_is_told_with_its_speed_and_time_left() -> None:
     clock.seconds += 60
     assert rate.after("Downloading", 30_000_000) == 0
     assert rate.after("another", 7) == 0
+
+
+def test_another_model_finds_the_room_of_an_engine_that_only_this_chat_needs(
+    settings: Settings, started: list[StandIn], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        slot = await begun(settings)
+        assert await slot.room() == 0  # no engine yet: what is free counts
+        await ready(slot)
+        assert await slot.room() > available_memory() // 2
+        monkeypatch.setattr(engine_slot, "attended_by", lambda settings, pid: 1)
+        assert await slot.room() == 0  # it would stay
+        monkeypatch.undo()
+        await slot.close()
+
+    asyncio.run(main())

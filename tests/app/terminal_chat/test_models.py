@@ -1,6 +1,8 @@
-"""The models of the port: what somebody is told of who has none yet."""
+"""The models of the port: what is here, what could be and whether it fits; what somebody is told who has none yet."""
 
 import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,25 +13,46 @@ from app.cli import ingle
 from app.config import Settings
 from app.history.history import History
 from app.models.families import load_families
-from app.terminal_chat import hub_finds
+from app.terminal_chat import hub_finds, model_fits
 from app.terminal_chat.client import TerminalClient
-from tests.app.models.fake_hub import serve
+from app.terminal_chat.engine_slot import EngineSlot
+from app.terminal_chat.models import ChatModels
+from quant.errors import InglenookError
+from tests.app.models.fake_hub import FakeHub, serve
 from tests.engine.tiny_llama import make
-from tui.engine_nouns import Model
+from tui.client import ClientError
+from tui.engine_nouns import Recommendation
 
 
 async def said(*words: str) -> tuple[int, bytes, bytes]:
     """A command, run in this process."""
     result = await asyncio.to_thread(CliRunner().invoke, ingle, words)
-    return result.exit_code, result.stdout.encode(), result.stderr.encode()
+    problem = f"error: {result.exception}\n" if isinstance(result.exception, InglenookError) else ""
+    return result.exit_code, result.stdout.encode(), f"{result.stderr}{problem}".encode()
 
 
-def recommended(settings: Settings, endpoint: str = "") -> Model | None:
-    async def main() -> Model | None:
-        client = TerminalClient(settings, History(None), {"stay": False}, endpoint)
-        found = await client.models.recommended()
+@pytest.fixture(autouse=True)
+def commands(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands run in this process, with the settings of a test."""
+    monkeypatch.setattr(hub_finds, "said", said)
+    monkeypatch.setattr(model_fits, "said", said)
+    for folder in ("models_dir", "hub_cache", "state_dir", "ollama_dir", "lmstudio_dir"):
+        monkeypatch.setenv(f"INGLE_{folder.upper()}", str(getattr(settings, folder)))
+
+
+@asynccontextmanager
+async def models_of(settings: Settings, endpoint: str = "") -> AsyncIterator[ChatModels]:
+    client = TerminalClient(settings, History(None), {"stay": False}, endpoint)
+    try:
+        yield client.models
+    finally:
         await client.close()
-        return found
+
+
+def recommended(settings: Settings, endpoint: str = "") -> Recommendation | None:
+    async def main() -> Recommendation | None:
+        async with models_of(settings, endpoint) as models:
+            return await models.recommended()
 
     return asyncio.run(main())
 
@@ -42,16 +65,118 @@ def test_who_is_new_is_told_of_the_best_model_that_fits(
     with serve() as hub:
         online = replace(settings, offline=False, hub_endpoint=hub.address)
         hub.repositories = {one.repository.repo: {"m-Q4_K_M.gguf": content} for one in families.recommended}
-        monkeypatch.setattr(hub_finds, "_said", said)
         monkeypatch.setenv("INGLE_HUB_ENDPOINT", hub.address)
-        monkeypatch.setenv("INGLE_HUB_CACHE", str(tmp_path / "hub"))
         found = recommended(online)
         assert found is not None
-        assert found.name in {one.name for one in families.recommended}
-        assert found.fit.startswith("fits: 512 context; needs ")
+        assert found.model in {one.name for one in families.recommended}
+        assert found.verdict.startswith("fits: 512 context; needs ")
         asked = hub.sent
         assert recommended(settings) is None  # offline
         assert recommended(replace(online, origins={**online.origins, "model": "--model"})) is None
         assert recommended(online, "http://127.0.0.1:9/v1") is None
         assert hub.sent == asked
     assert recommended(online) is None  # nobody answers
+
+
+KNOWN = next(one for one in load_families() if one.repository.repo.endswith("GGUF"))
+REPO = KNOWN.repository.repo
+
+
+@pytest.fixture
+def online(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Settings, FakeHub]]:
+    """A hub with two quantizations of one model that has a short name."""
+    content = make(tmp_path, head_dim=32).path.read_bytes()
+    with serve() as hub:
+        hub.repositories = {REPO: {"m-Q4_K_M.gguf": content, "m-Q8_0.gguf": content + bytes(32)}}
+        monkeypatch.setenv("INGLE_HUB_ENDPOINT", hub.address)
+        yield replace(settings, offline=False, hub_endpoint=hub.address), hub
+
+
+def test_a_model_is_listed_as_it_is_before_and_after_it_is_fetched(online: tuple[Settings, FakeHub]) -> None:
+    settings, hub = online
+    size = len(hub.repositories[REPO]["m-Q4_K_M.gguf"])
+
+    async def main() -> None:
+        async with models_of(settings) as models:
+            [before] = [one for one in await models.catalog() if one.name == KNOWN.name]
+            assert (before.installed, before.size, before.is_estimate) == (False, KNOWN.usual_size, True)
+            assert (before.quantization, before.license) == ("Q4_K_M", KNOWN.license)
+            assert await models.installed() == []
+            async with aclosing(models.pull(KNOWN.name)) as steps:
+                async for _ in steps:
+                    pass
+            [after] = [one for one in await models.catalog() if one.installed]
+            assert (after.name, after.size, after.is_estimate) == (KNOWN.name, size, False)
+            [here] = await models.installed()
+            assert (here.name, here.quantization, here.license) == (f"{REPO}:Q4_K_M", "Q4_K_M", "mit")
+            variants = {one.quantization: one.installed for one in await models.variants(REPO)}
+            assert variants == {"Q4_K_M": True, "Q8_0": False}
+            [found] = await models.search(REPO.partition("/")[2])
+            assert found.installed
+            await models.delete(KNOWN.name)
+            assert await models.installed() == []
+            assert not any(one.installed for one in await models.catalog())
+
+    asyncio.run(main())
+
+
+def test_what_was_begun_to_be_fetched_is_listed_as_that(online: tuple[Settings, FakeHub]) -> None:
+    settings, hub = online
+    hub.pace = 0.05
+    hub.repositories[REPO]["m-Q4_K_M.gguf"] += bytes(1 << 20)
+
+    async def main() -> None:
+        async with models_of(settings) as models, aclosing(models.pull(KNOWN.name)) as steps:
+            async for step in steps:
+                if step.done:
+                    break
+        async with models_of(settings) as models:
+            [left] = await models.installed()
+            assert left.name == f"{REPO}:Q4_K_M"
+            assert not left.installed
+            assert left.arrived
+            [known] = [one for one in await models.catalog() if one.arrived]
+            assert (known.name, known.arrived) == (KNOWN.name, left.arrived)
+            arrived = {one.quantization: one.arrived for one in await models.variants(REPO)}
+            assert arrived == {"Q4_K_M": left.arrived, "Q8_0": None}
+
+    asyncio.run(main())
+
+
+def test_whether_a_model_fits_is_told_before_it_is_fetched(online: tuple[Settings, FakeHub]) -> None:
+    settings, hub = online
+
+    async def main() -> None:
+        async with models_of(settings) as models:
+            for name in (KNOWN.name, f"{REPO}:Q8_0"):
+                fit = await models.fit(name)
+                assert fit.verdict.startswith("fits: 512 context; needs ")
+                assert fit.is_possible
+        async with models_of(replace(settings, context=128)) as models:
+            assert (await models.fit(KNOWN.name)).verdict.startswith("fits: 128 context; needs ")
+            hub.refusal = (404, "RepoNotFound")
+            with pytest.raises(ClientError, match="some/other"):
+                await models.fit("some/other")
+
+    asyncio.run(main())
+
+
+def test_what_is_too_large_does_not_fit(online: tuple[Settings, FakeHub], monkeypatch: pytest.MonkeyPatch) -> None:
+    settings, _ = online
+
+    async def room(slot: EngineSlot) -> int:
+        return 100_000
+
+    monkeypatch.setattr(EngineSlot, "room", room)
+
+    async def main() -> None:
+        async with models_of(settings) as models:
+            fit = await models.fit(KNOWN.name)
+            assert fit.verdict.startswith("does not fit: needs ")
+            assert "100.0 kB free" in fit.verdict
+            assert not fit.is_possible
+            assert {one.fits for one in await models.catalog()} == {False}
+            assert [one.fits for one in await models.variants(REPO)] == [False, False]
+            assert [one.fits for one in await models.search("a")] == [False]
+
+    asyncio.run(main())

@@ -15,7 +15,7 @@ from app.terminal_chat.session import Session
 from app.terminal_chat.whole_words import WholeWords
 from tests.app.terminal_chat.conftest import Clients
 from tui.commands import COMMANDS
-from tui.engine_nouns import Model
+from tui.engine_nouns import Recommendation
 
 
 def said(clients: Clients, monkeypatch: pytest.MonkeyPatch, *lines: str, question: str = "") -> int:
@@ -121,8 +121,8 @@ class Person(io.StringIO):
 def test_a_person_who_is_new_is_told_of_a_better_model(
     clients: Clients, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], is_person: bool
 ) -> None:
-    async def better(models: ChatModels) -> Model:
-        return Model("qwen3:8b", fit="fits: 40k context")
+    async def better(models: ChatModels) -> Recommendation:
+        return Recommendation("qwen3:8b", "fits: 40k context")
 
     monkeypatch.setattr(ChatModels, "recommended", better)
     monkeypatch.setattr("sys.stdin", (Person if is_person else io.StringIO)("/help\n/quit\n"))
