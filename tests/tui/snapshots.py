@@ -23,6 +23,7 @@ from tui.nouns import ChatId, MessageId
 from tui.screens.branches import BranchesScreen
 from tui.screens.dialog import Confirm
 from tui.screens.engine import EngineScreen
+from tui.screens.extracts import ExtractsScreen
 from tui.screens.full_context import FullContextScreen
 from tui.screens.help import HelpScreen
 from tui.screens.models import ModelsScreen
@@ -84,6 +85,12 @@ async def catalog(chat: Chatting) -> None:
     await chat.until(lambda: chat.label("#fit").startswith("qwen3:4b: fits"))
 
 
+async def taken_out(chat: Chatting) -> None:
+    chat.views()[-1].focus()
+    await chat.pilot.press("o")
+    await chat.until(lambda: isinstance(chat.app.screen, ExtractsScreen))
+
+
 async def typed_command(chat: Chatting) -> None:
     await chat.type("/se", enter=False)
 
@@ -111,6 +118,7 @@ STEPS: dict[str, Step] = {
     "engine": opened(EngineScreen, "f3"),
     "help": opened(HelpScreen, "f1"),
     "settings": opened(SettingsScreen, "ctrl+s"),
+    "extracts": taken_out,
     "branches": opened(BranchesScreen, "ctrl+t"),
     "search": searched,
     "full-context": full_context,

@@ -134,3 +134,22 @@ def test_in_a_narrow_terminal_the_list_takes_the_place_of_the_chat() -> None:
         await chat.until(lambda: chats.display and chat.conversation.display)
 
     run(client, flow)
+
+
+def test_an_archived_chat_that_is_open_comes_back_whichever_list_is_shown() -> None:
+    client = ScriptedClient()
+    name = client.keep("Old", "a question", "an answer")
+
+    async def flow(chat: Chatting) -> None:
+        await chat.type("/pin")
+        await chat.until(lambda: "Nothing was said in this chat yet." in chat.notices())
+        await chat.conversation.open(name)
+        await chat.type("/archive")
+        await chat.until(lambda: lines(chat) == [])
+        await chat.type("/pin")
+        await chat.until(lambda: client.chats.chats[name].summary.pinned)
+        await chat.type("/archive")
+        await chat.until(lambda: lines(chat) == ["• Old"])
+        assert not client.chats.chats[name].summary.archived
+
+    run(client, flow, size=WIDE)

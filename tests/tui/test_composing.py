@@ -3,12 +3,14 @@
 from pathlib import Path
 
 from textual import events
-from textual.widgets import Input, TextArea
+from textual.widgets import Input, Select, TextArea
 
 from tests.tui.pilots import Chatting, run
 from tests.tui.scripted_client import USAGE, ScriptedClient
 from tui.nouns import ChatSettings, Finish, FullContext, Preset, ReplyEnd, Sampling, TextDelta
+from tui.screens.dialog import Ask, Confirm
 from tui.screens.full_context import FullContextScreen
+from tui.screens.settings import SettingsScreen
 from tui.widgets.budget_bar import BudgetBar
 
 END = ReplyEnd(Finish.COMPLETE, USAGE)
@@ -133,3 +135,29 @@ def test_a_chat_may_also_stop_when_its_context_is_full() -> None:
         assert chat.composer.area.text == "one more"
 
     run(client, flow, chat=name)
+
+
+def test_presets_are_kept_and_deleted_from_any_field_of_the_dialog() -> None:
+    client = ScriptedClient()
+
+    async def flow(chat: Chatting) -> None:
+        presets = client.chats.kept_presets
+        await chat.pilot.press("ctrl+s")
+        await chat.until(lambda: isinstance(chat.app.focused, TextArea) and chat.app.focused.id == "system")
+        await chat.pilot.press(*"Brief", "f5")
+        await chat.until(lambda: isinstance(chat.app.screen, Ask))
+        await chat.pilot.press(*"short", "enter")
+        await chat.until(lambda: "short" in presets)
+        assert presets["short"].settings.system == "Brief"
+        await chat.until(lambda: isinstance(chat.app.screen, SettingsScreen))
+        await chat.pilot.press("f8")
+        await chat.until(lambda: "Choose the preset first." in chat.notices())
+        chosen = chat.app.screen.query_one("#preset", Select)
+        chosen.value = "short"
+        chat.app.screen.query_one("#temperature", Input).focus()
+        await chat.pilot.press("f8")
+        await chat.until(lambda: isinstance(chat.app.screen, Confirm))
+        await chat.pilot.press("tab", "enter")
+        await chat.until(lambda: not presets)
+
+    run(client, flow)

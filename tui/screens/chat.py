@@ -1,5 +1,6 @@
 """The chat screen: the list of chats, the open one, the line above them. Runs commands, and asks through dialogs."""
 
+import asyncio
 import importlib
 from collections.abc import AsyncGenerator
 from dataclasses import replace
@@ -27,6 +28,7 @@ from tui.screens.dialog import ask, confirm
 from tui.widgets.chat_list import ChatList
 from tui.widgets.composer import Composer, Prompt
 from tui.widgets.conversation import Conversation
+from tui.widgets.message_view import MessageView
 from tui.widgets.top_bar import TopBar
 
 if TYPE_CHECKING:  # what reads Markdown is loaded once the prompt is there
@@ -240,10 +242,27 @@ class ChatScreen(Screen[None]):
             if settings is not None:
                 await self.conversation.configure(chat, settings)
             else:
-                names = ", ".join(single_line(one.name) for one in presets) or "none yet; F1 tells how to keep one"
+                names = ", ".join(single_line(one.name) for one in presets) or "none yet; ctrl+s, then f5 keeps one"
                 self.app.notify(f"Presets: {names}", markup=False)
 
     # --- what stands in replies
+
+    @on(MessageView.ExtractsAsked)
+    @work(description="extracts")
+    async def show_extracts(self, event: MessageView.ExtractsAsked) -> None:
+        from tui.extracts import Address, extracts
+        from tui.screens.extracts import ExtractsScreen
+
+        found = await asyncio.to_thread(extracts, event.message.text)
+        taken = await self.app.push_screen_wait(ExtractsScreen(found)) if found else None
+        if not found:
+            self.app.notify("There is no code and no link in this message.", markup=False)
+        elif taken is not None and isinstance(taken.extract, Address):
+            self.open_address(taken.extract.text)
+        elif taken is not None and taken.to_file:
+            self.save(taken.extract.text)
+        elif taken is not None:
+            self.copy(taken.extract.text)
 
     def on_markdown_link_clicked(self, event: "Markdown.LinkClicked") -> None:
         self.open_address(event.href)
@@ -257,7 +276,10 @@ class ChatScreen(Screen[None]):
             self.app.open_url(address)
 
     def on_code_block_copy_asked(self, event: "CodeBlock.CopyAsked") -> None:
-        self.app.copy_to_clipboard(event.code)
+        self.copy(event.code)
+
+    def copy(self, text: str) -> None:
+        self.app.copy_to_clipboard(text)
         self.app.notify("Copied.", markup=False)
 
     def on_code_block_save_asked(self, event: "CodeBlock.SaveAsked") -> None:

@@ -20,6 +20,7 @@ KEYS = (
     ("shift+tab", "To the messages; up and down go on from there"),
     ("e, r, c", "On a message: edit, reply again, copy"),
     ("left, right", "On a message: the other branches; nothing is read again"),
+    ("o", "On a message: its code and links, to copy, save or open"),
     ("t", "On a message: open or close the thoughts"),
     ("r, p, a, d, u", "In the list of chats: rename, pin, archive, delete, undo"),
     ("ctrl+p", "The palette: commands by name"),

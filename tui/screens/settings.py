@@ -14,7 +14,7 @@ from tui.client import Chats
 from tui.failures import told
 from tui.nouns import ChatSettings, FullContext, Preset
 from tui.plain_text import sanitize, single_line
-from tui.screens.dialog import Dialog, ask
+from tui.screens.dialog import Dialog, ask, confirm
 
 _FULL = (
     ("Ask me", FullContext.ASK.value),
@@ -32,8 +32,8 @@ class SettingsScreen(Dialog[ChatSettings]):
     CSS_PATH = "settings.tcss"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("ctrl+s", "save", "Use"),
-        Binding("ctrl+k", "keep_preset", "Keep as preset"),
-        Binding("ctrl+x", "delete_preset", "Delete preset"),
+        Binding("f5", "keep_preset", "Keep as preset"),  # keys that no field takes for itself
+        Binding("f8", "delete_preset", "Delete preset"),
     ]
 
     def __init__(self, chats: Chats, settings: ChatSettings) -> None:
@@ -119,7 +119,9 @@ class SettingsScreen(Dialog[ChatSettings]):
     @work
     async def action_delete_preset(self) -> None:
         name = self.query_one("#preset", Select).value
-        if isinstance(name, str):
+        if not isinstance(name, str):
+            self.app.notify("Choose the preset first.", markup=False)
+        elif await confirm(self, "Delete this preset?", name, "Delete"):
             with told(self):
                 await self._chats.delete_preset(name)
                 self.load_presets()

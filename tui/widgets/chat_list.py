@@ -105,6 +105,18 @@ class ChatList(Vertical):
         """The chat that an action is about."""
         return self._highlighted() if self.has_focus_within else self._open
 
+    async def _meant_summary(self) -> ChatSummary | None:
+        """What is known of it, whichever list it is in; None, and the person is told, where it has not begun."""
+        chat = self._meant()
+        if chat not in self._summaries:
+            others = await self._chats.summaries(archived=not self._archived)
+            found = next((summary for summary in others if summary.id == chat), None)
+        else:
+            found = self._summaries[chat]
+        if found is None:
+            self.app.notify("Nothing was said in this chat yet.", markup=False)
+        return found
+
     @on(OptionList.OptionSelected)
     def open_chosen(self, event: OptionList.OptionSelected) -> None:
         event.stop()
@@ -127,18 +139,19 @@ class ChatList(Vertical):
 
     @work
     async def action_pin(self) -> None:
-        chat = self._meant()
-        if chat in self._summaries:
-            with told(self):
-                await self._chats.pin(chat, not self._summaries[chat].pinned)
+        with told(self):
+            if (summary := await self._meant_summary()) is not None:
+                await self._chats.pin(summary.id, not summary.pinned)
+                self.app.notify("Not pinned any more." if summary.pinned else "Pinned.", markup=False)
                 self.reload()
 
     @work
     async def action_archive(self) -> None:
-        chat = self._meant()
-        if chat is not None:
-            with told(self):
-                await self._chats.archive(chat, not self._archived)
+        with told(self):
+            if (summary := await self._meant_summary()) is not None:
+                await self._chats.archive(summary.id, not summary.archived)
+                done = "Back from the archive." if summary.archived else "In the archive, which /archived lists."
+                self.app.notify(done, markup=False)
                 self.reload()
 
     def action_toggle_archived(self) -> None:

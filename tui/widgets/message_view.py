@@ -32,6 +32,7 @@ class MessageView(Column, can_focus=True):
         Binding("c", "copy", "Copy"),
         Binding("left", "branch(-1)", "Branch ‹"),
         Binding("right", "branch(1)", "Branch ›"),
+        Binding("o", "extracts", "Code, links"),
         Binding("t", "thoughts", "Thoughts", show=False),
         Binding("up,k", "neighbour(-1)", "Message above", show=False),
         Binding("down,j", "neighbour(1)", "Message below", show=False),
@@ -51,6 +52,9 @@ class MessageView(Column, can_focus=True):
         pass
 
     class CopyAsked(Asked):
+        pass
+
+    class ExtractsAsked(Asked):
         pass
 
     class BranchAsked(Asked):
@@ -165,6 +169,9 @@ class MessageView(Column, can_focus=True):
 
     def action_copy(self) -> None:
         self.post_message(self.CopyAsked(self.message))
+
+    def action_extracts(self) -> None:
+        self.post_message(self.ExtractsAsked(self.message))
 
     def action_branch(self, step: int) -> None:
         self.post_message(self.BranchAsked(self.message, step))

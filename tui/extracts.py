@@ -1,0 +1,42 @@
+"""What somebody may want to take out of a message: its code, and the addresses of its links. Pure functions over text;
+knows no widget."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from urllib.parse import unquote
+
+from markdown_it.token import Token
+
+from tui.markdown import parser
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """A block of code."""
+
+    text: str
+    language: str  # as the model names it, or ""
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a link leads."""
+
+    text: str
+
+
+Extract = Code | Address
+
+
+def extracts(text: str) -> list[Extract]:
+    """Of a Markdown text, in order; an address that is there several times stands where it comes first."""
+    return list(dict.fromkeys(_found(parser().parse(text))))
+
+
+def _found(tokens: list[Token]) -> Iterator[Extract]:
+    for token in tokens:
+        if token.type in ("fence", "code_block"):
+            yield Code(token.content.rstrip("\n"), token.info.strip().partition(" ")[0])
+        for child in token.children or ():
+            if child.type == "link_open":
+                yield Address(unquote(str(child.attrs["href"])))  # the parser keeps it for one decoding

@@ -1,0 +1,74 @@
+"""The code and the links of one message, for who uses no mouse. Answers with one, and what is to become of it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from textual import on
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical
+from textual.content import Content
+from textual.widgets import Footer, Label, OptionList
+from textual.widgets.option_list import Option
+
+from tui.extracts import Address, Code, Extract
+from tui.plain_text import single_line
+from tui.screens.dialog import Dialog
+
+_LONGEST_LINE = 100  # characters
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What was chosen."""
+
+    extract: Extract
+    to_file: bool = False
+
+
+class ExtractsScreen(Dialog[Taken]):
+    """A list; enter does what most people mean: code is copied, an address opened."""
+
+    CSS_PATH = "extracts.tcss"
+    AUTO_FOCUS = "OptionList"
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("c", "copy", "Copy"),
+        Binding("s", "save", "Save code"),
+    ]
+
+    def __init__(self, extracts: Sequence[Extract]) -> None:
+        super().__init__()
+        self._extracts = extracts
+
+    def compose(self) -> ComposeResult:
+        with Vertical(classes="dialog"):
+            yield Label("Enter copies code, and opens a link once you have seen where it leads", markup=False)
+            yield OptionList(*(Option(_line(extract)) for extract in self._extracts), markup=False)
+        yield Footer()
+
+    def on_mount(self) -> None:
+        self.query_one(OptionList).highlighted = 0
+
+    def _chosen(self) -> Extract:
+        return self._extracts[self.query_one(OptionList).highlighted or 0]
+
+    @on(OptionList.OptionSelected)
+    def choose(self) -> None:
+        self.dismiss(Taken(self._chosen()))
+
+    def action_copy(self) -> None:
+        self.dismiss(Taken(Code(self._chosen().text, "")))
+
+    def action_save(self) -> None:
+        if isinstance(self._chosen(), Code):
+            self.dismiss(Taken(self._chosen(), to_file=True))
+
+
+def _line(extract: Extract) -> Content:
+    first = single_line(extract.text.strip().partition("\n")[0][:_LONGEST_LINE])
+    if isinstance(extract, Address):
+        return Content.assemble(("link  ", "dim"), first)
+    lines = extract.text.count("\n") + 1
+    size = f"{lines} {'line' if lines == 1 else 'lines'}"
+    return Content.assemble((f"{single_line(extract.language)[:24] or 'code'}, {size}  ", "dim"), first)
