@@ -136,6 +136,7 @@ class Message(Noun):
     model: str = ""
     finish: Finish | None = None  # None: it is still being written
     usage: Usage | None = None
+    error: str = ""  # of one that failed: what happened
 
 
 @dataclass(frozen=True, slots=True)

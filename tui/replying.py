@@ -59,14 +59,16 @@ class Replying:
                 self._end_thinking()
                 self._text.append(text)
                 self.activity = "writing"
-            case ReplyEnd(finish, usage):
+            case ReplyEnd(finish, usage, error):
                 self._end_thinking()
-                self.end(finish, usage)
+                self.end(finish, usage, error)
 
-    def end(self, finish: Finish, usage: Usage | None = None) -> None:
+    def end(self, finish: Finish, usage: Usage | None = None, error: str = "") -> None:
         """Nothing more comes."""
         self.activity = ""
         self.message = self.so_far(finish, usage)
+        if self.message is not None and error:
+            self.message = replace(self.message, error=error)
 
     def so_far(self, finish: Finish | None = None, usage: Usage | None = None) -> Message | None:
         """The message with all text that has come."""

@@ -82,11 +82,13 @@ def message_of(
         model=message.model,
         finish=_FINISH[message.state] if is_reply and message.id not in coming else None,
         usage=usage_of(message.usage),
+        error=message.usage.error if message.usage else "",
     )
 
 
 def usage_of(usage: records.Usage | None) -> nouns.Usage | None:
-    if usage is None:
+    """None for one that is not known: that of a reply that failed says why alone."""
+    if usage is None or usage.error:
         return None
     return nouns.Usage(
         device_tokens=usage.device_tokens,

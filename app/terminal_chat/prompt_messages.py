@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from app.history.records import Chat, Message, Role, SamplingChoice
 
+_DRAWN = {"temperature": 0.7}
 _IN_PLACE = "What was said before, in short:\n"
 
 
@@ -31,9 +32,13 @@ def prompt_text(message: Message) -> str:
     return "\n\n".join([*files, message.text]) if message.role is Role.USER else message.text
 
 
-def sampling_fields(chosen: SamplingChoice, suitable: Mapping[str, float | int]) -> dict[str, object]:
-    """The fields of a request: what was chosen, else what suits the model, where somebody knows that."""
+def sampling_fields(
+    chosen: SamplingChoice, suitable: Mapping[str, float | int], *, again: bool = False
+) -> dict[str, object]:
+    """The fields of a request: what was chosen, else what suits the model, where somebody knows that. `again`: for
+    another reply to the same message, which would be the same one if it were not drawn at random."""
     names = [name for name in SamplingChoice.__struct_fields__ if name != "thinking"]
     given = {name: value for name in names if (value := getattr(chosen, name)) is not None}
     thinking = {} if chosen.thinking is None else {"chat_template_kwargs": {"enable_thinking": chosen.thinking}}
-    return {**suitable, **given, **thinking}
+    drawn = _DRAWN if again and suitable.get("temperature") == 0 else {}
+    return {**suitable, **drawn, **given, **thinking}

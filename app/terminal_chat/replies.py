@@ -105,7 +105,9 @@ class ChatReplies:
     def _body(self, chat: nouns.ChatId, to: int, engine: Engine) -> dict[str, object]:
         history, number = self._chats.place(chat)
         found = history.chats.get(number)
-        branch = path_to({message.id: message for message in history.messages.of(number)}, to)
+        messages = {message.id: message for message in history.messages.of(number)}
+        branch = path_to(messages, to)
+        again = any(message.parent == to and message.text for message in messages.values())
         ours = engine.endpoint.is_ours
         own = {"service_class": "interactive", "return_progress": True} if ours else {}
         if ours and self._chats.is_private(chat):
@@ -113,7 +115,7 @@ class ChatReplies:
         return {
             "model": engine.model,
             "messages": prompt_messages(found, branch, with_thoughts=ours),
-            **sampling_fields(found.settings.sampling, engine.suitable),
+            **sampling_fields(found.settings.sampling, engine.suitable, again=again),
             **own,
         }
 

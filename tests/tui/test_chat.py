@@ -53,6 +53,16 @@ def test_escape_stops_while_the_prompt_is_read() -> None:
     run(ScriptedClient([PromptProgress(100, 900), WAIT, TextDelta("never"), END]), flow)
 
 
+def test_why_a_reply_failed_stays_with_it() -> None:
+    async def flow(chat: Chatting) -> None:
+        await chat.type("go")
+        await chat.until(lambda: len(chat.views()) == 2 and chat.conversation.replying is None)
+        assert chat.label("MessageView:last-child .cost") == "failed: the [b]engine[/b] ended it"
+
+    failed = ReplyEnd(Finish.FAILED, error="the [b]engine[/b] ended it")
+    run(ScriptedClient([TextDelta("as far as"), failed]), flow)
+
+
 def test_escape_stops_in_the_middle_of_a_reply_and_the_text_stays() -> None:
     async def flow(chat: Chatting) -> None:
         await chat.type("go")

@@ -106,7 +106,8 @@ class MessageView(Column, can_focus=True):
         message = self.message
         lines: list[tuple[str, str]] = []
         if message.finish in figures.FINISHES:
-            lines.append((figures.FINISHES[message.finish], "$text-warning"))
+            reason = f": {message.error}" if message.error else ""
+            lines.append((f"{figures.FINISHES[message.finish]}{reason}", "$text-warning"))
         if message.usage is not None:
             lines.append((f"{figures.prompt_cost(message.usage)} · {figures.reply_cost(message.usage)}", ""))
             if message.usage.miss:

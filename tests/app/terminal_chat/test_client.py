@@ -2,13 +2,16 @@
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager, aclosing
 from typing import TypeVar, cast
 
 import pytest
 
+from app.models import sampling_defaults
 from app.terminal_chat.client import TerminalClient
+from app.terminal_chat.endpoint import Endpoint
+from app.terminal_chat.reply_parts import ReplyPart
 from tests.app.server.live_server import ControlledRunner, LiveServer
 from tests.app.server.served_application import until
 from tests.app.terminal_chat.conftest import Clients
@@ -163,12 +166,40 @@ def test_the_engine_tells_of_requests_and_ends_them(clients: Clients, running: L
         assert isinstance(last, ReplyEnd)
         assert last.finish is Finish.FAILED
         assert "ended it" in last.error
+        reopened = (await client.chats.open(chat)).messages[-1]
+        assert (reopened.finish, reopened.error, reopened.usage) == (Finish.FAILED, last.error, None)
         status = await client.engine.status()
         assert (status.model, status.requests) == ("hash", ())
         assert status.reply_tokens > 0
         assert status.tiers[0].total > 0
 
     run(clients, work)
+
+
+@pytest.mark.usefixtures("running")
+def test_another_reply_is_drawn_where_the_model_would_say_the_same(
+    clients: Clients, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bodies: list[Mapping[str, object]] = []
+    stream = Endpoint.stream
+
+    def noted(endpoint: Endpoint, body: Mapping[str, object]) -> AsyncGenerator[ReplyPart]:
+        bodies.append(body)
+        return stream(endpoint, body)
+
+    monkeypatch.setattr(Endpoint, "stream", noted)
+    monkeypatch.setattr(sampling_defaults, "suitable_sampling", lambda *_: {"temperature": 0.0, "min_p": 0.1})
+
+    async def work(client: TerminalClient) -> None:
+        chat, question = await asked(client)
+        await replied(client, chat, question)
+        await replied(client, chat, question)
+        await client.chats.configure(chat, ChatSettings(sampling=Sampling(max_tokens=8, temperature=0.0)))
+        await replied(client, chat, question)
+
+    run(clients, work)
+    assert [body["temperature"] for body in bodies] == [0.0, 0.7, 0.0]
+    assert {body["min_p"] for body in bodies} == {0.1}
 
 
 @pytest.mark.usefixtures("running")
