@@ -16,6 +16,7 @@ from typing import BinaryIO
 
 import msgspec
 
+from app.apart import begin_apart
 from app.config import Settings, child_environment
 from app.errors import AppError
 from app.instance import Instance, running_instances
@@ -41,7 +42,7 @@ class EngineProcess:
         self._process = process
         self._settings = settings
         self._log = settings.state_dir / LOG
-        self._listening: asyncio.Task[None] | None = None
+        self._listening: asyncio.Future[None] | None = None
         self.model = model
 
     @classmethod
@@ -70,7 +71,9 @@ class EngineProcess:
 
     async def serving(self, heard: Callable[[Said], None]) -> Instance:
         """Wait until it serves; `heard` is given what it says meanwhile. Raises EngineFailed."""
-        self._listening = asyncio.create_task(asyncio.to_thread(self._listen, asyncio.get_running_loop(), heard))
+        loop = asyncio.get_running_loop()
+        # The process may outlive this one, which does not wait for it at its end, as it would for the loop's threads.
+        self._listening = asyncio.wrap_future(begin_apart(lambda: self._listen(loop, heard)))
         while (instance := await asyncio.to_thread(self._found)) is None:
             if self.has_ended:
                 await asyncio.wait({self._listening})

@@ -40,6 +40,25 @@ def test_one_that_is_stopped_leaves_neither_a_process_nor_a_pipe(settings: Setti
         os.kill(process.pid, 0)
 
 
+def test_one_that_lives_on_does_not_hold_up_the_end_of_the_chat(settings: Settings) -> None:
+    """As with --stay, or while another chat or program needs it."""
+    talking = """import time; print('{"note": "one"}', flush=True); time.sleep(600)"""
+    process = subprocess.Popen([sys.executable, "-S", "-c", talking], stdout=subprocess.PIPE)
+    engine = EngineProcess(process, settings, "model")
+
+    async def main() -> None:
+        heard: asyncio.Queue[Said] = asyncio.Queue()
+        serving = asyncio.create_task(engine.serving(heard.put_nowait))
+        await heard.get()
+        serving.cancel()
+
+    asyncio.run(main())
+    assert not engine.has_ended
+    process.kill()
+    with process:
+        pass
+
+
 def test_what_the_engine_before_said_is_kept(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     def popen(command: list[str], *, stderr: BinaryIO, **options: object) -> None:
         stderr.write(json.loads(command[-1])["model"].encode())
