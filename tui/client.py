@@ -3,7 +3,8 @@
 Whoever implements it keeps the chats, talks to an engine, and fetches models; nothing here says how. The rules of it:
 
 - Every method that fails raises ClientError, which says what happened and what can be done, and nothing else.
-- A call that needs the model waits until the model is loaded. Cancelling a call, or closing an iterator, ends it.
+- A call that needs the model waits until the model is loaded, and raises NotLoaded where it cannot be. Cancelling a
+  call, or closing an iterator, ends it.
 - Strings that people or models wrote are stored and sent as they are. The nouns make them harmless as they are built,
   so that nothing which crosses the port can drive a terminal.
 
@@ -44,13 +45,18 @@ class ClientError(Exception):
         self.remedy = sanitize(remedy)
 
 
+class NotLoaded(ClientError):
+    """The model that was to answer could not be loaded, for a reason that `loading` or `load` has told."""
+
+
 class Replies(Protocol):
     """What the model says."""
 
     def reply(self, chat: ChatId, to: MessageId) -> AsyncGenerator[ReplyEvent, None]:
         """A new reply to the message `to` (of a user), beside those that it has; by the settings of the chat.
 
-        It becomes the chat's current leaf. Closing the iterator stops the engine as `stop` does.
+        It becomes the chat's current leaf. Closing the iterator stops the engine as `stop` does. A model that could
+        not be loaded is tried again.
         Raises ClientError before the first event where the engine refuses.
         """
 
@@ -146,8 +152,9 @@ class Engine(Protocol):
     def address(self) -> str:
         """Where other programs reach it, as they want it: "http://127.0.0.1:4645/v1". Empty while it starts."""
 
-    def loading(self) -> AsyncGenerator[Loading, None]:
-        """How the model loads that the program starts with. Ends when it is loaded."""
+    def loading(self, *, again: bool = False) -> AsyncGenerator[Loading, None]:
+        """How the model loads that is to answer: at least that it is loaded, which ends it. One that could not be is
+        tried `again`, where that is wanted."""
 
     async def status(self) -> EngineStatus: ...
 

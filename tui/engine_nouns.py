@@ -22,6 +22,7 @@ class Loading(Noun):
     model: str
     stage: str  # in words: "reading the weights"
     fraction: float | None = None  # of this stage; None: nobody knows
+    loaded: bool = False  # this model answers from now on
 
 
 class Phase(enum.Enum):

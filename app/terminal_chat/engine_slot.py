@@ -27,7 +27,7 @@ from app.terminal_chat.hardware import hardware
 from app.terminal_chat.loading_state import LoadingState
 from app.terminal_chat.told import told
 from quant.errors import InglenookError
-from tui.client import ClientError
+from tui.client import ClientError, NotLoaded
 from tui.engine_nouns import Loading
 
 if TYPE_CHECKING:
@@ -132,14 +132,14 @@ class EngineSlot:
         return attended_by(self._settings, process.pid) > 0
 
     @asynccontextmanager
-    async def use(self) -> AsyncIterator[Engine]:
+    async def use(self, *, again: bool = False) -> AsyncIterator[Engine]:
         """The engine, once its model is loaded: it stays for as long as the body runs. Raises ClientError, also for
-        what the body raises.
+        what the body raises. A model that could not be loaded is tried `again` where somebody waits for its answer.
 
         Nobody uses it inside of another use: another model may be waiting for the end of the first, and the second for
         that model.
         """
-        engine = await self._ready()
+        engine = await self._ready(again)
         self._uses += 1
         try:
             with told():
@@ -149,7 +149,9 @@ class EngineSlot:
             if not self._uses:
                 self._unused.set()
 
-    async def _ready(self) -> Engine:
+    async def _ready(self, again: bool) -> Engine:
+        if again:
+            self._try_again()
         if self.state.is_over and await asyncio.to_thread(self._is_lost):
             self._begin(self._wish)
         state = None
@@ -157,12 +159,19 @@ class EngineSlot:
             state = self.state
             await state.over()
         if self._engine is None:
-            raise ClientError("no model is loaded", "Load one.")
+            raise NotLoaded("no model is loaded", "Load one.")
         return self._engine
 
-    async def loading(self) -> AsyncGenerator[Loading, None]:
+    def _try_again(self) -> None:
+        """What it failed for may be mended."""
+        if self.state.problem is not None:
+            self._begin(self._wish)
+
+    async def loading(self, *, again: bool = False) -> AsyncGenerator[Loading, None]:
         """How the model loads that is to answer; and where it cannot, the one before it. Raises ClientError then, at
         the end."""
+        if again:
+            self._try_again()
         wanted = self.state
         try:
             async for now in wanted.states():
@@ -211,7 +220,7 @@ class EngineSlot:
             state.end(problem)
         else:
             self._served = _Wish(self._engine.model, is_asked=True) if self._remote else wish
-            state.end()
+            state.succeed(self._engine.model)
         finally:
             if not state.is_over:  # a mistake of ours: nobody is to wait for ever
                 state.end(ClientError("the engine could not be started", "Run ingle doctor, and report what it says."))

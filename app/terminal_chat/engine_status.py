@@ -18,8 +18,8 @@ class ChatEngine:
     def address(self) -> str:
         return self._slot.address
 
-    def loading(self) -> AsyncGenerator[Loading, None]:
-        return self._slot.loading()
+    def loading(self, *, again: bool = False) -> AsyncGenerator[Loading, None]:
+        return self._slot.loading(again=again)
 
     async def status(self) -> EngineStatus:
         """Of an endpoint of others, its model alone."""

@@ -82,7 +82,7 @@ class ChatReplies:
         self._growing: dict[int, _Growing] = {}
 
     async def reply(self, chat: nouns.ChatId, to: nouns.MessageId) -> AsyncGenerator[nouns.ReplyEvent, None]:
-        async with self._slot.use() as engine, aclosing(self._reply(chat, int(to), engine)) as events:
+        async with self._slot.use(again=True) as engine, aclosing(self._reply(chat, int(to), engine)) as events:
             async for event in events:
                 yield event
 

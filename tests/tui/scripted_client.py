@@ -253,6 +253,8 @@ class ScriptedEngine:
 
     steps: Sequence[Loading] = (Loading("smollm2:135m", "reading the weights", 0.5),)
     loads: asyncio.Event = field(default_factory=asyncio.Event)  # set: the model is loaded
+    problem: ClientError | None = None  # why it cannot be
+    tried: int = 0  # how often again
     aborted: list[RequestId] = field(default_factory=list)
     requests: tuple[EngineRequest, ...] = (
         EngineRequest(RequestId("1"), "Inglenook", "interactive", Phase.WRITING, 1235, 1235, 212, 4.7, mine=True),
@@ -264,10 +266,14 @@ class ScriptedEngine:
     def address(self) -> str:
         return "http://127.0.0.1:4645/v1" if self.loads.is_set() else ""
 
-    async def loading(self) -> AsyncGenerator[Loading, None]:
+    async def loading(self, *, again: bool = False) -> AsyncGenerator[Loading, None]:
+        self.tried += again
         for step in self.steps:
             yield step
         await self.loads.wait()
+        if self.problem is not None:
+            raise self.problem
+        yield Loading("smollm2:135m", "loaded", loaded=True)
 
     async def status(self) -> EngineStatus:
         self.looks += 1
@@ -347,6 +353,7 @@ class ScriptedModels:
         if name == LARGE.name:
             raise ClientError(f"{name} does not fit.", f"{HERE.name} answers again.")
         self.loaded.append(name)
+        yield Loading(name, "loaded", loaded=True)
 
 
 @dataclass

@@ -2,8 +2,8 @@
 
 from tests.tui.pilots import Chatting, run
 from tests.tui.scripted_client import HERE, USAGE, WAIT, ScriptedClient
-from tui.client import ClientError
-from tui.nouns import Finish, PromptProgress, ReasoningDelta, ReplyEnd, Role, TextDelta
+from tui.client import ClientError, NotLoaded
+from tui.nouns import ChatId, ContextBudget, Finish, MessageId, PromptProgress, ReasoningDelta, ReplyEnd, Role, TextDelta
 from tui.widgets.thoughts import Thoughts
 from tui.widgets.top_bar import TopBar
 
@@ -37,6 +37,37 @@ def test_one_can_type_and_send_while_the_model_loads() -> None:
         assert "http://127.0.0.1:4645/v1" in str(bar.render())
 
     run(ScriptedClient([WAIT, TextDelta("late"), END]), flow, loaded=False)
+
+
+def test_a_model_that_could_not_be_loaded_is_told_once_and_tried_again_by_sending() -> None:
+    client = ScriptedClient([NotLoaded("It is broken.")], [TextDelta("whole"), END])
+    client.engine.problem = ClientError("It is broken.", "Mend it.")
+    budget = client.context.budget
+    measured: list[str] = []
+
+    async def no_budget(chat: ChatId | None, leaf: MessageId | None, typed: str) -> ContextBudget:
+        measured.append(typed)
+        if client.engine.problem is not None:
+            raise NotLoaded("It is broken.", "Mend it.")
+        return await budget(chat, leaf, typed)
+
+    async def flow(chat: Chatting) -> None:
+        bar = chat.app.screen.query_one(TopBar)
+        await chat.until(lambda: "no model is loaded" in str(bar.render()))
+        await chat.type("one", enter=False)
+        await chat.until(lambda: "one" in measured)
+        assert chat.notices() == ["It is broken. Mend it."]
+        await chat.pilot.press("enter")
+        await chat.until(lambda: len(chat.notices()) == 2 and chat.conversation.replying is None)
+        assert client.engine.tried == 1
+        client.engine.problem = None
+        await chat.pilot.press("ctrl+r")
+        await chat.until(lambda: chat.texts() == ["one", "whole"])
+        await chat.until(lambda: HERE.name in str(bar.render()))
+        assert chat.notices() == 2 * ["It is broken. Mend it."]
+
+    client.context.budget = no_budget  # type: ignore[method-assign]
+    run(client, flow)
 
 
 def test_escape_stops_while_the_prompt_is_read() -> None:

@@ -37,6 +37,7 @@ if TYPE_CHECKING:  # what reads Markdown is loaded once the prompt is there
     from tui.widgets.code_block import CodeBlock
 
 _RECOMMENDED_SECONDS = 20.0  # that the name of a better model can be read
+_NONE = "no model is loaded"
 
 
 class ChatScreen(Screen[None]):
@@ -105,12 +106,13 @@ class ChatScreen(Screen[None]):
     async def follow(self, loading: AsyncGenerator[Loading, None]) -> None:
         """Show how a model loads. It is the one that answers, once it is loaded."""
         bar = self.query_one(TopBar)
-        model = ""
+        model = self.conversation.model
         with told(self):
             async for step in loading:
-                model = step.model
+                model = step.model if step.loaded else ""
                 bar.loading_model = step
-            bar.model = self.conversation.model = model or self.conversation.model
+        self.conversation.model = model
+        bar.model = model or _NONE
         bar.loading_model = None
         bar.address = sanitize(self._client.engine.address())
         self.conversation.composer.measure()
@@ -125,6 +127,11 @@ class ChatScreen(Screen[None]):
     @on(Conversation.Activity)
     def show_activity(self, event: Conversation.Activity) -> None:
         self.query_one(TopBar).activity = event.text
+
+    @on(Conversation.ModelWanted)
+    def try_again(self) -> None:
+        if self.query_one(TopBar).loading_model is None:
+            self.follow(self._client.engine.loading(again=True))
 
     @on(ChatList.OpenAsked)
     async def open(self, event: ChatList.OpenAsked) -> None:

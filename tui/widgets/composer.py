@@ -4,6 +4,7 @@ What is typed is kept as a draft, and the context is measured, as soon as nothin
 """
 
 import asyncio
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from textual.widgets import Label, TextArea
 
 from tui import commands
 from tui.attaching import attachment
-from tui.client import Client
+from tui.client import Client, NotLoaded
 from tui.failures import told
 from tui.nouns import Attachment
 from tui.open_chat import OpenChat
@@ -101,8 +102,8 @@ class Composer(Vertical):
 
     @work(description="price")
     async def price(self, attached: Attached) -> None:
-        """Find out what an attachment costs."""
-        with told(self):
+        """Find out what an attachment costs. That no model is there to say it has been told."""
+        with told(self), suppress(NotLoaded):
             attached.tokens = await self._client.replies.count_tokens(attached.attachment.text)
             self._show_attached()
 
@@ -131,7 +132,7 @@ class Composer(Vertical):
         """Keep the draft and show how full the context is, in a moment."""
         await asyncio.sleep(_PAUSE)
         await self.keep_draft()
-        with told(self):
+        with told(self), suppress(NotLoaded):
             budget = await self._client.context.budget(self._chat.id, self._chat.leaf, self.prompt.all_text)
             for bar in self.query(BudgetBar):  # none, while the screen is closed
                 bar.budget = budget

@@ -14,7 +14,7 @@ from textual.message import Message as Posted
 from textual.widgets import TextArea
 from textual.worker import Worker
 
-from tui.client import Client, ClientError
+from tui.client import Client, ClientError, NotLoaded
 from tui.failures import tell, told
 from tui.nouns import (
     ChatId,
@@ -60,6 +60,9 @@ class Conversation(Vertical):
         def __init__(self, text: str) -> None:
             super().__init__()
             self.text = text
+
+    class ModelWanted(Posted):
+        """A reply is asked for, and no model is loaded that could give it."""
 
     class ReplyCame(Posted, bubble=False):
         """The next event of a reply, from its worker; or why there is none any more."""
@@ -202,6 +205,8 @@ class Conversation(Vertical):
     def ask(self, chat: ChatId, to: MessageId) -> None:
         """A new reply to this message, which is the end of its branch."""
         self._replies.start(chat, to)
+        if not self.model:
+            self.post_message(self.ModelWanted())
         self._tell()
 
     @on(ReplyCame)
@@ -212,7 +217,8 @@ class Conversation(Vertical):
             return
         if isinstance(event, ClientError):
             replying.end(Finish.FAILED)
-            tell(self, event)
+            if self.model or not isinstance(event, NotLoaded):
+                tell(self, event)
             await self._ended(replying)
             return
         replying.take(event)

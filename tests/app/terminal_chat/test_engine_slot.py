@@ -11,6 +11,7 @@ import pytest
 
 from app.attendance import attended_by
 from app.config import Settings
+from app.history.history import History
 from app.instance import Instance, recorded
 from app.terminal_chat import engine_slot
 from app.terminal_chat.download_rate import DownloadRate
@@ -18,13 +19,16 @@ from app.terminal_chat.endpoint import Body, Endpoint, NotOffered
 from app.terminal_chat.engine_child import Said
 from app.terminal_chat.engine_process import EngineFailed, EngineProcess
 from app.terminal_chat.engine_slot import Engine, EngineSlot, stage_of
+from app.terminal_chat.kept_chats import KeptChats
 from app.terminal_chat.loading_state import LoadingState
 from app.terminal_chat.models import ChatModels
+from app.terminal_chat.replies import ChatReplies
 from engine.kv_budget import available_memory
 from tests.app.server.live_server import Clock, LiveServer
 from tests.stand_in_endpoint import StandInEndpoint
 from tui.client import ClientError
 from tui.engine_nouns import Loading
+from tui.nouns import ChatId, MessageId
 
 
 class StandIn:
@@ -96,6 +100,19 @@ def test_one_that_runs_is_used(settings: Settings, running: LiveServer, started:
     assert started == []
 
 
+@pytest.mark.usefixtures("running")
+def test_who_listens_when_it_is_loaded_is_told_which_model_answers(settings: Settings) -> None:
+    """It need not be the one of the settings."""
+
+    async def main() -> None:
+        slot = await begun(settings)
+        await ready(slot)
+        assert [(now.model, now.loaded) async for now in slot.loading()] == [("hash", True)]
+        await slot.close()
+
+    asyncio.run(main())
+
+
 def test_a_server_of_ours_elsewhere_is_asked_for_what_suits_its_model_and_others_as_they_will(
     settings: Settings, hash_server: LiveServer
 ) -> None:
@@ -148,7 +165,8 @@ def test_one_is_started_and_what_it_says_is_seen(settings: Settings, started: li
         seen = [state async for state in slot.state.states()]
         assert (await ready(slot)).model == "smollm2:135m"
         assert Loading("smollm2:135m", "Loading", 0.25) in seen
-        assert seen[-1].stage == "nearly"
+        assert seen[-2].stage == "nearly"
+        assert seen[-1].loaded
         await slot.close()
 
     asyncio.run(main())
@@ -190,7 +208,7 @@ def test_the_model_that_answers_is_not_loaded_again(settings: Settings, started:
         slot = await begun(settings)
         async with slot.use() as engine:
             slot.switch("smollm2:135m")
-            assert [now async for now in slot.loading()][1:] == []
+            assert [now.loaded async for now in slot.loading()][1:] == [True]
             assert await ready(slot) is engine
         await slot.close()
 
@@ -327,6 +345,24 @@ def test_a_first_model_that_cannot_be_loaded_is_told_once(settings: Settings, st
     assert len(started) == 1
 
 
+def test_a_first_model_that_could_not_be_loaded_is_tried_again_for_a_reply(
+    settings: Settings, started: list[StandIn]
+) -> None:
+    async def main() -> None:
+        slot = await begun(replace(settings, model="broken"))
+        for _ in range(2):
+            with pytest.raises(ClientError, match="it is broken"):
+                await ready(slot)
+        replies = ChatReplies(KeptChats(History(None)), slot)
+        for tried in (2, 3):
+            with pytest.raises(ClientError, match="it is broken"):
+                await anext(replies.reply(ChatId("1"), MessageId("1")))
+            assert len(started) == tried
+        await slot.close()
+
+    asyncio.run(main())
+
+
 def test_listeners_of_a_loading_see_its_end_and_its_problem() -> None:
     async def main() -> None:
         state = LoadingState("m")
@@ -340,7 +376,7 @@ def test_listeners_of_a_loading_see_its_end_and_its_problem() -> None:
         await asyncio.sleep(0)
         state.end()
         assert await first == ["starting", "half"]
-        assert await listen() == []
+        assert await listen() == ["half"]
         failed = LoadingState("m")
         failed.end(ClientError("no"))
         with pytest.raises(ClientError, match="no"):
