@@ -77,6 +77,11 @@ class ChatService:
         ids, rendered = self._prompts.encode_conversation(conversation, self.context_length)
         return ChatPrompt(ids, self._prompts.replies, conversation, rendered)
 
+    async def length(self, conversation: Conversation) -> int:
+        """How many tokens its prompt would be, whatever the context holds. Raises as `prompt` does."""
+        ids, _ = await asyncio.to_thread(self._prompts.encode_conversation, conversation)
+        return len(ids)
+
     async def abilities(self) -> Abilities:
         """Found out by rendering its template, the first time. Raises TemplateUnavailable."""
 

@@ -17,6 +17,7 @@ from starlette.responses import Response
 
 from app.chat.conversation import Conversation
 from app.chat.service import ChatService
+from app.chat.template import MAX_TEXT_CHARS
 from app.server.dialects.openai.chat_requests import ChatMessage
 from app.server.dialects.openai.tools import TemplateVariables
 from app.server.door import CALLER, of_caller
@@ -95,7 +96,7 @@ class Stopped(Struct):
 class CountRequest(Struct):
     """What is to be counted: a text, or the prompt for the next turn of a conversation."""
 
-    text: Annotated[str, Meta(max_length=1 << 20)] = ""
+    text: Annotated[str, Meta(max_length=MAX_TEXT_CHARS)] = ""
     messages: list[ChatMessage] = msgspec.field(default_factory=list)
     chat_template_kwargs: TemplateVariables | None = None
 
@@ -176,12 +177,12 @@ class OwnEndpoints:
         return bool(found)
 
     async def count(self, request: Request) -> Response:
-        """Raises InvalidMessage, TemplateError and PromptTooLong as a chat does."""
+        """Of what no context holds, too. Raises InvalidMessage and TemplateError as a chat does."""
         wanted = await read_body(request, self._count_decoder)
         if wanted.messages:
             messages = [message.to_message() for message in wanted.messages]
             conversation = Conversation(messages, variables=dict(wanted.chat_template_kwargs or {}))
-            tokens = len((await self._service.prompt(conversation)).ids)
+            tokens = await self._service.length(conversation)
         else:
             tokens = len(await asyncio.to_thread(self._service.tokenizer.encode, wanted.text))
         return json_reply(Count(tokens, self._service.context_length))

@@ -15,6 +15,7 @@ from app.terminal_chat.reply_parts import ReplyPart
 from tests.app.server.live_server import ControlledRunner, LiveServer
 from tests.app.server.served_application import until
 from tests.app.terminal_chat.conftest import Clients
+from tui.attaching import LARGEST
 from tui.client import ClientError
 from tui.engine_nouns import EngineRequest, Phase
 from tui.nouns import (
@@ -296,3 +297,17 @@ def test_names_of_the_port_are_all_there(clients: Clients) -> None:
             assert port.chats is client.chats
 
     asyncio.run(main())
+
+
+@pytest.mark.usefixtures("running")
+def test_the_largest_attachment_is_counted(clients: Clients) -> None:
+    """More than the context holds, too: the person is to see by how much."""
+    text = "word " * (LARGEST // 5)
+
+    async def work(client: TerminalClient) -> None:
+        tokens = await client.replies.count_tokens(text)
+        assert tokens > LARGEST // 10
+        budget = await client.context.budget(None, None, text)
+        assert budget.history >= tokens
+
+    run(clients, work)
