@@ -48,10 +48,13 @@ def prompt_cost(usage: Usage) -> str:
 
 
 def reply_cost(usage: Usage) -> str:
-    """How long a reply took: "first token 0.41 s (queue 2 ms, prompt 0.41 s), 212 tokens at 45.2 tok/s"."""
-    first = f"first token {seconds(usage.first_token_seconds)}"
+    """How long a reply took: "first token 0.41 s (queue 2 ms, prompt 0.41 s), 212 tokens at 45.2 tok/s".
+    Of one that was ended before it began: "no token in 3.20 s (...)"."""
+    begun = usage.reply_tokens or usage.reply_seconds
+    first = f"{'first token' if begun else 'no token in'} {seconds(usage.first_token_seconds)}"
     parts = f"(queue {seconds(usage.queue_seconds)}, prompt {seconds(usage.prompt_seconds)})"
-    return f"{first} {parts}, {usage.reply_tokens:,} tokens at {usage.tokens_per_second:.1f} tok/s"
+    written = f", {usage.reply_tokens:,} tokens at {usage.tokens_per_second:.1f} tok/s" if begun else ""
+    return f"{first} {parts}{written}"
 
 
 def prompt_progress(progress: PromptProgress) -> str:

@@ -31,13 +31,13 @@ class CacheReporter:
         self.remember(request, ids, computed=0)
         return prompt
 
-    def report(self, request: Request, miss: Miss | None, *, counts: bool) -> CacheReport:
+    def report(self, request: Request, miss: Miss | None, read: int, *, counts: bool) -> CacheReport:
         use = request.cache
         if counts and miss is not None:
             self.misses[miss.reason] += 1
         if counts and use.host + use.disk:
             self.restores[request.origin.service].observe(use.restore_seconds)
-        computed = len(request.prompt_ids) - use.tokens
+        computed = max(0, read - use.tokens)
         return CacheReport(use.device, use.host, use.disk, computed, use.restore_seconds, miss)
 
     def miss(self, request: Request, prompt: bytes, earlier: Earlier | None) -> Miss | None:
@@ -58,10 +58,11 @@ class AskedPrompt:
     ids: bytes
     earlier: Earlier | None
 
-    def report(self, request: Request) -> CacheReport:
-        """Where the prompt of one of the requests came from, of which a step has computed something."""
+    def report(self, request: Request, read: int) -> CacheReport:
+        """Where the prompt of one of the requests came from, of which a step has computed something; as far as its
+        first `read` tokens, where it was ended before all were."""
         miss = self.reporter.miss(request, self.ids, self.earlier)
-        return self.reporter.report(request, miss, counts=request is self.first)
+        return self.reporter.report(request, miss, read, counts=request is self.first)
 
     def ended(self, request: Request, output_ids: Sequence[int], computed: int) -> None:
         """To be told when one of the requests has ended: what it generated, and how many tokens have been computed for

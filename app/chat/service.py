@@ -283,8 +283,13 @@ class _Reply:
         request, output_ids = self._request, self._remember()
         if self._reader.stopped is not None:
             output_ids = self._in_front_of_stop(output_ids, self._reader.stopped)
-        computed = len(request.prompt_ids) + self._tokens - 1 if self._tokens else self._read
+        computed = self._prompt_read + max(0, self._tokens - 1)
         self._prompt.ended(request, output_ids, computed)
+
+    @property
+    def _prompt_read(self) -> int:
+        """Tokens of the prompt that are computed: all of them, once the reply has begun."""
+        return len(self._request.prompt_ids) if self._tokens else self._read
 
     def _remember(self) -> list[int]:
         """Have the ids so far stand for their text; now and then, since the process may be killed. They are given."""
@@ -316,7 +321,7 @@ class _Reply:
             stop=self._reader.stopped,
             seed=request.params.seed,
             prompt_tokens=len(request.prompt_ids),
-            cache=self._prompt.report(request) if self._tokens or self._read else NOTHING,
+            cache=self._prompt.report(request, self._prompt_read) if self._prompt_read else NOTHING,
             completion_tokens=self._tokens,
             thought_tokens=self._reader.thought_tokens,
             first_token_seconds=(self._first_token_at or now) - self._started,

@@ -194,13 +194,14 @@ class _Fold:
             prompt = int(usage.get("prompt_tokens") or 0)
             details = _details(usage)
             cached = min(details.cached_tokens, prompt)
+            tells = "computed_tokens" in (usage.get("prompt_tokens_details") or ())  # a prompt may be read in part
             queue = float(self._timings.get("queue_ms") or 0.0) / 1000
             reply = float(self._timings.get("predicted_ms") or 0.0) / 1000
             return Usage(
                 device_tokens=cached - details.host_tokens - details.disk_tokens,
                 ram_tokens=details.host_tokens,
                 disk_tokens=details.disk_tokens,
-                computed_tokens=prompt - cached,
+                computed_tokens=details.computed_tokens if tells else prompt - cached,
                 reply_tokens=int(usage.get("completion_tokens") or 0),
                 queue_seconds=queue,
                 prompt_seconds=max(0.0, self._clock.first_token_seconds - queue),

@@ -19,7 +19,8 @@ class ReplyClock:
 
     @property
     def first_token_seconds(self) -> float:
-        return (self._first or self._last) - self._began
+        """Until it came; until now, while none has."""
+        return (self._first or time.monotonic()) - self._began
 
     @property
     def reply_seconds(self) -> float:

@@ -3,7 +3,17 @@
 from tests.tui.pilots import Chatting, run
 from tests.tui.scripted_client import HERE, USAGE, WAIT, ScriptedClient
 from tui.client import ClientError, NotLoaded
-from tui.nouns import ChatId, ContextBudget, Finish, MessageId, PromptProgress, ReasoningDelta, ReplyEnd, Role, TextDelta
+from tui.nouns import (
+    ChatId,
+    ContextBudget,
+    Finish,
+    MessageId,
+    PromptProgress,
+    ReasoningDelta,
+    ReplyEnd,
+    Role,
+    TextDelta,
+)
 from tui.widgets.thoughts import Thoughts
 from tui.widgets.top_bar import TopBar
 

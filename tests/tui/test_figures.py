@@ -32,6 +32,8 @@ def test_short_counts(count: int, words: str) -> None:
 def test_what_a_turn_cost() -> None:
     assert figures.prompt_cost(USAGE) == "1,204 reused (1,188 device, 16 disk), 31 computed"
     assert figures.reply_cost(USAGE) == "first token 0.41 s (queue 2 ms, prompt 0.41 s), 212 tokens at 45.0 tok/s"
+    stopped = figures.reply_cost(Usage(0, 0, 0, 12, 0, 0.002, 3.2, 0))
+    assert stopped == "no token in 3.20 s (queue 2 ms, prompt 3.20 s)"
     assert figures.prompt_cost(Usage(0, 0, 0, 12, 1, 0, 0, 0)) == "0 reused, 12 computed"
 
 

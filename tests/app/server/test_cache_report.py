@@ -291,9 +291,9 @@ def test_metrics_count_misses_by_reason_and_restores(server: LiveServer, monkeyp
 
     report = server.service.cache.report
 
-    def restored(request: Request, miss: Miss | None, *, counts: bool) -> CacheReport:
+    def restored(request: Request, miss: Miss | None, read: int, *, counts: bool) -> CacheReport:
         request.cache = CacheUse(device=16, host=32, restore_seconds=0.03)
-        return report(request, miss, counts=counts)
+        return report(request, miss, read, counts=counts)
 
     monkeypatch.setattr(server.service.cache, "report", restored)
     told = complete(server, PROMPT, service_class="background", n=2)

@@ -1,10 +1,8 @@
 """The port over a running engine: what is asked, told, kept and ended."""
 
 import asyncio
-import threading
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from contextlib import AbstractContextManager, aclosing
-from typing import TypeVar, cast
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
 
 import pytest
 
@@ -12,19 +10,18 @@ from app.models import sampling_defaults
 from app.terminal_chat.client import TerminalClient
 from app.terminal_chat.endpoint import Endpoint
 from app.terminal_chat.reply_parts import ReplyPart
-from tests.app.server.live_server import ControlledRunner, LiveServer
+from tests.app.server.live_server import LiveServer
 from tests.app.server.served_application import until
 from tests.app.terminal_chat.conftest import Clients
+from tests.app.terminal_chat.flows import LONG, SHORT, asked, held, replied, run
 from tui.attaching import LARGEST
 from tui.client import ClientError
 from tui.engine_nouns import EngineRequest, Phase
 from tui.nouns import (
-    Attachment,
     ChatId,
     ChatSettings,
     Finish,
-    FullContext,
-    MessageId,
+    PromptProgress,
     ReplyEnd,
     ReplyEvent,
     ReplyStarted,
@@ -32,33 +29,7 @@ from tui.nouns import (
     TextDelta,
 )
 
-T = TypeVar("T")
-SHORT = ChatSettings("Be brief.", Sampling(max_tokens=8, seed=5))
-LONG = ChatSettings(sampling=Sampling(max_tokens=1500, seed=5))
 SOME = 40  # steps
-
-
-def run(clients: Clients, work: Callable[[TerminalClient], Awaitable[T]]) -> T:
-    async def main() -> T:
-        async with clients() as client:
-            return await work(client)
-
-    return asyncio.run(main())
-
-
-def held(server: LiveServer) -> AbstractContextManager[threading.Semaphore]:
-    """The engine takes only the steps that are released, so that no reply ends before a test has looked at it."""
-    return cast(ControlledRunner, server.engine._runner).held()
-
-
-async def asked(client: TerminalClient, settings: ChatSettings = SHORT, text: str = "Hi") -> tuple[ChatId, MessageId]:
-    chat = await client.chats.create(settings)
-    return chat.summary.id, (await client.chats.add(chat.summary.id, None, text)).id
-
-
-async def replied(client: TerminalClient, chat: ChatId, to: MessageId) -> list[ReplyEvent]:
-    async with aclosing(client.replies.reply(chat, to)) as events:
-        return [event async for event in events]
 
 
 @pytest.mark.usefixtures("running")
@@ -203,42 +174,6 @@ def test_another_reply_is_drawn_where_the_model_would_say_the_same(
     assert {body["min_p"] for body in bodies} == {0.1}
 
 
-@pytest.mark.usefixtures("running")
-def test_a_context_has_a_budget(clients: Clients) -> None:
-    async def work(client: TerminalClient) -> None:
-        empty = await client.context.budget(None, None, "")
-        assert (empty.limit, empty.system) == (2048, 0)
-        typed = await client.context.budget(None, None, "word " * 50)
-        assert typed.history >= empty.history + 50
-        assert await client.replies.count_tokens("word " * 50) >= 50
-
-    run(clients, work)
-
-
-@pytest.mark.usefixtures("running")
-@pytest.mark.parametrize("how", [FullContext.DROP_OLDEST, FullContext.SUMMARIZE])
-def test_room_is_made(clients: Clients, how: FullContext) -> None:
-    async def work(client: TerminalClient) -> None:
-        chat, leaf = await asked(client, SHORT, "one two three " * 100)
-        for text in ("four " * 100, "five " * 100):
-            await replied(client, chat, leaf)
-            parent = (await client.chats.open(chat)).leaf
-            leaf = (await client.chats.add(chat, parent, text, [Attachment("f.txt", "six " * 300)])).id
-        before = await client.context.budget(chat, leaf, "")
-        assert before.system > 0
-        assert before.reserve == 8
-        room = await client.context.plan(chat, leaf, how)
-        assert room.messages
-        assert leaf not in room.messages
-        opened = await client.context.make(chat, room)
-        assert set(room.messages) <= opened.left_out
-        assert bool(opened.summary_text) == (how is FullContext.SUMMARIZE)
-        after = await client.context.budget(chat, leaf, "")
-        assert after.history + after.system < before.history + before.system
-
-    run(clients, work)
-
-
 def test_private_chats_leave_nothing(clients: Clients, running: LiveServer, settings: object) -> None:
     async def work(client: TerminalClient) -> None:
         chat = (await client.chats.create(SHORT, private=True)).summary
@@ -309,5 +244,33 @@ def test_the_largest_attachment_is_counted(clients: Clients) -> None:
         assert tokens > LARGEST // 10
         budget = await client.context.budget(None, None, text)
         assert budget.history >= tokens
+
+    run(clients, work)
+
+
+def test_a_reply_that_is_stopped_while_its_prompt_is_read_says_what_was_read(
+    clients: Clients, running: LiveServer
+) -> None:
+    async def work(client: TerminalClient) -> None:
+        chat, question = await asked(client, LONG, "one two three " * 300)
+        read = 0
+        with held(running) as steps:
+            steps.release()
+            async with aclosing(client.replies.reply(chat, question)) as coming:
+                async for event in coming:
+                    if isinstance(event, ReplyStarted):
+                        reply = event.message
+                    if isinstance(event, PromptProgress) and event.done and not read:
+                        read, total = event.done, event.total
+                        await client.replies.stop(reply)
+                        steps.release(SOME)
+                    last = event
+        assert isinstance(last, ReplyEnd)
+        assert (last.finish, last.usage is None) == (Finish.STOPPED, False)
+        assert last.usage is not None
+        cost = last.usage
+        assert 0 < read <= cost.device_tokens + cost.computed_tokens < total
+        assert last.usage.reply_tokens == 0
+        assert last.usage.prompt_seconds > 0
 
     run(clients, work)
