@@ -23,6 +23,7 @@ class StandInEndpoint:
         self.replies = list(replies)
         self.asked: list[dict[str, Any]] = []
         self.breaks_off = False  # behind the last piece of a reply
+        self.title = "A title"
         self.done = 0  # replies that were sent whole
         self.model: dict[str, Any] = {"id": "stand-in", "max_model_len": 1 << 24}
         self.usage: dict[str, Any] | None = {"prompt_tokens": 9, "completion_tokens": 2}
@@ -72,7 +73,7 @@ class StandInEndpoint:
                 body = self.rfile.read(int(self.headers["content-length"]))
                 asked = json.loads(body)
                 for_chat = "max_tokens" not in asked  # a title has a limit
-                pieces = endpoint._next(asked) if for_chat else ("A title",)
+                pieces = endpoint._next(asked) if for_chat else (endpoint.title,)
                 events = (b"data: " + json.dumps(chunk).encode() + b"\n\n" for chunk in endpoint._chunks(pieces))
                 self._answer("text/event-stream", events)
                 self.wfile.write(b"data: [DONE]\n\n")

@@ -94,7 +94,7 @@ class Chats(Protocol):
     async def configure(self, chat: ChatId, settings: ChatSettings) -> None: ...
 
     async def title(self, chat: ChatId) -> str:
-        """The title that the client gives a chat after its first reply; waits until it has one."""
+        """The title that the client gives a chat after its first reply, if it has none yet; waits until it has one."""
 
     async def rename(self, chat: ChatId, title: str) -> None: ...
 

@@ -74,7 +74,8 @@ class ChatContext:
             own: dict[str, object] = {"service_class": "interactive"} if engine.endpoint.is_ours else {}
             if self._chats.is_private(chat) and own:
                 own["store"] = False
-            body = {"model": engine.model, "messages": asked, "max_tokens": _SUMMARY_TOKENS, "temperature": 0.2, **own}
+            sampling = {"temperature": 0.2, **engine.suitable, "max_tokens": _SUMMARY_TOKENS}
+            body = {"model": engine.model, "messages": asked, **sampling, **own}
             summary = (await engine.endpoint.complete(body)).strip()
         if not summary:
             raise ClientError("the model wrote no summary", "Leave the oldest messages out instead.")

@@ -67,6 +67,8 @@ class ScriptedChats:
     drafts: dict[ChatId | None, str] = field(default_factory=dict)
     sent: list[str] = field(default_factory=list)
     exported: list[tuple[ChatId, Path, ExportFormat]] = field(default_factory=list)
+    titled: list[ChatId] = field(default_factory=list)  # asked for their titles
+    untitled: ClientError | None = None  # why there is no title
     number: int = 0
 
     def name(self) -> str:
@@ -116,8 +118,12 @@ class ScriptedChats:
         self.chats[chat] = replace(self.chats[chat], settings=settings)
 
     async def title(self, chat: ChatId) -> str:
-        await self.rename(chat, "A title of the client")
-        return "A title of the client"
+        self.titled.append(chat)
+        if self.untitled is not None:
+            raise self.untitled
+        if not self.chats[chat].summary.title:
+            await self.rename(chat, "A title of the client")
+        return self.chats[chat].summary.title
 
     def _summarize(self, chat: ChatId, summary: ChatSummary) -> None:
         self.chats[chat] = replace(self.chats[chat], summary=summary)

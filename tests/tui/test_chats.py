@@ -5,12 +5,13 @@ from pathlib import Path
 from textual.widgets import OptionList
 
 from tests.tui.pilots import Chatting, run
-from tests.tui.scripted_client import ScriptedClient
-from tui.nouns import ExportFormat
+from tests.tui.scripted_client import USAGE, WAIT, ScriptedClient
+from tui.nouns import ExportFormat, Finish, ReplyEnd, TextDelta
 from tui.widgets.chat_list import ChatList
 from tui.widgets.top_bar import TopBar
 
 WIDE = (120, 30)
+END = ReplyEnd(Finish.COMPLETE, USAGE)
 
 
 def lines(chat: Chatting) -> list[str]:
@@ -153,3 +154,16 @@ def test_an_archived_chat_that_is_open_comes_back_whichever_list_is_shown() -> N
         assert not client.chats.chats[name].summary.archived
 
     run(client, flow, size=WIDE)
+
+
+def test_a_chat_that_is_deleted_ends_its_reply_and_comes_back_with_what_was_kept() -> None:
+    async def flow(chat: Chatting) -> None:
+        await chat.type("one")
+        await chat.until(lambda: len(chat.views()) == 2)
+        await chat.type("/delete")
+        await chat.until(lambda: chat.client.replies.closed == 1 and chat.conversation.chat.id is None)
+        await chat.type("/undo")
+        await chat.until(lambda: chat.texts() == ["one", "begun"])
+        assert chat.conversation.replying is None
+
+    run(ScriptedClient([TextDelta("begun"), WAIT, TextDelta("never"), END]), flow)

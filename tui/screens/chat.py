@@ -140,8 +140,7 @@ class ChatScreen(Screen[None]):
 
     @on(ChatList.Deleted)
     async def leave_deleted(self, event: ChatList.Deleted) -> None:
-        if event.chat == self.conversation.chat.id:
-            await self.conversation.begin()
+        await self.conversation.leave_deleted(event.chat)
 
     @on(ChatList.Renamed)
     def rename(self, event: ChatList.Renamed) -> None:

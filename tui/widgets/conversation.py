@@ -6,6 +6,7 @@ is shown.
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 
 from textual import on, work
 from textual.app import ComposeResult
@@ -126,6 +127,13 @@ class Conversation(Vertical):
         await self._show(OpenChat(settings=self.chat.settings, private=private), None)
         with told(self):
             self.composer.write(Prompt(await self._client.chats.draft()))
+
+    async def leave_deleted(self, chat: ChatId) -> None:
+        """Its reply ends, and something else is shown."""
+        if (replying := self._replies.of(chat)) is not None:
+            self._replies.end(replying)
+        if chat == self.chat.id:
+            await self.begin()
 
     async def configure(self, chat: OpenChat, settings: ChatSettings) -> None:
         """Other settings for a chat that is open, or was when it was asked for them."""
@@ -260,28 +268,29 @@ class Conversation(Vertical):
     async def _ended(self, replying: Replying) -> None:
         """The reply is complete, as far as it goes; what waits behind it is sent, unless it failed."""
         self._replies.end(replying)
+        message = replying.message
+        if message is not None and message.text and message.finish is not Finish.FAILED:
+            self.run_worker(self._name_chat(replying.chat), group=f"title of {replying.chat}", exclusive=True)
         if replying.chat != self.chat.id:
             return
         self._tell()
-        message = replying.message
         if message is not None:
             self.chat.branches.put(message)
             self.transcript.renew(message)
-            self.name_chat()
         if message is None or message.finish in (Finish.FAILED, Finish.STOPPED):
             self.composer.take_back_queue()
         elif (waiting := self.composer.next_in_queue()) is not None:
             self.send(waiting)
         self.composer.measure()
 
-    @work(group="title", exclusive=True)
-    async def name_chat(self) -> None:
-        """After its first reply a chat has a title."""
-        chat = self.chat
-        if chat.id is not None and len(chat.branches) == 2:
-            with told(self):
-                chat.rename(await self._client.chats.title(chat.id))
-                self.post_message(self.Shown(self.chat))
+    async def _name_chat(self, chat: ChatId) -> None:
+        """After its first reply a chat has a title. One that cannot be made is nobody's trouble: it may be after the
+        next."""
+        with suppress(ClientError):
+            title = await self._client.chats.title(chat)
+            if chat == self.chat.id:
+                self.chat.rename(title)
+            self.post_message(self.Shown(self.chat))
 
     # --- stopping
 

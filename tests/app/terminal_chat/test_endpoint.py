@@ -80,6 +80,17 @@ def test_what_it_is_sent_and_what_it_says(settings: Settings, endpoint: StandInE
     }
 
 
+def test_a_chat_is_given_one_title(settings: Settings, endpoint: StandInEndpoint) -> None:
+    async def work(client: TerminalClient) -> None:
+        chat = (await client.chats.create(ChatSettings())).summary.id
+        await client.chats.add(chat, None, "Hi")
+        assert await client.chats.title(chat) == "A title"
+        endpoint.title = "Another"
+        assert await client.chats.title(chat) == "A title"
+
+    run(settings, endpoint.url, work)
+
+
 def replied(settings: Settings, url: str) -> list[ReplyEvent]:
     async def work(client: TerminalClient) -> list[ReplyEvent]:
         chat = (await client.chats.create(ChatSettings())).summary.id
@@ -145,7 +156,8 @@ def test_nobody_there_is_told(settings: Settings) -> None:
         ("Here's a title:\n\n**Rivers**", "Rivers"),
         ("Here's a title for **you:**", ""),
         ("", ""),
-        ("word " * 40, ""),
+        ("word " * 40, "word " * 11 + "word…"),
+        ("w" * 100, ""),
         ("\x1b[31mRed", "␛[31mRed"),
     ],
 )
