@@ -32,6 +32,11 @@ def sanitize(text: str) -> str:
     return _UNSAFE.sub(_visible, text) if _SUSPECT.search(text) else text
 
 
+def pasted(text: str) -> str:
+    """The same for what a terminal pastes: it sends a carriage return for each line end."""
+    return sanitize(text.replace("\r\n", "\n").replace("\r", "\n"))
+
+
 def single_line(text: str) -> str:
     """The same for titles and names, in which line ends and tabs are spaces."""
     return " ".join(sanitize(text).split())

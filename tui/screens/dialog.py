@@ -12,6 +12,7 @@ from textual.widgets import Button, Input, Label
 
 from tui.plain_text import sanitize
 from tui.screens.over_chat import Answer, OverChat
+from tui.widgets.text_fields import LineField
 
 
 class Dialog(OverChat[Answer | None], ModalScreen[Answer | None]):
@@ -62,7 +63,7 @@ class Ask(Dialog[str]):
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog"):
             yield Label(sanitize(self._question), markup=False, classes="question")
-            yield Input(sanitize(self._text), placeholder=self._hint)
+            yield LineField(sanitize(self._text), placeholder=self._hint)
 
     @on(Input.Submitted)
     def answer(self, event: Input.Submitted) -> None:

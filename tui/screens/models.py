@@ -20,6 +20,7 @@ from tui.plain_text import single_line
 from tui.screens.dialog import confirm
 from tui.screens.over_chat import OverChat
 from tui.widgets.listing import Listing
+from tui.widgets.text_fields import LineField
 
 _REFRESH = 0.5  # seconds between looks at the downloads
 _REST = 0.3  # seconds for which a model is chosen before anybody looks whether it fits
@@ -54,7 +55,7 @@ class ModelsScreen(OverChat[str]):
 
     def compose(self) -> ComposeResult:
         yield Tabs(Tab("Installed", id="installed"), Tab("Catalog", id="catalog"), Tab("Hub", id="hub"))
-        yield Input(placeholder="Search the Hub, then enter", id="search")
+        yield LineField(placeholder="Search the Hub, then enter", id="search")
         yield Listing()
         yield Label("", id="fit", markup=False)
         yield Footer()

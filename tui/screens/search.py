@@ -14,6 +14,7 @@ from tui.failures import told
 from tui.nouns import SearchHit
 from tui.plain_text import single_line
 from tui.screens.dialog import Dialog
+from tui.widgets.text_fields import LineField
 
 _PAUSE = 0.15  # seconds without a key before what is typed is searched for
 
@@ -31,7 +32,7 @@ class SearchScreen(Dialog[SearchHit]):
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog"):
-            yield Input(self._text, placeholder="Words in any chat")
+            yield LineField(self._text, placeholder="Words in any chat")
             yield Label("", id="found", markup=False)
             yield OptionList(markup=False)
 

@@ -15,6 +15,7 @@ from tui.failures import told
 from tui.nouns import ChatSettings, FullContext, Preset
 from tui.plain_text import sanitize, single_line
 from tui.screens.dialog import Dialog, ask, confirm
+from tui.widgets.text_fields import LineField, TextField
 
 _FULL = (
     ("Ask me", FullContext.ASK.value),
@@ -47,11 +48,11 @@ class SettingsScreen(Dialog[ChatSettings]):
             yield Label("Preset", markup=False)
             yield Select[str]((), prompt="None", id="preset", compact=True)
             yield Label("System prompt", markup=False)
-            yield TextArea(id="system", compact=True, highlight_cursor_line=False)
+            yield TextField(id="system", compact=True, highlight_cursor_line=False)
             with Grid():
                 for field in sampling_fields.FIELDS:
                     yield Label(field.label, markup=False)
-                    yield Input(id=field.name, placeholder="as the model", compact=True)
+                    yield LineField(id=field.name, placeholder="as the model", compact=True)
             yield Label("Thinking", markup=False)
             yield Select(_THINKING, id="thinking", allow_blank=False, compact=True)
             yield Label("When the context is full", markup=False)

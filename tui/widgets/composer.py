@@ -175,10 +175,9 @@ class Composer(Vertical):
     @on(PromptArea.Entered)
     def submit(self, event: PromptArea.Entered) -> None:
         event.stop()
-        prompt = self.prompt
+        prompt = Prompt(event.text, self.prompt.attachments)
         if prompt.text or prompt.attachments:
             self._attached = []
-            self.area.write("")
             self._show_attached()
             self.post_message(self.Submitted(prompt))
 
@@ -187,12 +186,6 @@ class Composer(Vertical):
         found = commands.beginning_with(self.area.text)[:6]
         self._show("#hints", "\n".join(f"/{one.name} {one.takes}".ljust(18) + one.help for one in found))
         self.measure()
-
-    @on(PromptArea.CompletionAsked)
-    def complete(self, event: PromptArea.CompletionAsked) -> None:
-        event.stop()
-        if found := commands.beginning_with(self.area.text):
-            self.area.write(f"/{found[0].name}{' ' if found[0].takes else ''}")
 
     @on(PromptArea.LongPasted)
     def attach_pasted(self, event: PromptArea.LongPasted) -> None:

@@ -8,20 +8,22 @@ from textual import events
 from textual.binding import Binding, BindingType
 from textual.message import Message
 from textual.strip import Strip
-from textual.widgets import TextArea
 
+from tui import commands
 from tui.attaching import dropped_path
-from tui.plain_text import sanitize
+from tui.plain_text import pasted, sanitize
+from tui.widgets.text_fields import TextField
 
 # From so many on, a pasted text becomes an attachment.
 LONG_PASTE = 40  # lines
 LARGE_PASTE = 10_000  # characters
 
 
-class PromptArea(TextArea):
+class PromptArea(TextField):
     """A text area that grows with its text."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("enter", "enter", "Send", show=False),
         Binding("ctrl+j,shift+enter", "break_line", "New line", key_display="^j"),
         Binding("up", "up", "Earlier", show=False),
         Binding("down", "down", "Later", show=False),
@@ -31,7 +33,7 @@ class PromptArea(TextArea):
     ]
 
     class Entered(Message):
-        """Enter was pressed."""
+        """Enter was pressed; the area has been emptied."""
 
         def __init__(self, text: str) -> None:
             super().__init__()
@@ -58,9 +60,6 @@ class PromptArea(TextArea):
             super().__init__()
             self.step = step
 
-    class CompletionAsked(Message):
-        """Tab was pressed behind a slash."""
-
     def __init__(self) -> None:
         super().__init__(compact=True, highlight_cursor_line=False, placeholder="Ask anything. F1 helps, / commands")
         self.cursor_blink = False  # each time all of it would be drawn, and whatever stands beside it
@@ -75,46 +74,39 @@ class PromptArea(TextArea):
 
     def write(self, text: str) -> None:
         """Replace what is typed; the cursor goes behind it."""
-        self.load_text(sanitize(text))
-        self.move_cursor(self.document.end)
+        self._place = len(self._inputs)
+        self._show(sanitize(text))
 
     def render_line(self, y: int) -> Strip:
         """Nothing in no columns, into which Textual cannot wrap the placeholder."""
         return super().render_line(y) if self.content_size.width else Strip.blank(0)
 
-    async def _on_key(self, event: events.Key) -> None:
-        if event.key == "enter":
-            event.stop()
-            event.prevent_default()
-            self._enter()
-        else:
-            await super()._on_key(event)
-
-    def _enter(self) -> None:
+    def action_enter(self) -> None:
         text = self.text.strip()
         if text and (not self._inputs or self._inputs[-1] != text):
             self._inputs.append(text)
-        self._place = len(self._inputs)
+        self.write("")
         self.post_message(self.Entered(text))
 
     async def _on_paste(self, event: events.Paste) -> None:
         event.prevent_default()
         event.stop()
-        text = sanitize(event.text)
+        text = pasted(event.text)
         if (path := dropped_path(event.text)) is not None:
             self.post_message(self.PathPasted(path))
         elif text.count("\n") >= LONG_PASTE or len(text) >= LARGE_PASTE:
             self.post_message(self.LongPasted(text))
         else:
-            await super()._on_paste(events.Paste(text))
+            await super()._on_paste(event)
 
     def action_break_line(self) -> None:
         self.insert("\n")
 
     def action_complete(self) -> None:
-        if self.text.startswith("/"):
-            self.post_message(self.CompletionAsked())
-        else:
+        """Of a command, its name; elsewhere Tab leads on, as everywhere."""
+        if found := commands.beginning_with(self.text):
+            self.write(f"/{found[0].name}{' ' if found[0].takes else ''}")
+        elif not self.text.startswith("/"):
             self.screen.focus_next()
 
     def action_up(self) -> None:
@@ -141,4 +133,8 @@ class PromptArea(TextArea):
         if self._place == len(self._inputs):
             self._typed = self.text
         self._place = place
-        self.write(self._inputs[place] if place < len(self._inputs) else self._typed)
+        self._show(self._inputs[place] if place < len(self._inputs) else self._typed)
+
+    def _show(self, text: str) -> None:
+        self.load_text(text)
+        self.move_cursor(self.document.end)

@@ -1,0 +1,66 @@
+"""What is typed and pasted: keys that come at once keep their order, and line ends of terminals are line breaks."""
+
+import pytest
+from textual import events
+from textual.widgets import Input, TextArea
+
+from tests.tui.pilots import Chatting, run
+from tests.tui.scripted_client import ScriptedClient
+
+LINES = ["line one\nline two\nline three", "line one\rline two\rline three", "line one\r\nline two\r\nline three"]
+
+
+def at_once(chat: Chatting, *keys: str) -> None:
+    """Press keys as a terminal tells them that sends all of them in one piece."""
+    for key in keys:
+        chat.app.post_message(events.Key(key, key if len(key) == 1 else None))
+
+
+@pytest.mark.parametrize("pasted", LINES)
+def test_line_ends_of_any_kind_are_pasted_as_line_breaks(pasted: str) -> None:
+    async def flow(chat: Chatting) -> None:
+        chat.app.post_message(events.Paste(pasted))
+        await chat.until(lambda: chat.composer.area.text == LINES[0])
+        await chat.pilot.press("ctrl+s")
+        await chat.until(lambda: chat.app.screen.query("#system"))
+        chat.app.post_message(events.Paste(pasted))
+        await chat.until(lambda: chat.app.screen.query_one("#system", TextArea).text == LINES[0])
+        await chat.pilot.press("escape", "ctrl+f")
+        await chat.until(lambda: isinstance(chat.app.focused, Input))
+        chat.app.post_message(events.Paste(pasted + "\r"))
+        await chat.until(lambda: chat.app.screen.query_one(Input).value == LINES[0].replace("\n", " "))
+
+    run(ScriptedClient(), flow)
+
+
+@pytest.mark.parametrize("end", ["\n", "\r", "\r\n"])
+def test_a_long_paste_is_an_attachment_whatever_its_line_ends(end: str) -> None:
+    async def flow(chat: Chatting) -> None:
+        chat.app.post_message(events.Paste(f"line{end}" * 40))
+        await chat.until(lambda: "pasted-1.txt" in chat.label("#attached"))
+        assert chat.composer.prompt.attachments[0].text == "line\n" * 40
+
+    run(ScriptedClient(), flow)
+
+
+def test_keys_that_come_at_once_take_effect_in_their_order() -> None:
+    async def flow(chat: Chatting) -> None:
+        at_once(chat, *"abx", "backspace", *"cd", "ctrl+j", *"e", "left", *"f")
+        await chat.until(lambda: chat.composer.area.text == "abcd\nfe")
+        chat.composer.area.write("")
+        at_once(chat, *"/pi", "tab", *" x")
+        await chat.until(lambda: chat.composer.area.text == "/pin x")
+        chat.composer.area.write("")
+        at_once(chat, *"one", "enter", *"two", "up", "down")
+        await chat.until(lambda: chat.texts() == ["one", "Hello."])
+        assert chat.composer.area.text == "two"
+        await chat.pilot.press("ctrl+s")
+        await chat.until(lambda: chat.app.screen.query("#system"))
+        at_once(chat, *"abx", "backspace", *"cd", "left", *"e")
+        await chat.until(lambda: chat.app.screen.query_one("#system", TextArea).text == "abced")
+        await chat.pilot.press("escape", "ctrl+f")
+        await chat.until(lambda: isinstance(chat.app.focused, Input))
+        at_once(chat, *"abx", "backspace", *"cd", "home", *"e")
+        await chat.until(lambda: chat.app.screen.query_one(Input).value == "eabcd")
+
+    run(ScriptedClient(), flow)
