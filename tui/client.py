@@ -185,7 +185,11 @@ class Models(Protocol):
         """
 
     def pull(self, name: str) -> AsyncGenerator[Download, None]:
-        """Fetch a model, from where it stopped last time. Closing the iterator pauses. Ends when it is installed."""
+        """Fetch a model, from where it stopped last time. Closing the iterator pauses. Ends when it is installed.
+
+        That of a model which the engine waits for goes on with that, and ends when it is loaded; who waits for the
+        model does so while it is paused. Raises NotLoaded where it cannot be loaded, or is paused from elsewhere.
+        """
 
     async def delete(self, name: str) -> None:
         """From this machine; what has arrived of it, too."""

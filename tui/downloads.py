@@ -3,7 +3,7 @@
 from collections.abc import Callable, Coroutine
 from contextlib import aclosing
 
-from tui.client import ClientError, Models
+from tui.client import ClientError, Models, NotLoaded
 from tui.engine_nouns import Download
 from tui.running_replies import Running
 
@@ -42,6 +42,8 @@ class Downloads:
             async with aclosing(self._models.pull(name)) as steps:
                 async for step in steps:
                     self.progress[name] = step
+        except NotLoaded:
+            pass  # whoever follows the loading has said so
         except ClientError as error:
             self._failed(error)
         else:

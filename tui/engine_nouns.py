@@ -86,6 +86,7 @@ class Model(Noun):
     installed: bool = False
     loaded: bool = False
     arrived: int | None = None  # bytes of a download that was not finished
+    fetching: bool = False  # by the engine, which waits for it: `pull` joins that
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,14 +86,14 @@ def fetches(models: HubModels, models_dir: Path) -> list[Fetch]:
     arrived, running = dict(models.unfinished()), running_download(models_dir)
     found = [Fetch(running.name, FetchState.RUNNING, running.done, running.total)] if running else []
     for name in _queued(models_dir):
-        if not any(_is_of(name, fetch.name) for fetch in found):
-            there = sum(size for kept, size in arrived.items() if _is_of(kept, name))
+        if not any(is_of(name, fetch.name) for fetch in found):
+            there = sum(size for kept, size in arrived.items() if is_of(kept, name))
             found.append(Fetch(name, FetchState.WAITING, there, None))
-    left = [name for name in arrived if not any(_is_of(name, fetch.name) for fetch in found)]
+    left = [name for name in arrived if not any(is_of(name, fetch.name) for fetch in found)]
     return [*found, *(Fetch(name, FetchState.STOPPED, arrived[name], None) for name in left)]
 
 
-def _is_of(name: str, asked: str) -> bool:
+def is_of(name: str, asked: str) -> bool:
     """Whether a name, which has a quantization once one is chosen, is what was asked for."""
     return name == asked or name.startswith(f"{asked}:")
 

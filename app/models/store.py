@@ -22,7 +22,7 @@ from app.models.catalog import Catalog, CatalogEntry, HubSource, Source, load_ca
 from app.models.digests import sha256_of
 from app.models.families import Families, load_families
 from app.models.hub_models import HubModels
-from app.models.incoming import Incoming, check_space, receive, write_whole
+from app.models.incoming import Incoming, arrived, check_space, receive, write_whole
 from app.models.listed_file import ListedFile
 from app.models.lock import only_one
 from app.models.other_tools import OtherTool, other_tools
@@ -125,7 +125,8 @@ class ModelStore:
         return [*known, *fetched, *self.web_models.entries(), *others]
 
     def remove(self, name: str, *, really: bool = True) -> list[Removal]:
-        """Remove every stored copy of a model, and its record; not `really`: tell what that would free.
+        """Remove every stored copy of a model, what has arrived of one, and its record; not `really`: tell what that
+        would free.
 
         Raises ModelNotFound if there is none.
         """
@@ -133,11 +134,12 @@ class ModelStore:
         if entry is None:
             return self._remove_named(name, really)
         with self.lock(entry):
+            is_begun = bool(self.arrived(entry))
             removals = [self._remove_copy(path, source, really) for path, source in self._places(entry)]
             if really:
                 self._forget_partials(entry)
                 self._record_path(entry).unlink(missing_ok=True)
-        if not removals:
+        if not removals and not is_begun:
             raise ModelNotFound(f"{entry.name} is not on this machine", "ingle ls shows what is.")
         return removals
 
@@ -186,6 +188,12 @@ class ModelStore:
                 yield incoming
             self._forget_partials(entry)
         self._remember(entry, final, str(source))
+
+    def arrived(self, entry: CatalogEntry) -> int:
+        """Bytes that an interrupted download has left of what is not there."""
+        hub = [ListedFile(one, entry.size, entry.sha256) for one in entry.sources if isinstance(one, HubSource)]
+        most = max((entry.size - self.hub_models.missing(file) for file in hub), default=0)
+        return max(most, arrived(self.models_dir / entry.file))
 
     def _forget_partials(self, entry: CatalogEntry) -> None:
         """Nobody goes on with a download from the Hub when the file has come from elsewhere."""

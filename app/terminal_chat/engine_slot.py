@@ -19,6 +19,7 @@ from app.attendance import attended_by, attending
 from app.config import Settings
 from app.errors import AppError
 from app.instance import Instance, find_instance, running_instances
+from app.models.download_turn import Running, running_download
 from app.progress import format_bytes
 from app.terminal_chat.download_rate import DownloadRate
 from app.terminal_chat.engine_child import Said
@@ -76,6 +77,7 @@ class EngineSlot:
         self._uses = 0
         self._unused = asyncio.Event()
         self._instance: Instance | None = None  # the server that is used
+        self.is_paused = False  # the loading, until somebody goes on with it
         self.state = LoadingState(settings.model)
 
     def begin(self) -> None:
@@ -112,6 +114,16 @@ class EngineSlot:
     def model(self) -> str:
         """That answers, or is to."""
         return self._settings.model if self._engine is None else self._engine.model
+
+    @property
+    def answering(self) -> str:
+        """The model that answers; empty where none does."""
+        return "" if self._engine is None else self._engine.model
+
+    @property
+    def awaited(self) -> str:
+        """The model that loads, or whose loading is paused; empty where that is over."""
+        return "" if self.state.is_over else self._wish.model
 
     @property
     def context_length(self) -> int | None:
@@ -151,7 +163,7 @@ class EngineSlot:
 
     async def _ready(self, again: bool) -> Engine:
         if again:
-            self._try_again()
+            self.go_on()
         if self.state.is_over and await asyncio.to_thread(self._is_lost):
             self._begin(self._wish)
         state = None
@@ -162,16 +174,38 @@ class EngineSlot:
             raise NotLoaded("no model is loaded", "Load one.")
         return self._engine
 
-    def _try_again(self) -> None:
-        """What it failed for may be mended."""
+    def fetching(self) -> Running | None:
+        """How far the model is that the engine which is started fetches. Looks at files."""
+        process = None if self.is_paused else self._process
+        running = None if process is None else running_download(self._settings.models_dir)
+        return running if process and running and running.pid == process.pid else None
+
+    def pause(self) -> None:
+        """Load no further: what has arrived of a model is kept, and whoever waits for it goes on waiting."""
+        if self.state.is_over or self.is_paused:
+            return
+        self.is_paused = True
+        self._cancel()
+        self._task = asyncio.create_task(self._rest(self.state))
+
+    async def _rest(self, state: LoadingState) -> None:
+        done = state.now.fraction
+        await self._leave(state)
+        state.tell(state.model, "paused" if done is None else f"paused at {done:.0%}")
+
+    def go_on(self) -> None:
+        """With what was paused, or could not be loaded: what that failed for may be mended."""
         if self.state.problem is not None:
             self._begin(self._wish)
+        elif self.is_paused:
+            self._cancel()
+            self._resume()
 
     async def loading(self, *, again: bool = False) -> AsyncGenerator[Loading, None]:
         """How the model loads that is to answer; and where it cannot, the one before it. Raises ClientError then, at
         the end."""
         if again:
-            self._try_again()
+            self.go_on()
         wanted = self.state
         try:
             async for now in wanted.states():
@@ -194,17 +228,25 @@ class EngineSlot:
     def switch(self, model: str) -> None:
         """Have replies come from this model from now on, those apart that are being written. `state` is that of its
         loading afterwards."""
-        if model == self._wish.model and not self.state.is_over:
+        if model == self._wish.model and not self.state.is_over and not self.is_paused:
             return
-        if self._task is not None:
-            self._task.cancel()
+        self._cancel()
         self.state.end()
         self._begin(_Wish(model, is_asked=True))
 
     def _begin(self, wish: _Wish) -> None:
         self._wish = wish
         self.state = LoadingState(wish.model)
-        self._task = asyncio.create_task(self._load(wish))
+        self._resume()
+
+    def _resume(self) -> None:
+        self.is_paused = False
+        self._task = asyncio.create_task(self._load(self._wish))
+
+    def _cancel(self) -> None:
+        """Whoever does this says how the loading ends."""
+        if self._task is not None:
+            self._task.cancel()
 
     async def _load(self, wish: _Wish) -> None:
         state = self.state
@@ -218,12 +260,12 @@ class EngineSlot:
             if self._served is not None and self._served != wish:
                 self._begin(self._served)
             state.end(problem)
+        except Exception:  # a mistake of ours: nobody is to wait for ever
+            state.end(ClientError("the engine could not be started", "Run ingle doctor, and report what it says."))
+            raise
         else:
             self._served = _Wish(self._engine.model, is_asked=True) if self._remote else wish
             state.succeed(self._engine.model)
-        finally:
-            if not state.is_over:  # a mistake of ours: nobody is to wait for ever
-                state.end(ClientError("the engine could not be started", "Run ingle doctor, and report what it says."))
 
     def _is_lost(self) -> bool:
         """Whether the server that was used has ended."""
@@ -246,9 +288,10 @@ class EngineSlot:
         if previous is not None:
             await previous.endpoint.close()
         if (process := self._process) is not None:
+            is_shared = await asyncio.to_thread(self._is_shared, process)
             self._process = None
-            if not await asyncio.to_thread(self._is_shared, process):
-                await process.stop()
+            if not is_shared:
+                await asyncio.shield(process.stop())  # whole, whoever is asked for meanwhile
         self._held.close()
 
     async def _attach_remote(self, wish: _Wish) -> Engine:
@@ -345,7 +388,7 @@ async def _awake(endpoint: "Endpoint") -> Any:
 
 
 def stage_of(said: Said, rate: DownloadRate) -> tuple[str, float | None]:
-    """A stage in words, with speed and time left where bytes are counted, and how much of it is done."""
+    """A stage in words, behind speed and time left where bytes are counted, and how much of it is done."""
     if not said.total:
         return said.stage, None
     stage = said.stage
@@ -353,7 +396,7 @@ def stage_of(said: Said, rate: DownloadRate) -> tuple[str, float | None]:
         speed = rate.after(said.stage, said.done)
         left = f", {(said.total - said.done) / speed:.0f} s left" if speed else ""
         amounts = f"{format_bytes(said.done)} of {format_bytes(said.total)}"
-        stage = f"{said.stage}: {amounts}" + (f", {format_bytes(round(speed))}/s{left}" if speed else "")
+        stage = (f"{format_bytes(round(speed))}/s{left}: " if speed else "") + f"{said.stage}, {amounts}"
     return stage, said.done / said.total
 
 

@@ -12,7 +12,7 @@ class LoadingState:
 
     def __init__(self, model: str) -> None:
         self.model = model
-        self._now = Loading(model, "starting")
+        self.now = Loading(model, "starting")
         self._changed = asyncio.Event()
         self._version = 0
         self.is_over = False
@@ -46,7 +46,7 @@ class LoadingState:
         while self._version != seen or not self.is_over:
             if self._version != seen:
                 seen = self._version
-                yield self._now
+                yield self.now
             else:
                 await self._changed.wait()
         if self.problem is not None:
@@ -54,7 +54,7 @@ class LoadingState:
 
     def _take(self, now: Loading) -> None:
         if not self.is_over:
-            self._now = now
+            self.now = now
             self._version += 1
             self._wake()
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from app.models.catalog import CatalogEntry
 from app.models.details import told_license
 from app.models.download_queue import Fetch, FetchState, fetches
+from app.models.download_turn import Running
 from app.models.families import KnownModel
 from app.models.machine_memory import is_likely_to_fit
 from app.models.repository import PREFERRED
@@ -16,24 +17,34 @@ from quant.errors import InglenookError
 from tui.engine_nouns import Model
 
 
-def installed_models(store: ModelStore, loaded: str) -> list[Model]:
-    """What is stored, then what was begun to be fetched. `loaded` is the name of the model that answers."""
-    stored = [_stored(one, store, loaded) for one in store.entries()]
-    return [*stored, *(Model(one.name, arrived=one.done) for one in _paused(store))]
+def installed_models(store: ModelStore, loaded: str, fetching: Running | None) -> list[Model]:
+    """What is stored, then what was begun to be fetched. `loaded` is the name of the model that answers, `fetching`
+    what the engine waits for."""
+    stored = store.entries()
+    under_way = fetches(store.hub_models, store.models_dir)
+    here = {one.name for one in stored}
+    missing = (entry for entry in store.catalog if entry.name not in here)
+    begun = [_of_catalog(entry, store, under_way, fetching, None) for entry in missing]
+    begun += [Model(one.name, arrived=one.done) for one in under_way if one.state is FetchState.STOPPED]
+    if fetching is not None and fetching.name not in {one.name for one in begun}:
+        begun.append(Model(fetching.name, fetching=True))
+    return [*(_stored(one, store, loaded) for one in stored), *(one for one in begun if one.arrived or one.fetching)]
 
 
-def catalog_models(store: ModelStore, loaded: str, memory: int | None) -> Iterator[Model]:
+def catalog_models(store: ModelStore, loaded: str, fetching: Running | None, memory: int | None) -> Iterator[Model]:
     """What has a short name, by it. Sizes and fits of families are estimates where they are not here; `memory` is what
     a model would find, None where nobody knows."""
     here = {stored.name: stored for stored in store.entries()}
-    paused = list(_paused(store))
+    under_way = fetches(store.hub_models, store.models_dir)
     for entry in store.catalog:
         stored = here.get(entry.name)
-        yield _of_catalog(entry, memory) if stored is None else _stored(stored, store, loaded)
+        yield (
+            _of_catalog(entry, store, under_way, fetching, memory) if stored is None else _stored(stored, store, loaded)
+        )
     for known in store.families:
         stored = _found(known, store)
         if stored is None:
-            yield _of_family(known, memory, paused)
+            yield _of_family(known, under_way, fetching, memory)
         else:
             told = _stored(stored, store, loaded)
             yield replace(told, name=known.name, license=told.license or known.license)
@@ -50,11 +61,23 @@ def _stored(stored: StoredModel, store: ModelStore, loaded: str) -> Model:
     )
 
 
-def _of_catalog(entry: CatalogEntry, memory: int | None) -> Model:
-    return Model(entry.name, entry.quantization, entry.size, entry.license, _fits(entry.size, memory))
+def _of_catalog(
+    entry: CatalogEntry, store: ModelStore, under_way: list[Fetch], fetching: Running | None, memory: int | None
+) -> Model:
+    is_left = all(one.name != entry.name for one in under_way)
+    return Model(
+        name=entry.name,
+        quantization=entry.quantization,
+        size=entry.size,
+        license=entry.license,
+        fits=_fits(entry.size, memory),
+        arrived=store.arrived(entry) or None if is_left else None,
+        fetching=fetching is not None and fetching.name == entry.name,
+    )
 
 
-def _of_family(known: KnownModel, memory: int | None, paused: list[Fetch]) -> Model:
+def _of_family(known: KnownModel, under_way: list[Fetch], fetching: Running | None, memory: int | None) -> Model:
+    left = (one.done for one in under_way if one.state is FetchState.STOPPED and _is_of(one.name, known))
     is_gguf = known.repository.repo.lower().endswith("gguf")
     return Model(
         name=known.name,
@@ -63,18 +86,19 @@ def _of_family(known: KnownModel, memory: int | None, paused: list[Fetch]) -> Mo
         license=known.license,
         fits=_fits(known.usual_size, memory),
         is_estimate=True,
-        arrived=next((one.done for one in paused if one.name.partition(":")[0] == known.repository.repo), None),
+        arrived=next(left, None),
+        fetching=fetching is not None and _is_of(fetching.name, known),
     )
+
+
+def _is_of(name: str, known: KnownModel) -> bool:
+    return name.partition(":")[0] == known.repository.repo
 
 
 def _found(known: KnownModel, store: ModelStore) -> StoredModel | None:
     with suppress(InglenookError):  # others have put several there, or one that is damaged
         return store.hub_models.find(known.repository)
     return None
-
-
-def _paused(store: ModelStore) -> Iterator[Fetch]:
-    return (one for one in fetches(store.hub_models, store.models_dir) if one.state is FetchState.STOPPED)
 
 
 def _fits(size: int, memory: int | None) -> bool | None:

@@ -1,5 +1,6 @@
 """The models of the port: those on this machine, those that could be, and how they come and go."""
 
+import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
@@ -12,6 +13,7 @@ from app.terminal_chat.engine_slot import EngineSlot
 from app.terminal_chat.hub_finds import found, variants
 from app.terminal_chat.model_fits import fit_of, recommended
 from app.terminal_chat.told import apart, told
+from tui.client import ClientError, NotLoaded
 from tui.engine_nouns import Download, Fit, Loading, Model, Recommendation
 
 if TYPE_CHECKING:
@@ -31,7 +33,7 @@ class ChatModels:
         def listed() -> Sequence[Model]:
             from app.terminal_chat.model_lists import installed_models
 
-            return installed_models(self._store(), self._slot.model)
+            return installed_models(self._store(), self._slot.answering, self._slot.fetching())
 
         return await apart(listed)
 
@@ -41,12 +43,12 @@ class ChatModels:
         def listed() -> Sequence[Model]:
             from app.terminal_chat.model_lists import catalog_models
 
-            return [*catalog_models(self._store(), self._slot.model, memory)]
+            return [*catalog_models(self._store(), self._slot.answering, self._slot.fetching(), memory)]
 
         return await apart(listed)
 
     async def recommended(self) -> Recommendation | None:
-        if self._slot.is_chosen or self._settings.offline or await self.installed():
+        if self._slot.is_chosen or self._settings.offline or any(one.installed for one in await self.installed()):
             return None
         with told():
             return await recommended(self._settings)
@@ -79,6 +81,12 @@ class ChatModels:
         return await self._slot.room() or await apart(memory_without_gpu)
 
     async def pull(self, name: str) -> AsyncGenerator[Download, None]:
+        is_awaited = await apart(self._is_awaited, name)
+        async with aclosing(self._pulled_by_engine() if is_awaited else self._pulled(name)) as steps:
+            async for step in steps:
+                yield step
+
+    async def _pulled(self, name: str) -> AsyncGenerator[Download, None]:
         from app.models.pulls import PullState
 
         rate = DownloadRate()
@@ -87,6 +95,34 @@ class ChatModels:
                 async for now in events:
                     stage = "" if now.state is PullState.RUNNING and now.total else now.label or now.state.value
                     yield Download(now.done, now.total, rate.after(now.label, now.done), stage)
+
+    def _is_awaited(self, name: str) -> bool:
+        """Whether the engine fetches this model, or would if that were not paused."""
+        from app.models.download_queue import is_of
+
+        store, awaited = self._store(), self._slot.awaited
+        known = store.known_name(name)
+        return bool(awaited) and known is not None and is_of(known, store.known_name(awaited) or awaited)
+
+    async def _pulled_by_engine(self) -> AsyncGenerator[Download, None]:
+        """Until it is loaded. Another one who follows it may pause it, too."""
+        self._slot.go_on()
+        rate = DownloadRate()
+        try:
+            async with aclosing(self._slot.loading()) as states:
+                async for now in states:
+                    if self._slot.is_paused:
+                        raise NotLoaded(f"{now.model} is paused")
+                    running = await asyncio.to_thread(self._slot.fetching)
+                    if running is None:
+                        yield Download(0, None, 0.0, now.stage)
+                    else:
+                        yield Download(running.done, running.total, rate.after(running.label, running.done))
+        except ClientError as problem:
+            raise NotLoaded(problem.message, problem.remedy) from problem
+        except (asyncio.CancelledError, GeneratorExit):
+            self._slot.pause()
+            raise
 
     async def delete(self, name: str) -> None:
         store = self._store()

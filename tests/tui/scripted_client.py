@@ -315,6 +315,7 @@ class ScriptedModels:
     paused: list[str] = field(default_factory=list)
     arrived: list[str] = field(default_factory=list)
     deleted: list[str] = field(default_factory=list)
+    fetching: bool = False  # the engine fetches the one that is known
     loaded: list[str] = field(default_factory=list)
     gate: asyncio.Event = field(default_factory=asyncio.Event)  # set: downloads arrive
     better: Recommendation | None = None  # than the default one
@@ -324,7 +325,8 @@ class ScriptedModels:
         return [model for model in (HERE,) if model.name not in self.deleted]
 
     async def catalog(self) -> Sequence[Model]:
-        return [replace(one, installed=one.installed or one.name in self.arrived) for one in (HERE, KNOWN, LARGE)]
+        known = replace(KNOWN, installed=KNOWN.name in self.arrived, fetching=self.fetching)
+        return [HERE, known, LARGE]
 
     async def recommended(self) -> Recommendation | None:
         return self.better
@@ -348,6 +350,7 @@ class ScriptedModels:
             await self.gate.wait()
         except asyncio.CancelledError:
             self.paused.append(name)
+            self.fetching = False
             raise
         self.arrived.append(name)
 

@@ -36,7 +36,7 @@ def test_a_message_and_its_reply() -> None:
 def test_one_can_type_and_send_while_the_model_loads() -> None:
     async def flow(chat: Chatting) -> None:
         bar = chat.app.screen.query_one(TopBar)
-        await chat.until(lambda: "reading the weights 50%" in str(bar.render()))
+        await chat.until(lambda: "50%, smollm2:135m: reading the weights" in str(bar.render()))
         await chat.type("early")
         await chat.until(lambda: chat.texts() == ["early"])
         assert bar.activity == "waiting"

@@ -67,6 +67,22 @@ def test_models_are_listed_fetched_paused_found_deleted_and_loaded() -> None:
     run(ScriptedClient(), flow)
 
 
+def test_what_the_engine_fetches_is_seen_and_can_be_paused() -> None:
+    async def flow(chat: Chatting) -> None:
+        models = chat.client.models
+        models.fetching = True
+        await chat.pilot.press("f2", "2")
+        await chat.until(lambda: isinstance(chat.app.screen, ModelsScreen) and len(rows(chat)) == 3)
+        await chat.until(lambda: rows(chat)[1][3] == "42 %, 12.3 MB/s")
+        await chat.pilot.press("down", "p")
+        await chat.until(lambda: models.paused == ["qwen3:4b"])
+        await chat.until(lambda: rows(chat)[1][3] == "fits")
+        await chat.pilot.press("p")
+        await chat.until(lambda: models.pulled == ["qwen3:4b", "qwen3:4b"])
+
+    run(ScriptedClient(), flow)
+
+
 def test_what_is_rested_upon_is_looked_at_whether_it_fits() -> None:
     async def flow(chat: Chatting) -> None:
         models = chat.client.models

@@ -21,7 +21,7 @@ class Barred(App[None]):
     [
         ("smollm2:135m", None, "smollm2:135m  http://localhost/v1"),
         (PLACE, None, "Model.gguf  http://localhost/v1"),
-        (PLACE, Loading(PLACE, f"Loading {PLACE} (98.4 MB)", 0.5), "Loading Model.gguf (98.4 MB) 50%  http://localhost/v1"),
+        (PLACE, Loading(PLACE, f"Loading {PLACE} (98.4 MB)", 0.5), "50%, Loading Model.gguf (98.4 MB)  http://localhost/v1"),
         ("", Loading(PLACE, "Waiting for memory"), "Model.gguf: Waiting for memory  http://localhost/v1"),
     ],
 )  # fmt: skip

@@ -115,6 +115,9 @@ class ModelsScreen(OverChat[str]):
 
     def _show(self, models: Sequence[Model]) -> None:
         self._listed = {model.name: model for model in models}
+        for model in models:
+            if model.fetching:
+                self._downloads.start(model.name)
         self.query_one(Listing).show({name: self._cells(model) for name, model in self._listed.items()})
         self._show_fit()
 

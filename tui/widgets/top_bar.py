@@ -30,10 +30,11 @@ class TopBar(Widget):
         return Content.assemble(" ", (left.ljust(space), "bold"), (right, "$text-muted"), " ")
 
     def _model(self) -> str:
+        """The figures first: what has no room is cut off at the end."""
         loading = self.loading_model
         if loading is None:
             return single_line(model_name(self.model))
-        share = "" if loading.fraction is None else f" {loading.fraction:.0%}"
+        share = "" if loading.fraction is None else f"{loading.fraction:.0%}, "
         name = model_name(loading.model)
         stage = loading.stage.replace(loading.model, name)
-        return single_line(f"{stage}{share}" if name in stage else f"{name}: {stage}{share}")
+        return single_line(f"{share}{stage}" if name in stage else f"{share}{name}: {stage}")

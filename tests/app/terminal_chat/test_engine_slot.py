@@ -13,6 +13,8 @@ from app.attendance import attended_by
 from app.config import Settings
 from app.history.history import History
 from app.instance import Instance, recorded
+from app.models.download_turn import DownloadTurn
+from app.progress import SilentProgress
 from app.terminal_chat import engine_slot
 from app.terminal_chat.download_rate import DownloadRate
 from app.terminal_chat.endpoint import Body, Endpoint, NotOffered
@@ -41,6 +43,7 @@ class StandIn:
         self.stopped = False
         self.said = [Said(stage="Loading", done=1, total=4, unit="tokens"), Said(note="nearly")]
         self.fails = model.endswith("broken")
+        self.is_held = False  # for ever
         self._settings = settings
         self._instance = Instance(self.pid, server.port, server.url, model, f"/nowhere/{model}", "now")
         self._records = ExitStack()
@@ -49,6 +52,8 @@ class StandIn:
         for said in self.said:
             heard(said)
             await asyncio.sleep(0.01)
+        if self.is_held:
+            await asyncio.Event().wait()
         if self.fails:
             raise EngineFailed("it is broken", "mend it")
         self._records.enter_context(recorded(self._instance, self._settings))
@@ -75,6 +80,20 @@ def started(settings: Settings, hash_server: LiveServer, monkeypatch: pytest.Mon
     yield found
     for process in found:
         process.die()
+
+
+@pytest.fixture
+def held(settings: Settings, started: list[StandIn], monkeypatch: pytest.MonkeyPatch) -> list[StandIn]:
+    """The first process is fetching its model, and never done with it."""
+    start = EngineProcess.start
+
+    def begin(given: Settings, model: str, flags: Mapping[str, object]) -> EngineProcess:
+        process = start(given, model, flags)
+        started[0].is_held = True
+        return process
+
+    monkeypatch.setattr(EngineProcess, "start", begin)
+    return started
 
 
 async def ready(slot: EngineSlot) -> Engine:
@@ -363,6 +382,78 @@ def test_a_first_model_that_could_not_be_loaded_is_tried_again_for_a_reply(
     asyncio.run(main())
 
 
+async def until(holds: Callable[[], bool]) -> None:
+    while not holds():
+        await asyncio.sleep(0.005)
+
+
+def test_a_loading_is_paused_until_somebody_wants_an_answer(settings: Settings, held: list[StandIn]) -> None:
+    async def main() -> None:
+        slot = await begun(settings)
+        waiting = asyncio.create_task(ready(slot))
+        await until(lambda: slot.state.now.stage == "Loading")
+        slot.pause()
+        await until(lambda: slot.state.now.stage == "paused at 25%")
+        assert held[0].stopped
+        assert not waiting.done()  # nor does it go on for that
+        async with slot.use(again=True) as engine:
+            assert engine is await waiting
+        await slot.close()
+
+    asyncio.run(main())
+    assert [process.stopped for process in held] == [True, False]
+
+
+@pytest.mark.parametrize("other", ["smollm2:135m", "another"])
+def test_a_model_that_is_asked_for_ends_a_pause(settings: Settings, held: list[StandIn], other: str) -> None:
+    async def main() -> None:
+        slot = await begun(settings)
+        await until(lambda: bool(held))
+        slot.pause()
+        slot.switch(other)
+        assert (await ready(slot)).model == other
+        await slot.close()
+
+    asyncio.run(main())
+    assert [process.stopped for process in held] == [True, False]
+
+
+def test_who_leaves_while_it_is_paused_leaves_no_process(settings: Settings, held: list[StandIn]) -> None:
+    async def main() -> None:
+        slot = await begun(settings)
+        await until(lambda: bool(held))
+        slot.pause()
+        await slot.close()
+
+    asyncio.run(main())
+    assert [process.stopped for process in held] == [True]
+
+
+def test_what_the_engine_fetches_is_listed_as_that_and_paused(settings: Settings, held: list[StandIn]) -> None:
+    """The name of a process that downloads is ours here, as that of the engine."""
+
+    async def main() -> None:
+        slot = await begun(settings)
+        models = ChatModels(settings, slot)
+        await until(lambda: bool(held))
+        turn = DownloadTurn(settings.models_dir, "smollm2:135m")
+        with turn.taken(SilentProgress()) as shown, shown.task("Downloading", 100):
+            for there in (await models.installed(), await models.catalog()):
+                [one] = [model for model in there if model.name == "smollm2:135m"]
+                assert (one.fetching, one.loaded, one.installed) == (True, False, False)
+            steps = models.pull("smollm2:135m")
+            assert (await anext(steps)).total == 100
+            await steps.aclose()
+        await until(lambda: slot.state.now.stage.startswith("paused"))
+        assert not any(model.fetching for model in await models.catalog())
+        assert [step.stage async for step in models.pull("smollm2:135m")][-1] == "loaded"
+        await models.close()
+        await slot.close()
+
+    asyncio.run(main())
+    assert [process.stopped for process in held] == [True, False]
+
+
 def test_listeners_of_a_loading_see_its_end_and_its_problem() -> None:
     async def main() -> None:
         state = LoadingState("m")
@@ -388,10 +479,10 @@ def test_listeners_of_a_loading_see_its_end_and_its_problem() -> None:
 def test_a_download_is_told_with_its_speed_and_time_left() -> None:
     clock = Clock()
     rate = DownloadRate(clock)
-    assert stage_of(Said(stage="Downloading", done=0, total=90_000_000), rate) == ("Downloading: 0 B of 90.0 MB", 0.0)
+    assert stage_of(Said(stage="Downloading", done=0, total=90_000_000), rate) == ("Downloading, 0 B of 90.0 MB", 0.0)
     clock.seconds += 2
     stage, fraction = stage_of(Said(stage="Downloading", done=30_000_000, total=90_000_000), rate)
-    assert stage == "Downloading: 30.0 MB of 90.0 MB, 15.0 MB/s, 4 s left"
+    assert stage == "15.0 MB/s, 4 s left: Downloading, 30.0 MB of 90.0 MB"
     assert fraction == pytest.approx(1 / 3)
     clock.seconds += 60
     assert rate.after("Downloading", 30_000_000) == 0

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,8 +11,11 @@ from click.testing import CliRunner
 
 from app.cli import ingle
 from app.config import Settings
+from app.errors import Offline
 from app.history.history import History
+from app.models.catalog import HubSource
 from app.models.families import load_families
+from app.models.store import ModelStore
 from app.terminal_chat import hub_finds, model_fits
 from app.terminal_chat.client import TerminalClient
 from app.terminal_chat.engine_slot import EngineSlot
@@ -178,5 +181,23 @@ def test_what_is_too_large_does_not_fit(online: tuple[Settings, FakeHub], monkey
             assert {one.fits for one in await models.catalog()} == {False}
             assert [one.fits for one in await models.variants(REPO)] == [False, False]
             assert [one.fits for one in await models.search("a")] == [False]
+
+    asyncio.run(main())
+
+
+def test_what_was_begun_of_the_catalog_is_listed_and_deleted(settings: Settings) -> None:
+    store = ModelStore(settings)
+    entry = next(iter(store.catalog))
+    [source] = [one for one in entry.sources if isinstance(one, HubSource)]
+
+    async def main() -> None:
+        async with models_of(settings) as models:
+            with suppress(InglenookError), store.receiving(entry, source) as incoming:
+                incoming.write(b"begun")
+                raise Offline("the connection broke")
+            for listed in (await models.installed(), await models.catalog()):
+                assert [one.arrived for one in listed if one.name == entry.name] == [len(b"begun")]
+            await models.delete(entry.name)
+            assert await models.installed() == []
 
     asyncio.run(main())
