@@ -360,6 +360,7 @@ class ScriptedModels:
     async def load(self, name: str) -> AsyncGenerator[Loading, None]:
         yield Loading(name, "reading the weights")
         if name == LARGE.name:
+            yield Loading(HERE.name, "loaded", loaded=True)
             raise ClientError(f"{name} does not fit.", f"{HERE.name} answers again.")
         self.loaded.append(name)
         yield Loading(name, "loaded", loaded=True)
