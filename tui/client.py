@@ -140,7 +140,9 @@ class Context(Protocol):
     async def budget(self, chat: ChatId | None, leaf: MessageId | None, typed: str) -> ContextBudget:
         """Of the branch that ends in `leaf`, and a new message after it."""
 
-    async def plan(self, chat: ChatId, leaf: MessageId, how: FullContext) -> Room: ...
+    async def plan(self, chat: ChatId, leaf: MessageId | None, how: FullContext, typed: str) -> Room:
+        """What would go of the branch that ends in `leaf`, so that a new message after it has room: all, if it must.
+        Without one, a question at the end stays, since it is to be answered."""
 
     async def make(self, chat: ChatId, room: Room) -> Chat:
         """Do as planned; a summary takes as long as a reply. Returns the chat as it is then."""

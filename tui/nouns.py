@@ -192,6 +192,14 @@ class ChatSummary(Noun):
 
 
 @dataclass(frozen=True, slots=True)
+class Summary(Noun):
+    """What the model is told in place of messages that are left out. Filled by the client."""
+
+    message: MessageId  # the last of them
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Chat(Noun):
     """A chat that is open: all branches of it. Filled by the client."""
 
@@ -201,7 +209,7 @@ class Chat(Noun):
     leaf: MessageId | None  # the last message of the branch that is shown; None in an empty chat
     draft: str = ""  # what was typed and not sent
     left_out: frozenset[MessageId] = frozenset()  # not sent to the model any more; they are still shown
-    summary_text: str = ""  # what is sent in their place, if anything
+    summaries: tuple[Summary, ...] = ()  # of each branch the last one is sent in their place
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,3 +253,7 @@ class Room(Noun):
     how: FullContext  # SUMMARIZE or DROP_OLDEST
     messages: tuple[MessageId, ...]  # the oldest first
     tokens: int  # that this frees; less the length of a summary
+
+    def suffices(self, budget: ContextBudget) -> bool:
+        """Whether a context that is too full has enough room then."""
+        return budget.free + self.tokens >= 0

@@ -1,5 +1,6 @@
 """The chat that is open, as the screen knows it. It may not exist yet: then it is made with its first message."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from tui.branches import Branches
@@ -15,11 +16,18 @@ class OpenChat:
     private: bool = False
     branches: Branches = field(default_factory=Branches)
     leaf: MessageId | None = None
-    left_out: frozenset[MessageId] = frozenset()
+    left_out: Mapping[MessageId, str] = field(default_factory=dict)  # and the summary that ends there, if one does
 
     @classmethod
     def of(cls, chat: Chat) -> "OpenChat":
-        return cls(chat.summary, chat.settings, chat.summary.private, Branches(chat.messages), chat.leaf, chat.left_out)
+        opened = cls(chat.summary, chat.settings, chat.summary.private, Branches(chat.messages), chat.leaf)
+        opened.leave_out(chat)
+        return opened
+
+    def leave_out(self, chat: Chat) -> None:
+        """What the chat leaves out, as it is now."""
+        summaries = {summary.message: summary.text for summary in chat.summaries}
+        self.left_out = {message: summaries.get(message, "") for message in chat.left_out}
 
     @property
     def id(self) -> ChatId | None:

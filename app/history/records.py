@@ -61,7 +61,14 @@ class Trim(Struct, frozen=True, omit_defaults=True):
     """What of a chat the model is not told any more, and what it is told in its place."""
 
     left_out: tuple[int, ...] = ()  # messages
-    summary: str = ""
+    summary: str = ""  # as chats had one that belonged to no branch: of all that was left out then
+    summaries: dict[int, str] = {}  # by the last of the messages that each stands for
+
+    @property
+    def by_message(self) -> dict[int, str]:
+        """The summaries, by the last of the messages that each stands for."""
+        old = {self.left_out[-1]: self.summary} if self.summary and self.left_out else {}
+        return {**old, **self.summaries}
 
 
 class Attachment(Struct, frozen=True):

@@ -60,7 +60,7 @@ def chat_of(
         leaf=message_id(chat.shown) if chat.shown in known and chat.shown is not None else None,
         draft=draft,
         left_out=frozenset(message_id(message) for message in chat.trim.left_out),
-        summary_text=chat.trim.summary,
+        summaries=tuple(nouns.Summary(message_id(last), text) for last, text in chat.trim.by_message.items()),
     )
 
 

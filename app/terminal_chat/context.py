@@ -2,8 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 
+from msgspec.structs import replace
+
 from app.history.records import Chat as KeptChat
 from app.history.records import Message, Role, Trim, path_to
+from app.terminal_chat.chat_nouns import message_id
 from app.terminal_chat.engine_slot import Engine, EngineSlot
 from app.terminal_chat.kept_chats import KeptChats
 from app.terminal_chat.prompt_messages import prompt_messages, prompt_text
@@ -15,6 +18,7 @@ UNKNOWN_LIMIT = 8192  # tokens, where a server does not say how long its context
 _RESERVE = 1024  # tokens for a reply, unless the chat says how long one may be
 _RESERVED_SHARE = 4  # of the context: a quarter is kept for a reply at most
 _SUMMARY_TOKENS = 300
+_SUMMARY_SHARE = 8  # of the context: a summary takes an eighth at most
 _SUMMARIZE = "Summarize what was said so far in a few sentences: facts, decisions and open questions. Write only that."
 
 
@@ -30,52 +34,53 @@ class ChatContext:
             found, branch = await apart(self._branch, chat, leaf)
             return await self._budget(engine, found, branch, typed)
 
-    async def plan(self, chat: ChatId, leaf: MessageId, how: FullContext) -> Room:
-        """Leaves out the oldest messages, question and answer together, until half of the context is free; one of
-        these in any case."""
+    async def plan(self, chat: ChatId, leaf: MessageId | None, how: FullContext, typed: str) -> Room:
+        """Leaves out the oldest messages, question and answer together, until half of the context is free without what
+        is typed, and there is room for that; one of these in any case."""
         found, branch = await apart(self._branch, chat, leaf)
         async with self._slot.use() as engine:
-            budget = await self._budget(engine, found, branch, "")
-            told_of = [message for message in branch if message.id not in found.trim.left_out]
-            wanted = budget.limit // 2 - budget.free
-            leaving: list[Message] = []
-            freed = 0
-            while (freed < wanted or not leaving) and len(told_of) - len(leaving) > 1:
-                leaving.append(told_of[len(leaving)])
-                freed += await engine.endpoint.count(text=prompt_text(leaving[-1]))
-                if leaving[-1].role is Role.USER and len(told_of) - len(leaving) > 1:
-                    leaving.append(told_of[len(leaving)])
-                    freed += await engine.endpoint.count(text=prompt_text(leaving[-1]))
-        if how is FullContext.SUMMARIZE:
-            freed -= _SUMMARY_TOKENS
-        return Room(how, tuple(MessageId(str(message.id)) for message in leaving), freed)
+            before = await self._budget(engine, found, branch, typed)
+            of_typed = await engine.endpoint.count(text=typed) if typed else 0
+            for_summary = _summary_tokens(engine) if how is FullContext.SUMMARIZE else 0
+            wanted = for_summary + max(before.limit // 2 - before.free - of_typed, -before.free)
+            turns = _turns(found, branch, is_answered=bool(typed))
+            going = await _enough(engine, turns, wanted)
+            while True:
+                leaving = [message.id for turn in turns[:going] for message in turn]
+                kept = {} if how is FullContext.SUMMARIZE and leaving else found.trim.by_message
+                trimmed = replace(found, trim=Trim((*found.trim.left_out, *leaving), summaries=kept))
+                free = (await self._budget(engine, trimmed, branch, typed)).free - for_summary
+                if free >= 0 or going == len(turns):
+                    break
+                going += 1
+        return Room(how, tuple(message_id(message) for message in leaving), free - before.free if leaving else 0)
 
     async def make(self, chat: ChatId, room: Room) -> Chat:
         leaving = [int(message) for message in room.messages]
-        summary = await self._summary(chat, leaving) if room.how is FullContext.SUMMARIZE else None
+        summarizes = leaving and room.how is FullContext.SUMMARIZE
+        summary = {leaving[-1]: await self._summary(chat, leaving[-1])} if summarizes else {}
 
         def trim() -> None:
             history, number = self._chats.place(chat)
             before = history.chats.get(number).trim
             left_out = tuple(dict.fromkeys((*before.left_out, *leaving)))
-            history.chats.trim(number, Trim(left_out, before.summary if summary is None else summary))
+            history.chats.trim(number, Trim(left_out, summaries={**before.by_message, **summary}))
 
         await apart(trim)
         return await self._chats.open(chat)
 
-    async def _summary(self, chat: ChatId, leaving: Sequence[int]) -> str:
-        """What is to stand for these messages, and for what was left out before."""
-        found, branch = await apart(self._branch, chat, MessageId(str(leaving[-1])) if leaving else None)
-        asked: list[Mapping[str, object]] = [
-            *prompt_messages(found, branch, with_thoughts=False),
-            {"role": "user", "content": _SUMMARIZE},
-        ]
+    async def _summary(self, chat: ChatId, last: int) -> str:
+        """What is to stand for the messages up to this one, and for what was left out before."""
+        found, branch = await apart(self._branch, chat, message_id(last))
+        asked = [*prompt_messages(found, branch, with_thoughts=False), {"role": "user", "content": _SUMMARIZE}]
         async with self._slot.use() as engine:
             own: dict[str, object] = {"service_class": "interactive"} if engine.endpoint.is_ours else {}
             if self._chats.is_private(chat) and own:
                 own["store"] = False
-            sampling = {"temperature": 0.2, **engine.suitable, "max_tokens": _SUMMARY_TOKENS}
-            body = {"model": engine.model, "messages": asked, **sampling, **own}
+            longest = _summary_tokens(engine)
+            readable = await _shortened(engine, asked, (engine.context_length or UNKNOWN_LIMIT) - longest)
+            sampling = {"temperature": 0.2, **engine.suitable, "max_tokens": longest}
+            body = {"model": engine.model, "messages": readable, **sampling, **own}
             summary = (await engine.endpoint.complete(body)).strip()
         if not summary:
             raise ClientError("the model wrote no summary", "Leave the oldest messages out instead.")
@@ -98,3 +103,45 @@ class ChatContext:
         limit = engine.context_length or UNKNOWN_LIMIT
         reserve = chat.settings.sampling.max_tokens or min(_RESERVE, limit // _RESERVED_SHARE)
         return ContextBudget(limit, of_system, total - of_system, min(reserve, limit))
+
+
+def _summary_tokens(engine: Engine) -> int:
+    """How long a summary may be."""
+    return min(_SUMMARY_TOKENS, (engine.context_length or UNKNOWN_LIMIT) // _SUMMARY_SHARE)
+
+
+def _turns(chat: KeptChat, branch: Sequence[Message], *, is_answered: bool) -> list[list[Message]]:
+    """The messages of a branch that can be left out, each question with its answer; a question at the end where it
+    `is_answered` by nothing but a new message."""
+    told_of = [message for message in branch if message.id not in chat.trim.left_out]
+    if told_of and told_of[-1].role is Role.USER and not is_answered:
+        told_of.pop()
+    turns: list[list[Message]] = []
+    for message in told_of:
+        if message.role is Role.USER or not turns:
+            turns.append([])
+        turns[-1].append(message)
+    return turns
+
+
+async def _enough(engine: Engine, turns: Sequence[Sequence[Message]], wanted: int) -> int:
+    """How many turns have so many tokens, about; one at least, if there is any."""
+    for going, turn in enumerate(turns, 1):
+        wanted -= sum([await engine.endpoint.count(text=prompt_text(message)) for message in turn])
+        if wanted <= 0:
+            return going
+    return len(turns)
+
+
+async def _shortened(
+    engine: Engine, messages: Sequence[Mapping[str, object]], limit: int
+) -> list[Mapping[str, object]]:
+    """Messages that have to fit a context: of what is too long, the longest lose their second halves."""
+    fitting = list(messages)
+    while await engine.endpoint.count(messages=fitting) > limit:
+        longest = max(range(len(fitting)), key=lambda place: len(str(fitting[place]["content"])))
+        content = str(fitting[longest]["content"])
+        if len(content) <= len(_SUMMARIZE):
+            raise ClientError("this is too long to be summarized", "Leave the oldest messages out instead.")
+        fitting[longest] = {**fitting[longest], "content": content[: len(content) // 2]}
+    return fitting

@@ -12,9 +12,11 @@ _IN_PLACE = "What was said before, in short:\n"
 
 
 def prompt_messages(chat: Chat, branch: Sequence[Message], *, with_thoughts: bool) -> list[Mapping[str, object]]:
-    """A branch, its first message first, in OpenAI's form: without what is left out, with the summary in its place and
-    the texts of files in front of the messages that they came with."""
-    summary = f"{_IN_PLACE}{chat.trim.summary}" if chat.trim.summary else ""
+    """A branch, its first message first, in OpenAI's form: without what is left out, with the branch's newest summary
+    in its place and the texts of files in front of the messages that they came with."""
+    summaries = chat.trim.by_message
+    newest = next((summaries[message.id] for message in reversed(branch) if message.id in summaries), "")
+    summary = f"{_IN_PLACE}{newest}" if newest else ""
     system = "\n\n".join(part for part in (chat.settings.system, summary) if part)
     told: list[Mapping[str, object]] = [{"role": "system", "content": system}] if system else []
     left_out = set(chat.trim.left_out)

@@ -41,6 +41,7 @@ from tui.nouns import (
     Role,
     Room,
     SearchHit,
+    Summary,
     TextDelta,
     Usage,
 )
@@ -236,6 +237,8 @@ class ScriptedContext:
 
     chats: ScriptedChats
     limit: int = 8192
+    summary_tokens: int = 0  # of any summary
+    summarizes: asyncio.Event = field(default_factory=asyncio.Event)  # set: summaries are written
 
     async def budget(self, chat: ChatId | None, leaf: MessageId | None, typed: str) -> ContextBudget:
         there = self.chats.chats.get(chat) if chat is not None else None
@@ -243,13 +246,19 @@ class ScriptedContext:
         sent = [one for one in there.messages if one.id not in there.left_out] if there else []
         return ContextBudget(self.limit, system, (sum(len(one.text) for one in sent) + len(typed)) // 4, 1024)
 
-    async def plan(self, chat: ChatId, leaf: MessageId, how: FullContext) -> Room:
-        old = [one for one in self.chats.chats[chat].messages if one.id not in self.chats.chats[chat].left_out][:2]
-        return Room(how, tuple(one.id for one in old), sum(len(one.text) for one in old) // 4)
+    async def plan(self, chat: ChatId, leaf: MessageId | None, how: FullContext, typed: str) -> Room:
+        told_of = [one for one in self.chats.chats[chat].messages if one.id not in self.chats.chats[chat].left_out]
+        old = told_of[:2] if leaf is not None else []
+        cost = self.summary_tokens if how is FullContext.SUMMARIZE else 0
+        return Room(how, tuple(one.id for one in old), sum(len(one.text) for one in old) // 4 - cost)
 
     async def make(self, chat: ChatId, room: Room) -> Chat:
         there = self.chats.chats[chat]
-        self.chats.chats[chat] = replace(there, left_out=there.left_out | set(room.messages))
+        summaries = there.summaries
+        if room.how is FullContext.SUMMARIZE:
+            await self.summarizes.wait()
+            summaries = (*summaries, Summary(room.messages[-1], "They greeted [each] other."))
+        self.chats.chats[chat] = replace(there, left_out=there.left_out | set(room.messages), summaries=summaries)
         return self.chats.chats[chat]
 
 

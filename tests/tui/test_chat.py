@@ -158,10 +158,10 @@ def test_thoughts_are_folded_and_open_with_a_key() -> None:
         await chat.say("think")
         thoughts = chat.views()[1].query_one(Thoughts)
         assert str(thoughts.query_one("WordButtons").render()).startswith("▸ thought for ")
-        assert not thoughts.query_one(".thoughts-text").display
+        assert not thoughts.query_one(".folded-text").display
         await chat.pilot.press("shift+tab", "t")
-        await chat.until(lambda: thoughts.query_one(".thoughts-text").display)
-        assert str(thoughts.query_one(".thoughts-text").render()) == "Hm. [b]Well[/b]."
+        await chat.until(lambda: thoughts.query_one(".folded-text").display)
+        assert str(thoughts.query_one(".folded-text").render()) == "Hm. [b]Well[/b]."
 
     run(ScriptedClient([ReasoningDelta("Hm. "), ReasoningDelta("[b]Well[/b]."), TextDelta("Yes."), END]), flow)
 
@@ -172,7 +172,7 @@ def test_of_long_thoughts_the_latest_are_seen_while_they_come() -> None:
         await chat.until(lambda: chat.app.screen.query(Thoughts))
         thoughts = chat.app.screen.query_one(Thoughts)
         thoughts.folded = False
-        body = thoughts.query_one(".thoughts-text")
+        body = thoughts.query_one(".folded-text")
         await chat.until(lambda: str(body.render()).endswith("the last one"))
         assert str(body.render()) == f"… {(long + 'the last one')[-4000:]}"
         chat.client.replies.gate.set()

@@ -26,12 +26,19 @@ class FullContextScreen(Dialog[Room]):
     """Answers with the plan that was chosen, or with nothing. What goes stays in the chat, to be read."""
 
     def __init__(
-        self, context: Context, chat: ChatId, leaf: MessageId, branches: Branches, budget: ContextBudget | None
+        self,
+        context: Context,
+        chat: ChatId,
+        leaf: MessageId | None,
+        branches: Branches,
+        typed: str = "",
+        budget: ContextBudget | None = None,
     ) -> None:
+        """`typed` is what is to have room; where there is a `budget`, it has none yet."""
         super().__init__()
         self._port, self._chat, self._leaf = context, chat, leaf
         self._branches = branches
-        self._budget = budget
+        self._typed, self._budget = typed, budget
         self._rooms: dict[FullContext, Room] = {}
 
     def compose(self) -> ComposeResult:
@@ -50,7 +57,7 @@ class FullContextScreen(Dialog[Room]):
     async def plan(self) -> None:
         with told(self):
             for how in _CHOICES:
-                self._rooms[how] = await self._port.plan(self._chat, self._leaf, how)
+                self._rooms[how] = await self._port.plan(self._chat, self._leaf, how, self._typed)
             self._show(FullContext(self._chosen()))
 
     def _chosen(self) -> str:
@@ -65,7 +72,12 @@ class FullContextScreen(Dialog[Room]):
         room = self._rooms.get(how)
         self.query_one("#goes", Label).update(self._goes(room) if room else Content(""))
 
+    def _helps(self, room: Room) -> bool:
+        return room.tokens > 0 if self._budget is None else room.suffices(self._budget)
+
     def _goes(self, room: Room) -> Content:
+        if not self._helps(room):
+            return Content.styled("This would not make room enough.", "bold")
         lines = [Content.styled(f"Frees {room.tokens:,} tokens; these are not sent any more:", "bold")]
         for name in room.messages:
             message = self._branches[name]
@@ -78,5 +90,5 @@ class FullContextScreen(Dialog[Room]):
         how = FullContext(event.option.id)
         if how is FullContext.STOP:
             self.dismiss(None)
-        elif how in self._rooms:
+        elif how in self._rooms and self._helps(self._rooms[how]):
             self.dismiss(self._rooms[how])

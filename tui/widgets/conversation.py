@@ -17,12 +17,13 @@ from textual.worker import Worker
 
 from tui.client import Client, ClientError, NotLoaded
 from tui.failures import tell, told
+from tui.making_room import MakingRoom
 from tui.nouns import (
+    Chat,
     ChatId,
     ChatSettings,
     ContextBudget,
     Finish,
-    FullContext,
     Message,
     MessageId,
     ReasoningDelta,
@@ -83,6 +84,7 @@ class Conversation(Vertical):
         self._replies = RunningReplies(
             client.replies, self._stream, lambda *came: self.post_message(self.ReplyCame(*came))
         )
+        self._room = MakingRoom(client.context, self._choose_room, self._show_room, self._tell_activity)
         self._sending = False
         self._editing: Message | None = None
 
@@ -206,7 +208,7 @@ class Conversation(Vertical):
         if edited is not None and edited.role is Role.ASSISTANT:
             return await chats.rewrite(name, edited.id, prompt.text)
         parent = chat.leaf if edited is None else edited.parent
-        if parent is not None and self.model and not await self._has_room(chat, name, parent, prompt):
+        if not await self._has_room(chat, parent, prompt.all_text):
             return None
         return await chats.add(name, parent, prompt.text, prompt.attachments)
 
@@ -295,8 +297,10 @@ class Conversation(Vertical):
     # --- stopping
 
     async def action_stop(self) -> None:
-        """Stop the reply, in whatever phase; without one, leave what is being edited."""
+        """Stop the reply, in whatever phase, or a summary; without one, leave what is being edited."""
         replying = self.replying
+        if replying is None and self._room.stop():
+            return
         if replying is None:
             if self._editing is not None:
                 self._end_editing()
@@ -336,9 +340,10 @@ class Conversation(Vertical):
 
     def _busy(self) -> bool:
         """Whether the branch that is shown must stay; the person is told so."""
-        if self.replying is not None:
+        is_busy = self.replying is not None or self._sending
+        if is_busy:
             self.app.notify("A reply is being written; escape stops it.", markup=False)
-        return self.replying is not None
+        return is_busy
 
     def _is_here(self, message: Message) -> bool:
         """Another chat may have been opened since something was asked about a message."""
@@ -353,16 +358,28 @@ class Conversation(Vertical):
             self.post_message(MessageView.EditAsked(message))
 
     @on(MessageView.RegenerateAsked)
-    async def regenerate(self, event: MessageView.RegenerateAsked) -> None:
+    def regenerate(self, event: MessageView.RegenerateAsked) -> None:
         """Another reply, beside the one there is."""
         message = event.message
         to = message.id if message.role is Role.USER else message.parent
-        chat = self.chat
-        if self._busy() or not self._is_here(message) or chat.id is None or to is None:
-            return
-        await self.transcript.cut_behind(to)
-        chat.leaf = to
-        self.ask(chat.id, to)
+        if self._is_here(message) and to is not None and not self._busy():
+            self._sending = True
+            self.ask_again(to)
+
+    @work(group="send", description="send")
+    async def ask_again(self, to: MessageId) -> None:
+        """As a message is sent, but for the message."""
+        chat, has_room = self.chat, False
+        with told(self):
+            has_room = await self._has_room(chat, to, "")
+        self._sending = False
+        if chat is self.chat and has_room:
+            await self.transcript.cut_behind(to)
+            chat.leaf = to
+        if chat.id is not None and has_room:
+            self.ask(chat.id, to)
+        else:
+            self.composer.take_back_queue()
 
     def action_regenerate(self) -> None:
         if path := self.chat.path():
@@ -400,38 +417,31 @@ class Conversation(Vertical):
 
     # --- the context
 
-    async def _has_room(self, chat: OpenChat, name: ChatId, leaf: MessageId, prompt: Prompt) -> bool:
-        """Whether the message and a reply fit behind `leaf`; makes room as the chat's settings say."""
-        budget = await self._client.context.budget(name, leaf, prompt.all_text)
-        if budget.free >= 0:
-            return True
-        match chat.settings.full_context:
-            case FullContext.STOP:
-                raise ClientError(f"{-budget.free:,} tokens too many for the context.", "Begin a new chat, or /room.")
-            case FullContext.ASK:
-                return await self.ask_for_room(name, leaf, budget)
-            case how:
-                await self._make_room(name, await self._client.context.plan(name, leaf, how))
-                return True
+    async def _has_room(self, chat: OpenChat, leaf: MessageId | None, typed: str) -> bool:
+        """Whether this and a reply fit behind `leaf`, once room is made; without a model nobody knows."""
+        return (
+            not self.model
+            or chat.id is None
+            or await self._room.has_room(chat.id, leaf, typed, chat.settings.full_context)
+        )
 
-    async def ask_for_room(self, chat: ChatId, leaf: MessageId, budget: ContextBudget | None) -> bool:
-        """Let the person choose what goes; whether anything did."""
-        dialog = FullContextScreen(self._client.context, chat, leaf, self.chat.branches, budget)
-        room = await self.app.push_screen_wait(dialog)
-        if room is not None:
-            await self._make_room(chat, room)
-        return room is not None
+    async def _choose_room(
+        self, chat: ChatId, leaf: MessageId | None, typed: str = "", budget: ContextBudget | None = None
+    ) -> Room | None:
+        """What the person lets go."""
+        dialog = FullContextScreen(self._client.context, chat, leaf, self.chat.branches, typed, budget)
+        return await self.app.push_screen_wait(dialog)
 
-    async def _make_room(self, chat: ChatId, room: Room) -> None:
-        self._tell_activity("summarizing" if room.how is FullContext.SUMMARIZE else "")
-        changed = await self._client.context.make(chat, room)
-        if self.chat.id == chat:
-            self.chat.left_out = changed.left_out
+    async def _show_room(self, changed: Chat) -> None:
+        if self.chat.id == changed.summary.id:
+            self.chat.leave_out(changed)
             await self._show(self.chat, None)
 
     @work(group="room", exclusive=True)
     async def action_make_room(self) -> None:
         """Make room before it is needed."""
-        if self.chat.id is not None and self.chat.leaf is not None:
+        chat = self.chat.id
+        if chat is not None and self.chat.leaf is not None:
             with told(self):
-                await self.ask_for_room(self.chat.id, self.chat.leaf, None)
+                if (room := await self._choose_room(chat, self.chat.leaf)) is not None:
+                    await self._room.make(chat, room)

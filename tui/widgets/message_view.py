@@ -13,6 +13,7 @@ from tui import figures
 from tui.nouns import Message, MessageId, Role
 from tui.plain_text import beginning, model_name
 from tui.widgets.column import Column
+from tui.widgets.folded import Folded
 from tui.widgets.thoughts import Thoughts
 from tui.widgets.word_buttons import WordButtons, word
 
@@ -33,7 +34,7 @@ class MessageView(Column, can_focus=True):
         Binding("left", "branch(-1)", "Branch ‹"),
         Binding("right", "branch(1)", "Branch ›"),
         Binding("o", "extracts", "Code, links"),
-        Binding("t", "thoughts", "Thoughts", show=False),
+        Binding("t", "unfold", "Thoughts, summary", show=False),
         Binding("up,k", "neighbour(-1)", "Message above", show=False),
         Binding("down,j", "neighbour(1)", "Message below", show=False),
     ]
@@ -67,11 +68,15 @@ class MessageView(Column, can_focus=True):
             super().__init__(message)
             self.step = step
 
-    def __init__(self, message: Message, siblings: tuple[MessageId, ...], *, left_out: bool = False) -> None:
+    def __init__(
+        self, message: Message, siblings: tuple[MessageId, ...], *, left_out: bool = False, summary: str = ""
+    ) -> None:
+        """`summary`: what the model is told in place of this message and those above it."""
         super().__init__(classes=f"{message.role.value}{' left-out' if left_out else ''}")
         self.message = message
         self._siblings = siblings
         self._left_out = left_out
+        self._summary = summary
 
     def compose(self) -> ComposeResult:
         message = self.message
@@ -87,6 +92,8 @@ class MessageView(Column, can_focus=True):
             for attachment in message.attachments:
                 yield Label(f"+ {attachment.name} ({len(attachment.text):,} characters)", markup=False, classes="file")
         yield Label(self._cost(), markup=False, classes="cost")
+        if self._summary:
+            yield Folded("summary of what is not sent any more", self._summary)
 
     def _header(self) -> Content:
         message = self.message
@@ -180,6 +187,6 @@ class MessageView(Column, can_focus=True):
     def action_neighbour(self, step: int) -> None:
         self.post_message(self.NeighbourAsked(self.message, step))
 
-    def action_thoughts(self) -> None:
-        for thoughts in self.query(Thoughts):
-            thoughts.folded = not thoughts.folded
+    def action_unfold(self) -> None:
+        for folded in self.query(Folded):
+            folded.folded = not folded.folded

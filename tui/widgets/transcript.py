@@ -1,7 +1,8 @@
 """The messages of one branch, from top to bottom. Only those near to what is seen are mounted, however long it is."""
 
 import asyncio
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
 from textual import work
 from textual.app import ComposeResult
@@ -18,6 +19,7 @@ _SCREENS = 1.5  # heights of the screen that are mounted at once, estimated
 _WINDOW = "window"  # the workers that move it
 MOST = 80  # messages that stay mounted, if no more are seen; then those that are farthest away go
 
+NOTHING: Mapping[MessageId, str] = MappingProxyType({})  # is left out
 Siblings = Callable[[MessageId], tuple[MessageId, ...]]
 
 
@@ -33,7 +35,7 @@ class Transcript(VerticalScroll, can_focus=False):
         super().__init__()
         self._path: list[Message] = []
         self._siblings: Siblings = lambda message: (message,)
-        self._left_out: Set[MessageId] = frozenset()
+        self._left_out: Mapping[MessageId, str] = NOTHING
         self._first = self._end = 0
         self._arriving: MessageView | None = None  # mounted above what is seen, which has to be put back then
         self._moving = False  # the window moves; scrolling starts no other move
@@ -55,15 +57,19 @@ class Transcript(VerticalScroll, can_focus=False):
         path: Sequence[Message],
         siblings: Siblings,
         *,
-        left_out: Set[MessageId] = frozenset(),
+        left_out: Mapping[MessageId, str] = NOTHING,
         at: MessageId | None = None,
     ) -> None:
-        """Show a branch: its end, or the message `at`."""
+        """Show a branch: its end, or the message `at`. Those that are `left_out` have the summary that ends there."""
         async with self._changing:
             await self._show(path, siblings, left_out, at)
 
     async def _show(
-        self, path: Sequence[Message], siblings: Siblings, left_out: Set[MessageId], at: MessageId | None = None
+        self,
+        path: Sequence[Message],
+        siblings: Siblings,
+        left_out: Mapping[MessageId, str],
+        at: MessageId | None = None,
     ) -> None:
         self.workers.cancel_group(self, _WINDOW)
         self._arriving = None
@@ -137,7 +143,12 @@ class Transcript(VerticalScroll, can_focus=False):
 
     def _views(self, first: int, end: int) -> list[MessageView]:
         return [
-            MessageView(message, self._siblings(message.id), left_out=message.id in self._left_out)
+            MessageView(
+                message,
+                self._siblings(message.id),
+                left_out=message.id in self._left_out,
+                summary=self._left_out.get(message.id, ""),
+            )
             for message in self._path[first:end]
         ]
 

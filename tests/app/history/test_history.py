@@ -21,6 +21,8 @@ from app.history.records import (
     Usage,
     WhenFull,
     path_to,
+    read,
+    written,
 )
 from app.history.schema import VERSION
 
@@ -94,6 +96,12 @@ def test_lists_have_pinned_chats_first_and_archived_ones_apart(history: History)
     assert [chat.title for chat in history.chats.listed()] == ["new", "old"]
     history.chats.trim(new.id, Trim((1,), "short"))
     assert history.chats.get(new.id).trim == Trim((1,), "short")
+
+
+def test_a_summary_from_when_chats_had_one_is_of_what_was_left_out_then() -> None:
+    assert read('{"left_out":[1,2],"summary":"short"}', Trim).by_message == {2: "short"}
+    trim = Trim((1, 2, 5), summaries={2: "short", 5: "shorter"})
+    assert read(written(trim), Trim) == trim
 
 
 def test_a_deleted_chat_can_be_brought_back_until_the_end(history: History, tmp_path: Path) -> None:

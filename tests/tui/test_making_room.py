@@ -1,0 +1,111 @@
+"""Room in a context that is full: when it is asked about, that it can be stopped, and what is seen of it."""
+
+from tests.tui.pilots import Chatting, run
+from tests.tui.scripted_client import ScriptedClient
+from tui.nouns import ChatId
+from tui.screens.full_context import FullContextScreen
+from tui.widgets.folded import Folded
+from tui.widgets.top_bar import TopBar
+
+
+def full() -> tuple[ScriptedClient, ChatId]:
+    """A chat that fills its context, but for a few tokens."""
+    client = ScriptedClient()
+    name = client.keep("Long", "first " * 40, "reply " * 40, "second " * 10, "reply " * 10)
+    client.context.limit = 1160
+    return client, name
+
+
+async def asked(chat: Chatting) -> None:
+    await chat.until(lambda: isinstance(chat.app.screen, FullContextScreen) and chat.label("#goes") != "")
+
+
+def test_a_message_that_is_too_long_by_itself_is_not_sent() -> None:
+    client = ScriptedClient()
+    client.context.limit = 1160
+    long = "word " * 400
+
+    async def flow(chat: Chatting) -> None:
+        await chat.until(lambda: chat.conversation.model)
+        await chat.type(long)
+        await chat.until(lambda: chat.composer.area.text == long.strip())
+        assert chat.notices() == ["This message alone is 363 tokens too long for the context. Shorten it."]
+        assert (client.chats.sent, client.replies.asked) == ([], [])
+
+    run(client, flow)
+
+
+def test_another_reply_needs_room_as_the_first_does() -> None:
+    client, name = full()
+    client.context.limit = 1100
+
+    async def flow(chat: Chatting) -> None:
+        await chat.until(lambda: chat.conversation.model and len(chat.conversation.chat.path()) == 4)
+        await chat.pilot.press("ctrl+r")
+        await asked(chat)
+        await chat.pilot.press("escape")
+        await chat.until(lambda: chat.app.screen is chat.screen)
+        await chat.pilot.press("ctrl+r")
+        await asked(chat)
+        assert client.replies.asked == []
+        await chat.pilot.press("down", "enter")
+        await chat.until(lambda: len(client.replies.asked) == 1 and chat.conversation.replying is None)
+
+    run(client, flow, chat=name)
+
+
+def test_escape_stops_a_summary() -> None:
+    client, name = full()
+
+    async def flow(chat: Chatting) -> None:
+        bar = chat.app.screen.query_one(TopBar)
+        await chat.until(lambda: chat.conversation.model and len(chat.conversation.chat.path()) == 4)
+        await chat.type("one more")
+        await asked(chat)
+        await chat.pilot.press("enter")
+        await chat.until(lambda: bar.activity == "summarizing")
+        await chat.pilot.press("escape")
+        await chat.until(lambda: chat.composer.area.text == "one more")
+        assert bar.activity == ""
+        assert client.replies.asked == []
+        assert client.chats.chats[name].left_out == frozenset()
+
+    run(client, flow, chat=name)
+
+
+def test_a_summary_is_seen_where_it_stands() -> None:
+    client, name = full()
+    client.context.summarizes.set()
+
+    async def flow(chat: Chatting) -> None:
+        await chat.until(lambda: chat.conversation.model and len(chat.conversation.chat.path()) == 4)
+        await chat.type("one more")
+        await asked(chat)
+        await chat.pilot.press("enter")
+        await chat.until(lambda: len(client.replies.asked) == 1 and chat.conversation.replying is None)
+        chat.conversation.transcript.scroll_home(animate=False)
+        await chat.until(lambda: chat.views()[0].message.text.startswith("first") and chat.app.screen.query(Folded))
+        note = chat.views()[1].query_one(Folded)
+        assert not note.query_one(".folded-text").display
+        chat.views()[1].focus()
+        await chat.pilot.press("t")
+        await chat.until(lambda: note.query_one(".folded-text").display)
+        assert str(note.query_one(".folded-text").render()) == "They greeted [each] other."
+
+    run(client, flow, chat=name)
+
+
+def test_what_would_not_make_room_enough_cannot_be_chosen() -> None:
+    client, name = full()
+    client.context.summary_tokens = 200
+
+    async def flow(chat: Chatting) -> None:
+        await chat.until(lambda: chat.conversation.model and len(chat.conversation.chat.path()) == 4)
+        await chat.type("one more")
+        await asked(chat)
+        assert chat.label("#goes") == "This would not make room enough."
+        await chat.pilot.press("enter")
+        await chat.pilot.press("down")
+        await chat.until(lambda: chat.label("#goes").startswith("Frees 120 tokens"))
+
+    run(client, flow, chat=name)

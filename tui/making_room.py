@@ -1,0 +1,69 @@
+"""Room in a context that is full: whether it is needed, what goes, and that it is made. Knows no widget."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from tui.client import ClientError, Context
+from tui.nouns import Chat, ChatId, ContextBudget, FullContext, MessageId, Room
+
+Choose = Callable[[ChatId, MessageId | None, str, ContextBudget], Awaitable[Room | None]]
+
+
+class MakingRoom:
+    """In one chat after the other. `choose` asks the person; `made` is told a chat that has room now, and `tell` what
+    is done meanwhile."""
+
+    def __init__(
+        self,
+        context: Context,
+        choose: Choose,
+        made: Callable[[Chat], Awaitable[None]],
+        tell: Callable[[str], None],
+    ) -> None:
+        self._context = context
+        self._choose = choose
+        self._made = made
+        self._tell = tell
+        self._making: asyncio.Future[Chat] | None = None
+
+    async def has_room(self, chat: ChatId, leaf: MessageId | None, typed: str, how: FullContext) -> bool:
+        """Whether what is typed and a reply fit behind `leaf`; room is made as `how` says. False where the person does
+        not want that. Raises ClientError where it cannot be."""
+        while (budget := await self._context.budget(chat, leaf, typed)).free < 0:
+            room = await self._room(chat, leaf, typed, how, budget)
+            if room is None or not await self.make(chat, room):
+                return False
+        return True
+
+    async def _room(
+        self, chat: ChatId, leaf: MessageId | None, typed: str, how: FullContext, budget: ContextBudget
+    ) -> Room | None:
+        if how is FullContext.STOP:
+            raise ClientError(f"{-budget.free:,} tokens too many for the context.", "Begin a new chat, or /room.")
+        most = await self._context.plan(chat, leaf, FullContext.DROP_OLDEST, typed)
+        if not most.suffices(budget):
+            lacking = -budget.free - most.tokens
+            raise ClientError(f"This message alone is {lacking:,} tokens too long for the context.", "Shorten it.")
+        if how is FullContext.ASK:
+            return await self._choose(chat, leaf, typed, budget)
+        wanted = await self._context.plan(chat, leaf, how, typed)
+        return wanted if wanted.suffices(budget) else most
+
+    async def make(self, chat: ChatId, room: Room) -> bool:
+        """Do as planned; whether nobody stopped it."""
+        self._tell("summarizing" if room.how is FullContext.SUMMARIZE else "")
+        making = self._making = asyncio.ensure_future(self._context.make(chat, room))
+        try:
+            await asyncio.wait((making,))
+            if making.cancelled():
+                return False
+            await self._made(making.result())
+            return True
+        finally:
+            making.cancel()
+            self._making = None
+            self._tell("")
+
+    def stop(self) -> bool:
+        """Leave everything as it was; whether room was being made."""
+        return self._making is not None and self._making.cancel()
