@@ -75,6 +75,10 @@ class ChatApp(App[None]):
         if not isinstance(event, InputEvent) or (self.screen_stack and not self._turns_no_page(event)):
             await super().on_event(event)
 
+    async def on_exit_app(self) -> None:
+        """What is typed is kept before anything is taken down."""
+        await self._chat_screen.conversation.composer.keep_draft()
+
     def _turns_no_page(self, event: InputEvent) -> bool:
         """Whether a list would fail, as Textual's do, at turning a page while it has no room on the screen."""
         if not isinstance(event, Key) or event.key not in _PAGES:

@@ -82,7 +82,7 @@ class Chats(Protocol):
     ) -> Message:
         """A new message of the user, which becomes the leaf. An edited message is a new one with the old one's parent.
 
-        Its text also becomes the newest of `inputs`.
+        Its text also becomes the newest of `inputs`, and the chat's draft is gone.
         """
 
     async def rewrite(self, chat: ChatId, reply: MessageId, text: str) -> Message:

@@ -104,7 +104,9 @@ class ScriptedChats:
     async def add(
         self, chat: ChatId, parent: MessageId | None, text: str, attachments: Sequence[Attachment] = ()
     ) -> Message:
-        self.sent.insert(0, text)
+        if not self.chats[chat].summary.private:
+            self.sent.insert(0, text)
+        self.drafts.pop(chat, None)
         name = MessageId(f"message-{self.name()}")
         return self.put(chat, Message(name, parent, Role.USER, text, NOON, tuple(attachments)))
 

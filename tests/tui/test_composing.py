@@ -92,7 +92,11 @@ def test_settings_and_presets_of_a_chat() -> None:
         await chat.type("/preset pirate")
         await chat.until(lambda: chat.conversation.chat.settings.system == "Talk like a pirate.")
         await chat.type("/system")
-        await chat.until(lambda: chat.conversation.chat.settings.system == "")
+        await chat.until(lambda: chat.app.focused is not None and chat.app.focused.id == "system")
+        assert chat.conversation.chat.settings.system == "Talk like a pirate."
+        await chat.pilot.press("escape")
+        await chat.type("/system Be kind.")
+        await chat.until(lambda: chat.conversation.chat.settings.system == "Be kind.")
 
     run(client, flow)
 

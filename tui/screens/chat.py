@@ -19,6 +19,7 @@ from tui import commands
 from tui.addresses import is_web_address
 from tui.client import Client
 from tui.commands import COMMANDS, Command, Part
+from tui.drafts import Prompt
 from tui.engine_nouns import Loading
 from tui.failures import told
 from tui.nouns import ChatId, ChatSettings
@@ -26,7 +27,7 @@ from tui.plain_text import sanitize, single_line
 from tui.screens.compositor import RowCompositor
 from tui.screens.dialog import ask, confirm
 from tui.widgets.chat_list import ChatList
-from tui.widgets.composer import Composer, Prompt
+from tui.widgets.composer import Composer
 from tui.widgets.conversation import Conversation
 from tui.widgets.message_view import MessageView
 from tui.widgets.top_bar import TopBar
@@ -151,16 +152,17 @@ class ChatScreen(Screen[None]):
     # --- commands
 
     @on(Composer.Submitted)
-    async def submit(self, event: Composer.Submitted) -> None:
-        """A text that begins with a slash is a command; all else goes to the model."""
-        typed = commands.typed(event.prompt.text)
-        if typed is None:
-            self.conversation.submit(event.prompt)
-        elif (found := commands.command(typed[0])) is not None:
-            await self._run(found, typed[1])
+    def submit(self, event: Composer.Submitted) -> None:
+        self.conversation.submit(event.prompt)
+
+    @on(Composer.CommandTyped)
+    async def run_typed(self, event: Composer.CommandTyped) -> None:
+        if (found := commands.command(event.name)) is not None:
+            await self._run(found, event.argument)
         else:
-            self.app.notify(f"There is no command /{typed[0]}. F1 lists them.", severity="warning", markup=False)
-            self.conversation.composer.write(event.prompt)
+            self.app.notify(f"There is no command /{event.name}. F1 lists them.", severity="warning", markup=False)
+            composer = self.conversation.composer
+            composer.write(Prompt.of([Prompt(f"/{event.name} {event.argument}".strip()), composer.prompt]))
 
     def run_later(self, name: str) -> None:
         """Run a command once this screen is the one that is seen."""
@@ -236,8 +238,12 @@ class ChatScreen(Screen[None]):
 
     @work(description="system")
     async def action_system(self, text: str = "") -> None:
+        """Without a text, it is seen first: in the settings."""
         chat = self.conversation.chat
-        await self.conversation.configure(chat, replace(chat.settings, system=text))
+        if text:
+            await self.conversation.configure(chat, replace(chat.settings, system=text))
+        else:
+            self.action_settings()
 
     @work(description="preset")
     async def action_preset(self, name: str = "") -> None:

@@ -1,6 +1,6 @@
 """What will be sent: the text that is typed, the files beside it, messages that wait for their turn, and what it costs.
 
-What is typed is kept as a draft, and the context is measured, as soon as nothing has been typed for a moment.
+All of it is kept as the chat's draft, and the context is measured, as soon as nothing has been typed for a moment.
 """
 
 import asyncio
@@ -18,6 +18,7 @@ from textual.widgets import Label, TextArea
 from tui import commands
 from tui.attaching import attachment
 from tui.client import Client, NotLoaded
+from tui.drafts import Drafts, Prompt
 from tui.failures import told
 from tui.nouns import Attachment
 from tui.open_chat import OpenChat
@@ -26,19 +27,6 @@ from tui.widgets.prompt_area import PromptArea
 from tui.widgets.word_buttons import WordButtons, word
 
 _PAUSE = 0.4  # seconds without a key
-
-
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """A message that is not sent yet."""
-
-    text: str
-    attachments: tuple[Attachment, ...] = ()
-
-    @property
-    def all_text(self) -> str:
-        """All that the model will read of it."""
-        return "\n".join([*(attachment.text for attachment in self.attachments), self.text])
 
 
 @dataclass(slots=True)
@@ -57,29 +45,37 @@ class Composer(Vertical):
     """The lower part of the chat."""
 
     class Submitted(Message):
-        """Enter: to be sent, or a command to be run. The composer has been emptied."""
+        """Enter: to be sent. The composer has been emptied."""
 
         def __init__(self, prompt: Prompt) -> None:
             super().__init__()
             self.prompt = prompt
 
+    class CommandTyped(Message):
+        """Enter behind a command, which is to be run. Files stay beside what will be typed next."""
+
+        def __init__(self, name: str, argument: str) -> None:
+            super().__init__()
+            self.name, self.argument = name, argument
+
     def __init__(self, client: Client) -> None:
         super().__init__()
         self._client = client
         self._chat = OpenChat()
+        self.area = PromptArea()
+        self.drafts = Drafts(client.chats)
+        self.sending: Prompt | None = None  # until the client has it
+        self._are_drafts_read = False
         self._attached: list[Attached] = []
         self._queue: list[Prompt] = []
+        self._aside: Prompt | None = None  # what was typed, while a message is edited
 
     def compose(self) -> ComposeResult:
         yield Label("", id="queue", markup=False)
         yield Label("", id="hints", markup=False)
         yield WordButtons(id="attached")
         yield BudgetBar()
-        yield PromptArea()
-
-    @property
-    def area(self) -> PromptArea:
-        return self.query_one(PromptArea)
+        yield self.area
 
     @property
     def prompt(self) -> Prompt:
@@ -113,18 +109,33 @@ class Composer(Vertical):
         """What was sent and typed before; unless something has been typed already."""
         with told(self):
             self.area.remember(await self._client.chats.inputs())
-            draft = await self._client.chats.draft()
+            draft = await self.drafts.of_new_chat(self._chat)
             if self._chat.id is None and not self.area.text:
-                self.write(Prompt(draft))
+                self.write(draft)
+        self._are_drafts_read = True
+
+    @property
+    def draft(self) -> Prompt:
+        """All that is left to be sent, but what is being sent. A message that is edited is none of it."""
+        return Prompt.of([*self._queue, self.prompt if self._aside is None else self._aside])
 
     async def keep_draft(self) -> None:
-        """What is typed, at once."""
-        with told(self):
-            await self._client.chats.keep_draft(self._chat.id, self.prompt.text)
+        """At once; not before the one of the last time has been read."""
+        if self._are_drafts_read or self._chat.id is not None:
+            with told(self):
+                await self.drafts.keep(self._chat, self.draft, self.sending)
+
+    @work(group="keep", description="keep")
+    async def keep_soon(self) -> None:
+        """For whoever cannot wait until it is kept."""
+        await self.keep_draft()
 
     def belong_to(self, chat: OpenChat) -> None:
         """What is typed from now on is for this chat."""
-        self._chat = chat
+        if chat is not self._chat:
+            self._chat = chat
+            self.sending = None
+            self.area.change_chat(is_private=chat.private)
         self.measure()
 
     @work(exclusive=True, group="measure")
@@ -143,6 +154,7 @@ class Composer(Vertical):
         """Send this one later."""
         self._queue.append(prompt)
         self._show_queue()
+        self.keep_soon()
 
     def next_in_queue(self) -> Prompt | None:
         """Take the first one that waits."""
@@ -150,34 +162,72 @@ class Composer(Vertical):
         self._show_queue()
         return prompt
 
-    def put_back(self, prompt: Prompt) -> None:
+    async def sent(self, chat: OpenChat) -> None:
+        """The client has what was sent, in a chat that may have been left; the draft it had is kept without it."""
+        if chat is self._chat:
+            self.sending = None
+            await self.keep_draft()
+        else:
+            with told(self):
+                await self.drafts.keep(chat, self.drafts.rest(chat.id))
+
+    async def put_back(self, chat: OpenChat, prompt: Prompt) -> None:
         """What could not be sent, in front of what waits behind it and what has been typed since."""
-        self._queue.insert(0, prompt)
-        self.take_back_queue()
+        if chat is self._chat:
+            self.sending = None
+            self._queue.insert(0, prompt)
+            self.take_back_queue()
+            await self.keep_draft()
+        else:
+            with told(self):
+                await self.drafts.keep(chat, Prompt.of([prompt, self.drafts.rest(chat.id)]))
 
     def take_back_queue(self) -> None:
         """Put what waits back to where it was typed; nothing is sent."""
-        waiting, typed = self._queue, self.prompt
-        if not waiting:
+        if not self._queue:
             return
-        self._queue = []
-        everything = [*waiting, typed]
-        text = "\n\n".join(prompt.text for prompt in everything if prompt.text)
-        self.write(Prompt(text, tuple(one for prompt in everything for one in prompt.attachments)))
+        draft, self._queue = self.draft, []
+        if self._aside is None:
+            self.write(draft)
+        else:
+            self._aside = draft
         self._show_queue()
 
     def _show_queue(self) -> None:
         lines = [f"next: {prompt.text.splitlines()[0] if prompt.text else '(files)'}" for prompt in self._queue]
         self._show("#queue", "\n".join(lines))
 
+    # --- a message that is edited
+
+    def edit(self, prompt: Prompt) -> None:
+        """What was typed is put aside for it."""
+        if self._aside is None:
+            self._aside = self.prompt
+        self.add_class("editing")
+        self.write(prompt)
+        self.area.focus()
+
+    def end_editing(self) -> None:
+        """What was typed before is back."""
+        if self._aside is not None:
+            draft, self._aside = self._aside, None
+            self.remove_class("editing")
+            self.write(draft)
+
     # --- what is typed
 
     @on(PromptArea.Entered)
     def submit(self, event: PromptArea.Entered) -> None:
         event.stop()
+        if (typed := commands.typed(event.text)) is not None:
+            self.post_message(self.CommandTyped(*typed))
+            return
         prompt = Prompt(event.text, self.prompt.attachments)
         if prompt.text or prompt.attachments:
             self._attached = []
+            if self._aside is not None:
+                self._aside = Prompt.of([self._aside, self.prompt])
+                self.end_editing()
             self._show_attached()
             self.post_message(self.Submitted(prompt))
 

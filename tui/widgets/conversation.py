@@ -16,6 +16,7 @@ from textual.widgets import TextArea
 from textual.worker import Worker
 
 from tui.client import Client, ClientError, NotLoaded
+from tui.drafts import Prompt
 from tui.failures import tell, told
 from tui.making_room import MakingRoom
 from tui.nouns import (
@@ -38,7 +39,7 @@ from tui.open_chat import OpenChat
 from tui.replying import Replying
 from tui.running_replies import RunningReplies
 from tui.screens.full_context import FullContextScreen
-from tui.widgets.composer import Composer, Prompt
+from tui.widgets.composer import Composer
 from tui.widgets.message_view import MessageView
 from tui.widgets.prompt_area import PromptArea
 from tui.widgets.transcript import Transcript
@@ -78,6 +79,7 @@ class Conversation(Vertical):
         super().__init__()
         self._client = client
         self.transcript = Transcript()
+        self.composer = Composer(client)
         self.model = ""  # that is loaded; empty until one is
         self.chat = OpenChat()
         self._activity = ""  # that was told last
@@ -85,7 +87,7 @@ class Conversation(Vertical):
             client.replies, self._stream, lambda *came: self.post_message(self.ReplyCame(*came))
         )
         self._room = MakingRoom(client.context, self._choose_room, self._show_room, self._tell_activity)
-        self._sending = False
+        self._asking_again = False
         self._editing: Message | None = None
 
     def _stream(self, stream: Callable[[], Coroutine[None, None, None]]) -> Worker[None]:
@@ -93,14 +95,10 @@ class Conversation(Vertical):
 
     def compose(self) -> ComposeResult:
         yield self.transcript
-        yield Composer(self._client)
+        yield self.composer
 
     async def on_mount(self) -> None:
         await self._show(self.chat, None)
-
-    @property
-    def composer(self) -> Composer:
-        return self.query_one(Composer)
 
     @property
     def replying(self) -> Replying | None:
@@ -121,14 +119,16 @@ class Conversation(Vertical):
             if at is not None:
                 opened.leaf = opened.branches.newest_leaf(at)
             await self._show(opened, at)
-            self.composer.write(Prompt(found.draft))
+            self.composer.write(self.composer.drafts.with_files(chat, found.draft))
 
     async def begin(self, *, private: bool = False) -> None:
         """A chat that does not exist yet, with the settings of the one before."""
         await self._leave()
-        await self._show(OpenChat(settings=self.chat.settings, private=private), None)
+        chat, draft = OpenChat(settings=self.chat.settings, private=private), Prompt()
         with told(self):
-            self.composer.write(Prompt(await self._client.chats.draft()))
+            draft = await self.composer.drafts.of_new_chat(chat)
+        await self._show(chat, None)
+        self.composer.write(draft)
 
     async def leave_deleted(self, chat: ChatId) -> None:
         """Its reply ends, and something else is shown."""
@@ -146,8 +146,8 @@ class Conversation(Vertical):
             self.composer.measure()
 
     async def _leave(self) -> None:
-        self.composer.take_back_queue()
         self._end_editing()
+        self.composer.take_back_queue()
         await self.composer.keep_draft()
 
     async def _show(self, chat: OpenChat, at: MessageId | None) -> None:
@@ -169,24 +169,40 @@ class Conversation(Vertical):
 
     def submit(self, prompt: Prompt) -> None:
         """Send it, now or behind the reply that comes."""
-        if self.replying is not None or self._sending:
+        if self._is_sending:
             self.composer.queue(prompt)
         else:
-            self._sending = True
             self.send(prompt)
 
+    @property
+    def _is_sending(self) -> bool:
+        """Whether a message or a reply is under way in the chat that is shown."""
+        return self.replying is not None or self.composer.sending is not None or self._asking_again
+
+    def send(self, prompt: Prompt) -> None:
+        """Now."""
+        self.composer.sending = prompt
+        self.deliver(prompt)
+
     @work(group="send", description="send")
-    async def send(self, prompt: Prompt) -> None:
+    async def deliver(self, prompt: Prompt) -> None:
         """Keep the message, show it, and ask for a reply. What cannot be sent goes back to where it was typed."""
         chat, edited = self.chat, self._editing
-        self._end_editing()
+        self._editing = None
         message: Message | None = None
         with told(self):
             message = await self._keep(chat, prompt, edited)
-        self._sending = False
-        if message is None:
-            self.composer.put_back(prompt)
-            return
+        if message is not None:
+            await self._follow(chat, message)
+            await self.composer.sent(chat)
+        elif edited is not None and chat is self.chat:
+            self.composer.sending = None
+            self._begin_editing(edited, prompt)
+        else:
+            await self.composer.put_back(chat, prompt)
+
+    async def _follow(self, chat: OpenChat, message: Message) -> None:
+        """Show a new message, and ask for a reply to it."""
         if chat is self.chat:
             await self.transcript.cut_behind(message.parent)
             chat.put(message)
@@ -200,7 +216,7 @@ class Conversation(Vertical):
         chats = self._client.chats
         if chat.id is None:
             chat.summary = (await chats.create(chat.settings, private=chat.private)).summary
-            await chats.keep_draft(None, "")
+            await self.composer.drafts.begun(chat)
             self._tell()
             name = chat.summary.id
         else:
@@ -302,9 +318,7 @@ class Conversation(Vertical):
         if replying is None and self._room.stop():
             return
         if replying is None:
-            if self._editing is not None:
-                self._end_editing()
-                self.composer.write(Prompt(""))
+            self._end_editing()
             self.composer.area.focus()
         elif replying.message is None or replying.stopping:
             await self._cut_off(replying)
@@ -333,17 +347,17 @@ class Conversation(Vertical):
         """Type a message anew. What was written before stays, as a branch."""
         if self._busy() or not self._is_here(event.message):
             return
-        self._editing = event.message
-        self.composer.add_class("editing")
-        self.composer.write(Prompt(event.message.text, event.message.attachments))
-        self.composer.area.focus()
+        self._begin_editing(event.message, Prompt(event.message.text, event.message.attachments))
+
+    def _begin_editing(self, message: Message, prompt: Prompt) -> None:
+        self._editing = message
+        self.composer.edit(prompt)
 
     def _busy(self) -> bool:
         """Whether the branch that is shown must stay; the person is told so."""
-        is_busy = self.replying is not None or self._sending
-        if is_busy:
+        if self._is_sending:
             self.app.notify("A reply is being written; escape stops it.", markup=False)
-        return is_busy
+        return self._is_sending
 
     def _is_here(self, message: Message) -> bool:
         """Another chat may have been opened since something was asked about a message."""
@@ -351,7 +365,7 @@ class Conversation(Vertical):
 
     def _end_editing(self) -> None:
         self._editing = None
-        self.composer.remove_class("editing")
+        self.composer.end_editing()
 
     def action_edit_last(self) -> None:
         if (message := self.chat.last_of(Role.USER)) is not None:
@@ -363,7 +377,7 @@ class Conversation(Vertical):
         message = event.message
         to = message.id if message.role is Role.USER else message.parent
         if self._is_here(message) and to is not None and not self._busy():
-            self._sending = True
+            self._asking_again = True
             self.ask_again(to)
 
     @work(group="send", description="send")
@@ -372,7 +386,7 @@ class Conversation(Vertical):
         chat, has_room = self.chat, False
         with told(self):
             has_room = await self._has_room(chat, to, "")
-        self._sending = False
+        self._asking_again = False
         if chat is self.chat and has_room:
             await self.transcript.cut_behind(to)
             chat.leaf = to

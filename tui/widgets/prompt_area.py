@@ -64,17 +64,27 @@ class PromptArea(TextField):
         super().__init__(compact=True, highlight_cursor_line=False, placeholder="Ask anything. F1 helps, / commands")
         self.cursor_blink = False  # each time all of it would be drawn, and whatever stands beside it
         self._inputs: list[str] = []  # the newest last
+        self._private: list[str] | None = None  # those of a private chat that is open
         self._place = 0  # behind the last one: what is being typed
         self._typed = ""  # that, while an earlier one is shown
 
     def remember(self, inputs: Sequence[str]) -> None:
         """What was sent earlier; the newest first."""
         self._inputs = [sanitize(text) for text in reversed(inputs)]
-        self._place = len(self._inputs)
+        self._place = len(self._earlier)
+
+    def change_chat(self, *, is_private: bool) -> None:
+        """What was sent in a private chat is forgotten when it is left."""
+        self._private = [] if is_private else None
+        self._place, self._typed = len(self._earlier), ""
+
+    @property
+    def _earlier(self) -> list[str]:
+        return self._inputs if self._private is None else [*self._inputs, *self._private]
 
     def write(self, text: str) -> None:
         """Replace what is typed; the cursor goes behind it."""
-        self._place = len(self._inputs)
+        self._place = len(self._earlier)
         self._show(sanitize(text))
 
     def render_line(self, y: int) -> Strip:
@@ -83,8 +93,8 @@ class PromptArea(TextField):
 
     def action_enter(self) -> None:
         text = self.text.strip()
-        if text and (not self._inputs or self._inputs[-1] != text):
-            self._inputs.append(text)
+        if text and self._earlier[-1:] != [text]:
+            (self._inputs if self._private is None else self._private).append(text)
         self.write("")
         self.post_message(self.Entered(text))
 
@@ -116,7 +126,7 @@ class PromptArea(TextField):
             self.action_cursor_up()
 
     def action_down(self) -> None:
-        if self.cursor_at_last_line and self._place < len(self._inputs):
+        if self.cursor_at_last_line and self._place < len(self._earlier):
             self._show_input(self._place + 1)
         else:
             self.action_cursor_down()
@@ -130,10 +140,10 @@ class PromptArea(TextField):
             self.action_cursor_page_down()
 
     def _show_input(self, place: int) -> None:
-        if self._place == len(self._inputs):
+        if self._place == len(self._earlier):
             self._typed = self.text
         self._place = place
-        self._show(self._inputs[place] if place < len(self._inputs) else self._typed)
+        self._show(self._earlier[place] if place < len(self._earlier) else self._typed)
 
     def _show(self, text: str) -> None:
         self.load_text(text)

@@ -1,0 +1,222 @@
+"""What was typed and not sent is not lost: files, messages that wait, drafts; and of a private chat nothing is kept."""
+
+import asyncio
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from tests.tui.pilots import Chatting, run
+from tests.tui.scripted_client import USAGE, WAIT, ScriptedClient
+from tui.nouns import ChatSettings, Finish, FullContext, ReplyEnd, Role, TextDelta
+from tui.screens.full_context import FullContextScreen
+
+END = ReplyEnd(Finish.COMPLETE, USAGE)
+
+
+@pytest.fixture
+def notes(tmp_path: Path) -> list[Path]:
+    paths = [tmp_path / "one.txt", tmp_path / "two.txt"]
+    for path in paths:
+        path.write_text(path.name)
+    return paths
+
+
+def attached(chat: Chatting) -> list[str]:
+    return [one.name for one in chat.composer.prompt.attachments]
+
+
+def has_files(chat: Chatting, count: int) -> bool:
+    return len(attached(chat)) == count
+
+
+def test_files_stay_beside_the_text_while_commands_are_run(notes: list[Path]) -> None:
+    async def flow(chat: Chatting) -> None:
+        for number, path in enumerate(notes):
+            await chat.type(f"/attach {path}")
+            await chat.until(partial(has_files, chat, number + 1))
+        await chat.type("/pin")
+        await chat.type("/nonsense")
+        await chat.until(lambda: chat.composer.area.text == "/nonsense")
+        assert attached(chat) == ["one.txt", "two.txt"]
+
+    run(ScriptedClient(), flow)
+
+
+def test_files_stay_with_their_chat(notes: list[Path]) -> None:
+    client = ScriptedClient()
+    name = client.keep("Kept", "a question", "an answer")
+
+    async def flow(chat: Chatting) -> None:
+        chat.composer.attach_path(notes[0])
+        await chat.conversation.open(name)
+        assert attached(chat) == []
+        chat.composer.attach_path(notes[1])
+        await chat.pilot.press("ctrl+n")
+        await chat.until(lambda: attached(chat) == ["one.txt"])
+        await chat.conversation.open(name)
+        assert attached(chat) == ["two.txt"]
+        await chat.say("look")
+        await chat.conversation.begin()
+        await chat.conversation.open(name)
+        assert attached(chat) == []
+
+    run(client, flow)
+
+
+def test_what_waits_is_the_draft_of_its_chat_until_it_is_sent() -> None:
+    client = ScriptedClient([TextDelta("first"), WAIT, END], [TextDelta("second"), WAIT, END])
+
+    def drafts() -> set[str]:
+        return set(filter(None, client.chats.drafts.values()))
+
+    async def flow(chat: Chatting) -> None:
+        await chat.type("one")
+        await chat.until(lambda: len(chat.views()) == 2)
+        await chat.type("two")
+        await chat.type("three")
+        await chat.type("typed", enter=False)
+        await chat.until(lambda: drafts() == {"two\n\nthree\n\ntyped"})
+        client.replies.gate.set()
+        await chat.until(lambda: len(chat.views()) == 4 and drafts() == {"three\n\ntyped"})
+
+    run(client, flow)
+    assert client.chats.drafts[next(iter(client.chats.chats))] == "three\n\ntyped"
+
+
+def test_what_was_typed_last_is_kept_when_the_program_ends() -> None:
+    client = ScriptedClient()
+
+    async def flow(chat: Chatting) -> None:
+        await chat.until(lambda: None in client.chats.drafts)
+        await chat.pilot.press(*"last", "ctrl+q")
+        await chat.until(lambda: not chat.app.is_running)
+
+    run(client, flow)
+    assert client.chats.drafts == {None: "last"}
+
+
+def test_a_draft_that_was_not_read_yet_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = ScriptedClient()
+    client.chats.drafts[None] = "of before"
+
+    async def never() -> list[str]:
+        await asyncio.Event().wait()
+        return []
+
+    async def flow(chat: Chatting) -> None:
+        await chat.composer.keep_draft()
+        assert client.chats.drafts == {None: "of before"}
+
+    monkeypatch.setattr(client.chats, "inputs", never)
+    run(client, flow)
+    assert client.chats.drafts == {None: "of before"}
+
+
+def test_what_is_asked_about_before_it_is_sent_is_kept() -> None:
+    client = ScriptedClient()
+    name = client.keep("Long", "first " * 2000, "reply")
+    client.context.limit = 2200
+
+    async def flow(chat: Chatting) -> None:
+        await chat.until(lambda: len(chat.texts()) == 2)
+        await chat.type("one more")
+        await chat.until(lambda: isinstance(chat.app.screen, FullContextScreen))
+        await chat.until(lambda: client.chats.drafts.get(name) == "one more")
+
+    run(client, flow, chat=name)
+
+
+def test_an_edit_leaves_the_draft_alone() -> None:
+    client = ScriptedClient()
+
+    async def flow(chat: Chatting) -> None:
+        await chat.say("one")
+        (name,) = client.chats.chats
+        await chat.type("my draft", enter=False)
+        await chat.until(lambda: client.chats.drafts.get(name) == "my draft")
+        for _ in range(2):  # asked for twice, it is still that draft
+            await chat.pilot.press("ctrl+up")
+            await chat.until(lambda: chat.composer.area.text == "one")
+        await chat.composer.keep_draft()
+        assert client.chats.drafts[name] == "my draft"
+        await chat.pilot.press("escape")
+        await chat.until(lambda: chat.composer.area.text == "my draft")
+        await chat.pilot.press("ctrl+up")
+        await chat.until(lambda: chat.composer.area.text == "one")
+        await chat.say(" more")
+        assert chat.texts() == ["one more", "Hello."]
+        assert chat.composer.area.text == "my draft"
+        await chat.pilot.press("ctrl+up")
+        await chat.until(lambda: chat.composer.area.text == "one more")
+        await chat.conversation.begin()
+        assert client.chats.drafts[name] == "my draft"
+        await chat.conversation.open(name)
+        assert chat.composer.area.text == "my draft"
+
+    run(client, flow)
+
+
+def test_an_edit_that_cannot_be_sent_goes_on() -> None:
+    client = ScriptedClient([TextDelta("x"), END])
+    name = client.keep("Long", "first " * 2000, "reply", "last", "reply")
+    client.context.limit = 2200
+
+    async def flow(chat: Chatting) -> None:
+        await chat.until(lambda: len(chat.texts()) == 4)
+        await chat.conversation.configure(chat.conversation.chat, ChatSettings(full_context=FullContext.STOP))
+        await chat.type("my draft", enter=False)
+        await chat.pilot.press("ctrl+up")
+        await chat.until(lambda: chat.composer.area.text == "last")
+        await chat.type(" one")
+        await chat.until(lambda: any("tokens too many" in notice for notice in chat.notices()))
+        await chat.until(lambda: chat.composer.area.text == "last one")
+        await chat.pilot.press("escape")
+        await chat.until(lambda: chat.composer.area.text == "my draft")
+
+    run(client, flow, chat=name)
+
+
+def test_nothing_of_a_private_chat_is_kept() -> None:
+    client = ScriptedClient()
+    client.chats.drafts[None] = "of before"
+
+    async def flow(chat: Chatting) -> None:
+        await chat.until(lambda: chat.composer.area.text == "of before")
+        await chat.conversation.begin(private=True)
+        assert chat.composer.area.text == ""
+        await chat.type("secret", enter=False)
+        await chat.composer.keep_draft()
+        assert client.chats.drafts == {None: "of before"}
+        await chat.say(" words")
+        assert client.chats.drafts[None] == "of before"
+        await chat.pilot.press("up")
+        assert chat.composer.area.text == "secret words"
+        await chat.pilot.press("end", *"!", "up")
+        await chat.conversation.begin()
+        assert chat.composer.area.text == "of before"
+        await chat.pilot.press("down")
+        assert chat.composer.area.text == "of before"
+        await chat.pilot.press("up")
+        assert chat.composer.area.text == "of before"
+        await chat.conversation.begin(private=True)
+        await chat.type("not sent", enter=False)
+        await chat.conversation.begin()
+
+    run(client, flow)
+    assert client.chats.drafts[None] == "of before"
+
+
+def test_a_reply_that_is_written_anew_leaves_the_draft_alone() -> None:
+    async def flow(chat: Chatting) -> None:
+        await chat.say("one")
+        await chat.type("my draft", enter=False)
+        chat.views()[1].focus()
+        await chat.pilot.press("e")
+        await chat.until(lambda: chat.composer.area.text == "Hello.")
+        await chat.type("!")
+        await chat.until(lambda: chat.texts() == ["one", "Hello.!"])
+        assert chat.composer.area.text == "my draft"
+        assert chat.conversation.chat.path()[-1].role is Role.ASSISTANT
+
+    run(ScriptedClient(), flow)
