@@ -122,8 +122,9 @@ class EngineSlot:
 
     @property
     def awaited(self) -> str:
-        """The model that loads, or whose loading is paused; empty where that is over."""
-        return "" if self.state.is_over else self._wish.model
+        """The model that an engine is to load, or is paused at; empty where there is none."""
+        is_loading = self._task is not None and not self.state.is_over
+        return self._wish.model if is_loading and not self._remote else ""
 
     @property
     def context_length(self) -> int | None:

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 from app.models.catalog import CatalogEntry
 from app.models.details import told_license
-from app.models.download_queue import Fetch, FetchState, fetches
-from app.models.download_turn import Running
+from app.models.download_queue import Fetch, FetchState, fetches, is_of
 from app.models.families import KnownModel
 from app.models.machine_memory import is_likely_to_fit
 from app.models.repository import PREFERRED
@@ -17,21 +16,21 @@ from quant.errors import InglenookError
 from tui.engine_nouns import Model
 
 
-def installed_models(store: ModelStore, loaded: str, fetching: Running | None) -> list[Model]:
+def installed_models(store: ModelStore, loaded: str, fetching: str) -> list[Model]:
     """What is stored, then what was begun to be fetched. `loaded` is the name of the model that answers, `fetching`
-    what the engine waits for."""
+    of the one that the engine fetches if it is not stored."""
     stored = store.entries()
     under_way = fetches(store.hub_models, store.models_dir)
     here = {one.name for one in stored}
     missing = (entry for entry in store.catalog if entry.name not in here)
     begun = [_of_catalog(entry, store, under_way, fetching, None) for entry in missing]
     begun += [Model(one.name, arrived=one.done) for one in under_way if one.state is FetchState.STOPPED]
-    if fetching is not None and fetching.name not in {one.name for one in begun}:
-        begun.append(Model(fetching.name, fetching=True))
+    if fetching and not any(is_of(name, fetching) for name in here | {one.name for one in begun}):
+        begun.append(Model(fetching, fetching=True))
     return [*(_stored(one, store, loaded) for one in stored), *(one for one in begun if one.arrived or one.fetching)]
 
 
-def catalog_models(store: ModelStore, loaded: str, fetching: Running | None, memory: int | None) -> Iterator[Model]:
+def catalog_models(store: ModelStore, loaded: str, fetching: str, memory: int | None) -> Iterator[Model]:
     """What has a short name, by it. Sizes and fits of families are estimates where they are not here; `memory` is what
     a model would find, None where nobody knows."""
     here = {stored.name: stored for stored in store.entries()}
@@ -62,7 +61,7 @@ def _stored(stored: StoredModel, store: ModelStore, loaded: str) -> Model:
 
 
 def _of_catalog(
-    entry: CatalogEntry, store: ModelStore, under_way: list[Fetch], fetching: Running | None, memory: int | None
+    entry: CatalogEntry, store: ModelStore, under_way: list[Fetch], fetching: str, memory: int | None
 ) -> Model:
     is_left = all(one.name != entry.name for one in under_way)
     return Model(
@@ -72,11 +71,11 @@ def _of_catalog(
         license=entry.license,
         fits=_fits(entry.size, memory),
         arrived=store.arrived(entry) or None if is_left else None,
-        fetching=fetching is not None and fetching.name == entry.name,
+        fetching=fetching == entry.name,
     )
 
 
-def _of_family(known: KnownModel, under_way: list[Fetch], fetching: Running | None, memory: int | None) -> Model:
+def _of_family(known: KnownModel, under_way: list[Fetch], fetching: str, memory: int | None) -> Model:
     left = (one.done for one in under_way if one.state is FetchState.STOPPED and _is_of(one.name, known))
     is_gguf = known.repository.repo.lower().endswith("gguf")
     return Model(
@@ -87,7 +86,7 @@ def _of_family(known: KnownModel, under_way: list[Fetch], fetching: Running | No
         fits=_fits(known.usual_size, memory),
         is_estimate=True,
         arrived=next(left, None),
-        fetching=fetching is not None and _is_of(fetching.name, known),
+        fetching=bool(fetching) and _is_of(fetching, known),
     )
 
 

@@ -33,7 +33,7 @@ class ChatModels:
         def listed() -> Sequence[Model]:
             from app.terminal_chat.model_lists import installed_models
 
-            return installed_models(self._store(), self._slot.answering, self._slot.fetching())
+            return installed_models(self._store(), self._slot.answering, self._fetching())
 
         return await apart(listed)
 
@@ -43,7 +43,7 @@ class ChatModels:
         def listed() -> Sequence[Model]:
             from app.terminal_chat.model_lists import catalog_models
 
-            return [*catalog_models(self._store(), self._slot.answering, self._slot.fetching(), memory)]
+            return [*catalog_models(self._store(), self._slot.answering, self._fetching(), memory)]
 
         return await apart(listed)
 
@@ -100,9 +100,13 @@ class ChatModels:
         """Whether the engine fetches this model, or would if that were not paused."""
         from app.models.download_queue import is_of
 
-        store, awaited = self._store(), self._slot.awaited
-        known = store.known_name(name)
-        return bool(awaited) and known is not None and is_of(known, store.known_name(awaited) or awaited)
+        store = self._store()
+        known, awaited = store.known_name(name), store.known_name(self._slot.awaited)
+        return known is not None and awaited is not None and is_of(known, awaited)
+
+    def _fetching(self) -> str:
+        """The name of the model that the engine fetches, if that is not here."""
+        return "" if self._slot.is_paused else self._store().known_name(self._slot.awaited) or ""
 
     async def _pulled_by_engine(self) -> AsyncGenerator[Download, None]:
         """Until it is loaded. Another one who follows it may pause it, too."""
