@@ -77,7 +77,9 @@ class ChatApp(App[None]):
 
     async def on_exit_app(self) -> None:
         """What is typed is kept before anything is taken down."""
-        await self._chat_screen.conversation.composer.keep_draft()
+        composer = self._chat_screen.conversation.composer
+        await composer.take_in()
+        await composer.keep_draft()
 
     def _turns_no_page(self, event: InputEvent) -> bool:
         """Whether a list would fail, as Textual's do, at turning a page while it has no room on the screen."""

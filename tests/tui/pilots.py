@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
+from textual.events import Key
 from textual.pilot import Pilot
 from textual.widgets import Label
 
@@ -76,6 +77,11 @@ class Chatting:
         self.composer.area.insert(text)
         if enter:
             await self.pilot.press("enter")
+
+    def at_once(self, *keys: str) -> None:
+        """Press keys as a terminal tells them that sends all of them in one piece."""
+        for key in keys:
+            self.app.post_message(Key(key, key if len(key) == 1 else None))
 
     async def say(self, text: str) -> None:
         """Send a message and wait for the end of its reply."""

@@ -89,11 +89,24 @@ def test_what_was_typed_last_is_kept_when_the_program_ends() -> None:
 
     async def flow(chat: Chatting) -> None:
         await chat.until(lambda: None in client.chats.drafts)
-        await chat.pilot.press(*"last", "ctrl+q")
+        chat.at_once(*"what was typed last", "ctrl+q")
         await chat.until(lambda: not chat.app.is_running)
 
     run(client, flow)
-    assert client.chats.drafts == {None: "last"}
+    assert client.chats.drafts == {None: "what was typed last"}
+
+
+def test_what_was_typed_last_stays_in_the_chat_that_is_left() -> None:
+    client = ScriptedClient()
+    name = client.keep("Kept", "a question", "an answer")
+
+    async def flow(chat: Chatting) -> None:
+        await chat.until(lambda: chat.conversation.chat.id == name)
+        chat.at_once(*"for this chat", "ctrl+n")
+        await chat.until(lambda: chat.conversation.chat.id is None)
+        assert client.chats.drafts[name] == "for this chat"
+
+    run(client, flow, chat=name)
 
 
 def test_a_draft_that_was_not_read_yet_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:

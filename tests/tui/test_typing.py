@@ -10,12 +10,6 @@ from tests.tui.scripted_client import ScriptedClient
 LINES = ["line one\nline two\nline three", "line one\rline two\rline three", "line one\r\nline two\r\nline three"]
 
 
-def at_once(chat: Chatting, *keys: str) -> None:
-    """Press keys as a terminal tells them that sends all of them in one piece."""
-    for key in keys:
-        chat.app.post_message(events.Key(key, key if len(key) == 1 else None))
-
-
 @pytest.mark.parametrize("pasted", LINES)
 def test_line_ends_of_any_kind_are_pasted_as_line_breaks(pasted: str) -> None:
     async def flow(chat: Chatting) -> None:
@@ -45,22 +39,22 @@ def test_a_long_paste_is_an_attachment_whatever_its_line_ends(end: str) -> None:
 
 def test_keys_that_come_at_once_take_effect_in_their_order() -> None:
     async def flow(chat: Chatting) -> None:
-        at_once(chat, *"abx", "backspace", *"cd", "ctrl+j", *"e", "left", *"f")
+        chat.at_once(*"abx", "backspace", *"cd", "ctrl+j", *"e", "left", *"f")
         await chat.until(lambda: chat.composer.area.text == "abcd\nfe")
         chat.composer.area.write("")
-        at_once(chat, *"/pi", "tab", *" x")
+        chat.at_once(*"/pi", "tab", *" x")
         await chat.until(lambda: chat.composer.area.text == "/pin x")
         chat.composer.area.write("")
-        at_once(chat, *"one", "enter", *"two", "up", "down")
+        chat.at_once(*"one", "enter", *"two", "up", "down")
         await chat.until(lambda: chat.texts() == ["one", "Hello."])
         assert chat.composer.area.text == "two"
         await chat.pilot.press("ctrl+s")
         await chat.until(lambda: chat.app.screen.query("#system"))
-        at_once(chat, *"abx", "backspace", *"cd", "left", *"e")
+        chat.at_once(*"abx", "backspace", *"cd", "left", *"e")
         await chat.until(lambda: chat.app.screen.query_one("#system", TextArea).text == "abced")
         await chat.pilot.press("escape", "ctrl+f")
         await chat.until(lambda: isinstance(chat.app.focused, Input))
-        at_once(chat, *"abx", "backspace", *"cd", "home", *"e")
+        chat.at_once(*"abx", "backspace", *"cd", "home", *"e")
         await chat.until(lambda: chat.app.screen.query_one(Input).value == "eabcd")
 
     run(ScriptedClient(), flow)

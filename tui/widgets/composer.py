@@ -125,6 +125,12 @@ class Composer(Vertical):
             with told(self):
                 await self.drafts.keep(self._chat, self.draft, self.sending)
 
+    async def take_in(self) -> None:
+        """Wait for the keys that came before this, and are still on their way to the prompt."""
+        taken = asyncio.Event()
+        if self.area.is_running and self.area.call_later(taken.set):
+            await taken.wait()
+
     @work(group="keep", description="keep")
     async def keep_soon(self) -> None:
         """For whoever cannot wait until it is kept."""

@@ -146,6 +146,7 @@ class Conversation(Vertical):
             self.composer.measure()
 
     async def _leave(self) -> None:
+        await self.composer.take_in()
         self._end_editing()
         self.composer.take_back_queue()
         await self.composer.keep_draft()
