@@ -26,10 +26,12 @@ class MakingRoom:
         self._tell = tell
         self._making: asyncio.Future[Chat] | None = None
 
-    async def has_room(self, chat: ChatId, leaf: MessageId | None, typed: str, how: FullContext) -> bool:
+    async def has_room(self, chat: ChatId | None, leaf: MessageId | None, typed: str, how: FullContext) -> bool:
         """Whether what is typed and a reply fit behind `leaf`; room is made as `how` says. False where the person does
         not want that. Raises ClientError where it cannot be."""
         while (budget := await self._context.budget(chat, leaf, typed)).free < 0:
+            if chat is None:
+                raise _too_long(-budget.free)
             room = await self._room(chat, leaf, typed, how, budget)
             if room is None or not await self.make(chat, room):
                 return False
@@ -42,8 +44,7 @@ class MakingRoom:
             raise ClientError(f"{-budget.free:,} tokens too many for the context.", "Begin a new chat, or /room.")
         most = await self._context.plan(chat, leaf, FullContext.DROP_OLDEST, typed)
         if not most.suffices(budget):
-            lacking = -budget.free - most.tokens
-            raise ClientError(f"This message alone is {lacking:,} tokens too long for the context.", "Shorten it.")
+            raise _too_long(-budget.free - most.tokens)
         if how is FullContext.ASK:
             return await self._choose(chat, leaf, typed, budget)
         wanted = await self._context.plan(chat, leaf, how, typed)
@@ -67,3 +68,7 @@ class MakingRoom:
     def stop(self) -> bool:
         """Leave everything as it was; whether room was being made."""
         return self._making is not None and self._making.cancel()
+
+
+def _too_long(tokens: int) -> ClientError:
+    return ClientError(f"This message alone is {tokens:,} tokens too long for the context.", "Shorten it.")

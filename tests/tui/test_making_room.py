@@ -30,7 +30,7 @@ def test_a_message_that_is_too_long_by_itself_is_not_sent() -> None:
         await chat.type(long)
         await chat.until(lambda: chat.composer.area.text == long.strip())
         assert chat.notices() == ["This message alone is 363 tokens too long for the context. Shorten it."]
-        assert (client.chats.sent, client.replies.asked) == ([], [])
+        assert (client.chats.chats, client.replies.asked) == ({}, [])
 
     run(client, flow)
 

@@ -216,6 +216,7 @@ class Conversation(Vertical):
         """The message once it is on the disk; None where the person did not want it sent."""
         chats = self._client.chats
         if chat.id is None:
+            await self._has_room(chat, None, prompt.all_text)  # else there is no chat yet
             chat.summary = (await chats.create(chat.settings, private=chat.private)).summary
             await self.composer.drafts.begun(chat)
             self._tell()
@@ -434,11 +435,7 @@ class Conversation(Vertical):
 
     async def _has_room(self, chat: OpenChat, leaf: MessageId | None, typed: str) -> bool:
         """Whether this and a reply fit behind `leaf`, once room is made; without a model nobody knows."""
-        return (
-            not self.model
-            or chat.id is None
-            or await self._room.has_room(chat.id, leaf, typed, chat.settings.full_context)
-        )
+        return not self.model or await self._room.has_room(chat.id, leaf, typed, chat.settings.full_context)
 
     async def _choose_room(
         self, chat: ChatId, leaf: MessageId | None, typed: str = "", budget: ContextBudget | None = None
