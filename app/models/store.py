@@ -134,14 +134,14 @@ class ModelStore:
         if entry is None:
             return self._remove_named(name, really)
         with self.lock(entry):
-            is_begun = bool(self.arrived(entry))
+            begun = self.arrived(entry)
             removals = [self._remove_copy(path, source, really) for path, source in self._places(entry)]
             if really:
                 self._forget_partials(entry)
                 self._record_path(entry).unlink(missing_ok=True)
-        if not removals and not is_begun:
+        if not removals and not begun:
             raise ModelNotFound(f"{entry.name} is not on this machine", "ingle ls shows what is.")
-        return removals
+        return removals or [Removal(self.models_dir / entry.file, begun, shared=False)]
 
     def _remove_named(self, name: str, really: bool) -> list[Removal]:
         """Of what is not in the catalog."""

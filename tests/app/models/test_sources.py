@@ -225,7 +225,8 @@ def test_nothing_stays_of_the_hubs_file_when_it_has_come_from_elsewhere(
     assert not files_below(tmp_path / "hub")
     _interrupted(fake_hub, settings := settings_in(tmp_path / "other", hub_endpoint=fake_hub.address))
     store = ModelStore(settings, catalog(HUB))
-    assert store.remove("tiny") == []
+    [removal] = store.remove("tiny")
+    assert removal.freed == 5120
     assert files_below(tmp_path / "other") == set()
     with pytest.raises(ModelNotFound):
         store.remove("tiny")
