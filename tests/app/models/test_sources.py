@@ -226,7 +226,7 @@ def test_nothing_stays_of_the_hubs_file_when_it_has_come_from_elsewhere(
     _interrupted(fake_hub, settings := settings_in(tmp_path / "other", hub_endpoint=fake_hub.address))
     store = ModelStore(settings, catalog(HUB))
     [removal] = store.remove("tiny")
-    assert removal.freed == 5120
+    assert removal.freed == HALF
     assert files_below(tmp_path / "other") == set()
     with pytest.raises(ModelNotFound):
         store.remove("tiny")
