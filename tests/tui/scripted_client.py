@@ -330,7 +330,11 @@ class ScriptedModels:
     loaded: list[str] = field(default_factory=list)
     gate: asyncio.Event = field(default_factory=asyncio.Event)  # set: downloads arrive
     better: Recommendation | None = None  # than the default one
-    looked_at: list[str] = field(default_factory=list)  # whether they fit
+    looked_at: list[str] = field(default_factory=list)  # whether they fit, to the end
+    looks_end: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self.looks_end.set()
 
     async def installed(self) -> Sequence[Model]:
         return [model for model in (HERE,) if model.name not in self.deleted]
@@ -343,6 +347,7 @@ class ScriptedModels:
         return self.better
 
     async def fit(self, name: str) -> Fit:
+        await self.looks_end.wait()
         self.looked_at.append(name)
         if name not in FITS:
             raise ClientError("the Hub cannot be reached")

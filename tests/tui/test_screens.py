@@ -91,10 +91,12 @@ def test_what_is_rested_upon_is_looked_at_whether_it_fits() -> None:
         await chat.pilot.press("2")
         await chat.until(lambda: len(rows(chat)) == 3)
         assert [row[2] for row in rows(chat)] == ["145 MB", "~2.5 GB", "42.5 GB"]
+        models.looks_end.clear()
         await chat.pilot.press("down", "down")
         assert chat.label("#fit") == "llama3.3:70b: looking whether it fits"
+        models.looks_end.set()
         await chat.until(lambda: chat.label("#fit") == "llama3.3:70b: does not fit: needs 44 GB, 16 GB free")
-        assert KNOWN.name not in models.looked_at  # nobody rested there
+        assert KNOWN.name not in models.looked_at  # whoever goes on does not wait for it
         await chat.pilot.press("3", *"model", "enter")
         await chat.until(lambda: rows(chat) and rows(chat)[0][0] == "someone/Model-GGUF")
         unknown = "someone/Model-GGUF: nobody knows whether it fits; the Hub cannot be reached"
