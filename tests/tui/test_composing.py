@@ -32,6 +32,13 @@ def test_files_and_long_pastes_become_attachments_with_their_cost(tmp_path: Path
         await chat.until(lambda: "pasted-1.txt (62 tokens)" in chat.label("#attached"))
         await paste(chat, "one line " * 2000)
         await chat.until(lambda: "pasted-2.txt" in chat.label("#attached"))
+        await paste(chat, "line\n" * 60)
+        await chat.until(lambda: "pasted-3.txt" in chat.label("#attached"))
+        await chat.pilot.press("x", "backspace")
+        assert "pasted-3.txt" in chat.label("#attached")
+        await chat.pilot.press("backspace")
+        await chat.until(lambda: "pasted-3.txt" not in chat.label("#attached"))
+        assert "pasted-2.txt" in chat.label("#attached")
         await paste(chat, "short \x1b]52;c;eA==\x07")
         assert chat.composer.area.text == "short ␛]52;c;eA==␇"
         await chat.say("")

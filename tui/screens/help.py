@@ -16,6 +16,7 @@ KEYS = (
     ("ctrl+j, shift+enter", "Break the line"),
     ("escape", "Stop the reply; leave a dialog; go back to the prompt"),
     ("up, down", "Earlier and later inputs, at the edges of the text"),
+    ("backspace", "Where nothing is typed: take away the file that was attached last"),
     ("pageup, pagedown", "Scroll the chat"),
     ("shift+tab", "To the messages; up and down go on from there"),
     ("e, r, c", "On a message: edit, reply again, copy"),

@@ -259,6 +259,13 @@ class Composer(Vertical):
         with told(self):
             self.attach(attachment(path))
 
+    @on(PromptArea.DetachAsked)
+    def detach_last(self, event: PromptArea.DetachAsked) -> None:
+        event.stop()
+        if self._attached:
+            self._attached.pop()
+            self._show_attached()
+
     def action_detach(self) -> None:
         """Take the files away again."""
         self._attached = []

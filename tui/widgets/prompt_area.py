@@ -53,6 +53,9 @@ class PromptArea(TextField):
             super().__init__()
             self.path = path
 
+    class DetachAsked(Message):
+        """Backspace, where there is no text: away with the file that was attached last."""
+
     class PageAsked(Message):
         """Scroll the chat by a page: all of what is typed is seen."""
 
@@ -111,6 +114,12 @@ class PromptArea(TextField):
 
     def action_break_line(self) -> None:
         self.insert("\n")
+
+    def action_delete_left(self) -> None:
+        if self.text:
+            super().action_delete_left()
+        else:
+            self.post_message(self.DetachAsked())
 
     def action_complete(self) -> None:
         """Of a command, its name; elsewhere Tab leads on, as everywhere."""
