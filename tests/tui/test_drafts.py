@@ -213,8 +213,10 @@ def test_nothing_of_a_private_chat_is_kept() -> None:
         await chat.pilot.press("up")
         assert chat.composer.area.text == "of before"
         await chat.conversation.begin(private=True)
+        await chat.conversation.configure(chat.conversation.chat, ChatSettings("a secret"))
         await chat.type("not sent", enter=False)
         await chat.conversation.begin()
+        assert chat.conversation.chat.settings == ChatSettings()
 
     run(client, flow)
     assert client.chats.drafts[None] == "of before"

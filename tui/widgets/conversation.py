@@ -122,9 +122,11 @@ class Conversation(Vertical):
             self.composer.write(self.composer.drafts.with_files(chat, found.draft))
 
     async def begin(self, *, private: bool = False) -> None:
-        """A chat that does not exist yet, with the settings of the one before."""
+        """A chat that does not exist yet, with the settings of the one before; not those of a private one."""
+        await self.composer.take_in()
         await self._leave()
-        chat, draft = OpenChat(settings=self.chat.settings, private=private), Prompt()
+        settings = self.chat.settings if private or not self.chat.private else ChatSettings()
+        chat, draft = OpenChat(settings=settings, private=private), Prompt()
         with told(self):
             draft = await self.composer.drafts.of_new_chat(chat)
         await self._show(chat, None)
@@ -146,7 +148,6 @@ class Conversation(Vertical):
             self.composer.measure()
 
     async def _leave(self) -> None:
-        await self.composer.take_in()
         self._end_editing()
         self.composer.take_back_queue()
         await self.composer.keep_draft()
