@@ -68,6 +68,7 @@ class EngineStatus(Noun):
     memory: tuple[Amount, ...]
     prompt_tokens: int  # computed since the start; the chat makes rates of it
     reply_tokens: int  # generated since the start
+    is_reported: bool = True  # False: whoever answers tells nothing but its model
 
 
 # --- models ----------------------------------------------------------------------------------------------------------

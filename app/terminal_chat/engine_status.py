@@ -27,7 +27,7 @@ class ChatEngine:
 
         async with self._slot.use() as engine:
             if not engine.endpoint.is_ours:
-                return EngineStatus(engine.model, (), (), (), 0, 0)
+                return EngineStatus(engine.model, (), (), (), 0, 0, is_reported=False)
             report = await engine.endpoint.own("GET", "engine")
             with as_agreed():
                 return _status(report)

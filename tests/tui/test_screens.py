@@ -174,6 +174,20 @@ def test_the_engine_shows_all_requests_and_aborts_any() -> None:
     run(ScriptedClient(), flow)
 
 
+def test_an_engine_that_reports_nothing_is_shown_as_that() -> None:
+    async def flow(chat: Chatting) -> None:
+        chat.client.engine.is_reported = False
+        await chat.pilot.press("f3")
+        await chat.until(lambda: isinstance(chat.app.screen, EngineScreen) and chat.label("#about"))
+        screen = chat.app.screen
+        assert chat.label("#about") == "smollm2:135m · http://127.0.0.1:4645/v1"
+        assert screen.query_one("#unreported").display
+        assert "does not report" in chat.label("#unreported")
+        assert not any(screen.query_one(place).display for place in ("#rates", "#amounts", "Listing"))
+
+    run(ScriptedClient(), flow)
+
+
 def test_help_the_palette_and_the_address() -> None:
     async def flow(chat: Chatting) -> None:
         await chat.pilot.press("f1")

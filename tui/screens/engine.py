@@ -23,6 +23,7 @@ from tui.widgets.listing import Listing
 
 _INTERVAL = 1.0  # seconds between looks
 _SEEN = 120  # looks that the lines of throughput go back
+_UNREPORTED = "This endpoint does not report what it does: its requests, its speed and its memory are not known here."
 _COLUMNS = ("Client", "Class", "Doing", "Prompt", "Reply", "Since")
 
 
@@ -57,6 +58,7 @@ class EngineScreen(OverChat[None]):
 
     def compose(self) -> ComposeResult:
         yield Label("", id="about", markup=False)
+        yield Label(_UNREPORTED, id="unreported", markup=False)
         with Horizontal(id="rates"):
             for name in ("read", "written"):
                 with Vertical():
@@ -79,10 +81,10 @@ class EngineScreen(OverChat[None]):
             self._show(await self._engine.status())
 
     def _show(self, status: EngineStatus) -> None:
-        address = sanitize(self._engine.address())
-        requests = len(status.requests)
-        about = f"{model_name(status.model)} · {address} · {requests} {'request' if requests == 1 else 'requests'}"
-        self.query_one("#about", Label).update(single_line(about))
+        self.set_class(not status.is_reported, "unreported")
+        self.query_one("#about", Label).update(single_line(self._about(status)))
+        if not status.is_reported:
+            return
         self._read.count(status.prompt_tokens, monotonic())
         self._written.count(status.reply_tokens, monotonic())
         for name, rates in (("read", self._read), ("written", self._written)):
@@ -92,6 +94,11 @@ class EngineScreen(OverChat[None]):
         tiers.amounts, memory.amounts = status.tiers, status.memory
         self._requests = {request.id: request for request in status.requests}
         self.query_one(Listing).show({request.id: _cells(request) for request in status.requests})
+
+    def _about(self, status: EngineStatus) -> str:
+        about = f"{model_name(status.model)} · {sanitize(self._engine.address())}"
+        requests = len(status.requests)
+        return f"{about} · {requests} {'request' if requests == 1 else 'requests'}" if status.is_reported else about
 
     @work(description="abort")
     async def action_abort(self) -> None:

@@ -53,7 +53,7 @@ def test_what_it_is_sent_and_what_it_says(settings: Settings, endpoint: StandInE
             told = [event async for event in events]
         assert await client.chats.title(chat) == "A title"
         status = await client.engine.status()
-        assert (status.model, status.requests) == ("stand-in", ())
+        assert (status.model, status.is_reported) == ("stand-in", False)
         assert client.engine.address() == endpoint.url
         budget = await client.context.budget(chat, None, "four" * 40)
         assert budget == ContextBudget(1 << 24, 2, 40, 1024)
