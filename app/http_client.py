@@ -43,6 +43,10 @@ _SAMPLING_FIELDS = (
     "stop_token_ids",
 )
 
+_UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
+_REASONS = ("error", "message", "detail", "msg")  # the names that servers have for it
+_LONGEST_REASON = 300  # characters that are told of it
+
 _ERROR_KINDS: Mapping[object, type[InglenookError]] = {
     "context_length_exceeded": PromptTooLong,
     "model_not_found": ModelNotFound,
@@ -194,24 +198,49 @@ def _parsed(content: bytes) -> Any:
 
 
 @contextmanager
-def as_agreed() -> Iterator[None]:
+def as_agreed(remedy: str = "Stop it, and start it again.") -> Iterator[None]:
     """Reading an answer inside fails with ServerError where it is not what a server of ours says."""
     try:
         yield
-    except (ValueError, KeyError, TypeError, AttributeError) as problem:
-        raise ServerError("the server's answer makes no sense", "Stop it, and start it again.") from problem
+    except _UNREADABLE as problem:
+        raise ServerError("the server's answer makes no sense", remedy) from problem
 
 
 def refusal(status: int, content: bytes) -> InglenookError:
     """The error that an error answer stands for."""
     try:
         return _error(json.loads(content)["error"])
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return ServerError(f"the server answered with status {status}")
+    except _UNREADABLE:
+        said = _brief(_said(content))
+        return ServerError(f"the server answered with status {status}{f': {said}' if said else ''}")
 
 
 def _error(error: Mapping[str, Any]) -> InglenookError:
-    return _ERROR_KINDS.get(error.get("code"), ServerError)(str(error["message"]))
+    return _ERROR_KINDS.get(error.get("code"), ServerError)(_brief(str(error["message"])))
+
+
+def _said(content: bytes) -> str:
+    """What an error answer of others says: text, or JSON in whichever form."""
+    try:
+        return _text_in(json.loads(content))
+    except _UNREADABLE:
+        text = content.decode(errors="replace").strip()
+        return "" if text.startswith("<") else text  # a page is for browsers
+
+
+def _text_in(part: object) -> str:
+    """The first text in what a server calls the reason."""
+    if isinstance(part, Mapping):
+        return next(filter(None, (_text_in(part.get(name)) for name in _REASONS)), "")
+    if isinstance(part, list):
+        return next(filter(None, map(_text_in, part)), "")
+    return part if isinstance(part, str) else ""
+
+
+def _brief(text: str) -> str:
+    """One line that a person reads, and that goes on behind a full stop."""
+    line = " ".join(text.split())
+    return f"{line[:_LONGEST_REASON]}…" if len(line) > _LONGEST_REASON else line.removesuffix(".")
 
 
 class _Reply:

@@ -23,6 +23,8 @@ class StandInEndpoint:
         self.replies = list(replies)
         self.asked: list[dict[str, Any]] = []
         self.breaks_off = False  # behind the last piece of a reply
+        self.error: object = None  # that is told behind it
+        self.refusal: tuple[int, bytes] | None = None  # the answer to every request, if there is one
         self.title = "A title"
         self.done = 0  # replies that were sent whole
         self.model: dict[str, Any] = {"id": "stand-in", "max_model_len": 1 << 24}
@@ -58,6 +60,8 @@ class StandInEndpoint:
             if number:
                 self._held.wait()
             yield {"choices": [{"index": 0, "delta": {"content": piece}}]}
+        if self.error is not None:
+            yield {"error": self.error}
         if self.breaks_off:
             return
         yield {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}
@@ -80,7 +84,8 @@ class StandInEndpoint:
                 endpoint.done += for_chat
 
             def _answer(self, media_type: str, parts: Any) -> None:
-                self.send_response(200)
+                status, parts = (200, parts) if endpoint.refusal is None else (endpoint.refusal[0], endpoint.refusal[1:])
+                self.send_response(status)
                 self.send_header("content-type", media_type)
                 self.send_header("connection", "close")
                 self.end_headers()

@@ -7,7 +7,7 @@ server does not tell is left out. Refuses to know who started the server, and wh
 import json
 import os
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import AbstractContextManager, aclosing
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -21,8 +21,10 @@ from app.config import APP_NAME
 from app.errors import AppError
 from app.history.records import State, Usage
 from app.http_client import ServerUnreachable, as_agreed, refusal, server_sent_data
+from app.terminal_chat.endpoint_refusals import NO_SENSE, checked_url, refused
 from app.terminal_chat.reply_clock import ReplyClock
 from app.terminal_chat.reply_parts import Begun, Ended, PromptProgress, ReasoningDelta, ReplyPart, TextDelta
+from quant.errors import InglenookError
 
 Body: TypeAlias = Mapping[str, object]
 
@@ -49,8 +51,9 @@ class Endpoint:
     """One server. `close` it in the end."""
 
     def __init__(self, url: str, key: str | None, *, is_ours: bool) -> None:
-        """`url` is what OpenAI's clients call the base URL, with /v1; `is_ours`: it is a server of this program."""
-        self.url = url.rstrip("/")
+        """`url` is what OpenAI's clients call the base URL, with /v1; `is_ours`: it is a server of this program.
+        Raises InvalidSetting for what is no URL."""
+        self.url = checked_url(url)
         self.is_ours = is_ours
         headers = {"User-Agent": f"{CHAT_CLIENT}/{os.getpid()}"}
         if key is not None:
@@ -65,7 +68,7 @@ class Endpoint:
     async def names(self) -> Sequence[ServedName]:
         """Raises ServerUnreachable or ServerError."""
         answer = await self._ask("GET", f"{self.url}/models")
-        with as_agreed():
+        with self._as_agreed():
             return [_served_name(model) for model in answer["data"]]
 
     async def own(self, method: str, path: str, body: Body | None = None) -> Any:
@@ -86,16 +89,18 @@ class Endpoint:
         try:
             async with self._http.stream("POST", f"{self.url}/chat/completions", json=asked) as response:
                 if response.status_code != httpx.codes.OK:
-                    raise refusal(response.status_code, await response.aread())
+                    raise self._refused(response.status_code, await response.aread())
                 async with aclosing(server_sent_data(response.aiter_bytes())) as chunks:
                     async for chunk in chunks:
-                        with as_agreed():
+                        with self._as_agreed():
                             parts = fold.parts(json.loads(chunk))
                         for part in parts:
                             yield part
         except httpx.HTTPError as problem:
             raise self._unreachable(problem) from problem
-        yield fold.end()
+        with self._as_agreed():
+            ended = fold.end()
+        yield ended
 
     async def stop(self, reply: str) -> None:
         """Have the server end a reply in good order, which says what it used. Nothing if it has ended. Raises
@@ -115,7 +120,7 @@ class Endpoint:
         count."""
         if self.is_ours:
             answer = await self.own("POST", "count", {"text": text, "messages": messages})
-            with as_agreed():
+            with self._as_agreed():
                 return int(answer["tokens"])
         characters = len(text) + sum(len(str(message["content"])) for message in messages)
         return -(-characters // _UNTOLD)
@@ -126,9 +131,15 @@ class Endpoint:
         except httpx.HTTPError as problem:
             raise self._unreachable(problem) from problem
         if response.status_code != httpx.codes.OK:
-            raise refusal(response.status_code, response.content)
-        with as_agreed():
+            raise self._refused(response.status_code, response.content)
+        with self._as_agreed():
             return json.loads(response.content)
+
+    def _as_agreed(self) -> AbstractContextManager[None]:
+        return as_agreed() if self.is_ours else as_agreed(NO_SENSE)
+
+    def _refused(self, status: int, content: bytes) -> InglenookError:
+        return refusal(status, content) if self.is_ours else refused(self.url, status, content)
 
     def _unreachable(self, problem: httpx.HTTPError) -> ServerUnreachable:
         reason = str(problem) or type(problem).__name__
@@ -159,7 +170,7 @@ class _Fold:
 
     def parts(self, chunk: Any) -> list[ReplyPart]:
         """Raises ServerError for a chunk that says that the reply failed."""
-        if "error" in chunk:
+        if chunk.get("error"):
             raise refusal(500, json.dumps(chunk).encode())
         self._usage = chunk.get("usage") or self._usage
         self._timings = chunk.get("timings") or self._timings
@@ -190,24 +201,23 @@ class _Fold:
 
     def _told(self, usage: Mapping[str, Any]) -> Usage:
         """What the server says, and where it says nothing, what was measured here."""
-        with as_agreed():
-            prompt = int(usage.get("prompt_tokens") or 0)
-            details = _details(usage)
-            cached = min(details.cached_tokens, prompt)
-            tells = "computed_tokens" in (usage.get("prompt_tokens_details") or ())  # a prompt may be read in part
-            queue = float(self._timings.get("queue_ms") or 0.0) / 1000
-            reply = float(self._timings.get("predicted_ms") or 0.0) / 1000
-            return Usage(
-                device_tokens=cached - details.host_tokens - details.disk_tokens,
-                ram_tokens=details.host_tokens,
-                disk_tokens=details.disk_tokens,
-                computed_tokens=details.computed_tokens if tells else prompt - cached,
-                reply_tokens=int(usage.get("completion_tokens") or 0),
-                queue_seconds=queue,
-                prompt_seconds=max(0.0, self._clock.first_token_seconds - queue),
-                reply_seconds=reply or self._clock.reply_seconds,
-                miss=_sentence(details),
-            )
+        prompt = int(usage.get("prompt_tokens") or 0)
+        details = _details(usage)
+        cached = min(details.cached_tokens, prompt)
+        tells = "computed_tokens" in (usage.get("prompt_tokens_details") or ())  # a prompt may be read in part
+        queue = float(self._timings.get("queue_ms") or 0.0) / 1000
+        reply = float(self._timings.get("predicted_ms") or 0.0) / 1000
+        return Usage(
+            device_tokens=cached - details.host_tokens - details.disk_tokens,
+            ram_tokens=details.host_tokens,
+            disk_tokens=details.disk_tokens,
+            computed_tokens=details.computed_tokens if tells else prompt - cached,
+            reply_tokens=int(usage.get("completion_tokens") or 0),
+            queue_seconds=queue,
+            prompt_seconds=max(0.0, self._clock.first_token_seconds - queue),
+            reply_seconds=reply or self._clock.reply_seconds,
+            miss=_sentence(details),
+        )
 
 
 def _details(usage: Mapping[str, Any]) -> PromptTokensDetails:

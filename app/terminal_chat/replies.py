@@ -149,7 +149,7 @@ class ChatReplies:
                 with told():
                     part = await _next(parts, growing.stopped)
         except ClientError as problem:
-            error = f"{problem.message}. {problem.remedy}".strip()
+            error = f"{problem.message.removesuffix('.')}. {problem.remedy}".strip()
             await apart(growing.keep, State.FAILED, Usage(error=error))
             yield nouns.ReplyEnd(nouns.Finish.FAILED, error=error)
             return

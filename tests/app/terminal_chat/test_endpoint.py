@@ -124,6 +124,54 @@ def test_a_reply_that_breaks_off_keeps_its_text(settings: Settings, endpoint: St
     assert end.error
 
 
+@pytest.mark.parametrize(
+    ("status", "body", "said"),
+    [
+        (401, b'{"error": "wrong key"}', "status 401: wrong key"),
+        (403, b'{"error": {"message": "Not for you."}}', "^Not for you$"),
+        (500, b'{"message": "out\\nof\\u001b memory"}', "status 500: out of␛ memory$"),
+        (422, b'{"detail": [{"loc": ["body"], "msg": "field required"}]}', "status 422: field required$"),
+        (400, b'{"detail": "no such thing"}', "status 400: no such thing$"),
+        (429, b"Slow down.", "status 429: Slow down$"),
+        (500, b"x" * 5000, "status 500: x{300}…$"),
+        (502, b"<html><body>Bad gateway</body></html>", "status 502$"),
+        (500, b"[" * 100_000, "status 500"),
+        (500, b'{"error": 5}', "status 500$"),
+    ],
+)
+def test_what_an_error_answer_says_is_told(
+    settings: Settings, endpoint: StandInEndpoint, status: int, body: bytes, said: str
+) -> None:
+    endpoint.refusal = status, body
+    with pytest.raises(ClientError, match=said) as told:
+        replied(settings, endpoint.url)
+    assert "\n" not in told.value.message
+    assert ("--api-key-file" in told.value.remedy) == (status in (401, 403))
+
+
+@pytest.mark.parametrize("answer", [(404, b"Not Found"), (200, b"Ollama is running"), (200, b"[]")])
+def test_an_address_without_its_version_is_told(
+    settings: Settings, endpoint: StandInEndpoint, answer: tuple[int, bytes]
+) -> None:
+    endpoint.refusal = answer
+    with pytest.raises(ClientError) as told:
+        replied(settings, endpoint.url.removesuffix("/v1"))
+    assert "usually ends with /v1" in told.value.remedy
+
+
+@pytest.mark.parametrize("url", ["http://[::1", "localhost:8000/v1", "http://", "http://h:port/v1"])
+def test_what_is_no_url_is_told(settings: Settings, url: str) -> None:
+    with pytest.raises(ClientError, match="is no URL of an endpoint") as told:
+        replied(settings, url)
+    assert "http://127.0.0.1:8000/v1" in told.value.remedy
+
+
+def test_an_error_in_the_middle_is_told_in_sentences(settings: Settings, endpoint: StandInEndpoint) -> None:
+    endpoint.error = {"message": "Try again."}
+    end = replied(settings, endpoint.url)[-1]
+    assert end == ReplyEnd(Finish.FAILED, error="Try again.")
+
+
 def test_a_model_that_it_does_not_have_is_told(settings: Settings, endpoint: StandInEndpoint) -> None:
     other = replace(settings, model="other", origins={**settings.origins, "model": "--model"})
     with pytest.raises(ClientError, match="has no model other") as told:
