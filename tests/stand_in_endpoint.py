@@ -84,7 +84,9 @@ class StandInEndpoint:
                 endpoint.done += for_chat
 
             def _answer(self, media_type: str, parts: Any) -> None:
-                status, parts = (200, parts) if endpoint.refusal is None else (endpoint.refusal[0], endpoint.refusal[1:])
+                status, parts = (
+                    (200, parts) if endpoint.refusal is None else (endpoint.refusal[0], endpoint.refusal[1:])
+                )
                 self.send_response(status)
                 self.send_header("content-type", media_type)
                 self.send_header("connection", "close")

@@ -27,6 +27,9 @@ class Branches:
     def __getitem__(self, message: MessageId) -> Message:
         return self._messages[message]
 
+    def __contains__(self, message: MessageId) -> bool:
+        return message in self._messages
+
     def __len__(self) -> int:
         return len(self._messages)
 

@@ -44,6 +44,11 @@ class ClientError(Exception):
         self.message = sanitize(message)
         self.remedy = sanitize(remedy)
 
+    @property
+    def sentences(self) -> str:
+        """Both, one behind the other."""
+        return f"{self.message.removesuffix('.')}. {self.remedy}".strip()
+
 
 class NotLoaded(ClientError):
     """The model that was to answer could not be loaded, for a reason that `loading` or `load` has told."""

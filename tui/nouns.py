@@ -136,7 +136,7 @@ class Message(Noun):
     model: str = ""
     finish: Finish | None = None  # None: it is still being written
     usage: Usage | None = None
-    error: str = ""  # of one that failed: what happened
+    error: str = ""  # of one that failed, and of a question to which no reply began: what happened
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,13 +1,14 @@
 """The replies that are being written, in whichever chats. Their streams run here. Knows no widget."""
 
-from collections.abc import Callable, Coroutine
+from collections import defaultdict
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import aclosing
 from functools import partial
 from typing import Protocol
 
 from tui.client import ClientError, Replies
 from tui.coalescing import coalesced
-from tui.nouns import ChatId, MessageId, ReplyEvent
+from tui.nouns import ChatId, Finish, MessageId, ReplyEvent
 from tui.replying import Replying
 
 INTERVAL = 1 / 15  # seconds between updates of a reply
@@ -32,6 +33,7 @@ class RunningReplies:
         self._run = run
         self._came = came
         self._running: dict[ChatId, tuple[Replying, Running]] = {}
+        self._unanswered: defaultdict[ChatId, dict[MessageId, str]] = defaultdict(dict)
 
     def of(self, chat: ChatId | None) -> Replying | None:
         """The reply that is written in this chat."""
@@ -40,8 +42,19 @@ class RunningReplies:
 
     def start(self, chat: ChatId, to: MessageId) -> None:
         """Ask for a reply to the message `to`."""
+        self._unanswered[chat].pop(to, None)
         replying = Replying(chat, to)
         self._running[chat] = replying, self._run(partial(self._stream, replying))
+
+    def fail(self, replying: Replying, error: ClientError) -> None:
+        """It ends; where it has not begun, that is known until it is asked for again."""
+        replying.end(Finish.FAILED, error=error.sentences)
+        if replying.message is None:
+            self._unanswered[replying.chat][replying.to] = error.sentences
+
+    def unanswered(self, chat: ChatId) -> Mapping[MessageId, str]:
+        """The messages to which no reply began when it was asked for last, and why."""
+        return self._unanswered[chat]
 
     def runs(self, replying: Replying) -> bool:
         return self.of(replying.chat) is replying

@@ -149,9 +149,8 @@ class ChatReplies:
                 with told():
                     part = await _next(parts, growing.stopped)
         except ClientError as problem:
-            error = f"{problem.message.removesuffix('.')}. {problem.remedy}".strip()
-            await apart(growing.keep, State.FAILED, Usage(error=error))
-            yield nouns.ReplyEnd(nouns.Finish.FAILED, error=error)
+            await apart(growing.keep, State.FAILED, Usage(error=problem.sentences))
+            yield nouns.ReplyEnd(nouns.Finish.FAILED, error=problem.sentences)
             return
         ended = part or Ended(State.STOPPED, None)
         if growing.is_stopping:

@@ -104,6 +104,30 @@ def test_why_a_reply_failed_stays_with_it() -> None:
     run(ScriptedClient([TextDelta("as far as"), failed]), flow)
 
 
+def test_why_there_is_no_reply_stays_until_it_is_asked_for_again() -> None:
+    async def flow(chat: Chatting) -> None:
+        def why() -> str:
+            return chat.label("MessageView .cost")
+
+        await chat.say("go")
+        await chat.until(lambda: why() == "no reply: the [b]key[/b] is wrong. Give another.")
+        name = chat.conversation.chat.id
+        assert name is not None
+        await chat.conversation.begin()
+        assert why() == ""
+        await chat.conversation.open(name)
+        await chat.until(lambda: why() == "no reply: the [b]key[/b] is wrong. Give another.")
+        await chat.pilot.press("ctrl+r")
+        await chat.until(lambda: len(chat.client.replies.asked) == 2)
+        assert why() == ""
+        chat.client.replies.gate.set()
+        await chat.until(lambda: chat.texts() == ["go", "now"] and chat.conversation.replying is None)
+        assert not chat.views()[0].message.error
+
+    wrong = ClientError("the [b]key[/b] is wrong.", "Give another.")
+    run(ScriptedClient([wrong], [WAIT, TextDelta("now"), END]), flow)
+
+
 def test_escape_stops_in_the_middle_of_a_reply_and_the_text_stays() -> None:
     async def flow(chat: Chatting) -> None:
         await chat.type("go")

@@ -113,6 +113,8 @@ class Conversation(Vertical):
         with told(self):
             found = await self._client.chats.open(chat)
             opened = OpenChat.of(found)
+            for question, why in self._replies.unanswered(chat).items():
+                opened.tell_failure(question, why)
             running = self._replies.of(chat)
             if running is not None and (message := running.so_far()) is not None:
                 opened.put(message)
@@ -234,6 +236,7 @@ class Conversation(Vertical):
     def ask(self, chat: ChatId, to: MessageId) -> None:
         """A new reply to this message, which is the end of its branch."""
         self._replies.start(chat, to)
+        self._tell_failure(chat, to)
         if not self.model:
             self.post_message(self.ModelWanted())
         self._tell()
@@ -245,7 +248,8 @@ class Conversation(Vertical):
         if not self._replies.runs(replying):
             return
         if isinstance(event, ClientError):
-            replying.end(Finish.FAILED)
+            self._replies.fail(replying, event)
+            self._tell_failure(replying.chat, replying.to)
             if self.model or not isinstance(event, NotLoaded):
                 tell(self, event)
             await self._ended(replying)
@@ -257,6 +261,11 @@ class Conversation(Vertical):
             if event.error:
                 tell(self, ClientError(event.error))
             await self._ended(replying)
+
+    def _tell_failure(self, chat: ChatId, to: MessageId) -> None:
+        """Where its reply would be."""
+        if chat == self.chat.id and to in self.chat.branches:
+            self.transcript.renew(self.chat.tell_failure(to, self._replies.unanswered(chat).get(to, "")))
 
     @on(TextArea.Changed)
     def make_way(self, event: TextArea.Changed) -> None:

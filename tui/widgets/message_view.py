@@ -112,6 +112,8 @@ class MessageView(Column, can_focus=True):
     def _cost(self) -> Content:
         message = self.message
         lines: list[tuple[str, str]] = []
+        if message.role is Role.USER and message.error:
+            lines.append((f"no reply: {message.error}", "$text-warning"))
         if message.finish in figures.FINISHES:
             reason = f": {message.error}" if message.error else ""
             lines.append((f"{figures.FINISHES[message.finish]}{reason}", "$text-warning"))
