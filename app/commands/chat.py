@@ -1,5 +1,6 @@
 """`ingle` and `ingle chat`: the chat in the terminal, by screens or by plain lines."""
 
+import signal
 import sys
 
 import click
@@ -47,6 +48,7 @@ def chat(
         raise click.UsageError("--api-key-file is the key for --endpoint, which is missing.")
     given = {"model": model, "context": context, "threads": threads, "api_key_file": api_key_file}
     settings = load_settings(**given)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # nothing has to be ended in order until the chat listens
     from app.history.history import History
     from app.terminal_chat.session import Session
 

@@ -1,16 +1,19 @@
 """The chat as plain lines: for voices that read a screen aloud, terminals that can do no more, and pipes.
 
-Nothing is drawn, coloured or moved; each line is written once. Ctrl-C stops a reply, and leaves the chat where none is
-being written. Knows the port alone, as the screens do.
+Nothing is drawn, coloured or moved; each line is written once. Ctrl-C stops what is being done, and leaves the chat
+where that is nothing, or nobody sits at a terminal. Knows the port alone, as the screens do.
 """
 
 import asyncio
+import io
 import signal
 import sys
 import threading
 import time
+from collections.abc import Coroutine
 from contextlib import aclosing, suppress
 
+from app.terminal_chat.ending import Ending
 from app.terminal_chat.plain_commands import PlainCommands
 from app.terminal_chat.whole_words import WholeWords
 from tui.client import Client, ClientError
@@ -19,7 +22,7 @@ from tui.nouns import Finish, MessageId, PromptProgress, ReplyEnd, ReplyStarted,
 from tui.plain_text import sanitize
 
 _OFTEN = 5.0  # seconds between two lines about what is awaited
-_EXIT_OK, _EXIT_FAILURE, _EXIT_INTERRUPTED = 0, 1, 130
+_EXIT_OK, _EXIT_FAILURE = 0, 1
 
 
 class PlainChat:
@@ -30,64 +33,72 @@ class PlainChat:
         self._question = question
         self._commands = PlainCommands(client, self._say)
         self._lines: asyncio.Queue[str | None] = asyncio.Queue()
-        self._replying: asyncio.Task[None] | None = None
+        self._is_person = sys.stdin is not None and sys.stdin.isatty()
+        self._doing: asyncio.Task[None] | None = None
+        self._conversing: asyncio.Task[None] | None = None
+        self._ending = Ending(self._end)
         self._failed = False
-        self._interrupted = False
+        self._ended_with = 0  # the status that a signal asked for
 
     async def run(self) -> int:
-        """Until the end of the input, or /quit. Gives the exit status."""
+        """Until the end of the input, or /quit, or a signal. Gives the exit status."""
         loop = asyncio.get_running_loop()
+        self._ending.listen("SIGTERM", "SIGHUP")
         with suppress(NotImplementedError):  # Windows
             loop.add_signal_handler(signal.SIGINT, self._interrupt)
         threading.Thread(target=self._read, args=(loop,), name="input", daemon=True).start()
         telling = [asyncio.create_task(work) for work in (self._tell_loading(), self._recommend())]
-        if sys.stdin.isatty():
+        self._conversing = asyncio.create_task(self._converse())
+        try:
+            await self._conversing
+        except asyncio.CancelledError:
+            if not self._ended_with:
+                raise
+        finally:
+            for task in telling:
+                task.cancel()
+        if self._ended_with:
+            return self._ended_with
+        return _EXIT_FAILURE if self._failed and not self._is_person else _EXIT_OK
+
+    async def _converse(self) -> None:
+        if self._is_person:
             self._say("Type a message and press Enter. /help lists the commands, /quit leaves; Ctrl-C stops a reply.")
         if self._question:
-            await self._answer(self._question)
+            await self._do(self._answer(self._question))
         while not self._commands.is_over and (line := await self._next_line()) is not None:
-            await self._take(line.strip())
-        for task in telling:
-            task.cancel()
-        if self._interrupted:
-            return _EXIT_INTERRUPTED
-        return _EXIT_FAILURE if self._failed and not sys.stdin.isatty() else _EXIT_OK
+            await self._do(self._take(line.strip()))
+
+    async def _do(self, work: Coroutine[None, None, None]) -> None:
+        """What Ctrl-C stops; as much as it has brought is kept."""
+        self._doing = asyncio.create_task(work)
+        try:
+            await self._doing
+        except asyncio.CancelledError:
+            if (conversing := asyncio.current_task()) is None or conversing.cancelling():
+                raise  # all of the chat is to end
+            self._note("Stopped.")
+        except ClientError as problem:
+            self._complain(problem)
+        finally:
+            self._doing = None
 
     async def _take(self, line: str) -> None:
         if not line:
             return
         if command := typed(line):
-            try:
-                again = await self._commands.do(*command)
-            except ClientError as problem:
-                self._complain(problem)
-                return
-            if again is not None:
-                await self._reply(again)
+            if (again := await self._commands.do(*command)) is not None:
+                await self._write_reply(again)
             return
         await self._answer(line)
 
     async def _answer(self, text: str) -> None:
-        try:
-            chat = await self._commands.current()
-            message = await self._client.chats.add(chat.summary.id, chat.leaf, text)
-        except ClientError as problem:
-            self._complain(problem)
-            return
-        await self._reply(message.id)
-
-    async def _reply(self, to: MessageId) -> None:
-        """A reply, written as it comes; Ctrl-C ends it, and what has come is kept."""
-        self._replying = asyncio.create_task(self._write_reply(to))
-        try:
-            with suppress(asyncio.CancelledError):
-                await self._replying
-        except ClientError as problem:
-            self._complain(problem)
-        finally:
-            self._replying = None
+        chat = await self._commands.current()
+        message = await self._client.chats.add(chat.summary.id, chat.leaf, text)
+        await self._write_reply(message.id)
 
     async def _write_reply(self, to: MessageId) -> None:
+        """As it comes."""
         chat = await self._commands.current()
         words, told_at = WholeWords(), time.monotonic()
         async with aclosing(self._client.replies.reply(chat.summary.id, to)) as events:
@@ -127,30 +138,39 @@ class PlainChat:
     async def _recommend(self) -> None:
         """Tell a person who is new here of a better model."""
         with suppress(ClientError):
-            if sys.stdin.isatty() and (better := await self._client.models.recommended()) is not None:
+            if self._is_person and (better := await self._client.models.recommended()) is not None:
                 self._note(f"A better model fits this machine: {better.model}. It {better.verdict}.")
                 self._note(f"/load {better.model} fetches it. As default: ingle config set model {better.model}")
 
     async def _next_line(self) -> str | None:
-        if sys.stdin.isatty():
+        if self._is_person:
             self._write("> ")
         return await self._lines.get()
 
     def _interrupt(self) -> None:
-        if self._replying is not None:
-            self._replying.cancel()
+        if self._doing is not None and self._is_person:
             self._write("\n")
-            self._note("Stopped.")
+            self._doing.cancel()
         else:
-            self._interrupted = True
-            self._lines.put_nowait(None)
+            self._ending.ask(signal.SIGINT)
+
+    def _end(self, status: int) -> None:
+        self._ended_with = status
+        if self._conversing is not None:
+            self._conversing.cancel()
 
     def _read(self, loop: asyncio.AbstractEventLoop) -> None:
-        """On a thread of its own, which ends with the process."""
-        with suppress(RuntimeError, ValueError, OSError):  # the loop or stdin has gone
-            for line in sys.stdin:
-                loop.call_soon_threadsafe(self._lines.put_nowait, line)
-            loop.call_soon_threadsafe(self._lines.put_nowait, None)
+        """On a thread of its own, which ends with the process. However it ends, nobody waits for more lines."""
+        if isinstance(sys.stdin, io.TextIOWrapper):
+            sys.stdin.reconfigure(errors="replace")
+        with suppress(RuntimeError):  # the loop has gone
+            try:
+                for line in sys.stdin or ():
+                    loop.call_soon_threadsafe(self._lines.put_nowait, line)
+            except (ValueError, OSError) as problem:  # stdin has gone
+                loop.call_soon_threadsafe(self._note, f"error: no more can be read: {problem}")
+            finally:
+                loop.call_soon_threadsafe(self._lines.put_nowait, None)
 
     def _complain(self, problem: ClientError) -> None:
         self._failed = True

@@ -1,9 +1,7 @@
 """One run of the chat, from the history that is opened to the engine that is left: with screens, or in plain lines."""
 
 import asyncio
-import signal
 from collections.abc import Callable, Coroutine, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,8 +10,7 @@ import click
 from app.config import Settings, wants_colours
 from app.history.history import History
 from app.terminal_chat.client import TerminalClient
-
-_SIGNALLED = 128  # and the signal: the status of whoever was ended by one
+from app.terminal_chat.ending import Ending
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +38,7 @@ class Session:
 
         async def run(client: TerminalClient) -> int:
             app = ChatApp(client, self.settings.theme, question=self.question, colours=wants_colours())
-            status = _SIGNALLED + signal.SIGTERM
-            with suppress(NotImplementedError):  # Windows
-                asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, lambda: app.exit(return_code=status))
+            Ending(lambda status: app.exit(return_code=status)).listen("SIGINT", "SIGTERM")
             await app.run_async()
             left()
             return app.return_code or 0
