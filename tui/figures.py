@@ -1,6 +1,8 @@
 """Figures in words: sizes, times, tokens, and what one reply cost. Pure functions."""
 
+from tui.engine_nouns import Loading
 from tui.nouns import ContextBudget, Finish, PromptProgress, Usage
+from tui.plain_text import model_name, single_line
 
 _SIZES = ("B", "kB", "MB", "GB", "TB")
 
@@ -55,6 +57,14 @@ def reply_cost(usage: Usage) -> str:
     parts = f"(queue {seconds(usage.queue_seconds)}, prompt {seconds(usage.prompt_seconds)})"
     written = f", {usage.reply_tokens:,} tokens at {usage.tokens_per_second:.1f} tok/s" if begun else ""
     return f"{first} {parts}{written}"
+
+
+def loading(now: Loading) -> str:
+    """How far it is, on one line. The figures first: what has no room is cut off at the end."""
+    share = "" if now.fraction is None else f"{now.fraction:.0%}, "
+    name = model_name(now.model)
+    stage = now.stage.replace(now.model, name)
+    return single_line(f"{share}{stage}" if name in stage else f"{share}{name}: {stage}")
 
 
 def prompt_progress(progress: PromptProgress) -> str:

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from tui.client import ClientError
+from tui.client import ClientError, NotLoaded
 from tui.engine_nouns import (
     Amount,
     Download,
@@ -272,6 +272,7 @@ class ScriptedEngine:
     loads: asyncio.Event = field(default_factory=asyncio.Event)  # set: the model is loaded
     problem: ClientError | None = None  # why it cannot be
     tried: int = 0  # how often again
+    followed: int = 0  # how often somebody asked how it loads
     aborted: list[RequestId] = field(default_factory=list)
     requests: tuple[EngineRequest, ...] = (
         EngineRequest(RequestId("1"), "Inglenook", "interactive", Phase.WRITING, 1235, 1235, 212, 4.7, mine=True),
@@ -286,6 +287,7 @@ class ScriptedEngine:
 
     async def loading(self, *, again: bool = False) -> AsyncGenerator[Loading, None]:
         self.tried += again
+        self.followed += 1
         for step in self.steps:
             yield step
         await self.loads.wait()
@@ -294,6 +296,9 @@ class ScriptedEngine:
         yield Loading("smollm2:135m", "loaded", loaded=True)
 
     async def status(self) -> EngineStatus:
+        await self.loads.wait()
+        if self.problem is not None:
+            raise NotLoaded(self.problem.message, self.problem.remedy)
         self.looks += 1
         if not self.is_reported:
             return EngineStatus("smollm2:135m", (), (), (), 0, 0, is_reported=False)

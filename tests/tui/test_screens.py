@@ -10,6 +10,7 @@ from textual.widgets import Input, Markdown, Tree
 from tests.tui.pilots import Chatting, run
 from tests.tui.scripted_client import KNOWN, USAGE, ScriptedClient
 from tui.app import ChatApp
+from tui.client import ClientError
 from tui.engine_nouns import Recommendation, RequestId
 from tui.nouns import ChatSettings, Finish, ReplyEnd, TextDelta
 from tui.screens.dialog import Confirm
@@ -186,6 +187,32 @@ def test_an_engine_that_reports_nothing_is_shown_as_that() -> None:
         assert not any(screen.query_one(place).display for place in ("#rates", "#amounts", "Listing"))
 
     run(ScriptedClient(), flow)
+
+
+def test_while_the_engine_loads_its_screen_shows_how_that_goes() -> None:
+    async def flow(chat: Chatting) -> None:
+        await chat.pilot.press("f3")
+        await chat.until(lambda: chat.label("#about") == "50%, smollm2:135m: reading the weights")
+        chat.client.engine.loads.set()
+        await chat.until(lambda: len(rows(chat)) == 3)
+        assert chat.label("#about") == "smollm2:135m · http://127.0.0.1:4645/v1 · 3 requests"
+
+    run(ScriptedClient(), flow, loaded=False)
+
+
+def test_why_there_is_no_engine_is_told_on_its_screen_and_nowhere_else() -> None:
+    client = ScriptedClient()
+    client.engine.problem = ClientError("There is no such model", "ingle ls shows what is.")
+
+    async def flow(chat: Chatting) -> None:
+        await chat.until(lambda: len(chat.notices()) == 1)  # of the loading, over the chat
+        await chat.pilot.press("f3")
+        await chat.until(lambda: chat.label("#about") == "There is no such model. ingle ls shows what is.")
+        looks = chat.client.engine.followed
+        await chat.until(lambda: chat.client.engine.followed > looks + 1)
+        assert len(chat.notices()) == 1
+
+    run(client, flow)
 
 
 def test_help_the_palette_and_the_address() -> None:

@@ -1,6 +1,7 @@
 """What the engine does, and for whom: requests of all clients, the KV cache by tier, throughput, and memory."""
 
 from collections import deque
+from contextlib import aclosing
 from time import monotonic
 from typing import ClassVar
 
@@ -12,7 +13,7 @@ from textual.containers import Horizontal, Vertical
 from textual.widgets import Footer, Label, Sparkline
 
 from tui import figures
-from tui.client import Engine
+from tui.client import ClientError, Engine
 from tui.engine_nouns import EngineRequest, EngineStatus, Phase, RequestId
 from tui.failures import told
 from tui.plain_text import model_name, sanitize, single_line
@@ -78,9 +79,24 @@ class EngineScreen(OverChat[None]):
     @work(exclusive=True, group="look", description="look")
     async def look(self) -> None:
         with told(self):
-            self._show(await self._engine.status())
+            try:
+                async with aclosing(self._engine.loading()) as steps:
+                    async for step in steps:
+                        if not step.loaded:
+                            self._show_none(figures.loading(step))
+                self._show(await self._engine.status())
+            except ClientError as problem:
+                self._show_none(f"{problem.message.rstrip('.')}. {problem.remedy}".strip())
+
+    def _show_none(self, why: str) -> None:
+        """There is no engine to look at."""
+        self.add_class("-none")
+        self.query_one("#about", Label).update(single_line(why))
+        self._requests = {}
+        self.query_one(Listing).show({})
 
     def _show(self, status: EngineStatus) -> None:
+        self.remove_class("-none")
         self.set_class(not status.is_reported, "unreported")
         self.query_one("#about", Label).update(single_line(self._about(status)))
         if not status.is_reported:

@@ -4,6 +4,7 @@ from textual.content import Content
 from textual.reactive import reactive
 from textual.widget import Widget
 
+from tui import figures
 from tui.engine_nouns import Loading
 from tui.plain_text import model_name, single_line
 
@@ -30,11 +31,5 @@ class TopBar(Widget):
         return Content.assemble(" ", (left.ljust(space), "bold"), (right, "$text-muted"), " ")
 
     def _model(self) -> str:
-        """The figures first: what has no room is cut off at the end."""
         loading = self.loading_model
-        if loading is None:
-            return single_line(model_name(self.model))
-        share = "" if loading.fraction is None else f"{loading.fraction:.0%}, "
-        name = model_name(loading.model)
-        stage = loading.stage.replace(loading.model, name)
-        return single_line(f"{share}{stage}" if name in stage else f"{share}{name}: {stage}")
+        return single_line(model_name(self.model)) if loading is None else figures.loading(loading)
