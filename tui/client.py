@@ -16,7 +16,7 @@ from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from tui.engine_nouns import Download, EngineStatus, Fit, Loading, Model, Recommendation, RequestId
+from tui.engine_nouns import Download, EngineStatus, Finds, Fit, Loading, Model, Recommendation, RequestId
 from tui.nouns import (
     Attachment,
     Chat,
@@ -179,8 +179,9 @@ class Models(Protocol):
     async def recommended(self) -> Recommendation | None:
         """A better model than the default one, for a machine that has none yet, and whose person has chosen none."""
 
-    async def search(self, text: str) -> Sequence[Model]:
-        """Repositories of the Hub, by their names: to know more of one, ask for its variants."""
+    async def search(self, text: str) -> Finds:
+        """Repositories of the Hub, by their names: to know more of one, ask for its variants. Where the Hub cannot be
+        reached, models of the catalog."""
 
     async def variants(self, name: str) -> Sequence[Model]:
         """What a repository holds, one a quantization; what fits best first."""

@@ -88,6 +88,15 @@ class Model(Noun):
     loaded: bool = False
     arrived: int | None = None  # bytes of a download that was not finished
     fetching: bool = False  # by the engine, which waits for it: `pull` joins that
+    is_repository: bool = False  # of which `variants` can be pulled, and it itself cannot
+
+
+@dataclass(frozen=True, slots=True)
+class Finds(Noun):
+    """What a search found. Filled by the client."""
+
+    models: tuple[Model, ...]
+    note: str = ""  # in words, where they are not what was searched for: the Hub cannot be reached
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from app.commands.listing import as_json, echo_table
 from app.commands.read_options import read_by
 from app.config import load_settings
 from app.errors import EXIT_NOT_FOUND, Offline
-from app.models.hub_search import FORMATS, Find, search_families, search_hub
+from app.models.hub_search import FORMATS, OF_FAMILIES, Find, search_families, search_hub
 from app.models.store import ModelStore
 from app.progress import format_bytes, progress_on_stderr
 from app.setting_values import memory_size
@@ -49,7 +49,7 @@ def search(
             raise Offline(f"the network is off ({settings.origins['offline']})")
         found = search_hub(asked, formats or FORMATS, limit, settings, progress, memory or 0)
     except Offline as problem:
-        click.echo(f"{problem.message}: these are models with a short name, and sizes are estimates.", err=True)
+        click.echo(f"{problem.message}: {OF_FAMILIES}.", err=True)
         found = search_families(asked, ModelStore(settings), settings, memory or 0)[:limit]
     _echo(found, as_array=as_array)
     if not found:

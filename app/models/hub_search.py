@@ -25,6 +25,7 @@ from quant.bounded_json import JSONProblem, parse_list
 
 FORMATS = ("gguf", "awq", "gptq", "fp8")  # tags that the Hub has for repositories
 MAX_BYTES = 4 << 20
+OF_FAMILIES = "these are models with a short name, and sizes are estimates"  # said where the Hub was not searched
 _MOST = 200  # finds of one answer that are looked at
 
 

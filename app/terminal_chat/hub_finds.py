@@ -10,7 +10,7 @@ from app.errors import EXIT_NOT_FOUND, EXIT_OK, AppError
 from app.models.machine_memory import is_likely_to_fit
 from app.progress import SilentProgress
 from app.terminal_chat.own_command import reason, said, with_memory
-from tui.engine_nouns import Model
+from tui.engine_nouns import Finds, Model
 
 
 class _Find(Struct):
@@ -23,17 +23,34 @@ class _Find(Struct):
     quantization: str | None = None
 
 
-async def found(words: str, memory: int) -> Sequence[Model]:
+async def found(words: str, memory: int) -> Finds:
     """What fits comes first. `memory`: bytes that a model would find; 0: those that are free. Raises AppError with
     what the search says."""
     status, out, err = await said("search", "--json", *with_memory(memory), "--", *words.split())
     if status not in (EXIT_OK, EXIT_NOT_FOUND):
         raise AppError(reason(err, "the search failed"))
-    return [_model(find) for find in msgspec.json.decode(out, type=list[_Find])]
+    note = _note(err)
+    return Finds(tuple(_model(find, is_known=bool(note)) for find in msgspec.json.decode(out, type=list[_Find])), note)
 
 
-def _model(find: _Find) -> Model:
-    return Model(find.name, find.quantization or "", find.size, find.license, find.fits)
+def _model(find: _Find, *, is_known: bool) -> Model:
+    """`is_known`: it is one of those with a short name."""
+    return Model(
+        find.name,
+        find.quantization or "",
+        find.size,
+        find.license,
+        find.fits,
+        is_estimate=is_known,
+        is_repository=not is_known,
+    )
+
+
+def _note(err: bytes) -> str:
+    """Why models with a short name were searched instead; empty where they were not."""
+    from app.models.hub_search import OF_FAMILIES
+
+    return next((line for line in err.decode(errors="replace").splitlines() if OF_FAMILIES in line), "")
 
 
 def variants(name: str, settings: Settings, memory: int | None) -> Sequence[Model]:

@@ -14,7 +14,7 @@ from app.terminal_chat.hub_finds import found, variants
 from app.terminal_chat.model_fits import fit_of, recommended
 from app.terminal_chat.told import apart, told
 from tui.client import ClientError, NotLoaded
-from tui.engine_nouns import Download, Fit, Loading, Model, Recommendation
+from tui.engine_nouns import Download, Finds, Fit, Loading, Model, Recommendation
 
 if TYPE_CHECKING:
     from app.models.pulls import Pulls
@@ -53,9 +53,13 @@ class ChatModels:
         with told():
             return await recommended(self._settings)
 
-    async def search(self, text: str) -> Sequence[Model]:
+    async def search(self, text: str) -> Finds:
         with told():
-            return await self._as_here(await found(text, await self._slot.room()))
+            finds = await found(text, await self._slot.room())
+        if not finds.note:
+            return replace(finds, models=tuple(await self._as_here(finds.models)))
+        known = {model.name: model for model in await self.catalog()}
+        return replace(finds, models=tuple(known.get(find.name, find) for find in finds.models))
 
     async def variants(self, name: str) -> Sequence[Model]:
         return await self._as_here(await apart(variants, name, self._settings, await self._memory()))

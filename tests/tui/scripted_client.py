@@ -14,6 +14,7 @@ from tui.engine_nouns import (
     Download,
     EngineRequest,
     EngineStatus,
+    Finds,
     Fit,
     Loading,
     Model,
@@ -318,7 +319,7 @@ class ScriptedEngine:
 HERE = Model("smollm2:135m", "Q8_0", 144_811_456, "apache-2.0", installed=True, loaded=True)
 KNOWN = Model("qwen3:4b", "Q4_K_M", 2_497_281_120, "apache-2.0", True, is_estimate=True)
 LARGE = Model("llama3.3:70b", "Q4_K_M", 42_520_395_584, "llama3.3", False)
-REPOSITORY = Model("someone/Model-GGUF", license="mit")
+REPOSITORY = Model("someone/Model-GGUF", license="mit", is_repository=True)
 FITS = {
     HERE.name: Fit("answers now: 8,192 tokens of context", True),
     KNOWN.name: Fit("fits: 24k context; needs 4.1 GB, 16 GB free", True),
@@ -338,6 +339,8 @@ class ScriptedModels:
     loaded: list[str] = field(default_factory=list)
     gate: asyncio.Event = field(default_factory=asyncio.Event)  # set: downloads arrive
     better: Recommendation | None = None  # than the default one
+    finds: asyncio.Event = field(default_factory=asyncio.Event)  # set: searches end
+    offline: bool = False  # models of the catalog are found
     looked_at: list[str] = field(default_factory=list)  # whether they fit, to the end
     looks_end: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -361,8 +364,11 @@ class ScriptedModels:
             raise ClientError("the Hub cannot be reached")
         return FITS[name]
 
-    async def search(self, text: str) -> Sequence[Model]:
-        return [REPOSITORY]
+    async def search(self, text: str) -> Finds:
+        await self.finds.wait()
+        if self.offline:
+            return Finds((KNOWN,), "the Hub cannot be reached: these are models with a short name")
+        return Finds((REPOSITORY,) if text in REPOSITORY.name.lower() else ())
 
     async def variants(self, name: str) -> Sequence[Model]:
         return [Model(f"{name}:Q4_K_M", "Q4_K_M", 1_000_000_000, "mit", True)]
@@ -411,6 +417,7 @@ class ScriptedClient:
         self.context = ScriptedContext(self.chats)
         self.engine = ScriptedEngine()
         self.models = ScriptedModels()
+        self.models.finds.set()
         self.preferences = ScriptedPreferences()
 
     def keep(self, title: str, *texts: str, pinned: bool = False) -> ChatId:

@@ -114,6 +114,39 @@ def test_what_is_rested_upon_is_looked_at_whether_it_fits() -> None:
     run(ScriptedClient(), flow)
 
 
+def test_a_search_of_the_hub_says_that_it_goes_on_and_that_nothing_was_found() -> None:
+    async def flow(chat: Chatting) -> None:
+        models = chat.client.models
+        models.finds.clear()
+        await chat.pilot.press("f2", "3", *"other", "enter")
+        await chat.until(lambda: chat.label("#note") == "searching the Hub …")
+        models.finds.set()
+        await chat.until(lambda: chat.label("#note") == "nothing was found")
+        await chat.pilot.press("home", "ctrl+k", *"model", "enter")
+        await chat.until(lambda: rows(chat))
+        assert chat.label("#note") == ""
+
+    run(ScriptedClient(), flow)
+
+
+def test_what_is_found_without_the_hub_can_be_fetched_as_in_the_catalog() -> None:
+    client = ScriptedClient()
+    client.models.offline = True
+
+    async def flow(chat: Chatting) -> None:
+        await chat.pilot.press("f2", "3", *"qwen", "enter")
+        await chat.until(lambda: rows(chat))
+        assert rows(chat)[0][:3] == [KNOWN.name, "Q4_K_M", "~2.5 GB"]
+        assert chat.label("#note") == "the Hub cannot be reached: these are models with a short name"
+        chat.app.screen.query_one(Listing).focus()
+        await chat.pilot.press("enter")
+        await chat.until(lambda: client.models.pulled == [KNOWN.name])
+        await chat.pilot.press("p")
+        await chat.until(lambda: client.models.paused == [KNOWN.name])
+
+    run(client, flow)
+
+
 def test_what_is_typed_right_behind_the_key_of_a_list_is_not_for_the_one_before() -> None:
     async def flow(chat: Chatting) -> None:
         await chat.pilot.press("f2")

@@ -14,7 +14,7 @@ from textual.widgets import DataTable, Footer, Input, Label, Tab, Tabs
 from tui import figures
 from tui.client import ClientError, Models
 from tui.downloads import Downloads
-from tui.engine_nouns import Download, Model
+from tui.engine_nouns import Download, Finds, Model
 from tui.failures import told
 from tui.plain_text import single_line
 from tui.screens.dialog import confirm
@@ -56,6 +56,7 @@ class ModelsScreen(OverChat[str]):
     def compose(self) -> ComposeResult:
         yield Tabs(Tab("Installed", id="installed"), Tab("Catalog", id="catalog"), Tab("Hub", id="hub"))
         yield LineField(placeholder="Search the Hub, then enter", id="search")
+        yield Label("", id="note", markup=False)
         yield Listing()
         yield Label("", id="fit", markup=False)
         yield Footer()
@@ -77,6 +78,8 @@ class ModelsScreen(OverChat[str]):
         search = self.query_one("#search")
         search.display = self._shown == "hub"
         if search.display:
+            self.workers.cancel_group(self, "list")
+            self._note("")
             self._show([])
             self.set_focus(search)
         else:
@@ -99,19 +102,37 @@ class ModelsScreen(OverChat[str]):
     async def reload(self) -> None:
         """Read the list anew."""
         with told(self):
-            self._show(await self._found())
+            try:
+                finds = await self._found()
+            except ClientError:
+                self._note("")
+                raise
+            self._note(finds.note)
+            self._show(finds.models)
 
-    async def _found(self) -> Sequence[Model]:
+    async def _found(self) -> Finds:
         if self._repository:
-            return await self._models.variants(self._repository)
+            return Finds(tuple(await self._models.variants(self._repository)))
         match self._list():
             case "installed":
-                return await self._models.installed()
+                return Finds(tuple(await self._models.installed()))
             case "catalog":
-                return await self._models.catalog()
+                return Finds(tuple(await self._models.catalog()))
             case _:
-                text = self.query_one("#search", Input).value.strip()
-                return await self._models.search(text) if text else ()
+                return await self._searched(self.query_one("#search", Input).value.strip())
+
+    async def _searched(self, text: str) -> Finds:
+        if not text:
+            return Finds(())
+        self._note("searching the Hub …")
+        finds = await self._models.search(text)
+        return finds if finds.models else Finds((), f"{finds.note} nothing was found".strip())
+
+    def _note(self, text: str) -> None:
+        """What is to be said of the list; no line where that is nothing."""
+        label = self.query_one("#note", Label)
+        label.update(single_line(text))
+        label.display = bool(text)
 
     def _show(self, models: Sequence[Model]) -> None:
         self._listed = {model.name: model for model in models}
@@ -186,7 +207,7 @@ class ModelsScreen(OverChat[str]):
         model = self._chosen()
         if model is None:
             return
-        if self._list() == "hub" and not self._repository:
+        if model.is_repository:
             self._repository = model.name
             self.reload()
         elif model.installed:
@@ -210,7 +231,7 @@ class ModelsScreen(OverChat[str]):
 
     def action_pull(self) -> None:
         model = self._chosen()
-        if model is None or model.installed or (self._list() == "hub" and not self._repository):
+        if model is None or model.installed or model.is_repository:
             return
         if model.name in self._downloads.progress:
             self._downloads.pause(model.name)

@@ -114,7 +114,7 @@ def test_a_model_is_listed_as_it_is_before_and_after_it_is_fetched(online: tuple
             assert (here.name, here.quantization, here.license) == (f"{REPO}:Q4_K_M", "Q4_K_M", "mit")
             variants = {one.quantization: one.installed for one in await models.variants(REPO)}
             assert variants == {"Q4_K_M": True, "Q8_0": False}
-            [found] = await models.search(REPO.partition("/")[2])
+            [found] = (await models.search(REPO.partition("/")[2])).models
             assert found.installed
             await models.delete(KNOWN.name)
             assert await models.installed() == []
@@ -142,6 +142,22 @@ def test_what_was_begun_to_be_fetched_is_listed_as_that(online: tuple[Settings, 
             assert (known.name, known.arrived) == (KNOWN.name, left.arrived)
             arrived = {one.quantization: one.arrived for one in await models.variants(REPO)}
             assert arrived == {"Q4_K_M": left.arrived, "Q8_0": None}
+
+    asyncio.run(main())
+
+
+def test_without_the_hub_models_of_the_catalog_are_found(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("INGLE_OFFLINE", "1")
+
+    async def main() -> None:
+        async with models_of(settings) as models:
+            finds = await models.search(KNOWN.name)
+            assert finds.models
+            rows = [one for one in await models.catalog() if KNOWN.name in one.name]
+            assert {one.name for one in finds.models} == {one.name for one in rows}
+            assert all(one in rows for one in finds.models)
+            assert not any(one.is_repository for one in finds.models)
+            assert finds.note.startswith("the network is off")
 
     asyncio.run(main())
 
@@ -180,7 +196,7 @@ def test_what_is_too_large_does_not_fit(online: tuple[Settings, FakeHub], monkey
             assert not fit.is_possible
             assert {one.fits for one in await models.catalog()} == {False}
             assert [one.fits for one in await models.variants(REPO)] == [False, False]
-            assert [one.fits for one in await models.search("a")] == [False]
+            assert [one.fits for one in (await models.search("a")).models] == [False]
 
     asyncio.run(main())
 
