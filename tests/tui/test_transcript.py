@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from tests.tui.pilots import Chatting, at_rest, run
-from tests.tui.scripted_client import ScriptedClient
-from tui.nouns import ChatId, MessageId
+from tests.tui.scripted_client import USAGE, ScriptedClient
+from tui.nouns import ChatId, Finish, MessageId, ReplyEnd, TextDelta
 from tui.screens.compositor import RowCompositor
 from tui.widgets import transcript as transcript_module
 
@@ -212,3 +212,30 @@ def test_what_is_sent_in_a_chat_that_is_left_at_once_is_not_shown_in_the_next(mo
         assert chat.texts() == []
 
     run(ScriptedClient(), flow)
+
+
+def test_who_scrolls_to_the_end_step_by_step_follows_it_from_there() -> None:
+    client = ScriptedClient([TextDelta("line\n\n" * 40), ReplyEnd(Finish.COMPLETE, USAGE)])
+    name = client.keep("Long", *("words " * 300 for _ in range(6)))
+
+    async def scrolled(chat: Chatting, lines: int) -> None:
+        """As by the wheel: in several frames."""
+        chat.conversation.transcript.scroll_relative(y=lines, duration=0.05, immediate=True)
+        await chat.pilot.wait_for_scheduled_animations()
+
+    async def flow(chat: Chatting) -> None:
+        chat.app.animation_level = "full"
+        transcript = chat.conversation.transcript
+        await chat.until(lambda: transcript.scroll_y == transcript.max_scroll_y > 10)
+        await scrolled(chat, -5)
+        assert transcript.scroll_y == transcript.max_scroll_y - 5
+        await scrolled(chat, 5)
+        assert transcript.scroll_y == transcript.max_scroll_y
+        before = transcript.max_scroll_y
+        await chat.say("more")
+        await chat.until(lambda: before < transcript.max_scroll_y == transcript.scroll_y)
+        await scrolled(chat, -5)
+        await chat.pilot.pause()
+        assert transcript.scroll_y == transcript.max_scroll_y - 5
+
+    run(client, flow, chat=name)

@@ -183,8 +183,10 @@ class Transcript(VerticalScroll, can_focus=False):
 
     def watch_scroll_y(self, old_value: float, new_value: float) -> None:
         super().watch_scroll_y(old_value, new_value)
-        if new_value >= self.max_scroll_y:  # the end of a window need not be that of the chat
-            self.anchor(self._end == len(self._path) and not self._moving)
+        if new_value >= self.max_scroll_y and not self._shows_end:
+            self.anchor(False)
+        elif new_value >= self.max_scroll_y:
+            self.call_next(self._follow)  # now would be in the middle of a step of scrolling, which an anchor ends
         if self._moving:
             return
         if new_value <= 2 and self._first > 0 and old_value > new_value:
@@ -193,6 +195,15 @@ class Transcript(VerticalScroll, can_focus=False):
         elif new_value >= self.max_scroll_y - 2 and self._end < len(self._path) and new_value > old_value:
             self._moving = True
             self._move_down()
+
+    @property
+    def _shows_end(self) -> bool:
+        """Whether the end of the window is that of the chat, and stays that."""
+        return self._end == len(self._path) and not self._moving
+
+    def _follow(self) -> None:
+        if self.scroll_y >= self.max_scroll_y and self._shows_end:  # still
+            self.anchor()
 
     @work(group=_WINDOW, description="window")
     async def _move_up(self) -> None:
