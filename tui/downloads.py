@@ -4,7 +4,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import aclosing
 
 from tui.client import ClientError, Models, NotLoaded
-from tui.engine_nouns import Download
+from tui.engine_nouns import Download, Model
 from tui.running_replies import Running
 
 
@@ -23,12 +23,15 @@ class Downloads:
         self._arrived = arrived
         self._failed = failed
         self._running: dict[str, Running] = {}
-        self.progress: dict[str, Download] = {}  # of those that run
+        self.models: dict[str, Model] = {}  # those that run, by name
+        self.progress: dict[str, Download] = {}  # of the same
         self.ended = 0  # how many have, however they did
 
-    def start(self, name: str) -> None:
+    def start(self, model: Model) -> None:
         """Begin, or go on from where it was paused."""
+        name = model.name
         if name not in self._running:
+            self.models[name] = model
             self.progress[name] = Download(0, None, 0.0, "starting")
             self._running[name] = self._run(self._pull(name))
 
@@ -49,5 +52,5 @@ class Downloads:
         else:
             self._arrived(name)
         finally:
-            del self._running[name], self.progress[name]
+            del self._running[name], self.models[name], self.progress[name]
             self.ended += 1

@@ -37,6 +37,13 @@ def seconds(value: float) -> str:
     return f"{int(value) // 60}:{int(value) % 60:02}"
 
 
+def left(value: float) -> str:
+    """A time that nobody knows exactly: 40 s left, 12 min left, 3 h left."""
+    minutes = value / 60
+    words = f"{value:.0f} s" if value < 100 else f"{minutes:.0f} min" if minutes < 100 else f"{minutes / 60:.0f} h"
+    return f"{words} left"
+
+
 def percent(used: int, total: int) -> str:
     return f"{100 * used / total:.0f} %" if total else ""
 

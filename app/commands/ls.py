@@ -47,8 +47,9 @@ def ls(catalog: bool, as_array: bool) -> None:
 
 def _echo_unfinished(store: ModelStore, settings: Settings) -> None:
     """What is on its way, and what was left there."""
-    for name, arrived in store.hub_models.unfinished():
-        click.echo(f"{name} is not whole: {format_bytes(arrived)} are there; ingle pull {name} goes on.", err=True)
+    for one in store.hub_models.unfinished():
+        there = format_bytes(one.arrived)
+        click.echo(f"{one.name} is not whole: {there} are there; ingle pull {one.name} goes on.", err=True)
     if running := running_download(settings.models_dir):
         total = f" of {format_bytes(running.total)}" if running.total else ""
         click.echo(f"{running.name} is being fetched: {format_bytes(running.done)}{total}.", err=True)

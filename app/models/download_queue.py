@@ -83,14 +83,14 @@ def queue_note(models_dir: Path, names: Sequence[str] = ()) -> Iterator[QueueNot
 
 def fetches(models: HubModels, models_dir: Path) -> list[Fetch]:
     """What is being fetched, what waits, in the order in which it was asked for, and what was left."""
-    arrived, running = dict(models.unfinished()), running_download(models_dir)
+    begun, running = [*models.unfinished()], running_download(models_dir)
     found = [Fetch(running.name, FetchState.RUNNING, running.done, running.total)] if running else []
     for name in _queued(models_dir):
         if not any(is_of(name, fetch.name) for fetch in found):
-            there = sum(size for kept, size in arrived.items() if is_of(kept, name))
+            there = sum(one.arrived for one in begun if is_of(one.name, name))
             found.append(Fetch(name, FetchState.WAITING, there, None))
-    left = [name for name in arrived if not any(is_of(name, fetch.name) for fetch in found)]
-    return [*found, *(Fetch(name, FetchState.STOPPED, arrived[name], None) for name in left)]
+    left = [one for one in begun if not any(is_of(one.name, fetch.name) for fetch in found)]
+    return [*found, *(Fetch(one.name, FetchState.STOPPED, one.arrived, one.size) for one in left)]
 
 
 def is_of(name: str, asked: str) -> bool:

@@ -35,6 +35,16 @@ class Pulled:
     files: tuple[str, ...]
     stored_at: str  # ISO 8601 in UTC
     license: str  # as the Hub has it; empty: it does not say
+    size: int | None = None  # bytes of all files; None: whoever fetched it kept no note of that
+
+
+@dataclass(frozen=True, slots=True)
+class Unfinished:
+    """What was begun to be fetched."""
+
+    name: str
+    arrived: int  # bytes
+    size: int | None  # of all of it
 
 
 class HubModels:
@@ -67,16 +77,18 @@ class HubModels:
         """What ingle has fetched by this name."""
         try:
             content = json.loads(self._record_path(name).read_bytes())
-            return Pulled(content["revision"], tuple(content["files"]), content["stored_at"], content["license"])
+            files, size = tuple(content["files"]), content.get("size")
+            return Pulled(content["revision"], files, content["stored_at"], content["license"], size and int(size))
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
-    def unfinished(self) -> Iterator[tuple[str, int]]:
-        """The names of what ingle has begun to fetch and has not ended, and the bytes that have arrived of each."""
+    def unfinished(self) -> Iterator[Unfinished]:
+        """What ingle has begun to fetch and has not ended, by name."""
         for record in sorted((self._models_dir / _PULLED).glob("*.json")):
             name = _name_in(record)
             if name and (pulled := self.pulled(name)) and self._lacks_a_file(name.repo, pulled):
-                yield str(name), hub_cache.arrived(self._cache, name.repo, pulled.revision, pulled.files)
+                arrived = hub_cache.arrived(self._cache, name.repo, pulled.revision, pulled.files)
+                yield Unfinished(str(name), arrived, pulled.size)
 
     def _lacks_a_file(self, repo: str, pulled: Pulled) -> bool:
         folder = hub_cache.snapshot_folder(self._cache, repo, pulled.revision)
@@ -150,6 +162,7 @@ class HubModels:
             "files": [file.source.file for file in files],
             "stored_at": datetime.now(UTC).isoformat(timespec="seconds"),
             "license": licence,
+            "size": sum(file.size for file in files),
         }
         private_folder(self._record_path(name).parent)
         write_whole(self._record_path(name), json.dumps(record, indent=2).encode())
@@ -180,7 +193,7 @@ class HubModels:
 
     def _begun(self, name: RepositoryName) -> RepositoryName:
         """The name with the quantization of what was begun to be fetched by it; where that is not one, as it is."""
-        names = [begun for begun, _ in self.unfinished() if begun.startswith(f"{name}:")]
+        names = [begun.name for begun in self.unfinished() if begun.name.startswith(f"{name}:")]
         whole = RepositoryName.parse(names[0]) if len(names) == 1 and not self.pulled(name) else None
         return whole or name
 

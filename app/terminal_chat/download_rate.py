@@ -16,8 +16,9 @@ class DownloadRate:
         self._marks: deque[tuple[float, int]] = deque()  # when how much was done
 
     def after(self, label: str, done: int) -> float:
-        """Units a second, now that `done` of them are; 0 where nobody knows yet."""
-        if label != self._label or (self._marks and done < self._marks[-1][1]):
+        """Units a second, now that `done` of them are; 0 where nobody knows yet. What was there at the first look, or
+        at the first that saw any, is of another time."""
+        if label != self._label or (self._marks and (done < self._marks[-1][1] or not self._marks[-1][1])):
             self._label = label
             self._marks.clear()
         now = self._clock()

@@ -24,7 +24,7 @@ def installed_models(store: ModelStore, loaded: str, fetching: str) -> list[Mode
     here = {one.name for one in stored}
     missing = (entry for entry in store.catalog if entry.name not in here)
     begun = [_of_catalog(entry, store, under_way, fetching, None) for entry in missing]
-    begun += [Model(one.name, arrived=one.done) for one in under_way if one.state is FetchState.STOPPED]
+    begun += [Model(one.name, size=one.total, arrived=one.done) for one in under_way if one.state is FetchState.STOPPED]
     if fetching and not any(is_of(name, fetching) for name in here | {one.name for one in begun}):
         begun.append(Model(fetching, fetching=True))
     return [*(_stored(one, store, loaded) for one in stored), *(one for one in begun if one.arrived or one.fetching)]
@@ -76,16 +76,18 @@ def _of_catalog(
 
 
 def _of_family(known: KnownModel, under_way: list[Fetch], fetching: str, memory: int | None) -> Model:
-    left = (one.done for one in under_way if one.state is FetchState.STOPPED and _is_of(one.name, known))
+    left = (one for one in under_way if one.state is FetchState.STOPPED and _is_of(one.name, known))
+    begun = next(left, None)
+    size = begun.total if begun is not None else None
     is_gguf = known.repository.repo.lower().endswith("gguf")
     return Model(
         name=known.name,
         quantization=PREFERRED[0] if is_gguf else "",
-        size=known.usual_size,
+        size=size or known.usual_size,
         license=known.license,
-        fits=_fits(known.usual_size, memory),
-        is_estimate=True,
-        arrived=next(left, None),
+        fits=_fits(size or known.usual_size, memory),
+        is_estimate=size is None,
+        arrived=None if begun is None else begun.done,
         fetching=bool(fetching) and _is_of(fetching, known),
     )
 

@@ -375,7 +375,7 @@ class ScriptedModels:
 
     async def pull(self, name: str) -> AsyncGenerator[Download, None]:
         self.pulled.append(name)
-        yield Download(420, 1000, 12_300_000)
+        yield Download(420_000_000, 1_000_000_000, 12_300_000)
         try:
             await self.gate.wait()
         except asyncio.CancelledError:

@@ -42,6 +42,13 @@ def test_a_budget_says_what_is_free_or_too_many() -> None:
     assert figures.budget(ContextBudget(2048, 120, 1100, 1024)).endswith("196 too many")
 
 
+@pytest.mark.parametrize(
+    ("value", "words"), [(0.2, "0 s left"), (40.4, "40 s left"), (720, "12 min left"), (10_000, "3 h left")]
+)
+def test_time_that_is_left(value: float, words: str) -> None:
+    assert figures.left(value) == words
+
+
 def test_progress_of_a_prompt() -> None:
     words = figures.prompt_progress(PromptProgress(2048, 9000, 512))
     assert words == "reading the prompt: 2,048 of 9,000 tokens, 512 of them reused"

@@ -1,7 +1,7 @@
 """Models: those on this machine, those of the catalog, and those of the Hub. Answers with the one to load."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import ClassVar
 
@@ -115,11 +115,15 @@ class ModelsScreen(OverChat[str]):
             return Finds(tuple(await self._models.variants(self._repository)))
         match self._list():
             case "installed":
-                return Finds(tuple(await self._models.installed()))
+                return Finds((*await self._models.installed(), *self._coming()))
             case "catalog":
                 return Finds(tuple(await self._models.catalog()))
             case _:
                 return await self._searched(self.query_one("#search", Input).value.strip())
+
+    def _coming(self) -> Iterator[Model]:
+        """What is fetched for this screen. What the engine fetches is in its lists."""
+        return (model for model in self._downloads.models.values() if not model.fetching)
 
     async def _searched(self, text: str) -> Finds:
         if not text:
@@ -138,7 +142,7 @@ class ModelsScreen(OverChat[str]):
         self._listed = {model.name: model for model in models}
         for model in models:
             if model.fetching:
-                self._downloads.start(model.name)
+                self._downloads.start(model)
         self.query_one(Listing).show({name: self._cells(model) for name, model in self._listed.items()})
         self._show_fit()
 
@@ -236,7 +240,7 @@ class ModelsScreen(OverChat[str]):
         if model.name in self._downloads.progress:
             self._downloads.pause(model.name)
         else:
-            self._downloads.start(model.name)
+            self._downloads.start(model)
 
     @work(description="delete")
     async def action_delete(self) -> None:
@@ -253,4 +257,8 @@ def _progress(progress: Download) -> str:
     if progress.stage:
         return progress.stage
     share = figures.percent(progress.done, progress.total or 0) or figures.size(progress.done)
-    return f"{share}, {figures.size(round(progress.bytes_per_second))}/s"
+    speed = round(progress.bytes_per_second)
+    if not speed:
+        return share
+    left = f", {figures.left((progress.total - progress.done) / speed)}" if progress.total else ""
+    return f"{share}, {figures.size(speed)}/s{left}"

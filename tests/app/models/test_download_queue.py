@@ -65,7 +65,7 @@ def test_what_was_left_comes_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         hub.mishaps.extend([Mishap(cut_at=1000), Mishap(status=503)])
         with pytest.raises(Offline):
             pull("org/Tiny", settings)
-    left = Fetch("org/Tiny:Q4_0", FetchState.STOPPED, 1000, None)
+    left = Fetch("org/Tiny:Q4_0", FetchState.STOPPED, 1000, 5000)
     assert seen(settings) == [left]
     with queue_note(settings.models_dir, ["org/Other", "org/Tiny"]):
         assert [(fetch.name, fetch.state) for fetch in seen(settings)] == [

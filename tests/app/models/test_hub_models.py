@@ -363,9 +363,9 @@ def test_what_has_arrived_of_a_download_that_was_given_up_is_removed(fake_hub: F
     there = sum(path.stat().st_size for path in blob.parent.iterdir())  # of the others, what was quick enough
     assert there >= 50
     assert ModelStore(settings).entries() == []
-    [(name, arrived)] = ModelStore(settings).hub_models.unfinished()
+    [begun] = ModelStore(settings).hub_models.unfinished()
     [removal] = ModelStore(settings).remove(REPO)
-    assert (name, arrived, removal.freed) == (REPO, there, there)
+    assert (begun.name, begun.arrived, removal.freed) == (REPO, there, there)
     assert [*ModelStore(settings).hub_models.unfinished()] == []
     assert files_below(settings.hub_cache) == set()
     with pytest.raises(ModelNotFound):

@@ -480,9 +480,12 @@ def test_a_download_is_told_with_its_speed_and_time_left() -> None:
     clock = Clock()
     rate = DownloadRate(clock)
     assert stage_of(Said(stage="Downloading", done=0, total=90_000_000), rate) == ("Downloading, 0 B of 90.0 MB", 0.0)
+    clock.seconds += 1
+    resumed = stage_of(Said(stage="Downloading", done=18_000_000, total=90_000_000), rate)
+    assert resumed == ("Downloading, 18.0 MB of 90.0 MB", pytest.approx(0.2))
     clock.seconds += 2
     stage, fraction = stage_of(Said(stage="Downloading", done=30_000_000, total=90_000_000), rate)
-    assert stage == "15.0 MB/s, 4 s left: Downloading, 30.0 MB of 90.0 MB"
+    assert stage == "6.0 MB/s, 10 s left: Downloading, 30.0 MB of 90.0 MB"
     assert fraction == pytest.approx(1 / 3)
     clock.seconds += 60
     assert rate.after("Downloading", 30_000_000) == 0

@@ -138,8 +138,10 @@ def test_what_was_begun_to_be_fetched_is_listed_as_that(online: tuple[Settings, 
             assert left.name == f"{REPO}:Q4_K_M"
             assert not left.installed
             assert left.arrived
+            assert left.size == len(hub.repositories[REPO]["m-Q4_K_M.gguf"])
             [known] = [one for one in await models.catalog() if one.arrived]
             assert (known.name, known.arrived) == (KNOWN.name, left.arrived)
+            assert (known.size, known.is_estimate) == (left.size, False)
             arrived = {one.quantization: one.arrived for one in await models.variants(REPO)}
             assert arrived == {"Q4_K_M": left.arrived, "Q8_0": None}
 
