@@ -43,6 +43,7 @@ class RequestReport(Struct):
     prompt_total: int
     reply_tokens: int
     seconds: float  # since it arrived
+    reply: str = ""  # the id by which it can be stopped; empty: it has none
 
 
 class TierReport(Struct):
@@ -206,6 +207,7 @@ def _report(request: EngineRequest, now: float) -> RequestReport:
         prompt_total=total,
         reply_tokens=len(request.output_ids),
         seconds=round(max(0.0, now - request.arrival), 3),
+        reply=request.origin.reply,
     )
 
 

@@ -39,7 +39,7 @@ class TerminalClient:
         self.chats.give_title = Titles(self.chats, self._slot).make
         self.replies = ChatReplies(self.chats, self._slot)
         self.context = ChatContext(self.chats, self._slot)
-        self.engine = ChatEngine(self._slot)
+        self.engine = ChatEngine(self._slot, self.replies)
         self.models = ChatModels(settings, self._slot)
         self.preferences = ChatPreferences()
 

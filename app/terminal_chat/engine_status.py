@@ -6,14 +6,17 @@ from typing import Any
 
 from app.attendance import CHAT_CLIENT
 from app.terminal_chat.engine_slot import EngineSlot
+from app.terminal_chat.replies import ChatReplies
 from tui.engine_nouns import Amount, EngineRequest, EngineStatus, Loading, Phase, RequestId
 
 
 class ChatEngine:
     """Implements `tui.client.Engine`."""
 
-    def __init__(self, slot: EngineSlot) -> None:
+    def __init__(self, slot: EngineSlot, replies: ChatReplies) -> None:
         self._slot = slot
+        self._replies = replies
+        self._reply_ids: dict[RequestId, str] = {}  # of the requests that were told last
 
     def address(self) -> str:
         return self._slot.address
@@ -30,9 +33,13 @@ class ChatEngine:
                 return EngineStatus(engine.model, (), (), (), 0, 0, is_reported=False)
             report = await engine.endpoint.own("GET", "engine")
             with as_agreed():
+                self._reply_ids = {RequestId(str(one["id"])): str(one.get("reply", "")) for one in report["requests"]}
                 return _status(report)
 
     async def abort(self, request: RequestId) -> None:
+        """A reply of this chat is stopped as it is there."""
+        if await self._replies.stop_named(self._reply_ids.get(request, "")):
+            return
         async with self._slot.use() as engine:
             await engine.endpoint.own("POST", "abort", {"id": request})
 

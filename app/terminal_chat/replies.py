@@ -160,9 +160,17 @@ class ChatReplies:
 
     async def stop(self, message: nouns.MessageId) -> None:
         """Ended by the engine a reply says what it used; of another server's, the connection is closed."""
-        growing = self._growing.get(int(message))
-        if growing is None:
-            return
+        if (growing := self._growing.get(int(message))) is not None:
+            await self._stop(growing)
+
+    async def stop_named(self, reply: str) -> bool:
+        """The same by the engine's id of a reply; whether it is one of these."""
+        growing = next((one for one in self._growing.values() if reply and one.reply == reply), None)
+        if growing is not None:
+            await self._stop(growing)
+        return growing is not None
+
+    async def _stop(self, growing: _Growing) -> None:
         growing.is_stopping = True
         try:
             await growing.engine.endpoint.stop(growing.reply)

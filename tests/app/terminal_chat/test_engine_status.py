@@ -8,6 +8,7 @@ from typing import Any, cast
 
 from app.terminal_chat.engine_slot import Engine, EngineSlot
 from app.terminal_chat.engine_status import ChatEngine
+from app.terminal_chat.replies import ChatReplies
 from tui.engine_nouns import Amount, EngineStatus
 
 REPORT = {
@@ -40,7 +41,7 @@ class Told:
 
 
 def status(**changed: object) -> EngineStatus:
-    return asyncio.run(ChatEngine(cast(EngineSlot, Told({**REPORT, **changed}))).status())
+    return asyncio.run(ChatEngine(cast(EngineSlot, Told({**REPORT, **changed})), cast(ChatReplies, None)).status())
 
 
 def test_every_place_is_told_in_bytes() -> None:
