@@ -23,6 +23,7 @@ from tui.failures import tell, told
 from tui.nouns import ChatId
 from tui.plain_text import sanitize
 from tui.screens.chat import ChatScreen
+from tui.screens.over_chat import Answer, Page
 from tui.tidying import tidied
 
 _PAGES = ("pageup", "pagedown")
@@ -122,17 +123,29 @@ class ChatApp(App[None]):
     def action_help(self) -> None:
         from tui.screens.help import HelpScreen
 
-        self.push_screen(HelpScreen())
+        self._turn_to(HelpScreen())
 
     def action_models(self) -> None:
         from tui.screens.models import ModelsScreen
 
-        self.push_screen(ModelsScreen(self._client.models, self._downloads), self._load)
+        self._turn_to(ModelsScreen(self._client.models, self._downloads), self._load)
 
     def action_engine(self) -> None:
         from tui.screens.engine import EngineScreen
 
-        self.push_screen(EngineScreen(self._client.engine))
+        self._turn_to(EngineScreen(self._client.engine))
+
+    def _turn_to(self, page: Page[Answer], answered: Callable[[Answer | None], None] | None = None) -> None:
+        """Show a page in place of the one that is seen, once that can be closed."""
+        seen = self.screen
+        if type(seen) is type(page):
+            return
+        if isinstance(seen, Page) and not seen.is_mounted:
+            self.call_later(self._turn_to, page, answered)
+            return
+        if isinstance(seen, Page):
+            seen.dismiss()
+        self.push_screen(page, answered)
 
     def action_load(self, name: str = "") -> None:
         if name:

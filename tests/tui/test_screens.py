@@ -63,6 +63,7 @@ def test_models_are_listed_fetched_paused_found_deleted_and_loaded() -> None:
         await chat.until(lambda: rows(chat) and rows(chat)[0][3] == "loaded")
         await chat.pilot.press("d")
         await chat.until(lambda: isinstance(chat.app.screen, Confirm))
+        assert chat.label(".question").startswith("Delete the model that answers now?")
         await chat.pilot.press("enter")  # the harmless button has the focus
         await chat.until(lambda: isinstance(chat.app.screen, ModelsScreen))
         assert models.deleted == []
@@ -251,6 +252,33 @@ def test_why_there_is_no_engine_is_told_on_its_screen_and_nowhere_else() -> None
         assert len(chat.notices()) == 1
 
     run(client, flow)
+
+
+def test_a_page_takes_the_place_of_the_one_that_is_seen() -> None:
+    async def flow(chat: Chatting) -> None:
+        for key, page in (("f2", ModelsScreen), ("f3", EngineScreen), ("f2", ModelsScreen), ("f3", EngineScreen)):
+            await chat.pilot.press(key)
+            await chat.until(lambda page=page: isinstance(chat.app.screen, page) and chat.app.screen.is_mounted)
+        shown = chat.app.screen
+        await chat.pilot.press("f3")
+        assert chat.app.screen is shown
+        await chat.pilot.press("f1")
+        await chat.until(lambda: isinstance(chat.app.screen, HelpScreen))
+        await chat.pilot.press("escape")
+        await chat.until(lambda: chat.app.screen is chat.screen)
+
+    run(ScriptedClient(), flow)
+
+
+def test_pages_that_are_asked_for_in_a_hurry_end_with_the_last_one() -> None:
+    async def flow(chat: Chatting) -> None:
+        for key in ("f2", "f3", "f2", "f1"):  # at once, with no frame between them
+            chat.app.post_message(Key(key, None))
+        await chat.until(lambda: isinstance(chat.app.screen, HelpScreen) and chat.app.screen.is_mounted)
+        await chat.pilot.press("escape")
+        await chat.until(lambda: chat.app.screen is chat.screen)
+
+    run(ScriptedClient(), flow)
 
 
 def test_help_the_palette_and_the_address() -> None:

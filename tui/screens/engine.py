@@ -18,7 +18,7 @@ from tui.engine_nouns import EngineRequest, EngineStatus, Phase, RequestId
 from tui.failures import told
 from tui.plain_text import model_name, sanitize, single_line
 from tui.screens.dialog import confirm
-from tui.screens.over_chat import OverChat
+from tui.screens.over_chat import Page
 from tui.widgets.amounts import Amounts
 from tui.widgets.listing import Listing
 
@@ -41,7 +41,7 @@ class Rates:
         self._last = now, total
 
 
-class EngineScreen(OverChat[None]):
+class EngineScreen(Page[None]):
     """Looked at once a second while it is seen."""
 
     CSS_PATH = "engine.tcss"

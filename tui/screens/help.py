@@ -9,7 +9,7 @@ from textual.content import Content
 from textual.widgets import Footer, Label
 
 from tui.commands import COMMANDS
-from tui.screens.over_chat import OverChat
+from tui.screens.over_chat import Page
 
 KEYS = (
     ("enter", "Send; while a reply comes, send it after that one"),
@@ -29,7 +29,7 @@ KEYS = (
 )
 
 
-class HelpScreen(OverChat[None]):
+class HelpScreen(Page[None]):
     """Closed by escape."""
 
     CSS_PATH = "help.tcss"

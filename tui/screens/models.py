@@ -18,7 +18,7 @@ from tui.engine_nouns import Download, Finds, Model
 from tui.failures import told
 from tui.plain_text import single_line
 from tui.screens.dialog import confirm
-from tui.screens.over_chat import OverChat
+from tui.screens.over_chat import Page
 from tui.widgets.listing import Listing
 from tui.widgets.text_fields import LineField
 
@@ -28,7 +28,7 @@ _BY_SIZE = {None: "nobody knows whether it fits", True: "fits by its size", Fals
 _COLUMNS = (("Model", "name"), ("Quant", "quantization"), ("Size", "size"), ("State", "state"), ("License", "license"))
 
 
-class ModelsScreen(OverChat[str]):
+class ModelsScreen(Page[str]):
     """A table, and three lists that it may show."""
 
     CSS_PATH = "models.tcss"
@@ -247,7 +247,10 @@ class ModelsScreen(OverChat[str]):
         model = self._chosen()
         if model is None or not (model.installed or model.arrived):
             return
-        if await confirm(self, "Delete this model from this machine?", model.name, "Delete"):
+        question = "Delete this model from this machine?"
+        if model.loaded:
+            question = "Delete the model that answers now? It is gone from this machine, and cannot be loaded again."
+        if await confirm(self, question, model.name, "Delete"):
             with told(self):
                 await self._models.delete(model.name)
                 self.reload()

@@ -21,3 +21,7 @@ class OverChat(Screen[Answer]):
 
     def _dismiss_now(self, result: Answer | None) -> None:
         self.dismiss(result)  # not returned: a screen cannot await in its own turn that it is closed
+
+
+class Page(OverChat[Answer]):
+    """One that only shows something: another one takes its place."""
