@@ -42,6 +42,14 @@ def single_line(text: str) -> str:
     return " ".join(sanitize(text).split())
 
 
+def shortened(text: str, most: int) -> str:
+    """At most so many characters of it, the middle left out."""
+    if len(text) <= most:
+        return text
+    end = (most - 1) // 2
+    return f"{text[: most - 1 - end]}…{text[len(text) - end :]}"
+
+
 def beginning(text: str, most: int) -> str:
     """So many characters of it, and how many there are besides: for what nobody reads to its end."""
     return text if len(text) <= most else f"{text[:most]} … {len(text) - most:,} more characters"

@@ -63,6 +63,10 @@ class Chatting:
         """What a line of text on the screen says; nothing while it is not there."""
         return "".join(str(label.render()) for label in self.app.screen.query(selector).results(Label))
 
+    def lines(self) -> list[str]:
+        """All that is seen."""
+        return [strip.text for strip in self.app.screen._compositor.render_strips()]
+
     def notices(self) -> list[str]:
         return [f"{notice.title} {notice.message}".strip() for notice in self.app._notifications]
 

@@ -335,6 +335,7 @@ class ScriptedModels:
     paused: list[str] = field(default_factory=list)
     arrived: list[str] = field(default_factory=list)
     deleted: list[str] = field(default_factory=list)
+    others: tuple[Model, ...] = ()  # that are here, too
     fetching: bool = False  # the engine fetches the one that is known
     loaded: list[str] = field(default_factory=list)
     gate: asyncio.Event = field(default_factory=asyncio.Event)  # set: downloads arrive
@@ -348,7 +349,7 @@ class ScriptedModels:
         self.looks_end.set()
 
     async def installed(self) -> Sequence[Model]:
-        return [model for model in (HERE,) if model.name not in self.deleted]
+        return [model for model in (HERE, *self.others) if model.name not in self.deleted]
 
     async def catalog(self) -> Sequence[Model]:
         known = replace(KNOWN, installed=KNOWN.name in self.arrived, fetching=self.fetching)

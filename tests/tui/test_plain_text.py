@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from tui.plain_text import model_name, sanitize, single_line
+from tui.plain_text import model_name, sanitize, shortened, single_line
 
 CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
@@ -58,6 +58,12 @@ def test_cutting_a_text_hides_nothing() -> None:
 
 def test_a_title_is_one_line() -> None:
     assert single_line(" a\tb\r\nc\x1b ") == "a b c␛"
+
+
+def test_of_what_is_shortened_both_ends_stay() -> None:
+    assert shortened("org/Model:Q4_0", 14) == "org/Model:Q4_0"
+    assert shortened("org/Model:Q4_0", 9) == "org/…Q4_0"
+    assert shortened("org/Model:Q4_0", 8) == "org/…4_0"
 
 
 def test_a_model_is_called_by_its_name_and_not_by_its_place() -> None:

@@ -11,7 +11,7 @@ from tests.tui.pilots import Chatting, run
 from tests.tui.scripted_client import KNOWN, USAGE, ScriptedClient
 from tui.app import ChatApp
 from tui.client import ClientError
-from tui.engine_nouns import Recommendation, RequestId
+from tui.engine_nouns import Model, Recommendation, RequestId
 from tui.nouns import ChatSettings, Finish, ReplyEnd, TextDelta
 from tui.screens.dialog import Confirm
 from tui.screens.engine import EngineScreen
@@ -72,6 +72,23 @@ def test_models_are_listed_fetched_paused_found_deleted_and_loaded() -> None:
         assert chat.app.screen.query_one(TopBar).model == "smollm2:135m"
 
     run(ScriptedClient(), flow)
+
+
+def test_a_long_name_leaves_room_for_the_state() -> None:
+    client = ScriptedClient()
+    name = "someone/A-Model-With-A-Name-As-Long-As-They-Are-By-Now-GGUF:Q4_K_M"
+    client.models.others = (Model(name, "Q4_K_M", 2_500_000_000, "apache-2.0", installed=True),)
+
+    async def flow(chat: Chatting) -> None:
+        await chat.pilot.press("f2")
+        await chat.until(lambda: isinstance(chat.app.screen, ModelsScreen) and len(rows(chat)) == 2)
+        await chat.until(lambda: any("GGUF:Q4_K_M" in line and "installed" in line for line in chat.lines()))
+        await chat.pilot.press("down")
+        await chat.until(lambda: chat.label("#fit").startswith(name))
+        await chat.pilot.resize_terminal(160, 24)
+        await chat.until(lambda: rows(chat)[1][0] == name)
+
+    run(client, flow)
 
 
 def test_what_the_engine_fetches_is_seen_and_can_be_paused() -> None:

@@ -10,6 +10,18 @@ from tests.tui.scripted_client import ScriptedClient
 LINES = ["line one\nline two\nline three", "line one\rline two\rline three", "line one\r\nline two\r\nline three"]
 
 
+@pytest.mark.parametrize("height", [3, 4, 6, 8])
+def test_what_is_typed_is_seen_in_low_terminals(height: int) -> None:
+    async def flow(chat: Chatting) -> None:
+        await chat.type("/se what is typed", enter=False)
+        await chat.until(lambda: any("what is typed" in line for line in chat.lines()))
+        await chat.pilot.press("home", "ctrl+k")
+        await chat.type("/se", enter=False)  # beside which commands are listed
+        await chat.until(lambda: any(line.strip(" │") == "/se" for line in chat.lines()))
+
+    run(ScriptedClient(), flow, size=(80, height))
+
+
 @pytest.mark.parametrize("pasted", LINES)
 def test_line_ends_of_any_kind_are_pasted_as_line_breaks(pasted: str) -> None:
     async def flow(chat: Chatting) -> None:

@@ -16,7 +16,7 @@ from tui.client import ClientError, Models
 from tui.downloads import Downloads
 from tui.engine_nouns import Download, Finds, Model
 from tui.failures import told
-from tui.plain_text import single_line
+from tui.plain_text import shortened, single_line
 from tui.screens.dialog import confirm
 from tui.screens.over_chat import Page
 from tui.widgets.listing import Listing
@@ -25,6 +25,8 @@ from tui.widgets.text_fields import LineField
 _REFRESH = 0.5  # seconds between looks at the downloads
 _REST = 0.3  # seconds for which a model is chosen before anybody looks whether it fits
 _BY_SIZE = {None: "nobody knows whether it fits", True: "fits by its size", False: "is too large by its size"}
+_BESIDE = 52  # cells that quantization, size and state take beside the name, of a download too
+_LEAST = 20  # cells of the name
 _COLUMNS = (("Model", "name"), ("Quant", "quantization"), ("Size", "size"), ("State", "state"), ("License", "license"))
 
 
@@ -143,12 +145,19 @@ class ModelsScreen(Page[str]):
         for model in models:
             if model.fetching:
                 self._downloads.start(model)
-        self.query_one(Listing).show({name: self._cells(model) for name, model in self._listed.items()})
+        self._draw()
         self._show_fit()
+
+    def on_resize(self) -> None:
+        self._draw()
+
+    def _draw(self) -> None:
+        self.query_one(Listing).show({name: self._cells(model) for name, model in self._listed.items()})
 
     def _cells(self, model: Model) -> tuple[Text, ...]:
         size = f"{'~' if model.is_estimate else ''}{figures.size(model.size)}"
-        texts = (model.name, model.quantization, size, self._state(model), model.license)
+        name = shortened(single_line(model.name), max(_LEAST, self.app.size.width - _BESIDE))
+        texts = (name, model.quantization, size, self._state(model), model.license)
         return tuple(Text(single_line(text), no_wrap=True) for text in texts)
 
     def _state(self, model: Model) -> str:
