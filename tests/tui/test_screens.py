@@ -273,9 +273,11 @@ def test_why_there_is_no_engine_is_told_on_its_screen_and_nowhere_else() -> None
 
 def test_a_page_takes_the_place_of_the_one_that_is_seen() -> None:
     async def flow(chat: Chatting) -> None:
-        for key, page in (("f2", ModelsScreen), ("f3", EngineScreen), ("f2", ModelsScreen), ("f3", EngineScreen)):
-            await chat.pilot.press(key)
-            await chat.until(lambda page=page: isinstance(chat.app.screen, page) and chat.app.screen.is_mounted)
+        for _ in range(2):
+            await chat.pilot.press("f2")
+            await chat.until(lambda: isinstance(chat.app.screen, ModelsScreen) and chat.app.screen.is_mounted)
+            await chat.pilot.press("f3")
+            await chat.until(lambda: isinstance(chat.app.screen, EngineScreen) and chat.app.screen.is_mounted)
         shown = chat.app.screen
         await chat.pilot.press("f3")
         assert chat.app.screen is shown
