@@ -205,7 +205,8 @@ class Models(Protocol):
     def load(self, name: str) -> AsyncGenerator[Loading, None]:
         """Replies come from this model from now on. Ends when it is loaded.
 
-        Where it cannot be, the model before it is loaded again: ClientError says why when that one answers.
+        Where it cannot be, the model before it is loaded again: ClientError says why when that one answers. So it is
+        where the iterator is closed before its end; what has arrived of the model is kept.
         """
 
 

@@ -74,6 +74,7 @@ class EngineSlot:
         self._task: asyncio.Task[None] | None = None
         self._wish = _Wish(settings.model, settings.origins["model"] != "default")
         self._served: _Wish | None = None  # what was loaded last
+        self._left: _Wish | None = None  # what was to be loaded before another was asked for
         self._uses = 0
         self._unused = asyncio.Event()
         self._instance: Instance | None = None  # the server that is used
@@ -226,14 +227,28 @@ class EngineSlot:
         remedy = f"{reason.remedy.rstrip('.')}. " if reason.remedy else ""
         raise ClientError(reason.message, f"{remedy}{before.model} answers again.")
 
-    def switch(self, model: str) -> None:
-        """Have replies come from this model from now on, those apart that are being written. `state` is that of its
-        loading afterwards."""
-        if model == self._wish.model and not self.state.is_over and not self.is_paused:
+    def switch(self, model: str) -> LoadingState:
+        """Have replies come from this model from now on, those apart that are being written. Gives the state of its
+        loading."""
+        if model != self._wish.model or self.state.is_over or self.is_paused:
+            self._left = self._wish
+            self._turn_to(_Wish(model, is_asked=True))
+        return self.state
+
+    def give_up(self, wanted: LoadingState) -> None:
+        """Load this no further, if it still loads: the model before it answers again. What has arrived is kept."""
+        if wanted.is_over or wanted is not self.state:
             return
+        before = self._served or self._left
+        if before is None or before.model == wanted.model:
+            self.pause()
+        else:
+            self._turn_to(before)
+
+    def _turn_to(self, wish: _Wish) -> None:
         self._cancel()
         self.state.end()
-        self._begin(_Wish(model, is_asked=True))
+        self._begin(wish)
 
     def _begin(self, wish: _Wish) -> None:
         self._wish = wish

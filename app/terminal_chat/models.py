@@ -169,7 +169,11 @@ class ChatModels:
     async def load(self, name: str) -> AsyncGenerator[Loading, None]:
         if not self._slot.is_remote:
             await apart(self._check_name, name)
-        self._slot.switch(name)
-        async with aclosing(self._slot.loading()) as states:
-            async for state in states:
-                yield state
+        wanted = self._slot.switch(name)
+        try:
+            async with aclosing(self._slot.loading()) as states:
+                async for state in states:
+                    yield state
+        except (asyncio.CancelledError, GeneratorExit):
+            self._slot.give_up(wanted)
+            raise

@@ -14,6 +14,7 @@ from collections.abc import Coroutine
 from contextlib import aclosing, suppress
 
 from app.terminal_chat.ending import Ending
+from app.terminal_chat.loading_lines import OFTEN, LoadingLines
 from app.terminal_chat.plain_commands import PlainCommands
 from app.terminal_chat.whole_words import WholeWords
 from tui.client import Client, ClientError
@@ -21,7 +22,6 @@ from tui.commands import typed
 from tui.nouns import Finish, MessageId, PromptProgress, ReplyEnd, ReplyStarted, TextDelta
 from tui.plain_text import sanitize
 
-_OFTEN = 5.0  # seconds between two lines about what is awaited
 _EXIT_OK, _EXIT_FAILURE = 0, 1
 
 
@@ -105,7 +105,7 @@ class PlainChat:
             async for event in events:
                 if isinstance(event, ReplyStarted):
                     continue
-                if isinstance(event, PromptProgress) and time.monotonic() - told_at > _OFTEN:
+                if isinstance(event, PromptProgress) and time.monotonic() - told_at > OFTEN:
                     told_at = time.monotonic()
                     self._note(f"{event.done} of {event.total} tokens read")
                 elif isinstance(event, TextDelta):
@@ -124,14 +124,12 @@ class PlainChat:
             self._note("Stopped.")
 
     async def _tell_loading(self) -> None:
-        told_at, told = 0.0, ""
+        lines = LoadingLines()
         try:
             async with aclosing(self._client.engine.loading()) as states:
                 async for state in states:
-                    words = f"{state.model}: {state.stage}"
-                    if words != told and time.monotonic() - told_at > _OFTEN:
-                        told_at, told = time.monotonic(), words
-                        self._note(words)
+                    if line := lines.line(state):
+                        self._note(line)
         except ClientError:
             return  # whoever needs the model is told
 

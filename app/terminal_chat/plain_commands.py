@@ -2,9 +2,11 @@
 
 import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
 
+from app.terminal_chat.loading_lines import LoadingLines
 from tui.client import Client, ClientError
 from tui.commands import COMMANDS
 from tui.nouns import Chat, ChatId, ChatSettings, ChatSummary, ExportFormat, MessageId, Role
@@ -169,11 +171,11 @@ class PlainCommands:
             self._say(f"{name}{marks}")
 
     async def _load(self, rest: str) -> None:
-        stage = ""
-        async for state in self._client.models.load(rest):
-            if state.stage != stage and state.fraction is None:
-                stage = state.stage
-                self._say(f"{state.model}: {stage}")
+        lines = LoadingLines()
+        async with aclosing(self._client.models.load(rest)) as states:
+            async for state in states:
+                if line := lines.line(state):
+                    self._say(line)
         self._say(f"Replies come from {rest} now.")
 
     async def _engine(self, rest: str) -> None:

@@ -418,6 +418,37 @@ def test_a_model_that_is_asked_for_ends_a_pause(settings: Settings, held: list[S
     assert [process.stopped for process in held] == [True, False]
 
 
+def test_a_loading_that_is_given_up_gives_way_to_the_model_before(settings: Settings, started: list[StandIn]) -> None:
+    async def main() -> None:
+        slot = await begun(settings)
+        first = (await ready(slot)).model
+        loading = ChatModels(settings, slot).load("qwen3:0.6b")
+        await anext(loading)
+        await until(lambda: len(started) == 2)
+        await loading.aclose()
+        assert (await ready(slot)).model == first
+        await slot.close()
+
+    asyncio.run(main())
+    assert [process.stopped for process in started] == [True, True, False]
+
+
+def test_a_loading_is_given_up_before_any_other_was_whole(settings: Settings, held: list[StandIn]) -> None:
+    async def main() -> None:
+        slot = await begun(settings)
+        await until(lambda: bool(held))
+        loading = ChatModels(settings, slot).load("qwen3:0.6b")
+        await anext(loading)
+        held[0].is_held = False
+        await loading.aclose()
+        assert (await ready(slot)).model == settings.model
+        again = ChatModels(settings, slot).load(settings.model)
+        assert [state.loaded async for state in again][-1]
+        await slot.close()
+
+    asyncio.run(main())
+
+
 def test_who_leaves_while_it_is_paused_leaves_no_process(settings: Settings, held: list[StandIn]) -> None:
     async def main() -> None:
         slot = await begun(settings)

@@ -2,6 +2,9 @@
 
 import asyncio
 import io
+import os
+import signal
+from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import pytest
@@ -9,13 +12,20 @@ import pytest
 from app.config import Settings
 from app.history.database import FILE_NAME
 from app.history.history import History
+from app.terminal_chat.loading_lines import LoadingLines
 from app.terminal_chat.models import ChatModels
 from app.terminal_chat.plain_chat import PlainChat
 from app.terminal_chat.session import Session
 from app.terminal_chat.whole_words import WholeWords
 from tests.app.terminal_chat.conftest import Clients
+from tests.tui.scripted_client import ScriptedClient, ScriptedModels
 from tui.commands import COMMANDS
-from tui.engine_nouns import Recommendation
+from tui.engine_nouns import Loading, Recommendation
+
+
+class Person(io.StringIO):
+    def isatty(self) -> bool:
+        return True
 
 
 def said(clients: Clients, monkeypatch: pytest.MonkeyPatch, *lines: str, question: str = "") -> int:
@@ -26,6 +36,12 @@ def said(clients: Clients, monkeypatch: pytest.MonkeyPatch, *lines: str, questio
             return await PlainChat(client, question).run()
 
     return asyncio.run(main())
+
+
+def scripted(client: ScriptedClient, monkeypatch: pytest.MonkeyPatch, *lines: str, is_person: bool = False) -> int:
+    """The exit status of a chat over a client whose answers are known."""
+    monkeypatch.setattr("sys.stdin", (Person if is_person else io.StringIO)("".join(f"{line}\n" for line in lines)))
+    return asyncio.run(PlainChat(client).run())
 
 
 @pytest.mark.usefixtures("running")
@@ -88,6 +104,13 @@ def test_help_has_the_table_of_the_screens(
     assert sum(f"/{command.name} {command.takes}".rstrip() + f": {command.help}\n" in out for command in COMMANDS) > 15
 
 
+def test_loading_is_told_in_a_line_every_few_seconds() -> None:
+    times = iter([0.0, 0.1, 4.0, 6.0, 12.0])
+    lines = LoadingLines(lambda: next(times))
+    states = [Loading("m", "starting")] + [Loading("m", "fetching", share) for share in (0.1, 0.2, 0.3, 0.3)]
+    assert [lines.line(state) for state in states] == ["m: starting", "", "", "m: fetching, 30%", ""]
+
+
 def test_words_come_whole() -> None:
     words = WholeWords()
     assert words.add("one tw") == ""
@@ -111,11 +134,6 @@ def test_a_damaged_history_is_told_of(
     assert list(settings.history_dir.glob("*damaged*"))
 
 
-class Person(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
 @pytest.mark.usefixtures("running")
 @pytest.mark.parametrize("is_person", [True, False])
 def test_a_person_who_is_new_is_told_of_a_better_model(
@@ -134,3 +152,24 @@ def test_a_person_who_is_new_is_told_of_a_better_model(
     assert asyncio.run(main()) == 0
     told = "A better model fits this machine: qwen3:8b. It fits: 40k context.\n/load qwen3:8b fetches it. "
     assert (told in capsys.readouterr().err) == is_person
+
+
+def test_ctrl_c_ends_a_loading_and_gives_the_prompt_back(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ended: list[str] = []
+
+    async def load(models: ScriptedModels, name: str) -> AsyncGenerator[Loading, None]:
+        try:
+            yield Loading(name, "fetching", 0.1)
+            os.kill(os.getpid(), signal.SIGINT)
+            await asyncio.Event().wait()
+        finally:
+            ended.append(name)
+
+    monkeypatch.setattr(ScriptedModels, "load", load)
+    assert scripted(ScriptedClient(), monkeypatch, "/load qwen3:4b", "Hi", is_person=True) == 0
+    out, err = capsys.readouterr()
+    assert ended == ["qwen3:4b"]
+    assert "qwen3:4b: fetching, 10%\n\n> Hello.\n" in out
+    assert err.endswith("Stopped.\n")
