@@ -16,10 +16,12 @@ from contextlib import aclosing, suppress
 from app.terminal_chat.ending import Ending
 from app.terminal_chat.loading_lines import OFTEN, LoadingLines
 from app.terminal_chat.plain_commands import PlainCommands
+from app.terminal_chat.plain_room import PlainRoom
 from app.terminal_chat.whole_words import WholeWords
 from tui.client import Client, ClientError
 from tui.commands import typed
-from tui.nouns import Finish, MessageId, PromptProgress, ReplyEnd, ReplyStarted, TextDelta
+from tui.drafts import Prompt
+from tui.nouns import ChatId, Finish, MessageId, PromptProgress, ReplyEnd, ReplyStarted, TextDelta
 from tui.plain_text import sanitize
 
 _EXIT_OK, _EXIT_FAILURE = 0, 1
@@ -31,11 +33,13 @@ class PlainChat:
     def __init__(self, client: Client, question: str = "") -> None:
         self._client = client
         self._question = question
-        self._commands = PlainCommands(client, self._say)
+        self._room = PlainRoom(client, self._say, self._ask)
+        self._commands = PlainCommands(client, self._say, self._room)
         self._lines: asyncio.Queue[str | None] = asyncio.Queue()
         self._is_person = sys.stdin is not None and sys.stdin.isatty()
         self._doing: asyncio.Task[None] | None = None
         self._conversing: asyncio.Task[None] | None = None
+        self._besides: set[asyncio.Task[None]] = set()
         self._ending = Ending(self._end)
         self._failed = False
         self._ended_with = 0  # the status that a signal asked for
@@ -47,7 +51,8 @@ class PlainChat:
         with suppress(NotImplementedError):  # Windows
             loop.add_signal_handler(signal.SIGINT, self._interrupt)
         threading.Thread(target=self._read, args=(loop,), name="input", daemon=True).start()
-        telling = [asyncio.create_task(work) for work in (self._tell_loading(), self._recommend())]
+        self._beside(self._tell_loading())
+        self._beside(self._recommend())
         self._conversing = asyncio.create_task(self._converse())
         try:
             await self._conversing
@@ -55,7 +60,7 @@ class PlainChat:
             if not self._ended_with:
                 raise
         finally:
-            for task in telling:
+            for task in self._besides:
                 task.cancel()
         if self._ended_with:
             return self._ended_with
@@ -88,14 +93,21 @@ class PlainChat:
             return
         if command := typed(line):
             if (again := await self._commands.do(*command)) is not None:
-                await self._write_reply(again)
+                await self._answer_again(again)
             return
         await self._answer(line)
 
     async def _answer(self, text: str) -> None:
-        chat = await self._commands.current()
-        message = await self._client.chats.add(chat.summary.id, chat.leaf, text)
-        await self._write_reply(message.id)
+        chat, prompt = await self._commands.current(), Prompt(text, tuple(self._commands.attached))
+        await self._client.chats.keep_draft(chat.summary.id, text)  # until it is sent
+        if await self._room.has_room(chat, chat.leaf, prompt.all_text):
+            self._commands.attached.clear()
+            message = await self._client.chats.add(chat.summary.id, chat.leaf, prompt.text, prompt.attachments)
+            await self._write_reply(message.id)
+
+    async def _answer_again(self, to: MessageId) -> None:
+        if await self._room.has_room(await self._commands.current(), to, ""):
+            await self._write_reply(to)
 
     async def _write_reply(self, to: MessageId) -> None:
         """As it comes."""
@@ -113,6 +125,8 @@ class PlainChat:
                 elif isinstance(event, ReplyEnd):
                     self._write(words.rest() + "\n")
                     self._tell_end(event)
+                    if event.finish is not Finish.FAILED:
+                        self._beside(self._give_title(chat.summary.id))
 
     def _tell_end(self, end: ReplyEnd) -> None:
         if end.finish is Finish.FAILED:
@@ -144,6 +158,26 @@ class PlainChat:
         if self._is_person:
             self._write("> ")
         return await self._lines.get()
+
+    async def _ask(self, question: str) -> str:
+        """The next line of a person; nobody else is there to answer."""
+        if not self._is_person:
+            return ""
+        self._say(question)
+        line = await self._next_line()
+        if line is None:
+            self._lines.put_nowait(None)  # that is the end of the chat, too
+        return line or ""
+
+    async def _give_title(self, chat: ChatId) -> None:
+        """One that cannot be made is nobody's trouble: it may be after the next reply."""
+        with suppress(ClientError):
+            await self._client.chats.title(chat)
+
+    def _beside(self, work: Coroutine[None, None, None]) -> None:
+        """What nobody waits for, and what ends with the chat."""
+        self._besides.add(task := asyncio.create_task(work))
+        task.add_done_callback(self._besides.discard)
 
     def _interrupt(self) -> None:
         if self._doing is not None and self._is_person:

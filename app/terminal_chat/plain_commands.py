@@ -1,56 +1,75 @@
-"""The commands of the plain chat: those of the table of the screens that make sense in lines, and one to open chats."""
+"""The commands of the plain chat, as a table. Those about the open chat and the list are here."""
 
 import os
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import aclosing
-from dataclasses import replace
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from app.terminal_chat.loading_lines import LoadingLines
+from app.terminal_chat.plain_models import PlainModels
+from app.terminal_chat.plain_room import PlainRoom
+from app.terminal_chat.plain_settings import PlainSettings
+from tui.attaching import attachment
 from tui.client import Client, ClientError
-from tui.commands import COMMANDS
-from tui.nouns import Chat, ChatId, ChatSettings, ChatSummary, ExportFormat, MessageId, Role
+from tui.nouns import Attachment, Chat, ChatId, ChatSettings, ChatSummary, ExportFormat, MessageId, Role
 
 Handler = Callable[[str], Awaitable[MessageId | None]]
 
-_OPEN = "open"
-_OPEN_HELP = "Go on with a chat of the list"
+
+@dataclass(frozen=True, slots=True)
+class PlainCommand:
+    """A command, and its line in /help. It may give a message that is to be answered anew."""
+
+    name: str
+    takes: str  # what may stand behind the name
+    help: str
+    run: Handler
 
 
 class PlainCommands:
     """Over the port; keeps which chat is open. `say` writes a line."""
 
-    def __init__(self, client: Client, say: Callable[[str], None]) -> None:
+    def __init__(self, client: Client, say: Callable[[str], None], room: PlainRoom) -> None:
         self._client = client
         self._say = say
         self._chat: ChatId | None = None
         self._private = False
         self._listed: Sequence[ChatSummary] = ()
         self._deleted: ChatId | None = None
+        self.attached: list[Attachment] = []  # to the next message
         self.is_over = False
-        self._handlers: Mapping[str, Handler] = {
-            "new": self._new,
-            "private": self._new_private,
-            "regenerate": self._regenerate,
-            "system": self._system,
-            "preset": self._preset,
-            "search": self._search,
-            "chats": self._list,
-            _OPEN: self._open,
-            "title": self._title,
-            "pin": self._pin,
-            "archive": self._archive,
-            "delete": self._delete,
-            "undo": self._undo,
-            "export": self._export,
-            "import": self._import,
-            "models": self._models,
-            "load": self._load,
-            "engine": self._engine,
-            "address": self._address,
-            "help": self._help,
-            "quit": self._quit,
-        }
+        self._room = room
+        self._table = {command.name: command for command in self._commands()}
+
+    def _commands(self) -> Sequence[PlainCommand]:
+        models = PlainModels(self._client, self._say)
+        settings = PlainSettings(self._client, self._say, self.current)
+        return (
+            PlainCommand("new", "", "Begin a new chat", self._new),
+            PlainCommand("private", "", "Begin a chat that is never written to disk", self._new_private),
+            PlainCommand("attach", "PATH", "Attach a text file to the next message", self._attach),
+            PlainCommand("regenerate", "", "Another reply to the last message", self._regenerate),
+            PlainCommand("system", "TEXT", "Set the system prompt of this chat; alone, tell it", settings.system),
+            PlainCommand("settings", "", "The settings of this chat", settings.show),
+            PlainCommand("set", "NAME VALUE", "Change one of them; without a value, as at first", settings.set),
+            PlainCommand("preset", "NAME", "Use a preset for this chat", settings.preset),
+            PlainCommand("room", "summarize|drop", "Make room in the context, of the oldest messages", self._make_room),
+            PlainCommand("search", "TEXT", "Search all chats", self._search),
+            PlainCommand("chats", "", "List the chats, with numbers", self._list),
+            PlainCommand("open", "NUMBER", "Go on with a chat of the list", self._open),
+            PlainCommand("title", "TITLE", "Give this chat a title", self._title),
+            PlainCommand("pin", "", "Pin this chat to the top of the list, or unpin it", self._pin),
+            PlainCommand("archive", "", "Move this chat to the archive, or back", self._archive),
+            PlainCommand("delete", "", "Delete this chat", self._delete),
+            PlainCommand("undo", "", "Bring back the chat that was deleted last", self._undo),
+            PlainCommand("export", "PATH", "Write this chat to a file: .md this branch, .json all", self._export),
+            PlainCommand("import", "PATH", "Read chats from a .json file", self._import),
+            PlainCommand("models", "[catalog]", "List the models that are here, or those of the catalog", models.list),
+            PlainCommand("load", "NAME", "Answer with another model; it is fetched if it is not here", models.load),
+            PlainCommand("engine", "", "What the engine does, and for whom", models.tell_engine),
+            PlainCommand("address", "", "The address for other programs", models.tell_address),
+            PlainCommand("help", "", "List the commands", self._help),
+            PlainCommand("quit", "", "Leave the chat", self._quit),
+        )
 
     async def current(self) -> Chat:
         """The chat that is open; a new one, where none is."""
@@ -62,10 +81,9 @@ class PlainCommands:
 
     async def do(self, name: str, rest: str) -> MessageId | None:
         """A command. Gives the message that is to be answered anew, if it asks for that. Raises ClientError."""
-        handler = self._handlers.get(name)
-        if handler is None:
+        if name not in self._table:
             raise ClientError(f"there is no command /{name} here", "/help lists those there are.")
-        return await handler(rest)
+        return await self._table[name].run(rest)
 
     async def _new(self, rest: str) -> None:
         self._chat, self._private = None, False
@@ -84,17 +102,14 @@ class PlainCommands:
             raise ClientError("there is no message to answer")
         return asked
 
-    async def _system(self, rest: str) -> None:
-        chat = await self.current()
-        await self._client.chats.configure(chat.summary.id, replace(chat.settings, system=rest))
-        self._say("The system prompt is set." if rest else "There is no system prompt any more.")
+    async def _attach(self, rest: str) -> None:
+        attached = attachment(_path(rest))
+        tokens = await self._client.replies.count_tokens(attached.text)
+        self.attached.append(attached)
+        self._say(f"{attached.name}: {tokens:,} tokens, beside the next message.")
 
-    async def _preset(self, rest: str) -> None:
-        presets = {preset.name: preset for preset in await self._client.chats.presets()}
-        if rest not in presets:
-            raise ClientError(f"there is no preset {rest}".rstrip(), f"There is: {', '.join(presets) or 'none'}.")
-        await self._client.chats.configure((await self.current()).summary.id, presets[rest].settings)
-        self._say(f"The chat has the preset {rest}.")
+    async def _make_room(self, rest: str) -> None:
+        await self._room.make(await self.current(), rest)
 
     async def _search(self, rest: str) -> None:
         hits = await self._client.chats.search(rest)
@@ -163,35 +178,9 @@ class PlainCommands:
         self._listed = await self._client.chats.import_chats(_path(rest))
         self._say(f"{len(self._listed)} chats. /open 1 goes on with the first.")
 
-    async def _models(self, rest: str) -> None:
-        models = [*await self._client.models.installed(), *await self._client.models.catalog()]
-        for name in dict.fromkeys(model.name for model in models):
-            found = [model for model in models if model.name == name]
-            marks = ", here" * any(one.installed for one in found) + ", answers" * any(one.loaded for one in found)
-            self._say(f"{name}{marks}")
-
-    async def _load(self, rest: str) -> None:
-        lines = LoadingLines()
-        async with aclosing(self._client.models.load(rest)) as states:
-            async for state in states:
-                if line := lines.line(state):
-                    self._say(line)
-        self._say(f"Replies come from {rest} now.")
-
-    async def _engine(self, rest: str) -> None:
-        status = await self._client.engine.status()
-        self._say(f"{status.model}: {len(status.requests)} requests, {status.reply_tokens} tokens generated.")
-        for request in status.requests:
-            self._say(f"{request.client or 'a program'}: {request.phase.value}, {request.reply_tokens} tokens")
-
-    async def _address(self, rest: str) -> None:
-        self._say(self._client.engine.address() or "The engine is not there yet.")
-
     async def _help(self, rest: str) -> None:
-        for command in COMMANDS:
-            if command.name in self._handlers:
-                self._say(f"/{command.name} {command.takes}".rstrip() + f": {command.help}")
-        self._say(f"/{_OPEN} NUMBER: {_OPEN_HELP}")
+        for command in self._table.values():
+            self._say(f"/{command.name} {command.takes}".rstrip() + f": {command.help}.")
 
     async def _quit(self, rest: str) -> None:
         self.is_over = True

@@ -19,8 +19,8 @@ from app.terminal_chat.session import Session
 from app.terminal_chat.whole_words import WholeWords
 from tests.app.terminal_chat.conftest import Clients
 from tests.tui.scripted_client import ScriptedClient, ScriptedModels
-from tui.commands import COMMANDS
 from tui.engine_nouns import Loading, Recommendation
+from tui.nouns import ChatSettings, FullContext, Role, Sampling
 
 
 class Person(io.StringIO):
@@ -96,12 +96,106 @@ def test_without_a_model_the_reason_is_told(
     assert "error: the model is not there\ntry: ingle pull it\n" in capsys.readouterr().err
 
 
-def test_help_has_the_table_of_the_screens(
-    clients: Clients, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_help_says_what_commands_do_in_lines(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    said(clients, monkeypatch, "/help")
-    out = capsys.readouterr().out
-    assert sum(f"/{command.name} {command.takes}".rstrip() + f": {command.help}\n" in out for command in COMMANDS) > 15
+    scripted(ScriptedClient(), monkeypatch, "/help")
+    lines = capsys.readouterr().out.splitlines()
+    assert "/chats: List the chats, with numbers." in lines
+    assert "/address: The address for other programs." in lines
+    assert len(lines) > 20
+
+
+def test_models_that_are_here_and_those_of_the_catalog_are_apart(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scripted(ScriptedClient(), monkeypatch, "/models", "/models catalog")
+    here = "smollm2:135m, 145 MB, answers"
+    more = ["qwen3:4b, about 2.5 GB, fits", "llama3.3:70b, 42.5 GB, too large"]
+    told = [here, "/models catalog lists what could be fetched.", here, *more]
+    assert capsys.readouterr().out.splitlines() == told
+
+
+def test_a_file_goes_with_the_next_message(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "note.txt").write_text("a note of some length", encoding="utf-8")
+    client = ScriptedClient()
+    scripted(client, monkeypatch, f"/attach {tmp_path / 'note.txt'}", "What does it say?", "And now?")
+    assert "note.txt: 5 tokens, beside the next message.\n" in capsys.readouterr().out
+    [chat] = client.chats.chats.values()
+    asked = [message for message in chat.messages if message.role is Role.USER]
+    assert [len(message.attachments) for message in asked] == [1, 0]
+
+
+def test_settings_are_told_and_set_by_their_names(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    client = ScriptedClient()
+    wrong = ["/set heat 3", "/set temperature 9", "/set thinking hard", "/set full burst"]
+    right = ["/set temperature 0.5", "/set seed 7", "/set seed", "/set thinking off", "/set full drop"]
+    assert scripted(client, monkeypatch, "/system Be brief.", *right, *wrong, "/settings") == 1
+    [chat] = client.chats.chats.values()
+    sampling = Sampling(temperature=0.5, thinking=False)
+    assert chat.settings == ChatSettings("Be brief.", sampling, FullContext.DROP_OLDEST)
+    out, err = capsys.readouterr()
+    assert err.count("error: ") == len(wrong)
+    told = ["system: Be brief.", "temperature: 0.5", "seed: what suits the model", "thinking: off", "full: drop"]
+    assert set(told) <= set(out.splitlines())
+
+
+def test_a_chat_is_given_a_title(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = ScriptedClient()
+    scripted(client, monkeypatch, "Hi", "Once more")
+    [chat] = client.chats.chats
+    assert chat in client.chats.titled
+
+
+LONG = "word " * 4000
+
+
+@pytest.mark.parametrize(
+    ("is_person", "lines", "asked", "left_out"),
+    [
+        (True, ["drop"], 3, True),
+        (True, ["no"], 2, False),
+        (False, [], 2, False),
+        (False, ["/set full drop", LONG[:4000]], 3, True),
+    ],
+)
+def test_a_full_context_is_told_and_made_room_in(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    is_person: bool,
+    lines: list[str],
+    asked: int,
+    left_out: bool,
+) -> None:
+    client = ScriptedClient()
+    client.context.limit = 7000
+    scripted(client, monkeypatch, LONG, "Short.", LONG[:4000] + "!", *lines, is_person=is_person)
+    [chat] = client.chats.chats.values()
+    out, err = capsys.readouterr()
+    assert (len(client.replies.asked), bool(chat.left_out)) == (asked, left_out)
+    assert ("The context is full. " in out, "the context is full: nothing was sent" in err) == (
+        True,
+        "drop" not in lines,
+    )
+
+
+def test_what_is_not_sent_is_the_draft(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = ScriptedClient()
+    client.context.limit = 100
+    assert scripted(client, monkeypatch, "Too much") == 1
+    assert list(client.chats.drafts.values()) == ["Too much"]
+
+
+@pytest.mark.parametrize(("command", "is_made"), [("/room drop", True), ("/room", False)])
+def test_room_is_made_when_it_is_asked_for(monkeypatch: pytest.MonkeyPatch, command: str, is_made: bool) -> None:
+    client = ScriptedClient()
+    assert scripted(client, monkeypatch, "A long question", command) == (not is_made)
+    [chat] = client.chats.chats.values()
+    assert bool(chat.left_out) == is_made
 
 
 def test_loading_is_told_in_a_line_every_few_seconds() -> None:
