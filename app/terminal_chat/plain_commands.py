@@ -46,7 +46,7 @@ class PlainCommands:
         return (
             PlainCommand("new", "", "Begin a new chat", self._new),
             PlainCommand("private", "", "Begin a chat that is never written to disk", self._new_private),
-            PlainCommand("attach", "PATH", "Attach a text file to the next message", self._attach),
+            PlainCommand("attach", "PATH", "Attach a text file to the next message; alone, none", self._attach),
             PlainCommand("regenerate", "", "Another reply to the last message", self._regenerate),
             PlainCommand("system", "TEXT", "Set the system prompt of this chat; alone, tell it", settings.system),
             PlainCommand("settings", "", "The settings of this chat", settings.show),
@@ -103,6 +103,10 @@ class PlainCommands:
         return asked
 
     async def _attach(self, rest: str) -> None:
+        if not rest:
+            self.attached.clear()
+            self._say("No file goes with the next message.")
+            return
         attached = attachment(_path(rest))
         tokens = await self._client.replies.count_tokens(attached.text)
         self.attached.append(attached)

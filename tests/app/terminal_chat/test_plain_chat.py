@@ -121,11 +121,12 @@ def test_a_file_goes_with_the_next_message(
 ) -> None:
     (tmp_path / "note.txt").write_text("a note of some length", encoding="utf-8")
     client = ScriptedClient()
-    scripted(client, monkeypatch, f"/attach {tmp_path / 'note.txt'}", "What does it say?", "And now?")
+    attach = f"/attach {tmp_path / 'note.txt'}"
+    scripted(client, monkeypatch, attach, "What does it say?", "And now?", attach, "/attach", "And then?")
     assert "note.txt: 5 tokens, beside the next message.\n" in capsys.readouterr().out
     [chat] = client.chats.chats.values()
     asked = [message for message in chat.messages if message.role is Role.USER]
-    assert [len(message.attachments) for message in asked] == [1, 0]
+    assert [len(message.attachments) for message in asked] == [1, 0, 0]
 
 
 def test_settings_are_told_and_set_by_their_names(
