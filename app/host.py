@@ -248,7 +248,8 @@ def _share_interpreter() -> None:
 
 def _welcome(instance: Instance, settings: Settings, progress: Progress) -> None:
     url, key = instance.api_url, _which_key(settings)
-    progress.say(f"{instance.model} is ready at {url} (OPENAI_BASE_URL={url}, {key}; Ctrl-C stops it)")
+    stop = "; Ctrl-C stops it" if sys.stdin is not None and sys.stdin.isatty() else ""  # where it can be typed
+    progress.say(f"{instance.model} is ready at {url} (OPENAI_BASE_URL={url}, {key}{stop})")
     if settings.ollama_port:
         progress.say(f"Programs that look for Ollama find it on port {settings.ollama_port}.")
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import io
 import random
 import sys
 import threading
@@ -18,7 +19,10 @@ from starlette.routing import Route
 
 from app import host
 from app.chat.token_streams import TokenStreams
+from app.config import load_settings
+from app.instance import Instance
 from app.listening import ListeningSockets
+from app.progress import LineProgress
 from engine.config import EngineConfig
 from engine.core import Engine
 from engine.errors import EngineError
@@ -173,3 +177,20 @@ def test_an_engine_that_is_stuck_is_abandoned(monkeypatch: pytest.MonkeyPatch) -
 
     serve_while(engine, body, abandon)
     assert abandoned == [(0, False)]
+
+
+class Keyboard(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("stdin", [Keyboard(), io.StringIO(), None])
+def test_ctrl_c_is_told_of_where_it_can_be_typed(
+    stdin: io.StringIO | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", stdin)
+    instance = Instance(1, 4645, "http://127.0.0.1:4645", "hash", "/nowhere/hash.gguf", "now")
+    host._welcome(instance, load_settings(), LineProgress())
+    said = capsys.readouterr().err
+    assert "hash is ready at http://127.0.0.1:4645/v1" in said
+    assert ("Ctrl-C stops it" in said) == isinstance(stdin, Keyboard)
