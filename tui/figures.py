@@ -80,11 +80,14 @@ def prompt_progress(progress: PromptProgress) -> str:
 
 
 def budget(context: ContextBudget) -> str:
-    """Tokens in short: "1.2k of 8.2k: system 120, history 1.1k, reserve 1.0k, free 6.0k"."""
-    used = context.limit - context.free
-    parts = f"system {short(context.system)}, history {short(context.history)}, reserve {short(context.reserve)}"
-    rest = f"free {short(context.free)}" if context.free >= 0 else f"{short(-context.free)} too many"
-    return f"{short(used)} of {short(context.limit)}: {parts}, {rest}"
+    """Tokens in short: "1.2k of 8.2k: system 120, history 1.1k, reserve 1.0k, free 6.0k"; without a limit that anybody
+    tells, "1.2k: system 120, history 1.1k"."""
+    parts = f"system {short(context.system)}, history {short(context.history)}"
+    if context.limit is None or context.free is None:
+        return f"{short(context.used)}: {parts}"
+    used = context.used + context.reserve
+    rest = f"{short(context.lacking)} too many" if context.lacking else f"free {short(context.free)}"
+    return f"{short(used)} of {short(context.limit)}: {parts}, reserve {short(context.reserve)}, {rest}"
 
 
 FINISHES = {

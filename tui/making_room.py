@@ -29,9 +29,9 @@ class MakingRoom:
     async def has_room(self, chat: ChatId | None, leaf: MessageId | None, typed: str, how: FullContext) -> bool:
         """Whether what is typed and a reply fit behind `leaf`; room is made as `how` says. False where the person does
         not want that. Raises ClientError where it cannot be."""
-        while (budget := await self._context.budget(chat, leaf, typed)).free < 0:
+        while (budget := await self._context.budget(chat, leaf, typed)).lacking:
             if chat is None:
-                raise _too_long(-budget.free)
+                raise _too_long(budget.lacking)
             room = await self._room(chat, leaf, typed, how, budget)
             if room is None or not await self.make(chat, room):
                 return False
@@ -41,10 +41,10 @@ class MakingRoom:
         self, chat: ChatId, leaf: MessageId | None, typed: str, how: FullContext, budget: ContextBudget
     ) -> Room | None:
         if how is FullContext.STOP:
-            raise ClientError(f"{-budget.free:,} tokens too many for the context.", "Begin a new chat, or /room.")
+            raise ClientError(f"{budget.lacking:,} tokens too many for the context.", "Begin a new chat, or /room.")
         most = await self._context.plan(chat, leaf, FullContext.DROP_OLDEST, typed)
         if not most.suffices(budget):
-            raise _too_long(-budget.free - most.tokens)
+            raise _too_long(budget.lacking - most.tokens)
         if how is FullContext.ASK:
             return await self._choose(chat, leaf, typed, budget)
         wanted = await self._context.plan(chat, leaf, how, typed)

@@ -235,15 +235,25 @@ class ExportFormat(enum.Enum):
 class ContextBudget(Noun):
     """How full a context is, in tokens. Filled by the client; with what the chat template adds."""
 
-    limit: int
+    limit: int | None  # None: nobody tells it
     system: int
     history: int  # the messages of a branch that are sent, and what was typed
     reserve: int  # kept free for the reply
 
     @property
-    def free(self) -> int:
-        """Negative: so much too long."""
-        return self.limit - self.system - self.history - self.reserve
+    def used(self) -> int:
+        """The whole prompt."""
+        return self.system + self.history
+
+    @property
+    def free(self) -> int | None:
+        """Negative: so much too long. None: nobody knows."""
+        return None if self.limit is None else self.limit - self.used - self.reserve
+
+    @property
+    def lacking(self) -> int:
+        """So much too long, as far as anybody knows."""
+        return max(0, -(self.free or 0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,4 +266,4 @@ class Room(Noun):
 
     def suffices(self, budget: ContextBudget) -> bool:
         """Whether a context that is too full has enough room then."""
-        return budget.free + self.tokens >= 0
+        return self.tokens >= budget.lacking

@@ -14,7 +14,6 @@ from app.terminal_chat.told import apart
 from tui.client import ClientError
 from tui.nouns import Chat, ChatId, ContextBudget, FullContext, MessageId, Room
 
-UNKNOWN_LIMIT = 8192  # tokens, where a server does not say how long its context is
 _RESERVE = 1024  # tokens for a reply, unless the chat says how long one may be
 _RESERVED_SHARE = 4  # of the context: a quarter is kept for a reply at most
 _SUMMARY_TOKENS = 300
@@ -35,25 +34,24 @@ class ChatContext:
             return await self._budget(engine, found, branch, typed)
 
     async def plan(self, chat: ChatId, leaf: MessageId | None, how: FullContext, typed: str) -> Room:
-        """Leaves out the oldest messages, question and answer together, until half of the context is free without what
-        is typed, and there is room for that; one of these in any case."""
+        """Leaves out the oldest messages, question and answer together, until as much is gone as `_wanted` says, and
+        there is room for what is typed; one of these in any case."""
         found, branch = await apart(self._branch, chat, leaf)
         async with self._slot.use() as engine:
             before = await self._budget(engine, found, branch, typed)
             of_typed = await engine.endpoint.count(text=typed) if typed else 0
             for_summary = _summary_tokens(engine) if how is FullContext.SUMMARIZE else 0
-            wanted = for_summary + max(before.limit // 2 - before.free - of_typed, -before.free)
             turns = _turns(found, branch, is_answered=bool(typed))
-            going = await _enough(engine, turns, wanted)
+            going = await _enough(engine, turns, for_summary + _wanted(before, of_typed))
             while True:
                 leaving = [message.id for turn in turns[:going] for message in turn]
                 kept = {} if how is FullContext.SUMMARIZE and leaving else found.trim.by_message
                 trimmed = replace(found, trim=Trim((*found.trim.left_out, *leaving), summaries=kept))
-                free = (await self._budget(engine, trimmed, branch, typed)).free - for_summary
-                if free >= 0 or going == len(turns):
+                freed = before.used - (await self._budget(engine, trimmed, branch, typed)).used - for_summary
+                if freed >= before.lacking or going == len(turns):
                     break
                 going += 1
-        return Room(how, tuple(message_id(message) for message in leaving), free - before.free if leaving else 0)
+        return Room(how, tuple(message_id(message) for message in leaving), freed if leaving else 0)
 
     async def make(self, chat: ChatId, room: Room) -> Chat:
         leaving = [int(message) for message in room.messages]
@@ -78,7 +76,8 @@ class ChatContext:
             if self._chats.is_private(chat) and own:
                 own["store"] = False
             longest = _summary_tokens(engine)
-            readable = await _shortened(engine, asked, (engine.context_length or UNKNOWN_LIMIT) - longest)
+            limit = engine.context_length
+            readable = asked if limit is None else await _shortened(engine, asked, limit - longest)
             sampling = {"temperature": 0.2, **engine.suitable, "max_tokens": longest}
             body = {"model": engine.model, "messages": readable, **sampling, **own}
             summary = (await engine.endpoint.complete(body)).strip()
@@ -100,14 +99,25 @@ class ChatContext:
             messages.append({"role": "user", "content": typed})
         of_system = await engine.endpoint.count(text=system) if system else 0
         total = await engine.endpoint.count(messages=messages)
-        limit = engine.context_length or UNKNOWN_LIMIT
-        reserve = chat.settings.sampling.max_tokens or min(_RESERVE, limit // _RESERVED_SHARE)
+        reserve, limit = chat.settings.sampling.max_tokens, engine.context_length
+        if limit is None:
+            return ContextBudget(None, of_system, total - of_system, reserve or _RESERVE)
+        reserve = reserve or min(_RESERVE, limit // _RESERVED_SHARE)
         return ContextBudget(limit, of_system, total - of_system, min(reserve, limit))
 
 
 def _summary_tokens(engine: Engine) -> int:
     """How long a summary may be."""
-    return min(_SUMMARY_TOKENS, (engine.context_length or UNKNOWN_LIMIT) // _SUMMARY_SHARE)
+    limit = engine.context_length
+    return _SUMMARY_TOKENS if limit is None else min(_SUMMARY_TOKENS, limit // _SUMMARY_SHARE)
+
+
+def _wanted(budget: ContextBudget, of_typed: int) -> int:
+    """How many tokens go: so many that half of the context is free without what is typed, and there is room for that.
+    Half of what was said, where nobody knows how long the context is."""
+    if budget.limit is None or budget.free is None:
+        return (budget.history - of_typed) // 2
+    return max(budget.limit // 2 - budget.free - of_typed, -budget.free)
 
 
 def _turns(chat: KeptChat, branch: Sequence[Message], *, is_answered: bool) -> list[list[Message]]:

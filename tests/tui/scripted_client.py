@@ -239,7 +239,7 @@ class ScriptedContext:
     """A context of a limit; four characters are a token."""
 
     chats: ScriptedChats
-    limit: int = 8192
+    limit: int | None = 8192  # None: nobody tells it
     summary_tokens: int = 0  # of any summary
     summarizes: asyncio.Event = field(default_factory=asyncio.Event)  # set: summaries are written
 

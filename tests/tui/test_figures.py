@@ -40,6 +40,7 @@ def test_what_a_turn_cost() -> None:
 def test_a_budget_says_what_is_free_or_too_many() -> None:
     assert figures.budget(ContextBudget(8192, 120, 1100, 1024)).endswith("free 5.9k")
     assert figures.budget(ContextBudget(2048, 120, 1100, 1024)).endswith("196 too many")
+    assert figures.budget(ContextBudget(None, 120, 12_000, 1024)) == "12k: system 120, history 12k"
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from tests.tui.pilots import Chatting, run
 from tests.tui.scripted_client import ScriptedClient
 from tui.nouns import ChatId
 from tui.screens.full_context import FullContextScreen
+from tui.widgets.budget_bar import BudgetBar
 from tui.widgets.folded import Folded
 from tui.widgets.top_bar import TopBar
 
@@ -33,6 +34,19 @@ def test_a_message_that_is_too_long_by_itself_is_not_sent() -> None:
         assert (client.chats.chats, client.replies.asked) == ({}, [])
 
     run(client, flow)
+
+
+def test_nothing_is_asked_where_nobody_knows_how_long_the_context_is() -> None:
+    async def flow(chat: Chatting) -> None:
+        chat.client.context.limit = None
+        await chat.until(lambda: chat.conversation.model)
+        await chat.say("word " * 40_000)
+        bar = chat.screen.query_one(BudgetBar)
+        await chat.until(lambda: bar.budget is not None and bar.budget.history >= 50_000)
+        assert str(bar.render()) == "50k: system 0, history 50k"
+        assert len(chat.texts()) == 2
+
+    run(ScriptedClient(), flow)
 
 
 def test_another_reply_needs_room_as_the_first_does() -> None:

@@ -1,4 +1,5 @@
-"""How full the context is: a bar of the system prompt, the history, what is kept for the reply, and what is free."""
+"""How full the context is: a bar of the system prompt, the history, what is kept for the reply, and what is free. Where
+nobody tells how long it is, only how much is in it."""
 
 from textual.content import Content
 from textual.reactive import reactive
@@ -20,13 +21,15 @@ class BudgetBar(Widget):
         if budget is None:
             return Content("")
         words = figures.budget(budget)
-        style = "$text-error" if budget.free < 0 else "$text-muted"
+        style = "$text-error" if budget.lacking else "$text-muted"
         width = self.size.width - len(words) - 1
-        return Content.assemble(self._bar(budget, width) if width >= 8 else "", (words, style))
+        if budget.limit is None or width < 8:
+            return Content.styled(words, style)
+        return Content.assemble(self._bar(budget, budget.limit, width), (words, style))
 
-    def _bar(self, budget: ContextBudget, width: int) -> Content:
+    def _bar(self, budget: ContextBudget, limit: int, width: int) -> Content:
         counts = {"system": budget.system, "history": budget.history, "reserve": budget.reserve}
-        whole = max(budget.limit, sum(counts.values()))
+        whole = max(limit, sum(counts.values()))
         parts: list[tuple[str, str]] = []
         used, drawn = 0, 0
         for name, sign in _PARTS:
@@ -37,6 +40,6 @@ class BudgetBar(Widget):
         return Content.assemble(*parts, ("░" * (width - drawn) + " ", "$text-disabled"))
 
     def _colour(self, name: str, budget: ContextBudget) -> str:
-        if budget.free < 0:
+        if budget.lacking:
             return "$error"
         return {"system": "$secondary", "history": "$primary", "reserve": "$panel-lighten-2"}[name]

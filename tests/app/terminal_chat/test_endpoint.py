@@ -19,6 +19,7 @@ from tui.nouns import (
     ChatSettings,
     ContextBudget,
     Finish,
+    FullContext,
     ReplyEnd,
     ReplyEvent,
     Sampling,
@@ -105,6 +106,29 @@ def replied(settings: Settings, url: str) -> list[ReplyEvent]:
 def test_a_server_that_tells_no_usage(settings: Settings, endpoint: StandInEndpoint) -> None:
     endpoint.usage = None
     assert replied(settings, endpoint.url)[-1] == ReplyEnd(Finish.COMPLETE)
+
+
+def test_a_context_whose_length_nobody_tells(settings: Settings, endpoint: StandInEndpoint) -> None:
+    del endpoint.model["max_model_len"]
+
+    async def work(client: TerminalClient) -> None:
+        chat = (await client.chats.create(ChatSettings())).summary.id
+        leaf = None
+        for _ in range(3):
+            leaf = (await client.chats.add(chat, leaf, "four" * 9000)).id
+            async with aclosing(client.replies.reply(chat, leaf)) as events:
+                assert [event async for event in events]
+            leaf = (await client.chats.open(chat)).leaf
+        budget = await client.context.budget(chat, leaf, "Hi")
+        assert (budget.limit, budget.free, budget.lacking) == (None, None, 0)
+        assert budget.used > 27_000
+        for how in (FullContext.DROP_OLDEST, FullContext.SUMMARIZE):
+            room = await client.context.plan(chat, leaf, how, "Hi")
+            assert len(room.messages) == 4
+            assert room.tokens > 17_000
+        assert (await client.context.make(chat, room)).summaries[0].text == "A title"
+
+    run(settings, endpoint.url, work)
 
 
 def test_details_of_another_shape_are_none(settings: Settings, endpoint: StandInEndpoint) -> None:
