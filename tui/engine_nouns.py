@@ -86,6 +86,7 @@ class Model(Noun):
     is_estimate: bool = False  # of the size, which nobody has counted yet
     installed: bool = False
     loaded: bool = False
+    elsewhere: bool = False  # at an endpoint: it can be loaded, and neither fetched nor deleted
     arrived: int | None = None  # bytes of a download that was not finished
     fetching: bool = False  # by the engine, which waits for it: `pull` joins that
     is_repository: bool = False  # of which `variants` can be pulled, and it itself cannot

@@ -32,7 +32,7 @@ from tui.client import ClientError, NotLoaded
 from tui.engine_nouns import Loading
 
 if TYPE_CHECKING:
-    from app.terminal_chat.endpoint import Endpoint
+    from app.terminal_chat.endpoint import Endpoint, ServedName
 
 _WAKE_SECONDS = 5.0  # that a server may take from its record to its first answer
 _TURN_SECONDS = 0.2  # between two looks whether another chat has started the engine
@@ -131,6 +131,17 @@ class EngineSlot:
     def context_length(self) -> int | None:
         """Of the model that answers; None where none does, or nobody says."""
         return None if self._engine is None else self._engine.context_length
+
+    async def offered(self) -> "Sequence[ServedName]":
+        """What the endpoint that somebody named has, whether it answers or not. Raises ClientError."""
+        from app.terminal_chat.endpoint import Endpoint
+
+        with told():
+            endpoint = Endpoint(self._remote, self._key, is_ours=False)
+            try:
+                return await endpoint.names()
+            finally:
+                await endpoint.close()
 
     async def room(self) -> int:
         """Bytes that another model would find once the engine has made room for it; 0: those that are free."""

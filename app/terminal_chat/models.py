@@ -30,6 +30,11 @@ class ChatModels:
         self._made: Pulls | None = None
 
     async def installed(self) -> Sequence[Model]:
+        """Of an endpoint of others, what that has."""
+        if self._slot.is_remote:
+            offered = await self._slot.offered()
+            return [Model(one.name, loaded=one.name == self._slot.answering, elsewhere=True) for one in offered]
+
         def listed() -> Sequence[Model]:
             from app.terminal_chat.model_lists import installed_models
 
@@ -38,6 +43,9 @@ class ChatModels:
         return await apart(listed)
 
     async def catalog(self) -> Sequence[Model]:
+        """Nothing with an endpoint of others, where nothing can be fetched."""
+        if self._slot.is_remote:
+            return ()
         memory = await self._memory()
 
         def listed() -> Sequence[Model]:
@@ -54,6 +62,7 @@ class ChatModels:
             return await recommended(self._settings)
 
     async def search(self, text: str) -> Finds:
+        self._check_own()
         with told():
             finds = await found(text, await self._slot.room())
         if not finds.note:
@@ -62,6 +71,7 @@ class ChatModels:
         return replace(finds, models=tuple(known.get(find.name, find) for find in finds.models))
 
     async def variants(self, name: str) -> Sequence[Model]:
+        self._check_own()
         return await self._as_here(await apart(variants, name, self._settings, await self._memory()))
 
     async def _as_here(self, finds: Sequence[Model]) -> Sequence[Model]:
@@ -75,6 +85,10 @@ class ChatModels:
         ]
 
     async def fit(self, name: str) -> Fit:
+        if self._slot.is_remote:
+            length = next((one.context_length for one in await self._slot.offered() if one.name == name), None)
+            words = "nobody tells how long its context is" if length is None else f"{length:,} tokens of context"
+            return Fit(f"at the endpoint; {words}", is_possible=True)
         if name == self._slot.model and self._slot.context_length is not None:
             return Fit(f"answers now: {self._slot.context_length:,} tokens of context", is_possible=True)
         with told():
@@ -85,6 +99,7 @@ class ChatModels:
         return await self._slot.room() or await apart(memory_without_gpu)
 
     async def pull(self, name: str) -> AsyncGenerator[Download, None]:
+        self._check_own()
         is_awaited = await apart(self._is_awaited, name)
         async with aclosing(self._pulled_by_engine() if is_awaited else self._pulled(name)) as steps:
             async for step in steps:
@@ -133,12 +148,18 @@ class ChatModels:
             raise
 
     async def delete(self, name: str) -> None:
+        self._check_own()
         store = self._store()
         if store.known_name(name) is None:  # of another tool, or of the web
             await apart(store.remove, name)
             return
         with told():
             await self._pulls().delete(name)
+
+    def _check_own(self) -> None:
+        """Raises ClientError where an endpoint of others answers, whose models are its own."""
+        if self._slot.is_remote:
+            raise ClientError("this endpoint has models of its own", "Start ingle without --endpoint for others.")
 
     def _check_name(self, name: str) -> None:
         """Raises ModelNotFound for what no model is called: nothing is unloaded for that."""

@@ -339,6 +339,7 @@ class ScriptedModels:
     fetching: bool = False  # the engine fetches the one that is known
     loaded: list[str] = field(default_factory=list)
     gate: asyncio.Event = field(default_factory=asyncio.Event)  # set: downloads arrive
+    offered: tuple[Model, ...] = ()  # by an endpoint, in place of those that are here
     better: Recommendation | None = None  # than the default one
     finds: asyncio.Event = field(default_factory=asyncio.Event)  # set: searches end
     offline: bool = False  # models of the catalog are found
@@ -349,7 +350,7 @@ class ScriptedModels:
         self.looks_end.set()
 
     async def installed(self) -> Sequence[Model]:
-        return [model for model in (HERE, *self.others) if model.name not in self.deleted]
+        return [model for model in self.offered or (HERE, *self.others) if model.name not in self.deleted]
 
     async def catalog(self) -> Sequence[Model]:
         known = replace(KNOWN, installed=KNOWN.name in self.arrived, fetching=self.fetching)

@@ -107,6 +107,23 @@ def test_what_the_engine_fetches_is_seen_and_can_be_paused() -> None:
     run(ScriptedClient(), flow)
 
 
+def test_a_model_of_an_endpoint_is_loaded_and_nothing_else() -> None:
+    async def flow(chat: Chatting) -> None:
+        models = chat.client.models
+        models.offered = (Model("a", elsewhere=True, loaded=True), Model("b", elsewhere=True))
+        await chat.pilot.press("f2")
+        await chat.until(lambda: isinstance(chat.app.screen, ModelsScreen) and len(rows(chat)) == 2)
+        assert [row[3] for row in rows(chat)] == ["loaded", "there"]
+        await chat.pilot.press("down", "p", "d")
+        await chat.pilot.pause()
+        assert isinstance(chat.app.screen, ModelsScreen)
+        await chat.pilot.press("l")
+        await chat.until(lambda: models.loaded == ["b"])
+        assert (models.pulled, models.deleted) == ([], [])
+
+    run(ScriptedClient(), flow)
+
+
 def test_what_is_rested_upon_is_looked_at_whether_it_fits() -> None:
     async def flow(chat: Chatting) -> None:
         models = chat.client.models

@@ -166,6 +166,8 @@ class ModelsScreen(Page[str]):
             return _progress(progress)
         if model.loaded:
             return "loaded"
+        if model.elsewhere:
+            return "there"
         if model.installed:
             return "installed"
         if model.arrived:
@@ -223,7 +225,7 @@ class ModelsScreen(Page[str]):
         if model.is_repository:
             self._repository = model.name
             self.reload()
-        elif model.installed:
+        elif _can_load(model):
             self.dismiss(model.name)
         else:
             self.action_pull()
@@ -237,14 +239,14 @@ class ModelsScreen(Page[str]):
 
     def action_load(self) -> None:
         model = self._chosen()
-        if model is not None and model.installed:
+        if model is not None and _can_load(model):
             self.dismiss(model.name)
         elif model is not None:
             self.app.notify("It is not on this machine yet: p fetches it.", markup=False)
 
     def action_pull(self) -> None:
         model = self._chosen()
-        if model is None or model.installed or model.is_repository:
+        if model is None or _can_load(model) or model.is_repository:
             return
         if model.name in self._downloads.progress:
             self._downloads.pause(model.name)
@@ -263,6 +265,10 @@ class ModelsScreen(Page[str]):
             with told(self):
                 await self._models.delete(model.name)
                 self.reload()
+
+
+def _can_load(model: Model) -> bool:
+    return model.installed or model.elsewhere
 
 
 def _progress(progress: Download) -> str:

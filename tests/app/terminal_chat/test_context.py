@@ -64,13 +64,13 @@ def test_a_reply_that_fills_the_context_goes_with_its_question(clients: Clients,
         chat, leaf = await answered(client, "Hi", 2048)
         await client.chats.configure(chat, LONG)
         budget = await client.context.budget(chat, leaf, "and now?")
-        assert budget.free < 0
+        assert budget.lacking
         room = await client.context.plan(chat, leaf, how, "and now?")
         assert len(room.messages) == 2
         assert room.tokens > 0
         assert room.suffices(budget)
         await client.context.make(chat, room)
-        assert (await client.context.budget(chat, leaf, "and now?")).free >= 0
+        assert not (await client.context.budget(chat, leaf, "and now?")).lacking
         await replied(client, chat, (await client.chats.add(chat, leaf, "and now?")).id)
 
     run(clients, work)

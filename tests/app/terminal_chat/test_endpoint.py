@@ -14,6 +14,7 @@ from app.terminal_chat.client import TerminalClient
 from app.terminal_chat.titles import title_in
 from tests.stand_in_endpoint import StandInEndpoint
 from tui.client import ClientError
+from tui.engine_nouns import Model
 from tui.nouns import (
     Attachment,
     ChatSettings,
@@ -212,6 +213,32 @@ def test_another_model_of_it_is_one_that_it_has(settings: Settings, endpoint: St
         [state async for state in client.models.load("stand-in")]
 
     run(settings, endpoint.url, work)
+
+
+def test_its_models_are_those_that_are_listed(settings: Settings, endpoint: StandInEndpoint) -> None:
+    async def work(client: TerminalClient) -> None:
+        await client.engine.status()
+        assert await client.models.installed() == [Model("stand-in", loaded=True, elsewhere=True)]
+        assert await client.models.catalog() == ()
+        assert (await client.models.fit("stand-in")).verdict == "at the endpoint; 16,777,216 tokens of context"
+        for refused in (client.models.delete("stand-in"), client.models.search("a"), client.models.variants("a/b")):
+            with pytest.raises(ClientError, match="models of its own"):
+                await refused
+        with pytest.raises(ClientError, match="models of its own"):
+            [step async for step in client.models.pull("a/b")]
+
+    run(settings, endpoint.url, work)
+
+
+def test_models_are_listed_where_none_answers(settings: Settings, endpoint: StandInEndpoint) -> None:
+    other = replace(settings, model="other", origins={**settings.origins, "model": "--model"})
+
+    async def work(client: TerminalClient) -> None:
+        with pytest.raises(ClientError, match="has no model other"):
+            await client.engine.status()
+        assert await client.models.installed() == [Model("stand-in", elsewhere=True)]
+
+    run(other, endpoint.url, work)
 
 
 def test_nobody_there_is_told(settings: Settings) -> None:
