@@ -48,22 +48,35 @@ def percent(used: int, total: int) -> str:
     return f"{100 * used / total:.0f} %" if total else ""
 
 
+def cost(usage: Usage) -> str:
+    """What is known of it: " · " between the prompt and the reply."""
+    return " · ".join(filter(None, (prompt_cost(usage), reply_cost(usage))))
+
+
 def prompt_cost(usage: Usage) -> str:
-    """Where the tokens of a prompt came from: "1,204 reused (1,188 device, 16 disk), 31 computed"."""
+    """Where the tokens of a prompt came from: "1,204 reused (1,188 device, 16 disk), 31 computed". Without details how
+    many there were, and which of them are known to be reused; empty where nobody tells that."""
     tiers = [("device", usage.device_tokens), ("RAM", usage.ram_tokens), ("disk", usage.disk_tokens)]
     reused = sum(count for _, count in tiers)
+    if not usage.is_detailed:
+        known = f", {reused:,} of them reused" if reused else ""
+        return f"{usage.prompt_tokens:,} prompt tokens{known}" if usage.prompt_tokens else ""
     places = ", ".join(f"{count:,} {name}" for name, count in tiers if count)
     return f"{reused:,} reused{f' ({places})' if places else ''}, {usage.computed_tokens:,} computed"
 
 
 def reply_cost(usage: Usage) -> str:
     """How long a reply took: "first token 0.41 s (queue 2 ms, prompt 0.41 s), 212 tokens at 45.2 tok/s".
-    Of one that was ended before it began: "no token in 3.20 s (...)"."""
-    begun = usage.reply_tokens or usage.reply_seconds
-    first = f"{'first token' if begun else 'no token in'} {seconds(usage.first_token_seconds)}"
-    parts = f"(queue {seconds(usage.queue_seconds)}, prompt {seconds(usage.prompt_seconds)})"
-    written = f", {usage.reply_tokens:,} tokens at {usage.tokens_per_second:.1f} tok/s" if begun else ""
-    return f"{first} {parts}{written}"
+    Of one that was ended before it began: "no token in 3.20 s (...)". What nobody told is left out."""
+    begun = usage.reply_tokens or usage.reply_seconds or not usage.is_detailed
+    cost = f"{'first token' if begun else 'no token in'} {seconds(usage.first_token_seconds)}"
+    if usage.is_detailed:
+        cost += f" (queue {seconds(usage.queue_seconds)}, prompt {seconds(usage.prompt_seconds)})"
+    if usage.reply_tokens:
+        cost += f", {usage.reply_tokens:,} tokens"
+    if usage.tokens_per_second > 0:
+        cost += f" at {usage.tokens_per_second:.1f} tok/s"
+    return cost
 
 
 def loading(now: Loading) -> str:

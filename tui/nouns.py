@@ -39,7 +39,8 @@ class Finish(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Usage(Noun):
-    """What one reply cost. All of it is filled by the client from the engine's own report."""
+    """What one reply cost. Filled by the client from the engine's own report; where that has no details, with what
+    was told of them or measured here."""
 
     device_tokens: int  # of the prompt, found where the engine computes
     ram_tokens: int  # found in RAM
@@ -50,6 +51,13 @@ class Usage(Noun):
     prompt_seconds: float  # from there to the first token
     reply_seconds: float  # from there to the last one
     miss: str = ""  # one sentence why more than the new end was computed; empty where nothing was missed
+    is_detailed: bool = (
+        True  # False: the tokens of the prompt are told, at most, and when the first one came is measured
+    )
+
+    @property
+    def prompt_tokens(self) -> int:
+        return self.device_tokens + self.ram_tokens + self.disk_tokens + self.computed_tokens
 
     @property
     def first_token_seconds(self) -> float:

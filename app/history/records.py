@@ -95,6 +95,7 @@ class Usage(Struct, frozen=True, omit_defaults=True):
     reply_seconds: float = 0.0
     miss: str = ""  # why more than the new end of the prompt was computed, in a sentence
     error: str = ""  # of a reply that failed
+    is_detailed: bool = True  # False: nobody told where the prompt's tokens came from, or how long it waited
 
 
 class Chat(Struct, frozen=True, kw_only=True):

@@ -100,6 +100,7 @@ def usage_of(usage: records.Usage | None) -> nouns.Usage | None:
         prompt_seconds=usage.prompt_seconds,
         reply_seconds=usage.reply_seconds,
         miss=usage.miss,
+        is_detailed=usage.is_detailed,
     )
 
 

@@ -197,7 +197,8 @@ class _Fold:
     def end(self) -> Ended:
         if self._state is None:
             raise ServerUnreachable("the server ended the reply before it was complete", "Try again.")
-        return Ended(self._state, None if self._usage is None else self._told(self._usage))
+        is_known = self._usage is not None or self._clock.has_begun
+        return Ended(self._state, self._told(self._usage or {}) if is_known else None)
 
     def _told(self, usage: Mapping[str, Any]) -> Usage:
         """What the server says, and where it says nothing, what was measured here."""
@@ -217,6 +218,7 @@ class _Fold:
             prompt_seconds=max(0.0, self._clock.first_token_seconds - queue),
             reply_seconds=reply or self._clock.reply_seconds,
             miss=_sentence(details),
+            is_detailed="queue_ms" in self._timings,
         )
 
 

@@ -18,6 +18,11 @@ class ReplyClock:
             self._first = self._last
 
     @property
+    def has_begun(self) -> bool:
+        """Whether any came."""
+        return self._first is not None
+
+    @property
     def first_token_seconds(self) -> float:
         """Until it came; until now, while none has."""
         return (self._first or time.monotonic()) - self._began

@@ -37,6 +37,24 @@ def test_what_a_turn_cost() -> None:
     assert figures.prompt_cost(Usage(0, 0, 0, 12, 1, 0, 0, 0)) == "0 reused, 12 computed"
 
 
+@pytest.mark.parametrize(
+    ("usage", "words"),
+    [
+        (
+            Usage(0, 0, 0, 10, 21, 0, 0.5, 2, is_detailed=False),
+            "10 prompt tokens · first token 0.50 s, 21 tokens at 10.0 tok/s",
+        ),
+        (
+            Usage(4, 0, 0, 6, 21, 0, 0.5, 0, is_detailed=False),
+            "10 prompt tokens, 4 of them reused · first token 0.50 s, 21 tokens",
+        ),
+        (Usage(0, 0, 0, 0, 0, 0, 0.5, 2, is_detailed=False), "first token 0.50 s"),
+    ],
+)
+def test_what_nobody_told_of_a_cost_is_not_said(usage: Usage, words: str) -> None:
+    assert figures.cost(usage) == words
+
+
 def test_a_budget_says_what_is_free_or_too_many() -> None:
     assert figures.budget(ContextBudget(8192, 120, 1100, 1024)).endswith("free 5.9k")
     assert figures.budget(ContextBudget(2048, 120, 1100, 1024)).endswith("196 too many")

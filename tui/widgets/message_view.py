@@ -118,7 +118,7 @@ class MessageView(Column, can_focus=True):
             reason = f": {message.error}" if message.error else ""
             lines.append((f"{figures.FINISHES[message.finish]}{reason}", "$text-warning"))
         if message.usage is not None:
-            lines.append((f"{figures.prompt_cost(message.usage)} · {figures.reply_cost(message.usage)}", ""))
+            lines.append((figures.cost(message.usage), ""))
             if message.usage.miss:
                 lines.append((f"not reused: {message.usage.miss}", "$text-warning"))
         return Content("\n").join(Content.styled(text, style) for text, style in lines)

@@ -66,7 +66,7 @@ def test_what_it_is_sent_and_what_it_says(settings: Settings, endpoint: StandInE
     assert isinstance(told[-1], ReplyEnd)
     assert told[-1].finish is Finish.COMPLETE
     assert told[-1].usage is not None
-    assert (told[-1].usage.computed_tokens, told[-1].usage.reply_tokens) == (9, 2)
+    assert (told[-1].usage.prompt_tokens, told[-1].usage.reply_tokens, told[-1].usage.is_detailed) == (9, 2, False)
     [asked] = endpoint.asked
     assert asked == {
         "model": "stand-in",
@@ -106,7 +106,11 @@ def replied(settings: Settings, url: str) -> list[ReplyEvent]:
 
 def test_a_server_that_tells_no_usage(settings: Settings, endpoint: StandInEndpoint) -> None:
     endpoint.usage = None
-    assert replied(settings, endpoint.url)[-1] == ReplyEnd(Finish.COMPLETE)
+    end = replied(settings, endpoint.url)[-1]
+    assert isinstance(end, ReplyEnd)
+    assert end.usage is not None
+    assert (end.usage.prompt_tokens, end.usage.reply_tokens, end.usage.is_detailed) == (0, 0, False)
+    assert end.usage.first_token_seconds > 0  # measured
 
 
 def test_a_context_whose_length_nobody_tells(settings: Settings, endpoint: StandInEndpoint) -> None:
