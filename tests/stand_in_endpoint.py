@@ -80,13 +80,14 @@ class StandInEndpoint:
                 pieces = endpoint._next(asked) if for_chat else (endpoint.title,)
                 events = (b"data: " + json.dumps(chunk).encode() + b"\n\n" for chunk in endpoint._chunks(pieces))
                 self._answer("text/event-stream", events)
-                self.wfile.write(b"data: [DONE]\n\n")
+                if endpoint.refusal is None:
+                    self.wfile.write(b"data: [DONE]\n\n")
                 endpoint.done += for_chat
 
             def _answer(self, media_type: str, parts: Any) -> None:
-                status, parts = (
-                    (200, parts) if endpoint.refusal is None else (endpoint.refusal[0], endpoint.refusal[1:])
-                )
+                status = 200
+                if endpoint.refusal is not None:
+                    status, *parts = endpoint.refusal
                 self.send_response(status)
                 self.send_header("content-type", media_type)
                 self.send_header("connection", "close")
