@@ -86,16 +86,20 @@ class EngineScreen(Page[None]):
                             self._show_none(figures.loading(step))
                 self._show(await self._engine.status())
             except ClientError as problem:
-                self._show_none(f"{problem.message.rstrip('.')}. {problem.remedy}".strip())
+                self._show_none(problem.sentences)
 
     def _show_none(self, why: str) -> None:
         """There is no engine to look at."""
+        if not self.query(Listing):  # nor a screen, any more
+            return
         self.add_class("-none")
         self.query_one("#about", Label).update(single_line(why))
         self._requests = {}
         self.query_one(Listing).show({})
 
     def _show(self, status: EngineStatus) -> None:
+        if not self.query(Listing):  # it was closed meanwhile
+            return
         self.remove_class("-none")
         self.set_class(not status.is_reported, "unreported")
         self.query_one("#about", Label).update(single_line(self._about(status)))

@@ -136,9 +136,9 @@ class ModelsScreen(Page[str]):
 
     def _note(self, text: str) -> None:
         """What is to be said of the list; no line where that is nothing."""
-        label = self.query_one("#note", Label)
-        label.update(single_line(text))
-        label.display = bool(text)
+        for label in self.query("#note").results(Label):  # none, once the screen is closed
+            label.update(single_line(text))
+            label.display = bool(text)
 
     def _show(self, models: Sequence[Model]) -> None:
         self._listed = {model.name: model for model in models}
@@ -152,7 +152,8 @@ class ModelsScreen(Page[str]):
         self._draw()
 
     def _draw(self) -> None:
-        self.query_one(Listing).show({name: self._cells(model) for name, model in self._listed.items()})
+        for listing in self.query(Listing):  # none, once the screen is closed
+            listing.show({name: self._cells(model) for name, model in self._listed.items()})
 
     def _cells(self, model: Model) -> tuple[Text, ...]:
         size = f"{'~' if model.is_estimate else ''}{figures.size(model.size)}"
@@ -179,22 +180,21 @@ class ModelsScreen(Page[str]):
         if self._ended != self._downloads.ended:
             self._ended = self._downloads.ended
             self.reload()
-        table = self.query_one(Listing)
-        for name, model in self._listed.items():
-            state = Text(single_line(self._state(model)), no_wrap=True)
-            if table.get_cell(name, "state") != state:
-                table.update_cell(name, "state", state, update_width=True)
+        for table in self.query(Listing):
+            for name, model in self._listed.items():
+                state = Text(single_line(self._state(model)), no_wrap=True)
+                if table.get_cell(name, "state") != state:
+                    table.update_cell(name, "state", state, update_width=True)
 
     @on(DataTable.RowHighlighted)
     def _show_fit(self) -> None:
-        model = self._chosen()
-        if model is None:
-            self.query_one("#fit", Label).update("")
-            return
-        if model.name not in self._fits:
-            self.find_fit(model)
-        words = self._fits.get(model.name, "looking whether it fits")
-        self.query_one("#fit", Label).update(single_line(f"{model.name}: {words}"))
+        model, words = self._chosen(), ""
+        if model is not None:
+            if model.name not in self._fits:
+                self.find_fit(model)
+            words = f"{model.name}: {self._fits.get(model.name, 'looking whether it fits')}"
+        for label in self.query("#fit").results(Label):
+            label.update(single_line(words))
 
     @work(exclusive=True, group="fit", description="fit")
     async def find_fit(self, model: Model) -> None:
@@ -211,7 +211,7 @@ class ModelsScreen(Page[str]):
         self._show_fit()
 
     def _chosen(self) -> Model | None:
-        name = self.query_one(Listing).chosen
+        name = next((listing.chosen for listing in self.query(Listing)), None)
         return None if name is None else self._listed[name]
 
     # --- what is done with one
