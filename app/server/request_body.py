@@ -5,7 +5,7 @@ The fields and their bounds are declared where the message's type is. Nothing he
 
 import asyncio
 import re
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import msgspec
 from starlette.requests import Request
@@ -29,13 +29,21 @@ _SHORT_BODY = 64 << 10
 _PIECE = 512 << 10
 
 BodyT = TypeVar("BodyT", bound=msgspec.Struct)
+DecodedT_co = TypeVar("DecodedT_co", covariant=True)
+
+
+class Decoder(Protocol[DecodedT_co]):
+    """What makes a message of a body: msgspec's own decoder, or a `FieldTable`."""
+
+    def decode(self, body: bytes, /) -> DecodedT_co: ...
+
 
 _NO_BRACKETS = bytes(set(range(256)) - set(b"{[]}"))
 _PLACE = re.compile(r" - at (?:`key` in )?`\$\.?([^`]*)`\Z")
 _MISSING = re.compile(r"Object missing required field `([^`]*)`")
 
 
-async def read_body(request: Request, decoder: "msgspec.json.Decoder[BodyT]") -> BodyT:
+async def read_body(request: Request, decoder: Decoder[BodyT]) -> BodyT:
     """The request's message. Raises InvalidRequest naming the field at fault, and Starlette's ClientDisconnect."""
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     body = await _bounded_body(request)
@@ -65,7 +73,7 @@ async def _bounded_body(request: Request) -> bytes:
     return b"".join(pieces)
 
 
-def read(body: bytes, decoder: "msgspec.json.Decoder[BodyT]") -> BodyT:
+def read(body: bytes, decoder: Decoder[BodyT]) -> BodyT:
     """`decode` for a body that may be made to cost much. Raises InvalidRequest."""
     if not _is_simple(body):
         outside = _outside_texts(body)
@@ -109,7 +117,7 @@ def _outside_texts(body: bytes) -> bytes | None:
     return b"".join(body.split(b'"')[::2])
 
 
-def decode(body: bytes, decoder: "msgspec.json.Decoder[BodyT]") -> BodyT:
+def decode(body: bytes, decoder: Decoder[BodyT]) -> BodyT:
     """`body` as the decoder's type. Raises InvalidRequest naming the field at fault."""
     try:
         return decoder.decode(body)

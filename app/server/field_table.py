@@ -1,0 +1,187 @@
+"""The documented fields of a request, as data: what the server does with each.
+
+A dialect has one table for each kind of request. It lists every field that the documents of its API, and of the servers
+that speak it, name. The decoder applies the table, the tests check each row, and `docs/request-fields.md` prints it.
+Fields without a row are unknown to all of them, and are ignored.
+"""
+
+import enum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeAlias, TypeVar
+
+import msgspec
+
+from app.server.errors import InvalidRequest
+
+Json: TypeAlias = Any
+Members: TypeAlias = dict[str, msgspec.Raw]  # of a JSON object, each as it is written
+BodyT = TypeVar("BodyT", bound=msgspec.Struct)
+
+
+class Handling(enum.Enum):
+    """What the server does with a field."""
+
+    SUPPORTED = "supported"
+    ALIAS = "alias"
+    IGNORED = "ignored"
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One row: a documented field of a request."""
+
+    path: str  # such as "options.num_ctx"; members of list items as "messages[].name"
+    handling: Handling
+    sources: str  # the APIs that document it, such as "OpenAI, vLLM"
+    example: Json  # a value that clients send; of a refused field, one that is refused
+    note: str = ""  # what it does, why it cannot change a reply, or what to do instead
+    target: str = ""  # of an alias: the name of the field that it stands for, in the same object
+    neutral: tuple[Json, ...] = ()  # of a refused field: values that change nothing, and are therefore accepted
+
+    @property
+    def parent(self) -> str:
+        return self.path.rpartition(".")[0]
+
+    @property
+    def name(self) -> str:
+        return self.path.rpartition(".")[2]
+
+
+def supported(path: str, sources: str, example: Json, note: str = "") -> Field:
+    """A field that does what its documents say."""
+    return Field(path, Handling.SUPPORTED, sources, example, note)
+
+
+def alias(path: str, sources: str, example: Json, *, of: str, note: str = "") -> Field:
+    """Another name of the field `of`, which is in the same object. The field's own name wins where both are given."""
+    return Field(path, Handling.ALIAS, sources, example, note, target=of)
+
+
+def ignored(path: str, sources: str, example: Json, why: str) -> Field:
+    """A field that cannot change a reply here; `why` says the reason."""
+    return Field(path, Handling.IGNORED, sources, example, why)
+
+
+def refused(path: str, sources: str, example: Json, instead: str, *, neutral: Sequence[Json] = ()) -> Field:
+    """A field that would change the reply and is not supported. `instead` tells the client what to do; null and the
+    `neutral` values are accepted."""
+    return Field(path, Handling.REFUSED, sources, example, instead, neutral=tuple(neutral))
+
+
+class FieldTable(Generic[BodyT]):
+    """The documented fields of one kind of request, and the decoder of its bodies."""
+
+    def __init__(self, kind: type[BodyT], base: Mapping[str, Json], fields: Sequence[Field]) -> None:
+        """`kind` declares the supported fields with their types and bounds. `base` is a smallest valid body, to which
+        the tests add each field's example."""
+        self.kind = kind
+        self.base = base
+        self.fields = fields
+        self._typed = msgspec.json.Decoder(kind)
+        self._acting: dict[str, list[Field]] = {}  # by the object that they are members of
+        for field in fields:
+            if field.handling in (Handling.ALIAS, Handling.REFUSED) and "[]" not in field.path:
+                self._acting.setdefault(field.parent, []).append(field)
+        self._parents = [tuple(parent.split(".")) for parent in self._acting if parent]
+
+    def decode(self, body: bytes) -> BodyT:
+        """The request that `body` holds.
+
+        Raises InvalidRequest for a refused field, and msgspec's errors for a value that its type does not take; those
+        name an alias as the client wrote it.
+        """
+        rewritten, replaced = self.rewrite(body)
+        try:
+            return self._typed.decode(rewritten)
+        except msgspec.ValidationError as error:
+            raise msgspec.ValidationError(_as_written(str(error), replaced)) from error
+
+    def rewrite(self, body: bytes) -> tuple[bytes, Mapping[str, str]]:
+        """The body with each alias replaced by its field's own name, and the replaced names by those of their fields.
+
+        Raises InvalidRequest for a refused field. A body that is no JSON object is returned as it is.
+        """
+        try:
+            members = _MEMBERS.decode(body)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            return body, {}
+        replaced: dict[str, str] = {}
+        self._apply("", members, replaced)
+        for steps in self._parents:
+            self._apply_below(members, steps, ".".join(steps), replaced)
+        return (msgspec.json.encode(members) if replaced else body), replaced
+
+    def _apply_below(self, members: Members, steps: Sequence[str], parent: str, replaced: dict[str, str]) -> None:
+        """Apply the rows of `parent` to the object that `steps` lead to, if there is one."""
+        if not steps:
+            self._apply(parent, members, replaced)
+            return
+        try:
+            below = _MEMBERS.decode(members[steps[0]])
+        except (KeyError, msgspec.MsgspecError):
+            return
+        before = len(replaced)
+        self._apply_below(below, steps[1:], parent, replaced)
+        if len(replaced) > before:
+            members[steps[0]] = msgspec.Raw(msgspec.json.encode(below))
+
+    def _apply(self, parent: str, members: Members, replaced: dict[str, str]) -> None:
+        for field in self._acting.get(parent, ()):
+            raw = members.get(field.name)
+            if raw is None or bytes(raw) == b"null":
+                continue
+            if field.handling is Handling.REFUSED:
+                _refuse(field, raw)
+            elif bytes(members.get(field.target, b"null")) == b"null":
+                members[field.target] = members.pop(field.name)
+                replaced[field.path] = f"{parent}.{field.target}" if parent else field.target
+
+
+_MEMBERS = msgspec.json.Decoder(Members)
+
+
+def _refuse(field: Field, raw: msgspec.Raw) -> None:
+    """Raise InvalidRequest unless the value is one that changes nothing."""
+    if msgspec.json.decode(raw) not in field.neutral:
+        raise InvalidRequest(f"{field.path}: it is not supported", field.note, parameter=field.path)
+
+
+def _as_written(message: str, replaced: Mapping[str, str]) -> str:
+    for written, meant in replaced.items():
+        if f"`$.{meant}" in message:
+            return message.replace(f"`$.{meant}", f"`$.{written}", 1)
+    return message
+
+
+def page(tables: Mapping[str, FieldTable[Any]]) -> str:
+    """All tables as Markdown, by the method and path of their endpoints."""
+    lines = [*_PREFACE]
+    for endpoint, table in tables.items():
+        lines += ["", f"## {endpoint}", "", "| field | documented by | here | |", "|---|---|---|---|"]
+        lines += [_row(field) for field in sorted(table.fields, key=lambda it: it.path)]
+    return "\n".join(lines) + "\n"
+
+
+_PREFACE = (
+    "# Request fields",
+    "",
+    "The documented fields of each request, and what Inglenook does with them. The server decodes requests by these",
+    "tables, and each row is tested.",
+    "",
+    "- **supported**: the field does what its documents say.",
+    "- **alias**: another name of the named field.",
+    "- **ignored**: the field cannot change a reply here.",
+    "- **refused**: the request fails with status 400 and the field's name. Null is accepted, and so are the values",
+    "  that are said to be.",
+    "",
+    "Fields that none of the documents name are ignored.",
+)
+
+
+def _row(field: Field) -> str:
+    handling = f"alias of `{field.target}`" if field.target else field.handling.value
+    accepted = ", ".join(f"`{msgspec.json.encode(value).decode()}`" for value in field.neutral)
+    note = f"{field.note} Accepted: {accepted}." if accepted else field.note
+    return f"| `{field.path}` | {field.sources} | {handling} | {note.replace('|', '&#124;')} |"
