@@ -14,6 +14,7 @@ from tokenizers import models, normalizers, pre_tokenizers, processors
 
 from app.errors import UnsupportedTokenizer
 from app.text.checked_fields import CheckedFields, malformed
+from app.text.text_growth import check_growth
 from app.text.tokenizer import SPACE_SYMBOL, library_errors
 from quant.bounded_json import JSONProblem, parse_object
 
@@ -31,6 +32,7 @@ STRIP_ACCENTS = "tokenizer.ggml.normalizer.strip_accents"
 
 CONTROL = 3  # of tokenizer.ggml.token_type: a token that no text becomes
 CONTINUES = "##"  # how BERT writes a piece that goes on with a word
+MAX_MARKERS = 64  # around a text
 MAX_WORD = 100  # characters; a longer word is one unknown token. Source: BERT's tokenization.py
 _REMEDY = "Choose another embedding model, or a GGUF file of this one."
 
@@ -45,8 +47,12 @@ class EncoderTokenizer:
             sample = backend.encode("a", add_special_tokens=True)
             self._begin, self._end = _around(sample.ids, sample.special_tokens_mask)
             ids = backend.get_vocab(with_added_tokens=True).values()
+        if len(markers := (*self._begin, *self._end)) > MAX_MARKERS:
+            raise malformed(
+                f"The tokenizer puts {len(markers):,} markers around a text; at most {MAX_MARKERS} are read"
+            )
         self.markers_before = len(self._begin)  # of a text
-        self.vocab_size = 1 + max((*ids, *self._begin, *self._end))  # ids are below this
+        self.vocab_size = 1 + max((*ids, *markers))  # ids are below this
 
     def encode(self, text: str, most: int | None = None) -> tuple[int, ...]:
         """The ids of `text` with the markers around it; where `most` is given, the text is cut to fit into so many."""
@@ -142,6 +148,7 @@ def from_json(content: bytes) -> EncoderTokenizer:
     vocab, unknown = model.require("vocab", dict), model.get("unk_token", str)
     if kind == "WordPiece" and unknown not in vocab:
         raise malformed(f"model.unk_token is {unknown!r}, which is no token")
+    check_growth(fields.get("normalizer", dict), fields.get("pre_tokenizer", dict))
     added = _added_tokens(fields)
     special = {token["content"] for token in added if token["special"]} - {unknown}
     verbatim = [token for token in added if not token["special"]]

@@ -19,6 +19,7 @@ from app.errors import UnsupportedTokenizer
 from app.text.bpe_model import bpe_model, merge_pairs, split_merges
 from app.text.checked_fields import CheckedFields, malformed
 from app.text.control_tokens import ControlToken, ControlTokens, end_of_generation_ids, looks_like_control
+from app.text.text_growth import check_growth
 from app.text.tokenizer import (
     TextEncoder,
     Tokenizer,
@@ -100,6 +101,7 @@ def from_json(
         chat_template=chat_template(tokenizer_config or {}),
         response_template=config.get("response_template", dict) if config.is_object("response_template") else None,
     )
+    backend.post_processor = None  # what it adds is added here; without a place for the text it would drop that
     encoder = TextEncoder(backend, start_prefix=start_prefix, verbatim=[token.text for token in verbatim])
     return Tokenizer(encoder, vocabulary)
 
@@ -187,10 +189,12 @@ def _backend(
 
     A prefix of the first piece only is not left to the library, which takes each text between control tokens for one.
     """
+    normalizer = document.get("normalizer", dict)
     pre_tokenizer, start_prefix = _without_first_prefix(document.get("pre_tokenizer", dict))
+    check_growth(normalizer, pre_tokenizer)
     parts: dict[str, object] = {
         "version": "1.0",
-        "normalizer": document.get("normalizer", dict),
+        "normalizer": normalizer,
         "pre_tokenizer": pre_tokenizer,
         "post_processor": document.get("post_processor", dict),
         "added_tokens": [],

@@ -276,3 +276,20 @@ def test_what_is_no_json_object_is_refused(content: bytes) -> None:
 def test_malformed_configurations_are_refused(config: dict[str, object]) -> None:
     with pytest.raises(ModelFileError):
         from_json(saved(byte_level()), config)
+
+
+@pytest.mark.parametrize("library", [byte_level, sentencepiece])
+@pytest.mark.parametrize("has_text", [True, False])
+def test_a_post_processor_with_forged_ids_changes_no_text(
+    library: Callable[[], tokenizers.Tokenizer], has_text: bool
+) -> None:
+    marker, text = {"SpecialToken": {"id": "zz", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}
+    forged = {
+        "type": "TemplateProcessing",
+        "single": [marker, text] if has_text else [marker],
+        "pair": [text, {"Sequence": {"id": "B", "type_id": 1}}],
+        "special_tokens": {"zz": {"id": "zz", "ids": [10**9] * 1000, "tokens": ["zz"] * 1000}},
+    }
+    plain, changed = from_json(saved(library())), from_json(saved(library(), post_processor=forged))
+    assert changed.encode("hello a") == plain.encode("hello a")
+    assert changed.encode_continuation("a") == plain.encode_continuation("a")
