@@ -9,10 +9,12 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol, Self
+from typing import TYPE_CHECKING, Protocol, Self
 
 from engine.checkpoint_config import Metadata
-from quant.tensor import QTensor
+
+if TYPE_CHECKING:
+    from quant.tensor import QTensor
 
 NOTHING = re.compile(r"(?!)")
 
@@ -24,8 +26,8 @@ class StoredWeight:
     name: str  # as the file has it
     nbytes: int  # of the file
     kind: Hashable  # weights of one kind have one layout once they are read
-    decode: Callable[[], QTensor]  # copies, and gives back the memory that the file's bytes took
-    sample: Callable[[], QTensor]  # a small matrix of the same layout, its values of no meaning
+    decode: Callable[[], "QTensor"]  # copies, and gives back the memory that the file's bytes took
+    sample: Callable[[], "QTensor"]  # a small matrix of the same layout, its values of no meaning
     shape: tuple[int, ...] | None = None  # row-major; None: not known before it is decoded
 
 

@@ -78,7 +78,9 @@ class EmbeddingRunner:
         for row, part in enumerate(reading):
             vector = F.normalize(ticket.logits.values[row], dim=0).cpu()
             if not torch.isfinite(vector).all():
-                raise EngineError("The model computed values that are not numbers", "Report this with its name.")
+                raise EngineError(
+                    "The model computed values that are not numbers", "Its weights may be damaged: pull it again."
+                )
             for request in (part.request, *part.followers):
                 self.vectors[request.id] = vector
                 asked.append(request)

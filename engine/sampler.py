@@ -23,7 +23,10 @@ from engine.request import Request, SampledToken, TokenLogprobs
 from engine.xtc import leaves_out, without_top_choices
 
 FEW = 512  # tokens that a grammar allows, which are looked at without all others
-NOT_NUMBERS = "The model computed values that are not numbers. Report this with the model's name."
+NOT_NUMBERS = (
+    "The model computed values that are not numbers: its weights may be damaged. "
+    "Pull the model again; if that does not help, try another file of it."
+)
 
 
 def next_tokens(

@@ -78,6 +78,7 @@ def _facts(details: ModelDetails) -> list[tuple[str, object]]:
         ("CHAT TEMPLATE", _features(details)),
         ("SAMPLING", ", ".join(f"{name} {value:g}" for name, value in sampling.items()) or "-"),
         ("LICENSE", details.license or "-"),
+        *([("PROBLEM", details.problem)] if details.problem else []),
     ]
 
 

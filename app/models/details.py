@@ -36,6 +36,7 @@ class ModelDetails:
     sampling: Sampling | None
     license: str | None
     tensors: list[TensorClass]
+    problem: str = ""  # why this version does not run it; empty: nothing is known to speak against it
 
     @property
     def format(self) -> Literal["gguf", "safetensors"]:
@@ -88,6 +89,7 @@ def details_of(
         sampling=sampling_of(stored.name, stored.path, catalog),
         license=told_license(stored, catalog, models) or header.license,
         tensors=classes,
+        problem=header.problem,
     )
 
 

@@ -1,7 +1,7 @@
 """What a model says of itself, read from the headers of its files: no weights, no torch, no vocabulary.
 
-Every value is one that the files claim; a claim of the wrong type counts as none. Refuses to know what a claim is
-worth: the engine checks each when it loads the model.
+Every value is one that the files claim; a claim of the wrong type counts as none. The engine checks the claims, as it
+does when it loads the model: `problem` is what it refuses.
 """
 
 import re
@@ -15,6 +15,9 @@ from app.models.tensor_classes import HeaderTensor
 from app.text.folder_tokenizer import VOCABULARY, tokenizer_config
 from app.text.infilling import MARKS
 from app.text.json_tokenizer import chat_template
+from engine.checkpoint_config import Metadata
+from engine.errors import UnsupportedModel
+from engine.models import check_config
 from quant.checkpoint_files import read_bytes, read_object
 from quant.errors import printable
 from quant.gguf_checkpoint import GGUFCheckpoint
@@ -39,6 +42,7 @@ class ModelHeader:
     bos_token: str
     fills_in_the_middle: bool
     tensors: tuple[HeaderTensor, ...]
+    problem: str = ""  # why this version does not run the model; empty: the configuration is one that it runs
 
 
 def read_header(stored: StoredModel) -> ModelHeader:
@@ -64,6 +68,7 @@ def _of_gguf(path: Path) -> ModelHeader:
             bos_token=str(texts[bos]) if bos is not None and bos < len(texts) else "",
             fills_in_the_middle="tokenizer.ggml.fim_pre_token_id" in values or not set(_FIM).isdisjoint(texts),
             tensors=tuple(HeaderTensor(t.name, t.type.name, t.shape, t.nbytes) for t in tensors),
+            problem=_problem(Metadata(values, architecture or "")),
         )
 
 
@@ -87,7 +92,16 @@ def _of_folder(folder: Path) -> ModelHeader:
             bos_token=_token(tokens.get("bos_token")),
             fills_in_the_middle=any(f'"{token}"'.encode() in vocabulary for token in _FIM),
             tensors=tuple(HeaderTensor(t.name, t.type.name, t.shape, t.nbytes) for t in tensors),
+            problem=_problem(Metadata(config, _text(config, "model_type") or "", is_config=True)),
         )
+
+
+def _problem(metadata: Metadata) -> str:
+    try:
+        check_config(metadata)
+    except UnsupportedModel as error:
+        return printable(f"{error.message}. {error.remedy}".strip())
+    return ""
 
 
 def _packed_bits(section: Mapping[str, object]) -> int | None:

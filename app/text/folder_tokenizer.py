@@ -52,11 +52,16 @@ def _rows(folder: Path) -> int | None:
 
 def _ending_ids(folder: Path) -> frozenset[int]:
     """The ids after which generation ends: of generation_config.json, or as it was before there was one."""
-    for name in ("generation_config.json", "config.json"):
-        fields = CheckedFields(read_object(folder, name) or {}, f"{name}: ")
-        if EOS in fields:
-            ids = fields.array(EOS, int) if fields.is_array(EOS) else [fields.require(EOS, int)]
-            if len(ids) > MAX_ENDING_IDS or min(ids, default=0) < 0:
-                raise malformed(f"{name}: {EOS} is no list of up to {MAX_ENDING_IDS} ids")
-            return frozenset(ids)
-    return frozenset()
+    told = [ids for name in ("generation_config.json", "config.json") if (ids := _listed_ids(folder, name)) is not None]
+    return told[0] if told else frozenset()
+
+
+def _listed_ids(folder: Path, name: str) -> frozenset[int] | None:
+    """Those of one file; None: it names none. Raises ModelFileError."""
+    fields = CheckedFields(read_object(folder, name) or {}, f"{name}: ")
+    if EOS not in fields:
+        return None
+    ids = fields.array(EOS, int) if fields.is_array(EOS) else [fields.require(EOS, int)]
+    if len(ids) > MAX_ENDING_IDS or min(ids, default=0) < 0:
+        raise malformed(f"{name}: {EOS} is no list of up to {MAX_ENDING_IDS} ids")
+    return frozenset(ids)

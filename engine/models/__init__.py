@@ -7,16 +7,17 @@ weights. All are a `Decoder`.
 import importlib
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from engine.checkpoint import Checkpoint, Names, StoredWeight
 from engine.checkpoint_config import Metadata
 from engine.config import ModelConfig
 from engine.errors import UnsupportedModel
-from engine.kv_cache import KVCache, KVGroup
-from engine.models.decoder import Decoder
-from engine.operations import Activation, Inputs, Operations
-from engine.weights import Weights
+
+if TYPE_CHECKING:
+    from engine.kv_cache import KVCache, KVGroup
+    from engine.operations import Activation, Inputs, Operations
+    from engine.weights import Weights
 
 FAMILIES = {  # general.architecture of a GGUF file, or model_type of a config.json -> module
     "llama": "engine.models.llama",
@@ -43,11 +44,11 @@ class Model(Protocol):
 
     config: ModelConfig
 
-    def kv_groups(self) -> tuple[KVGroup, ...]:
+    def kv_groups(self) -> "tuple[KVGroup, ...]":
         """The groups of the KV cache that `forward` expects."""
         ...
 
-    def forward(self, batch: Inputs, kv: KVCache) -> Activation:
+    def forward(self, batch: "Inputs", kv: "KVCache") -> "Activation":
         """Compute the batch's tokens, store their keys and values in `kv`; logits float32 [logit rows, vocabulary].
 
         On a backend that records, it is called once, and what it does is repeated for every batch.
@@ -68,6 +69,14 @@ def read_config(metadata: Metadata) -> ModelConfig:
     return _family(metadata.architecture).read_config(metadata)
 
 
+def check_config(metadata: Metadata) -> None:
+    """Raise UnsupportedModel, as loading would, for a model whose configuration this version does not run."""
+    if metadata.architecture in ENCODERS:
+        importlib.import_module(ENCODERS[metadata.architecture]).read_config(metadata)
+    else:
+        read_config(metadata)
+
+
 def stored_weights(checkpoint: Checkpoint) -> Mapping[str, StoredWeight]:
     """The checkpoint's weights by our names. Raises UnsupportedModel, ModelFileError or UnsupportedQuantization."""
     names = _family(checkpoint.metadata.architecture).NAMES
@@ -79,8 +88,10 @@ def stored_weights(checkpoint: Checkpoint) -> Mapping[str, StoredWeight]:
     return checkpoint.weights(replace(names, stems=stems))
 
 
-def load(config: ModelConfig, weights: Weights, operations: Operations, context_length: int) -> Model:
+def load(config: ModelConfig, weights: "Weights", operations: "Operations", context_length: int) -> Model:
     """The model over all tensors of `weights`, ready for positions below `context_length`."""
+    from engine.models.decoder import Decoder  # loads torch, which those who read a configuration do not need
+
     model = Decoder.load(config, weights, operations, context_length)
     weights.finish()
     return model

@@ -73,7 +73,7 @@ def read_config(metadata: Metadata) -> EncoderConfig:
         vocab_size=metadata.integer(VOCABULARY, len(tokens) if isinstance(tokens, tuple) else None, most=1 << 22),
         context_length=metadata.integer(Key("{arch}.context_length", "max_position_embeddings"), most=MAX_CONTEXT),
         token_types=metadata.integer(Key("tokenizer.ggml.token_type_count", "type_vocab_size"), 2, most=1024),
-        norm_epsilon=metadata.number(EPSILON, 1e-12, least=0.0, most=0.1),
+        norm_epsilon=metadata.number(EPSILON, 1e-12, least=1e-20, most=0.1),
     )
 
 

@@ -39,6 +39,11 @@ REFUSED: tuple[tuple[Key, tuple[object, ...]], ...] = (
 )
 
 
+LEAST_EPSILON = 1e-12  # 0 divides by zero where a row is zero
+DTYPES = dict.fromkeys(  # of weights, as torch names them; tensors have types of their own, and this must only be one
+    ("float64", "double", "float32", "float", "float16", "half", "bfloat16", "float8_e4m3fn", "float8_e5m2", "auto")
+)
+
 GATES = {
     Gate.SILU: (Key("", "hidden_act"), "silu"),
     Gate.GELU: (Key("", "hidden_activation"), "gelu_pytorch_tanh"),
@@ -60,6 +65,7 @@ def read_decoder(
         raise UnsupportedModel(f"{heads} attention heads do not share {kv_heads} KV heads evenly")
     if head_dim % 2:
         raise UnsupportedModel(f"A head dimension of {head_dim} is odd, and rotary embedding needs pairs")
+    _check_types(metadata)
     metadata.refuse(VALUE_DIM, head_dim)
     for key, allowed in REFUSED:
         metadata.refuse(key, *allowed)
@@ -75,13 +81,23 @@ def read_decoder(
         mlp_hidden=metadata.integer(MLP_HIDDEN),
         vocab_size=metadata.integer(VOCABULARY, _vocabulary(metadata), most=1 << 22),
         context_length=metadata.integer(CONTEXT, most=MAX_CONTEXT),
-        norm_epsilon=metadata.number(EPSILON, least=0.0, most=0.1),
+        norm_epsilon=metadata.number(EPSILON, least=LEAST_EPSILON, most=0.1),
         ropes=(read_rope(metadata, head_dim, interleaved=interleaved, partial=partial_rotary),),
         gate=gate,
         qkv_bias=bias,
         out_bias=bias,
         tied_head=metadata.flag(TIED, False) if metadata.is_config else None,
     )
+
+
+def _check_types(metadata: Metadata) -> None:
+    """Raise UnsupportedModel for a value of a config.json whose type makes no sense, though no family may read it."""
+    if not metadata.is_config:
+        return
+    metadata.items(LAYER_TYPES, str)
+    for key in (Key("", "dtype"), Key("", "torch_dtype")):
+        if metadata.get(key) is not None:
+            metadata.one_of(key, DTYPES)
 
 
 def text_part(metadata: Metadata, defaults: Mapping[str, Mapping[str, object]]) -> Metadata:

@@ -6,26 +6,26 @@ Architectures `gemma2` and `gemma3`; a config.json of `gemma3` describes a large
 """
 
 import math
+import struct
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-
-import torch
 
 from engine.checkpoint import Names
 from engine.checkpoint_config import Key, Metadata
 from engine.config import Gate, HeadNorm, ModelConfig, NormPlacement
-from engine.models import decoder
 from engine.models.decoder_config import every, read_decoder, read_layout, text_part
+from engine.models.decoder_names import IGNORED, STEMS, TEXT_PREFIX
 from engine.models.rope_config import read_local_rope
 
 NAMES = Names(
-    decoder.STEMS
+    STEMS
     | {
         "blk.{}.post_attention_norm": "model.layers.{}.post_attention_layernorm",
         "blk.{}.ffn_norm": "model.layers.{}.pre_feedforward_layernorm",
         "blk.{}.post_ffw_norm": "model.layers.{}.post_feedforward_layernorm",
     },
-    decoder.IGNORED,
-    decoder.TEXT_PREFIX,
+    IGNORED,
+    TEXT_PREFIX,
 )
 
 TEXT_DEFAULTS: dict[str, object] = {
@@ -65,8 +65,29 @@ QUERY_SCALAR = Key("", "query_pre_attn_scalar")
 # GGUF files do not say it: one size of each family, known by its layers, divides by the width that a head would have
 # if it were a share of the hidden size.
 WIDE_QUERIES = {"gemma2": 46, "gemma3": 62}
-DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 LOCAL_BASE = 10_000.0
+
+
+def _as_float32(value: float) -> float:
+    return float(struct.unpack("<f", struct.pack("<f", value))[0])
+
+
+def _as_float16(value: float) -> float:
+    return float(struct.unpack("<e", struct.pack("<e", value))[0])
+
+
+def _as_bfloat16(value: float) -> float:
+    """The upper half of a float32, rounded to the nearest, ties to even."""
+    bits = int(struct.unpack("<I", struct.pack("<f", value))[0])
+    bits += 0x7FFF + ((bits >> 16) & 1)
+    return float(struct.unpack("<f", struct.pack("<I", bits & 0xFFFF0000))[0])
+
+
+ROUNDED: Mapping[str, Callable[[float], float]] = {
+    "bfloat16": _as_bfloat16,
+    "float16": _as_float16,
+    "float32": _as_float32,
+}
 
 
 def read_config(metadata: Metadata) -> ModelConfig:
@@ -100,5 +121,5 @@ def _embedding_scale(metadata: Metadata, hidden: int) -> float:
     scale = math.sqrt(hidden)
     if not metadata.is_config:
         return scale
-    dtype = metadata.one_of(Key("", "dtype"), DTYPES, metadata.text(Key("", "torch_dtype"), "float32"))
-    return float(torch.tensor(scale, dtype=dtype))
+    rounded = metadata.one_of(Key("", "dtype"), ROUNDED, metadata.text(Key("", "torch_dtype"), "float32"))
+    return rounded(scale)

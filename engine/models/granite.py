@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from engine.checkpoint_config import Key, Metadata
 from engine.config import ModelConfig
-from engine.models.decoder import NAMES
 from engine.models.decoder_config import read_decoder
+from engine.models.decoder_names import NAMES
 
 __all__ = ["NAMES", "read_config"]
 

@@ -6,8 +6,8 @@ shape. In GGUF files their rotary pairs are neighbours: the converter reorders t
 
 from engine.checkpoint_config import Metadata
 from engine.config import ModelConfig
-from engine.models.decoder import NAMES
 from engine.models.decoder_config import read_decoder
+from engine.models.decoder_names import NAMES
 
 __all__ = ["NAMES", "read_config"]
 

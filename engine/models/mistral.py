@@ -9,10 +9,10 @@ from dataclasses import replace
 from engine.checkpoint import Names
 from engine.checkpoint_config import Key, Metadata
 from engine.config import ModelConfig, YarnScaling
-from engine.models import decoder
 from engine.models.decoder_config import every, read_decoder, read_layout, text_part
+from engine.models.decoder_names import IGNORED, STEMS, TEXT_PREFIX
 
-NAMES = Names(decoder.STEMS, decoder.IGNORED, decoder.TEXT_PREFIX)
+NAMES = Names(STEMS, IGNORED, TEXT_PREFIX)
 
 SHARED: dict[str, object] = {"num_key_value_heads": 8, "max_position_embeddings": 131_072}
 MISTRAL = SHARED | {"rms_norm_eps": 1e-6, "sliding_window": 4096}

@@ -9,17 +9,17 @@ from dataclasses import replace
 from engine.checkpoint import Names
 from engine.checkpoint_config import Metadata
 from engine.config import HeadNorm, ModelConfig, NormPlacement
-from engine.models import decoder
 from engine.models.decoder_config import WINDOW, every, read_decoder, read_layout
+from engine.models.decoder_names import IGNORED, STEMS
 from engine.models.rope_config import read_local_rope
 
 NAMES = Names(
-    {ours: theirs for ours, theirs in decoder.STEMS.items() if ours != "blk.{}.ffn_norm"}
+    {ours: theirs for ours, theirs in STEMS.items() if ours != "blk.{}.ffn_norm"}
     | {
         "blk.{}.post_attention_norm": "model.layers.{}.post_attention_layernorm",
         "blk.{}.post_ffw_norm": "model.layers.{}.post_feedforward_layernorm",
     },
-    decoder.IGNORED,
+    IGNORED,
 )
 DEFAULTS: dict[str, dict[str, object]] = {
     "olmo2": {"rms_norm_eps": 1e-5, "max_position_embeddings": 2048},

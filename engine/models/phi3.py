@@ -8,17 +8,17 @@ from dataclasses import replace
 from engine.checkpoint import Names
 from engine.checkpoint_config import Metadata
 from engine.config import ModelConfig
-from engine.models import decoder
 from engine.models.decoder_config import every, read_decoder, read_layout
+from engine.models.decoder_names import IGNORED, STEMS
 from engine.models.rope_config import LONG_ATTENTION, TYPE
 
 NAMES = Names(
-    decoder.STEMS
+    STEMS
     | {
         "blk.{}.attn_qkv": "model.layers.{}.self_attn.qkv_proj",
         "blk.{}.ffn_up": "model.layers.{}.mlp.gate_up_proj",
     },
-    decoder.IGNORED,
+    IGNORED,
 )
 DEFAULTS: dict[str, object] = {
     "rms_norm_eps": 1e-5,

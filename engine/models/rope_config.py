@@ -71,7 +71,13 @@ def _rope(section: Metadata, base: float, turned: int, interleaved: bool) -> Rop
 
 
 def _sections(metadata: Metadata) -> dict[str, object]:
-    return next((found for name in SECTIONS if isinstance(found := metadata.values.get(name), dict)), {})
+    for name in SECTIONS:
+        found = metadata.values.get(name)
+        if isinstance(found, dict):
+            return found
+        if found is not None:
+            raise UnsupportedModel(f"{name} is {found!r:.60}, and must be an object")
+    return {}
 
 
 def _section(metadata: Metadata, kind: str) -> Metadata:

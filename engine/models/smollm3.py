@@ -8,8 +8,8 @@ from dataclasses import replace
 from engine.checkpoint_config import Key, Metadata
 from engine.config import LayerConfig, ModelConfig
 from engine.errors import UnsupportedModel
-from engine.models.decoder import NAMES
 from engine.models.decoder_config import every, read_decoder, read_layout
+from engine.models.decoder_names import NAMES
 
 __all__ = ["NAMES", "read_config"]
 

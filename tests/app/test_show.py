@@ -1,6 +1,8 @@
 """`ingle show`: what a model is, from its headers alone."""
 
 import json
+import shutil
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -123,3 +125,34 @@ print(sorted({{"torch", "numba", "transformers", "huggingface_hub"}} & sys.modul
     command = [sys.executable, "-c", code]
     shown = subprocess.check_output(command, text=True, cwd=Path(__file__).parents[2])
     assert shown.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("rope_theta", 0),
+        ("rms_norm_eps", 0.0),
+        ("num_hidden_layers", 0),
+        ("num_attention_heads", 2**31),
+        ("model_type", "unheard"),
+    ],
+)
+def test_show_names_what_this_version_does_not_run(folder: Path, tmp_path: Path, key: str, value: object) -> None:
+    assert as_json(folder)["problem"] == ""
+    changed = shutil.copytree(folder, tmp_path / "changed")
+    config = json.loads((changed / "config.json").read_text())
+    config.pop("rope_parameters", None)
+    (changed / "config.json").write_text(json.dumps({**config, key: value}))
+    assert ("unheard" if key == "model_type" else key) in str(as_json(changed)["problem"])
+    assert "PROBLEM" in show(str(changed)).output
+
+
+def test_show_names_a_value_of_a_gguf_file_that_is_no_number(smollm2: Path, tmp_path: Path) -> None:
+    epsilon, rope = b"llama.attention.layer_norm_rms_epsilon", b"llama.rope.freq_base"
+    content = smollm2.read_bytes()
+    for key in (epsilon, rope):
+        value = content.index(key) + len(key) + 4  # a type of four bytes stands between the key and its float32
+        changed = tmp_path / "changed.gguf"
+        for number in (float("nan"), float("inf"), 0.0):
+            changed.write_bytes(content[:value] + struct.pack("<f", number) + content[value + 4 :])
+            assert key.decode() in str(as_json(changed)["problem"])

@@ -1,6 +1,8 @@
 """What configurations become: defaults and old spellings as transformers reads them, odd values refused by name."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -163,6 +165,12 @@ ODD: list[tuple[str, dict[str, Any], str]] = [
     ("olmo2", {"hidden_act": "gelu"}, "hidden_act"),
     ("olmo3", {"layer_types": "sliding_attention"}, "layer_types"),
     ("phi3", {"partial_rotary_factor": 0.27}, "partial_rotary_factor"),
+    ("qwen2", {"rope_parameters": [1]}, "rope_parameters"),
+    ("qwen2", {"rope_scaling": "x"}, "rope_scaling"),
+    ("qwen2", {"layer_types": "x"}, "layer_types"),
+    ("qwen2", {"rms_norm_eps": 0}, "rms_norm_eps"),
+    ("qwen2", {"torch_dtype": "float4711"}, "torch_dtype"),
+    ("qwen2", {"rope_theta": float("nan")}, "rope_theta"),
     ("phi3", {"rope_scaling": {"type": "su", "short_factor": SHORT, "long_factor": LONG[1:]}}, "long_factor"),
     ("phi3", {"rope_scaling": {"type": "su", "short_factor": [0.0], "long_factor": LONG}}, "short_factor"),
     ("phi3", {"rope_scaling": {"type": "su", "short_factor": [], "long_factor": []}}, "short_factor"),
@@ -209,6 +217,12 @@ def test_odd_values_of_a_gguf_file_are_refused(architecture: str, key: str, valu
     models.read_config(Metadata(plain, architecture))
     with pytest.raises(UnsupportedModel, match=key.replace(".", r"\.")):
         models.read_config(Metadata(plain | {f"{architecture}.{key}": value}, architecture))
+
+
+def test_reading_a_configuration_loads_no_torch() -> None:
+    imports = "\n".join(f"import {name}" for name in set(models.FAMILIES.values()))
+    code = f"import sys\n{imports}\nassert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2], check=True)
 
 
 @pytest.mark.parametrize("pattern", [(True, False), (1, 0), "often"])
