@@ -63,10 +63,10 @@ class ReplyReader:
             return self._push(self._text.push(token_id))
         return self._push(self._text.finish() + shown)
 
-    def finish(self) -> list[SpokenEvent]:
-        """What was held back, now that no token follows."""
+    def finish(self, *, cut_off: bool = False) -> list[SpokenEvent]:
+        """What was held back, now that no token follows. `cut_off`: see `ReplyParser.finish`."""
         events = [] if self.stopped is not None else self._push(self._text.finish())
-        events += self._with_logprobs(self._parser.finish())
+        events += self._with_logprobs(self._parser.finish(cut_off=cut_off))
         if self._logprobs and self._parser.is_text and not self._parser.num_calls:
             events.append(TextDelta("", tuple(logprobs for _, logprobs in self._logprobs)))
         return events

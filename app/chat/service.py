@@ -260,7 +260,7 @@ class _Reply:
         if finish is None and time.monotonic() - self._remembered_at > REMEMBERED_SECONDS:
             self._remember()
         if finish is not None:
-            events += self._reader.finish()
+            events += self._reader.finish(cut_off=finish is FinishReason.LENGTH)
             self.end()
             events.append(self._end(finish, token.error))
         return events

@@ -44,6 +44,7 @@ class FormatMarkup:
         self.unmarked = [call for call in self.calls if not call.head.first]
         around = [Markup(one.strip()) for one in calls.around] if calls else []
         self.silent = [*(Markup(one) for one in written.messages.silent), *around, *self.end_thinking]
+        self.closings = [call.tail.written for call in self.calls] + ([*calls.around] if calls else [])
         self.is_plain = not (self.begin_thinking or self.calls or self.silent)
         self.openings = [*written.messages.openings, *(begin.written for begin in self.begin_thinking)]
         self.in_text = _Watched([*self.begin_thinking, *(call.head for call in self.calls), *self.silent])
@@ -131,14 +132,28 @@ class ReplyParser:
         heard, self._opened = self._opened, []
         return heard + self._read(text, final=False)
 
-    def finish(self) -> list[Heard]:
-        """What was held back, now that nothing follows."""
+    def finish(self, *, cut_off: bool = False) -> list[Heard]:
+        """What was held back, now that nothing follows. Of a reply that was `cut_off` by its limit, the beginning of a
+        closing mark is dropped: the rest of the mark would have made it no text."""
         heard, self._opened = self._opened, []
+        if cut_off:
+            self._buffer = self._buffer[: len(self._buffer) - self._cut_mark()]
         heard += self._read("", final=True)
         if self._space and not self.ended:
             self._hear(heard, self._space, self._base - len(self._space))
             self._space = ""
         return heard
+
+    def _cut_mark(self) -> int:
+        """How many characters at the end of the buffer begin a closing mark that is due here."""
+        if self._mode is _Mode.THINKING:
+            closings, is_due = [end.written for end in self._markup.end_thinking], True
+        else:
+            closings = self._markup.closings
+            is_due = self._behind_markup or (self._reader is not None and self._reader.certain)
+        size = max((longest_overlap(self._buffer, 0, closing.strip()) for closing in closings), default=0)
+        before = self._buffer[: len(self._buffer) - size]
+        return size if is_due and (self._mode is _Mode.THINKING or not before.strip()) else 0
 
     def _read(self, text: str, *, final: bool) -> list[Heard]:
         self._buffer += text

@@ -242,3 +242,32 @@ def test_much_that_is_nearly_a_call_takes_no_longer_than_text() -> None:
         assert spoken(text, HERMES, TOOLS).calls == []
     for text in ("<function=f>\n<parameter=a>" + "</parameter>" * 10_000, "<function=f>" + " " * 20_000):
         spoken(text, CODER, TOOLS)
+
+
+CLOSED = [
+    (HERMES, '<tool_call>\n{"name": "f", "arguments": {"a": "x"}}\n', "</tool_call>"),
+    (CODER, "<tool_call>\n<function=f>\n<parameter=a>\nx\n</parameter>\n</function>\n", "</tool_call>"),
+    (HERMES, "<think>Hm", "</think>"),
+    (ReplyFormat(None, BY_NAME["hermes"]), '<tool_call>{"name": "f", "arguments": {}}', "</tool_call>"),
+]
+
+
+@pytest.mark.parametrize(("written", "said", "mark"), CLOSED)
+def test_the_beginning_of_a_closing_mark_is_dropped_from_a_reply_that_was_cut(
+    written: ReplyFormat, said: str, mark: str
+) -> None:
+    def events(text: str, *, cut_off: bool) -> list[object]:
+        parser = ReplyParser(FormatMarkup(written), TOOLS)
+        return [one.event for one in (*parser.push(text), *parser.finish(cut_off=cut_off))]
+
+    for size in range(1, len(mark)):
+        texts = [it for it in events(said + mark[:size], cut_off=True) if isinstance(it, TextDelta)]
+        assert texts == []
+        thoughts = [it.text for it in events(said + mark[:size], cut_off=True) if isinstance(it, ReasoningDelta)]
+        assert "".join(thoughts) in ("", "Hm")
+
+
+def test_text_that_only_looks_like_a_mark_is_kept_in_a_reply_that_was_cut() -> None:
+    parser = ReplyParser(FormatMarkup(HERMES), TOOLS)
+    heard = [*parser.push("if a <"), *parser.finish(cut_off=True)]
+    assert "".join(one.event.text for one in heard if isinstance(one.event, TextDelta)) == "if a <"
