@@ -1,9 +1,10 @@
 """How errors are written on each path, wherever they come up: at the door, on the way to an endpoint, or in it."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 import msgspec
+from msgspec import Struct
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -15,15 +16,23 @@ _BODY: Final = "inglenook.error_body"  # of a scope: what writes the body of an 
 
 
 class ErrorShapes:
-    """ASGI middleware, around all others. On paths whose endpoint does not say how, errors are OpenAI's."""
+    """ASGI middleware, around all others. Errors on the path of an endpoint, and on those below it, have that endpoint's
+    shape; all others have OpenAI's."""
 
     def __init__(self, app: ASGIApp, endpoints: Iterable[Endpoint]) -> None:
         self._app = app
         self._bodies = {one.path: one.errors.body for one in endpoints if one.errors is not None}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        scope[_BODY] = self._bodies.get(scope.get("path", ""), error_body)
+        scope[_BODY] = self._body_at(scope.get("path", ""))
         await self._app(scope, receive, send)
+
+    def _body_at(self, path: str) -> Callable[[Exception], Struct]:
+        while path:
+            if path in self._bodies:
+                return self._bodies[path]
+            path = path.rpartition("/")[0]
+        return error_body
 
 
 def refusal(error: Exception, scope: Scope) -> Response:

@@ -70,7 +70,6 @@ class MessageUsage(Struct, kw_only=True):
 
 class TextContent(Struct, tag_field="type", tag="text"):
     text: str
-    citations: None = None
 
 
 class ThinkingContent(Struct, tag_field="type", tag="thinking"):

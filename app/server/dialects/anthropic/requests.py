@@ -23,7 +23,7 @@ from app.server.dialects.anthropic.tools import (
     wanted_tools,
 )
 from app.server.errors import InvalidRequest, refuse_first
-from app.server.field_types import Count, Fraction, StopText
+from app.server.field_types import Count, Fraction, ModelName, StopText, Temperature
 from app.server.origin import Purpose, origin_of
 from app.server.structured_output import AskedGrammar, of_schema, only
 from app.server.turn import Turn
@@ -43,7 +43,7 @@ class OutputConfig(Struct):
 class TokenCountRequest(Struct, kw_only=True):
     """POST /v1/messages/count_tokens: all that has a say in the prompt."""
 
-    model: Annotated[str, Meta(max_length=1024)]
+    model: ModelName | None = None
     messages: InputMessages
     system: SystemPrompt | None = None
     tools: ToolDefinitions | None = None
@@ -108,7 +108,7 @@ class MessageRequest(TokenCountRequest, kw_only=True):
 
     max_tokens: Count  # 0: the prompt is computed, and nothing is told
     stream: bool | None = None
-    temperature: Fraction | None = None
+    temperature: Temperature | None = None
     top_k: Count | None = None
     top_p: Fraction | None = None
     stop_sequences: Annotated[list[StopText], Meta(max_length=MAX_STOPS)] | None = None

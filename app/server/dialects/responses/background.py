@@ -1,41 +1,86 @@
-"""Responses that are made while nobody waits for them, to be asked for later."""
+"""Responses in the background: made whether or not a client listens, retrieved, followed as a stream, and cancelled."""
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, Sequence
 
+from app.server.dialects.responses.events import Event
 from app.server.dialects.responses.input_items import InputItem
 from app.server.dialects.responses.replies import ResponseReply
 from app.server.dialects.responses.response import Response
 from app.server.errors import InvalidRequest
 
 MAX_RUNNING = 64
+MAX_FOLLOWED = 16  # responses whose events are kept after their end
+FROM_START = -1  # as the event after which a stream begins
+
+
+class EventLog:
+    """The events of one response, for any number of followers, each from an event of its own on."""
+
+    def __init__(self) -> None:
+        self._events: list[Event] = []
+        self._ended = False
+        self._changed = asyncio.Event()
+
+    def add(self, events: Sequence[Event]) -> None:
+        self._events += events
+        self._notify()
+
+    def end(self) -> None:
+        self._ended = True
+        self._notify()
+
+    async def after(self, number: int) -> AsyncGenerator[list[Event]]:
+        """The events behind the one of that sequence number, in batches as they come, to the end of the response."""
+        told = number + 1
+        while True:
+            changed = self._changed
+            if fresh := self._events[told:]:
+                told += len(fresh)
+                yield fresh
+            elif self._ended:
+                return
+            else:
+                await changed.wait()
+
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
 
 
 class BackgroundReplies:
-    """Those under way, by owner and id. They are kept when they end."""
+    """Those under way, by owner and id. They are stored when they end."""
 
     def __init__(self) -> None:
         self._running: dict[tuple[str, str], tuple[ResponseReply, asyncio.Task[None]]] = {}
+        self._logs: OrderedDict[tuple[str, str], EventLog] = OrderedDict()
 
-    def start(self, owner: str, reply: ResponseReply, earlier: Sequence[InputItem]) -> Response:
-        """Raises InvalidRequest where too many are under way."""
+    def start(self, owner: str, reply: ResponseReply, earlier: Sequence[InputItem]) -> EventLog:
+        """Begin a response, which is queued. Raises InvalidRequest if too many are under way."""
         if len(self._running) >= MAX_RUNNING:
             problem = f"There are {MAX_RUNNING} responses in the background already"
             raise InvalidRequest(problem, "Wait for one of them.", parameter="background", status=429)
         key = (owner, reply.writer.response.id)
-        task = asyncio.create_task(reply.run(earlier))
+        log = self._logs[key] = EventLog()
+        log.add([*reply.writer.queue()])
+        task = asyncio.create_task(reply.run(earlier, log.add))
         self._running[key] = (reply, task)
-        task.add_done_callback(lambda _: self._running.pop(key))
-        return reply.writer.response
+        task.add_done_callback(lambda _: self._ended(key))
+        return log
 
     def find(self, owner: str, response_id: str) -> Response | None:
-        """How far it is."""
+        """The response so far, while it is under way."""
         found = self._running.get((owner, response_id))
         return None if found is None else found[0].writer.response
 
+    def log(self, owner: str, response_id: str) -> EventLog | None:
+        """Its events, while it is under way and for a while after its end."""
+        return self._logs.get((owner, response_id))
+
     async def cancel(self, owner: str, response_id: str) -> Response | None:
-        """What became of it."""
+        """End one that is under way, and return it."""
         found = self._running.get((owner, response_id))
         if found is None:
             return None
@@ -44,3 +89,14 @@ class BackgroundReplies:
         with contextlib.suppress(asyncio.CancelledError):
             await task
         return reply.writer.response
+
+    def forget(self, owner: str, response_id: str) -> None:
+        self._logs.pop((owner, response_id), None)
+
+    def _ended(self, key: tuple[str, str]) -> None:
+        del self._running[key]
+        if log := self._logs.get(key):
+            log.end()
+        ended = [one for one in self._logs if one not in self._running]
+        for one in ended[: max(0, len(ended) - MAX_FOLLOWED)]:
+            del self._logs[one]

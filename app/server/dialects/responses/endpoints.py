@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Literal, NoReturn, TypeAlias
+from typing import Annotated, Literal, NoReturn, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
@@ -11,8 +11,10 @@ from starlette.responses import Response as HTTPResponse
 
 from app.chat.service import ChatService
 from app.errors import TemplateError
+from app.server.dialects.openai.errors import error_body
 from app.server.dialects.responses import chains
-from app.server.dialects.responses.background import BackgroundReplies
+from app.server.dialects.responses.background import FROM_START, BackgroundReplies
+from app.server.dialects.responses.compaction import Compaction, CompactRequest, compaction, only
 from app.server.dialects.responses.events import Event
 from app.server.dialects.responses.input_items import InputItem
 from app.server.dialects.responses.replies import ResponseReply, fold
@@ -23,6 +25,7 @@ from app.server.door import CALLER, of_caller
 from app.server.endpoint import Endpoint
 from app.server.errors import InvalidRequest, naming
 from app.server.framing import NAMED_EVENTS
+from app.server.origin import Purpose, origin_of
 from app.server.reply import StreamedReply, WholeReply, json_reply
 from app.server.request_body import read_body
 from app.server.served_model import ServedModel
@@ -31,6 +34,7 @@ from engine.request import Origin
 RESPONSES = "/v1/responses"
 RESPONDING: Mapping[str, type[Struct]] = {RESPONSES: ResponseRequest}
 
+QueryT = TypeVar("QueryT", bound=Struct)
 Reply: TypeAlias = StreamedReply[Event] | WholeReply[Event] | HTTPResponse
 
 
@@ -53,6 +57,13 @@ class InputTokens(Struct):
     object: Literal["response.input_tokens"] = "response.input_tokens"
 
 
+class _Retrieval(Struct):
+    """How a response is retrieved, by the query of the request."""
+
+    stream: bool = False
+    starting_after: int = FROM_START
+
+
 class _Page(Struct):
     """Which items are listed, by the query of the request."""
 
@@ -69,6 +80,7 @@ class ResponseEndpoints:
         self._model = model
         self._stored = stored
         self._background = BackgroundReplies()
+        self._compact_decoder = msgspec.json.Decoder(CompactRequest)
         self._decoder = msgspec.json.Decoder(ResponseRequest)
 
     def endpoints(self) -> list[Endpoint]:
@@ -92,7 +104,23 @@ class ResponseEndpoints:
                 takes=ResponseRequest,
                 gives=InputTokens,
             ),
-            Endpoint("GET", one, self.retrieve, "A response that was kept, or is under way", gives=Response),
+            Endpoint(
+                "POST",
+                f"{RESPONSES}/compact",
+                self.compact,
+                "A conversation in fewer tokens: its user messages and a summary",
+                takes=CompactRequest,
+                gives=Compaction,
+            ),
+            Endpoint(
+                "GET",
+                one,
+                self.retrieve,
+                "A response that was kept, or is under way",
+                gives=Response,
+                streams=Event,
+                framing=NAMED_EVENTS,
+            ),
             Endpoint("DELETE", one, self.delete, "Keep a response no longer", gives=Deleted),
             Endpoint("POST", f"{one}/cancel", self.cancel, "End a response in the background", gives=Response),
             Endpoint("GET", f"{one}/input_items", self.list_items, "What a request had brought", gives=ItemList),
@@ -104,7 +132,10 @@ class ResponseEndpoints:
         earlier = await self._earlier(wanted.previous_response_id, owner)
         reply = ResponseReply(self._service, wanted, origin, owner, self._stored)
         if wanted.background:
-            return json_reply(self._background.start(owner, reply, earlier))
+            log = self._background.start(owner, reply, earlier)
+            if not wanted.stream:
+                return json_reply(reply.writer.response)
+            return StreamedReply(log.after(FROM_START), reply.writer.error, NAMED_EVENTS)
         events = reply.events(earlier)
         return StreamedReply(events, reply.writer.error, NAMED_EVENTS) if wanted.stream else WholeReply(events, fold)
 
@@ -116,16 +147,35 @@ class ResponseEndpoints:
             prompt = await self._service.prompt(conversation)
         return json_reply(InputTokens(len(prompt.ids)))
 
-    async def retrieve(self, request: Request) -> HTTPResponse:
-        if request.query_params.get("stream") == "true":
-            raise InvalidRequest("stream: a response that is kept comes whole; leave it out", parameter="stream")
-        running = self._background.find(_owner(request), request.path_params["id"])
+    async def compact(self, request: Request) -> WholeReply[Compaction]:
+        wanted = await read_body(request, self._compact_decoder)
+        self._model.check(wanted.model)
+        earlier = await self._earlier(wanted.previous_response_id, _owner(request))
+        origin = of_caller(request, origin_of(Purpose.CHAT, request.headers))
+        return WholeReply(compaction(self._service, wanted, earlier, origin), only)
+
+    async def retrieve(self, request: Request) -> Reply:
+        """The response, or the events of one in the background behind the one that the client names."""
+        owner, response_id, asked = _owner(request), request.path_params["id"], _query(request, _Retrieval)
+        if asked.stream:
+            return await self._follow(request, asked.starting_after)
+        running = self._background.find(owner, response_id)
         return json_reply(running) if running is not None else _told((await self._find(request)).body)
+
+    async def _follow(self, request: Request, after: int) -> Reply:
+        log = self._background.log(_owner(request), request.path_params["id"])
+        if log is not None:
+            return StreamedReply(log.after(after), error_body, NAMED_EVENTS)
+        await self._find(request)
+        raise InvalidRequest(
+            "stream: the events of this response are not kept", "Retrieve it whole, without stream.", parameter="stream"
+        )
 
     async def delete(self, request: Request) -> HTTPResponse:
         """With what was computed of it, unless others go on from it."""
         owner, response_id = _owner(request), request.path_params["id"]
         await self._background.cancel(owner, response_id)
+        self._background.forget(owner, response_id)
         chain = await self._stored.chain(response_id, owner)
         if not await self._stored.delete(response_id, owner):
             _raise_unknown(response_id)
@@ -146,7 +196,7 @@ class ResponseEndpoints:
         return _told(body)
 
     async def list_items(self, request: Request) -> HTTPResponse:
-        page = _page(request)
+        page = _query(request, _Page)
         items = chains.brought(await self._find(request))
         if page.order == "desc":
             items.reverse()
@@ -189,10 +239,10 @@ def _owner(request: Request) -> str:
     return salt
 
 
-def _page(request: Request) -> _Page:
-    """Raises InvalidRequest."""
+def _query(request: Request, kind: type[QueryT]) -> QueryT:
+    """The query of the request. Raises InvalidRequest."""
     try:
-        return msgspec.convert(dict(request.query_params), _Page, strict=False)
+        return msgspec.convert(dict(request.query_params), kind, strict=False)
     except msgspec.ValidationError as error:
         raise InvalidRequest(f"The query of the request: {error}") from error
 

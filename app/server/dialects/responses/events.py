@@ -21,6 +21,10 @@ class Created(_OfResponse, kw_only=True, tag="response.created"):
     pass
 
 
+class Queued(_OfResponse, kw_only=True, tag="response.queued"):
+    pass
+
+
 class InProgress(_OfResponse, kw_only=True, tag="response.in_progress"):
     pass
 
@@ -146,4 +150,4 @@ ItemEvent: TypeAlias = (
     | CustomInputDelta
     | CustomInputDone
 )
-Event: TypeAlias = Created | InProgress | ItemEvent | Completed | Incomplete | Failed | Error
+Event: TypeAlias = Created | Queued | InProgress | ItemEvent | Completed | Incomplete | Failed | Error

@@ -4,6 +4,8 @@ What an assistant said in one go is told as several items: thoughts, a text, cal
 so that its prompt is the one that is cached. Refuses to know how items are kept.
 """
 
+import base64
+import binascii
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +19,9 @@ from app.server.errors import InvalidRequest
 
 MAX_ITEMS = 1 << 14
 ITEM_REFERENCE = "item_reference"
+COMPACTION = "compaction"  # stands for earlier items, of which its content has a summary
+_OURS = "inglenook:"  # what the content of our compaction items begins with
+_SUMMARY = "Summary of the conversation so far:\n\n{}"
 # The text of content parts, and the key each kind keeps it under.
 _TEXTS = {
     "text": "text",
@@ -53,6 +58,7 @@ class InputItem(Struct, omit_defaults=True):
     arguments: str | dict[str, Any] | None = None
     input: str | None = None  # of a custom tool
     output: str | list[ContentPart] | dict[str, Any] | None = None
+    encrypted_content: str | None = None  # of a compaction
 
     @property
     def kind(self) -> str:
@@ -65,6 +71,25 @@ class InputItem(Struct, omit_defaults=True):
         if self.kind == "message" and isinstance(content, str):
             content = [ContentPart("output_text" if self.role == "assistant" else "input_text", content)]
         return replace(self, type=self.kind, id=given, status=self.status or "completed", content=content)
+
+
+def compaction_item(summary: str) -> InputItem:
+    """The item for a summary. Its content is opaque to clients and not encrypted: it is their own conversation."""
+    content = base64.urlsafe_b64encode(f"{_OURS}{summary}".encode()).decode()
+    return InputItem(COMPACTION, f"cmp_{uuid.uuid4().hex}", encrypted_content=content)
+
+
+def _summary_of(item: InputItem) -> str:
+    """Raises InvalidMessage for a compaction item of another server."""
+    try:
+        content = base64.urlsafe_b64decode((item.encrypted_content or "").encode()).decode()
+    except (binascii.Error, UnicodeError):
+        content = ""
+    if not content.startswith(_OURS):
+        raise InvalidMessage(
+            "This compaction item was made by another server", "Compact the conversation here, or send its items."
+        )
+    return content.removeprefix(_OURS)
 
 
 def items_of(given: str | Sequence[InputItem] | None) -> list[InputItem]:
@@ -141,6 +166,8 @@ class _Dialogue:
             case "function_call_output" | "custom_tool_call_output":
                 self._close()
                 self._messages.append(Message("tool", _output(item), tool_call_id=_needed(item, "call_id")))
+            case kind if kind == COMPACTION:
+                self._add_message(InputItem(role="assistant", content=_SUMMARY.format(_summary_of(item))))
             case kind if kind == ITEM_REFERENCE:
                 raise InvalidMessage(
                     "Items are not referred to here", "Send the item itself, or use previous_response_id."

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 
 import msgspec
@@ -58,19 +58,19 @@ class ResponseReply:
                 yield self.writer.fail(error)
             raise
 
-    async def run(self, earlier: Sequence[InputItem]) -> None:
-        """To its end with nobody listening. It is kept however it ends."""
+    async def run(self, earlier: Sequence[InputItem], tell: Callable[[list[Event]], None]) -> None:
+        """Make it to its end and `tell` its events. It is kept however it ends."""
         try:
             async with aclosing(self.events(earlier)) as batches:
-                async for _ in batches:
-                    pass
+                async for batch in batches:
+                    tell(batch)
         except asyncio.CancelledError:
             self.writer.cancel()
             await self._keep()
             raise
         except Exception as error:  # noqa: BLE001  # whatever it is, the response tells
-            if self.writer.response.status == "in_progress":
-                self.writer.fail(error)
+            if not self.writer.response.has_ended:
+                tell(self.writer.fail(error))
             kind = type(error).__name__ if isinstance(error, InglenookError) else place_of(error)
             log.warning("a response in the background failed: %s", kind)
             await self._keep()
@@ -83,7 +83,7 @@ class ResponseReply:
     async def _keep(self) -> None:
         """If it is to be, and has ended."""
         response = self.writer.response
-        if response.store and response.status != "in_progress":
+        if response.store and response.has_ended:
             body, items = msgspec.json.encode(response), [item.kept() for item in self._wanted.items]
             previous, brought = response.previous_response_id, msgspec.json.encode(items)
             await self._stored.put(StoredResponse(response.id, self._owner, previous, body, brought))

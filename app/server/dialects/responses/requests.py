@@ -134,8 +134,8 @@ class ResponseRequest(GenerationRequest, kw_only=True, dict=True):
             yield "conversation", "conversations are not kept here; send previous_response_id."
         if self.prompt is not None:
             yield "prompt", "prompts are not kept here; send instructions and input."
-        if self.background and (self.stream or self.store is False):
-            yield "background", "a response in the background is stored and not streamed; leave the other field out."
+        if self.background and self.store is False:
+            yield "background", "a response in the background is stored; leave store out."
         yield from self.offered.problems()
         yield from self.offered.wanted(self.tool_choice).problems()
 

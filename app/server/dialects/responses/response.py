@@ -13,7 +13,7 @@ from app.server.dialects.responses.output_items import OutputItem
 from app.server.dialects.responses.requests import ReasoningOptions, ResponseRequest, TextOptions
 from app.server.token_counts import TokenCounts
 
-Status: TypeAlias = Literal["in_progress", "completed", "incomplete", "failed", "cancelled"]
+Status: TypeAlias = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 
 
 class InputTokensDetails(PromptTokensDetails):
@@ -87,6 +87,7 @@ class Response(Struct, kw_only=True):
         return cls(
             id=f"resp_{uuid.uuid4().hex}",
             created_at=int(time.time()),
+            status="queued" if wanted.background else "in_progress",
             background=bool(wanted.background),
             instructions=wanted.instructions,
             max_output_tokens=wanted.max_output_tokens,
@@ -110,6 +111,13 @@ class Response(Struct, kw_only=True):
             top_p=sampling.top_p,
             user=wanted.user,
         )
+
+    @property
+    def has_ended(self) -> bool:
+        return self.status not in ("queued", "in_progress")
+
+    def started(self) -> "Response":
+        return replace(self, status="in_progress")
 
     def ended(self, status: Status, output: list[OutputItem], counts: TokenCounts) -> "Response":
         """The same when it has come to its end, whole or cut off by its limit."""

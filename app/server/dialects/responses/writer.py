@@ -30,6 +30,7 @@ from app.server.dialects.responses.events import (
     Incomplete,
     InProgress,
     ItemDone,
+    Queued,
 )
 from app.server.dialects.responses.open_items import (
     OpenCall,
@@ -64,6 +65,7 @@ class ResponseWriter:
         self._open: OpenItem | None = None
         self._output: list[OutputItem] = []
         self._told = 0  # events
+        self._in_progress = False
 
     @property
     def has_begun(self) -> bool:
@@ -71,11 +73,19 @@ class ResponseWriter:
 
     def write(self, batch: Batch) -> list[Event]:
         """What has come meanwhile. Begins the response, and ends it."""
-        events = [] if self.has_begun else [*self.begin()]
+        events = [] if self._in_progress else [*self.begin()]
         return events + [written for _, event in batch for written in self._write(event)]
 
-    def begin(self) -> Iterator[Event]:
+    def queue(self) -> Iterator[Event]:
+        """The first events of a response in the background, which waits for the engine."""
         yield self._numbered(Created(response=self.response))
+        yield self._numbered(Queued(response=self.response))
+
+    def begin(self) -> Iterator[Event]:
+        self._in_progress = True
+        if not self.has_begun:
+            yield self._numbered(Created(response=self.response))
+        self.response = self.response.started()
         yield self._numbered(InProgress(response=self.response))
 
     def end(self, *, cut_off: bool = False) -> Iterator[Event]:

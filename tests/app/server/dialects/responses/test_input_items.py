@@ -6,8 +6,9 @@ import msgspec
 import pytest
 
 from app.chat.messages import Message, ToolCall
-from app.server.dialects.responses.input_items import InputItem, items_of, messages_of
+from app.server.dialects.responses.input_items import InputItem, compaction_item, items_of, messages_of
 from app.server.dialects.responses.tools import qualified
+from app.server.errors import InvalidRequest
 
 
 def read(*items: dict[str, Any], instructions: str | None = None, earlier: int = 0) -> list[Message]:
@@ -81,11 +82,23 @@ def test_what_no_model_can_be_given_is_passed_over() -> None:
         {"type": "reasoning", "id": "rs_2", "summary": [], "encrypted_content": "gAAAA"},
         {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"type": "search", "query": "a"}},
         {"type": "local_shell_call", "call_id": "3", "status": "completed", "action": {"type": "exec", "command": []}},
-        {"type": "compaction", "encrypted_content": "gAAAA"},
         {"type": "computer_call_output", "call_id": "4", "output": {"type": "computer_screenshot"}},
         {**CALL, "arguments": '{"at', "status": "incomplete"},
     ]
     assert read(user("Hi"), *others, TEXT) == [Message("user", "Hi"), Message("assistant", "I look.")]
+
+
+@pytest.mark.parametrize("content", ["gAAAA", "", "aW5nbGVub29r", "\u00e9", None])
+def test_a_compaction_of_another_server_is_refused(content: str | None) -> None:
+    with pytest.raises(InvalidRequest, match="another server"):
+        read(user("Hi"), {"type": "compaction", "encrypted_content": content})
+
+
+def test_a_compaction_is_read_as_what_the_assistant_said() -> None:
+    item = compaction_item("They spoke of é.")
+    asked = {"type": "compaction", "encrypted_content": item.encrypted_content}
+    [_, message] = read(user("Hi"), asked)
+    assert (message.role, message.content.splitlines()[-1]) == ("assistant", "They spoke of é.")
 
 
 def test_what_is_kept_is_told_whole() -> None:

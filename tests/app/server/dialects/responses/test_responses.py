@@ -1,6 +1,7 @@
 """The Responses API through the real openai client: whole and streamed, kept and gone on from."""
 
 import asyncio
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +15,7 @@ from tests.app.server.dialects.openai.test_chat import client, expected_text
 from tests.app.server.dialects.openai.test_embeddings import EmbeddingServer
 from tests.app.server.live_server import LiveServer
 from tests.app.server.scripted_server import ScriptedServer
+from tests.app.server.served_application import HANGING_SECONDS
 
 QUESTION = "What is the capital of France?"
 WEATHER: dict[str, Any] = {
@@ -85,7 +87,7 @@ def test_the_reply_is_exactly_the_models(hash_server: LiveServer, ask: Asker) ->
     assert (reply.status, reply.error) == ("incomplete", None)
     assert reply.incomplete_details is not None
     assert reply.incomplete_details.reason == "max_output_tokens"
-    assert [item.status for item in reply.output] == ["incomplete"]  # type: ignore[union-attr]
+    assert [item.status for item in reply.output] == ["incomplete"]
     assert reply.usage is not None
     prompt = hash_server.call(hash_server.service.encode([Message("user", QUESTION)]))
     assert (reply.usage.input_tokens, reply.usage.output_tokens) == (len(prompt), 40)
@@ -122,7 +124,7 @@ def test_deltas_are_what_their_items_say(scripted: ScriptedAsker) -> None:
     done: dict[str, Any] = {}
     for event in scripted.events(tools=[WEATHER], reasoning={"summary": "auto"}):
         if event.type.endswith(".delta"):
-            item_id = event.item_id  # type: ignore[union-attr]
+            item_id = event.item_id
             texts[item_id] = texts.get(item_id, "") + event.delta  # type: ignore[union-attr, operator]
         elif event.type == "response.output_item.done":
             done[str(event.item.id)] = event.item
@@ -209,18 +211,78 @@ def test_input_items_come_in_pages(ask: Asker) -> None:
     assert [item.model_dump()["content"][0]["text"] for item in newest] == ["4"]
 
 
+def when_ended(api: openai.OpenAI, response_id: str) -> Response:
+    deadline = time.monotonic() + HANGING_SECONDS
+    while (found := api.responses.retrieve(response_id)).status in ("queued", "in_progress"):
+        assert time.monotonic() < deadline, "it never ended"
+    return found
+
+
+def test_a_background_response_can_be_streamed_and_resumed(scripted: ScriptedAsker) -> None:
+    scripted.says("word " * 50)
+    api = scripted.api
+    with scripted.server.runner.held() as steps:
+        with api.responses.create(**scripted.given({}), background=True, stream=True) as stream:
+            events = iter(stream)
+            first = [next(events), next(events)]
+            steps.release(3)
+            first.append(next(events))
+        response_id = first[0].response.id
+        assert api.responses.retrieve(response_id).status == "in_progress"  # the client has left, the response goes on
+        steps.release(1000)
+    assert [event.type for event in first] == ["response.created", "response.queued", "response.in_progress"]
+    assert [event.response.status for event in first] == ["queued", "queued", "in_progress"]
+    ended = when_ended(api, response_id)
+    with api.responses.retrieve(response_id, stream=True, starting_after=first[-1].sequence_number) as resumed:
+        rest = list(resumed)
+    assert [event.sequence_number for event in rest] == list(range(3, 3 + len(rest)))
+    assert rest[-1].type == "response.completed"
+    assert rest[-1].response.output_text == ended.output_text == "word " * 50
+    kept = scripted(max_output_tokens=1)
+    with pytest.raises(openai.BadRequestError, match="not kept"):
+        api.responses.retrieve(kept.id, stream=True)
+
+
+def test_a_failed_background_response_tells_its_followers(scripted: ScriptedAsker) -> None:
+    scripted.server.runner.failures = 1
+    with scripted.api.responses.create(**scripted.given({}), background=True, stream=True) as stream:
+        types = [event.type for event in stream]
+    assert types[:2] == ["response.created", "response.queued"]
+    assert types[-1] == "response.failed"
+
+
+def test_a_conversation_is_compacted_and_goes_on(scripted: ScriptedAsker) -> None:
+    scripted.says("They speak of Rome.")
+    items: list[Any] = [
+        {"role": "user", "content": "Where is the Colosseum?"},
+        {"role": "assistant", "content": "In Rome."},
+        {"role": "user", "content": "And the Forum?"},
+    ]
+    compacted: Any = scripted.api.responses.with_raw_response.compact(model="scripted", input=items).http_response.json()
+    *messages, item = compacted["output"]
+    assert [one["content"][0]["text"] for one in messages] == ["Where is the Colosseum?", "And the Forum?"]
+    assert item["type"] == "compaction"
+    assert compacted["usage"]["input_tokens"] > 0
+    scripted.says("Yes.")
+    told = scripted(input=[*messages, item, {"role": "user", "content": "Is it old?"}])
+    assert told.output_text == "Yes."
+    with pytest.raises(openai.BadRequestError, match="another server"):
+        scripted(input=[{"type": "compaction", "encrypted_content": "gAAAAA=="}])
+    with pytest.raises(openai.NotFoundError):
+        scripted.api.responses.compact(model="gpt-9", input=items)
+
+
 def test_in_the_background_it_ends_and_can_be_cancelled(scripted: ScriptedAsker) -> None:
     scripted.says("word " * 200)
     api = scripted.api
     with scripted.server.runner.held() as steps:
         begun, other = (scripted(background=True) for _ in range(2))
-        assert (begun.status, begun.background) == ("in_progress", True)
-        assert api.responses.retrieve(begun.id).status == "in_progress"
+        assert (begun.status, begun.background) == ("queued", True)
+        assert api.responses.retrieve(begun.id).status in ("queued", "in_progress")
         cancelled = api.responses.cancel(begun.id)
         assert cancelled.status == api.responses.cancel(begun.id).status == "cancelled"
         steps.release(1000)
-    while (ended := api.responses.retrieve(other.id)).status == "in_progress":
-        pass
+    ended = when_ended(api, other.id)
     assert (ended.status, ended.output_text.split()) == ("completed", ["word"] * 200)
     with pytest.raises(openai.BadRequestError):
         scripted(background=True, store=False)
@@ -272,9 +334,9 @@ def test_logprobs_are_those_of_the_text(scripted: ScriptedAsker) -> None:
     scripted.says("I look.")
     reply = scripted(include=["message.output_text.logprobs"], top_logprobs=0)
     part = reply.output[-1].content[0]  # type: ignore[union-attr, index]
-    assert "".join(token.token for token in part.logprobs or ()) == "I look.<|im_end|>"  # type: ignore[union-attr]
+    assert "".join(token.token for token in part.logprobs or ()) == "I look.<|im_end|>"
     deltas = [event for event in scripted.events(top_logprobs=1) if event.type.endswith("text.delta")]
-    assert "".join(it.token for event in deltas for it in event.logprobs) == "I look.<|im_end|>"  # type: ignore[union-attr]
+    assert "".join(it.token for event in deltas for it in event.logprobs) == "I look.<|im_end|>"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,85 @@
+"""Compaction of a conversation: its user messages, and one item that holds a summary of everything in it.
+
+The model that is served writes the summary. Clients send the item back in place of the items that it stands for.
+"""
+
+import time
+import uuid
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+from app.chat.conversation import Conversation
+from app.chat.events import TextDelta
+from app.chat.messages import Message
+from app.chat.service import ChatService
+from app.server.choices import WantedChoices
+from app.server.dialects.responses.input_items import MAX_ITEMS, InputItem, compaction_item, items_of, messages_of
+from app.server.dialects.responses.response import Usage
+from app.server.dialects.responses.tools import qualified
+from app.server.field_types import ModelName
+from app.server.token_counts import TokenCounts
+from app.server.turn import Turn, turn_events
+from engine.request import Origin, SamplingParams
+
+MAX_SUMMARY_TOKENS = 1024
+
+_TASK = (
+    "Summarize this conversation so that it can go on without its earlier messages. Keep the goals, decisions, facts, "
+    "names, file paths, and open questions. Answer with the summary alone."
+)
+
+
+class CompactRequest(Struct, kw_only=True):
+    """POST /v1/responses/compact."""
+
+    model: ModelName | None = None
+    input: str | Annotated[list[InputItem], Meta(max_length=MAX_ITEMS)] | None = None
+    instructions: str | None = None
+    previous_response_id: Annotated[str, Meta(max_length=128)] | None = None
+
+
+class Compaction(Struct, kw_only=True):
+    id: str
+    object: Literal["response.compaction"] = "response.compaction"
+    created_at: int  # seconds of Unix time
+    output: list[InputItem]
+    usage: Usage
+
+
+async def compaction(
+    service: ChatService, wanted: CompactRequest, earlier: Sequence[InputItem], origin: Origin
+) -> AsyncGenerator[list[Compaction]]:
+    """Yields one: the conversation of `earlier` items and those of the request. Raises what `turn_events` raises."""
+    items = items_of(wanted.input)
+    messages = messages_of(wanted.instructions, earlier, items, qualified)
+    summary, counts = await _summary(service, messages, origin)
+    kept = [item.kept() for item in (*earlier, *items) if item.kind == "message" and item.role == "user"]
+    output = [*kept, compaction_item(summary)]
+    yield [
+        Compaction(id=f"resp_{uuid.uuid4().hex}", created_at=int(time.time()), output=output, usage=Usage.of(counts))
+    ]
+
+
+async def only(compactions: AsyncGenerator[Compaction]) -> Compaction:
+    return await anext(compactions)
+
+
+async def _summary(service: ChatService, messages: Sequence[Message], origin: Origin) -> tuple[str, TokenCounts]:
+    counts = TokenCounts()
+    choices = WantedChoices(1, [SamplingParams(temperature=0.0, max_tokens=MAX_SUMMARY_TOKENS)], reports=False)
+    turn = Turn(Conversation(_asking(messages), thinking_budget=0), choices, field="input")
+    texts: list[str] = []
+    async with aclosing(turn_events(service, turn, origin, counts)) as batches:
+        async for batch in batches:
+            texts += [event.text for _, event in batch if isinstance(event, TextDelta)]
+    return "".join(texts).strip(), counts
+
+
+def _asking(messages: Sequence[Message]) -> list[Message]:
+    """The conversation with the task behind it, in the user's last message if nothing follows that."""
+    if messages and messages[-1].role == "user":
+        return [*messages[:-1], Message("user", f"{messages[-1].content}\n\n{_TASK}")]
+    return [*messages, Message("user", _TASK)]
