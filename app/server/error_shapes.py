@@ -16,8 +16,8 @@ _BODY: Final = "inglenook.error_body"  # of a scope: what writes the body of an 
 
 
 class ErrorShapes:
-    """ASGI middleware, around all others. Errors on the path of an endpoint, and on those below it, have that endpoint's
-    shape; all others have OpenAI's."""
+    """ASGI middleware, around all others. Errors have the shape of the endpoint whose path they are at or below, and
+    OpenAI's elsewhere."""
 
     def __init__(self, app: ASGIApp, endpoints: Iterable[Endpoint]) -> None:
         self._app = app

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from typing import TypeAlias, TypeVar
 
-import msgspec
 from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
@@ -12,10 +11,12 @@ from app.chat.service import ChatService
 from app.server.dialects.anthropic import messages
 from app.server.dialects.anthropic.changing_lines import CHANGING_LINES, NONE
 from app.server.dialects.anthropic.errors import ERRORS, error_body
+from app.server.dialects.anthropic.fields import MESSAGES, TOKEN_COUNT
 from app.server.dialects.anthropic.requests import MessageRequest, TokenCountRequest
 from app.server.door import of_caller
 from app.server.endpoint import Endpoint
 from app.server.errors import naming
+from app.server.field_table import FieldTable
 from app.server.reply import StreamedReply, WholeReply, json_reply
 from app.server.request_body import read_body
 from app.server.served_model import ServedModel
@@ -39,8 +40,6 @@ class AnthropicEndpoints:
         self._service = service
         self._model = model
         self._lines = NONE if keeps_lines else CHANGING_LINES
-        self._message_decoder = msgspec.json.Decoder(MessageRequest)
-        self._count_decoder = msgspec.json.Decoder(TokenCountRequest)
 
     def endpoints(self) -> list[Endpoint]:
         return [
@@ -54,6 +53,7 @@ class AnthropicEndpoints:
                 streams=messages.Event,
                 framing=messages.FRAMING,
                 errors=ERRORS,
+                fields=MESSAGES,
             ),
             Endpoint(
                 "POST",
@@ -63,25 +63,26 @@ class AnthropicEndpoints:
                 takes=TokenCountRequest,
                 gives=TokenCount,
                 errors=ERRORS,
+                fields=TOKEN_COUNT,
             ),
         ]
 
     async def create_message(self, request: Request) -> Reply:
-        wanted = await self._read(request, self._message_decoder)
+        wanted = await self._read(request, MESSAGES)
         origin = of_caller(request, wanted.origin(request.headers))
-        events = messages.events(self._service, wanted.turn(self._lines), origin)
+        events = messages.events(self._service, self._model.named(wanted.model), wanted.turn(self._lines), origin)
         if wanted.stream:
             return StreamedReply(events, error_body, messages.FRAMING)
         return WholeReply(events, messages.fold)
 
     async def count_tokens(self, request: Request) -> Response:
-        wanted = await self._read(request, self._count_decoder)
+        wanted = await self._read(request, TOKEN_COUNT)
         conversation, _ = wanted.conversation(self._lines)
         with naming("messages"):
             prompt = await self._service.prompt(conversation)
         return json_reply(TokenCount(len(prompt.ids)))
 
-    async def _read(self, request: Request, decoder: "msgspec.json.Decoder[RequestT]") -> RequestT:
-        wanted = await read_body(request, decoder)
+    async def _read(self, request: Request, table: FieldTable[RequestT]) -> RequestT:
+        wanted = await read_body(request, table)
         self._model.check(wanted.model)
         return wanted

@@ -5,7 +5,7 @@ from typing import Final
 from msgspec import Struct
 
 from app.server.endpoint import ErrorShape
-from app.server.errors import InvalidRequest, status_of, text_of_error
+from app.server.errors import CONTEXT_EXCEEDED, ContextExceeded, InvalidRequest, status_of, text_of_error
 
 # Of a status; of others below 500 the first, above it the second.
 _REFUSED, _FAILED = "invalid_request_error", "api_error"
@@ -17,7 +17,6 @@ _KINDS = {
     429: "rate_limit_error",
     503: "overloaded_error",
 }
-# How its clients know that they have to say less.
 _TOO_LONG: Final = "prompt is too long: "
 
 
@@ -36,8 +35,16 @@ def error_body(error: Exception) -> MessagesError:
     """What a client is told about `error`."""
     status = status_of(error)
     kind = _KINDS.get(status, _REFUSED if status < 500 else _FAILED)
-    too_long = isinstance(error, InvalidRequest) and error.code == "context_length_exceeded"
-    return MessagesError(MessagesErrorDetail(kind, (_TOO_LONG if too_long else "") + text_of_error(error)))
+    return MessagesError(MessagesErrorDetail(kind, _message(error)))
+
+
+def _message(error: Exception) -> str:
+    """For a prompt that is too long, Anthropic's phrase, by which clients know that they have to say less."""
+    if isinstance(error, ContextExceeded):
+        numbers = f"{error.prompt_tokens} tokens > {error.context_length} maximum"
+        return f"{_TOO_LONG}{numbers}. {error.remedy}".strip()
+    prefix = _TOO_LONG if isinstance(error, InvalidRequest) and error.code == CONTEXT_EXCEEDED else ""
+    return prefix + text_of_error(error)
 
 
 ERRORS: Final = ErrorShape(error_body, MessagesError)

@@ -159,10 +159,10 @@ Event: TypeAlias = (
 FRAMING: Final = replace(NAMED_EVENTS, ping=NAMED_EVENTS.frame(Ping()))
 
 
-async def events(service: ChatService, turn: Turn, origin: Origin) -> AsyncGenerator[list[Event]]:
-    """The reply, in batches as it comes. Raises what `turn_events` raises."""
+async def events(service: ChatService, model: str, turn: Turn, origin: Origin) -> AsyncGenerator[list[Event]]:
+    """The reply of `model`, in batches as it comes. Raises what `turn_events` raises."""
     counts = TokenCounts()
-    writer = _EventWriter(service.name, counts)
+    writer = _EventWriter(model, counts)
     async with aclosing(turn_events(service, turn, origin, counts)) as batches:
         async for batch in batches:
             if written := [piece for _, event in batch for piece in writer.write(event)]:

@@ -1,14 +1,12 @@
-"""The requests of Anthropic's API: every field that is read, with its type and its bounds, declared here and nowhere
-else.
+"""The requests of Anthropic's API: every supported field, with its type and its bounds.
 
-Unknown fields are ignored, since clients send many (marks for a cache that needs none, beta features, whom a request is
-for); known ones that this version cannot honour are refused by name.
+What the server does with the other documented fields is in `fields.py`.
 """
 
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
-from msgspec import Meta, Raw, Struct
+from msgspec import Meta, Struct
 
 from app.chat.conversation import Conversation
 from app.chat.messages import Message
@@ -51,7 +49,6 @@ class TokenCountRequest(Struct, kw_only=True):
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
     output_format: OutputFormat | None = None  # where older clients have it
-    mcp_servers: list[Raw] | None = None
 
     def grammar(self) -> AskedGrammar | None:
         """That the reply is to keep to. Raises InvalidRequest for a bad one, or two."""
@@ -91,8 +88,6 @@ class TokenCountRequest(Struct, kw_only=True):
 
     def _problems(self) -> Iterator[tuple[str, str]]:
         """What no single field's bounds can say, with the field."""
-        if self.mcp_servers:
-            yield "mcp_servers", "this server calls no other; leave it out."
         if self.messages[-1].role == "assistant" and any(self._grammars()):
             yield "messages", "with an output format, the last of them cannot be the assistant's."
 

@@ -130,7 +130,8 @@ class ResponseEndpoints:
         wanted = await self._read(request)
         origin, owner = of_caller(request, wanted.origin(request.headers)), _owner(request)
         earlier = await self._earlier(wanted.previous_response_id, owner)
-        reply = ResponseReply(self._service, wanted, origin, owner, self._stored)
+        model = self._model.named(wanted.model)
+        reply = ResponseReply(self._service, wanted, model, origin, owner, self._stored)
         if wanted.background:
             log = self._background.start(owner, reply, earlier)
             if not wanted.stream:

@@ -26,15 +26,22 @@ class ResponseReply:
     """The reply to one request. `writer` tells how far it is."""
 
     def __init__(
-        self, service: ChatService, wanted: ResponseRequest, origin: Origin, owner: str, stored: StoredResponses
+        self,
+        service: ChatService,
+        wanted: ResponseRequest,
+        model: str,
+        origin: Origin,
+        owner: str,
+        stored: StoredResponses,
     ) -> None:
-        """`stored` is where it is kept for its `owner`, unless it is not to be."""
+        """`model` is the name that the reply carries. `stored` is where it is kept for its `owner`, unless it is not to
+        be."""
         self._service = service
         self._wanted = wanted
         self._origin = origin
         self._owner = owner
         self._stored = stored
-        begun = Response.begun(wanted, service.name)
+        begun = Response.begun(wanted, model)
         self.writer = ResponseWriter(begun, wanted.offered, service.tokenizer, tells_summary=wanted.tells_summary)
 
     async def events(self, earlier: Sequence[InputItem]) -> AsyncGenerator[list[Event]]:

@@ -257,7 +257,7 @@ def test_a_model_that_knows_no_tools_calls_the_one_it_must(
 
     async def reply() -> MessageReply:
         async def each() -> AsyncGenerator[Event]:
-            async for batch in events(service, turn, PROGRAM):
+            async for batch in events(service, "hash", turn, PROGRAM):
                 for event in batch:
                     yield event
 

@@ -1,6 +1,7 @@
 """What requests of Anthropic's API mean, and what is wrong with those that mean nothing."""
 
 import json
+import re
 import threading
 from typing import Any
 
@@ -160,7 +161,6 @@ def said(*blocks: Any, role: str = "user") -> dict[str, Any]:
         ({"tools": [{"type": "bash_20250124"}]}, "tools[0].name"),
         ({"tool_choice": {"type": "any"}}, "tool_choice"),
         ({"tools": [WEATHER], "tool_choice": {"type": "tool", "name": "other"}}, "tool_choice"),
-        ({"mcp_servers": [{"type": "url", "url": "http://x", "name": "x"}]}, "mcp_servers"),
     ],
 )
 def test_what_cannot_be_done_is_told_by_its_place(asked: dict[str, Any], place: str) -> None:
@@ -176,7 +176,8 @@ def test_what_cannot_be_done_is_told_by_its_place(asked: dict[str, Any], place: 
     ("asked", "told"),
     [
         ({"max_tokens": -1}, "max_tokens"),
-        ({"extra_body": {"temperature": 1.5}}, "temperature"),
+        ({"extra_body": {"temperature": -1}}, "temperature"),
+        ({"extra_body": {"mcp_servers": [{"type": "url", "url": "http://x", "name": "x"}]}}, "mcp_servers"),
         ({"extra_body": {"top_p": -1}}, "top_p"),
         ({"stop_sequences": [""]}, "stop_sequences"),
         ({"messages": []}, "messages"),
@@ -192,6 +193,36 @@ def test_mistakes_come_in_the_shape_of_the_api(hash_server: LiveServer, asked: d
     body: Any = caught.value.body
     assert (body["type"], body["error"]["type"]) == ("error", "invalid_request_error")
     assert told in body["error"]["message"]
+
+
+def test_a_prompt_that_is_too_long_is_told_in_the_words_that_clients_know(hash_server: LiveServer) -> None:
+    with pytest.raises(anthropic.BadRequestError) as caught:
+        ask(hash_server, messages=[{"role": "user", "content": "too long " * 1500}])
+    assert re.search(r"prompt is too long: \d+ tokens > 2048 maximum", str(caught.value))
+
+
+def test_paths_below_messages_have_errors_in_the_same_shape(hash_server: LiveServer) -> None:
+    with client(hash_server) as api, pytest.raises(anthropic.NotFoundError) as caught:
+        api.messages.batches.list()
+    body: Any = caught.value.body
+    assert (body["type"], body["error"]["type"]) == ("error", "not_found_error")
+
+
+def test_a_request_without_a_model_means_the_served_one(hash_server: LiveServer) -> None:
+    body = {"messages": [QUESTION], "max_tokens": 1}
+    for more in ({}, {"model": None}):
+        for path in ("messages", "messages/count_tokens"):
+            answer = httpx.post(f"{hash_server.url}/v1/{path}", json={**body, **more}, trust_env=False, timeout=60)
+            assert answer.status_code == 200, answer.text
+
+
+def test_text_without_citations_has_no_such_field(hash_server: LiveServer) -> None:
+    body = {"messages": [QUESTION], "max_tokens": 3}
+    url = f"{hash_server.url}/v1/messages"
+    whole = httpx.post(url, json=body, trust_env=False, timeout=60)
+    streamed = httpx.post(url, json={**body, "stream": True}, trust_env=False, timeout=60)
+    assert whole.json()["content"][0]["type"] == "text"
+    assert "citations" not in whole.text + streamed.text
 
 
 def test_other_kinds_of_errors(hash_server: LiveServer) -> None:

@@ -11,9 +11,11 @@ import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 
 from app.chat.messages import Message
+from app.chat.template import ChatTemplateRenderer
+from app.text.tokenizer import Tokenizer
 from tests.app.server.dialects.openai.test_chat import client, expected_text
 from tests.app.server.dialects.openai.test_embeddings import EmbeddingServer
-from tests.app.server.live_server import LiveServer
+from tests.app.server.live_server import LiveServer, controlled_engine
 from tests.app.server.scripted_server import ScriptedServer
 from tests.app.server.served_application import HANGING_SECONDS
 
@@ -251,6 +253,13 @@ def test_a_failed_background_response_tells_its_followers(scripted: ScriptedAske
     assert types[-1] == "response.failed"
 
 
+def test_the_reply_has_the_name_that_was_asked_for(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> None:
+    engine, _ = controlled_engine(tokenizer.vocab_size, context=256)
+    with LiveServer("hash", engine, tokenizer, renderer, aliases={"gpt-*": "*"}) as server, client(server) as api:
+        assert api.responses.create(model="gpt-9", input="Hi", max_output_tokens=1).model == "gpt-9"
+        assert api.responses.create(model="", input="Hi", max_output_tokens=1).model == "hash"
+
+
 def test_a_conversation_is_compacted_and_goes_on(scripted: ScriptedAsker) -> None:
     scripted.says("They speak of Rome.")
     items: list[Any] = [
@@ -258,7 +267,9 @@ def test_a_conversation_is_compacted_and_goes_on(scripted: ScriptedAsker) -> Non
         {"role": "assistant", "content": "In Rome."},
         {"role": "user", "content": "And the Forum?"},
     ]
-    compacted: Any = scripted.api.responses.with_raw_response.compact(model="scripted", input=items).http_response.json()
+    compacted: Any = scripted.api.responses.with_raw_response.compact(
+        model="scripted", input=items
+    ).http_response.json()
     *messages, item = compacted["output"]
     assert [one["content"][0]["text"] for one in messages] == ["Where is the Colosseum?", "And the Forum?"]
     assert item["type"] == "compaction"

@@ -1,0 +1,56 @@
+"""The documented fields of the requests of Anthropic's API, its beta features included."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from app.server.dialects.anthropic.requests import MessageRequest, TokenCountRequest
+from app.server.field_table import FieldTable, ignored, refused, supported
+
+_A: Final = "Anthropic"
+_QUESTION: Final = [{"role": "user", "content": "Hi"}]
+_SCHEMA: Final = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+_TOOL: Final = {"name": "get_weather", "input_schema": _SCHEMA}
+
+_PROMPT = (
+    supported("model", _A, "claude-sonnet", "Absent, null, or empty: the served model."),
+    supported("messages", _A, _QUESTION),
+    supported("system", _A, "Be brief."),
+    supported("tools", _A, [_TOOL]),
+    supported("tool_choice", _A, {"type": "auto", "disable_parallel_tool_use": True}),
+    supported("thinking", _A, {"type": "adaptive"}, "Without it the model answers at once."),
+    supported("thinking.budget_tokens", _A, 1024),
+    supported("output_config", _A, {"effort": "low"}),
+    supported("output_config.effort", _A, "low"),
+    supported("output_config.format", _A, {"type": "json_schema", "schema": _SCHEMA}),
+    supported("output_format", _A, {"type": "json_schema", "schema": _SCHEMA}, "The older name."),
+    ignored("cache_control", _A, {"type": "ephemeral"}, "Every prompt is cached."),
+    ignored("context_management", _A, {"edits": []}, "Its edits save tokens; here a prompt is kept whole or refused."),
+    ignored("speed", _A, "fast", "There is one speed."),
+    ignored("betas", _A, ["interleaved-thinking-2025-05-14"], "It names features; each has its own row here."),
+    ignored("user_profile_id", _A, "p", "It names the user."),
+    ignored("workspace_id", _A, "w", "There are no workspaces."),
+    ignored("diagnostics", _A, {"previous_message_id": "msg_1"}, "Every reply reports cache misses."),
+    refused("mcp_servers", _A, [{"type": "url"}], "This server calls no other. Leave it out.", neutral=[[]]),
+    refused("compaction", _A, {"type": "summary"}, "Ask for a summary in a message of your own."),
+    refused("thread", _A, {"type": "create"}, "Conversations are not kept here. Send all messages."),
+)
+_GENERATION = (
+    supported("max_tokens", _A, 5, "0: the prompt is computed and nothing is generated."),
+    supported("stream", _A, True),
+    supported("temperature", _A, 0.5, "Up to 100."),
+    supported("top_k", _A, 40),
+    supported("top_p", _A, 0.9),
+    supported("stop_sequences", _A, ["END"]),
+    supported("service_class", "Inglenook", "background"),
+    ignored("metadata", _A, {"user_id": "u"}, "It describes the request."),
+    ignored("service_tier", _A, "auto", "There is one tier."),
+    ignored("billing_policy", _A, {"type": "billing_policy"}, "Nobody pays."),
+    ignored("inference_geo", _A, "eu", "The reply is computed on this machine."),
+    ignored("fallback_credit_token", _A, "t", "Nobody pays."),
+    ignored("fallbacks", _A, [], "No request is declined for policy reasons."),
+    refused("container", _A, "container_1", "There are no containers here. Leave it out."),
+)
+
+MESSAGES: Final = FieldTable(MessageRequest, {"messages": _QUESTION, "max_tokens": 1}, (*_PROMPT, *_GENERATION))
+TOKEN_COUNT: Final = FieldTable(TokenCountRequest, {"messages": _QUESTION}, _PROMPT)
+TABLES: Mapping[str, FieldTable[Any]] = {"POST /v1/messages": MESSAGES, "POST /v1/messages/count_tokens": TOKEN_COUNT}
