@@ -89,7 +89,7 @@ def test_the_reply_is_exactly_the_models(hash_server: LiveServer, ask: Asker) ->
     assert (reply.status, reply.error) == ("incomplete", None)
     assert reply.incomplete_details is not None
     assert reply.incomplete_details.reason == "max_output_tokens"
-    assert [item.status for item in reply.output] == ["incomplete"]
+    assert [item.status for item in reply.output] == ["incomplete"]  # type: ignore[union-attr]
     assert reply.usage is not None
     prompt = hash_server.call(hash_server.service.encode([Message("user", QUESTION)]))
     assert (reply.usage.input_tokens, reply.usage.output_tokens) == (len(prompt), 40)
@@ -126,7 +126,7 @@ def test_deltas_are_what_their_items_say(scripted: ScriptedAsker) -> None:
     done: dict[str, Any] = {}
     for event in scripted.events(tools=[WEATHER], reasoning={"summary": "auto"}):
         if event.type.endswith(".delta"):
-            item_id = event.item_id
+            item_id = event.item_id  # type: ignore[union-attr]
             texts[item_id] = texts.get(item_id, "") + event.delta  # type: ignore[union-attr, operator]
         elif event.type == "response.output_item.done":
             done[str(event.item.id)] = event.item
@@ -345,9 +345,9 @@ def test_logprobs_are_those_of_the_text(scripted: ScriptedAsker) -> None:
     scripted.says("I look.")
     reply = scripted(include=["message.output_text.logprobs"], top_logprobs=0)
     part = reply.output[-1].content[0]  # type: ignore[union-attr, index]
-    assert "".join(token.token for token in part.logprobs or ()) == "I look.<|im_end|>"
+    assert "".join(token.token for token in part.logprobs or ()) == "I look.<|im_end|>"  # type: ignore[union-attr]
     deltas = [event for event in scripted.events(top_logprobs=1) if event.type.endswith("text.delta")]
-    assert "".join(it.token for event in deltas for it in event.logprobs) == "I look.<|im_end|>"
+    assert "".join(it.token for event in deltas for it in event.logprobs) == "I look.<|im_end|>"  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(
