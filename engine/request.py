@@ -28,6 +28,7 @@ MAX_STOPS = 64  # editors send two dozen
 MAX_BIASES = 1024
 MAX_LOGPROBS = 20
 MAX_WIDTH = 16
+MAX_TEMPERATURE = 100.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +94,7 @@ class SamplingParams:
     beams: BeamParams | None = None  # nothing is drawn then: temperature and filters mean nothing
 
     _BOUNDS: ClassVar[Bounds] = (
-        ("temperature", 0, 2),
+        ("temperature", 0, MAX_TEMPERATURE),
         ("top_k", 0, 2**31 - 1),
         ("top_p", 0, 1),
         ("min_p", 0, 1),

@@ -4,8 +4,10 @@ from typing import Annotated, TypeAlias
 
 from msgspec import Meta
 
-from engine.request import MAX_LOGPROBS
+from engine.request import MAX_LOGPROBS, MAX_TEMPERATURE
 
+ModelName: TypeAlias = Annotated[str, Meta(max_length=1024)]  # absent or null: the served model
+Temperature: TypeAlias = Annotated[float, Meta(ge=0, le=MAX_TEMPERATURE)]
 Count: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 PositiveCount: TypeAlias = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 TokenId: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]

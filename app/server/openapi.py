@@ -105,7 +105,8 @@ class _Schemas:
             return
         name = self.reference(body)["$ref"].rpartition("/")[2]
         if "model" in (fields := self.components[name]["properties"]):
-            fields["model"]["enum"] = list(models)
+            nullable = any(kind == {"type": "null"} for kind in fields["model"].get("anyOf", ()))
+            fields["model"]["enum"] = [*models, None] if nullable else list(models)
 
 
 def _operation(endpoint: Endpoint, schemas: _Schemas) -> Json:

@@ -41,9 +41,17 @@ class ServedModel:
     def goes_by(self, name: str) -> bool:
         return name in self.names or any(fnmatchcase(name, pattern) for pattern in self._patterns)
 
-    def check(self, name: str) -> None:
-        """Raises InvalidRequest for the name of another model."""
-        if not self.goes_by(name):
+    def named(self, asked: str | None) -> str:
+        """The name that a reply to a request for `asked` carries. Raises InvalidRequest for another model's name."""
+        self.check(asked)
+        return asked or self.name
+
+    def check(self, name: str | None) -> None:
+        """Check that a request means this model, as one with no name or an empty one does.
+
+        Raises InvalidRequest for the name of another model.
+        """
+        if name and not self.goes_by(name):
             message = f"The model {name!r} does not exist here"
             remedy = f"This server has {', '.join(map(repr, self.names))}."
             raise InvalidRequest(message, remedy, parameter="model", code="model_not_found", status=404)

@@ -21,7 +21,7 @@ from engine.request import Request, SamplingParams
         ("seed", -1),
         ("seed", 2**64),
         ("seed", 10**400),
-        ("temperature", 2.1),
+        ("temperature", 100.1),
         ("max_tokens", 0),
         ("min_tokens", -1),
         ("logprobs", 21),

@@ -17,7 +17,7 @@ from starlette.responses import Response
 from app.embedding_service import EmbeddingService
 from app.server.embedding_inputs import MAX_INPUTS, Truncation, check_sequence, most_tokens, read_inputs
 from app.server.endpoint import Endpoint
-from app.server.field_types import PositiveCount
+from app.server.field_types import ModelName, PositiveCount
 from app.server.reply import while_connected
 from app.server.request_body import read_body
 from app.server.served_model import ServedModel
@@ -34,7 +34,7 @@ class TextDocument(Struct):
 class RerankRequest(Struct, kw_only=True):
     """POST /v1/rerank."""
 
-    model: Annotated[str, Meta(max_length=1024)]
+    model: ModelName | None = None
     query: Text
     documents: Annotated[list[Text | TextDocument], Meta(min_length=1, max_length=MAX_INPUTS - 1)]
     top_n: PositiveCount | None = None  # so many results, the best; all, if not given
@@ -81,12 +81,12 @@ class RerankEndpoints:
 
     async def rerank(self, request: Request) -> Response:
         wanted = await read_body(request, self._decoder)
-        self._model.check(wanted.model)
+        model = self._model.named(wanted.model)
         body: list[bytes] = []
 
         async def answer() -> None:
             scores, tokens = await (self._by_pairs(wanted) if self._service.ranks else self._by_vectors(wanted))
-            body.append(await asyncio.to_thread(_body, scores, wanted, tokens))
+            body.append(await asyncio.to_thread(_body, scores, wanted, model, tokens))
 
         await while_connected(request.receive, answer())
         return Response(b"".join(body), media_type="application/json")
@@ -110,10 +110,10 @@ def _names(wanted: RerankRequest) -> list[str]:
     return [f"documents[{place}]" for place in range(len(wanted.documents))]
 
 
-def _body(scores: Sequence[float], wanted: RerankRequest, tokens: int) -> bytes:
+def _body(scores: Sequence[float], wanted: RerankRequest, model: str, tokens: int) -> bytes:
     best = sorted(range(len(scores)), key=lambda place: (-scores[place], place))[: wanted.top_n]
     results = [RankedDocument(place, scores[place], _told(wanted, place)) for place in best]
-    return msgspec.json.encode(Ranking(wanted.model, results, RerankUsage(tokens, tokens)))
+    return msgspec.json.encode(Ranking(model, results, RerankUsage(tokens, tokens)))
 
 
 def _told(wanted: RerankRequest, place: int) -> TextDocument | UnsetType:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, TypeAlias
 from msgspec import Meta
 
 from app.server.dry_fields import DryFields
-from app.server.field_types import Fraction, StopText
+from app.server.field_types import Fraction, StopText, Temperature
 from engine.request import MAX_STOPS
 
 Amount: TypeAlias = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
@@ -21,7 +21,7 @@ class LlamaSampling(DryFields, kw_only=True):
     """What is common to both."""
 
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None  # less than 0: any
-    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    temperature: Temperature | None = None
     top_k: Amount | None = None  # -1 and 0: no limit
     top_p: Fraction | None = None
     min_p: Fraction | None = None

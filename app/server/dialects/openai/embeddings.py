@@ -3,10 +3,10 @@
 import asyncio
 import base64
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import msgspec
-from msgspec import Meta, Raw, Struct
+from msgspec import Raw, Struct
 from starlette.requests import Request
 from starlette.responses import Response
 from torch import Tensor
@@ -20,7 +20,7 @@ from app.server.dialects.rerank import RerankEndpoints, RerankRequest
 from app.server.embedding_inputs import MAX_INPUTS, Truncation, check_dimensions, faulty, read_inputs
 from app.server.endpoint import Endpoint
 from app.server.errors import InvalidRequest
-from app.server.field_types import PositiveCount
+from app.server.field_types import ModelName, PositiveCount
 from app.server.refusals import NO_TEXT, RANKS_ONLY
 from app.server.reply import while_connected
 from app.server.request_body import read_body
@@ -38,7 +38,7 @@ Encoding: TypeAlias = Literal["float", "base64"]
 class EmbeddingRequest(Struct, kw_only=True):
     """POST /v1/embeddings."""
 
-    model: Annotated[str, Meta(max_length=1024)]
+    model: ModelName | None = None
     input: Prompts
     encoding_format: Encoding | None = None
     dimensions: PositiveCount | None = None
@@ -103,7 +103,7 @@ class EmbeddingEndpoints:
 
     async def create_embeddings(self, request: Request) -> Response:
         wanted = await read_body(request, self._decoder)
-        self._model.check(wanted.model)
+        model = self._model.named(wanted.model)
         check_dimensions(self._service, wanted.dimensions)
         inputs = wanted.inputs()
         body: list[bytes] = []
@@ -114,16 +114,16 @@ class EmbeddingEndpoints:
             vectors = await self._service.embed(sequences)
             # Thousands of numbers are written, which is not to stop the others' replies.
             tokens = sum(map(len, sequences))
-            body.append(await asyncio.to_thread(_body, vectors, wanted, tokens))
+            body.append(await asyncio.to_thread(_body, vectors, wanted, model, tokens))
 
         await while_connected(request.receive, answer())
         return Response(b"".join(body), media_type="application/json")
 
 
-def _body(vectors: Sequence[Tensor], wanted: EmbeddingRequest, tokens: int) -> bytes:
+def _body(vectors: Sequence[Tensor], wanted: EmbeddingRequest, model: str, tokens: int) -> bytes:
     write = _WRITERS[wanted.encoding_format or "float"]
     data = [Embedding(place, Raw(write(shortened(one, wanted.dimensions)))) for place, one in enumerate(vectors)]
-    return msgspec.json.encode(EmbeddingList(data, wanted.model, EmbeddingUsage(tokens, tokens)))
+    return msgspec.json.encode(EmbeddingList(data, model, EmbeddingUsage(tokens, tokens)))
 
 
 def _as_numbers(vector: Tensor) -> bytes:

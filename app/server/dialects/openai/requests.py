@@ -7,12 +7,21 @@ Fields that are absent or null have the API's defaults.
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeAlias
 
-from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec import Meta, Struct
 
 from app.server.choices import WantedChoices
 from app.server.dry_fields import DryFields
 from app.server.errors import InvalidRequest, refuse_first
-from app.server.field_types import Alternatives, Count, Fraction, PositiveCount, StopText, TokenId
+from app.server.field_types import (
+    Alternatives,
+    Count,
+    Fraction,
+    ModelName,
+    PositiveCount,
+    StopText,
+    Temperature,
+    TokenId,
+)
 from app.server.origin import Purpose, origin_of
 from app.server.served_model import ServedModel
 from app.server.structured_output import (
@@ -65,12 +74,12 @@ class Options(Struct):
 class GenerationRequest(DryFields, kw_only=True):
     """What both kinds of request have in common."""
 
-    model: Annotated[str, Meta(max_length=1024)] | UnsetType = UNSET  # absent: the one that there is, as in llama.cpp
+    model: ModelName | None = None  # absent: the served one, as in llama.cpp and vLLM
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: Annotated[int, Meta(ge=1, le=16)] | None = None
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
-    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    temperature: Temperature | None = None
     top_p: Fraction | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
@@ -172,8 +181,7 @@ class GenerationRequest(DryFields, kw_only=True):
 
     def check_model(self, served: ServedModel) -> None:
         """Raise InvalidRequest for the name of a model that is not served."""
-        if self.model is not UNSET:
-            served.check(self.model)
+        served.check(self.model)
 
     def check(self) -> None:
         """Raise InvalidRequest for what no single field's bounds can say."""

@@ -40,6 +40,10 @@ def test_the_most_relevant_document_comes_first(server: EmbeddingServer, path: s
     assert answer["model"] == "digest"
 
 
+def test_a_request_that_names_no_model_means_the_served_one(server: EmbeddingServer) -> None:
+    assert rerank(server, model=None).json()["model"] == "digest"
+
+
 def test_documents_are_told_and_counted_as_asked(server: EmbeddingServer) -> None:
     given = [{"text": text} if place % 2 else text for place, text in enumerate(DOCUMENTS)]
     answer = rerank(server, documents=given, top_n=2, return_documents=True).json()

@@ -140,7 +140,7 @@ def test_without_messages_the_model_is_there(hash_server: LiveServer) -> None:
     [
         ({"messages": [{"role": "user", "content": "a", "images": [b"a"]}]}, r"messages\[0\].images: .* text only"),
         ({"options": {"mirostat": 2}}, "options.mirostat: this version has no Mirostat"),
-        ({"options": {"temperature": 3}}, "options.temperature"),
+        ({"options": {"temperature": 101}}, "options.temperature"),
         ({"options": {"typical_p": 0.5}}, "options.typical_p"),
         ({"format": {"type": "no type"}}, "format"),
         ({"tools": [WEATHER]}, "no place for tools"),

@@ -58,6 +58,12 @@ def test_llama_vscodes_chat_names_no_model_and_no_limit(hash_server: LiveServer)
     assert answer.json()["choices"][0]["finish_reason"] in ("stop", "length")
 
 
+def test_a_null_model_means_the_served_one(hash_server: LiveServer) -> None:
+    asked = {"model": None, "messages": [*QUESTION], "max_tokens": 2, "temperature": 3}
+    answer = httpx.post(f"{hash_server.url}/v1/chat/completions", json=asked)
+    assert (answer.status_code, answer.json()["model"]) == (200, "hash")
+
+
 @pytest.mark.parametrize("n", [1, 3])
 def test_a_stream_says_what_the_whole_reply_says(hash_server: LiveServer, n: int) -> None:
     asked: dict[str, Any] = {"model": "hash", "messages": QUESTION, "max_completion_tokens": 30, "n": n}

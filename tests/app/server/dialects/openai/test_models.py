@@ -43,8 +43,15 @@ def test_a_name_may_stand_for_all_that_begin_so(model: ServedModel) -> None:
 def test_other_names_are_refused_with_those_that_are_served(model: ServedModel) -> None:
     for name in (NAME, "gpt-4o", "any"):
         model.check(name)
-    for name in ("elsewhere", "org/other", "*", "", "GPT-4o", "claude", "o3"):
+    for name in ("elsewhere", "org/other", "*", "GPT-4o", "claude", "o3"):
         with pytest.raises(InvalidRequest) as refused:
             model.check(name)
         assert refused.value.remedy == "This server has 'org/repo:Q4_K_M', 'gpt-4o', 'any'."
         assert (refused.value.status, refused.value.code) == (404, "model_not_found")
+
+
+def test_a_request_without_a_name_means_the_served_model(model: ServedModel) -> None:
+    for name in (None, ""):
+        model.check(name)
+        assert model.named(name) == NAME
+    assert model.named("gpt-4o") == "gpt-4o"
