@@ -28,7 +28,18 @@ class InvalidSampling(EngineError):
 
 
 class PromptTooLong(EngineError):
-    """The request cannot fit the context, even alone."""
+    """The request cannot fit the context, even alone.
+
+    `context_length` is 0 if something else than the context is too small. `prompt_tokens` is a lower bound if the
+    prompt was refused before it was encoded.
+    """
+
+    def __init__(
+        self, message: str, remedy: str = "", *, prompt_tokens: int = 0, context_length: int = 0
+    ) -> None:
+        super().__init__(message, remedy)
+        self.prompt_tokens = prompt_tokens
+        self.context_length = context_length
 
 
 class OutOfMemory(EngineError):

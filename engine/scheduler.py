@@ -113,10 +113,12 @@ class Scheduler:
         prompt = len(request.prompt_ids)
         if not prompt:
             raise PromptTooLong("The prompt is empty", "Send at least one token.")
-        if prompt >= self._memory.context:
+        if prompt >= (context := self._memory.context):
             raise PromptTooLong(
-                f"The prompt has {prompt:,} tokens, and the context holds {self._memory.context:,} including the reply",
+                f"The prompt has {prompt:,} tokens, and the context holds {context:,} including the reply",
                 "Shorten the prompt, or raise the context length.",
+                prompt_tokens=prompt,
+                context_length=context,
             )
 
     def search(self, results: Sequence[Request], beams: BeamParams) -> None:

@@ -185,6 +185,8 @@ class PromptEncoder:
             raise PromptTooLong(
                 f"The prompt has more than {least:,} tokens, and the context holds {most:,} including the reply",
                 "Shorten the prompt, or raise the context length.",
+                prompt_tokens=least,
+                context_length=most,
             )
 
     def _begun(self, ids: list[int]) -> tuple[int, ...]:

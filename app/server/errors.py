@@ -21,6 +21,7 @@ from engine.errors import EngineError, InvalidSampling, PromptTooLong
 from quant.errors import InglenookError
 
 MAX_TEXT = 1000  # characters of a message
+CONTEXT_EXCEEDED = "context_length_exceeded"
 
 
 class InvalidRequest(AppError):
@@ -42,6 +43,15 @@ class InvalidRequest(AppError):
         self.code = code
         self.status = status
         self.headers = headers or {}
+
+
+class ContextExceeded(InvalidRequest):
+    """A prompt that does not fit the context; both lengths are in tokens, as those of `PromptTooLong`."""
+
+    def __init__(self, error: PromptTooLong, parameter: str) -> None:
+        super().__init__(error.message, error.remedy, parameter=parameter, code=CONTEXT_EXCEEDED)
+        self.prompt_tokens = error.prompt_tokens
+        self.context_length = error.context_length
 
 
 class ReplyFailed(AppError):
@@ -108,8 +118,9 @@ def naming(parameter: str) -> Iterator[None]:
         problem = error.message.removeprefix("width: ")
         raise InvalidRequest(f"best_of: {problem}", error.remedy, parameter="best_of") from error
     except PromptTooLong as error:
-        code = "context_length_exceeded"
-        raise InvalidRequest(error.message, error.remedy, parameter=parameter, code=code) from error
+        if error.context_length:
+            raise ContextExceeded(error, parameter) from error
+        raise InvalidRequest(error.message, error.remedy, parameter=parameter, code=CONTEXT_EXCEEDED) from error
     except ToolsUnsupported as error:
         raise InvalidRequest(f"tools: {error.message}", error.remedy, parameter="tools") from error
     except TemplateUnavailable:

@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from app.server.endpoint import ErrorShape
-from app.server.errors import bounded, status_of, text_of_error
+from app.server.errors import ContextExceeded, bounded, status_of, text_of_error
 
 _KINDS: Mapping[int, str] = {
     401: "authentication_error",
@@ -20,6 +20,8 @@ class ErrorDetail(Struct):
     code: int
     message: str
     type: str
+    n_prompt_tokens: int | UnsetType = UNSET  # for a prompt that is too long, as the next
+    n_ctx: int | UnsetType = UNSET
 
 
 class ErrorBody(Struct):
@@ -28,9 +30,18 @@ class ErrorBody(Struct):
 
 def error_body(error: Exception) -> ErrorBody:
     """What a client is told about `error`."""
+    if isinstance(error, ContextExceeded):
+        return ErrorBody(_context_exceeded(error))
     status = status_of(error)
     kind = _KINDS.get(status, "invalid_request_error" if status < 500 else "server_error")
     return ErrorBody(ErrorDetail(status, bounded(text_of_error(error)), kind))
+
+
+def _context_exceeded(error: ContextExceeded) -> ErrorDetail:
+    """Clients know the phrase by heart, and read the numbers."""
+    prompt, context = error.prompt_tokens, error.context_length
+    message = f"The request ({prompt} tokens) exceeds the available context size ({context} tokens). {error.remedy}"
+    return ErrorDetail(error.status, message, "exceed_context_size_error", prompt, context)
 
 
 ERRORS = ErrorShape(error_body, ErrorBody)
