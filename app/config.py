@@ -114,6 +114,14 @@ class Settings:
             "for whatever stands there, and * alone is whichever model is served.",
         )
     )
+    alias: tuple[str, ...] = field(
+        metadata=_read_by(
+            text_list,
+            (),
+            "Names that the served model is listed by, the first of which its replies carry; by default its own, and "
+            "of a path the last part.",
+        )
+    )
     models_dir: Path = field(
         metadata=_read_by(
             _folder,

@@ -216,6 +216,10 @@ def refusal(status: int, content: bytes) -> InglenookError:
 
 
 def _error(error: Mapping[str, Any]) -> InglenookError:
+    prompt, context = error.get("n_prompt_tokens"), error.get("n_ctx")
+    if isinstance(prompt, int) and isinstance(context, int):  # in the words of an engine in this process
+        problem = f"The prompt has {prompt:,} tokens, and the context holds {context:,} including the reply"
+        return PromptTooLong(problem, "Shorten the prompt, or raise the context length.")
     return _ERROR_KINDS.get(error.get("code"), ServerError)(_brief(str(error["message"])))
 
 

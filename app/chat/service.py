@@ -163,8 +163,8 @@ class ChatService:
         options: ReplyOptions = PLAIN_REPLY,
     ) -> AsyncGenerator[list[tuple[int, ChatEvent]]]:
         """Continue several prompts at once. Yields what has come meanwhile, never nothing: each event with the index
-        of its reply. Of each reply this is what `generate` yields, within `limits` and by `options`; with a `pause`, what has come in
-        so many seconds is yielded as one, but for the first and the end.
+        of its reply. Of each reply this is what `generate` yields, within `limits` and by `options`; with a `pause`,
+        what has come in so many seconds is yielded as one, but for the first and the end.
 
         A prompt that several of them continue, one after the other, is read once. One that asks for a beam search has
         as many replies as that has results, best first; they come when it has ended.

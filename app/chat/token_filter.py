@@ -4,7 +4,7 @@ A filter is a grammar around another one, or around none. Where the two together
 a reply that keeps to its grammar is what its client can read.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -42,9 +42,12 @@ class _Reply:
         self, allowed: Collection[int] | None, forbidden: Sequence[Sequence[int]], reply: Constraint | None
     ) -> None:
         self._allowed = allowed
-        self._forbidden = forbidden
+        self._allowed_words: Words | None = None  # the same, once the size of the vocabulary is known
         self._reply = reply
-        self._longest = max(map(len, forbidden), default=1) - 1
+        self._last: dict[tuple[int, ...], list[int]] = {}  # of forbidden sequences, by what comes before
+        for *begun, last in forbidden:
+            self._last.setdefault(tuple(begun), []).append(last)
+        self._lengths = sorted({len(begun) for begun in self._last})
         self._said: list[int] = []  # the last tokens, in which a forbidden sequence may have begun
 
     @property
@@ -53,26 +56,36 @@ class _Reply:
 
     def fill(self, words: Words) -> bool:
         constrained = self._reply is not None and self._reply.fill(words)
-        last = [sequence[-1] for sequence in self._forbidden if self._ends_with(sequence[:-1])]
+        last = self._completing()
         if self._allowed is None and not last:
             return constrained
         held = words.copy() if constrained else np.full_like(words, -1)
-        kept = held if self._allowed is None else held & _bits(self._allowed, len(words))
-        kept &= ~_bits(last, len(words))
-        words[:] = kept if kept.any() else held
+        allowed = self._within_allowed(held)
+        choices = (allowed & ~_bits(last, len(words)), allowed, held)
+        words[:] = next((kept for kept in choices if kept.any()), held)
         return True
 
     def accept(self, token_id: int) -> Sequence[int]:
-        self._said = [*self._said, token_id][-self._longest :] if self._longest else []
+        longest = max(self._lengths, default=0)
+        self._said = [*self._said, token_id][-longest:] if longest else []
         return () if self._reply is None else self._reply.accept(token_id)
 
-    def _ends_with(self, begun: Sequence[int]) -> bool:
-        return len(self._said) >= len(begun) and self._said[len(self._said) - len(begun) :] == list(begun)
+    def _completing(self) -> list[int]:
+        """The tokens that would complete a forbidden sequence."""
+        count = len(self._said)
+        begun = (tuple(self._said[count - length :]) for length in self._lengths if length <= count)
+        return [last for one in begun for last in self._last.get(one, ())]
+
+    def _within_allowed(self, words: Words) -> Words:
+        if self._allowed is None:
+            return words
+        if self._allowed_words is None:
+            self._allowed_words = _bits(self._allowed, len(words))
+        return words & self._allowed_words
 
 
-def _bits(ids: Iterable[int], count: int) -> Words:
-    """Words with the bits of some tokens set."""
-    words = np.zeros(count, np.uint32)
-    for token_id in ids:
-        words[token_id // 32] |= np.uint32(1 << token_id % 32)
+def _bits(ids: Collection[int], count: int) -> Words:
+    """Return `count` words with the bits of some tokens set."""
+    words, given = np.zeros(count, np.uint32), np.fromiter(ids, np.int64, len(ids))
+    np.bitwise_or.at(words, given // 32, np.left_shift(1, given % 32).astype(np.uint32))
     return words.view(np.int32)

@@ -7,7 +7,15 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
-from app.chat.events import ChatEvent, ReasoningDelta, ReplyEnd, TextDelta, ToolCallDelta
+from app.chat.events import (
+    ChatEvent,
+    PromptLogprobs,
+    PromptProgress,
+    ReasoningDelta,
+    ReplyEnd,
+    TextDelta,
+    ToolCallDelta,
+)
 from app.chat.reply_formats.reply_parser import ReplyParser
 from app.chat.reply_options import PLAIN_REPLY, ReplyOptions
 from app.chat.service import ChatService
@@ -93,7 +101,7 @@ async def generate_choices(
         pause=wanted.pause,
         options=wanted.options,
     )
-    counts.asked = sum(map(len, prompts))
+    counts.prompts, counts.asked = prompts, sum(map(len, prompts))
     with logged(service.name, origin, counts):
         async with aclosing(batches):
             async for batch in batches:
@@ -158,8 +166,13 @@ class _Candidate:
 
 def _untold(batch: Batch) -> Batch:
     """Without the reply."""
-    ends = [(reply, event) for reply, event in batch if isinstance(event, ReplyEnd)]
-    return [(reply, replace(end, completion_tokens=0, thought_tokens=0)) for reply, end in ends]
+    told: Batch = []
+    for reply, event in batch:
+        if isinstance(event, ReplyEnd):
+            told.append((reply, replace(event, completion_tokens=0, thought_tokens=0)))
+        elif isinstance(event, PromptProgress | PromptLogprobs):
+            told.append((reply, event))
+    return told
 
 
 def _up_to_failure(

@@ -45,7 +45,7 @@ def test_nothing_is_masked_while_no_forbidden_sequence_has_begun() -> None:
 
 
 def test_allowed_tokens_that_are_all_forbidden_stay_allowed() -> None:
-    assert allowed(TokenFilter(frozenset({4}), [(4,)]).begin(jumps=True)) == list(range(SIZE))
+    assert allowed(TokenFilter(frozenset({4}), [(4,)]).begin(jumps=True)) == [4]
 
 
 def test_a_filter_within_a_grammar_leaves_what_both_allow(tokenizer: Tokenizer) -> None:

@@ -8,9 +8,18 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from app.config import APP_NAME
+from app.server.dialects.openai.tokens import VERSION
 from app.server.endpoint import Endpoint
 from app.server.reply import json_reply
 from app.server.served_model import ServedModel
+
+MODELS = ("/v1/models", "/models")
+
+
+class Version(Struct):
+    """As vLLM reports it."""
+
+    version: str
 
 
 class ModelMeta(Struct):
@@ -54,10 +63,15 @@ class ModelEndpoints:
         self._served = served
 
     def endpoints(self) -> list[Endpoint]:
+        all_names, one = "The names that requests may give", "What one name stands for"
         return [
-            Endpoint("GET", "/v1/models", self.list_models, "The names that requests may give", gives=ModelList),
-            Endpoint("GET", "/v1/models/{model:path}", self.retrieve_model, "What one name stands for", gives=Model),
+            *(Endpoint("GET", path, self.list_models, all_names, gives=ModelList) for path in MODELS),
+            *(Endpoint("GET", f"{path}/{{model:path}}", self.retrieve_model, one, gives=Model) for path in MODELS),
+            Endpoint("GET", "/version", self.version, "The version of this program", gives=Version),
         ]
+
+    async def version(self, request: Request) -> Response:
+        return json_reply(Version(VERSION))
 
     async def list_models(self, request: Request) -> Response:
         names = self._served.names

@@ -78,7 +78,9 @@ class ResponseReply:
     async def _turn(self, earlier: Sequence[InputItem]) -> Turn:
         wanted = self._wanted
         breakers = await self._service.breakers.tokens(wanted.breakers())
-        return Turn(wanted.conversation_behind(earlier), wanted.choices(breakers), wanted.grammar(), field="input")
+        return Turn(
+            wanted.conversation_behind(earlier), wanted.choices(breakers), wanted.asked_grammar(), field="input"
+        )
 
     async def _keep(self) -> None:
         """If it is to be, and has ended."""

@@ -65,7 +65,8 @@ def test_what_is_too_long_is_named_or_cut(server: EmbeddingServer) -> None:
 def test_a_cross_encoder_reads_each_document_behind_the_query() -> None:
     query = ids("hello", "wor", "##ld", "##s", "!")
     behind = [ids("hello"), ids("a"), ids("wor"), ids("hello", "a")]
-    scores = [float(vector((*query, len(query), *document[1:]))[0].abs()) for document in behind]
+    logits = [vector((*query, len(query), *document[1:]))[0].abs() for document in behind]
+    scores = [float(logit.sigmoid()) for logit in logits]
     with EmbeddingServer(ranks=True) as server:
         answer = rerank(server).json()
         assert [one["relevance_score"] for one in answer["results"]] == sorted(scores, reverse=True)
