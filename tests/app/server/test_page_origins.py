@@ -44,7 +44,7 @@ def test_a_preflight_needs_no_key_and_says_what_may_be_sent(server: LiveServer) 
 @pytest.mark.parametrize(
     ("asked", "allowed"),
     [
-        ("x-stainless-lang,x-stainless-retry-count, openai-beta", "x-stainless-lang,x-stainless-retry-count, openai-beta"),
+        ("x-stainless-lang, openai-beta", "x-stainless-lang, openai-beta"),
         (
             "anthropic-dangerous-direct-browser-access,anthropic-version",
             "anthropic-dangerous-direct-browser-access,anthropic-version",
