@@ -279,6 +279,14 @@ class Settings:
             "Pause between two words of a reply, in ms, that reading a long prompt should not exceed; 0 is any.",
         )
     )
+    sampling_defaults: str = field(
+        metadata=_read_by(
+            one_of("model", "none"),
+            "model",
+            "Sampling of requests that leave it open: what the model recommends, or with none the defaults of the API "
+            "that a request came by.",
+        )
+    )
     context: int = field(
         metadata=_read_by(
             whole_number(MAX_CONTEXT), 0, "Longest context in tokens; 0 takes what the model was made for."

@@ -37,6 +37,7 @@ from app.models.stored_model import StoredModel
 from app.progress import Progress
 
 if TYPE_CHECKING:
+    from app.chat.default_sampling import DefaultSampling
     from app.models.loaded_encoder import LoadedEncoder
     from app.models.loaded_model import LoadedModel
     from app.server.application import Locks, Surroundings
@@ -200,12 +201,25 @@ async def _chat(
     from app.server.application import create_application
 
     async with TokenStreams(model.engine) as streams:
-        service = ChatService(name, model.tokenizer, streams, renderer, StableIds(settings.replies_dir))
+        service = ChatService(
+            name,
+            model.tokenizer,
+            streams,
+            renderer,
+            StableIds(settings.replies_dir),
+            sampling=_default_sampling(model, settings),
+        )
         preparing = asyncio.create_task(service.prepare_when_idle())
         try:
             yield create_application(service, about), streams
         finally:
             preparing.cancel()
+
+
+def _default_sampling(model: "LoadedModel", settings: Settings) -> "DefaultSampling":
+    from app.chat.default_sampling import API_DEFAULTS, DefaultSampling
+
+    return API_DEFAULTS if settings.sampling_defaults == "none" else DefaultSampling(model.sampling.values)
 
 
 @asynccontextmanager

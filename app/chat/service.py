@@ -13,6 +13,7 @@ from app.chat.cache_report import NOTHING
 from app.chat.cache_reporter import AskedPrompt, CacheReporter
 from app.chat.common_beginning import num_common
 from app.chat.conversation import Conversation
+from app.chat.default_sampling import API_DEFAULTS, DefaultSampling
 from app.chat.events import (
     ChatEvent,
     GeneratedTokens,
@@ -53,11 +54,15 @@ class ChatService:
         streams: TokenStreams,
         renderer: ChatTemplateRenderer,
         stable_ids: StableIds | None = None,
+        *,
+        sampling: DefaultSampling = API_DEFAULTS,
     ) -> None:
-        """`stable_ids` is where the ids of replies are kept; None: in memory alone."""
+        """`stable_ids` is where the ids of replies are kept; None: in memory alone. `sampling` fills in what requests
+        leave open."""
         self.name = name
         self.tokenizer = tokenizer
         self.streams = streams
+        self.sampling = sampling
         self._prompts = PromptEncoder(tokenizer, renderer, StableIds() if stable_ids is None else stable_ids)
         self.cache = CacheReporter(tokenizer)
         self.grammars = GrammarCompiler(tokenizer)

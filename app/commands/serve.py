@@ -37,6 +37,11 @@ Examples:
 )
 @click.option("--api-key-file", metavar="FILE", help="API keys that programs need, one a line. Or INGLE_API_KEY.")
 @click.option("--context", type=int, help="Longest prompt and answer together, in tokens.")
+@click.option(
+    "--sampling-defaults",
+    metavar="SOURCE",
+    help="Sampling of requests that leave it open: model (what it recommends, the default), or none (each API's own).",
+)
 @click.option("--threads", type=int, help="Threads of the CPU engine.")
 @gpu_options
 @click.option("--kernels", help="Kernels of the engine: auto, cuda, cpu or reference.")
@@ -51,6 +56,7 @@ def serve(
     ollama_port: int | None,
     api_key_file: str | None,
     context: int | None,
+    sampling_defaults: str | None,
     threads: int | None,
     kernels: str | None,
     device: str | None,
@@ -74,6 +80,7 @@ def serve(
         ollama_port=ollama_port,
         api_key_file=api_key_file,
         context=context,
+        sampling_defaults=sampling_defaults,
         threads=threads,
         kernels=kernels,
         device=device,

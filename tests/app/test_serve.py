@@ -228,6 +228,23 @@ def test_run_gives_the_answer_of_an_engine_of_its_own(server: Server, no_torch: 
     assert attached["timings"]["ttft_ms"] > 0
 
 
+def test_a_request_that_leaves_sampling_open_is_answered_as_run_answers(server: Server) -> None:
+    question = "What is the capital of France?"
+    own = json.loads(ingle(server.environment, "run", question, "--json", "--kv-disk-gb", "0", "-q").stdout)
+    body = {"model": "smollm2:135m", "messages": [{"role": "user", "content": question}]}
+    answer = httpx.post(f"{server.url}/v1/chat/completions", json=body, trust_env=False, timeout=600).json()
+    assert answer["choices"][0]["message"]["content"] == own["text"]
+    assert "Paris" in own["text"]
+
+
+def test_sampling_defaults_can_be_each_apis_own(start: Start) -> None:
+    server = start("--sampling-defaults", "none")
+    [model] = httpx.get(f"{server.url}/v1/models", trust_env=False).json()["data"]
+    assert model["default_sampling"] is None
+    answer = json.loads(server.ingle("run", "What is the capital of France?", "--json").stdout)
+    assert "Paris" in answer["text"]  # the command line's own default stays
+
+
 def test_it_tells_of_every_request_in_a_line(other: Server) -> None:
     assert other.process.stderr is not None
     for told in ("37 computed; seen for the first time; first token after", "first token after"):

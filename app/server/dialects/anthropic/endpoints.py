@@ -69,7 +69,7 @@ class AnthropicEndpoints:
     async def create_message(self, request: Request) -> Reply:
         wanted = await self._read(request, self._message_decoder)
         origin = of_caller(request, wanted.origin(request.headers))
-        events = messages.events(self._service, wanted.turn(self._lines), origin)
+        events = messages.events(self._service, wanted.turn(self._lines, self._service.sampling), origin)
         if wanted.stream:
             return StreamedReply(events, error_body, messages.FRAMING)
         return WholeReply(events, messages.fold)

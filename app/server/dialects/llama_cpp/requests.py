@@ -9,6 +9,7 @@ from typing import Annotated, Any, TypeAlias
 
 from msgspec import Meta, Struct
 
+from app.chat.default_sampling import API_DEFAULTS, DefaultSampling
 from app.chat.time_limits import TimeLimits
 from app.server.choices import WantedChoices
 from app.server.dialects.llama_cpp.sampling import LlamaSampling, reply_limit
@@ -54,18 +55,22 @@ class GeneratingRequest(LlamaSampling, kw_only=True):
         asked = of_gbnf(self.grammar), of_json_schema(self.json_schema)
         return only(one for one in asked if one is not None)
 
-    def choices(self, breakers: frozenset[int] = frozenset()) -> WantedChoices:
-        """`breakers` are the tokens of those of DRY. Raises InvalidSampling."""
+    def choices(
+        self, breakers: frozenset[int] = frozenset(), sampling: DefaultSampling = API_DEFAULTS
+    ) -> WantedChoices:
+        """`breakers` are the tokens of those of DRY; `sampling` fills in what the request leaves open. Raises
+        InvalidSampling."""
         length, reported = self.n_predict, self.n_probs or None
-        given = only_named(self.samplers, self.sampling(_DEFAULTS) | {"dry": self.dry(breakers)})
+        filled = sampling.fill(self.sampling(), _DEFAULTS, inserts=self._purpose() is Purpose.INSERTION)
+        given = only_named(self.samplers, filled | {"dry": self.dry(breakers)})
         given |= {"max_tokens": reply_limit(length), "logprobs": reported}
         params = SamplingParams(**given, ignore_eos=bool(self.ignore_eos), logit_bias=self._biases())
         limits = TimeLimits(_seconds(self.t_max_prompt_ms), _seconds(self.t_max_predict_ms))
         return WantedChoices(1, [params], reported is not None, limits=limits, is_told=length != 0)
 
-    def sampling(self, defaults: Mapping[str, float]) -> dict[str, Any]:
+    def sampling(self) -> dict[str, Any]:
         given = {"xtc_probability": self.xtc_probability, "xtc_threshold": self.xtc_threshold}
-        return super().sampling(defaults) | {name: value for name, value in given.items() if value is not None}
+        return super().sampling() | {name: value for name, value in given.items() if value is not None}
 
     def _biases(self) -> tuple[tuple[int, float], ...]:
         """False stands for never."""

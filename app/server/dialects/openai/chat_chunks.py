@@ -58,7 +58,7 @@ async def chunks(
     counts = TokenCounts()
     writer = _ChunkWriter(service, wanted, model, counts, status)
     asked, breakers = wanted.asked_grammar(), await service.breakers.tokens(wanted.breakers())
-    choices = replace(wanted.choices(breakers), filter=await wanted.token_filter(service))
+    choices = replace(wanted.choices(breakers, service.sampling), filter=await wanted.token_filter(service))
     turn = Turn(wanted.conversation(), choices, asked)
     origin = replace(origin, reply=writer.reply)
     has_begun = False

@@ -33,8 +33,8 @@ async def chunks(
     The first batch is empty where a prompt is still being read: nothing with a choice comes before the first token.
     `model` is the name that the reply carries, `status` is kept up to date. Raises what `continuation_events` raises.
     """
-    asked, choices = wanted.asked_grammar(), wanted.choices(await service.breakers.tokens(wanted.breakers()))
-    choices = replace(choices, filter=await wanted.token_filter(service))
+    asked, breakers = wanted.asked_grammar(), await service.breakers.tokens(wanted.breakers())
+    choices = replace(wanted.choices(breakers, service.sampling), filter=await wanted.token_filter(service))
     given = wanted.prompts()
     prompts = [await _encode(service, prompt, wanted) for prompt in given]
     echoes = [_echo(service.tokenizer, wanted, *prompt) for prompt in zip(given, prompts, strict=True)]

@@ -51,7 +51,7 @@ class OpenAIEndpoints:
 
     def endpoints(self) -> list[Endpoint]:
         return [
-            *ModelEndpoints(self._model).endpoints(),
+            *ModelEndpoints(self._model, self._service.sampling).endpoints(),
             *map(self._chat, CHATS),
             *map(self._count, CHATS),
             Endpoint(

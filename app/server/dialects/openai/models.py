@@ -7,6 +7,7 @@ from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
+from app.chat.default_sampling import API_DEFAULTS, DefaultSampling
 from app.config import APP_NAME
 from app.server.dialects.openai.tokens import VERSION
 from app.server.endpoint import Endpoint
@@ -42,6 +43,7 @@ class Model(Struct):
     max_model_len: int
     meta: ModelMeta
     root: str  # the served model's own name
+    default_sampling: dict[str, float] | None  # of requests that leave it open; null: each API has its own
     object: Literal["model"] = "model"
     type: Literal["model"] = "model"
     lifecycle: Literal["active"] = "active"
@@ -59,8 +61,9 @@ class ModelList(Struct):
 class ModelEndpoints:
     """Lists the one model of a server, once for each of its names."""
 
-    def __init__(self, served: ServedModel) -> None:
+    def __init__(self, served: ServedModel, sampling: DefaultSampling = API_DEFAULTS) -> None:
         self._served = served
+        self._sampling = sampling
 
     def endpoints(self) -> list[Endpoint]:
         all_names, one = "The names that requests may give", "What one name stands for"
@@ -86,4 +89,9 @@ class ModelEndpoints:
         served = self._served
         length, since = served.context_length, datetime.fromtimestamp(served.since, UTC)
         meta = ModelMeta(length, served.vocab_size)
-        return Model(name, served.since, since, name, length, length, length, meta, root=served.name)
+        return Model(name, served.since, since, name, length, length, length, meta, served.name, self._told_sampling)
+
+    @property
+    def _told_sampling(self) -> dict[str, float] | None:
+        recommended = self._sampling.recommended
+        return None if recommended is None else dict(recommended)

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from msgspec import Meta, Struct
 
+from app.chat.default_sampling import API_DEFAULTS, DefaultSampling
 from app.chat.reply_options import ReplyOptions
 from app.chat.service import ChatService
 from app.chat.token_filter import TokenFilter
@@ -135,13 +136,18 @@ class GenerationRequest(DryFields, kw_only=True):
         """That the reply is to keep to. Raises InvalidRequest for a bad one, or several."""
         return only(self._grammars())
 
-    def choices(self, breakers: frozenset[int] = frozenset()) -> WantedChoices:
+    def choices(
+        self, breakers: frozenset[int] = frozenset(), sampling: DefaultSampling = API_DEFAULTS
+    ) -> WantedChoices:
         """What is wanted of each prompt, but for its grammar: with a seed, each candidate has the next one. `breakers`
-        are the tokens of those texts. Raises InvalidSampling."""
+        are the tokens of those texts. `sampling` fills in what the request leaves open, unless it is a beam search.
+        Raises InvalidSampling."""
         n, reports = self.n or 1, self._logprobs() is not None
-        given = only_named(self.samplers, self._sampling() | {"dry": self.dry(breakers)})
+        given = self._sampling() | {"dry": self.dry(breakers)}
         if self.use_beam_search:
             return self._wanted(n, [SamplingParams(**given, beams=self._beams(n))], reports=reports)
+        inserts = self._purpose() is Purpose.INSERTION
+        given = only_named(self.samplers, sampling.fill(given, inserts=inserts, several=self._candidates > 1))
         if self._candidates > n:
             given = {"logprobs": 0, **given}  # they are ranked by it
         seeds: list[dict[str, Any]] = [{} for _ in range(self._candidates)]
@@ -179,10 +185,10 @@ class GenerationRequest(DryFields, kw_only=True):
     def _sampling(self) -> dict[str, Any]:
         given: dict[str, Any] = {name: getattr(self, name) for name in _SAME_IN_SAMPLING}
         given |= {"max_tokens": self._max_tokens(), "logprobs": self._logprobs()}
+        given |= {"top_k": None if self.top_k is None else max(0, self.top_k)}
         given |= {"prompt_logprobs": self._prompt_logprobs()}
         given = {name: value for name, value in given.items() if value is not None}
         return given | {
-            "top_k": max(0, self.top_k or 0),
             "stop": (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()),
             "stop_token_ids": tuple(self.stop_token_ids or ()),
             "logit_bias": self._biases(),
