@@ -5,8 +5,6 @@ from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from dataclasses import replace
 
-from msgspec import UNSET, UnsetType
-
 from app.chat.events import (
     ChatEvent,
     GeneratedTokens,
@@ -30,7 +28,7 @@ from app.server.dialects.openai.chat import (
     FunctionDelta,
 )
 from app.server.dialects.openai.chat_requests import ChatCompletionRequest
-from app.server.dialects.openai.tokens import Identity, PromptLogprobList, prompt_logprobs, usage_of, usage_so_far
+from app.server.dialects.openai.tokens import Identity, prompt_logprobs, usage_of, usage_so_far
 from app.server.reply import WaitStatus
 from app.server.running_counts import RunningCounts
 from app.server.token_counts import TokenCounts
@@ -44,7 +42,7 @@ from app.server.token_reports import (
     token_text,
 )
 from app.server.turn import Turn, turn_events
-from engine.request import Origin
+from engine.request import Origin, TokenLogprobs
 
 
 async def chunks(
@@ -93,7 +91,7 @@ class _ChunkWriter:
         self._begun: set[int] = set()
         self._calling: set[int] = set()  # choices that have called a tool
         self._ids: dict[int, list[int]] = {}  # of each choice, those that no chunk has reported
-        self._prompt_logprobs: PromptLogprobList | UnsetType = UNSET
+        self._prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
     @property
     def reply(self) -> str:
@@ -110,7 +108,7 @@ class _ChunkWriter:
                     chunk.prompt_progress = ProgressReport.of(event)
                     yield chunk
             case PromptLogprobs(logprobs):
-                self._prompt_logprobs = prompt_logprobs(self._tokenizer, logprobs)
+                self._prompt_logprobs += logprobs if index == 0 else ()
             case GeneratedTokens(ids):
                 self._ids.setdefault(index, []).extend(ids)
             case ToolCallEnd():
@@ -161,7 +159,8 @@ class _ChunkWriter:
     def usage(self) -> ChatCompletionChunk:
         chunk = self._chunk()
         chunk.usage, chunk.timings = usage_of(self._counts), timings_of(self._counts)
-        chunk.prompt_logprobs = self._prompt_logprobs
+        if self._wanted.prompt_logprobs is not None:
+            chunk.prompt_logprobs = prompt_logprobs(self._tokenizer, self._prompt_logprobs)
         return chunk
 
     def _chunk(self, *choices: ChunkChoice) -> ChatCompletionChunk:

@@ -67,6 +67,7 @@ class _Echo:
 
     text: str = ""
     first_token: int | None = None  # of the prompt, where its tokens are to be reported
+    has_first: bool = True  # the text has that token; a token that the model wants in front of texts is not in it
 
 
 def _echo(
@@ -74,9 +75,11 @@ def _echo(
 ) -> _Echo:
     if not wanted.echo:
         return _Echo()
-    is_whole = isinstance(given, str) and wanted.truncate_prompt_tokens is None
-    text = given if isinstance(given, str) and is_whole else tokenizer.decode(prompt, show_control=True)
-    return _Echo(text, None if wanted.logprobs is None else prompt[0])
+    first = None if wanted.logprobs is None else prompt[0]
+    if not isinstance(given, str) or wanted.truncate_prompt_tokens is not None:
+        return _Echo(tokenizer.decode(prompt, show_control=True), first)
+    is_added = prompt[0] == tokenizer.bos_id and not given.startswith(token_text(tokenizer, prompt[0]))
+    return _Echo(given, first, has_first=not is_added)
 
 
 class _ChunkWriter:
@@ -126,7 +129,8 @@ class _ChunkWriter:
     def _beginning(self, index: int) -> CompletionChoice:
         """What comes before a reply: of its prompt, what is to be repeated and reported."""
         text = id_text if self._wanted.return_tokens_as_token_ids else token_text
-        writer = self._choices[index] = _ChoiceWriter(self._tokenizer, index, text)
+        shown = self._wanted.skip_special_tokens is False
+        writer = self._choices[index] = _ChoiceWriter(self._tokenizer, index, text, shows_control=shown)
         prompt, reported = index // self._choices_each, self._prompt_logprobs.get(index, ())
         choice = writer.beginning(self._echoes[prompt], reported)
         if self._wanted.prompt_logprobs is not None:
@@ -164,7 +168,8 @@ class _ChunkWriter:
 class _ChoiceWriter:
     """Writes the parts of one choice; knows how far in its text the tokens are."""
 
-    def __init__(self, tokenizer: Tokenizer, index: int, text: TokenText) -> None:
+    def __init__(self, tokenizer: Tokenizer, index: int, text: TokenText, *, shows_control: bool) -> None:
+        self._shows_control = shows_control
         self._tokenizer = tokenizer
         self._index = index
         self._text = text
@@ -176,27 +181,29 @@ class _ChoiceWriter:
         if echo.first_token is None:
             return CompletionChoice(self._index, echo.text)
         columns = CompletionLogprobs()
-        self._begin_row(columns, echo.first_token)
+        self._begin_row(columns, echo.first_token, shown=echo.has_first)
         columns.token_logprobs.append(None)  # nothing predicts it
         columns.top_logprobs.append(None)
-        columns.extend(self._columns(reported))
+        columns.extend(self._columns(reported, shown=True))
         return CompletionChoice(self._index, echo.text, columns)
 
     def part(self, delta: TextDelta) -> CompletionChoice:
-        return CompletionChoice(self._index, delta.text, self._columns(delta.logprobs) if delta.logprobs else None)
+        columns = self._columns(delta.logprobs, shown=self._shows_control) if delta.logprobs else None
+        return CompletionChoice(self._index, delta.text, columns)
 
-    def _columns(self, reported: Sequence[TokenLogprobs]) -> CompletionLogprobs:
+    def _columns(self, reported: Sequence[TokenLogprobs], *, shown: bool) -> CompletionLogprobs:
         columns = CompletionLogprobs()
         for token in reported:
-            self._begin_row(columns, token.token_id)
+            self._begin_row(columns, token.token_id, shown=shown)
             columns.token_logprobs.append(finite(token.logprob))
             columns.top_logprobs.append(self._alternatives(token))
         return columns
 
-    def _begin_row(self, columns: CompletionLogprobs, token_id: int) -> None:
+    def _begin_row(self, columns: CompletionLogprobs, token_id: int, *, shown: bool) -> None:
+        """`shown` if a control token is in the text."""
         columns.tokens.append(self._text(self._tokenizer, token_id))
         columns.text_offset.append(self._offset)
-        self._offset += len(self._decoder.decode(self._tokenizer.token_bytes(token_id)))
+        self._offset += len(self._decoder.decode(self._tokenizer.token_bytes(token_id, show_control=shown)))
 
     def _alternatives(self, token: TokenLogprobs) -> dict[str, float]:
         """By text, the most likely where two tokens look the same; the picked one is always among them."""
