@@ -122,8 +122,8 @@ class _ChunkWriter:
                 self._ids.setdefault(index, []).extend(ids)
             case TextDelta() | ReplyEnd():
                 self._status.decode()
-                if index not in self._choices:
-                    yield self._chunk(self._beginning(index))
+                if index not in self._choices and (beginning := self._beginning(index)) != CompletionChoice(index, ""):
+                    yield self._chunk(beginning)
                 yield self._reported(self._choice(index, event))
 
     def _beginning(self, index: int) -> CompletionChoice:
