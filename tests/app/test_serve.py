@@ -284,6 +284,22 @@ def test_mistakes_are_told_as_without_a_server(
     assert "Traceback" not in done.stderr
 
 
+def test_a_file_is_served_by_its_aliases_and_found_by_its_path(
+    start: Start, smollm2: Path, no_torch: dict[str, str]
+) -> None:
+    server = start("--model", str(smollm2), "--served-model-name", "mine,other")
+    listed = httpx.get(f"{server.url}/v1/models", trust_env=False).json()["data"]
+    assert [(model["id"], model["root"]) for model in listed] == [("mine", "mine"), ("other", "mine")]
+    asked = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
+    for name, told in (("other", "other"), (str(smollm2), "mine"), (None, "mine")):
+        body = {**asked, "model": name}
+        reply = httpx.post(f"{server.url}/v1/chat/completions", json=body, trust_env=False, timeout=60).json()
+        assert reply["model"] == told
+    done = server.ingle("run", "hi", "-n", "1", "--model", str(smollm2), **no_torch)
+    assert done.returncode == 0, done.stderr
+    assert [listed["model"] for listed in server.listed()] == [str(smollm2)]
+
+
 def test_an_interrupted_run_ends_its_request(server: Server) -> None:
     command = [*PROGRAM, "run", *WITHOUT_END, "-q"]
     with subprocess.Popen(command, cwd=ROOT, env=server.environment, stdout=subprocess.PIPE) as process:
