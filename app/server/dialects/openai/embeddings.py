@@ -28,7 +28,7 @@ from app.server.request_body import read_body
 from app.server.served_model import ServedModel
 
 EMBEDDINGS = "/v1/embeddings"
-BARE = ("/embeddings", "/embedding")  # llama.cpp's, whose replies are lists
+BARE = "/embeddings"  # llama.cpp's, whose replies are lists; OpenAI's for requests that its libraries make
 GENERATING: Mapping[str, type[Struct]] = {
     "/v1/chat/completions": ChatCompletionRequest,
     "/chat/completions": ChatCompletionRequest,
@@ -63,7 +63,7 @@ class BareEmbedding(Struct):
 
 # What is asked of a model that gives vectors, for one that does not to refuse.
 VECTORS: Mapping[str, type[Struct]] = {
-    **dict.fromkeys((EMBEDDINGS, *BARE), EmbeddingRequest),
+    **dict.fromkeys((EMBEDDINGS, BARE), EmbeddingRequest),
     **dict.fromkeys(RERANKING, RerankRequest),
 }
 
@@ -85,32 +85,23 @@ class EmbeddingEndpoints:
 
     def _embeddings(self) -> list[Endpoint]:
         if self._service.ranks:
-            return RANKS_ONLY.endpoints(dict.fromkeys((EMBEDDINGS, *BARE), EmbeddingRequest))
-        summary, bare = "Texts become vectors", self.create_bare_embeddings
+            return RANKS_ONLY.endpoints(dict.fromkeys((EMBEDDINGS, BARE), EmbeddingRequest))
+        summary, answers = "Texts become vectors", {EMBEDDINGS: self.create_embeddings, BARE: self.create_bare}
+        gives = {EMBEDDINGS: EmbeddingList, BARE: EmbeddingList | list[BareEmbedding]}
         return [
-            Endpoint(
-                "POST",
-                EMBEDDINGS,
-                self.create_embeddings,
-                summary,
-                takes=EmbeddingRequest,
-                gives=EmbeddingList,
-                fields=FIELDS,
-            ),
-            *(
-                Endpoint("POST", path, bare, summary, takes=EmbeddingRequest, gives=list[BareEmbedding], fields=FIELDS)
-                for path in BARE
-            ),
+            Endpoint("POST", path, answer, summary, takes=EmbeddingRequest, gives=gives[path], fields=FIELDS)
+            for path, answer in answers.items()
         ]
 
     async def create_embeddings(self, request: Request) -> Response:
-        return await self._answer(request, _listed)
+        return await self._answer(request, await read_body(request, FIELDS), _listed)
 
-    async def create_bare_embeddings(self, request: Request) -> Response:
-        return await self._answer(request, _bare)
-
-    async def _answer(self, request: Request, write: "Write") -> Response:
+    async def create_bare(self, request: Request) -> Response:
+        """OpenAI's libraries always name an encoding, and llama.cpp's clients do not."""
         wanted = await read_body(request, FIELDS)
+        return await self._answer(request, wanted, _bare if wanted.encoding_format is None else _listed)
+
+    async def _answer(self, request: Request, wanted: EmbeddingRequest, write: "Write") -> Response:
         model = self._model.named(wanted.model)
         check_dimensions(self._service, wanted.dimensions)
         inputs = wanted.inputs()

@@ -82,8 +82,7 @@ class ModelEndpoints:
 
     async def retrieve_model(self, request: Request) -> Response:
         name = request.path_params["model"]
-        self._served.check(name)
-        return json_reply(self._model(name))
+        return json_reply(self._model(self._served.named(name)))
 
     def _model(self, name: str) -> Model:
         served = self._served

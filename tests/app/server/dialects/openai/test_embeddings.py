@@ -127,12 +127,17 @@ def test_a_request_that_names_no_model_means_the_served_one(server: EmbeddingSer
     assert (answer.status_code, answer.json()["model"]) == (200, "digest")
 
 
-@pytest.mark.parametrize("path", BARE)
 @pytest.mark.parametrize("field", ["input", "content"])
-def test_llama_cpps_paths_answer_with_a_list(server: EmbeddingServer, path: str, field: str) -> None:
-    answer = httpx.post(f"{server.url}{path}", json={field: ["a", "hello"]}, trust_env=False).json()
+def test_the_path_without_v1_answers_llama_cpps_clients_with_a_list(server: EmbeddingServer, field: str) -> None:
+    answer = httpx.post(f"{server.url}{BARE}", json={field: ["a", "hello"]}, trust_env=False).json()
     listed = httpx.post(f"{server.url}{EMBEDDINGS}", json={"input": ["a", "hello"]}, trust_env=False).json()["data"]
     assert answer == [{"index": one["index"], "embedding": [one["embedding"]]} for one in listed]
+
+
+def test_the_path_without_v1_answers_openais_libraries(server: EmbeddingServer) -> None:
+    with openai.OpenAI(base_url=server.url, api_key="none", max_retries=0) as api:
+        assert_vectors(api.embeddings.create(model="digest", input="a"), [ids("a")])
+        assert_vectors(api.embeddings.create(model="digest", input="a", encoding_format="float"), [ids("a")])
 
 
 SEVERAL: dict[str, tuple[Any, list[tuple[int, ...]]]] = {
