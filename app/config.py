@@ -114,6 +114,14 @@ class Settings:
             "for whatever stands there, and * alone is whichever model is served.",
         )
     )
+    alias: tuple[str, ...] = field(
+        metadata=_read_by(
+            text_list,
+            (),
+            "Names that the served model is listed by, the first of which its replies carry; by default its own, and "
+            "of a path the last part.",
+        )
+    )
     models_dir: Path = field(
         metadata=_read_by(
             _folder,
@@ -269,6 +277,14 @@ class Settings:
             whole_number(MAX_LATENCY_MS),
             round(1000 * TARGET_LATENCY),
             "Pause between two words of a reply, in ms, that reading a long prompt should not exceed; 0 is any.",
+        )
+    )
+    sampling_defaults: str = field(
+        metadata=_read_by(
+            one_of("model", "none"),
+            "model",
+            "Sampling of requests that leave it open: what the model recommends, or with none the defaults of the API "
+            "that a request came by.",
         )
     )
     context: int = field(

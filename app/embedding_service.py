@@ -83,11 +83,12 @@ class EmbeddingService:
         """The vector of each, float32 [dimensions], of length 1. Raises what `scores` raises."""
         return await self._computed([partial(self._embedder.submit, ids) for ids in sequences])
 
-    async def scores(self, pairs: Sequence[TextPair]) -> list[float]:
-        """How well the second text of each pair suits the first, from 0 to 1. Raises PromptTooLong; IndexError for ids
-        that are not in the vocabulary; EngineError when the model is being stopped."""
+    async def scores(self, pairs: Sequence[TextPair], *, raw: bool = False) -> list[float]:
+        """How well the second text of each pair suits the first: from 0 to 1, or raw, the model's logit. Raises
+        PromptTooLong; IndexError for ids that are not in the vocabulary; EngineError when the model is being
+        stopped."""
         found = await self._computed([partial(self._embedder.submit, pair.ids, pair.second) for pair in pairs])
-        return [float(score) for score in found]
+        return [float(score if raw else score.sigmoid()) for score in found]
 
     async def _computed(self, submits: Sequence[Callable[[], "Future[Tensor]"]]) -> list[Tensor]:
         """What each gives.

@@ -37,6 +37,7 @@ from app.models.stored_model import StoredModel
 from app.progress import Progress
 
 if TYPE_CHECKING:
+    from app.chat.default_sampling import DefaultSampling
     from app.models.loaded_encoder import LoadedEncoder
     from app.models.loaded_model import LoadedModel
     from app.server.application import Locks, Surroundings
@@ -70,6 +71,8 @@ def run_host(settings: Settings, progress: Progress, attendance: Attendance | No
         about = Surroundings(
             locks=locks,
             aliases=settings.model_aliases,
+            also=settings.alias[1:],
+            loaded_as=stored.name,
             describe=partial(details_of, stored, store.catalog, store.hub_models, renderer),
             pulls=pulls,
             state_dir=settings.state_dir,
@@ -77,7 +80,8 @@ def run_host(settings: Settings, progress: Progress, attendance: Attendance | No
             keeps_lines=settings.keep_changing_lines,
         )
         with recorded(instance, settings):
-            asyncio.run(_serve(model, renderer, sockets, instance, about, pulls, settings, progress, attendance))
+            name = settings.alias[0] if settings.alias else stored.served_name
+            asyncio.run(_serve(model, name, renderer, sockets, instance, about, pulls, settings, progress, attendance))
 
 
 def _locks(settings: Settings) -> "Locks":
@@ -153,6 +157,7 @@ class _Work:
 
 async def _serve(
     model: "LoadedModel | LoadedEncoder",
+    name: str,
     renderer: ChatTemplateRenderer,
     sockets: ListeningSockets,
     instance: Instance,
@@ -166,15 +171,15 @@ async def _serve(
     from app.server.request_log import requests_told_to
 
     served = (
-        _embeddings(model, instance, about)
+        _embeddings(model, name, about)
         if isinstance(model, LoadedEncoder)
-        else _chat(model, renderer, instance, about, settings)
+        else _chat(model, renderer, name, about, settings)
     )
     async with served as (application, work):
         server = HTTPServer(
             server_config(application if attendance is None else attendance.noting(application)),
             _Work(work, pulls),
-            lambda: _welcome(instance, settings, progress),
+            lambda: _welcome(name, instance, settings, progress),
             lambda status: _abandon(instance, settings, status),
         )
         server.stop_on_signals()
@@ -187,7 +192,7 @@ async def _serve(
 
 @asynccontextmanager
 async def _chat(
-    model: "LoadedModel", renderer: ChatTemplateRenderer, instance: Instance, about: "Surroundings", settings: Settings
+    model: "LoadedModel", renderer: ChatTemplateRenderer, name: str, about: "Surroundings", settings: Settings
 ) -> AsyncIterator[tuple[ASGIApp, "Stoppable"]]:
     """The application of a model that writes text, and the work that it gives to others."""
     from app.chat.service import ChatService
@@ -196,7 +201,14 @@ async def _chat(
     from app.server.application import create_application
 
     async with TokenStreams(model.engine) as streams:
-        service = ChatService(instance.model, model.tokenizer, streams, renderer, StableIds(settings.replies_dir))
+        service = ChatService(
+            name,
+            model.tokenizer,
+            streams,
+            renderer,
+            StableIds(settings.replies_dir),
+            sampling=_default_sampling(model, settings),
+        )
         preparing = asyncio.create_task(service.prepare_when_idle())
         try:
             yield create_application(service, about), streams
@@ -204,15 +216,21 @@ async def _chat(
             preparing.cancel()
 
 
+def _default_sampling(model: "LoadedModel", settings: Settings) -> "DefaultSampling":
+    from app.chat.default_sampling import API_DEFAULTS, DefaultSampling
+
+    return API_DEFAULTS if settings.sampling_defaults == "none" else DefaultSampling(model.sampling.values)
+
+
 @asynccontextmanager
 async def _embeddings(
-    model: "LoadedEncoder", instance: Instance, about: "Surroundings"
+    model: "LoadedEncoder", name: str, about: "Surroundings"
 ) -> AsyncIterator[tuple[ASGIApp, "Stoppable"]]:
     """The same of a model that gives embeddings."""
     from app.embedding_service import EmbeddingService
     from app.server.application import create_embedding_application
 
-    service = EmbeddingService(instance.model, model.tokenizer, model.encoder)
+    service = EmbeddingService(name, model.tokenizer, model.encoder)
     try:
         yield create_embedding_application(service, about), service
     finally:
@@ -246,10 +264,10 @@ def _share_interpreter() -> None:
     gc.freeze()
 
 
-def _welcome(instance: Instance, settings: Settings, progress: Progress) -> None:
+def _welcome(name: str, instance: Instance, settings: Settings, progress: Progress) -> None:
     url, key = instance.api_url, _which_key(settings)
     stop = "; Ctrl-C stops it" if sys.stdin is not None and sys.stdin.isatty() else ""  # where it can be typed
-    progress.say(f"{instance.model} is ready at {url} (OPENAI_BASE_URL={url}, {key}{stop})")
+    progress.say(f"{name} is ready at {url} (OPENAI_BASE_URL={url}, {key}{stop})")
     if settings.ollama_port:
         progress.say(f"Programs that look for Ollama find it on port {settings.ollama_port}.")
 

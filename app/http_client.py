@@ -112,6 +112,13 @@ class Client:
         with as_agreed():
             return [str(model["id"]) for model in answer["data"]]
 
+    async def default_sampling(self) -> Mapping[str, float] | None:
+        """What the server applies where a request leaves its sampling open; None if each API has its own defaults, or
+        the server is of an older version. Raises ServerUnreachable or ServerError."""
+        answer = await self._get("/v1/models")
+        with as_agreed():
+            return next(map(told_sampling, (it for it in answer["data"] if it["id"] == self._instance.model)), None)
+
     async def stream_chat(self, messages: Sequence[Message], params: SamplingParams) -> AsyncGenerator[ChatEvent]:
         """The reply to a conversation, as the chat service of this process would give it, without logprobs; times are
         measured here.
@@ -147,6 +154,12 @@ class Client:
     def _unreachable(self, problem: httpx.HTTPError) -> ServerUnreachable:
         reason = str(problem) or type(problem).__name__
         return ServerUnreachable(f"the server at {self._instance.url} does not answer: {reason}", "ingle ps")
+
+
+def told_sampling(model: Mapping[str, Any]) -> Mapping[str, float] | None:
+    """What an entry of a server's list of models says of the sampling of requests that leave it open."""
+    told = model.get("default_sampling")
+    return None if told is None else msgspec.convert(told, dict[str, int | float])
 
 
 def _request(model: str, messages: Sequence[Message], params: SamplingParams) -> dict[str, object]:
@@ -216,6 +229,10 @@ def refusal(status: int, content: bytes) -> InglenookError:
 
 
 def _error(error: Mapping[str, Any]) -> InglenookError:
+    prompt, context = error.get("n_prompt_tokens"), error.get("n_ctx")
+    if isinstance(prompt, int) and isinstance(context, int):  # in the words of an engine in this process
+        problem = f"The prompt has {prompt:,} tokens, and the context holds {context:,} including the reply"
+        return PromptTooLong(problem, "Shorten the prompt, or raise the context length.")
     return _ERROR_KINDS.get(error.get("code"), ServerError)(_brief(str(error["message"])))
 
 

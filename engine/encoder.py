@@ -64,8 +64,8 @@ class Embedder(Protocol):
 
     def submit(self, ids: Sequence[int], second: int | None = None) -> "Future[Tensor]":
         """The vector of one text, float32 [hidden], of length 1, when it is its turn; one that is cancelled may never
-        be computed. A cross-encoder is given both texts, the second from place `second` on, and answers with a number
-        from 0 to 1. Raises PromptTooLong; IndexError for an id that is not in the vocabulary."""
+        be computed. A cross-encoder is given both texts, the second from place `second` on, and answers with a logit,
+        float32 [1]. Raises PromptTooLong; IndexError for an id that is not in the vocabulary."""
         ...
 
     def encode(self, sequences: Sequence[Sequence[int]]) -> Tensor:

@@ -4,13 +4,21 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from app.server.dialects.anthropic.fields import TABLES as ANTHROPIC
+from app.server.dialects import rerank_requests
+from app.server.dialects.anthropic import fields as anthropic_fields
+from app.server.dialects.openai import fields as openai_fields
+from app.server.dialects.responses import fields as responses_fields
 from app.server.field_table import FieldTable, page
 
 PAGE = Path(__file__).parents[1] / "docs" / "request-fields.md"
 
 # By the method and path of the endpoint.
-TABLES: Mapping[str, FieldTable[Any]] = {**ANTHROPIC}
+TABLES: Mapping[str, FieldTable[Any]] = {
+    **openai_fields.TABLES,
+    **responses_fields.TABLES,
+    **anthropic_fields.TABLES,
+    **rerank_requests.TABLES,
+}
 
 if __name__ == "__main__":
     PAGE.write_text(page(TABLES), encoding="utf-8")

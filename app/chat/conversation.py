@@ -42,6 +42,7 @@ class Conversation:
     thinking_budget: int | None = None  # tokens that may be thought; None: any number
     variables: Mapping[str, Json] = field(default_factory=dict)  # of the template, besides its own
     begun: str = ""  # what the next message begins with, which the model goes on from
+    add_generation_prompt: bool = True  # the prompt ends with what the template writes in front of a reply
 
     @property
     def callable_tools(self) -> Sequence[Tool]:

@@ -28,6 +28,13 @@ class PromptLogprobs:
 
 
 @dataclass(frozen=True, slots=True)
+class GeneratedTokens:
+    """The ids of further tokens of the reply, hidden ones and those of markup included, where they were asked for."""
+
+    ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class TextDelta:
     """More text of the reply; never half a character, never a part of a stop string."""
 
@@ -91,7 +98,7 @@ class ReplyEnd:
 
 
 SpokenEvent = TextDelta | ReasoningDelta | ToolCallStart | ToolCallDelta | ToolCallEnd  # what tokens become
-ChatEvent = PromptProgress | PromptLogprobs | SpokenEvent | ReplyEnd
+ChatEvent = PromptProgress | PromptLogprobs | GeneratedTokens | SpokenEvent | ReplyEnd
 
 
 def joined(batch: Iterable[tuple[int, ChatEvent]]) -> list[tuple[int, ChatEvent]]:

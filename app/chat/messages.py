@@ -6,12 +6,14 @@ It holds text alone. Nothing here knows a wire format, a template, or how a repl
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias
+from typing import Final, TypeAlias
 
 from app.errors import AppError
 
 Json: TypeAlias = "bool | int | float | str | Sequence[Json] | Mapping[str, Json] | None"
-Role: TypeAlias = Literal["system", "developer", "user", "assistant", "tool"]
+
+# Roles that templates look up. Any other role is a text of the client's.
+ROLES: Final = frozenset(("system", "developer", "user", "assistant", "tool"))
 
 # The kinds of content part that are text, and the key each keeps its text under.
 _TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
@@ -57,7 +59,7 @@ class ToolCall:
 class Message:
     """One message. `content` is empty, never absent, when there is none: many templates fail on a missing one."""
 
-    role: Role
+    role: str  # one of ROLES, or one that this model's template knows
     content: str = ""
     reasoning: str | None = None  # what the assistant thought before its content
     tool_calls: tuple[ToolCall, ...] = ()  # of an assistant message
@@ -85,6 +87,7 @@ class Message:
         """The message with `change` applied to every text that people, tools or the model wrote."""
         return replace(
             self,
+            role=self.role if self.role in ROLES else change(self.role),
             content=change(self.content),
             reasoning=None if self.reasoning is None else change(self.reasoning),
             tool_calls=tuple(

@@ -26,6 +26,7 @@ from app.chat.model_replies import ModelReplies
 from app.chat.stable_ids import StableIds
 from app.chat.stable_ids_file import Generated
 from app.chat.template import ChatTemplateRenderer, check_characters
+from app.chat.template_variables import default_variables
 from app.errors import TemplateError
 from app.text.infilling import Gap, Infilling
 from app.text.tokenizer import SPACE_SYMBOL, Tokenizer
@@ -159,7 +160,8 @@ class PromptEncoder:
         if self._tokenizer.chat_template is None:
             return "\n\n".join([*(message.content for message in messages), *([begun] if begun else ())])
         if not begun.strip():
-            return self._by_template(conversation, messages) + begun
+            asks = conversation.add_generation_prompt or bool(begun)
+            return self._by_template(conversation, messages, asks=asks) + begun
         whole = self._by_template(conversation, [*messages, Message("assistant", begun)], asks=False)
         return _up_to(whole, begun)
 
@@ -172,7 +174,7 @@ class PromptEncoder:
             self._tokenizer.chat_template or "",
             messages,
             tools=[object_with_texts(tool.definition, protect, fields=True) for tool in conversation.tools] or None,
-            variables=variables | dict(self._tokenizer.special_tokens),
+            variables=default_variables(self._renderer.now()) | variables | dict(self._tokenizer.special_tokens),
             add_generation_prompt=asks,
             arguments_as_text=any(message.tool_calls for message in messages) and self.replies.arguments_as_text,
         )

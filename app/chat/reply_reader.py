@@ -11,6 +11,7 @@ from dataclasses import replace
 from app.chat.events import ReasoningDelta, SpokenEvent, TextDelta, ToolCallDelta
 from app.chat.reply_formats.reply_format import PLAIN
 from app.chat.reply_formats.reply_parser import FormatMarkup, Heard, ReplyParser
+from app.chat.reply_options import PLAIN_REPLY, ReplyOptions
 from app.text.detokenizer import IncrementalDetokenizer
 from app.text.tokenizer import Tokenizer
 from engine.request import TokenLogprobs
@@ -26,6 +27,7 @@ class ReplyReader:
         tokenizer: Tokenizer,
         stop: Sequence[str],
         parser: ReplyParser | None = None,
+        options: ReplyOptions = PLAIN_REPLY,
         *,
         continues_text: bool = False,
     ) -> None:
@@ -33,7 +35,13 @@ class ReplyReader:
         self.thought_tokens = 0  # the mark that ends thoughts among them
         self._told: list[str] = []
         self._tokenizer = tokenizer
-        self._text = IncrementalDetokenizer(tokenizer, stop, continues_text=continues_text)
+        self._text = IncrementalDetokenizer(
+            tokenizer,
+            stop,
+            include_stop=options.includes_stop,
+            show_control=options.shows_control,
+            continues_text=continues_text,
+        )
         self._parser = ReplyParser(_TEXT, {}) if parser is None else parser
         self._control = frozenset(tokenizer.control_tokens.values())
         self._length = 0  # of what the parser was given

@@ -13,12 +13,22 @@ from app.chat.cache_report import NOTHING
 from app.chat.cache_reporter import AskedPrompt, CacheReporter
 from app.chat.common_beginning import num_common
 from app.chat.conversation import Conversation
-from app.chat.events import ChatEvent, PromptLogprobs, PromptProgress, ReplyEnd, SpokenEvent, joined
+from app.chat.default_sampling import API_DEFAULTS, DefaultSampling
+from app.chat.events import (
+    ChatEvent,
+    GeneratedTokens,
+    PromptLogprobs,
+    PromptProgress,
+    ReplyEnd,
+    SpokenEvent,
+    joined,
+)
 from app.chat.grammars import GrammarCompiler
 from app.chat.messages import Message
 from app.chat.model_replies import Abilities, ChatPrompt
 from app.chat.prompt_encoder import PromptEncoder, Reply
 from app.chat.reply_formats.reply_parser import ReplyParser
+from app.chat.reply_options import PLAIN_REPLY, ReplyOptions
 from app.chat.reply_reader import ReplyReader
 from app.chat.sequence_breakers import SequenceBreakers
 from app.chat.stable_ids import StableIds
@@ -44,11 +54,15 @@ class ChatService:
         streams: TokenStreams,
         renderer: ChatTemplateRenderer,
         stable_ids: StableIds | None = None,
+        *,
+        sampling: DefaultSampling = API_DEFAULTS,
     ) -> None:
-        """`stable_ids` is where the ids of replies are kept; None: in memory alone."""
+        """`stable_ids` is where the ids of replies are kept; None: in memory alone. `sampling` fills in what requests
+        leave open."""
         self.name = name
         self.tokenizer = tokenizer
         self.streams = streams
+        self.sampling = sampling
         self._prompts = PromptEncoder(tokenizer, renderer, StableIds() if stable_ids is None else stable_ids)
         self.cache = CacheReporter(tokenizer)
         self.grammars = GrammarCompiler(tokenizer)
@@ -151,10 +165,11 @@ class ChatService:
         new_parser: Callable[[], ReplyParser] | None = None,
         limits: TimeLimits = NO_LIMITS,
         pause: float = 0.0,
+        options: ReplyOptions = PLAIN_REPLY,
     ) -> AsyncGenerator[list[tuple[int, ChatEvent]]]:
         """Continue several prompts at once. Yields what has come meanwhile, never nothing: each event with the index
-        of its reply. Of each reply this is what `generate` yields, within `limits`; with a `pause`, what has come in
-        so many seconds is yielded as one, but for the first and the end.
+        of its reply. Of each reply this is what `generate` yields, within `limits` and by `options`; with a `pause`,
+        what has come in so many seconds is yielded as one, but for the first and the end.
 
         A prompt that several of them continue, one after the other, is read once. One that asks for a beam search has
         as many replies as that has results, best first; they come when it has ended.
@@ -168,7 +183,8 @@ class ChatService:
                 prompt = self.cache.asked(requests[0])
                 for request in requests:
                     parser = new_parser() if new_parser is not None else None
-                    reader = ReplyReader(self.tokenizer, request.params.stop, parser, continues_text=continues_text)
+                    stop = request.params.stop
+                    reader = ReplyReader(self.tokenizer, stop, parser, options, continues_text=continues_text)
                     reply = _Reply(
                         len(replies),
                         request,
@@ -177,6 +193,7 @@ class ChatService:
                         self.tokenizer,
                         reader,
                         limits,
+                        options,
                         started,
                         continues_text=continues_text,
                     )
@@ -222,6 +239,7 @@ class _Reply:
         tokenizer: Tokenizer,
         reader: ReplyReader,
         limits: TimeLimits,
+        options: ReplyOptions,
         started: float,
         *,
         continues_text: bool,
@@ -234,6 +252,7 @@ class _Reply:
         self._tokenizer = tokenizer
         self._reader = reader
         self._limits = limits
+        self._options = options
         self._continues_text = continues_text
         self._started = started  # when it was asked for, as time.monotonic says
         self._first_token_at = 0.0
@@ -252,6 +271,7 @@ class _Reply:
             # A request that gave way reads its prompt again in the middle of its reply, which is nobody's news.
             events += [] if self._tokens else [self._progress(min(token.num_computed, total), total)]
         if token.token_id is not None:
+            events += self._asked_for(token.token_id)
             events += self._take(token, token.token_id)
         over = self._reader.stopped is not None or self._reader.ended
         finish = FinishReason.STOP if over else token.finish
@@ -270,6 +290,13 @@ class _Reply:
         if not self._tokens:
             return reading is not None and now - self._started - self._request.queue_seconds > reading
         return writing is not None and now - self._first_token_at > writing and "\n" in self._reader.told
+
+    def _asked_for(self, token_id: int) -> list[ChatEvent]:
+        """The events before a token's text that the options ask for."""
+        total = len(self._request.prompt_ids)
+        is_first = self._options.reports_progress and not self._tokens and self._read < total
+        events: list[ChatEvent] = [self._progress(total, total)] if is_first else []
+        return [*events, GeneratedTokens((token_id,))] if self._options.reports_tokens else events
 
     def _progress(self, done: int, total: int) -> PromptProgress:
         seconds = time.monotonic() - self._started - self._request.queue_seconds
@@ -311,7 +338,7 @@ class _Reply:
         self._tokens += 1
         self._first_token_at = self._first_token_at or time.monotonic()
         ends = token.finish is not None and token_id in self._tokenizer.end_of_generation_ids
-        hidden = ends or token_id in self._request.params.stop_token_ids
+        hidden = ends or (token_id in self._request.params.stop_token_ids and not self._options.includes_stop)
         return self._reader.take(token_id, token.logprobs, hidden=hidden)
 
     def _end(self, finish: FinishReason, error: str) -> ReplyEnd:

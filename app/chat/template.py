@@ -71,6 +71,10 @@ class ChatTemplateRenderer:
         self._lock = threading.Lock()
         self._child: _Child | None = None
 
+    def now(self) -> datetime:
+        """The local time, which `strftime_now` of templates formats."""
+        return self._clock()
+
     def start(self) -> None:
         """Start the child and return at once, so that its start overlaps with other work."""
         with self._lock:

@@ -2,7 +2,7 @@
 
 import asyncio
 import sys
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import ExitStack, aclosing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from app.instance import Instance
     from engine.request import SamplingParams
 
-    ParamsOf = Callable[[str, Path], SamplingParams]  # from the name and the path of the model that answers
+    ParamsOf = Callable[[Mapping[str, float]], SamplingParams]  # from what is recommended for the model that answers
 
 EXAMPLES = """\b
 Examples:
@@ -88,12 +88,12 @@ def run(
     question = _question(prompt)
     given: dict[str, Any] = {name: value for name, value in sampling.items() if value is not None}
     progress = progress_on_stderr(quiet=quiet)
+    from app.chat.default_sampling import DefaultSampling
     from app.chat.messages import Message
-    from app.models.sampling_defaults import suitable_sampling
     from engine.request import SamplingParams
 
-    def params(name: str, path: Path) -> SamplingParams:
-        return SamplingParams(**{**suitable_sampling(name, path), "stop": stop, **given})
+    def params(recommended: Mapping[str, float]) -> SamplingParams:
+        return SamplingParams(**DefaultSampling(recommended).fill({"stop": stop, **given}))
 
     SamplingParams(**given)  # what makes no sense is told before anything is fetched
     messages = [*([Message("system", system)] if system else []), Message("user", question)]
@@ -139,19 +139,28 @@ def _answer(
     # Who asks for an engine of a certain kind gets one of his own.
     asked = any(settings.origins[name].startswith("--") for name in ENGINE_OPTIONS)
     if not asked and (server := find_instance(settings)):
-        return _by_server(server, own_key(settings), messages, params(server.model, Path(server.model_path)))
+        return _by_server(server, own_key(settings), messages, params)
     return _by_own_engine(settings, messages, params, progress, resources)
 
 
 async def _by_server(
-    server: "Instance", key: str | None, messages: "list[Message]", params: "SamplingParams"
+    server: "Instance", key: str | None, messages: "list[Message]", params: "ParamsOf"
 ) -> "AsyncGenerator[ChatEvent]":
     """Ask a server that has the model loaded. Imports no torch."""
     from app.http_client import Client
 
-    async with Client(server, key) as client, aclosing(client.stream_chat(messages, params)) as events:
-        async for event in events:
-            yield event
+    async with Client(server, key) as client:
+        recommended = await client.default_sampling() or _suitable(server)
+        async with aclosing(client.stream_chat(messages, params(recommended))) as events:
+            async for event in events:
+                yield event
+
+
+def _suitable(server: "Instance") -> Mapping[str, float]:
+    """What the files of a server's model recommend, where the server itself has no defaults."""
+    from app.models.sampling_defaults import suitable_sampling
+
+    return suitable_sampling(server.model, Path(server.model_path)).values
 
 
 def _by_own_engine(
@@ -174,8 +183,8 @@ def _by_own_engine(
     from app.chat.token_streams import TokenStreams
     from app.models.loaded_model import load_model
 
-    chosen = params(stored.name, stored.path)
     model = load_model(stored, settings, progress)
+    chosen = params(model.sampling.values)
     if model.tokenizer.chat_template is None:
         progress.say(f"{stored.name} has no chat template: it continues the prompt as plain text.")
     stable_ids = StableIds(settings.replies_dir)

@@ -11,6 +11,7 @@ EXAMPLES = """\b
 Examples:
   ingle serve
   ingle serve --model ./model.gguf --port 8000
+  ingle serve --model ./model.gguf --alias gpt-4o,my-model
   ingle serve --ollama-port
   ingle serve --host 0.0.0.0 --api-key-file ./keys
   OPENAI_BASE_URL=http://127.0.0.1:4645/v1 OPENAI_API_KEY=none your-program
@@ -19,6 +20,12 @@ Examples:
 
 @click.command(epilog=EXAMPLES)
 @click.option("-m", "--model", help="A model of the catalog or of the Hub, or the path of a GGUF file or a folder.")
+@click.option(
+    "--alias",
+    "--served-model-name",
+    metavar="NAMES",
+    help="Names that clients find the model by, separated by commas. Default: its own, without a path.",
+)
 @click.option("--host", help="Where to listen: 127.0.0.1, which means ::1 too; others need an API key.")
 @click.option("--port", type=int, help="Port to listen on; 0 takes any that is free. Default: 4645.")
 @click.option(
@@ -30,6 +37,11 @@ Examples:
 )
 @click.option("--api-key-file", metavar="FILE", help="API keys that programs need, one a line. Or INGLE_API_KEY.")
 @click.option("--context", type=int, help="Longest prompt and answer together, in tokens.")
+@click.option(
+    "--sampling-defaults",
+    metavar="SOURCE",
+    help="Sampling of requests that leave it open: model (what it recommends, the default), or none (each API's own).",
+)
 @click.option("--threads", type=int, help="Threads of the CPU engine.")
 @gpu_options
 @click.option("--kernels", help="Kernels of the engine: auto, cuda, cpu or reference.")
@@ -38,11 +50,13 @@ Examples:
 @click.option("-q", "--quiet", is_flag=True, help="No progress and no narration.")
 def serve(
     model: str | None,
+    alias: str | None,
     host: str | None,
     port: int | None,
     ollama_port: int | None,
     api_key_file: str | None,
     context: int | None,
+    sampling_defaults: str | None,
     threads: int | None,
     kernels: str | None,
     device: str | None,
@@ -60,11 +74,13 @@ def serve(
     """
     settings = load_settings(
         model=model,
+        alias=alias,
         host=host,
         port=port,
         ollama_port=ollama_port,
         api_key_file=api_key_file,
         context=context,
+        sampling_defaults=sampling_defaults,
         threads=threads,
         kernels=kernels,
         device=device,

@@ -10,6 +10,7 @@ from app.commands.listing import as_json, echo_table
 from app.commands.model_names import stored_names
 from app.config import Settings, load_settings
 from app.models.details import ModelDetails, details_of
+from app.models.sampling_defaults import DEFAULT_SAMPLING
 from app.models.store import ModelStore
 from app.models.stored_model import StoredModel
 from app.progress import format_bytes, progress_on_stderr
@@ -64,7 +65,6 @@ def _verdict(fit: "ModelFit") -> str:
 
 
 def _facts(details: ModelDetails) -> list[tuple[str, object]]:
-    sampling = asdict(details.sampling) if details.sampling else {}
     return [
         ("NAME", details.name),
         ("PATH", details.path),
@@ -76,7 +76,7 @@ def _facts(details: ModelDetails) -> list[tuple[str, object]]:
         ("CONTEXT", _tokens(details.context_length)),
         ("VOCABULARY", _tokens(details.vocab_size)),
         ("CHAT TEMPLATE", _features(details)),
-        ("SAMPLING", ", ".join(f"{name} {value:g}" for name, value in sampling.items()) or "-"),
+        ("SAMPLING", details.sampling or f"{DEFAULT_SAMPLING} (the model recommends none)"),
         ("LICENSE", details.license or "-"),
         *([("PROBLEM", details.problem)] if details.problem else []),
     ]

@@ -7,7 +7,7 @@ touches the network or knows what is stored.
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -64,7 +64,7 @@ SOURCE_KINDS: Mapping[str, type[Source]] = {"hub": HubSource, "package-index": P
 
 @dataclass(frozen=True)
 class Sampling:
-    """The sampling that suits the model; the names are those of `SamplingParams`."""
+    """The sampling that is recommended for a model; the names are those of `SamplingParams`."""
 
     temperature: float
     top_p: float = 1.0
@@ -76,6 +76,16 @@ class Sampling:
         filters = 0 < self.top_p <= 1 and self.top_k >= 0 and 0 <= self.min_p <= 1
         if not (0 <= self.temperature <= 2 and filters and 0.5 <= self.repetition_penalty <= 2):
             raise ValueError(f"catalog: sampling: {self}")
+
+    @property
+    def values(self) -> dict[str, float]:
+        """By name."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        """The temperature, and every other value that changes something: "temperature 0.7, top_p 0.95"."""
+        told = ((name, value) for name, value in self.values.items() if value != getattr(Sampling, name, None))
+        return ", ".join(f"{name} {value:g}" for name, value in told)
 
 
 @dataclass(frozen=True)

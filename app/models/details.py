@@ -11,7 +11,7 @@ from app.models.catalog import Catalog, Sampling
 from app.models.hub_models import HubModels
 from app.models.model_header import read_header
 from app.models.repository import RepositoryName
-from app.models.sampling_defaults import sampling_of
+from app.models.sampling_defaults import catalogued_sampling
 from app.models.stored_model import StoredModel
 from app.models.tensor_classes import TensorClass, classes_of
 
@@ -86,7 +86,7 @@ def details_of(
         vocab_size=header.vocab_size,
         template=_features(header.chat_template, header.bos_token, renderer),
         fills_in_the_middle=header.fills_in_the_middle,
-        sampling=sampling_of(stored.name, stored.path, catalog),
+        sampling=catalogued_sampling(stored.name, catalog) or header.sampling,
         license=told_license(stored, catalog, models) or header.license,
         tensors=classes,
         problem=header.problem,

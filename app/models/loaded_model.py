@@ -6,9 +6,11 @@ This is where the application hands a stored model to the engine; importing it l
 from dataclasses import dataclass, replace
 
 from app.config import Settings
+from app.models.catalog import Sampling, load_catalog
 from app.models.digests import DIGESTS, digest_of
 from app.models.fit import checked_against, plan_loading
 from app.models.kernel_preparation import common_options, loading, prepare_kernels
+from app.models.sampling_defaults import DEFAULT_SAMPLING, catalogued_sampling, read_sampling
 from app.models.stored_model import StoredModel
 from app.models.uses import note_use
 from app.progress import Progress
@@ -30,6 +32,7 @@ class LoadedModel:
     name: str
     engine: ModelEngine
     tokenizer: Tokenizer
+    sampling: Sampling  # what its catalog entry or its files recommend, or the default of all models
 
 
 def load_model(stored: StoredModel, settings: Settings, progress: Progress) -> LoadedModel:
@@ -50,6 +53,7 @@ def load_model(stored: StoredModel, settings: Settings, progress: Progress) -> L
         plan = plan_loading(checkpoint, options, stored, settings, progress)
         values = checkpoint.metadata.values
         tokenizer = from_folder(stored.path) if stored.is_folder else from_gguf(values)
+        sampling = catalogued_sampling(stored.name, load_catalog()) or read_sampling(stored.path, values)
         prepare_kernels(layouts_to_compile(checkpoint, options), options, progress)
         options = _keeping_on_disk(options, stored, settings, progress)
         with checked_against(plan, stored.name, progress), loading(stored, progress) as report:
@@ -66,7 +70,7 @@ def load_model(stored: StoredModel, settings: Settings, progress: Progress) -> L
             f"The context is {config.context_length:,} tokens; the model's own, {config.model_context_length:,}, "
             "would not fit into memory."
         )
-    return LoadedModel(stored.name, engine, tokenizer)
+    return LoadedModel(stored.name, engine, tokenizer, sampling or DEFAULT_SAMPLING)
 
 
 def _keeping_on_disk(options: LoadOptions, stored: StoredModel, settings: Settings, progress: Progress) -> LoadOptions:

@@ -9,7 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from app.models.catalog import Sampling
 from app.models.repository import CONFIG
+from app.models.sampling_defaults import read_sampling
 from app.models.stored_model import StoredModel
 from app.models.tensor_classes import HeaderTensor
 from app.text.folder_tokenizer import VOCABULARY, tokenizer_config
@@ -41,6 +43,7 @@ class ModelHeader:
     chat_template: str | None
     bos_token: str
     fills_in_the_middle: bool
+    sampling: Sampling | None  # that it recommends
     tensors: tuple[HeaderTensor, ...]
     problem: str = ""  # why this version does not run the model; empty: the configuration is one that it runs
 
@@ -67,6 +70,7 @@ def _of_gguf(path: Path) -> ModelHeader:
             chat_template=_text(values, "tokenizer.chat_template", shown=False),
             bos_token=str(texts[bos]) if bos is not None and bos < len(texts) else "",
             fills_in_the_middle="tokenizer.ggml.fim_pre_token_id" in values or not set(_FIM).isdisjoint(texts),
+            sampling=read_sampling(path, values),
             tensors=tuple(HeaderTensor(t.name, t.type.name, t.shape, t.nbytes) for t in tensors),
             problem=_problem(Metadata(values, architecture or "")),
         )
@@ -91,6 +95,7 @@ def _of_folder(folder: Path) -> ModelHeader:
             chat_template=chat_template(tokens),
             bos_token=_token(tokens.get("bos_token")),
             fills_in_the_middle=any(f'"{token}"'.encode() in vocabulary for token in _FIM),
+            sampling=read_sampling(folder, {}),
             tensors=tuple(HeaderTensor(t.name, t.type.name, t.shape, t.nbytes) for t in tensors),
             problem=_problem(Metadata(config, _text(config, "model_type") or "", is_config=True)),
         )

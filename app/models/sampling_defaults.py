@@ -1,56 +1,83 @@
-"""The sampling that suits a model, as its catalog entry or its own generation_config.json says.
+"""The sampling that a model recommends: that of its catalog entry, its generation_config.json or its GGUF metadata.
 
-What a file leaves out has the value that transformers gives it. Refuses to know what a request asks for.
+A value that a file leaves out is what transformers gives it. Nothing here knows what a request asks for.
 """
 
-from dataclasses import asdict
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Final
 
 from app.models.catalog import Catalog, Sampling, load_catalog
 from app.text.checked_fields import malformed
 from quant.checkpoint_files import read_object
+from quant.gguf_checkpoint import GGUFCheckpoint
 
 GENERATION_CONFIG = "generation_config.json"
-_BOUNDS = {  # name: (least, most); the names are those of `Sampling`, too
+_BOUNDS = {  # name: (least, most); the names are those of `Sampling` as well
     "temperature": (0.0, 2.0),
     "top_p": (0.0, 1.0),
     "top_k": (-1, 1 << 31),
     "min_p": (0.0, 1.0),
     "repetition_penalty": (0.5, 2.0),
 }
+_GGUF_KEYS = {  # llama.cpp's converter writes the values of generation_config.json under these keys
+    "temperature": "general.sampling.temp",
+    "top_p": "general.sampling.top_p",
+    "top_k": "general.sampling.top_k",
+    "min_p": "general.sampling.min_p",
+    "repetition_penalty": "general.sampling.penalty_repeat",
+}
+_FLOAT32_DIGITS = 7  # that are exact: a GGUF file holds 0.95 as 0.949999988
+
+# What applies to a model that recommends nothing.
+DEFAULT_SAMPLING: Final = Sampling(temperature=0.7, top_p=0.95)
 
 
-# What is used where neither the command line nor the model says anything.
-DEFAULT_SAMPLING = {"temperature": 0.7, "top_p": 0.95}
+def suitable_sampling(name: str, path: Path) -> Sampling:
+    """What is recommended for the model `name` at `path`, or the default of models without a recommendation.
+
+    Opens a GGUF file only if the catalog has no entry. Raises ModelFileError for a value out of bounds.
+    """
+    catalog = load_catalog()
+    if found := catalogued_sampling(name, catalog):
+        return found
+    if path.is_dir() or not path.is_file():
+        return read_sampling(path, {}) or DEFAULT_SAMPLING
+    with GGUFCheckpoint(path) as checkpoint:
+        return read_sampling(path, checkpoint.metadata) or DEFAULT_SAMPLING
 
 
-def suitable_sampling(name: str, path: Path) -> dict[str, Any]:
-    """The sampling that the catalog or the model's own files have for it, or the one for all others, by the names of
-    `SamplingParams`. Raises ModelFileError for a value out of bounds."""
-    suitable = sampling_of(name, path, load_catalog())
-    return DEFAULT_SAMPLING if suitable is None else asdict(suitable)
+def catalogued_sampling(name: str, catalog: Catalog) -> Sampling | None:
+    """What the catalog recommends for the model `name`, or None."""
+    entry = catalog.find(name)
+    return entry.sampling if entry else None
 
 
-def sampling_of(name: str, path: Path, catalog: Catalog) -> Sampling | None:
-    """Of the model of that name at that path; None: nobody says. Raises ModelFileError for a value out of bounds."""
-    if entry := catalog.find(name):
-        return entry.sampling
-    return read_sampling(path) if path.is_dir() else None
+def read_sampling(path: Path, metadata: Mapping[str, object]) -> Sampling | None:
+    """What the files at `path` recommend: a folder's generation_config.json, or the `metadata` of a GGUF file.
+
+    Returns None if they recommend nothing. Raises ModelFileError for a value out of bounds.
+    """
+    if path.is_dir():
+        content = read_object(path, GENERATION_CONFIG) or {}
+        return _checked({name: (name, content.get(name)) for name in _BOUNDS}, path / GENERATION_CONFIG)
+    found = {name: (key, _rounded(metadata.get(key))) for name, key in _GGUF_KEYS.items()}
+    return _checked(found, path)
 
 
-def read_sampling(folder: Path) -> Sampling | None:
-    """What a checkpoint's folder says. Raises ModelFileError for a value out of bounds."""
-    content = read_object(folder, GENERATION_CONFIG) or {}
+def _rounded(value: object) -> object:
+    return float(f"{value:.{_FLOAT32_DIGITS}g}") if isinstance(value, float) else value
+
+
+def _checked(found: Mapping[str, tuple[str, object]], file: Path) -> Sampling | None:
+    """From (key, value) pairs of a file, by the name of each field; None if it has none of them."""
     given: dict[str, float] = {}
-    for name, (least, most) in _BOUNDS.items():
-        value = content.get(name)
+    for name, (key, value) in found.items():
+        least, most = _BOUNDS[name]
         if value is None:
             continue
         if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
-            raise malformed(
-                f"{folder / GENERATION_CONFIG}: {name} is {value!r:.60}, not a number from {least} to {most}"
-            )
+            raise malformed(f"{file}: {key} is {value!r:.60}, not a number from {least} to {most}")
         given[name] = value
     if not given:
         return None

@@ -5,6 +5,7 @@ looked for, and the network.
 """
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from quant.errors import ModelFileError, printable
 from quant.gguf_checkpoint import part_paths
 from quant.safetensors_checkpoint import weight_files
 
+_PART = re.compile(r"-\d{5}-of-\d{5}$")  # what the parts of one file are numbered by
 LOCAL_FILE, LOCAL_FOLDER = LOCAL = ("local file", "local folder")
 
 
@@ -33,6 +35,14 @@ class StoredModel:
     def title(self) -> str:
         """What people call it: a path without its folders."""
         return self.path.name if self.source in LOCAL else self.name
+
+    @property
+    def served_name(self) -> str:
+        """The name that requests give it: of a path, its last part without the suffix."""
+        if self.source not in LOCAL:
+            return self.name
+        path = Path(os.path.abspath(self.path))
+        return path.name if self.is_folder else _PART.sub("", path.stem)
 
     @property
     def is_folder(self) -> bool:

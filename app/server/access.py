@@ -17,7 +17,8 @@ from app.server.peer import Peer
 PEER = "peer"  # where a connection puts its Peer, in the state of each request's scope
 
 # What is answered to anybody, and says nothing but whether the server works.
-PUBLIC = frozenset({("GET", "/health"), ("HEAD", "/health")})
+HEALTH_PATHS = ("/health", "/v1/health")
+PUBLIC = frozenset((method, path) for method in ("GET", "HEAD") for path in HEALTH_PATHS)
 
 
 @dataclass(frozen=True, slots=True)

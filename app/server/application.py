@@ -17,7 +17,7 @@ from app.chat.service import ChatService
 from app.chat.token_streams import TokenStreams
 from app.embedding_service import EmbeddingService
 from app.models.details import ModelDetails
-from app.server.access import Access
+from app.server.access import HEALTH_PATHS, Access
 from app.server.dialects import lm_studio
 from app.server.dialects.anthropic.endpoints import PROMPTED, AnthropicEndpoints
 from app.server.dialects.anthropic.errors import ERRORS as MESSAGE_ERRORS
@@ -88,6 +88,8 @@ class Surroundings:
     state_dir: Path | None = None  # where responses are kept; None: in memory
     machine: Machine = field(default_factory=Machine)  # what else it has
     keeps_lines: bool = False  # whether prompts keep lines that change with every request
+    also: Sequence[str] = ()  # further names of the served model
+    loaded_as: str = ""  # the name that it was loaded by; empty: the service's
 
 
 ALONE = Surroundings()
@@ -95,7 +97,7 @@ ALONE = Surroundings()
 
 def create_application(service: ChatService, about: Surroundings = ALONE) -> Starlette:
     """The endpoint over a service whose streams are started."""
-    model = ServedModel(service.name, service.context_length, service.vocab_size, about.aliases, about.describe)
+    model = _served(service, about)
     endpoints = [
         *OpenAIEndpoints(service, model).endpoints(),
         *ResponseEndpoints(service, model, StoredResponses(about.state_dir)).endpoints(),
@@ -105,7 +107,7 @@ def create_application(service: ChatService, about: Surroundings = ALONE) -> Sta
         *LlamaCppEndpoints(service, model).endpoints(),
         *OwnEndpoints(service, about.machine).endpoints(),
         *AnthropicEndpoints(service, model, keeps_lines=about.keeps_lines).endpoints(),
-        _health_endpoint(lambda: _health(service.streams)),
+        *_health_endpoints(lambda: _health(service.streams)),
         Endpoint("GET", "/metrics", Metrics(service).scrape, "Figures for Prometheus", gives=TEXT),
     ]
     return _application(endpoints, model, about.locks)
@@ -113,7 +115,7 @@ def create_application(service: ChatService, about: Surroundings = ALONE) -> Sta
 
 def create_embedding_application(service: EmbeddingService, about: Surroundings = ALONE) -> Starlette:
     """The endpoint over a model that gives embeddings."""
-    model = ServedModel(service.name, service.context_length, service.vocab_size, about.aliases, about.describe)
+    model = _served(service, about)
     endpoints = [
         *EmbeddingEndpoints(service, model).endpoints(),
         *OllamaEmbeddingEndpoints(service, model).endpoints(),
@@ -121,9 +123,21 @@ def create_embedding_application(service: EmbeddingService, about: Surroundings 
         *lm_studio.of_embedding(model),
         *NO_TEXT.endpoints(PROMPTED, MESSAGE_ERRORS),
         *NO_TEXT.endpoints(RESPONDING),
-        _health_endpoint(lambda: _embedding_health(service)),
+        *_health_endpoints(lambda: _embedding_health(service)),
     ]
     return _application(endpoints, model, about.locks)
+
+
+def _served(service: ChatService | EmbeddingService, about: Surroundings) -> ServedModel:
+    return ServedModel(
+        service.name,
+        service.context_length,
+        service.vocab_size,
+        about.aliases,
+        about.describe,
+        also=about.also,
+        loaded_as=about.loaded_as,
+    )
 
 
 def _application(endpoints: Sequence[Endpoint], model: ServedModel, locks: Locks) -> Starlette:
@@ -147,7 +161,7 @@ def _application(endpoints: Sequence[Endpoint], model: ServedModel, locks: Locks
     return application
 
 
-def _health_endpoint(health: Callable[[], Health]) -> Endpoint:
+def _health_endpoints(health: Callable[[], Health]) -> list[Endpoint]:
     """Anybody is told whether the server works, and who may use it what it does."""
 
     async def answer(request: Request) -> Response:
@@ -156,7 +170,8 @@ def _health_endpoint(health: Callable[[], Health]) -> Endpoint:
         body = told if request.scope["state"][CALLER].is_known else Works(told.status)
         return Response(msgspec.json.encode(body), status, media_type="application/json")
 
-    return Endpoint("GET", "/health", answer, "Whether the server works, and on what", gives=Health, fails_with=Health)
+    summary = "Whether the server works, and on what"
+    return [Endpoint("GET", path, answer, summary, gives=Health, fails_with=Health) for path in HEALTH_PATHS]
 
 
 def _health(streams: TokenStreams) -> Health:

@@ -7,10 +7,20 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
-from app.chat.events import ChatEvent, ReasoningDelta, ReplyEnd, TextDelta, ToolCallDelta
+from app.chat.events import (
+    ChatEvent,
+    PromptLogprobs,
+    PromptProgress,
+    ReasoningDelta,
+    ReplyEnd,
+    TextDelta,
+    ToolCallDelta,
+)
 from app.chat.reply_formats.reply_parser import ReplyParser
+from app.chat.reply_options import PLAIN_REPLY, ReplyOptions
 from app.chat.service import ChatService
 from app.chat.time_limits import NO_LIMITS, TimeLimits
+from app.chat.token_filter import TokenFilter
 from app.server.errors import ReplyAborted, ReplyFailed
 from app.server.request_log import logged
 from app.server.token_counts import TokenCounts
@@ -32,6 +42,8 @@ class WantedChoices:
     context: int | None = None  # most tokens of a prompt and its reply together; None: what the model has
     limits: TimeLimits = NO_LIMITS
     pause: float = 0.0  # seconds that pass between two batches, at least
+    options: ReplyOptions = PLAIN_REPLY
+    filter: TokenFilter | None = None  # of the tokens of each reply
     is_told: bool = True  # False: the prompts are read, so that they are found computed later, and no more
 
     @property
@@ -41,7 +53,9 @@ class WantedChoices:
         return len(self.candidates) if beams is None else beams.results
 
     def keeping_to(self, grammar: Grammar | None) -> "WantedChoices":
-        """The same, with the grammar that each reply keeps to. Raises InvalidSampling."""
+        """The same, with the grammar that each reply keeps to, within the filter. Raises InvalidSampling."""
+        if self.filter is not None:
+            grammar = replace(self.filter, reply=grammar)
         return replace(self, candidates=[replace(one, grammar=grammar) for one in self.candidates])
 
     def behind(self, prompt: Sequence[int]) -> Sequence[SamplingParams]:
@@ -85,8 +99,9 @@ async def generate_choices(
         new_parser=new_parser,
         limits=wanted.limits,
         pause=wanted.pause,
+        options=wanted.options,
     )
-    counts.asked = sum(map(len, prompts))
+    counts.prompts, counts.asked = prompts, sum(map(len, prompts))
     with logged(service.name, origin, counts):
         async with aclosing(batches):
             async for batch in batches:
@@ -151,8 +166,13 @@ class _Candidate:
 
 def _untold(batch: Batch) -> Batch:
     """Without the reply."""
-    ends = [(reply, event) for reply, event in batch if isinstance(event, ReplyEnd)]
-    return [(reply, replace(end, completion_tokens=0, thought_tokens=0)) for reply, end in ends]
+    told: Batch = []
+    for reply, event in batch:
+        if isinstance(event, ReplyEnd):
+            told.append((reply, replace(event, completion_tokens=0, thought_tokens=0)))
+        elif isinstance(event, PromptProgress | PromptLogprobs):
+            told.append((reply, event))
+    return told
 
 
 def _up_to_failure(

@@ -28,8 +28,14 @@ def _line(piece: msgspec.Struct) -> bytes:
     return msgspec.json.encode(piece) + b"\n"
 
 
+def comment(text: str) -> bytes:
+    """A line that readers of events pass over."""
+    return f": {text}\n\n".encode()
+
+
 _EVENTS = "text/event-stream; charset=utf-8"
-_COMMENT = b": still at it\n\n"
+
+_COMMENT = comment("waiting")
 
 EVENTS = Framing(_EVENTS, _event, b"data: [DONE]\n\n", _COMMENT)
 BARE_EVENTS = Framing(_EVENTS, _event, b"", _COMMENT)  # without an event for the end

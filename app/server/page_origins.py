@@ -4,6 +4,7 @@ Browsers say of a request which page sent it; other programs say nothing. A page
 its exact origin and without cookies. Refuses to know keys and paths.
 """
 
+import re
 from collections.abc import Collection
 
 from starlette.datastructures import MutableHeaders
@@ -13,7 +14,8 @@ from starlette.types import Message, Scope, Send
 _OWN_FETCHES = frozenset((b"same-origin", b"none"))
 
 _METHODS = "GET, POST, DELETE"
-_HEADERS = "Authorization, Content-Type, X-API-Key, X-Ingle-Class"
+_HEADERS = "Authorization, Content-Type, X-API-Key, X-Ingle-Class"  # where a preflight does not say what it asks for
+_HEADER_LIST = re.compile(r"[\w!#$%&'*+.^`|~-]+(?:\s*,\s*[\w!#$%&'*+.^`|~-]+)*", re.ASCII)
 _REMEMBERED_SECONDS = "600"
 
 
@@ -51,13 +53,17 @@ def is_preflight(scope: Scope) -> bool:
 
 
 def preflight_headers(scope: Scope, origin: str) -> dict[str, str]:
-    """What a browser is told of requests that pages of `origin` want to send."""
+    """What a browser is told of requests that pages of `origin` want to send.
+
+    All headers that it asks for are allowed: SDKs send many of their own, and the page may use the server anyway.
+    """
+    asked = b", ".join(header_values(scope, b"access-control-request-headers")).decode("latin-1")
     headers = {
         "Access-Control-Allow-Origin": origin,
         "Access-Control-Allow-Methods": _METHODS,
-        "Access-Control-Allow-Headers": _HEADERS,
+        "Access-Control-Allow-Headers": asked if _HEADER_LIST.fullmatch(asked) else _HEADERS,
         "Access-Control-Max-Age": _REMEMBERED_SECONDS,
-        "Vary": "Origin",
+        "Vary": "Origin, Access-Control-Request-Headers",
     }
     if header_values(scope, b"access-control-request-private-network") == [b"true"]:
         headers["Access-Control-Allow-Private-Network"] = "true"

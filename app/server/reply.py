@@ -15,7 +15,7 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from app.server.framing import EVENTS, Framing
+from app.server.framing import EVENTS, Framing, comment
 from app.server.mistakes import place_of
 from quant.errors import InglenookError
 
@@ -54,13 +54,28 @@ class WholeReply(Generic[ChunkT]):
         await Response(body, media_type="application/json")(scope, receive, send)
 
 
+@dataclass(slots=True)
+class WaitStatus:
+    """What a streamed reply waits for: the text of the comments that it sends meanwhile."""
+
+    text: str = "waiting"
+
+    def prefill(self, done: int, total: int) -> None:
+        """So many tokens of the prompt are read."""
+        self.text = f"prefill {done:,} of {total:,}"
+
+    def decode(self) -> None:
+        """The reply has begun."""
+        self.text = "decode"
+
+
 @dataclass(frozen=True, slots=True)
 class StreamedReply(Generic[ChunkT]):
     """ASGI response: each chunk as it comes, in its frame. Chunks that come together are sent together; where none
     comes for long, a ping is sent.
 
-    What fails before anything was sent is raised, and can still become a status of its own; what fails later becomes
-    a last chunk, the `error_body`.
+    An empty batch sends the head alone. What fails before anything was sent is raised, and can still become a status of
+    its own; what fails later becomes a last chunk, the `error_body`.
     """
 
     chunks: AsyncGenerator[list[ChunkT]]
@@ -68,10 +83,14 @@ class StreamedReply(Generic[ChunkT]):
     framing: Framing = EVENTS
     first_ping_seconds: float = FIRST_PING_SECONDS
     ping_seconds: float = PING_SECONDS
+    status: WaitStatus | None = None  # of a stream of events: what its pings say
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        body = _StreamedBody(send, self.framing, self.first_ping_seconds, self.ping_seconds)
+        body = _StreamedBody(send, self.framing, self._ping, self.first_ping_seconds, self.ping_seconds)
         await while_connected(receive, self._send(body))
+
+    def _ping(self) -> bytes:
+        return self.framing.ping if self.status is None else comment(self.status.text)
 
     async def _send(self, stream: "_StreamedBody") -> None:
         pinging = asyncio.create_task(stream.ping())
@@ -101,8 +120,16 @@ class StreamedReply(Generic[ChunkT]):
 class _StreamedBody:
     """The body of a streamed reply, whose head goes out with its first bytes."""
 
-    def __init__(self, send: Send, framing: Framing, first_ping_seconds: float, ping_seconds: float) -> None:
+    def __init__(
+        self,
+        send: Send,
+        framing: Framing,
+        ping: Callable[[], bytes],
+        first_ping_seconds: float,
+        ping_seconds: float,
+    ) -> None:
         self.started = False
+        self._ping = ping
         self._framing = framing
         self._send = send
         self._first_ping_seconds = first_ping_seconds
@@ -127,7 +154,7 @@ class _StreamedBody:
             if left > 0:
                 await asyncio.sleep(left)
             else:
-                await self.put(self._framing.ping)
+                await self.put(self._ping())
 
     async def end(self) -> None:
         await self._send({"type": "http.response.body", "body": b""})

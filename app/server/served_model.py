@@ -25,26 +25,37 @@ class ServedModel:
         vocab_size: int,
         aliases: Mapping[str, str],
         describe: Callable[[], ModelDetails] | None = None,
+        *,
+        also: Sequence[str] = (),
+        loaded_as: str = "",
     ) -> None:
-        """`aliases` are other names and what each stands for: a model's name, or ANY. Those of other models are no
-        names here. With a * in it, one is all names that begin and end so, and none that is told. `describe` takes a
-        moment, and is asked once, if anybody wants to know."""
+        """`also` are further names that are listed after `name`. `loaded_as` is the name that the model was loaded by,
+        such as a path: requests may give it, and no list has it. `aliases` are other names and what each stands for: a
+        model's name, or ANY. Those of other models are no names here. With a * in it, an alias stands for all names
+        that begin and end so, and is not listed. `describe` takes a moment, and is called once, when it is needed."""
         self.name = name
+        self.loaded_as = loaded_as or name
         self.context_length = context_length  # tokens of a prompt and its reply together
         self.vocab_size = vocab_size
         self.since = int(time.time())
-        others = [alias for alias, meant in aliases.items() if meant in (name, ANY)]
-        self.names: Sequence[str] = [name, *(alias for alias in others if "*" not in alias)]
+        own = (name, *also, self.loaded_as)
+        others = [alias for alias, meant in aliases.items() if meant in (*own, ANY)]
+        listed = (name, *also, *(alias for alias in others if "*" not in alias))
+        self.names: Sequence[str] = tuple(dict.fromkeys(listed))
         self._patterns = [alias for alias in others if "*" in alias]
-        self._described = functools.cache(describe or functools.partial(ModelDetails.unknown, name))
+        self._described = functools.cache(describe or functools.partial(ModelDetails.unknown, self.loaded_as))
 
     def goes_by(self, name: str) -> bool:
+        return self._is_served(name) or name == self.loaded_as
+
+    def _is_served(self, name: str) -> bool:
         return name in self.names or any(fnmatchcase(name, pattern) for pattern in self._patterns)
 
     def named(self, asked: str | None) -> str:
-        """The name that a reply to a request for `asked` carries. Raises InvalidRequest for another model's name."""
+        """The name that a reply to a request for `asked` carries: the same, unless it is empty or a path. Raises
+        InvalidRequest for another model's name."""
         self.check(asked)
-        return asked or self.name
+        return asked if asked and self._is_served(asked) else self.name
 
     def check(self, name: str | None) -> None:
         """Check that a request means this model, as one with no name or an empty one does.

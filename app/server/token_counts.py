@@ -1,6 +1,7 @@
 """What one request used, added up while its replies end. Nothing here knows a wire format."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from app.chat.cache_report import NOTHING, CacheReport
@@ -12,7 +13,8 @@ class TokenCounts:
     """Tokens that a request used: of all that was generated for it, but what a beam search does not return. A prompt
     that several choices continue counts once."""
 
-    asked: int = 0  # tokens of all prompts, known before any is read
+    prompts: Sequence[tuple[int, ...]] = ()  # the ids of all prompts, known before any is read
+    asked: int = 0  # tokens of all prompts, likewise
     prompt: int = 0  # of those whose replies have ended
     cache: CacheReport = NOTHING  # of the prompts, as the first choice of each found them
     completion: int = 0

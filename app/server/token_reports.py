@@ -1,9 +1,9 @@
 """What replies of several dialects say of tokens: how one is written, with which probability, where the time went."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal, TypeAlias
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from app.chat.events import PromptProgress
 from app.server.token_counts import TokenCounts
@@ -11,16 +11,17 @@ from app.text.tokenizer import Tokenizer
 from engine.request import FinishReason, TokenLogprobs
 
 FinishText: TypeAlias = Literal["stop", "length"]
+TokenText: TypeAlias = Callable[[Tokenizer, int], str]  # how a token is written
 
 LEAST_LOGPROB = -9999.0  # JSON has no minus infinity
 
 
-class Timings(Struct):
+class Timings(Struct, kw_only=True):
     """Where the time of a request went, in the words of llama.cpp's server; the first two fields are ours. The first
     token of each reply is a part of reading its prompt."""
 
-    queue_ms: float  # before the engine began with it
-    restore_ms: float  # that bringing cached tokens from memory and from files took
+    queue_ms: float | UnsetType = UNSET  # before the engine began with it; known at the end, as the next
+    restore_ms: float | UnsetType = UNSET  # that bringing cached tokens from memory and from files took
     cache_n: int  # tokens of the prompt that were cached
     prompt_n: int  # and that were computed
     prompt_ms: float
@@ -59,18 +60,38 @@ class ReportedToken(Struct):
 
 
 def timings_of(counts: TokenCounts) -> Timings:
-    cache, later_tokens = counts.cache, counts.completion - counts.replies
-    restore_ms, prompt_ms = 1000 * cache.restore_seconds, 1000 * counts.reading_seconds
-    predicted_ms = max(0.0, 1000 * (counts.total_seconds - counts.first_token_seconds))
+    """The timings of a request whose replies have ended."""
+    timings = timings_so_far(
+        cached=counts.cache.cached,
+        computed=counts.cache.computed,
+        reading_seconds=counts.reading_seconds,
+        completion=counts.completion,
+        writing_seconds=max(0.0, counts.total_seconds - counts.first_token_seconds),
+        replies=counts.replies,
+    )
+    timings.queue_ms = round(1000 * counts.queue_seconds, 3)
+    timings.restore_ms = round(1000 * counts.cache.restore_seconds, 3)
+    return timings
+
+
+def timings_so_far(
+    *,
+    cached: int,
+    computed: int,
+    reading_seconds: float,
+    completion: int,
+    writing_seconds: float,
+    replies: int = 1,
+) -> Timings:
+    """`cached` and `computed` are tokens of the prompt, `completion` those of all `replies`."""
+    later_tokens, prompt_ms, predicted_ms = completion - replies, 1000 * reading_seconds, 1000 * writing_seconds
     return Timings(
-        queue_ms=round(1000 * counts.queue_seconds, 3),
-        restore_ms=round(restore_ms, 3),
-        cache_n=cache.cached,
-        prompt_n=cache.computed,
+        cache_n=cached,
+        prompt_n=computed,
         prompt_ms=round(prompt_ms, 3),
-        prompt_per_token_ms=_ratio(prompt_ms, cache.computed),
-        prompt_per_second=_ratio(1000 * cache.computed, prompt_ms),
-        predicted_n=counts.completion,
+        prompt_per_token_ms=_ratio(prompt_ms, computed),
+        prompt_per_second=_ratio(1000 * computed, prompt_ms),
+        predicted_n=completion,
         predicted_ms=round(predicted_ms, 3),
         predicted_per_token_ms=_ratio(predicted_ms, later_tokens),
         predicted_per_second=_ratio(1000 * later_tokens, predicted_ms),
@@ -95,17 +116,24 @@ def finite(logprob: float) -> float:
     return max(logprob, LEAST_LOGPROB)
 
 
-def reported_tokens(tokenizer: Tokenizer, logprobs: Sequence[TokenLogprobs]) -> list[ReportedToken]:
-    """Log-probabilities as the newer endpoints tell them."""
-    return [_reported(tokenizer, token) for token in logprobs]
+def id_text(tokenizer: Tokenizer, token_id: int) -> str:
+    """A token as its id, in vLLM's form."""
+    return f"token_id:{token_id}"
 
 
-def _reported(tokenizer: Tokenizer, token: TokenLogprobs) -> ReportedToken:
-    picked = _alternative(tokenizer, token.token_id, token.logprob)
-    top = [_alternative(tokenizer, token_id, logprob) for token_id, logprob in token.top]
+def reported_tokens(
+    tokenizer: Tokenizer, logprobs: Sequence[TokenLogprobs], text: TokenText = token_text
+) -> list[ReportedToken]:
+    """Log-probabilities as the newer endpoints report them, each token by its `text`."""
+    return [_reported(tokenizer, token, text) for token in logprobs]
+
+
+def _reported(tokenizer: Tokenizer, token: TokenLogprobs, text: TokenText) -> ReportedToken:
+    picked = _alternative(tokenizer, token.token_id, token.logprob, text)
+    top = [_alternative(tokenizer, token_id, logprob, text) for token_id, logprob in token.top]
     return ReportedToken(picked.token, picked.logprob, picked.bytes, top)
 
 
-def _alternative(tokenizer: Tokenizer, token_id: int, logprob: float) -> TokenAlternative:
+def _alternative(tokenizer: Tokenizer, token_id: int, logprob: float, text: TokenText) -> TokenAlternative:
     encoded = tokenizer.token_bytes(token_id, show_control=True)
-    return TokenAlternative(token_text(tokenizer, token_id), finite(logprob), list(encoded))
+    return TokenAlternative(text(tokenizer, token_id), finite(logprob), list(encoded))

@@ -20,7 +20,7 @@ from app.chat.cache_report import MissReason
 from app.config import APP_NAME
 from app.errors import AppError
 from app.history.records import State, Usage
-from app.http_client import ServerUnreachable, as_agreed, refusal, server_sent_data
+from app.http_client import ServerUnreachable, as_agreed, refusal, server_sent_data, told_sampling
 from app.terminal_chat.endpoint_refusals import NO_SENSE, checked_url, refused
 from app.terminal_chat.reply_clock import ReplyClock
 from app.terminal_chat.reply_parts import Begun, Ended, PromptProgress, ReasoningDelta, ReplyPart, TextDelta
@@ -45,6 +45,7 @@ class ServedName:
     name: str
     context_length: int | None  # tokens; None: it does not say
     is_ours: bool = False  # the server is one of this program, wherever it runs
+    sampling: Mapping[str, float] | None = None  # that applies where a request leaves it open; None: not told
 
 
 class Endpoint:
@@ -148,7 +149,8 @@ class Endpoint:
 
 
 def _served_name(model: Mapping[str, Any]) -> ServedName:
-    return ServedName(str(model["id"]), _context_length(model), is_ours=model.get("owned_by") == APP_NAME)
+    is_ours = model.get("owned_by") == APP_NAME
+    return ServedName(str(model["id"]), _context_length(model), is_ours, told_sampling(model) if is_ours else None)
 
 
 def _context_length(model: Mapping[str, Any]) -> int | None:

@@ -322,7 +322,6 @@ class EngineSlot:
         self._held.close()
 
     async def _attach_remote(self, wish: _Wish) -> Engine:
-        from app.models.sampling_defaults import suitable_sampling
         from app.terminal_chat.endpoint import Endpoint
 
         endpoint = Endpoint(self._remote, self._key, is_ours=False)
@@ -334,10 +333,9 @@ class EngineSlot:
             if found is None:
                 there = ", ".join(one.name for one in names[:8])
                 raise AppError(f"{self._remote} has no model {wanted}".rstrip(), f"It has: {there}." if there else "")
-            # Others may refuse any sampling but their own.
-            suitable = suitable_sampling(found.name, Path(found.name)) if found.is_ours else {}
             unless_used.pop_all()
-            return Engine(endpoint, found.name, found.context_length, suitable)
+            # Servers of others may refuse any sampling but their own.
+            return Engine(endpoint, found.name, found.context_length, found.sampling or {})
 
     async def _find_or_start(self, wish: _Wish, state: LoadingState) -> Engine:
         """One chat at a time starts an engine: the next one finds it."""
@@ -385,7 +383,6 @@ class EngineSlot:
 
     async def _attached(self, instance: Instance) -> Engine:
         """Raises ServerUnreachable or ServerError for one that is no engine for chats."""
-        from app.models.sampling_defaults import suitable_sampling
         from app.terminal_chat.endpoint import Endpoint
 
         endpoint = Endpoint(instance.api_url, own_key(self._settings), is_ours=True)
@@ -395,9 +392,18 @@ class EngineSlot:
             if self._process is None:
                 self._held.enter_context(attending(self._settings, instance.pid))
             self._instance = instance
-            suitable = await asyncio.to_thread(suitable_sampling, instance.model, Path(instance.model_path))
+            names = await endpoint.names()
+            told = next((one.sampling for one in names if one.name == instance.model and one.sampling), None)
+            suitable = await asyncio.to_thread(_suitable, instance) if told is None else told
             unless_used.pop_all()
             return Engine(endpoint, instance.model, int(report["context_length"]), suitable)
+
+
+def _suitable(instance: Instance) -> Mapping[str, float]:
+    """What a model's files recommend, where its server has no defaults of its own."""
+    from app.models.sampling_defaults import suitable_sampling
+
+    return suitable_sampling(instance.model, Path(instance.model_path)).values
 
 
 async def _awake(endpoint: "Endpoint") -> Any:

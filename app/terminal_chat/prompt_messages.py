@@ -5,9 +5,10 @@ Refuses to know servers and where chats are kept.
 
 from collections.abc import Mapping, Sequence
 
+from app.chat.default_sampling import VARIED_TEMPERATURE
 from app.history.records import Chat, Message, Role, SamplingChoice
 
-_DRAWN = {"temperature": 0.7}
+_DRAWN = {"temperature": VARIED_TEMPERATURE}
 _IN_PLACE = "What was said before, in short:\n"
 
 

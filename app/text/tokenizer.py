@@ -218,12 +218,13 @@ class Tokenizer:
                 ids.extend(self.encode_plain(part, at_start=not ids))
         return ids
 
-    def decode(self, ids: Iterable[int], *, continues_text: bool = False) -> str:
-        """The text of `ids`, without control tokens; bytes that are no UTF-8 become U+FFFD.
+    def decode(self, ids: Iterable[int], *, continues_text: bool = False, show_control: bool = False) -> str:
+        """The text of `ids`, without control tokens unless they are to be shown; bytes that are no UTF-8 become U+FFFD.
 
         The space that a vocabulary puts in front of text is taken off again, except where the ids continue a text.
         """
-        text = b"".join(map(self.token_bytes, ids)).decode(errors="replace")
+        pieces = (self.token_bytes(token_id, show_control=show_control) for token_id in ids)
+        text = b"".join(pieces).decode(errors="replace")
         return text.removeprefix(" ") if self.space_prefix and not continues_text else text
 
     def plain_bytes(self, token_id: int) -> bytes:

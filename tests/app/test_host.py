@@ -189,8 +189,8 @@ def test_ctrl_c_is_told_of_where_it_can_be_typed(
     stdin: io.StringIO | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.stdin", stdin)
-    instance = Instance(1, 4645, "http://127.0.0.1:4645", "hash", "/nowhere/hash.gguf", "now")
-    host._welcome(instance, load_settings(), LineProgress())
+    instance = Instance(1, 4645, "http://127.0.0.1:4645", "./hash.gguf", "/nowhere/hash.gguf", "now")
+    host._welcome("hash", instance, load_settings(), LineProgress())
     said = capsys.readouterr().err
     assert "hash is ready at http://127.0.0.1:4645/v1" in said
     assert ("Ctrl-C stops it" in said) == isinstance(stdin, Keyboard)

@@ -228,6 +228,23 @@ def test_run_gives_the_answer_of_an_engine_of_its_own(server: Server, no_torch: 
     assert attached["timings"]["ttft_ms"] > 0
 
 
+def test_a_request_that_leaves_sampling_open_is_answered_as_run_answers(server: Server) -> None:
+    question = "What is the capital of France?"
+    own = json.loads(ingle(server.environment, "run", question, "--json", "--kv-disk-gb", "0", "-q").stdout)
+    body = {"model": "smollm2:135m", "messages": [{"role": "user", "content": question}]}
+    answer = httpx.post(f"{server.url}/v1/chat/completions", json=body, trust_env=False, timeout=600).json()
+    assert answer["choices"][0]["message"]["content"] == own["text"]
+    assert "Paris" in own["text"]
+
+
+def test_sampling_defaults_can_be_each_apis_own(start: Start) -> None:
+    server = start("--sampling-defaults", "none")
+    [model] = httpx.get(f"{server.url}/v1/models", trust_env=False).json()["data"]
+    assert model["default_sampling"] is None
+    answer = json.loads(server.ingle("run", "What is the capital of France?", "--json").stdout)
+    assert "Paris" in answer["text"]  # the command line's own default stays
+
+
 def test_it_tells_of_every_request_in_a_line(other: Server) -> None:
     assert other.process.stderr is not None
     for told in ("37 computed; seen for the first time; first token after", "first token after"):
@@ -265,6 +282,22 @@ def test_mistakes_are_told_as_without_a_server(
     assert done.returncode == status, done.stderr
     assert words in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_file_is_served_by_its_aliases_and_found_by_its_path(
+    start: Start, smollm2: Path, no_torch: dict[str, str]
+) -> None:
+    server = start("--model", str(smollm2), "--served-model-name", "mine,other")
+    listed = httpx.get(f"{server.url}/v1/models", trust_env=False).json()["data"]
+    assert [(model["id"], model["root"]) for model in listed] == [("mine", "mine"), ("other", "mine")]
+    asked = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
+    for name, told in (("other", "other"), (str(smollm2), "mine"), (None, "mine")):
+        body = {**asked, "model": name}
+        reply = httpx.post(f"{server.url}/v1/chat/completions", json=body, trust_env=False, timeout=60).json()
+        assert reply["model"] == told
+    done = server.ingle("run", "hi", "-n", "1", "--model", str(smollm2), **no_torch)
+    assert done.returncode == 0, done.stderr
+    assert [listed["model"] for listed in server.listed()] == [str(smollm2)]
 
 
 def test_an_interrupted_run_ends_its_request(server: Server) -> None:

@@ -1,6 +1,7 @@
 """`ingle show`: what a model is, from its headers alone."""
 
 import json
+import re
 import shutil
 import struct
 import subprocess
@@ -45,6 +46,12 @@ def test_a_gguf_file(smollm2: Path) -> None:
         "MLP": ["Q4_1"],
         "norms": ["F32"],
     }
+
+
+def test_it_tells_which_sampling_applies(folder: Path, smollm2: Path) -> None:
+    assert re.search(r"^SAMPLING +temperature 0\.6, top_p 0\.9$", show(str(folder)).output, re.MULTILINE)
+    default = r"^SAMPLING +temperature 0\.7, top_p 0\.95 \(the model recommends none\)$"
+    assert re.search(default, show(str(smollm2)).output, re.MULTILINE)
 
 
 def test_a_folder(folder: Path) -> None:

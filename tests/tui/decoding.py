@@ -82,7 +82,7 @@ def headless(url: str, model: Path) -> Speed:
     body = {
         "model": str(model),
         "messages": [{"role": "user", "content": QUESTION}],
-        **suitable_sampling(str(model), model),  # as the chat asks for it
+        **suitable_sampling(str(model), model).values,  # as the chat asks for it
         **STREAM,
     }
     timings: dict[str, float] = {}

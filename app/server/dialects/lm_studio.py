@@ -62,7 +62,7 @@ class LMStudioEndpoints:
 
     async def _listed(self, name: str) -> Model:
         model, told = self._model, await self._model.details()
-        repository = RepositoryName.parse(model.name)
+        repository = RepositoryName.parse(model.loaded_as)
         return Model(
             id=name,
             type=self._kind,

@@ -1,50 +1,27 @@
 """Reranking: which of several documents answers a query best.
 
 A cross-encoder reads each document together with the query, and says so itself; with other models that give vectors,
-the relevance of a document is the cosine of its vector and the query's. Fields are those that Jina's API, vLLM and
-llama.cpp's server have in common; the path is theirs, too.
+the relevance of a document is the cosine of its vector and the query's. Fields and paths are those of Jina's API, vLLM,
+llama.cpp's server and TEI.
 """
 
 import asyncio
 from collections.abc import Sequence
-from typing import Annotated, TypeAlias
 
 import msgspec
-from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec import UNSET, Struct, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
 from app.embedding_service import EmbeddingService
-from app.server.embedding_inputs import MAX_INPUTS, Truncation, check_sequence, most_tokens, read_inputs
+from app.server.dialects.rerank_requests import RERANK, RerankRequest, TextDocument
+from app.server.embedding_inputs import check_sequence, most_tokens, read_inputs
 from app.server.endpoint import Endpoint
-from app.server.field_types import ModelName, PositiveCount
 from app.server.reply import while_connected
 from app.server.request_body import read_body
 from app.server.served_model import ServedModel
 
-PATHS = ("/v1/rerank", "/rerank")
-
-Text: TypeAlias = Annotated[str, Meta(min_length=1)]
-
-
-class TextDocument(Struct):
-    text: Text
-
-
-class RerankRequest(Struct, kw_only=True):
-    """POST /v1/rerank."""
-
-    model: ModelName | None = None
-    query: Text
-    documents: Annotated[list[Text | TextDocument], Meta(min_length=1, max_length=MAX_INPUTS - 1)]
-    top_n: PositiveCount | None = None  # so many results, the best; all, if not given
-    return_documents: bool | None = None
-    truncate_prompt_tokens: Truncation | None = None
-    user: str | None = None
-
-    @property
-    def texts(self) -> list[str]:
-        return [one if isinstance(one, str) else one.text for one in self.documents]
+PATHS = ("/v1/rerank", "/rerank", "/v1/reranking", "/reranking")
 
 
 class RankedDocument(Struct):
@@ -67,21 +44,33 @@ class Ranking(Struct):
     object: str = "list"
 
 
+class BareRank(Struct):
+    """A document of a reply that is a list, as TEI has it."""
+
+    index: int
+    score: float
+    text: str | UnsetType = UNSET
+
+
 class RerankEndpoints:
     """Serves one model that gives vectors, or one that ranks."""
 
     def __init__(self, service: EmbeddingService, model: ServedModel) -> None:
         self._service = service
         self._model = model
-        self._decoder = msgspec.json.Decoder(RerankRequest)
 
     def endpoints(self) -> list[Endpoint]:
         summary = "Which documents answer a query best"
-        return [Endpoint("POST", path, self.rerank, summary, takes=RerankRequest, gives=Ranking) for path in PATHS]
+        gives = Ranking | list[BareRank]
+        return [
+            Endpoint("POST", path, self.rerank, summary, takes=RerankRequest, gives=gives, fields=RERANK)
+            for path in PATHS
+        ]
 
     async def rerank(self, request: Request) -> Response:
-        wanted = await read_body(request, self._decoder)
+        wanted = await read_body(request, RERANK)
         model = self._model.named(wanted.model)
+        wanted.check()
         body: list[bytes] = []
 
         async def answer() -> None:
@@ -93,28 +82,30 @@ class RerankEndpoints:
 
     async def _by_pairs(self, wanted: RerankRequest) -> tuple[list[float], int]:
         """The score of each document, and the tokens that were read for all."""
-        most = most_tokens(self._service, wanted.truncate_prompt_tokens)
-        pairs = await self._service.encode_pairs(wanted.query, wanted.texts, most)
-        for name, pair in zip(_names(wanted), pairs, strict=True):
+        most, documents = most_tokens(self._service, wanted.truncation), wanted.named
+        pairs = await self._service.encode_pairs(wanted.query, list(documents.values()), most)
+        for name, pair in zip(documents, pairs, strict=True):
             check_sequence(self._service, name, pair.ids, most)
-        return await self._service.scores(pairs), sum(len(pair.ids) for pair in pairs)
+        scores = await self._service.scores(pairs, raw=bool(wanted.raw_scores))
+        return scores, sum(len(pair.ids) for pair in pairs)
 
     async def _by_vectors(self, wanted: RerankRequest) -> tuple[list[float], int]:
-        inputs = {"query": wanted.query, **dict(zip(_names(wanted), wanted.texts, strict=True))}
-        sequences = await read_inputs(self._service, inputs, wanted.truncate_prompt_tokens)
+        inputs = {"query": wanted.query, **wanted.named}
+        sequences = await read_inputs(self._service, inputs, wanted.truncation)
         query, *documents = await self._service.embed(sequences)
         return [float(query @ document) for document in documents], sum(map(len, sequences))
 
 
-def _names(wanted: RerankRequest) -> list[str]:
-    return [f"documents[{place}]" for place in range(len(wanted.documents))]
-
-
 def _body(scores: Sequence[float], wanted: RerankRequest, model: str, tokens: int) -> bytes:
     best = sorted(range(len(scores)), key=lambda place: (-scores[place], place))[: wanted.top_n]
-    results = [RankedDocument(place, scores[place], _told(wanted, place)) for place in best]
+    texts: Sequence[str | UnsetType] = [UNSET] * len(scores)
+    if wanted.return_documents or wanted.return_text:
+        texts = list(wanted.named.values())
+    if wanted.is_bare:
+        return msgspec.json.encode([BareRank(place, scores[place], texts[place]) for place in best])
+    results = [RankedDocument(place, scores[place], _document(texts[place])) for place in best]
     return msgspec.json.encode(Ranking(model, results, RerankUsage(tokens, tokens)))
 
 
-def _told(wanted: RerankRequest, place: int) -> TextDocument | UnsetType:
-    return TextDocument(wanted.texts[place]) if wanted.return_documents else UNSET
+def _document(text: str | UnsetType) -> TextDocument | UnsetType:
+    return text if isinstance(text, UnsetType) else TextDocument(text)

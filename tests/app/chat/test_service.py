@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from app.chat.events import ChatEvent, PromptProgress, ReplyEnd, TextDelta
+from app.chat.events import ChatEvent, GeneratedTokens, PromptProgress, ReplyEnd, TextDelta
 from app.chat.messages import Message
+from app.chat.reply_options import ReplyOptions
 from app.chat.service import ChatService
 from app.chat.stable_ids import StableIds
 from app.chat.template import ChatTemplateRenderer
@@ -65,6 +66,58 @@ def test_a_long_prompt_reports_its_progress(tokenizer: Tokenizer, renderer: Chat
         assert {event.total for event in progress} == {40}
         assert [event.done for event in progress] == sorted(event.done for event in progress)
         assert len(progress) == 2
+
+    asyncio.run(main())
+
+
+async def with_options(service: ChatService, options: ReplyOptions, **params: object) -> list[ChatEvent]:
+    sampling = SamplingParams(**{"max_tokens": 12, "ignore_eos": True, **params})  # type: ignore[arg-type]
+    batches = service.generate_several([(PROMPT, sampling)], options=options)
+    return [event async for batch in batches for _, event in batch]
+
+
+def test_token_ids_come_before_their_text_when_asked(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> None:
+    async def main() -> None:
+        service = served(tokenizer, renderer)
+        async with service.streams:
+            events = await with_options(service, ReplyOptions(reports_tokens=True))
+            plain, _ = await collect(service)
+        told = [one for event in events if isinstance(event, GeneratedTokens) for one in event.ids]
+        assert told == list(expected_output(PROMPT, 12))
+        assert isinstance(events[0], GeneratedTokens)
+        assert text_of_deltas(events) == text_of_deltas(plain)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(("budget", "count"), [(16, 3), (256, 1)])
+def test_progress_ends_with_the_whole_prompt_when_asked(
+    tokenizer: Tokenizer, renderer: ChatTemplateRenderer, budget: int, count: int
+) -> None:
+    async def main() -> None:
+        service = served(tokenizer, renderer, budget=budget)
+        async with service.streams:
+            events = await with_options(service, ReplyOptions(reports_progress=True))
+        done = [(event.done, event.total) for event in events if isinstance(event, PromptProgress)]
+        assert len(done) == count
+        assert done[-1] == (40, 40)
+        assert all(isinstance(event, PromptProgress) for event in events[:count])
+
+    asyncio.run(main())
+
+
+def test_the_text_ends_with_the_stop_string_when_asked(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> None:
+    async def main() -> None:
+        service = served(tokenizer, renderer)
+        async with service.streams:
+            plain, _ = await collect(service)
+            text = text_of_deltas(plain)
+            stop = text[8:12]
+            events = await with_options(service, ReplyOptions(includes_stop=True), stop=(stop,))
+            last = expected_output(PROMPT, 12)[3]
+            ended = await with_options(service, ReplyOptions(includes_stop=True), stop_token_ids=(last,))
+        assert text_of_deltas(events) == text[: text.index(stop) + 4]
+        assert text_of_deltas(ended) == tokenizer.decode(expected_output(PROMPT, 12)[:4], continues_text=True)
 
     asyncio.run(main())
 

@@ -1,14 +1,21 @@
 """The sampling that suits a model: the catalog's, or that of its own files."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from app.models.catalog import Sampling
-from app.models.sampling_defaults import read_sampling, sampling_of
+from app.models.sampling_defaults import (
+    DEFAULT_SAMPLING,
+    catalogued_sampling,
+    read_sampling,
+    suitable_sampling,
+)
 from quant.errors import ModelFileError
 from tests.app.models.tiny_model import catalog
+from tests.gguf_bytes import F32, build
 
 
 @pytest.mark.parametrize(
@@ -27,11 +34,11 @@ from tests.app.models.tiny_model import catalog
 )
 def test_what_a_folder_says(tmp_path: Path, content: object, sampling: Sampling | None) -> None:
     (tmp_path / "generation_config.json").write_text(json.dumps(content))
-    assert read_sampling(tmp_path) == sampling
+    assert read_sampling(tmp_path, {}) == sampling
 
 
 def test_a_folder_that_says_nothing(tmp_path: Path) -> None:
-    assert read_sampling(tmp_path) is None
+    assert read_sampling(tmp_path, {}) is None
 
 
 @pytest.mark.parametrize(
@@ -51,13 +58,52 @@ def test_a_folder_that_says_nothing(tmp_path: Path) -> None:
 def test_values_that_make_no_sense_are_named(tmp_path: Path, name: str, value: object) -> None:
     (tmp_path / "generation_config.json").write_text(json.dumps({name: value}))
     with pytest.raises(ModelFileError, match=f"generation_config.json: {name} is"):
-        read_sampling(tmp_path)
+        read_sampling(tmp_path, {})
 
 
-def test_the_catalog_comes_first_and_a_file_says_nothing(tmp_path: Path) -> None:
+GGUF = {
+    "general.sampling.temp": 0.6,
+    "general.sampling.top_k": 20,
+    "general.sampling.top_p": 0.949999988079071,  # 0.95 in 32 bits
+    "general.sampling.penalty_repeat": 1.0499999523162842,
+    "general.sampling.mirostat": 0,
+}
+
+
+@pytest.mark.parametrize(
+    ("metadata", "sampling"),
+    [
+        (GGUF, Sampling(0.6, 0.95, 20, 0.0, 1.05)),
+        ({"general.sampling.top_k": -1}, Sampling(1.0)),
+        ({"general.name": "temp"}, None),
+    ],
+)
+def test_gguf_metadata_recommends_sampling(
+    tmp_path: Path, metadata: Mapping[str, object], sampling: Sampling | None
+) -> None:
+    assert read_sampling(tmp_path / "file.gguf", metadata) == sampling
+
+
+@pytest.mark.parametrize(("key", "value"), [("temp", float("nan")), ("top_p", "0.5"), ("penalty_repeat", 0.0)])
+def test_a_gguf_value_out_of_bounds_is_named(tmp_path: Path, key: str, value: object) -> None:
+    with pytest.raises(ModelFileError, match=f"general.sampling.{key} is"):
+        read_sampling(tmp_path / "file.gguf", {f"general.sampling.{key}": value})
+
+
+def test_the_catalog_comes_before_files_and_a_default_after_them(tmp_path: Path) -> None:
     (tmp_path / "generation_config.json").write_text('{"temperature": 0.6}')
-    file = tmp_path / "file.gguf"
-    file.touch()
-    assert sampling_of("tiny", tmp_path, catalog()) == Sampling(temperature=0.2, top_p=0.9)
-    assert sampling_of("other", tmp_path, catalog()) == Sampling(0.6)
-    assert sampling_of("other", file, catalog()) is None
+    assert catalogued_sampling("tiny", catalog()) == Sampling(temperature=0.2, top_p=0.9)
+    assert catalogued_sampling("other", catalog()) is None
+    assert suitable_sampling("other", tmp_path) == Sampling(0.6)
+    assert suitable_sampling("smollm2:135m", tmp_path) == Sampling(0.0, repetition_penalty=1.1)
+    assert suitable_sampling("gone", tmp_path / "gone.gguf") == DEFAULT_SAMPLING
+
+
+def test_the_metadata_of_a_file_is_read(tmp_path: Path) -> None:
+    (tmp_path / "m.gguf").write_bytes(build([("general.sampling.temp", F32, 0.5)], []).data)
+    assert suitable_sampling("m", tmp_path / "m.gguf") == Sampling(0.5)
+
+
+def test_sampling_is_told_by_what_it_changes() -> None:
+    assert str(Sampling(0.0, repetition_penalty=1.1)) == "temperature 0, repetition_penalty 1.1"
+    assert str(Sampling(1.0)) == "temperature 1"

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from app.chat.default_sampling import API_DEFAULTS, DefaultSampling
 from app.chat.service import ChatService
 from app.chat.template import ChatTemplateRenderer
 from app.chat.token_streams import TokenStreams
@@ -91,10 +92,11 @@ class LiveServer(ServedApplication):
         state_dir: Path | None = None,
         describe: Callable[[], ModelDetails] | None = None,
         pulls: ModelPulls | None = None,
+        sampling: DefaultSampling = API_DEFAULTS,
     ) -> None:
         self.engine = engine
         self.streams = TokenStreams(engine, clock)
-        self.service = ChatService(name, tokenizer, self.streams, renderer)
+        self.service = ChatService(name, tokenizer, self.streams, renderer, sampling=sampling)
         locks = locks or Locks(host_names=["ingle.test"])
         about = Surroundings(locks, aliases or {}, describe, pulls, state_dir)
         super().__init__(create_application(self.service, about))

@@ -24,8 +24,8 @@ NOT_A_NUMBER = ("true", '"1"', "[]", "{}", "[1]", '"NaN"')
 NOT_AN_INTEGER = (*NOT_A_NUMBER, "1.5", "1e300", "1e999", "9" * 400, str(2**63), str(-(2**64)))
 HUGE = ("1e999", "-1e999", "9" * 400, "1e300")
 BAD: dict[str, tuple[str, ...]] = {
-    "model": ("null", "1", "[]", "{}", '""', '"gpt-5"', '"HASH"', '"hash\\u0000"', '"../hash"'),
-    "temperature": (*NOT_A_NUMBER, *HUGE, "-0.1", "2.1"),
+    "model": ("1", "[]", "{}", '"gpt-5"', '"HASH"', '"hash\\u0000"', '"../hash"'),
+    "temperature": (*NOT_A_NUMBER, *HUGE, "-0.1", "100.1"),
     "top_p": (*NOT_A_NUMBER, *HUGE, "-0.1", "1.1"),
     "min_p": (*NOT_A_NUMBER, *HUGE, "-1", "2"),
     "presence_penalty": (*NOT_A_NUMBER, *HUGE, "-2.1", "2.1"),
@@ -33,7 +33,7 @@ BAD: dict[str, tuple[str, ...]] = {
     "repetition_penalty": (*NOT_A_NUMBER, *HUGE, "0", "-1", "101"),
     "n": (*NOT_AN_INTEGER, "0", "-1", "17"),
     "seed": NOT_AN_INTEGER,
-    "max_tokens": (*NOT_AN_INTEGER, "0", "-2"),
+    "max_tokens": (*NOT_AN_INTEGER, "-3"),
     "top_k": (*NOT_AN_INTEGER, "-2"),
     "min_tokens": (*NOT_AN_INTEGER, "-1", "2"),
     "dry_multiplier": (*NOT_A_NUMBER, *HUGE, "-1", "101"),
@@ -50,7 +50,8 @@ BAD: dict[str, tuple[str, ...]] = {
     "stop_token_ids": ("1", '"1"', "{}", '["1"]', "[-1]", "[49152]", "[1e9]", f"[{2**31}]", json.dumps([1] * 65)),
     "logit_bias": (
         "1",
-        "[]",
+        "[1]",
+        *("[[1]]", '[["a", 1]]', "[[-1, 1]]", "[[1.5, 1]]", "[[49152, 1]]", "[[1, 101]]", "[[1, true]]", "[[1, 1, 1]]"),
         '{"a": 1}',
         '{"-1": 1}',
         '{"1.5": 1}',
@@ -69,8 +70,24 @@ BAD: dict[str, tuple[str, ...]] = {
         "true",
         "[]",
         '{"include_usage": 1}',
+        '{"include_usage": true}',  # without stream
         *(f'{{"interval_ms": {bad}}}' for bad in ('"1"', "1.5", "-1", "60001", "true")),
     ),
+    "allowed_token_ids": ("1", "[]", '["a"]', "[-1]", "[49152]"),
+    "bad_words": ("1", '"a"', '[""]', "[1]", json.dumps(["a"] * 1025)),
+    "repeat_last_n": (*NOT_AN_INTEGER, "-2"),
+    "samplers": ("1", "[1]", json.dumps(["a"] * 65)),
+    "include_stop_str_in_output": ("1", '"true"'),
+    "skip_special_tokens": ("1", '"true"'),
+    "grammar": ("1", "[]", '"root ::= ("', '"no grammar"'),
+    "json_schema": ("1", "[]", '"{"', '{"type": "strong"}'),
+    "prompt_logprobs": (*NOT_AN_INTEGER, "-1", "21"),
+    "return_token_ids": ("1", '"true"'),
+    "return_tokens_as_token_ids": ("1", '"true"'),
+    "request_id": ("1", '""', '"a b"', f'"{"a" * 129}"'),
+    "timings_per_token": ("1", '"true"'),
+    "t_max_predict_ms": (*NOT_AN_INTEGER, "-1"),
+    "t_max_prompt_ms": (*NOT_AN_INTEGER, "-1"),
     "cache_salt": ("1", "[]", f'"{"a" * 257}"'),
     "user": ("1", "{}"),
     "service_class": ("1", "0", "[]", '""', '"urgent"', '"NORMAL"', '"flex"'),
@@ -91,7 +108,7 @@ BAD_ONLY: dict[str, dict[str, tuple[str, ...]]] = {
         "messages": (
             *("null", "[]", '"Hi"', "{}", "[1]", "[null]", "[{}]", "[[]]"),
             '[{"role": "user"}, {"content": "Hi"}]',
-            '[{"role": "king", "content": "Hi"}]',
+            '[{"role": "a king", "content": "Hi"}]',
             '[{"role": "user", "content": 1}]',
             '[{"role": "user", "content": [1]}]',
             '[{"role": "user", "content": [{"text": "Hi"}]}]',
@@ -103,6 +120,7 @@ BAD_ONLY: dict[str, dict[str, tuple[str, ...]]] = {
             '[{"role": "assistant", "tool_calls": [{}]}]',
             json.dumps([{"role": "user", "content": "too long " * 3000}]),
         ),
+        "max_tokens": ("0",),
         "max_completion_tokens": (*NOT_AN_INTEGER, "0", "-1"),
         "logprobs": ("1", '"true"', "[]"),
         "top_logprobs": (*NOT_AN_INTEGER, "-1", "21", "5"),
@@ -112,13 +130,16 @@ BAD_ONLY: dict[str, dict[str, tuple[str, ...]]] = {
             '{"type": "json_object", "schema": [1]}',
         ),
         "tools": ("1", "{}", '[{"type": "function", "function": {"name": "f"}}]'),
+        "add_generation_prompt": ("1",),
+        "continue_final_message": ("1", "true"),  # the last message is the user's
+        "include_reasoning": ("1",),
         "functions": ('[{"name": "f"}]',),
         "modalities": ('"text"', '["text", "audio"]'),
     },
     COMPLETION: {
         "prompt": (
             *("null", "1", "true", "{}", "[]", '""', "[[]]", "[null]", "[true]", "[1.5]", "[-1]", "[49152]"),
-            *("[[49152]]", '["a", 1]', '[1, "a"]', '["a", [1]]', "[1, [1]]", "[[[1]]]", '[["a"]]', '["a", ""]'),
+            *("[[49152]]", '["a", 1]', '[1, "a"]', "[1, [1]]", "[[[1]]]", '[["a"]]', '["a", ""]'),
             f"[{2**31}]",
             json.dumps(["a"] * 257),
             json.dumps("too long " * 3000),
@@ -127,12 +148,16 @@ BAD_ONLY: dict[str, dict[str, tuple[str, ...]]] = {
         "logprobs": (*NOT_AN_INTEGER, "-1", "21"),
         "echo": ("1", '"true"'),
         "suffix": ("1", '"the end"'),
+        "response_format": ("1", '{"type": "xml"}'),
+        "truncate_prompt_tokens": (*NOT_AN_INTEGER, "0", "-2"),
+        "truncation_side": ("1", '"top"'),
     },
 }
 TABLE = [
     (path, name, value)
     for path in (CHAT, COMPLETION)
-    for name, values in {**BAD, **BAD_ONLY[path]}.items()
+    for table in (BAD, BAD_ONLY[path])
+    for name, values in table.items()
     for value in values
 ]
 
@@ -170,7 +195,8 @@ def error_of(response: httpx.Response) -> dict[str, Any]:
     body = response.json()
     assert body.keys() == {"error"}
     error: dict[str, Any] = body["error"]
-    assert error.keys() == {"message", "type", "param", "code"}
+    too_long = {"n_prompt_tokens", "n_ctx"} if error["code"] == "context_length_exceeded" else set()
+    assert error.keys() - too_long == {"message", "type", "param", "code"}
     assert isinstance(error["message"], str)
     assert error["message"]
     assert error["type"] == "invalid_request_error"
@@ -298,8 +324,9 @@ def test_a_prompt_that_can_never_fit_is_refused_with_the_numbers(http: httpx.Cli
     response = post(http, COMPLETION, json.dumps({**VALID[COMPLETION], "prompt": [5] * 3000}))
     error = error_of(response)
     assert response.status_code == 400
-    assert "3,000" in error["message"]
-    assert "2,048" in error["message"]
+    expected = "This model's maximum context length is 2048 tokens. However, your prompt resulted in 3000 tokens."
+    assert error["message"].startswith(expected)
+    assert (error["n_prompt_tokens"], error["n_ctx"]) == (3000, 2048)
     assert error["code"] == "context_length_exceeded"
     assert error["param"] == "prompt"
 
@@ -313,7 +340,8 @@ def test_num_ctx_caps_prompt_and_reply_together(http: httpx.Client, field: dict[
     refused = post(http, COMPLETION, json.dumps({**body, "prompt": [5] * 1000}))
     error = error_of(refused)
     assert (refused.status_code, error["code"], error["param"]) == (400, "context_length_exceeded", "prompt")
-    assert "1,000 tokens, and num_ctx allows 40" in error["message"]
+    assert "length is 40 tokens. However, your prompt resulted in 1000 tokens. " in error["message"]
+    assert "num_ctx" in error["message"]
 
 
 def test_a_model_that_is_not_here(http: httpx.Client) -> None:

@@ -70,7 +70,10 @@ def test_supported_fields_are_decoded(table: FieldTable[Any], field: Field) -> N
 @rows(Handling.ALIAS)
 def test_an_alias_decodes_as_its_field(table: FieldTable[Any], field: Field) -> None:
     target = f"{field.parent}.{field.target}".lstrip(".")
-    decoded = table.decode(with_value(table, field.path, field.example))
+    given = json.loads(with_value(table, field.path, field.example))
+    if not field.parent:
+        given.pop(field.target, None)  # which the smallest body has if it is required
+    decoded = table.decode(json.dumps(given).encode())
     assert decoded == table.decode(with_value(table, target, field.example))
     assert decoded != table.decode(msgspec.json.encode(table.base))
 

@@ -10,7 +10,8 @@ import pytest
 from starlette.datastructures import Headers
 
 from app.server.dialects.openai.chat_requests import ChatCompletionRequest, ChatMessage
-from app.server.dialects.openai.requests import CompletionRequest, GenerationRequest
+from app.server.dialects.openai.completion_requests import CompletionRequest
+from app.server.dialects.openai.requests import GenerationRequest
 from app.server.errors import InvalidRequest
 from app.server.origin import CLASS_HEADER, CLASS_NAMES
 from engine.core import Engine

@@ -32,13 +32,32 @@ def test_a_preflight_needs_no_key_and_says_what_may_be_sent(server: LiveServer) 
     for path in ("/v1/chat/completions", "/none"):
         status, body, headers = ask(server, "OPTIONS", path, Origin=APP, Sec_Fetch_Site="cross-site", **PREFLIGHT)
         assert (status, body) == (204, b"")
-        assert headers["vary"] == "Origin"
+        assert headers["vary"] == "Origin, Access-Control-Request-Headers"
         assert cors(headers) == {
             "access-control-allow-origin": APP,
             "access-control-allow-methods": "GET, POST, DELETE",
-            "access-control-allow-headers": "Authorization, Content-Type, X-API-Key, X-Ingle-Class",
+            "access-control-allow-headers": "authorization,content-type",
             "access-control-max-age": "600",
         }
+
+
+@pytest.mark.parametrize(
+    ("asked", "allowed"),
+    [
+        ("x-stainless-lang, openai-beta", "x-stainless-lang, openai-beta"),
+        (
+            "anthropic-dangerous-direct-browser-access,anthropic-version",
+            "anthropic-dangerous-direct-browser-access,anthropic-version",
+        ),
+        ("", "Authorization, Content-Type, X-API-Key, X-Ingle-Class"),
+        ("a b", "Authorization, Content-Type, X-API-Key, X-Ingle-Class"),
+        ("a,", "Authorization, Content-Type, X-API-Key, X-Ingle-Class"),
+    ],
+)
+def test_the_headers_that_sdks_ask_for_are_allowed(server: LiveServer, asked: str, allowed: str) -> None:
+    preflight = {**PREFLIGHT, "Access_Control_Request_Headers": asked}
+    headers = ask(server, "OPTIONS", "/v1/chat/completions", Origin=APP, **preflight)[2]
+    assert headers["access-control-allow-headers"] == allowed
 
 
 def test_a_page_of_the_web_may_ask_for_this_network(server: LiveServer) -> None:

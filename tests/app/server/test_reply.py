@@ -9,7 +9,7 @@ from starlette.types import Message
 
 from app.server.dialects.openai.errors import error_body
 from app.server.errors import InvalidRequest
-from app.server.reply import StreamedReply, WholeReply, while_connected
+from app.server.reply import StreamedReply, WaitStatus, WholeReply, while_connected
 from tests.app.server.served_application import HANGING_SECONDS
 
 SCOPE = {"type": "http", "method": "POST", "path": "/", "headers": []}
@@ -128,6 +128,34 @@ def test_a_silence_is_filled_with_comments_that_say_nothing() -> None:
     told = asyncio.run(reply(InvalidRequest("It failed", "Try again.")))
     assert [b"It failed" in event for event in told if event[:5] == b"data:"] == [True]
     assert client.sent[0]["status"] == 200
+
+
+def test_an_empty_batch_sends_the_head_alone() -> None:
+    async def beginning() -> AsyncGenerator[list[Chunk]]:
+        yield []
+        heads.append([message["type"] for message in client.sent])
+        yield [Chunk(1)]
+
+    client, heads = Client(), list[list[str]]()
+    asyncio.run(StreamedReply(beginning(), error_body)(SCOPE, client.receive, client.send))
+    assert heads == [["http.response.start", "http.response.body"]]
+    assert client.body == b'data: {"number":1}\n\ndata: [DONE]\n\n'
+
+
+def test_the_comments_of_a_silence_say_what_it_waits_for() -> None:
+    async def late() -> AsyncGenerator[list[Chunk]]:
+        async with asyncio.timeout(HANGING_SECONDS):
+            while b": waiting\n\n" not in client.body:
+                await asyncio.sleep(0)
+            status.prefill(2048, 5001)
+            while b": prefill 2,048 of 5,001\n\n" not in client.body:
+                await asyncio.sleep(0)
+        yield [Chunk(1)]
+
+    client, status = Client(), WaitStatus()
+    reply = StreamedReply(late(), error_body, first_ping_seconds=0.002, ping_seconds=0.001, status=status)
+    asyncio.run(reply(SCOPE, client.receive, client.send))
+    assert client.body.endswith(b'data: {"number":1}\n\ndata: [DONE]\n\n')
 
 
 def test_what_fails_before_anything_is_sent_is_raised() -> None:

@@ -45,14 +45,16 @@ def test_progress_is_told_to_who_asks_for_it(server: LiveServer, path: str) -> N
     told = chunks(server, path, return_progress=True, stream_options={"include_usage": True})
     progress = [chunk["prompt_progress"] for chunk in told if "prompt_progress" in chunk]
     prompt = told[-1]["usage"]["prompt_tokens"]
-    assert [one["processed"] for one in progress] == list(range(32, prompt, 32))
+    assert [one["processed"] for one in progress] == [*range(32, prompt, 32), prompt]
+    assert not any(chunk["choices"] for chunk in told if "prompt_progress" in chunk)
     assert {(one["total"], one["cache"]) for one in progress} == {(prompt, 0)}
     times = [one["time_ms"] for one in progress]
     assert times == sorted(times)
     # The next one finds all but its end computed, and says that from the start.
     again = chunks(server, path, return_progress=True, stream_options={"include_usage": True}, n=2)
     assert again[-1]["timings"]["cache_n"] == prompt - 1 - (prompt - 1) % 16
-    assert not any("prompt_progress" in chunk for chunk in again)
+    [once] = [chunk["prompt_progress"] for chunk in again if "prompt_progress" in chunk]
+    assert (once["processed"], once["total"], once["cache"]) == (prompt, prompt, again[-1]["timings"]["cache_n"])
     assert not any("prompt_progress" in chunk for chunk in chunks(server, path, cache_salt="another"))
 
 

@@ -6,7 +6,7 @@ from contextlib import aclosing
 
 import pytest
 
-from app.models import sampling_defaults
+from app.models import catalog, sampling_defaults
 from app.terminal_chat.client import TerminalClient
 from app.terminal_chat.endpoint import Endpoint
 from app.terminal_chat.reply_parts import ReplyPart
@@ -159,7 +159,7 @@ def test_another_reply_is_drawn_where_the_model_would_say_the_same(
         return stream(endpoint, body)
 
     monkeypatch.setattr(Endpoint, "stream", noted)
-    monkeypatch.setattr(sampling_defaults, "suitable_sampling", lambda *_: {"temperature": 0.0, "min_p": 0.1})
+    monkeypatch.setattr(sampling_defaults, "suitable_sampling", lambda *_: catalog.Sampling(0.0, min_p=0.1))
 
     async def work(client: TerminalClient) -> None:
         chat, question = await asked(client)

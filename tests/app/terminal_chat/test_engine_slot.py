@@ -10,10 +10,13 @@ from typing import Any
 import pytest
 
 from app.attendance import attended_by
+from app.chat.default_sampling import DefaultSampling
+from app.chat.template import ChatTemplateRenderer
 from app.config import Settings
 from app.history.history import History
 from app.instance import Instance, recorded
 from app.models.download_turn import DownloadTurn
+from app.models.sampling_defaults import DEFAULT_SAMPLING
 from app.progress import SilentProgress
 from app.terminal_chat import engine_slot
 from app.terminal_chat.download_rate import DownloadRate
@@ -25,8 +28,9 @@ from app.terminal_chat.kept_chats import KeptChats
 from app.terminal_chat.loading_state import LoadingState
 from app.terminal_chat.models import ChatModels
 from app.terminal_chat.replies import ChatReplies
+from app.text.tokenizer import Tokenizer
 from engine.kv_budget import available_memory
-from tests.app.server.live_server import Clock, LiveServer
+from tests.app.server.live_server import Clock, LiveServer, controlled_engine
 from tests.stand_in_endpoint import StandInEndpoint
 from tui.client import ClientError
 from tui.engine_nouns import Loading
@@ -112,7 +116,7 @@ def test_one_that_runs_is_used(settings: Settings, running: LiveServer, started:
         slot = await begun(settings)
         engine = await ready(slot)
         assert (engine.model, engine.context_length) == ("hash", 2048)
-        assert engine.suitable == {"temperature": 0.7, "top_p": 0.95}
+        assert engine.suitable == DEFAULT_SAMPLING.values
         await slot.close()
 
     asyncio.run(main())
@@ -132,8 +136,8 @@ def test_who_listens_when_it_is_loaded_is_told_which_model_answers(settings: Set
     asyncio.run(main())
 
 
-def test_a_server_of_ours_elsewhere_is_asked_for_what_suits_its_model_and_others_as_they_will(
-    settings: Settings, hash_server: LiveServer
+def test_a_server_of_ours_elsewhere_tells_what_suits_its_model_and_others_sample_as_they_will(
+    settings: Settings, tokenizer: Tokenizer, renderer: ChatTemplateRenderer
 ) -> None:
     async def suitable(url: str) -> Mapping[str, float]:
         slot = EngineSlot(settings, {}, url)
@@ -142,7 +146,10 @@ def test_a_server_of_ours_elsewhere_is_asked_for_what_suits_its_model_and_others
         await slot.close()
         return engine.suitable
 
-    assert asyncio.run(suitable(f"{hash_server.url}/v1")) == {"temperature": 0.7, "top_p": 0.95}
+    engine, _ = controlled_engine(tokenizer.vocab_size)
+    recommended = {"temperature": 0.3, "top_k": 20}
+    with LiveServer("m", engine, tokenizer, renderer, sampling=DefaultSampling(recommended)) as server:
+        assert asyncio.run(suitable(f"{server.url}/v1")) == recommended
     with StandInEndpoint([]) as other:
         assert asyncio.run(suitable(other.url)) == {}
 

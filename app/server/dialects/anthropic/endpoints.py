@@ -70,7 +70,8 @@ class AnthropicEndpoints:
     async def create_message(self, request: Request) -> Reply:
         wanted = await self._read(request, MESSAGES)
         origin = of_caller(request, wanted.origin(request.headers))
-        events = messages.events(self._service, self._model.named(wanted.model), wanted.turn(self._lines), origin)
+        turn = wanted.turn(self._lines, self._service.sampling)
+        events = messages.events(self._service, self._model.named(wanted.model), turn, origin)
         if wanted.stream:
             return StreamedReply(events, error_body, messages.FRAMING)
         return WholeReply(events, messages.fold)

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from app.chat.conversation import Conversation
+from app.chat.default_sampling import API_DEFAULTS, DefaultSampling
 from app.chat.messages import Message
 from app.server.choices import WantedChoices
 from app.server.dialects.anthropic.blocks import InputMessages, SystemPrompt, messages_of, system_texts
@@ -109,21 +110,19 @@ class MessageRequest(TokenCountRequest, kw_only=True):
     stop_sequences: Annotated[list[StopText], Meta(max_length=MAX_STOPS)] | None = None
     service_class: Literal["interactive", "normal", "background"] | None = None  # ours alone
 
-    def turn(self, lines: ChangingLines) -> Turn:
-        """Raises InvalidRequest, as `conversation`, and InvalidSampling."""
+    def turn(self, lines: ChangingLines, sampling: DefaultSampling = API_DEFAULTS) -> Turn:
+        """`sampling` fills in what the request leaves open. Raises InvalidRequest, as `conversation`, and
+        InvalidSampling."""
         conversation, left_out = self.conversation(lines)
-        choices = WantedChoices(1, [self._sampling()], reports=False, is_told=self.max_tokens > 0)
+        choices = WantedChoices(1, [self._sampling(sampling)], reports=False, is_told=self.max_tokens > 0)
         return Turn(conversation, choices, self.grammar(), left_out=left_out)
 
     def origin(self, headers: Mapping[str, str]) -> Origin:
         """Where it comes from, by its fields and the headers it came with. Raises InvalidRequest."""
         return origin_of(Purpose.CHAT, headers, service_class=self.service_class)
 
-    def _sampling(self) -> SamplingParams:
-        return SamplingParams(
-            temperature=1.0 if self.temperature is None else self.temperature,
-            top_k=self.top_k or 0,
-            top_p=1.0 if self.top_p is None else self.top_p,
-            max_tokens=max(1, self.max_tokens),
-            stop=tuple(self.stop_sequences or ()),
-        )
+    def _sampling(self, defaults: DefaultSampling) -> SamplingParams:
+        fields = {"temperature": self.temperature, "top_k": self.top_k, "top_p": self.top_p}
+        given = {name: value for name, value in fields.items() if value is not None}
+        stop = tuple(self.stop_sequences or ())
+        return SamplingParams(**defaults.fill(given), max_tokens=max(1, self.max_tokens), stop=stop)

@@ -62,7 +62,7 @@ class LlamaCppEndpoints:
         self, request: Request, wanted: GeneratingRequest, prompt: tuple[int, ...], *, truncated: bool = False
     ) -> StreamedReply[Completion] | WholeReply[Completion]:
         service, counts = self._service, TokenCounts()
-        choices = wanted.choices(await service.breakers.tokens(wanted.breakers()))
+        choices = wanted.choices(await service.breakers.tokens(wanted.breakers()), service.sampling)
         origin = of_caller(request, wanted.origin(request.headers))
         continuation = Continuation([prompt], choices, wanted.asked_grammar())
         writer = Writer(service, choices.candidates[0], truncated=truncated)

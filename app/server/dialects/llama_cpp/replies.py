@@ -47,6 +47,20 @@ class GenerationSettings(Struct):
     repeat_penalty: float
     stop: list[str]
 
+    @classmethod
+    def of(cls, params: SamplingParams, context_length: int) -> "GenerationSettings":
+        return cls(
+            n_ctx=context_length,
+            n_predict=-1 if params.max_tokens is None else params.max_tokens,
+            seed=params.seed,
+            temperature=params.temperature,
+            top_k=params.top_k,
+            top_p=params.top_p,
+            min_p=params.min_p,
+            repeat_penalty=params.repetition_penalty,
+            stop=list(params.stop),
+        )
+
 
 class Completion(Struct, kw_only=True):
     """Of a chunk: its part. Of the last chunk, and of a whole reply, with all that is known at the end."""
@@ -105,26 +119,12 @@ class Writer:
             tokens_predicted=counts.completion,
             tokens_evaluated=counts.prompt,
             tokens_cached=counts.cache.cached,
-            generation_settings=self._settings(),
+            generation_settings=GenerationSettings.of(self._params, self._context_length),
             has_new_line=self._has_line_break,
             truncated=self._truncated,
             stop_type="word" if end.stop is not None else "limit" if end.finish is FinishReason.LENGTH else "eos",
             stopping_word=end.stop or "",
             timings=timings_of(counts),
-        )
-
-    def _settings(self) -> GenerationSettings:
-        params = self._params
-        return GenerationSettings(
-            n_ctx=self._context_length,
-            n_predict=-1 if params.max_tokens is None else params.max_tokens,
-            seed=params.seed,
-            temperature=params.temperature,
-            top_k=params.top_k,
-            top_p=params.top_p,
-            min_p=params.min_p,
-            repeat_penalty=params.repetition_penalty,
-            stop=list(params.stop),
         )
 
 

@@ -9,19 +9,19 @@ from typing import Annotated, Any, TypeAlias
 
 from msgspec import Meta, Struct
 
+from app.chat.default_sampling import API_DEFAULTS, DefaultSampling
 from app.chat.time_limits import TimeLimits
 from app.server.choices import WantedChoices
 from app.server.dialects.llama_cpp.sampling import LlamaSampling, reply_limit
 from app.server.errors import refuse_first
 from app.server.field_types import Alternatives, Fraction, TokenId
 from app.server.origin import Purpose, origin_of
+from app.server.samplers import SamplerNames, only_named
 from app.server.structured_output import AskedGrammar, Schema, of_gbnf, of_json_schema, only
 from app.text.infilling import Gap, OtherFile
 from engine.request import MAX_BIASES, Origin, SamplingParams
 
 MAX_GBNF = 1 << 15  # characters, which are read one by one
-# What the sampler for infilling leaves out is about what is less than a fifth as likely as the most likely token.
-INFILL_MIN_P = 0.2
 
 Milliseconds: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Amount: TypeAlias = Annotated[int, Meta(ge=-2, le=2**31 - 1)]
@@ -29,16 +29,6 @@ Mixed: TypeAlias = Annotated[list[str | TokenId], Meta(max_length=1 << 20)]
 Bias: TypeAlias = Annotated[list[int | float | str | bool], Meta(min_length=2, max_length=2)]
 
 _DEFAULTS: Mapping[str, float] = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
-# What each sampler's fields are called in SamplingParams, and are where it is not named.
-_OFF: Mapping[str, Mapping[str, Any]] = {
-    "temperature": {"temperature": 1.0},
-    "top_k": {"top_k": 0},
-    "top_p": {"top_p": 1.0},
-    "min_p": {"min_p": 0.0},
-    "dry": {"dry": None},
-    "xtc": {"xtc_probability": 0.0},
-    "penalties": {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0},
-}
 
 
 class GeneratingRequest(LlamaSampling, kw_only=True):
@@ -48,7 +38,7 @@ class GeneratingRequest(LlamaSampling, kw_only=True):
     stream: bool | None = None
     n_predict: Amount | None = None  # less than 0: what the context holds; 0: the prompt is read, and no more
     n_probs: Alternatives | None = None
-    samplers: Annotated[list[str], Meta(max_length=64)] | str | None = None
+    samplers: SamplerNames | None = None
     ignore_eos: bool | None = None
     logit_bias: Annotated[list[Bias], Meta(max_length=MAX_BIASES)] | None = None
     xtc_probability: Fraction | None = None
@@ -65,26 +55,22 @@ class GeneratingRequest(LlamaSampling, kw_only=True):
         asked = of_gbnf(self.grammar), of_json_schema(self.json_schema)
         return only(one for one in asked if one is not None)
 
-    def choices(self, breakers: frozenset[int] = frozenset()) -> WantedChoices:
-        """`breakers` are the tokens of those of DRY. Raises InvalidSampling."""
+    def choices(
+        self, breakers: frozenset[int] = frozenset(), sampling: DefaultSampling = API_DEFAULTS
+    ) -> WantedChoices:
+        """`breakers` are the tokens of those of DRY; `sampling` fills in what the request leaves open. Raises
+        InvalidSampling."""
         length, reported = self.n_predict, self.n_probs or None
-        given = self._shaped(self.sampling(_DEFAULTS) | {"dry": self.dry(breakers)})
+        filled = sampling.fill(self.sampling(), _DEFAULTS, inserts=self._purpose() is Purpose.INSERTION)
+        given = only_named(self.samplers, filled | {"dry": self.dry(breakers)})
         given |= {"max_tokens": reply_limit(length), "logprobs": reported}
         params = SamplingParams(**given, ignore_eos=bool(self.ignore_eos), logit_bias=self._biases())
         limits = TimeLimits(_seconds(self.t_max_prompt_ms), _seconds(self.t_max_predict_ms))
         return WantedChoices(1, [params], reported is not None, limits=limits, is_told=length != 0)
 
-    def sampling(self, defaults: Mapping[str, float]) -> dict[str, Any]:
+    def sampling(self) -> dict[str, Any]:
         given = {"xtc_probability": self.xtc_probability, "xtc_threshold": self.xtc_threshold}
-        return super().sampling(defaults) | {name: value for name, value in given.items() if value is not None}
-
-    def _shaped(self, given: dict[str, Any]) -> dict[str, Any]:
-        """By the samplers that are named, if any are, and by no others."""
-        if not isinstance(self.samplers, list):
-            return given
-        for name, off in _OFF.items():
-            given |= {} if name in self.samplers else off
-        return given | ({"min_p": INFILL_MIN_P} if "infill" in self.samplers else {})
+        return super().sampling() | {name: value for name, value in given.items() if value is not None}
 
     def _biases(self) -> tuple[tuple[int, float], ...]:
         """False stands for never."""

@@ -2,7 +2,7 @@
 it. Fields that are absent or null have the defaults of the API that they came by.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Annotated, Any, TypeAlias
 
 from msgspec import Meta
@@ -40,15 +40,15 @@ class LlamaSampling(DryFields, kw_only=True):
         if self.typical_p is not None and self.typical_p < 1:
             yield "typical_p", "this version has no typical sampling; leave it out, or send top_p or min_p."
 
-    def sampling(self, defaults: Mapping[str, float]) -> dict[str, Any]:
-        """Fields of SamplingParams; those that `defaults` name, where none is given."""
+    def sampling(self) -> dict[str, Any]:
+        """The fields of SamplingParams that the request gives."""
         given: dict[str, Any] = {name: getattr(self, name) for name in _SAME_IN_SAMPLING}
         given |= {"top_k": None if self.top_k is None else max(0, self.top_k)}
-        given |= {"repetition_penalty": None if self.repeat_last_n == 0 else self.repeat_penalty}
+        given |= {"repetition_penalty": 1.0 if self.repeat_last_n == 0 else self.repeat_penalty}
         given |= {"seed": self.seed if (self.seed or 0) >= 0 else None}
         known = {name: value for name, value in given.items() if value is not None}
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
-        return {**defaults, **known, "stop": stop}
+        return {**known, "stop": stop}
 
 
 def reply_limit(length: int | None) -> int | None:

@@ -12,6 +12,8 @@ from starlette.responses import Response
 
 from app.chat.service import ChatService
 from app.server.dialects.llama_cpp.errors import ERRORS
+from app.server.dialects.llama_cpp.replies import GenerationSettings
+from app.server.dialects.llama_cpp.requests import CompletionRequest
 from app.server.dialects.openai.chat_requests import ChatCompletionRequest
 from app.server.endpoint import Endpoint
 from app.server.errors import InvalidRequest, naming
@@ -19,6 +21,8 @@ from app.server.field_types import TokenId
 from app.server.reply import json_reply
 from app.server.request_body import read_body
 from app.server.served_model import ServedModel
+
+ANY_SEED = 0xFFFFFFFF  # as llama.cpp tells that each request gets its own
 
 
 class Modalities(Struct):
@@ -28,6 +32,7 @@ class Modalities(Struct):
 
 class DefaultSettings(Struct):
     n_ctx: int
+    params: GenerationSettings  # of a request that gives none
 
 
 class Properties(Struct, kw_only=True):
@@ -108,7 +113,7 @@ class TokenEndpoints:
     async def properties(self, request: Request) -> Response:
         service, special = self._service, self._service.tokenizer.special_tokens
         told = Properties(
-            default_generation_settings=DefaultSettings(service.context_length),
+            default_generation_settings=DefaultSettings(service.context_length, self._default_settings()),
             total_slots=service.streams.max_running,
             model_alias=service.name,
             model_path=service.name,
@@ -119,6 +124,10 @@ class TokenEndpoints:
             build_info="inglenook",
         )
         return json_reply(told)
+
+    def _default_settings(self) -> GenerationSettings:
+        params = CompletionRequest(prompt="", seed=ANY_SEED).choices(sampling=self._service.sampling).candidates[0]
+        return GenerationSettings.of(params, self._service.context_length)
 
     async def tokenize(self, request: Request) -> Response:
         wanted = await read_body(request, self._tokenize_decoder)

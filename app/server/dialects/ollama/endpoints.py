@@ -47,7 +47,9 @@ class OllamaEndpoints:
         endpoint = partial(Endpoint, framing=LINES, errors=ERRORS)
         turn, generated = "The next turn of a conversation", "An answer to a prompt, or what it goes on with"
         return [
-            *ModelEndpoints(self._model, self._capabilities, self._service.tokenizer.chat_template).endpoints(),
+            *ModelEndpoints(
+                self._model, self._capabilities, self._service.tokenizer.chat_template, self._service.sampling
+            ).endpoints(),
             endpoint("POST", "/api/chat", self.chat, turn, takes=ChatRequest, gives=ChatReply, streams=ChatReply),
             endpoint(
                 "POST",
@@ -94,7 +96,7 @@ class OllamaEndpoints:
         )
 
     async def _choices(self, wanted: GeneratingRequest) -> WantedChoices:
-        return wanted.choices(await self._service.breakers.tokens(wanted.breakers()))
+        return wanted.choices(await self._service.breakers.tokens(wanted.breakers()), self._service.sampling)
 
     async def _prompt(self, wanted: GenerateRequest) -> tuple[int, ...]:
         if wanted.suffix:

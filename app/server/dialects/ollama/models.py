@@ -14,6 +14,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
+from app.chat.default_sampling import API_DEFAULTS, DefaultSampling
 from app.models.details import ModelDetails
 from app.server.dialects.ollama.errors import ERRORS
 from app.server.endpoint import TEXT, Endpoint
@@ -26,6 +27,7 @@ VERSION = "0.14.0"  # of the API that this is
 NEVER = "9999-12-31T23:59:59Z"
 LATEST = ":latest"  # what Ollama's clients put behind a name without a tag
 UNKNOWN = "unknown"
+_PARAMETER_NAMES = {"repetition_penalty": "repeat_penalty"}  # where Ollama's is another one
 # Some clients look for it in a template, to find out whether a model inserts.
 _INSERTS = "{# .Suffix #}"
 
@@ -105,11 +107,16 @@ class ModelEndpoints:
     """Of one model."""
 
     def __init__(
-        self, model: ServedModel, capabilities: Callable[[], Awaitable[Sequence[str]]], template: str | None
+        self,
+        model: ServedModel,
+        capabilities: Callable[[], Awaitable[Sequence[str]]],
+        template: str | None,
+        sampling: DefaultSampling = API_DEFAULTS,
     ) -> None:
         self._model = model
         self._capabilities = capabilities
         self._template = template or ""
+        self._sampling = sampling
         self._decoder = msgspec.json.Decoder(ShowRequest)
 
     def endpoints(self) -> list[Endpoint]:
@@ -168,7 +175,7 @@ class ModelEndpoints:
         architecture = told.architecture or UNKNOWN
         shown = Shown(
             modelfile=f"FROM {self._model.name}",
-            parameters=f"num_ctx {self._model.context_length}",
+            parameters=self._parameters(),
             template=self._template + (_INSERTS if "insert" in capabilities else ""),
             details=_details(told),
             model_info={
@@ -183,6 +190,12 @@ class ModelEndpoints:
             license=told.license or UNSET,
         )
         return json_reply(shown)
+
+    def _parameters(self) -> str:
+        """One a line, by Ollama's names."""
+        recommended = self._sampling.recommended or {}
+        told = (f"{_PARAMETER_NAMES.get(name, name)} {value:.7g}" for name, value in recommended.items())
+        return "\n".join((f"num_ctx {self._model.context_length}", *told))
 
     def _modified_at(self, told: ModelDetails) -> str:
         return told.stored_at or datetime.fromtimestamp(self._model.since, UTC).isoformat()

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from msgspec import Meta, Raw, Struct
 
 from app.chat.conversation import Conversation
+from app.chat.default_sampling import API_DEFAULTS, DefaultSampling
 from app.chat.messages import Message, ToolCall
 from app.server.choices import WantedChoices
 from app.server.dialects.llama_cpp.sampling import LlamaSampling, reply_limit
@@ -60,11 +61,15 @@ class GeneratingRequest(Named, kw_only=True):
     def breakers(self) -> Sequence[str]:
         return self.options.breakers() if self.options else ()
 
-    def choices(self, breakers: frozenset[int] = frozenset()) -> WantedChoices:
-        """`breakers` are the tokens of those texts. Raises InvalidSampling."""
+    def choices(
+        self, breakers: frozenset[int] = frozenset(), sampling: DefaultSampling = API_DEFAULTS
+    ) -> WantedChoices:
+        """`breakers` are the tokens of those texts; `sampling` fills in what the request leaves open. Raises
+        InvalidSampling."""
         options = self.options or Options()
         length, reported = options.num_predict, self.top_logprobs or 0 if self.logprobs else None
-        given = options.sampling(_DEFAULTS) | {"dry": options.dry(breakers)}
+        given = sampling.fill(options.sampling(), _DEFAULTS, inserts=self._purpose() is Purpose.INSERTION)
+        given |= {"dry": options.dry(breakers)}
         params = SamplingParams(**given, max_tokens=reply_limit(length), logprobs=reported)
         return WantedChoices(1, [params], reported is not None, is_told=length != 0, context=options.num_ctx)
 

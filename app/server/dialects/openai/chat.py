@@ -1,40 +1,15 @@
-"""Chat completions, OpenAI's dialect: one generator of chunks, which is the streamed reply, and a fold that makes the
-whole reply of the same chunks. So the two cannot disagree.
+"""Chat completions, OpenAI's dialect: what a chunk of a streamed reply is, and the fold that makes the whole reply of
+the same chunks. So the two cannot disagree.
 """
 
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from msgspec import UNSET, Struct, UnsetType
 
-from app.chat.events import (
-    ChatEvent,
-    PromptLogprobs,
-    PromptProgress,
-    ReasoningDelta,
-    ReplyEnd,
-    TextDelta,
-    ToolCallDelta,
-    ToolCallEnd,
-    ToolCallStart,
-)
-from app.chat.service import ChatService
-from app.server.dialects.openai.chat_requests import ChatCompletionRequest
-from app.server.dialects.openai.tokens import Identity, Usage, usage_of
-from app.server.token_counts import TokenCounts
-from app.server.token_reports import (
-    FinishText,
-    ProgressReport,
-    ReportedToken,
-    Timings,
-    finish_text,
-    reported_tokens,
-    timings_of,
-)
-from app.server.turn import Turn, turn_events
-from engine.request import Origin
+from app.server.dialects.openai.tokens import FINGERPRINT, PromptLogprobList, Usage
+from app.server.token_reports import FinishText, ProgressReport, ReportedToken, Timings
 
 ChatFinishText: TypeAlias = FinishText | Literal["tool_calls"]
 
@@ -69,6 +44,7 @@ class ChunkChoice(Struct):
     delta: Delta
     logprobs: ChoiceLogprobs | None = None
     finish_reason: ChatFinishText | None = None
+    token_ids: list[int] | UnsetType = UNSET  # of the tokens since the last chunk of the choice
 
 
 class ChatCompletionChunk(Struct, kw_only=True):
@@ -77,9 +53,12 @@ class ChatCompletionChunk(Struct, kw_only=True):
     created: int
     model: str
     choices: list[ChunkChoice]
-    usage: Usage | UnsetType = UNSET  # in the last chunk, which has no choice
-    timings: Timings | UnsetType = UNSET  # there, too
-    prompt_progress: ProgressReport | UnsetType = UNSET
+    system_fingerprint: str = FINGERPRINT
+    usage: Usage | UnsetType = UNSET  # in the last chunk, which has no choice; in all, if asked for
+    timings: Timings | UnsetType = UNSET  # likewise
+    prompt_progress: ProgressReport | UnsetType = UNSET  # of a chunk that has no choice
+    prompt_token_ids: list[int] | UnsetType = UNSET  # with the first choice
+    prompt_logprobs: PromptLogprobList | UnsetType = UNSET  # in the last chunk
 
 
 class CalledFunction(Struct):
@@ -107,6 +86,7 @@ class Choice(Struct):
     message: AssistantMessage
     logprobs: ChoiceLogprobs | None
     finish_reason: ChatFinishText | None
+    token_ids: list[int] | UnsetType = UNSET
 
 
 class ChatCompletion(Struct, kw_only=True):
@@ -117,33 +97,20 @@ class ChatCompletion(Struct, kw_only=True):
     choices: list[Choice]
     usage: Usage
     timings: Timings | UnsetType
-
-
-async def chunks(
-    service: ChatService, wanted: ChatCompletionRequest, origin: Origin
-) -> AsyncGenerator[list[ChatCompletionChunk]]:
-    """The reply, in batches as it comes; last, if wanted, a chunk that says what it used. Raises what `turn_events`
-    raises."""
-    counts = TokenCounts()
-    writer = _ChunkWriter(service, tells_progress=bool(wanted.return_progress))
-    asked, breakers = wanted.grammar(), await service.breakers.tokens(wanted.breakers())
-    turn = Turn(wanted.conversation(), wanted.choices(breakers), asked)
-    origin = replace(origin, reply=writer.reply)
-    async with aclosing(turn_events(service, turn, origin, counts)) as batches:
-        async for batch in batches:
-            if written := [chunk for index, event in batch for chunk in writer.write(index, event)]:
-                yield written
-    if wanted.reports_usage:
-        yield [writer.usage(counts)]
+    system_fingerprint: str = FINGERPRINT
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobList | UnsetType = UNSET
 
 
 async def fold(chunks: AsyncGenerator[ChatCompletionChunk]) -> ChatCompletion:
     """The whole reply. The last chunk must be the one about usage."""
     parts: dict[int, _Parts] = {}
+    prompt_ids: list[int] | UnsetType = UNSET
     async for chunk in chunks:
+        prompt_ids = prompt_ids or chunk.prompt_token_ids
         for choice in chunk.choices:
             parts.setdefault(choice.index, _Parts()).add(choice)
-        if chunk.usage is not UNSET:
+        if chunk.usage is not UNSET and not chunk.choices:
             choices = [parts[index].choice(index) for index in sorted(parts)]
             return ChatCompletion(
                 id=chunk.id,
@@ -152,66 +119,10 @@ async def fold(chunks: AsyncGenerator[ChatCompletionChunk]) -> ChatCompletion:
                 choices=choices,
                 usage=chunk.usage,
                 timings=chunk.timings,
+                prompt_token_ids=prompt_ids,
+                prompt_logprobs=chunk.prompt_logprobs,
             )
     raise EOFError("the chunks ended without their usage")
-
-
-class _ChunkWriter:
-    """Writes the chunks of one reply."""
-
-    def __init__(self, service: ChatService, *, tells_progress: bool) -> None:
-        """`tells_progress` of the reading of the prompt."""
-        self._tells_progress = tells_progress
-        self._tokenizer = service.tokenizer
-        self._identity = Identity.new("chatcmpl", service.name)
-        self._begun: set[int] = set()
-        self._calling: set[int] = set()  # choices that have called a tool
-
-    @property
-    def reply(self) -> str:
-        """Its id."""
-        return self._identity.id
-
-    def write(self, index: int, event: ChatEvent) -> Iterator[ChatCompletionChunk]:
-        if index not in self._begun:
-            self._begun.add(index)
-            yield self._chunk(ChunkChoice(index, Delta("assistant", "")))
-        match event:
-            case TextDelta(text, logprobs):
-                report = ChoiceLogprobs(reported_tokens(self._tokenizer, logprobs)) if logprobs else None
-                yield self._chunk(ChunkChoice(index, Delta(content=text), report))
-            case ReasoningDelta(text):
-                yield self._chunk(ChunkChoice(index, Delta(reasoning=text, reasoning_content=text)))
-            case ToolCallStart(number, call_id, name):
-                self._calling.add(index)
-                yield self._call(index, CallDelta(number, FunctionDelta("", name), call_id, "function"))
-            case ToolCallDelta(number, arguments):
-                yield self._call(index, CallDelta(number, FunctionDelta(arguments)))
-            case ReplyEnd(finish):
-                reason: ChatFinishText = finish_text(finish)
-                if reason == "stop" and index in self._calling:
-                    reason = "tool_calls"
-                yield self._chunk(ChunkChoice(index, Delta(), finish_reason=reason))
-            case PromptProgress() if self._tells_progress:
-                chunk = self._chunk(ChunkChoice(index, Delta()))
-                chunk.prompt_progress = ProgressReport.of(event)
-                yield chunk
-            case PromptProgress() | PromptLogprobs() | ToolCallEnd():
-                pass
-
-    def _call(self, index: int, delta: CallDelta) -> ChatCompletionChunk:
-        return self._chunk(ChunkChoice(index, Delta(tool_calls=[delta])))
-
-    def usage(self, counts: TokenCounts) -> ChatCompletionChunk:
-        chunk = self._chunk()
-        chunk.usage, chunk.timings = usage_of(counts), timings_of(counts)
-        return chunk
-
-    def _chunk(self, *choices: ChunkChoice) -> ChatCompletionChunk:
-        identity = self._identity
-        return ChatCompletionChunk(
-            id=identity.id, created=identity.created, model=identity.model, choices=list(choices)
-        )
 
 
 @dataclass(slots=True)
@@ -223,6 +134,7 @@ class _Parts:
     calls: list[tuple[str, str, list[str]]] = field(default_factory=list)  # id, name, and pieces of the arguments
     reported: list[ReportedToken] = field(default_factory=list)
     has_logprobs: bool = False
+    token_ids: list[int] | UnsetType = UNSET
     finish: ChatFinishText | None = None
 
     def add(self, choice: ChunkChoice) -> None:
@@ -236,6 +148,8 @@ class _Parts:
         if choice.logprobs is not None:
             self.has_logprobs = True
             self.reported += choice.logprobs.content
+        if choice.token_ids is not UNSET:
+            self.token_ids = [*(self.token_ids or ()), *choice.token_ids]
         self.finish = choice.finish_reason or self.finish
 
     def _add_call(self, delta: CallDelta) -> None:
@@ -249,4 +163,4 @@ class _Parts:
         content = None if self.calls and not text else text
         calls = [Call(call_id, CalledFunction(name, "".join(pieces))) for call_id, name, pieces in self.calls]
         message = AssistantMessage(content, reasoning=thought, reasoning_content=thought, tool_calls=calls or UNSET)
-        return Choice(index, message, logprobs, self.finish)
+        return Choice(index, message, logprobs, self.finish, self.token_ids)

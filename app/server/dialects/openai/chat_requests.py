@@ -3,14 +3,14 @@
 What they have in common with other requests is declared in `requests`, in the same manner.
 """
 
-from collections.abc import Iterator
-from typing import Annotated, Literal
+from collections.abc import Iterator, Mapping
+from typing import Annotated, TypeAlias
 
-from msgspec import Meta, Raw, Struct
+from msgspec import Meta, Struct
 
 from app.chat.conversation import Conversation
-from app.chat.messages import InvalidMessage, Message, Role, ToolCall, text_of
-from app.server.dialects.openai.requests import GenerationRequest
+from app.chat.messages import InvalidMessage, Message, ToolCall, text_of
+from app.server.dialects.openai.reporting import ReportingRequest
 from app.server.dialects.openai.tools import (
     OWN_VARIABLES,
     ReasoningOptions,
@@ -25,6 +25,11 @@ from app.server.origin import Purpose
 from app.server.structured_output import AskedGrammar, ResponseFormat, of_response_format
 from app.server.wanted_thinking import ReasoningEffort, ThinkingBudget, WantedThinking
 from app.server.wanted_tools import WantedTools
+
+RoleName: TypeAlias = Annotated[str, Meta(pattern=r"^[A-Za-z][A-Za-z0-9_.-]{0,63}$")]
+
+# Half of all templates drop what a developer says; a function is what tools were called first.
+_ROLES: Mapping[str, str] = {"developer": "system", "function": "tool"}
 
 
 class ContentPart(Struct):
@@ -44,12 +49,13 @@ class MessageToolCall(Struct):
 
 
 class ChatMessage(Struct):
-    role: Literal["system", "developer", "user", "assistant", "tool"]
+    role: RoleName
     content: str | list[ContentPart] | None = None
     name: str | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None  # the same by its other name
     tool_calls: list[MessageToolCall] | None = None
+    function_call: FunctionCall | None = None  # the one call of an older client
     tool_call_id: str | None = None
 
     def to_message(self) -> Message:
@@ -58,12 +64,14 @@ class ChatMessage(Struct):
         if isinstance(parts, list):
             parts = text_of([{"type": part.type, "text": part.text, "refusal": part.refusal} for part in parts])
         calls = [ToolCall.parse(c.function.name, c.function.arguments, c.id) for c in self.tool_calls or ()]
+        if self.function_call is not None and not calls:
+            calls = [ToolCall.parse(self.function_call.name, self.function_call.arguments)]
         thought = self.reasoning_content if self.reasoning is None else self.reasoning
-        role: Role = "system" if self.role == "developer" else self.role  # half of all templates drop the other one
+        role = _ROLES.get(self.role, self.role)
         return Message(role, parts or "", thought, tuple(calls), self.tool_call_id, self.name)
 
 
-class ChatCompletionRequest(GenerationRequest, kw_only=True):
+class ChatCompletionRequest(ReportingRequest, kw_only=True):
     """POST /v1/chat/completions."""
 
     messages: Annotated[list[ChatMessage], Meta(min_length=1)]
@@ -74,34 +82,42 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True):
     tools: ToolDefinitions | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
-    functions: list[Raw] | None = None
     reasoning: ReasoningOptions | None = None
     reasoning_effort: ReasoningEffort | None = None
     thinking_token_budget: ThinkingBudget | None = None
-    thinking_budget: ThinkingBudget | None = None  # the same by its other names
-    thinking_budget_tokens: ThinkingBudget | None = None
+    include_reasoning: bool | None = None  # false: the reply leaves its thoughts out
     chat_template_kwargs: TemplateVariables | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     modalities: list[str] | None = None
 
     def conversation(self) -> Conversation:
         """Raises InvalidRequest naming the message that cannot be given to a model."""
         wanted, thinking = self._wanted_tools(), self._thinking()
+        messages = self._messages()
+        begun = messages.pop().content if self.continue_final_message else ""
         return Conversation(
-            self._messages(),
+            messages,
             wanted.tools,
             wanted.allowed,
             wanted.use,
             parallel_calls=self.parallel_tool_calls is not False,
             thinking_budget=thinking.budget,
             variables=thinking.template_variables(self.chat_template_kwargs),
+            begun=begun,
+            add_generation_prompt=self.add_generation_prompt is not False,
         )
+
+    @property
+    def reports_thoughts(self) -> bool:
+        return self.include_reasoning is not False and not (self.reasoning and self.reasoning.exclude)
 
     def _wanted_tools(self) -> WantedTools:
         return wanted_tools(self.tools or (), self.tool_choice)
 
     def _thinking(self) -> WantedThinking:
         options = self.reasoning or ReasoningOptions()
-        budgets = (self.thinking_token_budget, self.thinking_budget, self.thinking_budget_tokens, options.max_tokens)
+        budgets = (self.thinking_token_budget, options.max_tokens)
         return WantedThinking.of(self.reasoning_effort or options.effort, budgets, options.enabled)
 
     def _messages(self) -> list[Message]:
@@ -126,10 +142,13 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True):
         yield from self._wanted_tools().problems()
         if self.use_beam_search and self._thinking().budget is not None:
             yield "thinking_token_budget", "a beam search has none; leave one of them out."
-        if self.functions:
-            yield "functions", "they are called tools now; send tools."
         if taken := OWN_VARIABLES.intersection(self.chat_template_kwargs or ()):
             yield f"chat_template_kwargs.{min(taken)}", "it is filled from the conversation; leave it out."
+        last = self.messages[-1]
+        if self.continue_final_message and self.add_generation_prompt:
+            yield "add_generation_prompt", "a message that is continued has none; leave it out."
+        if self.continue_final_message and (last.role != "assistant" or last.tool_calls or not last.content):
+            yield "continue_final_message", "the last message is no text of the assistant; leave it out."
         if any(modality != "text" for modality in self.modalities or ()):
             yield "modalities", "this version writes text only; leave it out."
         if self.top_logprobs is not None and not self.logprobs:

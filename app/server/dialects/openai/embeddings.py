@@ -2,7 +2,7 @@
 
 import asyncio
 import base64
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Literal, TypeAlias
 
 import msgspec
@@ -13,48 +13,27 @@ from torch import Tensor
 
 from app.embedding_service import EmbeddingService, shortened
 from app.server.dialects.openai.chat_requests import ChatCompletionRequest
+from app.server.dialects.openai.completion_requests import CompletionRequest
+from app.server.dialects.openai.embedding_requests import EmbeddingRequest, Encoding
+from app.server.dialects.openai.fields import EMBEDDINGS as FIELDS
 from app.server.dialects.openai.models import ModelEndpoints
-from app.server.dialects.openai.requests import CompletionRequest, Prompts, separate
 from app.server.dialects.rerank import PATHS as RERANKING
-from app.server.dialects.rerank import RerankEndpoints, RerankRequest
-from app.server.embedding_inputs import MAX_INPUTS, Truncation, check_dimensions, faulty, read_inputs
+from app.server.dialects.rerank import RerankEndpoints
+from app.server.dialects.rerank_requests import RerankRequest
+from app.server.embedding_inputs import check_dimensions, read_inputs
 from app.server.endpoint import Endpoint
-from app.server.errors import InvalidRequest
-from app.server.field_types import ModelName, PositiveCount
 from app.server.refusals import NO_TEXT, RANKS_ONLY
 from app.server.reply import while_connected
 from app.server.request_body import read_body
 from app.server.served_model import ServedModel
 
 EMBEDDINGS = "/v1/embeddings"
+BARE = "/embeddings"  # llama.cpp's, whose replies are lists; OpenAI's for requests that its libraries make
 GENERATING: Mapping[str, type[Struct]] = {
     "/v1/chat/completions": ChatCompletionRequest,
+    "/chat/completions": ChatCompletionRequest,
     "/v1/completions": CompletionRequest,
 }
-
-Encoding: TypeAlias = Literal["float", "base64"]
-
-
-class EmbeddingRequest(Struct, kw_only=True):
-    """POST /v1/embeddings."""
-
-    model: ModelName | None = None
-    input: Prompts
-    encoding_format: Encoding | None = None
-    dimensions: PositiveCount | None = None
-    user: str | None = None
-    truncate_prompt_tokens: Truncation | None = None  # not in OpenAI's API, but in vLLM's
-
-    def inputs(self) -> list[str | tuple[int, ...]]:
-        """The inputs, each a text or token ids. Raises InvalidRequest."""
-        inputs = separate(self.input, "input")
-        if len(inputs) > MAX_INPUTS:
-            problem = f"{len(inputs)} inputs are more than {MAX_INPUTS}."
-            raise InvalidRequest(f"input: {problem}", "Send several requests.", parameter="input")
-        for place, one in enumerate(inputs):
-            if not one:
-                raise faulty(f"input[{place}]", "it is empty")
-        return inputs
 
 
 class Embedding(Struct):
@@ -75,8 +54,18 @@ class EmbeddingList(Struct):
     object: Literal["list"] = "list"
 
 
+class BareEmbedding(Struct):
+    """As llama.cpp's own route has it: the list has one vector, that of the whole text."""
+
+    index: int
+    embedding: list[Raw]
+
+
 # What is asked of a model that gives vectors, for one that does not to refuse.
-VECTORS: Mapping[str, type[Struct]] = {EMBEDDINGS: EmbeddingRequest, **dict.fromkeys(RERANKING, RerankRequest)}
+VECTORS: Mapping[str, type[Struct]] = {
+    **dict.fromkeys((EMBEDDINGS, BARE), EmbeddingRequest),
+    **dict.fromkeys(RERANKING, RerankRequest),
+}
 
 
 class EmbeddingEndpoints:
@@ -85,7 +74,6 @@ class EmbeddingEndpoints:
     def __init__(self, service: EmbeddingService, model: ServedModel) -> None:
         self._service = service
         self._model = model
-        self._decoder = msgspec.json.Decoder(EmbeddingRequest)
 
     def endpoints(self) -> list[Endpoint]:
         return [
@@ -97,12 +85,23 @@ class EmbeddingEndpoints:
 
     def _embeddings(self) -> list[Endpoint]:
         if self._service.ranks:
-            return RANKS_ONLY.endpoints({EMBEDDINGS: EmbeddingRequest})
-        summary, answer = "Texts become vectors", self.create_embeddings
-        return [Endpoint("POST", EMBEDDINGS, answer, summary, takes=EmbeddingRequest, gives=EmbeddingList)]
+            return RANKS_ONLY.endpoints(dict.fromkeys((EMBEDDINGS, BARE), EmbeddingRequest))
+        summary, answers = "Texts become vectors", {EMBEDDINGS: self.create_embeddings, BARE: self.create_bare}
+        gives = {EMBEDDINGS: EmbeddingList, BARE: EmbeddingList | list[BareEmbedding]}
+        return [
+            Endpoint("POST", path, answer, summary, takes=EmbeddingRequest, gives=gives[path], fields=FIELDS)
+            for path, answer in answers.items()
+        ]
 
     async def create_embeddings(self, request: Request) -> Response:
-        wanted = await read_body(request, self._decoder)
+        return await self._answer(request, await read_body(request, FIELDS), _listed)
+
+    async def create_bare(self, request: Request) -> Response:
+        """OpenAI's libraries always name an encoding, and llama.cpp's clients do not."""
+        wanted = await read_body(request, FIELDS)
+        return await self._answer(request, wanted, _bare if wanted.encoding_format is None else _listed)
+
+    async def _answer(self, request: Request, wanted: EmbeddingRequest, write: "Write") -> Response:
         model = self._model.named(wanted.model)
         check_dimensions(self._service, wanted.dimensions)
         inputs = wanted.inputs()
@@ -114,16 +113,27 @@ class EmbeddingEndpoints:
             vectors = await self._service.embed(sequences)
             # Thousands of numbers are written, which is not to stop the others' replies.
             tokens = sum(map(len, sequences))
-            body.append(await asyncio.to_thread(_body, vectors, wanted, model, tokens))
+            body.append(await asyncio.to_thread(write, _written(vectors, wanted), model, tokens))
 
         await while_connected(request.receive, answer())
         return Response(b"".join(body), media_type="application/json")
 
 
-def _body(vectors: Sequence[Tensor], wanted: EmbeddingRequest, model: str, tokens: int) -> bytes:
+def _written(vectors: Sequence[Tensor], wanted: EmbeddingRequest) -> Iterator[Raw]:
     write = _WRITERS[wanted.encoding_format or "float"]
-    data = [Embedding(place, Raw(write(shortened(one, wanted.dimensions)))) for place, one in enumerate(vectors)]
+    return (Raw(write(shortened(one, wanted.dimensions))) for one in vectors)
+
+
+Write: TypeAlias = Callable[[Iterator[Raw], str, int], bytes]  # from vectors, the model and its tokens to a body
+
+
+def _listed(vectors: Iterator[Raw], model: str, tokens: int) -> bytes:
+    data = [Embedding(place, vector) for place, vector in enumerate(vectors)]
     return msgspec.json.encode(EmbeddingList(data, model, EmbeddingUsage(tokens, tokens)))
+
+
+def _bare(vectors: Iterator[Raw], model: str, tokens: int) -> bytes:
+    return msgspec.json.encode([BareEmbedding(place, [vector]) for place, vector in enumerate(vectors)])
 
 
 def _as_numbers(vector: Tensor) -> bytes:

@@ -1,28 +1,45 @@
-"""The endpoints of OpenAI's API: from a request to the response that will carry its reply."""
+"""The endpoints of OpenAI's API: from a request to the response that will carry its reply.
+
+llama.cpp's server answers most of the paths without /v1 too, and its clients use them.
+"""
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import TypeAlias, TypeVar
 
-import msgspec
 from msgspec import Struct
 from starlette.requests import Request
+from starlette.responses import Response
 
 from app.chat.service import ChatService
-from app.server.dialects.openai import chat, completions
+from app.server.dialects.openai import chat, chat_chunks, completion_chunks, completions
 from app.server.dialects.openai.chat_requests import ChatCompletionRequest
+from app.server.dialects.openai.completion_requests import CompletionRequest
 from app.server.dialects.openai.embeddings import VECTORS
 from app.server.dialects.openai.errors import error_body
+from app.server.dialects.openai.fields import CHAT, COMPLETION
 from app.server.dialects.openai.models import ModelEndpoints
-from app.server.dialects.openai.requests import CompletionRequest, GenerationRequest
+from app.server.dialects.openai.requests import GenerationRequest
 from app.server.door import of_caller
 from app.server.endpoint import Endpoint
+from app.server.errors import naming
+from app.server.field_table import FieldTable
 from app.server.refusals import NO_VECTORS
-from app.server.reply import ChunkT, StreamedReply, WholeReply
+from app.server.reply import ChunkT, StreamedReply, WaitStatus, WholeReply, json_reply
 from app.server.request_body import read_body
 from app.server.served_model import ServedModel
 
+CHATS = ("/v1/chat/completions", "/chat/completions")
+COMPLETIONS = "/v1/completions"  # without /v1, llama.cpp's own
+
 RequestT = TypeVar("RequestT", bound=GenerationRequest)
 Reply: TypeAlias = StreamedReply[ChunkT] | WholeReply[ChunkT]
+
+
+class InputTokens(Struct):
+    """The length of the prompt that a request for a chat completion becomes."""
+
+    input_tokens: int
+    object: str = "chat.completion.input_tokens"
 
 
 class OpenAIEndpoints:
@@ -31,53 +48,77 @@ class OpenAIEndpoints:
     def __init__(self, service: ChatService, model: ServedModel) -> None:
         self._service = service
         self._model = model
-        self._chat_decoder = msgspec.json.Decoder(ChatCompletionRequest)
-        self._completion_decoder = msgspec.json.Decoder(CompletionRequest)
 
     def endpoints(self) -> list[Endpoint]:
         return [
-            *ModelEndpoints(self._model).endpoints(),
+            *ModelEndpoints(self._model, self._service.sampling).endpoints(),
+            *map(self._chat, CHATS),
+            *map(self._count, CHATS),
             Endpoint(
                 "POST",
-                "/v1/chat/completions",
-                self.create_chat_completion,
-                "The next turn of a conversation",
-                takes=ChatCompletionRequest,
-                gives=chat.ChatCompletion,
-                streams=chat.ChatCompletionChunk,
-            ),
-            Endpoint(
-                "POST",
-                "/v1/completions",
+                COMPLETIONS,
                 self.create_completion,
                 "What a text goes on with, or what is missing in its middle",
                 takes=CompletionRequest,
                 gives=completions.Completion,
                 streams=completions.Completion,
+                fields=COMPLETION,
             ),
             *NO_VECTORS.endpoints(VECTORS),
         ]
 
+    def _chat(self, path: str) -> Endpoint:
+        return Endpoint(
+            "POST",
+            path,
+            self.create_chat_completion,
+            "The next turn of a conversation",
+            takes=ChatCompletionRequest,
+            gives=chat.ChatCompletion,
+            streams=chat.ChatCompletionChunk,
+            fields=CHAT,
+        )
+
+    def _count(self, path: str) -> Endpoint:
+        return Endpoint(
+            "POST",
+            f"{path}/input_tokens",
+            self.count_input_tokens,
+            "How many tokens the prompt of a conversation has",
+            takes=ChatCompletionRequest,
+            gives=InputTokens,
+            fields=CHAT,
+        )
+
     async def create_chat_completion(self, request: Request) -> Reply[chat.ChatCompletionChunk]:
-        wanted = await self._read(request, self._chat_decoder)
-        origin = of_caller(request, wanted.origin(request.headers))
-        return _reply(wanted, chat.chunks(self._service, wanted, origin), chat.fold)
+        wanted, model = await self._read(request, CHAT)
+        origin, status = of_caller(request, wanted.origin(request.headers)), WaitStatus()
+        chunks = chat_chunks.chunks(self._service, wanted, model, origin, status)
+        return _reply(wanted, chunks, chat.fold, status)
+
+    async def count_input_tokens(self, request: Request) -> Response:
+        wanted, _ = await self._read(request, CHAT)
+        with naming("messages"):
+            return json_reply(InputTokens(await self._service.length(wanted.conversation())))
 
     async def create_completion(self, request: Request) -> Reply[completions.Completion]:
-        wanted = await self._read(request, self._completion_decoder)
-        origin = of_caller(request, wanted.origin(request.headers))
-        return _reply(wanted, completions.chunks(self._service, wanted, origin), completions.fold)
+        wanted, model = await self._read(request, COMPLETION)
+        origin, status = of_caller(request, wanted.origin(request.headers)), WaitStatus()
+        chunks = completion_chunks.chunks(self._service, wanted, model, origin, status)
+        return _reply(wanted, chunks, completions.fold, status)
 
-    async def _read(self, request: Request, decoder: "msgspec.json.Decoder[RequestT]") -> RequestT:
-        wanted = await read_body(request, decoder)
-        wanted.check_model(self._model)
+    async def _read(self, request: Request, fields: FieldTable[RequestT]) -> tuple[RequestT, str]:
+        """A checked request, and the name that its reply carries."""
+        wanted = await read_body(request, fields)
+        model = self._model.named(wanted.model)
         wanted.check()
-        return wanted
+        return wanted, model
 
 
 def _reply(
     wanted: GenerationRequest,
     chunks: AsyncGenerator[list[ChunkT]],
     fold: Callable[[AsyncGenerator[ChunkT]], Awaitable[Struct]],
+    status: WaitStatus,
 ) -> Reply[ChunkT]:
-    return StreamedReply(chunks, error_body) if wanted.stream else WholeReply(chunks, fold)
+    return StreamedReply(chunks, error_body, status=status) if wanted.stream else WholeReply(chunks, fold)

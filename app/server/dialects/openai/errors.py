@@ -1,8 +1,8 @@
 """Errors as OpenAI's API writes them: one JSON object with message, type, param and code."""
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
-from app.server.errors import InvalidRequest, bounded, status_of, text_of_error
+from app.server.errors import ContextExceeded, InvalidRequest, bounded, status_of, text_of_error
 from engine.errors import InvalidSampling
 
 _KINDS = {429: "rate_limit_error"}
@@ -13,6 +13,8 @@ class ErrorDetail(Struct):
     type: str
     param: str | None
     code: str | None
+    n_prompt_tokens: int | UnsetType = UNSET  # llama.cpp's names, of a prompt that is too long
+    n_ctx: int | UnsetType = UNSET
 
 
 class ErrorBody(Struct):
@@ -20,10 +22,26 @@ class ErrorBody(Struct):
 
 
 def error_body(error: Exception) -> ErrorBody:
-    """What a client is told about `error`."""
+    """Return what a client is told about `error`."""
     status = status_of(error)
     kind = _KINDS.get(status, "invalid_request_error" if status < 500 else "server_error")
-    return ErrorBody(ErrorDetail(text_of_error(error), kind, _parameter(error), _code(error)))
+    detail = ErrorDetail(text_of_error(error), kind, _parameter(error), _code(error))
+    if isinstance(error, ContextExceeded):
+        detail.message, detail.n_prompt_tokens, detail.n_ctx = (
+            _too_long(error),
+            error.prompt_tokens,
+            error.context_length,
+        )
+    return ErrorBody(detail)
+
+
+def _too_long(error: ContextExceeded) -> str:
+    """OpenAI's sentence, by which clients recognize a prompt that is too long."""
+    field, length = error.parameter.partition(".")[0] or "prompt", error.context_length
+    return (
+        f"This model's maximum context length is {length} tokens. "
+        f"However, your {field} resulted in {error.prompt_tokens} tokens. {error.remedy}"
+    )
 
 
 def _parameter(error: Exception) -> str | None:

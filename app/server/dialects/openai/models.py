@@ -7,10 +7,20 @@ from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
+from app.chat.default_sampling import API_DEFAULTS, DefaultSampling
 from app.config import APP_NAME
+from app.server.dialects.openai.tokens import VERSION
 from app.server.endpoint import Endpoint
 from app.server.reply import json_reply
 from app.server.served_model import ServedModel
+
+MODELS = ("/v1/models", "/models")
+
+
+class Version(Struct):
+    """As vLLM reports it."""
+
+    version: str
 
 
 class ModelMeta(Struct):
@@ -33,6 +43,7 @@ class Model(Struct):
     max_model_len: int
     meta: ModelMeta
     root: str  # the served model's own name
+    default_sampling: dict[str, float] | None  # of requests that leave it open; null: each API has its own
     object: Literal["model"] = "model"
     type: Literal["model"] = "model"
     lifecycle: Literal["active"] = "active"
@@ -50,14 +61,20 @@ class ModelList(Struct):
 class ModelEndpoints:
     """Lists the one model of a server, once for each of its names."""
 
-    def __init__(self, served: ServedModel) -> None:
+    def __init__(self, served: ServedModel, sampling: DefaultSampling = API_DEFAULTS) -> None:
         self._served = served
+        self._sampling = sampling
 
     def endpoints(self) -> list[Endpoint]:
+        all_names, one = "The names that requests may give", "What one name stands for"
         return [
-            Endpoint("GET", "/v1/models", self.list_models, "The names that requests may give", gives=ModelList),
-            Endpoint("GET", "/v1/models/{model:path}", self.retrieve_model, "What one name stands for", gives=Model),
+            *(Endpoint("GET", path, self.list_models, all_names, gives=ModelList) for path in MODELS),
+            *(Endpoint("GET", f"{path}/{{model:path}}", self.retrieve_model, one, gives=Model) for path in MODELS),
+            Endpoint("GET", "/version", self.version, "The version of this program", gives=Version),
         ]
+
+    async def version(self, request: Request) -> Response:
+        return json_reply(Version(VERSION))
 
     async def list_models(self, request: Request) -> Response:
         names = self._served.names
@@ -65,11 +82,15 @@ class ModelEndpoints:
 
     async def retrieve_model(self, request: Request) -> Response:
         name = request.path_params["model"]
-        self._served.check(name)
-        return json_reply(self._model(name))
+        return json_reply(self._model(self._served.named(name)))
 
     def _model(self, name: str) -> Model:
         served = self._served
         length, since = served.context_length, datetime.fromtimestamp(served.since, UTC)
         meta = ModelMeta(length, served.vocab_size)
-        return Model(name, served.since, since, name, length, length, length, meta, root=served.name)
+        return Model(name, served.since, since, name, length, length, length, meta, served.name, self._told_sampling)
+
+    @property
+    def _told_sampling(self) -> dict[str, float] | None:
+        recommended = self._sampling.recommended
+        return None if recommended is None else dict(recommended)

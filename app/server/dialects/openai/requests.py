@@ -4,25 +4,22 @@ Unknown fields are ignored, since clients send many; known ones that this versio
 Fields that are absent or null have the API's defaults.
 """
 
+import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeAlias
 
 from msgspec import Meta, Struct
 
+from app.chat.default_sampling import API_DEFAULTS, DefaultSampling
+from app.chat.reply_options import ReplyOptions
+from app.chat.service import ChatService
+from app.chat.token_filter import TokenFilter
 from app.server.choices import WantedChoices
 from app.server.dry_fields import DryFields
 from app.server.errors import InvalidRequest, refuse_first
-from app.server.field_types import (
-    Alternatives,
-    Count,
-    Fraction,
-    ModelName,
-    PositiveCount,
-    StopText,
-    Temperature,
-    TokenId,
-)
+from app.server.field_types import Count, Fraction, ModelName, PositiveCount, StopText, Temperature, TokenId
 from app.server.origin import Purpose, origin_of
+from app.server.samplers import SamplerNames, only_named
 from app.server.served_model import ServedModel
 from app.server.structured_output import (
     AskedGrammar,
@@ -30,20 +27,23 @@ from app.server.structured_output import (
     GrammarText,
     Schema,
     StructuredOutputs,
+    of_gbnf,
+    of_json_schema,
     of_structured_outputs,
     only,
 )
 from engine.request import MAX_BIASES, MAX_STOPS, MAX_WIDTH, BeamParams, Origin, SamplingParams
 
-MAX_CHOICES = 256  # of one request: prompts times those that are generated for each
-DEFAULT_COMPLETION_TOKENS = 16
-ANY_NUMBER = -1  # of tokens, as clients of llama.cpp say it
 MAX_PRIORITY = 100
+MAX_GBNF = 1 << 15  # characters, which are read one by one
+ANY_SEED = -1  # llama.cpp and vLLM draw one then
 
 Penalty: TypeAlias = Annotated[float, Meta(ge=-2, le=2)]
-PromptIds: TypeAlias = Annotated[list[TokenId], Meta(min_length=1, max_length=1 << 20)]
-MostTokens: TypeAlias = Annotated[int, Meta(ge=ANY_NUMBER, le=2**31 - 1)]
-Prompts: TypeAlias = str | Annotated[list[str | TokenId | PromptIds], Meta(min_length=1, max_length=1 << 20)]
+Bias: TypeAlias = Annotated[float, Meta(ge=-100, le=100)]
+BiasPair: TypeAlias = Annotated[list[int | float | bool], Meta(min_length=2, max_length=2)]  # a token id and its bias
+BadWord: TypeAlias = Annotated[str, Meta(min_length=1, max_length=1024)]
+GbnfText: TypeAlias = Annotated[str, Meta(max_length=MAX_GBNF)]
+MostTokens: TypeAlias = Annotated[int, Meta(ge=-2, le=2**31 - 1)]  # less than 0: as many as the context holds
 
 # Fields whose value, where there is one, is a field of SamplingParams as it stands.
 _SAME_IN_SAMPLING = (
@@ -62,6 +62,7 @@ _SAME_IN_SAMPLING = (
 
 class StreamOptions(Struct):
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None  # with include_usage: each chunk says what was used so far, as in vLLM
     interval_ms: Annotated[int, Meta(ge=0, le=60_000)] | None = None  # between two chunks at least; ours alone
 
 
@@ -84,7 +85,9 @@ class GenerationRequest(DryFields, kw_only=True):
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     logit_bias: (
-        Annotated[dict[TokenId, Annotated[float, Meta(ge=-100, le=100)]], Meta(max_length=MAX_BIASES)] | None
+        Annotated[dict[TokenId, Bias], Meta(max_length=MAX_BIASES)]
+        | Annotated[list[BiasPair], Meta(max_length=MAX_BIASES)]
+        | None
     ) = None
     max_tokens: MostTokens | None = None
     stop: StopText | Annotated[list[StopText], Meta(max_length=MAX_STOPS)] | None = None
@@ -95,11 +98,17 @@ class GenerationRequest(DryFields, kw_only=True):
     top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None  # -1 and 0: no limit
     min_p: Fraction | None = None
     repetition_penalty: Annotated[float, Meta(ge=0.01, le=100)] | None = None
+    repeat_last_n: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None  # 0: no repetition_penalty
+    samplers: SamplerNames | None = None
     xtc_probability: Fraction | None = None
     xtc_threshold: Fraction | None = None
     ignore_eos: bool | None = None
     min_tokens: Count | None = None
     stop_token_ids: Annotated[list[TokenId], Meta(max_length=64)] | None = None
+    allowed_token_ids: Annotated[list[TokenId], Meta(min_length=1, max_length=1 << 18)] | None = None
+    bad_words: Annotated[list[BadWord], Meta(max_length=1024)] | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
     cache_salt: Annotated[str, Meta(max_length=256)] | None = None
     priority: Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None  # the highest goes first
     best_of: Annotated[int, Meta(ge=1, le=MAX_WIDTH)] | None = None  # so many are generated; of a search, its width
@@ -111,6 +120,8 @@ class GenerationRequest(DryFields, kw_only=True):
     guided_regex: GrammarText | None = None
     guided_choice: Choices | None = None
     guided_grammar: GrammarText | None = None
+    grammar: GbnfText | None = None  # as llama.cpp has it, and the next: empty means none
+    json_schema: Schema | str | None = None
     return_progress: bool | None = None  # a stream tells how much of a long prompt is read, as llama.cpp's does
     num_ctx: PositiveCount | None = None  # a cap on prompt and reply together; nothing is loaded anew for it
     options: Options | None = None
@@ -121,27 +132,43 @@ class GenerationRequest(DryFields, kw_only=True):
         """Whether the reply says what it used: a streamed one only if asked to."""
         return not self.stream or (self.stream_options is not None and bool(self.stream_options.include_usage))
 
-    def grammar(self) -> AskedGrammar | None:
+    def asked_grammar(self) -> AskedGrammar | None:
         """That the reply is to keep to. Raises InvalidRequest for a bad one, or several."""
         return only(self._grammars())
 
-    def choices(self, breakers: frozenset[int] = frozenset()) -> WantedChoices:
+    def choices(
+        self, breakers: frozenset[int] = frozenset(), sampling: DefaultSampling = API_DEFAULTS
+    ) -> WantedChoices:
         """What is wanted of each prompt, but for its grammar: with a seed, each candidate has the next one. `breakers`
-        are the tokens of those texts. Raises InvalidSampling."""
+        are the tokens of those texts. `sampling` fills in what the request leaves open, unless it is a beam search.
+        Raises InvalidSampling."""
         n, reports = self.n or 1, self._logprobs() is not None
         given = self._sampling() | {"dry": self.dry(breakers)}
         if self.use_beam_search:
             return self._wanted(n, [SamplingParams(**given, beams=self._beams(n))], reports=reports)
+        inserts = self._purpose() is Purpose.INSERTION
+        given = only_named(self.samplers, sampling.fill(given, inserts=inserts, several=self._candidates > 1))
         if self._candidates > n:
             given = {"logprobs": 0, **given}  # they are ranked by it
         seeds: list[dict[str, Any]] = [{} for _ in range(self._candidates)]
-        if self.seed is not None:
-            seeds = [{"seed": (self.seed + candidate) % 2**64} for candidate in range(self._candidates)]
+        if self.seed not in (None, ANY_SEED):
+            seeds = [{"seed": ((self.seed or 0) + candidate) % 2**64} for candidate in range(self._candidates)]
         return self._wanted(n, [SamplingParams(**given, **seed) for seed in seeds], reports=reports)
 
     def _wanted(self, count: int, candidates: Sequence[SamplingParams], *, reports: bool) -> WantedChoices:
         interval = self.stream_options.interval_ms if self.stream and self.stream_options else None
-        return WantedChoices(count, candidates, reports, self._context(), pause=(interval or 0) / 1000)
+        pause, options = (interval or 0) / 1000, self._options()
+        return WantedChoices(count, candidates, reports, self._context(), pause=pause, options=options)
+
+    async def token_filter(self, service: ChatService) -> TokenFilter | None:
+        """The tokens that replies may be made of. Raises InvalidRequest for an id that is not in the vocabulary."""
+        if self.allowed_token_ids is None and not self.bad_words:
+            return None
+        allowed = None if self.allowed_token_ids is None else frozenset(self.allowed_token_ids)
+        if allowed is not None and max(allowed) >= service.vocab_size:
+            problem = f"token id {max(allowed)} is not in the vocabulary of {service.vocab_size}."
+            raise InvalidRequest(f"allowed_token_ids: {problem}", parameter="allowed_token_ids")
+        return await asyncio.to_thread(TokenFilter.of, service.tokenizer, allowed, self.bad_words or ())
 
     def _context(self) -> int | None:
         caps = (self.num_ctx, None if self.options is None else self.options.num_ctx)
@@ -158,14 +185,27 @@ class GenerationRequest(DryFields, kw_only=True):
     def _sampling(self) -> dict[str, Any]:
         given: dict[str, Any] = {name: getattr(self, name) for name in _SAME_IN_SAMPLING}
         given |= {"max_tokens": self._max_tokens(), "logprobs": self._logprobs()}
+        given |= {"top_k": None if self.top_k is None else max(0, self.top_k)}
         given |= {"prompt_logprobs": self._prompt_logprobs()}
         given = {name: value for name, value in given.items() if value is not None}
         return given | {
-            "top_k": max(0, self.top_k or 0),
             "stop": (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()),
             "stop_token_ids": tuple(self.stop_token_ids or ()),
-            "logit_bias": tuple((self.logit_bias or {}).items()),
+            "logit_bias": self._biases(),
+            **({"repetition_penalty": 1.0} if self.repeat_last_n == 0 else {}),
         }
+
+    def _biases(self) -> tuple[tuple[int, float], ...]:
+        """The bias of each token; false, in llama.cpp's pairs, stands for never."""
+        if not isinstance(self.logit_bias, list):
+            return tuple((self.logit_bias or {}).items())
+        return tuple((int(token), -100.0 if bias is False else float(bias)) for token, bias in self.logit_bias)
+
+    def _options(self) -> ReplyOptions:
+        """What the reply reports."""
+        return ReplyOptions(
+            includes_stop=bool(self.include_stop_str_in_output), shows_control=self.skip_special_tokens is False
+        )
 
     def origin(self, headers: Mapping[str, str]) -> Origin:
         """Where it comes from, by its fields and the headers it came with. Raises InvalidRequest."""
@@ -199,6 +239,13 @@ class GenerationRequest(DryFields, kw_only=True):
             yield "best_of", "which are the best is known when all have ended; leave stream out."
         if self.use_beam_search and self.dry_multiplier:
             yield "dry_multiplier", "not with a beam search, which ranks by the model alone."
+        if self.use_beam_search and (self.allowed_token_ids is not None or self.bad_words):
+            name = "bad_words" if self.allowed_token_ids is None else "allowed_token_ids"
+            yield name, "not with a beam search, which ranks by the model alone."
+        if self.stream_options is not None and not self.stream:
+            yield "stream_options", "it needs stream to be true; leave it out."
+        if isinstance(self.logit_bias, list) and not all(map(_is_bias, self.logit_bias)):
+            yield "logit_bias", "each is a token id, and a number from -100 to 100 or false."
 
     def _grammars(self) -> Iterator[AskedGrammar]:
         guided = StructuredOutputs(
@@ -206,9 +253,10 @@ class GenerationRequest(DryFields, kw_only=True):
         )
         yield from of_structured_outputs(self.structured_outputs, "structured_outputs.")
         yield from of_structured_outputs(guided, "guided_")
+        yield from filter(None, (of_gbnf(self.grammar), of_json_schema(self.json_schema)))
 
     def _max_tokens(self) -> int | None:
-        return None if self.max_tokens == ANY_NUMBER else self.max_tokens
+        return None if self.max_tokens is None or self.max_tokens < 0 else self.max_tokens
 
     def _logprobs(self) -> int | None:
         return None
@@ -217,49 +265,6 @@ class GenerationRequest(DryFields, kw_only=True):
         return None
 
 
-class CompletionRequest(GenerationRequest, kw_only=True):
-    """POST /v1/completions."""
-
-    prompt: Prompts
-    logprobs: Alternatives | None = None
-    echo: bool | None = None
-    suffix: str | None = None
-
-    def prompts(self) -> list[str | tuple[int, ...]]:
-        """The prompts, each a text or token ids. Raises InvalidRequest for a list that mixes the two."""
-        prompts = separate(self.prompt, "prompt")
-        if len(prompts) * self._candidates > MAX_CHOICES:
-            problem = f"{len(prompts)} prompts times n, or best_of, are more than {MAX_CHOICES} choices."
-            raise InvalidRequest(f"prompt: {problem}", "Send several requests.", parameter="prompt")
-        return prompts
-
-    def _purpose(self) -> Purpose:
-        return Purpose.INSERTION if self.suffix else super()._purpose()
-
-    def _problems(self) -> Iterator[tuple[str, str]]:
-        yield from super()._problems()
-        if self.suffix and self.echo:
-            yield "suffix", "the prompt that goes with it cannot be echoed; leave echo out."
-
-    def _max_tokens(self) -> int | None:
-        return DEFAULT_COMPLETION_TOKENS if self.max_tokens is None else super()._max_tokens()
-
-    def _logprobs(self) -> int | None:
-        return self.logprobs
-
-    def _prompt_logprobs(self) -> int | None:
-        return self.logprobs if self.echo else None
-
-
-def separate(prompts: str | list[str | int | list[int]], parameter: str) -> list[str | tuple[int, ...]]:
-    """Each prompt, a text or token ids, of a field with one or several. Raises InvalidRequest where two kinds are
-    mixed."""
-    if isinstance(prompts, str):
-        return [prompts]
-    ids = [item for item in prompts if isinstance(item, int)]
-    if len(ids) == len(prompts):
-        return [tuple(ids)]
-    if len({type(item) for item in prompts}) > 1:
-        problem = "a list holds texts, token ids, or lists of token ids, and one kind only."
-        raise InvalidRequest(f"{parameter}: {problem}", parameter=parameter)
-    return [item if isinstance(item, str) else tuple(item) for item in prompts if not isinstance(item, int)]
+def _is_bias(pair: Sequence[int | float | bool]) -> bool:
+    token, bias = pair
+    return type(token) is int and token >= 0 and (bias is False or (bias is not True and -100 <= bias <= 100))

@@ -27,6 +27,7 @@ class ReasoningOptions(Struct):
     effort: ReasoningEffort | None = None
     max_tokens: ThinkingBudget | None = None
     enabled: bool | None = None
+    exclude: bool | None = None  # the reply leaves its thoughts out
 
 
 class FunctionDefinition(Struct):

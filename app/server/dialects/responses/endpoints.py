@@ -16,6 +16,7 @@ from app.server.dialects.responses import chains
 from app.server.dialects.responses.background import FROM_START, BackgroundReplies
 from app.server.dialects.responses.compaction import Compaction, CompactRequest, compaction, only
 from app.server.dialects.responses.events import Event
+from app.server.dialects.responses.fields import COMPACT, RESPONSE
 from app.server.dialects.responses.input_items import InputItem
 from app.server.dialects.responses.replies import ResponseReply, fold
 from app.server.dialects.responses.requests import ResponseRequest
@@ -80,8 +81,6 @@ class ResponseEndpoints:
         self._model = model
         self._stored = stored
         self._background = BackgroundReplies()
-        self._compact_decoder = msgspec.json.Decoder(CompactRequest)
-        self._decoder = msgspec.json.Decoder(ResponseRequest)
 
     def endpoints(self) -> list[Endpoint]:
         one, counted = f"{RESPONSES}/{{id}}", f"{RESPONSES}/input_tokens"
@@ -95,6 +94,7 @@ class ResponseEndpoints:
                 gives=Response,
                 streams=Event,
                 framing=NAMED_EVENTS,
+                fields=RESPONSE,
             ),
             Endpoint(
                 "POST",
@@ -103,6 +103,7 @@ class ResponseEndpoints:
                 "How many tokens a request would bring",
                 takes=ResponseRequest,
                 gives=InputTokens,
+                fields=RESPONSE,
             ),
             Endpoint(
                 "POST",
@@ -111,6 +112,7 @@ class ResponseEndpoints:
                 "A conversation in fewer tokens: its user messages and a summary",
                 takes=CompactRequest,
                 gives=Compaction,
+                fields=COMPACT,
             ),
             Endpoint(
                 "GET",
@@ -149,7 +151,7 @@ class ResponseEndpoints:
         return json_reply(InputTokens(len(prompt.ids)))
 
     async def compact(self, request: Request) -> WholeReply[Compaction]:
-        wanted = await read_body(request, self._compact_decoder)
+        wanted = await read_body(request, COMPACT)
         self._model.check(wanted.model)
         earlier = await self._earlier(wanted.previous_response_id, _owner(request))
         origin = of_caller(request, origin_of(Purpose.CHAT, request.headers))
@@ -208,7 +210,7 @@ class ResponseEndpoints:
         return json_reply(ItemList(data=told, first_id=first, last_id=last, has_more=begin + len(told) < len(items)))
 
     async def _read(self, request: Request) -> ResponseRequest:
-        wanted = await read_body(request, self._decoder)
+        wanted = await read_body(request, RESPONSE)
         wanted.check_model(self._model)
         wanted.check()
         return wanted

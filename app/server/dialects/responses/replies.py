@@ -41,7 +41,7 @@ class ResponseReply:
         self._origin = origin
         self._owner = owner
         self._stored = stored
-        begun = Response.begun(wanted, model)
+        begun = Response.begun(wanted, model, service.sampling)
         self.writer = ResponseWriter(begun, wanted.offered, service.tokenizer, tells_summary=wanted.tells_summary)
 
     async def events(self, earlier: Sequence[InputItem]) -> AsyncGenerator[list[Event]]:
@@ -85,7 +85,8 @@ class ResponseReply:
     async def _turn(self, earlier: Sequence[InputItem]) -> Turn:
         wanted = self._wanted
         breakers = await self._service.breakers.tokens(wanted.breakers())
-        return Turn(wanted.conversation_behind(earlier), wanted.choices(breakers), wanted.grammar(), field="input")
+        choices = wanted.choices(breakers, self._service.sampling)
+        return Turn(wanted.conversation_behind(earlier), choices, wanted.asked_grammar(), field="input")
 
     async def _keep(self) -> None:
         """If it is to be, and has ended."""

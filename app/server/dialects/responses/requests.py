@@ -65,8 +65,6 @@ class ResponseRequest(GenerationRequest, kw_only=True, dict=True):
     background: bool | None = None
     prompt_cache_key: Annotated[str, Meta(max_length=1024)] | None = None
     safety_identifier: Annotated[str, Meta(max_length=1024)] | None = None
-    conversation: Any = None
-    prompt: Any = None
 
     @cached_property
     def items(self) -> Sequence[InputItem]:
@@ -123,17 +121,8 @@ class ResponseRequest(GenerationRequest, kw_only=True, dict=True):
 
     def _problems(self) -> Iterator[tuple[str, str]]:
         yield from super()._problems()
-        for name in ("n", "best_of"):
-            if (getattr(self, name) or 1) > 1:
-                yield name, "a response is one reply; leave it out."
-        if self.use_beam_search:
-            yield "use_beam_search", "a response is one reply as it comes; leave it out."
         if self._format is not None and self._format.type == "json_schema" and self._format.schema is None:
             yield "text.format.schema", "it is required."
-        if self.conversation is not None:
-            yield "conversation", "conversations are not kept here; send previous_response_id."
-        if self.prompt is not None:
-            yield "prompt", "prompts are not kept here; send instructions and input."
         if self.background and self.store is False:
             yield "background", "a response in the background is stored; leave store out."
         yield from self.offered.problems()

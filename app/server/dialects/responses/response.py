@@ -8,6 +8,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from app.cache_details import PromptTokensDetails
+from app.chat.default_sampling import DefaultSampling
 from app.server.dialects.openai.tokens import CompletionTokensDetails
 from app.server.dialects.responses.output_items import OutputItem
 from app.server.dialects.responses.requests import ReasoningOptions, ResponseRequest, TextOptions
@@ -81,9 +82,9 @@ class Response(Struct, kw_only=True):
     user: str | None
 
     @classmethod
-    def begun(cls, wanted: ResponseRequest, model: str) -> "Response":
-        """What a request begins with: nothing is there yet but what it asked for."""
-        sampling = wanted.choices().candidates[0]
+    def begun(cls, wanted: ResponseRequest, model: str, defaults: DefaultSampling) -> "Response":
+        """What a request begins with: what it asked for, and `defaults` where it left the sampling open."""
+        sampling = wanted.choices(sampling=defaults).candidates[0]
         return cls(
             id=f"resp_{uuid.uuid4().hex}",
             created_at=int(time.time()),

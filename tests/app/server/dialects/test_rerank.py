@@ -52,6 +52,19 @@ def test_documents_are_told_and_counted_as_asked(server: EmbeddingServer) -> Non
     assert len(rerank(server, top_n=100).json()["results"]) == len(DOCUMENTS)
 
 
+def test_texts_are_answered_with_a_bare_list(server: EmbeddingServer) -> None:
+    answer = rerank(server, documents=None, texts=DOCUMENTS).json()
+    assert [(one["index"], one["score"]) for one in answer] == expected()
+    assert all(one.keys() == {"index", "score"} for one in answer)
+    told = rerank(server, documents=None, texts=DOCUMENTS, return_text=True, top_n=1).json()
+    assert told == [{**answer[0], "text": DOCUMENTS[answer[0]["index"]]}]
+    long = ["hello " * CONTEXT, "a"]
+    assert rerank(server, documents=None, texts=long).json()["error"]["param"] == "texts[0]"
+    assert len(rerank(server, documents=None, texts=long, truncate=True).json()) == 2
+    assert rerank(server, texts=DOCUMENTS).json()["error"]["param"] == "texts"
+    assert rerank(server, documents=None).json()["error"]["param"] == "documents"
+
+
 def test_what_is_too_long_is_named_or_cut(server: EmbeddingServer) -> None:
     long = "hello " * 30
     for asked, name in (({"query": long}, "query"), ({"documents": ["a", long]}, "documents[1]")):
@@ -65,12 +78,15 @@ def test_what_is_too_long_is_named_or_cut(server: EmbeddingServer) -> None:
 def test_a_cross_encoder_reads_each_document_behind_the_query() -> None:
     query = ids("hello", "wor", "##ld", "##s", "!")
     behind = [ids("hello"), ids("a"), ids("wor"), ids("hello", "a")]
-    scores = [float(vector((*query, len(query), *document[1:]))[0].abs()) for document in behind]
+    logits = [vector((*query, len(query), *document[1:]))[0].abs() for document in behind]
+    scores = [float(logit.sigmoid()) for logit in logits]
     with EmbeddingServer(ranks=True) as server:
         answer = rerank(server).json()
         assert [one["relevance_score"] for one in answer["results"]] == sorted(scores, reverse=True)
         assert {one["index"]: one["relevance_score"] for one in answer["results"]} == dict(enumerate(scores))
         assert answer["usage"]["total_tokens"] == 4 * len(query) + 2 + 2 + 2 + 3
+        raw = rerank(server, raw_scores=True).json()["results"]
+        assert {one["index"]: one["relevance_score"] for one in raw} == dict(enumerate(map(float, logits)))
         refused = rerank(server, documents=["a", "hello " * 30]).json()["error"]
         assert (refused["param"], refused["code"]) == ("documents[1]", "context_length_exceeded")
         cut = rerank(server, documents=["hello " * 30], truncate_prompt_tokens=-1).json()

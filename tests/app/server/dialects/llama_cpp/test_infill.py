@@ -56,7 +56,7 @@ def test_of_too_many_other_files_the_last_ones_are_read(code_server: LiveServer)
     assert len(fitting) == 1
     assert not infill(code_server, input_extra=OTHERS)["truncated"]
     alone = httpx.post(f"{code_server.url}/infill", json={"input_prefix": "# far too long\n" * 2000}, trust_env=False)
-    assert (alone.status_code, "tokens, and the context" in alone.text) == (400, True)
+    assert (alone.status_code, "exceeds the available context size" in alone.text) == (400, True)
 
 
 def test_a_warm_up_reads_the_prompt_and_writes_nothing(code_server: LiveServer) -> None:

@@ -65,7 +65,7 @@ def test_a_different_num_ctx_for_each_request_keeps_the_cache(hash_server: LiveS
         json={"model": "hash", "messages": conversation, "max_tokens": 1, "num_ctx": 999},
     ).json()["usage"]["prompt_tokens_details"]
     assert details["cached_tokens"] >= reused.prompt_eval_count - 16
-    with pytest.raises(ollama.ResponseError, match="num_ctx allows 64"):
+    with pytest.raises(ollama.ResponseError, match="max context length: 171 tokens, and the context holds 64"):
         chat(hash_server, messages=conversation, options={"num_ctx": 64})
 
 

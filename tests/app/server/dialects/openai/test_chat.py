@@ -64,6 +64,17 @@ def test_a_null_model_means_the_served_one(hash_server: LiveServer) -> None:
     assert (answer.status_code, answer.json()["model"]) == (200, "hash")
 
 
+def test_paths_without_v1_answer_likewise(hash_server: LiveServer) -> None:
+    with openai.OpenAI(base_url=hash_server.url, api_key="none", max_retries=0) as api:
+        reply = api.chat.completions.create(model="hash", messages=QUESTION, max_tokens=4)
+        assert [model.id for model in api.models.list()] == ["hash"]
+    assert reply.usage is not None
+    for path in ("/chat/completions/input_tokens", "/v1/chat/completions/input_tokens"):
+        count = httpx.post(f"{hash_server.url}{path}", json={"messages": [*QUESTION]}, trust_env=False).json()
+        assert count["input_tokens"] == reply.usage.prompt_tokens
+    assert httpx.get(f"{hash_server.url}/v1/health", trust_env=False).json()["status"] == "ok"
+
+
 @pytest.mark.parametrize("n", [1, 3])
 def test_a_stream_says_what_the_whole_reply_says(hash_server: LiveServer, n: int) -> None:
     asked: dict[str, Any] = {"model": "hash", "messages": QUESTION, "max_completion_tokens": 30, "n": n}

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from app.embedding_service import EmbeddingService
 from app.server.application import Locks, Surroundings, create_embedding_application
-from app.server.dialects.openai.embeddings import EMBEDDINGS, GENERATING
+from app.server.dialects.openai.embeddings import BARE, EMBEDDINGS, GENERATING
 from app.server.embedding_inputs import MAX_INPUTS
 from app.server.request_body import MAX_BODY_BYTES
 from app.text.encoder_tokenizer import from_json
@@ -127,11 +127,25 @@ def test_a_request_that_names_no_model_means_the_served_one(server: EmbeddingSer
     assert (answer.status_code, answer.json()["model"]) == (200, "digest")
 
 
+@pytest.mark.parametrize("field", ["input", "content"])
+def test_the_path_without_v1_answers_llama_cpps_clients_with_a_list(server: EmbeddingServer, field: str) -> None:
+    answer = httpx.post(f"{server.url}{BARE}", json={field: ["a", "hello"]}, trust_env=False).json()
+    listed = httpx.post(f"{server.url}{EMBEDDINGS}", json={"input": ["a", "hello"]}, trust_env=False).json()["data"]
+    assert answer == [{"index": one["index"], "embedding": [one["embedding"]]} for one in listed]
+
+
+def test_the_path_without_v1_answers_openais_libraries(server: EmbeddingServer) -> None:
+    with openai.OpenAI(base_url=server.url, api_key="none", max_retries=0) as api:
+        assert_vectors(api.embeddings.create(model="digest", input="a"), [ids("a")])
+        assert_vectors(api.embeddings.create(model="digest", input="a", encoding_format="float"), [ids("a")])
+
+
 SEVERAL: dict[str, tuple[Any, list[tuple[int, ...]]]] = {
     "a text": ("Hello worlds!", [ids("hello", "wor", "##ld", "##s", "!")]),
     "texts": (["Hello", "a", "Hello"], [ids("hello"), ids("a"), ids("hello")]),
     "ids": ([2, 4, 3], [(2, 4, 3)]),
     "lists of ids": ([[2, 4, 3], [4]], [(2, 4, 3), (4,)]),
+    "texts and lists of ids": (["a", [2, 4, 3]], [ids("a"), (2, 4, 3)]),
 }
 
 

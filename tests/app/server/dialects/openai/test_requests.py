@@ -6,17 +6,26 @@ from typing import Any
 import msgspec
 import pytest
 
-from app.chat.messages import Message
-from app.server.dialects.openai.chat_requests import ChatMessage
-from app.server.dialects.openai.requests import CompletionRequest
+from app.chat.messages import Message, ToolCall
+from app.chat.time_limits import TimeLimits
+from app.server.dialects.openai.chat_requests import ChatCompletionRequest, ChatMessage
+from app.server.dialects.openai.completion_requests import CompletionRequest
+from app.server.dialects.openai.fields import CHAT, COMPLETION
 from app.server.dry_fields import DRY_BREAKERS
+from app.server.errors import InvalidRequest
 from engine.errors import InvalidSampling
 from engine.request import DryParams, SamplingParams
 
 
 def read(**fields: Any) -> CompletionRequest:
-    body = json.dumps({"model": "m", "prompt": "Hi", "seed": 1, **fields})
-    return msgspec.json.decode(body, type=CompletionRequest)
+    return COMPLETION.decode(json.dumps({"model": "m", "prompt": "Hi", "seed": 1, **fields}).encode())
+
+
+def chat(**fields: Any) -> ChatCompletionRequest:
+    body = {"messages": [{"role": "user", "content": "Hi"}], **fields}
+    wanted = CHAT.decode(json.dumps(body).encode())
+    wanted.check()
+    return wanted
 
 
 def sampling(**fields: Any) -> SamplingParams:
@@ -30,9 +39,20 @@ def test_what_is_absent_or_null_has_the_defaults() -> None:
 
 
 def test_any_number_of_tokens_may_be_asked_for() -> None:
-    assert sampling(max_tokens=-1).max_tokens is None
+    for length in (-1, -2):
+        assert sampling(max_tokens=length).max_tokens is None
+
+
+def test_a_completion_of_no_tokens_only_reads_its_prompt() -> None:
+    wanted = read(max_tokens=0).choices()
+    assert (wanted.is_told, wanted.candidates[0].max_tokens) == (False, 1)
     with pytest.raises(InvalidSampling, match="max_tokens"):
-        sampling(max_tokens=0)
+        chat(max_tokens=0).choices()
+
+
+@pytest.mark.parametrize("temperature", [0, 2.5, 3, 100])
+def test_high_temperatures_are_accepted(temperature: float) -> None:
+    assert sampling(temperature=temperature).temperature == temperature
 
 
 @pytest.mark.parametrize("temperature", [0, 2.5, 3, 100])
@@ -66,3 +86,85 @@ def test_the_smallest_of_several_caps_counts() -> None:
     assert read().choices().context is None
     assert read(num_ctx=100, options={"num_ctx": 50}).choices().context == 50
     assert read(options={"num_ctx": 50, "mirostat": 2}).choices().context == 50
+
+
+def test_llama_cpps_names_mean_the_same() -> None:
+    assert sampling(repeat_penalty=1.9).repetition_penalty == 1.9
+    assert sampling(repeat_penalty=1.9, repeat_last_n=0).repetition_penalty == 1.0
+    assert sampling(n_predict=5).max_tokens == chat(n_predict=5).choices().candidates[0].max_tokens == 5
+    assert sampling().max_tokens == 16
+    assert read(n_probs=3).choices().reports
+    assert sampling(logit_bias=[[5, -1.5], [6, False]]).logit_bias == ((5, -1.5), (6, -100.0))
+    assert sampling(top_k=5, min_p=0.1, samplers=["top_k"]).min_p == 0
+    assert sampling(top_k=5, samplers=["temperature"]).top_k == 0
+    assert sampling(top_k=5, samplers="edkypmxt").top_k == 5
+
+
+def test_a_seed_of_less_than_0_is_any() -> None:
+    drawn = {params.seed for _ in range(3) for params in read(seed=-1, n=2).choices().candidates}
+    assert len(drawn) == 6
+    assert read(seed=-2).choices().candidates[0].seed == 2**64 - 2
+
+
+def test_time_limits_are_llama_cpps() -> None:
+    assert chat(t_max_prompt_ms=1500, t_max_predict_ms=0).choices().limits == TimeLimits(1.5, None)
+
+
+@pytest.mark.parametrize(
+    ("asked", "kind"),
+    [
+        ({"grammar": 'root ::= "a"'}, "gbnf"),
+        ({"json_schema": {"type": "integer"}}, "json"),
+        ({"json_schema": '{"type": "integer"}'}, "json"),
+        ({"response_format": {"type": "json_object"}}, "json"),
+    ],
+)
+def test_both_kinds_take_grammars_of_llama_cpp(asked: dict[str, Any], kind: str) -> None:
+    for wanted in (read(**asked), chat(**asked)):
+        grammar = wanted.asked_grammar()
+        assert grammar is not None
+        assert grammar.source.kind == kind
+    empty = {"grammar": "", "json_schema": ""}
+    assert read(**empty).asked_grammar() is chat(**empty).asked_grammar() is None
+    with pytest.raises(InvalidRequest, match="one grammar"):
+        chat(**asked, guided_regex="a").asked_grammar()
+
+
+def test_any_role_is_the_templates_matter() -> None:
+    told = msgspec.convert({"role": "critic", "content": "Hm."}, ChatMessage).to_message()
+    assert told == Message("critic", "Hm.")
+    called = {"role": "assistant", "function_call": {"name": "f", "arguments": "{}"}}
+    assert msgspec.convert(called, ChatMessage).to_message().tool_calls == (ToolCall("f", {}),)
+    assert msgspec.convert({"role": "function", "name": "f", "content": "1"}, ChatMessage).to_message().role == "tool"
+
+
+def test_a_message_of_the_assistant_is_continued_when_asked() -> None:
+    messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "He"}]
+    continued = chat(messages=messages, continue_final_message=True, add_generation_prompt=False).conversation()
+    assert (continued.begun, [message.content for message in continued.messages]) == ("He", ["Hi"])
+    assert chat(messages=messages).conversation().begun == ""
+    assert not chat(add_generation_prompt=False).conversation().add_generation_prompt
+    with pytest.raises(InvalidRequest, match="add_generation_prompt"):
+        chat(messages=messages, continue_final_message=True, add_generation_prompt=True)
+
+
+@pytest.mark.parametrize(
+    ("asked", "kept"),
+    [
+        ({"truncate_prompt_tokens": 3}, (3, 4, 5)),
+        ({"truncate_prompt_tokens": 3, "truncation_side": "right"}, (1, 2, 3)),
+        ({"truncate_prompt_tokens": 100}, (1, 2, 3, 4, 5)),
+        ({"truncate_prompt_tokens": -1, "max_tokens": 4}, (2, 3, 4, 5)),
+        ({"truncate_prompt_tokens": -1, "max_tokens": 100}, (5,)),
+        ({}, (1, 2, 3, 4, 5)),
+    ],
+)
+def test_a_prompt_is_cut_to_the_tokens_that_may_stay(asked: dict[str, Any], kept: tuple[int, ...]) -> None:
+    assert read(**asked).truncated((1, 2, 3, 4, 5), context_length=8) == kept
+
+
+def test_texts_and_lists_of_token_ids_may_be_mixed() -> None:
+    assert read(prompt=["a", [1, 2], "b"]).prompts() == ["a", (1, 2), "b"]
+    for bad in (["a", 1], [1, [1]]):
+        with pytest.raises(InvalidRequest, match="prompt"):
+            read(prompt=bad).prompts()

@@ -9,7 +9,7 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from app.server.dialects.openai.chat_requests import ChatCompletionRequest
+from app.server.dialects.openai.fields import CHAT
 from tests.app.chat.reply_formats.spoken import mutated
 from tests.app.server.dialects.openai.test_chat import client
 from tests.app.server.live_server import LiveServer
@@ -197,6 +197,7 @@ def test_thinking_can_be_switched_off(server: ScriptedServer) -> None:
         ({"reasoning_effort": "high"}, None, {"reasoning_effort": "high", "enable_thinking": True, "thinking": True}),
         ({"reasoning_effort": "none"}, 0, {"reasoning_effort": "none", "enable_thinking": False, "thinking": False}),
         ({"thinking_budget": 9, "thinking_token_budget": 7, "thinking_budget_tokens": -1}, 7, {}),
+        ({"reasoning_budget_tokens": 5}, 5, {}),
         ({"thinking_budget_tokens": 0}, 0, {"enable_thinking": False, "thinking": False}),
         ({"reasoning": {"max_tokens": 5, "enabled": True}}, 5, {"enable_thinking": True, "thinking": True}),
         ({"reasoning": {"enabled": False}}, 0, {"enable_thinking": False, "thinking": False}),
@@ -210,7 +211,7 @@ def test_thinking_can_be_switched_off(server: ScriptedServer) -> None:
 def test_thinking_is_asked_for_by_any_name(
     asked: dict[str, Any], budget: int | None, variables: dict[str, Any]
 ) -> None:
-    request = msgspec.convert({"model": "", "messages": [QUESTION], **asked}, ChatCompletionRequest)
+    request = CHAT.decode(msgspec.json.encode({"model": "", "messages": [QUESTION], **asked}))
     conversation = request.conversation()
     assert (conversation.thinking_budget, conversation.variables) == (budget, variables)
 

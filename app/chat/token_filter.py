@@ -1,0 +1,91 @@
+"""Token filters: token ids that a reply may be made of, and token sequences that it must not contain.
+
+A filter is a grammar around another one, or around none. Where the two together leave no token, the other one decides:
+a reply that keeps to its grammar is what its client can read.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from app.text.tokenizer import Tokenizer
+from engine.constraint import Constraint, Grammar, Words
+
+
+@dataclass(frozen=True, slots=True)
+class TokenFilter:
+    """See `engine.constraint.Grammar`. Immutable."""
+
+    allowed: Collection[int] | None = None  # token ids; None: all
+    forbidden: Sequence[Sequence[int]] = ()  # sequences of token ids, none of them empty
+    reply: Grammar | None = None
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, allowed: Collection[int] | None, words: Sequence[str]) -> "TokenFilter | None":
+        """Forbid each word as it is written behind other text, with and without a space. None: nothing is filtered."""
+        bare = (word.lstrip() or word for word in words)
+        texts = (text for word in bare for text in (word, f" {word}"))
+        ids = (tokenizer.encode_continuation(text) or tokenizer.encode(text) for text in texts)
+        forbidden = sorted({tuple(sequence) for sequence in ids})
+        return cls(allowed, forbidden) if allowed is not None or forbidden else None
+
+    def begin(self, *, jumps: bool) -> Constraint:
+        # A jump could take tokens that are filtered out.
+        return _Reply(self.allowed, self.forbidden, None if self.reply is None else self.reply.begin(jumps=False))
+
+
+class _Reply:
+    """See `engine.constraint.Constraint`."""
+
+    def __init__(
+        self, allowed: Collection[int] | None, forbidden: Sequence[Sequence[int]], reply: Constraint | None
+    ) -> None:
+        self._allowed = allowed
+        self._allowed_words: Words | None = None  # the same, once the size of the vocabulary is known
+        self._reply = reply
+        self._last: dict[tuple[int, ...], list[int]] = {}  # of forbidden sequences, by what comes before
+        for *begun, last in forbidden:
+            self._last.setdefault(tuple(begun), []).append(last)
+        self._lengths = sorted({len(begun) for begun in self._last})
+        self._said: list[int] = []  # the last tokens, in which a forbidden sequence may have begun
+
+    @property
+    def ended(self) -> bool:
+        return self._reply is not None and self._reply.ended
+
+    def fill(self, words: Words) -> bool:
+        constrained = self._reply is not None and self._reply.fill(words)
+        last = self._completing()
+        if self._allowed is None and not last:
+            return constrained
+        held = words.copy() if constrained else np.full_like(words, -1)
+        allowed = self._within_allowed(held)
+        choices = (allowed & ~_bits(last, len(words)), allowed, held)
+        words[:] = next((kept for kept in choices if kept.any()), held)
+        return True
+
+    def accept(self, token_id: int) -> Sequence[int]:
+        longest = max(self._lengths, default=0)
+        self._said = [*self._said, token_id][-longest:] if longest else []
+        return () if self._reply is None else self._reply.accept(token_id)
+
+    def _completing(self) -> list[int]:
+        """The tokens that would complete a forbidden sequence."""
+        count = len(self._said)
+        begun = (tuple(self._said[count - length :]) for length in self._lengths if length <= count)
+        return [last for one in begun for last in self._last.get(one, ())]
+
+    def _within_allowed(self, words: Words) -> Words:
+        if self._allowed is None:
+            return words
+        if self._allowed_words is None:
+            self._allowed_words = _bits(self._allowed, len(words))
+        return words & self._allowed_words
+
+
+def _bits(ids: Collection[int], count: int) -> Words:
+    """Return `count` words with the bits of some tokens set."""
+    words, given = np.zeros(count, np.uint32), np.fromiter(ids, np.int64, len(ids))
+    np.bitwise_or.at(words, given // 32, np.left_shift(1, given % 32).astype(np.uint32))
+    return words.view(np.int32)

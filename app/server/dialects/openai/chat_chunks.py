@@ -1,0 +1,174 @@
+"""The chunks of a chat completion: from the events of its replies to what a stream is made of, and a whole reply is
+folded from."""
+
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing
+from dataclasses import replace
+
+from app.chat.events import (
+    ChatEvent,
+    GeneratedTokens,
+    PromptLogprobs,
+    PromptProgress,
+    ReasoningDelta,
+    ReplyEnd,
+    TextDelta,
+    ToolCallDelta,
+    ToolCallEnd,
+    ToolCallStart,
+)
+from app.chat.service import ChatService
+from app.server.dialects.openai.chat import (
+    CallDelta,
+    ChatCompletionChunk,
+    ChatFinishText,
+    ChoiceLogprobs,
+    ChunkChoice,
+    Delta,
+    FunctionDelta,
+)
+from app.server.dialects.openai.chat_requests import ChatCompletionRequest
+from app.server.dialects.openai.tokens import Identity, prompt_logprobs, usage_of, usage_so_far
+from app.server.reply import WaitStatus
+from app.server.running_counts import RunningCounts
+from app.server.token_counts import TokenCounts
+from app.server.token_reports import (
+    ProgressReport,
+    TokenText,
+    finish_text,
+    id_text,
+    reported_tokens,
+    timings_of,
+    token_text,
+)
+from app.server.turn import Turn, turn_events
+from engine.request import Origin, TokenLogprobs
+
+
+async def chunks(
+    service: ChatService, wanted: ChatCompletionRequest, model: str, origin: Origin, status: WaitStatus
+) -> AsyncGenerator[list[ChatCompletionChunk]]:
+    """Yield the reply in batches as it comes; last, if wanted, a chunk that says what it used.
+
+    The first batch is empty where the prompt is still being read: nothing with a choice comes before the first token.
+    `model` is the name that the reply carries, `status` is kept up to date. Raises what `turn_events` raises.
+    """
+    counts = TokenCounts()
+    writer = _ChunkWriter(service, wanted, model, counts, status)
+    asked, breakers = wanted.asked_grammar(), await service.breakers.tokens(wanted.breakers())
+    choices = replace(wanted.choices(breakers, service.sampling), filter=await wanted.token_filter(service))
+    turn = Turn(wanted.conversation(), choices, asked)
+    origin = replace(origin, reply=writer.reply)
+    has_begun = False
+    async with aclosing(turn_events(service, turn, origin, counts)) as batches:
+        async for batch in batches:
+            written = [chunk for index, event in batch for chunk in writer.write(index, event)]
+            if written or not has_begun:
+                yield written
+            has_begun = True
+    if wanted.reports_usage:
+        yield [writer.usage()]
+
+
+class _ChunkWriter:
+    """Writes the chunks of one reply."""
+
+    def __init__(
+        self,
+        service: ChatService,
+        wanted: ChatCompletionRequest,
+        model: str,
+        counts: TokenCounts,
+        status: WaitStatus,
+    ) -> None:
+        self._wanted = wanted
+        self._tokenizer = service.tokenizer
+        self._text: TokenText = id_text if wanted.return_tokens_as_token_ids else token_text
+        self._identity = Identity.new("chatcmpl", model, wanted.request_id)
+        self._counts = counts
+        self._running = RunningCounts()
+        self._status = status
+        self._begun: set[int] = set()
+        self._calling: set[int] = set()  # choices that have called a tool
+        self._ids: dict[int, list[int]] = {}  # of each choice, those that no chunk has reported
+        self._prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+
+    @property
+    def reply(self) -> str:
+        """Its id."""
+        return self._identity.id
+
+    def write(self, index: int, event: ChatEvent) -> Iterator[ChatCompletionChunk]:
+        self._running.add(event)
+        match event:
+            case PromptProgress():
+                self._status.prefill(event.done, event.total)
+                if self._wanted.return_progress and index == 0:
+                    chunk = self._chunk()
+                    chunk.prompt_progress = ProgressReport.of(event)
+                    yield chunk
+            case PromptLogprobs(logprobs):
+                self._prompt_logprobs += logprobs if index == 0 else ()
+            case GeneratedTokens(ids):
+                self._ids.setdefault(index, []).extend(ids)
+            case ToolCallEnd():
+                pass
+            case _:
+                self._status.decode()
+                if index not in self._begun:
+                    self._begun.add(index)
+                    yield self._beginning(index)
+                if choice := self._choice(index, event):
+                    yield self._reported(choice)
+
+    def _beginning(self, index: int) -> ChatCompletionChunk:
+        chunk = self._chunk(ChunkChoice(index, Delta("assistant", "")))
+        if self._wanted.return_token_ids and len(self._begun) == 1:
+            chunk.prompt_token_ids = [*self._counts.prompts[0]]
+        return chunk
+
+    def _choice(self, index: int, event: ChatEvent) -> ChunkChoice | None:
+        match event:
+            case TextDelta(text, logprobs):
+                told = reported_tokens(self._tokenizer, logprobs, self._text)
+                return ChunkChoice(index, Delta(content=text), ChoiceLogprobs(told) if logprobs else None)
+            case ReasoningDelta(text) if self._wanted.reports_thoughts:
+                return ChunkChoice(index, Delta(reasoning=text, reasoning_content=text))
+            case ToolCallStart(number, call_id, name):
+                self._calling.add(index)
+                return _call(index, CallDelta(number, FunctionDelta("", name), call_id, "function"))
+            case ToolCallDelta(number, arguments):
+                return _call(index, CallDelta(number, FunctionDelta(arguments)))
+            case ReplyEnd(finish):
+                reason: ChatFinishText = finish_text(finish)
+                called = reason == "stop" and index in self._calling
+                return ChunkChoice(index, Delta(), finish_reason="tool_calls" if called else reason)
+        return None
+
+    def _reported(self, choice: ChunkChoice) -> ChatCompletionChunk:
+        """The chunk of a choice, with all that is reported beside."""
+        if self._wanted.return_token_ids:
+            choice.token_ids = self._ids.pop(choice.index, [])
+        chunk = self._chunk(choice)
+        if self._wanted.reports_usage_continuously:
+            chunk.usage = usage_so_far(self._counts, self._running)
+        if self._wanted.timings_per_token:
+            chunk.timings = self._running.timings()
+        return chunk
+
+    def usage(self) -> ChatCompletionChunk:
+        chunk = self._chunk()
+        chunk.usage, chunk.timings = usage_of(self._counts), timings_of(self._counts)
+        if self._wanted.prompt_logprobs is not None:
+            chunk.prompt_logprobs = prompt_logprobs(self._tokenizer, self._prompt_logprobs)
+        return chunk
+
+    def _chunk(self, *choices: ChunkChoice) -> ChatCompletionChunk:
+        identity = self._identity
+        return ChatCompletionChunk(
+            id=identity.id, created=identity.created, model=identity.model, choices=list(choices)
+        )
+
+
+def _call(index: int, delta: CallDelta) -> ChunkChoice:
+    return ChunkChoice(index, Delta(tool_calls=[delta]))

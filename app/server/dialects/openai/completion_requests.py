@@ -1,0 +1,98 @@
+"""Requests of text completions, OpenAI's older dialect.
+
+What they have in common with other requests is declared in `requests` and `reporting`, in the same manner.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Annotated, Literal, TypeAlias
+
+from msgspec import Meta
+
+from app.server.choices import WantedChoices
+from app.server.dialects.openai.reporting import ReportingRequest
+from app.server.embedding_inputs import Truncation
+from app.server.errors import InvalidRequest
+from app.server.field_types import Alternatives, TokenId
+from app.server.origin import Purpose
+from app.server.structured_output import AskedGrammar, ResponseFormat, of_response_format
+from engine.request import SamplingParams
+
+MAX_CHOICES = 256  # of one request: prompts times those that are generated for each
+DEFAULT_COMPLETION_TOKENS = 16
+
+PromptIds: TypeAlias = Annotated[list[TokenId], Meta(min_length=1, max_length=1 << 20)]
+Prompts: TypeAlias = str | Annotated[list[str | TokenId | PromptIds], Meta(min_length=1, max_length=1 << 20)]
+
+
+class CompletionRequest(ReportingRequest, kw_only=True):
+    """POST /v1/completions."""
+
+    prompt: Prompts
+    logprobs: Alternatives | None = None
+    echo: bool | None = None
+    suffix: str | None = None
+    response_format: ResponseFormat | None = None
+    truncate_prompt_tokens: Truncation | None = None  # so many tokens of each prompt stay; -1: what the context holds
+    truncation_side: Literal["left", "right"] | None = None
+
+    def prompts(self) -> list[str | tuple[int, ...]]:
+        """The prompts, each a text or token ids. Raises InvalidRequest for too many of them."""
+        prompts = separate(self.prompt, "prompt")
+        if len(prompts) * self._candidates > MAX_CHOICES:
+            problem = f"{len(prompts)} prompts times n, or best_of, are more than {MAX_CHOICES} choices."
+            raise InvalidRequest(f"prompt: {problem}", "Send several requests.", parameter="prompt")
+        return prompts
+
+    def truncated(self, prompt: tuple[int, ...], context_length: int) -> tuple[int, ...]:
+        """The last tokens of a prompt, or its first, as many as the request lets stay; with -1, as leave room for the
+        reply. Raises InvalidRequest for none."""
+        most = self.truncate_prompt_tokens
+        if most is None:
+            return prompt
+        if most == 0:
+            raise InvalidRequest("truncate_prompt_tokens: it is 0.", parameter="truncate_prompt_tokens")
+        kept = most if most > 0 else max(1, context_length - (self._max_tokens() or 1))
+        return prompt[:kept] if self.truncation_side == "right" else prompt[-kept:]
+
+    def _purpose(self) -> Purpose:
+        return Purpose.INSERTION if self.suffix else super()._purpose()
+
+    def _problems(self) -> Iterator[tuple[str, str]]:
+        yield from super()._problems()
+        if self.suffix and self.echo:
+            yield "suffix", "the prompt that goes with it cannot be echoed; leave echo out."
+
+    def _grammars(self) -> Iterator[AskedGrammar]:
+        yield from of_response_format(self.response_format)
+        yield from super()._grammars()
+
+    def _wanted(self, count: int, candidates: Sequence[SamplingParams], *, reports: bool) -> WantedChoices:
+        wanted = super()._wanted(count, candidates, reports=reports)
+        return wanted if self.max_tokens != 0 else replace(wanted, is_told=False)
+
+    def _max_tokens(self) -> int | None:
+        if self.max_tokens == 0:
+            return 1  # the prompt is only read: the one token is not reported
+        return DEFAULT_COMPLETION_TOKENS if self.max_tokens is None else super()._max_tokens()
+
+    def _logprobs(self) -> int | None:
+        return self.logprobs
+
+    def _prompt_logprobs(self) -> int | None:
+        asked = super()._prompt_logprobs()
+        return self.logprobs if asked is None and self.echo else asked
+
+
+def separate(prompts: str | list[str | int | list[int]], parameter: str) -> list[str | tuple[int, ...]]:
+    """Each prompt, a text or token ids, of a field with one or several. Raises InvalidRequest for a list of token ids
+    that holds anything else."""
+    if isinstance(prompts, str):
+        return [prompts]
+    ids = [item for item in prompts if isinstance(item, int)]
+    if ids and len(ids) < len(prompts):
+        problem = "a list holds token ids alone, or texts and lists of token ids."
+        raise InvalidRequest(f"{parameter}: {problem}", parameter=parameter)
+    if ids:
+        return [tuple(ids)]
+    return [item if isinstance(item, str) else tuple(item) for item in prompts if not isinstance(item, int)]

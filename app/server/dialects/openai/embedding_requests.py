@@ -1,0 +1,34 @@
+"""Requests of OpenAI's embeddings: texts or token ids."""
+
+from typing import Literal, TypeAlias
+
+from msgspec import Struct
+
+from app.server.dialects.openai.completion_requests import Prompts, separate
+from app.server.embedding_inputs import MAX_INPUTS, Truncation, faulty
+from app.server.errors import InvalidRequest
+from app.server.field_types import ModelName, PositiveCount
+
+Encoding: TypeAlias = Literal["float", "base64"]
+
+
+class EmbeddingRequest(Struct, kw_only=True):
+    """POST /v1/embeddings."""
+
+    model: ModelName | None = None
+    input: Prompts
+    encoding_format: Encoding | None = None
+    dimensions: PositiveCount | None = None
+    user: str | None = None
+    truncate_prompt_tokens: Truncation | None = None  # not in OpenAI's API, but in vLLM's
+
+    def inputs(self) -> list[str | tuple[int, ...]]:
+        """The inputs, each a text or token ids. Raises InvalidRequest."""
+        inputs = separate(self.input, "input")
+        if len(inputs) > MAX_INPUTS:
+            problem = f"{len(inputs)} inputs are more than {MAX_INPUTS}."
+            raise InvalidRequest(f"input: {problem}", "Send several requests.", parameter="input")
+        for place, one in enumerate(inputs):
+            if not one:
+                raise faulty(f"input[{place}]", "it is empty")
+        return inputs

@@ -1,0 +1,60 @@
+"""What requests of both kinds of completions ask a reply to report besides its text: fields of vLLM and llama.cpp."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Annotated, TypeAlias
+
+from msgspec import Meta
+
+from app.chat.reply_options import ReplyOptions
+from app.chat.time_limits import TimeLimits
+from app.server.choices import WantedChoices
+from app.server.dialects.openai.requests import GenerationRequest
+from app.server.field_types import Alternatives
+from engine.request import SamplingParams
+
+Milliseconds: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+RequestId: TypeAlias = Annotated[str, Meta(pattern=r"^[A-Za-z0-9._:-]{1,128}$")]
+
+
+class ReportingRequest(GenerationRequest, kw_only=True):
+    """What both kinds have in common beyond those of the Responses API."""
+
+    prompt_logprobs: Alternatives | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None  # in log-probabilities
+    timings_per_token: bool | None = None  # each chunk of a stream has timings
+    request_id: RequestId | None = None  # the end of the reply's id
+    t_max_prompt_ms: Milliseconds | None = None  # 0: any number, as for the next
+    t_max_predict_ms: Milliseconds | None = None
+
+    @property
+    def reports_usage_continuously(self) -> bool:
+        """Whether each chunk of a stream says what was used so far."""
+        options = self.stream_options
+        return bool(self.reports_usage and self.stream and options and options.continuous_usage_stats)
+
+    def _wanted(self, count: int, candidates: Sequence[SamplingParams], *, reports: bool) -> WantedChoices:
+        wanted = super()._wanted(count, candidates, reports=reports)
+        limits = TimeLimits(_seconds(self.t_max_prompt_ms), _seconds(self.t_max_predict_ms))
+        return replace(wanted, limits=limits)
+
+    def _options(self) -> ReplyOptions:
+        counts = self.reports_usage_continuously or bool(self.timings_per_token)
+        return replace(
+            super()._options(),
+            reports_tokens=bool(self.return_token_ids) or counts,
+            reports_progress=bool(self.return_progress or self.timings_per_token),
+        )
+
+    def _prompt_logprobs(self) -> int | None:
+        return self.prompt_logprobs
+
+    def _problems(self) -> Iterator[tuple[str, str]]:
+        yield from super()._problems()
+        if self.stream and self.prompt_logprobs is not None:
+            yield "prompt_logprobs", "a stream does not report them; leave stream out."
+
+
+def _seconds(milliseconds: int | None) -> float | None:
+    return milliseconds / 1000 if milliseconds else None
