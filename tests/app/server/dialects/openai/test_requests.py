@@ -55,11 +55,6 @@ def test_high_temperatures_are_accepted(temperature: float) -> None:
     assert sampling(temperature=temperature).temperature == temperature
 
 
-@pytest.mark.parametrize("temperature", [0, 2.5, 3, 100])
-def test_high_temperatures_are_accepted(temperature: float) -> None:
-    assert sampling(temperature=temperature).temperature == temperature
-
-
 def test_repetitions_cost_what_llama_cpps_fields_say() -> None:
     assert sampling(dry_multiplier=0.8).dry == DryParams(0.8, 1.75, 2, None, frozenset({7}))
     fields = {"dry_base": 1.5, "dry_allowed_length": 3, "dry_penalty_last_n": 64}
