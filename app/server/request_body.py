@@ -8,6 +8,7 @@ import re
 from typing import Protocol, TypeVar
 
 import msgspec
+from starlette.datastructures import Headers
 from starlette.requests import Request
 
 from app.server.errors import InvalidRequest
@@ -38,6 +39,9 @@ class Decoder(Protocol[DecodedT_co]):
     def decode(self, body: bytes, /) -> DecodedT_co: ...
 
 
+# Of clients that set no type: curl and urllib call any body a form.
+_DEFAULT_TYPES = frozenset(("", "application/x-www-form-urlencoded", "text/plain"))
+
 _NO_BRACKETS = bytes(set(range(256)) - set(b"{[]}"))
 _PLACE = re.compile(r" - at (?:`key` in )?`\$\.?([^`]*)`\Z")
 _MISSING = re.compile(r"Object missing required field `([^`]*)`")
@@ -45,13 +49,22 @@ _MISSING = re.compile(r"Object missing required field `([^`]*)`")
 
 async def read_body(request: Request, decoder: Decoder[BodyT]) -> BodyT:
     """The request's message. Raises InvalidRequest naming the field at fault, and Starlette's ClientDisconnect."""
-    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     body = await _bounded_body(request)
-    if media_type != "application/json":
-        raise InvalidRequest(
-            f"The body's type is {media_type or 'not given'!r}", "Send Content-Type: application/json.", status=415
-        )
+    _check_media_type(request.headers)
     return read(body, decoder) if len(body) <= _SHORT_BODY else await asyncio.to_thread(read, body, decoder)
+
+
+def _check_media_type(headers: Headers) -> None:
+    """Raise InvalidRequest for a body that is not said to be JSON.
+
+    A web page can make a browser send the `_DEFAULT_TYPES` without asking the server first. Browsers then send an
+    Origin header. Other programs do not, and many of them set no type.
+    """
+    media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type == "application/json" or (media_type in _DEFAULT_TYPES and "origin" not in headers):
+        return
+    problem = f"The body's type is {media_type or 'not given'!r}"
+    raise InvalidRequest(problem, "Send Content-Type: application/json.", status=415)
 
 
 async def _bounded_body(request: Request) -> bytes:

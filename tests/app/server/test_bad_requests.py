@@ -296,12 +296,28 @@ def test_odd_but_valid_text_is_read(http: httpx.Client) -> None:
             assert response.status_code == 200, (text, response.text)
 
 
-@pytest.mark.parametrize(
-    "media_type", [None, "text/plain", "application/x-www-form-urlencoded", "multipart/form-data", "application/jsonp"]
-)
-def test_only_json_is_read(http: httpx.Client, media_type: str | None) -> None:
-    headers = {} if media_type is None else {"content-type": media_type}
-    response = http.post(CHAT, content=json.dumps(VALID[CHAT]).encode(), headers=headers)
+DEFAULT_TYPES = (None, "text/plain", "application/x-www-form-urlencoded")
+
+
+def post_as(http: httpx.Client, media_type: str | None, **headers: str) -> httpx.Response:
+    typed = headers if media_type is None else {**headers, "content-type": media_type}
+    return http.post(CHAT, content=json.dumps(VALID[CHAT]).encode(), headers=typed)
+
+
+@pytest.mark.parametrize("media_type", DEFAULT_TYPES)
+def test_programs_need_not_set_a_media_type(http: httpx.Client, media_type: str | None) -> None:
+    assert post_as(http, media_type).status_code == 200
+
+
+@pytest.mark.parametrize("media_type", [*DEFAULT_TYPES, "application/json"])
+def test_web_pages_must_send_json(http: httpx.Client, media_type: str | None) -> None:
+    response = post_as(http, media_type, origin=str(http.base_url).rstrip("/"))
+    assert response.status_code == (200 if media_type == "application/json" else 415)
+
+
+@pytest.mark.parametrize("media_type", ["multipart/form-data", "application/jsonp", "application/xml"])
+def test_other_media_types_are_refused(http: httpx.Client, media_type: str) -> None:
+    response = post_as(http, media_type)
     assert response.status_code == 415
     error_of(response)
 
