@@ -15,7 +15,7 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from operator import attrgetter
 
@@ -33,6 +33,8 @@ from app.text.tokenizer import SPACE_SYMBOL, Tokenizer
 from engine.errors import PromptTooLong
 
 PROMPTS = 4096  # whose replies may still come
+
+_ASKED, _REPLIED = "zxqasked", "zxqreplied"  # in no template
 
 _PROBED = 32  # characters that show whether a text is encoded with a space in front
 
@@ -122,6 +124,24 @@ class PromptEncoder:
             raise TemplateError(problem, "Send fewer levels.") from error
         self._check_length(len(rendered), most)
         return self._encoded(self._tokenizer.split(rendered, rendered=True)), rendered
+
+    def encode_next_turn(
+        self, before: Sequence[int], conversation: Conversation, most: int | None = None
+    ) -> tuple[tuple[int, ...], str]:
+        """A prompt that begins with the ids `before`, which end with a reply, and goes on with a conversation.
+
+        Returns its ids, and the text of those that are new. Raises as `encode_conversation` does, and TemplateError for
+        a template that does not write the reply, or refuses one in front of the conversation.
+        """
+        asked, replied = Message("user", _ASKED), Message("assistant", _REPLIED)
+        rendered = self._render(replace(conversation, messages=(asked, replied, *conversation.messages)))
+        added = rendered.partition(_REPLIED)[2]
+        said = (self._tokenizer.protect(message.content).strip() for message in conversation.messages)
+        if not all(text in added for text in said):
+            problem = "The chat template of this model does not write these messages behind a reply"
+            raise TemplateError(problem, "Send the whole conversation.")
+        self._check_length(len(added), most)
+        return (*before, *self._tokenizer.encode_rendered(added)), added
 
     def encode_text(self, text: str, most: int | None = None) -> tuple[int, ...]:
         """A prompt that is no conversation: its text as it stands, control tokens in it included. Raises PromptTooLong

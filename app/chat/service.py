@@ -91,6 +91,16 @@ class ChatService:
         ids, rendered = self._prompts.encode_conversation(conversation, self.context_length)
         return ChatPrompt(ids, self._prompts.replies, conversation, rendered)
 
+    async def next_turn(self, before: tuple[int, ...], conversation: Conversation) -> ChatPrompt:
+        """The prompt that begins with the ids `before`, which end with a reply, and goes on with a conversation. Raises
+        as `prompt` does."""
+
+        def encoded() -> ChatPrompt:
+            ids, rendered = self._prompts.encode_next_turn(before, conversation, self.context_length)
+            return ChatPrompt(ids, self._prompts.replies, conversation, rendered)
+
+        return await asyncio.to_thread(encoded)
+
     async def length(self, conversation: Conversation) -> int:
         """How many tokens its prompt would be, whatever the context holds. Raises as `prompt` does."""
         ids, _ = await asyncio.to_thread(self._prompts.encode_conversation, conversation)

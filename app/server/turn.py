@@ -29,6 +29,7 @@ class Turn:
     grammar: AskedGrammar | None = None  # that the reply keeps to
     field: str = "messages"  # of the request, that the conversation came in
     left_out: tuple[str, ...] = ()  # of its prompt: see CacheReport
+    prompt: ChatPrompt | None = None  # of the conversation, if it is known already
 
 
 async def turn_events(service: ChatService, turn: Turn, origin: Origin, counts: TokenCounts) -> AsyncGenerator[Batch]:
@@ -36,7 +37,7 @@ async def turn_events(service: ChatService, turn: Turn, origin: Origin, counts: 
     begun with it, so that what is refused or fails at once can be raised: InvalidRequest, InvalidSampling,
     EngineError, ReplyFailed, ReplyAborted."""
     with naming(turn.field):
-        prompt = await service.prompt(turn.conversation)
+        prompt = turn.prompt or await service.prompt(turn.conversation)
         choices = turn.choices.keeping_to(await _grammar(service, prompt, turn.grammar))
         counts.cache = counts.cache.plus(CacheReport(left_out=turn.left_out))
         replies = generate_choices(

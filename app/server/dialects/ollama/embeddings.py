@@ -4,21 +4,21 @@ import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Annotated
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 from torch import Tensor
 
 from app.embedding_service import EmbeddingService, shortened
 from app.server.dialects.ollama.errors import ERRORS
-from app.server.dialects.ollama.models import ModelEndpoints, Named, check_model
+from app.server.dialects.ollama.fields import EMBED, EMBEDDINGS
+from app.server.dialects.ollama.model_requests import EmbeddingsRequest, EmbedRequest
+from app.server.dialects.ollama.models import ModelEndpoints, check_model
 from app.server.dialects.ollama.requests import ChatRequest, GenerateRequest
-from app.server.embedding_inputs import MAX_INPUTS, check_dimensions, faulty, read_inputs
+from app.server.embedding_inputs import check_dimensions, read_inputs
 from app.server.endpoint import Endpoint
-from app.server.field_types import PositiveCount
 from app.server.refusals import NO_TEXT, RANKS_ONLY
 from app.server.reply import while_connected
 from app.server.request_body import read_body
@@ -27,30 +27,6 @@ from app.server.served_model import ServedModel
 WHOLE_TEXT = -1  # cut to what the model reads
 
 GENERATING: Mapping[str, type[Struct]] = {"/api/chat": ChatRequest, "/api/generate": GenerateRequest}
-
-
-class EmbedRequest(Named, kw_only=True):
-    """POST /api/embed."""
-
-    input: str | Annotated[list[str], Meta(max_length=MAX_INPUTS)] = ""
-    truncate: bool | None = None  # true, if not given: longer texts are cut
-    dimensions: PositiveCount | None = None
-    keep_alive: float | str | None = None
-
-    def inputs(self) -> Mapping[str, str]:
-        """The texts by their places. Raises InvalidRequest."""
-        texts = [self.input] if isinstance(self.input, str) else self.input
-        for place, text in enumerate(texts):
-            if not text:
-                raise faulty(f"input[{place}]", "it is empty")
-        return {f"input[{place}]": text for place, text in enumerate(texts)}
-
-
-class EmbeddingsRequest(Named, kw_only=True):
-    """POST /api/embeddings, the older one."""
-
-    prompt: str = ""
-    keep_alive: float | str | None = None
 
 
 class Embedded(Struct, kw_only=True):
@@ -75,8 +51,6 @@ class OllamaEmbeddingEndpoints:
     def __init__(self, service: EmbeddingService, model: ServedModel) -> None:
         self._service = service
         self._model = model
-        self._embed_decoder = msgspec.json.Decoder(EmbedRequest)
-        self._embeddings_decoder = msgspec.json.Decoder(EmbeddingsRequest)
 
     def endpoints(self) -> list[Endpoint]:
         return [
@@ -91,12 +65,12 @@ class OllamaEmbeddingEndpoints:
         endpoint = partial(Endpoint, errors=ERRORS)
         several, one, path = "Texts become vectors", "A text becomes a vector", "/api/embeddings"
         return [
-            endpoint("POST", "/api/embed", self.embed, several, takes=EmbedRequest, gives=Embedded),
-            endpoint("POST", path, self.embed_one, one, takes=EmbeddingsRequest, gives=Embedding),
+            endpoint("POST", "/api/embed", self.embed, several, takes=EmbedRequest, gives=Embedded, fields=EMBED),
+            endpoint("POST", path, self.embed_one, one, takes=EmbeddingsRequest, gives=Embedding, fields=EMBEDDINGS),
         ]
 
     async def embed(self, request: Request) -> Response:
-        wanted = await read_body(request, self._embed_decoder)
+        wanted = await read_body(request, EMBED)
         check_model(self._model, wanted)
         check_dimensions(self._service, wanted.dimensions)
         began = time.monotonic()
@@ -112,7 +86,7 @@ class OllamaEmbeddingEndpoints:
         return Response(b"".join(body), media_type="application/json")
 
     async def embed_one(self, request: Request) -> Response:
-        wanted = await read_body(request, self._embeddings_decoder)
+        wanted = await read_body(request, EMBEDDINGS)
         check_model(self._model, wanted)
         body: list[bytes] = []
 

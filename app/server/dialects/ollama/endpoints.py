@@ -2,15 +2,16 @@
 
 from functools import partial
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from app.chat.model_replies import ChatPrompt
 from app.chat.service import ChatService
 from app.server.choices import WantedChoices
 from app.server.continuation import Continuation, continuation_events, infill_prompt, text_prompt
 from app.server.dialects.ollama.embeddings import VECTORS
 from app.server.dialects.ollama.errors import ERRORS, error_body
+from app.server.dialects.ollama.fields import CHAT, GENERATE
 from app.server.dialects.ollama.models import ModelEndpoints, check_model
 from app.server.dialects.ollama.replies import (
     ChatReply,
@@ -24,6 +25,7 @@ from app.server.dialects.ollama.replies import (
 from app.server.dialects.ollama.requests import ChatRequest, GenerateRequest, GeneratingRequest
 from app.server.door import of_caller
 from app.server.endpoint import Endpoint
+from app.server.errors import InvalidRequest, naming
 from app.server.framing import LINES
 from app.server.refusals import NO_VECTORS
 from app.server.reply import StreamedReply, WholeReply, json_reply
@@ -40,8 +42,6 @@ class OllamaEndpoints:
     def __init__(self, service: ChatService, model: ServedModel) -> None:
         self._service = service
         self._model = model
-        self._chat_decoder = msgspec.json.Decoder(ChatRequest)
-        self._generate_decoder = msgspec.json.Decoder(GenerateRequest)
 
     def endpoints(self) -> list[Endpoint]:
         endpoint = partial(Endpoint, framing=LINES, errors=ERRORS)
@@ -50,7 +50,16 @@ class OllamaEndpoints:
             *ModelEndpoints(
                 self._model, self._capabilities, self._service.tokenizer.chat_template, self._service.sampling
             ).endpoints(),
-            endpoint("POST", "/api/chat", self.chat, turn, takes=ChatRequest, gives=ChatReply, streams=ChatReply),
+            endpoint(
+                "POST",
+                "/api/chat",
+                self.chat,
+                turn,
+                takes=ChatRequest,
+                gives=ChatReply,
+                streams=ChatReply,
+                fields=CHAT,
+            ),
             endpoint(
                 "POST",
                 "/api/generate",
@@ -59,12 +68,13 @@ class OllamaEndpoints:
                 takes=GenerateRequest,
                 gives=GenerateReply,
                 streams=GenerateReply,
+                fields=GENERATE,
             ),
             *NO_VECTORS.endpoints(VECTORS, ERRORS),
         ]
 
     async def chat(self, request: Request) -> StreamedReply[ChatReply] | WholeReply[ChatReply] | Response:
-        wanted = await read_body(request, self._chat_decoder)
+        wanted = await read_body(request, CHAT)
         check_model(self._model, wanted)
         wanted.check()
         writer, counts = ChatWriter(wanted.asked_for, self._service.tokenizer), TokenCounts()
@@ -76,10 +86,11 @@ class OllamaEndpoints:
         return StreamedReply(chunks, error_body, writer.framing()) if wanted.streams else WholeReply(chunks, fold_chat)
 
     async def generate(self, request: Request) -> StreamedReply[GenerateReply] | WholeReply[GenerateReply] | Response:
-        wanted = await read_body(request, self._generate_decoder)
+        wanted = await read_body(request, GENERATE)
         check_model(self._model, wanted)
         wanted.check()
-        writer, counts = GenerateWriter(wanted.asked_for, self._service.tokenizer), TokenCounts()
+        tokenizer, counts = self._service.tokenizer, TokenCounts()
+        writer = GenerateWriter(wanted.asked_for, tokenizer)
         if wanted.is_probe:
             return json_reply(writer.end("load"))
         origin = of_caller(request, wanted.origin(request.headers))
@@ -88,7 +99,9 @@ class OllamaEndpoints:
             continuation = Continuation([await self._prompt(wanted)], choices, wanted.grammar())
             events = continuation_events(self._service, continuation, origin, counts)
         else:
-            turn = Turn(wanted.conversation(), choices, wanted.grammar(), field="prompt")
+            prompt = await self._chat_prompt(wanted)
+            writer = GenerateWriter(wanted.asked_for, tokenizer, prompt.ids)
+            turn = Turn(wanted.conversation(), choices, wanted.grammar(), field="prompt", prompt=prompt)
             events = turn_events(self._service, turn, origin, counts)
         chunks = written(events, writer, counts)
         return (
@@ -102,6 +115,17 @@ class OllamaEndpoints:
         if wanted.suffix:
             return await infill_prompt(self._service, Gap(wanted.prompt, wanted.suffix))
         return await text_prompt(self._service, wanted.prompt)
+
+    async def _chat_prompt(self, wanted: GenerateRequest) -> ChatPrompt:
+        """Behind the context of an earlier reply, if one is given. Raises InvalidRequest."""
+        conversation, context = wanted.conversation(), tuple(wanted.context or ())
+        if context and (largest := max(context)) >= self._service.vocab_size:
+            problem = f"context: token id {largest} is not in the vocabulary of {self._service.vocab_size}"
+            raise InvalidRequest(problem, "Send the one of this model's reply.", parameter="context")
+        with naming("context" if context else "prompt"):
+            if context:
+                return await self._service.next_turn(context, conversation)
+            return await self._service.prompt(conversation)
 
     async def _capabilities(self) -> list[str]:
         abilities = await self._service.abilities()

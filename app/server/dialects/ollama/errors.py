@@ -3,7 +3,7 @@
 from msgspec import Struct
 
 from app.server.endpoint import ErrorShape
-from app.server.errors import ContextExceeded, bounded, text_of_error
+from app.server.errors import CONTEXT_EXCEEDED, ContextExceeded, InvalidRequest, bounded, text_of_error
 
 
 class ErrorBody(Struct, rename={"message": "error"}):
@@ -15,6 +15,9 @@ def error_body(error: Exception) -> ErrorBody:
     if isinstance(error, ContextExceeded):  # clients know the phrase by heart
         numbers = f"{error.prompt_tokens} tokens, and the context holds {error.context_length}"
         return ErrorBody(f"prompt too long; exceeded max context length: {numbers}. {error.remedy}")
+    if isinstance(error, InvalidRequest) and error.code == CONTEXT_EXCEEDED:  # a text without a reply
+        remedy = "Send it in pieces, or have it cut with truncate."
+        return ErrorBody(f"the input length exceeds the context length: {bounded(error.message)}. {remedy}")
     return ErrorBody(bounded(text_of_error(error)))
 
 

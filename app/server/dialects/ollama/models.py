@@ -7,16 +7,17 @@ import hashlib
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
 from functools import partial
-from typing import Annotated, Any
+from typing import Any
 
-import msgspec
-from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec import UNSET, Struct, UnsetType
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from app.chat.default_sampling import API_DEFAULTS, DefaultSampling
 from app.models.details import ModelDetails
 from app.server.dialects.ollama.errors import ERRORS
+from app.server.dialects.ollama.fields import SHOW
+from app.server.dialects.ollama.model_requests import Named, ShowRequest
 from app.server.endpoint import TEXT, Endpoint
 from app.server.errors import InvalidRequest
 from app.server.reply import json_reply
@@ -30,23 +31,6 @@ UNKNOWN = "unknown"
 _PARAMETER_NAMES = {"repetition_penalty": "repeat_penalty"}  # where Ollama's is another one
 # Some clients look for it in a template, to find out whether a model inserts.
 _INSERTS = "{# .Suffix #}"
-
-ModelName = Annotated[str, Meta(max_length=1024)]
-
-
-class Named(Struct, kw_only=True):
-    """A request about a model."""
-
-    model: ModelName = ""
-    name: ModelName = ""  # the same by its older name
-
-    @property
-    def asked_for(self) -> str:
-        return self.model or self.name
-
-
-class ShowRequest(Named, kw_only=True):
-    """POST /api/show."""
 
 
 class Details(Struct, kw_only=True):
@@ -117,7 +101,6 @@ class ModelEndpoints:
         self._capabilities = capabilities
         self._template = template or ""
         self._sampling = sampling
-        self._decoder = msgspec.json.Decoder(ShowRequest)
 
     def endpoints(self) -> list[Endpoint]:
         endpoint = partial(Endpoint, errors=ERRORS)
@@ -127,7 +110,7 @@ class ModelEndpoints:
             endpoint("GET", "/api/version", self.version, "Of Ollama's API", gives=Version),
             endpoint("GET", "/api/tags", self.list_models, "The models there are", gives=ModelList),
             endpoint("GET", "/api/ps", self.list_running, "Those that are loaded", gives=RunningModels),
-            endpoint("POST", "/api/show", self.show, shown, takes=ShowRequest, gives=Shown),
+            endpoint("POST", "/api/show", self.show, shown, takes=ShowRequest, gives=Shown, fields=SHOW),
         ]
 
     async def greet(self, request: Request) -> Response:
@@ -169,7 +152,7 @@ class ModelEndpoints:
         return json_reply(RunningModels(models))
 
     async def show(self, request: Request) -> Response:
-        wanted = await read_body(request, self._decoder)
+        wanted = await read_body(request, SHOW)
         check_model(self._model, wanted)
         told, capabilities = await self._model.details(), list(await self._capabilities())
         architecture = told.architecture or UNKNOWN

@@ -11,7 +11,16 @@ from typing import Any, Generic, Literal, TypeVar
 
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-from app.chat.events import ChatEvent, ReasoningDelta, ReplyEnd, TextDelta, ToolCallDelta, ToolCallEnd, ToolCallStart
+from app.chat.events import (
+    ChatEvent,
+    GeneratedTokens,
+    ReasoningDelta,
+    ReplyEnd,
+    TextDelta,
+    ToolCallDelta,
+    ToolCallEnd,
+    ToolCallStart,
+)
 from app.server.choices import Batch
 from app.server.framing import LINES, Framing
 from app.server.token_counts import TokenCounts
@@ -31,7 +40,7 @@ class Reply(Struct, kw_only=True):
     done_reason: DoneReason | UnsetType = UNSET
     logprobs: list[ReportedToken] | UnsetType = UNSET
     total_duration: int | UnsetType = UNSET
-    load_duration: int | UnsetType = UNSET  # of what was computed before, from memory and files
+    load_duration: int | UnsetType = UNSET  # before the model began with the prompt: in the queue, and from files
     prompt_eval_count: int | UnsetType = UNSET  # all tokens of the prompt, found or computed
     prompt_eval_duration: int | UnsetType = UNSET
     eval_count: int | UnsetType = UNSET
@@ -63,6 +72,7 @@ class ChatReply(Reply, kw_only=True):
 class GenerateReply(Reply, kw_only=True):
     response: str = ""
     thinking: str | UnsetType = UNSET
+    context: list[int] | UnsetType = UNSET  # ids of the prompt and the reply, which a later prompt may go on from
 
 
 ReplyT = TypeVar("ReplyT", bound=Reply)
@@ -137,6 +147,26 @@ class ChatWriter(_Writer[ChatReply]):
 
 
 class GenerateWriter(_Writer[GenerateReply]):
+    def __init__(self, model: str, tokenizer: Tokenizer, prompt_ids: Sequence[int] | None = None) -> None:
+        """The last chunk tells the context if `prompt_ids` are given, and the ids of the reply are reported."""
+        super().__init__(model, tokenizer)
+        self._prompt_ids = prompt_ids
+        self._ids: list[int] = []  # of the reply
+
+    def write(self, event: ChatEvent) -> Iterator[GenerateReply]:
+        match event:
+            case GeneratedTokens(ids):
+                ends = self._tokenizer.end_of_generation_ids
+                self._ids += [token_id for token_id in ids if token_id not in ends]
+            case ReplyEnd(stop=str(stop)):
+                self._ids = _in_front_of(stop, self._ids, self._tokenizer)
+        yield from super().write(event)
+
+    def end(self, reason: DoneReason, counts: TokenCounts | None = None) -> GenerateReply:
+        reply = super().end(reason, counts)
+        reply.context = UNSET if self._prompt_ids is None else [*self._prompt_ids, *self._ids]
+        return reply
+
     def _text(self, text: str) -> GenerateReply:
         return GenerateReply(**self._identity(), response=text)
 
@@ -145,6 +175,17 @@ class GenerateWriter(_Writer[GenerateReply]):
 
     def _called(self, call: Call) -> GenerateReply:
         raise ValueError("a prompt without tools was answered with a call of one")
+
+
+def _in_front_of(stop: str, ids: list[int], tokenizer: Tokenizer) -> list[int]:
+    """The tokens that end before the stop string begins."""
+    pieces = [tokenizer.token_bytes(token_id) for token_id in ids]
+    begin, end = b"".join(pieces).find(stop.encode()), 0
+    for count, piece in enumerate(pieces):
+        end += len(piece)
+        if begin >= 0 and end > begin:
+            return ids[:count]
+    return ids
 
 
 async def written(
@@ -191,7 +232,7 @@ async def _folded(chunks: AsyncGenerator[ReplyT]) -> tuple[ReplyT, list[ReplyT]]
 def _add_figures(reply: Reply, counts: TokenCounts) -> None:
     timings = timings_of(counts)
     reply.total_duration = round(1e9 * counts.total_seconds)
-    reply.load_duration = round(1e9 * counts.cache.restore_seconds)
+    reply.load_duration = _nanoseconds(timings.queue_ms + timings.restore_ms)
     reply.prompt_eval_count = counts.prompt
     reply.prompt_eval_duration = _nanoseconds(timings.prompt_ms)
     reply.eval_count = counts.completion

@@ -1,7 +1,6 @@
 """Requests of Ollama's API that a reply is generated for: every field that is read, with its type and its bounds.
 
-Unknown fields are ignored, since clients send many; known ones that this version cannot honour are refused by name.
-Nothing is ever loaded anew for a request: `num_ctx` is a cap, and `keep_alive` is taken and means nothing.
+`fields` lists those that are not read, and why. Nothing is ever loaded anew for a request: `num_ctx` is a cap.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,17 +11,20 @@ from msgspec import Meta, Raw, Struct
 from app.chat.conversation import Conversation
 from app.chat.default_sampling import API_DEFAULTS, DefaultSampling
 from app.chat.messages import Message, ToolCall
+from app.chat.reply_options import PLAIN_REPLY, ReplyOptions
 from app.server.choices import WantedChoices
 from app.server.dialects.llama_cpp.sampling import LlamaSampling, reply_limit
-from app.server.dialects.ollama.models import Named
+from app.server.dialects.ollama.model_requests import Named
 from app.server.dialects.openai.tools import ToolChoice, ToolDefinitions, wanted_tools
 from app.server.errors import refuse_first
-from app.server.field_types import Alternatives, PositiveCount
+from app.server.field_types import Alternatives, PositiveCount, TokenId
 from app.server.origin import Purpose, origin_of
 from app.server.structured_output import AskedGrammar, Schema, of_format
 from app.server.wanted_thinking import ReasoningEffort, WantedThinking
 from app.server.wanted_tools import WantedTools
 from engine.request import Origin, SamplingParams
+
+MAX_CONTEXT = 1 << 20  # token ids
 
 Thinking: TypeAlias = bool | ReasoningEffort
 Format: TypeAlias = Literal["", "json"] | Schema
@@ -33,7 +35,7 @@ _DEFAULTS: Mapping[str, float] = {"temperature": 0.8, "top_k": 40, "top_p": 0.9}
 
 
 class Options(LlamaSampling, kw_only=True):
-    """Those that say how to load a model mean nothing here, since it is loaded, and are ignored like unknown ones."""
+    """How tokens are picked, and how many."""
 
     num_ctx: PositiveCount | None = None  # a cap on prompt and reply together
     num_predict: Annotated[int, Meta(ge=-2, le=2**31 - 1)] | None = None  # less than 0: what the context holds
@@ -45,7 +47,6 @@ class GeneratingRequest(Named, kw_only=True):
     stream: bool | None = None  # true, if not given
     format: Format | None = None
     options: Options | None = None
-    keep_alive: float | str | None = None
     think: Thinking | None = None
     logprobs: bool | None = None
     top_logprobs: Alternatives | None = None
@@ -71,7 +72,14 @@ class GeneratingRequest(Named, kw_only=True):
         given = sampling.fill(options.sampling(), _DEFAULTS, inserts=self._purpose() is Purpose.INSERTION)
         given |= {"dry": options.dry(breakers)}
         params = SamplingParams(**given, max_tokens=reply_limit(length), logprobs=reported)
-        return WantedChoices(1, [params], reported is not None, is_told=length != 0, context=options.num_ctx)
+        return WantedChoices(
+            1,
+            [params],
+            reported is not None,
+            options=self._reply_options(),
+            is_told=length != 0,
+            context=options.num_ctx,
+        )
 
     def thinking(self) -> WantedThinking:
         return WantedThinking.of(self.think) if isinstance(self.think, str) else WantedThinking.of(None, (), self.think)
@@ -89,9 +97,11 @@ class GeneratingRequest(Named, kw_only=True):
     def _purpose(self) -> Purpose:
         return Purpose.CHAT
 
+    def _reply_options(self) -> ReplyOptions:
+        return PLAIN_REPLY
+
     def _problems(self) -> Iterator[tuple[str, str]]:
-        for parameter, problem in (self.options or Options()).sampling_problems():
-            yield f"options.{parameter}", problem
+        return iter(())
 
 
 class CalledFunction(Struct):
@@ -148,7 +158,8 @@ class ChatRequest(GeneratingRequest, kw_only=True):
         yield from super()._problems()
         yield from self._wanted_tools().problems()
         for place, message in enumerate(self.messages or ()):
-            yield from images_problem(message.images, f"messages[{place}].images")
+            if message.images:
+                yield f"messages[{place}].images", "this version reads text only; send none."
 
 
 class GenerateRequest(GeneratingRequest, kw_only=True):
@@ -157,10 +168,8 @@ class GenerateRequest(GeneratingRequest, kw_only=True):
     prompt: str = ""
     suffix: str | None = None
     system: str | None = None
-    template: str | None = None
-    context: list[int] | None = None
+    context: Annotated[list[TokenId], Meta(max_length=MAX_CONTEXT)] | None = None  # of an earlier reply
     raw: bool | None = None
-    images: list[Raw] | None = None
 
     @property
     def is_probe(self) -> bool:
@@ -182,15 +191,13 @@ class GenerateRequest(GeneratingRequest, kw_only=True):
             return Purpose.INSERTION
         return Purpose.COMPLETION if self.raw else Purpose.CHAT
 
+    def _reply_options(self) -> ReplyOptions:
+        """A chat's reply tells its ids."""
+        return ReplyOptions(reports_tokens=not self.continues_text)
+
     def _problems(self) -> Iterator[tuple[str, str]]:
         yield from super()._problems()
-        yield from images_problem(self.images, "images")
-        if self.template:
-            yield "template", "the model's own is used; leave it out, or send the whole prompt with raw."
-        if self.context:
-            yield "context", "this version does not go on from ids; send the messages to /api/chat."
-
-
-def images_problem(images: list[Raw] | None, parameter: str) -> Iterator[tuple[str, str]]:
-    if images:
-        yield parameter, "this version reads text only; send none."
+        if self.raw and self.system:
+            yield "system", "a raw prompt stands as it is; leave one of them out."
+        if self.continues_text and self.context:
+            yield "context", "it goes on with a chat; leave it out, or raw and suffix."

@@ -8,7 +8,6 @@ from contextlib import aclosing
 from functools import partial
 from typing import Protocol
 
-import msgspec
 from msgspec import UNSET, Struct, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
@@ -16,7 +15,8 @@ from starlette.responses import Response
 from app.models.pulls import PullProgress, PullState
 from app.models.stored_model import Removal
 from app.server.dialects.ollama.errors import ERRORS, error_body
-from app.server.dialects.ollama.models import Named
+from app.server.dialects.ollama.fields import DELETE, PULL
+from app.server.dialects.ollama.model_requests import DeleteRequest, Named, PullRequest
 from app.server.endpoint import Endpoint
 from app.server.errors import InvalidRequest
 from app.server.framing import LINES
@@ -32,16 +32,6 @@ class ModelPulls(Protocol):
     def pull(self, name: str) -> AsyncGenerator[PullProgress]: ...
 
     async def delete(self, name: str) -> list[Removal]: ...
-
-
-class PullRequest(Named, kw_only=True):
-    """POST /api/pull."""
-
-    stream: bool | None = None  # true, if not given
-
-
-class DeleteRequest(Named, kw_only=True):
-    """DELETE /api/delete."""
 
 
 class AnyRequest(Struct):
@@ -76,28 +66,33 @@ class StoreEndpoints:
     def __init__(self, model: ServedModel, pulls: ModelPulls | None) -> None:
         self._model = model
         self._pulls = pulls
-        self._pull_decoder = msgspec.json.Decoder(PullRequest)
-        self._delete_decoder = msgspec.json.Decoder(DeleteRequest)
 
     def endpoints(self) -> list[Endpoint]:
         refused = NOT_MADE.endpoints(NEVER_DONE, ERRORS)
         if self._pulls is None:
             return [*refused, *NOT_FETCHED.endpoints({"/api/pull": PullRequest}, ERRORS)]
         endpoint, removed = partial(Endpoint, errors=ERRORS), "A stored model is removed"
-        pulled = partial(endpoint, takes=PullRequest, gives=Progress, streams=Progress, framing=LINES)
+        pulled = partial(endpoint, takes=PullRequest, gives=Progress, streams=Progress, framing=LINES, fields=PULL)
         return [
             *refused,
             pulled("POST", "/api/pull", partial(self.pull, self._pulls), "A model is fetched"),
-            endpoint("DELETE", "/api/delete", partial(self.delete, self._pulls), removed, takes=DeleteRequest),
+            endpoint(
+                "DELETE",
+                "/api/delete",
+                partial(self.delete, self._pulls),
+                removed,
+                takes=DeleteRequest,
+                fields=DELETE,
+            ),
         ]
 
     async def pull(self, pulls: ModelPulls, request: Request) -> StreamedReply[Progress] | WholeReply[Progress]:
-        wanted = await read_body(request, self._pull_decoder)
+        wanted = await read_body(request, PULL)
         chunks = _told(pulls, _name(wanted))
         return WholeReply(chunks, _fold) if wanted.stream is False else StreamedReply(chunks, error_body, LINES)
 
     async def delete(self, pulls: ModelPulls, request: Request) -> Response:
-        wanted = await read_body(request, self._delete_decoder)
+        wanted = await read_body(request, DELETE)
         name = _name(wanted)
         if self._model.goes_by(name):
             problem, remedy = f"model: {name} is being served", "End the server first: ingle stop."

@@ -65,7 +65,9 @@ def test_a_different_num_ctx_for_each_request_keeps_the_cache(hash_server: LiveS
         json={"model": "hash", "messages": conversation, "max_tokens": 1, "num_ctx": 999},
     ).json()["usage"]["prompt_tokens_details"]
     assert details["cached_tokens"] >= reused.prompt_eval_count - 16
-    with pytest.raises(ollama.ResponseError, match="max context length: 171 tokens, and the context holds 64"):
+    with pytest.raises(
+        ollama.ResponseError, match=r"exceeded max context length: .* the context holds 64.* raise num_ctx"
+    ):
         chat(hash_server, messages=conversation, options={"num_ctx": 64})
 
 
@@ -139,9 +141,8 @@ def test_without_messages_the_model_is_there(hash_server: LiveServer) -> None:
     ("asked", "problem"),
     [
         ({"messages": [{"role": "user", "content": "a", "images": [b"a"]}]}, r"messages\[0\].images: .* text only"),
-        ({"options": {"mirostat": 2}}, "options.mirostat: this version has no Mirostat"),
         ({"options": {"temperature": 101}}, "options.temperature"),
-        ({"options": {"typical_p": 0.5}}, "options.typical_p"),
+        ({"options": {"top_k": "many"}}, "options.top_k"),
         ({"format": {"type": "no type"}}, "format"),
         ({"tools": [WEATHER]}, "no place for tools"),
     ],

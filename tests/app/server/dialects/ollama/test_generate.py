@@ -1,5 +1,6 @@
 """Prompts through the real ollama client: answered, gone on with, and filled in the middle; exactly known output."""
 
+import json
 from typing import Any
 
 import httpx
@@ -66,6 +67,79 @@ def test_a_prompt_that_is_only_read_is_found_later(hash_server: LiveServer) -> N
     assert usage["prompt_tokens"] - usage["prompt_tokens_details"]["cached_tokens"] <= 16
 
 
+def test_a_prompt_goes_on_from_the_context_of_an_earlier_reply(hash_server: LiveServer) -> None:
+    tokenizer = hash_server.service.tokenizer
+    first = generate(hash_server, "Say something", 12)
+    [question] = [hash_server.call(hash_server.service.encode([Message("user", "Say something")]))]
+    assert list(first.context[: len(question)]) == list(question)
+    assert tokenizer.decode(first.context[len(question) :]) == first.response
+    second = generate(hash_server, "And more", 12, context=first.context, stream=True)[-1]
+    turn = "<|im_end|>\n<|im_start|>user\nAnd more<|im_end|>\n<|im_start|>assistant\n"
+    expected = [*first.context, *tokenizer.encode(turn, parse_special=True)]
+    assert list(second.context[: len(expected)]) == expected
+    assert second.prompt_eval_count == len(expected)
+
+
+def test_a_context_has_no_end_token_and_no_stop_string(hash_server: LiveServer) -> None:
+    tokenizer = hash_server.service.tokenizer
+    question = hash_server.call(hash_server.service.encode([Message("user", "Say something")]))
+    said = expected_text(hash_server, "Say something", 30)
+    stop = said[8:12]
+    with client(hash_server) as api:
+        options = {"num_predict": 30, "top_k": 0, "stop": [stop]}
+        cut = api.generate("hash", "Say something", options=options)
+    assert cut.response == said.partition(stop)[0]
+    assert cut.response.startswith(tokenizer.decode((cut.context or [])[len(question) :]))
+    assert not tokenizer.end_of_generation_ids.intersection(generate(hash_server, "Hi", 400).context[-1:])
+
+
+def test_a_system_message_goes_behind_a_context(hash_server: LiveServer) -> None:
+    first = generate(hash_server, "Say something", 5)
+    second = generate(hash_server, "And more", 1, context=first.context, system="Be brief.")
+    text = hash_server.service.tokenizer.encode("<|im_start|>system\nBe brief.<|im_end|>\n", parse_special=True)
+    plain = generate(hash_server, "And more", 1, context=first.context)
+    assert second.prompt_eval_count == plain.prompt_eval_count + len(text)
+
+
+def test_a_raw_prompt_and_a_suffix_have_no_context(code_server: LiveServer, hash_server: LiveServer) -> None:
+    assert generate(hash_server, "Hi", 3, raw=True).context is None
+    assert generate(code_server, "a = ", 3, suffix="\n").context is None
+
+
+def test_the_options_of_ollamas_documents_are_taken(hash_server: LiveServer) -> None:
+    options: dict[str, Any] = {
+        "num_keep": 5,
+        "seed": 42,
+        "num_predict": 10,
+        "draft_num_predict": 4,
+        "top_k": 20,
+        "top_p": 0.9,
+        "min_p": 0.0,
+        "typical_p": 0.7,
+        "repeat_last_n": 33,
+        "temperature": 0.8,
+        "repeat_penalty": 1.2,
+        "presence_penalty": 1.5,
+        "frequency_penalty": 1.0,
+        "mirostat": 1,
+        "mirostat_tau": 0.8,
+        "mirostat_eta": 0.6,
+        "penalize_newline": True,
+        "stop": ["\n", "user:"],
+        "numa": False,
+        "num_ctx": 1024,
+        "num_batch": 2,
+        "num_gpu": 1,
+        "main_gpu": 0,
+        "use_mmap": True,
+        "num_thread": 8,
+    }
+    body = {"model": "hash", "prompt": "Why is the sky blue?", "stream": False, "options": options}
+    reply = httpx.post(f"{hash_server.url}/api/generate", content=json.dumps(body), trust_env=False, timeout=60).json()
+    assert reply["done"]
+    assert reply["total_duration"] >= reply["load_duration"] + reply["prompt_eval_duration"]
+
+
 def test_without_a_prompt_the_model_is_there(hash_server: LiveServer) -> None:
     reply = generate(hash_server, "", keep_alive=0)
     assert (reply.done, reply.done_reason, reply.response) == (True, "load", "")
@@ -74,9 +148,11 @@ def test_without_a_prompt_the_model_is_there(hash_server: LiveServer) -> None:
 @pytest.mark.parametrize(
     ("asked", "problem"),
     [
-        ({"images": [b"a"]}, "images: this version reads text only"),
-        ({"template": "{{ .Prompt }}"}, "template: the model's own is used"),
-        ({"context": [1, 2]}, "context: this version does not go on from ids"),
+        ({"images": [b"a"]}, "images: it is not supported. This version reads text only"),
+        ({"template": "{{ .Prompt }}"}, "template: it is not supported. Send the whole prompt with raw"),
+        ({"context": [10**9]}, "context: token id 1000000000 is not in the vocabulary"),
+        ({"context": [1, 2], "raw": True}, "context: it goes on with a chat"),
+        ({"system": "Be brief.", "raw": True}, "system: a raw prompt stands as it is"),
         ({"suffix": "b"}, "suffix: hash has no tokens"),
     ],
 )
