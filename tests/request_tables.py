@@ -6,6 +6,8 @@ from typing import Any
 
 from app.server.dialects import rerank_requests
 from app.server.dialects.anthropic import fields as anthropic_fields
+from app.server.dialects.llama_cpp import fields as llama_cpp_fields
+from app.server.dialects.ollama import fields as ollama_fields
 from app.server.dialects.openai import fields as openai_fields
 from app.server.dialects.responses import fields as responses_fields
 from app.server.field_table import FieldTable, page
@@ -17,6 +19,8 @@ TABLES: Mapping[str, FieldTable[Any]] = {
     **openai_fields.TABLES,
     **responses_fields.TABLES,
     **anthropic_fields.TABLES,
+    **ollama_fields.TABLES,
+    **llama_cpp_fields.TABLES,
     **rerank_requests.TABLES,
 }
 

@@ -21,6 +21,7 @@ from app.server.access import HEALTH_PATHS, Access
 from app.server.dialects import lm_studio
 from app.server.dialects.anthropic.endpoints import PROMPTED, AnthropicEndpoints
 from app.server.dialects.anthropic.errors import ERRORS as MESSAGE_ERRORS
+from app.server.dialects.llama_cpp.embeddings import LlamaCppEmbeddingEndpoints
 from app.server.dialects.llama_cpp.endpoints import LlamaCppEndpoints
 from app.server.dialects.ollama.embeddings import OllamaEmbeddingEndpoints
 from app.server.dialects.ollama.endpoints import OllamaEndpoints
@@ -121,6 +122,7 @@ def create_embedding_application(service: EmbeddingService, about: Surroundings 
         *OllamaEmbeddingEndpoints(service, model).endpoints(),
         *StoreEndpoints(model, about.pulls).endpoints(),
         *lm_studio.of_embedding(model),
+        *LlamaCppEmbeddingEndpoints(service, model).endpoints(),
         *NO_TEXT.endpoints(PROMPTED, MESSAGE_ERRORS),
         *NO_TEXT.endpoints(RESPONDING),
         *_health_endpoints(lambda: _embedding_health(service)),

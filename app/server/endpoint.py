@@ -40,10 +40,10 @@ class Endpoint(Route):
         errors: ErrorShape | None = None,
         fields: FieldTable[Any] | None = None,
     ) -> None:
-        """`takes` is the body of a request, `gives` that of a whole reply (a type, or TEXT), `streams` the pieces of a
-        streamed one in their `framing`, a type or a union; `fails_with` what a server that cannot serve answers with,
-        where it is not an error's body. `errors` is how those are written, where that is not as everywhere. `fields`
-        are the documented fields of the body, by which it is decoded."""
+        """`takes` is the body of a request, `gives` that of a whole reply (a type, a union, or TEXT), `streams` the
+        pieces of a streamed one in their `framing`, a type or a union; `fails_with` what a server that cannot serve
+        answers with, where it is not an error's body. `errors` is how those are written, where that is not as
+        everywhere. `fields` are the documented fields of the body, by which it is decoded."""
         super().__init__(path, answer, methods=[method])
         self.method = method
         self.summary = summary

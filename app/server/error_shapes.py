@@ -20,19 +20,21 @@ class ErrorShapes:
     OpenAI's elsewhere."""
 
     def __init__(self, app: ASGIApp, endpoints: Iterable[Endpoint]) -> None:
+        shaped = [(one, one.errors.body) for one in endpoints if one.errors is not None]
         self._app = app
-        self._bodies = {one.path: one.errors.body for one in endpoints if one.errors is not None}
+        self._bodies = {one.path: body for one, body in shaped if not one.param_convertors}
+        self._patterns = [(one.path_regex, body) for one, body in shaped if one.param_convertors]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope[_BODY] = self._body_at(scope.get("path", ""))
         await self._app(scope, receive, send)
 
     def _body_at(self, path: str) -> Callable[[Exception], Struct]:
-        while path:
-            if path in self._bodies:
-                return self._bodies[path]
+        if body := next((body for pattern, body in self._patterns if pattern.match(path)), None):
+            return body
+        while path and path not in self._bodies:
             path = path.rpartition("/")[0]
-        return error_body
+        return self._bodies.get(path, error_body)
 
 
 def refusal(error: Exception, scope: Scope) -> Response:

@@ -43,7 +43,7 @@ class WholeReply(Generic[ChunkT]):
     """ASGI response: all chunks folded into one JSON body."""
 
     chunks: AsyncGenerator[list[ChunkT]]
-    fold: Callable[[AsyncGenerator[ChunkT]], Awaitable[msgspec.Struct]]
+    fold: Callable[[AsyncGenerator[ChunkT]], Awaitable[Any]]  # anything that becomes JSON
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await while_connected(receive, self._send(scope, receive, send))

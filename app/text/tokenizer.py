@@ -265,6 +265,10 @@ class Tokenizer:
         text = vocabulary.texts[token_id]
         return text.encode() if token_id in vocabulary.verbatim else vocabulary.to_bytes(text)
 
+    def written(self, token_id: int) -> str:
+        """A token as the vocabulary's file writes it, such as `Ġthe`; empty for an id past the vocabulary."""
+        return self._vocabulary.texts[token_id] if 0 <= token_id < self.vocab_size else ""
+
 
 def _without_surrogates(text: str) -> str:
     """`text` with each lone surrogate, which UTF-8 cannot express, as U+FFFD."""

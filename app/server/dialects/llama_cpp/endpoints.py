@@ -1,19 +1,26 @@
 """The endpoints of llama.cpp's server that generate text: from a request to the response that carries its reply."""
 
+from collections.abc import Sequence
 from functools import partial
 
-import msgspec
 from starlette.requests import Request
 
 from app.chat.service import ChatService
-from app.server.continuation import Continuation, continuation_events, fitting_infill, text_prompt
+from app.server.continuation import Continuation, continuation_events, fitting_infill
+from app.server.dialects.llama_cpp.biases import token_biases
+from app.server.dialects.llama_cpp.embeddings import VECTORS
 from app.server.dialects.llama_cpp.errors import ERRORS, error_body
-from app.server.dialects.llama_cpp.replies import Completion, Writer, fold
+from app.server.dialects.llama_cpp.fields import COMPLETION, INFILL
+from app.server.dialects.llama_cpp.prompt_ids import encoded
+from app.server.dialects.llama_cpp.properties import PropertyEndpoints
+from app.server.dialects.llama_cpp.replies import Completion, Told, Writer, fold, framing
 from app.server.dialects.llama_cpp.requests import CompletionRequest, GeneratingRequest, InfillRequest
-from app.server.dialects.llama_cpp.tokens import TokenEndpoints, mixed_ids
+from app.server.dialects.llama_cpp.settings import GenerationSettings
+from app.server.dialects.llama_cpp.tokens import TokenEndpoints
 from app.server.door import of_caller
 from app.server.endpoint import Endpoint
 from app.server.framing import BARE_EVENTS
+from app.server.refusals import NO_VECTORS
 from app.server.reply import StreamedReply, WholeReply
 from app.server.request_body import read_body
 from app.server.served_model import ServedModel
@@ -28,43 +35,63 @@ class LlamaCppEndpoints:
     def __init__(self, service: ChatService, model: ServedModel) -> None:
         self._service = service
         self._model = model
-        self._completion_decoder = msgspec.json.Decoder(CompletionRequest)
-        self._infill_decoder = msgspec.json.Decoder(InfillRequest)
 
     def endpoints(self) -> list[Endpoint]:
-        generating = partial(Endpoint, gives=Completion, streams=Completion, framing=BARE_EVENTS, errors=ERRORS)
+        generating = partial(
+            Endpoint, gives=Completion | list[Completion], streams=Completion, framing=BARE_EVENTS, errors=ERRORS
+        )
+        completing = partial(generating, takes=CompletionRequest, fields=COMPLETION)
         goes_on, missing = "What a text goes on with", "What is missing between two texts"
         return [
-            *(generating("POST", path, self.complete, goes_on, takes=CompletionRequest) for path in COMPLETIONS),
-            generating("POST", "/infill", self.infill, missing, takes=InfillRequest),
+            *(completing("POST", path, self.complete, goes_on) for path in COMPLETIONS),
+            generating("POST", "/infill", self.infill, missing, takes=InfillRequest, fields=INFILL),
             *TokenEndpoints(self._service, self._model).endpoints(),
+            *PropertyEndpoints(self._service, self._model).endpoints(),
+            *NO_VECTORS.endpoints(VECTORS, ERRORS),
         ]
 
     async def complete(self, request: Request) -> StreamedReply[Completion] | WholeReply[Completion]:
-        wanted = await read_body(request, self._completion_decoder)
+        wanted = await read_body(request, COMPLETION)
         self._check(wanted)
-        given = wanted.prompt if isinstance(wanted.prompt, str) else await mixed_ids(self._service, wanted.prompt)
-        return await self._reply(request, wanted, await text_prompt(self._service, given))
+        prompts = [await encoded(self._service, prompt, path) for path, prompt in wanted.prompts().items()]
+        return await self._reply(request, wanted, prompts)
 
     async def infill(self, request: Request) -> StreamedReply[Completion] | WholeReply[Completion]:
-        wanted = await read_body(request, self._infill_decoder)
+        wanted = await read_body(request, INFILL)
         self._check(wanted)
         room = max(1, wanted.n_predict or 1)
         prompt, left_out = await fitting_infill(self._service, wanted.gap(), room, "input_prefix")
-        return await self._reply(request, wanted, prompt, truncated=left_out > 0)
+        return await self._reply(request, wanted, [prompt], truncated=left_out > 0)
 
     def _check(self, wanted: GeneratingRequest) -> None:
-        if wanted.model:
-            self._model.check(wanted.model)
+        self._model.check(wanted.model)
         wanted.check()
 
     async def _reply(
-        self, request: Request, wanted: GeneratingRequest, prompt: tuple[int, ...], *, truncated: bool = False
+        self,
+        request: Request,
+        wanted: GeneratingRequest,
+        prompts: Sequence[tuple[int, ...]],
+        *,
+        truncated: bool = False,
     ) -> StreamedReply[Completion] | WholeReply[Completion]:
-        service, counts = self._service, TokenCounts()
-        choices = wanted.choices(await service.breakers.tokens(wanted.breakers()), service.sampling)
+        service = self._service
+        biases = await token_biases(service.tokenizer, wanted.logit_bias)
+        breakers = await service.breakers.tokens(wanted.breakers())
+        choices = wanted.choices(breakers, service.sampling, biases)
         origin = of_caller(request, wanted.origin(request.headers))
-        continuation = Continuation([prompt], choices, wanted.asked_grammar())
-        writer = Writer(service, choices.candidates[0], truncated=truncated)
-        chunks = writer.chunks(continuation_events(service, continuation, origin, counts), counts)
-        return StreamedReply(chunks, error_body, BARE_EVENTS) if wanted.stream else WholeReply(chunks, fold)
+        settings = [GenerationSettings.of(one, service.context_length, wanted.reporting) for one in choices.candidates]
+        told = Told(
+            self._model.named(wanted.model),
+            prompts,
+            settings,
+            truncated=truncated,
+            progress=bool(wanted.return_progress),
+            timings=bool(wanted.timings_per_token),
+        )
+        continuation = Continuation(prompts, choices, wanted.asked_grammar())
+        chunks = Writer(service, told).chunks(continuation_events(service, continuation, origin, TokenCounts()))
+        fields = wanted.response_fields or ()
+        if wanted.stream:
+            return StreamedReply(chunks, error_body, framing(fields))
+        return WholeReply(chunks, fold(tells_tokens=bool(wanted.return_tokens), fields=fields))

@@ -2,19 +2,27 @@
 reply of the same chunks. So the two cannot disagree.
 """
 
-from collections.abc import AsyncGenerator
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
+import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from app.chat.events import ChatEvent, ReplyEnd, TextDelta
+from app.chat.cache_report import CacheReport
+from app.chat.events import ChatEvent, GeneratedTokens, PromptProgress, ReplyEnd, TextDelta
 from app.chat.service import ChatService
 from app.server.choices import Batch
+from app.server.dialects.llama_cpp.settings import GenerationSettings
+from app.server.dialects.llama_cpp.tokens import shown
+from app.server.framing import BARE_EVENTS, Framing
 from app.server.token_counts import TokenCounts
-from app.server.token_reports import Timings, finite, timings_of, token_text
+from app.server.token_reports import ProgressReport, Timings, finite, timings_of, token_text
 from app.text.tokenizer import Tokenizer
-from engine.request import FinishReason, SamplingParams, TokenLogprobs
+from engine.request import FinishReason, TokenLogprobs
 
 StopType = Literal["eos", "limit", "word"]
 
@@ -34,107 +42,186 @@ class Probability(Struct):
     top_logprobs: list[Alternative]
 
 
-class GenerationSettings(Struct):
-    """As they were understood."""
-
-    n_ctx: int
-    n_predict: int
-    seed: int
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
-    repeat_penalty: float
-    stop: list[str]
-
-    @classmethod
-    def of(cls, params: SamplingParams, context_length: int) -> "GenerationSettings":
-        return cls(
-            n_ctx=context_length,
-            n_predict=-1 if params.max_tokens is None else params.max_tokens,
-            seed=params.seed,
-            temperature=params.temperature,
-            top_k=params.top_k,
-            top_p=params.top_p,
-            min_p=params.min_p,
-            repeat_penalty=params.repetition_penalty,
-            stop=list(params.stop),
-        )
-
-
 class Completion(Struct, kw_only=True):
     """Of a chunk: its part. Of the last chunk, and of a whole reply, with all that is known at the end."""
 
-    index: int = 0
+    index: int = 0  # of the reply, if there are several
     content: str = ""
+    tokens: list[int] = []  # ids of the part; of a whole reply, only if they were asked for
     id_slot: int = -1
     stop: bool = False
     model: str | UnsetType = UNSET
-    tokens_predicted: int | UnsetType = UNSET
-    tokens_evaluated: int | UnsetType = UNSET  # all of the prompt, found or computed
+    tokens_predicted: int  # so far
+    tokens_evaluated: int  # all of the prompt, found or computed
     tokens_cached: int | UnsetType = UNSET  # of those, found
     generation_settings: GenerationSettings | UnsetType = UNSET
+    prompt: str | UnsetType = UNSET  # as the model read it
     has_new_line: bool | UnsetType = UNSET
     truncated: bool | UnsetType = UNSET
     stop_type: StopType | UnsetType = UNSET
     stopping_word: str | UnsetType = UNSET
     completion_probabilities: list[Probability] | UnsetType = UNSET
     timings: Timings | UnsetType = UNSET
+    prompt_progress: ProgressReport | UnsetType = UNSET
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What the chunks of a request tell."""
+
+    model: str
+    prompts: Sequence[tuple[int, ...]]
+    settings: Sequence[GenerationSettings]  # of each reply to a prompt
+    truncated: bool  # something was left out of the prompt
+    progress: bool  # of reading the prompts
+    timings: bool  # in every chunk
+
+
+@dataclass(slots=True)
+class _Reply:
+    """What is known of one reply so far."""
+
+    tokens: list[int] = field(default_factory=list)  # that no chunk has told
+    predicted: int = 0
+    first_token_at: float = 0.0
+    has_line_break: bool = False
+    read: PromptProgress | None = None
 
 
 class Writer:
-    """Writes the chunks of one reply."""
+    """Writes the chunks of one request."""
 
-    def __init__(self, service: ChatService, params: SamplingParams, *, truncated: bool) -> None:
-        """`truncated` where something was left out of the prompt."""
-        self._model = service.name
-        self._context_length = service.context_length
-        self._tokenizer = service.tokenizer
-        self._params = params
-        self._truncated = truncated
-        self._has_line_break = False
+    def __init__(self, service: ChatService, told: Told) -> None:
+        self._service = service
+        self._told = told
+        self._began = time.monotonic()
+        self._replies: dict[int, _Reply] = {}
 
-    async def chunks(self, events: AsyncGenerator[Batch], counts: TokenCounts) -> AsyncGenerator[list[Completion]]:
-        """The reply, in batches as it comes."""
+    async def chunks(self, events: AsyncGenerator[Batch]) -> AsyncGenerator[list[Completion]]:
+        """The replies, in batches as they come."""
         async with aclosing(events) as batches:
             async for batch in batches:
-                written = [self._write(event, counts) for _, event in batch]
-                if chunks := [chunk for chunk in written if chunk is not None]:
+                if chunks := [chunk for index, event in batch for chunk in self._write(index, event)]:
+                    for chunk in chunks:
+                        if chunk.stop:
+                            chunk.prompt = await asyncio.to_thread(shown, self._service, self._prompt(chunk.index))
                     yield chunks
 
-    def _write(self, event: ChatEvent, counts: TokenCounts) -> Completion | None:
+    def _write(self, index: int, event: ChatEvent) -> Iterator[Completion]:
+        reply = self._replies.setdefault(index, _Reply())
         match event:
+            case GeneratedTokens(ids):
+                reply.first_token_at = reply.first_token_at or time.monotonic()
+                reply.tokens += ids
+                reply.predicted += len(ids)
+            case PromptProgress():
+                reply.read = event
+                if self._told.progress:
+                    chunk = self._chunk(index, reply)
+                    chunk.prompt_progress = ProgressReport.of(event)
+                    yield chunk
             case TextDelta(text, logprobs):
-                self._has_line_break = self._has_line_break or "\n" in text
-                told = [_probability(self._tokenizer, one) for one in logprobs]
-                return Completion(content=text, completion_probabilities=told or UNSET)
+                reply.has_line_break = reply.has_line_break or "\n" in text
+                chunk = self._chunk(index, reply, text)
+                chunk.completion_probabilities = self._probabilities(logprobs) or UNSET
+                if self._told.timings and reply.read is not None:
+                    chunk.timings = self._timings_so_far(reply, reply.read)
+                yield chunk
             case ReplyEnd():
-                return self._end(event, counts)
-        return None
+                yield self._end(index, reply, event)
 
-    def _end(self, end: ReplyEnd, counts: TokenCounts) -> Completion:
+    def _chunk(self, index: int, reply: _Reply, text: str = "") -> Completion:
+        """With the tokens that were not told yet."""
+        tokens, reply.tokens = reply.tokens, []
+        evaluated = len(self._prompt(index))
         return Completion(
-            stop=True,
-            model=self._model,
-            tokens_predicted=counts.completion,
-            tokens_evaluated=counts.prompt,
-            tokens_cached=counts.cache.cached,
-            generation_settings=GenerationSettings.of(self._params, self._context_length),
-            has_new_line=self._has_line_break,
-            truncated=self._truncated,
-            stop_type="word" if end.stop is not None else "limit" if end.finish is FinishReason.LENGTH else "eos",
-            stopping_word=end.stop or "",
-            timings=timings_of(counts),
+            index=index, content=text, tokens=tokens, tokens_predicted=reply.predicted, tokens_evaluated=evaluated
         )
 
+    def _end(self, index: int, reply: _Reply, end: ReplyEnd) -> Completion:
+        counts = TokenCounts()
+        counts.add(end, first_of_prompt=True)
+        chunk = self._chunk(index, reply)
+        chunk.stop = True
+        chunk.model = self._told.model
+        chunk.tokens_predicted = end.completion_tokens
+        chunk.tokens_cached = end.cached_tokens
+        chunk.generation_settings = self._told.settings[index % len(self._told.settings)]
+        chunk.has_new_line = reply.has_line_break
+        chunk.truncated = self._told.truncated
+        is_cut = end.finish is FinishReason.LENGTH
+        chunk.stop_type = "word" if end.stop is not None else "limit" if is_cut else "eos"
+        chunk.stopping_word = end.stop or ""
+        chunk.timings = timings_of(counts)
+        return chunk
 
-async def fold(chunks: AsyncGenerator[Completion]) -> Completion:
-    """The whole reply."""
-    parts = [chunk async for chunk in chunks]
+    def _prompt(self, index: int) -> tuple[int, ...]:
+        return self._told.prompts[index // len(self._told.settings)]
+
+    def _probabilities(self, reported: Sequence[TokenLogprobs]) -> list[Probability]:
+        return [_probability(self._service.tokenizer, one) for one in reported]
+
+    def _timings_so_far(self, reply: _Reply, read: PromptProgress) -> Timings:
+        first = reply.first_token_at - self._began
+        counts = TokenCounts(
+            cache=CacheReport(device=read.cached, computed=read.total - read.cached),
+            completion=reply.predicted,
+            replies=1,
+            first_token_seconds=first,
+            total_seconds=time.monotonic() - self._began,
+            queue_seconds=max(0.0, first - read.seconds),
+            reading_seconds=read.seconds,
+        )
+        return timings_of(counts)
+
+
+def fold(*, tells_tokens: bool, fields: Sequence[str] = ()) -> Callable[[AsyncGenerator[Completion]], Any]:
+    """What makes the whole reply of its chunks: one completion, or a list of several.
+
+    It has the ids of its tokens if it `tells_tokens`; with `fields`, it has those alone (see `selected`).
+    """
+
+    async def folded(chunks: AsyncGenerator[Completion]) -> Any:
+        parts: dict[int, list[Completion]] = {}
+        async for chunk in chunks:
+            parts.setdefault(chunk.index, []).append(chunk)
+        wholes = [_whole(parts[index], tells_tokens=tells_tokens) for index in sorted(parts)]
+        told = [selected(whole, fields) if fields else whole for whole in wholes]
+        return told[0] if len(told) == 1 else told
+
+    return folded
+
+
+def _whole(parts: Sequence[Completion], *, tells_tokens: bool) -> Completion:
     whole = parts[-1]
     whole.content = "".join(part.content for part in parts)
+    whole.tokens = [token_id for part in parts for token_id in part.tokens] if tells_tokens else []
     whole.completion_probabilities = [it for part in parts for it in part.completion_probabilities or ()] or UNSET
     return whole
+
+
+def selected(whole: Completion, fields: Sequence[str]) -> dict[str, Any]:
+    """The fields of a completion at some paths, such as `generation_settings/n_predict`, each under its path. Paths
+    that lead nowhere are left out."""
+    fields_of: Any = msgspec.to_builtins(whole)
+    found = {}
+    for path in fields:
+        value = fields_of
+        for step in path.split("/"):
+            value = value.get(step, UNSET) if isinstance(value, dict) else UNSET
+        if value is not UNSET:
+            found[path] = value
+    return found
+
+
+def framing(fields: Sequence[str]) -> Framing:
+    """Of a stream whose last chunk has those `fields` alone, if any are named."""
+
+    def frame(chunk: Struct) -> bytes:
+        told = selected(chunk, fields) if isinstance(chunk, Completion) and chunk.stop else chunk
+        return b"data: " + msgspec.json.encode(told) + b"\n\n"
+
+    return replace(BARE_EVENTS, frame=frame) if fields else BARE_EVENTS
 
 
 def _probability(tokenizer: Tokenizer, token: TokenLogprobs) -> Probability:

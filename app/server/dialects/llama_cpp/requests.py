@@ -1,7 +1,6 @@
 """Requests of llama.cpp's server that text is generated for: every field that is read, with its type and its bounds.
 
-Unknown fields are ignored, since clients send many, and so are those of its slots and its cache, which are the engine's
-own matter here. Known ones that this version cannot honour are refused by name.
+`fields` lists those that are not read, and why.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,23 +9,27 @@ from typing import Annotated, Any, TypeAlias
 from msgspec import Meta, Struct
 
 from app.chat.default_sampling import API_DEFAULTS, DefaultSampling
+from app.chat.reply_options import ReplyOptions
 from app.chat.time_limits import TimeLimits
 from app.server.choices import WantedChoices
+from app.server.dialects.llama_cpp import biases
+from app.server.dialects.llama_cpp.prompts import OnePrompt, Prompts, separate
 from app.server.dialects.llama_cpp.sampling import LlamaSampling, reply_limit
-from app.server.errors import refuse_first
-from app.server.field_types import Alternatives, Fraction, TokenId
+from app.server.dialects.llama_cpp.settings import Reporting
+from app.server.dialects.openai.completion_requests import MAX_CHOICES
+from app.server.errors import InvalidRequest, refuse_first
+from app.server.field_types import Alternatives, Fraction, ModelName
 from app.server.origin import Purpose, origin_of
-from app.server.samplers import SamplerNames, only_named
+from app.server.samplers import SAMPLERS, SamplerNames, named_samplers, only_named
 from app.server.structured_output import AskedGrammar, Schema, of_gbnf, of_json_schema, only
 from app.text.infilling import Gap, OtherFile
-from engine.request import MAX_BIASES, Origin, SamplingParams
+from engine.request import Origin, SamplingParams
 
 MAX_GBNF = 1 << 15  # characters, which are read one by one
 
 Milliseconds: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Amount: TypeAlias = Annotated[int, Meta(ge=-2, le=2**31 - 1)]
-Mixed: TypeAlias = Annotated[list[str | TokenId], Meta(max_length=1 << 20)]
-Bias: TypeAlias = Annotated[list[int | float | str | bool], Meta(min_length=2, max_length=2)]
+FieldPath: TypeAlias = Annotated[str, Meta(max_length=128)]
 
 _DEFAULTS: Mapping[str, float] = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
 
@@ -34,21 +37,40 @@ _DEFAULTS: Mapping[str, float] = {"temperature": 0.8, "top_k": 40, "top_p": 0.95
 class GeneratingRequest(LlamaSampling, kw_only=True):
     """What both kinds of request have in common."""
 
-    model: Annotated[str, Meta(max_length=1024)] = ""  # any, if not given
+    model: ModelName | None = None
     stream: bool | None = None
     n_predict: Amount | None = None  # less than 0: what the context holds; 0: the prompt is read, and no more
+    n_cmpl: Annotated[int, Meta(ge=1, le=16)] | None = None  # replies to each prompt
     n_probs: Alternatives | None = None
     samplers: SamplerNames | None = None
     ignore_eos: bool | None = None
-    logit_bias: Annotated[list[Bias], Meta(max_length=MAX_BIASES)] | None = None
+    logit_bias: biases.Biases | None = None
     xtc_probability: Fraction | None = None
     xtc_threshold: Fraction | None = None
     grammar: Annotated[str, Meta(max_length=MAX_GBNF)] | None = None
     json_schema: Schema | str | None = None
     t_max_prompt_ms: Milliseconds | None = None  # 0: any number, as for the next
     t_max_predict_ms: Milliseconds | None = None
-    cache_prompt: bool | None = None
-    id_slot: int | None = None
+    return_tokens: bool | None = None
+    return_progress: bool | None = None
+    timings_per_token: bool | None = None
+    response_fields: Annotated[list[FieldPath], Meta(max_length=64)] | None = None
+
+    @property
+    def count(self) -> int:
+        """Replies to each prompt."""
+        return self.n_cmpl or 1
+
+    @property
+    def reporting(self) -> Reporting:
+        named = named_samplers(self.samplers)
+        return Reporting(
+            tuple(SAMPLERS) if named is None else tuple(named),
+            self.grammar or "",
+            self.breakers(),
+            stream=bool(self.stream),
+            timings_per_token=bool(self.timings_per_token),
+        )
 
     def asked_grammar(self) -> AskedGrammar | None:
         """That the reply is to keep to. Raises InvalidRequest for a bad one, or two."""
@@ -56,26 +78,39 @@ class GeneratingRequest(LlamaSampling, kw_only=True):
         return only(one for one in asked if one is not None)
 
     def choices(
-        self, breakers: frozenset[int] = frozenset(), sampling: DefaultSampling = API_DEFAULTS
+        self,
+        breakers: frozenset[int] = frozenset(),
+        sampling: DefaultSampling = API_DEFAULTS,
+        logit_bias: Sequence[tuple[int, float]] = (),
     ) -> WantedChoices:
-        """`breakers` are the tokens of those of DRY; `sampling` fills in what the request leaves open. Raises
-        InvalidSampling."""
-        length, reported = self.n_predict, self.n_probs or None
-        filled = sampling.fill(self.sampling(), _DEFAULTS, inserts=self._purpose() is Purpose.INSERTION)
+        """What is wanted of each prompt; with a seed, each candidate has the next one. `breakers` are the tokens of
+        those of DRY, `logit_bias` is that of the request by token ids; `sampling` fills in what the request leaves
+        open. Raises InvalidSampling."""
+        length, reported, purpose = self.n_predict, self.n_probs or None, self._purpose()
+        inserts, several = purpose is Purpose.INSERTION, self.count > 1
+        filled = sampling.fill(self.sampling(), _DEFAULTS, inserts=inserts, several=several)
         given = only_named(self.samplers, filled | {"dry": self.dry(breakers)})
-        given |= {"max_tokens": reply_limit(length), "logprobs": reported}
-        params = SamplingParams(**given, ignore_eos=bool(self.ignore_eos), logit_bias=self._biases())
-        limits = TimeLimits(_seconds(self.t_max_prompt_ms), _seconds(self.t_max_predict_ms))
-        return WantedChoices(1, [params], reported is not None, limits=limits, is_told=length != 0)
+        given |= {"max_tokens": reply_limit(length), "logprobs": reported, "ignore_eos": bool(self.ignore_eos)}
+        seed = given.pop("seed", None)
+        seeds = [{} if seed is None else {"seed": (seed + number) % 2**64} for number in range(self.count)]
+        return WantedChoices(
+            self.count,
+            [SamplingParams(**given, **one, logit_bias=tuple(logit_bias)) for one in seeds],
+            reported is not None,
+            limits=TimeLimits(_seconds(self.t_max_prompt_ms), _seconds(self.t_max_predict_ms)),
+            options=self._options(),
+            is_told=length != 0,
+        )
 
     def sampling(self) -> dict[str, Any]:
         given = {"xtc_probability": self.xtc_probability, "xtc_threshold": self.xtc_threshold}
         return super().sampling() | {name: value for name, value in given.items() if value is not None}
 
-    def _biases(self) -> tuple[tuple[int, float], ...]:
-        """False stands for never."""
-        given = self.logit_bias or ()
-        return tuple((int(token), -100.0 if amount is False else float(amount)) for token, amount in given)
+    def _options(self) -> ReplyOptions:
+        return ReplyOptions(
+            reports_tokens=bool(self.stream or self.return_tokens),
+            reports_progress=bool(self.stream and (self.return_progress or self.timings_per_token)),
+        )
 
     def origin(self, headers: Mapping[str, str]) -> Origin:
         """Where it comes from. Raises InvalidRequest."""
@@ -91,21 +126,21 @@ class GeneratingRequest(LlamaSampling, kw_only=True):
         return Purpose.COMPLETION
 
     def _problems(self) -> Iterator[tuple[str, str]]:
-        yield from self.sampling_problems()
-        for token, amount in self.logit_bias or ():
-            if type(token) is not int or token < 0 or isinstance(amount, str):
-                yield "logit_bias", "each is a token id, and a number or false."
+        yield from biases.problems(self.logit_bias)
 
 
 class CompletionRequest(GeneratingRequest, kw_only=True):
     """POST /completion."""
 
-    prompt: str | Mixed
+    prompt: Prompts
 
-    def _problems(self) -> Iterator[tuple[str, str]]:
-        yield from super()._problems()
-        if isinstance(self.prompt, list) and len(self.prompt) > 1 and all(isinstance(it, str) for it in self.prompt):
-            yield "prompt", "it has several texts; send a request for each."
+    def prompts(self) -> dict[str, OnePrompt]:
+        """The prompts by their paths in the request. Raises InvalidRequest."""
+        prompts = separate(self.prompt, "prompt")
+        if len(prompts) * self.count > MAX_CHOICES:
+            problem = f"prompt: {len(prompts)} prompts with {self.count} replies each are more than {MAX_CHOICES}"
+            raise InvalidRequest(problem, "Send several requests.", parameter="prompt")
+        return prompts
 
 
 class Extra(Struct):

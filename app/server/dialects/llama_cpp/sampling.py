@@ -2,7 +2,6 @@
 it. Fields that are absent or null have the defaults of the API that they came by.
 """
 
-from collections.abc import Iterator
 from typing import Annotated, Any, TypeAlias
 
 from msgspec import Meta
@@ -10,6 +9,8 @@ from msgspec import Meta
 from app.server.dry_fields import DryFields
 from app.server.field_types import Fraction, StopText, Temperature
 from engine.request import MAX_STOPS
+
+ANY_SEED = 2**32 - 1  # what llama.cpp's server reports if no seed was set; clients send it back
 
 Amount: TypeAlias = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
 Penalty: TypeAlias = Annotated[float, Meta(ge=-100, le=100)]
@@ -20,32 +21,23 @@ _SAME_IN_SAMPLING = ("temperature", "top_p", "min_p", "presence_penalty", "frequ
 class LlamaSampling(DryFields, kw_only=True):
     """What is common to both."""
 
-    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None  # less than 0: any
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None  # less than 0, or ANY_SEED: any
     temperature: Temperature | None = None
     top_k: Amount | None = None  # -1 and 0: no limit
     top_p: Fraction | None = None
     min_p: Fraction | None = None
-    typical_p: Annotated[float, Meta(ge=0)] | None = None
     repeat_penalty: Annotated[float, Meta(ge=0.01, le=100)] | None = None
     repeat_last_n: Amount | None = None  # 0: no penalty; all others: of everything that stands there
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    mirostat: int | None = None
     stop: StopText | Annotated[list[StopText], Meta(max_length=MAX_STOPS)] | None = None
-
-    def sampling_problems(self) -> Iterator[tuple[str, str]]:
-        """What this version does not do, with the field."""
-        if self.mirostat:
-            yield "mirostat", "this version has no Mirostat; leave it out."
-        if self.typical_p is not None and self.typical_p < 1:
-            yield "typical_p", "this version has no typical sampling; leave it out, or send top_p or min_p."
 
     def sampling(self) -> dict[str, Any]:
         """The fields of SamplingParams that the request gives."""
         given: dict[str, Any] = {name: getattr(self, name) for name in _SAME_IN_SAMPLING}
         given |= {"top_k": None if self.top_k is None else max(0, self.top_k)}
         given |= {"repetition_penalty": 1.0 if self.repeat_last_n == 0 else self.repeat_penalty}
-        given |= {"seed": self.seed if (self.seed or 0) >= 0 else None}
+        given |= {"seed": None if self.seed is None or self.seed < 0 or self.seed == ANY_SEED else self.seed}
         known = {name: value for name, value in given.items() if value is not None}
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
         return {**known, "stop": stop}

@@ -1,60 +1,27 @@
-"""What llama.cpp's server tells of itself and of its model: its properties, and texts as ids and back."""
+"""Texts and conversations as token ids, and ids as texts: in the shapes of llama.cpp's server, and in vLLM's."""
 
 import asyncio
 from collections.abc import Sequence
 from functools import partial
-from typing import Annotated
 
-import msgspec
-from msgspec import Meta, Struct
+from msgspec import UNSET, Struct, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
 from app.chat.service import ChatService
 from app.server.dialects.llama_cpp.errors import ERRORS
-from app.server.dialects.llama_cpp.replies import GenerationSettings
-from app.server.dialects.llama_cpp.requests import CompletionRequest
-from app.server.dialects.openai.chat_requests import ChatCompletionRequest
+from app.server.dialects.llama_cpp.fields import DETOKENIZE, TEMPLATE, TOKENIZE
+from app.server.dialects.llama_cpp.token_requests import (
+    DetokenizeRequest,
+    Messages,
+    TemplateRequest,
+    TokenizeRequest,
+)
 from app.server.endpoint import Endpoint
 from app.server.errors import InvalidRequest, naming
-from app.server.field_types import TokenId
 from app.server.reply import json_reply
 from app.server.request_body import read_body
 from app.server.served_model import ServedModel
-
-ANY_SEED = 0xFFFFFFFF  # as llama.cpp tells that each request gets its own
-
-
-class Modalities(Struct):
-    vision: bool = False
-    audio: bool = False
-
-
-class DefaultSettings(Struct):
-    n_ctx: int
-    params: GenerationSettings  # of a request that gives none
-
-
-class Properties(Struct, kw_only=True):
-    default_generation_settings: DefaultSettings
-    total_slots: int  # requests that run at the same time at most
-    model_alias: str
-    model_path: str  # its name: where it lies is nobody's business
-    chat_template: str
-    bos_token: str
-    eos_token: str
-    modalities: Modalities
-    build_info: str
-    is_sleeping: bool = False
-
-
-class TokenizeRequest(Struct, kw_only=True):
-    """POST /tokenize."""
-
-    content: str
-    add_special: bool = False  # what the model wants in front of a prompt
-    parse_special: bool = True
-    with_pieces: bool = False
 
 
 class Piece(Struct):
@@ -63,23 +30,19 @@ class Piece(Struct):
 
 
 class Tokens(Struct):
+    """The last three fields are vLLM's."""
+
     tokens: list[int | Piece]
+    count: int | UnsetType = UNSET
+    max_model_len: int | UnsetType = UNSET
+    token_strs: list[str] | None | UnsetType = UNSET  # as the vocabulary writes them
 
 
-class DetokenizeRequest(Struct):
-    """POST /detokenize."""
+class Text(Struct):
+    """Under llama.cpp's name, or under vLLM's."""
 
-    tokens: Annotated[list[TokenId], Meta(max_length=1 << 20)]
-
-
-class Content(Struct):
-    content: str
-
-
-class TemplateRequest(ChatCompletionRequest, kw_only=True):
-    """POST /apply-template."""
-
-    model: Annotated[str, Meta(max_length=1024)] = ""
+    content: str | UnsetType = UNSET
+    prompt: str | UnsetType = UNSET
 
 
 class Prompt(Struct):
@@ -92,67 +55,67 @@ class TokenEndpoints:
     def __init__(self, service: ChatService, model: ServedModel) -> None:
         self._service = service
         self._model = model
-        self._tokenize_decoder = msgspec.json.Decoder(TokenizeRequest)
-        self._detokenize_decoder = msgspec.json.Decoder(DetokenizeRequest)
-        self._template_decoder = msgspec.json.Decoder(TemplateRequest)
 
     def endpoints(self) -> list[Endpoint]:
-        endpoint = partial(Endpoint, errors=ERRORS)
+        endpoint = partial(Endpoint, "POST", errors=ERRORS)
         texts, ids, prompt = (
             "The text of token ids",
-            "The token ids of a text",
+            "The token ids of a text or of a conversation",
             "The prompt that a conversation becomes",
         )
+        encoded, decoded = partial(endpoint, takes=TokenizeRequest), partial(endpoint, takes=DetokenizeRequest)
         return [
-            endpoint("GET", "/props", self.properties, "What the server is and has", gives=Properties),
-            endpoint("POST", "/tokenize", self.tokenize, ids, takes=TokenizeRequest, gives=Tokens),
-            endpoint("POST", "/detokenize", self.detokenize, texts, takes=DetokenizeRequest, gives=Content),
-            endpoint("POST", "/apply-template", self.apply, prompt, takes=TemplateRequest, gives=Prompt),
+            encoded("/tokenize", self.tokenize, ids, gives=Tokens, fields=TOKENIZE),
+            decoded("/detokenize", self.detokenize, texts, gives=Text, fields=DETOKENIZE),
+            endpoint("/apply-template", self.apply, prompt, takes=TemplateRequest, gives=Prompt, fields=TEMPLATE),
         ]
 
-    async def properties(self, request: Request) -> Response:
-        service, special = self._service, self._service.tokenizer.special_tokens
-        told = Properties(
-            default_generation_settings=DefaultSettings(service.context_length, self._default_settings()),
-            total_slots=service.streams.max_running,
-            model_alias=service.name,
-            model_path=service.name,
-            chat_template=service.tokenizer.chat_template or "",
-            bos_token=special.get("bos_token", ""),
-            eos_token=special.get("eos_token", ""),
-            modalities=Modalities(),
-            build_info="inglenook",
-        )
-        return json_reply(told)
-
-    def _default_settings(self) -> GenerationSettings:
-        params = CompletionRequest(prompt="", seed=ANY_SEED).choices(sampling=self._service.sampling).candidates[0]
-        return GenerationSettings.of(params, self._service.context_length)
-
     async def tokenize(self, request: Request) -> Response:
-        wanted = await read_body(request, self._tokenize_decoder)
+        wanted = await read_body(request, TOKENIZE)
+        self._model.check(wanted.model)
+        wanted.check()
+        if wanted.messages is not None:
+            return json_reply(self._counted(wanted, await self._conversation_ids(wanted, wanted.messages)))
+        if wanted.prompt is not None:
+            with_start = wanted.add_special_tokens is not False
+            ids = await asyncio.to_thread(self._ids, wanted.prompt, parse_special=True, with_start=with_start)
+            return json_reply(self._counted(wanted, ids))
+        return json_reply(await asyncio.to_thread(self._tokens, wanted, wanted.content or ""))
+
+    def _tokens(self, wanted: TokenizeRequest, content: str) -> Tokens:
+        ids = self._ids(content, parse_special=wanted.parse_special, with_start=wanted.add_special)
+        if not wanted.with_pieces:
+            return Tokens([*ids])
         tokenizer = self._service.tokenizer
+        return Tokens([Piece(one, _piece(tokenizer.token_bytes(one, show_control=True))) for one in ids])
 
-        def encoded() -> Tokens:
-            ids = tokenizer.encode(wanted.content, parse_special=wanted.parse_special)
-            if wanted.add_special and tokenizer.add_bos and tokenizer.bos_id is not None:
-                ids = [tokenizer.bos_id, *ids]
-            if not wanted.with_pieces:
-                return Tokens([*ids])
-            return Tokens([Piece(one, _piece(tokenizer.token_bytes(one, show_control=True))) for one in ids])
+    def _ids(self, text: str, *, parse_special: bool, with_start: bool) -> list[int]:
+        tokenizer = self._service.tokenizer
+        ids = tokenizer.encode(text, parse_special=parse_special)
+        starts = with_start and tokenizer.add_bos and tokenizer.bos_id is not None
+        return [tokenizer.bos_id, *ids] if starts and tokenizer.bos_id is not None else ids
 
-        return json_reply(await asyncio.to_thread(encoded))
+    async def _conversation_ids(self, wanted: TokenizeRequest, messages: Messages) -> Sequence[int]:
+        conversation = wanted.conversation_of(messages)
+        with naming("messages"):
+            return (await self._service.prompt(conversation)).ids
+
+    def _counted(self, wanted: TokenizeRequest, ids: Sequence[int]) -> Tokens:
+        texts = [self._service.tokenizer.written(one) for one in ids] if wanted.return_token_strs else None
+        return Tokens([*ids], len(ids), self._service.context_length, texts)
 
     async def detokenize(self, request: Request) -> Response:
-        wanted = await read_body(request, self._detokenize_decoder)
-        return json_reply(Content(await asyncio.to_thread(_shown, self._service, wanted.tokens)))
+        wanted = await read_body(request, DETOKENIZE)
+        self._model.check(wanted.model)
+        text = await asyncio.to_thread(shown, self._service, wanted.tokens)
+        return json_reply(Text(prompt=text) if wanted.model else Text(content=text))
 
     async def apply(self, request: Request) -> Response:
-        wanted = await read_body(request, self._template_decoder)
-        wanted.check()
+        wanted = await read_body(request, TEMPLATE)
+        self._model.check(wanted.model)
         with naming("messages"):
             prompt = await self._service.prompt(wanted.conversation())
-        return json_reply(Prompt(await asyncio.to_thread(_shown, self._service, prompt.ids)))
+        return json_reply(Prompt(await asyncio.to_thread(shown, self._service, prompt.ids)))
 
 
 async def mixed_ids(service: ChatService, prompt: Sequence[str | int]) -> tuple[int, ...]:
@@ -167,7 +130,7 @@ async def mixed_ids(service: ChatService, prompt: Sequence[str | int]) -> tuple[
     return await asyncio.to_thread(encoded)
 
 
-def _shown(service: ChatService, ids: Sequence[int]) -> str:
+def shown(service: ChatService, ids: Sequence[int]) -> str:
     """The text of ids, control tokens included. Raises InvalidRequest."""
     if ids and (largest := max(ids)) >= service.vocab_size:
         problem = f"token id {largest} is not in the vocabulary of {service.vocab_size}"

@@ -48,21 +48,6 @@ def test_a_stream_says_what_the_whole_reply_says(hash_server: LiveServer, path: 
     assert whole["generation_settings"]["seed"] == 3
 
 
-def test_a_prompt_is_a_text_or_ids_or_both(hash_server: LiveServer) -> None:
-    tokenizer = hash_server.service.tokenizer
-    ids = tokenizer.encode(PROMPT)
-    same = complete(hash_server)["content"]
-    for prompt in (ids, [PROMPT], [PROMPT[:11], *tokenizer.encode(PROMPT[11:])]):
-        assert complete(hash_server, prompt=prompt)["content"] == same
-    refused = post(hash_server, prompt=["a", "b"])
-    assert refused.json()["error"] == {
-        "code": 400,
-        "message": "prompt: it has several texts; send a request for each.",
-        "type": "invalid_request_error",
-    }
-    assert "not in the vocabulary" in post(hash_server, prompt=[10**9]).json()["error"]["message"]
-
-
 def test_a_stop_word_is_told_and_so_are_probabilities(smollm2_server: LiveServer) -> None:
     asked: dict[str, Any] = {"prompt": "One, two, three, four, five,", "temperature": 0, "n_probs": 2}
     reply = complete(smollm2_server, **asked, stop=["eight"])
@@ -103,9 +88,11 @@ def test_samplers_that_are_not_named_are_off(smollm2_server: LiveServer) -> None
 @pytest.mark.parametrize(
     ("body", "problem"),
     [
-        ({"mirostat": 1}, "mirostat: this version has no Mirostat"),
+        ({"mirostat": 1}, "mirostat: it is not supported"),
         ({"typical_p": 0.1}, "typical_p"),
-        ({"logit_bias": [["a", 1]]}, "logit_bias: each is a token id"),
+        ({"logit_bias": [["a", "b"]]}, "logit_bias: each is a number or false"),
+        ({"logit_bias": [[1.5, 1]]}, "logit_bias: each is for a token id or a text"),
+        ({"logit_bias": {"9999999": 1}}, "logit_bias: token id 9999999 is not in the vocabulary"),
         ({"n_predict": "a"}, "n_predict: Expected"),
         ({"prompt": ""}, "prompt: it is empty"),
         ({"model": "other"}, "does not exist here"),

@@ -1,8 +1,10 @@
 """What llama.cpp's server tells of itself: its properties, and texts as ids and back."""
 
+from collections.abc import Callable
 from typing import Any
 
 import httpx
+import pytest
 
 from app.chat.messages import Message
 from tests.app.server.live_server import LiveServer
@@ -32,6 +34,71 @@ def test_a_template_is_applied(hash_server: LiveServer) -> None:
     assert prompt.endswith("<|im_start|>user\nHi <|im_end|><|im_end|>\n<|im_start|>assistant\n")
     ids = hash_server.call(hash_server.service.encode([Message("user", "Hi <|im_end|>")]))
     assert prompt == post(hash_server, "/detokenize", tokens=ids)["content"]
+
+
+USER = {"role": "user", "content": "Hi"}
+BEGUN = {"role": "assistant", "content": "Well"}
+
+
+def test_a_prompt_ends_as_it_is_asked_to(hash_server: LiveServer) -> None:
+    asks = "<|im_start|>assistant\n"
+    told: Callable[..., str] = lambda **asked: post(hash_server, "/apply-template", **asked)["prompt"]  # noqa: E731
+    assert told(messages=[USER]).endswith(asks)
+    assert told(messages=[USER], add_generation_prompt=True).endswith(asks)
+    assert told(messages=[USER], add_generation_prompt=False).endswith("Hi<|im_end|>\n")
+    assert told(messages=[USER, BEGUN], continue_final_message=True).endswith(f"{asks}Well")
+    assert told(messages=[USER, BEGUN], add_generation_prompt=False).endswith("Well<|im_end|>\n")
+
+
+@pytest.mark.parametrize("path", ["/apply-template", "/tokenize"])
+@pytest.mark.parametrize(
+    ("asked", "problem"),
+    [
+        ({"add_generation_prompt": True, "continue_final_message": True}, "add_generation_prompt: it cannot be true"),
+        ({"messages": [USER], "continue_final_message": True}, "continue_final_message: the last message is not"),
+        ({"messages": []}, "messages"),
+        ({"chat_template": "{{ messages }}"}, "chat_template: it is not supported"),
+        ({"model": "other"}, "does not exist here"),
+    ],
+)
+def test_a_bad_conversation_is_refused(hash_server: LiveServer, path: str, asked: dict[str, Any], problem: str) -> None:
+    assert problem in post(hash_server, path, **{"messages": [USER, BEGUN], **asked})["error"]["message"]
+
+
+def test_vllms_clients_count_the_tokens_of_a_prompt(hash_server: LiveServer) -> None:
+    tokenizer = hash_server.service.tokenizer
+    ids = tokenizer.encode(TEXT, parse_special=True)
+    counted = {"count": len(ids), "max_model_len": 2048, "tokens": ids, "token_strs": None}
+    assert post(hash_server, "/tokenize", model="hash", prompt=TEXT) == counted
+    told = post(hash_server, "/tokenize", prompt="a test", return_token_strs=True)
+    assert told["token_strs"] == ["a", "Ġtest"]
+    assert post(hash_server, "/detokenize", model="hash", tokens=ids) == {"prompt": TEXT}
+
+
+def test_vllms_clients_count_the_tokens_of_a_conversation(hash_server: LiveServer) -> None:
+    ids = list(hash_server.call(hash_server.service.encode([Message("user", "Hi")])))
+    told = post(hash_server, "/tokenize", model="hash", messages=[USER])
+    assert (told["tokens"], told["count"]) == (ids, len(ids))
+    [*_, last] = hash_server.service.tokenizer.encode("<|im_end|>\n", parse_special=True)
+    assert post(hash_server, "/tokenize", messages=[USER], add_generation_prompt=False)["tokens"][-1] == last
+
+
+def test_a_prompt_has_the_token_in_front_unless_it_is_not_wanted(
+    hash_server: LiveServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = hash_server.service.tokenizer
+    ids = tokenizer.encode("Hi")
+    monkeypatch.setattr(tokenizer, "add_bos", True)
+    monkeypatch.setattr(tokenizer, "bos_id", 1)
+    assert post(hash_server, "/tokenize", prompt="Hi")["tokens"] == [1, *ids]
+    assert post(hash_server, "/tokenize", prompt="Hi", add_special_tokens=False)["tokens"] == ids
+    assert post(hash_server, "/tokenize", content="Hi")["tokens"] == ids
+    assert post(hash_server, "/tokenize", content="Hi", add_special=True)["tokens"] == [1, *ids]
+
+
+@pytest.mark.parametrize("asked", [{}, {"content": "a", "prompt": "a"}, {"prompt": "a", "messages": [USER]}])
+def test_one_text_is_tokenized(hash_server: LiveServer, asked: dict[str, Any]) -> None:
+    assert "send one of content, prompt, and messages" in post(hash_server, "/tokenize", **asked)["error"]["message"]
 
 
 def test_the_server_tells_what_it_holds(hash_server: LiveServer) -> None:

@@ -1,0 +1,47 @@
+"""Biases of token ids and of texts, in the shapes that llama.cpp's server takes: pairs, or OpenAI's object."""
+
+import asyncio
+from collections.abc import Iterator
+from typing import Annotated, TypeAlias
+
+from msgspec import Meta
+
+from app.text.tokenizer import Tokenizer
+from engine.request import MAX_BIASES
+
+NEVER = -100.0  # what false stands for
+
+_Pair: TypeAlias = Annotated[list[int | float | str | bool], Meta(min_length=2, max_length=2)]
+_Text: TypeAlias = Annotated[str, Meta(max_length=1024)]
+Biases: TypeAlias = (
+    Annotated[list[_Pair], Meta(max_length=MAX_BIASES)]
+    | Annotated[dict[_Text, float | bool], Meta(max_length=MAX_BIASES)]
+)
+
+
+def problems(given: Biases | None) -> Iterator[tuple[str, str]]:
+    """What the types of biases cannot say, with the field."""
+    for token, amount in _pairs(given):
+        if isinstance(token, bool | float) or (isinstance(token, int) and token < 0):
+            yield "logit_bias", "each is for a token id or a text."
+        if amount is True or isinstance(amount, str):
+            yield "logit_bias", "each is a number or false."
+
+
+async def token_biases(tokenizer: Tokenizer, given: Biases | None) -> tuple[tuple[int, float], ...]:
+    """Pairs of (token id, bias). A text stands for each of its tokens."""
+
+    def resolved() -> Iterator[tuple[int, float]]:
+        for token, amount in _pairs(given):
+            bias = NEVER if amount is False else float(amount)
+            ids = tokenizer.encode(token) if isinstance(token, str) else [int(token)]
+            yield from ((token_id, bias) for token_id in ids)
+
+    return await asyncio.to_thread(lambda: tuple(resolved())) if given else ()
+
+
+def _pairs(given: Biases | None) -> Iterator[tuple[int | float | str | bool, int | float | str | bool]]:
+    if isinstance(given, dict):
+        yield from ((int(key) if key.isdecimal() and key.isascii() else key, amount) for key, amount in given.items())
+    else:
+        yield from ((token, amount) for token, amount in given or ())

@@ -1,0 +1,96 @@
+"""Vectors of texts and token ids, as llama.cpp's own endpoint gives them."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+
+import msgspec
+import torch
+from msgspec import Struct
+from starlette.requests import Request
+from starlette.responses import Response
+from torch import Tensor
+
+from app.embedding_service import EmbeddingService
+from app.server.dialects.llama_cpp.errors import ERRORS
+from app.server.dialects.llama_cpp.fields import EMBEDDING
+from app.server.dialects.llama_cpp.token_requests import EmbeddingRequest
+from app.server.embedding_inputs import MAX_INPUTS, read_inputs
+from app.server.endpoint import Endpoint
+from app.server.errors import InvalidRequest
+from app.server.refusals import RANKS_ONLY
+from app.server.reply import while_connected
+from app.server.request_body import read_body
+from app.server.served_model import ServedModel
+
+PATH = "/embedding"
+# What is asked of a model that gives vectors, for one that does not to refuse.
+VECTORS: Mapping[str, type[Struct]] = {PATH: EmbeddingRequest}
+
+EUCLIDEAN = 2
+NONE = -1  # vectors as the model gives them
+LARGEST = 0  # the largest number becomes LARGEST_NUMBER
+LARGEST_NUMBER = 32760
+
+
+class Vector(Struct):
+    index: int
+    embedding: list[list[float]]  # one for a pooled text
+
+
+class LlamaCppEmbeddingEndpoints:
+    """Serves one embedding model."""
+
+    def __init__(self, service: EmbeddingService, model: ServedModel) -> None:
+        self._service = service
+        self._model = model
+
+    def endpoints(self) -> list[Endpoint]:
+        if self._service.ranks:
+            return RANKS_ONLY.endpoints(VECTORS, ERRORS)
+        kind, answer = EmbeddingRequest, self.embed
+        return [
+            Endpoint(
+                "POST",
+                PATH,
+                answer,
+                "Texts become vectors",
+                takes=kind,
+                gives=list[Vector],
+                errors=ERRORS,
+                fields=EMBEDDING,
+            )
+        ]
+
+    async def embed(self, request: Request) -> Response:
+        wanted = await read_body(request, EMBEDDING)
+        self._model.check(wanted.model)
+        norm, inputs = EUCLIDEAN if wanted.embd_normalize is None else wanted.embd_normalize, wanted.inputs()
+        if norm == NONE:
+            problem = "embd_normalize: the vectors of this version are normalized"
+            raise InvalidRequest(problem, "Send 0 or more, or leave it out.", parameter="embd_normalize")
+        if len(inputs) > MAX_INPUTS:
+            problem = f"content: {len(inputs)} inputs are more than {MAX_INPUTS}"
+            raise InvalidRequest(problem, "Send several requests.", parameter="content")
+        body: list[bytes] = []
+
+        async def answer() -> None:
+            vectors = await self._service.embed(await read_inputs(self._service, inputs, None))
+            # Thousands of numbers are written, which is not to stop the others' replies.
+            body.append(await asyncio.to_thread(_body, vectors, norm))
+
+        await while_connected(request.receive, answer())
+        return Response(b"".join(body), media_type="application/json")
+
+
+def _body(vectors: Sequence[Tensor], norm: int) -> bytes:
+    return msgspec.json.encode([Vector(place, [normalized(one, norm).tolist()]) for place, one in enumerate(vectors)])
+
+
+def normalized(vector: Tensor, norm: int) -> Tensor:
+    """A vector of length 1, scaled to another norm."""
+    if norm == EUCLIDEAN:
+        return vector
+    if norm == LARGEST:
+        return vector / vector.abs().max() * LARGEST_NUMBER
+    length: Tensor = torch.linalg.vector_norm(vector, ord=norm)
+    return vector / length

@@ -1,0 +1,133 @@
+"""Properties of the server and of its slots, as llama.cpp's server reports them. A slot is a request that can run at
+the same time as others; here none has a memory of its own.
+"""
+
+from functools import partial
+from typing import Any, NoReturn
+
+import msgspec
+from msgspec import Struct
+from starlette.requests import Request
+from starlette.responses import Response
+
+from app.chat.service import ChatService
+from app.server.dialects.llama_cpp.errors import ERRORS
+from app.server.dialects.llama_cpp.requests import CompletionRequest
+from app.server.dialects.llama_cpp.sampling import ANY_SEED
+from app.server.dialects.llama_cpp.settings import GenerationSettings
+from app.server.endpoint import Endpoint
+from app.server.errors import InvalidRequest
+from app.server.reply import json_reply
+from app.server.served_model import ServedModel
+from engine.request import RequestStatus
+
+_SEATED = (RequestStatus.RUNNING, RequestStatus.FOLLOWING)
+
+
+class Modalities(Struct):
+    vision: bool = False
+    audio: bool = False
+
+
+class DefaultSettings(Struct):
+    n_ctx: int
+    params: GenerationSettings  # of a request that gives none
+
+
+class Properties(Struct, kw_only=True):
+    default_generation_settings: DefaultSettings
+    total_slots: int  # requests that run at the same time at most
+    model_alias: str
+    model_path: str  # its name: where it lies is nobody's business
+    chat_template: str
+    chat_template_caps: dict[str, Any]
+    bos_token: str
+    eos_token: str
+    modalities: Modalities
+    build_info: str
+    is_sleeping: bool = False
+
+
+class NextToken(Struct):
+    n_decoded: int  # tokens of the reply so far
+    n_remain: int  # that may follow; -1: as many as the context holds
+
+
+class Slot(Struct, kw_only=True):
+    id: int
+    id_task: int  # -1: none
+    n_ctx: int
+    speculative: bool = False
+    is_processing: bool
+    next_token: NextToken
+
+
+class PropertyEndpoints:
+    """Of one model."""
+
+    def __init__(self, service: ChatService, model: ServedModel) -> None:
+        self._service = service
+        self._model = model
+
+    def endpoints(self) -> list[Endpoint]:
+        endpoint = partial(Endpoint, errors=ERRORS)
+        listed, kept = "What runs, slot by slot", "Refused: no slot has a memory of its own"
+        return [
+            endpoint("GET", "/props", self.properties, "What the server is and has", gives=Properties),
+            endpoint("GET", "/slots", self.slots, listed, gives=list[Slot]),
+            endpoint("POST", "/slots/{id}", self.keep, kept),
+        ]
+
+    async def properties(self, request: Request) -> Response:
+        service, special = self._service, self._service.tokenizer.special_tokens
+        told = Properties(
+            default_generation_settings=DefaultSettings(service.context_length, self._default_settings()),
+            total_slots=service.streams.max_running,
+            model_alias=service.name,
+            model_path=service.name,
+            chat_template=service.tokenizer.chat_template or "",
+            chat_template_caps={},
+            bos_token=special.get("bos_token", ""),
+            eos_token=special.get("eos_token", ""),
+            modalities=Modalities(),
+            build_info="inglenook",
+        )
+        return json_reply(told)
+
+    def _default_settings(self) -> GenerationSettings:
+        choices = CompletionRequest(prompt="").choices(sampling=self._service.sampling)
+        settings = GenerationSettings.of(choices.candidates[0], self._service.context_length)
+        settings.seed = ANY_SEED
+        return settings
+
+    async def slots(self, request: Request) -> Response:
+        """Each request that runs in a slot; the rest are free."""
+        streams, context = self._service.streams, self._service.context_length
+        running = [it for it in streams.requests() if it.status in _SEATED]
+        free = max(0, streams.max_running - len(running))
+        if not free and request.query_params.get("fail_on_no_slot"):
+            raise InvalidRequest("No slot is free", "Try again later.", status=503)
+        slots = [
+            Slot(
+                id=place,
+                id_task=it.id,
+                n_ctx=context,
+                is_processing=True,
+                next_token=NextToken(len(it.output_ids), _left(it.params.max_tokens, len(it.output_ids))),
+            )
+            for place, it in enumerate(running)
+        ]
+        idle = partial(Slot, id_task=-1, n_ctx=context, is_processing=False, next_token=NextToken(0, -1))
+        slots += [idle(id=len(running) + place) for place in range(free)]
+        return Response(msgspec.json.encode(slots), media_type="application/json")
+
+    async def keep(self, request: Request) -> NoReturn:
+        raise InvalidRequest(
+            "Slots are not saved, restored or erased: prompts of all requests share one cache",
+            "Leave it out; the server keeps its cache on disk by itself.",
+            status=501,
+        )
+
+
+def _left(most: int | None, told: int) -> int:
+    return -1 if most is None else max(0, most - told)

@@ -1,0 +1,103 @@
+"""Requests for token ids, texts, prompts, and vectors: every field that is read, with its type and its bounds."""
+
+from dataclasses import replace
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from app.chat.conversation import Conversation
+from app.server.dialects.llama_cpp.prompts import Prompts, separate
+from app.server.dialects.openai.chat_requests import ChatCompletionRequest, ChatMessage
+from app.server.dialects.openai.tools import TemplateVariables, ToolChoice, ToolDefinitions
+from app.server.errors import InvalidRequest
+from app.server.field_types import ModelName, TokenId
+from app.server.wanted_thinking import ReasoningEffort
+
+Messages = Annotated[list[ChatMessage], Meta(min_length=1)]
+
+
+class PromptOptions(Struct, kw_only=True):
+    """How a conversation becomes a prompt."""
+
+    model: ModelName | None = None
+    tools: ToolDefinitions | None = None
+    tool_choice: ToolChoice | None = None
+    reasoning_effort: ReasoningEffort | None = None
+    chat_template_kwargs: TemplateVariables | None = None
+    add_generation_prompt: bool | None = None  # true, if not given
+    continue_final_message: bool | None = None  # the prompt ends with the last message, which is not closed
+
+    def conversation_of(self, messages: list[ChatMessage]) -> Conversation:
+        """Raises InvalidRequest naming the field that cannot become a prompt."""
+        if self.continue_final_message and self.add_generation_prompt:
+            problem = "add_generation_prompt: it cannot be true together with continue_final_message"
+            raise InvalidRequest(problem, "Leave one of them out.", parameter="add_generation_prompt")
+        chat = ChatCompletionRequest(
+            messages=messages,
+            tools=self.tools,
+            tool_choice=self.tool_choice,
+            reasoning_effort=self.reasoning_effort,
+            chat_template_kwargs=self.chat_template_kwargs,
+        )
+        chat.check()
+        conversation = chat.conversation()
+        if not self.continue_final_message:
+            return replace(conversation, add_generation_prompt=self.add_generation_prompt is not False)
+        *before, last = conversation.messages
+        if last.role != "assistant":
+            problem = "continue_final_message: the last message is not the assistant's"
+            raise InvalidRequest(problem, parameter="continue_final_message")
+        return replace(conversation, messages=before, begun=last.content)
+
+
+class TokenizeRequest(PromptOptions, kw_only=True):
+    """POST /tokenize. `content` is llama.cpp's, `prompt` and `messages` are vLLM's; one of them is given."""
+
+    content: str | None = None
+    add_special: bool = False  # what the model wants in front of a prompt
+    parse_special: bool = True
+    with_pieces: bool = False
+    prompt: str | None = None
+    messages: Messages | None = None
+    add_special_tokens: bool | None = None  # true for a prompt, false for messages, whose template writes them
+    return_token_strs: bool | None = None
+
+    def check(self) -> None:
+        """Raise InvalidRequest unless it has one text or conversation."""
+        if sum(one is not None for one in (self.content, self.prompt, self.messages)) != 1:
+            problem = "content: send one of content, prompt, and messages"
+            raise InvalidRequest(problem, parameter="content")
+
+
+class DetokenizeRequest(Struct, kw_only=True):
+    """POST /detokenize. vLLM's clients name a model, llama.cpp's do not."""
+
+    tokens: Annotated[list[TokenId], Meta(max_length=1 << 20)]
+    model: ModelName | None = None
+
+
+class TemplateRequest(PromptOptions, kw_only=True):
+    """POST /apply-template."""
+
+    messages: Messages
+
+    def conversation(self) -> Conversation:
+        return self.conversation_of(self.messages)
+
+
+class EmbeddingRequest(Struct, kw_only=True):
+    """POST /embedding."""
+
+    content: Prompts
+    model: ModelName | None = None
+    embd_normalize: Annotated[int, Meta(ge=-1, le=64)] | None = None  # the norm that becomes 1; 2, if not given
+
+    def inputs(self) -> dict[str, str | tuple[int, ...]]:
+        """Texts and token ids by their paths. Raises InvalidRequest for a list with both."""
+        inputs: dict[str, str | tuple[int, ...]] = {}
+        for path, given in separate(self.content, "content").items():
+            ids = [item for item in given if isinstance(item, int)] if not isinstance(given, str) else []
+            if not isinstance(given, str) and len(ids) < len(given):
+                raise InvalidRequest(f"{path}: one input is a text or token ids, not both", parameter=path)
+            inputs[path] = given if isinstance(given, str) else tuple(ids)
+        return inputs

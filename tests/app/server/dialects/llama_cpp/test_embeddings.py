@@ -1,0 +1,70 @@
+"""Vectors from llama.cpp's own endpoint, against an embedder whose vectors are exactly known."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.app.server.dialects.openai.test_embeddings import EmbeddingServer, vector
+from tests.app.server.live_server import LiveServer
+from tests.app.text.small_wordpiece import ids
+
+HELLO, A = vector(ids("hello")), vector(ids("a"))
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[EmbeddingServer]:
+    with EmbeddingServer() as server:
+        yield server
+
+
+def embed(server: EmbeddingServer | LiveServer, **asked: Any) -> Any:
+    return httpx.post(f"{server.url}/embedding", json=asked, trust_env=False, timeout=60).json()
+
+
+def test_a_text_or_ids_have_a_vector_in_a_list(server: EmbeddingServer) -> None:
+    expected = [{"index": 0, "embedding": [HELLO.tolist()]}]
+    for content in ("hello", ["hello"], list(ids("hello")), [list(ids("hello"))], {"prompt_string": "hello"}):
+        assert embed(server, content=content) == expected
+    assert embed(server, input="hello") == expected
+
+
+def test_several_inputs_have_theirs_in_order(server: EmbeddingServer) -> None:
+    told = embed(server, content=["hello", list(ids("a")), {"prompt_string": "hello"}])
+    assert [(one["index"], one["embedding"]) for one in told] == [
+        (0, [HELLO.tolist()]),
+        (1, [A.tolist()]),
+        (2, [HELLO.tolist()]),
+    ]
+
+
+def test_vectors_have_the_norm_that_is_asked_for(server: EmbeddingServer) -> None:
+    def told(norm: int) -> list[float]:
+        [vector] = embed(server, content="hello", embd_normalize=norm)[0]["embedding"]
+        return [abs(number) for number in vector]
+
+    assert told(2) == HELLO.abs().tolist()
+    assert sum(told(1)) == pytest.approx(1)
+    assert max(told(0)) == pytest.approx(32760)
+    assert sum(number**3 for number in told(3)) == pytest.approx(1)
+
+
+@pytest.mark.parametrize(
+    ("asked", "problem"),
+    [
+        ({}, "content: it is required"),
+        ({"content": []}, "content"),
+        ({"content": "a", "embd_normalize": -1}, "embd_normalize: the vectors of this version are normalized"),
+        ({"content": [1, "a"]}, "content: one input is a text or token ids"),
+        ({"content": ["a", [10**6]]}, "content[1]: token id 1000000"),
+        ({"content": ["a"] * 2049}, "content: 2049 inputs are more than 2048"),
+        ({"content": "a", "model": "other"}, "does not exist here"),
+    ],
+)
+def test_a_bad_field_is_named(server: EmbeddingServer, asked: dict[str, Any], problem: str) -> None:
+    assert problem in embed(server, **asked)["error"]["message"]
+
+
+def test_a_model_that_writes_text_says_so(hash_server: LiveServer) -> None:
+    assert "has no embeddings" in embed(hash_server, content="a")["error"]["message"]

@@ -1,0 +1,51 @@
+"""Properties of the server and its slots."""
+
+import httpx
+
+from app.chat.template import ChatTemplateRenderer
+from app.text.tokenizer import Tokenizer
+from tests.app.server.dialects.llama_cpp.test_completions import complete
+from tests.app.server.live_server import LiveServer, controlled_engine
+from tests.app.server.served_application import until
+
+
+def test_the_defaults_are_those_of_a_silent_request(hash_server: LiveServer) -> None:
+    told = httpx.get(f"{hash_server.url}/props", trust_env=False).json()
+    params = told["default_generation_settings"]["params"]
+    settings = complete(hash_server, n_predict=-1, top_k=40, stop=["q"])["generation_settings"]
+    assert params["seed"] == 2**32 - 1
+    assert {**params, "seed": 0} == {**settings, "seed": 0, "stop": []}
+    assert told["default_generation_settings"]["n_ctx"] == 2048
+
+
+def test_properties_are_not_changed(hash_server: LiveServer) -> None:
+    refused = httpx.post(f"{hash_server.url}/props", json={}, trust_env=False)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (405, 405)
+
+
+def test_slots_are_not_saved(hash_server: LiveServer) -> None:
+    refused = httpx.post(f"{hash_server.url}/slots/0?action=save", json={"filename": "a"}, trust_env=False)
+    assert (refused.status_code, refused.json()["error"]["type"]) == (501, "not_supported_error")
+
+
+def test_slots_tell_what_runs(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> None:
+    engine, runner = controlled_engine(tokenizer.vocab_size, running=2)
+    body = {"prompt": "Hi", "n_predict": 100, "ignore_eos": True, "stream": True}
+    with LiveServer("hash", engine, tokenizer, renderer) as server:
+        slots = f"{server.url}/slots"
+        assert [slot["is_processing"] for slot in httpx.get(slots, trust_env=False).json()] == [False, False]
+        with (
+            runner.held() as steps,
+            httpx.stream("POST", f"{server.url}/completion", json=body, trust_env=False, timeout=60),
+            httpx.stream("POST", f"{server.url}/completion", json=body, trust_env=False, timeout=60),
+        ):
+            server.step_until(steps, running=2, waiting=0)
+            told = httpx.get(slots, trust_env=False).json()
+            assert [(slot["id"], slot["is_processing"], slot["n_ctx"]) for slot in told] == [
+                (0, True, 2048),
+                (1, True, 2048),
+            ]
+            assert httpx.get(f"{slots}?fail_on_no_slot=1", trust_env=False).status_code == 503
+        until(lambda: not any(slot["is_processing"] for slot in httpx.get(slots, trust_env=False).json()))
+        assert httpx.get(f"{slots}?fail_on_no_slot=1", trust_env=False).status_code == 200
+    engine.assert_empty()
