@@ -7,6 +7,7 @@ from typing import Any
 from app.server.dialects import rerank_requests
 from app.server.dialects.anthropic import fields as anthropic_fields
 from app.server.dialects.llama_cpp import fields as llama_cpp_fields
+from app.server.dialects.lm_studio import fields as lm_studio_fields
 from app.server.dialects.ollama import fields as ollama_fields
 from app.server.dialects.openai import fields as openai_fields
 from app.server.dialects.responses import fields as responses_fields
@@ -21,6 +22,7 @@ TABLES: Mapping[str, FieldTable[Any]] = {
     **anthropic_fields.TABLES,
     **ollama_fields.TABLES,
     **llama_cpp_fields.TABLES,
+    **lm_studio_fields.TABLES,
     **rerank_requests.TABLES,
 }
 

@@ -18,11 +18,12 @@ from app.chat.token_streams import TokenStreams
 from app.embedding_service import EmbeddingService
 from app.models.details import ModelDetails
 from app.server.access import HEALTH_PATHS, Access
-from app.server.dialects import lm_studio
 from app.server.dialects.anthropic.endpoints import PROMPTED, AnthropicEndpoints
 from app.server.dialects.anthropic.errors import ERRORS as MESSAGE_ERRORS
 from app.server.dialects.llama_cpp.embeddings import LlamaCppEmbeddingEndpoints
 from app.server.dialects.llama_cpp.endpoints import LlamaCppEndpoints
+from app.server.dialects.lm_studio import endpoints as lm_studio
+from app.server.dialects.lm_studio.endpoints import LMStudioEndpoints
 from app.server.dialects.ollama.embeddings import OllamaEmbeddingEndpoints
 from app.server.dialects.ollama.endpoints import OllamaEndpoints
 from app.server.dialects.ollama.store import ModelPulls, StoreEndpoints
@@ -99,12 +100,14 @@ ALONE = Surroundings()
 def create_application(service: ChatService, about: Surroundings = ALONE) -> Starlette:
     """The endpoint over a service whose streams are started."""
     model = _served(service, about)
+    openai = OpenAIEndpoints(service, model)
+    responses = ResponseEndpoints(service, model, StoredResponses(about.state_dir))
     endpoints = [
-        *OpenAIEndpoints(service, model).endpoints(),
-        *ResponseEndpoints(service, model, StoredResponses(about.state_dir)).endpoints(),
+        *openai.endpoints(),
+        *responses.endpoints(),
         *OllamaEndpoints(service, model).endpoints(),
         *StoreEndpoints(model, about.pulls).endpoints(),
-        *lm_studio.of_writing(service, model),
+        *LMStudioEndpoints(service, model, openai, responses).endpoints(),
         *LlamaCppEndpoints(service, model).endpoints(),
         *OwnEndpoints(service, about.machine).endpoints(),
         *AnthropicEndpoints(service, model, keeps_lines=about.keeps_lines).endpoints(),
@@ -117,11 +120,12 @@ def create_application(service: ChatService, about: Surroundings = ALONE) -> Sta
 def create_embedding_application(service: EmbeddingService, about: Surroundings = ALONE) -> Starlette:
     """The endpoint over a model that gives embeddings."""
     model = _served(service, about)
+    openai = EmbeddingEndpoints(service, model)
     endpoints = [
-        *EmbeddingEndpoints(service, model).endpoints(),
+        *openai.endpoints(),
         *OllamaEmbeddingEndpoints(service, model).endpoints(),
         *StoreEndpoints(model, about.pulls).endpoints(),
-        *lm_studio.of_embedding(model),
+        *lm_studio.of_embedding(model, openai, ranks=service.ranks),
         *LlamaCppEmbeddingEndpoints(service, model).endpoints(),
         *NO_TEXT.endpoints(PROMPTED, MESSAGE_ERRORS),
         *NO_TEXT.endpoints(RESPONDING),

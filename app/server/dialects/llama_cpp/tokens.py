@@ -35,7 +35,7 @@ class Tokens(Struct):
     tokens: list[int | Piece]
     count: int | UnsetType = UNSET
     max_model_len: int | UnsetType = UNSET
-    token_strs: list[str] | None | UnsetType = UNSET  # as the vocabulary writes them
+    token_strs: list[str] | UnsetType | None = UNSET  # as the vocabulary writes them
 
 
 class Text(Struct):

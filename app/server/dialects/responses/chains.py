@@ -27,6 +27,11 @@ def brought(stored: StoredResponse) -> list[InputItem]:
     return _items.decode(stored.input)
 
 
+def instructions_of(stored: StoredResponse) -> str | None:
+    """Those of its request."""
+    return _said.decode(stored.body).instructions
+
+
 def items_of(chain: Sequence[StoredResponse]) -> list[InputItem]:
     """All of them, oldest first."""
     return [item for one in chain for item in (*brought(one), *_said.decode(one.body).output)]

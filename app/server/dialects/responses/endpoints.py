@@ -130,17 +130,26 @@ class ResponseEndpoints:
 
     async def create(self, request: Request) -> Reply:
         wanted = await self._read(request)
-        origin, owner = of_caller(request, wanted.origin(request.headers)), _owner(request)
-        earlier = await self._earlier(wanted.previous_response_id, owner)
-        model = self._model.named(wanted.model)
-        reply = ResponseReply(self._service, wanted, model, origin, owner, self._stored)
+        reply, earlier = await self.begun(request, wanted)
         if wanted.background:
-            log = self._background.start(owner, reply, earlier)
+            log = self._background.start(_owner(request), reply, earlier)
             if not wanted.stream:
                 return json_reply(reply.writer.response)
             return StreamedReply(log.after(FROM_START), reply.writer.error, NAMED_EVENTS)
         events = reply.events(earlier)
         return StreamedReply(events, reply.writer.error, NAMED_EVENTS) if wanted.stream else WholeReply(events, fold)
+
+    async def begun(self, request: Request, wanted: ResponseRequest) -> tuple[ResponseReply, Sequence[InputItem]]:
+        """The reply to a request that was checked, and the items that it goes on from. Raises InvalidRequest."""
+        origin, owner = of_caller(request, wanted.origin(request.headers)), _owner(request)
+        earlier = await self._earlier(wanted.previous_response_id, owner)
+        model = self._model.named(wanted.model)
+        return ResponseReply(self._service, wanted, model, origin, owner, self._stored), earlier
+
+    async def instructions_of(self, request: Request, response_id: str | None) -> str | None:
+        """Those of a response that is kept, if there is one and it had any."""
+        found = None if response_id is None else await self._stored.get(response_id, _owner(request))
+        return None if found is None else chains.instructions_of(found)
 
     async def count(self, request: Request) -> HTTPResponse:
         """The tokens of a prompt that is not given to the model."""

@@ -1,0 +1,1 @@
+"""The APIs of LM Studio, for editors and programs that look for it."""

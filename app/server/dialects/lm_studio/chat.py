@@ -1,0 +1,199 @@
+"""LM Studio's own chat: the events of a response of the Responses API, in its words.
+
+The whole reply is the result of the last event. So the two cannot disagree.
+"""
+
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing
+from typing import Literal, TypeAlias
+
+from msgspec import UNSET, Struct, UnsetType
+
+from app.server.dialects.openai.errors import error_body
+from app.server.dialects.responses import events, output_items
+from app.server.dialects.responses.input_items import InputItem
+from app.server.dialects.responses.replies import ResponseReply
+from app.server.dialects.responses.response import Response
+from app.server.token_counts import TokenCounts
+from app.server.token_reports import timings_of
+
+
+class Message(Struct, tag_field="type", tag="message"):
+    content: str
+
+
+class Reasoning(Struct, tag_field="type", tag="reasoning"):
+    content: str
+
+
+class Stats(Struct, kw_only=True):
+    input_tokens: int
+    total_output_tokens: int
+    reasoning_output_tokens: int
+    tokens_per_second: float
+    time_to_first_token_seconds: float
+
+
+class ChatReply(Struct, kw_only=True):
+    """The whole reply."""
+
+    model_instance_id: str
+    output: list[Message | Reasoning]
+    stats: Stats
+    response_id: str | UnsetType = UNSET  # of a chat that is kept
+
+
+class _Event(Struct, kw_only=True, tag_field="type"):
+    pass
+
+
+class ChatStart(_Event, kw_only=True, tag="chat.start"):
+    model_instance_id: str
+
+
+class PromptStart(_Event, kw_only=True, tag="prompt_processing.start"):
+    pass
+
+
+class PromptEnd(_Event, kw_only=True, tag="prompt_processing.end"):
+    pass
+
+
+class ReasoningStart(_Event, kw_only=True, tag="reasoning.start"):
+    pass
+
+
+class ReasoningDelta(_Event, kw_only=True, tag="reasoning.delta"):
+    content: str
+
+
+class ReasoningEnd(_Event, kw_only=True, tag="reasoning.end"):
+    pass
+
+
+class MessageStart(_Event, kw_only=True, tag="message.start"):
+    pass
+
+
+class MessageDelta(_Event, kw_only=True, tag="message.delta"):
+    content: str
+
+
+class MessageEnd(_Event, kw_only=True, tag="message.end"):
+    pass
+
+
+class ErrorDetail(Struct, kw_only=True):
+    type: Literal["invalid_request", "internal_error"]
+    message: str
+    code: str | UnsetType = UNSET
+    param: str | UnsetType = UNSET
+
+
+class Failure(_Event, kw_only=True, tag="error"):
+    error: ErrorDetail
+
+
+class ChatEnd(_Event, kw_only=True, tag="chat.end"):
+    result: ChatReply
+
+
+Event: TypeAlias = (
+    ChatStart
+    | PromptStart
+    | PromptEnd
+    | ReasoningStart
+    | ReasoningDelta
+    | ReasoningEnd
+    | MessageStart
+    | MessageDelta
+    | MessageEnd
+    | Failure
+    | ChatEnd
+)
+
+
+async def chat_events(reply: ResponseReply, earlier: Sequence[InputItem], model: str) -> AsyncGenerator[list[Event]]:
+    """The events of a reply, in batches as they come. Raises what `ResponseReply.events` raises."""
+    writer = _Writer(model, reply.writer.counts)
+    async with aclosing(reply.events(earlier)) as batches:
+        async for batch in batches:
+            if written := [one for event in batch for one in writer.write(event)]:
+                yield written
+
+
+async def fold(chunks: AsyncGenerator[Event]) -> ChatReply:
+    """The whole reply."""
+    async for event in chunks:
+        if isinstance(event, ChatEnd):
+            return event.result
+    raise EOFError("the events ended without a result")
+
+
+def failure(error: Exception) -> Failure:
+    """What ends a stream that had begun."""
+    told = error_body(error).error
+    kind: Literal["invalid_request", "internal_error"] = (
+        "invalid_request" if told.type == "invalid_request_error" else "internal_error"
+    )
+    detail = ErrorDetail(type=kind, message=told.message, code=told.code or UNSET, param=told.param or UNSET)
+    return Failure(error=detail)
+
+
+class _Writer:
+    """Writes the events of one reply."""
+
+    def __init__(self, model: str, counts: TokenCounts) -> None:
+        self._model = model
+        self._counts = counts
+        self._is_read = False  # the prompt
+
+    def write(self, event: events.Event) -> Iterator[Event]:
+        match event:
+            case events.Created():
+                yield ChatStart(model_instance_id=self._model)
+                yield PromptStart()
+            case events.ItemAdded(item=output_items.Reasoning()):
+                yield from self._read()
+                yield ReasoningStart()
+            case events.ItemAdded(item=output_items.OutputMessage()):
+                yield from self._read()
+                yield MessageStart()
+            case events.ReasoningDelta(delta=delta):
+                yield ReasoningDelta(content=delta)
+            case events.TextDelta(delta=delta):
+                yield MessageDelta(content=delta)
+            case events.ItemDone(item=output_items.Reasoning()):
+                yield ReasoningEnd()
+            case events.ItemDone(item=output_items.OutputMessage()):
+                yield MessageEnd()
+            case events.Completed(response=response) | events.Incomplete(response=response):
+                yield from self._read()
+                yield ChatEnd(result=self._result(response))
+
+    def _read(self) -> Iterator[Event]:
+        """Once."""
+        if not self._is_read:
+            self._is_read = True
+            yield PromptEnd()
+
+    def _result(self, response: Response) -> ChatReply:
+        counts = self._counts
+        stats = Stats(
+            input_tokens=counts.prompt,
+            total_output_tokens=counts.completion,
+            reasoning_output_tokens=counts.thought,
+            tokens_per_second=timings_of(counts).predicted_per_second if counts.replies else 0.0,
+            time_to_first_token_seconds=round(counts.first_token_seconds, 6) if counts.replies else 0.0,
+        )
+        kept = response.id if response.store else UNSET
+        return ChatReply(model_instance_id=self._model, output=[*_told(response)], stats=stats, response_id=kept)
+
+
+def _told(response: Response) -> Iterator[Message | Reasoning]:
+    for item in response.output:
+        match item:
+            case output_items.OutputMessage(content=parts):
+                yield Message("".join(part.text for part in parts))
+            case output_items.Reasoning(content=[*thoughts]):
+                yield Reasoning("".join(part.text for part in thoughts))

@@ -1,0 +1,119 @@
+"""LM Studio's routes: lists of models, its own chat, and OpenAI's endpoints with its figures."""
+
+from collections.abc import Mapping
+
+from msgspec import Struct
+from starlette.requests import Request
+
+from app.chat.service import ChatService
+from app.server.dialects.lm_studio import chat, sdk
+from app.server.dialects.lm_studio.chat_requests import ChatRequest
+from app.server.dialects.lm_studio.fields import CHAT
+from app.server.dialects.lm_studio.figures import MeasuredChat, MeasuredCompletion, measured
+from app.server.dialects.lm_studio.models import ModelEndpoints
+from app.server.dialects.openai.chat import ChatCompletionChunk
+from app.server.dialects.openai.chat_requests import ChatCompletionRequest
+from app.server.dialects.openai.completion_requests import CompletionRequest
+from app.server.dialects.openai.completions import Completion
+from app.server.dialects.openai.embedding_requests import EmbeddingRequest
+from app.server.dialects.openai.embeddings import EmbeddingEndpoints, EmbeddingList
+from app.server.dialects.openai.endpoints import OpenAIEndpoints
+from app.server.dialects.responses.endpoints import ResponseEndpoints
+from app.server.endpoint import Endpoint
+from app.server.framing import NAMED_EVENTS
+from app.server.refusals import NO_TEXT, NO_VECTORS, RANKS_ONLY
+from app.server.reply import StreamedReply, WholeReply
+from app.server.request_body import read_body
+from app.server.served_model import ServedModel
+
+CHAT_PATH, CHAT_COMPLETIONS, COMPLETIONS = "/api/v1/chat", "/api/v0/chat/completions", "/api/v0/completions"
+EMBEDDINGS = "/api/v0/embeddings"
+GENERATING: Mapping[str, type[Struct]] = {
+    CHAT_PATH: ChatRequest,
+    CHAT_COMPLETIONS: ChatCompletionRequest,
+    COMPLETIONS: CompletionRequest,
+}
+VECTORS: Mapping[str, type[Struct]] = {EMBEDDINGS: EmbeddingRequest}
+
+
+class LMStudioEndpoints:
+    """Serves one model that writes text."""
+
+    def __init__(
+        self, service: ChatService, model: ServedModel, openai: OpenAIEndpoints, responses: ResponseEndpoints
+    ) -> None:
+        """Replies are those of `openai`, and `responses` keeps chats."""
+        self._service = service
+        self._model = model
+        self._openai = openai
+        self._responses = responses
+
+    def endpoints(self) -> list[Endpoint]:
+        goes_on, turn = "What a text goes on with", "The next turn of a conversation"
+        return [
+            *ModelEndpoints(self._model, "llm", self._capabilities).endpoints(),
+            Endpoint(
+                "POST",
+                CHAT_PATH,
+                self.chat,
+                turn,
+                takes=ChatRequest,
+                gives=chat.ChatReply,
+                streams=chat.Event,
+                framing=NAMED_EVENTS,
+                fields=CHAT,
+            ),
+            Endpoint(
+                "POST",
+                CHAT_COMPLETIONS,
+                measured(self._openai.create_chat_completion, self._model, MeasuredChat),
+                turn,
+                takes=ChatCompletionRequest,
+                gives=MeasuredChat,
+                streams=ChatCompletionChunk,
+            ),
+            Endpoint(
+                "POST",
+                COMPLETIONS,
+                measured(self._openai.create_completion, self._model, MeasuredCompletion),
+                goes_on,
+                takes=CompletionRequest,
+                gives=MeasuredCompletion,
+                streams=Completion,
+            ),
+            *NO_VECTORS.endpoints(VECTORS),
+            *sdk.endpoints(),
+        ]
+
+    async def chat(self, request: Request) -> StreamedReply[chat.Event] | WholeReply[chat.Event]:
+        wanted = await read_body(request, CHAT)
+        self._model.check(wanted.model)
+        kept = await self._responses.instructions_of(request, wanted.previous_response_id)
+        reply, earlier = await self._responses.begun(request, wanted.response_request(kept))
+        chunks = chat.chat_events(reply, earlier, self._model.named(wanted.model))
+        return StreamedReply(chunks, chat.failure, NAMED_EVENTS) if wanted.stream else WholeReply(chunks, chat.fold)
+
+    async def _capabilities(self) -> list[str]:
+        return ["tool_use"] if (await self._service.abilities()).tools else []
+
+
+def of_embedding(model: ServedModel, openai: EmbeddingEndpoints, *, ranks: bool) -> list[Endpoint]:
+    """Of a model that gives vectors, or `ranks`."""
+
+    async def capabilities() -> list[str]:
+        return []
+
+    embeds = Endpoint(
+        "POST",
+        EMBEDDINGS,
+        openai.create_embeddings,
+        "Texts become vectors",
+        takes=EmbeddingRequest,
+        gives=EmbeddingList,
+    )
+    return [
+        *ModelEndpoints(model, "embeddings", capabilities).endpoints(),
+        *(RANKS_ONLY.endpoints(VECTORS) if ranks else [embeds]),
+        *NO_TEXT.endpoints(GENERATING),
+        *sdk.endpoints(),
+    ]

@@ -1,0 +1,64 @@
+"""The documented fields of requests of LM Studio's APIs. Those of /api/v0 are OpenAI's."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from app.server.dialects.lm_studio.chat_requests import ChatRequest
+from app.server.dialects.lm_studio.model_requests import DownloadRequest, LoadRequest, UnloadRequest
+from app.server.field_table import FieldTable, ignored, refused, supported
+
+STUDIO = "LM Studio"
+_LOADED = "The model is loaded, and stays loaded as it is."
+
+CHAT = FieldTable(
+    ChatRequest,
+    {"input": "Hi"},
+    [
+        supported("model", STUDIO, "", "The served model, if empty or absent."),
+        supported("input", STUDIO, [{"type": "message", "content": "Hi"}], "A text or parts; images are refused."),
+        supported("system_prompt", STUDIO, "Be brief.", "It is kept with the chat."),
+        supported("stream", STUDIO, True),
+        supported("temperature", STUDIO, 0.7),
+        supported("top_p", STUDIO, 0.9),
+        supported("top_k", STUDIO, 40),
+        supported("min_p", STUDIO, 0.05),
+        supported("repeat_penalty", STUDIO, 1.1),
+        supported("max_output_tokens", STUDIO, 100),
+        supported("reasoning", STUDIO, "off"),
+        supported("context_length", STUDIO, 4096, "A cap on prompt and reply together."),
+        supported("store", STUDIO, False, "True, if absent."),
+        supported("previous_response_id", STUDIO, "resp_1"),
+        refused(
+            "integrations", STUDIO, ["mcp/playwright"], "This server runs no tools; use /v1/responses.", neutral=[[]]
+        ),
+    ],
+)
+LOAD = FieldTable(
+    LoadRequest,
+    {"model": "hash"},
+    [
+        supported("model", STUDIO, "hash", "The served one."),
+        supported("context_length", STUDIO, 2048, "At most that of the served model."),
+        supported("echo_load_config", STUDIO, True),
+        ignored("eval_batch_size", STUDIO, 512, _LOADED),
+        ignored("flash_attention", STUDIO, True, _LOADED),
+        ignored("num_experts", STUDIO, 4, _LOADED),
+        ignored("parallel", STUDIO, 4, _LOADED),
+        ignored("offload_kv_cache_to_gpu", STUDIO, True, _LOADED),
+    ],
+)
+UNLOAD = FieldTable(
+    UnloadRequest, {"instance_id": "hash"}, [supported("instance_id", STUDIO, "hash", "It is refused.")]
+)
+_REFUSED = "The path is refused."
+DOWNLOAD = FieldTable(
+    DownloadRequest,
+    {"model": "hash"},
+    [supported("model", STUDIO, "hash", _REFUSED), ignored("quantization", STUDIO, "Q4_K_M", _REFUSED)],
+)
+TABLES: Mapping[str, FieldTable[Any]] = {
+    "POST /api/v1/chat": CHAT,
+    "POST /api/v1/models/load": LOAD,
+    "POST /api/v1/models/unload": UNLOAD,
+    "POST /api/v1/models/download": DOWNLOAD,
+}

@@ -1,0 +1,91 @@
+"""OpenAI's replies with the figures that LM Studio's older API adds: speeds, the model, and what runs it."""
+
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from dataclasses import replace
+from importlib.metadata import version
+from typing import Any, Literal, TypeAlias
+
+from msgspec import UNSET, Struct, UnsetType, field
+from msgspec.structs import asdict
+from starlette.requests import Request
+
+from app.models.details import ModelDetails
+from app.server.dialects.openai.chat import ChatCompletion
+from app.server.dialects.openai.completions import Completion
+from app.server.reply import StreamedReply, WholeReply
+from app.server.served_model import ServedModel
+from app.server.token_reports import Timings
+
+StopReason: TypeAlias = Literal["maxPredictedTokensReached", "toolCalls"]
+Answer: TypeAlias = Callable[[Request], Awaitable[StreamedReply[Any] | WholeReply[Any]]]
+
+# Of the reasons that OpenAI's API has. A stop may be an end token or a stop string.
+_STOP_REASONS: Mapping[str | None, StopReason] = {"length": "maxPredictedTokensReached", "tool_calls": "toolCalls"}
+
+
+class Stats(Struct, kw_only=True):
+    tokens_per_second: float
+    time_to_first_token: float  # seconds, as the next
+    generation_time: float
+    stop_reason: StopReason | UnsetType = UNSET
+
+
+class ModelInfo(Struct):
+    arch: str
+    quant: str
+    format: str
+    context_length: int
+
+
+class Runtime(Struct):
+    name: str = "inglenook"
+    version: str = field(default_factory=lambda: version("inglenook"))
+    supported_formats: list[str] = field(default_factory=lambda: ["gguf", "safetensors"])
+
+
+class MeasuredChat(ChatCompletion, kw_only=True):
+    stats: Stats | UnsetType = UNSET
+    model_info: ModelInfo
+    runtime: Runtime
+
+
+class MeasuredCompletion(Completion, kw_only=True):
+    stats: Stats | UnsetType = UNSET
+    model_info: ModelInfo
+    runtime: Runtime
+
+
+def measured(answer: Answer, model: ServedModel, kind: type[MeasuredChat | MeasuredCompletion]) -> Answer:
+    """`answer`, but that a whole reply is of that `kind`. Streams are OpenAI's."""
+
+    async def reply(request: Request) -> StreamedReply[Any] | WholeReply[Any]:
+        plain = await answer(request)
+        if isinstance(plain, StreamedReply):
+            return plain
+        told = await model.details()
+
+        async def fold(chunks: AsyncGenerator[Any]) -> Struct:
+            whole = await plain.fold(chunks)
+            info = _info(told, model.context_length)
+            return kind(**asdict(whole), stats=_stats(whole), model_info=info, runtime=Runtime())
+
+        return replace(plain, fold=fold)
+
+    return reply
+
+
+def _stats(whole: ChatCompletion | Completion) -> Stats | UnsetType:
+    timings = whole.timings
+    if not isinstance(timings, Timings):
+        return UNSET
+    reason = _STOP_REASONS.get(whole.choices[0].finish_reason, UNSET)
+    return Stats(
+        tokens_per_second=timings.predicted_per_second,
+        time_to_first_token=((timings.queue_ms or 0) + (timings.restore_ms or 0) + timings.prompt_ms) / 1000,
+        generation_time=timings.predicted_ms / 1000,
+        stop_reason=reason,
+    )
+
+
+def _info(told: ModelDetails, context_length: int) -> ModelInfo:
+    return ModelInfo(told.architecture or "unknown", told.quantization or "unknown", told.format, context_length)

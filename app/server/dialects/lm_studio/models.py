@@ -1,0 +1,208 @@
+"""LM Studio's lists of models, by which editors find out what a server has loaded; and its requests to load them.
+
+There is one model, which is loaded and stays so; its other names are listed like models of their own.
+"""
+
+import re
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Literal, NoReturn
+
+from msgspec import UNSET, Struct, UnsetType
+from starlette.requests import Request
+from starlette.responses import Response
+
+from app.models.details import ModelDetails
+from app.models.repository import RepositoryName
+from app.server.dialects.lm_studio.fields import DOWNLOAD, LOAD, UNLOAD
+from app.server.dialects.lm_studio.model_requests import DownloadRequest, LoadRequest, UnloadRequest
+from app.server.endpoint import Endpoint
+from app.server.errors import InvalidRequest
+from app.server.reply import json_reply
+from app.server.request_body import read_body
+from app.server.served_model import ServedModel
+
+Kind = Literal["llm", "embeddings"]
+
+UNKNOWN = "unknown"
+_BITS = re.compile(r"(?:^|\D)(\d{1,2})(?=_|$)")  # of a quantization's name: Q4_K_M, F16
+
+
+class Model(Struct, kw_only=True):
+    """A name that requests may give."""
+
+    id: str
+    object: Literal["model"] = "model"
+    type: Kind
+    publisher: str
+    arch: str
+    compatibility_type: Literal["gguf", "safetensors"]
+    quantization: str
+    state: Literal["loaded"] = "loaded"
+    max_context_length: int
+    loaded_context_length: int
+    capabilities: list[str]
+
+
+class ModelList(Struct):
+    data: list[Model]
+    object: Literal["list"] = "list"
+
+
+class LoadConfig(Struct):
+    context_length: int
+
+
+class Instance(Struct):
+    id: str
+    config: LoadConfig
+
+
+class Quantization(Struct):
+    name: str
+    bits_per_weight: int | None
+
+
+class Abilities(Struct):
+    trained_for_tool_use: bool
+    vision: bool = False
+
+
+class StoredModel(Struct, kw_only=True):
+    """A name that requests may give, as the newer API lists it."""
+
+    type: Literal["llm", "embedding"]
+    publisher: str
+    key: str
+    display_name: str
+    architecture: str | None
+    quantization: Quantization | None
+    size_bytes: int
+    params_string: str | None
+    loaded_instances: list[Instance]
+    max_context_length: int
+    format: Literal["gguf", "safetensors"]
+    capabilities: Abilities | UnsetType = UNSET  # of models that write text
+    description: None = None
+
+
+class StoredModels(Struct):
+    models: list[StoredModel]
+
+
+class Loaded(Struct, kw_only=True):
+    type: Literal["llm", "embedding"]
+    instance_id: str
+    load_time_seconds: float = 0.0  # it was loaded before
+    status: Literal["loaded"] = "loaded"
+    load_config: LoadConfig | UnsetType = UNSET
+
+
+class ModelEndpoints:
+    """Of the one model of a server, once for each of its names."""
+
+    def __init__(self, model: ServedModel, kind: Kind, capabilities: Callable[[], Awaitable[Sequence[str]]]) -> None:
+        self._model = model
+        self._kind = kind
+        self._capabilities = capabilities
+
+    def endpoints(self) -> list[Endpoint]:
+        names, one, path = "The names that requests may give", "What one name stands for", "/api/v0/models/{model:path}"
+        posting = partial(Endpoint, "POST")
+        loaded, kept, fetched = "Load the served model, which is loaded", "Refused: it stays", "Refused: see /api/pull"
+        v1 = "/api/v1/models"
+        return [
+            Endpoint("GET", "/api/v0/models", self.list_models, names, gives=ModelList),
+            Endpoint("GET", path, self.retrieve_model, one, gives=Model),
+            Endpoint("GET", v1, self.list_stored, names, gives=StoredModels),
+            posting(f"{v1}/load", self.load, loaded, takes=LoadRequest, gives=Loaded, fields=LOAD),
+            posting(f"{v1}/unload", self.unload, kept, takes=UnloadRequest, fields=UNLOAD),
+            posting(f"{v1}/download", self.download, fetched, takes=DownloadRequest, fields=DOWNLOAD),
+        ]
+
+    async def list_models(self, request: Request) -> Response:
+        return json_reply(ModelList([await self._listed(name) for name in self._model.names]))
+
+    async def retrieve_model(self, request: Request) -> Response:
+        name = request.path_params["model"]
+        self._model.check(name)
+        return json_reply(await self._listed(name))
+
+    async def list_stored(self, request: Request) -> Response:
+        return json_reply(StoredModels([await self._stored(name) for name in self._model.names]))
+
+    async def load(self, request: Request) -> Response:
+        wanted = await read_body(request, LOAD)
+        held = self._model.context_length
+        self._model.check(wanted.model)
+        if wanted.context_length is not None and wanted.context_length > held:
+            problem = f"context_length: the model is loaded with {held}, and stays so"
+            remedy = "Start the server with a larger --context."
+            raise InvalidRequest(problem, remedy, parameter="context_length")
+        config = LoadConfig(held) if wanted.echo_load_config else UNSET
+        kind: Literal["llm", "embedding"] = "llm" if self._kind == "llm" else "embedding"
+        return json_reply(Loaded(type=kind, instance_id=wanted.model, load_config=config))
+
+    async def unload(self, request: Request) -> NoReturn:
+        wanted = await read_body(request, UNLOAD)
+        self._model.check(wanted.instance_id)
+        problem = f"instance_id: {wanted.instance_id} is being served, and stays loaded"
+        raise InvalidRequest(problem, "End the server: ingle stop.", parameter="instance_id", status=409)
+
+    async def download(self, request: Request) -> NoReturn:
+        await read_body(request, DOWNLOAD)
+        remedy = "Use POST /api/pull, or ingle pull."
+        raise InvalidRequest("model: models are not fetched by this path", remedy, parameter="model")
+
+    async def _listed(self, name: str) -> Model:
+        model, told = self._model, await self._model.details()
+        return Model(
+            id=name,
+            type=self._kind,
+            publisher=_publisher(model),
+            arch=told.architecture or UNKNOWN,
+            compatibility_type=told.format,
+            quantization=told.quantization or UNKNOWN,
+            max_context_length=_most(model, told),
+            loaded_context_length=model.context_length,
+            capabilities=list(await self._capabilities()),
+        )
+
+    async def _stored(self, name: str) -> StoredModel:
+        model, told = self._model, await self._model.details()
+        writes, quantization = self._kind == "llm", told.quantization
+        return StoredModel(
+            type="llm" if writes else "embedding",
+            publisher=_publisher(model),
+            key=name,
+            display_name=name.rpartition("/")[2],
+            architecture=told.architecture,
+            quantization=None if quantization is None else Quantization(quantization, _bits(quantization)),
+            size_bytes=told.size,
+            params_string=_in_words(told.parameters),
+            loaded_instances=[Instance(name, LoadConfig(model.context_length))],
+            max_context_length=_most(model, told),
+            format=told.format,
+            capabilities=Abilities("tool_use" in await self._capabilities()) if writes else UNSET,
+        )
+
+
+def _publisher(model: ServedModel) -> str:
+    repository = RepositoryName.parse(model.name)
+    return str(repository).partition("/")[0] if repository else "inglenook"
+
+
+def _most(model: ServedModel, told: ModelDetails) -> int:
+    return max(model.context_length, told.context_length or 0)
+
+
+def _bits(quantization: str) -> int | None:
+    found = _BITS.search(quantization)
+    return None if found is None else int(found[1])
+
+
+def _in_words(parameters: int) -> str | None:
+    """As LM Studio has it: 135M, 8B."""
+    if not parameters:
+        return None
+    return f"{parameters / 1e9:.3g}B" if parameters >= 1e9 else f"{parameters / 1e6:.3g}M"
