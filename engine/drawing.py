@@ -53,6 +53,36 @@ class Filters:
         )
 
 
+def kept_weights(values: Tensor, filters: Filters) -> Tensor:
+    """The weights of logits that are sorted from the most likely token down, float32 [rows, vocabulary]; 0 for what the
+    filters drop. Returns float64 of the same shape."""
+    weights = ((values.double() - values[:, :1]) / filters.temperature).exp()
+    places = torch.arange(values.shape[1], device=values.device)
+    weights = torch.where((weights >= filters.min_p) & (places < filters.top_k), weights, 0.0)
+    before = (weights.cumsum(-1) - weights) / weights.sum(-1, keepdim=True)
+    return torch.where((before < filters.top_p) | (places == 0), weights, 0.0)
+
+
+def drawn_logprobs(logits: Tensor, filters: Filters, token_ids: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The distributions that rows are drawn from, as natural-log probabilities; -inf for what the filters drop.
+
+    logits float32 [rows, vocabulary], token_ids int64 [rows]. Returns those of the tokens, float64 [rows]; the ids of
+    the `count` most likely tokens, int64 [rows, count]; and theirs, float64 of the same shape.
+    """
+    values, ids = logits.sort(dim=-1, descending=True, stable=True)
+    is_greedy = filters.temperature == 0
+    one = Filters(
+        torch.where(is_greedy, 1.0, filters.temperature),
+        filters.min_p,
+        torch.where(is_greedy, 1, filters.top_k),
+        filters.top_p,
+    )
+    weights = kept_weights(values, one)
+    logprobs = (weights / weights.sum(-1, keepdim=True)).log()
+    places = (ids == token_ids[:, None]).int().argmax(-1, keepdim=True)
+    return logprobs.gather(-1, places).squeeze(-1), ids[:, :count], logprobs[:, :count]
+
+
 def draw(logits: Tensor, filters: Filters, uniforms: Tensor) -> Tensor:
     """One token a row of `logits` (float32 [rows, vocabulary]) at `uniforms` (float64 [rows, TRIES], in [0, 1)).
 

@@ -89,6 +89,7 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, added to its logit)
     logprobs: int | None = None  # alternatives to report for each token; 0: only the picked one; None: none
+    drawn_logprobs: bool = False  # those reports are of what the token is drawn from, not of the model's distribution
     prompt_logprobs: int | None = None  # the same for the tokens of the prompt, which is computed whole for it
     grammar: "Grammar | None" = None  # that the reply is in; it ends the reply, too, whatever else says it must not
     beams: BeamParams | None = None  # nothing is drawn then: temperature and filters mean nothing
@@ -356,7 +357,8 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Natural-log probabilities by the model alone, before penalties, temperature and filters."""
+    """Natural-log probabilities by the model alone, before penalties, temperature and filters; or after all of them, if
+    the request has `drawn_logprobs`."""
 
     token_id: int
     logprob: float

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from engine.constraint import NO_MASKS, Masks
 from engine.device import Draw, Logits
-from engine.drawing import TRIES, Filters, draw
+from engine.drawing import TRIES, Filters, draw, drawn_logprobs
 from engine.dry import dry_penalties
 from engine.request import Request, SampledToken, TokenLogprobs
 from engine.xtc import leaves_out, without_top_choices
@@ -83,7 +83,7 @@ def sample(
         others = pick_allowed(shaped[rows], logits[rows], [requests[row] for row in left], masks)
         picked |= zip(left, others, strict=True)
     token_ids = [picked[row] for row in range(len(requests))]
-    reports = report_logprobs(logits, token_ids, requests)
+    reports = report_logprobs(logits, shaped, token_ids, requests, masks)
     return [_sampled(*found) for found in zip(requests, token_ids, reports, strict=True)]
 
 
@@ -252,13 +252,31 @@ def uniform(seed: int, index: int, attempt: int = 0) -> float:
 
 
 def report_logprobs(
-    logits: Tensor, token_ids: Sequence[int], requests: Sequence[Request]
+    logits: Tensor, shaped: Tensor, token_ids: Sequence[int], requests: Sequence[Request], masks: Masks = NO_MASKS
 ) -> list[TokenLogprobs | None]:
-    """What each request asked to know of its token's probability under the model's own distribution."""
-    return [
-        None if request.params.logprobs is None else _logprobs(row, token_id, request.params.logprobs)
-        for row, token_id, request in zip(logits, token_ids, requests, strict=True)
-    ]
+    """What each request asked to know of its token's probability: under the model's own distribution, `logits`, or
+    under the one that it was drawn from, by the `shaped` logits and the `masks` of grammars."""
+    reports: list[TokenLogprobs | None] = []
+    for row, (token_id, request) in enumerate(zip(token_ids, requests, strict=True)):
+        alternatives, one = request.params.logprobs, slice(row, row + 1)
+        if alternatives is None:
+            reports.append(None)
+        elif request.params.drawn_logprobs:
+            reports.append(_drawn_logprobs(shaped[one], logits[one], token_id, request, masks))
+        else:
+            reports.append(_logprobs(logits[row], token_id, alternatives))
+    return reports
+
+
+def _drawn_logprobs(shaped: Tensor, logits: Tensor, token_id: int, request: Request, masks: Masks) -> TokenLogprobs:
+    """Of one row, float32 [1, vocabulary], as `pick_allowed` draws from it."""
+    params, vocabulary = request.params, logits.shape[1]
+    if request.id in masks.places:
+        shaped = masked(shaped, logits, torch.from_numpy(masks.rows([request.id], vocabulary)))
+    drawn_from, filters = _without_top_choices(shaped, Filters.of([params], vocabulary), [request])
+    told = drawn_logprobs(drawn_from, filters, torch.tensor([token_id]), params.logprobs or 0)
+    picked, ids, top = (one.tolist()[0] for one in told)
+    return TokenLogprobs(token_id, picked, tuple(zip(ids, top, strict=True)))
 
 
 @torch.inference_mode()

@@ -11,7 +11,7 @@ import hashlib
 import torch
 from torch import Tensor
 
-from engine.drawing import Filters
+from engine.drawing import Filters, kept_weights
 from engine.request import SamplingParams
 
 MOST = 0.5  # above it no two tokens are as likely as the threshold
@@ -29,11 +29,7 @@ def without_top_choices(logits: Tensor, filters: Filters, thresholds: Tensor) ->
     """The logits of what is left of each row by its filters and its threshold, float32 [rows, 1]; all else is
     impossible, so that no filter is needed any more. float32 [rows, vocabulary], on the device of the logits."""
     values, ids = logits.sort(dim=-1, descending=True, stable=True)
-    weights = ((values.double() - values[:, :1]) / filters.temperature).exp()
-    places = torch.arange(logits.shape[1], device=logits.device)
-    weights = torch.where((weights >= filters.min_p) & (places < filters.top_k), weights, 0.0)
-    before = (weights.cumsum(-1) - weights) / weights.sum(-1, keepdim=True)
-    weights = torch.where((before < filters.top_p) | (places == 0), weights, 0.0)
+    weights, places = kept_weights(values, filters), torch.arange(logits.shape[1], device=logits.device)
     likely = (weights >= thresholds * weights.sum(-1, keepdim=True)) & (weights > 0)
     left = (weights > 0) & (places >= likely.sum(-1, keepdim=True) - 1)
     return torch.full_like(logits, -torch.inf).scatter(-1, ids, torch.where(left, values, -torch.inf))

@@ -75,6 +75,9 @@ class Connection(H11Protocol):
             self.transport.write(self.conn.send(event) or b"")
         self._close()
 
+    def _unsupported_upgrade_warning(self) -> None:
+        """Log nothing: a request for another protocol is answered like any other request of its path."""
+
     def _wait_for_head(self) -> None:
         _cancel(self._head)
         self._head = self.loop.call_later(self.HEAD_SECONDS, self._close)

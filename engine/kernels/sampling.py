@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine.drawing import PREFIXES, SMALLEST_TEMPERATURE, TRIES
+from engine.drawing import PREFIXES, SMALLEST_TEMPERATURE, TRIES, Filters
 from engine.kernels.drawing import draw
 from engine.kernels.row_passes import (
     BELOW_ALL,
@@ -27,7 +27,7 @@ from engine.kernels.row_passes import (
     weigh,
 )
 from engine.kernels.sampling_rows import Sampled, SamplingRows
-from engine.kernels.shaping import left_of, shaped
+from engine.kernels.shaping import left_of, report_draws, shaped
 
 BLOCK = 4096  # logits that a program looks at together, where those are
 CHUNKS = 64  # all of a row
@@ -200,4 +200,7 @@ def sample(logits: Tensor, rows: SamplingRows) -> Sampled:
             logits, columns.sources, logits.stride(0), vocabulary, tokens, columns.alternatives,
             result.picked, result.top_ids, result.top, rows.alternatives, shortlists, **sizes,
         )  # fmt: skip
+        if len(columns.drawn):
+            left = Filters(rows.filters.temperature, min_p.view(-1, 1), top_k.view(-1, 1), top_p.view(-1, 1))
+            report_draws(drawn.index_select(0, sources[columns.drawn]), left.rows(columns.drawn), rows, result)
     return sampled

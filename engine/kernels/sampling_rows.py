@@ -57,6 +57,7 @@ class Columns(NamedTuple):
     left_out: Tensor  # int64 [X]: rows
     thresholds: Tensor  # float32 [X]: how likely such a choice is
     words: Tensor  # int32 [masks, ceil(vocabulary / 32)]: bits of the tokens that may come
+    drawn: Tensor  # int64 [D]: rows that report what they are drawn from, in place of the model's own distribution
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +88,7 @@ class SampledColumns(NamedTuple):
     fewer alternatives than others, there may be anything."""
 
     token_ids: Tensor  # int64 [R]; NOT_A_NUMBER where the model computed NaN
-    picked: Tensor  # float32 [R]: the natural-log probability of the token, by the model alone
+    picked: Tensor  # float32 [R]: the natural-log probability of the token, by the model alone or of the draw
     top_ids: Tensor  # int32 [R, alternatives], most likely first; NO_TOKEN where fewer tokens are possible
     top: Tensor  # float32 [R, alternatives]: their log-probabilities
 
@@ -147,6 +148,7 @@ def rows_of(picks: Sequence[Pick], vocabulary: int, masks: Masks = NO_MASKS) -> 
     edits = [_edits(row, pick, vocabulary) for row, pick in enumerate(picks)]
     left_out = [row for row, pick in enumerate(picks) if leaves_out(pick.request.params, pick.index)]
     alternatives = [-1 if p.logprobs is None else p.logprobs for p in params]
+    drawn = [row for row, p in enumerate(params) if p.drawn_logprobs and p.logprobs is not None]
     columns = Columns(
         uniforms=torch.tensor([_uniforms(pick) for pick in picks], dtype=torch.float64),
         temperature=torch.tensor([p.temperature for p in params]),
@@ -166,6 +168,7 @@ def rows_of(picks: Sequence[Pick], vocabulary: int, masks: Masks = NO_MASKS) -> 
         left_out=torch.tensor(left_out, dtype=torch.int64),
         thresholds=torch.tensor([params[row].xtc_threshold for row in left_out]),
         words=torch.from_numpy(masks.words if masks.places else NO_MASKS.words),
+        drawn=torch.tensor(drawn, dtype=torch.int64),
     )
     most = max(alternatives)
     plain = most < 0 and not masks.places and not len(columns.edit_ids) and all(p.temperature == 0 for p in params)

@@ -10,8 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine.drawing import Filters
-from engine.kernels.sampling_rows import SamplingRows
+from engine.drawing import Filters, drawn_logprobs
+from engine.kernels.sampling_rows import SampledColumns, SamplingRows
 from engine.xtc import without_top_choices
 
 EDITS = 256  # of one program
@@ -110,3 +110,15 @@ def left_of(edited: Tensor, rows: SamplingRows) -> Filters:
     left = without_top_choices(edited[hit], filters.rows(hit), rows.columns.thresholds[:, None])
     edited.index_copy_(0, hit, left)
     return filters.lifted(hit, edited.shape[1])
+
+
+def report_draws(drawn_from: Tensor, filters: Filters, rows: SamplingRows, told: SampledColumns) -> None:
+    """Write what the draws were made from, in place of the model's own distribution, for the rows that report that.
+
+    `drawn_from` are their logits, float32 [rows, vocabulary], and `filters` are theirs.
+    """
+    hit = rows.columns.drawn
+    picked, ids, top = drawn_logprobs(drawn_from, filters, told.token_ids[hit], rows.alternatives or 0)
+    told.picked.index_copy_(0, hit, picked.float())
+    told.top_ids.index_copy_(0, hit, ids.int())
+    told.top.index_copy_(0, hit, top.float())

@@ -1,3 +1,4 @@
+import math
 from collections import Counter
 from collections.abc import Sequence
 
@@ -164,6 +165,49 @@ def test_logprobs_without_alternatives_and_without_request() -> None:
     assert tokens[0].logprobs is not None
     assert tokens[0].logprobs.top == ()
     assert tokens[1].logprobs is None
+
+
+def drawn_from(**params: object) -> Tensor:
+    """The probabilities that a request is told its token was drawn by."""
+    asked = {"logprobs": VOCABULARY, "drawn_logprobs": True, "seed": 3, **params}
+    [token] = sample(LOGITS.unsqueeze(0), [request(**asked)])  # type: ignore[arg-type]
+    assert token.logprobs is not None
+    probabilities = torch.zeros(VOCABULARY)
+    for token_id, logprob in token.logprobs.top:
+        probabilities[token_id] = math.exp(logprob)
+    assert math.exp(token.logprobs.logprob) == pytest.approx(float(probabilities[token.token_id or 0]))
+    return probabilities
+
+
+@pytest.mark.parametrize(
+    ("params", "kept"), [({}, list(range(VOCABULARY))), ({"top_k": 3}, [1, 4, 2]), ({"min_p": 0.5}, [1, 4])]
+)
+def test_drawn_logprobs_are_what_the_filters_left(params: dict[str, object], kept: list[int]) -> None:
+    assert drawn_from(**params).tolist() == pytest.approx(renormalized(kept).tolist(), abs=1e-6)
+
+
+def test_drawn_logprobs_know_all_that_shapes_a_draw() -> None:
+    cold = torch.softmax(LOGITS / 0.5, -1)
+    assert drawn_from(temperature=0.5).tolist() == pytest.approx(cold.tolist(), abs=1e-6)
+    greedy = drawn_from(temperature=0, top_p=0.9)
+    assert greedy.tolist() == [float(token_id == 1) for token_id in range(VOCABULARY)]
+    biased = LOGITS.clone()
+    biased[8] += 5
+    expected = torch.softmax(biased, -1).tolist()
+    assert drawn_from(logit_bias=((8, 5.0),)).tolist() == pytest.approx(expected, abs=1e-6)
+    without_best = drawn_from(xtc_probability=1.0, xtc_threshold=0.2, top_k=3)
+    assert (without_best > 0).tolist() == [token_id in (2, 4) for token_id in range(VOCABULARY)]
+
+
+def test_drawn_logprobs_keep_to_a_grammar() -> None:
+    one = request(logprobs=VOCABULARY, drawn_logprobs=True)
+    masks = Masks(np.array([[1 << 2 | 1 << 5]], np.int32), {one.id: 0}, {})
+    [token] = sample(LOGITS.unsqueeze(0), [one], masks)
+    assert token.logprobs is not None
+    told = {token_id: math.exp(logprob) for token_id, logprob in token.logprobs.top}
+    expected = torch.softmax(LOGITS[[2, 5]], -1).tolist()
+    assert [told[2], told[5]] == pytest.approx(expected, abs=1e-6)
+    assert sum(told.values()) == pytest.approx(1)
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])

@@ -1,5 +1,6 @@
 """Sampling on a GPU against the sampler."""
 
+import math
 import random
 from collections.abc import Mapping, Sequence
 
@@ -226,6 +227,34 @@ def test_logprobs_are_the_models_own(device: torch.device) -> None:
             assert ours.logprobs.logprob == pytest.approx(hosts.logprobs.logprob, abs=1e-5)
             assert [i for i, _ in ours.logprobs.top] == [i for i, _ in hosts.logprobs.top]
             assert [p for _, p in ours.logprobs.top] == pytest.approx([p for _, p in hosts.logprobs.top], abs=1e-5)
+
+
+def test_drawn_logprobs_are_the_hosts(device: torch.device) -> None:
+    shaped_by: list[Params] = [
+        {},
+        {"temperature": 0},
+        {"logit_bias": ((8, 3.0),), "repetition_penalty": 1.5},
+        {"xtc_probability": 1.0, "xtc_threshold": 0.1},
+    ]
+    params: list[Params] = [
+        {"logprobs": 5, "drawn_logprobs": True, **one, **two}
+        for one in FILTERS
+        for two in shaped_by
+        if one != {"top_p": 0.0}
+    ]
+    params += [{"logprobs": 3}, {"drawn_logprobs": True}]
+    picks = picks_of(params)
+    logits = torch.randn(len(params), 3000) * 3
+    got = told(run(logits, rows_of(picks, 3000), device), picks)
+    for ours, hosts in zip(got, sample_on_host(logits, [pick.request for pick in picks]), strict=True):
+        if ours.token_id != hosts.token_id:
+            continue  # float32 takes the other side of an edge
+        assert (ours.logprobs is None) == (hosts.logprobs is None)
+        if ours.logprobs and hosts.logprobs:
+            assert math.exp(ours.logprobs.logprob) == pytest.approx(math.exp(hosts.logprobs.logprob), abs=1e-5)
+            assert [i for i, _ in ours.logprobs.top] == [i for i, _ in hosts.logprobs.top]
+            chances = [[math.exp(p) for _, p in one.top] for one in (ours.logprobs, hosts.logprobs)]
+            assert chances[0] == pytest.approx(chances[1], abs=1e-5)
 
 
 def test_fewer_possible_tokens_than_alternatives(device: torch.device) -> None:

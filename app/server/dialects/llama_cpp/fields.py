@@ -66,7 +66,7 @@ GENERATING: Sequence[Field] = (
     alias("n", OPENAI, 2, of="n_cmpl"),
     supported("n_probs", LLAMA, 5),
     alias("logprobs", OPENAI, 5, of="n_probs"),
-    refused("post_sampling_probs", LLAMA, True, "n_probs gives the model's own log-probabilities.", neutral=[False]),
+    supported("post_sampling_probs", LLAMA, True),
     supported("grammar", LLAMA, 'root ::= "a"'),
     supported("json_schema", LLAMA, {"type": "object"}),
     refused("grammar_lazy", LLAMA, True, "Send grammar alone.", neutral=[False]),

@@ -3,6 +3,7 @@ reply of the same chunks. So the two cannot disagree.
 """
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing
@@ -27,19 +28,19 @@ from engine.request import FinishReason, TokenLogprobs
 StopType = Literal["eos", "limit", "word"]
 
 
-class Alternative(Struct):
+class Alternative(Struct, kw_only=True):
+    """With the model's own log-probability, or with the probability by which it was drawn."""
+
     id: int
     token: str
     bytes: list[int]
-    logprob: float
+    logprob: float | UnsetType = UNSET
+    prob: float | UnsetType = UNSET
 
 
-class Probability(Struct):
-    id: int
-    token: str
-    bytes: list[int]
-    logprob: float
-    top_logprobs: list[Alternative]
+class Probability(Alternative, kw_only=True):
+    top_logprobs: list[Alternative] | UnsetType = UNSET
+    top_probs: list[Alternative] | UnsetType = UNSET
 
 
 class Completion(Struct, kw_only=True):
@@ -159,7 +160,8 @@ class Writer:
         return self._told.prompts[index // len(self._told.settings)]
 
     def _probabilities(self, reported: Sequence[TokenLogprobs]) -> list[Probability]:
-        return [_probability(self._service.tokenizer, one) for one in reported]
+        drawn = self._told.settings[0].post_sampling_probs
+        return [_probability(self._service.tokenizer, one, drawn=drawn) for one in reported]
 
     def _timings_so_far(self, reply: _Reply, read: PromptProgress) -> Timings:
         first = reply.first_token_at - self._began
@@ -224,12 +226,17 @@ def framing(fields: Sequence[str]) -> Framing:
     return replace(BARE_EVENTS, frame=frame) if fields else BARE_EVENTS
 
 
-def _probability(tokenizer: Tokenizer, token: TokenLogprobs) -> Probability:
-    picked = _alternative(tokenizer, token.token_id, token.logprob)
-    top = [_alternative(tokenizer, token_id, logprob) for token_id, logprob in token.top]
-    return Probability(picked.id, picked.token, picked.bytes, picked.logprob, top)
+def _probability(tokenizer: Tokenizer, token: TokenLogprobs, *, drawn: bool) -> Probability:
+    top = [Alternative(**_told(tokenizer, *one, drawn=drawn)) for one in token.top]
+    picked = Probability(**_told(tokenizer, token.token_id, token.logprob, drawn=drawn))
+    if drawn:
+        picked.top_probs = top
+    else:
+        picked.top_logprobs = top
+    return picked
 
 
-def _alternative(tokenizer: Tokenizer, token_id: int, logprob: float) -> Alternative:
+def _told(tokenizer: Tokenizer, token_id: int, logprob: float, *, drawn: bool) -> dict[str, Any]:
     encoded = list(tokenizer.token_bytes(token_id, show_control=True))
-    return Alternative(token_id, token_text(tokenizer, token_id), encoded, finite(logprob))
+    likely = {"prob": math.exp(logprob)} if drawn else {"logprob": finite(logprob)}
+    return {"id": token_id, "token": token_text(tokenizer, token_id), "bytes": encoded, **likely}

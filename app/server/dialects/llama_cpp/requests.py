@@ -17,6 +17,7 @@ from app.server.dialects.llama_cpp.prompts import OnePrompt, Prompts, separate
 from app.server.dialects.llama_cpp.sampling import LlamaSampling, reply_limit
 from app.server.dialects.llama_cpp.settings import Reporting
 from app.server.dialects.openai.completion_requests import MAX_CHOICES
+from app.server.dry_fields import DRY_BREAKERS
 from app.server.errors import InvalidRequest, refuse_first
 from app.server.field_types import Alternatives, Fraction, ModelName
 from app.server.origin import Purpose, origin_of
@@ -42,6 +43,7 @@ class GeneratingRequest(LlamaSampling, kw_only=True):
     n_predict: Amount | None = None  # less than 0: what the context holds; 0: the prompt is read, and no more
     n_cmpl: Annotated[int, Meta(ge=1, le=16)] | None = None  # replies to each prompt
     n_probs: Alternatives | None = None
+    post_sampling_probs: bool | None = None  # they are of what tokens are drawn from
     samplers: SamplerNames | None = None
     ignore_eos: bool | None = None
     logit_bias: biases.Biases | None = None
@@ -67,9 +69,10 @@ class GeneratingRequest(LlamaSampling, kw_only=True):
         return Reporting(
             tuple(SAMPLERS) if named is None else tuple(named),
             self.grammar or "",
-            self.breakers(),
+            DRY_BREAKERS if self.dry_sequence_breakers is None else self.dry_sequence_breakers,
             stream=bool(self.stream),
             timings_per_token=bool(self.timings_per_token),
+            post_sampling_probs=bool(self.post_sampling_probs),
         )
 
     def asked_grammar(self) -> AskedGrammar | None:
@@ -91,6 +94,7 @@ class GeneratingRequest(LlamaSampling, kw_only=True):
         filled = sampling.fill(self.sampling(), _DEFAULTS, inserts=inserts, several=several)
         given = only_named(self.samplers, filled | {"dry": self.dry(breakers)})
         given |= {"max_tokens": reply_limit(length), "logprobs": reported, "ignore_eos": bool(self.ignore_eos)}
+        given |= {"drawn_logprobs": bool(self.post_sampling_probs)}
         seed = given.pop("seed", None)
         seeds = [{} if seed is None else {"seed": (seed + number) % 2**64} for number in range(self.count)]
         return WantedChoices(

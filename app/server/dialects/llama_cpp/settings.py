@@ -19,6 +19,7 @@ class Reporting:
     breakers: Sequence[str] = ()
     stream: bool = False
     timings_per_token: bool = False
+    post_sampling_probs: bool = False
 
 
 PLAIN = Reporting()
@@ -69,7 +70,7 @@ class GenerationSettings(Struct, kw_only=True):
     grammar: str
     samplers: list[str]
     timings_per_token: bool
-    post_sampling_probs: bool = False
+    post_sampling_probs: bool
     lora: list[Any] = []
 
     @classmethod
@@ -104,4 +105,5 @@ class GenerationSettings(Struct, kw_only=True):
             grammar=told.grammar,
             samplers=list(told.samplers),
             timings_per_token=told.timings_per_token,
+            post_sampling_probs=told.post_sampling_probs,
         )

@@ -223,8 +223,9 @@ WEBSOCKET = {
 
 
 @pytest.mark.parametrize("path", ["/lmstudio-greeting", "/llm", "/system", "/embedding"])
-def test_the_sdks_are_told_what_to_use(hash_server: LiveServer, path: str) -> None:
+def test_the_sdks_are_told_what_to_use(hash_server: LiveServer, caplog: pytest.LogCaptureFixture, path: str) -> None:
     for headers in ({}, WEBSOCKET):
         refused = httpx.get(f"{hash_server.url}{path}", headers=headers, trust_env=False)
         assert refused.status_code == 501
         assert "Use an OpenAI client with the base URL /v1" in refused.json()["error"]["message"]
+    assert "pip install" not in caplog.text  # of the HTTP library's own advice

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import pytest
+
 from tests.app.server.dialects.llama_cpp.test_completions import PROMPT, complete, post
 from tests.app.server.dialects.llama_cpp.test_prompts import events
 from tests.app.server.live_server import LiveServer
@@ -88,3 +90,18 @@ def test_the_seed_that_means_any_is_any(smollm2_server: LiveServer) -> None:
     seeds = {complete(smollm2_server, seed=2**32 - 1, n_predict=1)["generation_settings"]["seed"] for _ in range(3)}
     assert len(seeds) == 3
     assert 2**32 - 1 not in seeds
+
+
+def test_probabilities_after_sampling_are_what_tokens_are_drawn_by(smollm2_server: LiveServer) -> None:
+    asked: dict[str, Any] = {"n_predict": 3, "n_probs": 10, "post_sampling_probs": True}
+    greedy = complete(smollm2_server, temperature=0, **asked)["completion_probabilities"]
+    assert [one["prob"] for one in greedy] == [1, 1, 1]
+    assert [[two["prob"] for two in one["top_probs"]] for one in greedy] == [[1, *[0] * 9]] * 3
+    drawn = complete(smollm2_server, temperature=1, top_k=4, top_p=1, min_p=0, seed=1, **asked)
+    for one in drawn["completion_probabilities"]:
+        assert sum(two["prob"] for two in one["top_probs"]) == pytest.approx(1)
+        assert sum(two["prob"] > 0 for two in one["top_probs"]) == 4
+        assert one["prob"] in [two["prob"] for two in one["top_probs"]]
+        assert not {"logprob", "top_logprobs"}.intersection(one)
+    assert drawn["generation_settings"]["post_sampling_probs"]
+    assert "completion_probabilities" not in complete(smollm2_server, n_predict=1, post_sampling_probs=True)
