@@ -95,8 +95,9 @@ class PropertyEndpoints:
         return json_reply(told)
 
     def _default_settings(self) -> GenerationSettings:
-        choices = CompletionRequest(prompt="").choices(sampling=self._service.sampling)
-        settings = GenerationSettings.of(choices.candidates[0], self._service.context_length)
+        silent, service = CompletionRequest(prompt=""), self._service
+        choices = silent.choices(sampling=service.sampling)
+        settings = GenerationSettings.of(choices.candidates[0], service.context_length, silent.reporting)
         settings.seed = ANY_SEED
         return settings
 

@@ -14,15 +14,12 @@ from engine.request import SamplingParams
 class Reporting:
     """Fields of a request that are reported as they were sent."""
 
-    samplers: Sequence[str] = tuple(SAMPLERS)
-    grammar: str = ""
-    breakers: Sequence[str] = ()
-    stream: bool = False
-    timings_per_token: bool = False
-    post_sampling_probs: bool = False
-
-
-PLAIN = Reporting()
+    samplers: Sequence[str]
+    grammar: str
+    breakers: Sequence[str]
+    stream: bool
+    timings_per_token: bool
+    post_sampling_probs: bool
 
 
 class TokenBias(Struct):
@@ -74,7 +71,7 @@ class GenerationSettings(Struct, kw_only=True):
     lora: list[Any] = []
 
     @classmethod
-    def of(cls, params: SamplingParams, context_length: int, told: Reporting = PLAIN) -> "GenerationSettings":
+    def of(cls, params: SamplingParams, context_length: int, told: Reporting) -> "GenerationSettings":
         """Those of a reply in a context of `context_length` tokens."""
         length = -1 if params.max_tokens is None else params.max_tokens
         dry = params.dry
