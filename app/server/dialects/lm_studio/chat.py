@@ -5,11 +5,11 @@ The whole reply is the result of the last event. So the two cannot disagree.
 
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 from msgspec import UNSET, Struct, UnsetType
 
-from app.server.dialects.openai.errors import error_body
+from app.server.dialects.lm_studio.errors import ErrorDetail, error_body
 from app.server.dialects.responses import events, output_items
 from app.server.dialects.responses.input_items import InputItem
 from app.server.dialects.responses.replies import ResponseReply
@@ -83,13 +83,6 @@ class MessageEnd(_Event, kw_only=True, tag="message.end"):
     pass
 
 
-class ErrorDetail(Struct, kw_only=True):
-    type: Literal["invalid_request", "internal_error"]
-    message: str
-    code: str | UnsetType = UNSET
-    param: str | UnsetType = UNSET
-
-
 class Failure(_Event, kw_only=True, tag="error"):
     error: ErrorDetail
 
@@ -132,12 +125,7 @@ async def fold(chunks: AsyncGenerator[Event]) -> ChatReply:
 
 def failure(error: Exception) -> Failure:
     """What ends a stream that had begun."""
-    told = error_body(error).error
-    kind: Literal["invalid_request", "internal_error"] = (
-        "invalid_request" if told.type == "invalid_request_error" else "internal_error"
-    )
-    detail = ErrorDetail(type=kind, message=told.message, code=told.code or UNSET, param=told.param or UNSET)
-    return Failure(error=detail)
+    return Failure(error=error_body(error).error)
 
 
 class _Writer:

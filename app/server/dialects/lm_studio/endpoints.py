@@ -8,6 +8,7 @@ from starlette.requests import Request
 from app.chat.service import ChatService
 from app.server.dialects.lm_studio import chat, sdk
 from app.server.dialects.lm_studio.chat_requests import ChatRequest
+from app.server.dialects.lm_studio.errors import ERRORS
 from app.server.dialects.lm_studio.fields import CHAT
 from app.server.dialects.lm_studio.figures import MeasuredChat, MeasuredCompletion, measured
 from app.server.dialects.lm_studio.models import ModelEndpoints
@@ -61,6 +62,7 @@ class LMStudioEndpoints:
                 gives=chat.ChatReply,
                 streams=chat.Event,
                 framing=NAMED_EVENTS,
+                errors=ERRORS,
                 fields=CHAT,
             ),
             Endpoint(

@@ -14,6 +14,7 @@ from starlette.responses import Response
 
 from app.models.details import ModelDetails
 from app.models.repository import RepositoryName
+from app.server.dialects.lm_studio.errors import ERRORS
 from app.server.dialects.lm_studio.fields import DOWNLOAD, LOAD, UNLOAD
 from app.server.dialects.lm_studio.model_requests import DownloadRequest, LoadRequest, UnloadRequest
 from app.server.endpoint import Endpoint
@@ -108,7 +109,7 @@ class ModelEndpoints:
 
     def endpoints(self) -> list[Endpoint]:
         names, one, path = "The names that requests may give", "What one name stands for", "/api/v0/models/{model:path}"
-        posting = partial(Endpoint, "POST")
+        posting = partial(Endpoint, "POST", errors=ERRORS)
         loaded, kept, fetched = "Load the served model, which is loaded", "Refused: it stays", "Refused: see /api/pull"
         v1 = "/api/v1/models"
         return [

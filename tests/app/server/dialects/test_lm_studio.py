@@ -175,14 +175,15 @@ def test_parts_of_text_are_one_message(hash_server: LiveServer) -> None:
         ({"input": None}, "input"),
         ({"reasoning": "much"}, "reasoning"),
         ({"model": "other"}, "does not exist here"),
-        ({"context_length": 3}, "num_ctx allows 3"),
+        ({"context_length": 3}, "tokens, and context_length allows 3"),
     ],
 )
 def test_what_cannot_be_done_is_refused_by_name(hash_server: LiveServer, asked: dict[str, Any], problem: str) -> None:
     for stream in (False, True):
         refused = post(hash_server.url, "/api/v1/chat", **{"input": "a", **asked, "stream": stream})
-        assert refused.status_code in (400, 404)
-        assert problem in refused.json()["error"]["message"]
+        error = refused.json()["error"]
+        assert (refused.status_code, error["type"]) in ((400, "invalid_request"), (404, "model_not_found"))
+        assert problem in error["message"]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,37 @@
+"""Errors as LM Studio's own API writes them: one object with a type, a message, a code and a parameter."""
+
+from collections.abc import Mapping
+from typing import Literal, TypeAlias
+
+from msgspec import UNSET, Struct, UnsetType
+
+from app.server.dialects.openai.errors import error_body as openai_body
+from app.server.endpoint import ErrorShape
+from app.server.errors import status_of
+
+Kind: TypeAlias = Literal["invalid_request", "model_not_found", "not_implemented", "internal_error"]
+
+_KINDS: Mapping[int, Kind] = {404: "model_not_found", 501: "not_implemented"}
+
+
+class ErrorDetail(Struct, kw_only=True):
+    type: Kind
+    message: str
+    code: str | UnsetType = UNSET
+    param: str | UnsetType = UNSET
+
+
+class ErrorBody(Struct):
+    error: ErrorDetail
+
+
+def error_body(error: Exception) -> ErrorBody:
+    """What a client is told about `error`; the cap of a request goes by its name here."""
+    status, told = status_of(error), openai_body(error).error
+    kind = _KINDS.get(status, "invalid_request" if status < 500 else "internal_error")
+    message = told.message.replace("num_ctx", "context_length")
+    detail = ErrorDetail(type=kind, message=message, code=told.code or UNSET, param=told.param or UNSET)
+    return ErrorBody(detail)
+
+
+ERRORS = ErrorShape(error_body, ErrorBody)
