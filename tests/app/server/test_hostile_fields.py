@@ -18,9 +18,10 @@ from app.server.access import Access
 from app.server.application import Locks
 from app.server.dialects.anthropic.requests import MessageRequest, TokenCountRequest
 from app.server.dialects.llama_cpp import requests as llama_cpp
-from app.server.dialects.llama_cpp.tokens import DetokenizeRequest, TokenizeRequest
+from app.server.dialects.llama_cpp import token_requests
+from app.server.dialects.lm_studio.chat_requests import ChatRequest
 from app.server.dialects.ollama import requests as ollama
-from app.server.dialects.ollama.embeddings import EmbedRequest
+from app.server.dialects.ollama.model_requests import EmbedRequest
 from app.server.dialects.openai.chat_requests import ChatCompletionRequest
 from app.server.dialects.openai.completion_requests import CompletionRequest
 from app.server.dialects.openai.embeddings import EMBEDDINGS, EmbeddingRequest
@@ -51,11 +52,16 @@ FIELDS: dict[str, list[Field]] = {
     "/api/embed": fields_of(EmbedRequest, {"model": "digest", "input": "a"}),
     "/completion": fields_of(llama_cpp.CompletionRequest, {"prompt": "a", "n_predict": 1}),
     "/infill": fields_of(llama_cpp.InfillRequest, {"input_prefix": "a", "n_predict": 1}),
-    "/tokenize": fields_of(TokenizeRequest, {"content": "a"}),
-    "/detokenize": fields_of(DetokenizeRequest, {"tokens": [1]}),
+    "/tokenize": fields_of(token_requests.TokenizeRequest, {"content": "a"}),
+    "/detokenize": fields_of(token_requests.DetokenizeRequest, {"tokens": [1]}),
+    "/apply-template": fields_of(token_requests.TemplateRequest, {"messages": [USER]}),
+    "/embedding": fields_of(token_requests.EmbeddingRequest, {"content": "a"}),
+    "/api/v1/chat": fields_of(ChatRequest, {"input": "a", "max_output_tokens": 1}),
     RERANK: fields_of(RerankRequest, {"model": "digest", "query": "a", "documents": ["b"]}),
 }
-LLAMA_CPP = ("/completion", "/infill", "/tokenize", "/detokenize")
+LLAMA_CPP = ("/completion", "/infill", "/tokenize", "/detokenize", "/apply-template", "/embedding")
+OLLAMA = ("/api/chat", "/api/generate", "/api/embed")
+LM_STUDIO = "/api/v1/chat"
 # Of errors that are not in OpenAI's form.
 SHAPES = {path: {"message", "type"} for path in (MESSAGES, COUNT, *LLAMA_CPP)}
 for path in LLAMA_CPP:
@@ -75,7 +81,7 @@ def servers(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> Iterator[Se
         EmbeddingServer(locks=locks) as embeddings,
         EmbeddingServer(ranks=True, locks=locks) as rerank,
     ):
-        embedded = {EMBEDDINGS: embeddings, "/api/embed": embeddings, RERANK: rerank}
+        embedded = {**dict.fromkeys((EMBEDDINGS, "/api/embed", "/embedding"), embeddings), RERANK: rerank}
         yield {**dict.fromkeys(FIELDS, chat), **embedded}
         until(lambda: not engine.has_work)
     engine.assert_empty()
@@ -115,9 +121,16 @@ def test_what_no_honest_client_sends_is_refused_or_answered(servers: Servers, pa
                 continue
             assert len(answer) < 16_000, body[:2000]
             error = json.loads(answer)["error"]
-            if path.startswith("/api/"):
+            if path in OLLAMA:
                 assert isinstance(error, str), body[:2000]
                 assert error, body[:2000]
+                continue
+            if path == LM_STUDIO:
+                assert {"message", "type"} <= error.keys() <= {"message", "type", "param", "code"}, body[:2000]
+                assert error["type"] == ("model_not_found" if status == 404 else "invalid_request"), body[:2000]
+                continue
+            if path in LLAMA_CPP and error["type"] == "exceed_context_size_error":
+                assert error.keys() == {"code", "message", "type", "n_prompt_tokens", "n_ctx"}, body[:2000]
                 continue
             if path in SHAPES and status == 404:
                 error["type"] = error["type"].replace("not_found_error", "invalid_request_error")
