@@ -16,13 +16,15 @@ from app.chat.grammars import GrammarCompiler
 from app.chat.service import ChatService
 from app.chat.template import ChatTemplateRenderer
 from app.chat.token_streams import TokenStreams
-from app.server.dialects.openai.chat import ChatCompletionChunk, Choice, chunks, fold
+from app.server.dialects.openai.chat import ChatCompletionChunk, Choice, fold
+from app.server.dialects.openai.chat_chunks import chunks
 from app.server.dialects.openai.chat_requests import ChatCompletionRequest
 from app.server.dialects.responses.output_items import CustomToolCall, FunctionCall
 from app.server.dialects.responses.replies import ResponseReply
 from app.server.dialects.responses.requests import ResponseRequest
 from app.server.dialects.responses.response import Response
 from app.server.dialects.responses.stored_responses import StoredResponses
+from app.server.reply import WaitStatus
 from app.text.tokenizer import Tokenizer
 from engine.core import Engine
 from engine.load_options import LoadOptions
@@ -79,7 +81,7 @@ class Templates:
         wanted = msgspec.convert(given | fields, ChatCompletionRequest)
         wanted.check()
         async with self._service(template) as service:
-            return (await fold(each(chunks(service, wanted, PROGRAM)))).choices[0]
+            return (await fold(each(chunks(service, wanted, "m", PROGRAM, WaitStatus())))).choices[0]
 
     def respond(self, template: str, **fields: Any) -> Response:
         """By the Responses API."""

@@ -210,7 +210,7 @@ def test_titles_and_what_is_deleted(clients: Clients) -> None:
 @pytest.mark.usefixtures("running")
 def test_what_makes_no_sense_is_a_client_error(clients: Clients) -> None:
     async def work(client: TerminalClient) -> None:
-        chat, question = await asked(client, ChatSettings(sampling=Sampling(temperature=9.0)))
+        chat, question = await asked(client, ChatSettings(sampling=Sampling(temperature=900.0)))
         with pytest.raises(ClientError, match="temperature"):
             await replied(client, chat, question)
         assert len((await client.chats.open(chat)).messages) == 1

@@ -6,7 +6,6 @@ from typing import Any
 
 from msgspec import Struct
 
-from app.server.samplers import SAMPLERS
 from engine.request import SamplingParams
 
 
