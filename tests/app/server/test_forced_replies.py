@@ -91,8 +91,8 @@ class Templates:
         wanted = msgspec.convert({"model": "", "input": QUESTION, "temperature": 1} | fields, ResponseRequest)
         wanted.check()
         async with self._service(template) as service:
-            reply = ResponseReply(service, wanted, PROGRAM, "", StoredResponses())
-            await reply.run(())
+            reply = ResponseReply(service, wanted, service.name, PROGRAM, "", StoredResponses())
+            await reply.run((), lambda _: None)
             return reply.writer.response
 
     @asynccontextmanager

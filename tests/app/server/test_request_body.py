@@ -70,7 +70,7 @@ def test_more_values_than_that_are_refused_before_they_are_read(body: bytes) -> 
             raise AssertionError("it was read")
 
     with pytest.raises(InvalidRequest, match="more than"):
-        read(body, Never())  # type: ignore[arg-type]
+        read(body, Never())
 
 
 @pytest.mark.parametrize(("begin", "end"), [(b"[", b"]"), (b'{"a":', b"}"), (b'{"text": "}]}]}]", "x":', b"}")])
