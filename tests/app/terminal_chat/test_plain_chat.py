@@ -223,10 +223,11 @@ def test_a_damaged_history_is_told_of(
     (settings.history_dir / FILE_NAME).write_bytes(b"no database at all, and of some length")
     monkeypatch.setattr("sys.stdin", io.StringIO("/quit\n"))
     session = Session(settings, {"stay": False}, "http://127.0.0.1:9/v1")
-    assert session.run_plain(History(settings.history_dir)) == 0
+    assert session.run_plain() == 0
     told = capsys.readouterr().err
-    assert "damaged: 0 chats and 0 messages of it could be read; the old file is " in told
-    assert list(settings.history_dir.glob("*damaged*"))
+    [aside] = settings.history_dir.glob("*damaged*")
+    assert "The history of chats is damaged. Saving what can be read.\n" in told
+    assert f"Saved: 0 chats and 0 messages. Lost: nothing that is known. The damaged file is kept as {aside}.\n" in told
 
 
 @pytest.mark.usefixtures("running")

@@ -1,0 +1,201 @@
+"""By hand: histories of chats with flipped bits in the file or its log: `python -m tests.damaged_histories --cases 1000`.
+
+Each case copies a sound history, flips 1 to 8 bits anywhere in its file or in its log, and opens the copy. Afterwards
+every chat and message is compared with the sound one. Counted: histories that do not open, chats and messages that are
+missing or changed, and those of them that were not told. A case is told by its number, so that it can be run again.
+"""
+
+import argparse
+import random
+import shutil
+import tempfile
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from unittest.mock import patch
+
+from app.history.database import FILE_NAME, Database
+from app.history.history import History
+from app.history.records import Attachment, Chat, Message, Settings, State
+from app.history.refill import RESCUED_TITLE
+
+LOG, INDEX = f"{FILE_NAME}-wal", f"{FILE_NAME}-shm"
+CHATS, TURNS = 20, 10
+SHARES = (0.0, 0.05, 1.0)  # of the chats that are in the log alone
+
+Content = tuple[dict[int, Chat], dict[int, Message]]
+
+
+@dataclass(frozen=True, slots=True)
+class Sound:
+    """A history as its files are, and what is in it."""
+
+    folder: Path
+    content: Content
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of one damaged history."""
+
+    opens: bool
+    missing: int = 0  # chats and messages
+    changed: int = 0
+    untold: str = ""  # what is missing or changed and was not told
+    is_mended: bool = False
+    opens_again: bool = True  # as it was left, with nothing more to mend
+
+
+def sound(folder: Path, in_log: float) -> Sound:
+    """A history of 400 messages in `folder`, of which that share is in the log alone."""
+    work = folder / "work"
+    draw = random.Random(1)
+    in_file = range(round(CHATS * (1 - in_log)))
+    with History(work) as history:
+        for number in in_file:
+            _talk(history, draw, number)
+    with History(work) as history, patch.object(Database, "fold"):
+        with history._database.reading() as connection:
+            connection.execute("PRAGMA wal_autocheckpoint = 0").fetchall()
+        for number in range(len(in_file), CHATS):
+            _talk(history, draw, number)
+        content = _content(history)
+        files = [path for path in work.glob(f"{FILE_NAME}*") if path.stat().st_size]
+        (folder / "sound").mkdir()
+        for path in files:
+            shutil.copy(path, folder / "sound")
+    return Sound(folder / "sound", content)
+
+
+def _talk(history: History, draw: random.Random, number: int) -> None:
+    chat = history.chats.create(Settings(system=f"Be number {number}."), f"chat {number}" if number % 3 else "").id
+    parent = None
+    for turn in range(TURNS):
+        files = [Attachment("notes.txt", "note " * draw.randrange(400))] if turn == 4 else []
+        parent = history.messages.say(
+            chat, parent, f"question {turn} " + "lorem ipsum " * draw.randrange(200), files
+        ).id
+        reply = history.messages.begin_reply(chat, parent, "m")
+        history.messages.write_reply(reply.id, "word " * draw.randrange(500), "", state=State.WHOLE)
+        parent = reply.id
+    history.chats.pin(chat, pinned=number % 5 == 0)
+    history.chats.archive(chat, archived=number % 7 == 0)
+
+
+def _content(history: History) -> Content:
+    chats = [chat for archived in (False, True) for chat in history.chats.listed(archived=archived)]
+    return {chat.id: chat for chat in chats}, {one.id: one for chat in chats for one in history.messages.of(chat.id)}
+
+
+def damaged(source: Sound, folder: Path, draw: random.Random) -> str:
+    """Copy a history to `folder` with flipped bits. Returns what was flipped."""
+    shutil.copytree(source.folder, folder)
+    if draw.random() < 0.5:
+        (folder / INDEX).unlink(missing_ok=True)
+    logged = folder / LOG
+    files = [folder / FILE_NAME] + ([logged] * 3 if logged.exists() else [])
+    flips = []
+    for _ in range(draw.choice((1, 1, 1, 2, 4, 8))):
+        file = draw.choice(files)
+        content = bytearray(file.read_bytes())
+        place, bit = draw.randrange(len(content)), draw.randrange(8)
+        content[place] ^= 1 << bit
+        file.write_bytes(content)
+        flips.append(f"bit {bit} of byte {place} of {file.name}")
+    return ", ".join(flips)
+
+
+def opened(source: Sound, folder: Path) -> Outcome:
+    """Open a damaged history and compare it with the sound one."""
+    try:
+        with History(folder) as history:
+            found = _content(history)
+            history.search.find("question")
+            history.messages.say(history.chats.create(Settings()).id, None, "and it goes on")
+            rescue = history.rescue
+            is_kept = rescue is None or (rescue.aside is not None and rescue.aside.exists())
+            after = _content(history)
+        with History(folder) as again:
+            opens_again = again.rescue is None and _content(again) == after
+    except Exception as problem:  # noqa: BLE001  # whatever it is, it is counted
+        traceback.print_exception(problem)
+        return Outcome(opens=False)
+    missing, changed = _differences(source.content, found)
+    told = rescue.lost if rescue else {}
+    damaged = rescue.changed if rescue else {}
+    other = rescue.unreadable if rescue else 0
+    untold = "".join(
+        f"{len(missing[table])} {table} missing and {told.get(table, 0)} + {other} told, "
+        f"{len(changed[table])} changed and {damaged.get(table, 0)} told; "
+        for table in missing
+        if len(missing[table]) > told.get(table, 0) + other or len(changed[table]) > damaged.get(table, 0)
+    )
+    if not is_kept:
+        untold += "the damaged file is not kept"
+    counts = [sum(len(ids) for ids in one.values()) for one in (missing, changed)]
+    return Outcome(True, *counts, untold, rescue is not None, opens_again)
+
+
+def _differences(before: Content, after: Content) -> tuple[dict[str, set[int]], dict[str, set[int]]]:
+    """Ids that are missing, and ids that are changed. A chat that was made for lost messages is missing."""
+    missing: dict[str, set[int]] = {"chats": set(), "messages": set()}
+    changed: dict[str, set[int]] = {"chats": set(), "messages": set()}
+    for number, chat in before[0].items():
+        other = after[0].get(number)
+        if other is None or (other.title == RESCUED_TITLE and chat.title != RESCUED_TITLE):
+            missing["chats"].add(number)
+        elif _of_itself(chat) != _of_itself(other):
+            changed["chats"].add(number)
+    for number, message in before[1].items():
+        found = after[1].get(number)
+        if found is None:
+            missing["messages"].add(number)
+        elif found != message and not (found.parent != message.parent and message.parent in missing["messages"]):
+            changed["messages"].add(number)
+    return missing, changed
+
+
+def _of_itself(chat: Chat) -> tuple[object, ...]:
+    """A chat without what follows from its messages."""
+    return chat.title, chat.is_title_given, chat.settings, chat.trim, chat.is_pinned, chat.is_archived, chat.created
+
+
+@contextmanager
+def case(source: Sound, place: Path, number: int) -> Iterator[tuple[str, Outcome]]:
+    """What was flipped in a case, and what became of it. `place` is a folder for it."""
+    folder = place / f"case-{number}"
+    flips = damaged(source, folder, random.Random(number))
+    try:
+        yield flips, opened(source, folder)
+    finally:
+        shutil.rmtree(folder)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--cases", type=int, default=1000)
+    parser.add_argument("--first", type=int, default=0)
+    given = parser.parse_args()
+    outcomes = []
+    with tempfile.TemporaryDirectory(prefix="ingle-history-") as name:
+        place = Path(name)
+        sources = [sound(place / str(share), share) for share in SHARES]
+        for number in range(given.first, given.first + given.cases):
+            with case(sources[number % len(sources)], place, number) as (flips, outcome):
+                outcomes.append(outcome)
+                if outcome.untold or not outcome.opens or not outcome.opens_again:
+                    print(f"case {number}: {outcome.untold or outcome}: {flips}")
+    items = CHATS * (1 + 2 * TURNS)
+    print(
+        f"{given.cases} damaged histories of {CHATS} chats and {CHATS * 2 * TURNS} messages: "
+        f"{sum(one.opens for one in outcomes)} open, {sum(one.opens_again for one in outcomes)} of them unchanged again; "
+        f"{sum(one.is_mended for one in outcomes)} were mended; of {items * given.cases:,} chats and messages "
+        f"{sum(one.missing for one in outcomes):,} are missing and {sum(one.changed for one in outcomes):,} changed; "
+        f"{sum(bool(one.untold) for one in outcomes)} histories did not tell of all that they had lost"
+    )
+
+
+if __name__ == "__main__":
+    main()
