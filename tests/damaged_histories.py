@@ -1,4 +1,4 @@
-"""By hand: histories of chats with flipped bits in the file or its log: `python -m tests.damaged_histories --cases 1000`.
+"""By hand: histories of chats with flipped bits: `python -m tests.damaged_histories --cases 1000`.
 
 Each case copies a sound history, flips 1 to 8 bits anywhere in its file or in its log, and opens the copy. Afterwards
 every chat and message is compared with the sound one. Counted: histories that do not open, chats and messages that are
@@ -134,8 +134,8 @@ def opened(source: Sound, folder: Path) -> Outcome:
     )
     if not is_kept:
         untold += "the damaged file is not kept"
-    counts = [sum(len(ids) for ids in one.values()) for one in (missing, changed)]
-    return Outcome(True, *counts, untold, rescue is not None, opens_again)
+    num_missing, num_changed = (sum(len(ids) for ids in one.values()) for one in (missing, changed))
+    return Outcome(True, num_missing, num_changed, untold, rescue is not None, opens_again)
 
 
 def _differences(before: Content, after: Content) -> tuple[dict[str, set[int]], dict[str, set[int]]]:
@@ -190,7 +190,7 @@ def main() -> None:
     items = CHATS * (1 + 2 * TURNS)
     print(
         f"{given.cases} damaged histories of {CHATS} chats and {CHATS * 2 * TURNS} messages: "
-        f"{sum(one.opens for one in outcomes)} open, {sum(one.opens_again for one in outcomes)} of them unchanged again; "
+        f"{sum(one.opens for one in outcomes)} open, {sum(one.opens_again for one in outcomes)} are the same next time; "
         f"{sum(one.is_mended for one in outcomes)} were mended; of {items * given.cases:,} chats and messages "
         f"{sum(one.missing for one in outcomes):,} are missing and {sum(one.changed for one in outcomes):,} changed; "
         f"{sum(bool(one.untold) for one in outcomes)} histories did not tell of all that they had lost"

@@ -101,6 +101,7 @@ def test_it_starts_whatever_is_damaged(
         chat = history.chats.create(Settings())
         history.messages.say(chat.id, None, "and it goes on")
         if history.rescue is not None:
+            assert history.rescue.aside is not None
             assert history.rescue.aside.stat().st_size >= min(len(before), PAGE_SIZE)
     with History(tmp_path) as again:
         assert again.rescue is None

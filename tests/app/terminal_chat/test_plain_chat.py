@@ -11,7 +11,6 @@ import pytest
 
 from app.config import Settings
 from app.history.database import FILE_NAME
-from app.history.history import History
 from app.terminal_chat.loading_lines import LoadingLines
 from app.terminal_chat.models import ChatModels
 from app.terminal_chat.plain_chat import PlainChat
