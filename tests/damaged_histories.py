@@ -190,7 +190,7 @@ def main() -> None:
     items = CHATS * (1 + 2 * TURNS)
     print(
         f"{given.cases} damaged histories of {CHATS} chats and {CHATS * 2 * TURNS} messages: "
-        f"{sum(one.opens for one in outcomes)} open, {sum(one.opens_again for one in outcomes)} are the same next time; "
+        f"{sum(one.opens for one in outcomes)} open, {sum(one.opens_again for one in outcomes)} stay so; "
         f"{sum(one.is_mended for one in outcomes)} were mended; of {items * given.cases:,} chats and messages "
         f"{sum(one.missing for one in outcomes):,} are missing and {sum(one.changed for one in outcomes):,} changed; "
         f"{sum(bool(one.untold) for one in outcomes)} histories did not tell of all that they had lost"

@@ -4,6 +4,8 @@ import errno
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from shutil import disk_usage
 
 from app.errors import AppError, NoSpace
 from app.history.errors import HistoryDamaged, HistoryUnavailable
@@ -25,6 +27,8 @@ _UNREADABLE = (
     sqlite3.SQLITE_IOERR_DATA,
 )  # fmt: skip
 _UNLOCK = "Close what has it open, a database browser or a backup, and try again."
+FULL = "the disk is full"
+_LITTLE = 1 << 18  # bytes that SQLite needs for a log and its index; without them it tells of an I/O error
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 _NO_WRITING = (*_NO_SPACE, errno.EROFS, errno.EACCES, errno.EPERM)
 
@@ -64,11 +68,12 @@ def damage_in(problem: BaseException) -> str:
     return f"SQLite cannot use it ({problem})" if isinstance(problem, sqlite3.Error) else "SQLite cannot use it"
 
 
-def reason_of(problem: BaseException) -> str:
-    """Why nothing can be written, in a few words."""
-    is_full = isinstance(problem, OSError) and problem.errno in _NO_SPACE
-    if is_full or code_of(problem) == sqlite3.SQLITE_FULL:
-        return "the disk is full"
+def reason_of(problem: BaseException, folder: Path) -> str:
+    """Why nothing can be written to `folder`, in a few words."""
+    if isinstance(problem, OSError) and problem.errno in _NO_SPACE:
+        return FULL
+    if code_of(problem) == sqlite3.SQLITE_FULL or (folder.exists() and disk_usage(folder).free < _LITTLE):
+        return FULL
     if isinstance(problem, OSError):
         return f"{problem.filename or 'the folder'} cannot be written ({problem.strerror})"
     return f"its file or folder cannot be written ({problem})"

@@ -37,6 +37,7 @@ class Log:
     frames: Sequence[Frame] = ()
     applied: int = 0  # frames that SQLite applies, from the first one on
     is_damaged: bool = False  # SQLite would drop frames that were committed, or may have been
+    is_complete: bool = True  # no frame of those is missing, as far as that can be known
 
     @property
     def usable(self) -> Sequence[Frame]:
@@ -50,19 +51,19 @@ def read_log(content: bytes, index: bytes = b"") -> Log:
         return Log()
     has_header = _is_header(content)
     salt = content[16:24] if has_header else content[_HEADER + 8 : _HEADER + 16]
-    frames: list[Frame] = []
+    found = list(_frames(content, salt))
     applied = sound = 0
-    is_whole, is_log = has_header, has_header
-    for frame, is_sound in _frames(content, salt):
-        frames.append(frame)
-        is_whole, is_log = is_whole and is_sound, is_log or is_sound
-        sound += is_whole
-        if is_whole and frame.is_commit:
-            applied = len(frames)
-    has_rest = not has_header or sound < len(frames) or _is_cut(content, salt)
-    committed = _committed(index, salt)
+    for count, (_, frame, is_sound) in enumerate(found, 1):
+        if not has_header or not is_sound:
+            break
+        sound, applied = count, count if frame.is_commit else applied
+    is_log = has_header or any(is_sound for _, _, is_sound in found)
+    is_cut, committed = _is_cut(content, salt), _committed(index, salt)
+    has_rest = not has_header or sound < len(found) or is_cut
     is_damaged = has_rest if committed is None else committed > applied or (has_rest and committed < applied)
-    return Log(frames if is_log else (), applied, is_damaged)
+    last = found[-1][0] if found else 0
+    is_complete = is_log and not is_cut and max(last, committed or 0) == len(found)
+    return Log([frame for _, frame, _ in found] if is_log else (), applied, is_damaged, is_complete)
 
 
 def _is_header(content: bytes) -> bool:
@@ -79,15 +80,15 @@ def _order(content: bytes) -> str:
     return ">" if content[3] & 1 and content[:3] == _MAGIC.to_bytes(4, "big")[:3] else "<"
 
 
-def _frames(content: bytes, salt: bytes) -> Iterator[tuple[Frame, bool]]:
-    """Each frame of the current log, and whether its salt and checksum are right, given the frame before it.
+def _frames(content: bytes, salt: bytes) -> Iterator[tuple[int, Frame, bool]]:
+    """The number of each frame of the current log, the frame, and whether its salt and its checksum are right.
 
     Frames of an older log, which was written over up to here, have another salt.
     """
     order = _order(content)
     before: _Sums = struct.unpack_from(">2I", content, 24) if len(content) >= _HEADER else (0, 0)
     is_next = True  # whether the frame before this one belongs to the current log
-    for start in range(_HEADER, len(content) - _FRAME + 1, _FRAME):
+    for number, start in enumerate(range(_HEADER, len(content) - _FRAME + 1, _FRAME), 1):
         page, size, has_salt = *struct.unpack_from(">2I", content, start), content[start + 8 : start + 16] == salt
         if not has_salt and not is_next:
             continue
@@ -96,7 +97,7 @@ def _frames(content: bytes, salt: bytes) -> Iterator[tuple[Frame, bool]]:
         is_chained = stored == _sums(order, content[start : start + 8] + body, before)
         before, is_next = stored, has_salt or is_chained
         if is_next:
-            yield Frame(page, bool(size), body), has_salt and is_chained and page > 0
+            yield number, Frame(page, bool(size), body), has_salt and is_chained and page > 0
 
 
 def _sums(order: str, content: bytes, before: _Sums) -> _Sums:

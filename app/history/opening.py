@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from app.history.errors import HistoryInUse, HistoryUnavailable
-from app.history.failures import FAILURES, Damaged, damage_in, is_damage, is_lock, is_unwritable, reason_of
+from app.history.failures import FAILURES, FULL, Damaged, damage_in, is_damage, is_lock, is_unwritable, reason_of
 from app.history.files import damage_of, is_empty, require_files
 from app.history.holders import hold, others_hold
 from app.history.news import News, Rescue, rescue_of
@@ -33,6 +33,10 @@ _LOCKED_SECONDS = 30.0  # for another program to unlock a history that is opened
 _REPAIR_SECONDS = 300.0  # for another ingle that repairs it
 _SOON_SECONDS = 1.0  # a person who waits is told why
 _GLANCE_SECONDS = 0.05  # between two attempts
+
+_MAKE_ROOM = "Make room: saving goes on then. Until then old chats can be read, and new ones are lost when you leave."
+_READ_ONLY = "Old chats can be read; new ones are lost when you leave."
+_CLOSE_OTHERS = "Close the other chats, then start ingle again: it saves what can be read."
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +64,12 @@ def open_history(path: Path, tell: Tell, damage: str = "") -> Opened:
     try:
         return open_file(path, tell, damage)
     except HistoryInUse as problem:
-        return _read(path, problem.message)
+        return _read(path, problem.message, _CLOSE_OTHERS)
     except (OSError, *FAILURES) as problem:
         if not is_unwritable(problem):
             raise
-        return _read(path, reason_of(problem))
+        why = reason_of(problem, path.parent)
+        return _read(path, why, _MAKE_ROOM if why == FULL else _READ_ONLY)
 
 
 def open_file(path: Path, tell: Tell, damage: str = "") -> Opened:
@@ -92,12 +97,11 @@ def open_file(path: Path, tell: Tell, damage: str = "") -> Opened:
         return Opened(connection, [account.news] if account else news, hold(path.parent), account)
 
 
-def _read(path: Path, why: str) -> Opened:
+def _read(path: Path, why: str, remedy: str) -> Opened:
     """What can be read of a history that cannot be written. Raises OSError."""
     left = salvage(path)
     connection = created(None)
     account = rescue_of("it cannot be repaired now", None, left, refill(connection, left))
-    remedy = "Old chats can be read; new ones are lost when you leave."
     news = [News(f"Nothing is saved: {why}.", remedy, is_saved=False)]
     if account.is_loss:
         news.append(replace(account.news, is_saved=False))

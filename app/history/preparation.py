@@ -21,7 +21,8 @@ def prepared(path: Path) -> sqlite3.Connection:
     make_private(path)
     connection = _connection(path)
     try:
-        unsigned = examine(connection)
+        unsigned = examine(connection)  # which takes no text that is not UTF-8
+        connection.text_factory = lambda content: content.decode("utf-8", "replace")
         _bring_to_version(connection)
         _sign(connection, unsigned)
         try_writing(connection)
@@ -46,7 +47,6 @@ def created(path: Path | None) -> sqlite3.Connection:
 
 def _connection(path: Path | None) -> sqlite3.Connection:
     connection = connect(path, _BUSY_SECONDS, isolation_level=None)
-    connection.text_factory = lambda content: content.decode("utf-8", "replace")
     connection.execute(f"PRAGMA page_size = {PAGE_SIZE}")
     connection.execute("PRAGMA foreign_keys = ON")
     connection.execute(f"PRAGMA wal_autocheckpoint = {_LOG_PAGES}").fetchall()

@@ -11,8 +11,9 @@ from itertools import chain
 from pathlib import Path
 
 from app.history.digests import is_sound
+from app.history.files import content_of, index_of, log_of
 from app.history.kinds import NUMBER, OPTIONAL_NUMBER, Kind, Row, Value, is_id
-from app.history.log import read_log
+from app.history.log import Log, read_log
 from app.history.pages import Nonsense, Pages, index_entries, is_suspect, read_pages, row_at, table_cells
 from app.history.schema import COLUMNS
 
@@ -44,6 +45,7 @@ class Salvage:
     lost: dict[str, set[int]] = field(default_factory=lambda: {table: set() for table in COLUMNS})
     indexed: Mapping[int, int] = field(default_factory=dict)  # messages that the index names, each with its chat
     unreadable: int = 0  # more rows that are lost, of unknown tables
+    is_log_complete: bool = True  # no changes are lost that only the log had
 
     def take(self, found: Found) -> None:
         """Keep a row, unless its id already has a sound one."""
@@ -59,8 +61,9 @@ class Salvage:
 
 def salvage(path: Path) -> Salvage:
     """What can be read of the history at `path` and of the log beside it. Raises OSError."""
-    pages, older = _image(path)
-    left = Salvage()
+    log = read_log(content_of(log_of(path)), content_of(index_of(path)))
+    pages, older = _image(path, log)
+    left = Salvage(is_log_complete=log.is_complete or not log.is_damaged)
     for found in chain.from_iterable(_rows(pages, page, number) for number, page in enumerate(pages)):
         if found is None:
             left.unreadable += 1
@@ -74,10 +77,9 @@ def salvage(path: Path) -> Salvage:
     return left
 
 
-def _image(path: Path) -> tuple[Pages, Pages]:
+def _image(path: Path, log: Log) -> tuple[Pages, Pages]:
     """The latest version of each page; and the versions before it, the latest first, if the log is damaged."""
     pages, older = read_pages(path), []
-    log = read_log(_content(f"{path}-wal"), _content(f"{path}-shm"))
     most = len(pages) + len(log.frames)
     for frame in log.usable:
         if 0 < frame.page <= most:
@@ -85,13 +87,6 @@ def _image(path: Path) -> tuple[Pages, Pages]:
             older.append(pages[frame.page - 1])
             pages[frame.page - 1] = frame.content
     return pages, older[::-1] if log.is_damaged else []
-
-
-def _content(path: str) -> bytes:
-    try:
-        return Path(path).read_bytes()
-    except FileNotFoundError:
-        return b""
 
 
 def _rows(pages: Pages, page: bytes, number: int) -> Iterator[Found | None]:

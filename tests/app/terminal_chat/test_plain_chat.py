@@ -226,7 +226,7 @@ def test_a_damaged_history_is_told_of(
     told = capsys.readouterr().err
     [aside] = settings.history_dir.glob("*damaged*")
     assert "The history of chats is damaged. Saving what can be read.\n" in told
-    assert f"Saved: 0 chats and 0 messages. Lost: nothing that is known. The damaged file is kept as {aside}.\n" in told
+    assert f"Saved: 0 chats and 0 messages. Lost: nothing known. The damaged file is kept as {aside}.\n" in told
 
 
 @pytest.mark.usefixtures("running")
