@@ -1,16 +1,18 @@
 """By hand: histories of chats with flipped bits: `python -m tests.damaged_histories --cases 1000`.
 
-Each case copies a sound history, flips 1 to 8 bits anywhere in its file or in its log, and opens the copy. Afterwards
-every chat and message is compared with the sound one. Counted: histories that do not open, chats and messages that are
-missing or changed, and those of them that were not told. A case is told by its number, so that it can be run again.
+Each case copies a sound history, flips 1 to 8 bits anywhere in its file or its log, and opens the copy; every tenth case
+cuts the file or the log. Afterwards every chat and message is compared with the sound one. Counted: histories that do
+not open, chats and messages that are missing or changed, and histories whose news does not account for all of them. A
+case has a number, by which it can be run again.
 """
 
 import argparse
+import os
 import random
 import shutil
 import tempfile
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,11 +20,13 @@ from unittest.mock import patch
 
 from app.history.database import FILE_NAME, Database
 from app.history.history import History
+from app.history.news import Rescue
 from app.history.records import Attachment, Chat, Message, Settings, State
 from app.history.refill import RESCUED_TITLE
 
 LOG, INDEX = f"{FILE_NAME}-wal", f"{FILE_NAME}-shm"
 CHATS, TURNS = 20, 10
+CUT = 9  # of ten cases this one is cut, and has no flipped bits
 SHARES = (0.0, 0.05, 1.0)  # of the chats that are in the log alone
 
 Content = tuple[dict[int, Chat], dict[int, Message]]
@@ -89,12 +93,11 @@ def _content(history: History) -> Content:
     return {chat.id: chat for chat in chats}, {one.id: one for chat in chats for one in history.messages.of(chat.id)}
 
 
-def damaged(source: Sound, folder: Path, draw: random.Random) -> str:
-    """Copy a history to `folder` with flipped bits. Returns what was flipped."""
-    shutil.copytree(source.folder, folder)
+def flipped(folder: Path, draw: random.Random) -> str:
+    """Flip bits. Returns which."""
+    logged = folder / LOG
     if draw.random() < 0.5:
         (folder / INDEX).unlink(missing_ok=True)
-    logged = folder / LOG
     files = [folder / FILE_NAME] + ([logged] * 3 if logged.exists() else [])
     flips = []
     for _ in range(draw.choice((1, 1, 1, 2, 4, 8))):
@@ -105,6 +108,15 @@ def damaged(source: Sound, folder: Path, draw: random.Random) -> str:
         file.write_bytes(content)
         flips.append(f"bit {bit} of byte {place} of {file.name}")
     return ", ".join(flips)
+
+
+def cut(folder: Path, draw: random.Random) -> str:
+    """Cut the file, or the log, which has its index, since one that is cut between frames is sound without it."""
+    logged = folder / LOG
+    file = draw.choice([folder / FILE_NAME, logged]) if logged.exists() else folder / FILE_NAME
+    size = draw.randrange(file.stat().st_size)
+    os.truncate(file, size)
+    return f"{file.name} is cut to {size} bytes"
 
 
 def opened(source: Sound, folder: Path) -> Outcome:
@@ -123,19 +135,24 @@ def opened(source: Sound, folder: Path) -> Outcome:
         traceback.print_exception(problem)
         return Outcome(opens=False)
     missing, changed = _differences(source.content, found)
-    told = rescue.lost if rescue else {}
-    damaged = rescue.changed if rescue else {}
-    other = rescue.unreadable if rescue else 0
-    untold = "".join(
-        f"{len(missing[table])} {table} missing and {told.get(table, 0)} + {other} told, "
-        f"{len(changed[table])} changed and {damaged.get(table, 0)} told; "
-        for table in missing
-        if len(missing[table]) > told.get(table, 0) + other or len(changed[table]) > damaged.get(table, 0)
-    )
-    if not is_kept:
-        untold += "the damaged file is not kept"
+    untold = _untold(rescue, missing, changed) + ("" if is_kept else "the damaged file is not kept")
     num_missing, num_changed = (sum(len(ids) for ids in one.values()) for one in (missing, changed))
     return Outcome(True, num_missing, num_changed, untold, rescue is not None, opens_again)
+
+
+def _untold(rescue: Rescue | None, missing: Mapping[str, set[int]], changed: Mapping[str, set[int]]) -> str:
+    """Of a part of a file that is told to be lost nobody knows what it had."""
+    if rescue is not None and rescue.gaps:
+        return ""
+    lost = rescue.lost if rescue else {}
+    damaged = rescue.changed if rescue else {}
+    other = rescue.unreadable if rescue else 0
+    return "".join(
+        f"{len(missing[table])} {table} missing and {lost.get(table, 0)} told, "
+        f"{len(changed[table])} changed and {damaged.get(table, 0)} told; "
+        for table in missing
+        if len(missing[table]) > lost.get(table, 0) + other or len(changed[table]) > damaged.get(table, 0)
+    )
 
 
 def _differences(before: Content, after: Content) -> tuple[dict[str, set[int]], dict[str, set[int]]]:
@@ -164,11 +181,12 @@ def _of_itself(chat: Chat) -> tuple[object, ...]:
 
 @contextmanager
 def case(source: Sound, place: Path, number: int) -> Iterator[tuple[str, Outcome]]:
-    """What was flipped in a case, and what became of it. `place` is a folder for it."""
-    folder = place / f"case-{number}"
-    flips = damaged(source, folder, random.Random(number))
+    """What was damaged in a case, and what became of it. `place` is a folder for it."""
+    folder, draw = place / f"case-{number}", random.Random(number)
+    shutil.copytree(source.folder, folder)
+    harm = cut(folder, draw) if number % 10 == CUT else flipped(folder, draw)
     try:
-        yield flips, opened(source, folder)
+        yield harm, opened(source, folder)
     finally:
         shutil.rmtree(folder)
 
@@ -183,10 +201,10 @@ def main() -> None:
         place = Path(name)
         sources = [sound(place / str(share), share) for share in SHARES]
         for number in range(given.first, given.first + given.cases):
-            with case(sources[number % len(sources)], place, number) as (flips, outcome):
+            with case(sources[number % len(sources)], place, number) as (harm, outcome):
                 outcomes.append(outcome)
                 if outcome.untold or not outcome.opens or not outcome.opens_again:
-                    print(f"case {number}: {outcome.untold or outcome}: {flips}")
+                    print(f"case {number}: {outcome.untold or outcome}: {harm}")
     items = CHATS * (1 + 2 * TURNS)
     print(
         f"{given.cases} damaged histories of {CHATS} chats and {CHATS * 2 * TURNS} messages: "

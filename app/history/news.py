@@ -41,18 +41,20 @@ class Rescue:
     lost: Mapping[str, int]
     changed: Mapping[str, int]
     unreadable: int  # rows of unknown tables that are lost
-    is_log_complete: bool  # no changes are lost that only the log had
+    gaps: Sequence[str]  # parts of the files that are lost, whatever they had
     titles: Sequence[str]  # of chats with messages that are lost or changed
 
     @property
     def is_loss(self) -> bool:
-        return bool(self.unreadable) or not self.is_log_complete or any((*self.lost.values(), *self.changed.values()))
+        return any((self.unreadable, *self.gaps, *self.lost.values(), *self.changed.values()))
 
     @property
     def news(self) -> News:
-        lost = _counted(self.lost)
-        lost += [_count(self.unreadable, "other entry")] if self.unreadable else []
-        lost += [] if self.is_log_complete else ["recent changes that only its log had"]
+        lost = [
+            *_counted(self.lost),
+            *([_count(self.unreadable, "other entry")] if self.unreadable else []),
+            *self.gaps,
+        ]
         message = (
             f"The history of chats was damaged: {self.reason}. Saved: {_count(self.saved.get('chats', 0), 'chat')} and "
             f"{_count(self.saved.get('messages', 0), 'message')}. Lost: {', '.join(lost) or 'nothing known'}."
@@ -73,7 +75,7 @@ def rescue_of(reason: str, aside: Path | None, left: Salvage, saved: Mapping[str
         {table: len(ids) for table, ids in left.lost.items()},
         {table: len(ids) for table, ids in left.changed.items()},
         left.unreadable,
-        left.is_log_complete,
+        left.gaps,
         [_title(left, chat) for chat in sorted(_hurt_chats(left))],
     )
 

@@ -37,6 +37,13 @@ def read_pages(path: Path) -> list[bytes]:
     return pages
 
 
+def is_cut(pages: Pages) -> bool:
+    """Whether a file has fewer pages than its first one states, or ends within a page."""
+    return any(len(page) % PAGE_SIZE for page in pages) or len(pages) < int.from_bytes(
+        b"".join(pages[:1])[28:32], "big"
+    )
+
+
 def table_cells(page: bytes, number: int) -> list[int]:
     """Where the rows of a page begin, if it is a leaf of a table. `number` counts from 0."""
     head = 100 if number == 0 else 0

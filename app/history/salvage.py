@@ -14,7 +14,7 @@ from app.history.digests import is_sound
 from app.history.files import content_of, index_of, log_of
 from app.history.kinds import NUMBER, OPTIONAL_NUMBER, Kind, Row, Value, is_id
 from app.history.log import Log, read_log
-from app.history.pages import Nonsense, Pages, index_entries, is_suspect, read_pages, row_at, table_cells
+from app.history.pages import Nonsense, Pages, index_entries, is_cut, is_suspect, read_pages, row_at, table_cells
 from app.history.schema import COLUMNS
 
 # Number of values -> the tables that have so many columns, and whether the last one is a digest.
@@ -45,7 +45,7 @@ class Salvage:
     lost: dict[str, set[int]] = field(default_factory=lambda: {table: set() for table in COLUMNS})
     indexed: Mapping[int, int] = field(default_factory=dict)  # messages that the index names, each with its chat
     unreadable: int = 0  # more rows that are lost, of unknown tables
-    is_log_complete: bool = True  # no changes are lost that only the log had
+    gaps: list[str] = field(default_factory=list)  # parts of the files that are lost, whatever they had
 
     def take(self, found: Found) -> None:
         """Keep a row, unless its id already has a sound one."""
@@ -63,7 +63,9 @@ def salvage(path: Path) -> Salvage:
     """What can be read of the history at `path` and of the log beside it. Raises OSError."""
     log = read_log(content_of(log_of(path)), content_of(index_of(path)))
     pages, older = _image(path, log)
-    left = Salvage(is_log_complete=log.is_complete or not log.is_damaged)
+    left = Salvage()
+    left.gaps += ["recent changes that only its log had"] if log.is_damaged and not log.is_complete else []
+    left.gaps += ["what the end of its file had"] if is_cut(pages) else []
     for found in chain.from_iterable(_rows(pages, page, number) for number, page in enumerate(pages)):
         if found is None:
             left.unreadable += 1
