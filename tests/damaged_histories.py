@@ -1,9 +1,9 @@
 """By hand: histories of chats with flipped bits: `python -m tests.damaged_histories --cases 1000`.
 
-Each case copies a sound history, flips 1 to 8 bits anywhere in its file or its log, and opens the copy; every tenth case
-cuts the file or the log. Afterwards every chat and message is compared with the sound one. Counted: histories that do
-not open, chats and messages that are missing or changed, and histories whose news does not account for all of them. A
-case has a number, by which it can be run again.
+Each case copies a sound history, flips 1 to 8 bits anywhere in its file or its log, and opens the copy. Every tenth
+cuts the file or the log instead. Afterwards every chat and message is compared with the sound one. Counted: histories
+that do not open, chats and messages that are missing or changed, and histories whose news does not account for all of
+them. A case has a number, by which it can be run again.
 """
 
 import argparse

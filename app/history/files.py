@@ -48,7 +48,7 @@ def damage_of(path: Path) -> str:
     header = content_of(path, 100)
     log = read_log(content_of(log_of(path)), content_of(index_of(path)))
     if log.is_damaged:
-        return "its log of recent changes is damaged"
+        return log.damage
     if log.frames and not header:
         return "its file is empty, and its log of recent changes is not"
     return "" if not header or _is_header(header) else "the header of its file is damaged"

@@ -10,6 +10,7 @@ since it counts the frames of all transactions that were committed.
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 from app.history.schema import PAGE_SIZE
 
@@ -18,6 +19,8 @@ _FRAME = _FRAME_HEADER + PAGE_SIZE
 _MAGIC, _VERSION = 0x377F0682, 3007000
 _INDEX_HEADER = 48  # bytes; the index begins with two copies of it
 
+_FLIPS = 8  # bits of a salt that may be damaged
+
 _Sums = tuple[int, int]
 
 
@@ -25,9 +28,11 @@ _Sums = tuple[int, int]
 class Frame:
     """One changed page."""
 
+    place: int  # of the frame in the file, from 1 on
     page: int  # its number, from 1 on
     is_commit: bool
     content: bytes
+    is_sound: bool  # salt and checksum are right, given the frame before it
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +45,13 @@ class Log:
     is_complete: bool = True  # no frame of those is missing, as far as that can be known
 
     @property
-    def usable(self) -> Sequence[Frame]:
-        """The frames to read rows from: of a damaged log, every frame that there is."""
-        return self.frames if self.is_damaged else self.frames[: self.applied]
+    def damage(self) -> str:
+        """What is damaged, in a few words."""
+        if not self.is_damaged:
+            return ""
+        is_last = self.frames and not any(frame.is_commit for frame in self.frames[self.applied : -1])
+        last = "the last change in its log is damaged, or was cut when the machine stopped"
+        return last if is_last else "its log of recent changes is damaged"
 
 
 def read_log(content: bytes, index: bytes = b"") -> Log:
@@ -51,19 +60,38 @@ def read_log(content: bytes, index: bytes = b"") -> Log:
         return Log()
     has_header = _is_header(content)
     salt = content[16:24] if has_header else content[_HEADER + 8 : _HEADER + 16]
-    found = list(_frames(content, salt))
-    applied = sound = 0
-    for count, (_, frame, is_sound) in enumerate(found, 1):
-        if not has_header or not is_sound:
-            break
-        sound, applied = count, count if frame.is_commit else applied
-    is_log = has_header or any(is_sound for _, _, is_sound in found)
-    is_cut, committed = _is_cut(content, salt), _committed(index, salt)
-    has_rest = not has_header or sound < len(found) or is_cut
-    is_damaged = has_rest if committed is None else committed > applied or (has_rest and committed < applied)
-    last = found[-1][0] if found else 0
-    is_complete = is_log and not is_cut and max(last, committed or 0) == len(found)
-    return Log([frame for _, frame, _ in found] if is_log else (), applied, is_damaged, is_complete)
+    frames = list(_frames(content, salt))
+    if not has_header and not any(frame.is_sound for frame in frames):
+        return Log(is_damaged=True, is_complete=False)
+    sound = list(takewhile(lambda frame: frame.is_sound, frames)) if has_header else []
+    applied = max((frame.place for frame in sound if frame.is_commit), default=0)
+    rest, is_cut, committed = frames[applied:], _is_cut(content, salt), _committed(index, salt)
+    is_damaged = not has_header or is_cut or len(sound) < len(frames)
+    if committed is not None:
+        is_damaged = committed > applied or (is_damaged and committed < applied)
+    elif has_header and rest and not is_cut:
+        is_damaged = is_damaged and not _is_unwritten(content, salt, rest, applied)
+    is_complete = not is_cut and len(frames) == max(frames[-1].place if frames else 0, committed or 0)
+    return Log(frames, applied, is_damaged, is_complete)
+
+
+def _is_unwritten(content: bytes, salt: bytes, rest: Sequence[Frame], applied: int) -> bool:
+    """Whether the machine stopped while it wrote the last change, which was not committed: some frame of it is not
+    there at all. After a commit nothing is written before all is on the disk."""
+    there = {frame.place for frame in rest}
+    absent = (place for place in range(applied + 1, rest[-1].place) if place not in there)
+    salts = (content[_start(place) + 8 : _start(place) + 16] for place in absent)
+    is_one = not any(frame.is_commit for frame in rest[:-1])
+    return is_one and any(_distance(found, salt) > _FLIPS for found in salts)
+
+
+def _start(place: int) -> int:
+    return _HEADER + (place - 1) * _FRAME
+
+
+def _distance(one: bytes, other: bytes) -> int:
+    """How many bits differ."""
+    return (int.from_bytes(one, "big") ^ int.from_bytes(other, "big")).bit_count()
 
 
 def _is_header(content: bytes) -> bool:
@@ -80,24 +108,22 @@ def _order(content: bytes) -> str:
     return ">" if content[3] & 1 and content[:3] == _MAGIC.to_bytes(4, "big")[:3] else "<"
 
 
-def _frames(content: bytes, salt: bytes) -> Iterator[tuple[int, Frame, bool]]:
-    """The number of each frame of the current log, the frame, and whether its salt and its checksum are right.
-
-    Frames of an older log, which was written over up to here, have another salt.
-    """
+def _frames(content: bytes, salt: bytes) -> Iterator[Frame]:
+    """The frames of the current log. Those of an older one, which it is written over, have another salt."""
     order = _order(content)
     before: _Sums = struct.unpack_from(">2I", content, 24) if len(content) >= _HEADER else (0, 0)
     is_next = True  # whether the frame before this one belongs to the current log
-    for number, start in enumerate(range(_HEADER, len(content) - _FRAME + 1, _FRAME), 1):
-        page, size, has_salt = *struct.unpack_from(">2I", content, start), content[start + 8 : start + 16] == salt
+    for place in range(1, (len(content) - _HEADER) // _FRAME + 1):
+        header = content[_start(place) : _start(place) + _FRAME_HEADER]
+        has_salt = header[8:16] == salt
         if not has_salt and not is_next:
             continue
-        body = content[start + _FRAME_HEADER : start + _FRAME]
-        stored: _Sums = struct.unpack_from(">2I", content, start + 16)
-        is_chained = stored == _sums(order, content[start : start + 8] + body, before)
-        before, is_next = stored, has_salt or is_chained
+        body = content[_start(place) + _FRAME_HEADER : _start(place + 1)]
+        page, size, _, _, *sums = struct.unpack(">6I", header)
+        is_chained = tuple(sums) == _sums(order, header[:8] + body, before)
+        before, is_next = (sums[0], sums[1]), has_salt or is_chained
         if is_next:
-            yield number, Frame(page, bool(size), body), has_salt and is_chained and page > 0
+            yield Frame(place, page, bool(size), body, has_salt and is_chained and page > 0)
 
 
 def _sums(order: str, content: bytes, before: _Sums) -> _Sums:

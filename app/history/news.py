@@ -50,11 +50,8 @@ class Rescue:
 
     @property
     def news(self) -> News:
-        lost = [
-            *_counted(self.lost),
-            *([_count(self.unreadable, "other entry")] if self.unreadable else []),
-            *self.gaps,
-        ]
+        others = [_count(self.unreadable, "other entry")] if self.unreadable else []
+        lost = [*_counted(self.lost), *others, *self.gaps]
         message = (
             f"The history of chats was damaged: {self.reason}. Saved: {_count(self.saved.get('chats', 0), 'chat')} and "
             f"{_count(self.saved.get('messages', 0), 'message')}. Lost: {', '.join(lost) or 'nothing known'}."

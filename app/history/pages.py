@@ -39,9 +39,8 @@ def read_pages(path: Path) -> list[bytes]:
 
 def is_cut(pages: Pages) -> bool:
     """Whether a file has fewer pages than its first one states, or ends within a page."""
-    return any(len(page) % PAGE_SIZE for page in pages) or len(pages) < int.from_bytes(
-        b"".join(pages[:1])[28:32], "big"
-    )
+    stated = int.from_bytes(pages[0][28:32], "big") if pages else 0
+    return len(pages) < stated or any(len(page) % PAGE_SIZE for page in pages)
 
 
 def table_cells(page: bytes, number: int) -> list[int]:

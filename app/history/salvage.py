@@ -5,7 +5,7 @@ messages, and the rows that refer to others, tell which rows there were. Missing
 byte of damaged pages, and in the older versions of pages that a log holds.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -13,8 +13,9 @@ from pathlib import Path
 from app.history.digests import is_sound
 from app.history.files import content_of, index_of, log_of
 from app.history.kinds import NUMBER, OPTIONAL_NUMBER, Kind, Row, Value, is_id
-from app.history.log import Log, read_log
+from app.history.log import Frame, read_log
 from app.history.pages import Nonsense, Pages, index_entries, is_cut, is_suspect, read_pages, row_at, table_cells
+from app.history.records import State
 from app.history.schema import COLUMNS
 
 # Number of values -> the tables that have so many columns, and whether the last one is a digest.
@@ -55,6 +56,15 @@ class Salvage:
             if not found.is_sound:
                 self.changed[found.table].add(found.id)
 
+    def settle(self, before: Iterable[Found]) -> None:
+        """Keep rows as they were `before` changes that are damaged: a change that was never committed may have lost or
+        spoilt them. A reply that was being written was shorter then."""
+        for found in before:
+            if self.lacks(found):
+                self.take(found)
+            elif found.id in self.changed[found.table] and found.is_sound and State.COMING not in found.row:
+                self.rows[found.table][found.id] = found.row
+
     def lacks(self, found: Found) -> bool:
         return found.id not in self.rows[found.table]
 
@@ -62,15 +72,19 @@ class Salvage:
 def salvage(path: Path) -> Salvage:
     """What can be read of the history at `path` and of the log beside it. Raises OSError."""
     log = read_log(content_of(log_of(path)), content_of(index_of(path)))
-    pages, older = _image(path, log)
+    pages = read_pages(path)
+    _apply(log.frames[: log.applied], pages)
     left = Salvage()
-    left.gaps += ["recent changes that only its log had"] if log.is_damaged and not log.is_complete else []
+    left.gaps += ["changes that only its log had"] if log.is_damaged and not log.is_complete else []
     left.gaps += ["what the end of its file had"] if is_cut(pages) else []
-    for found in chain.from_iterable(_rows(pages, page, number) for number, page in enumerate(pages)):
+    settled = list(_all_rows(pages)) if log.is_damaged else []
+    older = _apply(log.frames[log.applied :], pages) if log.is_damaged else []
+    for found in _all_rows(pages):
         if found is None:
             left.unreadable += 1
         else:
             left.take(found)
+    left.settle(found for found in settled if found is not None)
     left.indexed = _indexed(pages)
     if left.unreadable or any(_missing(left).values()):
         _look_again(left, pages, older)
@@ -79,16 +93,20 @@ def salvage(path: Path) -> Salvage:
     return left
 
 
-def _image(path: Path, log: Log) -> tuple[Pages, Pages]:
-    """The latest version of each page; and the versions before it, the latest first, if the log is damaged."""
-    pages, older = read_pages(path), []
-    most = len(pages) + len(log.frames)
-    for frame in log.usable:
+def _apply(frames: Sequence[Frame], pages: list[bytes]) -> Pages:
+    """Replace pages by those of the log. Returns the versions before, the latest first."""
+    older: list[bytes] = []
+    most = len(pages) + len(frames)
+    for frame in frames:
         if 0 < frame.page <= most:
             pages += [b""] * (frame.page - len(pages))
             older.append(pages[frame.page - 1])
             pages[frame.page - 1] = frame.content
-    return pages, older[::-1] if log.is_damaged else []
+    return older[::-1]
+
+
+def _all_rows(pages: Pages) -> Iterator[Found | None]:
+    return chain.from_iterable(_rows(pages, page, number) for number, page in enumerate(pages))
 
 
 def _rows(pages: Pages, page: bytes, number: int) -> Iterator[Found | None]:
