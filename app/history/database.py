@@ -42,7 +42,7 @@ class Database:
         # SQLite has the log beside the file that a link leads to
         self._path = None if folder is None else Path(os.path.realpath(folder / FILE_NAME))
         self._lock = threading.RLock()
-        self._depth = 0  # of bodies that use the connection, one inside the other
+        self._is_used = False  # by a body, within which there may be others
         self._news: list[News] = []
         self._hear: Callable[[News], None] = self._news.append
         with told():
@@ -119,18 +119,21 @@ class Database:
 
     @contextmanager
     def _used(self, *, to_write: bool = False) -> Iterator[sqlite3.Connection]:
-        with self._lock, told():
-            if not self._depth:
-                self._follow(to_write)
-            self._depth += 1
-            try:
+        with self._lock:
+            if self._is_used:
                 yield self._opened.connection
-            except sqlite3.Error as problem:
-                if self._depth == 1 and self._path is not None and not self._opened.unsaved and is_corrupt(problem):
-                    self._repair(self._path, damage_in(problem))
-                raise
-            finally:
-                self._depth -= 1
+                return
+            with told():
+                self._follow(to_write)
+                self._is_used = True
+                try:
+                    yield self._opened.connection
+                except sqlite3.Error as problem:
+                    if self._path is not None and not self._opened.unsaved and is_corrupt(problem):
+                        self._repair(self._path, damage_in(problem))
+                    raise
+                finally:
+                    self._is_used = False
 
     def _follow(self, to_write: bool) -> None:
         """Use the file that has the name by now: another process may have replaced it, or made room on the disk."""

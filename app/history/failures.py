@@ -26,6 +26,7 @@ _UNREADABLE = (
     sqlite3.SQLITE_IOERR_READ, sqlite3.SQLITE_IOERR_SHORT_READ, sqlite3.SQLITE_IOERR_CORRUPTFS,
     sqlite3.SQLITE_IOERR_DATA,
 )  # fmt: skip
+_CORRUPT = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 _UNLOCK = "Close what has it open, a database browser or a backup, and try again."
 FULL = "the disk is full"
 _LITTLE = 1 << 18  # bytes that SQLite needs for a log and its index; without them it tells of an I/O error
@@ -58,7 +59,9 @@ def is_damage(problem: BaseException) -> bool:
 
 def is_corrupt(problem: BaseException) -> bool:
     """SQLite, or a digest, found damage in a history that is open."""
-    return isinstance(problem, Damaged) or code_of(problem) in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+    # the index of words fails by a constraint of its own tables, of which SQLite tells no more
+    is_index = getattr(problem, "sqlite_errorcode", -1) == sqlite3.SQLITE_CONSTRAINT
+    return isinstance(problem, Damaged) or code_of(problem) in _CORRUPT or is_index
 
 
 def damage_in(problem: BaseException) -> str:

@@ -105,7 +105,7 @@ def _is_header(content: bytes) -> bool:
 
 def _order(content: bytes) -> str:
     """The byte order of the words that are summed."""
-    return ">" if content[3] & 1 and content[:3] == _MAGIC.to_bytes(4, "big")[:3] else "<"
+    return ">" if content.startswith((_MAGIC | 1).to_bytes(4, "big")) else "<"
 
 
 def _frames(content: bytes, salt: bytes) -> Iterator[Frame]:

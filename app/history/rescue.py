@@ -13,6 +13,7 @@ from datetime import datetime
 from pathlib import Path
 
 from app.history.examination import too_new
+from app.history.files import log_of
 from app.history.news import Rescue, rescue_of
 from app.history.pages import Nonsense, read_pages, row_at, table_cells
 from app.history.refill import refill
@@ -42,7 +43,7 @@ def rescue(path: Path, reason: str, create: Callable[[Path], sqlite3.Connection]
             _remove(file)
         raise
     finish_replacement(path)
-    return rescue_of(reason, aside, left, saved)
+    return rescue_of(reason, aside if aside.exists() else log_of(aside), left, saved)
 
 
 def finish_replacement(path: Path) -> None:
