@@ -12,7 +12,7 @@ import random
 import shutil
 import tempfile
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,9 +25,9 @@ from app.history.records import Attachment, Chat, Message, Settings, State
 from app.history.refill import RESCUED_TITLE
 
 LOG, INDEX = f"{FILE_NAME}-wal", f"{FILE_NAME}-shm"
-CHATS, TURNS = 20, 10
+TURNS = 10  # of each chat
 CUT = 9  # of ten cases this one is cut, and has no flipped bits
-SHARES = (0.0, 0.05, 1.0)  # of the chats that are in the log alone
+SHAPES = ((20, 0), (19, 1), (0, 4))  # chats in the file, and chats that are in the log alone
 
 Content = tuple[dict[int, Chat], dict[int, Message]]
 
@@ -45,25 +45,25 @@ class Outcome:
     """What became of one damaged history."""
 
     opens: bool
-    missing: int = 0  # chats and messages
+    total: int = 0  # chats and messages
+    missing: int = 0
     changed: int = 0
     untold: str = ""  # what is missing or changed and was not told
     is_mended: bool = False
     opens_again: bool = True  # as it was left, with nothing more to mend
 
 
-def sound(folder: Path, in_log: float) -> Sound:
-    """A history of 400 messages in `folder`, of which that share is in the log alone."""
-    work = folder / "work"
-    draw = random.Random(1)
-    in_file = range(round(CHATS * (1 - in_log)))
-    with History(work) as history:
-        for number in in_file:
+def sound(folder: Path, shape: tuple[int, int]) -> Sound:
+    """A history in `folder`, with so many chats in its file and in its log."""
+    work, draw, (in_file, in_log) = folder / "work", random.Random(1), shape
+    with History(work) as history, patch.object(Database, "fold"):
+        history._database._opened.connection.execute("PRAGMA synchronous = OFF")
+        for number in range(in_file):
             _talk(history, draw, number)
     with History(work) as history, patch.object(Database, "fold"):
-        with history._database.reading() as connection:
-            connection.execute("PRAGMA wal_autocheckpoint = 0").fetchall()
-        for number in range(len(in_file), CHATS):
+        history._database._opened.connection.execute("PRAGMA synchronous = OFF")
+        history._database._opened.connection.execute("PRAGMA wal_autocheckpoint = 0").fetchall()
+        for number in range(in_file, in_file + in_log):
             _talk(history, draw, number)
         content = _content(history)
         files = [path for path in work.glob(f"{FILE_NAME}*") if path.stat().st_size]
@@ -137,7 +137,8 @@ def opened(source: Sound, folder: Path) -> Outcome:
     missing, changed = _differences(source.content, found)
     untold = _untold(rescue, missing, changed) + ("" if is_kept else "the damaged file is not kept")
     num_missing, num_changed = (sum(len(ids) for ids in one.values()) for one in (missing, changed))
-    return Outcome(True, num_missing, num_changed, untold, rescue is not None, opens_again)
+    total = len(source.content[0]) + len(source.content[1])
+    return Outcome(True, total, num_missing, num_changed, untold, rescue is not None, opens_again)
 
 
 def _untold(rescue: Rescue | None, missing: Mapping[str, set[int]], changed: Mapping[str, set[int]]) -> str:
@@ -196,22 +197,26 @@ def main() -> None:
     parser.add_argument("--cases", type=int, default=1000)
     parser.add_argument("--first", type=int, default=0)
     given = parser.parse_args()
-    outcomes = []
+    outcomes: dict[int, Outcome] = {}
     with tempfile.TemporaryDirectory(prefix="ingle-history-") as name:
         place = Path(name)
-        sources = [sound(place / str(share), share) for share in SHARES]
+        sources = [sound(place / str(shape), shape) for shape in SHAPES]
         for number in range(given.first, given.first + given.cases):
             with case(sources[number % len(sources)], place, number) as (harm, outcome):
-                outcomes.append(outcome)
+                outcomes[number] = outcome
                 if outcome.untold or not outcome.opens or not outcome.opens_again:
                     print(f"case {number}: {outcome.untold or outcome}: {harm}")
-    items = CHATS * (1 + 2 * TURNS)
+    for kind, is_cut in (("flipped bits", False), ("cut files", True)):
+        _report(kind, [one for number, one in outcomes.items() if (number % 10 == CUT) is is_cut])
+
+
+def _report(kind: str, outcomes: Sequence[Outcome]) -> None:
     print(
-        f"{given.cases} damaged histories of {CHATS} chats and {CHATS * 2 * TURNS} messages: "
-        f"{sum(one.opens for one in outcomes)} open, {sum(one.opens_again for one in outcomes)} stay so; "
-        f"{sum(one.is_mended for one in outcomes)} were mended; of {items * given.cases:,} chats and messages "
-        f"{sum(one.missing for one in outcomes):,} are missing and {sum(one.changed for one in outcomes):,} changed; "
-        f"{sum(bool(one.untold) for one in outcomes)} histories did not tell of all that they had lost"
+        f"{len(outcomes)} histories with {kind}: {sum(one.opens for one in outcomes)} open, "
+        f"{sum(one.opens_again for one in outcomes)} stay so, {sum(one.is_mended for one in outcomes)} were mended; "
+        f"of {sum(one.total for one in outcomes):,} chats and messages {sum(one.missing for one in outcomes):,} are "
+        f"missing and {sum(one.changed for one in outcomes):,} changed; "
+        f"{sum(bool(one.untold) for one in outcomes)} did not tell of all that they had lost"
     )
 
 

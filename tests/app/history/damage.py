@@ -36,8 +36,7 @@ def logged(folder: Path) -> None:
         for number in range(CHATS // 2):
             talk(history, number)
     with History(work) as history, patch.object(Database, "fold"):
-        with history._database.reading() as connection:
-            connection.execute("PRAGMA wal_autocheckpoint = 0").fetchall()
+        history._database._opened.connection.execute("PRAGMA wal_autocheckpoint = 0").fetchall()
         for number in range(CHATS // 2, CHATS):
             talk(history, number)
         for name in (FILE_NAME, LOG, INDEX):
