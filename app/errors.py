@@ -16,6 +16,7 @@ AppError
 ├── InvalidRequest, ReplyFailed, ReplyAborted     (server/errors.py)
 ├── ContenderFailed, UnsuitableLoad               (bench/contender.py)
 ├── HistoryTooNew, HistoryUnavailable, HistoryDamaged, NoSuchChat   (history/errors.py)
+│   └── HistoryInUse        other processes have the damaged history open
 ├── UnreadableChats                               (history/chat_import.py)
 ├── EngineFailed, NotOffered                      (terminal_chat/)
 ├── PortTaken, NoSuchAddress                      (listening.py)

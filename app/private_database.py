@@ -3,6 +3,7 @@
 Refuses to know what is in them, and what is done where one cannot be used.
 """
 
+import errno
 import os
 import sqlite3
 from pathlib import Path
@@ -13,8 +14,14 @@ Synchronous: TypeAlias = Literal["NORMAL", "FULL"]
 
 
 def make_private(path: Path) -> None:
-    """Have the file there, which SQLite gives its other files the permissions of."""
-    os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+    """Create the file, if there is none, for its owner alone: SQLite gives its other files the same permissions.
+
+    Raises OSError, also for a pipe or a socket of that name, which SQLite would wait for.
+    """
+    if not path.exists():
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+    elif not path.is_file():
+        raise OSError(errno.EINVAL, "is no file", str(path))
 
 
 def connect(

@@ -2,6 +2,7 @@
 
 import json
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
@@ -26,6 +27,7 @@ class StandInEndpoint:
         self.error: object = None  # that is told behind it
         self.refusal: tuple[int, bytes] | None = None  # the answer to every request, if there is one
         self.title = "A title"
+        self.pause = 0.0  # seconds between two pieces of a reply
         self.done = 0  # replies that were sent whole
         self.model: dict[str, Any] = {"id": "stand-in", "max_model_len": 1 << 24}
         self.usage: dict[str, Any] | None = {"prompt_tokens": 9, "completion_tokens": 2}
@@ -58,6 +60,7 @@ class StandInEndpoint:
     def _chunks(self, pieces: Sequence[str]) -> Iterator[dict[str, Any]]:
         for number, piece in enumerate(pieces):
             if number:
+                time.sleep(self.pause)
                 self._held.wait()
             yield {"choices": [{"index": 0, "delta": {"content": piece}}]}
         if self.error is not None:

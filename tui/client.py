@@ -28,6 +28,7 @@ from tui.nouns import (
     FullContext,
     Message,
     MessageId,
+    Notice,
     Preset,
     ReplyEvent,
     Room,
@@ -134,6 +135,9 @@ class Chats(Protocol):
 
     async def export(self, chat: ChatId, path: Path, form: ExportFormat) -> None:
         """Refuses a path where a file is."""
+
+    def notices(self) -> AsyncGenerator[Notice, None]:
+        """What happens to the store: what was found damaged, and whether chats are saved. Waits for more at the end."""
 
     async def import_chats(self, path: Path) -> Sequence[ChatSummary]:
         """The chats of a JSON file that `export` wrote, as new chats."""

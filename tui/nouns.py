@@ -231,6 +231,15 @@ class SearchHit(Noun):
     after: str
 
 
+@dataclass(frozen=True, slots=True)
+class Notice(Noun):
+    """Something that happened to the store of chats. Filled by the client."""
+
+    message: str
+    remedy: str = ""
+    is_saved: bool = True  # whether chats are saved from now on
+
+
 class ExportFormat(enum.Enum):
     MARKDOWN = "markdown"  # the branch that is shown
     JSON = "json"  # all branches; can be imported

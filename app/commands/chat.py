@@ -49,7 +49,6 @@ def chat(
     given = {"model": model, "context": context, "threads": threads, "api_key_file": api_key_file}
     settings = load_settings(**given)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # nothing has to be ended in order until the chat listens
-    from app.history.history import History
     from app.terminal_chat.session import Session
 
     flags: dict[str, object] = {"context": context, "threads": threads}
@@ -57,7 +56,7 @@ def chat(
     key = chosen_keys(settings)[0] if api_key_file else None
     session = Session(settings, flags, endpoint, key, question)
     if plain or not _has_screens():
-        return session.run_plain(History(settings.history_dir))
+        return session.run_plain()
     from app.terminal_chat.guard import guarded
 
     return guarded(session.run_screens)

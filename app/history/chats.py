@@ -4,17 +4,21 @@ import time
 from collections.abc import Sequence
 
 from app.history.database import Database
+from app.history.digests import CHANGED, checked, sign
 from app.history.errors import NoSuchChat
+from app.history.failures import Damaged
+from app.history.kinds import Row
 from app.history.records import Chat, Settings, Trim, read, storable, written
+from app.history.schema import COLUMNS
 
 _BEGINNING = 80  # characters
 
 _SELECT = f"""
-    SELECT id, title, is_title_given, settings, trim, is_pinned, is_archived, created, changed, shown,
+    SELECT {", ".join(COLUMNS["chats"])}, digest,
         (SELECT count(*) FROM messages WHERE chat = chats.id),
         (SELECT substr(text, 1, {_BEGINNING}) FROM messages WHERE chat = chats.id ORDER BY id LIMIT 1)
     FROM chats
-"""  # noqa: S608  # a number of ours
+"""  # noqa: S608  # names and a number of ours
 
 
 class Chats:
@@ -28,16 +32,15 @@ class Chats:
         order = "WHERE deleted IS NULL AND is_archived = ? ORDER BY is_pinned DESC, changed DESC, id DESC"
         with self._database.reading() as connection:
             rows = connection.execute(f"{_SELECT} {order}", (archived,))
-            return [chat for row in rows if (chat := _chat(row))]
+            return [_chat(row) for row in rows]
 
     def get(self, chat: int, *, deleted: bool = False) -> Chat:
         """`deleted`: one that waits to be erased is there, too."""
         with self._database.reading() as connection:
             row = connection.execute(f"{_SELECT} WHERE id = ? AND (? OR deleted IS NULL)", (chat, deleted)).fetchone()
-        found = None if row is None else _chat(row)
-        if found is None:
-            raise _missing(chat)
-        return found
+            if row is None:
+                raise _missing(chat)
+            return _chat(row)
 
     def create(self, settings: Settings, title: str = "", *, created: float | None = None) -> Chat:
         """`title` is one that somebody gave it; `created` is in seconds since the epoch, now by default."""
@@ -49,6 +52,7 @@ class Chats:
                 " VALUES (?, ?, ?, ?, 0, 0, ?, ?) RETURNING id"
             )
             [chat] = connection.execute(statement, values).fetchone()
+            sign(connection, "chats", chat)
         return self.get(chat)
 
     def rename(self, chat: int, title: str) -> None:
@@ -103,18 +107,19 @@ class Chats:
             statement = f"UPDATE chats SET {change} WHERE id = ?"  # noqa: S608  # of this module
             if not connection.execute(statement, (value, chat)).rowcount:
                 raise _missing(chat)
+            sign(connection, "chats", chat)
 
 
 def _missing(chat: int) -> NoSuchChat:
     return NoSuchChat(f"there is no chat {chat}", "It may have been deleted in another window.")
 
 
-def _chat(row: tuple[object, ...]) -> Chat | None:
-    """A row; None where damage has left something else."""
-    match row:
+def _chat(row: Row) -> Chat:
+    """Raises Damaged."""
+    match (*checked("chats", row[:-2]), *row[-2:]):
         case (
             int(chat), str(title), int(given), str(settings), str(trim), int(pinned), int(archived), float(created),
-            float(changed), int() | None as shown, int(count), str() | None as beginning,
+            float(changed), _, int() | None as shown, int(count), beginning,
         ):  # fmt: skip
             return Chat(
                 id=chat,
@@ -128,6 +133,6 @@ def _chat(row: tuple[object, ...]) -> Chat | None:
                 changed=changed,
                 shown=shown,
                 num_messages=count,
-                beginning=beginning or "",
+                beginning=beginning if isinstance(beginning, str) else "",
             )
-    return None
+    raise Damaged(CHANGED)

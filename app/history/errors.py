@@ -12,7 +12,11 @@ class HistoryUnavailable(AppError):
 
 
 class HistoryDamaged(AppError):
-    """Its file is damaged; the next start sets it aside and saves what can be read."""
+    """Its file is damaged."""
+
+
+class HistoryInUse(HistoryDamaged):
+    """Its file is damaged and cannot be replaced while other processes have it open."""
 
 
 class NoSuchChat(AppError):

@@ -1,15 +1,17 @@
 """The history of chats: its file, and everything that can be asked of it, as one object."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from app.history.chats import Chats
-from app.history.database import Database, Rescue
+from app.history.database import Database, quiet
 from app.history.inputs import Inputs
 from app.history.messages import Messages
+from app.history.news import News, Rescue
+from app.history.opening import Tell
 from app.history.search import Search
 
 _FORGOTTEN_SECONDS = 86_400.0  # since when a chat is deleted that nobody will bring back
@@ -21,8 +23,9 @@ class History:
     Raises HistoryTooNew, HistoryUnavailable or NoSpace when it is opened.
     """
 
-    def __init__(self, folder: Path | None) -> None:
-        self._database = Database(folder)
+    def __init__(self, folder: Path | None, tell: Tell = quiet) -> None:
+        """`tell` is given sentences for a person who waits while it is opened."""
+        self._database = Database(folder, tell)
         self.chats = Chats(self._database)
         self.messages = Messages(self._database)
         self.inputs = Inputs(self._database)
@@ -31,8 +34,17 @@ class History:
 
     @property
     def rescue(self) -> Rescue | None:
-        """What became of a damaged file, where there was one."""
+        """What became of a damaged history, if it was one when it was opened last."""
         return self._database.rescue
+
+    @property
+    def news(self) -> Sequence[News]:
+        """What a person must know of, and nobody has heard yet."""
+        return self._database.news
+
+    def listen(self, hear: Callable[[News], None]) -> Sequence[News]:
+        """Have `hear` called, on any thread, with all news from now on. Returns those that nobody has heard yet."""
+        return self._database.listen(hear)
 
     def deleted(self) -> Sequence[int]:
         """What was deleted here and not brought back."""

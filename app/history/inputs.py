@@ -4,6 +4,7 @@ import time
 from collections.abc import Sequence
 
 from app.history.database import Database
+from app.history.digests import sign
 from app.history.records import Preset, Settings, read, storable, written
 
 NEW = 0  # stands for the chat that does not exist yet
@@ -27,6 +28,7 @@ class Inputs:
             if text:
                 values = (chat, storable(text), time.time())
                 connection.execute("INSERT OR REPLACE INTO drafts (chat, text, changed) VALUES (?, ?, ?)", values)
+                sign(connection, "drafts", chat)
             else:
                 connection.execute("DELETE FROM drafts WHERE chat = ?", (chat,))
 
@@ -49,11 +51,13 @@ class Inputs:
         """One of the same name is replaced."""
         now = time.time()
         with self._database.writing() as connection:
-            connection.execute(
+            [key] = connection.execute(
                 "INSERT INTO presets (name, settings, created, changed) VALUES (?, ?, ?, ?)"
-                " ON CONFLICT (name) DO UPDATE SET settings = excluded.settings, changed = excluded.changed",
+                " ON CONFLICT (name) DO UPDATE SET settings = excluded.settings, changed = excluded.changed"
+                " RETURNING id",
                 (storable(preset.name), storable(written(preset.settings)), now, now),
-            )
+            ).fetchone()
+            sign(connection, "presets", key)
 
     def delete_preset(self, name: str) -> None:
         with self._database.writing() as connection:

@@ -8,10 +8,14 @@ from collections.abc import Sequence
 import msgspec
 
 from app.history.database import Database
+from app.history.digests import CHANGED, checked, sign
 from app.history.errors import NoSuchChat
+from app.history.failures import Damaged
+from app.history.kinds import Row
 from app.history.records import Attachment, Attachments, Message, Role, State, Usage, read, storable, written
+from app.history.schema import COLUMNS
 
-_COLUMNS = "id, chat, parent, role, text, attachments, reasoning, reasoning_seconds, model, state, usage, created"
+_COLUMNS = ", ".join(COLUMNS["messages"])
 
 
 class Messages:
@@ -23,9 +27,9 @@ class Messages:
     def of(self, chat: int) -> Sequence[Message]:
         """All messages of a chat, each behind its parent."""
         with self._database.reading() as connection:
-            select = f"SELECT {_COLUMNS} FROM messages WHERE chat = ? ORDER BY id"  # noqa: S608
+            select = f"SELECT {_COLUMNS}, digest FROM messages WHERE chat = ? ORDER BY id"  # noqa: S608
             rows = connection.execute(select, (chat,))
-            return [message for row in rows if (message := _message(row))]
+            return [_message(row) for row in rows]
 
     def add(self, message: Message) -> Message:
         """Keep a new message; its id is given here. It is the end of the branch that is shown from now on."""
@@ -39,6 +43,8 @@ class Messages:
             [number] = connection.execute(insert, _values(message)).fetchone()
             update = "UPDATE chats SET shown = ?, changed = ? WHERE id = ?"
             connection.execute(update, (number, message.created, message.chat))
+            sign(connection, "messages", number)
+            sign(connection, "chats", message.chat)
         return msgspec.structs.replace(message, id=number)
 
     def say(self, chat: int, parent: int | None, text: str, attachments: Sequence[Attachment] = ()) -> Message:
@@ -55,7 +61,9 @@ class Messages:
         with self._database.writing() as connection:
             kept = self.add(message)
             given = (chat, storable(text), message.created)
-            connection.execute("INSERT INTO inputs (chat, text, created) VALUES (?, ?, ?)", given)
+            insert = "INSERT INTO inputs (chat, text, created) VALUES (?, ?, ?) RETURNING id"
+            [number] = connection.execute(insert, given).fetchone()
+            sign(connection, "inputs", number)
             connection.execute("DELETE FROM drafts WHERE chat = ?", (chat,))
         return kept
 
@@ -91,6 +99,9 @@ class Messages:
                 "UPDATE messages SET text = ?, reasoning = ?, reasoning_seconds = ?, state = ?, usage = ? WHERE id = ?",
                 values,
             )
+            sign(connection, "messages", message)
+        if state is not State.COMING:
+            self._database.fold()
 
 
 def _values(message: Message) -> tuple[object, ...]:
@@ -109,9 +120,9 @@ def _values(message: Message) -> tuple[object, ...]:
     )
 
 
-def _message(row: tuple[object, ...]) -> Message | None:
-    """A row; None where damage has left something else. A word that is none of ours is an unknown state."""
-    match row:
+def _message(row: Row) -> Message:
+    """A word that is none of ours is an unknown state. Raises Damaged."""
+    match checked("messages", row):
         case (
             int(number), int(chat), int() | None as parent, str(role), str(text), str(attachments), str(reasoning),
             float(seconds), str(model), str(state), str(usage), float(created),
@@ -130,4 +141,4 @@ def _message(row: tuple[object, ...]) -> Message | None:
                 usage=read(usage, Usage) if usage else None,
                 created=created,
             )
-    return None
+    raise Damaged(CHANGED)

@@ -1,203 +1,188 @@
-"""What can be read of a damaged history file, page by page, without the help of its trees and directories.
+"""Rows of a damaged history, read from its pages and its log, and an account of what is lost.
 
-Reads the file format of SQLite (https://sqlite.org/fileformat2.html): each leaf page of a table is read alone, and a
-row belongs to the table that has as many columns. Changes in the write-ahead log are applied first, whatever their
-checksums are. Nothing is trusted: a page, a cell or a row that makes no sense is left out.
+A row belongs to the table whose columns its values fit. Its digest tells whether it is as it was written. The index of
+messages, and the rows that refer to others, tell which rows there were. Missing rows are looked for again: at every
+byte of damaged pages, and in the older versions of pages that a log holds.
 """
 
-import sqlite3
-import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 
-from app.history.records import Role, State
-from app.history.schema import COLUMNS, PAGE_SIZE
+from app.history.digests import is_sound
+from app.history.files import content_of, index_of, log_of
+from app.history.kinds import NUMBER, OPTIONAL_NUMBER, Kind, Row, Value, is_id
+from app.history.log import Frame, read_log
+from app.history.pages import Nonsense, Pages, index_entries, is_cut, is_suspect, read_pages, row_at, table_cells
+from app.history.records import State
+from app.history.schema import COLUMNS
 
-Value = None | int | float | str | bytes
-Row = tuple[Value, ...]
-Rows = Mapping[str, list[Row]]  # by table
-
-RESCUED_TITLE = "Recovered chat"
-
-_LEAF = 0x0D
-_WAL_HEADER, _FRAME_HEADER = 32, 24
-_MAX_TEXT = 64 << 20  # bytes of one row
-_TABLES = {len(columns): table for table, columns in COLUMNS.items()}
-_INTEGER_BYTES = {1: 1, 2: 2, 3: 3, 4: 4, 5: 6, 6: 8}  # by serial type
-
-
-class Nonsense(Exception):
-    """What is read there cannot be a row."""
+# Number of values -> the tables that have so many columns, and whether the last one is a digest.
+_LAYOUTS: Mapping[int, Sequence[tuple[str, bool]]] = {
+    count: [(table, count > len(names)) for table, names in COLUMNS.items() if count - len(names) in (0, 1)]
+    for count in range(64)
+}
+_FITTING = 2 / 3  # of the values of a row, at least, are of the kinds that its table's columns have
 
 
-def salvaged(path: Path) -> Rows:
-    """The rows of all tables, the latest of each. Raises OSError."""
-    found: dict[str, dict[int, Row]] = {table: {} for table in COLUMNS}
-    pages = _pages(path)
-    for number in range(len(pages)):
-        for rowid, row in _rows(pages, number):
-            table = _TABLES.get(len(row))
-            if table and _is_likely(table, row):
-                found[table][rowid] = row
-    return {table: [(rowid, *row[1:]) for rowid, row in sorted(rows.items())] for table, rows in found.items()}
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A row that was read."""
+
+    table: str
+    id: int
+    row: Row  # without its digest; damaged values are replaced
+    is_sound: bool  # it is as it was written
+    has_digest: bool
 
 
-def fill(connection: sqlite3.Connection, rows: Rows) -> Mapping[str, int]:
-    """Put rows into fresh tables; gives how many of each table went in. Messages without their chat get one."""
-    chats = {row[0] for row in rows["chats"]}
-    lost = {row[1]: row[-1] for row in rows["messages"] if row[1] not in chats}
-    made: list[Row] = [
-        (chat, RESCUED_TITLE, 0, "{}", "{}", 0, 0, created, created, None, None) for chat, created in lost.items()
-    ]
-    counts = {}
-    connection.execute("BEGIN IMMEDIATE")
-    for table, columns in COLUMNS.items():
-        marks = ", ".join("?" * len(columns))
-        statement = f"INSERT OR IGNORE INTO {table} ({', '.join(columns)}) VALUES ({marks})"  # noqa: S608  # of a table
-        wanted = [*rows[table], *made] if table == "chats" else rows[table]
-        counts[table] = connection.executemany(statement, wanted).rowcount
-    connection.execute("COMMIT")
-    return counts
+@dataclass(slots=True)
+class Salvage:
+    """What is left of a history."""
+
+    rows: dict[str, dict[int, Row]] = field(default_factory=lambda: {table: {} for table in COLUMNS})
+    changed: dict[str, set[int]] = field(default_factory=lambda: {table: set() for table in COLUMNS})
+    lost: dict[str, set[int]] = field(default_factory=lambda: {table: set() for table in COLUMNS})
+    indexed: Mapping[int, int] = field(default_factory=dict)  # messages that the index names, each with its chat
+    unreadable: int = 0  # more rows that are lost, of unknown tables
+    gaps: list[str] = field(default_factory=list)  # parts of the files that are lost, whatever they had
+
+    def take(self, found: Found) -> None:
+        """Keep a row, unless its id already has a sound one."""
+        if found.is_sound or found.id not in self.rows[found.table] or found.id in self.changed[found.table]:
+            self.rows[found.table][found.id] = found.row
+            self.changed[found.table].discard(found.id)
+            if not found.is_sound:
+                self.changed[found.table].add(found.id)
+
+    def settle(self, before: Iterable[Found]) -> None:
+        """Keep rows as they were `before` changes that are damaged: a change that was never committed may have lost or
+        spoilt them. A reply that was being written was shorter then."""
+        for found in before:
+            if self.lacks(found):
+                self.take(found)
+            elif found.id in self.changed[found.table] and found.is_sound and State.COMING not in found.row:
+                self.rows[found.table][found.id] = found.row
+
+    def lacks(self, found: Found) -> bool:
+        return found.id not in self.rows[found.table]
 
 
-def _pages(path: Path) -> list[bytes]:
-    """The pages of the file, with the committed changes of the log in front of it."""
-    content = path.read_bytes()
-    pages = [content[start : start + PAGE_SIZE] for start in range(0, len(content), PAGE_SIZE)]
-    log = Path(f"{path}-wal")
-    if log.exists():
-        for number, page in _logged(log.read_bytes()):
-            if number <= len(pages) + len(page):
-                pages += [b""] * (number - len(pages))
-                pages[number - 1] = page
-    return pages
-
-
-def _logged(log: bytes) -> Iterator[tuple[int, bytes]]:
-    """The pages of the log up to its last commit, oldest first, with their numbers from 1 on."""
-    salt, frames, committed = log[16:24], [], 0
-    for start in range(_WAL_HEADER, len(log) - _FRAME_HEADER - PAGE_SIZE + 1, _FRAME_HEADER + PAGE_SIZE):
-        number, size = struct.unpack_from(">II", log, start)
-        if log[start + 8 : start + 16] != salt or not number:
-            continue
-        body = start + _FRAME_HEADER
-        frames.append((number, log[body : body + PAGE_SIZE]))
-        committed = len(frames) if size else committed
-    yield from frames[:committed]
-
-
-def _rows(pages: list[bytes], number: int) -> Iterator[tuple[int, Row]]:
-    """The rows of one page, if it is a leaf of a table, with their ids."""
-    page, head = pages[number], 100 if number == 0 else 0
-    if len(page) < head + 8 or page[head] != _LEAF:
-        return
-    [cells] = struct.unpack_from(">H", page, head + 3)
-    for cell in range(min(cells, (len(page) - head - 8) // 2)):
-        [place] = struct.unpack_from(">H", page, head + 8 + 2 * cell)
-        try:
-            yield _row(pages, page, place)
-        except (Nonsense, IndexError, struct.error):
-            continue
-
-
-def _row(pages: list[bytes], page: bytes, place: int) -> tuple[int, Row]:
-    size, place = _varint(page, place)
-    rowid, place = _varint(page, place)
-    if not 0 < size <= _MAX_TEXT:
-        raise Nonsense
-    return rowid, _values(_payload(pages, page, place, size))
-
-
-def _payload(pages: list[bytes], page: bytes, place: int, size: int) -> bytes:
-    """The bytes of a row, those that did not fit on its page included."""
-    most, least = PAGE_SIZE - 35, (PAGE_SIZE - 12) * 32 // 255 - 23
-    if size <= most:
-        return _exactly(page[place : place + size], size)
-    local = least + (size - least) % (PAGE_SIZE - 4)
-    local = local if local <= most else least
-    parts, left = [_exactly(page[place : place + local], local)], size - local
-    [following] = struct.unpack_from(">I", page, place + local)
-    while left > 0:
-        if not 0 < following <= len(pages):
-            raise Nonsense
-        [after] = struct.unpack_from(">I", pages[following - 1])
-        parts.append(pages[following - 1][4 : 4 + left])
-        following, left = after, left - (PAGE_SIZE - 4)
-    return _exactly(b"".join(parts), size)
-
-
-def _values(payload: bytes) -> Row:
-    """The columns of a row, from its record format."""
-    head_size, place = _varint(payload, 0)
-    body, values = head_size, []
-    while place < head_size:
-        kind, place = _varint(payload, place)
-        size = _size_of(kind)
-        values.append(_value(kind, _exactly(payload[body : body + size], size)))
-        body += size
-    return tuple(values)
-
-
-def _size_of(kind: int) -> int:
-    if kind >= 12:
-        return (kind - 12) // 2
-    return 8 if kind == 7 else _INTEGER_BYTES.get(kind, 0)
-
-
-def _value(kind: int, content: bytes) -> Value:
-    if kind == 0:
-        return None
-    if kind in _INTEGER_BYTES:
-        return int.from_bytes(content, "big", signed=True)
-    if kind == 7:
-        return float(struct.unpack(">d", content)[0])
-    if kind in (8, 9):
-        return kind - 8
-    if kind < 12:
-        raise Nonsense
-    return content.decode("utf-8", "replace") if kind % 2 else content
-
-
-def _varint(content: bytes, place: int) -> tuple[int, int]:
-    """A number of SQLite's variable length, and the place behind it."""
-    number = 0
-    for count in range(9):
-        byte = content[place + count]
-        if count == 8:
-            number = number << 8 | byte
+def salvage(path: Path) -> Salvage:
+    """What can be read of the history at `path` and of the log beside it. Raises OSError."""
+    log = read_log(content_of(log_of(path)), content_of(index_of(path)))
+    pages = read_pages(path)
+    _apply(log.frames[: log.applied], pages)
+    left = Salvage()
+    left.gaps += ["changes that only its log had"] if log.is_damaged and not log.is_complete else []
+    left.gaps += ["what the end of its file had"] if is_cut(pages) else []
+    settled = list(_all_rows(pages)) if log.is_damaged else []
+    older = _apply(log.frames[log.applied :], pages) if log.is_damaged else []
+    for found in _all_rows(pages):
+        if found is None:
+            left.unreadable += 1
         else:
-            number = number << 7 | byte & 0x7F
-            if byte < 0x80:
-                return number, place + count + 1
-    return number - (1 << 64) if number >> 63 else number, place + 9
+            left.take(found)
+    left.settle(found for found in settled if found is not None)
+    left.indexed = _indexed(pages)
+    if left.unreadable or any(_missing(left).values()):
+        _look_again(left, pages, older)
+    left.lost.update(_missing(left))
+    left.unreadable = max(0, left.unreadable - sum(map(len, left.lost.values())))
+    return left
 
 
-def _exactly(content: bytes, size: int) -> bytes:
-    if len(content) != size:
-        raise Nonsense
-    return content
+def _apply(frames: Sequence[Frame], pages: list[bytes]) -> Pages:
+    """Replace pages by those of the log. Returns the versions before, the latest first."""
+    older: list[bytes] = []
+    most = len(pages) + len(frames)
+    for frame in frames:
+        if 0 < frame.page <= most:
+            pages += [b""] * (frame.page - len(pages))
+            older.append(pages[frame.page - 1])
+            pages[frame.page - 1] = frame.content
+    return older[::-1]
 
 
-def _is_likely(table: str, row: Row) -> bool:
-    """Whether a row has values of the types that the table's columns have."""
-    match table, row:
-        case "chats", (None, str(), int(), str(), str(), int(), int(), created, changed, deleted, shown):
-            return _times(created, changed) and (deleted is None or _times(deleted)) and _is_id(shown)
-        case "messages", (None, int(), parent, role, str(), str(), str(), thought, str(), state, str(), created):
-            return _times(created, thought) and _is_id(parent) and role in set(Role) and state in set(State)
-        case "drafts", (None, str(), changed):
-            return _times(changed)
-        case "inputs", (None, chat, str(), created):
-            return _times(created) and _is_id(chat)
-        case "presets", (None, str(), str(), created, changed):
-            return _times(created, changed)
-    return False
+def _all_rows(pages: Pages) -> Iterator[Found | None]:
+    return chain.from_iterable(_rows(pages, page, number) for number, page in enumerate(pages))
 
 
-def _times(*values: Value) -> bool:
-    """SQLite stores a whole REAL as an integer."""
-    return all(isinstance(value, int | float) and value == value for value in values)
+def _rows(pages: Pages, page: bytes, number: int) -> Iterator[Found | None]:
+    """The rows of a page that belong to tables of the history; None for one that cannot be read."""
+    for place in table_cells(page, number):
+        try:
+            found = _found(*row_at(pages, page, place))
+        except Nonsense:
+            yield None
+        else:
+            if found is not None:
+                yield found
 
 
-def _is_id(value: Value) -> bool:
-    return value is None or isinstance(value, int)
+def _found(rowid: int, values: Row) -> Found | None:
+    """The row as that of the table that it fits best; None if it fits none."""
+    layouts = _LAYOUTS.get(len(values), ())
+    if not layouts or values[0] is not None or not is_id(rowid):  # SQLite leaves out the id, which is the row's own
+        return None
+    return max((_fitted(table, rowid, values, has_digest) for table, has_digest in layouts), key=lambda fit: fit[0])[1]
+
+
+def _fitted(table: str, rowid: int, values: Row, has_digest: bool) -> tuple[float, Found | None]:
+    """How many of the values fit the columns of a table, as a share of 1, and the row if they are enough."""
+    kinds = list(COLUMNS[table].values())
+    row = (rowid, *map(_real, kinds[1:], values[1:]))
+    share = sum(kind.holds(value) for kind, value in zip(kinds, row, strict=True)) / len(kinds)
+    if share < _FITTING:
+        return share, None
+    mended = tuple(map(Kind.mended, kinds, row))
+    sound = row == mended and is_sound(table, row, values[-1] if has_digest else None)
+    return share, Found(table, rowid, mended, sound, has_digest and values[-1] is not None)
+
+
+def _real(kind: Kind, value: Value) -> Value:
+    """SQLite stores a whole number of a REAL column as an integer."""
+    return float(value) if isinstance(value, int) and kind in (NUMBER, OPTIONAL_NUMBER) else value
+
+
+def _indexed(pages: Pages) -> Mapping[int, int]:
+    entries = chain.from_iterable(index_entries(pages, number) for number in range(len(pages)))
+    return {entry[1]: entry[0] for entry in entries if len(entry) == 2 and is_id(entry[0]) and is_id(entry[1])}
+
+
+def _missing(left: Salvage) -> Mapping[str, set[int]]:
+    """Ids of messages and chats that must have been there, since rows and the index refer to them."""
+    messages, chats = left.rows["messages"], left.rows["chats"]
+    sound = [row for message, row in messages.items() if message not in left.changed["messages"]]
+    parents = {row[2] for row in sound}
+    shown = {row[-1] for chat, row in chats.items() if chat not in left.changed["chats"]}
+    chats_of = {row[1] for row in sound}
+    known = {"messages": {*left.indexed, *parents, *shown}, "chats": {*left.indexed.values(), *chats_of}}
+    return {table: {one for one in ids if is_id(one)} - left.rows[table].keys() for table, ids in known.items()}
+
+
+def _look_again(left: Salvage, pages: Pages, older: Pages) -> None:
+    """Take missing rows from damaged pages, whatever their heads say, and from older versions of pages."""
+    for number, page in enumerate(pages):
+        if is_suspect(page, number, len(pages)) or None in _rows(pages, page, number):
+            for found in _carved(pages, page):
+                if left.lacks(found) and found.is_sound:
+                    left.take(found)
+                    left.unreadable = max(0, left.unreadable - 1)
+    missing = _missing(left)
+    for page in older:
+        for row in _rows(pages, page, 1):
+            if row is not None and row.id in missing.get(row.table, ()) and left.lacks(row):
+                left.take(row)
+
+
+def _carved(pages: Pages, page: bytes) -> Iterator[Found]:
+    """Rows with a digest that begin anywhere in a page."""
+    for place in range(len(page)):
+        try:
+            found = _found(*row_at(pages, page, place))
+        except Nonsense:
+            continue
+        if found is not None and found.has_digest:
+            yield found

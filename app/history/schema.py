@@ -1,10 +1,27 @@
-"""The tables of the history, as the steps from each version to the next.
+"""The tables of the history: the steps from each version to the next, and what each column holds.
 
-Each table that is worth saving has another number of columns, by which app/history/salvage.py knows its rows without
-the help of the database's own directory. Refuses to know what is done with the tables.
+Each table has its own number of columns, by which app/history/salvage.py recognizes rows without the schema that
+SQLite stores in the file.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+
+from app.history.kinds import (
+    ATTACHMENTS,
+    FLAG,
+    ID,
+    NUMBER,
+    OPTIONAL_NUMBER,
+    OPTIONAL_REFERENCE,
+    REFERENCE,
+    ROLE,
+    SETTINGS,
+    STATE,
+    TEXT,
+    TRIM,
+    USAGE,
+    Kind,
+)
 
 PAGE_SIZE = 4096
 
@@ -50,22 +67,35 @@ WORDS = """
     END;
 """
 # The version a second time: a bit that flips in the file's head must not look like the work of a newer program.
-ABOUT = "CREATE TABLE about (version INTEGER NOT NULL); INSERT INTO about VALUES (0);"
+ABOUT = "CREATE TABLE about (version INTEGER NOT NULL)"
+FIRST_VERSION = f"{ABOUT}; INSERT INTO about VALUES (0);"  # noqa: S608  # no input
 
-STEPS: Sequence[str] = (CHATS + MESSAGES + INPUTS + WORDS + ABOUT,)  # each to the version of its place, from 1 on
+# A row's checksum, by app/history/digests.py. NULL: another program wrote the row.
+DIGESTS = """
+    ALTER TABLE chats ADD COLUMN digest INTEGER;
+    ALTER TABLE messages ADD COLUMN digest INTEGER;
+    ALTER TABLE drafts ADD COLUMN digest INTEGER;
+    ALTER TABLE inputs ADD COLUMN digest INTEGER;
+    ALTER TABLE presets ADD COLUMN digest INTEGER;
+"""
+
+STEPS: Sequence[str] = (CHATS + MESSAGES + INPUTS + WORDS + FIRST_VERSION, DIGESTS)  # to version 1, to version 2
 VERSION = len(STEPS)
+DIGESTS_SINCE = 2
 
-# Table -> its columns, in the order of the rows on disk.
-COLUMNS = {
-    "chats": (
-        "id", "title", "is_title_given", "settings", "trim", "is_pinned", "is_archived", "created", "changed",
-        "deleted", "shown",
-    ),
-    "messages": (
-        "id", "chat", "parent", "role", "text", "attachments", "reasoning", "reasoning_seconds", "model", "state",
-        "usage", "created",
-    ),
-    "drafts": ("chat", "text", "changed"),
-    "inputs": ("id", "chat", "text", "created"),
-    "presets": ("id", "name", "settings", "created", "changed"),
+# Table -> its columns, in the order of the rows on disk, without the digest, which is the last one.
+COLUMNS: Mapping[str, Mapping[str, Kind]] = {
+    "chats": {
+        "id": ID, "title": TEXT, "is_title_given": FLAG, "settings": SETTINGS, "trim": TRIM, "is_pinned": FLAG,
+        "is_archived": FLAG, "created": NUMBER, "changed": NUMBER, "deleted": OPTIONAL_NUMBER,
+        "shown": OPTIONAL_REFERENCE,
+    },
+    "messages": {
+        "id": ID, "chat": REFERENCE, "parent": OPTIONAL_REFERENCE, "role": ROLE, "text": TEXT,
+        "attachments": ATTACHMENTS, "reasoning": TEXT, "reasoning_seconds": NUMBER, "model": TEXT, "state": STATE,
+        "usage": USAGE, "created": NUMBER,
+    },
+    "drafts": {"chat": ID, "text": TEXT, "changed": NUMBER},
+    "inputs": {"id": ID, "chat": OPTIONAL_REFERENCE, "text": TEXT, "created": NUMBER},
+    "presets": {"id": ID, "name": TEXT, "settings": SETTINGS, "created": NUMBER, "changed": NUMBER},
 }  # fmt: skip

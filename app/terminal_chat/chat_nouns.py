@@ -6,6 +6,7 @@ A chat's id tells where it is kept: a number, in the history; behind PRIVATE, in
 from collections.abc import Container, Sequence
 
 from app.history import records
+from app.history.news import News
 from tui import nouns
 from tui.plain_text import single_line
 
@@ -102,6 +103,10 @@ def usage_of(usage: records.Usage | None) -> nouns.Usage | None:
         miss=usage.miss,
         is_detailed=usage.is_detailed,
     )
+
+
+def notice_of(news: News) -> nouns.Notice:
+    return nouns.Notice(news.message, news.remedy, news.is_saved)
 
 
 def settings_of(settings: records.Settings) -> nouns.ChatSettings:

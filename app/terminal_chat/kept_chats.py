@@ -1,6 +1,8 @@
 """The chats of the port: those of the history, and private ones, which are in memory alone."""
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -10,12 +12,14 @@ from app.history.chat_file import as_json, as_markdown
 from app.history.chat_import import read_chats, take_in
 from app.history.errors import NoSuchChat
 from app.history.history import History
+from app.history.news import News
 from app.history.records import path_to
 from app.terminal_chat.chat_nouns import (
     PRIVATE,
     chat_of,
     kept_settings,
     message_of,
+    notice_of,
     settings_of,
     summary_of,
 )
@@ -30,6 +34,7 @@ from tui.nouns import (
     ExportFormat,
     Message,
     MessageId,
+    Notice,
     Preset,
     SearchHit,
 )
@@ -194,6 +199,18 @@ class KeptChats:
                 file.write(content)
         except FileExistsError:
             raise AppError(f"{path} is there already", "Give another name.") from None
+
+    async def notices(self) -> AsyncGenerator[Notice, None]:
+        loop, coming = asyncio.get_running_loop(), asyncio.Queue[News]()
+
+        def hear(news: News) -> None:
+            with suppress(RuntimeError):  # the chat has ended
+                loop.call_soon_threadsafe(coming.put_nowait, news)
+
+        for news in self._history.listen(hear):
+            yield notice_of(news)
+        while True:
+            yield notice_of(await coming.get())
 
     async def import_chats(self, path: Path) -> Sequence[ChatSummary]:
         chats = await apart(take_in, self._history, await apart(read_chats, path))

@@ -41,6 +41,7 @@ class PlainChat:
         self._conversing: asyncio.Task[None] | None = None
         self._besides: set[asyncio.Task[None]] = set()
         self._ending = Ending(self._end)
+        self._is_saved = True
         self._failed = False
         self._ended_with = 0  # the status that a signal asked for
 
@@ -51,6 +52,7 @@ class PlainChat:
         with suppress(NotImplementedError):  # Windows
             loop.add_signal_handler(signal.SIGINT, self._interrupt)
         threading.Thread(target=self._read, args=(loop,), name="input", daemon=True).start()
+        self._beside(self._tell_notices())
         self._beside(self._tell_loading())
         self._beside(self._recommend())
         self._conversing = asyncio.create_task(self._converse())
@@ -147,6 +149,12 @@ class PlainChat:
         except ClientError:
             return  # whoever needs the model is told
 
+    async def _tell_notices(self) -> None:
+        async with aclosing(self._client.chats.notices()) as notices:
+            async for notice in notices:
+                self._is_saved = notice.is_saved
+                self._note(f"{notice.message} {notice.remedy}".strip())
+
     async def _recommend(self) -> None:
         """Tell a person who is new here of a better model."""
         with suppress(ClientError):
@@ -156,7 +164,7 @@ class PlainChat:
 
     async def _next_line(self) -> str | None:
         if self._is_person:
-            self._write("> ")
+            self._write("> " if self._is_saved else "(not saved) > ")
         return await self._lines.get()
 
     async def _ask(self, question: str) -> str:

@@ -11,6 +11,7 @@ from app.config import Settings, wants_colours
 from app.history.history import History
 from app.terminal_chat.client import TerminalClient
 from app.terminal_chat.ending import Ending
+from app.text.terminal_text import sanitize
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,17 +24,19 @@ class Session:
     key: str | None = None  # that the endpoint wants
     question: str = ""
 
-    def run_plain(self, history: History) -> int:
+    def run_plain(self) -> int:
+        """Raises what opening the history does."""
         from app.terminal_chat.plain_chat import PlainChat
 
-        _tell_rescue(history)
+        history = History(self.settings.history_dir, _say)
         return asyncio.run(self._with_client(history, lambda client: PlainChat(client, self.question).run()))
 
     def run_screens(self, left: Callable[[], None]) -> int:
         """`left` is called when the terminal was left in order. Raises what opening the history does, before it is
         entered."""
-        history = History(self.settings.history_dir)
-        _tell_rescue(history)
+        history = History(self.settings.history_dir, _say)
+        for news in history.news:  # the screens show it as well, and are gone when the chat ends
+            _say(news.sentences)
         from tui.app import ChatApp
 
         async def run(client: TerminalClient) -> int:
@@ -54,8 +57,5 @@ class Session:
             await client.close()
 
 
-def _tell_rescue(history: History) -> None:
-    """On stderr, where it is there still when the screens have gone."""
-    if (rescue := history.rescue) is not None:
-        saved = f"{rescue.chats} chats and {rescue.messages} messages of it could be read"
-        click.echo(f"The history of chats was damaged: {saved}; the old file is {rescue.aside}", err=True)
+def _say(sentence: str) -> None:
+    click.echo(sanitize(sentence), err=True)

@@ -34,6 +34,7 @@ from tui.nouns import (
     FullContext,
     Message,
     MessageId,
+    Notice,
     Preset,
     ReasoningDelta,
     ReplyEnd,
@@ -71,6 +72,7 @@ class ScriptedChats:
     exported: list[tuple[ChatId, Path, ExportFormat]] = field(default_factory=list)
     titled: list[ChatId] = field(default_factory=list)  # asked for their titles
     untitled: ClientError | None = None  # why there is no title
+    told: list[Notice] = field(default_factory=list)  # of the store
     number: int = 0
 
     def name(self) -> str:
@@ -146,6 +148,10 @@ class ScriptedChats:
 
     async def undelete(self, chat: ChatId) -> None:
         self.chats[chat] = self.deleted.pop(chat)
+
+    async def notices(self) -> AsyncGenerator[Notice, None]:
+        for notice in self.told:
+            yield notice
 
     async def search(self, text: str) -> Sequence[SearchHit]:
         hits = []

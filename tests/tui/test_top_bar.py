@@ -33,3 +33,13 @@ def test_the_model_is_named(model: str, loading: Loading | None, shown: str) -> 
             assert bar.render().plain == f" {'New chat'.ljust(88 - len(shown))}{shown} "
 
     asyncio.run(show())
+
+
+def test_the_bar_says_that_nothing_is_saved() -> None:
+    async def show() -> None:
+        async with Barred().run_test(size=(30, 24)) as pilot:
+            bar = pilot.app.query_one(TopBar)
+            bar.model, bar.chat_title, bar.is_saved = "smollm2:135m", "A title that is too long", False
+            assert bar.render().plain == " Not saved: A t… smollm2:135m "
+
+    asyncio.run(show())

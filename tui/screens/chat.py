@@ -38,6 +38,7 @@ if TYPE_CHECKING:  # what reads Markdown is loaded once the prompt is there
     from tui.widgets.code_block import CodeBlock
 
 _RECOMMENDED_SECONDS = 20.0  # that the name of a better model can be read
+_NOTICE_SECONDS = 60.0  # for a notice of damage, which is several sentences long
 _NONE = "no model is loaded"
 
 
@@ -80,6 +81,7 @@ class ChatScreen(Screen[None]):
         self.start()
         self.call_after_refresh(self.prepare)
         self.call_after_refresh(self.recommend)
+        self.call_after_refresh(self.show_notices)
 
     @work(group="start", description="prepare", thread=True)
     def prepare(self) -> None:
@@ -103,6 +105,15 @@ class ChatScreen(Screen[None]):
                 title = f"A better model fits this machine: {better.model}"
                 more = f"F2, then 2: p fetches it. As default: ingle config set model {better.model}"
                 self.app.notify(f"It {better.verdict}. {more}", title=title, timeout=_RECOMMENDED_SECONDS, markup=False)
+
+    @work(group="start", description="notices")
+    async def show_notices(self) -> None:
+        """Show what happens to the store of chats, and in the line above whether they are saved."""
+        async for notice in self._client.chats.notices():
+            self.query_one(TopBar).is_saved = notice.is_saved
+            self.app.notify(
+                notice.remedy, title=notice.message, severity="warning", timeout=_NOTICE_SECONDS, markup=False
+            )
 
     @work(group="loading", exclusive=True, description="loading")
     async def follow(self, loading: AsyncGenerator[Loading, None]) -> None:

@@ -17,10 +17,11 @@ class TopBar(Widget):
     loading_model: reactive[Loading | None] = reactive(None)
     activity: reactive[str] = reactive("")  # what the reply is at
     address: reactive[str] = reactive("")
+    is_saved: reactive[bool] = reactive(True)
 
     def render(self) -> Content:
         right = "  ".join(part for part in (self._model(), self.address) if part)
-        left = single_line(self.chat_title)
+        left = single_line(self.chat_title) if self.is_saved else f"Not saved: {single_line(self.chat_title)}"
         if self.activity:
             left = f"{left}  {self.activity}"
         room = self.size.width - 2

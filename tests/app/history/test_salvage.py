@@ -11,7 +11,8 @@ import pytest
 from app.history.database import FILE_NAME
 from app.history.history import History
 from app.history.records import Settings, State
-from app.history.salvage import RESCUED_TITLE, salvaged
+from app.history.refill import RESCUED_TITLE
+from app.history.salvage import salvage
 from app.history.schema import COLUMNS, PAGE_SIZE
 
 CHATS, TURNS = 4, 8
@@ -42,11 +43,12 @@ def texts(history: History) -> set[str]:
 
 
 def test_every_row_is_read_from_the_pages_alone(sound: Path) -> None:
-    rows = salvaged(sound / FILE_NAME)
+    left = salvage(sound / FILE_NAME)
+    assert not any((left.unreadable, *left.lost.values(), *left.changed.values()))
     with sqlite3.connect(sound / FILE_NAME) as connection:
         for table, columns in COLUMNS.items():
             select = f"SELECT {', '.join(columns)} FROM {table} ORDER BY 1"  # noqa: S608
-            assert rows[table] == connection.execute(select).fetchall(), table
+            assert sorted(left.rows[table].values()) == connection.execute(select).fetchall(), table
     connection.close()
 
 
@@ -59,7 +61,7 @@ def test_what_is_in_the_log_alone_is_read_too(tmp_path: Path) -> None:
     for name in (FILE_NAME, f"{FILE_NAME}-wal"):
         shutil.copy(tmp_path / name, copy / name)
     history.close()
-    assert [row[4] for row in salvaged(copy / FILE_NAME)["messages"]] == ["not in the file yet"]
+    assert [row[4] for row in salvage(copy / FILE_NAME).rows["messages"].values()] == ["not in the file yet"]
 
 
 def flip(content: bytearray, draw: random.Random) -> None:
@@ -99,6 +101,7 @@ def test_it_starts_whatever_is_damaged(
         chat = history.chats.create(Settings())
         history.messages.say(chat.id, None, "and it goes on")
         if history.rescue is not None:
+            assert history.rescue.aside is not None
             assert history.rescue.aside.stat().st_size >= min(len(before), PAGE_SIZE)
     with History(tmp_path) as again:
         assert again.rescue is None
@@ -120,7 +123,8 @@ def test_messages_without_their_chat_get_one(tmp_path: Path) -> None:
         [chat] = history.chats.listed()
         assert chat.title == RESCUED_TITLE
         assert history.rescue is not None
-        assert (history.rescue.chats, history.rescue.messages) == (1, 1)
+        assert (history.rescue.saved["chats"], history.rescue.saved["messages"]) == (1, 1)
+        assert history.rescue.lost["chats"] == 1
         assert [message.text for message in history.messages.of(chat.id)] == ["still here"]
 
 

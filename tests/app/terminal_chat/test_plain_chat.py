@@ -11,7 +11,6 @@ import pytest
 
 from app.config import Settings
 from app.history.database import FILE_NAME
-from app.history.history import History
 from app.terminal_chat.loading_lines import LoadingLines
 from app.terminal_chat.models import ChatModels
 from app.terminal_chat.plain_chat import PlainChat
@@ -20,7 +19,7 @@ from app.terminal_chat.whole_words import WholeWords
 from tests.app.terminal_chat.conftest import Clients
 from tests.tui.scripted_client import ScriptedClient, ScriptedModels
 from tui.engine_nouns import Loading, Recommendation
-from tui.nouns import ChatSettings, FullContext, Role, Sampling
+from tui.nouns import ChatSettings, FullContext, Notice, Role, Sampling
 
 
 class Person(io.StringIO):
@@ -223,10 +222,23 @@ def test_a_damaged_history_is_told_of(
     (settings.history_dir / FILE_NAME).write_bytes(b"no database at all, and of some length")
     monkeypatch.setattr("sys.stdin", io.StringIO("/quit\n"))
     session = Session(settings, {"stay": False}, "http://127.0.0.1:9/v1")
-    assert session.run_plain(History(settings.history_dir)) == 0
+    assert session.run_plain() == 0
     told = capsys.readouterr().err
-    assert "damaged: 0 chats and 0 messages of it could be read; the old file is " in told
-    assert list(settings.history_dir.glob("*damaged*"))
+    [aside] = settings.history_dir.glob("*damaged*")
+    assert "The history of chats is damaged. Saving what can be read.\n" in told
+    assert "Saved: 0 chats and 0 messages. Lost: what the end of its file had." in told
+    assert f"The damaged file is kept as {aside}.\n" in told
+
+
+def test_notices_of_the_store_are_written_and_its_state_is_in_the_prompt(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    client = ScriptedClient()
+    client.chats.told = [Notice("Nothing is saved: the disk is full.", "Make room.", is_saved=False)]
+    scripted(client, monkeypatch, "/chats", is_person=True)
+    out, err = capsys.readouterr()
+    assert "Nothing is saved: the disk is full. Make room.\n" in err
+    assert "\n(not saved) > " in out
 
 
 @pytest.mark.usefixtures("running")

@@ -1,0 +1,44 @@
+"""Checksums of rows, by which a changed row is told from one that this program wrote.
+
+SQLite checks the structure of a file, not the bytes of a text: a bit that flips in one leaves a valid file.
+"""
+
+import sqlite3
+import zlib
+
+import msgspec
+
+from app.history.failures import Damaged
+from app.history.kinds import Row
+from app.history.schema import COLUMNS
+
+CHANGED = "rows have changed since they were written"
+
+
+def digest_of(row: Row) -> int:
+    """The checksum of a row without its digest: CRC-32, which notices every change of up to 3 bits."""
+    return zlib.crc32(msgspec.msgpack.encode(row))
+
+
+def sign(connection: sqlite3.Connection, table: str, key: object) -> None:
+    """Store the digest of a row that has changed, in the same transaction. `key` is the row's id."""
+    columns = COLUMNS[table]
+    select = f"SELECT {', '.join(columns)} FROM {table} WHERE rowid = ?"  # noqa: S608  # names of the schema
+    row = connection.execute(select, (key,)).fetchone()
+    if row is not None:
+        update = f"UPDATE {table} SET digest = ? WHERE rowid = ?"  # noqa: S608  # a name of the schema
+        connection.execute(update, (digest_of(row), key))
+
+
+def is_sound(table: str, row: Row, digest: object) -> bool:
+    """Whether a row is as it was written: by its digest, or, if it has none, by the types of its values."""
+    if digest is None:
+        return all(kind.holds(value) for kind, value in zip(COLUMNS[table].values(), row, strict=True))
+    return digest == digest_of(row)
+
+
+def checked(table: str, row: Row) -> Row:
+    """A row without the digest, which is its last value. Raises Damaged."""
+    if not is_sound(table, row[:-1], row[-1]):
+        raise Damaged(CHANGED)
+    return row[:-1]

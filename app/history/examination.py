@@ -1,0 +1,134 @@
+"""Checks of a history that is opened: that it is this program's, of a known version, and undamaged.
+
+The schema, every page and every row are read, which takes 3 ms a megabyte.
+"""
+
+import sqlite3
+from collections.abc import Mapping
+from functools import cache
+
+from app.history.digests import CHANGED, is_sound
+from app.history.errors import HistoryTooNew
+from app.history.failures import Damaged
+from app.history.kinds import is_id
+from app.history.schema import ABOUT, COLUMNS, DIGESTS_SINCE, STEPS, VERSION
+
+Key = tuple[str, int]  # a table and the id of a row
+
+_SEARCHED_BYTES = 8 << 20  # of a larger file the search index, at 8 ms a megabyte, is not checked
+_TRIAL = (
+    "INSERT INTO chats (title, is_title_given, settings, trim, is_pinned, is_archived, created, changed)"
+    " VALUES ('', 0, '', '', 0, 0, 0, 0)",
+    "INSERT INTO messages (chat, role, text, attachments, reasoning, reasoning_seconds, model, state, usage, created)"
+    " VALUES (last_insert_rowid(), '', 'one', '', '', 0, '', '', '', 0)",
+    "UPDATE messages SET text = 'another' WHERE id = last_insert_rowid()",
+)
+
+
+def examine(connection: sqlite3.Connection) -> list[Key]:
+    """Read everything. Returns the rows without a digest, which another program wrote.
+
+    Raises Damaged or another sqlite3.Error, and HistoryTooNew for a history of a newer program.
+    """
+    schema = _schema(connection)
+    version = version_of(connection)
+    if not version:
+        _require(not schema, "it is no history of chats")
+        return []
+    _require(schema.get("about") == _entry("table", "about", ABOUT), "its version cannot be read")
+    told = connection.execute("SELECT version FROM about").fetchone()
+    _require(told == (version,), "it has two versions")
+    if version > VERSION:
+        raise too_new(version)
+    _compare(schema, _expected(version))
+    [answer] = connection.execute("PRAGMA integrity_check(1)").fetchone()
+    _require(answer == "ok", "its pages contradict each other")
+    unsigned = _examine_rows(connection, has_digests=version >= DIGESTS_SINCE)
+    _examine_ids(connection)
+    return unsigned
+
+
+def try_writing(connection: sqlite3.Connection) -> None:
+    """Write a message and undo it, which runs the triggers and the search index. Raises sqlite3.Error."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        if _bytes(connection) <= _SEARCHED_BYTES:
+            connection.execute("INSERT INTO words (words) VALUES ('integrity-check')")
+        for statement in _TRIAL:
+            connection.execute(statement)
+    finally:
+        connection.execute("ROLLBACK")
+
+
+def version_of(connection: sqlite3.Connection) -> int:
+    """The version of the history; 0: it is empty."""
+    [version] = connection.execute("PRAGMA user_version").fetchone()
+    return int(version)
+
+
+def too_new(version: int) -> HistoryTooNew:
+    return HistoryTooNew(
+        f"the history of chats is of version {version}, and this program knows up to {VERSION}",
+        "Use the newer ingle that wrote it, or give this one another folder with INGLE_STATE_DIR.",
+    )
+
+
+def _require(holds: bool, otherwise: str) -> None:
+    if not holds:
+        raise Damaged(otherwise)
+
+
+def _schema(connection: sqlite3.Connection) -> dict[str, str]:
+    """Each table, index, trigger and view, and how it is defined. SQLite's own statistics are left out."""
+    rows = connection.execute("SELECT name, type, tbl_name, sql FROM sqlite_schema").fetchall()
+    return {str(name): _entry(*entry) for name, *entry in rows if not str(name).startswith("sqlite_stat")}
+
+
+def _entry(kind: object, table: object, sql: object) -> str:
+    return " ".join(f"{kind} {table} {sql}".split())
+
+
+@cache
+def _expected(version: int) -> Mapping[str, str]:
+    """The schema of a history of that version."""
+    connection = sqlite3.connect(":memory:")
+    try:
+        for step in STEPS[:version]:
+            connection.executescript(step)
+        return _schema(connection)
+    finally:
+        connection.close()
+
+
+def _compare(schema: Mapping[str, str], expected: Mapping[str, str]) -> None:
+    for name, entry in schema.items():
+        _require(name in expected, f"it has a {entry.partition(' ')[0]} that is not Inglenook's, {name}")
+        is_own = not name.startswith("words_") or entry.startswith("trigger")  # or SQLite's, by its own version
+        _require(not is_own or entry == expected[name], f"the definition of {name} has changed")
+    _require(schema.keys() == expected.keys(), "tables are missing")
+
+
+def _examine_rows(connection: sqlite3.Connection, *, has_digests: bool) -> list[Key]:
+    unsigned: list[Key] = []
+    for table, columns in COLUMNS.items():
+        names = ", ".join([*columns, "digest" if has_digests else "NULL"])
+        for *row, digest in connection.execute(f"SELECT {names} FROM {table}"):  # noqa: S608  # names of the schema
+            _require(is_sound(table, tuple(row), digest), CHANGED)
+            if digest is None:
+                unsigned.append((table, row[0]))
+    return unsigned
+
+
+def _examine_ids(connection: sqlite3.Connection) -> None:
+    """New rows must get ids after those that there are."""
+    last = dict(connection.execute("SELECT name, seq FROM sqlite_sequence"))
+    for table in COLUMNS:
+        if "AUTOINCREMENT" in _expected(VERSION)[table]:
+            [most] = connection.execute(f"SELECT max(id) FROM {table}").fetchone()  # noqa: S608  # a name of the schema
+            _require(most is None or (is_id(last.get(table)) and last[table] >= most), "its ids have no order")
+
+
+def _bytes(connection: sqlite3.Connection) -> int:
+    [pages] = connection.execute("PRAGMA page_count").fetchone()
+    [size] = connection.execute("PRAGMA page_size").fetchone()
+    return int(pages) * int(size)

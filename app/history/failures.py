@@ -1,0 +1,108 @@
+"""Errors of SQLite and of the system: which mean damage, which mean that nothing can be written, and which pass."""
+
+import errno
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from shutil import disk_usage
+
+from app.errors import AppError, NoSpace
+from app.history.errors import HistoryDamaged, HistoryUnavailable
+
+# SQLite quotes what it finds in a damaged file, which may be no UTF-8, or a number that Python cannot take.
+FAILURES = (sqlite3.Error, ValueError, OverflowError)
+
+
+class Damaged(sqlite3.DatabaseError):
+    """A file is not as this program left it."""
+
+
+_LOCKED = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+_UNWRITABLE = (
+    sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_IOERR
+)  # fmt: skip
+_UNREADABLE = (
+    sqlite3.SQLITE_IOERR_READ, sqlite3.SQLITE_IOERR_SHORT_READ, sqlite3.SQLITE_IOERR_CORRUPTFS,
+    sqlite3.SQLITE_IOERR_DATA,
+)  # fmt: skip
+_CORRUPT = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+_UNLOCK = "Close what has it open, a database browser or a backup, and try again."
+FULL = "the disk is full"
+_LITTLE = 1 << 18  # bytes that SQLite needs for a log and its index; without them it tells of an I/O error
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+_NO_WRITING = (*_NO_SPACE, errno.EROFS, errno.EACCES, errno.EPERM)
+
+
+def code_of(problem: BaseException) -> int:
+    """SQLite's primary code of an error; -1 for errors of Python's own."""
+    code: int = getattr(problem, "sqlite_errorcode", -1)
+    return code & 0xFF if code >= 0 else -1
+
+
+def is_lock(problem: BaseException) -> bool:
+    """Another process keeps the file locked."""
+    return code_of(problem) in _LOCKED
+
+
+def is_unwritable(problem: BaseException) -> bool:
+    """The disk is full, or the file or its folder cannot be written."""
+    if isinstance(problem, OSError):
+        return problem.errno in _NO_WRITING
+    return code_of(problem) in _UNWRITABLE and getattr(problem, "sqlite_errorcode", -1) not in _UNREADABLE
+
+
+def is_damage(problem: BaseException) -> bool:
+    """Opening failed since the file is not as this program left it: every other failure."""
+    return isinstance(problem, FAILURES) and not is_lock(problem) and not is_unwritable(problem)
+
+
+def is_corrupt(problem: BaseException) -> bool:
+    """SQLite, or a digest, found damage in a history that is open."""
+    # the index of words fails by a constraint of its own tables, of which SQLite tells no more
+    is_index = getattr(problem, "sqlite_errorcode", -1) == sqlite3.SQLITE_CONSTRAINT
+    return isinstance(problem, Damaged) or code_of(problem) in _CORRUPT or is_index
+
+
+def damage_in(problem: BaseException) -> str:
+    """What is damaged, in a few words."""
+    if isinstance(problem, Damaged):
+        return str(problem)
+    return f"SQLite cannot use it ({problem})" if isinstance(problem, sqlite3.Error) else "SQLite cannot use it"
+
+
+def reason_of(problem: BaseException, folder: Path) -> str:
+    """Why nothing can be written to `folder`, in a few words."""
+    if isinstance(problem, OSError) and problem.errno in _NO_SPACE:
+        return FULL
+    if code_of(problem) == sqlite3.SQLITE_FULL or (folder.exists() and disk_usage(folder).free < _LITTLE):
+        return FULL
+    if isinstance(problem, OSError):
+        return f"{problem.filename or 'the folder'} cannot be written ({problem.strerror})"
+    return f"its file or folder cannot be written ({problem})"
+
+
+@contextmanager
+def told() -> Iterator[None]:
+    """Errors of SQLite and of the system become ours, but for those of a wrong statement."""
+    try:
+        yield
+    except sqlite3.Error as problem:
+        if (ours := _ours(problem)) is None:
+            raise
+        raise ours from problem
+    except OSError as problem:
+        where = problem.filename or "the history of chats"
+        raise HistoryUnavailable(f"{where}: {problem.strerror or problem}") from problem
+
+
+def _ours(problem: sqlite3.Error) -> AppError | None:
+    if code_of(problem) == sqlite3.SQLITE_FULL:
+        return NoSpace("the disk is full, and the chat cannot be saved", "Make room; ingle rm helps.")
+    if is_lock(problem):
+        return HistoryUnavailable("another program keeps the history of chats locked", _UNLOCK)
+    if is_corrupt(problem):
+        return HistoryDamaged("the history of chats is damaged", "Start ingle again: it saves what can be read.")
+    if is_unwritable(problem) or isinstance(problem, sqlite3.OperationalError):
+        return HistoryUnavailable(f"the history of chats cannot be used: {problem}")
+    return None

@@ -1,0 +1,73 @@
+"""The files of a history, looked at before SQLite opens them: it waits for a pipe, and drops a damaged log silently."""
+
+import stat
+import struct
+from pathlib import Path
+
+from app.history.errors import HistoryUnavailable
+from app.history.log import read_log
+from app.history.schema import PAGE_SIZE
+
+_MAGIC = b"SQLite format 3\0"
+_KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
+
+def log_of(path: Path) -> Path:
+    return Path(f"{path}-wal")
+
+
+def index_of(path: Path) -> Path:
+    return Path(f"{path}-shm")
+
+
+def require_files(path: Path) -> None:
+    """Raises HistoryUnavailable if something else than a file has the name of a file of the history, and OSError."""
+    for file in (path, log_of(path), index_of(path), path.with_suffix(".lock")):
+        kind = stat.S_IFMT(file.stat().st_mode) if file.exists() else stat.S_IFREG
+        if kind != stat.S_IFREG:
+            what = _KINDS.get(kind, "no file")
+            raise HistoryUnavailable(f"{file} is {what}", "Move it away, then start ingle again.")
+
+
+def is_empty(path: Path) -> bool:
+    """Whether there is a file, without a byte in it or in its log."""
+    return path.exists() and not path.stat().st_size and not content_of(log_of(path))
+
+
+def damage_of(path: Path) -> str:
+    """Why the header of the file, or the log, is damaged; empty if they are not. No process has them open.
+
+    Raises OSError.
+    """
+    header = content_of(path, 100)
+    log = read_log(content_of(log_of(path)), content_of(index_of(path)))
+    if log.is_damaged:
+        return log.damage
+    if log.frames and not header:
+        return "its file is empty, and its log of recent changes is not"
+    return "" if not header or _is_header(header) else "the header of its file is damaged"
+
+
+def content_of(path: Path, most: int = -1) -> bytes:
+    """The first `most` bytes of a file, or all; nothing, if there is none. Raises OSError."""
+    try:
+        with open(path, "rb") as file:
+            return file.read(most)
+    except FileNotFoundError:
+        return b""
+
+
+def _is_header(header: bytes) -> bool:
+    """Whether SQLite, as this program uses it, wrote that."""
+    if len(header) < 100 or not header.startswith(_MAGIC):
+        return False
+    page_size, *versions = struct.unpack_from(">H2B", header, 16)
+    encoding = int.from_bytes(header[56:60], "big")
+    is_format = page_size == PAGE_SIZE and header[20:24] == bytes((0, 64, 32, 32)) and encoding <= 1
+    return is_format and versions in ([1, 1], [2, 2])

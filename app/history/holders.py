@@ -1,0 +1,51 @@
+"""The processes that have a history open, each by a lock on a file of its own, which the system frees at any end.
+
+Files of a history may be replaced, and its log may be judged, only while no other process has them open.
+"""
+
+import os
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from filelock import BaseFileLock
+
+_SUFFIX = ".open"
+
+
+def others_hold(folder: Path) -> bool:
+    """Whether anyone has the history open. Removes the files of processes that were killed.
+
+    The caller holds the lock for opening the history, so that nobody opens it meanwhile. Raises OSError.
+    """
+    from filelock import FileLock, Timeout
+
+    held = False
+    for mark in folder.glob(f"*{_SUFFIX}"):
+        lock = FileLock(mark, mode=0o600)
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            held = True
+            continue
+        mark.unlink(missing_ok=True)
+        lock.release()
+    return held
+
+
+def hold(folder: Path) -> "BaseFileLock":
+    """Show that this process has the history open, until the lock is given to `leave`. Raises OSError."""
+    from filelock import FileLock
+
+    marks = (folder / f"{os.getpid()}-{number}{_SUFFIX}" for number in count())
+    lock = FileLock(next(mark for mark in marks if not mark.exists()), mode=0o600)
+    lock.acquire(timeout=0)
+    return lock
+
+
+def leave(lock: "BaseFileLock") -> None:
+    with suppress(OSError):
+        Path(lock.lock_file).unlink(missing_ok=True)
+    lock.release()

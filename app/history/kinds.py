@@ -1,0 +1,101 @@
+"""Kinds of columns: which values a column may hold, and which value replaces a damaged one."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import TypeAlias, TypeGuard
+
+import msgspec
+from msgspec import Struct
+
+from app.history.records import Attachment, Attachments, Role, Settings, State, Trim, Usage, written
+
+Value: TypeAlias = int | float | str | bytes | None
+Row: TypeAlias = tuple[Value, ...]
+
+_LAST_ID = 1 << 53  # far above any id that a program gives out
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What a column may hold."""
+
+    holds: Callable[[Value], bool]
+    mend: Callable[[Value], Value]  # from a value that it may not hold to the nearest one that it may
+
+    def mended(self, value: Value) -> Value:
+        return value if self.holds(value) else self.mend(value)
+
+
+def is_id(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and 0 <= value <= _LAST_ID
+
+
+def _optional(kind: Kind) -> Kind:
+    return Kind(lambda value: value is None or kind.holds(value), lambda value: None)
+
+
+def _is_number(value: Value) -> bool:
+    return isinstance(value, float) and math.isfinite(value)
+
+
+def _number(value: Value) -> float:
+    try:
+        number = float(value or 0)
+    except ValueError:
+        return 0.0
+    return number if math.isfinite(number) else 0.0
+
+
+def _text(value: Value) -> str:
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    return value if isinstance(value, str) else ""
+
+
+def _word(*words: str, default: str) -> Kind:
+    def mend(value: Value) -> str:
+        return (get_close_matches(_text(value), words, n=1) or [default])[0]
+
+    return Kind(lambda value: value in words, mend)
+
+
+def _part(kind: type[Struct], damaged: Callable[[str], str]) -> Kind:
+    """A structured part, in JSON; `damaged` makes one of what is none."""
+
+    def holds(value: Value) -> bool:
+        if not isinstance(value, str):
+            return False
+        try:
+            msgspec.json.decode(value, type=kind)
+        except (msgspec.DecodeError, UnicodeError, RecursionError):
+            return False
+        return True
+
+    def mend(value: Value) -> str:
+        text = _text(value)
+        return text if holds(text) else damaged(text)
+
+    return Kind(holds, mend)
+
+
+def _attached(text: str) -> str:
+    """Attachments whose JSON is damaged, kept as one attachment that people can read."""
+    return written(Attachments((Attachment("damaged attachments", text),) if text else ()))
+
+
+ID = Kind(is_id, lambda value: value)
+REFERENCE = Kind(is_id, lambda value: 0)
+OPTIONAL_REFERENCE = _optional(REFERENCE)
+FLAG = Kind(lambda value: value in (0, 1), lambda value: 0)
+NUMBER = Kind(_is_number, _number)
+OPTIONAL_NUMBER = _optional(NUMBER)
+TEXT = Kind(lambda value: isinstance(value, str), _text)
+ROLE = _word(*Role, default=Role.ASSISTANT)
+STATE = _word(*State, default=State.WHOLE)
+SETTINGS = _part(Settings, lambda text: written(Settings()))
+TRIM = _part(Trim, lambda text: written(Trim()))
+ATTACHMENTS = _part(Attachments, _attached)
+_STATED_USAGE = _part(Usage, lambda text: "")
+USAGE = Kind(lambda value: value == "" or _STATED_USAGE.holds(value), _STATED_USAGE.mend)

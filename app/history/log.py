@@ -1,0 +1,151 @@
+"""SQLite's write-ahead log: which of its frames SQLite applies, and whether it lost any.
+
+A log (https://sqlite.org/fileformat2.html#walformat) is a header and frames. A frame is a page that a transaction
+changed, and the last frame of a transaction commits it. The checksums of frames form a chain: SQLite applies the frames
+up to the last commit before the first frame whose checksum is wrong, and drops the rest without an error. A process
+that is killed while it writes leaves such a rest, too; the index of the log (the -shm file) tells the two cases apart,
+since it counts the frames of all transactions that were committed.
+"""
+
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+
+from app.history.schema import PAGE_SIZE
+
+_HEADER, _FRAME_HEADER = 32, 24
+_FRAME = _FRAME_HEADER + PAGE_SIZE
+_MAGIC, _VERSION = 0x377F0682, 3007000
+_INDEX_HEADER = 48  # bytes; the index begins with two copies of it
+
+_FLIPS = 8  # bits of a salt that may be damaged
+
+_Sums = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One changed page."""
+
+    place: int  # of the frame in the file, from 1 on
+    page: int  # its number, from 1 on
+    is_commit: bool
+    content: bytes
+    is_sound: bool  # salt and checksum are right, given the frame before it
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """The frames since the log was last begun anew, oldest first."""
+
+    frames: Sequence[Frame] = ()
+    applied: int = 0  # frames that SQLite applies, from the first one on
+    is_damaged: bool = False  # SQLite would drop frames that were committed, or may have been
+    is_complete: bool = True  # no frame of those is missing, as far as that can be known
+
+    @property
+    def damage(self) -> str:
+        """What is damaged, in a few words."""
+        if not self.is_damaged:
+            return ""
+        is_last = self.frames and not any(frame.is_commit for frame in self.frames[self.applied : -1])
+        last = "the last change in its log is damaged, or was cut when the machine stopped"
+        return last if is_last else "its log of recent changes is damaged"
+
+
+def read_log(content: bytes, index: bytes = b"") -> Log:
+    """Judge the bytes of a log file. `index` is the content of its -shm file, if there is one."""
+    if not content.strip(b"\0"):  # created, and never written
+        return Log()
+    has_header = _is_header(content)
+    salt = content[16:24] if has_header else content[_HEADER + 8 : _HEADER + 16]
+    frames = list(_frames(content, salt))
+    if not has_header and not any(frame.is_sound for frame in frames):
+        return Log(is_damaged=True, is_complete=False)
+    sound = list(takewhile(lambda frame: frame.is_sound, frames)) if has_header else []
+    applied = max((frame.place for frame in sound if frame.is_commit), default=0)
+    rest, is_cut, committed = frames[applied:], _is_cut(content, salt), _committed(index, salt)
+    is_damaged = not has_header or is_cut or len(sound) < len(frames)
+    if committed is not None:
+        is_damaged = committed > applied or (is_damaged and committed < applied)
+    elif has_header and rest and not is_cut:
+        is_damaged = is_damaged and not _is_unwritten(content, salt, rest, applied)
+    is_complete = not is_cut and len(frames) == max(frames[-1].place if frames else 0, committed or 0)
+    return Log(frames, applied, is_damaged, is_complete)
+
+
+def _is_unwritten(content: bytes, salt: bytes, rest: Sequence[Frame], applied: int) -> bool:
+    """Whether the machine stopped while it wrote the last change, which was not committed: some frame of it is not
+    there at all. After a commit nothing is written before all is on the disk."""
+    there = {frame.place for frame in rest}
+    absent = (place for place in range(applied + 1, rest[-1].place) if place not in there)
+    salts = (content[_start(place) + 8 : _start(place) + 16] for place in absent)
+    is_one = not any(frame.is_commit for frame in rest[:-1])
+    return is_one and any(_distance(found, salt) > _FLIPS for found in salts)
+
+
+def _start(place: int) -> int:
+    return _HEADER + (place - 1) * _FRAME
+
+
+def _distance(one: bytes, other: bytes) -> int:
+    """How many bits differ."""
+    return (int.from_bytes(one, "big") ^ int.from_bytes(other, "big")).bit_count()
+
+
+def _is_header(content: bytes) -> bool:
+    if len(content) < _HEADER:
+        return False
+    magic, version, page_size = struct.unpack_from(">3I", content)
+    sums = struct.unpack_from(">2I", content, 24)
+    is_known = magic & ~1 == _MAGIC and version == _VERSION and page_size == PAGE_SIZE
+    return is_known and sums == _sums(_order(content), content[:24], (0, 0))
+
+
+def _order(content: bytes) -> str:
+    """The byte order of the words that are summed."""
+    return ">" if content.startswith((_MAGIC | 1).to_bytes(4, "big")) else "<"
+
+
+def _frames(content: bytes, salt: bytes) -> Iterator[Frame]:
+    """The frames of the current log. Those of an older one, which it is written over, have another salt."""
+    order = _order(content)
+    before: _Sums = struct.unpack_from(">2I", content, 24) if len(content) >= _HEADER else (0, 0)
+    is_next = True  # whether the frame before this one belongs to the current log
+    for place in range(1, (len(content) - _HEADER) // _FRAME + 1):
+        header = content[_start(place) : _start(place) + _FRAME_HEADER]
+        has_salt = header[8:16] == salt
+        if not has_salt and not is_next:
+            continue
+        body = content[_start(place) + _FRAME_HEADER : _start(place + 1)]
+        page, size, _, _, *sums = struct.unpack(">6I", header)
+        is_chained = tuple(sums) == _sums(order, header[:8] + body, before)
+        before, is_next = (sums[0], sums[1]), has_salt or is_chained
+        if is_next:
+            yield Frame(place, page, bool(size), body, has_salt and is_chained and page > 0)
+
+
+def _sums(order: str, content: bytes, before: _Sums) -> _Sums:
+    """The running checksum after `content`, whose length is a multiple of 8."""
+    first, second = before
+    words = struct.unpack(f"{order}{len(content) // 4}I", content)
+    for even, odd in zip(words[::2], words[1::2], strict=True):
+        first = (first + even + second) & 0xFFFFFFFF
+        second = (second + odd + first) & 0xFFFFFFFF
+    return first, second
+
+
+def _is_cut(content: bytes, salt: bytes) -> bool:
+    """Whether the log ends within a frame."""
+    size = (len(content) - _HEADER) % _FRAME
+    return 0 < size < 16 or (size >= 16 and content[len(content) - size + 8 :].startswith(salt))
+
+
+def _committed(index: bytes, salt: bytes) -> int | None:
+    """How many frames were committed, by the index of the log; None if it is of another log, or none."""
+    header = index[:_INDEX_HEADER]
+    if len(header) < _INDEX_HEADER or header != index[_INDEX_HEADER : 2 * _INDEX_HEADER] or header[32:40] != salt:
+        return None
+    [count] = struct.unpack_from("=I", header, 16)
+    return int(count)

@@ -1,0 +1,106 @@
+"""Events of the history that a person must know of, in sentences."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from textwrap import shorten
+
+from app.history.salvage import Salvage
+
+_NOUNS = {
+    "chats": "chat",
+    "messages": "message",
+    "drafts": "draft",
+    "inputs": "earlier input",
+    "presets": "preset",
+}
+_MOST_TITLES = 3
+_TITLE = 40  # characters
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """Something that happened."""
+
+    message: str
+    remedy: str = ""
+    is_saved: bool = True  # what is said from now on
+
+    @property
+    def sentences(self) -> str:
+        return f"{self.message} {self.remedy}".strip()
+
+
+@dataclass(frozen=True, slots=True)
+class Rescue:
+    """What became of a damaged history. The counts are of rows, by table."""
+
+    reason: str
+    aside: Path | None  # where the damaged file is now; None: where it was
+    saved: Mapping[str, int]
+    lost: Mapping[str, int]
+    changed: Mapping[str, int]
+    unreadable: int  # rows of unknown tables that are lost
+    gaps: Sequence[str]  # parts of the files that are lost, whatever they had
+    titles: Sequence[str]  # of chats with messages that are lost or changed
+
+    @property
+    def is_loss(self) -> bool:
+        return any((self.unreadable, *self.gaps, *self.lost.values(), *self.changed.values()))
+
+    @property
+    def news(self) -> News:
+        others = [_count(self.unreadable, "other entry")] if self.unreadable else []
+        lost = [*_counted(self.lost), *others, *self.gaps]
+        message = (
+            f"The history of chats was damaged: {self.reason}. Saved: {_count(self.saved.get('chats', 0), 'chat')} and "
+            f"{_count(self.saved.get('messages', 0), 'message')}. Lost: {', '.join(lost) or 'nothing known'}."
+        )
+        if changed := _counted(self.changed):
+            message += f" Damaged in part: {', '.join(changed)}."
+        if self.titles:
+            message += f" Look at: {_listed(self.titles)}."
+        return News(message, f"The damaged file is kept as {self.aside}." if self.aside else "")
+
+
+def rescue_of(reason: str, aside: Path | None, left: Salvage, saved: Mapping[str, int]) -> Rescue:
+    """The account of a salvage, of which `saved` rows went into the new file."""
+    return Rescue(
+        reason,
+        aside,
+        saved,
+        {table: len(ids) for table, ids in left.lost.items()},
+        {table: len(ids) for table, ids in left.changed.items()},
+        left.unreadable,
+        left.gaps,
+        [_title(left, chat) for chat in sorted(_hurt_chats(left))],
+    )
+
+
+def _hurt_chats(left: Salvage) -> set[int]:
+    """Chats that are damaged or have messages that are lost or damaged, as far as they are still there."""
+    messages = {*left.lost["messages"], *left.changed["messages"]}
+    kept = left.rows["messages"]
+    chats = {kept[one][1] if one in kept else left.indexed.get(one) for one in messages}
+    return {chat for chat in {*chats, *left.changed["chats"]} if isinstance(chat, int) and chat in left.rows["chats"]}
+
+
+def _title(left: Salvage, chat: int) -> str:
+    title = str(left.rows["chats"][chat][1])
+    beginnings = (str(row[4]) for _, row in sorted(left.rows["messages"].items()) if row[1] == chat)
+    return shorten(title or next(beginnings, ""), _TITLE, placeholder="…") or f"chat {chat}"
+
+
+def _listed(titles: Sequence[str]) -> str:
+    more = len(titles) - _MOST_TITLES
+    shown = ", ".join(f"“{title}”" for title in titles[:_MOST_TITLES])
+    return f"{shown}, and {more} more" if more > 0 else shown
+
+
+def _counted(counts: Mapping[str, int]) -> list[str]:
+    return [_count(counts[table], noun) for table, noun in _NOUNS.items() if counts.get(table)]
+
+
+def _count(number: int, noun: str) -> str:
+    plural = f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s"
+    return f"{number:,} {noun if number == 1 else plural}"

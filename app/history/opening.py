@@ -1,0 +1,153 @@
+"""How a history is opened: one process at a time checks it, repairs it and brings it to this version.
+
+A history that cannot be written is read into memory. Anything that a person must know of is returned as news.
+"""
+
+import sqlite3
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from app.history.errors import HistoryInUse, HistoryUnavailable
+from app.history.failures import FAILURES, FULL, Damaged, damage_in, is_damage, is_lock, is_unwritable, reason_of
+from app.history.files import damage_of, is_empty, require_files
+from app.history.holders import hold, others_hold
+from app.history.news import News, Rescue, rescue_of
+from app.history.preparation import created, prepared
+from app.history.refill import refill
+from app.history.rescue import finish_replacement, rescue
+from app.history.salvage import salvage
+from engine.private_folder import private_folder
+
+if TYPE_CHECKING:
+    from filelock import BaseFileLock
+
+T = TypeVar("T")
+Tell = Callable[[str], None]
+
+_BUSY_MS = 10_000  # for another process to end its write, which takes milliseconds
+_LOCKED_SECONDS = 30.0  # for another program to unlock a history that is opened
+_REPAIR_SECONDS = 300.0  # for another ingle that repairs it
+_SOON_SECONDS = 1.0  # a person who waits is told why
+_GLANCE_SECONDS = 0.05  # between two attempts
+
+_MAKE_ROOM = "Make room: saving goes on then. Until then old chats can be read, and new ones are lost when you leave."
+_READ_ONLY = "Old chats can be read; new ones are lost when you leave."
+_CLOSE_OTHERS = "Close the other chats, then start ingle again: it saves what can be read."
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A history that is open."""
+
+    connection: sqlite3.Connection
+    news: Sequence[News] = ()
+    mark: "BaseFileLock | None" = None  # shows other processes that it is open; None: it is in memory
+    rescue: Rescue | None = None  # of a history that was damaged
+    unsaved: str = ""  # why nothing is saved
+
+
+def in_memory() -> Opened:
+    """An empty history that is never saved."""
+    return Opened(created(None))
+
+
+def open_history(path: Path, tell: Tell, damage: str = "") -> Opened:
+    """The history at `path`, which is made if there is none; read into memory, if it cannot be written.
+
+    `tell` is given a sentence when a person has to wait. `damage`: why the file is known to be damaged. Raises
+    HistoryTooNew, HistoryUnavailable, one of FAILURES, or OSError.
+    """
+    try:
+        return open_file(path, tell, damage)
+    except HistoryInUse as problem:
+        return _read(path, problem.message, _CLOSE_OTHERS)
+    except (OSError, *FAILURES) as problem:
+        if not is_unwritable(problem):
+            raise
+        why = reason_of(problem, path.parent)
+        return _read(path, why, _MAKE_ROOM if why == FULL else _READ_ONLY)
+
+
+def open_file(path: Path, tell: Tell, damage: str = "") -> Opened:
+    """The same, but a history that cannot be written, or repaired, raises its error."""
+    require_files(path)
+    private_folder(path.parent)
+    with _turn(path, tell):
+        finish_replacement(path)
+        is_alone = not others_hold(path.parent)
+        news = [_empty(path)] if is_alone and is_empty(path) else []
+        account: Rescue | None = None
+        try:
+            _require(damage or (damage_of(path) if is_alone else ""))
+            connection = _patiently(lambda: prepared(path), tell)
+        except FAILURES as problem:
+            if not is_damage(problem):
+                raise
+            if not is_alone:
+                raise HistoryInUse("the history of chats is damaged, and other chats have it open") from problem
+            tell("The history of chats is damaged. Saving what can be read.")
+            account = rescue(path, damage_in(problem), created)
+            connection = _patiently(lambda: prepared(path), tell)
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        connection.execute(f"PRAGMA busy_timeout = {_BUSY_MS}").fetchall()
+        return Opened(connection, [account.news] if account else news, hold(path.parent), account)
+
+
+def _read(path: Path, why: str, remedy: str) -> Opened:
+    """What can be read of a history that cannot be written. Raises OSError."""
+    left = salvage(path)
+    connection = created(None)
+    account = rescue_of("it cannot be repaired now", None, left, refill(connection, left))
+    news = [News(f"Nothing is saved: {why}.", remedy, is_saved=False)]
+    if account.is_loss:
+        news.append(replace(account.news, is_saved=False))
+    return Opened(connection, news, rescue=account if account.is_loss else None, unsaved=why)
+
+
+def _require(damage: str) -> None:
+    if damage:
+        raise Damaged(damage)
+
+
+@contextmanager
+def _turn(path: Path, tell: Tell) -> Iterator[None]:
+    """No other process opens the history while the body runs."""
+    from filelock import FileLock, Timeout
+
+    lock = FileLock(path.with_suffix(".lock"), mode=0o600)
+    try:
+        lock.acquire(timeout=_SOON_SECONDS)
+    except Timeout:
+        tell("Another ingle opens or repairs the history of chats. Waiting for it; Ctrl-C ends this.")
+        try:
+            lock.acquire(timeout=_REPAIR_SECONDS)
+        except Timeout:
+            raise HistoryUnavailable("another ingle does not end opening the history of chats", "End it.") from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _patiently(work: Callable[[], T], tell: Tell) -> T:
+    """The result of `work`, which is tried until no other program keeps the file locked."""
+    begun, is_told = time.monotonic(), False
+    while True:
+        try:
+            return work()
+        except FAILURES as problem:
+            waited = time.monotonic() - begun
+            if not is_lock(problem) or waited > _LOCKED_SECONDS:
+                raise
+        if waited > _SOON_SECONDS and not is_told:
+            is_told = True
+            tell("Another program keeps the history of chats locked. Waiting for 30 s; Ctrl-C ends this.")
+        time.sleep(_GLANCE_SECONDS)
+
+
+def _empty(path: Path) -> News:
+    return News(f"The history of chats was an empty file, {path}.", "If there were chats in it, restore a backup.")

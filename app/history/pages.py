@@ -1,0 +1,162 @@
+"""Rows and index entries of single pages of an SQLite file, read without its trees and without its schema.
+
+The format is https://sqlite.org/fileformat2.html#b_tree_pages. Nothing is trusted: what cannot be a row is left out.
+"""
+
+import os
+import struct
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from app.history.kinds import Row, Value
+from app.history.schema import PAGE_SIZE
+
+_TABLE_LEAF, _INDEX_LEAF, _INDEX_INTERIOR = 0x0D, 0x0A, 0x02
+_INTEGER_BYTES = {1: 1, 2: 2, 3: 3, 4: 4, 5: 6, 6: 8}  # by serial type
+
+Pages = Sequence[bytes]
+
+
+class Nonsense(Exception):
+    """What is read there cannot be a row."""
+
+
+def read_pages(path: Path) -> list[bytes]:
+    """The pages of a file; empty ones where the disk cannot be read. No file: none. Raises OSError."""
+    pages = []
+    try:
+        with open(path, "rb") as file:
+            for start in range(0, os.fstat(file.fileno()).st_size, PAGE_SIZE):
+                file.seek(start)
+                try:
+                    pages.append(file.read(PAGE_SIZE))
+                except OSError:
+                    pages.append(b"")
+    except FileNotFoundError:
+        return []
+    return pages
+
+
+def is_cut(pages: Pages) -> bool:
+    """Whether a file has fewer pages than its first one states, or ends within a page."""
+    stated = int.from_bytes(pages[0][28:32], "big") if pages else 0
+    return len(pages) < stated or any(len(page) % PAGE_SIZE for page in pages)
+
+
+def table_cells(page: bytes, number: int) -> list[int]:
+    """Where the rows of a page begin, if it is a leaf of a table. `number` counts from 0."""
+    head = 100 if number == 0 else 0
+    return _cells(page, head, 8) if page[head : head + 1] == bytes([_TABLE_LEAF]) else []
+
+
+def row_at(pages: Pages, page: bytes, place: int) -> tuple[int, Row]:
+    """The id and the columns of the row that begins at `place`. Of a row that goes on in pages that are damaged, the
+    columns that can be read, and the beginning of the text that is cut. Raises Nonsense."""
+    try:
+        size, place = _varint(page, place)
+        rowid, place = _varint(page, place)
+        if not 0 < size <= len(pages) * PAGE_SIZE:
+            raise Nonsense
+        return rowid, _values(_payload(pages, page, place, size, PAGE_SIZE - 35))
+    except (IndexError, struct.error) as problem:
+        raise Nonsense from problem
+
+
+def index_entries(pages: Pages, number: int) -> Iterator[Row]:
+    """The entries of a page, if it belongs to an index."""
+    page = pages[number]
+    kind = page[0] if page else 0
+    if kind not in (_INDEX_LEAF, _INDEX_INTERIOR) or number == 0:
+        return
+    before = 4 if kind == _INDEX_INTERIOR else 0  # bytes of the page number of a child
+    for cell in _cells(page, 0, 8 + before):
+        try:
+            size, place = _varint(page, cell + before)
+            if 0 < size <= PAGE_SIZE:
+                yield _values(_payload(pages, page, place, size, (PAGE_SIZE - 12) * 64 // 255 - 23))
+        except (Nonsense, IndexError, struct.error):
+            continue
+
+
+def is_suspect(page: bytes, number: int, num_pages: int) -> bool:
+    """Whether a page may hold more rows than `table_cells` finds: its head contradicts itself, or is of no kind."""
+    head = 100 if number == 0 else 0
+    if len(page) < PAGE_SIZE:
+        return bool(page.strip(b"\0"))
+    kind, free, count, start = struct.unpack_from(">BHHH", page, head)
+    if kind == _TABLE_LEAF:
+        cells = _cells(page, head, 8)
+        return len(cells) < count or start not in (min(cells, default=PAGE_SIZE), free)
+    # a page that continues a row, or is free, begins with the number of another page
+    return kind not in (_INDEX_LEAF, _INDEX_INTERIOR) and int.from_bytes(page[:4], "big") > num_pages
+
+
+def _cells(page: bytes, head: int, head_size: int) -> list[int]:
+    if len(page) < head + head_size:
+        return []
+    [count] = struct.unpack_from(">H", page, head + 3)
+    first = head + head_size
+    count = min(count, (len(page) - first) // 2)
+    return list(struct.unpack_from(f">{count}H", page, first))
+
+
+def _payload(pages: Pages, page: bytes, place: int, size: int, most: int) -> bytes:
+    """The bytes of a row, and of the pages that it goes on in; fewer than `size` if one of those is damaged."""
+    if size <= most:
+        return page[place : place + size]
+    least = (PAGE_SIZE - 12) * 32 // 255 - 23
+    local = least + (size - least) % (PAGE_SIZE - 4)
+    local = local if local <= most else least
+    parts, left = [page[place : place + local]], size - local
+    following = int.from_bytes(page[place + local : place + local + 4], "big")
+    while left > 0 and 0 < following <= len(pages):
+        content = pages[following - 1]
+        parts.append(content[4 : 4 + left])
+        following, left = int.from_bytes(content[:4], "big"), left - (PAGE_SIZE - 4)
+    return b"".join(parts)
+
+
+def _values(payload: bytes) -> Row:
+    """The columns of a row, from its record format."""
+    head_size, place = _varint(payload, 0)
+    if head_size > len(payload):
+        raise Nonsense
+    body, values = head_size, []
+    while place < head_size:
+        kind, place = _varint(payload, place)
+        size = _size_of(kind)
+        values.append(_value(kind, payload[body : body + size], size))
+        body += size
+    return tuple(values)
+
+
+def _size_of(kind: int) -> int:
+    if kind >= 12:
+        return (kind - 12) // 2
+    return 8 if kind == 7 else _INTEGER_BYTES.get(kind, 0)
+
+
+def _value(kind: int, content: bytes, size: int) -> Value:
+    if kind >= 12:
+        return content.decode("utf-8", "replace") if kind % 2 else content
+    if kind in (8, 9):
+        return kind - 8
+    if kind in (10, 11) or kind < 0:
+        raise Nonsense
+    if kind == 0 or len(content) < size:
+        return None
+    return float(struct.unpack(">d", content)[0]) if kind == 7 else int.from_bytes(content, "big", signed=True)
+
+
+def _varint(content: bytes, place: int) -> tuple[int, int]:
+    """A number of SQLite's variable length, and the place after it."""
+    number = 0
+    for count in range(9):
+        byte = content[place + count]
+        if count == 8:
+            number = number << 8 | byte
+        else:
+            number = number << 7 | byte & 0x7F
+            if byte < 0x80:
+                return number, place + count + 1
+    return number - (1 << 64) if number >> 63 else number, place + 9

@@ -1,0 +1,57 @@
+"""Fresh tables, filled with the rows that were saved of a damaged history."""
+
+import sqlite3
+from collections.abc import Mapping
+
+from app.history.digests import digest_of
+from app.history.kinds import Row
+from app.history.salvage import Salvage
+from app.history.schema import COLUMNS
+
+RESCUED_TITLE = "Recovered chat"
+
+
+def refill(connection: sqlite3.Connection, left: Salvage) -> Mapping[str, int]:
+    """Insert all rows in one transaction. Returns how many each table has.
+
+    Messages whose chat is lost get a new one. A message whose parent is lost follows the message before it.
+    """
+    rows = {**left.rows, "messages": _joined(left.rows["messages"])}
+    rows["chats"] = _chats(left.rows["chats"], rows["messages"])
+    counts = {}
+    connection.execute("BEGIN IMMEDIATE")
+    for table, columns in COLUMNS.items():
+        marks = ", ".join("?" * (len(columns) + 1))
+        names = ", ".join([*columns, "digest"])
+        statement = f"INSERT OR IGNORE INTO {table} ({names}) VALUES ({marks})"  # noqa: S608  # names of the schema
+        signed = ((*row, digest_of(row)) for _, row in sorted(rows[table].items()))
+        counts[table] = connection.executemany(statement, signed).rowcount
+    connection.execute("COMMIT")
+    return counts
+
+
+def _joined(messages: Mapping[int, Row]) -> Mapping[int, Row]:
+    joined, last_of = {}, dict[object, int]()
+    for message, (_, chat, parent, *rest) in sorted(messages.items()):
+        is_lost = parent is not None and parent not in messages
+        joined[message] = (message, chat, last_of.get(chat) if is_lost else parent, *rest)
+        last_of[chat] = message
+    return joined
+
+
+def _chats(chats: Mapping[int, Row], messages: Mapping[int, Row]) -> Mapping[int, Row]:
+    """The chats, and those that are made for messages without one. Each shows a message that is there."""
+    newest: dict[object, Row] = {row[1]: row for _, row in sorted(messages.items())}
+    made = {int(chat): _made(int(chat), row) for chat, row in newest.items() if isinstance(chat, int)}
+    known = {**made, **chats}
+    return {chat: _showing(row, messages, newest.get(chat)) for chat, row in known.items()}
+
+
+def _made(chat: int, newest: Row) -> Row:
+    return chat, RESCUED_TITLE, 0, "{}", "{}", 0, 0, newest[-1], newest[-1], None, newest[0]
+
+
+def _showing(chat: Row, messages: Mapping[int, Row], newest: Row | None) -> Row:
+    if chat[-1] is None or chat[-1] in messages:
+        return chat
+    return (*chat[:-1], None if newest is None else newest[0])

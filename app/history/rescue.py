@@ -1,0 +1,92 @@
+"""A damaged history is put aside, and a new one takes its place with everything that could be read.
+
+Its log goes with it. Files are only replaced while no other process has them open: SQLite removes the log of a file by
+its name. If the program is killed, the next start has either the old files or all of the new one.
+"""
+
+import os
+import shutil
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing, suppress
+from datetime import datetime
+from pathlib import Path
+
+from app.history.examination import too_new
+from app.history.files import log_of
+from app.history.news import Rescue, rescue_of
+from app.history.pages import Nonsense, read_pages, row_at, table_cells
+from app.history.refill import refill
+from app.history.salvage import salvage
+from app.history.schema import VERSION
+
+_SUFFIXES = ("", "-wal")
+
+
+def rescue(path: Path, reason: str, create: Callable[[Path], sqlite3.Connection]) -> Rescue:
+    """Replace the history at `path`, which is damaged for that `reason`. `create` makes an empty one.
+
+    Raises HistoryTooNew, sqlite3.Error or OSError; the files are then as they were.
+    """
+    refuse_newer(path)
+    left = salvage(path)
+    fresh = path.with_suffix(".fresh")
+    _remove(fresh)
+    aside = _put_aside(path)
+    try:
+        with closing(create(fresh)) as connection:
+            saved = refill(connection, left)
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        os.replace(fresh, _complete(path))
+    except BaseException:
+        for file in (fresh, aside):
+            _remove(file)
+        raise
+    finish_replacement(path)
+    return rescue_of(reason, aside if aside.exists() else log_of(aside), left, saved)
+
+
+def finish_replacement(path: Path) -> None:
+    """Put a new history that is complete in the place of the old one, unless that is done."""
+    complete = _complete(path)
+    if complete.exists():
+        for suffix in ("-wal", "-shm"):
+            Path(f"{path}{suffix}").unlink(missing_ok=True)
+        os.replace(complete, path)
+
+
+def refuse_newer(path: Path) -> None:
+    """Raises HistoryTooNew for the work of a newer program, whose tables are not known here."""
+    pages = read_pages(path)
+    stated = int.from_bytes(pages[0][60:64], "big") if pages else 0
+    if stated <= VERSION:
+        return
+    for number, page in enumerate(pages):
+        for place in table_cells(page, number):
+            with suppress(Nonsense):
+                if row_at(pages, page, place)[1] == (stated,):  # of the table `about`
+                    raise too_new(stated)
+
+
+def _complete(path: Path) -> Path:
+    return path.with_suffix(".rescued")
+
+
+def _put_aside(path: Path) -> Path:
+    """Give the file and its log other names besides their own; copies, if the file system has no links."""
+    stamp = datetime.now().strftime("%Y%m%d-%H%M%S-%f")
+    aside = path.with_name(f"{path.stem}-damaged-{stamp}{path.suffix}")
+    for suffix in _SUFFIXES:
+        old, new = f"{path}{suffix}", f"{aside}{suffix}"
+        if not os.path.exists(old):
+            continue
+        try:
+            os.link(old, new)
+        except OSError:
+            shutil.copy2(old, new)
+    return aside
+
+
+def _remove(path: Path) -> None:
+    for suffix in (*_SUFFIXES, "-shm"):
+        Path(f"{path}{suffix}").unlink(missing_ok=True)

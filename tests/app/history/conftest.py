@@ -1,0 +1,44 @@
+"""Histories that are made once, and copied for each test."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from app.history.database import FILE_NAME
+from tests.app.history import damage
+
+
+@pytest.fixture(scope="session")
+def _filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("filled")
+    damage.filled(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def _logged(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("logged")
+    damage.logged(folder)
+    return folder
+
+
+@pytest.fixture
+def filled(_filled: Path, tmp_path: Path) -> Path:
+    """The file of a history in `tmp_path`."""
+    shutil.copytree(_filled, tmp_path, dirs_exist_ok=True)
+    return tmp_path / FILE_NAME
+
+
+@pytest.fixture
+def logged(_logged: Path, tmp_path: Path) -> Path:
+    """The file of a history in `tmp_path`, half of which is in its log, without the index of the log."""
+    shutil.copytree(_logged, tmp_path, dirs_exist_ok=True, ignore=lambda folder, names: [damage.INDEX])
+    return tmp_path / FILE_NAME
+
+
+@pytest.fixture
+def logged_and_indexed(_logged: Path, tmp_path: Path) -> Path:
+    """The same with the index."""
+    shutil.copytree(_logged, tmp_path, dirs_exist_ok=True)
+    return tmp_path / FILE_NAME

@@ -1,0 +1,148 @@
+"""The judgement on a write-ahead log: as SQLite's own on sound logs, and not silent on damaged ones."""
+
+import random
+import shutil
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from app.history.log import Log, read_log
+
+HEADER, FRAME = 32, 24 + 4096
+CHANGES = 12
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bytes, bytes]:
+    """A database whose changes are all in its log; the log and its index."""
+    folder = tmp_path_factory.mktemp("sound")
+    connection = sqlite3.connect(folder / "a", isolation_level=None)
+    connection.execute("PRAGMA page_size = 4096")
+    connection.execute("PRAGMA journal_mode = WAL").fetchall()
+    connection.execute("CREATE TABLE texts (text)")
+    for number in range(CHANGES):
+        connection.execute("INSERT INTO texts VALUES (?)", (f"{number} " * 1000,))
+    shutil.copy(folder / "a", folder / "copy")
+    log, index = (folder / "a-wal").read_bytes(), (folder / "a-shm").read_bytes()
+    connection.close()
+    return folder / "copy", log, index
+
+
+def applied_by_sqlite(database: Path, log: bytes, folder: Path) -> int:
+    """How many frames SQLite takes."""
+    shutil.copy(database, folder / "b")
+    (folder / "b-wal").write_bytes(log)
+    connection = sqlite3.connect(folder / "b", isolation_level=None)
+    try:
+        connection.execute("SELECT count(*) FROM sqlite_schema").fetchall()
+        [_, frames, _] = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+        return int(frames)
+    finally:
+        connection.close()
+
+
+def commits(log: Log) -> list[int]:
+    return [frame.place for frame in log.frames if frame.is_commit]
+
+
+def flipped(log: bytes, *places: int) -> bytes:
+    content = bytearray(log)
+    for place in places:
+        content[place] ^= 1 << place % 8
+    return bytes(content)
+
+
+def test_a_sound_log_is_applied_as_a_whole(sound: tuple[Path, bytes, bytes], tmp_path: Path) -> None:
+    database, log, index = sound
+    for found in (read_log(log), read_log(log, index)):
+        assert (len(found.frames), found.is_damaged, found.damage) == (found.applied, False, "")
+    assert read_log(log).applied == applied_by_sqlite(database, log, tmp_path)
+    assert len(commits(read_log(log))) == CHANGES + 1
+
+
+@pytest.mark.parametrize("seed", range(200))
+@pytest.mark.share(8)
+def test_a_damaged_log_is_applied_as_far_as_sqlite_does(
+    sound: tuple[Path, bytes, bytes], tmp_path: Path, seed: int
+) -> None:
+    database, log, index = sound
+    draw = random.Random(seed)
+    places = [draw.randrange(len(log)) for _ in range(draw.choice((1, 2, 8)))]
+    damaged = flipped(log, *places)
+    if seed % 4 == 0:
+        damaged = damaged[: draw.randrange(HEADER, len(log))]
+    found = read_log(damaged, index)
+    assert found.applied == applied_by_sqlite(database, damaged, tmp_path)
+    assert found.is_damaged
+    assert read_log(damaged).is_damaged or len(damaged) < len(log)
+
+
+def test_every_frame_of_a_damaged_log_is_still_read(sound: tuple[Path, bytes, bytes]) -> None:
+    _, log, _ = sound
+    whole = read_log(log)
+    for place in (3, 20, 30, HEADER + 10, HEADER + 20, HEADER + 3 * FRAME + 500, len(log) - FRAME + 9, len(log) - 7):
+        found = read_log(flipped(log, place))
+        assert found.is_damaged, place
+        assert found.is_complete, place
+        assert [frame.place for frame in found.frames] == [frame.place for frame in whole.frames], place
+        changed = sum(one.content != other.content for one, other in zip(found.frames, whole.frames, strict=True))
+        assert changed == ((place - HEADER) % FRAME >= 24 and place > HEADER), place
+
+
+def test_what_a_killed_process_did_not_commit_is_no_damage(sound: tuple[Path, bytes, bytes]) -> None:
+    _, log, index = sound
+    whole = read_log(log)
+    begun = whole.frames[commits(whole)[-2]].place  # of the last change
+    for size in (HEADER + begun * FRAME, HEADER + begun * FRAME + 24, HEADER + begun * FRAME + 1000):
+        part = log[:size]
+        of_then = bytearray(index)
+        for copy in (0, 48):  # the index counts the frames of the changes before
+            of_then[copy + 16 : copy + 20] = (begun - 1).to_bytes(4, "little")
+        assert not read_log(part, bytes(of_then)).is_damaged
+        assert read_log(part, index).is_damaged
+
+
+def test_a_change_that_lacks_a_frame_was_never_committed(sound: tuple[Path, bytes, bytes]) -> None:
+    _, log, _ = sound
+    whole = read_log(log)
+    begun = whole.frames[commits(whole)[-2]].place
+    assert whole.frames[-1].place - begun >= 1
+    hole = bytearray(log)
+    hole[HEADER + (begun - 1) * FRAME : HEADER + begun * FRAME] = bytes(FRAME)
+    assert (read_log(bytes(hole)).applied, read_log(bytes(hole)).is_damaged) == (begun - 1, False)
+    before = whole.frames[commits(whole)[-3]].place  # the change before that one was committed
+    hole[HEADER + (before - 1) * FRAME : HEADER + before * FRAME] = bytes(FRAME)
+    assert read_log(bytes(hole)).is_damaged
+
+
+def test_frames_of_an_older_log_count_for_nothing(sound: tuple[Path, bytes, bytes], tmp_path: Path) -> None:
+    database, log, _ = sound
+    shutil.copy(database, tmp_path / "c")
+    connection = sqlite3.connect(tmp_path / "c", isolation_level=None)
+    connection.execute("CREATE TABLE texts (text)")
+    for number in range(20):
+        connection.execute("INSERT INTO texts VALUES (?)", (f"{number} " * 1000,))
+    connection.execute("PRAGMA wal_checkpoint(RESTART)").fetchall()
+    connection.execute("INSERT INTO texts VALUES ('new')")
+    content = (tmp_path / "c-wal").read_bytes()
+    connection.close()
+    found = read_log(content)
+    assert len(content) > 10 * FRAME
+    assert 0 < len(found.frames) == found.applied < 5
+    assert not found.is_damaged
+    assert not read_log(flipped(content, len(content) - 100)).is_damaged
+    assert read_log(flipped(content, HEADER + 100)).is_damaged
+    assert log != content
+
+
+@pytest.mark.parametrize("content", [b"", bytes(32), bytes(9000)])
+def test_a_log_that_was_never_written_is_sound(content: bytes) -> None:
+    assert read_log(content) == Log()
+
+
+@pytest.mark.parametrize("content", [b"x", b"some text\n" * 900, b"\x37\x7f\x06\x82", bytes(40) + b"x"])
+def test_a_log_that_is_something_else_is_damaged(content: bytes) -> None:
+    found = read_log(content)
+    assert (found.is_damaged, found.is_complete, found.applied) == (True, False, 0)
+    assert found.damage == "its log of recent changes is damaged"

@@ -1,0 +1,101 @@
+"""Changes that only the log has, after processes that were killed: they are folded in, or their loss is told."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from app.history.database import FILE_NAME
+from app.history.history import History
+from app.history.records import Settings, State
+from tests.app.history.damage import (
+    ALL_TEXTS,
+    ALL_TITLES,
+    CHATS,
+    INDEX,
+    LOG,
+    texts,
+    titles,
+)
+
+
+def test_the_log_of_a_killed_process_is_folded_in(logged: Path, tmp_path: Path) -> None:
+    with History(tmp_path) as history:
+        assert (titles(history), history.news) == (ALL_TITLES, ())
+        assert (tmp_path / LOG).stat().st_size == 0
+        assert b"question 5" in logged.read_bytes()
+
+
+def test_the_log_is_empty_after_each_reply(tmp_path: Path) -> None:
+    with History(tmp_path) as history:
+        chat = history.chats.create(Settings())
+        asked = history.messages.say(chat.id, None, "x")
+        reply = history.messages.begin_reply(chat.id, asked.id, "tiny")
+        history.messages.write_reply(reply.id, "y", "")
+        assert (tmp_path / LOG).stat().st_size
+        history.messages.write_reply(reply.id, "yes", "", state=State.WHOLE)
+        assert (tmp_path / LOG).stat().st_size == 0
+    assert {path.name for path in tmp_path.iterdir()} <= {FILE_NAME, "history.lock"}
+
+
+@pytest.mark.parametrize("with_index", [False, True])
+@pytest.mark.parametrize("place", [0.0, 0.1, 0.5, 0.97])
+@pytest.mark.usefixtures("logged_and_indexed")
+def test_a_flipped_bit_in_the_log_loses_nothing(tmp_path: Path, place: float, with_index: bool) -> None:
+    if not with_index:
+        (tmp_path / INDEX).unlink()
+    log = bytearray((tmp_path / LOG).read_bytes())
+    log[int(len(log) * place) + 7] ^= 1
+    (tmp_path / LOG).write_bytes(log)
+    with History(tmp_path) as history:
+        assert (titles(history), texts(history)) == (ALL_TITLES, ALL_TEXTS)
+        [news] = history.news
+        assert "its log" in news.message
+        assert history.rescue is not None
+        assert Path(f"{history.rescue.aside}-wal").read_bytes() == log
+    with History(tmp_path) as again:
+        assert (titles(again), again.news) == (ALL_TITLES, ())
+
+
+@pytest.mark.parametrize("content", [b"some text\n" * 5000, None], ids=["text", "half"])
+@pytest.mark.usefixtures("logged")
+def test_a_log_that_is_lost_is_told(tmp_path: Path, content: bytes | None) -> None:
+    log = (tmp_path / LOG).read_bytes()
+    (tmp_path / LOG).write_bytes(log[: len(log) // 2] if content is None else content)
+    with History(tmp_path) as history:
+        assert set(ALL_TITLES[: CHATS // 2]) <= set(titles(history))
+        [news] = history.news
+    assert "changes that only its log had" in news.message
+
+
+@pytest.mark.usefixtures("logged_and_indexed")
+def test_a_log_that_lost_its_end_is_told_by_its_index(tmp_path: Path) -> None:
+    size = (tmp_path / LOG).stat().st_size
+    os.truncate(tmp_path / LOG, size - 5 * 4120)
+    with History(tmp_path) as history:
+        [news] = history.news
+    assert "changes that only its log had" in news.message
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_log_without_its_file_is_saved(logged: Path, tmp_path: Path, is_there: bool) -> None:
+    logged.unlink()
+    if is_there:
+        logged.touch()
+    with History(tmp_path) as history:
+        assert "question 5" in texts(history)
+        [news] = history.news
+        assert history.rescue is not None
+        assert Path(news.remedy.removeprefix("The damaged file is kept as ").removesuffix(".")).exists()
+    assert "its file is empty" in news.message
+
+
+def test_an_empty_file_is_told(tmp_path: Path) -> None:
+    (tmp_path / FILE_NAME).touch()
+    with History(tmp_path) as history:
+        [news] = history.news
+        assert history.chats.listed() == []
+    assert "was an empty file" in news.message
+    assert "backup" in news.remedy
+    with History(tmp_path) as again:
+        assert again.news == ()

@@ -1,0 +1,235 @@
+"""Damaged histories are repaired: what can be read is saved, and a person is told what is lost."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from app.history.database import FILE_NAME
+from app.history.errors import HistoryDamaged
+from app.history.history import History
+from app.history.records import Settings
+from tests.app.history.damage import (
+    ALL_TEXTS,
+    ALL_TITLES,
+    CHATS,
+    LOG,
+    execute,
+    flip,
+    texts,
+    titles,
+)
+
+Harm = Callable[[Path], None]
+
+
+def statement(*sql: str) -> Harm:
+    return lambda file: execute(file, *sql)
+
+
+def flips(*places: tuple[bytes, int, int]) -> Harm:
+    def harm(file: Path) -> None:
+        for place in places:
+            flip(file, *place)
+
+    return harm
+
+
+def set_schema(sql: str) -> Harm:
+    return statement("PRAGMA writable_schema = ON", sql)
+
+
+# What is damaged -> how, and a part of the reason that is told. Every chat can still be read.
+READABLE: dict[str, tuple[Harm, str]] = {
+    "the name of a column": (flips((b"text TEXT NOT NULL, att", 1, 0)), "the definition of messages"),
+    "a statement that is no UTF-8": (
+        flips((b"id INTEGER PRIMARY KEY AUTO", 10, 6), (b"NOT NULL, is_title", 1, 7)),
+        "SQLite cannot use it",
+    ),
+    "the version of the format for writers": (flips((b"SQLite format 3", 18, 0)), "the header"),
+    "the size of pages": (flips((b"SQLite format 3", 16, 3)), "the header"),
+    "the magic": (flips((b"SQLite format 3", 4, 1)), "the header"),
+    "the version of the tables": (flips((b"SQLite format 3", 63, 4)), "it has two versions"),
+    "an entry of the index of messages": (
+        set_schema("UPDATE sqlite_schema SET rootpage = 3 WHERE name = 'messages_by_chat'"),
+        "",
+    ),
+    "the last id that was given": (statement("UPDATE sqlite_sequence SET seq = 9223372036854775807"), "its ids"),
+    "the name of a table in the list of last ids": (
+        statement("UPDATE sqlite_sequence SET name = 'massages' WHERE name = 'messages'"),
+        "its ids",
+    ),
+    "the index of words": (statement("UPDATE words_data SET block = x'00' WHERE id = 10"), "SQLite cannot use it"),
+    "another program's trigger": (
+        statement("CREATE TRIGGER evil AFTER INSERT ON messages BEGIN DELETE FROM messages WHERE id < new.id; END"),
+        "it has a trigger that is not Inglenook's, evil",
+    ),
+    "another program's view": (
+        statement("CREATE VIEW all_texts AS SELECT text FROM messages"),
+        "it has a view that is not",
+    ),
+    "a trigger that does something else": (
+        statement(
+            "DROP TRIGGER words_of_gone",
+            "CREATE TRIGGER words_of_gone AFTER INSERT ON messages BEGIN DELETE FROM chats; END",
+        ),
+        "the definition of words_of_gone",
+    ),
+    "a missing trigger": (statement("DROP TRIGGER words_of_new"), "tables are missing"),
+    "a missing index": (statement("DROP INDEX messages_by_chat"), "tables are missing"),
+    "settings that are no JSON": (statement("UPDATE chats SET settings = '{no json'"), "rows have changed"),
+    "texts that are blobs": (statement("UPDATE messages SET text = CAST(text AS BLOB)"), "rows have changed"),
+    "times that are texts": (statement("UPDATE chats SET created = 'yesterday'"), "rows have changed"),
+    "rows of no type, without digests": (
+        statement("UPDATE messages SET usage = CAST('[' AS BLOB), digest = NULL"),
+        "rows have changed",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", READABLE)
+def test_damage_is_repaired_and_told(filled: Path, tmp_path: Path, what: str) -> None:
+    harm, reason = READABLE[what]
+    harm(filled)
+    damaged = filled.read_bytes()
+    waits: list[str] = []
+    with History(tmp_path, waits.append) as history:
+        assert (titles(history), texts(history)) == (ALL_TITLES, ALL_TEXTS)
+        history.messages.say(history.chats.create(Settings(), "chat 99").id, None, "and it goes on")
+        assert (titles(history), texts(history)) == ([*ALL_TITLES, "chat 99"], {*ALL_TEXTS, "and it"})
+        assert history.search.find("lorem")
+        [news] = history.news
+        assert history.rescue is not None
+        assert history.rescue.aside is not None
+        assert history.rescue.aside.read_bytes()[200:] == damaged[200:]
+    assert waits == ["The history of chats is damaged. Saving what can be read."]
+    assert f"was damaged: {reason}" in news.message
+    assert f"Saved: {CHATS} chats and {2 * CHATS} messages. Lost: nothing known." in news.message
+    assert news.remedy == f"The damaged file is kept as {history.rescue.aside}."
+    with History(tmp_path) as again:
+        assert (again.news, again.rescue) == ((), None)
+        assert "and it" in texts(again)
+
+
+def test_changed_texts_and_titles_are_told(filled: Path, tmp_path: Path) -> None:
+    flip(filled, b"userquestion 2 lorem", 16, 0)
+    flip(filled, b"chat 4{", 5, 1)
+    with History(tmp_path) as history:
+        [news] = history.news
+        assert titles(history) == ["chat 0", "chat 1", "chat 2", "chat 3", "chat 5", "chat 6"]
+        assert "question 2" in texts(history)
+    assert "Damaged in part: 1 chat, 1 message. Look at: “chat 2”, “chat 6”." in news.message
+
+
+def test_lost_messages_are_counted(filled: Path, tmp_path: Path) -> None:
+    content = bytearray(filled.read_bytes())
+    place = content.index(b"userquestion 3 lorem")
+    content[place - place % 4096 : place - place % 4096 + 4096] = os.urandom(4096)
+    filled.write_bytes(content)
+    with History(tmp_path) as history:
+        [news] = history.news
+        kept = texts(history)
+        assert titles(history) == ALL_TITLES
+    lost = len(ALL_TEXTS - kept)
+    assert "question 3" not in kept
+    assert f"Lost: {lost} message{'s' if lost > 1 else ''}." in news.message
+    assert "Look at: “chat" in news.message
+
+
+def test_a_row_is_found_though_its_page_does_not_list_it(filled: Path, tmp_path: Path) -> None:
+    content = bytearray(filled.read_bytes())
+    page = content.index(b"userquestion 3 lorem") // 4096 * 4096
+    content[page + 3 : page + 5] = (0).to_bytes(2, "big")  # the number of rows
+    filled.write_bytes(content)
+    with History(tmp_path) as history:
+        assert history.rescue is not None
+        assert not any((*history.rescue.lost.values(), *history.rescue.changed.values()))
+        assert texts(history) == ALL_TEXTS
+
+
+@pytest.mark.usefixtures("logged")
+def test_a_repair_that_is_killed_is_ended_by_the_next_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = bytearray((tmp_path / LOG).read_bytes())
+    log[5000] ^= 1
+    (tmp_path / LOG).write_bytes(log)
+    real = os.replace
+
+    class Killed(BaseException):
+        """Stands for the end of the process."""
+
+    for survived in range(3):
+        calls: list[str] = []
+
+        def replace(source: str, target: str, survived: int = survived, calls: list[str] = calls) -> None:
+            if len(calls) == survived:
+                raise Killed
+            calls.append(target)
+            real(source, target)
+
+        monkeypatch.setattr("app.history.rescue._remove", lambda path: None)  # nothing is tidied up by who is killed
+        monkeypatch.setattr(os, "replace", replace)
+        if survived < 2:
+            with pytest.raises(Killed):
+                History(tmp_path)
+        monkeypatch.undo()
+    with History(tmp_path) as history:
+        assert (titles(history), texts(history)) == (ALL_TITLES, ALL_TEXTS)
+
+
+def test_damage_is_not_repaired_while_others_have_the_history_open(filled: Path, tmp_path: Path) -> None:
+    with History(tmp_path) as other:
+        flip(filled, b"userquestion 2 lorem", 16, 0)
+        with History(tmp_path) as history:
+            assert (titles(history), len(texts(history))) == (ALL_TITLES, len(ALL_TEXTS))
+            history.messages.say(history.chats.create(Settings()).id, None, "not saved")
+            unsaved, damaged = history.news
+            assert (unsaved.is_saved, damaged.is_saved) == (False, False)
+        assert titles(other) == ALL_TITLES
+        assert not list(tmp_path.glob("*damaged*"))
+    assert "Nothing is saved: the history of chats is damaged, and other chats have it open." in unsaved.message
+    assert "Close the other chats" in unsaved.remedy
+    assert "Damaged in part: 1 message." in damaged.message
+    with History(tmp_path) as again:
+        assert "Damaged in part: 1 message." in again.news[0].message
+        assert len(list(tmp_path.glob("*damaged*"))) == 1
+
+
+def test_the_marks_of_killed_processes_hold_nothing(filled: Path, tmp_path: Path) -> None:
+    (tmp_path / "4321-0.open").touch()
+    flip(filled, b"userquestion 2 lorem", 16, 0)
+    with History(tmp_path) as history:
+        assert history.rescue is not None
+        assert len(list(tmp_path.glob("*.open"))) == 1
+    assert not list(tmp_path.glob("*.open"))
+
+
+def read_and_write(history: History) -> None:
+    for chat in history.chats.listed():
+        history.messages.of(chat.id)
+        history.messages.say(chat.id, None, "one more")
+
+
+@pytest.mark.parametrize("sql", ["UPDATE messages SET text = 'b' || text", "UPDATE words_data SET block = x'00'"])
+def test_damage_that_is_found_later_is_repaired_and_told(filled: Path, tmp_path: Path, sql: str) -> None:
+    with History(tmp_path) as history:
+        heard: list[str] = []
+        assert history.listen(lambda news: heard.append(news.message)) == []
+        execute(filled, sql)
+        with pytest.raises(HistoryDamaged, match="was damaged"):
+            read_and_write(history)
+        assert len(texts(history)) >= len(ALL_TEXTS)
+        history.messages.say(history.chats.listed()[0].id, None, "and more")
+        [told] = heard
+        assert "The history of chats was damaged" in told
+        assert f"Saved: {CHATS} chats" in told
+
+
+@pytest.mark.usefixtures("logged")
+def test_a_history_behind_a_link_is_found_with_its_log(tmp_path: Path) -> None:
+    (tmp_path / LOG).write_bytes(b"some text\n" * 900)
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / FILE_NAME).symlink_to(tmp_path / FILE_NAME)
+    with History(tmp_path / "here") as history:
+        assert "changes that only its log had" in history.news[0].message
+    assert (tmp_path / "here" / FILE_NAME).is_symlink()

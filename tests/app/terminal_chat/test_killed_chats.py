@@ -1,0 +1,13 @@
+"""Chats that share a history, killed while they ask and reply: a share of what tests/killed_sharers.py does."""
+
+import random
+
+import pytest
+
+from tests.killed_sharers import kill_rounds
+
+
+def test_what_killed_chats_had_sent_is_in_the_history(pytestconfig: pytest.Config) -> None:
+    count = kill_rounds(2, 2, random.Random(pytestconfig.option.seed))
+    assert count.sent >= 2
+    assert (count.lost, count.told) == (set(), [])

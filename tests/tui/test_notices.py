@@ -1,0 +1,42 @@
+"""What the chat screen shows of things that happen to the store of chats."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+
+from tests.tui.pilots import Chatting, run
+from tests.tui.scripted_client import ScriptedChats, ScriptedClient
+from tui.nouns import Notice
+from tui.widgets.top_bar import TopBar
+
+
+class Store(ScriptedChats):
+    """One that tells of more than one thing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.coming = asyncio.Queue[Notice]()
+
+    async def notices(self) -> AsyncGenerator[Notice, None]:
+        while True:
+            yield await self.coming.get()
+
+
+def test_notices_are_shown_and_the_state_stays_visible() -> None:
+    client, store = ScriptedClient(), Store()
+    client.chats = store
+
+    async def flow(chat: Chatting) -> None:
+        bar = chat.screen.query_one(TopBar)
+        store.coming.put_nowait(Notice("The history of chats was damaged.", "It is kept as\x1b[31m x."))
+        await chat.until(lambda: len(chat.app._notifications) == 1)
+        [shown] = chat.app._notifications
+        assert (shown.title, shown.message) == ("The history of chats was damaged.", "It is kept as␛[31m x.")
+        assert bar.is_saved
+        store.coming.put_nowait(Notice("Nothing is saved: the disk is full.", "Make room.", is_saved=False))
+        await chat.until(lambda: not bar.is_saved)
+        assert bar.render().plain.startswith(" Not saved: New chat")
+        store.coming.put_nowait(Notice("Chats are saved again."))
+        await chat.until(lambda: bar.is_saved)
+        assert bar.render().plain.startswith(" New chat")
+
+    run(client, flow)
