@@ -58,6 +58,11 @@ def test_a_stop_word_is_told_and_so_are_probabilities(smollm2_server: LiveServer
     assert first["top_logprobs"][0] == {key: first[key] for key in ("id", "token", "bytes", "logprob")}
 
 
+@pytest.mark.parametrize("model", [None, "", "hash"])
+def test_no_model_is_the_served_one(hash_server: LiveServer, model: str | None) -> None:
+    assert complete(hash_server, model=model)["model"] == "hash"
+
+
 def test_grammars_are_kept_to(smollm2_server: LiveServer) -> None:
     kept = complete(smollm2_server, grammar=GBNF, prompt="Cities:", n_predict=9)["content"]
     *cities, cut_off = (city.strip() for city in kept.split(","))
