@@ -175,7 +175,7 @@ def test_parts_of_text_are_one_message(hash_server: LiveServer) -> None:
         ({"input": None}, "input"),
         ({"reasoning": "much"}, "reasoning"),
         ({"model": "other"}, "does not exist here"),
-        ({"context_length": 3}, "tokens, and context_length allows 3"),
+        ({"context_length": 3}, "maximum context length is 3 tokens"),
     ],
 )
 def test_what_cannot_be_done_is_refused_by_name(hash_server: LiveServer, asked: dict[str, Any], problem: str) -> None:
