@@ -34,9 +34,7 @@ class PromptTooLong(EngineError):
     prompt was refused before it was encoded.
     """
 
-    def __init__(
-        self, message: str, remedy: str = "", *, prompt_tokens: int = 0, context_length: int = 0
-    ) -> None:
+    def __init__(self, message: str, remedy: str = "", *, prompt_tokens: int = 0, context_length: int = 0) -> None:
         super().__init__(message, remedy)
         self.prompt_tokens = prompt_tokens
         self.context_length = context_length

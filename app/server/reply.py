@@ -56,16 +56,16 @@ class WholeReply(Generic[ChunkT]):
 
 @dataclass(slots=True)
 class WaitStatus:
-    """What a streamed reply waits for: the text of the comments that it sends meanwhile."""
+    """The state of a streamed reply, as the comments that fill its silences say it."""
 
     text: str = "waiting"
 
     def prefill(self, done: int, total: int) -> None:
-        """So many tokens of the prompt are read."""
+        """Report `done` of `total` tokens of the prompt as computed."""
         self.text = f"prefill {done:,} of {total:,}"
 
     def decode(self) -> None:
-        """The reply has begun."""
+        """Report that the reply has begun."""
         self.text = "decode"
 
 

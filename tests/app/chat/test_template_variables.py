@@ -76,7 +76,9 @@ def test_templates_are_told_the_day(
     assert day in prompt(llama_cpp_models / "templates" / f"{name}.jinja", tokenizer, timed)
 
 
-def test_a_request_sets_the_day_itself(llama_cpp_models: Path, tokenizer: Tokenizer, timed: ChatTemplateRenderer) -> None:
+def test_a_request_sets_the_day_itself(
+    llama_cpp_models: Path, tokenizer: Tokenizer, timed: ChatTemplateRenderer
+) -> None:
     template = llama_cpp_models / "templates" / "meta-llama-Llama-3.1-8B-Instruct.jinja"
     assert "Today Date: 1 May 1999" in prompt(template, tokenizer, timed, date_string="1 May 1999")
 

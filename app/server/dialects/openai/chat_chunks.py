@@ -55,8 +55,7 @@ async def chunks(
     """
     counts = TokenCounts()
     writer = _ChunkWriter(service, wanted, model, counts, status)
-    asked, breakers = wanted.asked_grammar(), await service.breakers.tokens(wanted.breakers())
-    choices = replace(wanted.choices(breakers, service.sampling), filter=await wanted.token_filter(service))
+    asked, choices = wanted.asked_grammar(), await wanted.choices_of(service)
     turn = Turn(wanted.conversation(), choices, asked)
     origin = replace(origin, reply=writer.reply)
     has_begun = False

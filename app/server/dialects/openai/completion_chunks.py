@@ -7,7 +7,7 @@ A prompt is taken as it is: control tokens in it are control tokens, for clients
 import codecs
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from app.chat.events import ChatEvent, GeneratedTokens, PromptLogprobs, PromptProgress, ReplyEnd, TextDelta
 from app.chat.service import ChatService
@@ -33,8 +33,7 @@ async def chunks(
     The first batch is empty where a prompt is still being read: nothing with a choice comes before the first token.
     `model` is the name that the reply carries, `status` is kept up to date. Raises what `continuation_events` raises.
     """
-    asked, breakers = wanted.asked_grammar(), await service.breakers.tokens(wanted.breakers())
-    choices = replace(wanted.choices(breakers, service.sampling), filter=await wanted.token_filter(service))
+    asked, choices = wanted.asked_grammar(), await wanted.choices_of(service)
     given = wanted.prompts()
     prompts = [await _encode(service, prompt, wanted) for prompt in given]
     echoes = [_echo(service.tokenizer, wanted, *prompt) for prompt in zip(given, prompts, strict=True)]
@@ -63,7 +62,7 @@ async def _encode(service: ChatService, prompt: str | tuple[int, ...], wanted: C
 
 @dataclass(frozen=True, slots=True)
 class _Echo:
-    """What a reply repeats of its prompt."""
+    """The part of a prompt that its reply repeats."""
 
     text: str = ""
     first_token: int | None = None  # of the prompt, where its tokens are to be reported
@@ -127,7 +126,7 @@ class _ChunkWriter:
                 yield self._reported(self._choice(index, event))
 
     def _beginning(self, index: int) -> CompletionChoice:
-        """What comes before a reply: of its prompt, what is to be repeated and reported."""
+        """Return the part before a reply: the echo of its prompt, and the reports about it."""
         text = id_text if self._wanted.return_tokens_as_token_ids else token_text
         shown = self._wanted.skip_special_tokens is False
         writer = self._choices[index] = _ChoiceWriter(self._tokenizer, index, text, shows_control=shown)
@@ -177,7 +176,7 @@ class _ChoiceWriter:
         self._offset = 0
 
     def beginning(self, echo: _Echo, reported: Sequence[TokenLogprobs]) -> CompletionChoice:
-        """What comes before the reply; `reported` is of the prompt's tokens, from its second on."""
+        """Return the part before the reply; `reported` is of the prompt's tokens, from its second on."""
         if echo.first_token is None:
             return CompletionChoice(self._index, echo.text)
         columns = CompletionLogprobs()

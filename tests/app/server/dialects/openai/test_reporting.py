@@ -1,4 +1,4 @@
-"""What replies report besides their text, in the fields of vLLM and llama.cpp: ids, probabilities, counts and times."""
+"""Reports of replies besides their text, in the fields of vLLM and llama.cpp: ids, probabilities, counts, times."""
 
 import json
 import re
