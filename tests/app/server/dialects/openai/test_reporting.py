@@ -254,3 +254,17 @@ def test_replies_keep_to_llama_cpps_grammars(smollm2_server: LiveServer, path: s
     for asked in ({"grammar": 'root ::= "zebra" "!"'}, {"json_schema": {"const": "zebra!"}}):
         reply = ask(smollm2_server, path, **asked, max_tokens=50, ignore_eos=False)
         assert whole_text(reply).strip('"') == "zebra!"
+
+
+def test_the_prompt_ends_as_the_request_has_it(hash_server: LiveServer) -> None:
+    messages = [{"role": "critic", "content": "Hm."}, {"role": "assistant", "content": "Paris is"}]
+    several: list[tuple[dict[str, Any], str]] = [
+        ({}, "<|im_end|>\n<|im_start|>assistant\n"),
+        ({"add_generation_prompt": False}, "Paris is<|im_end|>\n"),
+        ({"continue_final_message": True}, "<|im_start|>assistant\nParis is"),
+    ]
+    for asked, end in several:
+        ids = ask(hash_server, CHAT, messages=messages, return_token_ids=True, **asked)["prompt_token_ids"]
+        prompt = hash_server.service.tokenizer.decode(ids, show_control=True)
+        assert "<|im_start|>critic\nHm.<|im_end|>" in prompt
+        assert prompt.endswith(end)
