@@ -67,8 +67,8 @@ class WantedChoices:
             raise PromptTooLong(
                 f"The prompt has {len(prompt):,} tokens, and num_ctx allows {self.context:,} including the reply",
                 "Shorten the prompt, or raise num_ctx or leave it out: it is a cap, and nothing is loaded anew for it.",
-                prompt_tokens=len(prompt),
-                context_length=self.context,
+                tokens=len(prompt),
+                context=self.context,
             )
         return [replace(one, max_tokens=min(room, one.max_tokens or room)) for one in self.candidates]
 

@@ -1,15 +1,14 @@
-"""Sends the reply to one request, whole or piece by piece, for as long as the client is there.
+"""Sends the reply to one request, whole or piece by piece.
 
-A client that goes away ends the work on its reply at once, whatever that is waiting for. Nothing here knows what a
-reply says.
+Nothing here knows what a reply says.
 """
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import msgspec
 from starlette.responses import Response
@@ -46,9 +45,6 @@ class WholeReply(Generic[ChunkT]):
     fold: Callable[[AsyncGenerator[ChunkT]], Awaitable[msgspec.Struct]]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await while_connected(receive, self._send(scope, receive, send))
-
-    async def _send(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with aclosing(self.chunks) as batches, aclosing(_each(batches)) as chunks:
             body = msgspec.json.encode(await self.fold(chunks))
         await Response(body, media_type="application/json")(scope, receive, send)
@@ -87,7 +83,7 @@ class StreamedReply(Generic[ChunkT]):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = _StreamedBody(send, self.framing, self._ping, self.first_ping_seconds, self.ping_seconds)
-        await while_connected(receive, self._send(body))
+        await self._send(body)
 
     def _ping(self) -> bytes:
         return self.framing.ping if self.status is None else comment(self.status.text)
@@ -164,25 +160,3 @@ async def _each(batches: AsyncGenerator[list[ChunkT]]) -> AsyncGenerator[ChunkT]
     async for batch in batches:
         for chunk in batch:
             yield chunk
-
-
-async def while_connected(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
-    """Run `work`. If the client goes away meanwhile it is cancelled, and has ended when this returns.
-
-    The request's body must have been read: what is received after it is the end of the connection.
-    """
-    working = asyncio.create_task(work)
-    watching = asyncio.create_task(_gone(receive))
-    try:
-        await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        working.cancel()
-        watching.cancel()
-        await asyncio.wait((working, watching))
-    if not working.cancelled():
-        working.result()
-
-
-async def _gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass

@@ -5,12 +5,13 @@ from collections.abc import AsyncGenerator
 
 import pytest
 from msgspec import Struct
-from starlette.types import Message
+from starlette.types import Message, Receive, Scope, Send
 
+from app.server.client_watch import ClientWatch
 from app.server.dialects.openai.errors import error_body
 from app.server.errors import InvalidRequest
-from app.server.reply import StreamedReply, WaitStatus, WholeReply, while_connected
-from tests.app.server.served_application import HANGING_SECONDS
+from app.server.reply import StreamedReply, WaitStatus, WholeReply
+from tests.processes import HANGING_SECONDS
 
 SCOPE = {"type": "http", "method": "POST", "path": "/", "headers": []}
 
@@ -27,8 +28,12 @@ class Client:
         self.left = asyncio.Event()
         self.stuck = asyncio.Event()
         self._patience = patience
+        self._has_asked = False
 
     async def receive(self) -> Message:
+        if not self._has_asked:
+            self._has_asked = True
+            return {"type": "http.request", "body": b"", "more_body": False}
         await self.left.wait()
         return {"type": "http.disconnect"}
 
@@ -92,7 +97,12 @@ def test_the_chunks_are_closed_when_a_client_leaves_that_took_nothing_any_more()
     async def reply() -> None:
         client, closed = Client(patience=3), list[bool]()
         chunks = numbers(closed, 1 << 30)  # held here, so that it is not the garbage collector that closes it
-        sending = asyncio.create_task(StreamedReply(chunks, error_body)(SCOPE, client.receive, client.send))
+
+        async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+            await receive()
+            await StreamedReply(chunks, error_body)(scope, receive, send)
+
+        sending = asyncio.create_task(ClientWatch(answer)(SCOPE, client.receive, client.send))
         await client.stuck.wait()
         client.left.set()
         await sending
@@ -170,22 +180,3 @@ def test_what_fails_before_anything_is_sent_is_raised() -> None:
     with pytest.raises(InvalidRequest, match="It failed"):
         asyncio.run(reply())
     assert not client.sent
-
-
-def test_what_fails_inside_is_raised_outside() -> None:
-    async def fail() -> None:
-        raise ValueError("inside")
-
-    with pytest.raises(ValueError, match="inside"):
-        asyncio.run(while_connected(Client().receive, fail()))
-
-
-def test_ending_from_outside_ends_the_work() -> None:
-    async def end() -> int:
-        waiting = asyncio.create_task(while_connected(Client().receive, asyncio.sleep(1 << 20)))
-        await asyncio.sleep(0)
-        waiting.cancel()
-        await asyncio.gather(waiting, return_exceptions=True)
-        return len(asyncio.all_tasks())
-
-    assert asyncio.run(end()) == 1

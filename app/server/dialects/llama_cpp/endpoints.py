@@ -6,11 +6,11 @@ import msgspec
 from starlette.requests import Request
 
 from app.chat.service import ChatService
-from app.server.continuation import Continuation, continuation_events, fitting_infill, text_prompt
+from app.server.continuation import Continuation, continuation_events, fitting_infill, mixed_prompt
 from app.server.dialects.llama_cpp.errors import ERRORS, error_body
 from app.server.dialects.llama_cpp.replies import Completion, Writer, fold
 from app.server.dialects.llama_cpp.requests import CompletionRequest, GeneratingRequest, InfillRequest
-from app.server.dialects.llama_cpp.tokens import TokenEndpoints, mixed_ids
+from app.server.dialects.llama_cpp.tokens import TokenEndpoints
 from app.server.door import of_caller
 from app.server.endpoint import Endpoint
 from app.server.framing import BARE_EVENTS
@@ -43,8 +43,7 @@ class LlamaCppEndpoints:
     async def complete(self, request: Request) -> StreamedReply[Completion] | WholeReply[Completion]:
         wanted = await read_body(request, self._completion_decoder)
         self._check(wanted)
-        given = wanted.prompt if isinstance(wanted.prompt, str) else await mixed_ids(self._service, wanted.prompt)
-        return await self._reply(request, wanted, await text_prompt(self._service, given))
+        return await self._reply(request, wanted, await mixed_prompt(self._service, wanted.prompt))
 
     async def infill(self, request: Request) -> StreamedReply[Completion] | WholeReply[Completion]:
         wanted = await read_body(request, self._infill_decoder)

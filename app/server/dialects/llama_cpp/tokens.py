@@ -1,7 +1,6 @@
 """What llama.cpp's server tells of itself and of its model: its properties, and texts as ids and back."""
 
-import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Annotated
 
@@ -11,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from app.chat.service import ChatService
+from app.chat.template import MAX_TEXT_CHARS
 from app.server.dialects.llama_cpp.errors import ERRORS
 from app.server.dialects.llama_cpp.replies import GenerationSettings
 from app.server.dialects.llama_cpp.requests import CompletionRequest
@@ -21,6 +21,10 @@ from app.server.field_types import TokenId
 from app.server.reply import json_reply
 from app.server.request_body import read_body
 from app.server.served_model import ServedModel
+from app.text.tokenizer import Tokenizer
+from app.work_pool import Check
+
+_AT_ONCE = 1 << 13  # ids that are translated between two looks whether the client is still there
 
 ANY_SEED = 0xFFFFFFFF  # as llama.cpp tells that each request gets its own
 
@@ -49,9 +53,9 @@ class Properties(Struct, kw_only=True):
 
 
 class TokenizeRequest(Struct, kw_only=True):
-    """POST /tokenize."""
+    """POST /tokenize. A text of more than 1,048,576 tokens is refused."""
 
-    content: str
+    content: Annotated[str, Meta(max_length=MAX_TEXT_CHARS)]
     add_special: bool = False  # what the model wants in front of a prompt
     parse_special: bool = True
     with_pieces: bool = False
@@ -131,49 +135,50 @@ class TokenEndpoints:
 
     async def tokenize(self, request: Request) -> Response:
         wanted = await read_body(request, self._tokenize_decoder)
+        with naming("content"):
+            ids = await self._service.tokenized(wanted.content, parse_special=wanted.parse_special)
         tokenizer = self._service.tokenizer
+        if wanted.add_special and tokenizer.add_bos and tokenizer.bos_id is not None:
+            ids = [tokenizer.bos_id, *ids]
 
-        def encoded() -> Tokens:
-            ids = tokenizer.encode(wanted.content, parse_special=wanted.parse_special)
-            if wanted.add_special and tokenizer.add_bos and tokenizer.bos_id is not None:
-                ids = [tokenizer.bos_id, *ids]
-            if not wanted.with_pieces:
-                return Tokens([*ids])
-            return Tokens([Piece(one, _piece(tokenizer.token_bytes(one, show_control=True))) for one in ids])
+        def told(check: Check) -> bytes:
+            pieces = _pieces(tokenizer, ids, check) if wanted.with_pieces else iter(ids)
+            return msgspec.json.encode(Tokens([*pieces]))
 
-        return json_reply(await asyncio.to_thread(encoded))
+        return Response(await self._service.texts.run(told), media_type="application/json")
 
     async def detokenize(self, request: Request) -> Response:
         wanted = await read_body(request, self._detokenize_decoder)
-        return json_reply(Content(await asyncio.to_thread(_shown, self._service, wanted.tokens)))
+        return json_reply(Content(await self._shown(wanted.tokens)))
 
     async def apply(self, request: Request) -> Response:
         wanted = await read_body(request, self._template_decoder)
         wanted.check()
         with naming("messages"):
             prompt = await self._service.prompt(wanted.conversation())
-        return json_reply(Prompt(await asyncio.to_thread(_shown, self._service, prompt.ids)))
+        return json_reply(Prompt(await self._shown(prompt.ids)))
+
+    async def _shown(self, ids: Sequence[int]) -> str:
+        """The text of ids, control tokens included. Raises InvalidRequest."""
+        tokenizer = self._service.tokenizer
+        if ids and (largest := max(ids)) >= self._service.vocab_size:
+            problem = f"token id {largest} is not in the vocabulary of {self._service.vocab_size}"
+            raise InvalidRequest(f"tokens: {problem}", parameter="tokens")
+
+        def decoded(check: Check) -> str:
+            return b"".join(_token_bytes(tokenizer, ids, check)).decode(errors="replace")
+
+        return await self._service.texts.run(decoded)
 
 
-async def mixed_ids(service: ChatService, prompt: Sequence[str | int]) -> tuple[int, ...]:
-    """The ids of texts and ids, one after the other."""
-
-    def encoded() -> tuple[int, ...]:
-        ids: list[int] = []
-        for part in prompt:
-            ids += [part] if isinstance(part, int) else service.tokenizer.encode(part, parse_special=True)
-        return tuple(ids)
-
-    return await asyncio.to_thread(encoded)
+def _token_bytes(tokenizer: Tokenizer, ids: Sequence[int], check: Check) -> Iterator[bytes]:
+    for start in range(0, len(ids), _AT_ONCE):
+        check()
+        yield from (tokenizer.token_bytes(one, show_control=True) for one in ids[start : start + _AT_ONCE])
 
 
-def _shown(service: ChatService, ids: Sequence[int]) -> str:
-    """The text of ids, control tokens included. Raises InvalidRequest."""
-    if ids and (largest := max(ids)) >= service.vocab_size:
-        problem = f"token id {largest} is not in the vocabulary of {service.vocab_size}"
-        raise InvalidRequest(f"tokens: {problem}", parameter="tokens")
-    pieces = (service.tokenizer.token_bytes(one, show_control=True) for one in ids)
-    return b"".join(pieces).decode(errors="replace")
+def _pieces(tokenizer: Tokenizer, ids: Sequence[int], check: Check) -> Iterator[Piece]:
+    return map(Piece, ids, map(_piece, _token_bytes(tokenizer, ids, check)))
 
 
 def _piece(encoded: bytes) -> str | list[int]:
