@@ -20,6 +20,7 @@ from app.instance import Instance, recorded
 from app.text.tokenizer import Tokenizer
 from tests.app.server.live_server import LiveServer, controlled_engine
 from tests.app.server.served_application import until
+from tests.processes import HANGING_SECONDS
 
 
 @pytest.fixture(autouse=True)
@@ -93,12 +94,12 @@ def odd_server(tmp_path: Path) -> Iterator[tuple[int, list[bytes]]]:
         await Response(body[0])(scope, receive, send)
 
     server = uvicorn.Server(uvicorn.Config(application, port=0, lifespan="off", ws="none", log_config=None))
-    thread = threading.Thread(target=server.run)
+    thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     until(lambda: server.started)
     yield server.servers[0].sockets[0].getsockname()[1], body
     server.should_exit = True
-    thread.join()
+    thread.join(HANGING_SECONDS)
 
 
 @pytest.mark.parametrize("answer", [b"", b"[]", b"1", b"{}", b'{"running": 1, "waiting": 2}', b"\xff"])

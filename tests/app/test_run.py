@@ -14,6 +14,7 @@ import pytest
 from tests.app.command_line import ingle
 from tests.app.long_reply import WITHOUT_END
 from tests.app.mapped_file import wait_until_mapped
+from tests.processes import HANGING_SECONDS
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = [sys.executable, "-m", "app", "run"]
@@ -114,7 +115,7 @@ def test_interrupt_stops_at_once(
         assert started.stdout.read(1)  # text streams, while there are thousands of tokens to go
         assert started.poll() is None
     started.send_signal(signal.SIGINT)
-    assert started.wait() == 130
+    assert started.wait(HANGING_SECONDS) == 130
     rest = started.stderr.read()
     assert b"Traceback" not in rest
     if phase != "decode":
@@ -165,5 +166,5 @@ def test_a_closed_pipe_is_quiet(environment: dict[str, str], process: list[subpr
     assert started.stderr is not None
     started.stdout.read(1)
     started.stdout.close()
-    assert started.wait() != 0
+    assert started.wait(HANGING_SECONDS) != 0
     assert started.stderr.read() == b""
