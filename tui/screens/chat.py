@@ -38,6 +38,7 @@ if TYPE_CHECKING:  # what reads Markdown is loaded once the prompt is there
     from tui.widgets.code_block import CodeBlock
 
 _RECOMMENDED_SECONDS = 20.0  # that the name of a better model can be read
+_WARNED_SECONDS = 12.0
 _NONE = "no model is loaded"
 
 
@@ -113,6 +114,8 @@ class ChatScreen(Screen[None]):
             async for step in loading:
                 model = step.model if step.loaded else ""
                 bar.loading_model = step
+                if step.warning:
+                    self.app.notify(step.warning, severity="warning", timeout=_WARNED_SECONDS, markup=False)
         self.conversation.model = model
         bar.model = model or _NONE
         bar.loading_model = None
