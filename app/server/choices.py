@@ -102,9 +102,12 @@ async def generate_choices(
         options=wanted.options,
     )
     counts.prompts, counts.asked = prompts, sum(map(len, prompts))
-    with logged(service.name, origin, counts):
+    with logged(service.name, origin, counts) as log:
         async with aclosing(batches):
             async for batch in batches:
+                for reply, event in batch:
+                    counts.see(event)
+                    log.see(reply, event)
                 good, failure = _up_to_failure(batch if wanted.is_told else _untold(batch))
                 for reply, event in good:
                     if isinstance(event, ReplyEnd):

@@ -10,7 +10,8 @@ from starlette.types import Message, Receive, Scope, Send
 from app.server.client_watch import ClientWatch
 from app.server.dialects.openai.errors import error_body
 from app.server.errors import InvalidRequest
-from app.server.reply import StreamedReply, WaitStatus, WholeReply
+from app.server.reply import StreamedReply, WholeReply
+from app.server.token_counts import TokenCounts
 from tests.processes import HANGING_SECONDS
 
 SCOPE = {"type": "http", "method": "POST", "path": "/", "headers": []}
@@ -132,7 +133,7 @@ def test_a_silence_is_filled_with_comments_that_say_nothing() -> None:
         b"data: [DONE]",
         b"",
     ]
-    assert client.body.startswith(b": ")
+    assert client.body.startswith(b": queued\n\n")
     client = Client()
     # The head is sent, so that a status cannot tell of what fails.
     told = asyncio.run(reply(InvalidRequest("It failed", "Try again.")))
@@ -152,22 +153,6 @@ def test_an_empty_batch_sends_the_head_alone() -> None:
     assert client.body == b'data: {"number":1}\n\ndata: [DONE]\n\n'
 
 
-def test_the_comments_of_a_silence_say_what_it_waits_for() -> None:
-    async def late() -> AsyncGenerator[list[Chunk]]:
-        async with asyncio.timeout(HANGING_SECONDS):
-            while b": waiting\n\n" not in client.body:
-                await asyncio.sleep(0)
-            status.prefill(2048, 5001)
-            while b": prefill 2,048 of 5,001\n\n" not in client.body:
-                await asyncio.sleep(0)
-        yield [Chunk(1)]
-
-    client, status = Client(), WaitStatus()
-    reply = StreamedReply(late(), error_body, first_ping_seconds=0.002, ping_seconds=0.001, status=status)
-    asyncio.run(reply(SCOPE, client.receive, client.send))
-    assert client.body.endswith(b'data: {"number":1}\n\ndata: [DONE]\n\n')
-
-
 def test_what_fails_before_anything_is_sent_is_raised() -> None:
     async def failing() -> AsyncGenerator[list[Chunk]]:
         raise InvalidRequest("It failed")
@@ -180,3 +165,24 @@ def test_what_fails_before_anything_is_sent_is_raised() -> None:
     with pytest.raises(InvalidRequest, match="It failed"):
         asyncio.run(reply())
     assert not client.sent
+
+
+@pytest.mark.parametrize("status", ["prefill 2,048 of 5,001", "decode"])
+def test_pings_say_what_the_request_is_doing_once_the_engine_has_begun(status: str) -> None:
+    """They need not wait any longer then."""
+
+    async def late(client: Client) -> AsyncGenerator[list[Chunk]]:
+        async with asyncio.timeout(HANGING_SECONDS):
+            while len(client.sent) < 3:
+                await asyncio.sleep(0)
+        yield [Chunk(1)]
+
+    async def reply() -> bytes:
+        client, counts = Client(), TokenCounts()
+        counts.status = status
+        chunks = late(client)
+        answer = StreamedReply(chunks, error_body, counts=counts, first_ping_seconds=1e6, ping_seconds=0.001)
+        await answer(SCOPE, client.receive, client.send)
+        return client.body
+
+    assert asyncio.run(reply()).startswith(f": {status}\n\n: {status}\n\n".encode())

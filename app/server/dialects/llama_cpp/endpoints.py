@@ -66,4 +66,6 @@ class LlamaCppEndpoints:
         continuation = Continuation([prompt], choices, wanted.asked_grammar())
         writer = Writer(service, choices.candidates[0], truncated=truncated)
         chunks = writer.chunks(continuation_events(service, continuation, origin, counts), counts)
-        return StreamedReply(chunks, error_body, BARE_EVENTS) if wanted.stream else WholeReply(chunks, fold)
+        if wanted.stream:
+            return StreamedReply(chunks, error_body, BARE_EVENTS, counts)
+        return WholeReply(chunks, fold)

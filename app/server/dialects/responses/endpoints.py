@@ -106,7 +106,9 @@ class ResponseEndpoints:
         if wanted.background:
             return json_reply(self._background.start(owner, reply, earlier))
         events = reply.events(earlier)
-        return StreamedReply(events, reply.writer.error, NAMED_EVENTS) if wanted.stream else WholeReply(events, fold)
+        if wanted.stream:
+            return StreamedReply(events, reply.writer.error, NAMED_EVENTS, reply.writer.counts)
+        return WholeReply(events, fold)
 
     async def count(self, request: Request) -> HTTPResponse:
         """The tokens of a prompt that is not given to the model."""
