@@ -351,6 +351,13 @@ class Settings:
     )
     origins: Mapping[str, str] = field(default_factory=dict, repr=False)  # setting name -> where its value came from
 
+    def stated(self, name: str) -> str:
+        """A setting as it was given: `--context 16384`, `INGLE_CONTEXT=16384`, or `context = 16384 in FILE`."""
+        origin, value = self.origins.get(name, "default"), getattr(self, name)
+        if origin.startswith("--"):
+            return f"{origin} {value}"
+        return f"{name} = {value} in {origin}" if origin.endswith(".toml") else f"{origin}={value}"
+
     @property
     def quantize_method(self) -> str | None:
         """What layers are quantized to while a model loads; None: they stay as they are."""

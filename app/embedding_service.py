@@ -6,6 +6,7 @@ thousand texts lets another one's single text in between. Knows nothing of wire 
 """
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -14,8 +15,23 @@ from typing import NamedTuple, Protocol
 from torch import Tensor
 from torch.nn import functional as F
 
+from app.errors import AppError, TextTooLong
+from app.text.long_texts import NO_LIMIT, Limit
+from app.work_pool import Check, WorkPool
 from engine.encoder import Embedder
 from engine.errors import EngineError
+
+TEXT_THREADS = 2
+STUCK_SECONDS = 60.0  # without a text that is computed, while some wait
+
+
+class InputTooLong(AppError):
+    """The text at a place of a request has more tokens than the model reads: `least` or more."""
+
+    def __init__(self, place: int, least: int) -> None:
+        super().__init__(f"Text {place + 1} has more than {least:,} tokens", "Send it in pieces.")
+        self.place = place
+        self.least = least
 
 
 class InputTokenizer(Protocol):
@@ -24,8 +40,9 @@ class InputTokenizer(Protocol):
     vocab_size: int
     markers_before: int  # a text: how many of its ids are there
 
-    def encode(self, text: str, most: int | None = None) -> tuple[int, ...]:
-        """The ids of `text` with the model's markers; where `most` is given, the text is cut to fit into so many."""
+    def encode(self, text: str, most: int | None = None, limit: Limit = NO_LIMIT) -> tuple[int, ...]:
+        """The ids of `text` with the model's markers; where `most` is given, the text is cut to fit into so many.
+        Raises TextTooLong beyond the `limit`, but for a text that is cut."""
         ...
 
 
@@ -39,11 +56,21 @@ class TextPair(NamedTuple):
 class EmbeddingService:
     """Answers texts with vectors by one model; or pairs of texts with numbers, where that is a cross-encoder."""
 
-    def __init__(self, name: str, tokenizer: InputTokenizer, embedder: Embedder) -> None:
+    def __init__(
+        self,
+        name: str,
+        tokenizer: InputTokenizer,
+        embedder: Embedder,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`clock` tells seconds that only grow."""
         self.name = name
         self.tokenizer = tokenizer
         self.requests = 0  # under way
+        self.texts = WorkPool("encoding texts", TEXT_THREADS)
         self._embedder = embedder
+        self._clock = clock
+        self._moved_at = clock()  # when a text was last computed, or none was waited for
         self._stopping = False
 
     @property
@@ -66,18 +93,38 @@ class EmbeddingService:
         return self._embedder.hidden
 
     async def encode(self, texts: Sequence[str], most: int | None = None) -> list[tuple[int, ...]]:
-        """The ids of texts with the model's markers; where `most` is given, each is cut to fit into so many."""
-        return await asyncio.to_thread(lambda: [self.tokenizer.encode(text, most) for text in texts])
+        """The ids of texts with the model's markers; where `most` is given, each is cut to fit into so many. Raises
+        InputTooLong."""
+        return await self.texts.run(lambda check: self._encoded(texts, most, check))
 
     async def encode_pairs(self, first: str, seconds: Sequence[str], most: int | None = None) -> list[TextPair]:
-        """A text with each of others behind it; where `most` is given, those are cut to fit into so many ids."""
+        """A text with each of others behind it; where `most` is given, those are cut to fit into so many ids. Raises
+        InputTooLong, in which the first text is at place 0."""
 
-        def encode() -> list[TextPair]:
-            ids, before = self.tokenizer.encode(first), self.tokenizer.markers_before
+        def encode(check: Check) -> list[TextPair]:
+            [ids], before = self._encoded([first], None, check), self.tokenizer.markers_before
             room = None if most is None else max(0, most - len(ids)) + before
-            return [TextPair((*ids, *self.tokenizer.encode(text, room)[before:]), len(ids)) for text in seconds]
+            found = self._encoded(seconds, room, check, first_place=1)
+            return [TextPair((*ids, *second[before:]), len(ids)) for second in found]
 
-        return await asyncio.to_thread(encode)
+        return await self.texts.run(encode)
+
+    def _encoded(
+        self, texts: Sequence[str], most: int | None, check: Check, first_place: int = 0
+    ) -> list[tuple[int, ...]]:
+        limit, found = Limit.of_context(self.context_length, check), []
+        for place, text in enumerate(texts, first_place):
+            check()
+            try:
+                found.append(self.tokenizer.encode(text, most, limit))
+            except TextTooLong as error:
+                raise InputTooLong(place, error.least) from error
+        return found
+
+    def problem(self) -> str:
+        """Why requests would wait in vain, or an empty string while they are served."""
+        silence = self._clock() - self._moved_at if self.requests else 0.0
+        return f"no text was computed for {silence:.0f} s" if silence >= STUCK_SECONDS else self.texts.problem()
 
     async def embed(self, sequences: Sequence[Sequence[int]]) -> list[Tensor]:
         """The vector of each, float32 [dimensions], of length 1. Raises what `scores` raises."""
@@ -102,7 +149,10 @@ class EmbeddingService:
             for place, submit in left:
                 self._check_running()
                 found[place] = await asyncio.wrap_future(submit())
+                self._moved_at = self._clock()
 
+        if not self.requests:
+            self._moved_at = self._clock()
         self.requests += 1
         workers = [asyncio.create_task(work()) for _ in range(self._embedder.threads)]
         try:
@@ -119,7 +169,7 @@ class EmbeddingService:
     async def stop(self) -> None:
         """Give up what waits; what is being computed is waited for."""
         self._stopping = True
-        await asyncio.to_thread(self._embedder.close)
+        await asyncio.gather(self.texts.close(), asyncio.to_thread(self._embedder.close))
 
     def _check_running(self) -> None:
         if self._stopping:

@@ -11,6 +11,7 @@ AppError
 │   └── TemplateUnavailable   the process that renders them gave no answer in time
 ├── ToolsUnsupported       tools for a model that cannot be told of them
 ├── UnsupportedTokenizer   a vocabulary that cannot be reproduced exactly
+├── TextTooLong            a text with more tokens than the caller allows; says how many at least
 ├── InvalidGrammar         a schema or grammar for a reply that cannot be kept; names the place
 ├── InvalidMessage         (chat/messages.py) a message that cannot be given to a model
 ├── InvalidRequest, ReplyFailed, ReplyAborted     (server/errors.py)
@@ -73,6 +74,14 @@ class InvalidGrammar(AppError):
 
 class ToolsUnsupported(AppError):
     """Tools, for a model whose chat template does not tell it of them."""
+
+
+class TextTooLong(AppError):
+    """A text has more tokens than its caller allows: `least` or more."""
+
+    def __init__(self, least: int) -> None:
+        super().__init__(f"The text has more than {least:,} tokens", "Send it in parts.")
+        self.least = least
 
 
 class UnsupportedTokenizer(AppError):

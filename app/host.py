@@ -211,7 +211,7 @@ async def _chat(
         )
         preparing = asyncio.create_task(service.prepare_when_idle())
         try:
-            yield create_application(service, about), streams
+            yield create_application(service, about), service
         finally:
             preparing.cancel()
 

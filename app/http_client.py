@@ -74,6 +74,15 @@ class Health:
     kv_blocks_held: int
 
 
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A prompt that a server reads."""
+
+    client: str  # as it names itself
+    done: int  # tokens
+    total: int
+
+
 class Client:
     """One server. Use it as a context manager; leaving it closes its connections, which ends what they asked for."""
 
@@ -105,6 +114,17 @@ class Client:
                 int(answer["kv_blocks"]),
                 int(answer["kv_blocks_held"]),
             )
+
+    async def reading(self) -> list[Reading]:
+        """The prompts that are being read; none of a model that writes no text. Raises ServerUnreachable or
+        ServerError."""
+        answer = await self._get("/inglenook/engine", accepted=(httpx.codes.OK, httpx.codes.NOT_FOUND))
+        with as_agreed():
+            return [
+                Reading(str(one["client"]), int(one["prompt_done"]), int(one["prompt_total"]))
+                for one in answer.get("requests", ())
+                if one["phase"] == "reading"
+            ]
 
     async def models(self) -> list[str]:
         """The ids of the models that it serves. Raises ServerUnreachable or ServerError."""

@@ -201,6 +201,7 @@ class EngineConfig:
     context_length: int  # most tokens a request may hold, prompt and reply together
     num_blocks: int  # KV blocks in the device pool, the null block included
     model_context_length: int = 0  # what the model was made for
+    longest_context: int = 0  # the most of that which the memory holds; 0: not known
     max_step_tokens: int = 256  # token budget of one step: bounds how long a stop or a newcomer waits
     max_running: int = 16  # requests that may hold blocks at the same time
     step_depth: int = 1  # steps launched before the first of them is collected

@@ -6,6 +6,7 @@ from, and which kind of device the runner drives.
 
 import itertools
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -50,6 +51,8 @@ class Engine(Generic[TicketT]):
         self._runner = runner
         self._under_way: deque[_UnderWay[TicketT]] = deque()
         self._collected = 0.0  # when the last step was
+        # Seconds that what is going on will take, by the steps before; inf: not known. Read by other threads.
+        self.expected_seconds = 0.0
         self._allowance = Allowance()
         self._ids = itertools.count(1)
 
@@ -61,6 +64,11 @@ class Engine(Generic[TicketT]):
     def has_requests(self) -> bool:
         """Whether somebody waits for something; else there may be work behind the scenes, which nobody waits for."""
         return self._scheduler.has_requests
+
+    @property
+    def progress(self) -> int:
+        """Grows with each step and each copy of blocks. Read by other threads."""
+        return self._scheduler.progress
 
     @property
     def num_running(self) -> int:
@@ -117,10 +125,17 @@ class Engine(Generic[TicketT]):
 
     def step(self) -> list[TokenEvent]:
         """Launch steps as far ahead as the configuration says, then collect the oldest. A failing one fails alone."""
+        try:
+            return self._step()
+        finally:
+            self.expected_seconds = 0.0
+
+    def _step(self) -> list[TokenEvent]:
         while len(self._under_way) < self.config.step_depth:
             plan = self._scheduler.schedule(self._allowance)
             if not plan.scheduled:
                 break
+            self.expected_seconds = self._scheduler.costs.steps.expected(plan.num_tokens) or math.inf
             try:
                 began = time.monotonic()
                 self._under_way.append(_UnderWay(plan, self._runner.launch(plan), began))
@@ -129,6 +144,7 @@ class Engine(Generic[TicketT]):
             except Exception as error:  # noqa: BLE001  # whatever a kernel raises ends the requests it ran, and no others
                 return self._failed(plan, error)
         if not self._under_way:
+            self.expected_seconds = math.inf
             self._scheduler.wait()
             return []
         step = self._under_way.popleft()

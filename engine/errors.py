@@ -30,14 +30,45 @@ class InvalidSampling(EngineError):
 class PromptTooLong(EngineError):
     """The request cannot fit the context, even alone.
 
-    `context_length` is 0 if something else than the context is too small. `prompt_tokens` is a lower bound if the
-    prompt was refused before it was encoded.
+    `tokens` is what its prompt has; unless `is_exact`, it has more than that. `context` is what prompt and reply may
+    have together, and `longest_context` the most that --context could make of it here. 0: not known.
     """
 
-    def __init__(self, message: str, remedy: str = "", *, prompt_tokens: int = 0, context_length: int = 0) -> None:
+    def __init__(
+        self,
+        message: str,
+        remedy: str = "",
+        *,
+        tokens: int = 0,
+        context: int = 0,
+        longest_context: int = 0,
+        is_exact: bool = True,
+    ) -> None:
         super().__init__(message, remedy)
-        self.prompt_tokens = prompt_tokens
-        self.context_length = context_length
+        self.tokens = tokens
+        self.context = context
+        self.longest_context = longest_context
+        self.is_exact = is_exact
+
+    @classmethod
+    def of(cls, tokens: int, context: int, longest_context: int, *, is_exact: bool = True) -> "PromptTooLong":
+        """For a prompt of so many tokens: see the class."""
+        count = f"{tokens:,}" if is_exact else f"more than {tokens:,}"
+        error = cls(
+            f"The prompt has {count} tokens, and the context holds {context:,} including the reply",
+            tokens=tokens,
+            context=context,
+            longest_context=longest_context,
+            is_exact=is_exact,
+        )
+        raising = f", or start with a larger --context (at most {longest_context:,} here)" if error.can_raise else ""
+        error.remedy = f"Shorten the prompt{raising}."
+        return error
+
+    @property
+    def can_raise(self) -> bool:
+        """Whether a larger --context makes room for it: the model and the memory allow that."""
+        return max(self.tokens, self.context) < self.longest_context
 
 
 class OutOfMemory(EngineError):

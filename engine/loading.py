@@ -3,8 +3,6 @@
 Refuses to know where the file came from and what a user typed.
 """
 
-import contextlib
-import ctypes
 import gc
 import logging
 from collections.abc import Callable
@@ -25,6 +23,7 @@ from engine.disk.quota import Quota
 from engine.disk.run_file import VERSION
 from engine.disk.store import DiskStore
 from engine.errors import OutOfMemory, UnsupportedModel
+from engine.freed_memory import return_freed_memory
 from engine.gguf_checkpoint import GGUFCheckpoint
 from engine.kv_budget import KVBudget
 from engine.kv_cache import KVCache
@@ -105,7 +104,7 @@ def _load_on(
     config = _resolve(model, device, options, (options.fingerprint, checkpoint.digest), weight_bytes)
     weights = ending.weights(checkpoint.path, stored, progress, min(device.threads, MOST_LOADING_THREADS))
     loaded = device.load(model, weights, config)
-    _return_freed_memory()
+    return_freed_memory()
     config = config.with_pools([len(pool) for pool in loaded.kv.pools])
     store = _open_store(options, config, loaded.kv, str(device.kv_type).removeprefix("torch."))
     mover = CopyThread(loaded.kv, store) if config.host_blocks or store else None
@@ -143,6 +142,7 @@ def _resolve(
         context_length=context,
         num_blocks=max(group.num_blocks for group in groups),
         model_context_length=model.context_length,
+        longest_context=max(context, budget.tokens(room, model.context_length)),
         max_running=device.max_running,
         step_depth=options.step_depth or device.step_depth,
         max_step_tokens=device.step_tokens(model),
@@ -159,9 +159,3 @@ def cache_budget(model: ModelConfig, device: Device) -> KVBudget:
     """What a model's caches take on a device. Raises UnsupportedModel."""
     layer = device.layer_shape(model.kv_heads, model.head_dim)
     return KVBudget(model, layer, device.kv_type, device.step_tokens(model), device.max_running)
-
-
-def _return_freed_memory() -> None:
-    """Give the system what was freed. Glibc keeps some for each thread that loaded; others have no such function."""
-    with contextlib.suppress(OSError, TypeError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)

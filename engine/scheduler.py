@@ -64,6 +64,7 @@ class Scheduler:
         self._waiting = WaitingQueue()
         self._running: dict[int, Request] = {}
         self._ending: dict[int, Request] = {}  # finished, but part of a step under way
+        self._num_steps = 0  # that were planned
         self._searches = Searches(config, self._memory, self._running, self._counters, self._withdraw)
         self._yielding = Yielding(
             self._memory, self._waiting, self._running, self._searches, self.costs, self._counters
@@ -80,6 +81,11 @@ class Scheduler:
     def has_requests(self) -> bool:
         """Whether somebody waits for something."""
         return bool(self._waiting or self._running or self._ending)
+
+    @property
+    def progress(self) -> int:
+        """Grows with each step that is planned and each copy that ends."""
+        return self._num_steps + self._memory.transfers.num_ended
 
     @property
     def num_waiting(self) -> int:
@@ -113,13 +119,8 @@ class Scheduler:
         prompt = len(request.prompt_ids)
         if not prompt:
             raise PromptTooLong("The prompt is empty", "Send at least one token.")
-        if prompt >= (context := self._memory.context):
-            raise PromptTooLong(
-                f"The prompt has {prompt:,} tokens, and the context holds {context:,} including the reply",
-                "Shorten the prompt, or raise the context length.",
-                prompt_tokens=prompt,
-                context_length=context,
-            )
+        if prompt >= self._memory.context:
+            raise PromptTooLong.of(prompt, self._memory.context, self._config.longest_context)
 
     def search(self, results: Sequence[Request], beams: BeamParams) -> None:
         """Have requests that `check_fits` let pass be the results of a search, to be given to `add` together. Raises
@@ -168,6 +169,7 @@ class Scheduler:
                     budget -= self._take(newcomer, min(budget, max(1, share.get(newcomer.id, budget))), scheduled)
         self._memory.host.demote()
         self._memory.disk.write_some(at_once=not self.has_requests)
+        self._num_steps += bool(scheduled)
         return StepPlan(tuple(scheduled), tuple(preempted))
 
     def wait(self) -> None:

@@ -6,6 +6,7 @@ engine fails all of them and stays dead, and says so to whoever asks for its hea
 
 import contextlib
 import logging
+import math
 import queue
 import threading
 import time
@@ -19,7 +20,9 @@ from engine.request import PROGRAM, FinishReason, Origin, Request, SamplingParam
 log = logging.getLogger(__name__)
 
 UPKEEP_SECONDS = 0.01  # between two looks at copies that nobody waits for
-WEDGED_SECONDS = 10.0  # from then on a turn of the loop counts as stuck
+WEDGED_SECONDS = 10.0  # from then on a turn of the loop counts as stuck, unless a longer one was to be expected
+SLOW = 4.0  # times the expected seconds
+UNKNOWN_SECONDS = 60.0  # for what nothing is expected of: the first step, copies, or all that comes before a step
 
 Deliver = Callable[[Sequence[TokenEvent]], None]
 _Command = Callable[[], "list[TokenEvent]"]
@@ -36,9 +39,11 @@ class EngineThread:
         self._commands: queue.SimpleQueue[_Command] = queue.SimpleQueue()
         self._stopping = False
         self._failure = ""
-        # When the loop's turn under way began; None while it waits for work. One field, so that whoever reads it from
-        # another thread never joins the time of one turn with the work of another.
-        self._busy_since: float | None = None
+        # When the loop's turn under way began, and when the engine had last got on by then; None while it waits for
+        # work. One field, so that another thread never joins the time of one turn with that of another.
+        self._turn: tuple[float, float] | None = None
+        self._progress = 0  # of the engine when it was last seen to get on
+        self._moved_at = 0.0  # when that was, or there was nothing to do
         self._live: set[int] = set()  # requests that were not told their end
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
@@ -91,9 +96,19 @@ class EngineThread:
         """Why the engine cannot serve, or empty while it can. From the step loop's own heartbeat."""
         if death := self._death():
             return death
-        since = self._busy_since
-        silence = 0.0 if since is None else self._clock() - since
-        return f"a step has been running for {silence:.0f} s" if silence >= WEDGED_SECONDS else ""
+        turn, now = self._turn, self._clock()
+        if turn is None:
+            return ""
+        began, moved_at = turn
+        if now - began >= self._patience():
+            return f"a step has been running for {now - began:.0f} s"
+        waiting = began - moved_at  # by turns that planned nothing
+        return f"requests wait, and no step has run for {waiting:.0f} s" if waiting >= UNKNOWN_SECONDS else ""
+
+    def _patience(self) -> float:
+        """Seconds of one turn of the loop. Long steps of a large model on a slow machine are no problem."""
+        expected = self._engine.expected_seconds
+        return UNKNOWN_SECONDS if math.isinf(expected) else max(WEDGED_SECONDS, SLOW * expected)
 
     def _death(self) -> str:
         """Why it will never serve again; a step that only takes long is no reason."""
@@ -106,6 +121,7 @@ class EngineThread:
             while not self._stopping:
                 events = self._obey()
                 events += self._engine.step()
+                self._look_for_progress()
                 self._tell(events)
             self._tell(self._engine.abort_all())  # what came in while it stopped
         except BaseException as error:  # whatever ends this thread, nobody may be left waiting for it
@@ -130,19 +146,25 @@ class EngineThread:
     def _obey(self) -> list[TokenEvent]:
         """A turn's beginning: carry out every command there is; wait for one while nobody waits for anything else."""
         events: list[TokenEvent] = []
-        self._busy_since = self._clock()
-        if not self._engine.has_requests:
-            self._busy_since = None
+        if self._engine.has_requests:
+            self._turn = (self._clock(), self._moved_at)
+        else:
+            self._turn = None
             patience = UPKEEP_SECONDS if self._engine.has_work else None
             try:
                 command = self._commands.get(timeout=patience)
             except queue.Empty:
                 return events
-            self._busy_since = self._clock()
+            self._moved_at = self._clock()
+            self._turn = (self._moved_at, self._moved_at)
             events += command()
         while not self._commands.empty():
             events += self._commands.get()()
         return events
+
+    def _look_for_progress(self) -> None:
+        if self._engine.progress != self._progress:
+            self._progress, self._moved_at = self._engine.progress, self._clock()
 
     def _add(self, requests: Sequence[Request]) -> list[TokenEvent]:
         self._live.update(request.id for request in requests)

@@ -32,6 +32,7 @@ class Transfers:
         self._device = device
         self._host = host
         self._under_way: list[_Transfer] = []
+        self.num_ended = 0
 
     def __bool__(self) -> bool:
         return bool(self._under_way)
@@ -69,6 +70,7 @@ class Transfers:
         """See which have ended."""
         for transfer in [it for it in self._under_way if it.ticket.done]:
             self._under_way.remove(transfer)
+            self.num_ended += 1
             transfer.then(transfer.ticket)
             for pool, block in reversed(transfer.held):
                 pool.release([block], cold=transfer.cold and pool in self._device)

@@ -32,6 +32,8 @@ from engine import device_choice, encoder_loading
 from quant.cpu import tiers
 from tests import drawn_cases
 from tests.fenced_memory import fenced
+from tests.processes import answer_signals
+from tests.timeouts import pytest_timeout_set_timer  # noqa: F401  # a hook
 
 if TYPE_CHECKING:
     from quant.cpu.layouts import Layout
@@ -39,6 +41,8 @@ if TYPE_CHECKING:
 # A busy machine is slow, not wrong.
 hypothesis.settings.register_profile("no deadline", deadline=None)
 hypothesis.settings.load_profile("no deadline")
+
+SLOW_SECONDS = 3600.0  # for a test that is marked as slow; `timeout` in pyproject.toml is for the others
 
 LLAMA_CPP_SOURCE = "llama-cpp-python==0.3.36"
 
@@ -173,6 +177,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """With --cpu-tier, this processor has what the tier needs and nothing else."""
+    answer_signals()
     drawn_cases.choose_seed(config)
     name = config.getoption("--cpu-tier")
     tiers.choose(name)  # an error where it cannot be executed
@@ -195,6 +200,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Who asks for the device tests kernels. Of cases that are very many, a share runs."""
     drawn_cases.draw(config, items)
     for item in items:
+        if item.get_closest_marker("slow") is not None:
+            item.add_marker(pytest.mark.timeout(SLOW_SECONDS))
         if isinstance(item, pytest.Function) and "device" in item.fixturenames:
             item.add_marker("kernels")
             # Numpy, which the interpreter computes with, remarks on infinities that a GPU takes for granted.

@@ -8,6 +8,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Any, Self
 
+from tests.processes import HANGING_SECONDS
+
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
@@ -35,7 +37,7 @@ class StandInEndpoint:
         self._held.set()
         self._server = _Server(("127.0.0.1", 0), self._handler())
         self.url = f"http://127.0.0.1:{self._server.server_port}/v1"
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), name="endpoint")
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), name="endpoint", daemon=True)
 
     def hold(self) -> None:
         """Replies stop after their first piece."""
@@ -50,7 +52,7 @@ class StandInEndpoint:
     ) -> None:
         self._held.set()
         self._server.shutdown()
-        self._thread.join()
+        self._thread.join(HANGING_SECONDS)
         self._server.server_close()
 
     def _next(self, asked: dict[str, Any]) -> Sequence[str]:

@@ -23,6 +23,7 @@ class Loading(Noun):
     stage: str  # in words: "reading the weights"
     fraction: float | None = None  # of this stage; None: nobody knows
     loaded: bool = False  # this model answers from now on
+    warning: str = ""  # what a person has to know of it
 
 
 class Phase(enum.Enum):

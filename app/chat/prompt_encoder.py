@@ -29,8 +29,8 @@ from app.chat.template import ChatTemplateRenderer, check_characters
 from app.chat.template_variables import default_variables
 from app.errors import TemplateError
 from app.text.infilling import Gap, Infilling
+from app.text.long_texts import NO_LIMIT, Limit
 from app.text.tokenizer import SPACE_SYMBOL, Tokenizer
-from engine.errors import PromptTooLong
 
 PROMPTS = 4096  # whose replies may still come
 
@@ -110,23 +110,27 @@ class PromptEncoder:
         self._lock = threading.Lock()
         self._prompts: OrderedDict[int, _Beginning] = OrderedDict()  # by hash: where the reply to each begins
 
-    def encode(self, messages: Sequence[Message]) -> tuple[int, ...]:
-        """The prompt for the assistant's next turn; what people wrote stays text. Raises TemplateError."""
-        return self.encode_conversation(Conversation(messages))[0]
+    def encode(self, messages: Sequence[Message], limit: Limit = NO_LIMIT) -> tuple[int, ...]:
+        """The prompt for the assistant's next turn; what people wrote stays text. Raises TemplateError, and TextTooLong
+        beyond the `limit`."""
+        return self.encode_conversation(Conversation(messages), limit)[0]
 
-    def encode_conversation(self, conversation: Conversation, most: int | None = None) -> tuple[tuple[int, ...], str]:
-        """The same with all that a conversation says, and the text that was encoded. Raises ToolsUnsupported, too, and
-        PromptTooLong as the others."""
+    def encode_conversation(self, conversation: Conversation, limit: Limit = NO_LIMIT) -> tuple[tuple[int, ...], str]:
+        """The same with all that a conversation says, and the text that was encoded. Also raises ToolsUnsupported, and
+        TextTooLong beyond the `limit`."""
+        # Every template writes what users say, so that the longest conversations need not be rendered to be refused.
+        said = sum(len(message.content.strip()) for message in conversation.messages if message.role == "user")
+        self._check_length(said, limit)
         try:
-            rendered = self._render(conversation)
+            rendered = self._render(conversation, limit)
         except RecursionError as error:
             problem = "The arguments of calls, tools, or template variables are nested too deeply"
             raise TemplateError(problem, "Send fewer levels.") from error
-        self._check_length(len(rendered), most)
-        return self._encoded(self._tokenizer.split(rendered, rendered=True)), rendered
+        self._check_length(len(rendered), limit)
+        return self._encoded(self._tokenizer.split(rendered, rendered=True), limit), rendered
 
     def encode_next_turn(
-        self, before: Sequence[int], conversation: Conversation, most: int | None = None
+        self, before: Sequence[int], conversation: Conversation, limit: Limit = NO_LIMIT
     ) -> tuple[tuple[int, ...], str]:
         """A prompt that begins with the ids `before`, which end with a reply, and goes on with a conversation.
 
@@ -134,49 +138,67 @@ class PromptEncoder:
         a template that does not write the reply, or refuses one in front of the conversation.
         """
         asked, replied = Message("user", _ASKED), Message("assistant", _REPLIED)
-        rendered = self._render(replace(conversation, messages=(asked, replied, *conversation.messages)))
+        rendered = self._render(replace(conversation, messages=(asked, replied, *conversation.messages)), limit)
         added = rendered.partition(_REPLIED)[2]
         said = (self._tokenizer.protect(message.content).strip() for message in conversation.messages)
         if not all(text in added for text in said):
             problem = "The chat template of this model does not write these messages behind a reply"
             raise TemplateError(problem, "Send the whole conversation.")
-        self._check_length(len(added), most)
-        return (*before, *self._tokenizer.encode_rendered(added)), added
+        self._check_length(len(added), limit)
+        ids = (*before, *self._tokenizer.encode_rendered(added, limit))
+        limit.check_count(len(ids))
+        return ids, added
 
-    def encode_text(self, text: str, most: int | None = None) -> tuple[int, ...]:
-        """A prompt that is no conversation: its text as it stands, control tokens in it included. Raises PromptTooLong
-        where that certainly has more than `most` tokens, before it is encoded, which takes long."""
-        self._check_length(len(text), most)
-        return self._encoded(self._tokenizer.split(text))
+    def encode_text(self, text: str, limit: Limit = NO_LIMIT) -> tuple[int, ...]:
+        """A prompt that is no conversation: its text as it stands, control tokens in it included. Raises TextTooLong
+        beyond the `limit`."""
+        self._check_length(len(text), limit)
+        return self._encoded(self._tokenizer.split(text), limit)
 
-    def encode_infill(self, infilling: Infilling, gap: Gap, most: int | None = None) -> tuple[int, ...]:
-        """A prompt for what is missing between two texts, which stay text whatever they spell."""
-        self._check_length(gap.characters, most)
-        return self._encoded(infilling.parts(gap))
+    def encode_mixed(self, parts: Sequence[str | int], limit: Limit = NO_LIMIT) -> tuple[int, ...]:
+        """A prompt of texts, with the control tokens in them, and of ids, one after the other; nothing is put in front.
+        Raises TextTooLong beyond the `limit`."""
+        ids: list[int] = []
+        for part in parts:
+            ids += [part] if isinstance(part, int) else self._tokenizer.encode(part, parse_special=True, limit=limit)
+            limit.check_count(len(ids))
+        return tuple(ids)
+
+    def encode_infill(self, infilling: Infilling, gap: Gap, limit: Limit = NO_LIMIT) -> tuple[int, ...]:
+        """A prompt for what is missing between two texts, which stay text whatever they spell. Raises TextTooLong
+        beyond the `limit`."""
+        self._check_length(gap.characters, limit)
+        return self._encoded(infilling.parts(gap), limit)
 
     def remember(self, reply: Reply) -> None:
         """Have the ids of `reply` stand wherever its text goes on its prompt again. Returns at once."""
         if reply.ids:
             self._stable_ids.remember(functools.partial(self._generated, reply))
 
-    def forget(self, messages: Sequence[Message]) -> None:
+    def forget(self, messages: Sequence[Message], limit: Limit = NO_LIMIT) -> None:
         """Forget, on disk as well, what was generated in a conversation."""
         leads: set[bytes] = set()
         for end in range(1, len(messages) + 1):
             if end == len(messages) or messages[end].role == "assistant":
                 with suppress(TemplateError):  # then nothing was generated there, either
-                    parts = self._tokenizer.split(self._render(Conversation(messages[:end])), rendered=True)
+                    rendered = self._render(Conversation(messages[:end]), limit)
+                    parts = self._tokenizer.split(rendered, rendered=True)
                     for _, _, behind in self._walk(parts):
                         leads |= {behind, _Beginning.of(behind).lead.digest()}
         self._stable_ids.forget(leads)
 
-    def _render(self, conversation: Conversation) -> str:
+    def _render(self, conversation: Conversation, limit: Limit) -> str:
         """A model without a template does not know turns: it continues the text of the conversation."""
         check_characters([*conversation.messages, Message("assistant", conversation.begun)])
-        protect = self._tokenizer.protect
+
+        def protect(text: str) -> str:
+            limit.check()
+            return self._tokenizer.protect(text)
+
         messages = [message.with_texts(protect) for message in conversation.messages]
         begun = protect(conversation.begun)
         self.replies.check(conversation)
+        limit.check()
         if self._tokenizer.chat_template is None:
             return "\n\n".join([*(message.content for message in messages), *([begun] if begun else ())])
         if not begun.strip():
@@ -199,15 +221,8 @@ class PromptEncoder:
             arguments_as_text=any(message.tool_calls for message in messages) and self.replies.arguments_as_text,
         )
 
-    def _check_length(self, characters: int, most: int | None) -> None:
-        least = characters // self._tokenizer.longest_token
-        if most is not None and least > most:
-            raise PromptTooLong(
-                f"The prompt has more than {least:,} tokens, and the context holds {most:,} including the reply",
-                "Shorten the prompt, or raise the context length.",
-                prompt_tokens=least,
-                context_length=most,
-            )
+    def _check_length(self, characters: int, limit: Limit) -> None:
+        limit.check_characters(characters, self._tokenizer.longest_token)
 
     def _begun(self, ids: list[int]) -> tuple[int, ...]:
         """`ids` behind the token that begins a text, where the model wants one and the ids have none."""
@@ -215,17 +230,21 @@ class PromptEncoder:
         missing = self._tokenizer.add_bos and bos_id is not None and ids[:1] != [bos_id]
         return (bos_id, *ids) if missing and bos_id is not None else tuple(ids)
 
-    def _encoded(self, parts: Iterable[int | str]) -> tuple[int, ...]:
+    def _encoded(self, parts: Iterable[int | str], limit: Limit) -> tuple[int, ...]:
         ids: list[int] = []
-        walk = [*self._walk(parts)]
-        for part, before, _ in walk:
+        last: tuple[int | str, bytes, bytes] = (0, b"", self._tokenizer.identity)
+        for last in self._walk(parts):
+            part, before, _ = last
             if isinstance(part, int):
                 ids.append(part)
             else:
-                ids.extend(self._plain(before, part, at_start=not ids))
+                ids.extend(self._plain(before, part, limit, at_start=not ids))
+            limit.check_count(len(ids))
+        part, before, behind = last
+        end = _Beginning.of(behind) if isinstance(part, int) else _Beginning.of(before, part)
         prompt_ids = self._begun(ids)
         with self._lock:
-            self._prompts[hash(prompt_ids)] = self._end(walk)
+            self._prompts[hash(prompt_ids)] = end
             self._prompts.move_to_end(hash(prompt_ids))
             if len(self._prompts) > PROMPTS:
                 self._prompts.popitem(last=False)
@@ -239,29 +258,24 @@ class PromptEncoder:
             behind = _behind_control(before, part) if isinstance(part, int) else _lead(before, part).digest()
             yield part, before, behind
 
-    def _end(self, walk: Sequence[tuple[int | str, bytes, bytes]]) -> _Beginning:
-        """Where begins what goes on behind the last part."""
-        last, before, behind = walk[-1] if walk else (0, b"", self._tokenizer.identity)
-        return _Beginning.of(behind) if isinstance(last, int) else _Beginning.of(before, last)
-
-    def _plain(self, place: bytes, text: str, *, at_start: bool) -> Sequence[int]:
+    def _plain(self, place: bytes, text: str, limit: Limit, *, at_start: bool) -> Sequence[int]:
         """The ids of a plain text."""
         ids, done = array("I"), 0
         for splice in (*self._splices(place, text, at_start=at_start), _Splice(len(text), len(text), ())):
             if done < splice.start:
                 between = text[done : splice.start]
-                encoded = self._encoded_between(between, at_start=at_start, continues=bool(ids))
+                encoded = self._encoded_between(between, limit, at_start=at_start, continues=bool(ids))
                 if encoded is None:
-                    return self._tokenizer.encode_plain(text, at_start=at_start)
+                    return self._tokenizer.encode_plain(text, at_start=at_start, limit=limit)
                 ids.extend(encoded)
             ids.extend(splice.ids)
             done = splice.stop
         return ids
 
-    def _encoded_between(self, text: str, *, at_start: bool, continues: bool) -> Sequence[int] | None:
+    def _encoded_between(self, text: str, limit: Limit, *, at_start: bool, continues: bool) -> Sequence[int] | None:
         if continues:
-            return self._tokenizer.encode_continuation(text)
-        return self._tokenizer.encode_plain(text, at_start=at_start)
+            return self._tokenizer.encode_continuation(text, limit)
+        return self._tokenizer.encode_plain(text, at_start=at_start, limit=limit)
 
     def _splices(self, place: bytes, text: str, *, at_start: bool) -> list[_Splice]:
         """From left to right. The file is asked only where memory has nothing that fits."""

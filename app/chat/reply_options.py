@@ -1,11 +1,11 @@
-"""Reply options: what a caller gets of a reply besides its plain text. The noun that dialects fill."""
+"""Reply options: a caller's choice of what a reply reports besides its plain text. Dialects fill them."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class ReplyOptions:
-    """How a reply is reported."""
+    """The options of one reply."""
 
     includes_stop: bool = False  # the text ends with the stop string, or with the token, that ended it
     shows_control: bool = False  # control tokens are written out, but for those that end the reply

@@ -1,10 +1,10 @@
 """Which tokens no repetition goes across, by the texts that break sequences: see `engine.dry`."""
 
-import asyncio
 from collections.abc import Sequence
 from functools import lru_cache
 
 from app.text.tokenizer import Tokenizer
+from app.work_pool import WorkPool
 
 REMEMBERED = 16  # combinations of texts; the vocabulary is looked through once for each
 
@@ -12,13 +12,15 @@ REMEMBERED = 16  # combinations of texts; the vocabulary is looked through once 
 class SequenceBreakers:
     """Of one vocabulary."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, work: WorkPool) -> None:
+        """`work` runs what takes long."""
         self._tokenizer = tokenizer
+        self._work = work
         self._tokens = lru_cache(REMEMBERED)(self._look_up)
 
     async def tokens(self, texts: Sequence[str]) -> frozenset[int]:
         """Those that hold one of the texts; of a text that none holds, the last of its own."""
-        return await asyncio.to_thread(self._tokens, tuple(texts)) if texts else frozenset()
+        return await self._work.run(lambda _: self._tokens(tuple(texts))) if texts else frozenset()
 
     def _look_up(self, texts: tuple[str, ...]) -> frozenset[int]:
         tokenizer = self._tokenizer

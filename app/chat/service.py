@@ -8,6 +8,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, suppress
+from typing import TypeVar
 
 from app.chat.cache_report import NOTHING
 from app.chat.cache_reporter import AskedPrompt, CacheReporter
@@ -35,13 +36,21 @@ from app.chat.stable_ids import StableIds
 from app.chat.template import ChatTemplateRenderer
 from app.chat.time_limits import NO_LIMITS, TimeLimits
 from app.chat.token_streams import TokenStreams
-from app.errors import InvalidGrammar
+from app.errors import InvalidGrammar, TextTooLong
 from app.text.infilling import Gap, Infilling
+from app.text.long_texts import Limit
 from app.text.tokenizer import Tokenizer
+from app.work_pool import Check, WorkPool
+from engine.errors import PromptTooLong
 from engine.request import PROGRAM, FinishReason, Origin, Request, SamplingParams, TokenEvent
 
 IDLE_SECONDS = 1.0
 REMEMBERED_SECONDS = 0.5  # a reply is remembered as far as it is, again and again
+PROMPT_THREADS = 4  # one of them may wait for the process that renders templates
+TEXT_THREADS = 2
+MAX_COUNTED = 1 << 20  # tokens of a text that is encoded for its own sake, and not to be read by the model
+
+T = TypeVar("T")
 
 
 class ChatService:
@@ -63,10 +72,13 @@ class ChatService:
         self.tokenizer = tokenizer
         self.streams = streams
         self.sampling = sampling
+        self._encoding = WorkPool("rendering and encoding prompts", PROMPT_THREADS)
+        # Texts and ids that clients want to have counted or translated wait for each other, and prompts do not wait.
+        self.texts = WorkPool("encoding texts", TEXT_THREADS)
         self._prompts = PromptEncoder(tokenizer, renderer, StableIds() if stable_ids is None else stable_ids)
         self.cache = CacheReporter(tokenizer)
         self.grammars = GrammarCompiler(tokenizer)
-        self.breakers = SequenceBreakers(tokenizer)
+        self.breakers = SequenceBreakers(tokenizer, self._encoding)
         self._infilling = Infilling.of(tokenizer.control_tokens)
 
     @property
@@ -78,42 +90,79 @@ class ChatService:
         """Ids below this are in the vocabulary, of the model and of its tokenizer."""
         return min(self.streams.vocab_size, self.tokenizer.vocab_size)
 
+    def problem(self) -> str:
+        """Why requests would wait in vain, or an empty string while they are served."""
+        return self.streams.problem() or self._encoding.problem() or self.texts.problem()
+
+    async def stop(self) -> None:
+        """End every request, and the work on those that are not requests of the engine yet."""
+        await asyncio.gather(self.streams.stop(), self._encoding.close(), self.texts.close())
+
     async def encode(self, messages: Sequence[Message]) -> tuple[int, ...]:
         """The prompt for the assistant's next turn; what people wrote stays text. Raises TemplateError."""
-        return await asyncio.to_thread(self._prompts.encode, messages)
+        return await self._encoding.run(lambda check: self._prompts.encode(messages, Limit(check=check)))
 
     async def prompt(self, conversation: Conversation) -> ChatPrompt:
-        """The prompt for the assistant's next turn. Raises TemplateError, and ToolsUnsupported for tools that the
-        model's template tells it nothing of."""
-        return await asyncio.to_thread(self._prompt, conversation)
+        """The prompt for the assistant's next turn. Raises PromptTooLong, TemplateError, and ToolsUnsupported for tools
+        that the model's template tells it nothing of."""
 
-    def _prompt(self, conversation: Conversation) -> ChatPrompt:
-        ids, rendered = self._prompts.encode_conversation(conversation, self.context_length)
-        return ChatPrompt(ids, self._prompts.replies, conversation, rendered)
+        def make(limit: Limit) -> ChatPrompt:
+            ids, rendered = self._prompts.encode_conversation(conversation, limit)
+            return ChatPrompt(ids, self._prompts.replies, conversation, rendered)
+
+        return await self._within_context(make)
+
+    async def _within_context(self, encode: Callable[[Limit], T]) -> T:
+        """The result of encoding a prompt. Raises PromptTooLong for one that certainly does not fit the context."""
+        length = self.context_length
+        try:
+            return await self._encoding.run(lambda check: encode(Limit.of_context(length, check)))
+        except TextTooLong as error:
+            raise PromptTooLong.of(error.least, length, self.streams.longest_context, is_exact=False) from error
 
     async def next_turn(self, before: tuple[int, ...], conversation: Conversation) -> ChatPrompt:
         """The prompt that begins with the ids `before`, which end with a reply, and goes on with a conversation. Raises
         as `prompt` does."""
 
-        def encoded() -> ChatPrompt:
-            ids, rendered = self._prompts.encode_next_turn(before, conversation, self.context_length)
+        def make(limit: Limit) -> ChatPrompt:
+            ids, rendered = self._prompts.encode_next_turn(before, conversation, limit)
             return ChatPrompt(ids, self._prompts.replies, conversation, rendered)
 
-        return await asyncio.to_thread(encoded)
+        return await self._within_context(make)
 
     async def length(self, conversation: Conversation) -> int:
-        """How many tokens its prompt would be, whatever the context holds. Raises as `prompt` does."""
-        ids, _ = await asyncio.to_thread(self._prompts.encode_conversation, conversation)
-        return len(ids)
+        """How many tokens its prompt would be, whatever the context holds. Raises TextTooLong beyond MAX_COUNTED, and
+        what else `prompt` raises."""
+
+        def count(check: Check) -> int:
+            return len(self._prompts.encode_conversation(conversation, Limit(MAX_COUNTED, check=check))[0])
+
+        return await self.texts.run(count)
+
+    async def decoded(self, ids: Sequence[int]) -> str:
+        """The text of ids of the vocabulary, control tokens included."""
+
+        def decode(check: Check) -> str:
+            return b"".join(self.tokenizer.shown_bytes(ids, check)).decode(errors="replace")
+
+        return await self.texts.run(decode)
+
+    async def tokenized(self, text: str, *, parse_special: bool = False) -> list[int]:
+        """The ids of a text, whatever the context holds. Raises TextTooLong beyond MAX_COUNTED."""
+
+        def encode(check: Check) -> list[int]:
+            return self.tokenizer.encode(text, parse_special=parse_special, limit=Limit(MAX_COUNTED, check=check))
+
+        return await self.texts.run(encode)
 
     async def abilities(self) -> Abilities:
         """Found out by rendering its template, the first time. Raises TemplateUnavailable."""
 
-        def find_out() -> Abilities:
+        def find_out(check: Check) -> Abilities:
             replies = self._prompts.replies
             return Abilities(replies.calls_tools, replies.thinks, self._infilling is not None)
 
-        return await asyncio.to_thread(find_out)
+        return await self._encoding.run(find_out)
 
     async def prepare_when_idle(self) -> None:
         """Do what the first grammar would wait for as soon as nothing is generated: whatever was under way would stand
@@ -125,14 +174,20 @@ class ChatService:
             await asyncio.to_thread(self.grammars.prepare)
 
     async def encode_text(self, text: str) -> tuple[int, ...]:
-        """A prompt that is no conversation: its text as it stands, control tokens in it included."""
-        return await asyncio.to_thread(self._prompts.encode_text, text, self.context_length)
+        """A prompt that is no conversation: its text as it stands, control tokens in it included. Raises
+        PromptTooLong."""
+        return await self._within_context(lambda limit: self._prompts.encode_text(text, limit))
+
+    async def encode_mixed(self, parts: Sequence[str | int]) -> tuple[int, ...]:
+        """A prompt of texts and ids, one after the other. Raises PromptTooLong."""
+        return await self._within_context(lambda limit: self._prompts.encode_mixed(parts, limit))
 
     async def encode_infill(self, gap: Gap) -> tuple[int, ...] | None:
-        """A prompt for what is missing between two texts; None for a model that has no tokens to be asked that with."""
-        if self._infilling is None:
+        """A prompt for what is missing between two texts; None for a model that has no tokens to be asked that with.
+        Raises PromptTooLong."""
+        if (infilling := self._infilling) is None:
             return None
-        return await asyncio.to_thread(self._prompts.encode_infill, self._infilling, gap, self.context_length)
+        return await self._within_context(lambda limit: self._prompts.encode_infill(infilling, gap, limit))
 
     async def forget(
         self, messages: Sequence[Message], staying: Sequence[Sequence[Message]] = (), origin: Origin = PROGRAM
@@ -142,7 +197,7 @@ class ChatService:
         ids = await self.encode(messages)
         others = [await self.encode(other) for other in staying]
         self.streams.forget(ids, origin, kept=max((num_common(ids, other) for other in others), default=0))
-        await asyncio.to_thread(self._prompts.forget, messages)
+        await self.texts.run(lambda check: self._prompts.forget(messages, Limit(check=check)))
 
     async def generate(
         self,

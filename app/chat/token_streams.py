@@ -132,6 +132,11 @@ class TokenStreams:
         return self._engine.config.context_length
 
     @property
+    def longest_context(self) -> int:
+        """The most that the context length could be with this model and this memory; 0: not known."""
+        return self._engine.config.longest_context
+
+    @property
     def max_running(self) -> int:
         """Requests that run at the same time at most; others wait."""
         return self._engine.config.max_running

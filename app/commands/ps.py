@@ -12,6 +12,7 @@ from app.commands.listing import as_json, echo_table
 from app.config import load_settings
 from app.errors import AppError
 from app.instance import Instance, running_instances
+from app.text.terminal_text import sanitize
 
 EXAMPLES = """\b
 Examples:
@@ -27,7 +28,8 @@ _FIGURES = ("running", "waiting", "running_by_class", "waiting_by_class", "kv_bl
 @click.command(epilog=EXAMPLES)
 @click.option("--json", "as_array", is_flag=True, help="Print a JSON array.")
 def ps(as_array: bool) -> None:
-    """List the running servers: the requests of each, by class, and how much of its KV cache they hold."""
+    """List the running servers: the requests of each, by class, how much of its KV cache they hold, and how far the
+    prompts are that it reads."""
     settings = load_settings()
     servers = asyncio.run(_ask_all(running_instances(settings), own_key(settings)))
     if as_array:
@@ -38,6 +40,9 @@ def ps(as_array: bool) -> None:
         echo_table([("PID", "MODEL", "URL", "STATUS", "RUNNING", "WAITING", "SINCE"), *rows])
         click.echo()
         echo_table([("PID", "RUNNING BY CLASS", "WAITING BY CLASS", "KV BLOCKS HELD"), *map(_details, servers)])
+        if prompts := [_prompt(server["pid"], one) for server in servers for one in server["reading"]]:
+            click.echo()
+            echo_table([("PID", "PROMPT OF", "READ", "OF"), *prompts])
     else:
         click.echo("No server is running.\ntry: ingle serve", err=True)
 
@@ -46,6 +51,11 @@ def _details(server: Mapping[str, Any]) -> tuple[object, ...]:
     classes = (_listed(server["running_by_class"]), _listed(server["waiting_by_class"]))
     held, blocks = server["kv_blocks_held"], server["kv_blocks"]
     return server["pid"], *classes, f"{held} of {blocks} ({held / blocks:.0%})" if blocks else "-"
+
+
+def _prompt(pid: int, reading: Mapping[str, Any]) -> tuple[object, ...]:
+    done, total = reading["done"], reading["total"]
+    return pid, sanitize(reading["client"]) or "-", f"{done:,} ({done / total:.0%})", f"{total:,} tokens"
 
 
 def _listed(requests: Mapping[str, int] | None) -> str:
@@ -60,10 +70,11 @@ async def _ask(instance: Instance, key: str | None) -> dict[str, Any]:
     """The record of a server, and what it says of itself, if it says anything."""
     from app.http_client import Client
 
-    server = {**asdict(instance), "api_url": instance.api_url, **dict.fromkeys(_FIGURES)}
+    server = {**asdict(instance), "api_url": instance.api_url, **dict.fromkeys(_FIGURES), "reading": []}
     try:
         async with Client(instance, key) as client:
             health = asdict(await client.health())
+            reading = [asdict(one) for one in await client.reading()]
     except AppError as problem:
         return server | {"status": problem.message}
-    return server | {"status": health.pop("problem") or "ok", **health}
+    return server | {"status": health.pop("problem") or "ok", **health, "reading": reading}

@@ -32,6 +32,11 @@ def common_options(settings: Settings) -> LoadOptions:
     )
 
 
+def lowered_context(settings: Settings, held: int) -> str:
+    """The warning about a context longer than the model's own, which holds so many tokens."""
+    return f"The model holds {held:,} tokens: {settings.stated('context')} is lowered to that."
+
+
 def prepare_kernels(layouts: frozenset[Layout] | None, options: LoadOptions, progress: Progress) -> None:
     """Compile what loading needs and this machine has not compiled before. None: loading needs no CPU kernels."""
     if not layouts_are_compiled(layouts, options):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from app.config import Settings
 from app.embedding_service import InputTokenizer
 from app.errors import UnsupportedTokenizer
-from app.models.kernel_preparation import common_options, loading, prepare_kernels
+from app.models.kernel_preparation import common_options, loading, lowered_context, prepare_kernels
 from app.models.stored_model import StoredModel
 from app.models.uses import note_use
 from app.progress import Progress
@@ -51,6 +51,8 @@ def load_encoder_model(stored: StoredModel, settings: Settings, progress: Progre
         with loading(stored, progress) as report:
             encoder = encoder_loading.load_embedder(checkpoint, options, report)
     note_use(stored, settings.models_dir)
+    if settings.context > encoder.context_length + 1:  # a decoder has room for a token that nobody asks for
+        progress.say(lowered_context(settings, encoder.context_length))
     if tokenizer.vocab_size > encoder.vocab_size:
         raise UnsupportedModel(
             f"{stored.path} names {tokenizer.vocab_size} tokens, and its model knows {encoder.vocab_size}",

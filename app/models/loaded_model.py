@@ -9,7 +9,7 @@ from app.config import Settings
 from app.models.catalog import Sampling, load_catalog
 from app.models.digests import DIGESTS, digest_of
 from app.models.fit import checked_against, plan_loading
-from app.models.kernel_preparation import common_options, loading, prepare_kernels
+from app.models.kernel_preparation import common_options, loading, lowered_context, prepare_kernels
 from app.models.sampling_defaults import DEFAULT_SAMPLING, catalogued_sampling, read_sampling
 from app.models.stored_model import StoredModel
 from app.models.uses import note_use
@@ -65,6 +65,8 @@ def load_model(stored: StoredModel, settings: Settings, progress: Progress) -> L
             "Try another file of this model.",
         )
     config = engine.config
+    if settings.context > config.model_context_length:
+        progress.say(lowered_context(settings, config.model_context_length))
     if not settings.context and config.context_length < config.model_context_length:
         progress.say(
             f"The context is {config.context_length:,} tokens; the model's own, {config.model_context_length:,}, "

@@ -15,7 +15,7 @@ from quant.errors import ModelFileError, printable
 from quant.gguf_checkpoint import part_paths
 from quant.safetensors_checkpoint import weight_files
 
-_PART = re.compile(r"-\d{5}-of-\d{5}$")  # what the parts of one file are numbered by
+_PART = re.compile(r"-\d{5}-of-\d{5}$")  # the number of a part of one file
 LOCAL_FILE, LOCAL_FOLDER = LOCAL = ("local file", "local folder")
 
 

@@ -14,10 +14,10 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from app.chat.service import ChatService
-from app.chat.token_streams import TokenStreams
 from app.embedding_service import EmbeddingService
 from app.models.details import ModelDetails
 from app.server.access import HEALTH_PATHS, Access
+from app.server.client_watch import ClientWatch
 from app.server.dialects.anthropic.endpoints import PROMPTED, AnthropicEndpoints
 from app.server.dialects.anthropic.errors import ERRORS as MESSAGE_ERRORS
 from app.server.dialects.llama_cpp.embeddings import LlamaCppEmbeddingEndpoints
@@ -36,6 +36,7 @@ from app.server.endpoint import TEXT, Endpoint
 from app.server.error_shapes import ErrorShapes, refusal
 from app.server.errors import InvalidRequest
 from app.server.machine import Machine
+from app.server.memory_trim import MemoryTrim
 from app.server.metrics import Metrics
 from app.server.mistakes import Mistakes
 from app.server.openapi import OpenAPI
@@ -111,7 +112,7 @@ def create_application(service: ChatService, about: Surroundings = ALONE) -> Sta
         *LlamaCppEndpoints(service, model).endpoints(),
         *OwnEndpoints(service, about.machine).endpoints(),
         *AnthropicEndpoints(service, model, keeps_lines=about.keeps_lines).endpoints(),
-        *_health_endpoints(lambda: _health(service.streams)),
+        *_health_endpoints(lambda: _health(service)),
         Endpoint("GET", "/metrics", Metrics(service).scrape, "Figures for Prometheus", gives=TEXT),
     ]
     return _application(endpoints, model, about.locks)
@@ -156,7 +157,13 @@ def _application(endpoints: Sequence[Endpoint], model: ServedModel, locks: Locks
     )
     application = Starlette(
         routes=[*endpoints, OpenAPI(endpoints, model.names).endpoint],
-        middleware=[Middleware(ErrorShapes, endpoints=endpoints), Middleware(Mistakes), door],
+        middleware=[
+            Middleware(MemoryTrim),
+            Middleware(ClientWatch),
+            Middleware(ErrorShapes, endpoints=endpoints),
+            Middleware(Mistakes),
+            door,
+        ],
         exception_handlers={
             InglenookError: _failed,
             HTTPException: _unroutable,
@@ -180,9 +187,10 @@ def _health_endpoints(health: Callable[[], Health]) -> list[Endpoint]:
     return [Endpoint("GET", path, answer, summary, gives=Health, fails_with=Health) for path in HEALTH_PATHS]
 
 
-def _health(streams: TokenStreams) -> Health:
-    """From the heartbeat of the engine's step loop; nothing here waits for the engine."""
-    problem, state, running = streams.problem(), streams.state(), streams.running_by_class()
+def _health(service: ChatService) -> Health:
+    """From the heartbeats of all that a request waits for; nothing here waits for any of them."""
+    streams = service.streams
+    problem, state, running = service.problem(), streams.state(), streams.running_by_class()
     return Health(
         status="unavailable" if problem else "ok",
         running=state.running,
@@ -197,9 +205,10 @@ def _health(streams: TokenStreams) -> Health:
 
 def _embedding_health(service: EmbeddingService) -> Health:
     """In the same shape: all requests are of one class, none has to wait for a place, and there is no cache."""
-    none = dict.fromkeys(CLASS_NAMES, 0)
+    none, problem = dict.fromkeys(CLASS_NAMES, 0), service.problem()
     running = {**none, ServiceClass.NORMAL.name.lower(): service.requests}
-    return Health("ok", service.requests, 0, running, none, kv_blocks=0, kv_blocks_held=0)
+    status: Status = "unavailable" if problem else "ok"
+    return Health(status, service.requests, 0, running, none, kv_blocks=0, kv_blocks_held=0, reason=problem)
 
 
 async def _failed(request: Request, error: Exception) -> Response:

@@ -67,8 +67,8 @@ class WantedChoices:
             raise PromptTooLong(
                 f"The prompt has {len(prompt):,} tokens, and num_ctx allows {self.context:,} including the reply",
                 "Shorten the prompt, or raise num_ctx or leave it out: it is a cap, and nothing is loaded anew for it.",
-                prompt_tokens=len(prompt),
-                context_length=self.context,
+                tokens=len(prompt),
+                context=self.context,
             )
         return [replace(one, max_tokens=min(room, one.max_tokens or room)) for one in self.candidates]
 
@@ -102,9 +102,12 @@ async def generate_choices(
         options=wanted.options,
     )
     counts.prompts, counts.asked = prompts, sum(map(len, prompts))
-    with logged(service.name, origin, counts):
+    with logged(service.name, origin, counts) as log:
         async with aclosing(batches):
             async for batch in batches:
+                for reply, event in batch:
+                    counts.see(event)
+                    log.see(reply, event)
                 good, failure = _up_to_failure(batch if wanted.is_told else _untold(batch))
                 for reply, event in good:
                     if isinstance(event, ReplyEnd):

@@ -48,6 +48,17 @@ async def text_prompt(service: ChatService, prompt: str | tuple[int, ...], field
     vocabulary."""
     with naming(field):
         ids = await service.encode_text(prompt) if isinstance(prompt, str) else prompt
+    return _checked(service, ids, field)
+
+
+async def mixed_prompt(service: ChatService, prompt: str | Sequence[str | int]) -> tuple[int, ...]:
+    """The same for a prompt that is a text, or texts and ids one after the other."""
+    with naming("prompt"):
+        ids = await (service.encode_text(prompt) if isinstance(prompt, str) else service.encode_mixed(prompt))
+    return _checked(service, ids, "prompt")
+
+
+def _checked(service: ChatService, ids: tuple[int, ...], field: str) -> tuple[int, ...]:
     if not ids:
         raise InvalidRequest(f"{field}: it is empty", "Send at least one token.", parameter=field)
     if (largest := max(ids)) >= service.vocab_size:

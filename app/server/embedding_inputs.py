@@ -1,11 +1,12 @@
 """What an embedding model is to read: texts or token ids of a request become sequences that it can."""
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, TypeAlias
 
 from msgspec import Meta
 
-from app.embedding_service import EmbeddingService
+from app.embedding_service import EmbeddingService, InputTooLong
 from app.server.errors import InvalidRequest
 
 MAX_INPUTS = 2048  # of one request, as in OpenAI's API
@@ -22,7 +23,9 @@ async def read_inputs(
     Raises InvalidRequest naming one that it cannot.
     """
     most = most_tokens(service, truncate)
-    texts = iter(await service.encode([one for one in inputs.values() if isinstance(one, str)], most))
+    named = {name: one for name, one in inputs.items() if isinstance(one, str)}
+    with naming_inputs(service, list(named)):
+        texts = iter(await service.encode(list(named.values()), most))
     sequences = [next(texts) if isinstance(one, str) else one[:most] for one in inputs.values()]
     for name, ids in zip(inputs, sequences, strict=True):
         check_sequence(service, name, ids, most)
@@ -46,6 +49,16 @@ def check_sequence(service: EmbeddingService, name: str, ids: Sequence[int], mos
         raise faulty(name, problem, code="context_length_exceeded")
     if max(ids) >= service.vocab_size:
         raise faulty(name, f"token id {max(ids)} is not in the vocabulary of {service.vocab_size}")
+
+
+@contextlib.contextmanager
+def naming_inputs(service: EmbeddingService, names: Sequence[str]) -> Iterator[None]:
+    """An InputTooLong that is raised inside becomes an InvalidRequest with the name of the input at its place."""
+    try:
+        yield
+    except InputTooLong as error:
+        problem = f"it has more than {error.least} tokens, and the model reads {service.context_length}"
+        raise faulty(names[error.place], problem, code="context_length_exceeded") from error
 
 
 def faulty(name: str, problem: str, code: str = "") -> InvalidRequest:

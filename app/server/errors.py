@@ -15,6 +15,7 @@ from app.errors import (
     Offline,
     TemplateError,
     TemplateUnavailable,
+    TextTooLong,
     ToolsUnsupported,
 )
 from engine.errors import EngineError, InvalidSampling, PromptTooLong
@@ -46,12 +47,19 @@ class InvalidRequest(AppError):
 
 
 class ContextExceeded(InvalidRequest):
-    """A prompt that does not fit the context; both lengths are in tokens, as those of `PromptTooLong`."""
+    """A prompt that does not fit the context: `too_long` has the numbers, and whether a larger --context would help."""
 
-    def __init__(self, error: PromptTooLong, parameter: str) -> None:
-        super().__init__(error.message, error.remedy, parameter=parameter, code=CONTEXT_EXCEEDED)
-        self.prompt_tokens = error.prompt_tokens
-        self.context_length = error.context_length
+    def __init__(self, too_long: PromptTooLong, parameter: str) -> None:
+        super().__init__(too_long.message, too_long.remedy, parameter=parameter, code=CONTEXT_EXCEEDED)
+        self.too_long = too_long
+
+    @property
+    def prompt_tokens(self) -> int:
+        return self.too_long.tokens
+
+    @property
+    def context_length(self) -> int:
+        return self.too_long.context
 
 
 class ReplyFailed(AppError):
@@ -69,6 +77,7 @@ _STATUS: dict[type[BaseException], int] = {
     TemplateUnavailable: 503,
     TemplateError: 400,
     InvalidMessage: 400,
+    TextTooLong: 400,
     ToolsUnsupported: 400,
     ModelNotFound: 404,
     NoSpace: 507,
@@ -118,12 +127,12 @@ def naming(parameter: str) -> Iterator[None]:
         problem = error.message.removeprefix("width: ")
         raise InvalidRequest(f"best_of: {problem}", error.remedy, parameter="best_of") from error
     except PromptTooLong as error:
-        if error.context_length:
+        if error.context:
             raise ContextExceeded(error, parameter) from error
         raise InvalidRequest(error.message, error.remedy, parameter=parameter, code=CONTEXT_EXCEEDED) from error
     except ToolsUnsupported as error:
         raise InvalidRequest(f"tools: {error.message}", error.remedy, parameter="tools") from error
     except TemplateUnavailable:
         raise  # no fault of the field's
-    except (TemplateError, InvalidMessage) as error:
+    except (TemplateError, InvalidMessage, TextTooLong) as error:
         raise InvalidRequest(error.message, error.remedy, parameter=parameter) from error

@@ -13,7 +13,8 @@ class Framing:
     media_type: str
     frame: Callable[[msgspec.Struct], bytes]
     end: bytes  # behind the last piece, where nothing failed
-    ping: bytes  # what clients that wait for bytes are sent, and read nothing of; none, where they would
+    # What clients that wait are sent, given what their request is doing; nothing where they would read it.
+    ping: Callable[[str], bytes]
 
 
 def _event(piece: msgspec.Struct) -> bytes:
@@ -24,21 +25,19 @@ def _named_event(piece: msgspec.Struct) -> bytes:
     return f"event: {piece.__struct_config__.tag}\n".encode() + _event(piece)
 
 
+def _comment(status: str) -> bytes:
+    """An event without data, which clients pass over."""
+    return f": {status}\n\n".encode()
+
+
 def _line(piece: msgspec.Struct) -> bytes:
     return msgspec.json.encode(piece) + b"\n"
 
 
-def comment(text: str) -> bytes:
-    """A line that readers of events pass over."""
-    return f": {text}\n\n".encode()
-
-
 _EVENTS = "text/event-stream; charset=utf-8"
 
-_COMMENT = comment("waiting")
-
-EVENTS = Framing(_EVENTS, _event, b"data: [DONE]\n\n", _COMMENT)
-BARE_EVENTS = Framing(_EVENTS, _event, b"", _COMMENT)  # without an event for the end
+EVENTS = Framing(_EVENTS, _event, b"data: [DONE]\n\n", _comment)
+BARE_EVENTS = Framing(_EVENTS, _event, b"", _comment)  # without an event for the end
 # Each event goes by the tag of its type, which is in its data as well.
-NAMED_EVENTS = Framing(_EVENTS, _named_event, b"", _COMMENT)
-LINES = Framing("application/x-ndjson", _line, b"", b"")
+NAMED_EVENTS = Framing(_EVENTS, _named_event, b"", _comment)
+LINES = Framing("application/x-ndjson", _line, b"", lambda status: b"")

@@ -185,7 +185,7 @@ class OwnEndpoints:
             conversation = Conversation(messages, variables=dict(wanted.chat_template_kwargs or {}))
             tokens = await self._service.length(conversation)
         else:
-            tokens = len(await asyncio.to_thread(self._service.tokenizer.encode, wanted.text))
+            tokens = len(await self._service.tokenized(wanted.text))
         return json_reply(Count(tokens, self._service.context_length))
 
     async def forget(self, request: Request) -> Response:

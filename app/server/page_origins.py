@@ -14,7 +14,7 @@ from starlette.types import Message, Scope, Send
 _OWN_FETCHES = frozenset((b"same-origin", b"none"))
 
 _METHODS = "GET, POST, DELETE"
-_HEADERS = "Authorization, Content-Type, X-API-Key, X-Ingle-Class"  # where a preflight does not say what it asks for
+_HEADERS = "Authorization, Content-Type, X-API-Key, X-Ingle-Class"  # for a preflight that names none
 _HEADER_LIST = re.compile(r"[\w!#$%&'*+.^`|~-]+(?:\s*,\s*[\w!#$%&'*+.^`|~-]+)*", re.ASCII)
 _REMEMBERED_SECONDS = "600"
 
@@ -53,7 +53,7 @@ def is_preflight(scope: Scope) -> bool:
 
 
 def preflight_headers(scope: Scope, origin: str) -> dict[str, str]:
-    """What a browser is told of requests that pages of `origin` want to send.
+    """Return the answer to a preflight for pages of `origin`.
 
     All headers that it asks for are allowed: SDKs send many of their own, and the page may use the server anyway.
     """

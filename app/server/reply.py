@@ -1,22 +1,22 @@
-"""Sends the reply to one request, whole or piece by piece, for as long as the client is there.
+"""Sends the reply to one request, whole or piece by piece.
 
-A client that goes away ends the work on its reply at once, whatever that is waiting for. Nothing here knows what a
-reply says.
+Nothing here knows what a reply says.
 """
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from app.server.framing import EVENTS, Framing, comment
+from app.server.framing import EVENTS, Framing
 from app.server.mistakes import place_of
+from app.server.token_counts import QUEUED, TokenCounts
 from quant.errors import InglenookError
 
 log = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ _STREAM_HEADERS = [
     (b"x-accel-buffering", b"no"),  # a proxy in between must not hold events back
 ]
 PING_SECONDS = 5.0  # of silence
-# Of silence before anything was said: until then what is refused has a status of its own, however long its prompt.
+# Of silence before the engine begins: until then what is refused has a status of its own, however long its prompt.
 FIRST_PING_SECONDS = 20.0
 
 
@@ -46,27 +46,9 @@ class WholeReply(Generic[ChunkT]):
     fold: Callable[[AsyncGenerator[ChunkT]], Awaitable[Any]]  # anything that becomes JSON
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await while_connected(receive, self._send(scope, receive, send))
-
-    async def _send(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with aclosing(self.chunks) as batches, aclosing(_each(batches)) as chunks:
             body = msgspec.json.encode(await self.fold(chunks))
         await Response(body, media_type="application/json")(scope, receive, send)
-
-
-@dataclass(slots=True)
-class WaitStatus:
-    """What a streamed reply waits for: the text of the comments that it sends meanwhile."""
-
-    text: str = "waiting"
-
-    def prefill(self, done: int, total: int) -> None:
-        """So many tokens of the prompt are read."""
-        self.text = f"prefill {done:,} of {total:,}"
-
-    def decode(self) -> None:
-        """The reply has begun."""
-        self.text = "decode"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,18 +63,12 @@ class StreamedReply(Generic[ChunkT]):
     chunks: AsyncGenerator[list[ChunkT]]
     error_body: Callable[[Exception], msgspec.Struct]
     framing: Framing = EVENTS
+    counts: TokenCounts = field(default_factory=TokenCounts)  # of the request: its status is told in pings
     first_ping_seconds: float = FIRST_PING_SECONDS
     ping_seconds: float = PING_SECONDS
-    status: WaitStatus | None = None  # of a stream of events: what its pings say
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        body = _StreamedBody(send, self.framing, self._ping, self.first_ping_seconds, self.ping_seconds)
-        await while_connected(receive, self._send(body))
-
-    def _ping(self) -> bytes:
-        return self.framing.ping if self.status is None else comment(self.status.text)
-
-    async def _send(self, stream: "_StreamedBody") -> None:
+        stream = _StreamedBody(send, self)
         pinging = asyncio.create_task(stream.ping())
         try:
             await self._send_chunks(stream)
@@ -120,20 +96,10 @@ class StreamedReply(Generic[ChunkT]):
 class _StreamedBody:
     """The body of a streamed reply, whose head goes out with its first bytes."""
 
-    def __init__(
-        self,
-        send: Send,
-        framing: Framing,
-        ping: Callable[[], bytes],
-        first_ping_seconds: float,
-        ping_seconds: float,
-    ) -> None:
+    def __init__(self, send: Send, reply: StreamedReply[Any]) -> None:
         self.started = False
-        self._ping = ping
-        self._framing = framing
+        self._reply = reply
         self._send = send
-        self._first_ping_seconds = first_ping_seconds
-        self._ping_seconds = ping_seconds
         self._sending = asyncio.Lock()  # chunks and pings come from two tasks
         self._sent_at = asyncio.get_running_loop().time()
 
@@ -141,20 +107,22 @@ class _StreamedBody:
         async with self._sending:
             if not self.started:
                 self.started = True
-                headers = [(b"content-type", self._framing.media_type.encode()), *_STREAM_HEADERS]
+                headers = [(b"content-type", self._reply.framing.media_type.encode()), *_STREAM_HEADERS]
                 await self._send({"type": "http.response.start", "status": 200, "headers": headers})
             await self._send({"type": "http.response.body", "body": data, "more_body": True})
             self._sent_at = asyncio.get_running_loop().time()
 
     async def ping(self) -> None:
         """One after each silence, for as long as this runs. A client that does not read has none coming."""
+        often, counts = self._reply.ping_seconds, self._reply.counts
         while True:
-            patience = self._ping_seconds if self.started else self._first_ping_seconds
+            may_be_refused = not self.started and counts.status == QUEUED
+            patience = self._reply.first_ping_seconds if may_be_refused else often
             left = self._sent_at + patience - asyncio.get_running_loop().time()
             if left > 0:
-                await asyncio.sleep(left)
+                await asyncio.sleep(min(left, often))
             else:
-                await self.put(self._ping())
+                await self.put(self._reply.framing.ping(counts.status))
 
     async def end(self) -> None:
         await self._send({"type": "http.response.body", "body": b""})
@@ -164,25 +132,3 @@ async def _each(batches: AsyncGenerator[list[ChunkT]]) -> AsyncGenerator[ChunkT]
     async for batch in batches:
         for chunk in batch:
             yield chunk
-
-
-async def while_connected(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
-    """Run `work`. If the client goes away meanwhile it is cancelled, and has ended when this returns.
-
-    The request's body must have been read: what is received after it is the end of the connection.
-    """
-    working = asyncio.create_task(work)
-    watching = asyncio.create_task(_gone(receive))
-    try:
-        await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        working.cancel()
-        watching.cancel()
-        await asyncio.wait((working, watching))
-    if not working.cancelled():
-        working.result()
-
-
-async def _gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass

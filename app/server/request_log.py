@@ -1,4 +1,5 @@
-"""One line for each request: what its tokens cost and where they came from; never a word of what they say.
+"""One line for each request: what its tokens cost and where they came from; never a word of what they say. While a
+long prompt is read, further lines say how far that is.
 
 Written by a logger of its own, so that it can be heard without those of the libraries.
 """
@@ -10,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 
 from app.chat.cache_report import Miss, MissReason
+from app.chat.events import ChatEvent, PromptProgress
 from app.server.token_counts import TokenCounts
 from engine.request import Origin
 
@@ -17,6 +19,8 @@ log = logging.getLogger(__name__)
 
 _MOST_UNWRITTEN = 1000  # lines; what comes when so many wait is left out
 _END_SECONDS = 1.0  # for the last lines to be written
+LONG_PROMPT = 4096  # tokens to be computed, from which on a line says that they are
+READING_SECONDS = 10.0  # between two lines about a prompt
 
 _REASONS = {
     MissReason.FIRST_TIME: "seen for the first time",
@@ -28,20 +32,50 @@ _REASONS = {
 }
 
 
+class ReadingLog:
+    """Lines about the prompts of one request while they are read."""
+
+    def __init__(self, who: str) -> None:
+        self._who = who
+        self._told: dict[int, float] = {}  # by reply: seconds of its prompt at the last line
+
+    def see(self, reply: int, event: ChatEvent) -> None:
+        """A line when a long prompt begins, and one every READING_SECONDS for any."""
+        if not isinstance(event, PromptProgress):
+            return
+        is_long = event.total - event.cached >= LONG_PROMPT
+        told = self._told.get(reply, -READING_SECONDS if is_long else 0.0)
+        if event.seconds - told >= READING_SECONDS and event.done < event.total:
+            self._told[reply] = event.seconds
+            log.info("%s; reading prompt: %s", self._who, _how_far(event))
+
+
+def _how_far(progress: PromptProgress) -> str:
+    """`7,693 of 21,979 tokens (35 %), about 3 min left`."""
+    done, total = progress.done, progress.total
+    rate = (done - progress.cached) / progress.seconds if progress.seconds > 0 else 0.0
+    left = f", about {_in_words((total - done) / rate)} left" if rate > 0 else ""
+    return f"{done:,} of {total:,} tokens ({done / total:.0%})".replace("%", " %") + left
+
+
+def _in_words(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
+
+
 @contextlib.contextmanager
-def logged(model: str, origin: Origin, counts: TokenCounts) -> Iterator[None]:
+def logged(model: str, origin: Origin, counts: TokenCounts) -> Iterator[ReadingLog]:
     """Whatever becomes of the request inside, a line tells of it."""
+    who = f"{_one_line(model)} {origin.service.name.lower()}"
     outcome = "ended by the client"
     try:
-        yield
+        yield ReadingLog(who)
         outcome = ""
     except Exception as error:
         outcome = type(error).__name__
         raise
     finally:
         if log.isEnabledFor(logging.INFO):
-            parts = [f"{_one_line(model)} {origin.service.name.lower()}", *_of_prompt(counts)]
-            log.info("; ".join((*parts, *_of_reply(counts), *([outcome] if outcome else []))))
+            log.info("; ".join((who, *_of_prompt(counts), *_of_reply(counts), *([outcome] if outcome else []))))
 
 
 def _of_prompt(counts: TokenCounts) -> Iterator[str]:

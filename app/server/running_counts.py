@@ -1,4 +1,4 @@
-"""What a reply has used so far, for streams that report it with each chunk. Nothing here knows a wire format."""
+"""Counts and times of a reply so far, for streams that report them with each chunk."""
 
 import time
 from collections.abc import Callable

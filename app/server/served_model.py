@@ -43,6 +43,7 @@ class ServedModel:
         listed = (name, *also, *(alias for alias in others if "*" not in alias))
         self.names: Sequence[str] = tuple(dict.fromkeys(listed))
         self._patterns = [alias for alias in others if "*" in alias]
+        self._describing = asyncio.Lock()  # the first to ask waits; others do not take a thread each
         self._described = functools.cache(describe or functools.partial(ModelDetails.unknown, self.loaded_as))
 
     def goes_by(self, name: str) -> bool:
@@ -69,4 +70,5 @@ class ServedModel:
 
     async def details(self) -> ModelDetails:
         """What its files say. Raises what `details_of` raises."""
-        return await asyncio.to_thread(self._described)
+        async with self._describing:
+            return await asyncio.to_thread(self._described)

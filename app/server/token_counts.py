@@ -1,11 +1,13 @@
-"""What one request used, added up while its replies end. Nothing here knows a wire format."""
+"""What one request is doing, and what it used, added up while its replies end. Nothing here knows a wire format."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from app.chat.cache_report import NOTHING, CacheReport
-from app.chat.events import ReplyEnd
+from app.chat.events import ChatEvent, PromptProgress, ReplyEnd
+
+QUEUED = "queued"
 
 
 @dataclass(slots=True)
@@ -24,6 +26,14 @@ class TokenCounts:
     queue_seconds: float = 0.0  # the most that a prompt waited before the engine began with it
     reading_seconds: float = 0.0  # the most from there to its first token, but for what was restored
     thought: int = 0  # of the completion
+    status: str = QUEUED  # what the request is doing, for a client that waits
+
+    def see(self, event: ChatEvent) -> None:
+        """Keep the status up to date."""
+        if isinstance(event, PromptProgress):
+            self.status = f"prefill {event.done:,} of {event.total:,}"
+        else:
+            self.status = "decode"
 
     def add(self, end: ReplyEnd, *, first_of_prompt: bool) -> None:
         """Count a reply that has ended."""

@@ -292,7 +292,15 @@ class EngineSlot:
             raise
         else:
             self._served = _Wish(self._engine.model, is_asked=True) if self._remote else wish
-            state.succeed(self._engine.model)
+            state.succeed(self._engine.model, self._warning(self._engine))
+
+    def _warning(self, engine: Engine) -> str:
+        """What a person who asked for a longer context has to know."""
+        held = engine.context_length
+        if self._remote or held is None or held >= self._settings.context:
+            return ""
+        holder = "the model" if self._process is not None else "the server that runs already"
+        return f"{holder} holds {held:,} tokens: {self._settings.stated('context')} is lowered to that"
 
     def _is_lost(self) -> bool:
         """Whether the server that was used has ended."""

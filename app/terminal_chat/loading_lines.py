@@ -18,6 +18,8 @@ class LoadingLines:
 
     def line(self, state: Loading) -> str:
         """What is to be said of this state; empty where that is nothing."""
+        if state.warning:
+            return f"{state.model}: {state.warning}"
         done = "" if state.fraction is None else f", {state.fraction:.0%}"
         words, now = f"{state.model}: {state.stage}{done}", self._clock()
         if words == self._told or (self._told_at is not None and now - self._told_at < OFTEN):

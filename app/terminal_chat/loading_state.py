@@ -21,9 +21,9 @@ class LoadingState:
     def tell(self, model: str, stage: str, fraction: float | None = None) -> None:
         self._take(Loading(model, stage, fraction))
 
-    def succeed(self, model: str) -> None:
-        """By the name of the model that answers."""
-        self._take(Loading(model, "loaded", loaded=True))
+    def succeed(self, model: str, warning: str = "") -> None:
+        """By the name of the model that answers; the warning is for a person."""
+        self._take(Loading(model, "loaded", loaded=True, warning=warning))
         self.end()
 
     def end(self, problem: ClientError | None = None) -> None:

@@ -5,8 +5,9 @@ The ids are those of the `tokenizers` library, with the markers that the model e
 Refuses to know chats: there is no way back from ids to text.
 """
 
+import functools
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tokenizers
@@ -14,6 +15,7 @@ from tokenizers import models, normalizers, pre_tokenizers, processors
 
 from app.errors import UnsupportedTokenizer
 from app.text.checked_fields import CheckedFields, malformed
+from app.text.long_texts import NO_LIMIT, Limit, cuts_exactly, encode_beginning, encode_long
 from app.text.text_growth import check_growth
 from app.text.tokenizer import SPACE_SYMBOL, library_errors
 from quant.bounded_json import JSONProblem, parse_object
@@ -46,23 +48,43 @@ class EncoderTokenizer:
         with library_errors("building its vocabulary"):
             sample = backend.encode("a", add_special_tokens=True)
             self._begin, self._end = _around(sample.ids, sample.special_tokens_mask)
-            ids = backend.get_vocab(with_added_tokens=True).values()
+            vocab = backend.get_vocab(with_added_tokens=True)
         if len(markers := (*self._begin, *self._end)) > MAX_MARKERS:
             raise malformed(
                 f"The tokenizer puts {len(markers):,} markers around a text; at most {MAX_MARKERS} are read"
             )
         self.markers_before = len(self._begin)  # of a text
-        self.vocab_size = 1 + max((*ids, *markers))  # ids are below this
+        self.vocab_size = 1 + max((*vocab.values(), *markers))  # ids are below this
+        self.longest_token = max(MAX_WORD, *map(len, vocab))  # characters, but for words that become an unknown token
+        self._texts = tuple(vocab)
 
-    def encode(self, text: str, most: int | None = None) -> tuple[int, ...]:
-        """The ids of `text` with the markers around it; where `most` is given, the text is cut to fit into so many."""
+    def encode(self, text: str, most: int | None = None, limit: Limit = NO_LIMIT) -> tuple[int, ...]:
+        """The ids of `text` with the markers around it; where `most` is given, the text is cut to fit into so many.
+        Raises TextTooLong beyond the `limit`, but for a text that is cut."""
+        text = _without_surrogates(text)
+        if most is None:
+            ids = encode_long(self, text, at_start=True, limit=limit)
+        else:
+            room = max(0, most - len(self._begin) - len(self._end))
+            ids = encode_beginning(self, text, room, limit.check)[:room]
+        return (*self._begin, *ids, *self._end)
+
+    def encode_piece(self, text: str, *, at_start: bool) -> Sequence[int]:
+        """See `PieceEncoder`."""
         with library_errors("encoding text"):
             # A batch of one: unlike `encode`, it lets other threads run meanwhile.
-            (encoded,) = self._backend.encode_batch_fast([_without_surrogates(text)], add_special_tokens=False)
+            (encoded,) = self._backend.encode_batch_fast([text], add_special_tokens=False)
         ids: list[int] = encoded.ids
-        if most is not None:
-            ids = ids[: max(0, most - len(self._begin) - len(self._end))]
-        return (*self._begin, *ids, *self._end)
+        return ids
+
+    def continue_piece(self, text: str) -> Sequence[int]:
+        """See `PieceEncoder`."""
+        return self.encode_piece(text, at_start=False)
+
+    @functools.cached_property
+    def cuts_at_words(self) -> bool:
+        """See `PieceEncoder`."""
+        return cuts_exactly(self._texts, self)
 
 
 def _around(ids: list[int], special: list[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:

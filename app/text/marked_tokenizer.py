@@ -3,11 +3,12 @@
 The same as `app.text.encoder_tokenizer` to whoever uses it. Text never becomes a control token.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from app.text.checked_fields import CheckedFields
 from app.text.gguf_tokenizer import from_gguf as chat_tokenizer
-from app.text.tokenizer import Tokenizer
+from app.text.long_texts import NO_LIMIT, Limit, encode_beginning
+from app.text.tokenizer import Tokenizer, without_surrogates
 
 ADD_EOS = "tokenizer.ggml.add_eos_token"
 
@@ -21,11 +22,15 @@ class MarkedTokenizer:
         self._begin, self._end = begin, end
         self.markers_before = len(begin)
 
-    def encode(self, text: str, most: int | None = None) -> tuple[int, ...]:
-        """The ids of `text` with the markers around it; where `most` is given, the text is cut to fit into so many."""
-        ids = self._tokenizer.encode(text)
-        if most is not None:
-            ids = ids[: max(0, most - len(self._begin) - len(self._end))]
+    def encode(self, text: str, most: int | None = None, limit: Limit = NO_LIMIT) -> tuple[int, ...]:
+        """The ids of `text` with the markers around it; where `most` is given, the text is cut to fit into so many.
+        Raises TextTooLong beyond the `limit`, but for a text that is cut."""
+        ids: Sequence[int] = ()
+        if most is None:
+            ids = self._tokenizer.encode(text, limit=limit)
+        elif text:
+            room = max(0, most - len(self._begin) - len(self._end))
+            ids = encode_beginning(self._tokenizer, without_surrogates(text), room, limit.check)[:room]
         return (*self._begin, *ids, *self._end)
 
 

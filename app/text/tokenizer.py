@@ -21,10 +21,14 @@ from typing import Generic, TypeVar
 import tokenizers
 
 from app.errors import UnsupportedTokenizer
+from app.text import long_texts
 from app.text.control_tokens import ControlTokens
+from app.text.long_texts import NO_LIMIT, Limit, cuts_exactly, encode_long
 
 # Characters of text whose ids are remembered: about a million tokens, 4 MB of ids. As many of contents are, marked.
 REMEMBERED_CHARACTERS = 4_000_000
+
+_AT_ONCE = 1 << 13  # ids that become bytes between two checks
 
 V = TypeVar("V")
 
@@ -168,10 +172,12 @@ class Tokenizer:
         self._no_text = vocabulary.hidden | frozenset(vocabulary.control.ids.values())
         self._protected: _Remembered[str] = _Remembered()
 
-    def encode(self, text: str, *, parse_special: bool = False) -> list[int]:
-        """The ids of `text`. Without `parse_special`, what looks like a control token is text like any other."""
-        text = _without_surrogates(text)
-        return self._encode_parts(self.split(text) if parse_special else [text] if text else [])
+    def encode(self, text: str, *, parse_special: bool = False, limit: Limit = NO_LIMIT) -> list[int]:
+        """The ids of `text`. Without `parse_special`, what looks like a control token is text like any other. Raises
+        TextTooLong beyond the `limit`."""
+        text = without_surrogates(text)
+        limit.check_characters(len(text), self.longest_token)
+        return self._encode_parts(self.split(text) if parse_special else [text] if text else [], limit)
 
     def protect(self, content: str) -> str:
         """`content` for use in a chat template, marked so that `encode_rendered` takes all of it for text."""
@@ -181,41 +187,66 @@ class Tokenizer:
         self._protected.put(content, protected)
         return protected
 
-    def encode_rendered(self, rendered: str) -> list[int]:
-        """The ids of a rendered chat: control tokens of the template, and of nothing that went through `protect`."""
-        return self._encode_parts(self.split(rendered, rendered=True))
+    def encode_rendered(self, rendered: str, limit: Limit = NO_LIMIT) -> list[int]:
+        """The ids of a rendered chat: control tokens of the template, and of nothing that went through `protect`.
+        Raises TextTooLong beyond the `limit`."""
+        return self._encode_parts(self.split(rendered, rendered=True), limit)
 
     def split(self, text: str, *, rendered: bool = False) -> Iterator[int | str]:
         """The control tokens in `text` and the non-empty plain texts between them; `rendered` if it is a rendered chat,
         in which what went through `protect` is plain."""
-        return self._vocabulary.control.split(_without_surrogates(text), marked=rendered)
+        return self._vocabulary.control.split(without_surrogates(text), marked=rendered)
 
-    def encode_plain(self, text: str, *, at_start: bool) -> Sequence[int]:
-        """The ids of one plain text, not empty, as `split` gives it; `at_start` if no token stands before it."""
+    def encode_plain(self, text: str, *, at_start: bool, limit: Limit = NO_LIMIT) -> Sequence[int]:
+        """The ids of one plain text, not empty, as `split` gives it; `at_start` if no token stands before it. Raises
+        TextTooLong beyond the `limit`."""
+        limit.check()
+        if len(text) <= long_texts.PIECE:
+            return self.encode_piece(text, at_start=at_start)
+        return encode_long(self, text, at_start=at_start, limit=limit)
+
+    def encode_continuation(self, text: str, limit: Limit = NO_LIMIT) -> Sequence[int] | None:
+        """The ids of `text` that goes on in the middle of a plain text; None where the vocabulary has no way to say it,
+        since it begins every text with a space. Raises TextTooLong beyond the `limit`."""
+        if not self._begins_texts_with_space:
+            return self.encode_plain(text, at_start=False, limit=limit)
+        return self._behind_line_break(self.encode_plain("\n" + text, at_start=False, limit=limit))
+
+    def encode_piece(self, text: str, *, at_start: bool) -> Sequence[int]:
+        """See `PieceEncoder`."""
         return self._text_encoder.encode(text, at_start=at_start)
 
-    def encode_continuation(self, text: str) -> Sequence[int] | None:
-        """The ids of `text` that goes on in the middle of a plain text; None where the vocabulary has no way to say it,
-        since it begins every text with a space."""
+    def continue_piece(self, text: str) -> Sequence[int] | None:
+        """See `PieceEncoder`."""
         if not self._begins_texts_with_space:
-            return self.encode_plain(text, at_start=False)
-        # Behind a line break, with which nothing is joined in most of these vocabularies.
-        line_break = self.encode_plain("\n", at_start=False)
-        ids = self.encode_plain("\n" + text, at_start=False)
+            return self.encode_piece(text, at_start=False)
+        return self._behind_line_break(self.encode_piece("\n" + text, at_start=False))
+
+    @functools.cached_property
+    def cuts_at_words(self) -> bool:
+        """See `PieceEncoder`."""
+        texts = (text for text in self._vocabulary.texts if text not in self.control_tokens)
+        return cuts_exactly(texts, self)
+
+    def _behind_line_break(self, ids: Sequence[int]) -> Sequence[int] | None:
+        """Of a text behind a line break, with which nothing is joined in most vocabularies that begin texts with a
+        space; None in the others."""
+        line_break = self.encode_piece("\n", at_start=False)
         return ids[len(line_break) :] if ids[: len(line_break)] == line_break else None
 
     @functools.cached_property
     def _begins_texts_with_space(self) -> bool:
         """Also those that stand behind others."""
-        return self.token_bytes(self.encode_plain("a", at_start=False)[0]).startswith(b" ")
+        return self.token_bytes(self.encode_piece("a", at_start=False)[0]).startswith(b" ")
 
-    def _encode_parts(self, parts: Iterable[int | str]) -> list[int]:
+    def _encode_parts(self, parts: Iterable[int | str], limit: Limit = NO_LIMIT) -> list[int]:
         ids: list[int] = []
         for part in parts:
             if isinstance(part, int):
                 ids.append(part)
             else:
-                ids.extend(self.encode_plain(part, at_start=not ids))
+                ids.extend(self.encode_plain(part, at_start=not ids, limit=limit))
+            limit.check_count(len(ids))
         return ids
 
     def decode(self, ids: Iterable[int], *, continues_text: bool = False, show_control: bool = False) -> str:
@@ -254,6 +285,12 @@ class Tokenizer:
         """How many characters had to be encoded: texts that came again are remembered."""
         return self._text_encoder.characters_encoded
 
+    def shown_bytes(self, ids: Sequence[int], check: Callable[[], None]) -> Iterator[bytes]:
+        """The bytes of each id, control tokens included. Calls `check` now and then, which raises to end the work."""
+        for start in range(0, len(ids), _AT_ONCE):
+            check()
+            yield from (self.token_bytes(one, show_control=True) for one in ids[start : start + _AT_ONCE])
+
     def token_bytes(self, token_id: int, *, show_control: bool = False) -> bytes:
         """The exact bytes that a token stands for: none for a control token, unless it is to be shown.
 
@@ -270,7 +307,7 @@ class Tokenizer:
         return self._vocabulary.texts[token_id] if 0 <= token_id < self.vocab_size else ""
 
 
-def _without_surrogates(text: str) -> str:
+def without_surrogates(text: str) -> str:
     """`text` with each lone surrogate, which UTF-8 cannot express, as U+FFFD."""
     try:
         text.encode()  # many times as fast as looking for one

@@ -18,6 +18,7 @@ from app.progress import SilentProgress
 from tests.app.bench.fake_llama import FakeLlama, make
 from tests.app.command_line import ingle
 from tests.engine.tiny_llama import make as make_tiny
+from tests.processes import HANGING_SECONDS, Started
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = [sys.executable, "-m", "app", "bench"]
@@ -97,7 +98,7 @@ def test_servers_in_comparison(environment: dict[str, str], llama: FakeLlama) ->
 
 def test_an_interrupt_leaves_no_process_behind(environment: dict[str, str], llama: FakeLlama) -> None:
     command = [*PROGRAM, *ONE_THREAD, "--http", "--llama-server", str(llama.server), "--prompt-tokens", "99"]
-    with subprocess.Popen(
+    with Started(
         command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
         assert process.stderr is not None
@@ -106,7 +107,7 @@ def test_an_interrupt_leaves_no_process_behind(environment: dict[str, str], llam
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
         assert len(children) == 2
         process.send_signal(signal.SIGINT)
-        status, said = process.wait(), process.stderr.read()
+        status, said = process.wait(HANGING_SECONDS), process.stderr.read()
         assert status == 130, said
         assert "Traceback" not in said
         assert process.stdout.read() == ""

@@ -12,6 +12,7 @@ from click.testing import CliRunner, Result
 from app import cli
 from app.cli import COMMANDS, ingle
 from app.errors import AppError, InvalidSetting, ModelNotFound, NoSpace, Offline
+from tests.processes import Started
 
 HEAVY = {"torch", "numpy", "huggingface_hub", "tokenizers", "jinja2", "httpx", "rich", "platformdirs"}
 
@@ -119,7 +120,7 @@ def test_exit_statuses(
 
 def test_a_reader_that_goes_away_is_no_reason_to_complain(stored: Path) -> None:
     command = [sys.executable, "-m", "app", "ls", "--json"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with Started(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stderr is not None
         process.stdout.close()

@@ -247,3 +247,11 @@ def test_an_unknown_flag_is_a_mistake_of_ours() -> None:
 def test_every_setting_says_what_it_means() -> None:
     assert all(setting.meaning.endswith(".") for setting in SETTINGS.values())
     assert {*SETTINGS, "origins"} == set(Settings.__dataclass_fields__)
+
+
+def test_a_setting_is_stated_as_it_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    file = _write_config("context = 1000\n")
+    assert load_settings().stated("context") == f"context = 1000 in {file}"
+    monkeypatch.setenv("INGLE_CONTEXT", "2000")
+    assert load_settings().stated("context") == "INGLE_CONTEXT=2000"
+    assert load_settings(context=3000).stated("context") == "--context 3000"

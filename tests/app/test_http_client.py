@@ -24,6 +24,7 @@ from app.listening import ListeningSockets
 from engine.errors import PromptTooLong
 from engine.request import FinishReason, SamplingParams
 from quant.errors import InglenookError
+from tests.processes import HANGING_SECONDS
 
 TEXT = 'data: {"choices": [{"index": 0, "delta": {"content": "%s"}, "finish_reason": null}]}\n\n'
 STOP = 'data: {"choices": [{"index": 0, "delta": {}, "finish_reason": "%s"}]}\n\n'
@@ -99,11 +100,11 @@ def address(server: StandIn) -> Iterator[Instance]:
     config = uvicorn.Config(server.application(), lifespan="off", ws="none", log_config=None)
     door = uvicorn.Server(config)
     with closing(ListeningSockets(0)) as sockets:
-        thread = threading.Thread(target=lambda: asyncio.run(door.serve(sockets.sockets)))
+        thread = threading.Thread(target=lambda: asyncio.run(door.serve(sockets.sockets)), daemon=True)
         thread.start()
         yield Instance(1, sockets.port, f"http://127.0.0.1:{sockets.port}", "m", "/m.gguf", "2026-01-01T00:00:00+00:00")
         door.should_exit = True
-        thread.join()
+        thread.join(HANGING_SECONDS)
 
 
 def chat(address: Instance, *messages: Message, params: SamplingParams | None = None) -> list[ChatEvent]:

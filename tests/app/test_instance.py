@@ -17,6 +17,7 @@ from app import instance
 from app.config import Settings, load_settings
 from app.errors import AppError
 from app.instance import Instance, find_instance, recorded, running_instances, stop_instance, withdraw
+from tests.processes import HANGING_SECONDS, Started
 
 ROOT = Path(__file__).parents[2]
 
@@ -57,7 +58,7 @@ class Holders:
 
     def start(self, port: int, on_term: str = "end") -> "subprocess.Popen[str]":
         command = [sys.executable, "-c", HOLDER, str(self._settings.state_dir), str(port), on_term]
-        process = self._stack.enter_context(subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True))
+        process = self._stack.enter_context(Started(command, cwd=ROOT, stdout=subprocess.PIPE, text=True))
         self._stack.callback(process.kill)
         assert process.stdout is not None
         assert process.stdout.readline() == "recorded\n"
@@ -103,7 +104,7 @@ def test_a_server_that_was_killed_leaves_a_record_that_the_next_look_removes(set
     process = held.start(4645)
     assert [one.pid for one in running_instances(settings)] == [process.pid]
     process.kill()
-    process.wait()
+    process.wait(HANGING_SECONDS)
     assert left(settings) == ["4645.json", "4645.lock"]
     assert running_instances(settings) == []
     assert left(settings) == []
@@ -196,7 +197,7 @@ def test_stopping_waits_until_the_process_is_gone(settings: Settings, held: Hold
     process = held.start(4645)
     [server] = running_instances(settings)
     stop_instance(server, settings)
-    assert process.wait() == 0
+    assert process.wait(HANGING_SECONDS) == 0
     assert left(settings) == []
     stop_instance(server, settings)
 

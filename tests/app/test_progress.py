@@ -11,6 +11,7 @@ import pytest
 
 from app import progress
 from app.progress import BarProgress, LineProgress, Progress, SilentProgress, format_bytes, progress_on_stderr
+from tests.processes import Started
 
 
 def _work(reporter: Progress, seconds: float = 0.0) -> None:
@@ -116,9 +117,7 @@ def _on_a_terminal(code: str, more: dict[str, str]) -> str:
     """What a program writes to its terminal, which is stderr; stdout stays empty."""
     terminal, theirs = os.openpty()
     environment = {**os.environ, "TERM": "xterm-256color", **more}
-    with subprocess.Popen(
-        [sys.executable, "-c", code], env=environment, stderr=theirs, stdout=subprocess.PIPE
-    ) as child:
+    with Started[bytes]([sys.executable, "-c", code], env=environment, stderr=theirs, stdout=subprocess.PIPE) as child:
         os.close(theirs)
         shown = _read_all(terminal)
         assert child.stdout is not None

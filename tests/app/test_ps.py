@@ -20,6 +20,7 @@ from app.instance import Instance, recorded
 from app.text.tokenizer import Tokenizer
 from tests.app.server.live_server import LiveServer, controlled_engine
 from tests.app.server.served_application import until
+from tests.processes import HANGING_SECONDS
 
 
 @pytest.fixture(autouse=True)
@@ -76,6 +77,33 @@ def test_requests_are_listed_by_class(tokenizer: Tokenizer, renderer: ChatTempla
     assert " of 512 (" in busy_table[4]
 
 
+def test_prompts_that_are_read_are_listed_with_their_progress(
+    tokenizer: Tokenizer, renderer: ChatTemplateRenderer
+) -> None:
+    engine, runner = controlled_engine(tokenizer.vocab_size, budget=100)
+
+    def ask() -> int:
+        body = {"model": "hash", "prompt": [1000] * 1500, "max_tokens": 1}
+        headers = {"user-agent": "editor\x1b[2J"}
+        return httpx.post(f"{server.url}/v1/completions", json=body, headers=headers, timeout=600).status_code
+
+    with (
+        LiveServer("hash", engine, tokenizer, renderer) as server,
+        recorded(instance(server.port), load_settings()),
+        ThreadPoolExecutor(1) as clients,
+        runner.held() as steps,
+    ):
+        asked = clients.submit(ask)
+        steps.release(5)
+        until(lambda: runner.plans == 6)
+        busy, busy_table = listed(), table()
+        steps.release(1_000_000)
+        assert asked.result(HANGING_SECONDS) == 200
+        assert listed()["reading"] == []
+    assert busy["reading"] == [{"client": "editor\x1b[2J", "done": 500, "total": 1500}]
+    assert busy_table[-1].split() == ["4242", "editor[2J", "500", "(33%)", "1,500", "tokens"]
+
+
 def test_an_engine_that_cannot_serve_says_why(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> None:
     engine, _ = controlled_engine(tokenizer.vocab_size)
     with LiveServer("hash", engine, tokenizer, renderer) as server, recorded(instance(server.port), load_settings()):
@@ -93,12 +121,12 @@ def odd_server(tmp_path: Path) -> Iterator[tuple[int, list[bytes]]]:
         await Response(body[0])(scope, receive, send)
 
     server = uvicorn.Server(uvicorn.Config(application, port=0, lifespan="off", ws="none", log_config=None))
-    thread = threading.Thread(target=server.run)
+    thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     until(lambda: server.started)
     yield server.servers[0].sockets[0].getsockname()[1], body
     server.should_exit = True
-    thread.join()
+    thread.join(HANGING_SECONDS)
 
 
 @pytest.mark.parametrize("answer", [b"", b"[]", b"1", b"{}", b'{"running": 1, "waiting": 2}', b"\xff"])

@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from tests.app.test_serve import Server, environment_of, ready, serve
+from tests.processes import HANGING_SECONDS
 
 KEPT_SECONDS = 2.0  # after which nothing is lost any more
 BLOCK_SIZE = 16
@@ -66,7 +67,7 @@ def stream_for(server: Server, messages: Sequence[Mapping[str, str]], seconds: f
 
 def kill(server: Server) -> None:
     server.process.send_signal(signal.SIGKILL)
-    server.process.wait()
+    server.process.wait(HANGING_SECONDS)
 
 
 def tokens_of(answer: Any) -> Mapping[str, Any]:
@@ -84,7 +85,7 @@ def test_the_next_turn_finds_prompt_and_reply(start: Start, end: str) -> None:
         kill(server)
     else:
         server.process.send_signal(signal.SIGTERM)
-        assert server.process.wait() == 0
+        assert server.process.wait(HANGING_SECONDS) == 0
     again = tokens_of(ask(start(), [QUESTION, reply, NEXT]))
     computed = answer["usage"]["total_tokens"] - 1  # nothing is computed of the last one
     assert again["disk_tokens"] == computed // BLOCK_SIZE * BLOCK_SIZE

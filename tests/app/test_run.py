@@ -14,6 +14,7 @@ import pytest
 from tests.app.command_line import ingle
 from tests.app.long_reply import WITHOUT_END
 from tests.app.mapped_file import wait_until_mapped
+from tests.processes import HANGING_SECONDS
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = [sys.executable, "-m", "app", "run"]
@@ -65,6 +66,12 @@ def test_the_same_seed_gives_the_same_answer_as_json(environment: dict[str, str]
     assert first["timings"]["ttft_ms"] > 0
 
 
+def test_a_context_that_is_longer_than_the_models_own_is_lowered_with_a_warning(environment: dict[str, str]) -> None:
+    done = run(environment, "Hello", "-n", "1", "--context", "16384")
+    assert done.returncode == 0
+    assert "The model holds 8,192 tokens: --context 16384 is lowered to that." in done.stderr.decode()
+
+
 def test_an_answer_that_is_cut_off_says_so(environment: dict[str, str]) -> None:
     done = run(environment, "Tell me a long story.", "-n", "5", "--temperature", "0")
     assert done.returncode == 0
@@ -114,7 +121,7 @@ def test_interrupt_stops_at_once(
         assert started.stdout.read(1)  # text streams, while there are thousands of tokens to go
         assert started.poll() is None
     started.send_signal(signal.SIGINT)
-    assert started.wait() == 130
+    assert started.wait(HANGING_SECONDS) == 130
     rest = started.stderr.read()
     assert b"Traceback" not in rest
     if phase != "decode":
@@ -165,5 +172,5 @@ def test_a_closed_pipe_is_quiet(environment: dict[str, str], process: list[subpr
     assert started.stderr is not None
     started.stdout.read(1)
     started.stdout.close()
-    assert started.wait() != 0
+    assert started.wait(HANGING_SECONDS) != 0
     assert started.stderr.read() == b""

@@ -20,6 +20,7 @@ from tests.app.command_line import ingle
 from tests.app.forked_program import ForkedProgram
 from tests.app.long_reply import WITHOUT_END
 from tests.app.mapped_file import wait_until_mapped
+from tests.processes import HANGING_SECONDS, Started
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = [sys.executable, "-m", "app"]
@@ -302,12 +303,12 @@ def test_a_file_is_served_by_its_aliases_and_found_by_its_path(
 
 def test_an_interrupted_run_ends_its_request(server: Server) -> None:
     command = [*PROGRAM, "run", *WITHOUT_END, "-q"]
-    with subprocess.Popen(command, cwd=ROOT, env=server.environment, stdout=subprocess.PIPE) as process:
+    with Started(command, cwd=ROOT, env=server.environment, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stdout.read(1)
         assert [one["running"] for one in server.listed()] == [1]
         process.send_signal(signal.SIGINT)
-        assert process.wait() == 130
+        assert process.wait(HANGING_SECONDS) == 130
     assert any(server.listed()[0]["running"] == 0 for _ in range(100))
 
 
@@ -336,16 +337,16 @@ def test_stopping_ends_a_stream_properly_and_leaves_nothing(start: Start, way: s
     def stop() -> None:
         if way == "stop":
             command = [*PROGRAM, "stop", str(server.port)]
-            stops.append(subprocess.Popen(command, cwd=ROOT, env=server.environment, stderr=subprocess.PIPE))
+            stops.append(Started(command, cwd=ROOT, env=server.environment, stderr=subprocess.PIPE))
         else:
             server.process.send_signal(signal.Signals[way])
 
     events = follow(server, stop)
     for stopping in stops:
         with stopping:
-            assert stopping.wait() == 0
+            assert stopping.wait(HANGING_SECONDS) == 0
     assert "error" in json.loads(events[-1]), events[-3:]
-    assert server.process.wait() == 0
+    assert server.process.wait(HANGING_SECONDS) == 0
     assert server.process.stderr is not None
     assert "Traceback" not in server.process.stderr.read()
     assert server.records() == []
@@ -358,7 +359,7 @@ def test_a_second_signal_does_not_wait(other: Server) -> None:
     """The server is stopped while it stops: the two signals are waiting when it goes on."""
     for number in (signal.SIGSTOP, signal.SIGTERM, signal.SIGINT, signal.SIGCONT):
         other.process.send_signal(number)
-    assert other.process.wait() == 130
+    assert other.process.wait(HANGING_SECONDS) == 130
     assert other.records() == []
 
 
@@ -366,7 +367,7 @@ def test_a_server_that_was_killed_is_forgotten_at_the_next_look(start: Start) ->
     server = start()
     assert server.records()
     server.process.kill()
-    server.process.wait()
+    server.process.wait(HANGING_SECONDS)
     assert server.records()
     assert server.listed() == []
     assert server.records() == []
@@ -386,7 +387,7 @@ def test_several_servers_are_stopped_by_port_or_all(start: Start, tmp_path: Path
     assert first.ingle("stop", str(first.port)).returncode == 0
     assert [one["port"] for one in first.listed()] == [second.port]
     assert first.ingle("stop", "--all").returncode == 0
-    assert (first.process.wait(), second.process.wait()) == (0, 0)
+    assert (first.process.wait(HANGING_SECONDS), second.process.wait(HANGING_SECONDS)) == (0, 0)
     assert first.records() == []
 
 
@@ -394,7 +395,7 @@ def test_an_interrupt_while_the_model_loads_leaves_nothing(smollm2: Path, tmp_pa
     with serve(environment_of(smollm2, tmp_path)) as process:
         wait_until_mapped(process, smollm2)
         process.send_signal(signal.SIGTERM)
-        assert process.wait() == 130
+        assert process.wait(HANGING_SECONDS) == 130
         assert process.stderr is not None
         assert "Traceback" not in process.stderr.read()
     assert {path.name for path in (tmp_path / "state").iterdir()} <= {"own-key"}  # that all servers of a user have

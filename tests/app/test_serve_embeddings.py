@@ -10,6 +10,7 @@ import pytest
 from tests.app.command_line import ingle
 from tests.app.models.test_loaded_encoder import embedding_model
 from tests.app.test_serve import Server, environment_of, ready, serve
+from tests.processes import HANGING_SECONDS
 
 
 @pytest.fixture(scope="module")
@@ -50,4 +51,4 @@ def test_it_ends_when_it_is_told_to(server: Server) -> None:
     """The last test of this file, since it ends the server of all."""
     assert httpx.get(f"{server.url}/health", trust_env=False).json()["status"] == "ok"
     server.ingle("stop", str(server.port))
-    assert server.process.wait() == 0
+    assert server.process.wait(HANGING_SECONDS) == 0

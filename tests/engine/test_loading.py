@@ -84,7 +84,9 @@ def test_the_context_fits_the_memory(tiny: Path, monkeypatch: pytest.MonkeyPatch
         monkeypatch.setattr(kv_budget, "LEAST_CONTEXT", 100)
         engine = load_engine(checkpoint, LoadOptions())
         assert (engine.config.context_length, engine.config.model_context_length) == (511, 512)
-        assert load_engine(checkpoint, LoadOptions(context_length=300)).config.context_length == 300
+        assert engine.config.longest_context == 511
+        shorter = load_engine(checkpoint, LoadOptions(context_length=300)).config
+        assert (shorter.context_length, shorter.longest_context) == (300, 511)
         with pytest.raises(UnsupportedModel, match="room for 511 tokens"):
             load_engine(checkpoint, LoadOptions(context_length=512))
         monkeypatch.setattr(kv_budget, "LEAST_CONTEXT", 512)

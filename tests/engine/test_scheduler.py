@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from engine.config import BLOCK_SIZE, EngineConfig
@@ -202,6 +204,26 @@ def test_what_can_never_fit_is_refused_with_the_numbers(prompt: int, blocks: int
         scheduler.check_fits(request(1, prompt))
     assert prompt == 0 or str(prompt) in str(caught.value)
     scheduler.assert_empty()
+
+
+@pytest.mark.parametrize(
+    ("prompt", "longest", "can_raise", "remedy"),
+    [
+        (64, 0, False, "Shorten the prompt."),
+        (64, 64, False, "Shorten the prompt."),
+        (200, 100, False, "Shorten the prompt."),
+        (2000, 4000, True, "Shorten the prompt, or start with a larger --context (at most 4,000 here)."),
+    ],
+)
+def test_a_larger_context_is_advised_only_where_it_helps(
+    prompt: int, longest: int, can_raise: bool, remedy: str
+) -> None:
+    scheduler = Scheduler(replace(config(context=64), longest_context=longest))
+    with pytest.raises(PromptTooLong) as caught:
+        scheduler.check_fits(request(1, prompt))
+    error = caught.value
+    assert (error.tokens, error.context, error.longest_context, error.is_exact) == (prompt, 64, longest, True)
+    assert (error.can_raise, error.remedy) == (can_raise, remedy)
 
 
 def finish_of(token_id: int, **params: object) -> FinishReason | None:

@@ -12,9 +12,10 @@ import pytest
 
 from engine.core import Engine
 from engine.errors import EngineError, InvalidSampling, PromptTooLong
-from engine.request import BeamParams, FinishReason, Request, SamplingParams, TokenEvent
-from engine.thread import WEDGED_SECONDS, EngineThread
+from engine.request import BeamParams, FinishReason, Request, SamplingParams, StepPlan, TokenEvent
+from engine.thread import UNKNOWN_SECONDS, WEDGED_SECONDS, EngineThread
 from tests.hash_model import HashRunner, expected_output, hash_engine
+from tests.processes import HANGING_SECONDS
 
 PROMPT = tuple(range(50, 90))
 
@@ -228,30 +229,88 @@ class Hanging:
     def held(self, function: Any) -> Any:
         def hanging(*arguments: Any) -> Any:
             self.entered.set()
-            self.leave.wait()
+            assert self.leave.wait(HANGING_SECONDS)
             return function(*arguments)
 
         return hanging
 
 
-@pytest.mark.parametrize("where", ["launch", "collect", "add"])
-def test_a_step_that_hangs_shows_in_the_health_until_it_ends(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("where", "warm", "patience"),
+    [
+        ("launch", True, WEDGED_SECONDS),
+        ("collect", True, WEDGED_SECONDS),
+        ("add", False, WEDGED_SECONDS),
+        ("launch", False, UNKNOWN_SECONDS),  # nothing tells how long the first step takes
+    ],
+)
+def test_a_step_that_hangs_shows_in_the_health_until_it_ends(
+    where: str, warm: bool, patience: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine, runner = hash_engine()
     hang = Hanging()
     client = Client(engine, hang.clock)
+    if warm:
+        client.endings([client.submit()])
     owner: Any = engine if where == "add" else runner
     monkeypatch.setattr(owner, where, hang.held(getattr(owner, where)))
     request = client.submit()
-    hang.entered.wait()
+    assert hang.entered.wait(HANGING_SECONDS)
     assert client.thread.problem() == ""
-    hang.seconds += WEDGED_SECONDS - 0.01
+    hang.seconds += patience - 0.01
     assert client.thread.problem() == ""
     hang.seconds += 0.01
-    assert client.thread.problem() == "a step has been running for 10 s"
+    assert client.thread.problem() == f"a step has been running for {patience:.0f} s"
     hang.leave.set()
     client.endings([request])
     assert client.thread.problem() == ""
     client.thread.stop()
+
+
+def test_a_step_that_is_expected_to_take_long_is_no_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those of a large model on a slow machine."""
+    engine, runner = hash_engine()
+    hang = Hanging()
+    client = Client(engine, hang.clock)
+    client.endings([client.submit()])
+    monkeypatch.setattr(engine._scheduler.costs.steps, "fixed", 20.0)
+    monkeypatch.setattr(runner, "launch", hang.held(runner.launch))
+    request = client.submit()
+    assert hang.entered.wait(HANGING_SECONDS)
+    hang.seconds += 79.0
+    assert client.thread.problem() == ""
+    hang.seconds += 1.0
+    assert client.thread.problem() == "a step has been running for 80 s"
+    hang.leave.set()
+    client.endings([request])
+    client.thread.stop()
+
+
+def test_requests_that_wait_while_no_step_runs_show_in_the_health(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loop goes on, and plans nothing."""
+    engine, _ = hash_engine()
+    hang = Hanging()
+    client = Client(engine, hang.clock)
+    client.endings([client.submit()])
+    hang.seconds += 1e6  # nothing to do for long
+    with monkeypatch.context() as patch:
+        patch.setattr(engine._scheduler, "schedule", lambda allowance: StepPlan((), ()))
+        request = client.submit()
+        until(lambda: engine.num_waiting == 1)
+        hang.seconds += UNKNOWN_SECONDS - 1
+        time.sleep(0.05)
+        assert client.thread.problem() == ""
+        hang.seconds += 1
+        until(lambda: client.thread.problem() == "requests wait, and no step has run for 60 s")
+    client.endings([request])
+    until(lambda: client.thread.problem() == "")
+    client.thread.stop()
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + HANGING_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, "it never came true"
 
 
 def test_many_steps_are_no_long_one(monkeypatch: pytest.MonkeyPatch) -> None:

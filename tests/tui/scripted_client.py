@@ -276,6 +276,7 @@ class ScriptedEngine:
     """Two requests of others and one of this chat."""
 
     steps: Sequence[Loading] = (Loading("smollm2:135m", "reading the weights", 0.5),)
+    warning: str = ""
     loads: asyncio.Event = field(default_factory=asyncio.Event)  # set: the model is loaded
     problem: ClientError | None = None  # why it cannot be
     tried: int = 0  # how often again
@@ -300,7 +301,7 @@ class ScriptedEngine:
         await self.loads.wait()
         if self.problem is not None:
             raise self.problem
-        yield Loading("smollm2:135m", "loaded", loaded=True)
+        yield Loading("smollm2:135m", "loaded", loaded=True, warning=self.warning)
 
     async def status(self) -> EngineStatus:
         await self.loads.wait()

@@ -466,3 +466,12 @@ def test_code_is_copied_and_saved_to_a_new_file_only(tmp_path: Path) -> None:
         assert (tmp_path / "new.py").read_text() == "print('[/]')\n"
 
     run(ScriptedClient([TextDelta("```python\nprint('[/]')\n```"), END]), flow)
+
+
+def test_a_warning_about_the_model_is_shown() -> None:
+    async def flow(chat: Chatting) -> None:
+        await chat.until(lambda: chat.notices() == ["the model holds little"])
+
+    client = ScriptedClient()
+    client.engine.warning = "the model holds little"
+    run(client, flow)

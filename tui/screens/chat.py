@@ -39,6 +39,7 @@ if TYPE_CHECKING:  # what reads Markdown is loaded once the prompt is there
 
 _RECOMMENDED_SECONDS = 20.0  # that the name of a better model can be read
 _NOTICE_SECONDS = 60.0  # for a notice of damage, which is several sentences long
+_WARNED_SECONDS = 12.0
 _NONE = "no model is loaded"
 
 
@@ -124,6 +125,8 @@ class ChatScreen(Screen[None]):
             async for step in loading:
                 model = step.model if step.loaded else ""
                 bar.loading_model = step
+                if step.warning:
+                    self.app.notify(step.warning, severity="warning", timeout=_WARNED_SECONDS, markup=False)
         self.conversation.model = model
         bar.model = model or _NONE
         bar.loading_model = None

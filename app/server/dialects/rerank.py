@@ -5,7 +5,6 @@ the relevance of a document is the cosine of its vector and the query's. Fields 
 llama.cpp's server and TEI.
 """
 
-import asyncio
 from collections.abc import Sequence
 
 import msgspec
@@ -15,9 +14,8 @@ from starlette.responses import Response
 
 from app.embedding_service import EmbeddingService
 from app.server.dialects.rerank_requests import RERANK, RerankRequest, TextDocument
-from app.server.embedding_inputs import check_sequence, most_tokens, read_inputs
+from app.server.embedding_inputs import check_sequence, most_tokens, naming_inputs, read_inputs
 from app.server.endpoint import Endpoint
-from app.server.reply import while_connected
 from app.server.request_body import read_body
 from app.server.served_model import ServedModel
 
@@ -71,19 +69,15 @@ class RerankEndpoints:
         wanted = await read_body(request, RERANK)
         model = self._model.named(wanted.model)
         wanted.check()
-        body: list[bytes] = []
-
-        async def answer() -> None:
-            scores, tokens = await (self._by_pairs(wanted) if self._service.ranks else self._by_vectors(wanted))
-            body.append(await asyncio.to_thread(_body, scores, wanted, model, tokens))
-
-        await while_connected(request.receive, answer())
-        return Response(b"".join(body), media_type="application/json")
+        scores, tokens = await (self._by_pairs(wanted) if self._service.ranks else self._by_vectors(wanted))
+        body = await self._service.texts.run(lambda _: _body(scores, wanted, model, tokens))
+        return Response(body, media_type="application/json")
 
     async def _by_pairs(self, wanted: RerankRequest) -> tuple[list[float], int]:
         """The score of each document, and the tokens that were read for all."""
         most, documents = most_tokens(self._service, wanted.truncation), wanted.named
-        pairs = await self._service.encode_pairs(wanted.query, list(documents.values()), most)
+        with naming_inputs(self._service, ["query", *documents]):
+            pairs = await self._service.encode_pairs(wanted.query, list(documents.values()), most)
         for name, pair in zip(documents, pairs, strict=True):
             check_sequence(self._service, name, pair.ids, most)
         scores = await self._service.scores(pairs, raw=bool(wanted.raw_scores))

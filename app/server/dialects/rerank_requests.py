@@ -41,7 +41,7 @@ class RerankRequest(Struct, kw_only=True):
 
     @property
     def is_bare(self) -> bool:
-        """Whether the reply is a list, as TEI's are."""
+        """The reply is a bare list, as TEI's are."""
         return self.texts is not None
 
     @property

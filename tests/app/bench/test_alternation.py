@@ -15,6 +15,7 @@ from app.bench.processes import cpu_seconds
 from app.bench.sample import Sample
 from app.bench.watch import Disturbance, Watch
 from app.bench.workload import Load, Prompts, Rate
+from tests.processes import Started
 
 SINGLE, CROWD = Load(16, 20), Load(16, 20, 3)
 
@@ -106,7 +107,7 @@ def test_a_warm_up_reads_the_whole_prompt_and_replies_shortly() -> None:
 def process(request: pytest.FixtureRequest) -> Iterator[int]:
     """The pid of a process that runs a statement, and has started."""
     command = [sys.executable, "-c", f"print(flush=True)\n{request.param}"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as running:
+    with Started(command, stdout=subprocess.PIPE) as running:
         assert running.stdout is not None
         running.stdout.readline()
         yield running.pid

@@ -13,8 +13,8 @@ from app.chat.token_streams import TokenStreams
 from app.text.tokenizer import Tokenizer
 from engine.request import BeamParams, FinishReason, Origin, SamplingParams, ServiceClass
 from tests.app.server.live_server import Clock, controlled_engine
-from tests.app.server.served_application import HANGING_SECONDS
 from tests.hash_model import VOCABULARY, expected_output, hash_engine
+from tests.processes import HANGING_SECONDS
 
 PROMPT = tuple(range(1000, 1040))
 BACKGROUND, NORMAL = ServiceClass.BACKGROUND, ServiceClass.NORMAL

@@ -20,8 +20,8 @@ from app.text.tokenizer import Tokenizer
 from engine.errors import EngineError, InvalidSampling, PromptTooLong
 from engine.request import FinishReason, Origin, SamplingParams, ServiceClass
 from tests.app.server.live_server import controlled_engine
-from tests.app.server.served_application import HANGING_SECONDS
 from tests.hash_model import VOCABULARY, expected_output, hash_engine
+from tests.processes import HANGING_SECONDS
 
 PROMPT = tuple(range(1000, 1040))
 

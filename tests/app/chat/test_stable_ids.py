@@ -13,6 +13,7 @@ import pytest
 
 from app.chat.stable_ids import StableIds
 from app.chat.stable_ids_file import FILE_NAME, OVERHEAD, Generated, StableIdsFile
+from tests.processes import Started
 
 PLACE = b"p" * 32
 SECONDS = 60.0  # so that what hangs fails
@@ -163,7 +164,7 @@ time.sleep(600)
 
 def child(folder: Path, first: int, end: int) -> "subprocess.Popen[str]":
     command = [sys.executable, "-c", CHILD, str(folder), str(first), str(end)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    return Started(command, stdout=subprocess.PIPE, text=True)
 
 
 def test_it_survives_a_process_that_is_killed_while_it_writes(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ from app.chat.token_streams import MOST_AT_ONCE, TokenStream, TokenStreams
 from engine.errors import PromptTooLong
 from engine.request import FinishReason, Request, RequestStatus, SamplingParams, TokenEvent
 from tests.app.server.live_server import controlled_engine
-from tests.app.server.served_application import HANGING_SECONDS
 from tests.hash_model import VOCABULARY, expected_output, hash_engine
+from tests.processes import HANGING_SECONDS
 
 PROMPT = tuple(range(1000, 1040))
 NO_END: frozenset[int] = frozenset()

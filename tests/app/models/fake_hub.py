@@ -12,6 +12,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Barrier, BrokenBarrierError, Event, Thread
 from urllib.parse import parse_qs, urlsplit
 
+from tests.processes import HANGING_SECONDS
+
 REVISION = "89abcdef" * 5
 _PIECE = 1 << 14
 
@@ -166,12 +168,12 @@ def serve(content: bytes = b"", host: str = "127.0.0.1") -> Iterator[FakeHub]:
     hub = FakeHub(content=content)
     server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": hub}))
     hub.address = f"http://{host}:{server.server_port}"
-    thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
     thread.start()
     try:
         yield hub
     finally:
         hub.closing.set()
         server.shutdown()
-        thread.join()
+        thread.join(HANGING_SECONDS)
         server.server_close()

@@ -14,6 +14,7 @@ import pytest
 
 from app.models.digests import remembered_sha256
 from app.progress import Report, SilentProgress, Unit
+from tests.processes import Started
 
 ROOT = Path(__file__).parents[3]
 
@@ -145,7 +146,7 @@ from app.progress import LineProgress
 cli.ingle.main = lambda **options: remembered_sha256(Path({str(large)!r}), Path({str(records)!r}), LineProgress())
 sys.exit(cli.main())
 """
-    process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    process = Started([sys.executable, "-c", code], cwd=ROOT, stderr=subprocess.PIPE, text=True)
     with process:
         assert process.stderr is not None
         assert process.stderr.readline().startswith("Reading large.gguf once, to know it again")

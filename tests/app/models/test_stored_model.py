@@ -1,4 +1,4 @@
-"""What a stored model is called in requests."""
+"""Names that requests give stored models."""
 
 from pathlib import Path
 

@@ -12,11 +12,9 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from app.host import server_config
+from tests.processes import HANGING_SECONDS
 
 T = TypeVar("T")
-
-# So that what hangs fails. Nothing here measures time.
-HANGING_SECONDS = 120.0
 
 
 class ServedApplication:
@@ -32,7 +30,7 @@ class ServedApplication:
         config.timeout_graceful_shutdown = 10
         self._server = uvicorn.Server(config)
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._main()), name="server")
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._main()), name="server", daemon=True)
 
     async def _main(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -60,7 +58,8 @@ class ServedApplication:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._server.should_exit = True
-        self._thread.join()
+        self._thread.join(HANGING_SECONDS)
+        assert not self._thread.is_alive(), "the server does not end"
         self._socket.close()
 
 

@@ -24,6 +24,7 @@ from app.chat.template import ChatTemplateRenderer
 from app.server.application import Locks
 from app.text.tokenizer import Tokenizer
 from tests.app.server.live_server import LiveServer, controlled_engine
+from tests.processes import HANGING_SECONDS
 
 pytestmark = pytest.mark.slow
 
@@ -144,14 +145,14 @@ def attack(tokenizer: Tokenizer, renderer: ChatTemplateRenderer, tmp_path: Path)
 @contextmanager
 def attacker() -> Iterator[Attacker]:
     page = Attacker()
-    thread = threading.Thread(target=page.serve_forever)
+    thread = threading.Thread(target=page.serve_forever, daemon=True)
     thread.start()
     try:
         yield page
     finally:
         page.shutdown()
         page.server_close()
-        thread.join()
+        thread.join(HANGING_SECONDS)
 
 
 def visit(page: Attacker, url: str, profile: Path) -> dict[str, Any]:
@@ -163,8 +164,8 @@ def visit(page: Attacker, url: str, profile: Path) -> dict[str, Any]:
     try:
         assert page.reported.wait(120)
     finally:
-        browser.terminate()
-        browser.wait()
+        browser.kill()
+        browser.wait(HANGING_SECONDS)
     return page.report
 
 

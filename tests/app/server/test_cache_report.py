@@ -2,7 +2,9 @@
 server, in one line of the log, and in /metrics. Over the hash model, whose every token is known beforehand."""
 
 import asyncio
+import functools
 import logging
+import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, aclosing, closing, contextmanager
@@ -20,6 +22,11 @@ from app.chat.template import ChatTemplateRenderer
 from app.http_client import Client
 from app.instance import Instance
 from app.server import request_log
+from app.server.dialects.llama_cpp import endpoints as llama_endpoints
+from app.server.dialects.openai import endpoints as openai_endpoints
+from app.server.dialects.responses import endpoints as response_endpoints
+from app.server.reply import StreamedReply
+from app.server.request_log import ReadingLog
 from app.text.tokenizer import Tokenizer
 from engine.request import BeamParams, CacheUse, Request, SamplingParams
 from tests.app.server.live_server import ControlledRunner, LiveServer, controlled_engine
@@ -349,6 +356,61 @@ def test_what_does_not_end_well_has_a_line_too(server: LiveServer, caplog: pytes
     body |= {"prompt": [1000] * 5000}
     assert httpx.post(server.url + COMPLETION, json=body, timeout=60).status_code == 400
     assert lines(caplog) == ["hash normal; prompt 100; ended by the client", "hash normal; prompt 5000; PromptTooLong"]
+
+
+def reading_lines(caplog: pytest.LogCaptureFixture, *events: PromptProgress) -> list[str]:
+    """What is logged while prompts are read."""
+    caplog.set_level(logging.INFO, request_log.log.name)
+    caplog.clear()
+    log = ReadingLog("hash normal")
+    for event in events:
+        log.see(0, event)
+    return [line.removeprefix("hash normal; reading prompt: ") for line in lines(caplog)]
+
+
+def test_a_long_prompt_has_a_line_when_it_begins_and_one_every_ten_seconds(caplog: pytest.LogCaptureFixture) -> None:
+    events = [PromptProgress(256 * step, 21_979, 0, seconds=float(2 * step)) for step in range(1, 14)]
+    assert reading_lines(caplog, *events) == [
+        "256 of 21,979 tokens (1 %), about 3 min left",
+        "1,536 of 21,979 tokens (7 %), about 3 min left",
+        "2,816 of 21,979 tokens (13 %), about 2 min left",
+    ]
+
+
+def test_a_short_prompt_has_a_line_only_when_it_takes_long(caplog: pytest.LogCaptureFixture) -> None:
+    events = [PromptProgress(100 * step, 1000, 0, seconds=float(2 * step)) for step in range(1, 11)]
+    assert reading_lines(caplog, *events) == ["500 of 1,000 tokens (50 %), about 10 s left"]
+    cached = PromptProgress(9000, 9100, 8900, seconds=0.5)
+    assert reading_lines(caplog, cached) == []
+
+
+def test_a_prompt_that_is_read_is_logged_and_told_to_a_client_that_waits(
+    tokenizer: Tokenizer,
+    renderer: ChatTemplateRenderer,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(request_log, "LONG_PROMPT", 400)
+    caplog.set_level(logging.INFO, request_log.log.name)
+    hurried = functools.partial(StreamedReply, ping_seconds=0.001)
+    for module in (openai_endpoints, llama_endpoints, response_endpoints):
+        monkeypatch.setattr(module, "StreamedReply", hurried)
+    engine, runner = controlled_engine(tokenizer.vocab_size, budget=64)
+    with LiveServer("hash", engine, tokenizer, renderer) as server, runner.held() as steps:
+        for number, (path, field) in enumerate(
+            [(COMPLETION, "prompt"), (CHAT, "messages"), ("/completion", "prompt"), ("/v1/responses", "input")]
+        ):
+            text = f"{number} is the number. " + "word " * 500
+            asked = [{"role": "user", "content": text}] if field == "messages" else text
+            body = {"model": "hash", field: asked, "stream": True, "max_tokens": 1, "store": False}
+            with httpx.stream("POST", server.url + path, json=body, timeout=60) as response:
+                steps.release(2)
+                comments = (line for line in response.iter_lines() if line.startswith(": prefill"))
+                assert re.fullmatch(r": prefill \d+ of 5\d\d", next(comments))
+            steps.release()  # for the step under way, after which the request ends
+            until(lambda: not engine.has_requests)
+            assert re.fullmatch(r"hash normal; reading prompt: \d+ of 5\d\d tokens \(\d\d %\), .*", lines(caplog)[0])
+            caplog.clear()
 
 
 def test_a_name_does_not_break_the_line(

@@ -12,6 +12,7 @@ import pytest
 
 from app.chat.template import ChatTemplateRenderer
 from app.text.tokenizer import Tokenizer
+from engine.thread import UNKNOWN_SECONDS
 from tests.app.server.dialects.openai.test_chat import QUESTION, client, expected_text, joined
 from tests.app.server.live_server import Clock, ControlledRunner, LiveServer, controlled_engine
 from tests.app.server.served_application import until
@@ -200,10 +201,10 @@ def test_a_wedged_step_shows_in_the_health_until_it_ends(
     ):
         asked = clients.submit(chat, server, 1, stream=stream, tokens=50)
         until(lambda: runner.plans == 1)
-        clock.seconds += 9.9
+        clock.seconds += UNKNOWN_SECONDS - 0.1  # the first step
         assert health(server) == (200, "")
         clock.seconds += 0.1
-        assert health(server) == (503, "a step has been running for 10 s")
+        assert health(server) == (503, "a step has been running for 60 s")
         later = clients.submit(chat, server, 2, stream=stream, tokens=50)
         steps.release(10_000)
         until(lambda: health(server) == (200, ""))

@@ -24,7 +24,7 @@ from app.server.dialects.responses.replies import ResponseReply
 from app.server.dialects.responses.requests import ResponseRequest
 from app.server.dialects.responses.response import Response
 from app.server.dialects.responses.stored_responses import StoredResponses
-from app.server.reply import WaitStatus
+from app.server.token_counts import TokenCounts
 from app.text.tokenizer import Tokenizer
 from engine.core import Engine
 from engine.load_options import LoadOptions
@@ -81,7 +81,7 @@ class Templates:
         wanted = msgspec.convert(given | fields, ChatCompletionRequest)
         wanted.check()
         async with self._service(template) as service:
-            return (await fold(each(chunks(service, wanted, "m", PROGRAM, WaitStatus())))).choices[0]
+            return (await fold(each(chunks(service, wanted, "m", PROGRAM, TokenCounts())))).choices[0]
 
     def respond(self, template: str, **fields: Any) -> Response:
         """By the Responses API."""

@@ -5,12 +5,14 @@ from collections.abc import AsyncGenerator
 
 import pytest
 from msgspec import Struct
-from starlette.types import Message
+from starlette.types import Message, Receive, Scope, Send
 
+from app.server.client_watch import ClientWatch
 from app.server.dialects.openai.errors import error_body
 from app.server.errors import InvalidRequest
-from app.server.reply import StreamedReply, WaitStatus, WholeReply, while_connected
-from tests.app.server.served_application import HANGING_SECONDS
+from app.server.reply import StreamedReply, WholeReply
+from app.server.token_counts import TokenCounts
+from tests.processes import HANGING_SECONDS
 
 SCOPE = {"type": "http", "method": "POST", "path": "/", "headers": []}
 
@@ -27,8 +29,12 @@ class Client:
         self.left = asyncio.Event()
         self.stuck = asyncio.Event()
         self._patience = patience
+        self._has_asked = False
 
     async def receive(self) -> Message:
+        if not self._has_asked:
+            self._has_asked = True
+            return {"type": "http.request", "body": b"", "more_body": False}
         await self.left.wait()
         return {"type": "http.disconnect"}
 
@@ -92,7 +98,12 @@ def test_the_chunks_are_closed_when_a_client_leaves_that_took_nothing_any_more()
     async def reply() -> None:
         client, closed = Client(patience=3), list[bool]()
         chunks = numbers(closed, 1 << 30)  # held here, so that it is not the garbage collector that closes it
-        sending = asyncio.create_task(StreamedReply(chunks, error_body)(SCOPE, client.receive, client.send))
+
+        async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+            await receive()
+            await StreamedReply(chunks, error_body)(scope, receive, send)
+
+        sending = asyncio.create_task(ClientWatch(answer)(SCOPE, client.receive, client.send))
         await client.stuck.wait()
         client.left.set()
         await sending
@@ -122,7 +133,7 @@ def test_a_silence_is_filled_with_comments_that_say_nothing() -> None:
         b"data: [DONE]",
         b"",
     ]
-    assert client.body.startswith(b": ")
+    assert client.body.startswith(b": queued\n\n")
     client = Client()
     # The head is sent, so that a status cannot tell of what fails.
     told = asyncio.run(reply(InvalidRequest("It failed", "Try again.")))
@@ -142,22 +153,6 @@ def test_an_empty_batch_sends_the_head_alone() -> None:
     assert client.body == b'data: {"number":1}\n\ndata: [DONE]\n\n'
 
 
-def test_the_comments_of_a_silence_say_what_it_waits_for() -> None:
-    async def late() -> AsyncGenerator[list[Chunk]]:
-        async with asyncio.timeout(HANGING_SECONDS):
-            while b": waiting\n\n" not in client.body:
-                await asyncio.sleep(0)
-            status.prefill(2048, 5001)
-            while b": prefill 2,048 of 5,001\n\n" not in client.body:
-                await asyncio.sleep(0)
-        yield [Chunk(1)]
-
-    client, status = Client(), WaitStatus()
-    reply = StreamedReply(late(), error_body, first_ping_seconds=0.002, ping_seconds=0.001, status=status)
-    asyncio.run(reply(SCOPE, client.receive, client.send))
-    assert client.body.endswith(b'data: {"number":1}\n\ndata: [DONE]\n\n')
-
-
 def test_what_fails_before_anything_is_sent_is_raised() -> None:
     async def failing() -> AsyncGenerator[list[Chunk]]:
         raise InvalidRequest("It failed")
@@ -172,20 +167,22 @@ def test_what_fails_before_anything_is_sent_is_raised() -> None:
     assert not client.sent
 
 
-def test_what_fails_inside_is_raised_outside() -> None:
-    async def fail() -> None:
-        raise ValueError("inside")
+@pytest.mark.parametrize("status", ["prefill 2,048 of 5,001", "decode"])
+def test_pings_say_what_the_request_is_doing_once_the_engine_has_begun(status: str) -> None:
+    """They need not wait any longer then."""
 
-    with pytest.raises(ValueError, match="inside"):
-        asyncio.run(while_connected(Client().receive, fail()))
+    async def late(client: Client) -> AsyncGenerator[list[Chunk]]:
+        async with asyncio.timeout(HANGING_SECONDS):
+            while len(client.sent) < 3:
+                await asyncio.sleep(0)
+        yield [Chunk(1)]
 
+    async def reply() -> bytes:
+        client, counts = Client(), TokenCounts()
+        counts.status = status
+        chunks = late(client)
+        answer = StreamedReply(chunks, error_body, counts=counts, first_ping_seconds=1e6, ping_seconds=0.001)
+        await answer(SCOPE, client.receive, client.send)
+        return client.body
 
-def test_ending_from_outside_ends_the_work() -> None:
-    async def end() -> int:
-        waiting = asyncio.create_task(while_connected(Client().receive, asyncio.sleep(1 << 20)))
-        await asyncio.sleep(0)
-        waiting.cancel()
-        await asyncio.gather(waiting, return_exceptions=True)
-        return len(asyncio.all_tasks())
-
-    assert asyncio.run(end()) == 1
+    assert asyncio.run(reply()).startswith(f": {status}\n\n: {status}\n\n".encode())

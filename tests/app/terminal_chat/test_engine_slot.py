@@ -544,3 +544,24 @@ def test_another_model_finds_the_room_of_an_engine_that_only_this_chat_needs(
         await slot.close()
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize(("context", "is_told"), [(0, False), (2048, False), (4096, True)])
+@pytest.mark.parametrize("runs", [True, False])
+def test_a_context_that_is_longer_than_what_the_engine_holds_is_told(
+    settings: Settings, request: pytest.FixtureRequest, started: list[StandIn], context: int, runs: bool, is_told: bool
+) -> None:
+    if runs:
+        request.getfixturevalue("running")
+    asked = replace(settings, context=context, origins={**settings.origins, "context": "--context"})
+
+    async def main() -> str:
+        slot = await begun(asked)
+        await ready(slot)
+        [state] = [now async for now in slot.loading()]
+        await slot.close()
+        return state.warning
+
+    holder = "the server that runs already" if runs else "the model"
+    warning = f"{holder} holds 2,048 tokens: --context 4096 is lowered to that"
+    assert asyncio.run(main()) == (warning if is_told else "")

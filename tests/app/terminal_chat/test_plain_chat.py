@@ -205,6 +205,12 @@ def test_loading_is_told_in_a_line_every_few_seconds() -> None:
     assert [lines.line(state) for state in states] == ["m: starting", "", "", "m: fetching, 30%", ""]
 
 
+def test_a_warning_is_told_whenever_it_comes() -> None:
+    lines = LoadingLines(lambda: 0.0)
+    assert lines.line(Loading("m", "starting")) == "m: starting"
+    assert lines.line(Loading("m", "loaded", loaded=True, warning="it holds little")) == "m: it holds little"
+
+
 def test_words_come_whole() -> None:
     words = WholeWords()
     assert words.add("one tw") == ""

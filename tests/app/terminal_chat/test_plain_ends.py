@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.processes import HANGING_SECONDS, Started
 from tests.stand_in_endpoint import StandInEndpoint
 from tests.terminal_screen import ROOT, Terminal, children_of, python
 
@@ -65,7 +66,7 @@ def test_ctrl_c_stops_a_reply_of_a_person_and_then_ends_the_chat(endpoint: Stand
 def piped(endpoint: StandInEndpoint, place: Path, text: bytes, **more: str) -> "subprocess.Popen[bytes]":
     environment = {**os.environ, **folders(place), **more}
     pipe = subprocess.PIPE
-    process = subprocess.Popen(command(endpoint), env=environment, cwd=ROOT, stdin=pipe, stdout=pipe, stderr=pipe)
+    process = Started[bytes](command(endpoint), env=environment, cwd=ROOT, stdin=pipe, stdout=pipe, stderr=pipe)
     assert process.stdin is not None
     process.stdin.write(text)
     process.stdin.close()
@@ -78,7 +79,7 @@ def test_ctrl_c_ends_all_of_what_a_pipe_asks(endpoint: StandInEndpoint, tmp_path
         while not endpoint.asked:
             assert process.poll() is None
         process.send_signal(signal.SIGINT)
-        process.communicate()
+        process.communicate(timeout=HANGING_SECONDS)
     assert process.returncode == 128 + signal.SIGINT
     assert len(endpoint.asked) == 1
 
@@ -86,7 +87,7 @@ def test_ctrl_c_ends_all_of_what_a_pipe_asks(endpoint: StandInEndpoint, tmp_path
 def test_bytes_that_are_no_text_are_answered(tmp_path: Path) -> None:
     with StandInEndpoint() as endpoint:
         with piped(endpoint, tmp_path, b"One\nT\xffwo\n", PYTHONIOENCODING="utf-8:strict") as process:
-            out, _ = process.communicate()
+            out, _ = process.communicate(timeout=HANGING_SECONDS)
         assert (process.returncode, out) == (0, b"Hello.\nHello.\n")
         assert [asked["messages"][-1]["content"] for asked in endpoint.asked] == ["One", "T\ufffdwo"]
 

@@ -1,3 +1,4 @@
+import random
 from collections.abc import Callable
 from pathlib import Path
 
@@ -6,6 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from app.errors import UnsupportedTokenizer
+from app.text import long_texts
 from app.text.gguf_tokenizer import from_gguf
 from app.text.pretokenizers import PRETOKENIZERS
 from app.text.tokenizer import Tokenizer
@@ -56,6 +58,28 @@ def truth(models: Path, name: str) -> list[tuple[str, list[int]]]:
 def vocabulary(request: pytest.FixtureRequest, vocabularies: Callable[[str], Tokenizer]) -> tuple[str, Tokenizer]:
     name: str = request.param
     return name, vocabularies(name)
+
+
+# What texts are made of, joined with and without spaces.
+WORDS = (
+    *("the", "cat", "a", "1", "23", "456,", "7.5", '"x": ', "don't", "I'm", "foo_bar", "(x)", "x.y,", "0x1f", "-", "!"),
+    *(" ", "  ", "\n", "\n\n", "\t", "\u00a0", "é", "中文", "🙂", "<|im_end|>"),
+)
+
+
+@half_of_them
+def test_a_long_text_has_the_same_ids_in_pieces(
+    vocabulary: tuple[str, Tokenizer], seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, tokenizer = vocabulary
+    assert tokenizer.cuts_at_words
+    monkeypatch.setattr(long_texts, "PIECE", 40)
+    chance = random.Random(seed)
+    for at_start in (True, False):
+        words = (chance.choice(WORDS) + chance.choice(("", " ", " ")) for _ in range(4000))
+        text = "".join(words)
+        whole = tokenizer.encode_piece(text, at_start=at_start)
+        assert tokenizer.encode_plain(text, at_start=at_start) == whole
 
 
 @half_of_them

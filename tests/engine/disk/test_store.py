@@ -23,6 +23,7 @@ from engine.disk.run_file import DATA_START, RUN_BLOCKS
 from engine.disk.store import PAUSE, DiskMiss, DiskStore
 from tests.engine.disk.known_blocks import FINGERPRINT, SIZES, data_of, filled, keys_of, new_store, read_back
 from tests.engine.disk.refusals import Clock, Refusals
+from tests.processes import Started
 
 ROOT = Path(__file__).parents[3]
 GROUPS = range(len(SIZES))
@@ -567,7 +568,7 @@ def test_a_process_that_is_killed(tmp_path: Path, kills: int, warnings: Warnings
     chance, watcher = random.Random(0), new_store(tmp_path)
     for seed in range(kills):
         command = [sys.executable, "-m", "tests.engine.disk.writer", str(seed), str(tmp_path)]
-        with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as child:
+        with Started(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as child:
             assert child.stdout is not None
             said = [child.stdout.readline()]
             until = time.monotonic() + chance.random() * 0.1

@@ -20,6 +20,7 @@ from quant.cpu.activations import norm_factor
 from quant.cpu.kernel import CORE, KERNELS
 from quant.cpu.native import KEPT, CodeFolder
 from quant.cpu.tiers import choose
+from tests.processes import HANGING_SECONDS, Started
 
 TARGET = choose("auto")
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
@@ -77,9 +78,7 @@ def cache(tmp_path: Path) -> Path:
 def forks() -> Iterator["subprocess.Popen[str]"]:
     """See `program_forks`."""
     command = [sys.executable, "-m", "tests.quant.cpu.program_forks"]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT
-    ) as process:
+    with Started(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT) as process:
         yield process
 
 
@@ -175,8 +174,8 @@ def test_a_process_has_the_kernels_of_one_tier(cache: Path, source: Path, monkey
 
 def test_many_processes_at_once_share_one_folder(tmp_path: Path, cache: Path, run: Run) -> None:
     command = [sys.executable, str(tmp_path / "program.py"), str(cache), "100"]
-    started = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT) for _ in range(3)]
-    assert all(process.communicate()[0].strip().endswith("500") for process in started)
+    started = [Started(command, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT) for _ in range(3)]
+    assert all(process.communicate(timeout=HANGING_SECONDS)[0].strip().endswith("500") for process in started)
     assert run() == "filled 500"
     assert not [path for path in cache.rglob("*") if path.is_file() and path.suffix not in (".o", ".nbi", ".nbc")]
 

@@ -156,7 +156,7 @@ Event: TypeAlias = (
 )
 
 
-FRAMING: Final = replace(NAMED_EVENTS, ping=NAMED_EVENTS.frame(Ping()))
+FRAMING: Final = replace(NAMED_EVENTS, ping=lambda status: NAMED_EVENTS.frame(Ping()))
 
 
 async def events(service: ChatService, model: str, turn: Turn, origin: Origin) -> AsyncGenerator[list[Event]]:

@@ -1,12 +1,12 @@
 """Biases of token ids and of texts, in the shapes that llama.cpp's server takes: pairs, or OpenAI's object."""
 
-import asyncio
 from collections.abc import Iterator
 from typing import Annotated, TypeAlias
 
 from msgspec import Meta
 
-from app.text.tokenizer import Tokenizer
+from app.chat.service import ChatService
+from app.work_pool import Check
 from engine.request import MAX_BIASES
 
 NEVER = -100.0  # what false stands for
@@ -28,16 +28,19 @@ def problems(given: Biases | None) -> Iterator[tuple[str, str]]:
             yield "logit_bias", "each is a number or false."
 
 
-async def token_biases(tokenizer: Tokenizer, given: Biases | None) -> tuple[tuple[int, float], ...]:
+async def token_biases(service: ChatService, given: Biases | None) -> tuple[tuple[int, float], ...]:
     """Pairs of (token id, bias). A text stands for each of its tokens."""
 
-    def resolved() -> Iterator[tuple[int, float]]:
+    def resolved(check: Check) -> tuple[tuple[int, float], ...]:
+        found: list[tuple[int, float]] = []
         for token, amount in _pairs(given):
+            check()
             bias = NEVER if amount is False else float(amount)
-            ids = tokenizer.encode(token) if isinstance(token, str) else [int(token)]
-            yield from ((token_id, bias) for token_id in ids)
+            ids = service.tokenizer.encode(token) if isinstance(token, str) else [int(token)]
+            found += ((token_id, bias) for token_id in ids)
+        return tuple(found)
 
-    return await asyncio.to_thread(lambda: tuple(resolved())) if given else ()
+    return await service.texts.run(resolved) if given else ()
 
 
 def _pairs(given: Biases | None) -> Iterator[tuple[int | float | str | bool, int | float | str | bool]]:

@@ -1,6 +1,5 @@
 """Vectors of texts and token ids, as llama.cpp's own endpoint gives them."""
 
-import asyncio
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -18,7 +17,6 @@ from app.server.embedding_inputs import MAX_INPUTS, read_inputs
 from app.server.endpoint import Endpoint
 from app.server.errors import InvalidRequest
 from app.server.refusals import RANKS_ONLY
-from app.server.reply import while_connected
 from app.server.request_body import read_body
 from app.server.served_model import ServedModel
 
@@ -71,15 +69,10 @@ class LlamaCppEmbeddingEndpoints:
         if len(inputs) > MAX_INPUTS:
             problem = f"content: {len(inputs)} inputs are more than {MAX_INPUTS}"
             raise InvalidRequest(problem, "Send several requests.", parameter="content")
-        body: list[bytes] = []
-
-        async def answer() -> None:
-            vectors = await self._service.embed(await read_inputs(self._service, inputs, None))
-            # Thousands of numbers are written, which is not to stop the others' replies.
-            body.append(await asyncio.to_thread(_body, vectors, norm))
-
-        await while_connected(request.receive, answer())
-        return Response(b"".join(body), media_type="application/json")
+        vectors = await self._service.embed(await read_inputs(self._service, inputs, None))
+        # Thousands of numbers are written, which is not to stop the others' replies.
+        body = await self._service.texts.run(lambda _: _body(vectors, norm))
+        return Response(body, media_type="application/json")
 
 
 def _body(vectors: Sequence[Tensor], norm: int) -> bytes:

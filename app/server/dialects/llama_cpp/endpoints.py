@@ -76,7 +76,7 @@ class LlamaCppEndpoints:
         truncated: bool = False,
     ) -> StreamedReply[Completion] | WholeReply[Completion]:
         service = self._service
-        biases = await token_biases(service.tokenizer, wanted.logit_bias)
+        biases = await token_biases(service, wanted.logit_bias)
         breakers = await service.breakers.tokens(wanted.breakers())
         choices = wanted.choices(breakers, service.sampling, biases)
         origin = of_caller(request, wanted.origin(request.headers))
@@ -89,9 +89,10 @@ class LlamaCppEndpoints:
             progress=bool(wanted.return_progress),
             timings=bool(wanted.timings_per_token),
         )
+        counts = TokenCounts()
         continuation = Continuation(prompts, choices, wanted.asked_grammar())
-        chunks = Writer(service, told).chunks(continuation_events(service, continuation, origin, TokenCounts()))
+        chunks = Writer(service, told).chunks(continuation_events(service, continuation, origin, counts))
         fields = wanted.response_fields or ()
         if wanted.stream:
-            return StreamedReply(chunks, error_body, framing(fields))
+            return StreamedReply(chunks, error_body, framing(fields), counts)
         return WholeReply(chunks, fold(tells_tokens=bool(wanted.return_tokens), fields=fields))

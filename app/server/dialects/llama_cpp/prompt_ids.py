@@ -3,7 +3,6 @@
 from app.chat.service import ChatService
 from app.server.continuation import text_prompt
 from app.server.dialects.llama_cpp.prompts import OnePrompt
-from app.server.dialects.llama_cpp.tokens import mixed_ids
 from app.server.errors import naming
 
 
@@ -17,4 +16,4 @@ async def encoded(service: ChatService, prompt: OnePrompt, field: str) -> tuple[
     first, *rest = prompt
     with naming(field):
         begun = (first,) if isinstance(first, int) else await service.encode_text(first)
-    return await text_prompt(service, (*begun, *await mixed_ids(service, rest)), field)
+    return await text_prompt(service, (*begun, *await service.encode_mixed(rest)), field)

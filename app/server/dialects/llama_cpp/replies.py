@@ -2,7 +2,6 @@
 reply of the same chunks. So the two cannot disagree.
 """
 
-import asyncio
 import math
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
@@ -105,7 +104,7 @@ class Writer:
                 if chunks := [chunk for index, event in batch for chunk in self._write(index, event)]:
                     for chunk in chunks:
                         if chunk.stop:
-                            chunk.prompt = await asyncio.to_thread(shown, self._service, self._prompt(chunk.index))
+                            chunk.prompt = await shown(self._service, self._prompt(chunk.index))
                     yield chunks
 
     def _write(self, index: int, event: ChatEvent) -> Iterator[Completion]:

@@ -6,6 +6,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from app.chat.conversation import Conversation
+from app.chat.template import MAX_TEXT_CHARS
 from app.server.dialects.llama_cpp.prompts import Prompts, separate
 from app.server.dialects.openai.chat_requests import ChatCompletionRequest, ChatMessage
 from app.server.dialects.openai.tools import TemplateVariables, ToolChoice, ToolDefinitions
@@ -53,7 +54,7 @@ class PromptOptions(Struct, kw_only=True):
 class TokenizeRequest(PromptOptions, kw_only=True):
     """POST /tokenize. `content` is llama.cpp's, `prompt` and `messages` are vLLM's; one of them is given."""
 
-    content: str | None = None
+    content: Annotated[str, Meta(max_length=MAX_TEXT_CHARS)] | None = None
     add_special: bool = False  # what the model wants in front of a prompt
     parse_special: bool = True
     with_pieces: bool = False

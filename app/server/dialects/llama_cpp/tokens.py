@@ -1,9 +1,9 @@
 """Texts and conversations as token ids, and ids as texts: in the shapes of llama.cpp's server, and in vLLM's."""
 
-import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
+import msgspec
 from msgspec import UNSET, Struct, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
@@ -13,7 +13,6 @@ from app.server.dialects.llama_cpp.errors import ERRORS
 from app.server.dialects.llama_cpp.fields import DETOKENIZE, TEMPLATE, TOKENIZE
 from app.server.dialects.llama_cpp.token_requests import (
     DetokenizeRequest,
-    Messages,
     TemplateRequest,
     TokenizeRequest,
 )
@@ -22,6 +21,7 @@ from app.server.errors import InvalidRequest, naming
 from app.server.reply import json_reply
 from app.server.request_body import read_body
 from app.server.served_model import ServedModel
+from app.work_pool import Check
 
 
 class Piece(Struct):
@@ -75,39 +75,42 @@ class TokenEndpoints:
         self._model.check(wanted.model)
         wanted.check()
         if wanted.messages is not None:
-            return json_reply(self._counted(wanted, await self._conversation_ids(wanted, wanted.messages)))
+            with naming("messages"):
+                ids: Sequence[int] = (await self._service.prompt(wanted.conversation_of(wanted.messages))).ids
+            return await self._told(lambda check: self._counted(wanted, ids, check))
         if wanted.prompt is not None:
-            with_start = wanted.add_special_tokens is not False
-            ids = await asyncio.to_thread(self._ids, wanted.prompt, parse_special=True, with_start=with_start)
-            return json_reply(self._counted(wanted, ids))
-        return json_reply(await asyncio.to_thread(self._tokens, wanted, wanted.content or ""))
+            starts = wanted.add_special_tokens is not False
+            ids = await self._ids("prompt", wanted.prompt, parse_special=True, starts=starts)
+            return await self._told(lambda check: self._counted(wanted, ids, check))
+        content = wanted.content or ""
+        ids = await self._ids("content", content, parse_special=wanted.parse_special, starts=wanted.add_special)
+        return await self._told(lambda check: self._tokens(wanted, ids, check))
 
-    def _tokens(self, wanted: TokenizeRequest, content: str) -> Tokens:
-        ids = self._ids(content, parse_special=wanted.parse_special, with_start=wanted.add_special)
+    async def _told(self, write: Callable[[Check], Tokens]) -> Response:
+        body = await self._service.texts.run(lambda check: msgspec.json.encode(write(check)))
+        return Response(body, media_type="application/json")
+
+    def _tokens(self, wanted: TokenizeRequest, ids: Sequence[int], check: Check) -> Tokens:
         if not wanted.with_pieces:
             return Tokens([*ids])
-        tokenizer = self._service.tokenizer
-        return Tokens([Piece(one, _piece(tokenizer.token_bytes(one, show_control=True))) for one in ids])
+        return Tokens([*map(Piece, ids, map(_piece, self._service.tokenizer.shown_bytes(ids, check)))])
 
-    def _ids(self, text: str, *, parse_special: bool, with_start: bool) -> list[int]:
-        tokenizer = self._service.tokenizer
-        ids = tokenizer.encode(text, parse_special=parse_special)
-        starts = with_start and tokenizer.add_bos and tokenizer.bos_id is not None
-        return [tokenizer.bos_id, *ids] if starts and tokenizer.bos_id is not None else ids
-
-    async def _conversation_ids(self, wanted: TokenizeRequest, messages: Messages) -> Sequence[int]:
-        conversation = wanted.conversation_of(messages)
-        with naming("messages"):
-            return (await self._service.prompt(conversation)).ids
-
-    def _counted(self, wanted: TokenizeRequest, ids: Sequence[int]) -> Tokens:
+    def _counted(self, wanted: TokenizeRequest, ids: Sequence[int], check: Check) -> Tokens:
+        check()
         texts = [self._service.tokenizer.written(one) for one in ids] if wanted.return_token_strs else None
         return Tokens([*ids], len(ids), self._service.context_length, texts)
+
+    async def _ids(self, field: str, text: str, *, parse_special: bool, starts: bool) -> list[int]:
+        """The ids of the text of a field, with what begins a prompt if that `starts`. Raises InvalidRequest."""
+        with naming(field):
+            ids = await self._service.tokenized(text, parse_special=parse_special)
+        tokenizer = self._service.tokenizer
+        return [tokenizer.bos_id, *ids] if starts and tokenizer.add_bos and tokenizer.bos_id is not None else ids
 
     async def detokenize(self, request: Request) -> Response:
         wanted = await read_body(request, DETOKENIZE)
         self._model.check(wanted.model)
-        text = await asyncio.to_thread(shown, self._service, wanted.tokens)
+        text = await shown(self._service, wanted.tokens)
         return json_reply(Text(prompt=text) if wanted.model else Text(content=text))
 
     async def apply(self, request: Request) -> Response:
@@ -115,28 +118,15 @@ class TokenEndpoints:
         self._model.check(wanted.model)
         with naming("messages"):
             prompt = await self._service.prompt(wanted.conversation())
-        return json_reply(Prompt(await asyncio.to_thread(shown, self._service, prompt.ids)))
+        return json_reply(Prompt(await shown(self._service, prompt.ids)))
 
 
-async def mixed_ids(service: ChatService, prompt: Sequence[str | int]) -> tuple[int, ...]:
-    """The ids of texts and ids, one after the other."""
-
-    def encoded() -> tuple[int, ...]:
-        ids: list[int] = []
-        for part in prompt:
-            ids += [part] if isinstance(part, int) else service.tokenizer.encode(part, parse_special=True)
-        return tuple(ids)
-
-    return await asyncio.to_thread(encoded)
-
-
-def shown(service: ChatService, ids: Sequence[int]) -> str:
+async def shown(service: ChatService, ids: Sequence[int]) -> str:
     """The text of ids, control tokens included. Raises InvalidRequest."""
     if ids and (largest := max(ids)) >= service.vocab_size:
         problem = f"token id {largest} is not in the vocabulary of {service.vocab_size}"
         raise InvalidRequest(f"tokens: {problem}", parameter="tokens")
-    pieces = (service.tokenizer.token_bytes(one, show_control=True) for one in ids)
-    return b"".join(pieces).decode(errors="replace")
+    return await service.decoded(ids)
 
 
 def _piece(encoded: bytes) -> str | list[int]:

@@ -1,6 +1,5 @@
 """Ollama's embeddings: texts in, vectors out; and all else that it has for a model that gives them."""
 
-import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -20,7 +19,7 @@ from app.server.dialects.ollama.requests import ChatRequest, GenerateRequest
 from app.server.embedding_inputs import check_dimensions, read_inputs
 from app.server.endpoint import Endpoint
 from app.server.refusals import NO_TEXT, RANKS_ONLY
-from app.server.reply import while_connected
+from app.server.reply import json_reply
 from app.server.request_body import read_body
 from app.server.served_model import ServedModel
 
@@ -74,28 +73,17 @@ class OllamaEmbeddingEndpoints:
         check_model(self._model, wanted)
         check_dimensions(self._service, wanted.dimensions)
         began = time.monotonic()
-        body: list[bytes] = []
-
-        async def answer() -> None:
-            vectors, tokens = await self._vectors(wanted.inputs(), None if wanted.truncate is False else WHOLE_TEXT)
-            seconds = time.monotonic() - began
-            # Thousands of numbers are written, which is not to stop the others' replies.
-            body.append(await asyncio.to_thread(_body, wanted, vectors, tokens, seconds))
-
-        await while_connected(request.receive, answer())
-        return Response(b"".join(body), media_type="application/json")
+        vectors, tokens = await self._vectors(wanted.inputs(), None if wanted.truncate is False else WHOLE_TEXT)
+        seconds = time.monotonic() - began
+        # Thousands of numbers are written, which is not to stop the others' replies.
+        body = await self._service.texts.run(lambda _: _body(wanted, vectors, tokens, seconds))
+        return Response(body, media_type="application/json")
 
     async def embed_one(self, request: Request) -> Response:
         wanted = await read_body(request, EMBEDDINGS)
         check_model(self._model, wanted)
-        body: list[bytes] = []
-
-        async def answer() -> None:
-            vectors, _ = await self._vectors({"prompt": wanted.prompt} if wanted.prompt else {}, WHOLE_TEXT)
-            body.append(msgspec.json.encode(Embedding([number for one in vectors for number in one.tolist()])))
-
-        await while_connected(request.receive, answer())
-        return Response(b"".join(body), media_type="application/json")
+        vectors, _ = await self._vectors({"prompt": wanted.prompt} if wanted.prompt else {}, WHOLE_TEXT)
+        return json_reply(Embedding([number for one in vectors for number in one.tolist()]))
 
     async def _vectors(self, inputs: Mapping[str, str], truncate: int | None) -> tuple[list[Tensor], int]:
         """The vector of each text, and the tokens of all."""

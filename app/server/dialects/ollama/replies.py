@@ -104,7 +104,7 @@ class _Writer(ABC, Generic[ReplyT]):
 
     def framing(self) -> Framing:
         """Lines. Where none comes for long, there is one that says nothing, so that no client gives up."""
-        return replace(LINES, ping=LINES.frame(self._text("")))
+        return replace(LINES, ping=lambda status: LINES.frame(self._text("")))
 
     def end(self, reason: DoneReason, counts: TokenCounts | None = None) -> ReplyT:
         """The last chunk."""

@@ -29,7 +29,6 @@ from app.server.dialects.openai.chat import (
 )
 from app.server.dialects.openai.chat_requests import ChatCompletionRequest
 from app.server.dialects.openai.tokens import Identity, prompt_logprobs, usage_of, usage_so_far
-from app.server.reply import WaitStatus
 from app.server.running_counts import RunningCounts
 from app.server.token_counts import TokenCounts
 from app.server.token_reports import (
@@ -46,17 +45,15 @@ from engine.request import Origin, TokenLogprobs
 
 
 async def chunks(
-    service: ChatService, wanted: ChatCompletionRequest, model: str, origin: Origin, status: WaitStatus
+    service: ChatService, wanted: ChatCompletionRequest, model: str, origin: Origin, counts: TokenCounts
 ) -> AsyncGenerator[list[ChatCompletionChunk]]:
     """Yield the reply in batches as it comes; last, if wanted, a chunk that says what it used.
 
     The first batch is empty where the prompt is still being read: nothing with a choice comes before the first token.
-    `model` is the name that the reply carries, `status` is kept up to date. Raises what `turn_events` raises.
+    `model` is the name that the reply carries; `counts` is added to. Raises what `turn_events` raises.
     """
-    counts = TokenCounts()
-    writer = _ChunkWriter(service, wanted, model, counts, status)
-    asked, breakers = wanted.asked_grammar(), await service.breakers.tokens(wanted.breakers())
-    choices = replace(wanted.choices(breakers, service.sampling), filter=await wanted.token_filter(service))
+    writer = _ChunkWriter(service, wanted, model, counts)
+    asked, choices = wanted.asked_grammar(), await wanted.choices_of(service)
     turn = Turn(wanted.conversation(), choices, asked)
     origin = replace(origin, reply=writer.reply)
     has_begun = False
@@ -79,7 +76,6 @@ class _ChunkWriter:
         wanted: ChatCompletionRequest,
         model: str,
         counts: TokenCounts,
-        status: WaitStatus,
     ) -> None:
         self._wanted = wanted
         self._tokenizer = service.tokenizer
@@ -87,7 +83,6 @@ class _ChunkWriter:
         self._identity = Identity.new("chatcmpl", model, wanted.request_id)
         self._counts = counts
         self._running = RunningCounts()
-        self._status = status
         self._begun: set[int] = set()
         self._calling: set[int] = set()  # choices that have called a tool
         self._ids: dict[int, list[int]] = {}  # of each choice, those that no chunk has reported
@@ -102,7 +97,6 @@ class _ChunkWriter:
         self._running.add(event)
         match event:
             case PromptProgress():
-                self._status.prefill(event.done, event.total)
                 if self._wanted.return_progress and index == 0:
                     chunk = self._chunk()
                     chunk.prompt_progress = ProgressReport.of(event)
@@ -114,7 +108,6 @@ class _ChunkWriter:
             case ToolCallEnd():
                 pass
             case _:
-                self._status.decode()
                 if index not in self._begun:
                     self._begun.add(index)
                     yield self._beginning(index)

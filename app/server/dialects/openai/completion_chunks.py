@@ -7,7 +7,7 @@ A prompt is taken as it is: control tokens in it are control tokens, for clients
 import codecs
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from app.chat.events import ChatEvent, GeneratedTokens, PromptLogprobs, PromptProgress, ReplyEnd, TextDelta
 from app.chat.service import ChatService
@@ -16,7 +16,6 @@ from app.server.dialects.openai.completion_requests import CompletionRequest
 from app.server.dialects.openai.completions import Completion, CompletionChoice, CompletionLogprobs
 from app.server.dialects.openai.tokens import Identity, prompt_logprobs, usage_of, usage_so_far
 from app.server.errors import InvalidRequest
-from app.server.reply import WaitStatus
 from app.server.running_counts import RunningCounts
 from app.server.token_counts import TokenCounts
 from app.server.token_reports import ProgressReport, TokenText, finish_text, finite, id_text, timings_of, token_text
@@ -26,20 +25,18 @@ from engine.request import Origin, TokenLogprobs
 
 
 async def chunks(
-    service: ChatService, wanted: CompletionRequest, model: str, origin: Origin, status: WaitStatus
+    service: ChatService, wanted: CompletionRequest, model: str, origin: Origin, counts: TokenCounts
 ) -> AsyncGenerator[list[Completion]]:
     """Yield the reply in batches as it comes; last, if wanted, a chunk that says what it used.
 
     The first batch is empty where a prompt is still being read: nothing with a choice comes before the first token.
-    `model` is the name that the reply carries, `status` is kept up to date. Raises what `continuation_events` raises.
+    `model` is the name that the reply carries; `counts` is added to. Raises what `continuation_events` raises.
     """
-    asked, breakers = wanted.asked_grammar(), await service.breakers.tokens(wanted.breakers())
-    choices = replace(wanted.choices(breakers, service.sampling), filter=await wanted.token_filter(service))
+    asked, choices = wanted.asked_grammar(), await wanted.choices_of(service)
     given = wanted.prompts()
     prompts = [await _encode(service, prompt, wanted) for prompt in given]
     echoes = [_echo(service.tokenizer, wanted, *prompt) for prompt in zip(given, prompts, strict=True)]
-    counts = TokenCounts()
-    writer = _ChunkWriter(service, wanted, echoes, Identity.new("cmpl", model, wanted.request_id), counts, status)
+    writer = _ChunkWriter(service, wanted, echoes, Identity.new("cmpl", model, wanted.request_id), counts)
     replies = continuation_events(service, Continuation(prompts, choices, asked), origin, counts)
     has_begun = False
     async with aclosing(replies) as batches:
@@ -63,7 +60,7 @@ async def _encode(service: ChatService, prompt: str | tuple[int, ...], wanted: C
 
 @dataclass(frozen=True, slots=True)
 class _Echo:
-    """What a reply repeats of its prompt."""
+    """The part of a prompt that its reply repeats."""
 
     text: str = ""
     first_token: int | None = None  # of the prompt, where its tokens are to be reported
@@ -92,7 +89,6 @@ class _ChunkWriter:
         echoes: Sequence[_Echo],
         identity: Identity,
         counts: TokenCounts,
-        status: WaitStatus,
     ) -> None:
         """`echoes` are of the prompts, each of which has as many choices."""
         self._wanted = wanted
@@ -102,7 +98,6 @@ class _ChunkWriter:
         self._choices_each = wanted.n or 1
         self._counts = counts
         self._running = RunningCounts()
-        self._status = status
         self._choices: dict[int, _ChoiceWriter] = {}
         self._ids: dict[int, list[int]] = {}  # of each choice, those that no chunk has reported
         self._prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}  # of each choice
@@ -111,7 +106,6 @@ class _ChunkWriter:
         self._running.add(event)
         match event:
             case PromptProgress():
-                self._status.prefill(event.done, event.total)
                 if self._wanted.return_progress and index % self._choices_each == 0:
                     chunk = self._chunk()
                     chunk.prompt_progress = ProgressReport.of(event)
@@ -121,13 +115,12 @@ class _ChunkWriter:
             case GeneratedTokens(ids):
                 self._ids.setdefault(index, []).extend(ids)
             case TextDelta() | ReplyEnd():
-                self._status.decode()
                 if index not in self._choices and (beginning := self._beginning(index)) != CompletionChoice(index, ""):
                     yield self._chunk(beginning)
                 yield self._reported(self._choice(index, event))
 
     def _beginning(self, index: int) -> CompletionChoice:
-        """What comes before a reply: of its prompt, what is to be repeated and reported."""
+        """Return the part before a reply: the echo of its prompt, and the reports about it."""
         text = id_text if self._wanted.return_tokens_as_token_ids else token_text
         shown = self._wanted.skip_special_tokens is False
         writer = self._choices[index] = _ChoiceWriter(self._tokenizer, index, text, shows_control=shown)
@@ -177,7 +170,7 @@ class _ChoiceWriter:
         self._offset = 0
 
     def beginning(self, echo: _Echo, reported: Sequence[TokenLogprobs]) -> CompletionChoice:
-        """What comes before the reply; `reported` is of the prompt's tokens, from its second on."""
+        """Return the part before the reply; `reported` is of the prompt's tokens, from its second on."""
         if echo.first_token is None:
             return CompletionChoice(self._index, echo.text)
         columns = CompletionLogprobs()

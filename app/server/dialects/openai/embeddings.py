@@ -1,6 +1,5 @@
 """OpenAI's embeddings: texts or token ids in, vectors out."""
 
-import asyncio
 import base64
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Literal, TypeAlias
@@ -23,7 +22,6 @@ from app.server.dialects.rerank_requests import RerankRequest
 from app.server.embedding_inputs import check_dimensions, read_inputs
 from app.server.endpoint import Endpoint
 from app.server.refusals import NO_TEXT, RANKS_ONLY
-from app.server.reply import while_connected
 from app.server.request_body import read_body
 from app.server.served_model import ServedModel
 
@@ -104,19 +102,12 @@ class EmbeddingEndpoints:
     async def _answer(self, request: Request, wanted: EmbeddingRequest, write: "Write") -> Response:
         model = self._model.named(wanted.model)
         check_dimensions(self._service, wanted.dimensions)
-        inputs = wanted.inputs()
-        body: list[bytes] = []
-
-        async def answer() -> None:
-            named = {f"input[{place}]": one for place, one in enumerate(inputs)}
-            sequences = await read_inputs(self._service, named, wanted.truncate_prompt_tokens)
-            vectors = await self._service.embed(sequences)
-            # Thousands of numbers are written, which is not to stop the others' replies.
-            tokens = sum(map(len, sequences))
-            body.append(await asyncio.to_thread(write, _written(vectors, wanted), model, tokens))
-
-        await while_connected(request.receive, answer())
-        return Response(b"".join(body), media_type="application/json")
+        named = {f"input[{place}]": one for place, one in enumerate(wanted.inputs())}
+        sequences = await read_inputs(self._service, named, wanted.truncate_prompt_tokens)
+        vectors, tokens = await self._service.embed(sequences), sum(map(len, sequences))
+        # Thousands of numbers are written, which is not to stop the others' replies.
+        body = await self._service.texts.run(lambda _: write(_written(vectors, wanted), model, tokens))
+        return Response(body, media_type="application/json")
 
 
 def _written(vectors: Sequence[Tensor], wanted: EmbeddingRequest) -> Iterator[Raw]:

@@ -24,9 +24,10 @@ from app.server.endpoint import Endpoint
 from app.server.errors import naming
 from app.server.field_table import FieldTable
 from app.server.refusals import NO_VECTORS
-from app.server.reply import ChunkT, StreamedReply, WaitStatus, WholeReply, json_reply
+from app.server.reply import ChunkT, StreamedReply, WholeReply, json_reply
 from app.server.request_body import read_body
 from app.server.served_model import ServedModel
+from app.server.token_counts import TokenCounts
 
 CHATS = ("/v1/chat/completions", "/chat/completions")
 COMPLETIONS = "/v1/completions"  # without /v1, llama.cpp's own
@@ -92,9 +93,9 @@ class OpenAIEndpoints:
 
     async def create_chat_completion(self, request: Request) -> Reply[chat.ChatCompletionChunk]:
         wanted, model = await self._read(request, CHAT)
-        origin, status = of_caller(request, wanted.origin(request.headers)), WaitStatus()
-        chunks = chat_chunks.chunks(self._service, wanted, model, origin, status)
-        return _reply(wanted, chunks, chat.fold, status)
+        origin, counts = of_caller(request, wanted.origin(request.headers)), TokenCounts()
+        chunks = chat_chunks.chunks(self._service, wanted, model, origin, counts)
+        return _reply(wanted, chunks, chat.fold, counts)
 
     async def count_input_tokens(self, request: Request) -> Response:
         wanted, _ = await self._read(request, CHAT)
@@ -103,9 +104,9 @@ class OpenAIEndpoints:
 
     async def create_completion(self, request: Request) -> Reply[completions.Completion]:
         wanted, model = await self._read(request, COMPLETION)
-        origin, status = of_caller(request, wanted.origin(request.headers)), WaitStatus()
-        chunks = completion_chunks.chunks(self._service, wanted, model, origin, status)
-        return _reply(wanted, chunks, completions.fold, status)
+        origin, counts = of_caller(request, wanted.origin(request.headers)), TokenCounts()
+        chunks = completion_chunks.chunks(self._service, wanted, model, origin, counts)
+        return _reply(wanted, chunks, completions.fold, counts)
 
     async def _read(self, request: Request, fields: FieldTable[RequestT]) -> tuple[RequestT, str]:
         """A checked request, and the name that its reply carries."""
@@ -119,6 +120,6 @@ def _reply(
     wanted: GenerationRequest,
     chunks: AsyncGenerator[list[ChunkT]],
     fold: Callable[[AsyncGenerator[ChunkT]], Awaitable[Struct]],
-    status: WaitStatus,
+    counts: TokenCounts,
 ) -> Reply[ChunkT]:
-    return StreamedReply(chunks, error_body, status=status) if wanted.stream else WholeReply(chunks, fold)
+    return StreamedReply(chunks, error_body, counts=counts) if wanted.stream else WholeReply(chunks, fold)

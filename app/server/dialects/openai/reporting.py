@@ -1,4 +1,4 @@
-"""What requests of both kinds of completions ask a reply to report besides its text: fields of vLLM and llama.cpp."""
+"""Fields of vLLM and llama.cpp by which both kinds of completions report more than their text."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -18,7 +18,7 @@ RequestId: TypeAlias = Annotated[str, Meta(pattern=r"^[A-Za-z0-9._:-]{1,128}$")]
 
 
 class ReportingRequest(GenerationRequest, kw_only=True):
-    """What both kinds have in common beyond those of the Responses API."""
+    """The fields of both kinds that the Responses API does not have."""
 
     prompt_logprobs: Alternatives | None = None
     return_token_ids: bool | None = None
@@ -30,7 +30,7 @@ class ReportingRequest(GenerationRequest, kw_only=True):
 
     @property
     def reports_usage_continuously(self) -> bool:
-        """Whether each chunk of a stream says what was used so far."""
+        """Each chunk of a stream reports the usage so far."""
         options = self.stream_options
         return bool(self.reports_usage and self.stream and options and options.continuous_usage_stats)
 

@@ -4,8 +4,8 @@ Unknown fields are ignored, since clients send many; known ones that this versio
 Fields that are absent or null have the API's defaults.
 """
 
-import asyncio
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, Any, Literal, TypeAlias
 
 from msgspec import Meta, Struct
@@ -160,7 +160,12 @@ class GenerationRequest(DryFields, kw_only=True):
         pause, options = (interval or 0) / 1000, self._options()
         return WantedChoices(count, candidates, reports, self._context(), pause=pause, options=options)
 
-    async def token_filter(self, service: ChatService) -> TokenFilter | None:
+    async def choices_of(self, service: ChatService) -> WantedChoices:
+        """Return the choices for each prompt by the model of `service`. Raises InvalidSampling and InvalidRequest."""
+        breakers = await service.breakers.tokens(self.breakers())
+        return replace(self.choices(breakers, service.sampling), filter=await self._token_filter(service))
+
+    async def _token_filter(self, service: ChatService) -> TokenFilter | None:
         """The tokens that replies may be made of. Raises InvalidRequest for an id that is not in the vocabulary."""
         if self.allowed_token_ids is None and not self.bad_words:
             return None
@@ -168,7 +173,7 @@ class GenerationRequest(DryFields, kw_only=True):
         if allowed is not None and max(allowed) >= service.vocab_size:
             problem = f"token id {max(allowed)} is not in the vocabulary of {service.vocab_size}."
             raise InvalidRequest(f"allowed_token_ids: {problem}", parameter="allowed_token_ids")
-        return await asyncio.to_thread(TokenFilter.of, service.tokenizer, allowed, self.bad_words or ())
+        return await service.texts.run(lambda _: TokenFilter.of(service.tokenizer, allowed, self.bad_words or ()))
 
     def _context(self) -> int | None:
         caps = (self.num_ctx, None if self.options is None else self.options.num_ctx)
@@ -202,7 +207,7 @@ class GenerationRequest(DryFields, kw_only=True):
         return tuple((int(token), -100.0 if bias is False else float(bias)) for token, bias in self.logit_bias)
 
     def _options(self) -> ReplyOptions:
-        """What the reply reports."""
+        """Return the options of the reply."""
         return ReplyOptions(
             includes_stop=bool(self.include_stop_str_in_output), shows_control=self.skip_special_tokens is False
         )

@@ -1,4 +1,4 @@
-"""What both kinds of OpenAI reply say of themselves: who gave them, how many tokens they used, and which."""
+"""The identity, the usage, and the token reports of both kinds of OpenAI reply."""
 
 import time
 import uuid
@@ -65,7 +65,7 @@ def usage_so_far(counts: TokenCounts, running: RunningCounts) -> Usage:
 
 
 class PromptLogprob(Struct):
-    """Of a token of the prompt, in vLLM's form."""
+    """The log-probability of one token of a prompt, in vLLM's form."""
 
     logprob: float
     rank: int | None  # among all tokens, from 1; None: it is not among those that are reported

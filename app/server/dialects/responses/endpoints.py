@@ -137,7 +137,9 @@ class ResponseEndpoints:
                 return json_reply(reply.writer.response)
             return StreamedReply(log.after(FROM_START), reply.writer.error, NAMED_EVENTS)
         events = reply.events(earlier)
-        return StreamedReply(events, reply.writer.error, NAMED_EVENTS) if wanted.stream else WholeReply(events, fold)
+        if wanted.stream:
+            return StreamedReply(events, reply.writer.error, NAMED_EVENTS, reply.writer.counts)
+        return WholeReply(events, fold)
 
     async def begun(self, request: Request, wanted: ResponseRequest) -> tuple[ResponseReply, Sequence[InputItem]]:
         """The reply to a request that was checked, and the items that it goes on from. Raises InvalidRequest."""

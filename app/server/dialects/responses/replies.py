@@ -84,8 +84,7 @@ class ResponseReply:
 
     async def _turn(self, earlier: Sequence[InputItem]) -> Turn:
         wanted = self._wanted
-        breakers = await self._service.breakers.tokens(wanted.breakers())
-        choices = wanted.choices(breakers, self._service.sampling)
+        choices = await wanted.choices_of(self._service)
         return Turn(wanted.conversation_behind(earlier), choices, wanted.asked_grammar(), field="input")
 
     async def _keep(self) -> None:

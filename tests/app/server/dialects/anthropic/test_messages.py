@@ -138,7 +138,7 @@ def test_events_come_in_the_order_that_clients_expect(server: ScriptedServer) ->
 
 
 def test_silence_is_filled_with_pings_of_the_api() -> None:
-    assert FRAMING.ping == b'event: ping\ndata: {"type":"ping"}\n\n'
+    assert FRAMING.ping("queued") == b'event: ping\ndata: {"type":"ping"}\n\n'
 
 
 def test_a_call_that_is_cut_off_is_not_told_as_one(server: ScriptedServer) -> None:

@@ -120,7 +120,9 @@ def test_a_prompt_that_is_too_long_is_refused_in_llama_cpps_words(hash_server: L
 
 
 @pytest.mark.parametrize(
-    "bias", [lambda ids: [[ids, -100]], lambda ids: [[ids, False]], lambda ids: {str(ids): -100}], ids=["number", "false", "object"]
+    "bias",
+    [lambda ids: [[ids, -100]], lambda ids: [[ids, False]], lambda ids: {str(ids): -100}],
+    ids=["number", "false", "object"],
 )
 def test_a_bias_is_for_an_id(smollm2_server: LiveServer, bias: Any) -> None:
     asked = {"prompt": "one two three four, one two three four, one two three", "temperature": 0, "n_predict": 1}

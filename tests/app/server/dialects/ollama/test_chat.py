@@ -127,7 +127,7 @@ def test_a_small_model_is_held_to_a_call(
 
 def test_a_silent_stream_says_nothing_in_a_line_of_its_own(hash_server: LiveServer) -> None:
     writer = ChatWriter("hash", hash_server.service.tokenizer)
-    part = ollama.ChatResponse.model_validate_json(writer.framing().ping)
+    part = ollama.ChatResponse.model_validate_json(writer.framing().ping("queued"))
     assert (part.done, part.message.content, part.message.role) == (False, "", "assistant")
 
 

@@ -2,6 +2,7 @@
 
 import base64
 import json
+import re
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,15 +19,17 @@ from openai.types import CreateEmbeddingResponse
 from torch import Tensor
 from torch.nn import functional as F
 
-from app.embedding_service import EmbeddingService
+from app.embedding_service import STUCK_SECONDS, EmbeddingService
 from app.server.application import Locks, Surroundings, create_embedding_application
 from app.server.dialects.openai.embeddings import BARE, EMBEDDINGS, GENERATING
 from app.server.embedding_inputs import MAX_INPUTS
 from app.server.request_body import MAX_BODY_BYTES
+from app.text import long_texts
 from app.text.encoder_tokenizer import from_json
-from tests.app.server.live_server import LiveServer
-from tests.app.server.served_application import HANGING_SECONDS, ServedApplication, until
+from tests.app.server.live_server import Clock, LiveServer
+from tests.app.server.served_application import ServedApplication, until
 from tests.app.text.small_wordpiece import TOKENS, document, ids
+from tests.processes import HANGING_SECONDS
 
 HIDDEN, CONTEXT, THREADS = 6, 12, 2
 URL = "http://ingle.test"
@@ -304,3 +307,54 @@ def test_who_waits_when_the_server_stops_is_told() -> None:
             asking.result(HANGING_SECONDS)
         with pytest.raises(openai.InternalServerError, match="being stopped"):
             ask(server, input="a")
+
+
+def test_texts_that_are_not_computed_show_in_the_health(
+    server: EmbeddingServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr(server.service, "_clock", clock)
+
+    def told_after(seconds: float) -> str:
+        clock.seconds += seconds
+        reason: str = httpx.get(f"{server.url}/health", trust_env=False).json().get("reason", "")
+        return reason
+
+    with server.embedder.held() as allowed, ThreadPoolExecutor(1) as clients:
+        asked = clients.submit(ask, server, input=["a", "hello", "cafe"])
+        until(lambda: server.service.requests == 1)
+        assert told_after(STUCK_SECONDS - 1) == ""
+        allowed.release()
+        until(lambda: server.service._moved_at == clock.seconds)
+        assert told_after(STUCK_SECONDS - 1) == ""
+        assert told_after(1) == "no text was computed for 60 s"
+        allowed.release(2)
+        asked.result(HANGING_SECONDS)
+    assert told_after(STUCK_SECONDS) == ""
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "name"),
+    [
+        (EMBEDDINGS, {"input": ["a", "a b " * 400]}, "input[1]"),
+        ("/v1/rerank", {"query": "a", "documents": ["a b " * 400]}, "documents[0]"),
+        ("/v1/rerank", {"query": "a b " * 400, "documents": ["a"]}, "query"),
+    ],
+)
+def test_a_text_that_is_far_too_long_is_not_encoded_to_its_end(
+    server: EmbeddingServer, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any], name: str
+) -> None:
+    monkeypatch.setattr(long_texts, "PIECE", 50)
+    monkeypatch.setattr(long_texts, "COUNTED", 100)
+    error = refused(server, {"model": "digest", **body}, path)
+    assert (error["code"], error["param"]) == ("context_length_exceeded", name)
+    assert re.search(r"has more than 1\d\d tokens, and the model reads 12", error["message"])
+
+
+def test_a_text_that_is_cut_is_encoded_as_far_as_it_is_needed(
+    server: EmbeddingServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(long_texts, "PIECE", 50)
+    tokenizer = server.service.tokenizer
+    whole = tokenizer.encode("a b " * 2000)
+    assert tokenizer.encode("a b " * 2000, 12) == (*whole[:11], whole[-1])

@@ -1,4 +1,4 @@
-"""What replies report besides their text, in the fields of vLLM and llama.cpp: ids, probabilities, counts and times."""
+"""Reports of replies besides their text, in the fields of vLLM and llama.cpp: ids, probabilities, counts, times."""
 
 import json
 import re
@@ -12,7 +12,7 @@ import pytest
 from app.chat.messages import Message
 from app.chat.template import ChatTemplateRenderer
 from app.server.dialects.openai import chat_chunks, completion_chunks, fields
-from app.server.reply import WaitStatus
+from app.server.token_counts import TokenCounts
 from app.text.tokenizer import Tokenizer
 from engine.request import Origin
 from tests.app.server.live_server import LiveServer, controlled_engine
@@ -170,18 +170,18 @@ def slow(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> Iterator[tuple
 @pytest.mark.parametrize("path", ASKED)
 def test_no_choice_comes_before_the_first_token(slow: tuple[LiveServer, threading.Semaphore], path: str) -> None:
     server, steps = slow
-    long, status = "word " * 200, WaitStatus()
+    long, counts = "word " * 200, TokenCounts()
     asked: dict[str, Any] = {"messages": [{"role": "user", "content": long}]} if path == CHAT else {"prompt": long}
     body = json.dumps({**asked, "max_tokens": 2, "stream": True, "ignore_eos": True}).encode()
     chunks: AsyncGenerator[list[Any]] = (
-        chat_chunks.chunks(server.service, fields.CHAT.decode(body), "m", Origin(), status)
+        chat_chunks.chunks(server.service, fields.CHAT.decode(body), "m", Origin(), counts)
         if path == CHAT
-        else completion_chunks.chunks(server.service, fields.COMPLETION.decode(body), "m", Origin(), status)
+        else completion_chunks.chunks(server.service, fields.COMPLETION.decode(body), "m", Origin(), counts)
     )
 
     async def batches() -> tuple[list[Any], str, list[list[Any]]]:
         steps.release(2)
-        first, waiting = await anext(chunks), status.text
+        first, waiting = await anext(chunks), counts.status
         steps.release(1000)
         return first, waiting, [batch async for batch in chunks]
 
@@ -192,7 +192,7 @@ def test_no_choice_comes_before_the_first_token(slow: tuple[LiveServer, threadin
     if path == CHAT:
         assert (beginning.delta.role, beginning.delta.content) == ("assistant", "")
     assert (told[0].delta.content if path == CHAT else beginning.text) != ""
-    assert status.text == "decode"
+    assert counts.status == "decode"
 
 
 def test_only_the_prompt_is_read_and_repeated(smollm2_server: LiveServer) -> None:
@@ -254,3 +254,17 @@ def test_replies_keep_to_llama_cpps_grammars(smollm2_server: LiveServer, path: s
     for asked in ({"grammar": 'root ::= "zebra" "!"'}, {"json_schema": {"const": "zebra!"}}):
         reply = ask(smollm2_server, path, **asked, max_tokens=50, ignore_eos=False)
         assert whole_text(reply).strip('"') == "zebra!"
+
+
+def test_the_prompt_ends_as_the_request_has_it(hash_server: LiveServer) -> None:
+    messages = [{"role": "critic", "content": "Hm."}, {"role": "assistant", "content": "Paris is"}]
+    several: list[tuple[dict[str, Any], str]] = [
+        ({}, "<|im_end|>\n<|im_start|>assistant\n"),
+        ({"add_generation_prompt": False}, "Paris is<|im_end|>\n"),
+        ({"continue_final_message": True}, "<|im_start|>assistant\nParis is"),
+    ]
+    for asked, end in several:
+        ids = ask(hash_server, CHAT, messages=messages, return_token_ids=True, **asked)["prompt_token_ids"]
+        prompt = hash_server.service.tokenizer.decode(ids, show_control=True)
+        assert "<|im_start|>critic\nHm.<|im_end|>" in prompt
+        assert prompt.endswith(end)

@@ -43,7 +43,7 @@ def test_any_number_of_tokens_may_be_asked_for() -> None:
         assert sampling(max_tokens=length).max_tokens is None
 
 
-def test_a_completion_of_no_tokens_only_reads_its_prompt() -> None:
+def test_a_completion_of_0_tokens_computes_its_prompt_alone() -> None:
     wanted = read(max_tokens=0).choices()
     assert (wanted.is_told, wanted.candidates[0].max_tokens) == (False, 1)
     with pytest.raises(InvalidSampling, match="max_tokens"):
@@ -95,7 +95,7 @@ def test_llama_cpps_names_mean_the_same() -> None:
     assert sampling(top_k=5, samplers="edkypmxt").top_k == 5
 
 
-def test_a_seed_of_less_than_0_is_any() -> None:
+def test_a_seed_of_minus_one_draws_one() -> None:
     drawn = {params.seed for _ in range(3) for params in read(seed=-1, n=2).choices().candidates}
     assert len(drawn) == 6
     assert read(seed=-2).choices().candidates[0].seed == 2**64 - 2
@@ -125,7 +125,7 @@ def test_both_kinds_take_grammars_of_llama_cpp(asked: dict[str, Any], kind: str)
         chat(**asked, guided_regex="a").asked_grammar()
 
 
-def test_any_role_is_the_templates_matter() -> None:
+def test_unknown_roles_reach_the_template() -> None:
     told = msgspec.convert({"role": "critic", "content": "Hm."}, ChatMessage).to_message()
     assert told == Message("critic", "Hm.")
     called = {"role": "assistant", "function_call": {"name": "f", "arguments": "{}"}}

@@ -17,7 +17,7 @@ from tests.app.server.dialects.openai.test_chat import client, expected_text
 from tests.app.server.dialects.openai.test_embeddings import EmbeddingServer
 from tests.app.server.live_server import LiveServer, controlled_engine
 from tests.app.server.scripted_server import ScriptedServer
-from tests.app.server.served_application import HANGING_SECONDS
+from tests.processes import HANGING_SECONDS
 
 QUESTION = "What is the capital of France?"
 WEATHER: dict[str, Any] = {

@@ -1,0 +1,136 @@
+"""Long texts become ids in pieces, so that encoding can stop at a limit or when its caller is gone.
+
+A piece ends in front of a space between two words, which no token reaches across: the ids are those of the whole text.
+A stretch without such a place is encoded at once, after an estimate of its tokens.
+"""
+
+import re
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from app.errors import TextTooLong
+
+PIECE = 1 << 15  # characters
+COUNTED = 1 << 17  # tokens of a text that is too long: up to here all are counted, so that its refusal is exact
+
+_WORD = re.compile(r"(?<=[A-Za-z0-9,.]) (?=[A-Za-z0-9])")
+_REACHES_ACROSS = re.compile("[A-Za-z0-9,.][ \u0120\u2581]")  # a space as vocabularies write it: as it is, Ġ or ▁
+_SAMPLE = ("Two words", " and 3", " more, or", " 25.", " End1", " x")
+
+
+def _go_on() -> None:
+    """The check of work that nobody stops."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """What encoding may take."""
+
+    tokens: int | None = None  # texts that certainly have more are refused
+    counted: int | None = None  # tokens after which encoding stops; None: `tokens`
+    check: Callable[[], None] = _go_on  # called between pieces; raises to end the work
+
+    @classmethod
+    def of_context(cls, tokens: int, check: Callable[[], None] = _go_on) -> "Limit":
+        """For a prompt that has to fit into a context of so many tokens."""
+        return cls(tokens, max(2 * tokens, COUNTED), check)
+
+    def check_characters(self, characters: int, longest_token: int) -> None:
+        """Raise TextTooLong for a text of so many characters if it cannot fit, whatever they are."""
+        least = characters // longest_token
+        if self.tokens is not None and least > self.tokens:
+            raise TextTooLong(least)
+
+    def check_count(self, tokens: int) -> None:
+        """Raise TextTooLong for a text whose first part has so many tokens, and call `check`."""
+        self.check()
+        most = self.tokens if self.counted is None else self.counted
+        if most is not None and tokens > most:
+            raise TextTooLong(tokens)
+
+
+NO_LIMIT = Limit()
+
+
+class PieceEncoder(Protocol):
+    """What encodes one piece."""
+
+    @property
+    def longest_token(self) -> int:
+        """Characters that one token stands for at most."""
+        ...
+
+    @property
+    def cuts_at_words(self) -> bool:
+        """Whether the ids of a text are those of its pieces: see `cuts_exactly`."""
+        ...
+
+    def encode_piece(self, text: str, *, at_start: bool) -> Sequence[int]:
+        """The ids of a text, whatever its length."""
+        ...
+
+    def continue_piece(self, text: str) -> Sequence[int] | None:
+        """The ids of a text that goes on after another piece; None where the vocabulary has no way to say it."""
+        ...
+
+
+def encode_long(encoder: PieceEncoder, text: str, *, at_start: bool, limit: Limit = NO_LIMIT) -> Sequence[int]:
+    """The ids of `text`. Raises TextTooLong and what `limit.check` raises."""
+    ids = array("I")
+    for piece in _pieces(encoder, text):
+        if len(piece) > 2 * PIECE:
+            _estimate(encoder, piece, len(ids), limit)
+        found = encoder.continue_piece(piece) if ids else encoder.encode_piece(piece, at_start=at_start)
+        if found is None:
+            return encoder.encode_piece(text, at_start=at_start)
+        ids.extend(found)
+        limit.check_count(len(ids))
+    return ids
+
+
+def encode_beginning(encoder: PieceEncoder, text: str, enough: int, check: Callable[[], None]) -> Sequence[int]:
+    """The first `enough` ids of `text`, or more. Raises what `check` raises."""
+    ids = array("I")
+    for piece in _pieces(encoder, text):
+        check()
+        part = piece[: enough * encoder.longest_token + PIECE]
+        found = encoder.continue_piece(part) if ids else encoder.encode_piece(part, at_start=True)
+        if found is None or (len(part) < len(piece) and len(ids) + len(found) < enough):  # blanks may be no tokens
+            return encoder.encode_piece(text, at_start=True)
+        ids.extend(found)
+        if len(ids) >= enough:
+            break
+    return ids
+
+
+def cuts_exactly(texts: Iterable[str], encoder: PieceEncoder) -> bool:
+    """Whether a vocabulary with tokens of these texts has none that reaches across a cut; tried out as well, since
+    files may ask for a prefix on every text."""
+    if any(map(_REACHES_ACROSS.search, texts)):
+        return False
+    whole = encoder.encode_piece("".join(_SAMPLE), at_start=False)
+    parts = [encoder.encode_piece(_SAMPLE[0], at_start=False), *map(encoder.continue_piece, _SAMPLE[1:])]
+    return [*whole] == [id_ for part in parts for id_ in part or (-1,)]
+
+
+def _pieces(encoder: PieceEncoder, text: str) -> Iterator[str]:
+    """Pieces of at least PIECE characters, but for the last; all of `text` where it cannot be cut exactly."""
+    start = 0
+    if len(text) > PIECE and encoder.cuts_at_words:
+        while (word := _WORD.search(text, start + PIECE)) is not None:
+            yield text[start : word.start()]
+            start = word.start()
+    yield text[start:]
+
+
+def _estimate(encoder: PieceEncoder, text: str, before: int, limit: Limit) -> None:
+    """Raise TextTooLong for a stretch that is too long by the tokens of its parts. To cut it anywhere changes some
+    tokens beside each cut."""
+    least = before
+    for start in range(0, len(text), PIECE):
+        limit.check_count(least)
+        part = encoder.encode_piece(text[start : start + PIECE], at_start=False)
+        least += max(0, len(part) - encoder.longest_token)
+    limit.check_count(least)

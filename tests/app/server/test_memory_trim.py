@@ -1,0 +1,74 @@
+"""The memory of large requests, when it is given back."""
+
+import asyncio
+import threading
+from pathlib import Path
+
+import pytest
+from starlette.types import Message, Receive, Scope, Send
+
+from app.server import memory_trim
+from app.server.memory_trim import LARGE_BYTES, MemoryTrim
+from engine.freed_memory import return_freed_memory
+from tests.processes import HANGING_SECONDS
+
+SCOPE: Scope = {"type": "http", "method": "POST", "path": "/", "headers": []}
+
+
+def trims(monkeypatch: pytest.MonkeyPatch, *sizes: tuple[int, int]) -> int:
+    """How often memory is given back for requests with bodies and answers of such sizes, in turn."""
+    done: list[bool] = []
+    monkeypatch.setattr(memory_trim, "return_freed_memory", lambda: done.append(True))
+    monkeypatch.setattr(memory_trim, "DELAY_SECONDS", 0.01)
+
+    async def main() -> None:
+        left = list(sizes)
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            await receive()
+            await send({"type": "http.response.body", "body": bytes(left.pop(0)[1])})
+
+        async def receive() -> Message:
+            return {"type": "http.request", "body": bytes(left[0][0]), "more_body": False}
+
+        async def send(message: Message) -> None:
+            pass
+
+        trim = MemoryTrim(app)
+        for _ in sizes:
+            await trim(SCOPE, receive, send)
+        await asyncio.sleep(0.02)
+        await asyncio.get_running_loop().shutdown_default_executor()
+
+    asyncio.run(main())
+    return len(done)
+
+
+def test_memory_is_given_back_after_large_requests_and_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert trims(monkeypatch, (LARGE_BYTES, 0)) == 1
+    assert trims(monkeypatch, (1000, LARGE_BYTES)) == 1
+    assert trims(monkeypatch, (1000, 1000)) == 0
+
+
+def test_memory_of_requests_that_end_together_is_given_back_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert trims(monkeypatch, *[(LARGE_BYTES, 0)] * 5) == 1
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * 4096
+
+
+def test_memory_that_a_thread_has_freed_goes_back_to_the_system() -> None:
+    """It lies between pieces that are still used."""
+    kept: list[bytes] = []
+
+    def work() -> None:
+        pieces = [bytes(2000) for _ in range(100_000)]
+        kept.extend(pieces[::1000])
+
+    before = resident_bytes()
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join(HANGING_SECONDS)
+    return_freed_memory()
+    assert resident_bytes() - before < 50_000_000

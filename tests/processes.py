@@ -1,0 +1,39 @@
+"""Processes that tests start: they answer signals as in a terminal, and do not outlive the test."""
+
+import signal
+import subprocess
+import threading
+from types import TracebackType
+from typing import AnyStr
+
+# So that what hangs fails. Nothing here measures time.
+HANGING_SECONDS = 120.0
+
+
+def answer_signals() -> None:
+    """Have this process and all that it starts answer Ctrl-C and hang-ups, even if both are ignored.
+
+    nohup and the background jobs of a script ignore them, and programs inherit that.
+    """
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    hang_up = getattr(signal, "SIGHUP", None)  # Windows has none
+    if hang_up is not None and signal.getsignal(hang_up) is signal.SIG_IGN:
+        # Programs do not inherit a handler. This one keeps the tests themselves alive, as nohup asks.
+        signal.signal(hang_up, lambda *_: None)
+
+
+class Started(subprocess.Popen[AnyStr]):
+    """A process that is killed when the body of its `with` fails, or when it does not end after the body."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            self.kill()
+        killing = threading.Timer(HANGING_SECONDS, self.kill)
+        killing.start()
+        try:
+            super().__exit__(kind, error, trace)
+        finally:
+            killing.cancel()
+            killing.join()
