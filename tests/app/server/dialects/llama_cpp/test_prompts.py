@@ -111,8 +111,7 @@ def test_a_prompt_that_is_too_long_is_refused_in_llama_cpps_words(hash_server: L
     assert refused.status_code == 400
     assert refused.json()["error"] == {
         "code": 400,
-        "message": "The request (3000 tokens) exceeds the available context size (2048 tokens). "
-        "Shorten the prompt, or raise the context length.",
+        "message": "The request (3000 tokens) exceeds the available context size (2048 tokens). Shorten the prompt.",
         "type": "exceed_context_size_error",
         "n_prompt_tokens": 3000,
         "n_ctx": 2048,
