@@ -287,6 +287,14 @@ class Settings:
             "that a request came by.",
         )
     )
+    generic_tools: bool = field(
+        metadata=_read_by(
+            yes_or_no,
+            True,
+            "Tell models of tools as text, and hold their calls to JSON by a grammar, where their chat template has no "
+            "place for tools; otherwise such requests are refused.",
+        )
+    )
     context: int = field(
         metadata=_read_by(
             whole_number(MAX_CONTEXT), 0, "Longest context in tokens; 0 takes what the model was made for."

@@ -208,6 +208,7 @@ async def _chat(
             renderer,
             StableIds(settings.replies_dir),
             sampling=_default_sampling(model, settings),
+            generic_tools=settings.generic_tools,
         )
         preparing = asyncio.create_task(service.prepare_when_idle())
         try:

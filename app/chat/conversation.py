@@ -38,7 +38,7 @@ class Conversation:
     tools: Sequence[Tool] = ()
     allowed: Sequence[Tool] | None = None  # of the tools, those that may be called now; None: all
     use: ToolUse = ToolUse.FREE
-    parallel_calls: bool = True  # more than one call in a reply
+    parallel_calls: bool | None = None  # more than one call in a reply; None: as suits the model
     thinking_budget: int | None = None  # tokens that may be thought; None: any number
     variables: Mapping[str, Json] = field(default_factory=dict)  # of the template, besides its own
     begun: str = ""  # what the next message begins with, which the model goes on from

@@ -1,6 +1,6 @@
-"""How one model's replies are read, by its response template or its chat template.
+"""How one model is told of tools, and how its replies are read: by its response template or its chat template.
 
-Knows a template's format of replies, once somebody asks for it. Refuses to know where prompts and tokens come from.
+The template is probed when its format is needed first. Nothing here knows where prompts and tokens come from.
 """
 
 import functools
@@ -10,12 +10,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from app.chat.conversation import Conversation, ToolUse
+from app.chat.generic_tools import ANSWER_MARK, ToolSupport, generic_format
 from app.chat.grammars import GrammarSource
 from app.chat.messages import Json
 from app.chat.reply_formats.anchor_pattern import NotUnderstood
 from app.chat.reply_formats.markup import Markup
 from app.chat.reply_formats.recognition import NO_TEMPLATE, TemplateReplies, replies_of
-from app.chat.reply_formats.reply_grammar import answer_grammar, call_grammar, free_grammar, no_call_grammar
+from app.chat.reply_formats.reply_format import ReplyFormat
+from app.chat.reply_formats.reply_grammar import (
+    ANY_TEXT,
+    answer_grammar,
+    call_grammar,
+    free_grammar,
+    no_call_grammar,
+)
 from app.chat.reply_formats.reply_parser import FormatMarkup, ReplyParser
 from app.chat.reply_formats.response_template import format_of
 from app.chat.template import ChatTemplateRenderer
@@ -25,6 +33,8 @@ from app.text.tokenizer import Tokenizer
 from engine.constraint import Grammar
 
 log = logging.getLogger(__name__)
+
+_ANY_OBJECT: Mapping[str, Json] = {"type": "object", "additionalProperties": True}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +53,11 @@ class ChatPrompt:
         """From the grammar that was asked for to that of the reply, and whether it is there for calls alone."""
         return self._replies.grammar(self._conversation, self._rendered, asked)
 
+    def loose_grammar(self, asked: GrammarSource | None) -> GrammarSource | None:
+        """The same for tools whose schemas cannot be compiled: with any arguments, unless they have to keep to them."""
+        conversation = self._replies.loosened(self._conversation)
+        return self._replies.grammar(conversation, self._rendered, asked)[0] if conversation else None
+
     def within_budget(self, grammar: Grammar | None) -> Grammar | None:
         """From a grammar, or none, to one that keeps to the limit of thoughts as well."""
         return self._replies.within_budget(self._conversation, self._rendered, grammar)
@@ -52,16 +67,36 @@ class ChatPrompt:
 class Abilities:
     """What a model can be asked for besides text."""
 
-    tools: bool  # calls of tools
+    tool_support: ToolSupport
     thinking: bool  # before it answers, apart from the answer
     insertion: bool  # what is missing between two texts
+
+    @property
+    def tools(self) -> bool:
+        """It can call tools."""
+        return self.tool_support is not ToolSupport.NONE
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """A format of replies, ready to be read."""
+
+    format: ReplyFormat
+    markup: FormatMarkup
+    uncalled: FormatMarkup  # of replies that may call nothing
+
+    @classmethod
+    def of(cls, written: ReplyFormat) -> "_Reading":
+        return cls(written, FormatMarkup(written), FormatMarkup(written.without_calls()))
 
 
 class ModelReplies:
     """Safe for several threads. What is asked first waits for a few renderings; any may raise TemplateUnavailable."""
 
-    def __init__(self, tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> None:
+    def __init__(self, tokenizer: Tokenizer, renderer: ChatTemplateRenderer, *, generic_tools: bool = True) -> None:
+        """With `generic_tools`, a model whose template has no place for tools is told of them as text."""
         self._tokenizer = tokenizer
+        self._generic_tools = generic_tools
         self._renderer = renderer
         self._lock = threading.Lock()
         self._known: TemplateReplies | None = None
@@ -72,9 +107,20 @@ class ModelReplies:
         return self._template.arguments_as_text
 
     @property
-    def calls_tools(self) -> bool:
-        """It hears of tools, and how it calls them is known."""
-        return self._template.takes_tools and self._template.format.calls is not None
+    def takes_system(self) -> bool:
+        """The template gives the model system messages."""
+        return self._template.takes_system
+
+    @property
+    def tool_support(self) -> ToolSupport:
+        if self._template.takes_tools and self._template.format.calls is not None:
+            return ToolSupport.NATIVE
+        return ToolSupport.GENERIC if self._generic_tools else ToolSupport.NONE
+
+    def tells_generically(self, conversation: Conversation) -> bool:
+        """Whether tools of a conversation, or calls and results in it, have to be told as text."""
+        has_tools = conversation.tools or any(it.tool_calls or it.role == "tool" for it in conversation.messages)
+        return bool(has_tools) and self.tool_support is ToolSupport.GENERIC
 
     @property
     def thinks(self) -> bool:
@@ -83,25 +129,20 @@ class ModelReplies:
 
     def check(self, conversation: Conversation) -> None:
         """Raise ToolsUnsupported for tools that the model would not hear of, or could not be heard to call."""
-        if not conversation.callable_tools:
+        if not conversation.callable_tools or self.tool_support is not ToolSupport.NONE:
             return
-        template = self._template
-        if not template.takes_tools:
-            raise ToolsUnsupported(
-                "The chat template of this model has no place for tools", "Choose a model that can call them."
-            )
-        if template.format.calls is None:
-            raise ToolsUnsupported(
-                "How this model writes calls of tools is not known",
-                "Choose another file of this model, or another model.",
-            )
+        unknown, untold = "How this model writes calls of tools is not known", "has no place for tools"
+        problem = unknown if self._template.takes_tools else f"The chat template of this model {untold}"
+        raise ToolsUnsupported(problem, "Choose a model that can call them, or turn the setting generic_tools on.")
 
     def parser(self, conversation: Conversation, rendered: str) -> ReplyParser:
         """Of the reply to a rendered conversation. Without tools that may be called, what looks like a call is
         text."""
         tools: dict[str, Json] = {tool.name: tool.parameters for tool in conversation.callable_tools}
-        markup = self._markup if tools else self._uncalled
-        return ReplyParser(markup, tools, opening=markup.opening(rendered), parallel=conversation.parallel_calls)
+        reading = self._reading(conversation)
+        markup = reading.markup if tools else reading.uncalled
+        opening = ANSWER_MARK if self._has_answer_begun(conversation) else markup.opening(rendered)
+        return ReplyParser(markup, tools, opening=opening, parallel=self._may_call_several(conversation))
 
     def grammar(
         self, conversation: Conversation, rendered: str, asked: GrammarSource | None
@@ -110,38 +151,65 @@ class ModelReplies:
         count more than what was `asked` for; those that the model is free to make come in its place, or keep to the
         schemas of strict tools; those that it may not make, do not come. Thoughts come before all of it, where the
         model may still think."""
-        written, tools = self._template.format, conversation.callable_tools
-        thinks = conversation.thinking_budget != 0 and not self._markup.has_thought(rendered)
-        reply = (written, self._markup.opening(rendered), tools, self._tokenizer.control_tokens)
+        reading, tools = self._reading(conversation), conversation.callable_tools
+        written, parallel = reading.format, self._may_call_several(conversation)
+        thinks = conversation.thinking_budget != 0 and not reading.markup.has_thought(rendered)
+        reply = (written, reading.markup.opening(rendered), tools, self._tokenizer.control_tokens)
         if conversation.use is ToolUse.FORCED:
-            return _lark(call_grammar(*reply, parallel=conversation.parallel_calls, thinks=thinks)), True
+            return _lark(call_grammar(*reply, parallel=parallel, thinks=thinks)), True
+        if self._has_answer_begun(conversation):
+            return asked, False
+        if reading is self._generic:
+            answer = ANY_TEXT if asked is None else asked.as_lark()
+            return _lark(answer_grammar(*reply, answer, parallel=parallel, thinks=thinks)), asked is None
         if asked is None and any(tool.strict for tool in tools):
-            return _lark(free_grammar(*reply, parallel=conversation.parallel_calls, thinks=thinks)), True
+            return _lark(free_grammar(*reply, parallel=parallel, thinks=thinks)), True
         if asked is None and conversation.tools and not tools and written.calls is not None:
             return _lark(no_call_grammar(written, self._tokenizer.control_tokens)), True
         if asked is None or (written.thinking is None and not tools):
             return asked, False
-        return _lark(
-            answer_grammar(*reply, asked.as_lark(), parallel=conversation.parallel_calls, thinks=thinks)
-        ), False
+        return _lark(answer_grammar(*reply, asked.as_lark(), parallel=parallel, thinks=thinks)), False
+
+    def loosened(self, conversation: Conversation) -> Conversation | None:
+        """The same conversation with any arguments for the tools that are not strict, for schemas that cannot be
+        compiled; None where calls by their schemas were asked for."""
+        loose = [tool if tool.strict else replace(tool, parameters=_ANY_OBJECT) for tool in conversation.callable_tools]
+        is_free = conversation.use is ToolUse.FREE and self._reading(conversation) is self._generic
+        return replace(conversation, allowed=loose) if is_free and loose != conversation.callable_tools else None
 
     def within_budget(self, conversation: Conversation, rendered: str, grammar: Grammar | None) -> Grammar | None:
         """A grammar of the reply, or none, with the limit that the conversation sets to thoughts."""
         budget, thinking = conversation.thinking_budget, self._template.format.thinking
-        if budget is None or thinking is None or self._markup.has_thought(rendered):
+        if budget is None or thinking is None or self._native.markup.has_thought(rendered):
             return grammar
         begin, end = ([Markup(one).filled() for one in marks] for marks in (thinking.begin, thinking.end))
         marks = ThoughtMarks.of(self._tokenizer, begin, end)
-        thinks = self._markup.thinks(self._markup.opening(rendered))
+        markup = self._native.markup
+        thinks = markup.thinks(markup.opening(rendered))
         return ThinkingBudget(self._tokenizer, marks, budget, grammar, thinks=thinks)
 
-    @functools.cached_property
-    def _markup(self) -> FormatMarkup:
-        return FormatMarkup(self._template.format)
+    def _reading(self, conversation: Conversation) -> _Reading:
+        """The format of the reply to a conversation."""
+        is_generic = conversation.tools and self.tells_generically(conversation)
+        return self._generic if is_generic else self._native
+
+    def _may_call_several(self, conversation: Conversation) -> bool:
+        """A model that was not made for calls tends to repeat one, and makes several only where that is asked for."""
+        wanted = conversation.parallel_calls
+        return self.tool_support is ToolSupport.NATIVE if wanted is None else wanted
+
+    def _has_answer_begun(self, conversation: Conversation) -> bool:
+        """Whether the prompt ends in the middle of a marked answer."""
+        is_free = bool(conversation.begun) and conversation.use is not ToolUse.FORCED
+        return is_free and self._reading(conversation) is self._generic
 
     @functools.cached_property
-    def _uncalled(self) -> FormatMarkup:
-        return FormatMarkup(self._template.format.without_calls())
+    def _native(self) -> _Reading:
+        return _Reading.of(self._template.format)
+
+    @functools.cached_property
+    def _generic(self) -> _Reading:
+        return _Reading.of(generic_format(self._template.format))
 
     @property
     def _template(self) -> TemplateReplies:

@@ -13,7 +13,7 @@ import hashlib
 import threading
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -21,10 +21,12 @@ from operator import attrgetter
 
 from app.chat.common_beginning import num_common
 from app.chat.conversation import Conversation
-from app.chat.messages import Message, object_with_texts, with_texts
+from app.chat.generic_tools import generic_beginning, generic_messages
+from app.chat.messages import Json, Message, object_with_texts, with_texts
 from app.chat.model_replies import ModelReplies
 from app.chat.stable_ids import StableIds
 from app.chat.stable_ids_file import Generated
+from app.chat.system_role import without_system_role
 from app.chat.template import ChatTemplateRenderer, check_characters
 from app.chat.template_variables import default_variables
 from app.errors import TemplateError
@@ -90,6 +92,16 @@ def _behind_control(place: bytes, token_id: int) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
+class _Prepared:
+    """What a template is given of a conversation."""
+
+    messages: Sequence[Message]
+    tools: Sequence[dict[str, Json]]
+    variables: dict[str, Json]
+    begun: str  # the beginning of the reply
+
+
+@dataclass(frozen=True, slots=True)
 class _Splice:
     """A stretch of a plain text, in characters, and the ids to stand for it."""
 
@@ -101,12 +113,20 @@ class _Splice:
 class PromptEncoder:
     """Encodes prompts for one model. Safe for several threads; all but `remember` takes a while."""
 
-    def __init__(self, tokenizer: Tokenizer, renderer: ChatTemplateRenderer, stable_ids: StableIds) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        renderer: ChatTemplateRenderer,
+        stable_ids: StableIds,
+        *,
+        generic_tools: bool = True,
+    ) -> None:
+        """With `generic_tools`, models without tools in their template are told of them as text."""
         self._tokenizer = tokenizer
         self._renderer = renderer
         self._stable_ids = stable_ids
         self._control_ids = frozenset(tokenizer.control_tokens.values())
-        self.replies = ModelReplies(tokenizer, renderer)
+        self.replies = ModelReplies(tokenizer, renderer, generic_tools=generic_tools)
         self._lock = threading.Lock()
         self._prompts: OrderedDict[int, _Beginning] = OrderedDict()  # by hash: where the reply to each begins
 
@@ -195,30 +215,39 @@ class PromptEncoder:
             limit.check()
             return self._tokenizer.protect(text)
 
-        messages = [message.with_texts(protect) for message in conversation.messages]
-        begun = protect(conversation.begun)
         self.replies.check(conversation)
+        told = self._prepared(conversation, protect)
         limit.check()
         if self._tokenizer.chat_template is None:
-            return "\n\n".join([*(message.content for message in messages), *([begun] if begun else ())])
-        if not begun.strip():
-            asks = conversation.add_generation_prompt or bool(begun)
-            return self._by_template(conversation, messages, asks=asks) + begun
-        whole = self._by_template(conversation, [*messages, Message("assistant", begun)], asks=False)
-        return _up_to(whole, begun)
+            return "\n\n".join([*(message.content for message in told.messages), *([told.begun] if told.begun else ())])
+        if not told.begun.strip():
+            return self._by_template(told, asks=conversation.add_generation_prompt or bool(told.begun)) + told.begun
+        begun = Message("assistant", told.begun)
+        return _up_to(self._by_template(replace(told, messages=[*told.messages, begun]), asks=False), told.begun)
 
-    def _by_template(self, conversation: Conversation, messages: Sequence[Message], *, asks: bool = True) -> str:
-        """The `messages` of a conversation, without control tokens in what people wrote; and, if it `asks`, what the
-        reply begins behind."""
-        protect = self._tokenizer.protect
+    def _prepared(self, conversation: Conversation, protect: Callable[[str], str]) -> "_Prepared":
+        """A conversation without control tokens in what people wrote, in roles that the template takes."""
+        messages: Sequence[Message] = [message.with_texts(protect) for message in conversation.messages]
+        tools = [object_with_texts(tool.definition, protect, fields=True) for tool in conversation.tools]
         variables = {name: with_texts(value, protect, fields=True) for name, value in conversation.variables.items()}
+        begun = protect(conversation.begun)
+        if self.replies.tells_generically(conversation):
+            messages = generic_messages(messages, tools)
+            begun = begun and generic_beginning(conversation, begun)
+            tools = []
+        if any(message.role == "system" for message in messages) and not self.replies.takes_system:
+            messages = [*without_system_role(messages)]
+        return _Prepared(messages, tools, variables, begun)
+
+    def _by_template(self, told: "_Prepared", *, asks: bool = True) -> str:
+        """What the template makes of a conversation; and, if it `asks`, what the reply begins behind."""
         return self._renderer.render(
             self._tokenizer.chat_template or "",
-            messages,
-            tools=[object_with_texts(tool.definition, protect, fields=True) for tool in conversation.tools] or None,
-            variables=default_variables(self._renderer.now()) | variables | dict(self._tokenizer.special_tokens),
+            told.messages,
+            tools=told.tools or None,
+            variables=default_variables(self._renderer.now()) | told.variables | dict(self._tokenizer.special_tokens),
             add_generation_prompt=asks,
-            arguments_as_text=any(message.tool_calls for message in messages) and self.replies.arguments_as_text,
+            arguments_as_text=any(message.tool_calls for message in told.messages) and self.replies.arguments_as_text,
         )
 
     def _check_length(self, characters: int, limit: Limit) -> None:

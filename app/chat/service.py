@@ -65,9 +65,10 @@ class ChatService:
         stable_ids: StableIds | None = None,
         *,
         sampling: DefaultSampling = API_DEFAULTS,
+        generic_tools: bool = True,
     ) -> None:
         """`stable_ids` is where the ids of replies are kept; None: in memory alone. `sampling` fills in what requests
-        leave open."""
+        leave open. With `generic_tools`, models without tools in their template are told of them as text."""
         self.name = name
         self.tokenizer = tokenizer
         self.streams = streams
@@ -75,7 +76,8 @@ class ChatService:
         self._encoding = WorkPool("rendering and encoding prompts", PROMPT_THREADS)
         # Texts and ids that clients want to have counted or translated wait for each other, and prompts do not wait.
         self.texts = WorkPool("encoding texts", TEXT_THREADS)
-        self._prompts = PromptEncoder(tokenizer, renderer, StableIds() if stable_ids is None else stable_ids)
+        ids = StableIds() if stable_ids is None else stable_ids
+        self._prompts = PromptEncoder(tokenizer, renderer, ids, generic_tools=generic_tools)
         self.cache = CacheReporter(tokenizer)
         self.grammars = GrammarCompiler(tokenizer)
         self.breakers = SequenceBreakers(tokenizer, self._encoding)
@@ -160,7 +162,7 @@ class ChatService:
 
         def find_out(check: Check) -> Abilities:
             replies = self._prompts.replies
-            return Abilities(replies.calls_tools, replies.thinks, self._infilling is not None)
+            return Abilities(replies.tool_support, replies.thinks, self._infilling is not None)
 
         return await self._encoding.run(find_out)
 

@@ -68,6 +68,7 @@ class _Reply:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._text = ""  # the end of what was said, where a mark may have begun
         self._kept = max(map(len, (*marks.begin, *marks.end))) - 1
+        self._answers = False  # a grammar lets thoughts in at the beginning alone: behind it, their marks are text
 
     @property
     def ended(self) -> bool:
@@ -96,10 +97,17 @@ class _Reply:
         self._forced += self._over
         self._left -= self._thinks
         self._text += self._decoder.decode(self._tokenizer.token_bytes(token_id, show_control=True))
-        while (behind := self._behind_mark()) is not None:
+        if self._reply is not None and not self._thinks:
+            self._answers = self._answers or not self._may_begin_thoughts()
+        while not self._answers and (behind := self._behind_mark()) is not None:
             self._text = self._text[behind:]
             self._thinks = not self._thinks
+            self._answers = self._reply is not None and not self._thinks
         self._text = self._text[max(0, len(self._text) - self._kept) :]
+
+    def _may_begin_thoughts(self) -> bool:
+        said = self._text.lstrip()
+        return any(mark.startswith(said) or said.startswith(mark) for mark in self._marks.begin)
 
     def _behind_mark(self) -> int | None:
         """Where the first mark ends that changes whether the model thinks."""

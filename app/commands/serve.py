@@ -42,6 +42,11 @@ Examples:
     metavar="SOURCE",
     help="Sampling of requests that leave it open: model (what it recommends, the default), or none (each API's own).",
 )
+@click.option(
+    "--generic-tools/--no-generic-tools",
+    default=None,
+    help="Serve tools where a chat template has no place for them, or refuse them. Default: serve.",
+)
 @click.option("--threads", type=int, help="Threads of the CPU engine.")
 @gpu_options
 @click.option("--kernels", help="Kernels of the engine: auto, cuda, cpu or reference.")
@@ -57,6 +62,7 @@ def serve(
     api_key_file: str | None,
     context: int | None,
     sampling_defaults: str | None,
+    generic_tools: bool | None,
     threads: int | None,
     kernels: str | None,
     device: str | None,
@@ -81,6 +87,7 @@ def serve(
         api_key_file=api_key_file,
         context=context,
         sampling_defaults=sampling_defaults,
+        generic_tools=generic_tools,
         threads=threads,
         kernels=kernels,
         device=device,

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from app.chat.generic_tools import ToolSupport
 from app.commands.fit import described
 from app.commands.listing import as_json, echo_table
 from app.commands.model_names import stored_names
@@ -18,6 +19,11 @@ from app.progress import format_bytes, progress_on_stderr
 if TYPE_CHECKING:
     from app.models.fit import ModelFit
 
+_TOOLS = {
+    ToolSupport.NATIVE: "native",
+    ToolSupport.GENERIC: "generic (told as text, held to JSON)",
+    ToolSupport.NONE: "-",
+}
 EXAMPLES = """\b
 Examples:
   ingle show smollm2:135m
@@ -40,10 +46,12 @@ def show(name: str | None, with_fit: bool, as_object: bool) -> None:
     stored = store.resolve(settings.model, progress_on_stderr())
     details = details_of(stored, store.catalog, store.hub_models)
     fit = _fit(stored, settings) if with_fit else None
+    support = _tool_support(details, settings)
     if as_object:
-        click.echo(as_json({**asdict(details), "fit": described(fit)} if fit else details))
+        told = {**asdict(details), "tool_support": support.value}
+        click.echo(as_json({**told, "fit": described(fit)} if fit else told))
         return
-    echo_table([*_facts(details), *([("MEMORY", _verdict(fit))] if fit else [])])
+    echo_table([*_facts(details, support), *([("MEMORY", _verdict(fit))] if fit else [])])
     click.echo()
     rows = [
         (part.name, part.tensors, f"{part.parameters:,}", format_bytes(part.size), _types(part.types))
@@ -64,7 +72,15 @@ def _verdict(fit: "ModelFit") -> str:
     return verdict(fit)
 
 
-def _facts(details: ModelDetails) -> list[tuple[str, object]]:
+def _tool_support(details: ModelDetails, settings: Settings) -> ToolSupport:
+    if details.template is None:
+        return ToolSupport.NONE
+    if details.template.tools:
+        return ToolSupport.NATIVE
+    return ToolSupport.GENERIC if settings.generic_tools else ToolSupport.NONE
+
+
+def _facts(details: ModelDetails, support: ToolSupport) -> list[tuple[str, object]]:
     return [
         ("NAME", details.name),
         ("PATH", details.path),
@@ -76,6 +92,7 @@ def _facts(details: ModelDetails) -> list[tuple[str, object]]:
         ("CONTEXT", _tokens(details.context_length)),
         ("VOCABULARY", _tokens(details.vocab_size)),
         ("CHAT TEMPLATE", _features(details)),
+        ("TOOLS", _TOOLS[support]),
         ("SAMPLING", details.sampling or f"{DEFAULT_SAMPLING} (the model recommends none)"),
         ("LICENSE", details.license or "-"),
         *([("PROBLEM", details.problem)] if details.problem else []),

@@ -13,7 +13,7 @@ from app.chat.conversation import Conversation
 from app.chat.model_replies import ChatPrompt
 from app.chat.service import ChatService
 from app.server.choices import Batch, WantedChoices, generate_choices
-from app.server.errors import naming
+from app.server.errors import InvalidRequest, naming
 from app.server.structured_output import AskedGrammar
 from app.server.token_counts import TokenCounts
 from engine.constraint import Grammar
@@ -59,9 +59,15 @@ async def _grammar(service: ChatService, prompt: ChatPrompt, asked: AskedGrammar
     thoughts. Raises InvalidRequest."""
     if asked is not None:
         await asked.compiled(service.grammars)  # a mistake in it is told by its place
-    source, of_calls = prompt.grammar(asked.source if asked else None)
+    wanted = asked.source if asked else None
+    source, of_calls = prompt.grammar(wanted)
     grammar = None
     if source is not None:
         parameter = "tools" if of_calls or asked is None else asked.parameter
-        grammar = await AskedGrammar(source, parameter).compiled(service.grammars)
+        try:
+            grammar = await AskedGrammar(source, parameter).compiled(service.grammars)
+        except InvalidRequest:
+            if (loose := prompt.loose_grammar(wanted)) is None:
+                raise
+            grammar = await AskedGrammar(loose, parameter).compiled(service.grammars)
     return prompt.within_budget(grammar)

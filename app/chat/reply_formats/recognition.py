@@ -35,6 +35,7 @@ class TemplateReplies:
 
     format: ReplyFormat
     takes_tools: bool  # it tells the model of them
+    takes_system: bool  # it gives the model system messages
     arguments_as_text: bool  # it wants the arguments of a call as the text of their JSON
 
 
@@ -53,7 +54,9 @@ def replies_of(
     messages = next((one for one in MESSAGES if any(one.mark in text for text in (template, *written))), NO_MESSAGES)
     calls = _calls(known, called, ReplyFormat(messages=messages))
     thinking = _thinking(template, (thought, answered), ReplyFormat(None, calls, messages))
-    return TemplateReplies(ReplyFormat(thinking, calls, messages), _CALLED in probe.prompt, as_text)
+    return TemplateReplies(
+        ReplyFormat(thinking, calls, messages), _CALLED in probe.prompt, probe.takes_system(), as_text
+    )
 
 
 class _Probe:
@@ -71,12 +74,23 @@ class _Probe:
                 return _behind(self.prompt, whole), as_text
         return "", False
 
-    def _rendered(self, messages: Sequence[Message], *, arguments_as_text: bool = False) -> str | None:
+    def takes_system(self) -> bool:
+        """Whether a system message is rendered. A template that renders no conversation without one may take it."""
+        told = self._rendered([Message("system", _THOUGHT), _USER], tools=None)
+        return _THOUGHT in (told or "") or self._rendered([_USER], tools=None) is None
+
+    def _rendered(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Json]] | None = (_TOOL,),
+        arguments_as_text: bool = False,
+    ) -> str | None:
         try:
             return self._renderer.render(
                 self._template,
                 messages,
-                tools=[_TOOL],
+                tools=tools,
                 add_generation_prompt=False,
                 variables=self._variables,
                 arguments_as_text=arguments_as_text,
@@ -150,4 +164,4 @@ def _begins(template: str, syntax: ThinkingSyntax) -> bool:
     return any(Markup(begin).first in template for begin in syntax.begin)
 
 
-NO_TEMPLATE = TemplateReplies(PLAIN, takes_tools=False, arguments_as_text=False)
+NO_TEMPLATE = TemplateReplies(PLAIN, takes_tools=False, takes_system=True, arguments_as_text=False)

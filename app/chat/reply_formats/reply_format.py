@@ -49,6 +49,7 @@ class MessageSyntax:
     silent: Sequence[str]  # markup that is no part of what is said
     openings: Sequence[str] = ()  # ends of prompts that are the beginning of some markup
     answer: str = ""  # in front of what is said
+    answer_mark: str = ""  # that ends all markup: everything behind it is text
 
 
 NO_MESSAGES = MessageSyntax("", ())

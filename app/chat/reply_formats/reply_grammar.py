@@ -13,6 +13,9 @@ from app.chat.reply_formats.lark_rules import LarkRules, quoted
 from app.chat.reply_formats.markup import Hole, Markup
 from app.chat.reply_formats.reply_format import CallSyntax, ReplyFormat
 
+# An answer without bounds. White space at its beginning is not told, and would not be in the text that is sent back.
+ANY_TEXT = r"(/[^ \n\r\t](.|\n)*/)?"
+
 _GAP = "/[ \\n]{0,2}/"  # behind thoughts
 _BETWEEN_CALLS = "/\\n?/"
 _ID = "/[a-zA-Z0-9]{9}/"

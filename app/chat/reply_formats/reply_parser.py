@@ -31,6 +31,7 @@ class Heard:
 class _Mode(Enum):
     TEXT = auto()
     THINKING = auto()
+    ANSWER = auto()  # text to the end, whatever it looks like
 
 
 class FormatMarkup:
@@ -41,15 +42,19 @@ class FormatMarkup:
         self.begin_thinking = [Markup(one) for one in thinking.begin] if thinking else []
         self.end_thinking = [Markup(one) for one in thinking.end] if thinking else []
         self.calls: list[CallMarkup] = call_markups(calls) if calls else []
+        heads = [call.head for call in self.calls]
         self.unmarked = [call for call in self.calls if not call.head.first]
         around = [Markup(one.strip()) for one in calls.around] if calls else []
         self.silent = [*(Markup(one) for one in written.messages.silent), *around, *self.end_thinking]
-        self.closings = [call.tail.written for call in self.calls] + ([*calls.around] if calls else [])
-        self.is_plain = not (self.begin_thinking or self.calls or self.silent)
+        self.answer_marks = [Markup(written.messages.answer_mark)] if written.messages.answer_mark else []
+        self.is_plain = not (self.begin_thinking or self.calls or self.silent or self.answer_marks)
+        self.answer_literals = [it.first for it in self.answer_marks]
+        tails = [*around, *(call.tail for call in self.calls)]
+        self.call_literals = [text for markup in (*heads, *tails) for text in markup.literals[:1]]
         self.openings = [*written.messages.openings, *(begin.written for begin in self.begin_thinking)]
-        self.in_text = _Watched([*self.begin_thinking, *(call.head for call in self.calls), *self.silent])
+        self.in_text = _Watched([*self.begin_thinking, *heads, *self.silent, *self.answer_marks])
         self.in_thoughts = _Watched([*self.end_thinking, *self.begin_thinking])
-        everything = [*self.begin_thinking, *self.silent]
+        everything = [*self.begin_thinking, *self.silent, *self.answer_marks]
         for call in self.calls:
             everything += [call.head, call.tail]
             everything += [markup for one in call.parameters for markup in (one.head, one.close)]
@@ -117,7 +122,7 @@ class ReplyParser:
     @property
     def is_text(self) -> bool:
         """Whether what follows is text, if it is not markup."""
-        return self._mode is _Mode.TEXT and self._reader is None
+        return self._mode is not _Mode.THINKING and self._reader is None
 
     @property
     def is_thinking(self) -> bool:
@@ -145,15 +150,10 @@ class ReplyParser:
         return heard
 
     def _cut_mark(self) -> int:
-        """How many characters at the end of the buffer begin a closing mark that is due here."""
-        if self._mode is _Mode.THINKING:
-            closings, is_due = [end.written for end in self._markup.end_thinking], True
-        else:
-            closings = self._markup.closings
-            is_due = self._behind_markup or (self._reader is not None and self._reader.certain)
-        size = max((longest_overlap(self._buffer, 0, closing.strip()) for closing in closings), default=0)
-        before = self._buffer[: len(self._buffer) - size]
-        return size if is_due and (self._mode is _Mode.THINKING or not before.strip()) else 0
+        """How many characters at the end of thoughts begin the mark that ends them."""
+        if self._mode is not _Mode.THINKING:
+            return 0
+        return max((longest_overlap(self._buffer, 0, end.written) for end in self._markup.end_thinking), default=0)
 
     def _read(self, text: str, *, final: bool) -> list[Heard]:
         self._buffer += text
@@ -164,6 +164,9 @@ class ReplyParser:
                 waits = self._read_call(self._reader, heard, final)
             elif self._mode is _Mode.THINKING:
                 waits = self._read_thoughts(heard, final)
+            elif self._mode is _Mode.ANSWER:
+                self._say(heard, len(self._buffer))
+                break
             else:
                 waits = self._read_text(heard, final)
             if waits or before == self._progress():
@@ -181,6 +184,9 @@ class ReplyParser:
             if self._buffer.lstrip()[:1] in ("{", "["):
                 self._begin_call(self._markup.unmarked, only_known=True)
                 return False
+        if final and self._is_cut_off():
+            self._drop(len(self._buffer))
+            return True
         self._say(heard, self._markup.in_text.search(self._buffer, final=final))
         if not self._buffer:
             return True
@@ -192,12 +198,21 @@ class ReplyParser:
         if begun and not self._no_call:
             self._begin_call(begun)
             return False
-        for markup in self._markup.silent:
-            found = markup.match(self._buffer, 0, final=final)
-            if found is not None:
-                return self._enter(found, _Mode.TEXT)
+        for markups, mode in ((self._markup.answer_marks, _Mode.ANSWER), (self._markup.silent, _Mode.TEXT)):
+            for markup in markups:
+                found = markup.match(self._buffer, 0, final=final)
+                if found is not None:
+                    return self._enter(found, mode)
         self._say(heard, max(self._no_call, 1))
         return False
+
+    def _is_cut_off(self) -> bool:
+        """Whether the rest is the beginning of markup that a limit has cut off, where nothing else may be: in front of
+        a marked answer, or behind a call."""
+        rest, marks = self._buffer.strip(), [*self._markup.answer_literals, *self._markup.call_literals]
+        is_alone = self._nothing_said and bool(self._markup.answer_literals)
+        is_alone = is_alone or (self._behind_markup and self.num_calls > 0)
+        return is_alone and bool(rest) and any(mark.startswith(rest) for mark in marks)
 
     def _read_thoughts(self, heard: list[Heard], final: bool) -> bool:
         self._say(heard, self._markup.in_thoughts.search(self._buffer, final=final))

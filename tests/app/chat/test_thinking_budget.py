@@ -88,6 +88,16 @@ def test_no_character_is_cut(tokenizer: Tokenizer) -> None:
         assert "</think>" in text
 
 
+@pytest.mark.parametrize("thought", ["", "<think>hm</think>"])
+def test_marks_in_an_answer_that_keeps_to_a_grammar_begin_no_thoughts(tokenizer: Tokenizer, thought: str) -> None:
+    source = GrammarSource("lark", 'start: (t | "") "<a>" /(.|\\n)*/\nt[lazy]: /<think>(.|\\n)*<\\/think>/')
+    text = f"{thought}<a>Write <think> and what you think: one two three four five six seven eight nine ten."
+    constraint = budget(tokenizer, 9, thinks=False, reply=GrammarCompiler(copy.copy(tokenizer))._compile(source))
+    for token_id in tokenizer.encode(text):
+        assert token_id in (allowed(constraint, tokenizer) or [])
+        constraint.accept(token_id)
+
+
 def test_what_follows_keeps_to_its_grammar(tokenizer: Tokenizer) -> None:
     compiler = GrammarCompiler(copy.copy(tokenizer))
     source = GrammarSource("lark", 'start: t "42"\nt[lazy]: /(.|\\n)*<\\/think>/')

@@ -87,5 +87,7 @@ def wanted_tools(definitions: Sequence[ToolDefinition], choice: ToolChoice | Non
     return WantedTools(tools)
 
 
-def calls_are_parallel(choice: ToolChoice | None) -> bool:
-    return choice is None or isinstance(choice, NoChoice) or not choice.disable_parallel_tool_use
+def calls_are_parallel(choice: ToolChoice | None) -> bool | None:
+    """Whether a reply may have several calls; None if the request does not say."""
+    disabled = None if choice is None or isinstance(choice, NoChoice) else choice.disable_parallel_tool_use
+    return None if disabled is None else not disabled

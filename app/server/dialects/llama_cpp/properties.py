@@ -45,6 +45,7 @@ class Properties(Struct, kw_only=True):
     eos_token: str
     modalities: Modalities
     build_info: str
+    tool_support: Literal["native", "generic", "none"]  # generic: tools are described in the prompt. Ours alone
     is_sleeping: bool = False
 
 
@@ -91,6 +92,7 @@ class PropertyEndpoints:
             eos_token=special.get("eos_token", ""),
             modalities=Modalities(),
             build_info="inglenook",
+            tool_support=(await service.abilities()).tool_support.value,
         )
         return json_reply(told)
 

@@ -5,6 +5,7 @@ from functools import partial
 from starlette.requests import Request
 from starlette.responses import Response
 
+from app.chat.generic_tools import ToolSupport
 from app.chat.model_replies import ChatPrompt
 from app.chat.service import ChatService
 from app.server.choices import WantedChoices
@@ -129,5 +130,10 @@ class OllamaEndpoints:
 
     async def _capabilities(self) -> list[str]:
         abilities = await self._service.abilities()
-        able = {"tools": abilities.tools, "insert": abilities.insertion, "thinking": abilities.thinking}
+        able = {
+            "tools": abilities.tools,
+            "insert": abilities.insertion,
+            "thinking": abilities.thinking,
+            "generic_tools": abilities.tool_support is ToolSupport.GENERIC,  # ours alone: tools are told as text
+        }
         return ["completion", *(name for name, is_able in able.items() if is_able)]

@@ -101,7 +101,7 @@ class ChatCompletionRequest(ReportingRequest, kw_only=True):
             wanted.tools,
             wanted.allowed,
             wanted.use,
-            parallel_calls=self.parallel_tool_calls is not False,
+            parallel_calls=self.parallel_tool_calls,
             thinking_budget=thinking.budget,
             variables=thinking.template_variables(self.chat_template_kwargs),
             begun=begun,

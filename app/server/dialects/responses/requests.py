@@ -99,7 +99,7 @@ class ResponseRequest(GenerationRequest, kw_only=True, dict=True):
             wanted.tools,
             wanted.allowed,
             wanted.use,
-            parallel_calls=self.parallel_tool_calls is not False,
+            parallel_calls=self.parallel_tool_calls,
             thinking_budget=thinking.budget,
             variables=thinking.template_variables(),
         )
