@@ -15,6 +15,7 @@ from typing import Final
 from app.chat.conversation import Conversation, ToolUse
 from app.chat.messages import Json, Message, ToolCall
 from app.chat.reply_formats.reply_format import CallSyntax, ReplyFormat
+from app.chat.system_role import SYSTEM_ROLES
 
 
 class ToolSupport(Enum):
@@ -100,7 +101,7 @@ def _with_instructions(messages: Sequence[Message], definitions: Sequence[Mappin
     """Behind what the system message says, so that its beginning stays the same where the tools change."""
     lines = "\n".join(json.dumps(definition, ensure_ascii=False, default=dict) for definition in definitions)
     instructions = _INSTRUCTIONS.replace("%s", lines)
-    if messages and messages[0].role == "system":
+    if messages and messages[0].role in SYSTEM_ROLES:
         first = replace(messages[0], content=f"{messages[0].content}\n\n{instructions}".lstrip())
         return [first, *messages[1:]]
     return [Message("system", instructions), *messages]

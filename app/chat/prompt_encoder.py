@@ -26,7 +26,7 @@ from app.chat.messages import Json, Message, object_with_texts, with_texts
 from app.chat.model_replies import ModelReplies
 from app.chat.stable_ids import StableIds
 from app.chat.stable_ids_file import Generated
-from app.chat.system_role import without_system_role
+from app.chat.system_role import SYSTEM_ROLES, without_system_role
 from app.chat.template import ChatTemplateRenderer, check_characters
 from app.chat.template_variables import default_variables
 from app.errors import TemplateError
@@ -235,7 +235,7 @@ class PromptEncoder:
             messages = generic_messages(messages, tools)
             begun = begun and generic_beginning(conversation, begun)
             tools = []
-        if any(message.role == "system" for message in messages) and not self.replies.takes_system:
+        if any(message.role in SYSTEM_ROLES for message in messages) and not self.replies.takes_system:
             messages = [*without_system_role(messages)]
         return _Prepared(messages, tools, variables, begun)
 

@@ -2,15 +2,18 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Final
 
-from app.chat.messages import Message
+from app.chat.messages import Message, Role
+
+SYSTEM_ROLES: Final[Sequence[Role]] = ("system", "developer")
 
 
 def without_system_role(messages: Sequence[Message]) -> Iterator[Message]:
     """Each system message in front of the text of the next user message; the last ones as a user message."""
     texts: list[str] = []
     for message in messages:
-        if message.role == "system":
+        if message.role in SYSTEM_ROLES:
             texts.append(message.content)
         elif message.role == "user" and texts:
             yield replace(message, content="\n\n".join((*texts, message.content)))

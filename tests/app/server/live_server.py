@@ -93,10 +93,13 @@ class LiveServer(ServedApplication):
         describe: Callable[[], ModelDetails] | None = None,
         pulls: ModelPulls | None = None,
         sampling: DefaultSampling = API_DEFAULTS,
+        generic_tools: bool = True,
     ) -> None:
         self.engine = engine
         self.streams = TokenStreams(engine, clock)
-        self.service = ChatService(name, tokenizer, self.streams, renderer, sampling=sampling)
+        self.service = ChatService(
+            name, tokenizer, self.streams, renderer, sampling=sampling, generic_tools=generic_tools
+        )
         locks = locks or Locks(host_names=["ingle.test"])
         about = Surroundings(locks, aliases or {}, describe, pulls, state_dir)
         super().__init__(create_application(self.service, about))

@@ -129,7 +129,7 @@ BAD_ONLY: dict[str, dict[str, tuple[str, ...]]] = {
             '{"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "strong"}}}',
             '{"type": "json_object", "schema": [1]}',
         ),
-        "tools": ("1", "{}", '[{"type": "function", "function": {"name": "f"}}]'),
+        "tools": ("1", "{}", '[{"type": "function", "function": {}}]'),
         "add_generation_prompt": ("1",),
         "continue_final_message": ("1", "true"),  # the last message is the user's
         "include_reasoning": ("1",),

@@ -3,7 +3,7 @@ the same time as others; here none has a memory of its own.
 """
 
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 import msgspec
 from msgspec import Struct

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import pytest
 
 from app.chat.events import ReasoningDelta, TextDelta, ToolCallEnd, ToolCallStart
+from app.chat.generic_tools import generic_format
 from app.chat.messages import Json
 from app.chat.reply_formats.reply_format import PLAIN, CallSyntax, MessageSyntax, ReplyFormat, ThinkingSyntax
 from app.chat.reply_formats.reply_parser import FormatMarkup, ReplyParser
@@ -21,6 +22,7 @@ THINK = ThinkingSyntax(("<think>",), ("</think>",))
 ALL_MESSAGES = MessageSyntax("", tuple(text for one in MESSAGES for text in one.silent))
 HERMES = ReplyFormat(THINK, BY_NAME["hermes"])
 CODER = ReplyFormat(THINK, BY_NAME["qwen-coder"])
+GENERIC = generic_format(ReplyFormat(THINK))
 HARMONY = ReplyFormat(THINKING[0], BY_NAME["harmony"], MESSAGES[0])
 
 
@@ -212,6 +214,38 @@ def test_without_parallel_calls_the_reply_ends_with_the_first() -> None:
     assert [type(event) for event in events].count(ToolCallStart) == 1
     assert events[-1] == ToolCallEnd(0)
     assert parser.ended
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_behind_the_mark_of_an_answer_all_is_text(seed: int) -> None:
+    text = 'Write <response> or <tool_call>\n{"name": "f", "arguments": {}}\n</tool_call> or <think>.'
+    told = spoken(cut(f"<think>hm</think>\n<response>{text}", random.Random(seed)), GENERIC, TOOLS)
+    assert told.told() == (text, "hm", [])
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_calls_of_the_generic_format_are_told(seed: int) -> None:
+    call = '<tool_call>\n{"name": "f", "arguments": {"a": "<response>"}}\n</tool_call>'
+    told = spoken(cut(f"{call}\n{call}", random.Random(seed)), GENERIC, TOOLS)
+    assert told.told() == ("", "", [("f", '{"a": "<response>"}', True)] * 2)
+
+
+@pytest.mark.parametrize(
+    ("written", "format", "text"),
+    [
+        ("<respon", GENERIC, ""),
+        ("<tool_c", GENERIC, ""),
+        ("<response>a <", GENERIC, "a <"),
+        ("<", HERMES, "<"),  # where an answer has no mark, it may begin so
+        ("a <tool_", HERMES, "a <tool_"),
+        ('<tool_call>\n{"name": "f", "arguments": {}}\n</tool_', HERMES, ""),
+        ('<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>\n<to', HERMES, ""),
+        ('<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>\na <', HERMES, "a <"),
+    ],
+)
+def test_markup_that_a_limit_cuts_off_is_no_text(written: str, format: ReplyFormat, text: str) -> None:  # noqa: A002
+    assert spoken(written, format, TOOLS).text == text
+    assert spoken(list(written), format, TOOLS).text == text
 
 
 def test_an_opening_is_a_part_of_the_reply_that_is_not_said_again() -> None:

@@ -52,7 +52,7 @@ def test_the_model_is_loaded_with_its_context(hash_server: LiveServer, vectors: 
     [listed] = get(hash_server.url, "/api/v0/models").json()["data"]
     assert (listed["id"], listed["type"], listed["state"]) == ("hash", "llm", "loaded")
     assert (listed["loaded_context_length"], listed["max_context_length"]) == (2048, 2048)
-    assert listed["capabilities"] == []
+    assert listed["capabilities"] == ["tool_use"]
     assert get(hash_server.url, "/api/v0/models/hash").json() == listed
     assert get(hash_server.url, "/api/v0/models/other").status_code == 404
     [other] = get(vectors.url, "/api/v0/models").json()["data"]

@@ -34,15 +34,15 @@ def conversation(**asked: Any) -> Conversation:
 @pytest.mark.parametrize(
     ("choice", "allowed", "use", "parallel"),
     [
-        (None, None, ToolUse.FREE, True),
-        ({"type": "auto"}, None, ToolUse.FREE, True),
+        (None, None, ToolUse.FREE, None),
+        ({"type": "auto"}, None, ToolUse.FREE, None),
         ({"type": "auto", "disable_parallel_tool_use": True}, None, ToolUse.FREE, False),
         ({"type": "any", "disable_parallel_tool_use": False}, None, ToolUse.FORCED, True),
         ({"type": "tool", "name": "now", "disable_parallel_tool_use": True}, ["now"], ToolUse.FORCED, False),
-        ({"type": "none"}, [], ToolUse.FREE, True),
+        ({"type": "none"}, [], ToolUse.FREE, None),
     ],
 )
-def test_a_choice_of_tools(choice: Any, allowed: list[str] | None, use: ToolUse, parallel: bool) -> None:
+def test_a_choice_of_tools(choice: Any, allowed: list[str] | None, use: ToolUse, parallel: bool | None) -> None:
     asked = conversation(tools=[WEATHER, CLOCK], tool_choice=choice)
     names = None if asked.allowed is None else [tool.name for tool in asked.allowed]
     assert (names, asked.use, asked.parallel_calls) == (allowed, use, parallel)
@@ -183,7 +183,6 @@ def test_what_cannot_be_done_is_told_by_its_place(asked: dict[str, Any], place: 
         ({"messages": []}, "messages"),
         ({"output_config": {"format": UNKEPT}}, "output_config.format.schema"),
         ({"extra_body": {"output_format": UNKEPT}}, "output_format.schema"),
-        ({"tools": [WEATHER]}, "no place for tools"),
         ({"messages": [{"role": "user", "content": "too long " * 3000}]}, "prompt is too long: "),
     ],
 )

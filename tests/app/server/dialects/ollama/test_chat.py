@@ -144,7 +144,6 @@ def test_without_messages_the_model_is_there(hash_server: LiveServer) -> None:
         ({"options": {"temperature": 101}}, "options.temperature"),
         ({"options": {"top_k": "many"}}, "options.top_k"),
         ({"format": {"type": "no type"}}, "format"),
-        ({"tools": [WEATHER]}, "no place for tools"),
     ],
 )
 def test_what_cannot_be_done_is_refused_by_name(hash_server: LiveServer, asked: dict[str, Any], problem: str) -> None:

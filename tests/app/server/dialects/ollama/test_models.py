@@ -38,7 +38,7 @@ def test_the_model_is_described_by_its_own_file(server: LiveServer) -> None:
     assert shown.modelinfo is not None
     assert shown.modelinfo["general.architecture"] == "llama"
     assert shown.modelinfo["llama.context_length"] == 2048  # what this server holds, not what the model was made for
-    assert shown.capabilities == ["completion"]
+    assert shown.capabilities == ["completion", "tools", "generic_tools"]
     assert shown.template == server.service.tokenizer.chat_template
     assert shown.parameters == "num_ctx 2048"
     assert [model.model for model in listed.models] == ["smollm2:135m", "gpt-4o"]
@@ -48,7 +48,7 @@ def test_the_model_is_described_by_its_own_file(server: LiveServer) -> None:
 
 def test_other_models_are_not_there_and_a_tag_is_not_needed(hash_server: LiveServer) -> None:
     with client(hash_server) as api:
-        assert api.show("hash:latest").capabilities == ["completion"]
+        assert api.show("hash:latest").capabilities == ["completion", "tools", "generic_tools"]
         with pytest.raises(ollama.ResponseError, match="'other' does not exist here") as refused:
             api.show("other")
     assert refused.value.status_code == 404

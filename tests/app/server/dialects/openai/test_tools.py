@@ -242,8 +242,3 @@ def test_mistakes_are_told_by_field(server: ScriptedServer, asked: dict[str, Any
     with pytest.raises(openai.BadRequestError) as caught:
         ask(server, **asked)
     assert caught.value.param == parameter
-
-
-def test_a_model_that_is_not_told_of_tools_refuses_them(hash_server: LiveServer) -> None:
-    with pytest.raises(openai.BadRequestError, match="no place for tools"):
-        ask(hash_server)

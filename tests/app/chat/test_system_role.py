@@ -1,0 +1,50 @@
+"""System messages under chat templates that refuse or drop them."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from app.chat.conversation import Conversation
+from app.chat.messages import Message
+from app.chat.prompt_encoder import PromptEncoder
+from app.chat.stable_ids import StableIds
+from app.chat.system_role import without_system_role
+from app.chat.template import ChatTemplateRenderer
+from app.text.tokenizer import Tokenizer
+from tests.app.chat.test_generic_tools import with_template
+
+SYSTEM, OTHER = Message("system", "Be brief."), Message("system", "Be kind.")
+ASKED, SAID = Message("user", "Hello"), Message("assistant", "Hi")
+
+
+@pytest.mark.parametrize(
+    ("messages", "told"),
+    [
+        ([ASKED, SAID], [ASKED, SAID]),
+        ([SYSTEM, ASKED, SAID], [Message("user", "Be brief.\n\nHello"), SAID]),
+        ([SYSTEM, OTHER, ASKED], [Message("user", "Be brief.\n\nBe kind.\n\nHello")]),
+        ([ASKED, SAID, OTHER, ASKED], [ASKED, SAID, Message("user", "Be kind.\n\nHello")]),
+        ([SYSTEM], [Message("user", "Be brief.")]),
+    ],
+)
+def test_system_messages_join_the_next_user_message(messages: Sequence[Message], told: Sequence[Message]) -> None:
+    assert [*without_system_role(messages)] == told
+
+
+@pytest.mark.parametrize("dropped", [False, True])
+def test_a_template_without_the_role_gets_the_text(
+    tokenizer: Tokenizer, renderer: ChatTemplateRenderer, llama_cpp_models: Path, dropped: bool
+) -> None:
+    source = (llama_cpp_models / "templates" / "google-gemma-2-2b-it.jinja").read_text(encoding="utf-8")
+    if dropped:
+        source = "{% for m in messages if m.role != 'system' %}<start_of_turn>{{ m.role }}\n{{ m.content }}{% endfor %}"
+    encoder = PromptEncoder(with_template(tokenizer, source), renderer, StableIds())
+    _, rendered = encoder.encode_conversation(Conversation([SYSTEM, ASKED]))
+    assert "<start_of_turn>user\nBe brief.\n\nHello" in rendered
+
+
+def test_a_template_with_the_role_is_left_alone(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> None:
+    _, rendered = PromptEncoder(tokenizer, renderer, StableIds()).encode_conversation(Conversation([SYSTEM, ASKED]))
+    assert "<|im_start|>system\nBe brief.<|im_end|>" in rendered
+    assert "<|im_start|>user\nHello<|im_end|>" in rendered
