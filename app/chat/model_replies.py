@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from app.chat.conversation import Conversation, ToolUse
-from app.chat.generic_tools import ANSWER_MARK, ToolSupport, generic_format
+from app.chat.generic_tools import ToolSupport, generic_format
 from app.chat.grammars import GrammarSource
 from app.chat.messages import Json
 from app.chat.reply_formats.anchor_pattern import NotUnderstood
@@ -141,8 +141,8 @@ class ModelReplies:
         tools: dict[str, Json] = {tool.name: tool.parameters for tool in conversation.callable_tools}
         reading = self._reading(conversation)
         markup = reading.markup if tools else reading.uncalled
-        opening = ANSWER_MARK if self._has_answer_begun(conversation) else markup.opening(rendered)
-        return ReplyParser(markup, tools, opening=opening, parallel=self._may_call_several(conversation))
+        parallel, answers = self._may_call_several(conversation), self._has_answer_begun(conversation)
+        return ReplyParser(markup, tools, opening=markup.opening(rendered), parallel=parallel, answers=answers)
 
     def grammar(
         self, conversation: Conversation, rendered: str, asked: GrammarSource | None

@@ -238,8 +238,9 @@ def test_a_request_that_leaves_sampling_open_is_answered_as_run_answers(server: 
     assert "Paris" in own["text"]
 
 
-def test_sampling_defaults_can_be_each_apis_own(start: Start) -> None:
-    server = start("--sampling-defaults", "none")
+def test_sampling_defaults_and_generic_tools_can_be_turned_off(start: Start) -> None:
+    server = start("--sampling-defaults", "none", "--no-generic-tools")
+    assert httpx.get(f"{server.url}/props", trust_env=False).json()["tool_support"] == "none"
     [model] = httpx.get(f"{server.url}/v1/models", trust_env=False).json()["data"]
     assert model["default_sampling"] is None
     answer = json.loads(server.ingle("run", "What is the capital of France?", "--json").stdout)

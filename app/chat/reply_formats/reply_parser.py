@@ -100,15 +100,18 @@ class _Watched:
 class ReplyParser:
     """Reads one reply."""
 
-    def __init__(self, markup: FormatMarkup, tools: Tools, *, opening: str = "", parallel: bool = True) -> None:
+    def __init__(
+        self, markup: FormatMarkup, tools: Tools, *, opening: str = "", parallel: bool = True, answers: bool = False
+    ) -> None:
         """`opening` is the beginning of the reply, where the prompt ends with it. Without `parallel`, the reply has
-        ended when its first call has."""
+        ended when its first call has. If it `answers`, the prompt ends in a marked answer, and all that follows is
+        text."""
         self.ended = False
         self.num_calls = 0
         self._markup = markup
         self._tools = tools
         self._parallel = parallel
-        self._mode = _Mode.TEXT
+        self._mode = _Mode.ANSWER if answers else _Mode.TEXT
         self._buffer = ""
         self._base = 0  # of the buffer, in the text of the reply
         self._reader: CallReader | None = None

@@ -202,11 +202,11 @@ def test_a_reply_that_has_begun_is_an_answer(
     template: str, tokenizer: Tokenizer, renderer: ChatTemplateRenderer
 ) -> None:
     encoder = PromptEncoder(with_template(tokenizer, template), renderer, StableIds())
-    prompt = prompt_of(encoder, Conversation([QUESTION], TOOLS, begun="It is "))
+    prompt = prompt_of(encoder, Conversation([QUESTION], TOOLS, begun="It is"))
     assert prompt.grammar(None) == (None, False)
-    assert heard_of(prompt.new_parser(), ["warm: <tool", "_call>"]).text == "warm: <tool_call>"
+    assert heard_of(prompt.new_parser(), [" warm: <tool", "_call>"]).text == " warm: <tool_call>"
     _, rendered = encoder.encode_conversation(prompt._conversation)
-    assert rendered.endswith(f"{ANSWER_MARK}It is ")
+    assert rendered.endswith(f"{ANSWER_MARK}It is")
 
 
 def test_results_join_what_the_user_says_behind_them() -> None:
