@@ -4,9 +4,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
-from app.chat.messages import Message, Role
+from app.chat.messages import Message
 
-SYSTEM_ROLES: Final[Sequence[Role]] = ("system", "developer")
+SYSTEM_ROLES: Final[Sequence[str]] = ("system", "developer")
 
 
 def without_system_role(messages: Sequence[Message]) -> Iterator[Message]:
