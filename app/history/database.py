@@ -16,7 +16,7 @@ from pathlib import Path
 from app.errors import AppError
 from app.history.errors import HistoryDamaged
 from app.history.failures import FAILURES, damage_in, is_corrupt, told
-from app.history.files import log_of
+from app.history.files import stamp_of
 from app.history.holders import leave
 from app.history.news import News, Rescue
 from app.history.opening import Opened, Tell, in_memory, open_file, open_history
@@ -148,7 +148,7 @@ class Database:
 
     def _use(self, opened: Opened) -> None:
         self._opened = opened
-        self._identity, self._read_from = self._present(), self._stamp()
+        self._identity = self._present()
         self._again_at = time.monotonic() + _AGAIN_SECONDS
         for news in opened.news:
             self._hear(news)
@@ -168,7 +168,7 @@ class Database:
     def _save_again(self) -> None:
         """Write what is in memory to the file, if it can be written by now, and nobody else has written it."""
         self._again_at = time.monotonic() + _AGAIN_SECONDS
-        if self._path is None or self._stamp() != self._read_from:
+        if self._path is None or stamp_of(self._path) != self._opened.read_from:
             return
         with suppress(AppError, OSError, *FAILURES):
             opened = open_file(self._path, quiet)
@@ -177,7 +177,7 @@ class Database:
                 before.connection.backup(opened.connection)
             except sqlite3.Error:
                 self._leave()
-                self._opened, self._read_from = before, self._stamp()
+                self._opened = replace(before, read_from=stamp_of(self._path))
                 return
             before.connection.close()
             self._use(replace(opened, news=[*opened.news, News("Chats are saved again.")]))
@@ -189,9 +189,3 @@ class Database:
                 status = os.stat(self._path)
                 return status.st_dev, status.st_ino
         return None
-
-    def _stamp(self) -> list[tuple[int, int]]:
-        """When the file and its log were written, and their sizes."""
-        files = [] if self._path is None else [self._path, log_of(self._path)]
-        found = [file.stat() for file in files if file.exists()]
-        return [(status.st_mtime_ns, status.st_size) for status in found]
