@@ -122,6 +122,14 @@ def test_changed_texts_and_titles_are_told(filled: Path, tmp_path: Path) -> None
     assert "Damaged in part: 1 chat, 1 message. Look at: “chat 2”, “chat 6”." in news.message
 
 
+@pytest.mark.parametrize("bit", [1, 2], ids=["another chat", "no chat"])
+def test_a_message_stays_in_its_chat(filled: Path, tmp_path: Path, bit: int) -> None:
+    flip(filled, b"userquestion 2 lorem", -1, bit)  # the chat's id, 3
+    with History(tmp_path) as history:
+        assert [message.text.split()[0] for message in history.messages.of(3)] == ["question", "answer"]
+        assert (titles(history), texts(history)) == (ALL_TITLES, ALL_TEXTS)
+
+
 def test_lost_messages_are_counted(filled: Path, tmp_path: Path) -> None:
     content = bytearray(filled.read_bytes())
     place = content.index(b"userquestion 3 lorem")
