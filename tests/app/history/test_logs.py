@@ -7,6 +7,7 @@ import pytest
 
 from app.history.database import FILE_NAME
 from app.history.history import History
+from app.history.log import read_log
 from app.history.records import Settings, State
 from tests.app.history.damage import (
     ALL_TEXTS,
@@ -55,6 +56,20 @@ def test_a_flipped_bit_in_the_log_loses_nothing(tmp_path: Path, place: float, wi
         assert Path(f"{history.rescue.aside}-wal").read_bytes() == log
     with History(tmp_path) as again:
         assert (titles(again), again.news) == (ALL_TITLES, ())
+
+
+def test_a_last_change_that_is_spoilt_takes_nothing_along(logged: Path, tmp_path: Path) -> None:
+    log = bytearray((tmp_path / LOG).read_bytes())
+    before, asked, _, _ = [frame.place for frame in read_log(bytes(log)).frames if frame.is_commit][-4:]
+    for place in range(before + 1, asked + 1):  # as a machine that stops may leave the last question
+        log[32 + place * 4120 - 3500 : 32 + place * 4120] = bytes(3500)
+    (tmp_path / LOG).write_bytes(log[: 32 + asked * 4120])
+    with History(tmp_path) as history:
+        assert ALL_TEXTS - {f"question {CHATS - 1}", f"answer {CHATS - 1}"} <= texts(history)
+        assert titles(history) == ALL_TITLES
+        [news] = history.news
+    assert "the last change in its log is damaged, or was cut when the machine stopped" in news.message
+    assert logged.exists()
 
 
 @pytest.mark.parametrize("content", [b"some text\n" * 5000, None], ids=["text", "half"])

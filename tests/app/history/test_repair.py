@@ -44,8 +44,8 @@ def set_schema(sql: str) -> Harm:
 READABLE: dict[str, tuple[Harm, str]] = {
     "the name of a column": (flips((b"text TEXT NOT NULL, att", 1, 0)), "the definition of messages"),
     "a statement that is no UTF-8": (
-        flips((b"id INTEGER PRIMARY KEY AUTO", 10, 6), (b"NOT NULL, is_title", 1, 7)),
-        "SQLite cannot use it",
+        flips((b"CREATE TABLE chats (", 39, 6), (b"NOT NULL, is_title", 1, 7)),
+        "SQLite cannot use it. ",  # whose message is no UTF-8
     ),
     "the version of the format for writers": (flips((b"SQLite format 3", 18, 0)), "the header"),
     "the size of pages": (flips((b"SQLite format 3", 16, 3)), "the header"),
