@@ -1,4 +1,4 @@
-"""Events of the history that a person must know of, in sentences."""
+"""Events of the history that the user must know of, in sentences."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

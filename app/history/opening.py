@@ -1,6 +1,6 @@
 """How a history is opened: one process at a time checks it, repairs it and brings it to this version.
 
-A history that cannot be written is read into memory. Anything that a person must know of is returned as news.
+A history that cannot be written is read into memory. Everything that the user must know of is returned as news.
 """
 
 import sqlite3
@@ -31,7 +31,7 @@ Tell = Callable[[str], None]
 _BUSY_MS = 10_000  # for another process to end its write, which takes milliseconds
 _LOCKED_SECONDS = 30.0  # for another program to unlock a history that is opened
 _REPAIR_SECONDS = 300.0  # for another ingle that repairs it
-_SOON_SECONDS = 1.0  # a person who waits is told why
+_SOON_SECONDS = 1.0  # then a user who waits is told why
 _GLANCE_SECONDS = 0.05  # between two attempts
 
 _MAKE_ROOM = "Make room: saving goes on then. Until then old chats can be read, and new ones are lost when you leave."
@@ -59,7 +59,7 @@ def in_memory() -> Opened:
 def open_history(path: Path, tell: Tell, damage: str = "") -> Opened:
     """The history at `path`, which is made if there is none; read into memory, if it cannot be written.
 
-    `tell` is given a sentence when a person has to wait. `damage`: why the file is known to be damaged. Raises
+    `tell` is called with a sentence when a user has to wait. `damage`: why the file is known to be damaged. Raises
     HistoryTooNew, HistoryUnavailable, one of FAILURES, or OSError.
     """
     try:

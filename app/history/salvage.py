@@ -66,8 +66,7 @@ class Salvage:
                 self.rows[found.table][found.id] = found.row
 
     def sort_in(self) -> None:
-        """Put damaged messages into the chats that the index names; those that it does not name into a chat of
-        theirs."""
+        """Put damaged messages into the chats that the index names, or else into a chat of their own."""
         messages, other = self.rows["messages"], max(self.rows["chats"], default=0) + 1
         for message in self.changed["messages"]:
             _, chat, *rest = messages[message]

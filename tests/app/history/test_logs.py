@@ -74,7 +74,7 @@ def test_a_last_change_that_is_spoilt_takes_nothing_along(logged: Path, tmp_path
 
 @pytest.mark.parametrize("content", [b"some text\n" * 5000, None], ids=["text", "half"])
 @pytest.mark.usefixtures("logged")
-def test_a_log_that_is_lost_is_told(tmp_path: Path, content: bytes | None) -> None:
+def test_lost_log_is_told(tmp_path: Path, content: bytes | None) -> None:
     log = (tmp_path / LOG).read_bytes()
     (tmp_path / LOG).write_bytes(log[: len(log) // 2] if content is None else content)
     with History(tmp_path) as history:
@@ -84,7 +84,7 @@ def test_a_log_that_is_lost_is_told(tmp_path: Path, content: bytes | None) -> No
 
 
 @pytest.mark.usefixtures("logged_and_indexed")
-def test_a_log_that_lost_its_end_is_told_by_its_index(tmp_path: Path) -> None:
+def test_index_tells_that_a_log_lost_its_end(tmp_path: Path) -> None:
     size = (tmp_path / LOG).stat().st_size
     os.truncate(tmp_path / LOG, size - 5 * 4120)
     with History(tmp_path) as history:

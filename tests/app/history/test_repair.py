@@ -219,7 +219,7 @@ def read_and_write(history: History) -> None:
 
 
 @pytest.mark.parametrize("sql", ["UPDATE messages SET text = 'b' || text", "UPDATE words_data SET block = x'00'"])
-def test_damage_that_is_found_later_is_repaired_and_told(filled: Path, tmp_path: Path, sql: str) -> None:
+def test_damage_found_while_open_is_repaired_and_told(filled: Path, tmp_path: Path, sql: str) -> None:
     with History(tmp_path) as history:
         heard: list[str] = []
         assert history.listen(lambda news: heard.append(news.message)) == []
