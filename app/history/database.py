@@ -16,30 +16,30 @@ from pathlib import Path
 from app.errors import AppError
 from app.history.errors import HistoryDamaged
 from app.history.failures import FAILURES, damage_in, is_corrupt, told
-from app.history.files import log_of
+from app.history.files import stamp_of
 from app.history.holders import leave
 from app.history.news import News, Rescue
 from app.history.opening import Opened, Tell, in_memory, open_file, open_history
 
 FILE_NAME = "history.sqlite"
 _AGAIN_SECONDS = 5.0  # between two attempts to write what could not be written
-_FOLD_MS = 100  # for readers, whom nobody waits for longer
+_FOLD_MS = 100  # the longest wait for other processes that read
 
 
 def quiet(sentence: str) -> None:
-    """Nobody waits."""
+    """Drop a sentence that no user waits for."""
 
 
 class Database:
     """The file in `folder`, which is made for this user alone; without a folder, in memory. Safe for several threads
     and processes.
 
-    `tell` is given sentences for a person who waits while it is opened. Raises HistoryTooNew, HistoryUnavailable or
+    `tell` is called with sentences for a user who waits while it is opened. Raises HistoryTooNew, HistoryUnavailable or
     NoSpace.
     """
 
     def __init__(self, folder: Path | None, tell: Tell = quiet) -> None:
-        # SQLite has the log beside the file that a link leads to
+        # SQLite puts the log beside the file that a symbolic link points to
         self._path = None if folder is None else Path(os.path.realpath(folder / FILE_NAME))
         self._lock = threading.RLock()
         self._is_used = False  # by a body, within which there may be others
@@ -49,15 +49,14 @@ class Database:
             self._use(in_memory() if self._path is None else open_history(self._path, tell))
 
     def listen(self, hear: Callable[[News], None]) -> Sequence[News]:
-        """Have `hear` called, on any thread, with all that a person must know of from now on. Returns what was before,
-        unless it was heard."""
+        """Call `hear`, on any thread, with all news from now on. Returns the news that nobody has heard yet."""
         with self._lock:
             self._hear, before, self._news = hear, self._news, []
         return before
 
     @property
     def news(self) -> Sequence[News]:
-        """What nobody has heard yet."""
+        """The news that nobody has heard yet."""
         return tuple(self._news)
 
     @property
@@ -136,7 +135,7 @@ class Database:
                     self._is_used = False
 
     def _follow(self, to_write: bool) -> None:
-        """Use the file that has the name by now: another process may have replaced it, or made room on the disk."""
+        """Open the file again if another process has replaced it, or if the disk may have room again."""
         if self._path is None:
             return
         if self._opened.unsaved:
@@ -148,7 +147,7 @@ class Database:
 
     def _use(self, opened: Opened) -> None:
         self._opened = opened
-        self._identity, self._read_from = self._present(), self._stamp()
+        self._identity = self._present()
         self._again_at = time.monotonic() + _AGAIN_SECONDS
         for news in opened.news:
             self._hear(news)
@@ -168,7 +167,7 @@ class Database:
     def _save_again(self) -> None:
         """Write what is in memory to the file, if it can be written by now, and nobody else has written it."""
         self._again_at = time.monotonic() + _AGAIN_SECONDS
-        if self._path is None or self._stamp() != self._read_from:
+        if self._path is None or stamp_of(self._path) != self._opened.read_from:
             return
         with suppress(AppError, OSError, *FAILURES):
             opened = open_file(self._path, quiet)
@@ -177,7 +176,7 @@ class Database:
                 before.connection.backup(opened.connection)
             except sqlite3.Error:
                 self._leave()
-                self._opened, self._read_from = before, self._stamp()
+                self._opened = replace(before, read_from=stamp_of(self._path))
                 return
             before.connection.close()
             self._use(replace(opened, news=[*opened.news, News("Chats are saved again.")]))
@@ -189,9 +188,3 @@ class Database:
                 status = os.stat(self._path)
                 return status.st_dev, status.st_ino
         return None
-
-    def _stamp(self) -> list[tuple[int, int]]:
-        """When the file and its log were written, and their sizes."""
-        files = [] if self._path is None else [self._path, log_of(self._path)]
-        found = [file.stat() for file in files if file.exists()]
-        return [(status.st_mtime_ns, status.st_size) for status in found]

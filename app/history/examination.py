@@ -15,7 +15,7 @@ from app.history.schema import ABOUT, COLUMNS, DIGESTS_SINCE, STEPS, VERSION
 
 Key = tuple[str, int]  # a table and the id of a row
 
-_SEARCHED_BYTES = 8 << 20  # of a larger file the search index, at 8 ms a megabyte, is not checked
+_SEARCHED_BYTES = 8 << 20  # the search index of a larger file is not checked: that takes 8 ms a megabyte
 _TRIAL = (
     "INSERT INTO chats (title, is_title_given, settings, trim, is_pinned, is_archived, created, changed)"
     " VALUES ('', 0, '', '', 0, 0, 0, 0)",

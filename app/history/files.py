@@ -3,10 +3,13 @@
 import stat
 import struct
 from pathlib import Path
+from typing import TypeAlias
 
 from app.history.errors import HistoryUnavailable
 from app.history.log import read_log
 from app.history.schema import PAGE_SIZE
+
+Stamp: TypeAlias = tuple[tuple[int, int], ...]
 
 _MAGIC = b"SQLite format 3\0"
 _KINDS = {
@@ -24,6 +27,12 @@ def log_of(path: Path) -> Path:
 
 def index_of(path: Path) -> Path:
     return Path(f"{path}-shm")
+
+
+def stamp_of(path: Path) -> Stamp:
+    """When the file and its log were written, and their sizes: another stamp, and another process has written them."""
+    found = [file.stat() for file in (path, log_of(path)) if file.exists()]
+    return tuple((status.st_mtime_ns, status.st_size) for status in found)
 
 
 def require_files(path: Path) -> None:

@@ -24,7 +24,7 @@ class History:
     """
 
     def __init__(self, folder: Path | None, tell: Tell = quiet) -> None:
-        """`tell` is given sentences for a person who waits while it is opened."""
+        """`tell` is called with sentences for a user who waits while the history is opened."""
         self._database = Database(folder, tell)
         self.chats = Chats(self._database)
         self.messages = Messages(self._database)
@@ -39,11 +39,11 @@ class History:
 
     @property
     def news(self) -> Sequence[News]:
-        """What a person must know of, and nobody has heard yet."""
+        """The news that nobody has heard yet."""
         return self._database.news
 
     def listen(self, hear: Callable[[News], None]) -> Sequence[News]:
-        """Have `hear` called, on any thread, with all news from now on. Returns those that nobody has heard yet."""
+        """Call `hear`, on any thread, with all news from now on. Returns the news that nobody has heard yet."""
         return self._database.listen(hear)
 
     def deleted(self) -> Sequence[int]:

@@ -30,8 +30,9 @@ def others_hold(folder: Path) -> bool:
         except Timeout:
             held = True
             continue
-        mark.unlink(missing_ok=True)
         lock.release()
+        with suppress(OSError):
+            mark.unlink()
     return held
 
 
@@ -40,7 +41,7 @@ def hold(folder: Path) -> "BaseFileLock":
     from filelock import FileLock
 
     marks = (folder / f"{os.getpid()}-{number}{_SUFFIX}" for number in count())
-    lock = FileLock(next(mark for mark in marks if not mark.exists()), mode=0o600)
+    lock = FileLock(next(mark for mark in marks if not mark.exists()), mode=0o600, thread_local=False)
     lock.acquire(timeout=0)
     return lock
 

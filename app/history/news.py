@@ -1,4 +1,4 @@
-"""Events of the history that a person must know of, in sentences."""
+"""Events of the history that the user must know of, in sentences."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -52,10 +52,10 @@ class Rescue:
     def news(self) -> News:
         others = [_count(self.unreadable, "other entry")] if self.unreadable else []
         lost = [*_counted(self.lost), *others, *self.gaps]
-        message = (
-            f"The history of chats was damaged: {self.reason}. Saved: {_count(self.saved.get('chats', 0), 'chat')} and "
-            f"{_count(self.saved.get('messages', 0), 'message')}. Lost: {', '.join(lost) or 'nothing known'}."
-        )
+        chats, messages = _count(self.saved["chats"], "chat"), _count(self.saved["messages"], "message")
+        done = "Saved" if self.aside else "Read"
+        message = f"The history of chats was damaged: {self.reason}. {done}: {chats} and {messages}."
+        message += f" Lost: {', '.join(lost) or 'nothing known'}."
         if changed := _counted(self.changed):
             message += f" Damaged in part: {', '.join(changed)}."
         if self.titles:

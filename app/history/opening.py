@@ -1,6 +1,6 @@
 """How a history is opened: one process at a time checks it, repairs it and brings it to this version.
 
-A history that cannot be written is read into memory. Anything that a person must know of is returned as news.
+A history that cannot be written is read into memory. Everything that the user must know of is returned as news.
 """
 
 import sqlite3
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from app.history.errors import HistoryInUse, HistoryUnavailable
 from app.history.failures import FAILURES, FULL, Damaged, damage_in, is_damage, is_lock, is_unwritable, reason_of
-from app.history.files import damage_of, is_empty, require_files
+from app.history.files import Stamp, damage_of, is_empty, require_files, stamp_of
 from app.history.holders import hold, others_hold
 from app.history.news import News, Rescue, rescue_of
 from app.history.preparation import created, prepared
@@ -31,7 +31,7 @@ Tell = Callable[[str], None]
 _BUSY_MS = 10_000  # for another process to end its write, which takes milliseconds
 _LOCKED_SECONDS = 30.0  # for another program to unlock a history that is opened
 _REPAIR_SECONDS = 300.0  # for another ingle that repairs it
-_SOON_SECONDS = 1.0  # a person who waits is told why
+_SOON_SECONDS = 1.0  # then a user who waits is told why
 _GLANCE_SECONDS = 0.05  # between two attempts
 
 _MAKE_ROOM = "Make room: saving goes on then. Until then old chats can be read, and new ones are lost when you leave."
@@ -48,6 +48,7 @@ class Opened:
     mark: "BaseFileLock | None" = None  # shows other processes that it is open; None: it is in memory
     rescue: Rescue | None = None  # of a history that was damaged
     unsaved: str = ""  # why nothing is saved
+    read_from: Stamp = ()  # the files that are in memory, if nothing is saved
 
 
 def in_memory() -> Opened:
@@ -58,18 +59,18 @@ def in_memory() -> Opened:
 def open_history(path: Path, tell: Tell, damage: str = "") -> Opened:
     """The history at `path`, which is made if there is none; read into memory, if it cannot be written.
 
-    `tell` is given a sentence when a person has to wait. `damage`: why the file is known to be damaged. Raises
+    `tell` is called with a sentence when a user has to wait. `damage`: why the file is known to be damaged. Raises
     HistoryTooNew, HistoryUnavailable, one of FAILURES, or OSError.
     """
     try:
         return open_file(path, tell, damage)
     except HistoryInUse as problem:
-        return _read(path, problem.message, _CLOSE_OTHERS)
+        return _read(path, tell, problem.message, _CLOSE_OTHERS)
     except (OSError, *FAILURES) as problem:
         if not is_unwritable(problem):
             raise
         why = reason_of(problem, path.parent)
-        return _read(path, why, _MAKE_ROOM if why == FULL else _READ_ONLY)
+        return _read(path, tell, why, _MAKE_ROOM if why == FULL else _READ_ONLY)
 
 
 def open_file(path: Path, tell: Tell, damage: str = "") -> Opened:
@@ -92,20 +93,25 @@ def open_file(path: Path, tell: Tell, damage: str = "") -> Opened:
             tell("The history of chats is damaged. Saving what can be read.")
             account = rescue(path, damage_in(problem), created)
             connection = _patiently(lambda: prepared(path), tell)
-        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-        connection.execute(f"PRAGMA busy_timeout = {_BUSY_MS}").fetchall()
-        return Opened(connection, [account.news] if account else news, hold(path.parent), account)
+        try:
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+            connection.execute(f"PRAGMA busy_timeout = {_BUSY_MS}").fetchall()
+            return Opened(connection, [account.news] if account else news, hold(path.parent), account)
+        except BaseException:
+            connection.close()
+            raise
 
 
-def _read(path: Path, why: str, remedy: str) -> Opened:
+def _read(path: Path, tell: Tell, why: str, remedy: str) -> Opened:
     """What can be read of a history that cannot be written. Raises OSError."""
-    left = salvage(path)
+    tell("The history of chats cannot be written. Reading it into memory.")
+    read_from, left = stamp_of(path), salvage(path)
     connection = created(None)
     account = rescue_of("it cannot be repaired now", None, left, refill(connection, left))
     news = [News(f"Nothing is saved: {why}.", remedy, is_saved=False)]
     if account.is_loss:
         news.append(replace(account.news, is_saved=False))
-    return Opened(connection, news, rescue=account if account.is_loss else None, unsaved=why)
+    return Opened(connection, news, rescue=account if account.is_loss else None, unsaved=why, read_from=read_from)
 
 
 def _require(damage: str) -> None:

@@ -12,7 +12,7 @@ RESCUED_TITLE = "Recovered chat"
 
 
 def refill(connection: sqlite3.Connection, left: Salvage) -> Mapping[str, int]:
-    """Insert all rows in one transaction. Returns how many each table has.
+    """Insert all rows in one transaction. Returns how many each table has; the others are noted as unreadable.
 
     Messages whose chat is lost get a new one. A message whose parent is lost follows the message before it.
     """
@@ -26,6 +26,7 @@ def refill(connection: sqlite3.Connection, left: Salvage) -> Mapping[str, int]:
         statement = f"INSERT OR IGNORE INTO {table} ({names}) VALUES ({marks})"  # noqa: S608  # names of the schema
         signed = ((*row, digest_of(row)) for _, row in sorted(rows[table].items()))
         counts[table] = connection.executemany(statement, signed).rowcount
+        left.unreadable += len(rows[table]) - counts[table]
     connection.execute("COMMIT")
     return counts
 

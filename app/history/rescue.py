@@ -13,7 +13,7 @@ from datetime import datetime
 from pathlib import Path
 
 from app.history.examination import too_new
-from app.history.files import log_of
+from app.history.files import content_of, log_of
 from app.history.news import Rescue, rescue_of
 from app.history.pages import Nonsense, read_pages, row_at, table_cells
 from app.history.refill import refill
@@ -57,10 +57,8 @@ def finish_replacement(path: Path) -> None:
 
 def refuse_newer(path: Path) -> None:
     """Raises HistoryTooNew for the work of a newer program, whose tables are not known here."""
-    pages = read_pages(path)
-    stated = int.from_bytes(pages[0][60:64], "big") if pages else 0
-    if stated <= VERSION:
-        return
+    stated = int.from_bytes(content_of(path, 64)[60:], "big")
+    pages = read_pages(path) if stated > VERSION else []
     for number, page in enumerate(pages):
         for place in table_cells(page, number):
             with suppress(Nonsense):

@@ -21,7 +21,7 @@ from app.history.schema import COLUMNS
 # Number of values -> the tables that have so many columns, and whether the last one is a digest.
 _LAYOUTS: Mapping[int, Sequence[tuple[str, bool]]] = {
     count: [(table, count > len(names)) for table, names in COLUMNS.items() if count - len(names) in (0, 1)]
-    for count in range(64)
+    for count in range(2 * max(map(len, COLUMNS.values())))
 }
 _FITTING = 2 / 3  # of the values of a row, at least, are of the kinds that its table's columns have
 
@@ -65,6 +65,13 @@ class Salvage:
             elif found.id in self.changed[found.table] and found.is_sound and State.COMING not in found.row:
                 self.rows[found.table][found.id] = found.row
 
+    def sort_in(self) -> None:
+        """Put damaged messages into the chats that the index names, or else into a chat of their own."""
+        messages, other = self.rows["messages"], max(self.rows["chats"], default=0) + 1
+        for message in self.changed["messages"]:
+            _, chat, *rest = messages[message]
+            messages[message] = (message, self.indexed.get(message) or chat or other, *rest)
+
     def lacks(self, found: Found) -> bool:
         return found.id not in self.rows[found.table]
 
@@ -86,6 +93,7 @@ def salvage(path: Path) -> Salvage:
             left.take(found)
     left.settle(found for found in settled if found is not None)
     left.indexed = _indexed(pages)
+    left.sort_in()
     if left.unreadable or any(_missing(left).values()):
         _look_again(left, pages, older)
     left.lost.update(_missing(left))
@@ -171,7 +179,7 @@ def _look_again(left: Salvage, pages: Pages, older: Pages) -> None:
                     left.take(found)
                     left.unreadable = max(0, left.unreadable - 1)
     missing = _missing(left)
-    for page in older:
+    for page in older if any(missing.values()) else ():
         for row in _rows(pages, page, 1):
             if row is not None and row.id in missing.get(row.table, ()) and left.lacks(row):
                 left.take(row)

@@ -90,7 +90,7 @@ def test_every_frame_of_a_damaged_log_is_still_read(sound: tuple[Path, bytes, by
         assert changed == ((place - HEADER) % FRAME >= 24 and place > HEADER), place
 
 
-def test_what_a_killed_process_did_not_commit_is_no_damage(sound: tuple[Path, bytes, bytes]) -> None:
+def test_uncommitted_change_of_a_killed_process_is_no_damage(sound: tuple[Path, bytes, bytes]) -> None:
     _, log, index = sound
     whole = read_log(log)
     begun = whole.frames[commits(whole)[-2]].place  # of the last change
@@ -137,12 +137,12 @@ def test_frames_of_an_older_log_count_for_nothing(sound: tuple[Path, bytes, byte
 
 
 @pytest.mark.parametrize("content", [b"", bytes(32), bytes(9000)])
-def test_a_log_that_was_never_written_is_sound(content: bytes) -> None:
+def test_unwritten_log_is_sound(content: bytes) -> None:
     assert read_log(content) == Log()
 
 
 @pytest.mark.parametrize("content", [b"x", b"some text\n" * 900, b"\x37\x7f\x06\x82", bytes(40) + b"x"])
-def test_a_log_that_is_something_else_is_damaged(content: bytes) -> None:
+def test_log_of_another_format_is_damaged(content: bytes) -> None:
     found = read_log(content)
     assert (found.is_damaged, found.is_complete, found.applied) == (True, False, 0)
     assert found.damage == "its log of recent changes is damaged"

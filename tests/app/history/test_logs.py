@@ -7,6 +7,7 @@ import pytest
 
 from app.history.database import FILE_NAME
 from app.history.history import History
+from app.history.log import read_log
 from app.history.records import Settings, State
 from tests.app.history.damage import (
     ALL_TEXTS,
@@ -57,9 +58,23 @@ def test_a_flipped_bit_in_the_log_loses_nothing(tmp_path: Path, place: float, wi
         assert (titles(again), again.news) == (ALL_TITLES, ())
 
 
+def test_a_last_change_that_is_spoilt_takes_nothing_along(logged: Path, tmp_path: Path) -> None:
+    log = bytearray((tmp_path / LOG).read_bytes())
+    before, asked, _, _ = [frame.place for frame in read_log(bytes(log)).frames if frame.is_commit][-4:]
+    for place in range(before + 1, asked + 1):  # as a machine that stops may leave the last question
+        log[32 + place * 4120 - 3500 : 32 + place * 4120] = bytes(3500)
+    (tmp_path / LOG).write_bytes(log[: 32 + asked * 4120])
+    with History(tmp_path) as history:
+        assert ALL_TEXTS - {f"question {CHATS - 1}", f"answer {CHATS - 1}"} <= texts(history)
+        assert titles(history) == ALL_TITLES
+        [news] = history.news
+    assert "the last change in its log is damaged, or was cut when the machine stopped" in news.message
+    assert logged.exists()
+
+
 @pytest.mark.parametrize("content", [b"some text\n" * 5000, None], ids=["text", "half"])
 @pytest.mark.usefixtures("logged")
-def test_a_log_that_is_lost_is_told(tmp_path: Path, content: bytes | None) -> None:
+def test_lost_log_is_told(tmp_path: Path, content: bytes | None) -> None:
     log = (tmp_path / LOG).read_bytes()
     (tmp_path / LOG).write_bytes(log[: len(log) // 2] if content is None else content)
     with History(tmp_path) as history:
@@ -69,7 +84,7 @@ def test_a_log_that_is_lost_is_told(tmp_path: Path, content: bytes | None) -> No
 
 
 @pytest.mark.usefixtures("logged_and_indexed")
-def test_a_log_that_lost_its_end_is_told_by_its_index(tmp_path: Path) -> None:
+def test_index_tells_that_a_log_lost_its_end(tmp_path: Path) -> None:
     size = (tmp_path / LOG).stat().st_size
     os.truncate(tmp_path / LOG, size - 5 * 4120)
     with History(tmp_path) as history:

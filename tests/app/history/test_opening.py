@@ -42,7 +42,7 @@ def make_socket(path: Path) -> None:
 
 @pytest.mark.parametrize("name", [FILE_NAME, LOG, INDEX, "history.lock"])
 @pytest.mark.parametrize(("make", "kind"), [(os.mkfifo, "a pipe"), (Path.mkdir, "a folder"), (make_socket, "a socket")])
-def test_what_is_no_file_is_refused_at_once(
+def test_pipes_folders_and_sockets_are_refused_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, make: Callable[[Path], None], kind: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -173,7 +173,7 @@ def read_only(*_: object, **__: object) -> None:
     ],
 )
 @pytest.mark.usefixtures("logged")
-def test_what_cannot_be_written_is_read_and_that_is_told(
+def test_unwritable_history_is_read_into_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seam: str, failure: Callable[..., None], reason: str
 ) -> None:
     with monkeypatch.context() as patched:
@@ -221,7 +221,7 @@ def test_saving_goes_on_when_there_is_room(tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.usefixtures("filled")
-def test_what_others_have_written_is_not_written_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changes_of_other_processes_are_not_overwritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patched:
         patched.setattr("app.history.opening.hold", read_only)
         history = History(tmp_path)

@@ -44,8 +44,8 @@ def set_schema(sql: str) -> Harm:
 READABLE: dict[str, tuple[Harm, str]] = {
     "the name of a column": (flips((b"text TEXT NOT NULL, att", 1, 0)), "the definition of messages"),
     "a statement that is no UTF-8": (
-        flips((b"id INTEGER PRIMARY KEY AUTO", 10, 6), (b"NOT NULL, is_title", 1, 7)),
-        "SQLite cannot use it",
+        flips((b"CREATE TABLE chats (", 39, 6), (b"NOT NULL, is_title", 1, 7)),
+        "SQLite cannot use it. ",  # whose message is no UTF-8
     ),
     "the version of the format for writers": (flips((b"SQLite format 3", 18, 0)), "the header"),
     "the size of pages": (flips((b"SQLite format 3", 16, 3)), "the header"),
@@ -120,6 +120,14 @@ def test_changed_texts_and_titles_are_told(filled: Path, tmp_path: Path) -> None
         assert titles(history) == ["chat 0", "chat 1", "chat 2", "chat 3", "chat 5", "chat 6"]
         assert "question 2" in texts(history)
     assert "Damaged in part: 1 chat, 1 message. Look at: “chat 2”, “chat 6”." in news.message
+
+
+@pytest.mark.parametrize("bit", [1, 2], ids=["another chat", "no chat"])
+def test_a_message_stays_in_its_chat(filled: Path, tmp_path: Path, bit: int) -> None:
+    flip(filled, b"userquestion 2 lorem", -1, bit)  # the chat's id, 3
+    with History(tmp_path) as history:
+        assert [message.text.split()[0] for message in history.messages.of(3)] == ["question", "answer"]
+        assert (titles(history), texts(history)) == (ALL_TITLES, ALL_TEXTS)
 
 
 def test_lost_messages_are_counted(filled: Path, tmp_path: Path) -> None:
@@ -211,7 +219,7 @@ def read_and_write(history: History) -> None:
 
 
 @pytest.mark.parametrize("sql", ["UPDATE messages SET text = 'b' || text", "UPDATE words_data SET block = x'00'"])
-def test_damage_that_is_found_later_is_repaired_and_told(filled: Path, tmp_path: Path, sql: str) -> None:
+def test_damage_found_while_open_is_repaired_and_told(filled: Path, tmp_path: Path, sql: str) -> None:
     with History(tmp_path) as history:
         heard: list[str] = []
         assert history.listen(lambda news: heard.append(news.message)) == []

@@ -14,7 +14,7 @@ from tui.client import ClientError
 from tui.nouns import ChatId, ChatSettings, Notice
 
 
-def test_what_happens_to_the_history_is_told_when_it_happens(tmp_path: Path) -> None:
+def test_notices_arrive_when_damage_is_found(tmp_path: Path) -> None:
     (tmp_path / FILE_NAME).touch()
 
     async def flow() -> None:

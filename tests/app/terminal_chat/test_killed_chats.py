@@ -7,7 +7,7 @@ import pytest
 from tests.killed_sharers import kill_rounds
 
 
-def test_what_killed_chats_had_sent_is_in_the_history(pytestconfig: pytest.Config) -> None:
+def test_history_has_everything_that_killed_chats_had_sent(pytestconfig: pytest.Config) -> None:
     count = kill_rounds(2, 2, random.Random(pytestconfig.option.seed))
     assert count.sent >= 2
     assert (count.lost, count.told) == (set(), [])
