@@ -35,6 +35,7 @@ from app.chat.sequence_breakers import SequenceBreakers
 from app.chat.stable_ids import StableIds
 from app.chat.template import ChatTemplateRenderer
 from app.chat.time_limits import NO_LIMITS, TimeLimits
+from app.chat.token_filter import TokenFilter
 from app.chat.token_streams import TokenStreams
 from app.errors import InvalidGrammar, TextTooLong
 from app.text.infilling import Gap, Infilling
@@ -165,6 +166,10 @@ class ChatService:
             return Abilities(replies.tool_support, replies.thinks, self._infilling is not None)
 
         return await self._encoding.run(find_out)
+
+    async def token_filter(self, allowed: frozenset[int] | None, words: Sequence[str]) -> TokenFilter | None:
+        """A filter that lets `allowed` token ids pass (None: all), and never completes one of the `words`."""
+        return await self._encoding.run(lambda _: TokenFilter.of(self.tokenizer, allowed, words))
 
     async def prepare_when_idle(self) -> None:
         """Do what the first grammar would wait for as soon as nothing is generated: whatever was under way would stand

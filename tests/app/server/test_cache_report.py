@@ -384,6 +384,15 @@ def test_a_short_prompt_has_a_line_only_when_it_takes_long(caplog: pytest.LogCap
     assert reading_lines(caplog, cached) == []
 
 
+def stepped(steps: threading.Semaphore, condition: Callable[[], bool]) -> bool:
+    """Whether it holds after one more step, and no further one is allowed."""
+    steps.release()
+    holds = condition()
+    while holds and steps.acquire(blocking=False):
+        pass
+    return holds
+
+
 def test_a_prompt_that_is_read_is_logged_and_told_to_a_client_that_waits(
     tokenizer: Tokenizer,
     renderer: ChatTemplateRenderer,
@@ -403,12 +412,11 @@ def test_a_prompt_that_is_read_is_logged_and_told_to_a_client_that_waits(
             text = f"{number} is the number. " + "word " * 500
             asked = [{"role": "user", "content": text}] if field == "messages" else text
             body = {"model": "hash", field: asked, "stream": True, "max_tokens": 1, "store": False}
+            steps.release(2)
             with httpx.stream("POST", server.url + path, json=body, timeout=60) as response:
-                steps.release(2)
                 comments = (line for line in response.iter_lines() if line.startswith(": prefill"))
                 assert re.fullmatch(r": prefill \d+ of 5\d\d", next(comments))
-            steps.release()  # for the step under way, after which the request ends
-            until(lambda: not engine.has_requests)
+            until(functools.partial(stepped, steps, lambda: not engine.has_requests))
             assert re.fullmatch(r"hash normal; reading prompt: \d+ of 5\d\d tokens \(\d\d %\), .*", lines(caplog)[0])
             caplog.clear()
 

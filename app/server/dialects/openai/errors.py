@@ -38,9 +38,10 @@ def error_body(error: Exception) -> ErrorBody:
 def _too_long(error: ContextExceeded) -> str:
     """OpenAI's sentence, by which clients recognize a prompt that is too long."""
     field, length = error.parameter.partition(".")[0] or "prompt", error.context_length
+    count = f"{'' if error.too_long.is_exact else 'more than '}{error.prompt_tokens}"
     return (
         f"This model's maximum context length is {length} tokens. "
-        f"However, your {field} resulted in {error.prompt_tokens} tokens. {error.remedy}"
+        f"However, your {field} resulted in {count} tokens. {error.remedy}"
     )
 
 

@@ -173,7 +173,7 @@ class GenerationRequest(DryFields, kw_only=True):
         if allowed is not None and max(allowed) >= service.vocab_size:
             problem = f"token id {max(allowed)} is not in the vocabulary of {service.vocab_size}."
             raise InvalidRequest(f"allowed_token_ids: {problem}", parameter="allowed_token_ids")
-        return await service.texts.run(lambda _: TokenFilter.of(service.tokenizer, allowed, self.bad_words or ()))
+        return await service.token_filter(allowed, self.bad_words or ())
 
     def _context(self) -> int | None:
         caps = (self.num_ctx, None if self.options is None else self.options.num_ctx)
