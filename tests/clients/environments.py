@@ -117,7 +117,13 @@ def _mark_done(folder: Path, environment: Environment) -> None:
 def _run(command: Sequence[str], folder: Path, **variables: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     done = subprocess.run(
-        command, cwd=folder, env={**os.environ, **variables}, stdin=subprocess.DEVNULL, capture_output=True, text=True
+        command,
+        check=False,
+        cwd=folder,
+        env={**os.environ, **variables},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
     )
     if done.returncode:
         lines = (done.stderr or done.stdout).strip().splitlines()

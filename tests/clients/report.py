@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tests.clients.cases import CASES
-from tests.clients.drivers_run import Outcome
+from tests.clients.driver_process import Outcome
 from tests.clients.table import Client
 
 WIDTH = 300  # characters of an error in the list below the table
@@ -70,5 +70,5 @@ INTRODUCTION = f"""\
 | wrong model | The client reports an error that names the model. |
 | too long | The client reports that the prompt is too long, by the error that it has for this. |
 
-| client | version | {' | '.join(CASES)} |
-|---|---|{'---|' * len(CASES)}"""
+| client | version | {" | ".join(CASES)} |
+|---|---|{"---|" * len(CASES)}"""

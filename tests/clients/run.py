@@ -15,7 +15,7 @@ import platformdirs
 
 from tests.clients.agents.agent import NOTE
 from tests.clients.cases import CASES, TOOL_NAME
-from tests.clients.drivers_run import Outcome, run_driver
+from tests.clients.driver_process import Outcome, run_driver
 from tests.clients.environments import Environments, NotInstalled
 from tests.clients.report import Row, as_markdown, as_text
 from tests.clients.scripted_model import Call

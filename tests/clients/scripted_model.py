@@ -3,7 +3,7 @@
 Attention and MLP add nothing, so that the logits depend on the last token alone: each token of a reply predicts the
 next one. The chat template chooses the reply: it ends the prompt with the token that the reply starts from. So the
 model calls a tool if the user's message has CALL_A_TOOL and a known tool is offered, and then says whether
-the result had SECRET.
+the result had NOTE_TEXT.
 """
 
 import json
@@ -19,7 +19,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 from tests.gguf_reader import Reader
 
 CALL_A_TOOL = "CALL-A-TOOL"  # in a user's message
-SECRET = "ingle-note-42"  # what the tool finds, which no prompt says
+NOTE_TEXT = "ingle-note-42"  # what the tool finds, which no prompt says
 ANSWER = "The scripted model answers every message with this one sentence."
 TOOL_RAN = "The tool ran and the scripted model has read its result."
 TOOL_FAILED = "The tool gave the scripted model something else."
@@ -31,7 +31,8 @@ MARGIN = 8.0  # of the output weights: after the norm, the next token's logit is
 TEMPLATE = """\
 {%- set seen = namespace(start='answer', wanted=false) -%}
 {%- if tools -%}
-{{- '<|im_start|>system\\n# Tools\\n\\nYou are provided with function signatures within <tools></tools> XML tags:\\n<tools>' -}}
+{{- '<|im_start|>system\\n# Tools\\n\\nYou are provided with function signatures within <tools></tools> ' -}}
+{{- 'XML tags:\\n<tools>' -}}
 {%- for tool in tools -%}{{- '\\n' + (tool | tojson) -}}{%- endfor -%}
 {{- '\\n</tools>\\n\\nFor each function call, return a json object with function name and arguments within ' -}}
 {{- '<tool_call></tool_call> XML tags:\\n<tool_call>\\n{"name": <function-name>, "arguments": <args-json-object>}' -}}
@@ -43,7 +44,7 @@ TEMPLATE = """\
 {%- if message.role == 'user' and message.content is string and 'WANTED' in message.content -%}
 {%- set seen.wanted = true -%}
 {%- elif message.role == 'tool' and message.content is string -%}
-{%- set seen.start = 'ran' if 'SECRET' in message.content else 'failed' -%}
+{%- set seen.start = 'ran' if 'NOTE_TEXT' in message.content else 'failed' -%}
 {%- endif -%}
 {%- for call in message.tool_calls or [] -%}
 {{- '\\n<tool_call>\\n{"name": "' + call.function.name + '", "arguments": ' + (call.function.arguments | tojson) -}}
@@ -99,6 +100,12 @@ def write_scripted_model(vocabulary: Path, path: Path, calls: Sequence[Call]) ->
     writer.close()
 
 
+def chat_template(calls: Sequence[tuple[Call, str]]) -> str:
+    """The template for calls, each with the name of the start of its reply."""
+    called = json.dumps([(call.name, next(iter(call.arguments)), start) for call, start in calls])
+    return TEMPLATE.replace("CALLED", called).replace("WANTED", CALL_A_TOOL).replace("NOTE_TEXT", NOTE_TEXT)
+
+
 def _chain(tokens: list[str], types: list[int], name: str, text: str) -> Iterator[int]:
     """Ids of a reply's tokens, which are added to the vocabulary; the first one is the start."""
     taken = set(tokens)
@@ -125,7 +132,11 @@ def _pieces(text: str, taken: set[str]) -> Sequence[str]:
 
 
 def _write_metadata(
-    writer: gguf.GGUFWriter, reader: Reader, tokens: Sequence[str], types: Sequence[int], calls: Sequence[tuple[Call, str]]
+    writer: gguf.GGUFWriter,
+    reader: Reader,
+    tokens: Sequence[str],
+    types: Sequence[int],
+    calls: Sequence[tuple[Call, str]],
 ) -> None:
     for field in reader.fields.values():
         if field.name.startswith("tokenizer.ggml.") and not field.name.endswith((".tokens", ".token_type")):
@@ -133,9 +144,7 @@ def _write_metadata(
             writer.add_key_value(field.name, field.contents(), field.types[0], item)
     writer.add_token_list(tokens)
     writer.add_token_types(types)
-    called = json.dumps([(call.name, next(iter(call.arguments)), start) for call, start in calls])
-    template = TEMPLATE.replace("CALLED", called).replace("WANTED", CALL_A_TOOL).replace("SECRET", SECRET)
-    writer.add_chat_template(template)
+    writer.add_chat_template(chat_template(calls))
     writer.add_name("Scripted replies")
     writer.add_context_length(CONTEXT)
     writer.add_embedding_length(HIDDEN)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from tests.clients.agents.tap import Tap
 from tests.clients.cases import QUESTION, WRONG_MODEL, Wrong
-from tests.clients.scripted_model import ANSWER, CALL_A_TOOL, SECRET, TOOL_FAILED, TOOL_RAN
+from tests.clients.scripted_model import ANSWER, CALL_A_TOOL, NOTE_TEXT, TOOL_FAILED, TOOL_RAN
 
 NOTE = "note.txt"
 TOOL_PROMPT = f"{CALL_A_TOOL}: Read {NOTE} and say what it says."
@@ -26,7 +26,7 @@ LONG_PROMPT = "a " * 60_000  # tokens; as bytes, less than one argument of a com
 AGENT_CONTEXT = 40_960  # tokens of the server's context: agents send up to 23,000 before the user has said anything
 LARGE = 200_000  # context in tokens that the agent believes in, so that it leaves the refusal to the server
 TOO_LONG = r"context|too long"
-RUN_SECONDS = 180  # a hang guard
+RUN_SECONDS = 120  # a hang guard
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
@@ -174,7 +174,7 @@ def _make_project() -> None:
             shutil.rmtree(path)
         else:
             path.unlink()
-    Path(NOTE).write_text(f"The note says {SECRET}.\n", encoding="utf-8")
+    Path(NOTE).write_text(f"The note says {NOTE_TEXT}.\n", encoding="utf-8")
 
 
 def json_lines(output: str) -> Sequence[Mapping[str, object]]:

@@ -31,4 +31,4 @@ def start(asked: Asked) -> Start:
 
 
 if __name__ == "__main__":
-    main(Agent(start, too_long="exceeds? the context window|context window exceeded|ContextWindowExceeded"))
+    main(Agent(start, too_long="has hit a token limit"))

@@ -18,7 +18,13 @@ def start(asked: Asked) -> Start:
         "version": 1,
         "lastUsedProvider": "openai-compatible",
         "modes": {},
-        "providers": {"openai-compatible": {"settings": settings, "tokenSource": "manual", "updatedAt": "2000-01-01T00:00:00.000Z"}},
+        "providers": {
+            "openai-compatible": {
+                "settings": settings,
+                "tokenSource": "manual",
+                "updatedAt": "2000-01-01T00:00:00.000Z",
+            }
+        },
     }
     command = ["cline", "--json", "-P", "openai-compatible", "-m", asked.model, asked.prompt]
     environment = {"CLINE_TELEMETRY_DISABLED": "1", "CLINE_SESSION_BACKEND_MODE": "local"}  # no daemon that outlives it

@@ -24,7 +24,11 @@ models:
 def start(asked: Asked) -> Start:
     """With the configuration of the README. cn reads its --config from the folder of the project."""
     Path("config.yaml").write_text(CONFIG.format(**vars(asked)), encoding="utf-8")
-    environment = {"CONTINUE_TELEMETRY_ENABLED": "0", "CONTINUE_CLI_ENABLE_TELEMETRY": "0", "CONTINUE_METRICS_ENABLED": "0"}
+    environment = {
+        "CONTINUE_TELEMETRY_ENABLED": "0",
+        "CONTINUE_CLI_ENABLE_TELEMETRY": "0",
+        "CONTINUE_METRICS_ENABLED": "0",
+    }
     return Start(["cn", "--config", "config.yaml", "-p", asked.prompt], environment)
 
 

@@ -21,9 +21,7 @@ class Program:
         self._url = url
 
     def _lm(self, model: str, tokens: int = cases.REPLY_TOKENS) -> Any:
-        return dspy.LM(
-            f"openai/{model}", api_base=f"{self._url}/v1", api_key="none", max_tokens=tokens, cache=False
-        )
+        return dspy.LM(f"openai/{model}", api_base=f"{self._url}/v1", api_key="none", max_tokens=tokens, cache=False)
 
     def reply(self, model: str, prompt: str) -> str:
         return str(self._lm(model)(prompt)[0])

@@ -43,7 +43,7 @@ class Create:
             max_tokens=cases.TOOL_TOKENS,
             max_retries=1,
         )
-        return answer.text
+        return str(answer.text)
 
     def pieces(self, model: str, prompt: str) -> Iterable[str]:
         """The answers that grow, as the differences between them."""

@@ -28,7 +28,7 @@ class Model:
         return str(llm.get_model(f"ollama/{model}").prompt(prompt, num_predict=cases.REPLY_TOKENS).text())
 
     def pieces(self, model: str, prompt: str) -> Iterable[str]:
-        return iter(llm.get_model(f"ollama/{model}").prompt(prompt, num_predict=cases.REPLY_TOKENS))
+        yield from llm.get_model(f"ollama/{model}").prompt(prompt, num_predict=cases.REPLY_TOKENS)
 
     def call(self, model: str, prompt: str) -> tuple[str, Mapping[str, Any]]:
         """llm cannot force a call."""

@@ -23,7 +23,8 @@ class Agents:
 
     def _agent(self, model: str, **more: Any) -> Any:
         client = openai.AsyncOpenAI(base_url=self._url, api_key="none")  # one for each event loop
-        settings = agents.ModelSettings(max_tokens=cases.REPLY_TOKENS)
+        # The SDK takes a reply that its limit cuts for an error.
+        settings = agents.ModelSettings(max_tokens=cases.TOOL_TOKENS, temperature=0)
         return agents.Agent(
             **{"name": "answers", "model": self._model(model, client), "model_settings": settings, **more}
         )
@@ -42,7 +43,6 @@ class Agents:
     def call(self, model: str, prompt: str) -> tuple[str, Mapping[str, Any]]:
         called: list[Mapping[str, Any]] = []
 
-        @agents.function_tool
         def get_weather(city: str) -> str:
             """The weather of a city."""
             called.append({"city": city})
@@ -50,7 +50,10 @@ class Agents:
 
         settings = agents.ModelSettings(max_tokens=cases.TOOL_TOKENS, tool_choice="required")
         agent = self._agent(
-            model, tools=[get_weather], tool_use_behavior="stop_on_first_tool", model_settings=settings
+            model,
+            tools=[agents.function_tool(get_weather)],
+            tool_use_behavior="stop_on_first_tool",
+            model_settings=settings,
         )
         agents.Runner.run_sync(agent, prompt)
         return cases.TOOL_NAME, cases.first(called, "tool call")

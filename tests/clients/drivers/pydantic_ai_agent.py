@@ -38,7 +38,7 @@ class Agents:
 
     def reply(self, model: str, prompt: str) -> str:
         agent = Agent(self._model(model), model_settings={"max_tokens": cases.REPLY_TOKENS})
-        return agent.run_sync(prompt).output
+        return str(agent.run_sync(prompt).output)
 
     def pieces(self, model: str, prompt: str) -> Iterable[str]:
         agent = Agent(self._model(model), model_settings={"max_tokens": cases.REPLY_TOKENS})

@@ -10,7 +10,6 @@ import smolagents
 from tests.clients import cases
 
 
-@smolagents.tool
 def get_weather(city: str) -> str:
     """The weather of a city.
 
@@ -43,7 +42,7 @@ class Model:
         reply = self._model(model, cases.TOOL_TOKENS).generate(
             [_message(prompt)],
             stop_sequences=["Observation:", "Calling tools:"],
-            tools_to_call_from=[get_weather],
+            tools_to_call_from=[smolagents.tool(get_weather)],
         )
         call = cases.first(reply.tool_calls or (), "tool call")
         return call.function.name, json.loads(call.function.arguments)

@@ -18,6 +18,8 @@ const providers = {
     (await import("ollama-ai-provider-v2")).createOllama({ baseURL: `${url}/api` }),
   "ollama, ai-sdk-ollama": async (url) => (await import("ai-sdk-ollama")).createOllama({ baseURL: url }),
 };
+const refused = (error, status) =>
+  error?.name === "OllamaError" || (APICallError.isInstance(error) && error.statusCode === status);
 const forces = (dialect) => !dialect.startsWith("ollama"); // Ollama's API has no way to force a call
 
 main((url, dialect) => {
@@ -29,8 +31,8 @@ main((url, dialect) => {
     maxRetries: 0,
   });
   return {
-    wrongModel: (error) => APICallError.isInstance(error) && error.statusCode === 404,
-    tooLong: (error) => APICallError.isInstance(error) && error.statusCode === 400,
+    wrongModel: (error) => refused(error, 404),
+    tooLong: (error) => refused(error, 400),
     reply: async (model, prompt) => (await generateText(await asked(model, prompt))).text,
     async *pieces(model, prompt) {
       const problems = [];

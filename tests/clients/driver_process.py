@@ -42,13 +42,15 @@ class Outcome:
 def run_driver(
     client: Client, installed: Installed, server: Server, folder: Path, cases: Sequence[str]
 ) -> Mapping[str, Outcome]:
-    """Outcomes by case. The driver's current folder is `folder`, and HOME one beside it. A driver that hangs in a case, or ends there, starts again with the next one."""
+    """Outcomes by case. The driver's current folder is `folder`, and HOME is one beside it.
+
+    A driver that hangs in a case, or ends there, starts again with the next one.
+    """
     outcomes: dict[str, Outcome] = {}
     while left := [case for case in cases if case not in outcomes]:
         limit = CASE_SECONDS * len(left)
         output, said = _run(_command(client, installed, server, left), _environment(installed, folder), folder, limit)
-        for case, outcome in _outcomes(output):
-            outcomes[case] = outcome
+        outcomes.update(_outcomes(output))
         if missing := [case for case in left if case not in outcomes]:
             outcomes[missing[0]] = Outcome(False, said)
     return outcomes
@@ -69,16 +71,14 @@ def _command(client: Client, installed: Installed, server: Server, cases: Sequen
 def _environment(installed: Installed, folder: Path) -> Mapping[str, str]:
     """Without the user's own keys and settings; HOME is a folder of the run."""
     home = folder.with_name("home")
-    for path in (folder, home):
-        path.mkdir(exist_ok=True)
+    for needed in (folder, home):
+        needed.mkdir(exist_ok=True)
     kept = {name: os.environ[name] for name in ("LANG", "TMPDIR", "SYSTEMROOT") if name in os.environ}
     path = os.pathsep.join([*map(str, installed.path), os.environ["PATH"]])
     return {**kept, **QUIET, "PATH": path, "HOME": str(home), "PYTHONPATH": str(ROOT), "TERM": "xterm"}
 
 
-def _run(
-    command: Sequence[str], environment: Mapping[str, str], folder: Path, seconds: float
-) -> tuple[str, str]:
+def _run(command: Sequence[str], environment: Mapping[str, str], folder: Path, seconds: float) -> tuple[str, str]:
     """Standard output, and what a driver that did not answer all cases did instead."""
     process = subprocess.Popen(
         command,
