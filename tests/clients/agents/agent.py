@@ -26,6 +26,7 @@ LONG_PROMPT = "a " * 60_000  # tokens; as bytes, less than one argument of a com
 AGENT_CONTEXT = 40_960  # tokens of the server's context: agents send up to 23,000 before the user has said anything
 LARGE = 200_000  # context in tokens that the agent believes in, so that it leaves the refusal to the server
 TOO_LONG = r"context|too long"
+REFUSED = r"not found|does not exist|may not exist|\b404\b"  # of a model
 RUN_SECONDS = 120  # a hang guard
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
@@ -101,6 +102,8 @@ def _wrong_model(agent: Agent, asked: Asked) -> str:
     output = _output(agent, replace(asked, model=WRONG_MODEL))
     if ANSWER in output:
         raise Wrong("no error; another model has answered")
+    if not re.search(REFUSED, output, re.IGNORECASE):
+        raise Wrong(f"does not say that there is no such model: {output[-1000:]}")
     return _shown(output, WRONG_MODEL)
 
 

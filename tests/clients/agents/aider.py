@@ -24,11 +24,10 @@ def start(asked: Asked) -> Start:
         "OPENAI_API_BASE": f"{asked.url}/v1",
         "OPENAI_API_KEY": "none",
         "OLLAMA_API_BASE": asked.url,
-        "LITELLM_LOCAL_MODEL_COST_MAP": "True",
     }
     command = ["aider", *SETTINGS, "--model", f"{provider}/{asked.model}", "--message", asked.prompt]
     return Start(command, environment, {PRICES: json.dumps({"none": {}})})
 
 
 if __name__ == "__main__":
-    main(Agent(start, too_long="has hit a token limit"))
+    main(Agent(start, too_long="has hit a token limit|exceeded max context length"))

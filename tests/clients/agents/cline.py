@@ -27,8 +27,15 @@ def start(asked: Asked) -> Start:
         },
     }
     command = ["cline", "--json", "-P", "openai-compatible", "-m", asked.model, asked.prompt]
-    environment = {"CLINE_TELEMETRY_DISABLED": "1", "CLINE_SESSION_BACKEND_MODE": "local"}  # no daemon that outlives it
-    return Start(command, environment, {".cline/data/settings/providers.json": json.dumps(providers)})
+    environment = {
+        "CLINE_SESSION_BACKEND_MODE": "local",  # no daemon that outlives it
+        "IS_TEST": "true",  # no feature flags from the network
+    }
+    files = {
+        ".cline/data/settings/providers.json": json.dumps(providers),
+        ".cline/data/settings/global-settings.json": json.dumps({"telemetryOptOut": True, "autoUpdateEnabled": False}),
+    }
+    return Start(command, environment, files)
 
 
 def pieces(output: str) -> Sequence[str]:

@@ -11,6 +11,11 @@ check_for_update_on_startup = false
 [analytics]
 enabled = false
 
+[features]
+apps = false
+plugins = false
+remote_plugin = false
+
 [model_providers.ingle]
 name = "Inglenook"
 base_url = "{url}/v1"
@@ -19,7 +24,7 @@ wire_api = "responses"
 
 
 def start(asked: Asked) -> Start:
-    """With the configuration of the README."""
+    """With the configuration of the README, and without its plugins, which come from the network."""
     config = CONFIG.format(model=asked.model, context=asked.context, url=asked.url)
     return Start(["codex", "exec", "--skip-git-repo-check", asked.prompt], files={".codex/config.toml": config})
 

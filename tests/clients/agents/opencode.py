@@ -22,11 +22,12 @@ def start(asked: Asked) -> Start:
         "provider": {"ingle": provider},
     }
     environment = {
+        "OPENCODE_DISABLE_DEFAULT_PLUGINS": "1",
         "OPENCODE_DISABLE_AUTOUPDATE": "1",
         "OPENCODE_DISABLE_LSP_DOWNLOAD": "1",
         "OPENCODE_DISABLE_MODELS_FETCH": "1",
     }
-    command = ["opencode", "run", "--format", "json", asked.prompt]
+    command = ["opencode", "run", "--pure", "--format", "json", asked.prompt]
     return Start(command, environment, {".config/opencode/opencode.json": json.dumps(config)})
 
 

@@ -1,11 +1,8 @@
 """LiteLLM's `completion`, by its providers for the three dialects."""
 
 import json
-import os
 from collections.abc import Iterable, Mapping
 from typing import Any
-
-os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # otherwise the import fetches a list of prices
 
 import litellm
 
@@ -18,11 +15,13 @@ class Completion:
     """`litellm.completion` with its defaults."""
 
     wrong_model = cases.Refusal(litellm.NotFoundError)
-    too_long = cases.Refusal(litellm.ContextWindowExceededError)
 
     def __init__(self, url: str, dialect: str) -> None:
         self._provider, path = PROVIDERS[dialect]
         self._url = url + path
+        # Its Ollama providers look at no text of an error.
+        of_length = litellm.BadRequestError if dialect == "ollama" else litellm.ContextWindowExceededError
+        self.too_long = cases.Refusal(of_length)
         litellm.suppress_debug_info = True
 
     def _ask(self, model: str, prompt: str, **more: Any) -> Any:
