@@ -30,8 +30,9 @@ class Row:
         return self.client.reasons.get(case, "wrong")
 
     def version(self) -> str:
-        """Of the packages, the first word of which is the client's own."""
-        return ", ".join(f"{name} {version}" for name, version in self.versions.items())
+        """Versions of the packages that the row shows."""
+        shown = self.client.shown or self.versions
+        return ", ".join(f"{name} {self.versions[name]}" for name in shown if name in self.versions)
 
 
 def as_text(rows: Sequence[Row]) -> str:

@@ -24,6 +24,7 @@ class Client:
     dialect: str
     server: str = SMOLLM2
     tools_on: str = ""  # server of the case "tool"; "": the same
+    shown: Sequence[str] = ()  # packages whose versions the table shows; empty: those of the environment
     calls: Call | None = None  # what the scripted model calls when this client offers it
     reasons: Mapping[str, str] = field(default_factory=dict)  # case -> why it cannot be right
 
