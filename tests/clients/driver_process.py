@@ -1,0 +1,107 @@
+"""Run a client's driver as a process of its own, with a time limit, and read its outcomes."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.clients.environments import Installed
+from tests.clients.servers import Server
+from tests.clients.table import Client
+
+ROOT = Path(__file__).parents[2]
+CASE_SECONDS = 240  # a hang guard
+AGENTS = "agents"  # folder of the drivers of command lines, which run in this Python
+
+# What keeps the clients' processes on this machine, beside each client's own settings.
+QUIET = {
+    "DO_NOT_TRACK": "1",
+    "DISABLE_TELEMETRY": "1",
+    "OTEL_SDK_DISABLED": "true",
+    "HF_HUB_OFFLINE": "1",
+    "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+    "NO_COLOR": "1",
+    "NO_UPDATE_NOTIFIER": "1",
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "PYTHONNOUSERSITE": "1",
+}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a client did in a case."""
+
+    ok: bool
+    saw: str  # the reply, or what is wrong
+
+
+def run_driver(
+    client: Client, installed: Installed, server: Server, folder: Path, cases: Sequence[str]
+) -> Mapping[str, Outcome]:
+    """Outcomes by case. The driver's current folder is `folder`, and HOME is one beside it.
+
+    A driver that hangs in a case, or ends there, starts again with the next one.
+    """
+    outcomes: dict[str, Outcome] = {}
+    while left := [case for case in cases if case not in outcomes]:
+        limit = CASE_SECONDS * len(left)
+        output, said = _run(_command(client, installed, server, left), _environment(installed, folder), folder, limit)
+        outcomes.update(_outcomes(output))
+        if missing := [case for case in left if case not in outcomes]:
+            outcomes[missing[0]] = Outcome(False, said)
+    return outcomes
+
+
+def _command(client: Client, installed: Installed, server: Server, cases: Sequence[str]) -> Sequence[str]:
+    arguments = [server.url, server.model, client.dialect, *cases]
+    if client.driver.endswith(".mjs"):
+        # Node looks for packages beside the module.
+        for source in (*(ROOT / "tests/clients/node").glob("*.mjs"), ROOT / "tests/clients/cases.json"):
+            shutil.copy(source, installed.folder)
+        return [installed.program("node"), str(installed.folder / client.driver), *arguments]
+    agent = (ROOT / "tests/clients" / AGENTS / f"{client.driver}.py").exists()
+    python = sys.executable if agent else installed.program("python")
+    return [python, "-m", f"tests.clients.{AGENTS if agent else 'drivers'}.{client.driver}", *arguments]
+
+
+def _environment(installed: Installed, folder: Path) -> Mapping[str, str]:
+    """Without the user's own keys and settings; HOME is a folder of the run."""
+    home = folder.with_name("home")
+    for needed in (folder, home):
+        needed.mkdir(exist_ok=True)
+    kept = {name: os.environ[name] for name in ("LANG", "TMPDIR", "SYSTEMROOT") if name in os.environ}
+    path = os.pathsep.join([*map(str, installed.path), os.environ["PATH"]])
+    return {**kept, **QUIET, "PATH": path, "HOME": str(home), "PYTHONPATH": str(ROOT), "TERM": "xterm"}
+
+
+def _run(command: Sequence[str], environment: Mapping[str, str], folder: Path, seconds: float) -> tuple[str, str]:
+    """Standard output, and what a driver that did not answer all cases did instead."""
+    process = subprocess.Popen(
+        command,
+        cwd=folder,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        output, errors = process.communicate(timeout=seconds)
+        return output, f"ended with status {process.returncode}: {errors.strip()[-300:]}"
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        output, _ = process.communicate()
+        return output, f"no answer within {seconds:.0f} s"
+
+
+def _outcomes(output: str) -> Iterator[tuple[str, Outcome]]:
+    for line in output.splitlines():
+        if line.startswith('{"case"'):
+            shown = json.loads(line)
+            yield shown["case"], Outcome(shown["ok"], shown["saw"])

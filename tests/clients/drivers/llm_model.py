@@ -1,0 +1,41 @@
+"""llm with llm-ollama, by its Python interface."""
+
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import llm
+import ollama
+
+from tests.clients import cases
+
+
+def get_weather(city: str) -> str:
+    """The weather of a city."""
+    return f"rain in {city}"
+
+
+class Model:
+    """Models by the names, with llm-ollama's prefix, that the server lists. llm refuses other names itself."""
+
+    wrong_model = cases.Refusal(llm.UnknownModelError)
+    too_long = cases.Refusal(ollama.ResponseError)
+
+    def __init__(self, url: str, _dialect: str) -> None:
+        os.environ["OLLAMA_HOST"] = url
+
+    def reply(self, model: str, prompt: str) -> str:
+        return str(llm.get_model(f"ollama/{model}").prompt(prompt, num_predict=cases.REPLY_TOKENS).text())
+
+    def pieces(self, model: str, prompt: str) -> Iterable[str]:
+        yield from llm.get_model(f"ollama/{model}").prompt(prompt, num_predict=cases.REPLY_TOKENS)
+
+    def call(self, model: str, prompt: str) -> tuple[str, Mapping[str, Any]]:
+        """llm cannot force a call."""
+        reply = llm.get_model(f"ollama/{model}").prompt(prompt, tools=[get_weather], num_predict=cases.TOOL_TOKENS)
+        call = cases.first(reply.tool_calls(), "tool call")
+        return call.name, call.arguments
+
+
+if __name__ == "__main__":
+    cases.main(Model)

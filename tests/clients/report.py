@@ -1,0 +1,75 @@
+"""The table: as text for people who run it, and as docs/clients.md."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tests.clients.cases import CASES
+from tests.clients.driver_process import Outcome
+from tests.clients.table import Client
+
+WIDTH = 300  # characters of an error in the list below the table
+
+
+@dataclass(frozen=True)
+class Row:
+    """The outcomes of one client."""
+
+    client: Client
+    versions: Mapping[str, str]
+    outcomes: Mapping[str, Outcome]
+
+    @property
+    def is_wrong(self) -> bool:
+        """Whether a case is wrong without a reason in the table of clients."""
+        return any(self.cell(case) == "wrong" for case in CASES)
+
+    def cell(self, case: str) -> str:
+        """ok, wrong, or the reason of the table of clients."""
+        if self.outcomes[case].ok:
+            return "ok"
+        return self.client.reasons.get(case, "wrong")
+
+    def version(self) -> str:
+        """Versions of the packages that the row shows."""
+        shown = self.client.shown or self.versions
+        return ", ".join(f"{name} {self.versions[name]}" for name in shown if name in self.versions)
+
+
+def as_text(rows: Sequence[Row]) -> str:
+    """Aligned columns, and below them what is wrong."""
+    lines = [["client", *CASES], *([row.client.name, *map(row.cell, CASES)] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    table = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
+    faults = [
+        f"{row.client.name}, {case}: {' '.join(row.outcomes[case].saw.split())[:WIDTH]}"
+        for row in rows
+        for case in CASES
+        if not row.outcomes[case].ok
+    ]
+    return "\n".join([*table, *faults])
+
+
+def as_markdown(rows: Sequence[Row]) -> str:
+    """A page with the versions and no date."""
+    return "\n".join([INTRODUCTION, *map(_line, rows), ""])
+
+
+def _line(row: Row) -> str:
+    return f"| {row.client.title} | {row.version()} | {' | '.join(map(row.cell, CASES))} |"
+
+
+INTRODUCTION = f"""\
+# Clients
+
+`tests/clients/run.sh` installs each of these clients, starts `ingle serve`, and has the client do five things.
+
+| case | what has to happen |
+|---|---|
+| turn | The client shows a whole reply. |
+| stream | The reply arrives in several pieces. |
+| tool | The model calls a tool, and the client reads name and arguments. An agent runs the tool and sends its result. |
+| wrong model | The client reports an error that names the model. |
+| too long | The client reports that the prompt is too long, by the error that it has for this. |
+
+| client | version | {" | ".join(CASES)} |
+|---|---|{"---|" * len(CASES)}"""

@@ -1,0 +1,81 @@
+"""Run real clients against real servers: `tests/clients/run.sh [--list] [--keep] [NAME...]`.
+
+Installs each client into a folder of its own, starts `ingle serve`, runs the client's driver, and prints a table of
+clients and cases. The network is used to install packages; drivers talk to 127.0.0.1.
+"""
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import platformdirs
+
+from tests.clients.agents.agent import NOTE
+from tests.clients.cases import CASES, TOOL_NAME
+from tests.clients.driver_process import Outcome, run_driver
+from tests.clients.environments import Environments, NotInstalled
+from tests.clients.report import Row, as_markdown, as_text
+from tests.clients.scripted_model import Call
+from tests.clients.servers import Server, Servers
+from tests.clients.table import Client, read_clients
+
+
+def main() -> int:
+    """Exit status 1 if a cell is wrong without a reason in the table."""
+    parser = argparse.ArgumentParser(prog="tests/clients/run.sh", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="clients to run; all if none is named")
+    parser.add_argument("--list", action="store_true", help="print the names of the clients")
+    parser.add_argument("--keep", action="store_true", help="keep installed clients in the user's cache folder")
+    parser.add_argument("--markdown", type=Path, help="also write the table to this file")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="ingle-clients-") as scratch:
+        project = Path(scratch, "project")
+        clients = read_clients(project / NOTE)
+        if arguments.list:
+            print("\n".join(client.name for client in clients))
+            return 0
+        if unknown := set(arguments.names) - {client.name for client in clients}:
+            parser.error(f"no such client: {', '.join(sorted(unknown))}")
+        kept = platformdirs.user_cache_path("inglenook-tests") / "clients"
+        environments = Environments(kept if arguments.keep else Path(scratch, "environments"))
+        chosen = [client for client in clients if client.name in arguments.names or not arguments.names]
+        rows = list(_rows(chosen, Servers(Path(scratch), _calls(clients)), environments, project))
+    print(as_text(rows))
+    if arguments.markdown:
+        arguments.markdown.write_text(as_markdown(rows), encoding="utf-8")
+    return int(any(row.is_wrong for row in rows))
+
+
+def _calls(clients: Sequence[Client]) -> Sequence[Call]:
+    return [Call(TOOL_NAME, {"city": "Paris"}), *(client.calls for client in clients if client.calls)]
+
+
+def _rows(chosen: Sequence[Client], servers: Servers, environments: Environments, project: Path) -> Iterator[Row]:
+    """Install and run one client after the other. Servers start when a client first needs them, and stay."""
+    running: dict[str, Server] = {}
+    with ExitStack() as stack:
+        for client in chosen:
+            for name in {client.server_of(case) for case in CASES} - running.keys():
+                running[name] = stack.enter_context(servers.running(name))
+            row = _row(client, environments, running, project)
+            print(as_text([row]), file=sys.stderr, flush=True)
+            yield row
+
+
+def _row(client: Client, environments: Environments, servers: Mapping[str, Server], project: Path) -> Row:
+    try:
+        installed = environments.install(client.environment)
+    except NotInstalled as problem:
+        return Row(client, {}, dict.fromkeys(CASES, Outcome(False, f"not installed: {problem}")))
+    outcomes: dict[str, Outcome] = {}
+    for name, server in servers.items():  # cases of one server together, since some libraries take seconds to import
+        cases = [case for case in CASES if client.server_of(case) == name]
+        outcomes.update(run_driver(client, installed, server, project, cases))
+    return Row(client, installed.versions, outcomes)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,181 @@
+"""A model file with a long context whose replies are known beforehand, for agents that send prompts of 20,000 tokens.
+
+Attention and MLP add nothing, so that the logits depend on the last token alone: each token of a reply predicts the
+next one. The chat template chooses the reply: it ends the prompt with the token that the reply starts from. So the
+model calls a tool if the user's message has CALL_A_TOOL and a known tool is offered, and then says whether
+the result had NOTE_TEXT.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+from tokenizers.pre_tokenizers import ByteLevel
+
+from tests.gguf_reader import Reader
+
+CALL_A_TOOL = "CALL-A-TOOL"  # in a user's message
+NOTE_TEXT = "ingle-note-42"  # what the tool finds, which no prompt says
+ANSWER = "The scripted model answers every message with this one sentence."
+TOOL_RAN = "The tool ran and the scripted model has read its result."
+TOOL_FAILED = "The tool gave the scripted model something else."
+
+END = "<|im_end|>"
+HIDDEN, HEAD, CONTEXT = 256, 64, 1 << 17
+MARGIN = 8.0  # of the output weights: after the norm, the next token's logit is this times the root of HIDDEN
+
+TEMPLATE = """\
+{%- set seen = namespace(start='answer', wanted=false) -%}
+{%- if tools -%}
+{{- '<|im_start|>system\\n# Tools\\n\\nYou are provided with function signatures within <tools></tools> ' -}}
+{{- 'XML tags:\\n<tools>' -}}
+{%- for tool in tools -%}{{- '\\n' + (tool | tojson) -}}{%- endfor -%}
+{{- '\\n</tools>\\n\\nFor each function call, return a json object with function name and arguments within ' -}}
+{{- '<tool_call></tool_call> XML tags:\\n<tool_call>\\n{"name": <function-name>, "arguments": <args-json-object>}' -}}
+{{- '\\n</tool_call><|im_end|>\\n' -}}
+{%- endif -%}
+{%- for message in messages -%}
+{{- '<|im_start|>' + message.role + '\\n' -}}
+{%- if message.content is string -%}{{- message.content -}}{%- endif -%}
+{%- if message.role == 'user' and message.content is string and 'WANTED' in message.content -%}
+{%- set seen.wanted = true -%}
+{%- elif message.role == 'tool' and message.content is string -%}
+{%- set seen.start = 'ran' if 'NOTE_TEXT' in message.content else 'failed' -%}
+{%- endif -%}
+{%- for call in message.tool_calls or [] -%}
+{{- '\\n<tool_call>\\n{"name": "' + call.function.name + '", "arguments": ' + (call.function.arguments | tojson) -}}
+{{- '}\\n</tool_call>' -}}
+{%- endfor -%}
+{{- '<|im_end|>\\n' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+{%- if seen.wanted and seen.start == 'answer' -%}
+{%- for tool in tools or [] -%}
+{%- for name, argument, start in CALLED
+  if name == tool.function.name and argument in tool.function.parameters.properties -%}
+{%- set seen.start = start -%}
+{%- endfor -%}
+{%- endfor -%}
+{%- endif -%}
+{{- '<|im_start|>assistant\\n<|start:' + seen.start + '|>' -}}
+{%- endif -%}
+"""
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call that the model makes when its tool is offered."""
+
+    name: str
+    arguments: Mapping[str, Any]
+
+    def __str__(self) -> str:
+        called = json.dumps({"name": self.name, "arguments": self.arguments})
+        return f"<tool_call>\n{called}\n</tool_call>"
+
+
+def write_scripted_model(vocabulary: Path, path: Path, calls: Sequence[Call]) -> None:
+    """Write the model to `path`, with the tokenizer of the GGUF file `vocabulary` and a token for each piece of text.
+
+    `calls` are told apart by the tool's name and the first argument.
+    """
+    reader = Reader(vocabulary)
+    tokens: list[str] = list(reader.fields["tokenizer.ggml.tokens"].contents())
+    types: list[int] = list(reader.fields["tokenizer.ggml.token_type"].contents())
+    scripts = {"answer": ANSWER, "ran": TOOL_RAN, "failed": TOOL_FAILED}
+    starts = [f"call{number}" for number in range(len(calls))]  # not the tools' names, which the server escapes
+    scripts |= {start: str(call) for start, call in zip(starts, calls, strict=True)}
+    chains = [list(_chain(tokens, types, name, text)) for name, text in scripts.items()]
+    writer = gguf.GGUFWriter(path, "llama")
+    _write_metadata(writer, reader, tokens, types, list(zip(calls, starts, strict=True)))
+    for name, values in _tensors(len(tokens), chains, tokens.index(END)):
+        writer.add_tensor(name, values)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def chat_template(calls: Sequence[tuple[Call, str]]) -> str:
+    """The template for calls, each with the name of the start of its reply."""
+    called = json.dumps([(call.name, next(iter(call.arguments)), start) for call, start in calls])
+    return TEMPLATE.replace("CALLED", called).replace("WANTED", CALL_A_TOOL).replace("NOTE_TEXT", NOTE_TEXT)
+
+
+def _chain(tokens: list[str], types: list[int], name: str, text: str) -> Iterator[int]:
+    """Ids of a reply's tokens, which are added to the vocabulary; the first one is the start."""
+    taken = set(tokens)
+    pieces = [f"<|start:{name}|>", *_pieces(text, taken)]
+    for number, piece in enumerate(pieces):
+        yield len(tokens)
+        tokens.append(piece)
+        types.append(gguf.TokenType.NORMAL if number else gguf.TokenType.CONTROL)
+
+
+def _pieces(text: str, taken: set[str]) -> Sequence[str]:
+    """`text` in pieces of a word or more, none of which is another token: each has to have one successor only."""
+    [(encoded, _)] = ByteLevel(add_prefix_space=False, use_regex=False).pre_tokenize_str(text)
+    pieces, piece = [], ""
+    for word in encoded.replace("Ġ", " Ġ").split(" "):
+        piece += word
+        if piece and piece not in taken:
+            taken.add(piece)
+            pieces.append(piece)
+            piece = ""
+    if piece:  # the last words are a token of another reply
+        pieces[-1] += piece
+    return pieces
+
+
+def _write_metadata(
+    writer: gguf.GGUFWriter,
+    reader: Reader,
+    tokens: Sequence[str],
+    types: Sequence[int],
+    calls: Sequence[tuple[Call, str]],
+) -> None:
+    for field in reader.fields.values():
+        if field.name.startswith("tokenizer.ggml.") and not field.name.endswith((".tokens", ".token_type")):
+            item = field.types[-1] if field.types[0] is gguf.GGUFValueType.ARRAY else None
+            writer.add_key_value(field.name, field.contents(), field.types[0], item)
+    writer.add_token_list(tokens)
+    writer.add_token_types(types)
+    writer.add_chat_template(chat_template(calls))
+    writer.add_name("Scripted replies")
+    writer.add_context_length(CONTEXT)
+    writer.add_embedding_length(HIDDEN)
+    writer.add_feed_forward_length(HIDDEN)
+    writer.add_block_count(1)
+    writer.add_head_count(HIDDEN // HEAD)
+    writer.add_head_count_kv(1)
+    writer.add_rope_dimension_count(HEAD)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_vocab_size(len(tokens))
+
+
+def _tensors(size: int, chains: Sequence[Sequence[int]], end: int) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
+    """Names and values. Each token of a reply has a dimension of its own; all others share the first one."""
+    embedding = np.zeros((size, HIDDEN), np.float16)
+    embedding[:, 0] = 1
+    output = np.zeros((size, HIDDEN), np.float16)
+    output[end, 0] = MARGIN
+    dimension = 0
+    for chain in chains:
+        for token, successor in zip(chain, [*chain[1:], end], strict=True):
+            dimension += 1
+            embedding[token] = 0
+            embedding[token, dimension] = 1
+            output[successor, dimension] = MARGIN
+    yield "token_embd.weight", embedding
+    yield "output.weight", output
+    yield "output_norm.weight", np.ones(HIDDEN, np.float32)
+    yield "blk.0.attn_norm.weight", np.ones(HIDDEN, np.float32)
+    yield "blk.0.ffn_norm.weight", np.ones(HIDDEN, np.float32)
+    for name, rows in (("attn_q", HIDDEN), ("attn_k", HEAD), ("attn_v", HEAD), ("attn_output", HIDDEN)):
+        yield f"blk.0.{name}.weight", np.zeros((rows, HIDDEN), np.float16)
+    for name in ("ffn_gate", "ffn_up", "ffn_down"):
+        yield f"blk.0.{name}.weight", np.zeros((HIDDEN, HIDDEN), np.float16)

@@ -1,0 +1,46 @@
+"""The table of clients, read from clients.toml."""
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.clients.environments import Environment
+from tests.clients.scripted_model import Call
+
+FILE = Path(__file__).with_name("clients.toml")
+SMOLLM2, SCRIPTED = "smollm2", "scripted"  # the servers
+
+
+@dataclass(frozen=True)
+class Client:
+    """A row of the table: a driver, where it runs, and what it talks to."""
+
+    name: str
+    title: str
+    environment: Environment
+    driver: str
+    dialect: str
+    server: str = SMOLLM2
+    tools_on: str = ""  # server of the case "tool"; "": the same
+    shown: Sequence[str] = ()  # packages whose versions the table shows; empty: those of the environment
+    calls: Call | None = None  # what the scripted model calls when this client offers it
+    reasons: Mapping[str, str] = field(default_factory=dict)  # case -> why it cannot be right
+
+    def server_of(self, case: str) -> str:
+        """Name of the server that answers a case."""
+        return self.tools_on if case == "tool" and self.tools_on else self.server
+
+
+def read_clients(note: Path) -> Sequence[Client]:
+    """All clients, in the order of the file. `note` is the file that agents' tools read."""
+    content = tomllib.loads(FILE.read_text(encoding="utf-8").replace("{note}", str(note)))
+    environments = {row["name"]: Environment(**row) for row in content["environment"]}
+    return [_client(row, environments) for row in content["client"]]
+
+
+def _client(row: Mapping[str, Any], environments: Mapping[str, Environment]) -> Client:
+    calls = Call(**row["calls"]) if "calls" in row else None
+    environment = environments[row.get("environment", row["name"])]
+    return Client(**{**row, "environment": environment, "calls": calls})
