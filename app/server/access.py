@@ -14,6 +14,8 @@ from starlette.types import Scope
 from app.server.errors import InvalidRequest
 from app.server.peer import Peer
 
+RETRY_SECONDS = 1
+
 PEER = "peer"  # where a connection puts its Peer, in the state of each request's scope
 
 # What is answered to anybody, and says nothing but whether the server works.
@@ -81,8 +83,18 @@ def _presented(scope: Scope) -> Iterator[bytes]:
 
 
 def _is_this_user(scope: Scope) -> bool:
+    """Raises InvalidRequest if that cannot be told at the moment."""
     peer = scope.get("state", {}).get(PEER)
-    return isinstance(peer, Peer) and peer.is_this_user()
+    try:
+        return isinstance(peer, Peer) and peer.is_this_user()
+    except OSError as error:
+        raise InvalidRequest(
+            "The server has no file descriptor left to find out whose request this is",
+            "Try again, or send an API key.",
+            code="overloaded",
+            status=503,
+            headers={"retry-after": str(RETRY_SECONDS)},
+        ) from error
 
 
 def _digest(key: bytes) -> bytes:

@@ -26,15 +26,18 @@ class Connection(H11Protocol):
 
     HEAD_SECONDS: ClassVar[float] = 10.0  # for the head of a request, from when it may be sent
     UNREAD_SECONDS: ClassVar[float] = 60.0  # for reading what waits, so that there is room for more
+    GLANCE_SECONDS: ClassVar[float] = 0.5  # between two looks at a client that has closed its half
 
     _head: asyncio.TimerHandle | None = None
     _unread: asyncio.TimerHandle | None = None
+    _half_closed: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         super().connection_made(transport)
         transport.max_size = _SLICE  # type: ignore[attr-defined]  # of selector loops
         self.access_log = False  # whoever listens: paths may have a key behind them
-        self.app_state = {**self.app_state, PEER: Peer(self.client, _address(self.server))}
+        self._peer = Peer(self.client, _address(self.server))
+        self.app_state = {**self.app_state, PEER: self._peer}
         self._wait_for_head()
         if len(self.connections) > MOST_CONNECTIONS:
             transport.abort()
@@ -42,17 +45,27 @@ class Connection(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         _cancel(self._head)
         _cancel(self._unread)
+        _cancel(self._half_closed)
         super().connection_lost(exc)
+
+    def eof_received(self) -> bool:  # type: ignore[override]  # as asyncio has it
+        """Nothing more comes. A client that has sent a whole request and holds the connection still gets its answer;
+        any other is gone."""
+        if not self._answers() or self.conn.their_state is h11.SEND_BODY or not self._is_held():
+            return False
+        self._look_soon()
+        return True
 
     def handle_events(self) -> None:
         super().handle_events()
-        cycle: RequestResponseCycle | None = self.cycle
-        if cycle is not None and not cycle.response_complete:
+        if self._answers():
             _cancel(self._head)
 
     def on_response_complete(self) -> None:
         self._wait_for_head()
         super().on_response_complete()
+        if self._half_closed is not None and not self._answers():
+            self._close()
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -77,6 +90,28 @@ class Connection(H11Protocol):
 
     def _unsupported_upgrade_warning(self) -> None:
         """Log nothing: a request for another protocol is answered like any other request of its path."""
+
+    def _answers(self) -> bool:
+        """Whether a request is being answered."""
+        cycle: RequestResponseCycle | None = self.cycle
+        return cycle is not None and not cycle.response_complete
+
+    def _is_held(self) -> bool:
+        """Whether the client holds the connection, as far as this machine can tell."""
+        try:
+            return self._peer.is_open()
+        except OSError:  # no file descriptor is left to look
+            return True
+
+    def _look_soon(self) -> None:
+        self._half_closed = self.loop.call_later(self.GLANCE_SECONDS, self._look)
+
+    def _look(self) -> None:
+        """No event tells when a client goes away that has closed its half before."""
+        if self._is_held():
+            self._look_soon()
+        else:
+            self.transport.abort()
 
     def _wait_for_head(self) -> None:
         _cancel(self._head)

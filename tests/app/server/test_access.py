@@ -1,5 +1,6 @@
 """Keys: who needs one, how it may travel, and that no path does without."""
 
+import errno
 import http.client
 import json
 import os
@@ -16,6 +17,7 @@ from app.server.access import PUBLIC, THIS_USER, Access
 from app.server.application import Locks, create_application
 from app.server.endpoint import Endpoint
 from app.server.errors import InvalidRequest
+from app.server.peer import Peer
 from app.text.tokenizer import Tokenizer
 from tests.app.server.live_server import LiveServer, controlled_engine
 
@@ -133,6 +135,18 @@ def test_programs_of_another_user_need_the_one_key_there_is(
             statuses = [status for status, _, _ in ask_all(server, METHODS, path)]
             assert statuses == [200 if (method, path) in PUBLIC else 401 for method in METHODS]
         assert ask(server, "GET", "/v1/models", x_api_key=OWN)[0] == 200
+
+
+def test_without_a_file_descriptor_to_tell_whose_a_request_is_it_may_be_tried_again(
+    hash_server: LiveServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(peer: Peer) -> bool:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(Peer, "is_this_user", fail)
+    status, body, headers = ask(hash_server, "GET", "/v1/models")
+    assert (status, headers["retry-after"]) == (503, "1")
+    assert json.loads(body)["error"]["type"] == "server_error"
 
 
 def test_where_nobody_knows_whose_a_connection_is_a_key_is_needed() -> None:

@@ -99,6 +99,51 @@ def test_who_does_not_read_is_cut_off_and_leaves_nothing(server: LiveServer, mon
         tasks_and_work_end(server, idle)
 
 
+def request_of(body: dict[str, object]) -> bytes:
+    encoded = json.dumps({"model": "hash", "prompt": "Hi", "ignore_eos": True, **body}).encode()
+    return HEAD + b"Content-Length: %d\r\n\r\n" % len(encoded) + encoded
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_closes_its_half_gets_its_answer_and_the_end_of_the_connection(
+    stack: tuple[LiveServer, ControlledRunner], monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    monkeypatch.setattr(Connection, "GLANCE_SECONDS", 0.01)
+    server, runner = stack
+    with runner.held() as steps, connected(server, request_of({"max_tokens": 3, "stream": stream})) as client:
+        client.shutdown(socket.SHUT_WR)
+        until(lambda: server.engine.has_work)
+        until(lambda: any(one._half_closed for one in server._server.server_state.connections))  # type: ignore[union-attr]
+        steps.release(1000)
+        answer = everything(client)
+    assert answer.startswith(b"HTTP/1.1 200")
+    assert (b"[DONE]" if stream else b'"finish_reason":"length"') in answer
+
+
+def test_a_client_that_goes_away_after_it_has_closed_its_half_ends_its_request(
+    stack: tuple[LiveServer, ControlledRunner], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Connection, "GLANCE_SECONDS", 0.01)
+    server, runner = stack
+    idle = server.tasks()
+    with runner.held() as steps:
+        with connected(server, request_of({"max_tokens": 1500})) as client:
+            client.shutdown(socket.SHUT_WR)
+            until(lambda: any(one._half_closed for one in server._server.server_state.connections))  # type: ignore[union-attr]
+        until(lambda: server.tasks() <= idle)
+        steps.release(1000)
+    until(lambda: not server.engine.has_work)
+
+
+@pytest.mark.parametrize("sent", [b"", HEAD, HEAD + b"Content-Length: 1000\r\n\r\n{"])
+def test_a_client_that_closes_its_half_before_its_request_is_whole_is_gone(server: LiveServer, sent: bytes) -> None:
+    idle = server.tasks()
+    with connected(server, sent) as client:
+        client.shutdown(socket.SHUT_WR)
+        assert everything(client) == b""
+    until(lambda: server.tasks() <= idle)
+
+
 def test_what_is_no_http_is_refused_as_anything_else(server: LiveServer) -> None:
     with connected(server, b"\x16\x03\x01\x00\xf4 hello\r\n\r\n") as client:
         head, _, body = everything(client).partition(b"\r\n\r\n")

@@ -1,5 +1,6 @@
 """Whose a connection is: by exactly its two ends, through either family, and never of a socket that is closed."""
 
+import errno
 import os
 import socket
 import sys
@@ -58,6 +59,33 @@ def test_a_socket_that_its_program_has_closed_is_nobodys(ends: tuple[socket.sock
     client.close()
     assert owner_of(*addresses) is None
     assert not the_peer(accepted).is_this_user()
+
+
+@pytest.mark.parametrize("closing_end", ["client", "server"])
+def test_a_half_closed_socket_is_its_owners_until_that_closes_it(
+    ends: tuple[socket.socket, socket.socket], closing_end: str
+) -> None:
+    client, accepted = ends
+    before, after = the_peer(accepted), the_peer(accepted)
+    (client if closing_end == "client" else accepted).shutdown(socket.SHUT_WR)
+    assert (before.is_open(), before.is_this_user()) == (True, True)
+    client.close()
+    assert (after.is_open(), after.is_this_user()) == (False, False)
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE])
+def test_without_a_file_descriptor_to_look_it_up_it_is_an_error(
+    ends: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def fail(*arguments: object, **named: object) -> str:
+        raise OSError(number, os.strerror(number))
+
+    there = the_peer(ends[1])
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_text", fail)
+        with pytest.raises(OSError, match="open files"):
+            there.is_this_user()
+    assert there.is_this_user()
 
 
 def test_it_is_looked_up_once(ends: tuple[socket.socket, socket.socket]) -> None:
