@@ -11,7 +11,7 @@ import msgspec
 from starlette.datastructures import Headers
 from starlette.requests import Request
 
-from app.server.errors import InvalidRequest
+from app.server.errors import InvalidRequest, bounded
 
 MAX_BODY_BYTES = 10 << 20
 # Read and dropped, since most clients see no answer before they have sent everything.
@@ -50,8 +50,21 @@ _MISSING = re.compile(r"Object missing required field `([^`]*)`")
 async def read_body(request: Request, decoder: Decoder[BodyT]) -> BodyT:
     """The request's message. Raises InvalidRequest naming the field at fault, and Starlette's ClientDisconnect."""
     body = await _bounded_body(request)
+    _check_encoding(request.headers)
     _check_media_type(request.headers)
     return read(body, decoder) if len(body) <= _SHORT_BODY else await asyncio.to_thread(read, body, decoder)
+
+
+def _check_encoding(headers: Headers) -> None:
+    """Raise InvalidRequest for a compressed body."""
+    encoding = headers.get("content-encoding", "").strip().lower()
+    if encoding not in ("", "identity"):
+        raise InvalidRequest(
+            f"The body's Content-Encoding is {bounded(encoding)!r}",
+            "Send it as it is, without an encoding.",
+            status=415,
+            headers={"accept-encoding": "identity"},
+        )
 
 
 def _check_media_type(headers: Headers) -> None:

@@ -1,5 +1,6 @@
 """Requests that cannot be answered: each is refused in OpenAI's form, by the field's name, and never with a 5xx."""
 
+import gzip
 import json
 import random
 from collections.abc import Iterator
@@ -320,6 +321,20 @@ def test_other_media_types_are_refused(http: httpx.Client, media_type: str) -> N
     response = post_as(http, media_type)
     assert response.status_code == 415
     error_of(response)
+
+
+@pytest.mark.parametrize(("encoding", "status"), [("gzip", 415), ("br", 415), ("Identity", 200), ("", 200)])
+@pytest.mark.parametrize("path", [CHAT, "/tokenize"])
+def test_encoded_bodies_are_refused_by_the_name_of_their_encoding(
+    http: httpx.Client, path: str, encoding: str, status: int
+) -> None:
+    body = json.dumps(VALID[CHAT] if path == CHAT else {"content": "Hi"}).encode()
+    headers = {"content-type": "application/json", "content-encoding": encoding}
+    response = http.post(path, content=gzip.compress(body) if encoding == "gzip" else body, headers=headers)
+    assert response.status_code == status
+    if status == 415:
+        assert f"Content-Encoding is '{encoding}'" in response.json()["error"]["message"]
+        assert response.headers["accept-encoding"] == "identity"
 
 
 def test_json_with_a_charset_is_json(http: httpx.Client) -> None:
