@@ -4,7 +4,6 @@ It knows nothing of what the commands do, and imports each one only when it is r
 """
 
 import errno
-import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -15,6 +14,7 @@ import click
 
 from app.apart import leave
 from app.errors import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_NO_SPACE, EXIT_OK, exit_status
+from app.signals import interrupt_on_signals
 from app.text.terminal_text import sanitize
 from quant.errors import InglenookError
 
@@ -135,8 +135,7 @@ def ingle() -> None:
 
 def main() -> int:
     """Run the command line of this process. Returns its exit status."""
-    # A polite kill unwinds as Ctrl-C does, so that child processes end and unfinished files go.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    interrupt_on_signals()  # so that child processes end and unfinished files go
     try:
         status = ingle.main(prog_name="ingle", standalone_mode=False)  # ends quietly if stdout's reader has gone
     except InglenookError as problem:

@@ -35,6 +35,7 @@ from app.models.sources import pull
 from app.models.store import ModelStore
 from app.models.stored_model import StoredModel
 from app.progress import Progress
+from app.signals import ending_signals
 
 if TYPE_CHECKING:
     from app.chat.default_sampling import DefaultSampling
@@ -52,9 +53,10 @@ SWITCH_SECONDS = 0.0005
 
 
 def run_host(settings: Settings, progress: Progress, attendance: Attendance | None = None) -> None:
-    """Fetch and load the model, then serve it until SIGINT or SIGTERM, or for as long as it has an `attendance`.
+    """Fetch and load the model, then serve it until SIGINT, SIGTERM, or SIGHUP, or for as long as it has an
+    `attendance`.
 
-    Raises PortTaken, InvalidSetting, and what `pull` and `load_model` raise. A second signal ends the process at once.
+    Raises PortTaken, InvalidSetting, and what `pull` and `load_model` raise. A second Ctrl-C ends the process at once.
     """
     locks = _locks(settings)
     with closing(_listen(settings)) as sockets, ChatTemplateRenderer() as renderer:
@@ -296,7 +298,7 @@ class HTTPServer(uvicorn.Server):
     """uvicorn, with the end of what requests wait for as a part of its own end, and with signals of our own.
 
     `welcome` is called when it accepts connections; `abandon` has to end the process with the status it is given, and
-    is called when the end takes too long, or a second signal comes.
+    is called when the end takes too long, or a second Ctrl-C comes.
     """
 
     def __init__(
@@ -318,11 +320,12 @@ class HTTPServer(uvicorn.Server):
 
     def stop_on_signals(self) -> None:
         """For good: the process ends with the door."""
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in (signal.SIGINT, *ending_signals()):
             signal.signal(number, self._on_signal)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if self.should_exit:
+        """A second Ctrl-C is from a person who does not want to wait; two programs may ask for the end at once."""
+        if self.should_exit and number == signal.SIGINT:
             self._abandon(EXIT_INTERRUPTED)
         self.should_exit = True  # uvicorn looks every tenth of a second
 

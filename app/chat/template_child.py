@@ -32,7 +32,8 @@ from datetime import datetime
 from typing import Any, BinaryIO, NamedTuple
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in the terminal is the parent's to answer
+    for name in {"SIGINT", "SIGHUP"} & signal.Signals.__members__.keys():  # of the terminal: the parent answers them
+        signal.signal(signal.Signals[name], signal.SIG_IGN)
     sys.path += sys.argv[2:]
 
 import jinja2

@@ -7,6 +7,7 @@ import click
 
 from app.api_keys import chosen_keys
 from app.config import is_dumb_terminal, load_settings
+from app.signals import ending_signals
 
 EXAMPLES = """\b
 Examples:
@@ -48,7 +49,8 @@ def chat(
         raise click.UsageError("--api-key-file is the key for --endpoint, which is missing.")
     given = {"model": model, "context": context, "threads": threads, "api_key_file": api_key_file}
     settings = load_settings(**given)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # nothing has to be ended in order until the chat listens
+    for number in ending_signals():
+        signal.signal(number, signal.SIG_DFL)  # nothing has to be ended in order until the chat listens
     from app.terminal_chat.session import Session
 
     flags: dict[str, object] = {"context": context, "threads": threads}

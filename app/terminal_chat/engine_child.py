@@ -7,7 +7,6 @@ that it writes is a `Said` in JSON. What goes wrong later goes to stderr, which 
 import contextlib
 import json
 import os
-import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -22,6 +21,7 @@ from app.config import Settings, load_settings
 from app.errors import EXIT_OK, exit_status
 from app.listening import PortTaken
 from app.progress import Progress, Report, Unit
+from app.signals import interrupt_on_signals
 from quant.errors import InglenookError
 
 _OFTEN = 0.1  # seconds between two lines about the same task
@@ -69,7 +69,7 @@ class TellingProgress:
 
 def main(flags: str) -> int:
     """Serve until nobody needs it. Returns the exit status of the process."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    interrupt_on_signals()
     progress = TellingProgress()
     given = json.loads(flags)
     stay = given.pop("stay")

@@ -13,6 +13,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType
 
+from app.signals import ending_signals
+
 Left = Callable[[], None]
 Work = Callable[[Left], int]
 
@@ -25,7 +27,6 @@ RESET = (
 _SIGNALLED = 128  # and the signal: the status of whoever was ended by one
 _PATIENCE = 3.0  # seconds for the child to end when it is asked to
 _SET_PARENT_DEATH_SIGNAL = 1  # of prctl
-_PASSED_ON = ("SIGTERM", "SIGHUP")
 _IGNORED = ("SIGINT", "SIGQUIT", "SIGTTOU", "SIGTSTP")  # of the whole group: the child answers them
 
 
@@ -86,8 +87,8 @@ def _wait(child: int) -> int:
             os.kill(child, signal.SIGKILL)
 
     signal.signal(signal.SIGALRM, give_up)
-    for name in _PASSED_ON:
-        signal.signal(signal.Signals[name], pass_on)
+    for number in ending_signals():
+        signal.signal(number, pass_on)
     for name in _IGNORED:
         signal.signal(signal.Signals[name], signal.SIG_IGN)
     while True:

@@ -4,6 +4,7 @@ import asyncio
 import gc
 import io
 import random
+import signal
 import sys
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -194,3 +195,46 @@ def test_ctrl_c_is_told_of_where_it_can_be_typed(
     said = capsys.readouterr().err
     assert "hash is ready at http://127.0.0.1:4645/v1" in said
     assert ("Ctrl-C stops it" in said) == isinstance(stdin, Keyboard)
+
+
+@pytest.mark.parametrize(
+    ("sent", "abandoned"),
+    [
+        ("SIGINT", []),
+        ("SIGTERM SIGTERM", []),
+        ("SIGTERM SIGHUP SIGTERM", []),
+        ("SIGINT SIGTERM", []),
+        ("SIGTERM SIGINT", [130]),
+        ("SIGHUP SIGINT SIGINT", [130, 130]),
+    ],
+)
+def test_only_a_second_ctrl_c_does_not_wait(sent: str, abandoned: list[int]) -> None:
+    """Two programs may ask for the end at once."""
+    told: list[int] = []
+
+    async def main() -> None:
+        async with TokenStreams(long_engine()) as streams:
+            server = host.HTTPServer(host.server_config(application(streams)), streams, lambda: None, told.append)
+            for name in sent.split():
+                server._on_signal(signal.Signals[name], None)
+            assert server.should_exit
+
+    asyncio.run(main())
+    assert told == abandoned
+
+
+def test_hang_ups_stop_a_server_unless_they_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    handled: list[signal.Signals] = []
+
+    async def main() -> None:
+        async with TokenStreams(long_engine()) as streams:
+            server = host.HTTPServer(host.server_config(application(streams)), streams, lambda: None, never)
+            with monkeypatch.context() as patch:
+                patch.setattr(signal, "signal", lambda number, handler: handled.append(number))
+                patch.setattr(signal, "getsignal", lambda number: current)
+                server.stop_on_signals()
+
+    for current in (signal.SIG_DFL, signal.SIG_IGN):
+        handled.clear()
+        asyncio.run(main())
+        assert (signal.SIGHUP in handled) == (current is signal.SIG_DFL)

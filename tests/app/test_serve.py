@@ -327,8 +327,8 @@ def follow(server: Server, act: Callable[[], object]) -> list[str]:
     return events
 
 
-@pytest.mark.share(1)
-@pytest.mark.parametrize("way", ["SIGINT", "SIGTERM", "stop"])
+@pytest.mark.share(2)
+@pytest.mark.parametrize("way", ["SIGINT", "SIGTERM", "SIGHUP", "SIGTERM SIGTERM SIGHUP", "stop"])
 def test_stopping_ends_a_stream_properly_and_leaves_nothing(start: Start, way: str) -> None:
     server = start()
     children = server.children()
@@ -340,7 +340,8 @@ def test_stopping_ends_a_stream_properly_and_leaves_nothing(start: Start, way: s
             command = [*PROGRAM, "stop", str(server.port)]
             stops.append(Started(command, cwd=ROOT, env=server.environment, stderr=subprocess.PIPE))
         else:
-            server.process.send_signal(signal.Signals[way])
+            for name in way.split():  # of several, as by two programs at once
+                server.process.send_signal(signal.Signals[name])
 
     events = follow(server, stop)
     for stopping in stops:
