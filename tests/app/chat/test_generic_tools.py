@@ -32,10 +32,11 @@ RESULT = Message("tool", "22 degrees", tool_call_id="abcdef123", name="find")
 WRITTEN_CALL = (
     '<tool_call>\n{"name": "find", "arguments": {"city": "San José", "nights": 2, "by": ["train"]}}\n</tool_call>'
 )
-# Replies of the first three begin with thoughts, which are left out later; the last writes a space in front of them.
+# Replies of the first four begin with thoughts, which are left out later; the last writes a space in front of them.
 WRITTEN_OTHERWISE = {
     "deepseek-ai-DeepSeek-R1-Distill-Llama-8B",
     "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B",
+    "deepseek-ai-DeepSeek-V3.1",
     "llama-cpp-deepseek-r1",
     "llama-cpp-rwkv-world",
 }

@@ -63,7 +63,7 @@ def test_the_newer_list_has_the_loaded_instance(hash_server: LiveServer, vectors
     [listed] = get(hash_server.url, "/api/v1/models").json()["models"]
     assert (listed["key"], listed["type"], listed["format"]) == ("hash", "llm", "gguf")
     assert listed["loaded_instances"] == [{"id": "hash", "config": {"context_length": 2048}}]
-    assert listed["capabilities"] == {"trained_for_tool_use": False, "vision": False}
+    assert listed["capabilities"] == {"trained_for_tool_use": True, "vision": False}
     [other] = get(vectors.url, "/api/v1/models").json()["models"]
     assert (other["key"], other["type"], "capabilities" in other) == ("digest", "embedding", False)
 
