@@ -11,7 +11,7 @@ from app.chat.events import ChatEvent, ReasoningDelta, ReplyEnd, TextDelta, Tool
 from app.chat.reply_formats.reply_parser import ReplyParser
 from app.chat.service import ChatService
 from app.chat.time_limits import NO_LIMITS, TimeLimits
-from app.server.errors import ReplyAborted, ReplyFailed
+from app.server.errors import InvalidRequest, ReplyAborted, ReplyFailed
 from app.server.request_log import logged
 from app.server.token_counts import TokenCounts
 from engine.constraint import Grammar
@@ -32,6 +32,7 @@ class WantedChoices:
     context: int | None = None  # most tokens of a prompt and its reply together; None: what the model has
     limits: TimeLimits = NO_LIMITS
     pause: float = 0.0  # seconds that pass between two batches, at least
+    grammar_parameter: str = ""  # the field that asks for the grammar
     is_told: bool = True  # False: the prompts are read, so that they are found computed later, and no more
 
     @property
@@ -40,9 +41,10 @@ class WantedChoices:
         beams = self.candidates[0].beams
         return len(self.candidates) if beams is None else beams.results
 
-    def keeping_to(self, grammar: Grammar | None) -> "WantedChoices":
-        """The same, with the grammar that each reply keeps to. Raises InvalidSampling."""
-        return replace(self, candidates=[replace(one, grammar=grammar) for one in self.candidates])
+    def keeping_to(self, grammar: Grammar | None, parameter: str = "grammar") -> "WantedChoices":
+        """The same, with the grammar that each reply follows and the field that asks for it. Raises InvalidSampling."""
+        candidates = [replace(one, grammar=grammar) for one in self.candidates]
+        return replace(self, candidates=candidates, grammar_parameter=parameter)
 
     def behind(self, prompt: Sequence[int]) -> Sequence[SamplingParams]:
         """The candidates that continue a prompt, within the context. Raises PromptTooLong."""
@@ -71,8 +73,8 @@ async def generate_choices(
     choices in order of prompts, and adds to `counts`. Where the best of more candidates are wanted they come when all
     have ended, best first.
 
-    Raises what `ChatService.generate` raises; ReplyFailed or ReplyAborted where the engine gave one up, after what came
-    before. Closing the generator ends all of them.
+    Raises what `ChatService.generate` raises; ReplyFailed or ReplyAborted if the engine gave one up, and InvalidRequest
+    if its grammar turned out too complex, after what came before. Closing the generator ends all of them.
     """
     asked = [(prompt, one) for prompt in prompts for one in wanted.behind(prompt)]
     ranking = _Ranking(wanted) if wanted.replies > wanted.count else None
@@ -88,7 +90,7 @@ async def generate_choices(
     with logged(service.name, origin, counts):
         async with aclosing(batches):
             async for batch in batches:
-                good, failure = _up_to_failure(batch if wanted.is_told else _untold(batch))
+                good, failure = _up_to_failure(batch if wanted.is_told else _untold(batch), wanted.grammar_parameter)
                 for reply, event in good:
                     if isinstance(event, ReplyEnd):
                         counts.add(event, first_of_prompt=reply % wanted.replies == 0)
@@ -154,10 +156,13 @@ def _untold(batch: Batch) -> Batch:
 
 
 def _up_to_failure(
-    batch: Batch,
-) -> tuple[Batch, ReplyFailed | ReplyAborted | None]:
+    batch: Batch, grammar_parameter: str
+) -> tuple[Batch, ReplyFailed | ReplyAborted | InvalidRequest | None]:
     """What came before the engine gave a reply up, and that as an error; all of it, where it did not."""
     for position, (_, event) in enumerate(batch):
+        if isinstance(event, ReplyEnd) and event.finish is FinishReason.GRAMMAR:
+            problem = f"{grammar_parameter}: {event.error}"
+            return batch[:position], InvalidRequest(problem, parameter=grammar_parameter)
         if isinstance(event, ReplyEnd) and event.finish is FinishReason.ERROR:
             return batch[:position], ReplyFailed(f"The engine failed: {event.error}", "Try again.")
         if isinstance(event, ReplyEnd) and event.finish is FinishReason.ABORT:

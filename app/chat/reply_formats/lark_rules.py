@@ -62,8 +62,9 @@ class LarkRules:
         """The control token that a text begins with, or all in front of one."""
         return next((part for part in self._tokens.split(text) if part), "")
 
-    def json(self, schema: Mapping[str, Json], *, lenient: bool) -> str:
-        schema = {**schema, "x-guidance": {**_GUIDANCE, "lenient": lenient}}
+    def json(self, schema: Mapping[str, Json], *, lenient: bool, place: str) -> str:
+        """A value that fits a schema; `place` is what errors call it."""
+        schema = {**schema, "x-guidance": {**_GUIDANCE, "lenient": lenient, "place": place}}
         return self.rule(f"%json {json.dumps(schema, ensure_ascii=False)}")
 
     def any_of(self, expressions: Sequence[str]) -> str:

@@ -1,5 +1,6 @@
 """Thoughts end when their tokens are used up, wherever that is, and what follows is as free as it was."""
 
+import asyncio
 import copy
 import random
 from collections.abc import Sequence
@@ -91,7 +92,7 @@ def test_no_character_is_cut(tokenizer: Tokenizer) -> None:
 def test_what_follows_keeps_to_its_grammar(tokenizer: Tokenizer) -> None:
     compiler = GrammarCompiler(copy.copy(tokenizer))
     source = GrammarSource("lark", 'start: t "42"\nt[lazy]: /(.|\\n)*<\\/think>/')
-    reply = compiler._compile(source)
+    reply = asyncio.run(compiler.compile(source))
     constraint = budget(tokenizer, 4, thinks=True, reply=reply)
     ids: list[int] = []
     chance = random.Random(4)
