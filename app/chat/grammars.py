@@ -18,9 +18,10 @@ from functools import partial
 from typing import Final
 
 from app.chat.messages import Json
-from app.errors import InvalidGrammar
+from app.errors import GrammarsUnavailable, InvalidGrammar
 from app.grammars.frames import Limits, Vocabulary
 from app.grammars.host import GrammarProcess
+from app.grammars.lark import literal
 from app.grammars.lines import ProcessStarter
 from app.grammars.source import WHITESPACE, GrammarText
 from app.text.tokenizer import Tokenizer
@@ -52,7 +53,7 @@ class GrammarSource(GrammarText):
     @classmethod
     def choice(cls, texts: Sequence[str]) -> "GrammarSource":
         """One of some texts."""
-        return cls("lark", "start: " + " | ".join(json.dumps(text, ensure_ascii=False) for text in texts))
+        return cls("lark", "start: " + " | ".join(map(literal, texts)))
 
     def as_lark(self) -> str:
         """The same as one expression of a larger Lark grammar."""
@@ -81,7 +82,7 @@ class GrammarCompiler:
         self, tokenizer: Tokenizer, limits: Limits | None = None, starter: ProcessStarter | None = None
     ) -> None:
         """`starter` starts other processes than this system's usual ones."""
-        self._tokenizer = tokenizer
+        self._tokenize = partial(_tokenized, tokenizer)  # not a method: processes must not hold their compiler
         self._limits = limits = limits or Limits()
         self._starter = starter or ProcessStarter(partial(vocabulary_of, tokenizer), limits)
         self._jumps = tokenizer.encode_continuation("a") is not None  # else what must follow is drawn token by token
@@ -139,9 +140,6 @@ class GrammarCompiler:
     def _new_process(self) -> GrammarProcess:
         return GrammarProcess(self._starter.start(), self._tokenize, self._limits, jumps=self._jumps)
 
-    def _tokenize(self, text: bytes) -> Sequence[int]:
-        return self._tokenizer.encode_continuation(text.decode()) or ()
-
 
 def vocabulary_of(tokenizer: Tokenizer) -> Vocabulary:
     """Raises InvalidGrammar for a model without a token that ends a reply."""
@@ -150,6 +148,10 @@ def vocabulary_of(tokenizer: Tokenizer) -> Vocabulary:
         raise InvalidGrammar("The model's vocabulary has no token that ends a reply, so no reply can follow a grammar.")
     tokens = [tokenizer.token_bytes(token_id, show_control=True) for token_id in range(tokenizer.vocab_size)]
     return Vocabulary(tokens, sorted(tokenizer.control_tokens.values()), ends, tokenizer.bos_id)
+
+
+def _tokenized(tokenizer: Tokenizer, text: bytes) -> Sequence[int]:
+    return tokenizer.encode_continuation(text.decode()) or ()
 
 
 class _Flight:
@@ -173,6 +175,12 @@ class _Flight:
                 self._started.close()
 
     def _compile(self) -> GrammarProcess:
+        try:
+            return self._attempt()
+        except GrammarsUnavailable:
+            return self._attempt()  # the process that starts the others may have died: there is another now
+
+    def _attempt(self) -> GrammarProcess:
         process = self._start()
         with self._lock:
             if self._is_stopped:

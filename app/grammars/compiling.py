@@ -14,7 +14,7 @@ import llguidance
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from app.grammars.lark import NotUnderstood, expanded, rules_of, tokens_of, with_schemas
-from app.grammars.problem import GrammarProblem
+from app.grammars.problem import SIMPLIFY, GrammarProblem
 from app.grammars.schema_keywords import Json, Schema
 from app.grammars.schemas import enforced
 from app.grammars.source import GrammarText
@@ -25,7 +25,6 @@ LIMITS: Final = llguidance.LLParserLimits(
 )
 _WALKS, _WALK_TOKENS = 2, 8
 _DETAIL_CHARS: Final = 400
-_TOO_COMPLEX: Final = "It is too complex ({}). Use smaller counts, fewer alternatives, or fewer nested repetitions."
 # How the library says that a limit was exceeded, and how it says that nothing fits.
 _LIMIT_WORDS: Final = (
     "too many",
@@ -144,8 +143,12 @@ def problem_of(text: str) -> GrammarProblem:
     if _is_empty(detail):
         return GrammarProblem(f"No text fits it ({detail}).")
     if any(words in detail.lower() for words in _LIMIT_WORDS):
-        return GrammarProblem(_TOO_COMPLEX.format(detail.splitlines()[0]))
+        return too_complex(detail.splitlines()[0])
     return GrammarProblem(detail)
+
+
+def too_complex(detail: str) -> GrammarProblem:
+    return GrammarProblem(f"It is too complex: {detail}. {SIMPLIFY}")
 
 
 def _is_empty(problem: str) -> bool:

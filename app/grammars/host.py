@@ -17,13 +17,13 @@ import numpy as np
 from app.errors import GrammarsUnavailable, InvalidGrammar
 from app.grammars.frames import ACCEPT, ENDED, Channel, Frame, Hangup, Kind, Limits, Problem, packed_ids, unpacked_ids
 from app.grammars.lines import START_SECONDS, Line
+from app.grammars.problem import SIMPLIFY
 from app.grammars.source import GrammarText
 from engine.constraint import Constraint, Words
 
 log = logging.getLogger(__name__)
 
 MASK_WALL_SECONDS: Final = 0.5  # that a step waits for a mask, at most
-_SIMPLIFY: Final = "Use smaller counts, fewer alternatives, or fewer nested repetitions."
 _SLACK_SECONDS: Final = 1.0  # for an answer about a limit that a process keeps by itself
 
 
@@ -65,7 +65,7 @@ class GrammarProcess:
             answer = self._answer(0)
         except (Hangup, TimeoutError) as error:
             most = f"{wall:g} seconds or {self._limits.memory_bytes >> 20} MB"
-            raise InvalidGrammar(f"It is too complex: compiling it takes more than {most}. {_SIMPLIFY}") from error
+            raise InvalidGrammar(f"It is too complex: compiling it takes more than {most}. {SIMPLIFY}") from error
         if answer.payload:
             problem = Problem.unpacked(answer.payload)
             if problem.trace:
@@ -94,7 +94,7 @@ class GrammarProcess:
         except (Hangup, OSError) as error:
             raise self._failed("it exceeded its limits of time and memory") from error
         if answer.kind is Kind.FAILED:
-            raise self._failed(answer.payload.decode())
+            raise GrammarFailed(answer.payload.decode())
         return answer
 
     def forget(self, reply: int) -> None:
@@ -104,7 +104,7 @@ class GrammarProcess:
     def _failed(self, problem: str) -> GrammarFailed:
         self._problem = self._problem or problem
         self.close()
-        return GrammarFailed(f"The grammar is too complex: {self._problem}. {_SIMPLIFY}")
+        return GrammarFailed(f"It is too complex: {self._problem}. {SIMPLIFY}")
 
     def _send(self, frame: Frame) -> None:
         with self._sending:
@@ -130,10 +130,13 @@ class _Reply:
         self._number = number
         self._jumps = jumps
         self._asked_at: float | None = None
+        self._failure: GrammarFailed | None = None
         self.ended = False
         weakref.finalize(self, process.forget, number).atexit = False
 
     def ask(self) -> None:
+        if self._failure is not None:
+            raise self._failure
         if self._asked_at is None:
             self._asked_at = time.monotonic()
             self._process.tell(Frame(Kind.MASK, self._number))
@@ -151,7 +154,8 @@ class _Reply:
         try:
             self._process.tell(Frame(Kind.ACCEPT, self._number, ACCEPT.pack(token_id, self._jumps)))
             answer = self._process.hear(self._number, MASK_WALL_SECONDS)
-        except GrammarFailed:
-            return ()  # `fill` raises it
+        except GrammarFailed as failure:
+            self._failure = failure  # which the next mask raises
+            return ()
         (self.ended,) = ENDED.unpack_from(answer.payload)
         return unpacked_ids(answer.payload[ENDED.size :])

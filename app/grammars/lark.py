@@ -35,6 +35,11 @@ _MAY_BE_EMPTY: Final = re.compile(r"\[\^(?:\\.|[^\]\\])*?\\[sSdDwWpP]|[&~]|\\P")
 _WITH_JSON: Final = frozenset(("%json", "%regex", "%llguidance", "%gbnf"))
 
 
+def literal(text: str) -> str:
+    """A text as a literal of Lark."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
 def is_gbnf(text: str) -> bool:
     """Whether a grammar is written in GBNF, or another EBNF with `::=`, and not in Lark."""
     return any(found[1] for found in _GBNF.finditer(text))

@@ -103,24 +103,35 @@ class ProcessStarter:
         if not self._forks:
             return self._spawned()
         ours, theirs = socket.socketpair()
-        with theirs, self._lock:
-            try:
-                socket.send_fds(self._control(), [b"f"], [theirs.fileno()])
-            except OSError:  # the first process has died meanwhile
-                self._drop()
-                socket.send_fds(self._control(), [b"f"], [theirs.fileno()])
-        return SocketLine(ours)
+        line = SocketLine(ours)
+        try:
+            with theirs, self._lock:
+                self._hand_over(theirs)
+        except BaseException:
+            line.close()
+            raise
+        return line
 
     def close(self) -> None:
         with self._lock:
             self._drop()
 
+    def _hand_over(self, served: socket.socket) -> None:
+        try:
+            socket.send_fds(self._control(), [b"f"], [served.fileno()])
+        except OSError:  # the first process has died meanwhile
+            self._drop()
+            socket.send_fds(self._control(), [b"f"], [served.fileno()])
+
     def _control(self) -> socket.socket:
         if self._first is None:
             ours, theirs = socket.socketpair()
-            with theirs:
-                process = self._process(theirs.fileno(), subprocess.DEVNULL)
-            self._first = process, ours
+            try:
+                with theirs:
+                    self._first = self._process(theirs.fileno(), subprocess.DEVNULL), ours
+            except BaseException:
+                ours.close()
+                raise
             ours.settimeout(START_SECONDS)
             channel = Channel(ours.recv, ours.sendall)
             try:

@@ -1,5 +1,7 @@
 """Why a grammar is refused: the error that everything in a grammar process raises."""
 
+SIMPLIFY = "Use smaller counts, fewer alternatives, or fewer nested repetitions."
+
 
 class GrammarProblem(Exception):
     """A grammar or schema that cannot be compiled, enforced or completed.

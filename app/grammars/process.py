@@ -21,7 +21,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -31,7 +31,7 @@ if __name__ == "__main__":
 
 import llguidance
 
-from app.grammars.compiling import Compiler, problem_of
+from app.grammars.compiling import Compiler, problem_of, too_complex
 from app.grammars.frames import (
     ACCEPT,
     ENDED,
@@ -53,28 +53,28 @@ from app.grammars.source import GrammarText
 # most 30 characters.
 _CHARACTER = r'[^"\\\x00-\x1F\x7F]'
 SLICES = [r"[\x20\x0A\x0D\x09]+", *(f"{_CHARACTER}{{1,{most}}}" for most in (10, 12, 16, 30)), f"{_CHARACTER}+"]
-BYTES = Vocabulary([*(bytes([value]) for value in range(256)), b"<end>"], [256], [256], None)
+_BYTES = Vocabulary([*(bytes([value]) for value in range(256)), b"<end>"], [256], [256], None)
 
 
 class _Wrapper:
-    """What the library asks of a tokenizer. Texts that continue others are tokenized by the server."""
+    """What the library asks of a tokenizer. `tokenize` returns the ids of a text that continues another."""
 
     is_tokenizer_wrapper = True
 
-    def __init__(self, vocabulary: Vocabulary, line: "_Line") -> None:
+    def __init__(self, vocabulary: Vocabulary, tokenize: Callable[[bytes], list[int]]) -> None:
         self.eos_token_id = vocabulary.ends[0]
         self.bos_token_id = vocabulary.bos
         self.tokens = list(vocabulary.tokens)
         self.special_token_ids = list(vocabulary.special)
-        self._line = line
+        self._tokenize = tokenize
 
     def __call__(self, text: str | bytes) -> list[int]:
-        return self._line.tokenize(text.encode() if isinstance(text, str) else text) if text else []
+        return self._tokenize(text.encode() if isinstance(text, str) else text) if text else []
 
 
 @dataclass(slots=True)
 class _Line:
-    """The channel to the server: each copy of the process has another."""
+    """The channel to the server, which tokenizes: each copy of the process has another."""
 
     channel: Channel
 
@@ -86,10 +86,17 @@ class _Line:
         return list(unpacked_ids(answer.payload))
 
 
-def tokenizer_of(vocabulary: Vocabulary, line: _Line, slices: list[str]) -> llguidance.LLTokenizer:
+def tokenizer_of(
+    vocabulary: Vocabulary, tokenize: Callable[[bytes], list[int]], slices: list[str]
+) -> llguidance.LLTokenizer:
     """The library's tokenizer, which it takes a while to build."""
-    wrapper = _Wrapper(vocabulary, line)
+    wrapper = _Wrapper(vocabulary, tokenize)
     return llguidance.LLTokenizer(wrapper, eos_token=list(vocabulary.ends), slices=slices)  # type: ignore[arg-type]
+
+
+def bytes_tokenizer() -> llguidance.LLTokenizer:
+    """The tokenizer of single bytes."""
+    return tokenizer_of(_BYTES, list, [])
 
 
 @dataclass(slots=True)
@@ -114,10 +121,16 @@ class Replies:
         answer = self._accepted(matcher, frame) if frame.kind is Kind.ACCEPT else self._masked(matcher, frame)
         self._seconds += time.process_time() - began
         self._steps += 1
-        if self._seconds > self.limits.burst_cpu_seconds + self.limits.mean_cpu_seconds * self._steps:
-            problem = f"its masks took {self._seconds / self._steps * 1000:,.0f} ms on average"
-            return Frame(Kind.FAILED, frame.reply, problem.encode())
+        if self.are_slow:
+            detail = f"its masks take {self._seconds / self._steps * 1000:,.0f} ms on average"
+            return Frame(Kind.FAILED, frame.reply, too_complex(detail).message.encode())
         return answer
+
+    @property
+    def are_slow(self) -> bool:
+        """Whether they have taken more time than they may."""
+        most = self.limits.burst_cpu_seconds + self.limits.mean_cpu_seconds * self._steps
+        return self._seconds > most
 
     @staticmethod
     def _masked(matcher: llguidance.LLMatcher, frame: Frame) -> Frame:
@@ -139,7 +152,7 @@ class Replies:
 
 
 def serve(channel: Channel, compiler: Compiler, limits: Limits) -> None:
-    """Compile the grammar of the first frame, then follow replies until the channel ends."""
+    """Compile the grammar of the first frame, then follow replies until the channel ends, or they are too slow."""
     channel.send(Frame(Kind.READY))
     source = GrammarText.unpacked(channel.receive().payload)
     with _within(limits.compile_cpu_seconds, limits.compile_wall_seconds):
@@ -149,7 +162,7 @@ def serve(channel: Channel, compiler: Compiler, limits: Limits) -> None:
         return
     channel.send(Frame(Kind.COMPILED))
     replies = Replies(outcome, limits)
-    while True:
+    while not replies.are_slow:
         frame = channel.receive()
         with _within(limits.mask_cpu_seconds):
             answer = replies.answer(frame)
@@ -249,7 +262,7 @@ def main(options: dict[str, float | bool]) -> None:
     receive, send = (partial(os.read, 0), _write) if control is None else (control.recv, control.sendall)
     line = _Line(channel := Channel(receive, send))
     vocabulary = Vocabulary.unpacked(channel.receive().payload)
-    compiler = Compiler(tokenizer_of(vocabulary, line, SLICES), tokenizer_of(BYTES, line, []))
+    compiler = Compiler(tokenizer_of(vocabulary, line.tokenize, SLICES), bytes_tokenizer())
     with contextlib.suppress(Hangup):
         if control is not None:
             channel.send(Frame(Kind.READY))  # until then the server sends nothing more

@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from app.chat.messages import Json
+from app.grammars.lark import literal
 
 _ANYTHING = "/(.|\\n)*/"
 # As templates write JSON, so that the call, sent back, is encoded as it was generated.
@@ -73,7 +74,7 @@ class LarkRules:
 
 def quoted(text: str) -> str:
     """As a literal of plain text."""
-    return json.dumps(text, ensure_ascii=False)
+    return literal(text)
 
 
 def _escaped(text: str) -> str:
