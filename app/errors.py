@@ -12,7 +12,8 @@ AppError
 ├── ToolsUnsupported       tools for a model that cannot be told of them
 ├── UnsupportedTokenizer   a vocabulary that cannot be reproduced exactly
 ├── TextTooLong            a text with more tokens than the caller allows; says how many at least
-├── InvalidGrammar         a schema or grammar for a reply that cannot be kept; names the place
+├── InvalidGrammar         a schema or grammar that cannot be compiled or enforced; names the place
+├── GrammarsUnavailable    no process that compiles grammars can start
 ├── InvalidMessage         (chat/messages.py) a message that cannot be given to a model
 ├── InvalidRequest, ReplyFailed, ReplyAborted     (server/errors.py)
 ├── ContenderFailed, UnsuitableLoad               (bench/contender.py)
@@ -65,11 +66,16 @@ class TemplateUnavailable(TemplateError):
 
 
 class InvalidGrammar(AppError):
-    """A reply cannot be held to what was asked for. `place` is the path of the part to blame, from a schema's root."""
+    """A grammar cannot be compiled, enforced or completed. `place` is the path of the part at fault, from the root of
+    the schema."""
 
     def __init__(self, message: str, *, place: str = "") -> None:
         super().__init__(message)
         self.place = place
+
+
+class GrammarsUnavailable(AppError):
+    """No process that compiles grammars can start: it may, another time."""
 
 
 class ToolsUnsupported(AppError):

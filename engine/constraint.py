@@ -5,19 +5,24 @@ and tells which one came. Refuses to know what a grammar is written in.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from functools import partial
+from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+
+from engine.request import FinishReason, SampledToken
+from quant.errors import InglenookError
 
 if TYPE_CHECKING:
     from engine.request import Request
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
 Words: TypeAlias = NDArray[np.int32]  # bit t % 32 of word t // 32 stands for token t
 
 
@@ -27,6 +32,10 @@ class Constraint(Protocol):
     @property
     def ended(self) -> bool:
         """Whether nothing can follow: the reply is over."""
+        ...
+
+    def ask(self) -> None:
+        """The next call is `fill`: what computes elsewhere may begin. Raises what `fill` raises."""
         ...
 
     def fill(self, words: Words) -> bool:
@@ -62,6 +71,13 @@ class Masks:
         place = None if token_id < 0 else self.places.get(request_id)
         return place is None or bool(self.words[place, token_id // 32] >> (token_id % 32) & 1)
 
+    def failure(self, request_id: int) -> SampledToken | None:
+        """The end of a request whose grammar cannot continue."""
+        problem = self.problems.get(request_id)
+        if problem is None:
+            return None
+        return SampledToken(request_id, None, problem=problem, reason=FinishReason.GRAMMAR)
+
     def few(self, request_id: int, vocab_size: int, most: int) -> "NDArray[np.int64] | None":
         """The tokens that one of the constrained requests may go on with, in order: int64, at least one; None for
         more than `most`."""
@@ -93,17 +109,29 @@ class MaskThread:
         self._thread = ThreadPoolExecutor(1, "masks")  # which starts with the first of them
 
     def begin(self, requests: Sequence["Request"]) -> "Future[Masks] | None":
-        """The masks of those that are constrained; None where nobody is. Until it is done, they go on with no token."""
-        constrained = [request for request in requests if request.constraint is not None]
+        """The masks of those that are constrained; None if none is. Until it is done, they must not get a token."""
+        constrained = [(it.id, it.constraint) for it in requests if it.constraint is not None]
         return self._thread.submit(self._masks, constrained) if constrained else None
 
-    def _masks(self, requests: Sequence["Request"]) -> Masks:
-        masks = Masks(np.zeros((len(requests), self._words), np.int32), {}, {})
-        for place, request in enumerate(requests):
-            try:
-                if request.constraint is not None and request.constraint.fill(masks.words[place]):
-                    masks.places[request.id] = place
-            except Exception as error:  # a grammar that fails ends its own request, and no other
-                log.exception("the grammar of request %d failed", request.id)
-                masks.problems[request.id] = f"{type(error).__name__}: {error}"
+    def _masks(self, constrained: Sequence[tuple[int, Constraint]]) -> Masks:
+        masks = Masks(np.zeros((len(constrained), self._words), np.int32), {}, {})
+        for request_id, constraint in constrained:  # those that other processes compute are computed at the same time
+            _attempt(masks, request_id, constraint.ask)
+        for place, (request_id, constraint) in enumerate(constrained):
+            fill = partial(constraint.fill, masks.words[place])
+            if request_id not in masks.problems and _attempt(masks, request_id, fill):
+                masks.places[request_id] = place
         return masks
+
+
+def _attempt(masks: Masks, request_id: int, work: Callable[[], T]) -> T | None:
+    """The result of `work`. If it fails, this ends its own request, and no other."""
+    try:
+        return work()
+    except InglenookError as error:
+        log.warning("request %d ends: %s", request_id, error.message)
+        masks.problems[request_id] = error.message
+    except Exception as error:
+        log.exception("the grammar of request %d failed", request_id)
+        masks.problems[request_id] = f"{type(error).__name__}: {error}"
+    return None

@@ -216,6 +216,7 @@ class FinishReason(enum.Enum):
     LENGTH = "length"  # max_tokens or the context is reached
     ABORT = "abort"
     ERROR = "error"  # the step it was part of failed
+    GRAMMAR = "grammar"  # its grammar is too complex, or allows nothing more
 
 
 @dataclass(slots=True, eq=False)
@@ -375,6 +376,7 @@ class SampledToken:
     logprobs: TokenLogprobs | None = None
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # of the tokens behind the positions that were to be reported
     problem: str = ""  # why there is no token to be had: the request ends with it
+    reason: FinishReason = FinishReason.ERROR  # for a problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -385,6 +387,6 @@ class TokenEvent:
     token_id: int | None
     logprobs: TokenLogprobs | None = None
     finish: FinishReason | None = None
-    error: str = ""  # why, for FinishReason.ERROR
+    error: str = ""  # why, for FinishReason.ERROR and GRAMMAR
     num_computed: int = 0  # how far the request is, where a part of its prompt was computed
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # of further tokens of the prompt, from its second on

@@ -92,7 +92,7 @@ def _sample_around(
 ) -> list[SampledToken]:
     """`sample` where some rows hold no numbers, or some grammars cannot go on."""
     fine = [row for row, it in enumerate(requests) if numbers[row] and it.id not in masks.problems]
-    told = {it.id: SampledToken(it.id, None, problem=masks.problems.get(it.id, NOT_NUMBERS)) for it in requests}
+    told = {it.id: masks.failure(it.id) or SampledToken(it.id, None, problem=NOT_NUMBERS) for it in requests}
     rest = sample(logits[fine], [requests[row] for row in fine], replace(masks, problems={}), draw_freely)
     return [(told | {it.request_id: it for it in rest})[request.id] for request in requests]
 

@@ -361,7 +361,7 @@ class Scheduler:
         if found is None or (found.token_id is None and not found.problem):
             return [TokenEvent(request.id, None, num_computed=computed, prompt_logprobs=prompt)]
         if found.token_id is None:
-            return self._end(request, FinishReason.ERROR, found.problem)
+            return self._end(request, found.reason, found.problem)
         followed = request.constraint.accept(found.token_id) if request.constraint is not None else ()
         events = [self._token(request, found.token_id, found.logprobs, prompt, last=not followed)]
         for number, token_id in enumerate(followed, 1):

@@ -134,7 +134,7 @@ class Searches:
         """What a step found for one of its requests."""
         search, events = _search_of(request), []
         if found is not None and found.problem:
-            return self.end(search, FinishReason.ERROR, found.problem)
+            return self.end(search, found.reason, found.problem)
         if found is not None and found.prompt_logprobs:
             events = [
                 TokenEvent(result.id, None, num_computed=computed, prompt_logprobs=found.prompt_logprobs)

@@ -110,7 +110,7 @@ def main() -> None:
         ChatTemplateRenderer() as renderer,
         LiveServer("hash", paced_engine(tokenizer, given.step), tokenizer, renderer) as server,
     ):
-        server.service.grammars.prepare()
+        server.call(server.service.grammars.prepare())
         rounds = {name: [name] for name in names} if given.each else {"all": names}
         for what, chosen in {"quiet": list[str](), **rounds}.items():
 

@@ -37,7 +37,7 @@ from app.chat.template import ChatTemplateRenderer
 from app.chat.time_limits import NO_LIMITS, TimeLimits
 from app.chat.token_filter import TokenFilter
 from app.chat.token_streams import TokenStreams
-from app.errors import InvalidGrammar, TextTooLong
+from app.errors import GrammarsUnavailable, InvalidGrammar, TextTooLong
 from app.text.infilling import Gap, Infilling
 from app.text.long_texts import Limit
 from app.text.tokenizer import Tokenizer
@@ -172,13 +172,12 @@ class ChatService:
         return await self._encoding.run(lambda _: TokenFilter.of(self.tokenizer, allowed, words))
 
     async def prepare_when_idle(self) -> None:
-        """Do what the first grammar would wait for as soon as nothing is generated: whatever was under way would stand
-        still meanwhile."""
+        """Do what the first grammar would wait for as soon as nothing is generated: it takes a core for a while."""
         await asyncio.sleep(IDLE_SECONDS)
         while self.streams.num_running or self.streams.num_waiting:
             await asyncio.sleep(IDLE_SECONDS)
-        with suppress(InvalidGrammar):  # then there will be none
-            await asyncio.to_thread(self.grammars.prepare)
+        with suppress(InvalidGrammar, GrammarsUnavailable):  # the first grammar reports it
+            await self.grammars.prepare()
 
     async def encode_text(self, text: str) -> tuple[int, ...]:
         """A prompt that is no conversation: its text as it stands, control tokens in it included. Raises

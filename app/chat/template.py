@@ -9,11 +9,8 @@ Nothing here knows a model, a tokenizer, or where a template came from.
 
 import contextlib
 import hashlib
-import importlib.util
 import json
 import struct
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
@@ -23,6 +20,7 @@ from typing import IO, Self, cast
 
 from app.chat.messages import Json, Message
 from app.errors import TemplateError, TemplateUnavailable
+from app.limited_process import library_folders, start_isolated
 
 MAX_TEMPLATE_BYTES = 64 << 10  # four times the largest template in common use
 MAX_TEXT_CHARS = 4 << 20  # a million tokens of English: more than the context of any model that runs here
@@ -164,12 +162,8 @@ class _Child:
             "text_chars": MAX_TEXT_CHARS,
             "seconds": seconds + 1,
         }
-        # Isolated and without site: none of our code, nor of the user's, runs there; only these folders are searched.
-        command = [sys.executable, "-I", "-S", str(program), json.dumps(limits), *_library_folders()]
         try:
-            self._process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, bufsize=0
-            )
+            self._process = start_isolated(program, limits, library_folders("jinja2", "markupsafe"))
         except OSError as error:
             raise TemplateUnavailable(
                 f"The process that renders chat templates cannot start: {error}", _AGAIN
@@ -252,12 +246,6 @@ class _Child:
                 raise _Broken("the process ended")
             read += part
         return bytes(read)
-
-
-def _library_folders() -> list[str]:
-    """Where jinja2 and what it needs are installed, which may be outside an isolated Python's path."""
-    specs = (importlib.util.find_spec(name) for name in ("jinja2", "markupsafe"))
-    return sorted({str(Path(spec.origin).parents[1]) for spec in specs if spec is not None and spec.origin})
 
 
 def _checked_source(template: str) -> bytes:

@@ -74,6 +74,10 @@ class _Reply:
     def ended(self) -> bool:
         return self._reply is not None and self._reply.ended
 
+    def ask(self) -> None:
+        if self._reply is not None and not self._over:
+            self._reply.ask()
+
     def fill(self, words: Words) -> bool:
         if self._over:
             token_id = self._marks.end_ids[self._forced]

@@ -54,6 +54,10 @@ class _Reply:
     def ended(self) -> bool:
         return self._reply is not None and self._reply.ended
 
+    def ask(self) -> None:
+        if self._reply is not None:
+            self._reply.ask()
+
     def fill(self, words: Words) -> bool:
         constrained = self._reply is not None and self._reply.fill(words)
         last = self._completing()

@@ -21,7 +21,7 @@ from app.chat.reply_options import PLAIN_REPLY, ReplyOptions
 from app.chat.service import ChatService
 from app.chat.time_limits import NO_LIMITS, TimeLimits
 from app.chat.token_filter import TokenFilter
-from app.server.errors import ReplyAborted, ReplyFailed
+from app.server.errors import InvalidRequest, ReplyAborted, ReplyFailed
 from app.server.request_log import logged
 from app.server.token_counts import TokenCounts
 from engine.constraint import Grammar
@@ -44,6 +44,7 @@ class WantedChoices:
     pause: float = 0.0  # seconds that pass between two batches, at least
     options: ReplyOptions = PLAIN_REPLY
     filter: TokenFilter | None = None  # of the tokens of each reply
+    grammar_parameter: str = ""  # the field that asks for the grammar
     is_told: bool = True  # False: the prompts are read, so that they are found computed later, and no more
 
     @property
@@ -52,11 +53,13 @@ class WantedChoices:
         beams = self.candidates[0].beams
         return len(self.candidates) if beams is None else beams.results
 
-    def keeping_to(self, grammar: Grammar | None) -> "WantedChoices":
-        """The same, with the grammar that each reply keeps to, within the filter. Raises InvalidSampling."""
+    def keeping_to(self, grammar: Grammar | None, parameter: str = "grammar") -> "WantedChoices":
+        """The same, with the grammar that each reply follows, within the filter, and the field that asks for it. Raises
+        InvalidSampling."""
         if self.filter is not None:
             grammar = replace(self.filter, reply=grammar)
-        return replace(self, candidates=[replace(one, grammar=grammar) for one in self.candidates])
+        candidates = [replace(one, grammar=grammar) for one in self.candidates]
+        return replace(self, candidates=candidates, grammar_parameter=parameter)
 
     def behind(self, prompt: Sequence[int]) -> Sequence[SamplingParams]:
         """The candidates that continue a prompt, within the context. Raises PromptTooLong."""
@@ -87,8 +90,8 @@ async def generate_choices(
     choices in order of prompts, and adds to `counts`. Where the best of more candidates are wanted they come when all
     have ended, best first.
 
-    Raises what `ChatService.generate` raises; ReplyFailed or ReplyAborted where the engine gave one up, after what came
-    before. Closing the generator ends all of them.
+    Raises what `ChatService.generate` raises; ReplyFailed or ReplyAborted if the engine gave one up, and InvalidRequest
+    if its grammar turned out too complex, after what came before. Closing the generator ends all of them.
     """
     asked = [(prompt, one) for prompt in prompts for one in wanted.behind(prompt)]
     ranking = _Ranking(wanted) if wanted.replies > wanted.count else None
@@ -108,7 +111,7 @@ async def generate_choices(
                 for reply, event in batch:
                     counts.see(event)
                     log.see(reply, event)
-                good, failure = _up_to_failure(batch if wanted.is_told else _untold(batch))
+                good, failure = _up_to_failure(batch if wanted.is_told else _untold(batch), wanted.grammar_parameter)
                 for reply, event in good:
                     if isinstance(event, ReplyEnd):
                         counts.add(event, first_of_prompt=reply % wanted.replies == 0)
@@ -179,10 +182,13 @@ def _untold(batch: Batch) -> Batch:
 
 
 def _up_to_failure(
-    batch: Batch,
-) -> tuple[Batch, ReplyFailed | ReplyAborted | None]:
+    batch: Batch, grammar_parameter: str
+) -> tuple[Batch, ReplyFailed | ReplyAborted | InvalidRequest | None]:
     """What came before the engine gave a reply up, and that as an error; all of it, where it did not."""
     for position, (_, event) in enumerate(batch):
+        if isinstance(event, ReplyEnd) and event.finish is FinishReason.GRAMMAR:
+            problem = f"{grammar_parameter}: {event.error}"
+            return batch[:position], InvalidRequest(problem, parameter=grammar_parameter)
         if isinstance(event, ReplyEnd) and event.finish is FinishReason.ERROR:
             return batch[:position], ReplyFailed(f"The engine failed: {event.error}", "Try again.")
         if isinstance(event, ReplyEnd) and event.finish is FinishReason.ABORT:

@@ -35,7 +35,8 @@ async def continuation_events(
     engine has begun with it, so that what is refused or fails at once can be raised: InvalidRequest, InvalidSampling,
     EngineError, ReplyFailed, ReplyAborted."""
     grammar = None if wanted.grammar is None else await wanted.grammar.compiled(service.grammars)
-    choices = wanted.choices.keeping_to(grammar)
+    parameter = "" if wanted.grammar is None else wanted.grammar.parameter
+    choices = wanted.choices.keeping_to(grammar, parameter)
     with naming(wanted.field):
         replies = generate_choices(service, wanted.prompts, choices, origin, counts, continues_text=True)
         async with aclosing(replies) as batches:

@@ -10,6 +10,7 @@ from app.chat.messages import InvalidMessage
 from app.errors import (
     AppError,
     DownloadStopped,
+    GrammarsUnavailable,
     ModelNotFound,
     NoSpace,
     Offline,
@@ -75,6 +76,7 @@ _STATUS: dict[type[BaseException], int] = {
     InvalidSampling: 400,
     PromptTooLong: 400,
     TemplateUnavailable: 503,
+    GrammarsUnavailable: 503,
     TemplateError: 400,
     InvalidMessage: 400,
     TextTooLong: 400,

@@ -1,7 +1,7 @@
 """Structured output: which grammar a request asks for, in any of the ways in which clients say so.
 
 OpenAI's `response_format`, vLLM's `structured_outputs` and its older `guided_*` fields, Ollama's `format`, llama.cpp's
-`grammar`. Refuses to know how a grammar is compiled and who keeps to it.
+`grammar` and `json_schema`. Schemas are enforced as they are written, or refused by keyword, in every one of them.
 """
 
 import contextlib
@@ -14,6 +14,8 @@ from msgspec import Meta, Struct
 
 from app.chat.grammars import ANY_OBJECT, MAX_SOURCE, GrammarCompiler, GrammarSource
 from app.errors import InvalidGrammar
+from app.grammars.lark import is_gbnf
+from app.grammars.source import WHITESPACE
 from app.server.errors import InvalidRequest
 from engine.constraint import Grammar
 
@@ -25,26 +27,37 @@ Choices: TypeAlias = Annotated[
 
 
 class NamedSchema(Struct):
-    name: Annotated[str, Meta(max_length=256)]
+    name: Annotated[str, Meta(max_length=256)] | None = None
     schema: Schema | None = None
-    strict: bool | None = None
+    strict: bool | None = None  # every schema is enforced, whatever this says
     description: str | None = None
 
 
 class ResponseFormat(Struct):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: NamedSchema | None = None
-    schema: Schema | None = None  # of a json_object, as llama.cpp's clients send it
+    schema: Schema | None = None  # beside the type, as clients of llama.cpp send it
 
 
 class StructuredOutputs(Struct):
-    """As vLLM has it."""
+    """As vLLM has it. Its `disable_fallback` and `backend` are unknown here: there is one backend, without fallback. So
+    is `disable_additional_properties`: objects are closed unless the schema says otherwise."""
 
     json: Schema | GrammarText | None = None
     json_object: bool | None = None
     regex: GrammarText | None = None
     choice: Choices | None = None
-    grammar: GrammarText | None = None
+    grammar: GrammarText | None = None  # in Lark, or in GBNF
+    structural_tag: Any = None
+    whitespace_pattern: Annotated[str, Meta(max_length=256)] | None = None
+    disable_any_whitespace: bool | None = None
+
+    @property
+    def whitespace(self) -> str | None:
+        """Between the parts of JSON."""
+        if self.disable_any_whitespace:
+            return None
+        return WHITESPACE if self.whitespace_pattern is None else self.whitespace_pattern or None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,34 +84,33 @@ def naming_grammar(parameter: str) -> Iterator[None]:
 
 
 def of_response_format(wanted: ResponseFormat | None) -> Iterator[AskedGrammar]:
-    """One at most. Raises InvalidRequest for one that lacks its schema."""
+    """At most one. Raises InvalidRequest for one that lacks its schema."""
     if wanted is None or wanted.type == "text":
         return
-    if wanted.type == "json_schema":
-        named = wanted.json_schema
-        if named is None or named.schema is None:
-            missing = "response_format.json_schema" + (".schema" if named else "")
-            raise InvalidRequest(f"{missing}: it is required", parameter=missing)
-        # Without `strict`, OpenAI takes keywords that it does not keep to; so do we.
-        yield of_schema(named.schema, "response_format.json_schema.schema", lenient=not named.strict)
+    named = wanted.json_schema
+    if wanted.type == "json_schema" and named is not None and named.schema is not None:
+        yield of_schema(named.schema, "response_format.json_schema.schema")
     elif wanted.schema is not None:
-        yield of_schema(wanted.schema, "response_format.schema", lenient=True)
+        yield of_schema(wanted.schema, "response_format.schema")
+    elif wanted.type == "json_schema":
+        missing = "response_format.json_schema" + (".schema" if named else "")
+        raise InvalidRequest(f"{missing}: it is required", parameter=missing)
     else:
         yield AskedGrammar(ANY_OBJECT, "response_format")
 
 
 def of_format(wanted: Literal["", "json"] | Schema | None) -> AskedGrammar | None:
-    """Ollama's `format`. Keywords that it does not keep to it takes, and so do we."""
+    """Ollama's `format`."""
     if wanted is None or wanted == "":
         return None
-    return AskedGrammar(ANY_OBJECT, "format") if wanted == "json" else of_schema(wanted, "format", lenient=True)
+    return AskedGrammar(ANY_OBJECT, "format") if wanted == "json" else of_schema(wanted, "format")
 
 
 def of_json_schema(schema: Schema | str | None) -> AskedGrammar | None:
-    """llama.cpp's `json_schema`, which may be text. Keywords that it does not keep to are taken."""
+    """llama.cpp's `json_schema`, which may be text."""
     if schema is None or schema == "":
         return None
-    return of_schema(_parsed(schema, "json_schema"), "json_schema", lenient=True)
+    return of_schema(_parsed(schema, "json_schema"), "json_schema")
 
 
 def of_gbnf(grammar: str | None) -> AskedGrammar | None:
@@ -107,34 +119,40 @@ def of_gbnf(grammar: str | None) -> AskedGrammar | None:
 
 
 def of_structured_outputs(wanted: StructuredOutputs | None, prefix: str) -> Iterator[AskedGrammar]:
-    """One for each of its fields; `prefix` is what their names begin with in the request."""
+    """One for each of its fields; `prefix` is what their names begin with in the request. Raises InvalidRequest."""
     if wanted is None:
         return
+    if wanted.structural_tag is not None:
+        place = f"{prefix}structural_tag"
+        problem = "this version has no structural tags"
+        raise InvalidRequest(f"{place}: {problem}", "Use json, a grammar, or tools.", parameter=place)
     if wanted.json is not None:
-        yield of_schema(_parsed(wanted.json, f"{prefix}json"), f"{prefix}json", lenient=False)
+        schema = _parsed(wanted.json, f"{prefix}json")
+        yield of_schema(schema, f"{prefix}json", whitespace=wanted.whitespace)
     if wanted.json_object:
-        yield AskedGrammar(ANY_OBJECT, f"{prefix}json_object")
+        yield of_schema({"type": "object"}, f"{prefix}json_object", whitespace=wanted.whitespace)
     if wanted.regex is not None:
         yield AskedGrammar(GrammarSource("regex", wanted.regex), f"{prefix}regex")
     if wanted.choice is not None:
         yield AskedGrammar(GrammarSource.choice(wanted.choice), f"{prefix}choice")
     if wanted.grammar is not None:
-        yield AskedGrammar(GrammarSource("lark", wanted.grammar), f"{prefix}grammar")
+        kind: Literal["gbnf", "lark"] = "gbnf" if is_gbnf(wanted.grammar) else "lark"
+        yield AskedGrammar(GrammarSource(kind, wanted.grammar), f"{prefix}grammar")
 
 
 def only(asked: Iterator[AskedGrammar]) -> AskedGrammar | None:
-    """The one grammar of a request. Raises InvalidRequest where there are several."""
+    """The one grammar of a request. Raises InvalidRequest if there are several."""
     several = list(asked)
     if len(several) > 1:
         first, second, *_ = (it.parameter for it in several)
-        raise InvalidRequest(f"{second}: a reply keeps to one grammar, and {first} is another.", parameter=second)
+        raise InvalidRequest(f"{second}: a reply follows one grammar, and {first} is another.", parameter=second)
     return several[0] if several else None
 
 
-def of_schema(schema: Schema, parameter: str, *, lenient: bool) -> AskedGrammar:
-    """A schema that came in a field. Raises InvalidRequest for one that cannot be kept to, unless lenient."""
+def of_schema(schema: Schema, parameter: str, *, whitespace: str | None = WHITESPACE) -> AskedGrammar:
+    """A schema that came in a field. Raises InvalidRequest for one that is nested too deeply, or that nothing fits."""
     with naming_grammar(parameter):
-        return AskedGrammar(GrammarSource.schema(schema, lenient=lenient), parameter)
+        return AskedGrammar(GrammarSource.schema(schema, whitespace=whitespace), parameter)
 
 
 def _parsed(schema: Schema | str, parameter: str) -> Schema:

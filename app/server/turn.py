@@ -12,9 +12,10 @@ from app.chat.cache_report import CacheReport
 from app.chat.conversation import Conversation
 from app.chat.model_replies import ChatPrompt
 from app.chat.service import ChatService
+from app.errors import InvalidGrammar
 from app.server.choices import Batch, WantedChoices, generate_choices
-from app.server.errors import InvalidRequest, naming
-from app.server.structured_output import AskedGrammar
+from app.server.errors import naming
+from app.server.structured_output import AskedGrammar, naming_grammar
 from app.server.token_counts import TokenCounts
 from engine.constraint import Grammar
 from engine.request import Origin
@@ -38,7 +39,8 @@ async def turn_events(service: ChatService, turn: Turn, origin: Origin, counts: 
     EngineError, ReplyFailed, ReplyAborted."""
     with naming(turn.field):
         prompt = turn.prompt or await service.prompt(turn.conversation)
-        choices = turn.choices.keeping_to(await _grammar(service, prompt, turn.grammar))
+        grammar, parameter = await _grammar(service, prompt, turn)
+        choices = turn.choices.keeping_to(grammar, parameter)
         counts.cache = counts.cache.plus(CacheReport(left_out=turn.left_out))
         replies = generate_choices(
             service,
@@ -54,20 +56,23 @@ async def turn_events(service: ChatService, turn: Turn, origin: Origin, counts: 
                 yield batch
 
 
-async def _grammar(service: ChatService, prompt: ChatPrompt, asked: AskedGrammar | None) -> Grammar | None:
-    """That the reply keeps to: of calls, if they are forced, or the one that was asked for; and the limit of its
-    thoughts. Raises InvalidRequest."""
-    if asked is not None:
-        await asked.compiled(service.grammars)  # a mistake in it is told by its place
-    wanted = asked.source if asked else None
+async def _grammar(service: ChatService, prompt: ChatPrompt, turn: Turn) -> tuple[Grammar | None, str]:
+    """What the reply follows, and the field that asks for it: calls that are forced, or the grammar that was asked for,
+    within the limit of thoughts. Raises InvalidRequest."""
+    asked = turn.grammar
+    wanted = None if asked is None else asked.source
     source, of_calls = prompt.grammar(wanted)
-    grammar = None
-    if source is not None:
-        parameter = "tools" if of_calls or asked is None else asked.parameter
-        try:
-            grammar = await AskedGrammar(source, parameter).compiled(service.grammars)
-        except InvalidRequest:
-            if (loose := prompt.loose_grammar(wanted)) is None:
+    parameter = "tools" if of_calls or asked is None else asked.parameter
+    if source is None:
+        return prompt.within_budget(None), parameter
+    try:
+        grammar = await service.grammars.compile(source)
+    except InvalidGrammar:
+        if asked is not None and source is not asked.source:  # one of the parts that it is made of is at fault
+            await asked.compiled(service.grammars)
+            parameter = "tools" if turn.conversation.callable_tools else parameter
+        if (loose := prompt.loose_grammar(wanted)) is None:
+            with naming_grammar(parameter):
                 raise
-            grammar = await AskedGrammar(loose, parameter).compiled(service.grammars)
-    return prompt.within_budget(grammar)
+        grammar = await AskedGrammar(loose, parameter).compiled(service.grammars)
+    return prompt.within_budget(grammar), parameter

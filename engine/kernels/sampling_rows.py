@@ -191,10 +191,10 @@ def told(sampled: Sampled, picks: Sequence[Pick], masks: Masks = NO_MASKS) -> li
 
 
 def _told_one(pick: Pick, token_id: int, report: TokenLogprobs | None, masks: Masks) -> SampledToken:
-    problem = NOT_NUMBERS if token_id == NOT_A_NUMBER else ""
-    problem = masks.problems.get(pick.request.id, problem)
-    if problem:
-        return SampledToken(pick.request.id, None, problem=problem)
+    if (failed := masks.failure(pick.request.id)) is not None:
+        return failed
+    if token_id == NOT_A_NUMBER:
+        return SampledToken(pick.request.id, None, problem=NOT_NUMBERS)
     return SampledToken(pick.request.id, token_id, report)
 
 

@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from app.chat.messages import Json
+from app.grammars.lark import literal
 
 _ANYTHING = "/(.|\\n)*/"
 # As templates write JSON, so that the call, sent back, is encoded as it was generated.
@@ -62,8 +63,9 @@ class LarkRules:
         """The control token that a text begins with, or all in front of one."""
         return next((part for part in self._tokens.split(text) if part), "")
 
-    def json(self, schema: Mapping[str, Json], *, lenient: bool) -> str:
-        schema = {**schema, "x-guidance": {**_GUIDANCE, "lenient": lenient}}
+    def json(self, schema: Mapping[str, Json], *, lenient: bool, place: str) -> str:
+        """A value that fits a schema; `place` is what errors call it."""
+        schema = {**schema, "x-guidance": {**_GUIDANCE, "lenient": lenient, "place": place}}
         return self.rule(f"%json {json.dumps(schema, ensure_ascii=False)}")
 
     def any_of(self, expressions: Sequence[str]) -> str:
@@ -72,7 +74,7 @@ class LarkRules:
 
 def quoted(text: str) -> str:
     """As a literal of plain text."""
-    return json.dumps(text, ensure_ascii=False)
+    return literal(text)
 
 
 def _escaped(text: str) -> str:

@@ -36,7 +36,7 @@ def call_grammar(
     the prompt has of the reply; `thinks` whether there may be thoughts. Raises ValueError for a format without calls.
     """
     grammar = LarkRules(control)
-    calls = _calls(grammar, written, tools, parallel=parallel)
+    calls = _calls(grammar, written, tools, parallel=parallel, is_only=len(tools) == 1)
     return grammar.start(
         _behind_thoughts(grammar, written, opening, calls.whole(""), calls.whole(opening), thinks=thinks)
     )
@@ -96,10 +96,12 @@ def _begins_others(mark: str, written: ReplyFormat) -> bool:
     return any(mark in other for other in (*written.messages.silent, *written.messages.openings, *thoughts))
 
 
-def _calls(grammar: LarkRules, written: ReplyFormat, tools: Sequence[Tool], *, parallel: bool) -> "_Calls":
+def _calls(
+    grammar: LarkRules, written: ReplyFormat, tools: Sequence[Tool], *, parallel: bool, is_only: bool = False
+) -> "_Calls":
     if written.calls is None:
         raise ValueError("the format has no calls")
-    return _Calls(grammar, written.calls, tools, parallel=parallel)
+    return _Calls(grammar, written.calls, tools, parallel=parallel, is_only=is_only)
 
 
 def _behind_thoughts(
@@ -119,7 +121,11 @@ def _behind_thoughts(
 class _Calls:
     """The calls of one format."""
 
-    def __init__(self, grammar: LarkRules, syntax: CallSyntax, tools: Sequence[Tool], *, parallel: bool) -> None:
+    def __init__(
+        self, grammar: LarkRules, syntax: CallSyntax, tools: Sequence[Tool], *, parallel: bool, is_only: bool
+    ) -> None:
+        """`is_only` if the reply must call one certain tool."""
+        self._is_only = is_only
         self._grammar = grammar
         self._syntax = syntax
         self._markup = CallMarkup(syntax.calls[0], syntax.parameters)
@@ -191,7 +197,7 @@ class _Calls:
 
     def _arguments(self, tool: Tool) -> str:
         schema = tool.parameters if isinstance(tool.parameters, Mapping) else {}
-        return self._grammar.json({**schema, "type": "object"}, lenient=not tool.strict)
+        return self._grammar.json({**schema, "type": "object"}, lenient=self._is_lenient(tool), place=f".{tool.name}")
 
     def _parameters(self, tool: Tool) -> str:
         required, optional = _members(tool.parameters)
@@ -225,9 +231,14 @@ class _Calls:
         root = tool.parameters if isinstance(tool.parameters, Mapping) else {}
         schema = member_schema(tool.parameters, key)
         shared = {name: root[name] for name in _SHARED if name in root}
-        return self._grammar.json(
-            {**shared, **(schema if isinstance(schema, Mapping) else {})}, lenient=not tool.strict
-        )
+        whole = {**shared, **(schema if isinstance(schema, Mapping) else {})}
+        place = f".{tool.name}.properties.{key}"
+        return self._grammar.json(whole, lenient=self._is_lenient(tool), place=place)
+
+    def _is_lenient(self, tool: Tool) -> bool:
+        """Keywords that cannot be enforced are ignored: agents send many tools, and most schemas are only hints. A tool
+        that is strict, or the only one that may be called, is taken at its word."""
+        return not tool.strict and not self._is_only
 
 
 def _members(parameters: Json) -> tuple[list[str], list[str]]:

@@ -4,6 +4,7 @@ import asyncio
 import json
 import random
 import re
+import weakref
 from collections.abc import Callable
 
 import jsonschema  # type: ignore[import-untyped]
@@ -89,14 +90,14 @@ def test_other_vocabularies_keep_it_too(vocabularies: Callable[[str], Tokenizer]
 @pytest.mark.parametrize(
     ("schema", "place", "problem"),
     [
-        ({"type": "strong"}, "", "strong"),
+        ({"type": "strong"}, ".type", "strong"),
         (
             {"properties": {"a": {"type": "object", "properties": {"b": {"not": {}}}}}},
-            ".properties.a.properties.b",
+            ".properties.a.properties.b.not",
             "not",
         ),
-        ({"anyOf": [{"type": "null"}, {"$ref": "#/nowhere"}]}, ".anyOf[1]", "nowhere"),
-        ({"items": {"$ref": "#/$defs/x"}, "$defs": {"x": {"pattern": "(a"}}}, ".$defs.x", "unclosed"),
+        ({"anyOf": [{"type": "null"}, {"$ref": "#/nowhere"}]}, ".anyOf[1].$ref", "nowhere"),
+        ({"items": {"$ref": "#/$defs/x"}, "$defs": {"x": {"pattern": "(a"}}}, ".$defs.x.pattern", "unclosed"),
     ],
 )
 def test_a_bad_schema_is_refused_with_the_place(
@@ -116,7 +117,7 @@ def test_the_schemas_of_anything_and_of_nothing(compiler: GrammarCompiler, lenie
         compiled(compiler, GrammarSource.schema(False, lenient=lenient))
 
 
-def test_keywords_that_cannot_be_kept_are_ignored_where_that_was_asked_for(compiler: GrammarCompiler) -> None:
+def test_lenient_schemas_ignore_keywords_that_cannot_be_enforced(compiler: GrammarCompiler) -> None:
     compiled(compiler, GrammarSource.schema({"type": "object", "not": {"required": ["a"]}}, lenient=True))
 
 
@@ -130,13 +131,63 @@ def test_what_is_too_large_is_refused(compiler: GrammarCompiler) -> None:
         compiled(compiler, GrammarSource("regex", "a" * (MAX_SOURCE + 1)))
 
 
-def test_a_grammar_is_compiled_once_and_forgotten_after_many_others(
+def test_a_grammar_is_compiled_once_and_evicted_after_many_others(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.chat.grammars.REMEMBERED", 5)  # each is compiled for all tokens
+    monkeypatch.setattr("app.chat.grammars.MAX_KEPT", 3)
     compiler = GrammarCompiler(tokenizer)
     first = compiled(compiler, ANY_OBJECT)
     assert compiled(compiler, ANY_OBJECT) is first
-    for number in range(5):
+    for number in range(3):
         compiled(compiler, GrammarSource("regex", f"a{{{number + 1}}}"))
     assert compiled(compiler, ANY_OBJECT) is not first
+
+
+def test_a_grammar_that_nobody_asks_for_is_evicted_after_a_while(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.chat.grammars.KEPT_SECONDS", 0.05)
+    compiler = GrammarCompiler(tokenizer)
+
+    async def main() -> None:
+        first = weakref.ref(await compiler.compile(ANY_OBJECT))
+        while first() is not None:
+            await asyncio.sleep(0.01)
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
+@pytest.mark.parametrize("text", ["a \x7f b", "tab\t", "\u2028", "\\"])
+def test_choices_may_have_any_character(compiler: GrammarCompiler, tokenizer: Tokenizer, text: str) -> None:
+    assert written(compiler, tokenizer, GrammarSource.choice([text]), jumps=True) == text
+
+
+@pytest.mark.parametrize(
+    ("whitespace", "pattern"), [(None, r'\{"a":\[1,1\]\}'), ("[ ]{2}", r'\{  "a"  :  \[  1  ,  1  \]  \}')]
+)
+def test_whitespace_is_what_is_asked_for(
+    compiler: GrammarCompiler, tokenizer: Tokenizer, whitespace: str | None, pattern: str
+) -> None:
+    ones: Json = {"type": "array", "items": {"const": 1}, "minItems": 2, "maxItems": 2}
+    schema: Json = {"properties": {"a": ones}, "required": ["a"]}
+    source = GrammarSource.schema(schema, whitespace=whitespace)
+    text = written(compiler, tokenizer, source, jumps=True)
+    assert json.loads(text) == {"a": [1, 1]}
+    assert whitespace is not None or re.fullmatch(pattern, text)
+
+
+def test_parts_of_a_larger_grammar_are_checked_as_they_are_alone(compiler: GrammarCompiler) -> None:
+    for part, problem in (
+        (GrammarSource.schema({"type": "array", "uniqueItems": True}), "uniqueItems"),
+        (GrammarSource("gbnf", "root ::= a\na ::= root"), "needs itself"),
+        (GrammarSource("gbnf", "root ::= ("), "GBNF"),
+        (GrammarSource("lark", "start: a\na: a"), "needs itself"),
+    ):
+        with pytest.raises(InvalidGrammar, match=problem):
+            compiled(compiler, GrammarSource("lark", f'start: "x" {part.as_lark()}'))
+    for part in (
+        GrammarSource("gbnf", 'root ::= "y"'),
+        GrammarSource("lark", 'start: "y"'),
+        GrammarSource("regex", "y/"),
+    ):
+        compiled(compiler, GrammarSource("lark", f'start: "x" {part.as_lark()}'))

@@ -491,9 +491,12 @@ def test_grammars_are_prepared_when_nothing_is_generated(
     engine, runner = controlled_engine(tokenizer.vocab_size)
     prepared: list[str] = []
 
+    async def prepare() -> None:
+        prepared.append("now")
+
     async def main() -> None:
         service = ChatService("hash", tokenizer, TokenStreams(engine), renderer)
-        monkeypatch.setattr(service.grammars, "prepare", lambda: prepared.append("now"))
+        monkeypatch.setattr(service.grammars, "prepare", prepare)
         async with service.streams:
             with runner.held() as steps:
                 reply = asyncio.create_task(collect(service))

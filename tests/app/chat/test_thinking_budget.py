@@ -1,5 +1,6 @@
 """Thoughts end when their tokens are used up, wherever that is, and what follows is as free as it was."""
 
+import asyncio
 import copy
 import random
 from collections.abc import Sequence
@@ -92,7 +93,8 @@ def test_no_character_is_cut(tokenizer: Tokenizer) -> None:
 def test_marks_in_an_answer_that_keeps_to_a_grammar_begin_no_thoughts(tokenizer: Tokenizer, thought: str) -> None:
     source = GrammarSource("lark", 'start: (t | "") "<a>" /(.|\\n)*/\nt[lazy]: /<think>(.|\\n)*<\\/think>/')
     text = f"{thought}<a>Write <think> and what you think: one two three four five six seven eight nine ten."
-    constraint = budget(tokenizer, 9, thinks=False, reply=GrammarCompiler(copy.copy(tokenizer))._compile(source))
+    reply = asyncio.run(GrammarCompiler(copy.copy(tokenizer)).compile(source))
+    constraint = budget(tokenizer, 9, thinks=False, reply=reply)
     for token_id in tokenizer.encode(text):
         assert token_id in (allowed(constraint, tokenizer) or [])
         constraint.accept(token_id)
@@ -101,7 +103,7 @@ def test_marks_in_an_answer_that_keeps_to_a_grammar_begin_no_thoughts(tokenizer:
 def test_what_follows_keeps_to_its_grammar(tokenizer: Tokenizer) -> None:
     compiler = GrammarCompiler(copy.copy(tokenizer))
     source = GrammarSource("lark", 'start: t "42"\nt[lazy]: /(.|\\n)*<\\/think>/')
-    reply = compiler._compile(source)
+    reply = asyncio.run(compiler.compile(source))
     constraint = budget(tokenizer, 4, thinks=True, reply=reply)
     ids: list[int] = []
     chance = random.Random(4)

@@ -1,5 +1,6 @@
 """Token filters: allowed token ids, forbidden sequences, and both around a grammar."""
 
+import asyncio
 import copy
 from collections.abc import Sequence
 
@@ -49,7 +50,7 @@ def test_allowed_tokens_that_are_all_forbidden_stay_allowed() -> None:
 
 
 def test_a_filter_within_a_grammar_leaves_what_both_allow(tokenizer: Tokenizer) -> None:
-    compiled = GrammarCompiler(copy.copy(tokenizer))._compile(GrammarSource("regex", "[0-9]"))
+    compiled = asyncio.run(GrammarCompiler(copy.copy(tokenizer)).compile(GrammarSource("regex", "[0-9]")))
     two, size = tokenizer.encode("2")[0], tokenizer.vocab_size
     both = TokenFilter(frozenset({two, 5}), reply=compiled).begin(jumps=True)
     assert allowed(both, size) == [two]

@@ -4,8 +4,10 @@ import asyncio
 import json
 import random
 import re
+from collections.abc import Callable
 from typing import Any
 
+import httpx
 import jsonschema  # type: ignore[import-untyped]
 import openai
 import pytest
@@ -85,6 +87,13 @@ def test_a_stream_keeps_to_it_too(smollm2_server: LiveServer, temperature: float
         ({"guided_json": '{"enum": [17]}'}, "17"),
         ({"structured_outputs": {"json": {"const": "é"}}}, '"(é|.u00[eE]9)"'),
         ({"response_format": {"type": "json_object", "schema": {"enum": [{"a": 1}]}}}, r'\{\s*"a":\s*1\s*\}'),
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"const": 7}}}}, "7"),
+        ({"response_format": {"type": "json_schema", "schema": {"const": 8}}}, "8"),
+        ({"guided_grammar": 'root ::= word "!" # word: a comment\nword ::= "x" | "y"'}, "[xy]!"),
+        ({"structured_outputs": {"grammar": "root ::= [a-c]{3}"}}, "[a-c]{3}"),
+        ({"structured_outputs": {"json": {"const": [1, 2]}, "disable_any_whitespace": True}}, r"\[1,2\]"),
+        ({"structured_outputs": {"json": {"const": [1]}, "whitespace_pattern": "_"}}, r"\[_?1_?\]"),
+        ({"structured_outputs": {"regex": "a", "backend": "xgrammar", "disable_fallback": True}}, "a"),
     ],
 )
 def test_all_ways_of_asking(smollm2_server: LiveServer, extra: dict[str, Any], pattern: str) -> None:
@@ -119,7 +128,14 @@ def test_any_object(smollm2_server: LiveServer) -> None:
     [
         ({"response_format": {"type": "json_schema"}}, FORMAT),
         ({"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}, f"{FORMAT}.schema"),
-        ({"response_format": strict({"items": {"type": "strong"}})}, f"{FORMAT}.schema.items"),
+        ({"response_format": {"type": "json_schema", "schema": None}}, FORMAT),
+        ({"response_format": strict({"items": {"type": "strong"}})}, f"{FORMAT}.schema.items.type"),
+        ({"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs.structural_tag"),
+        ({"structured_outputs": {"json": True, "whitespace_pattern": "("}}, "structured_outputs.json"),
+        ({"guided_grammar": "root ::= a\na ::= root"}, "guided_grammar"),
+        ({"guided_json": {"$ref": "#"}}, "guided_json"),
+        ({"guided_regex": r"[^\s\S]"}, "guided_regex"),
+        ({"response_format": strict({"type": "integer", "multipleOf": 99999999})}, f"{FORMAT}.schema.multipleOf"),
         ({"structured_outputs": {"regex": "(a"}}, "structured_outputs.regex"),
         ({"structured_outputs": {"grammar": "start: nothing"}}, "structured_outputs.grammar"),
         ({"guided_json": "{"}, "guided_json"),
@@ -131,3 +147,103 @@ def test_a_bad_one_is_refused_with_its_place(smollm2_server: LiveServer, body: d
     with client(smollm2_server) as api, pytest.raises(openai.BadRequestError) as refused:
         api.chat.completions.create(model="smollm2:135m", messages=QUESTION, extra_body=body)
     assert refused.value.param == place
+
+
+# Every place of a schema: the path, the rest of the request, the schema's own place, and the reply's text.
+Asked = dict[str, Any]
+MESSAGES = [dict(QUESTION[0])]
+PLACES: dict[str, tuple[str, Callable[[Asked], Asked], str, Callable[[Any], str]]] = {
+    "json_schema": (
+        "/v1/chat/completions",
+        lambda schema: {
+            "messages": MESSAGES,
+            "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}},
+        },
+        "response_format.json_schema.schema",
+        lambda reply: reply["choices"][0]["message"]["content"],
+    ),
+    "guided_json": (
+        "/v1/completions",
+        lambda schema: {"prompt": "A shop as JSON:", "guided_json": schema},
+        "guided_json",
+        lambda reply: reply["choices"][0]["text"],
+    ),
+    "responses": (
+        "/v1/responses",
+        lambda schema: {
+            "input": "A shop as JSON",
+            "text": {"format": {"type": "json_schema", "name": "a", "schema": schema}},
+        },
+        "text.format.schema",
+        lambda reply: reply["output"][0]["content"][0]["text"],
+    ),
+    "messages": (
+        "/v1/messages",
+        lambda schema: {"messages": MESSAGES, "output_config": {"format": {"type": "json_schema", "schema": schema}}},
+        "output_config.format.schema",
+        lambda reply: reply["content"][0]["text"],
+    ),
+    "format": (
+        "/api/chat",
+        lambda schema: {"messages": MESSAGES, "stream": False, "format": schema, "options": {"num_predict": 60}},
+        "format",
+        lambda reply: reply["message"]["content"],
+    ),
+    "llama.cpp": (
+        "/completion",
+        lambda schema: {"prompt": "A shop as JSON:", "json_schema": schema, "n_predict": 60},
+        "json_schema",
+        lambda reply: reply["content"],
+    ),
+}
+
+
+def post(server: LiveServer, place: str, schema: Asked, **more: Any) -> httpx.Response:
+    path, fields, _, _ = PLACES[place]
+    asked = {"model": "smollm2:135m", "max_tokens": 60, "max_output_tokens": 60, "temperature": 1, **fields(schema)}
+    return httpx.post(server.url + path, json=asked | more, timeout=120)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_objects_have_no_members_but_those_of_the_schema(smollm2_server: LiveServer, place: str) -> None:
+    schema = {"type": "object", "properties": {"result": {"enum": [1, 2]}}, "required": ["result"]}
+    for _ in range(6):
+        text = PLACES[place][3](post(smollm2_server, place, schema).json())
+        assert json.loads(text) in ({"result": 1}, {"result": 2})
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_keywords_that_cannot_be_enforced_are_refused_by_place(smollm2_server: LiveServer, place: str) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
+    refused = post(smollm2_server, place, schema)
+    assert refused.status_code == 400
+    assert f"{PLACES[place][2]}.properties.a.uniqueItems: The keyword uniqueItems cannot be enforced" in refused.text
+
+
+WIDE = "wide ::= " + " | ".join(f"r{number}" for number in range(600))
+WIDE += "".join(f'\nr{number} ::= wide? "y" wide?' for number in range(600))
+# The mask that follows the letters takes minutes.
+TOO_COMPLEX_LATER = f'root ::= [a-z ]{{90}} "q" wide\n{WIDE}'
+
+
+def test_a_grammar_that_becomes_too_complex_ends_its_own_reply_with_an_error(smollm2_server: LiveServer) -> None:
+    beside = {"prompt": "Once upon a time", "max_tokens": 60, "temperature": 0, "ignore_eos": True}
+    bad = {"prompt": "abc", "max_tokens": 300, "guided_grammar": TOO_COMPLEX_LATER, "model": "smollm2:135m"}
+
+    async def main() -> tuple[httpx.Response, httpx.Response, httpx.Response, httpx.Response]:
+        async with httpx.AsyncClient(base_url=smollm2_server.url, timeout=120) as client:
+            alone = await client.post("/v1/completions", json=beside)
+            good, whole, streamed = await asyncio.gather(
+                *(client.post("/v1/completions", json=it) for it in (beside, bad, bad | {"stream": True}))
+            )
+            return alone, good, whole, streamed
+
+    alone, good, whole, streamed = asyncio.run(main())
+    assert good.json()["choices"][0]["text"] == alone.json()["choices"][0]["text"]
+    assert (whole.status_code, whole.json()["error"]["param"]) == (400, "guided_grammar")
+    assert "too complex" in whole.json()["error"]["message"]
+    assert streamed.status_code == 200
+    *_, last = [line for line in streamed.text.splitlines() if line.startswith("data: {")]
+    error = json.loads(last.removeprefix("data: "))["error"]
+    assert "too complex" in error["message"]
+    assert error["type"] == "invalid_request_error"

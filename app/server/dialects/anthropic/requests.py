@@ -94,9 +94,9 @@ class TokenCountRequest(Struct, kw_only=True):
 
     def _grammars(self) -> Iterator[AskedGrammar]:
         if self.output_config is not None and self.output_config.format is not None:
-            yield of_schema(self.output_config.format.schema, "output_config.format.schema", lenient=False)
+            yield of_schema(self.output_config.format.schema, "output_config.format.schema")
         if self.output_format is not None:
-            yield of_schema(self.output_format.schema, "output_format.schema", lenient=False)
+            yield of_schema(self.output_format.schema, "output_format.schema")
 
 
 class MessageRequest(TokenCountRequest, kw_only=True):

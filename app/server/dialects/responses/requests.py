@@ -114,7 +114,7 @@ class ResponseRequest(GenerationRequest, kw_only=True, dict=True):
     def _grammars(self) -> Iterator[AskedGrammar]:
         wanted = self._format
         if wanted is not None and wanted.type == "json_schema" and wanted.schema is not None:
-            yield of_schema(wanted.schema, "text.format.schema", lenient=not wanted.strict)
+            yield of_schema(wanted.schema, "text.format.schema")
         elif wanted is not None and wanted.type == "json_object":
             yield AskedGrammar(ANY_OBJECT, "text.format")
         yield from super()._grammars()

@@ -17,6 +17,8 @@ from app.chat.reply_formats.reply_format import CallSyntax, MessageSyntax, Reply
 from app.chat.reply_formats.reply_grammar import answer_grammar, call_grammar, free_grammar, no_call_grammar
 from app.chat.reply_formats.reply_parser import FormatMarkup, ReplyParser
 from app.chat.reply_formats.table import CALLS, MESSAGES, THINKING
+from app.grammars.compiling import Compiler
+from app.grammars.source import GrammarText
 from app.text.tokenizer import Tokenizer
 from tests.app.chat.reply_formats.spoken import heard_of, spoken
 
@@ -53,9 +55,7 @@ def vocabulary() -> llguidance.LLTokenizer:
 
 
 def matcher(grammar: str, vocabulary: llguidance.LLTokenizer) -> llguidance.LLMatcher:
-    made = llguidance.LLMatcher(vocabulary, llguidance.LLMatcher.grammar_from_lark(grammar), log_level=0)
-    assert not made.get_error(), grammar
-    return made
+    return Compiler(vocabulary, vocabulary).compile(GrammarText("lark", grammar))
 
 
 def walk(made: llguidance.LLMatcher, chance: random.Random) -> str:

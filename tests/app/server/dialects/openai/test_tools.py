@@ -23,7 +23,11 @@ PARAMETERS = {
 }
 WEATHER: dict[str, Any] = {"type": "function", "function": {"name": "get_weather", "parameters": PARAMETERS}}
 CLOCK: dict[str, Any] = {"type": "function", "function": {"name": "now", "description": "The time <|im_end|>"}}
-UNKEPT = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
+UNENFORCED: dict[str, Any] = {
+    "name": "f",
+    "parameters": {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}},
+}
+UNENFORCED_PLACE = "f.properties.a.uniqueItems"
 QUESTION: dict[str, Any] = {"role": "user", "content": "How is the weather in Rome?"}
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome", "days": 2}}\n</tool_call>'
 SCRIPT = f"<think>\nThey ask.\n</think>\n\nI look.\n{CALL}\n{CALL}"
@@ -232,13 +236,26 @@ def test_logprobs_are_those_of_the_text(server: ScriptedServer) -> None:
         ({"tools": [{"type": "function", "function": {"name": "no spaces"}}]}, "tools[0].function.name"),
         ({"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools[0].type"),
         ({"extra_body": {"chat_template_kwargs": {"messages": []}}}, "chat_template_kwargs.messages"),
-        ({"tools": [{"type": "function", "function": {"name": "f", "parameters": UNKEPT, "strict": True}}]}, "tools"),
+        ({"tools": [{"type": "function", "function": {**UNENFORCED, "strict": True}}]}, f"tools.{UNENFORCED_PLACE}"),
+        ({"tools": [{"type": "function", "function": UNENFORCED}], "tool_choice": "required"},
+         f"tools.{UNENFORCED_PLACE}"),
+        ({"tools": [WEATHER, {"type": "function", "function": UNENFORCED}],
+          "tool_choice": {"type": "function", "function": {"name": "f"}}}, f"tools.{UNENFORCED_PLACE}"),
         ({"functions": [{"name": "f"}]}, "functions"),
         ({"extra_body": {"thinking_token_budget": -2}}, "thinking_token_budget"),
         ({"extra_body": {"thinking_budget": 5, "use_beam_search": True}}, "thinking_token_budget"),
     ],
-)
+)  # fmt: skip
 def test_mistakes_are_told_by_field(server: ScriptedServer, asked: dict[str, Any], parameter: str) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         ask(server, **asked)
     assert caught.value.param == parameter
+
+
+@pytest.mark.parametrize("choice", ["auto", "required"])
+def test_a_keyword_that_cannot_be_enforced_in_one_of_many_tools_refuses_nothing(
+    server: ScriptedServer, choice: Any
+) -> None:
+    server.says(CALL)
+    reply = ask(server, tools=[WEATHER, {"type": "function", "function": UNENFORCED}], tool_choice=choice)
+    assert reply.choices[0].finish_reason

@@ -1,0 +1,1 @@
+"""Grammars for replies: checked, compiled, and followed in processes of their own."""

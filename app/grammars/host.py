@@ -1,0 +1,161 @@
+"""One grammar and the replies that follow it, as the server sees them: all of it happens in a process of its own.
+
+If that process exceeds a limit it ends, and with it the replies that follow this grammar, and no others.
+"""
+
+import collections
+import itertools
+import logging
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import numpy as np
+
+from app.errors import GrammarsUnavailable, InvalidGrammar
+from app.grammars.frames import ACCEPT, ENDED, Channel, Frame, Hangup, Kind, Limits, Problem, packed_ids, unpacked_ids
+from app.grammars.lines import START_SECONDS, Line
+from app.grammars.problem import SIMPLIFY
+from app.grammars.source import GrammarText
+from engine.constraint import Constraint, Words
+
+log = logging.getLogger(__name__)
+
+MASK_WALL_SECONDS: Final = 0.5  # that a step waits for a mask, at most
+_SLACK_SECONDS: Final = 1.0  # for an answer about a limit that a process keeps by itself
+
+
+class GrammarFailed(InvalidGrammar):
+    """A grammar that was compiled turned out to be too complex for a reply to go on."""
+
+
+class GrammarProcess:
+    """See `engine.constraint.Grammar`. `tokenize` returns the ids of a text that continues another."""
+
+    def __init__(self, line: Line, tokenize: Callable[[bytes], Sequence[int]], limits: Limits, *, jumps: bool) -> None:
+        self._line = line
+        self._tokenize = tokenize
+        self._limits = limits
+        self._jumps = jumps
+        self._channel = Channel(line.receive, line.send)
+        self._sending, self._receiving = threading.Lock(), threading.Lock()
+        self._answers: dict[int, Frame] = {}  # to other replies than the one that waits
+        self._ended: collections.deque[int] = collections.deque()  # replies that the process can forget
+        self._numbers = itertools.count(1)
+        self._problem = ""  # why it has ended
+        self.close = weakref.finalize(self, line.close)
+
+    @property
+    def is_alive(self) -> bool:
+        return not self._problem
+
+    def compile(self, source: GrammarText) -> None:
+        """Raises InvalidGrammar, and GrammarsUnavailable if the process did not start."""
+        self._line.limit(START_SECONDS)
+        try:
+            self._channel.receive()
+        except (Hangup, TimeoutError) as error:
+            raise GrammarsUnavailable("No process for the grammar can start", "Try again.") from error
+        wall = self._limits.compile_wall_seconds
+        self._line.limit(wall + _SLACK_SECONDS)
+        try:
+            self._send(Frame(Kind.COMPILE, payload=source.packed()))
+            answer = self._answer(0)
+        except (Hangup, TimeoutError) as error:
+            most = f"{wall:g} seconds or {self._limits.memory_bytes >> 20} MB"
+            raise InvalidGrammar(f"It is too complex: compiling it takes more than {most}. {SIMPLIFY}") from error
+        if answer.payload:
+            problem = Problem.unpacked(answer.payload)
+            if problem.trace:
+                log.error("a grammar failed to compile:\n%s", problem.trace)
+            raise InvalidGrammar(problem.message, place=problem.place)
+
+    def begin(self, *, jumps: bool) -> Constraint:
+        return _Reply(self, next(self._numbers), jumps=jumps and self._jumps)
+
+    def tell(self, frame: Frame) -> None:
+        """Send a frame about a reply. Raises GrammarFailed."""
+        try:
+            while self._ended:
+                self._send(Frame(Kind.END, self._ended.popleft()))
+            self._send(frame)
+        except Hangup as error:
+            raise self._failed("it exceeded its limits of time and memory") from error
+
+    def hear(self, reply: int, seconds: float) -> Frame:
+        """The next frame about a reply. Raises GrammarFailed."""
+        try:
+            self._line.limit(seconds)
+            answer = self._answer(reply)
+        except TimeoutError as error:
+            raise self._failed(f"a step took more than {MASK_WALL_SECONDS:g} s") from error
+        except (Hangup, OSError) as error:
+            raise self._failed("it exceeded its limits of time and memory") from error
+        if answer.kind is Kind.FAILED:
+            raise GrammarFailed(answer.payload.decode())
+        return answer
+
+    def forget(self, reply: int) -> None:
+        """Its reply has ended. Any thread may call it, even within another call."""
+        self._ended.append(reply)
+
+    def _failed(self, problem: str) -> GrammarFailed:
+        self._problem = self._problem or problem
+        self.close()
+        return GrammarFailed(f"It is too complex: {self._problem}. {SIMPLIFY}")
+
+    def _send(self, frame: Frame) -> None:
+        with self._sending:
+            self._channel.send(frame)
+
+    def _answer(self, reply: int) -> Frame:
+        with self._receiving:
+            while reply not in self._answers:
+                frame = self._channel.receive()
+                if frame.kind is Kind.TOKENIZE:
+                    ids = self._tokenize(frame.payload)
+                    self._send(Frame(Kind.TOKENIZED, payload=packed_ids(ids)))
+                else:
+                    self._answers[frame.reply] = frame
+            return self._answers.pop(reply)
+
+
+class _Reply:
+    """See `engine.constraint.Constraint`."""
+
+    def __init__(self, process: GrammarProcess, number: int, *, jumps: bool) -> None:
+        self._process = process
+        self._number = number
+        self._jumps = jumps
+        self._asked_at: float | None = None
+        self._failure: GrammarFailed | None = None
+        self.ended = False
+        weakref.finalize(self, process.forget, number).atexit = False
+
+    def ask(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+        if self._asked_at is None:
+            self._asked_at = time.monotonic()
+            self._process.tell(Frame(Kind.MASK, self._number))
+
+    def fill(self, words: Words) -> bool:
+        self.ask()
+        waited = time.monotonic() - (self._asked_at or 0)
+        self._asked_at = None
+        answer = self._process.hear(self._number, max(0.01, MASK_WALL_SECONDS - waited))
+        mask = np.frombuffer(answer.payload, np.int32)[: len(words)]
+        words[: len(mask)] = mask
+        return True
+
+    def accept(self, token_id: int) -> Sequence[int]:
+        try:
+            self._process.tell(Frame(Kind.ACCEPT, self._number, ACCEPT.pack(token_id, self._jumps)))
+            answer = self._process.hear(self._number, MASK_WALL_SECONDS)
+        except GrammarFailed as failure:
+            self._failure = failure  # which the next mask raises
+            return ()
+        (self.ended,) = ENDED.unpack_from(answer.payload)
+        return unpacked_ids(answer.payload[ENDED.size :])

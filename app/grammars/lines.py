@@ -1,0 +1,173 @@
+"""Streams of bytes to grammar processes, and how those start.
+
+A first process builds the vocabulary and forks one for each grammar, which takes milliseconds. Windows cannot fork:
+there each grammar's process starts from nothing, and builds the vocabulary again.
+"""
+
+import contextlib
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import IO, Final, Protocol, cast
+
+from app.errors import GrammarsUnavailable
+from app.grammars.frames import Channel, Frame, Hangup, Kind, Limits, Vocabulary
+from app.limited_process import library_folders, start_isolated
+
+START_SECONDS: Final = 60.0  # Python and the library load from a disk that may be slow
+_PROGRAM: Final = Path(__file__).with_name("process.py")
+_ROOT: Final = Path(__file__).parents[2]
+_AGAIN: Final = "Try again; if it fails again, restart the server."
+
+
+class Line(Protocol):
+    """The stream to one process."""
+
+    def send(self, data: bytes) -> object: ...
+
+    def receive(self, size: int) -> bytes:
+        """At most that many bytes; none after `close` by either side. Raises TimeoutError."""
+        ...
+
+    def limit(self, seconds: float) -> None:
+        """How long `receive` waits from now on. A process that cannot be told so limits itself."""
+        ...
+
+    def close(self) -> None:
+        """End the process, whatever it computes. Any thread may call it, any number of times."""
+        ...
+
+
+class SocketLine:
+    """To a forked process, which ends with its socket."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self.send = connection.sendall
+        self.receive = connection.recv
+        self.limit = connection.settimeout
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)  # wakes a thread that is receiving
+        self._connection.close()
+
+
+class PipeLine:
+    """To a process that was started for one grammar."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]") -> None:
+        self._process = process
+        self.receive = cast(IO[bytes], process.stdout).read
+
+    def send(self, data: bytes) -> None:
+        unsent = memoryview(data)
+        while unsent:
+            unsent = unsent[cast(IO[bytes], self._process.stdin).write(unsent) :]
+
+    def limit(self, seconds: float) -> None:
+        pass
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout):
+            cast(IO[bytes], stream).close()
+
+
+class ProcessStarter:
+    """Starts grammar processes for one vocabulary, from any thread."""
+
+    def __init__(
+        self, vocabulary: Callable[[], Vocabulary], limits: Limits, *, forks: bool = sys.platform != "win32"
+    ) -> None:
+        self._vocabulary = vocabulary
+        self._limits = limits
+        self._forks = forks
+        self._lock = threading.Lock()
+        self._packed: bytes | None = None
+        self._first: tuple[subprocess.Popen[bytes], socket.socket] | None = None
+
+    def prepare(self) -> None:
+        """Start the first process, and return when it has built the vocabulary. Raises GrammarsUnavailable."""
+        if self._forks:
+            with self._lock:
+                self._control()
+
+    def start(self) -> Line:
+        """A process that will say that it is ready. Raises GrammarsUnavailable."""
+        if not self._forks:
+            return self._spawned()
+        ours, theirs = socket.socketpair()
+        line = SocketLine(ours)
+        try:
+            with theirs, self._lock:
+                self._hand_over(theirs)
+        except BaseException:
+            line.close()
+            raise
+        return line
+
+    def close(self) -> None:
+        with self._lock:
+            self._drop()
+
+    def _hand_over(self, served: socket.socket) -> None:
+        try:
+            socket.send_fds(self._control(), [b"f"], [served.fileno()])
+        except OSError:  # the first process has died meanwhile
+            self._drop()
+            socket.send_fds(self._control(), [b"f"], [served.fileno()])
+
+    def _control(self) -> socket.socket:
+        if self._first is None:
+            ours, theirs = socket.socketpair()
+            try:
+                with theirs:
+                    self._first = self._process(theirs.fileno(), subprocess.DEVNULL), ours
+            except BaseException:
+                ours.close()
+                raise
+            ours.settimeout(START_SECONDS)
+            channel = Channel(ours.recv, ours.sendall)
+            try:
+                channel.send(Frame(Kind.VOCABULARY, payload=self._packed_vocabulary()))
+                channel.receive()
+            except (Hangup, TimeoutError) as error:
+                self._drop()
+                raise GrammarsUnavailable("The process that compiles grammars does not start", _AGAIN) from error
+        return self._first[1]
+
+    def _spawned(self) -> Line:
+        line = PipeLine(self._process(subprocess.PIPE, subprocess.PIPE))
+        with self._lock:
+            packed = self._packed_vocabulary()
+        with contextlib.suppress(OSError, Hangup):  # it is not ready then
+            Channel(line.receive, line.send).send(Frame(Kind.VOCABULARY, payload=packed))
+        return line
+
+    def _process(self, stdin: int, stdout: int) -> "subprocess.Popen[bytes]":
+        options = {**asdict(self._limits), "forks": self._forks}
+        try:
+            return start_isolated(
+                _PROGRAM, options, [str(_ROOT), *library_folders("llguidance")], stdin=stdin, stdout=stdout
+            )
+        except OSError as error:
+            raise GrammarsUnavailable(f"The process that compiles grammars cannot start: {error}", _AGAIN) from error
+
+    def _packed_vocabulary(self) -> bytes:
+        if self._packed is None:
+            self._packed = self._vocabulary().packed()
+        return self._packed
+
+    def _drop(self) -> None:
+        if self._first is not None:
+            process, control = self._first
+            self._first = None
+            control.close()
+            process.kill()
+            process.wait()

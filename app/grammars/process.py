@@ -1,0 +1,275 @@
+"""The program that compiles grammars and computes masks, run in processes of their own by `app.grammars.host`.
+
+    python -I -S process.py OPTIONS FOLDER...
+
+OPTIONS is a JSON object: the fields of `Limits`, and `forks`. Each FOLDER is added to the module search path. The
+first frame on stdin is a vocabulary. If `forks` is true, stdin is a Unix socket: each byte that follows on it brings
+another socket along, and the process forks a copy of itself to serve that. Otherwise it serves stdin and stdout.
+
+Each copy serves one grammar, and all replies that follow it. The library that compiles grammars can take minutes over
+a small grammar, or over a single mask, and cannot be interrupted. A copy that exceeds a limit therefore ends, and the
+server reads the end of its stream.
+"""
+
+import contextlib
+import faulthandler
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in the terminal is for the server to handle
+    sys.path[:] = [*sys.argv[2:], *sys.path[1:]]  # in place of the folder of this file
+
+import llguidance
+
+from app.grammars.compiling import Compiler, problem_of, too_complex
+from app.grammars.frames import (
+    ACCEPT,
+    ENDED,
+    Channel,
+    Frame,
+    Hangup,
+    Kind,
+    Limits,
+    Problem,
+    Vocabulary,
+    packed_ids,
+    unpacked_ids,
+)
+from app.grammars.problem import GrammarProblem
+from app.grammars.source import GrammarText
+
+# Tokens of text, by length: where a text may continue with that many characters, the library allows all tokens of a
+# slice at once. Its own slices are of 10 and 30 characters, so that it looks at most tokens one by one in a text of at
+# most 30 characters.
+_CHARACTER = r'[^"\\\x00-\x1F\x7F]'
+SLICES = [r"[\x20\x0A\x0D\x09]+", *(f"{_CHARACTER}{{1,{most}}}" for most in (10, 12, 16, 30)), f"{_CHARACTER}+"]
+_BYTES = Vocabulary([*(bytes([value]) for value in range(256)), b"<end>"], [256], [256], None)
+
+
+class _Wrapper:
+    """What the library asks of a tokenizer. `tokenize` returns the ids of a text that continues another."""
+
+    is_tokenizer_wrapper = True
+
+    def __init__(self, vocabulary: Vocabulary, tokenize: Callable[[bytes], list[int]]) -> None:
+        self.eos_token_id = vocabulary.ends[0]
+        self.bos_token_id = vocabulary.bos
+        self.tokens = list(vocabulary.tokens)
+        self.special_token_ids = list(vocabulary.special)
+        self._tokenize = tokenize
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        return self._tokenize(text.encode() if isinstance(text, str) else text) if text else []
+
+
+@dataclass(slots=True)
+class _Line:
+    """The channel to the server, which tokenizes: each copy of the process has another."""
+
+    channel: Channel
+
+    def tokenize(self, text: bytes) -> list[int]:
+        self.channel.send(Frame(Kind.TOKENIZE, payload=text))
+        answer = self.channel.receive()
+        if answer.kind is not Kind.TOKENIZED:
+            raise Hangup
+        return list(unpacked_ids(answer.payload))
+
+
+def tokenizer_of(
+    vocabulary: Vocabulary, tokenize: Callable[[bytes], list[int]], slices: list[str]
+) -> llguidance.LLTokenizer:
+    """The library's tokenizer, which it takes a while to build."""
+    wrapper = _Wrapper(vocabulary, tokenize)
+    return llguidance.LLTokenizer(wrapper, eos_token=list(vocabulary.ends), slices=slices)  # type: ignore[arg-type]
+
+
+def bytes_tokenizer() -> llguidance.LLTokenizer:
+    """The tokenizer of single bytes."""
+    return tokenizer_of(_BYTES, list, [])
+
+
+@dataclass(slots=True)
+class Replies:
+    """The replies that follow one grammar, each at its place in it."""
+
+    start: llguidance.LLMatcher
+    limits: Limits
+    _matchers: dict[int, llguidance.LLMatcher] = field(default_factory=dict)
+    _seconds: float = 0.0  # of processor time that all masks and tokens have taken
+    _steps: int = 0
+
+    def answer(self, frame: Frame) -> Frame | None:
+        """The frame that answers one about a reply."""
+        if frame.kind is Kind.END:
+            self._matchers.pop(frame.reply, None)
+            return None
+        began = time.process_time()
+        matcher = self._matchers.get(frame.reply)
+        if matcher is None:
+            matcher = self._matchers[frame.reply] = self.start.deep_copy()
+        answer = self._accepted(matcher, frame) if frame.kind is Kind.ACCEPT else self._masked(matcher, frame)
+        self._seconds += time.process_time() - began
+        self._steps += 1
+        if self.are_slow:
+            detail = f"its masks take {self._seconds / self._steps * 1000:,.0f} ms on average"
+            return Frame(Kind.FAILED, frame.reply, too_complex(detail).message.encode())
+        return answer
+
+    @property
+    def are_slow(self) -> bool:
+        """Whether they have taken more time than they may."""
+        most = self.limits.burst_cpu_seconds + self.limits.mean_cpu_seconds * self._steps
+        return self._seconds > most
+
+    @staticmethod
+    def _masked(matcher: llguidance.LLMatcher, frame: Frame) -> Frame:
+        mask = matcher.compute_bitmask()
+        if problem := matcher.get_error():
+            return Frame(Kind.FAILED, frame.reply, problem_of(problem).message.encode())
+        return Frame(Kind.MASKED, frame.reply, mask)
+
+    @staticmethod
+    def _accepted(matcher: llguidance.LLMatcher, frame: Frame) -> Frame:
+        token_id, jumps = ACCEPT.unpack(frame.payload)
+        forced: list[int] = []
+        if matcher.consume_token(token_id) and jumps:
+            forced = matcher.compute_ff_tokens()
+            if forced and not matcher.consume_tokens(forced):
+                forced = []
+        ended = matcher.is_stopped() and not matcher.is_error()
+        return Frame(Kind.ACCEPTED, frame.reply, ENDED.pack(ended) + packed_ids(forced))
+
+
+def serve(channel: Channel, compiler: Compiler, limits: Limits) -> None:
+    """Compile the grammar of the first frame, then follow replies until the channel ends, or they are too slow."""
+    channel.send(Frame(Kind.READY))
+    source = GrammarText.unpacked(channel.receive().payload)
+    with _within(limits.compile_cpu_seconds, limits.compile_wall_seconds):
+        outcome = _compiled(compiler, source)
+    if isinstance(outcome, Problem):
+        channel.send(Frame(Kind.COMPILED, payload=outcome.packed()))
+        return
+    channel.send(Frame(Kind.COMPILED))
+    replies = Replies(outcome, limits)
+    while not replies.are_slow:
+        frame = channel.receive()
+        with _within(limits.mask_cpu_seconds):
+            answer = replies.answer(frame)
+        if answer is not None:
+            channel.send(answer)
+
+
+def _compiled(compiler: Compiler, source: GrammarText) -> llguidance.LLMatcher | Problem:
+    try:
+        return compiler.compile(source)
+    except GrammarProblem as problem:
+        return Problem(problem.message, problem.place)
+    except BaseException:  # noqa: BLE001  # a panic of the library is none of Exception; the server logs it
+        return Problem("It cannot be compiled.", trace=traceback.format_exc())
+
+
+@contextlib.contextmanager
+def _within(cpu_seconds: float, wall_seconds: float | None = None) -> Iterator[None]:
+    """End this process if the block takes longer. Nothing else stops the library."""
+    if sys.platform == "win32":
+        faulthandler.dump_traceback_later(wall_seconds or 2 * cpu_seconds, exit=True)
+        try:
+            yield
+        finally:
+            faulthandler.cancel_dump_traceback_later()
+        return
+    limits = ((signal.ITIMER_PROF, cpu_seconds), (signal.ITIMER_REAL, wall_seconds))
+    for timer, seconds in limits:
+        signal.setitimer(timer, seconds or 0)  # its signal ends the process
+    try:
+        yield
+    finally:
+        for timer, _ in limits:
+            signal.setitimer(timer, 0)
+
+
+def _forever(control: socket.socket, compiler: Compiler, line: _Line, limits: Limits) -> None:
+    """Fork a copy for each socket that comes, until the server closes its end."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks how a copy ended
+    while True:
+        message, sockets, _, _ = socket.recv_fds(control, 1, 1)
+        if not message:
+            return
+        for descriptor in sockets:
+            with socket.socket(fileno=descriptor) as served:
+                if os.fork() == 0:
+                    control.close()
+                    _serve_alone(served, compiler, line, limits)
+
+
+def _serve_alone(served: socket.socket, compiler: Compiler, line: _Line, limits: Limits) -> None:
+    """The life of a copy."""
+    status = 1
+    try:
+        line.channel = Channel(served.recv, served.sendall)
+        _limit_memory(limits.memory_bytes)
+        threading.Thread(target=_end_with, args=(served,), daemon=True).start()
+        serve(line.channel, compiler, limits)
+        status = 0
+    except Hangup:
+        status = 0
+    finally:
+        os._exit(status)
+
+
+def _end_with(served: socket.socket) -> None:
+    """End this process when the server closes the channel, whatever it computes."""
+    import select
+
+    poll = select.poll()
+    poll.register(served, 0)  # the end alone, which is always told
+    poll.poll()
+    os._exit(0)
+
+
+def _limit_memory(more_bytes: int) -> None:
+    """Allow this process that much more memory than it has now. macOS has no such limit."""
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if sys.platform == "linux":
+        with open("/proc/self/statm", encoding="ascii") as file:
+            most = int(file.read().split()[0]) * resource.getpagesize() + more_bytes
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+
+
+def _write(data: bytes) -> None:
+    unsent = memoryview(data)
+    while unsent:
+        unsent = unsent[os.write(1, unsent) :]
+
+
+def main(options: dict[str, float | bool]) -> None:
+    forks = options.pop("forks")
+    limits = Limits(**options)  # type: ignore[arg-type]
+    control = socket.socket(fileno=0) if forks else None
+    receive, send = (partial(os.read, 0), _write) if control is None else (control.recv, control.sendall)
+    line = _Line(channel := Channel(receive, send))
+    vocabulary = Vocabulary.unpacked(channel.receive().payload)
+    compiler = Compiler(tokenizer_of(vocabulary, line.tokenize, SLICES), bytes_tokenizer())
+    with contextlib.suppress(Hangup):
+        if control is not None:
+            channel.send(Frame(Kind.READY))  # until then the server sends nothing more
+            _forever(control, compiler, line, limits)
+        else:
+            serve(channel, compiler, limits)
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))

@@ -1,0 +1,191 @@
+"""Whether a value can fit two schemas: what tells `oneOf` from `anyOf`, which is what is enforced."""
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
+from typing import TypeAlias
+
+from app.grammars.problem import GrammarProblem
+from app.grammars.schema_keywords import Json
+from app.grammars.schema_tree import definition_of, mapped
+
+_MOST_PAIRS = 2000
+_MOST_DEPTH = 8
+_ALL = frozenset(("null", "boolean", "number", "string", "array", "object"))
+_TYPES: Mapping[type, str] = {
+    type(None): "null",
+    bool: "boolean",
+    int: "number",
+    float: "number",
+    str: "string",
+    list: "array",
+    dict: "object",
+}
+
+_Disjoint: TypeAlias = Callable[[Json, Json], bool]
+
+
+class Disjointness:
+    """Compares rewritten schemas."""
+
+    def __init__(self, definitions: dict[str, Json]) -> None:
+        self._definitions = definitions
+
+    def resolve(self, root: Json, places: Mapping[int, str], *, lenient: bool) -> Json:
+        """The root with `anyOf` for each `oneOf`; the definitions are changed alike. `places` has the place of each
+        oneOf, by the identity of its list. Raises GrammarProblem for one whose schemas overlap, unless lenient."""
+        if not places:
+            return root
+
+        def change(schema: Json) -> Json:
+            if isinstance(schema, Mapping) and "oneOf" in schema:
+                branches: Sequence[Json] = schema["oneOf"]  # type: ignore[assignment]
+                if not lenient and not self._are_disjoint(branches):
+                    raise GrammarProblem(
+                        "A value may fit several of its schemas, which cannot be ruled out. Use anyOf, or give each "
+                        "schema a constant member that tells it apart.",
+                        places.get(id(branches), ""),
+                    )
+                schema = {("anyOf" if key == "oneOf" else key): value for key, value in schema.items()}
+            return mapped(schema, change)
+
+        for name, body in self._definitions.items():
+            self._definitions[name] = change(body)
+        return change(root)
+
+    def _are_disjoint(self, branches: Sequence[Json]) -> bool:
+        count = len(branches)
+        if count * (count - 1) // 2 > _MOST_PAIRS:
+            return self._told_apart(branches)
+        return all(self._disjoint(*pair, _MOST_DEPTH) for pair in combinations(branches, 2))
+
+    def _told_apart(self, branches: Sequence[Json]) -> bool:
+        """Whether one member has another constant in each."""
+        seen = [self._facts(branch) for branch in branches]
+        names = set[str].intersection(*(facts.required for facts in seen)) if seen else set()
+        for name in names:
+            values = [value for facts in seen for value in self._member_values(facts, name)]
+            if len(values) == len(set(values)) and all(self._member_values(facts, name) for facts in seen):
+                return True
+        return False
+
+    def _member_values(self, facts: "_Facts", name: str) -> Sequence[str]:
+        for schema in facts.members.get(name, ()):
+            if values := self._facts(schema).values:
+                return sorted(values)
+        return ()
+
+    def _disjoint(self, one: Json, other: Json, depth: int) -> bool:
+        if not depth:
+            return False
+        for first, second in ((one, other), (other, one)):
+            branches = self._branches(first)
+            if branches is not None:
+                return all(self._disjoint(branch, second, depth - 1) for branch in branches)
+        return self._facts(one).excludes(self._facts(other), lambda a, b: self._disjoint(a, b, depth - 1))
+
+    def _branches(self, schema: Json) -> Sequence[Json] | None:
+        """The alternatives of a schema that is a union and nothing else."""
+        seen = set[str]()
+        while (name := definition_of(schema)) is not None and name not in seen:
+            seen.add(name)
+            schema = self._definitions[name]
+        if isinstance(schema, Mapping) and len(schema) == 1:
+            return schema.get("anyOf", schema.get("oneOf"))  # type: ignore[return-value]
+        return None
+
+    def _facts(self, schema: Json) -> "_Facts":
+        facts, left, seen = _Facts(), [schema], set[str]()
+        while left:
+            part = left.pop()
+            name = definition_of(part)
+            if name is not None and name not in seen:
+                seen.add(name)
+                left.append(self._definitions[name])
+            if part is False:
+                facts.types = frozenset()
+            elif isinstance(part, Mapping):
+                left += part.get("allOf", ())  # type: ignore[arg-type]
+                facts.add(part)
+        return facts
+
+
+@dataclass(slots=True)
+class _Facts:
+    """What is known of the values that fit a schema."""
+
+    types: frozenset[str] = _ALL
+    values: frozenset[str] | None = None  # as JSON; None: not listed
+    low: float = -math.inf
+    high: float = math.inf
+    members: dict[str, list[Json]] = field(default_factory=dict)
+    required: set[str] = field(default_factory=set)
+    allowed: frozenset[str] | None = None  # names of members; None: any
+
+    def add(self, schema: Mapping[str, Json]) -> None:
+        """Another schema that the values fit."""
+        if "type" in schema:
+            given = schema["type"]
+            names = [given] if isinstance(given, str) else given
+            self.types &= frozenset("number" if it == "integer" else str(it) for it in names)  # type: ignore[union-attr]
+        listed = [schema["const"]] if "const" in schema else schema.get("enum")
+        if listed is not None:
+            found = frozenset(map(_canonical, listed))  # type: ignore[arg-type]
+            self.values = found if self.values is None else self.values & found
+        self.low = max(self.low, _number(schema, "minimum", -math.inf), _number(schema, "exclusiveMinimum", -math.inf))
+        self.high = min(self.high, _number(schema, "maximum", math.inf), _number(schema, "exclusiveMaximum", math.inf))
+        properties: Mapping[str, Json] = schema.get("properties", {})  # type: ignore[assignment]
+        for name, part in properties.items():
+            self.members.setdefault(name, []).append(part)
+        self.required |= set(schema.get("required", ()))  # type: ignore[arg-type]
+        if schema.get("additionalProperties") is False and not schema.get("patternProperties"):
+            names_here = frozenset(properties)
+            self.allowed = names_here if self.allowed is None else self.allowed & names_here
+
+    def excludes(self, other: "_Facts", disjoint: "_Disjoint") -> bool:
+        """Whether no value fits both."""
+        types = self.types & other.types
+        if self.values is not None and other.values is not None:
+            return not self.values & other.values
+        return all(self._excludes_type(kind, other, disjoint) for kind in types)
+
+    def _excludes_type(self, kind: str, other: "_Facts", disjoint: "_Disjoint") -> bool:
+        for one, two in ((self, other), (other, self)):
+            if one.values is not None and not any(_type(json.loads(value)) == kind for value in one.values):
+                return True
+            if kind == "object" and two.allowed is not None and one.required - two.allowed:
+                return True
+        if kind == "number":
+            return self.high < other.low or other.high < self.low
+        if kind != "object":
+            return False
+        return any(
+            disjoint(mine, theirs)
+            for name in self.required | other.required
+            for mine in self.members.get(name, ())
+            for theirs in other.members.get(name, ())
+        )
+
+
+def _canonical(value: Json) -> str:
+    """Equal values as equal texts."""
+
+    def plain(part: Json) -> Json:
+        if isinstance(part, float) and part.is_integer():
+            return int(part)
+        if isinstance(part, Mapping):
+            return {key: plain(member) for key, member in part.items()}
+        return [plain(member) for member in part] if isinstance(part, list) else part
+
+    return json.dumps(plain(value), sort_keys=True)
+
+
+def _type(value: Json) -> str:
+    return _TYPES[type(value)]
+
+
+def _number(schema: Mapping[str, Json], key: str, default: float) -> float:
+    value = schema.get(key, default)
+    return float(value) if isinstance(value, int | float) else default

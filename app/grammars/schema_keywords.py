@@ -1,0 +1,174 @@
+"""The keywords of JSON Schema: which are enforced, which are refused, and what their values must be.
+
+Words that are not in these tables are annotations (title, description, default, ...) or extensions of other tools
+(nullable, discriminator, strict, x-...). They say nothing that a value must keep to, and are ignored.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, TypeAlias
+
+Json: TypeAlias = "bool | int | float | str | Sequence[Json] | Mapping[str, Json] | None"
+Schema: TypeAlias = Mapping[str, Json]
+
+TYPES: Final = ("null", "boolean", "integer", "number", "string", "array", "object")
+
+# The type that a keyword is about: values of other types always satisfy it.
+TYPE_OF: Final[Mapping[str, str]] = {
+    **dict.fromkeys(
+        ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
+        "number",
+    ),
+    **dict.fromkeys(("minLength", "maxLength", "pattern", "format"), "string"),
+    **dict.fromkeys(("items", "prefixItems", "additionalItems", "minItems", "maxItems", "unevaluatedItems"), "array"),
+    **dict.fromkeys(
+        (
+            "properties",
+            "patternProperties",
+            "additionalProperties",
+            "unevaluatedProperties",
+            "propertyNames",
+            "required",
+            "minProperties",
+            "maxProperties",
+        ),
+        "object",
+    ),
+}
+COMBINERS: Final = ("$ref", "allOf", "anyOf", "oneOf")
+ENFORCED: Final = frozenset((*TYPE_OF, *COMBINERS, "type", "enum", "const"))
+
+# Formats that the grammar library enforces.
+FORMATS: Final = frozenset(
+    ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
+)
+# Formats that JSON Schema defines and nothing here enforces. Any other name is an annotation.
+UNENFORCED_FORMATS: Final = frozenset(
+    (
+        "idn-email",
+        "idn-hostname",
+        "uri-reference",
+        "uri-template",
+        "iri",
+        "iri-reference",
+        "json-pointer",
+        "relative-json-pointer",
+        "regex",
+    )
+)
+
+
+def unenforced(schema: Schema) -> str | None:
+    """The first keyword of a schema that restricts values and cannot be enforced."""
+    return next((key for key in schema if key in _REFUSED and not _REFUSED[key](schema)), None)
+
+
+def mistake(keyword: str, value: Json) -> str | None:
+    """What the value of an enforced keyword must be, if it is not that."""
+    expected, fits = _VALUES[keyword]
+    return None if fits(value) else expected
+
+
+def number_in(schema: Schema, key: str) -> int | float | None:
+    """The number under a keyword."""
+    value = schema.get(key)
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def list_in(schema: Schema, key: str) -> Sequence[Json]:
+    """The members of the list under a keyword; none without one."""
+    value = schema.get(key)
+    return value if isinstance(value, Sequence) and not isinstance(value, str) else ()
+
+
+def texts_in(schema: Schema, key: str) -> Sequence[str]:
+    """The strings in the list under a keyword."""
+    return [value for value in list_in(schema, key) if isinstance(value, str)]
+
+
+def named_in(schema: Schema, key: str) -> Schema:
+    """The members of the object under a keyword."""
+    value = schema.get(key)
+    return value if isinstance(value, Mapping) else {}
+
+
+def is_list(value: Json) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str)
+
+
+def _is_schema(value: Json) -> bool:
+    return isinstance(value, bool | Mapping)
+
+
+def _is_number(value: Json) -> bool:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and not (isinstance(value, float) and not math.isfinite(value))
+
+
+def _is_count(value: Json) -> bool:
+    return isinstance(value, int | float) and _is_number(value) and value >= 0 and value == value // 1
+
+
+def _is_types(value: Json) -> bool:
+    names = [value] if isinstance(value, str) else value
+    return isinstance(names, Sequence) and all(name in TYPES for name in names)
+
+
+def _is_list_of(fits: Callable[[Json], bool]) -> Callable[[Json], bool]:
+    return lambda value: isinstance(value, Sequence) and not isinstance(value, str) and all(map(fits, value))
+
+
+def _is_schemas_by_name(value: Json) -> bool:
+    return isinstance(value, Mapping) and all(map(_is_schema, value.values()))
+
+
+_COUNT = ("a whole number of at least 0", _is_count)
+_NUMBER = ("a number", _is_number)
+_SCHEMA = ("a schema", _is_schema)
+_SCHEMAS = ("a list of schemas", _is_list_of(_is_schema))
+_NAMED = ("an object whose members are schemas", _is_schemas_by_name)
+_TEXT = ("a string", lambda value: isinstance(value, str))
+_BOUND = ("a number", lambda value: _is_number(value) or isinstance(value, bool))  # a boolean in draft 4
+
+_VALUES: Mapping[str, tuple[str, Callable[[Json], bool]]] = {
+    "type": (f"one or several of {', '.join(TYPES)}", _is_types),
+    "enum": ("a list", is_list),
+    "const": ("a value", lambda value: True),
+    "required": ("a list of strings", _is_list_of(lambda value: isinstance(value, str))),
+    "items": ("a schema, or a list of schemas", lambda value: _is_schema(value) or _SCHEMAS[1](value)),
+    "multipleOf": ("a number that is not 0", lambda value: _is_number(value) and value != 0),
+    **dict.fromkeys(("minimum", "maximum"), _NUMBER),
+    **dict.fromkeys(("exclusiveMinimum", "exclusiveMaximum"), _BOUND),
+    **dict.fromkeys(("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"), _COUNT),
+    **dict.fromkeys(
+        (
+            "additionalItems",
+            "additionalProperties",
+            "unevaluatedItems",
+            "unevaluatedProperties",
+            "propertyNames",
+        ),
+        _SCHEMA,
+    ),
+    **dict.fromkeys(("prefixItems", "allOf", "anyOf", "oneOf"), _SCHEMAS),
+    **dict.fromkeys(("properties", "patternProperties"), _NAMED),
+    **dict.fromkeys(("pattern", "format", "$ref"), _TEXT),
+}
+
+
+def _never(schema: Schema) -> bool:
+    return False
+
+
+# Keywords that restrict values and are not enforced, with the case in which they do not restrict any.
+_REFUSED: Mapping[str, Callable[[Schema], bool]] = {
+    "not": lambda schema: schema["not"] is False,
+    "uniqueItems": lambda schema: not schema["uniqueItems"] or schema.get("maxItems") in (0, 1),
+    "contains": _never,
+    "if": lambda schema: not {"then", "else"} & schema.keys(),
+    "dependentRequired": lambda schema: not schema["dependentRequired"],
+    "dependentSchemas": lambda schema: not schema["dependentSchemas"],
+    "dependencies": lambda schema: not schema["dependencies"],
+    "$dynamicRef": _never,
+    "$recursiveRef": _never,
+}

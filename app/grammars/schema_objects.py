@@ -1,0 +1,123 @@
+"""The keywords of objects: which members there are, which others may come, how they are named and counted."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from app.grammars.schema_keywords import ENFORCED, Json, Schema, list_in, named_in, number_in, texts_in
+from app.grammars.schema_use import Refuse, Rewrite, Use
+
+_COUNTED = "It is enforced only if all members are required. Remove it, or require them."
+_NAMES = "It is enforced only if it lists the names, or is a pattern for all of them. Use patternProperties."
+
+
+@dataclass(slots=True)
+class _Members:
+    """The members that an object may have. `others` is the schema of all the rest; None if nothing is said of them."""
+
+    named: dict[str, Json]
+    by_pattern: dict[str, Json]
+    others: Json = None
+
+    @property
+    def is_shut(self) -> bool:
+        """Whether all names are known."""
+        return self.others is False and not self.by_pattern
+
+
+class ObjectRewriter:
+    """Rewrites them. `resolve` follows references; `refuse` raises, or returns if a keyword is to be left out."""
+
+    def __init__(self, rewrite: Rewrite, refuse: Refuse, resolve: Callable[[Json], Json]) -> None:
+        self._rewrite = rewrite
+        self._refuse = refuse
+        self._resolve = resolve
+
+    def rewrite(self, known: Schema, place: str, use: Use) -> dict[str, Json]:
+        """The keywords of objects among `known`."""
+        required = list(dict.fromkeys(texts_in(known, "required")))
+        members = _Members(
+            self._parts(known, "properties", place, use),
+            self._parts(known, "patternProperties", place, use),
+            self._others(known, place, use),
+        )
+        if "propertyNames" in known:
+            self._name(known, members, place)
+        if use.is_closed and members.others is None and not members.by_pattern:
+            _close(known, members, required)
+        counts = {key: value for key in _COUNTS if (value := number_in(known, key)) is not None}
+        if use.is_closed:
+            counts = self._counted(counts, members, required, place)
+        return _written(members, required, counts)
+
+    def _parts(self, known: Schema, key: str, place: str, use: Use) -> dict[str, Json]:
+        parts = named_in(known, key).items()
+        return {name: self._rewrite(part, f"{place}.{key}.{name}", use.of_member(name)) for name, part in parts}
+
+    def _others(self, known: Schema, place: str, use: Use) -> Json:
+        for key in ("additionalProperties", "unevaluatedProperties"):
+            if key in known:
+                return self._rewrite(known[key], f"{place}.{key}", use.of_others)
+        return None
+
+    def _name(self, known: Schema, members: _Members, place: str) -> None:
+        """Apply `propertyNames`."""
+        names = self._resolve(known["propertyNames"])
+        any_value = True if members.others is None else members.others
+        rules = {key: value for key, value in names.items() if key in ENFORCED} if isinstance(names, Mapping) else {}
+        if rules.get("type", "string") == "string":
+            rules.pop("type", None)
+        listed = [rules["const"]] if "const" in rules else list_in(rules, "enum")
+        if names is False:
+            members.named, members.by_pattern, members.others = {}, {}, False
+        elif listed and not members.by_pattern:
+            members.named = {name: members.named.get(name, any_value) for name in listed if isinstance(name, str)}
+            members.others = False
+        elif rules.keys() == {"pattern"} and not members.by_pattern and not members.named:
+            members.by_pattern, members.others = {str(rules["pattern"]): any_value}, False
+        elif rules:
+            self._refuse(_NAMES, f"{place}.propertyNames")
+
+    def _counted(
+        self, counts: dict[str, float], members: _Members, required: list[str], place: str
+    ) -> dict[str, float]:
+        """The numbers of members, as far as they say more than the rest; the library enforces some of them."""
+        least, most = (counts.get(key) for key in _COUNTS)
+        optional = [name for name in members.named if name not in required]
+        if least is not None and least <= len(required):
+            least = None
+        if most is not None and most == len(required):
+            members.named |= dict.fromkeys(optional, False)
+            members.by_pattern, members.others, optional, most = {}, False, [], None
+        if most is not None and members.is_shut and most >= len(members.named):
+            most = None
+        counts = {key: value for key, value in zip(_COUNTS, (least, most), strict=True) if value is not None}
+        at_most_one = (least or 0) <= len(required) + 1 and most in (None, len(required) + 1)
+        if counts and optional and not (members.is_shut and at_most_one):
+            for key in counts:
+                self._refuse(_COUNTED, f"{place}.{key}")
+            return {}
+        return counts
+
+
+_COUNTS = ("minProperties", "maxProperties")
+
+
+def _close(known: Schema, members: _Members, required: list[str]) -> None:
+    """Allow no members but those that are described, if any are. Constants say themselves what there is."""
+    described = "properties" in known or required
+    if described and not known.keys() & {"enum", "const"}:
+        members.named |= {name: True for name in required if name not in members.named}
+        members.others = False
+
+
+def _written(members: _Members, required: list[str], counts: dict[str, float]) -> dict[str, Json]:
+    written: dict[str, Json] = {}
+    if members.named:
+        written["properties"] = members.named
+    if members.by_pattern:
+        written["patternProperties"] = members.by_pattern
+    if members.others is not None:
+        written["additionalProperties"] = members.others
+    if required:
+        written["required"] = required
+    return {**written, **{key: int(value) for key, value in counts.items()}}

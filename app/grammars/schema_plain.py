@@ -1,0 +1,171 @@
+"""Schemas without references and combinations: the type of a value, its constants, and the keywords of its type."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Final, Literal, TypeAlias
+
+from app.grammars.problem import GrammarProblem
+from app.grammars.schema_keywords import (
+    FORMATS,
+    TYPE_OF,
+    TYPES,
+    UNENFORCED_FORMATS,
+    Json,
+    Schema,
+    is_list,
+    list_in,
+    number_in,
+    texts_in,
+)
+from app.grammars.schema_numbers import integer_bounds, is_exact, multiple, number_bounds
+from app.grammars.schema_objects import ObjectRewriter
+from app.grammars.schema_use import Refuse, Rewrite, Use
+
+# Compiles the schema of a string or a number: "empty" if no value fits, else what is wrong with it, if anything.
+LeafProblem: TypeAlias = Callable[[Schema], "tuple[Literal['empty', 'invalid'], str] | None"]
+
+_BOUNDS: Final = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+_ALL: Final = frozenset(TYPES) - {"integer"}
+_WITH_KEYWORDS: Final = ("integer", "number", "string", "array", "object")
+
+
+class PlainRewriter:
+    """Rewrites schemas of one value.
+
+    `refuse` raises, or returns if a keyword is to be left out. `note_empty` hears of each part that no value fits.
+    """
+
+    def __init__(
+        self,
+        rewrite: Rewrite,
+        refuse: Refuse,
+        note_empty: Callable[[GrammarProblem], None],
+        leaf_problem: LeafProblem,
+        objects: ObjectRewriter,
+    ) -> None:
+        self._rewrite = rewrite
+        self._refuse = refuse
+        self._note_empty = note_empty
+        self._leaf_problem = leaf_problem
+        self._objects = objects
+
+    def rewrite(self, known: Schema, place: str, use: Use) -> Json:
+        """`known` has keywords that are enforced, with values of the right kind."""
+        types = _types(known, implied=use.is_closed)
+        written: dict[str, Json] = {
+            key: self._constants(known, key, place) for key in ("enum", "const") if key in known
+        }
+        if "enum" in written and not list_in(written, "enum"):
+            self._note_empty(GrammarProblem("It lists no value, so no value fits.", f"{place}.enum"))
+        for kind in filter(types.__contains__, _WITH_KEYWORDS):
+            found = self._of_type(kind, known, place, use)
+            if found is None:
+                types -= {kind}
+            else:
+                written |= found
+        if not types:
+            return False
+        return written if types == _ALL else {"type": _named(types), **written}
+
+    def _of_type(self, kind: str, known: Schema, place: str, use: Use) -> dict[str, Json] | None:
+        """The keywords of one type; None if no value of it fits."""
+        match kind:
+            case "integer" | "number":
+                return self._number(known, place, kind)
+            case "string":
+                return self._string(known, place)
+            case "array":
+                return self._array(known, place, use)
+        return self._objects.rewrite(known, place, use)
+
+    def _constants(self, known: Schema, key: str, place: str) -> Json:
+        inexact = next(_inexact(known[key]), None)
+        if inexact is not None:
+            self._refuse(f"{inexact} is beyond 2**53 and would be rounded. Use a string.", f"{place}.{key}")
+        return known[key]
+
+    def _number(self, known: Schema, place: str, kind: str) -> dict[str, Json] | None:
+        written: dict[str, Json] = {}
+        if any(key in known for key in _BOUNDS):
+            try:
+                written |= integer_bounds(known) if kind == "integer" else number_bounds(known)
+            except GrammarProblem as problem:
+                self._note_empty(GrammarProblem(problem.message, place))
+                return None
+        step = number_in(known, "multipleOf")
+        if step is None:
+            return written
+        try:
+            written["multipleOf"] = multiple(step)
+        except GrammarProblem as problem:
+            self._refuse(problem.message, f"{place}.multipleOf")
+            return written
+        return self._checked(kind, written, place, "multipleOf")
+
+    def _string(self, known: Schema, place: str) -> dict[str, Json] | None:
+        written = counts(known, "minLength", "maxLength")
+        name = known.get("format")
+        if name in UNENFORCED_FORMATS:
+            self._refuse(f"The format {name} cannot be enforced. Remove it, or use a pattern.", f"{place}.format")
+        elif name in FORMATS:
+            written["format"] = name
+        if "pattern" in known:
+            written["pattern"] = known["pattern"]
+        blamed = next((key for key in ("pattern", "format", "maxLength") if key in written), None)
+        return written if blamed is None else self._checked("string", written, place, blamed)
+
+    def _checked(self, kind: str, keywords: dict[str, Json], place: str, blamed: str) -> dict[str, Json] | None:
+        problem = self._leaf_problem({"type": kind, **keywords})
+        if problem is None:
+            return keywords
+        what, message = problem
+        if what == "empty":
+            self._note_empty(GrammarProblem(f"No {kind} fits it.", f"{place}.{blamed}"))
+            return None
+        self._refuse(message, f"{place}.{blamed}")
+        return {key: value for key, value in keywords.items() if key != blamed}
+
+    def _array(self, known: Schema, place: str, use: Use) -> dict[str, Json]:
+        written = counts(known, "minItems", "maxItems")
+        first, rest = ("items", "additionalItems") if is_list(known.get("items")) else ("prefixItems", "items")
+        rest = rest if rest in known else "unevaluatedItems"
+        if first_items := list_in(known, first):
+            written["prefixItems"] = [
+                self._rewrite(item, f"{place}.{first}[{number}]", use.of_items)
+                for number, item in enumerate(first_items)
+            ]
+        if rest in known:
+            written["items"] = self._rewrite(known[rest], f"{place}.{rest}", use.of_items)
+        return written
+
+
+def counts(known: Schema, *keys: str) -> dict[str, Json]:
+    """The whole numbers among the keywords."""
+    found = ((key, number_in(known, key)) for key in keys)
+    return {key: int(value) for key, value in found if value is not None}
+
+
+def _types(known: Schema, *, implied: bool) -> frozenset[str]:
+    """What a value may be. A schema that has keywords of one type alone means that type, even if it does not say so."""
+    if "type" not in known:
+        kinds = {TYPE_OF[key] for key in known if key in TYPE_OF}
+        is_one = implied and len(kinds) == 1 and not known.keys() & {"enum", "const"}
+        return frozenset(kinds) if is_one else _ALL
+    given = known["type"]
+    types = frozenset([given] if isinstance(given, str) else texts_in(known, "type"))
+    return types - {"integer"} if "number" in types else types
+
+
+def _named(types: frozenset[str]) -> Json:
+    names: list[Json] = [name for name in TYPES if name in types]
+    return names[0] if len(names) == 1 else names
+
+
+def _inexact(value: Json) -> Iterator[int | float]:
+    """The numbers in a constant that the library would round."""
+    if isinstance(value, int | float) and not is_exact(value):
+        yield value
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        for member in value:
+            yield from _inexact(member)

@@ -1,0 +1,94 @@
+"""Schemas that no finite value fits: an object that requires itself, a reference that leads back to itself.
+
+A fixpoint over the definitions: one can be completed if it needs none but those that can.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from app.grammars.schema_keywords import Json, Schema, list_in, named_in, number_in, texts_in
+from app.grammars.schema_tree import definition_of, mapped
+
+_MOST_ITEMS: Final = 1000  # of prefixItems that are looked at
+
+
+def without_endless(root: Json, definitions: Mapping[str, Json]) -> tuple[Json, dict[str, Json]]:
+    """Both, with `false` for every part that no finite value fits."""
+    search = _Search(definitions)
+
+    def cut(schema: Json) -> Json:
+        return mapped(schema, cut) if search.is_finite(schema) else False
+
+    return cut(root), {name: cut(body) for name, body in definitions.items()}
+
+
+class _Search:
+    """Knows which definitions can be completed."""
+
+    def __init__(self, definitions: Mapping[str, Json]) -> None:
+        self._definitions = definitions
+        self._finite: set[str] = set()
+        left = dict(definitions)
+        while found := {name for name, body in left.items() if self.is_finite(body)}:
+            self._finite |= found
+            left = {name: body for name, body in left.items() if name not in found}
+
+    def is_finite(self, schema: Json) -> bool:
+        """Whether a finite value fits, as far as is known."""
+        if not isinstance(schema, Mapping):
+            return schema is not False
+        name = definition_of(schema)
+        if name is not None:
+            return name in self._finite
+        if "allOf" in schema:
+            return all(map(self.is_finite, list_in(schema, "allOf"))) and self._is_finite_object(self._objects(schema))
+        if "anyOf" in schema and not any(map(self.is_finite, list_in(schema, "anyOf"))):
+            return False
+        if "enum" in schema and not list_in(schema, "enum"):
+            return False
+        return any(self._is_finite_type(kind, schema) for kind in _types(schema))
+
+    def _is_finite_type(self, kind: str, schema: Schema) -> bool:
+        if kind == "object":
+            return self._is_finite_object([schema])
+        return kind != "array" or all(map(self.is_finite, _needed_items(schema)))
+
+    def _is_finite_object(self, parts: Sequence[Schema]) -> bool:
+        """Whether the members that any of the parts requires are finite in all of them."""
+        required = {name for part in parts for name in texts_in(part, "required")}
+        return all(self.is_finite(_member(part, name)) for name in required for part in parts)
+
+    def _objects(self, schema: Schema) -> Sequence[Schema]:
+        """The parts of an intersection that describe an object; none if it may be something else."""
+        parts, left, seen = list[Schema](), list[Json]([schema]), set[str]()
+        while left:
+            part = left.pop()
+            name = definition_of(part)
+            if name is not None and name not in seen:
+                seen.add(name)
+                left.append(self._definitions[name])
+            elif isinstance(part, Mapping):
+                left += list_in(part, "allOf")
+                if part.keys() & {"properties", "required", "additionalProperties"}:
+                    parts.append(part)
+        return parts if any(part.get("type") == "object" for part in parts) else ()
+
+
+def _types(schema: Schema) -> Sequence[str]:
+    given = schema.get("type", "null")
+    return [given] if isinstance(given, str) else texts_in(schema, "type")
+
+
+def _needed_items(schema: Schema) -> Sequence[Json]:
+    """The items that the shortest array has."""
+    least = int(number_in(schema, "minItems") or 0)
+    first = list_in(schema, "prefixItems")
+    return [*first[: min(least, _MOST_ITEMS)], *([schema.get("items", True)] if least > len(first) else ())]
+
+
+def _member(schema: Schema, name: str) -> Json:
+    """The schema of a member."""
+    properties = named_in(schema, "properties")
+    if name in properties:
+        return properties[name]
+    return True if "patternProperties" in schema else schema.get("additionalProperties", True)

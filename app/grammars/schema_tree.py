@@ -1,0 +1,60 @@
+"""Rewritten schemas as trees: the schemas directly in one, and one with others in their place."""
+
+from collections.abc import Callable, Iterator, Mapping
+
+from app.grammars.schema_keywords import Json, is_list
+
+DEFINITION = "#/$defs/"
+
+_ONE = ("items", "additionalProperties")
+_SEVERAL = ("allOf", "anyOf", "oneOf", "prefixItems")
+_NAMED = ("properties", "patternProperties")
+
+
+def parts_of(schema: Json) -> Iterator[Json]:
+    """The schemas directly in a schema."""
+    if isinstance(schema, Mapping):
+        for key, value in schema.items():
+            if key in _ONE:
+                yield value
+            elif key in _SEVERAL and is_list(value):
+                yield from value  # type: ignore[misc]
+            elif key in _NAMED and isinstance(value, Mapping):
+                yield from value.values()
+
+
+def mapped(schema: Json, change: Callable[[Json], Json]) -> Json:
+    """The schema with `change` applied to the schemas directly in it."""
+    if not isinstance(schema, Mapping):
+        return schema
+    changed: dict[str, Json] = {}
+    for key, value in schema.items():
+        if key in _ONE:
+            changed[key] = change(value)
+        elif key in _SEVERAL and is_list(value):
+            changed[key] = [change(part) for part in value]  # type: ignore[union-attr]
+        elif key in _NAMED and isinstance(value, Mapping):
+            changed[key] = {name: change(part) for name, part in value.items()}
+        else:
+            changed[key] = value
+    return changed
+
+
+def definition_of(schema: Json) -> str | None:
+    """The name of the definition that a schema refers to."""
+    reference = schema.get("$ref") if isinstance(schema, Mapping) else None
+    return reference.removeprefix(DEFINITION) if isinstance(reference, str) else None
+
+
+def reachable(root: Json, definitions: Mapping[str, Json]) -> set[str]:
+    """The names of the definitions that a schema uses."""
+    found: set[str] = set()
+    left = [root]
+    while left:
+        part = left.pop()
+        name = definition_of(part)
+        if name is not None and name not in found:
+            found.add(name)
+            left.append(definitions[name])
+        left += parts_of(part)
+    return found

@@ -1,0 +1,319 @@
+"""JSON schemas rewritten so that the grammar library enforces all of them, or refused by keyword and place.
+
+    enforced({"properties": {"a": {"type": "string"}}}, leaf_problem, lenient=False)
+    -> {"type": "object", "properties": {"a": {"type": "string"}}, "additionalProperties": False}
+
+- Keywords that restrict values and cannot be enforced raise GrammarProblem, or are left out of lenient schemas.
+- Objects are closed: a schema with `properties` or `required` that says nothing of other members allows none, as in
+  llama.cpp. This includes objects that `allOf`, `$ref`, `anyOf` and `oneOf` put together, except where both of the last
+  two, or several of them, restrict one object.
+- `oneOf` becomes `anyOf` if no value fits two of its schemas, and is refused if one might.
+- Definitions get new names, and those that no finite value fits become `false`.
+"""
+
+import json
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, TypeAlias
+
+from app.grammars.problem import GrammarProblem
+from app.grammars.schema_disjoint import Disjointness
+from app.grammars.schema_keywords import (
+    COMBINERS,
+    ENFORCED,
+    Json,
+    Schema,
+    list_in,
+    mistake,
+    named_in,
+    texts_in,
+    unenforced,
+)
+from app.grammars.schema_objects import ObjectRewriter
+from app.grammars.schema_plain import LeafProblem, PlainRewriter
+from app.grammars.schema_productive import without_endless
+from app.grammars.schema_references import Document, Pointer, place_of
+from app.grammars.schema_tree import DEFINITION, reachable
+from app.grammars.schema_use import VALUE, Use
+
+_OBJECT_KEYS: Final = ("properties", "required", "patternProperties", "additionalProperties", "unevaluatedProperties")
+_EXPLICIT: Final = frozenset(_OBJECT_KEYS[2:])  # these say themselves which other members there may be
+_SHOWN_CHARS: Final = 60
+_ELSEWHERE: Final = "It cannot be enforced here. Use additionalProperties in each schema."
+
+_Part: TypeAlias = tuple[Json, str]  # a schema and its place
+
+
+def enforced(schema: Json, leaf_problem: LeafProblem, *, lenient: bool) -> dict[str, Json]:
+    """The schema as the library enforces it. `leaf_problem` compiles one string or number schema.
+
+    Raises GrammarProblem for a keyword that cannot be enforced, and for a schema that no finite value fits.
+    """
+    rewriter = _Rewriter(Document(schema), leaf_problem, lenient=lenient)
+    root = rewriter.rewrite_all(schema)
+    root = Disjointness(rewriter.definitions).resolve(root, rewriter.unions, lenient=lenient)
+    root, definitions = without_endless(root, rewriter.definitions)
+    if root is False:
+        raise rewriter.emptiness()
+    used = reachable(root, definitions)
+    whole: dict[str, Json] = dict(root) if isinstance(root, Mapping) else {}
+    defined: dict[str, Json] = {name: body for name, body in definitions.items() if name in used}
+    return {**whole, "$defs": defined} if defined else whole
+
+
+@dataclass(slots=True)
+class _Survey:
+    """What the parts of an intersection say of objects and arrays."""
+
+    declared: Counter[str] = field(default_factory=Counter)  # members by name: how many parts declare each
+    required: dict[str, None] = field(default_factory=dict)  # in order
+    arrays: int = 0  # parts that describe items
+    is_explicit: bool = False  # a part says which other members there may be
+    has_unions: bool = False  # a part is a union of objects
+
+    @property
+    def names(self) -> dict[str, None]:
+        return {**dict.fromkeys(self.declared), **self.required}
+
+    @property
+    def can_close(self) -> bool:
+        return not self.is_explicit and not self.has_unions
+
+
+class _Rewriter:
+    """One schema on its way."""
+
+    def __init__(self, document: Document, leaf_problem: LeafProblem, *, lenient: bool) -> None:
+        self.definitions: dict[str, Json] = {}  # by their new names
+        self.unions: dict[int, str] = {}  # the place of each oneOf, by the identity of its list
+        self._document = document
+        self._lenient = lenient
+        self._names: dict[tuple[Pointer, Use], str] = {}
+        self._pending: deque[tuple[str, Json, str, Use]] = deque()
+        self._empty: list[GrammarProblem] = []  # parts that no value fits
+        objects = ObjectRewriter(self.rewrite, self.refuse, self._resolved)
+        self._plain = PlainRewriter(self.rewrite, self.refuse, self._empty.append, leaf_problem, objects)
+
+    def rewrite_all(self, schema: Json) -> Json:
+        """The root; its definitions are in `definitions` then."""
+        root = self.rewrite(schema, "", VALUE)
+        while self._pending:
+            name, part, place, use = self._pending.popleft()
+            self.definitions[name] = self.rewrite(part, place, use)
+        return root
+
+    def emptiness(self) -> GrammarProblem:
+        """Why no finite value fits the root."""
+        if self._empty:
+            return self._empty[0]
+        return GrammarProblem(
+            "No finite value fits it: it requires itself, or nothing is allowed. Make a part optional."
+        )
+
+    def refuse(self, message: str, place: str) -> None:
+        """Raise GrammarProblem, unless the schema is lenient: the caller then leaves the keyword out."""
+        if not self._lenient:
+            raise GrammarProblem(message, place)
+
+    def rewrite(self, schema: Json, place: str, use: Use) -> Json:
+        if isinstance(schema, bool):
+            return schema
+        if not isinstance(schema, Mapping):
+            self.refuse("A schema is expected: an object, true or false.", place)
+            return True
+        known = self._known(schema, place)
+        if any(key in known for key in COMBINERS):
+            return self._combined(known, place, use)
+        return self._plain.rewrite(known, place, use)
+
+    def _known(self, schema: Schema, place: str) -> dict[str, Json]:
+        """The keywords that are enforced, with values that make sense."""
+        left = dict(schema)
+        while (keyword := unenforced(left)) is not None:
+            message = f"The keyword {keyword} cannot be enforced. Remove it, and check the reply yourself."
+            self.refuse(message, f"{place}.{keyword}")
+            del left[keyword]
+        known = {}
+        for key, value in left.items():
+            expected = mistake(key, value) if key in ENFORCED else ""
+            if expected:
+                self.refuse(f"{key} must be {expected}, not {_shown(value)}.", f"{place}.{key}")
+            elif expected is None:
+                known[key] = value
+        return known
+
+    # -- schemas that are put together
+
+    def _combined(self, known: Schema, place: str, use: Use) -> Json:
+        parts = self._conjuncts(known, place)
+        unions = [(key, list_in(known, key)) for key in ("anyOf", "oneOf") if key in known]
+        closes = self._closes_explicitly(known, place)
+        if not use.is_closed and not closes:
+            return self._intersection(parts, unions, place, use)
+        if len(unions) == 1:
+            return self._union(parts, unions[0], place, closes=closes)
+        if len(parts) == 1 and not unions and not closes:
+            return self._part(*parts[0], VALUE)
+        survey = self._survey(part for part, _ in parts)
+        if unions or not survey.can_close:
+            if closes:
+                self.refuse(_ELSEWHERE, f"{place}.unevaluatedProperties")
+            return self._intersection(parts, unions, place, _part_use(survey))
+        shut = [_closing(survey.names)] if survey.names or closes else []
+        return self._intersection(parts, unions, place, _part_use(survey), shut)
+
+    def _conjuncts(self, known: Schema, place: str) -> "list[_Part]":
+        """What must hold together, in the order in which it is written: that decides the order of members."""
+        own = {key: value for key, value in known.items() if key not in (*COMBINERS, "unevaluatedProperties")}
+        if own.pop("unevaluatedItems", True) is not True:
+            self.refuse("It cannot be enforced beside other schemas. Use items.", f"{place}.unevaluatedItems")
+        parts: list[tuple[Json, str]] = []
+        for key in known:
+            if key == "$ref":
+                parts.append(({"$ref": known[key]}, place))
+            elif key == "allOf":
+                members = enumerate(list_in(known, key))
+                parts += [(member, f"{place}.allOf[{number}]") for number, member in members]
+            elif key in own and not any(part is own for part, _ in parts):
+                parts.append((own, place))
+        return parts
+
+    def _closes_explicitly(self, known: Schema, place: str) -> bool:
+        """Whether a schema that is put together says that its objects have no other members."""
+        unevaluated = known.get("unevaluatedProperties", True)
+        if unevaluated not in (True, False, {}):
+            self.refuse("It cannot be enforced beside other schemas.", f"{place}.unevaluatedProperties")
+        return unevaluated is False
+
+    def _intersection(
+        self,
+        parts: Sequence[_Part],
+        unions: Sequence[tuple[str, Sequence[Json]]],
+        place: str,
+        use: Use,
+        more: Sequence[Json] = (),
+    ) -> Json:
+        members = [self._part(part, where, use) for part, where in parts]
+        members += [self._alternatives(key, branches, place, use) for key, branches in unions]
+        members += more
+        return members[0] if len(members) == 1 else {"allOf": members}
+
+    def _part(self, part: Json, place: str, use: Use) -> Json:
+        if isinstance(part, Mapping) and part.keys() == {"$ref"}:
+            return self._reference(str(part["$ref"]), place, use)
+        return self.rewrite(part, place, use)
+
+    def _alternatives(self, key: str, branches: Sequence[Json], place: str, use: Use) -> Json:
+        numbered = enumerate(branches)
+        return self._one_of(key, [self._part(it, f"{place}.{key}[{number}]", use) for number, it in numbered], place)
+
+    def _one_of(self, key: str, branches: list[Json], place: str) -> Json:
+        if key == "oneOf":
+            self.unions[id(branches)] = f"{place}.oneOf"
+        return {key: branches}
+
+    def _union(self, parts: Sequence[_Part], union: tuple[str, Sequence[Json]], place: str, *, closes: bool) -> Json:
+        """Alternatives for an object whose other parts, if any, hold for each."""
+        key, branches = union
+        survey = self._survey(part for part, _ in parts)
+        if not survey.names and not closes:
+            members = [self._part(part, where, _part_use(survey)) for part, where in parts]
+            whole = self._alternatives(key, branches, place, VALUE)
+            return {"allOf": [*members, whole]} if members else whole
+        surveys = [self._survey([branch]) for branch in branches]
+        if closes and not all(one.can_close for one in (survey, *surveys)):
+            self.refuse(_ELSEWHERE, f"{place}.unevaluatedProperties")
+        use = _part_use(survey, *surveys)
+        if not survey.can_close:
+            return self._intersection(parts, [union], place, use)
+        common = [self._define(self._intersection(parts, [], place, use))] if parts else []
+        closed: list[Json] = []
+        for number, (branch, found) in enumerate(zip(branches, surveys, strict=True)):
+            shut = [_closing({**survey.names, **found.names})] if found.can_close else []
+            closed.append({"allOf": [*common, self._part(branch, f"{place}.{key}[{number}]", use), *shut]})
+        return self._one_of(key, closed, place)
+
+    def _survey(self, parts: Iterable[Json]) -> _Survey:
+        survey, left, seen = _Survey(), [*parts], set[str]()
+        while left:
+            part = left.pop(0)
+            if not isinstance(part, Mapping):
+                continue
+            survey.declared.update(list(named_in(part, "properties")))
+            survey.required.update(dict.fromkeys(texts_in(part, "required")))
+            survey.arrays += any(key in part for key in ("items", "prefixItems"))
+            survey.is_explicit |= any(part.get(key) is not None for key in _EXPLICIT)
+            left += list_in(part, "allOf")
+            for key in ("anyOf", "oneOf"):
+                survey.has_unions |= any(map(_describes_objects, list_in(part, key)))
+            reference = part.get("$ref")
+            if isinstance(reference, str) and reference not in seen:
+                seen.add(reference)
+                left += self._found(reference)
+        return survey
+
+    def _found(self, reference: str) -> list[Json]:
+        try:
+            return [self._document.find(reference, "")[1]]
+        except GrammarProblem:
+            return []  # refused when it is rewritten
+
+    # -- definitions
+
+    def _resolved(self, schema: Json) -> Json:
+        """The schema that references lead to."""
+        seen = set[str]()
+        while isinstance(schema, Mapping) and isinstance(reference := schema.get("$ref"), str):
+            found = [] if reference in seen else self._found(reference)
+            if not found:
+                break
+            seen.add(reference)
+            schema = found[0]
+        return schema
+
+    def _reference(self, reference: str, place: str, use: Use) -> Json:
+        try:
+            pointer, part = self._document.find(reference, f"{place}.$ref")
+        except GrammarProblem as problem:
+            self.refuse(problem.message, problem.place)
+            return True
+        if (pointer, use) not in self._names:
+            self._names[pointer, use] = name = self._new_name()
+            self._pending.append((name, part, place_of(pointer), use))
+        return {"$ref": DEFINITION + self._names[pointer, use]}
+
+    def _define(self, body: Json) -> Json:
+        """A reference to a part that is already rewritten."""
+        name = self._new_name()
+        self.definitions[name] = body
+        return {"$ref": DEFINITION + name}
+
+    def _new_name(self) -> str:
+        name = f"d{len(self.definitions)}"
+        self.definitions[name] = True
+        return name
+
+
+def _part_use(common: _Survey, *branches: _Survey) -> Use:
+    """How parts of an intersection are rewritten, each beside at most one of the branches: a member that two of them
+    describe is left open, as they are."""
+    counts, arrays = Counter(common.declared), common.arrays
+    for name in {name for branch in branches for name in branch.declared}:
+        counts[name] += max(branch.declared[name] for branch in branches)
+    arrays += max((branch.arrays for branch in branches), default=0)
+    shared = frozenset(name for name, count in counts.items() if count > 1)
+    return Use(is_closed=False, shared=shared, shares_items=arrays > 1)
+
+
+def _shown(value: Json) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}..."
+
+
+def _closing(names: Iterable[str]) -> Json:
+    return {"properties": dict.fromkeys(names, True), "additionalProperties": False}
+
+
+def _describes_objects(schema: Json) -> bool:
+    return isinstance(schema, Mapping) and any(key in schema for key in (*_OBJECT_KEYS, *COMBINERS))

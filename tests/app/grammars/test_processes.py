@@ -1,0 +1,327 @@
+"""Grammar processes: what one grammar costs is no other's, and no limit is exceeded for long."""
+
+import asyncio
+import gc
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+
+from app.chat.grammars import GrammarCompiler, GrammarSource, vocabulary_of
+from app.errors import GrammarsUnavailable, InvalidGrammar
+from app.grammars.frames import Channel, Frame, Hangup, Kind, Limits, Vocabulary
+from app.grammars.host import GrammarFailed
+from app.grammars.lines import Line, ProcessStarter
+from app.grammars.source import GrammarText
+from app.text.tokenizer import Tokenizer
+from engine.constraint import Constraint, Grammar, MaskThread
+from engine.request import Request, SamplingParams
+
+ENOUGH = 120.0  # seconds, after which a test has hung
+FAST = GrammarSource("regex", "[a-z]{1,5}")
+# A row of its parser takes minutes: each of the rules begins and ends with any of them.
+_WIDE = "wide: " + " | ".join(f"r{number}" for number in range(1000))
+_RULES = "\n".join(f'r{number}: wide? "y" wide?' for number in range(1000))
+SLOW = GrammarSource("lark", f'start: "a" wide\n{_WIDE}\n{_RULES}')
+# The same behind a text that no walk of the compiler gets to the end of.
+SLOW_LATER = GrammarSource("lark", f'start: /[A-Z ]{{3000}}/ "q" wide\n{_WIDE}\n{_RULES}')
+
+
+class CountingStarter(ProcessStarter):
+    """Knows the lines of the processes that it has started."""
+
+    def __init__(self, tokenizer: Tokenizer, limits: Limits | None = None, *, forks: bool = True) -> None:
+        super().__init__(lambda: vocabulary_of(tokenizer), limits or Limits(), forks=forks)
+        self.lines: list[Line] = []
+        self.began = threading.Event()
+
+    def start(self) -> Line:
+        line = super().start()
+        self.lines.append(line)
+        self.began.set()
+        return line
+
+    @property
+    def first_pid(self) -> int:
+        assert self._first is not None
+        return self._first[0].pid
+
+    def children(self) -> int:
+        """Forked processes that run."""
+        told = subprocess.run(["ps", "-A", "-o", "ppid=,stat="], capture_output=True, text=True, check=True).stdout
+        rows = [line.split() for line in told.splitlines()]
+        return sum(row[0] == str(self.first_pid) and not row[1].startswith("Z") for row in rows)
+
+
+@pytest.fixture
+def made(tokenizer: Tokenizer) -> Iterator[Callable[..., tuple[GrammarCompiler, CountingStarter]]]:
+    """Makes a compiler with limits, and ends what it has started."""
+    starters: list[CountingStarter] = []
+
+    def make(limits: Limits | None = None, *, forks: bool = True) -> tuple[GrammarCompiler, CountingStarter]:
+        starters.append(CountingStarter(tokenizer, limits, forks=forks))
+        return GrammarCompiler(tokenizer, limits, starters[-1]), starters[-1]
+
+    yield make
+    for starter in starters:
+        for line in starter.lines:
+            line.close()
+        starter.close()
+
+
+def until(happens: Callable[[], bool]) -> None:
+    end = time.monotonic() + ENOUGH
+    while not happens():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def allowed(constraint: Constraint, tokenizer: Tokenizer) -> list[int]:
+    words = np.zeros(-(-tokenizer.vocab_size // 32), np.int32)
+    assert constraint.fill(words)
+    return np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little")).tolist()
+
+
+def said(grammar: Grammar, tokenizer: Tokenizer, most: int = 400) -> int:
+    """How many tokens a reply has that takes the longest one that may come each time."""
+    constraint, count = grammar.begin(jumps=True), 0
+    while not constraint.ended and count < most:
+        best = max(allowed(constraint, tokenizer), key=lambda one: len(tokenizer.token_bytes(one)))
+        count += 1 + len(constraint.accept(best))
+    return count
+
+
+def test_a_slow_grammar_is_refused_in_time_and_delays_no_other(
+    made: Callable[..., tuple[GrammarCompiler, CountingStarter]],
+) -> None:
+    compiler, starter = made(Limits(compile_cpu_seconds=60, compile_wall_seconds=4))
+    done: list[str] = []
+
+    async def compiled(source: GrammarText, name: str) -> None:
+        try:
+            await compiler.compile(source)
+        except InvalidGrammar as error:
+            assert "compiling it takes more than 4 seconds" in error.message
+        done.append(name)
+
+    async def main() -> None:
+        slow = asyncio.create_task(compiled(SLOW, "slow"))
+        await asyncio.to_thread(starter.began.wait)
+        for number in range(20):
+            await compiled(GrammarSource("regex", f"a{{{number + 1}}}"), "fast")
+        await slow
+
+    asyncio.run(asyncio.wait_for(main(), ENOUGH))
+    assert done == ["fast"] * 20 + ["slow"]
+
+
+def test_processor_time_is_limited_as_well(made: Callable[..., tuple[GrammarCompiler, CountingStarter]]) -> None:
+    compiler, _ = made(Limits(compile_cpu_seconds=0.2, compile_wall_seconds=600))
+    with pytest.raises(InvalidGrammar, match="too complex"):
+        asyncio.run(asyncio.wait_for(compiler.compile(SLOW), ENOUGH))
+
+
+def test_memory_is_limited(made: Callable[..., tuple[GrammarCompiler, CountingStarter]]) -> None:
+    large = GrammarSource("regex", "a{99999}")
+    roomy, _ = made(Limits(compile_cpu_seconds=600, compile_wall_seconds=600))
+    asyncio.run(roomy.compile(large))
+    narrow, _ = made(Limits(compile_cpu_seconds=600, compile_wall_seconds=600, memory_bytes=24 << 20))
+    with pytest.raises(InvalidGrammar, match="24 MB"):
+        asyncio.run(asyncio.wait_for(narrow.compile(large), ENOUGH))
+    asyncio.run(narrow.compile(FAST))
+
+
+def test_requests_for_one_grammar_wait_for_one_compilation(
+    made: Callable[..., tuple[GrammarCompiler, CountingStarter]],
+) -> None:
+    compiler, starter = made()
+
+    async def main() -> list[Grammar]:
+        return await asyncio.gather(*(compiler.compile(GrammarSource("regex", "[a-z]{1,5}")) for _ in range(10)))
+
+    assert len(set(map(id, asyncio.run(main())))) == 1
+    assert len(starter.lines) == 1
+
+
+def test_compiling_goes_on_while_anybody_waits_and_ends_with_the_last(
+    made: Callable[..., tuple[GrammarCompiler, CountingStarter]],
+) -> None:
+    compiler, starter = made(Limits(compile_cpu_seconds=600, compile_wall_seconds=600))
+
+    async def main() -> None:
+        waiting = [asyncio.create_task(compiler.compile(SLOW)) for _ in range(3)]
+        await asyncio.to_thread(starter.began.wait)
+        await asyncio.to_thread(until, lambda: starter.children() == 1)
+        for task in waiting[:2]:
+            task.cancel()
+            await asyncio.wait((task,))
+        await asyncio.sleep(0.1)
+        assert starter.children() == 1
+        assert not waiting[2].done()
+        waiting[2].cancel()
+        await asyncio.to_thread(until, lambda: starter.children() == 0)
+        await compiler.compile(FAST)
+        again = asyncio.create_task(compiler.compile(SLOW))  # it is begun anew
+        await asyncio.to_thread(until, lambda: starter.children() == 2)
+        again.cancel()
+
+    asyncio.run(asyncio.wait_for(main(), ENOUGH))
+    assert len(starter.lines) == 3
+
+
+def test_a_mask_that_takes_too_long_ends_its_own_reply_alone(
+    tokenizer: Tokenizer, made: Callable[..., tuple[GrammarCompiler, CountingStarter]]
+) -> None:
+    compiler, starter = made()
+    slow, fast = asyncio.run(compiler.compile(SLOW_LATER)), asyncio.run(compiler.compile(FAST))
+    requests = [Request(number, (1,), SamplingParams()) for number in range(3)]
+    for request, grammar in zip(requests, (slow, fast, slow), strict=True):
+        request.constraint = grammar.begin(jumps=True)
+    masks, steps = MaskThread(tokenizer.vocab_size), 0
+    while True:
+        under_way = masks.begin(requests)
+        assert under_way is not None
+        found = under_way.result(ENOUGH)
+        assert 1 not in found.problems
+        if found.problems:
+            break
+        steps += 1
+        for request in (requests[0], requests[2]):
+            few = np.flatnonzero(found.rows([request.id], tokenizer.vocab_size)[0])
+            best = max(few.tolist(), key=lambda one: len(tokenizer.token_bytes(one)))
+            assert request.constraint is not None
+            request.constraint.accept(best)
+    assert steps > 8
+    assert "too complex" in next(iter(found.problems.values()))
+    assert not slow.is_alive  # type: ignore[attr-defined]
+    assert said(fast, tokenizer)
+    until(lambda: starter.children() == 1)
+    assert asyncio.run(compiler.compile(SLOW_LATER)) is not slow
+
+
+def test_masks_that_are_slow_on_average_end_a_reply(
+    tokenizer: Tokenizer, made: Callable[..., tuple[GrammarCompiler, CountingStarter]]
+) -> None:
+    compiler, _ = made(Limits(burst_cpu_seconds=0.001, mean_cpu_seconds=0.0))
+    grammar = asyncio.run(compiler.compile(GrammarSource("regex", "([a-z]+ ?){1,1000}end")))
+    with pytest.raises(GrammarFailed, match="ms on average"):
+        said(grammar, tokenizer)
+    constraint = grammar.begin(jumps=True)
+    assert constraint.accept(5) == ()
+    with pytest.raises(GrammarFailed, match="too complex"):
+        constraint.fill(np.zeros(2000, np.int32))
+
+
+def test_a_grammar_that_allows_nothing_more_ends_the_reply(
+    tokenizer: Tokenizer, made: Callable[..., tuple[GrammarCompiler, CountingStarter]]
+) -> None:
+    compiler, _ = made()
+    grammar = asyncio.run(compiler.compile(GrammarSource("lark", 'start: "x" A | "y"\nA: /[a-z]/ & /[0-9]/')))
+    constraint = grammar.begin(jumps=False)
+    (x,) = tokenizer.encode_plain("x", at_start=False)
+    constraint.accept(x)
+    with pytest.raises(GrammarFailed, match="No text fits"):
+        allowed(constraint, tokenizer)
+    other = grammar.begin(jumps=False)
+    assert x in allowed(other, tokenizer)  # which is no fault of the grammar's other replies
+
+
+def test_a_new_first_process_starts_after_the_old_one_has_died(
+    tokenizer: Tokenizer, made: Callable[..., tuple[GrammarCompiler, CountingStarter]]
+) -> None:
+    compiler, starter = made()
+    asyncio.run(compiler.prepare())
+    os.kill(starter.first_pid, signal.SIGKILL)
+    assert said(asyncio.run(compiler.compile(FAST)), tokenizer)
+
+
+def test_processes_that_start_from_nothing_follow_grammars_alike(
+    tokenizer: Tokenizer, made: Callable[..., tuple[GrammarCompiler, CountingStarter]]
+) -> None:
+    compiler, _ = made(Limits(compile_cpu_seconds=600, compile_wall_seconds=1), forks=False)
+    asyncio.run(compiler.prepare())
+    choices = GrammarSource.choice(["alphabetically sorted", "numbered"])
+    constraint = asyncio.run(compiler.compile(choices)).begin(jumps=True)
+    (first,) = tokenizer.encode_plain("alpha", at_start=False)
+    assert tokenizer.decode(constraint.accept(first), continues_text=True) == "betically sorted"
+    assert constraint.ended
+    with pytest.raises(InvalidGrammar, match="too complex"):
+        asyncio.run(asyncio.wait_for(compiler.compile(SLOW), ENOUGH))
+    with pytest.raises(InvalidGrammar, match="itself"):
+        asyncio.run(compiler.compile(GrammarSource.schema({"$ref": "#"})))
+
+
+def test_a_process_ends_when_nobody_holds_its_grammar(
+    made: Callable[..., tuple[GrammarCompiler, CountingStarter]],
+) -> None:
+    compiler, starter = made()
+    asyncio.run(compiler.compile(FAST))
+    assert starter.children() == 1
+    compiler._kept.clear()
+    gc.collect()
+    until(lambda: starter.children() == 0)
+
+
+def test_all_processes_end_with_the_compiler(tokenizer: Tokenizer) -> None:
+    compiler = GrammarCompiler(tokenizer)
+    asyncio.run(compiler.compile(FAST))
+    assert compiler._starter._first is not None
+    process = compiler._starter._first[0]
+    del compiler
+    gc.collect()
+    until(lambda: process.poll() is not None)
+
+
+def test_processes_that_cannot_start_are_unavailable(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app.limited_process.sys.executable", "/nowhere")
+    for forks in (True, False):
+        compiler = GrammarCompiler(tokenizer, starter=CountingStarter(tokenizer, forks=forks))
+        with pytest.raises(GrammarsUnavailable, match="cannot start"):
+            asyncio.run(compiler.compile(FAST))
+    monkeypatch.setattr("app.limited_process.sys.executable", "/bin/false")
+    for forks in (True, False):
+        compiler = GrammarCompiler(tokenizer, starter=CountingStarter(tokenizer, forks=forks))
+        with pytest.raises(GrammarsUnavailable):
+            asyncio.run(compiler.compile(FAST))
+
+
+def test_a_failure_of_the_program_itself_is_logged_and_refuses_the_grammar(
+    made: Callable[..., tuple[GrammarCompiler, CountingStarter]], caplog: pytest.LogCaptureFixture
+) -> None:
+    compiler, _ = made()
+    with pytest.raises(InvalidGrammar, match="cannot be compiled"):
+        asyncio.run(compiler.compile(GrammarSource("json", "{")))
+    assert "JSONDecodeError" in caplog.text
+
+
+def test_a_vocabulary_is_the_same_after_its_way_to_a_process(tokenizer: Tokenizer) -> None:
+    vocabulary = vocabulary_of(tokenizer)
+    there = Vocabulary.unpacked(vocabulary.packed())
+    assert [list(there.tokens), list(there.special), list(there.ends)] == [
+        list(vocabulary.tokens), list(vocabulary.special), list(vocabulary.ends)
+    ]  # fmt: skip
+    assert Vocabulary.unpacked(Vocabulary([b"", b"a"], [], [1], None).packed()).bos is None
+
+
+@pytest.mark.parametrize(
+    "sent", [b"", b"\x00\x00", b"\xff\xff\xff\xff\x01\x00\x00\x00\x00", b"\x00\x00\x00\x00\xee" + b"\x00" * 4]
+)
+def test_frames_that_make_no_sense_end_the_line(sent: bytes) -> None:
+    left = bytearray(sent)
+
+    def receive(size: int) -> bytes:
+        part = bytes(left[:3])
+        del left[:3]
+        return part
+
+    with pytest.raises(Hangup):
+        Channel(receive, lambda data: None).receive()
+    whole: list[bytes] = []
+    Channel(receive, whole.append).send(Frame(Kind.MASK, 7, b"abc"))
+    left += b"".join(whole)
+    assert Channel(receive, whole.append).receive() == Frame(Kind.MASK, 7, b"abc")
