@@ -48,7 +48,6 @@ class StructuredOutputs(Struct):
     regex: GrammarText | None = None
     choice: Choices | None = None
     grammar: GrammarText | None = None  # in Lark, or in GBNF
-    structural_tag: Any = None
     whitespace_pattern: Annotated[str, Meta(max_length=256)] | None = None
     disable_any_whitespace: bool | None = None
 
@@ -122,10 +121,6 @@ def of_structured_outputs(wanted: StructuredOutputs | None, prefix: str) -> Iter
     """One for each of its fields; `prefix` is what their names begin with in the request. Raises InvalidRequest."""
     if wanted is None:
         return
-    if wanted.structural_tag is not None:
-        place = f"{prefix}structural_tag"
-        problem = "this version has no structural tags"
-        raise InvalidRequest(f"{place}: {problem}", "Use json, a grammar, or tools.", parameter=place)
     if wanted.json is not None:
         schema = _parsed(wanted.json, f"{prefix}json")
         yield of_schema(schema, f"{prefix}json", whitespace=wanted.whitespace)

@@ -107,6 +107,7 @@ def test_each_request_ends_once_and_for_its_reason(tokenizer: Tokenizer, rendere
             FinishReason.LENGTH: 1,
             FinishReason.ABORT: 4,
             FinishReason.ERROR: 0,
+            FinishReason.GRAMMAR: 0,
         }
 
     asyncio.run(main())

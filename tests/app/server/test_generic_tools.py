@@ -171,7 +171,7 @@ def test_a_schema_that_cannot_be_compiled_bounds_nothing_unless_calls_are_requir
     tools = [{"type": "function", "function": odd}]
     assert ask(smollm2_server, path, {**body, "tools": tools}).status_code == 200
     refused = ask(smollm2_server, path, {**body, "tools": tools, "tool_choice": "required"})
-    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tools")
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tools.odd.properties.a.$ref")
 
 
 @pytest.fixture(scope="module")
