@@ -5,6 +5,7 @@ A driver offers a `Client` and calls `main`, which prints one JSON object for ea
 """
 
 import json
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -102,7 +103,10 @@ def _wrong_model(client: Client, _model: str) -> str:
 
 
 def _too_long(client: Client, model: str) -> str:
-    return _refused(lambda: client.reply(model, LONG_PROMPT), client.too_long)
+    said = _refused(lambda: client.reply(model, LONG_PROMPT), client.too_long)
+    if not re.search("context|too long", said):
+        raise Wrong(f"the error does not say that the prompt is too long: {said}")
+    return said
 
 
 def _refused(ask: Callable[[], str], expected: Refusal) -> str:

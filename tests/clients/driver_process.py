@@ -15,8 +15,8 @@ from tests.clients.servers import Server
 from tests.clients.table import Client
 
 ROOT = Path(__file__).parents[2]
-CASE_SECONDS = 240  # a hang guard
-AGENTS = "agents"  # folder of the drivers of command lines, which run in this Python
+LIBRARY_SECONDS = 240  # hang guards: for all cases of a library, and for each case of an agent
+AGENT_SECONDS = 150
 
 # What keeps the clients' processes on this machine, beside each client's own settings.
 QUIET = {
@@ -49,7 +49,7 @@ def run_driver(
     """
     outcomes: dict[str, Outcome] = {}
     while left := [case for case in cases if case not in outcomes]:
-        limit = CASE_SECONDS * len(left)
+        limit = AGENT_SECONDS * len(left) if _is_agent(client) else LIBRARY_SECONDS
         output, said = _run(_command(client, installed, server, left), _environment(installed, folder), folder, limit)
         outcomes.update(_outcomes(output))
         if missing := [case for case in left if case not in outcomes]:
@@ -64,9 +64,14 @@ def _command(client: Client, installed: Installed, server: Server, cases: Sequen
         for source in (*(ROOT / "tests/clients/node").glob("*.mjs"), ROOT / "tests/clients/cases.json"):
             shutil.copy(source, installed.folder)
         return [installed.program("node"), str(installed.folder / client.driver), *arguments]
-    agent = (ROOT / "tests/clients" / AGENTS / f"{client.driver}.py").exists()
-    python = sys.executable if agent else installed.program("python")
-    return [python, "-m", f"tests.clients.{AGENTS if agent else 'drivers'}.{client.driver}", *arguments]
+    if _is_agent(client):
+        return [sys.executable, "-m", f"tests.clients.agents.{client.driver}", *arguments]
+    return [installed.program("python"), "-m", f"tests.clients.drivers.{client.driver}", *arguments]
+
+
+def _is_agent(client: Client) -> bool:
+    """Agents are command lines: their drivers run in this Python."""
+    return (ROOT / "tests/clients/agents" / f"{client.driver}.py").exists()
 
 
 def _environment(installed: Installed, folder: Path) -> Mapping[str, str]:

@@ -62,6 +62,8 @@ INTRODUCTION = f"""\
 # Clients
 
 `tests/clients/run.sh` installs each of these clients, starts `ingle serve`, and has the client do five things.
+Libraries talk to SmolLM2 135M. Agents, and tool calls of clients that cannot force one, go to a model with fixed
+replies and a context of 40,960 tokens.
 
 | case | what has to happen |
 |---|---|

@@ -8,7 +8,7 @@ import pytest
 from tests.clients.cases import CASES
 from tests.clients.driver_process import ROOT, Outcome
 from tests.clients.environments import Environment
-from tests.clients.report import Row, as_markdown, as_text
+from tests.clients.report import INTRODUCTION, Row, as_markdown, as_text
 from tests.clients.table import SCRIPTED, SMOLLM2, Client, read_clients
 
 CLIENTS = read_clients(Path("/project/note.txt"))
@@ -40,6 +40,7 @@ def test_names_are_unique() -> None:
 
 def test_page_shows_every_client_in_order() -> None:
     page = (ROOT / "docs/clients.md").read_text(encoding="utf-8")
+    assert page.startswith(INTRODUCTION)
     shown = [line.split(" | ")[0].removeprefix("| ") for line in page.splitlines() if line.count(" | ") == 6]
     assert shown == ["client", *(client.title for client in CLIENTS)]
 

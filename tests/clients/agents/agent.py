@@ -26,7 +26,7 @@ LONG_PROMPT = "a " * 60_000  # tokens; as bytes, less than one argument of a com
 AGENT_CONTEXT = 40_960  # tokens of the server's context: agents send up to 23,000 before the user has said anything
 LARGE = 200_000  # context in tokens that the agent believes in, so that it leaves the refusal to the server
 TOO_LONG = r"context|too long"
-REFUSED = r"not found|does not exist|may not exist|\b404\b"  # of a model
+REFUSED = r"not ?found|does not exist|may not exist|\b404\b"  # of a model
 RUN_SECONDS = 120  # a hang guard
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
@@ -99,7 +99,7 @@ def _tool(agent: Agent, asked: Asked) -> str:
 
 
 def _wrong_model(agent: Agent, asked: Asked) -> str:
-    output = _output(agent, replace(asked, model=WRONG_MODEL))
+    output = _unwrapped(_output(agent, replace(asked, model=WRONG_MODEL)))
     if ANSWER in output:
         raise Wrong("no error; another model has answered")
     if not re.search(REFUSED, output, re.IGNORECASE):
@@ -108,7 +108,8 @@ def _wrong_model(agent: Agent, asked: Asked) -> str:
 
 
 def _too_long(agent: Agent, asked: Asked) -> str:
-    output = _output(agent, replace(asked, prompt=LONG_PROMPT, context=LARGE)).replace(LONG_PROMPT.strip(), "")
+    output = _unwrapped(_output(agent, replace(asked, prompt=LONG_PROMPT, context=LARGE)))
+    output = output.replace(LONG_PROMPT.strip(), "")
     if ANSWER in output:
         raise Wrong("no error; the prompt was not sent as it was")
     if found := re.search(agent.too_long, output, re.IGNORECASE):
@@ -126,13 +127,18 @@ _RUNS: Mapping[str, Callable[[Agent, Asked], str]] = {
 
 
 def _shown(output: str, expected: str) -> str:
-    if expected not in output:
+    if expected not in _unwrapped(output):
         raise Wrong(f"{expected!r} is not in its output: {output[-1000:]}")
     return expected
 
 
+def _unwrapped(output: str) -> str:
+    """`output` with single blanks: some agents wrap lines."""
+    return " ".join(output.split())
+
+
 def _output(agent: Agent, asked: Asked) -> str:
-    """Standard output and standard error of one run, without colors. Raises Wrong if it does not end."""
+    """Standard output and standard error of one run, without colors. Raises Wrong if the agent does not end."""
     _make_project()
     start = agent.start(asked)
     with tempfile.TemporaryDirectory(prefix="ingle-agent-") as home:

@@ -36,7 +36,11 @@ const runs = {
     if (!said.includes(WRONG_MODEL)) throw new Wrong(`the error does not name the model: ${said}`);
     return said;
   },
-  "too long": (client, model) => refused(() => client.reply(model, LONG_PROMPT), client.tooLong),
+  "too long": async (client, model) => {
+    const said = await refused(() => client.reply(model, LONG_PROMPT), client.tooLong);
+    if (!/context|too long/.test(said)) throw new Wrong(`the error does not say that the prompt is too long: ${said}`);
+    return said;
+  },
 };
 
 export async function main(connect) {
