@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from app import memory_shortage
 from app.apart import leave
 from app.errors import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_NO_SPACE, EXIT_OK, exit_status
+from app.memory_shortage import is_memory_shortage
 from app.signals import interrupt_on_signals
 from app.text.terminal_text import sanitize
 from quant.errors import InglenookError
@@ -146,10 +148,20 @@ def main() -> int:
         return problem.exit_code
     except (KeyboardInterrupt, click.Abort):
         return leave(EXIT_INTERRUPTED)
-    except OSError as problem:
-        _complain(f"{problem.filename or 'the system'}: {problem.strerror or problem}")
-        return EXIT_NO_SPACE if problem.errno == errno.ENOSPC else EXIT_FAILURE
+    except Exception as problem:  # noqa: BLE001  # a shortage of memory has many forms; mistakes are raised again
+        return _unexpected(problem)
     return status if isinstance(status, int) else EXIT_OK
+
+
+def _unexpected(problem: Exception) -> int:
+    """The exit status for what the system refuses, in words. Raises what is a mistake."""
+    if is_memory_shortage(problem):
+        _complain(memory_shortage.MESSAGE, memory_shortage.REMEDY)
+        return EXIT_FAILURE
+    if not isinstance(problem, OSError):
+        raise problem
+    _complain(f"{problem.filename or 'the system'}: {problem.strerror or problem}")
+    return EXIT_NO_SPACE if problem.errno == errno.ENOSPC else EXIT_FAILURE
 
 
 def _complain(message: str, remedy: str = "") -> None:

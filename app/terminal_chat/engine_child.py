@@ -16,10 +16,12 @@ from dataclasses import replace
 import msgspec
 from msgspec import Struct
 
+from app import memory_shortage
 from app.attendance import Attendance
 from app.config import Settings, load_settings
-from app.errors import EXIT_OK, exit_status
+from app.errors import EXIT_FAILURE, EXIT_OK, exit_status
 from app.listening import PortTaken
+from app.memory_shortage import is_memory_shortage
 from app.progress import Progress, Report, Unit
 from app.signals import interrupt_on_signals
 from quant.errors import InglenookError
@@ -81,6 +83,11 @@ def main(flags: str) -> int:
         return exit_status(problem)
     except KeyboardInterrupt:
         return EXIT_OK
+    except Exception as problem:
+        if not is_memory_shortage(problem):
+            raise
+        progress.tell(Said(problem=memory_shortage.MESSAGE, remedy=memory_shortage.REMEDY))
+        return EXIT_FAILURE
     return EXIT_OK
 
 

@@ -98,6 +98,7 @@ def test_version() -> None:
         (KeyboardInterrupt(), 130),
         (PermissionError(13, "Permission denied", "/x"), 1),
         (OSError(28, "No space left on device", "/x"), 4),
+        (MemoryError(), 1),
     ],
 )
 def test_exit_statuses(
@@ -116,6 +117,43 @@ def test_exit_statuses(
         assert output.err == "error: m\ntry: r\n"
     if isinstance(error, PermissionError):
         assert output.err == "error: /x: Permission denied\n"
+
+
+SHORTAGES = [
+    MemoryError(),
+    OSError(12, "Cannot allocate memory"),
+    ImportError("libtorch_cpu.so: failed to map segment from shared object"),
+    RuntimeError("can't start new thread"),
+    SystemError("error return without exception set"),
+]
+
+
+@pytest.mark.parametrize("error", SHORTAGES, ids=repr)
+@pytest.mark.parametrize("is_cause", [False, True])
+def test_a_shortage_of_memory_is_told_in_words(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: Exception, is_cause: bool
+) -> None:
+    def fail() -> None:
+        if is_cause:
+            raise OSError("Could not find libllvmlite.so") from error
+        raise error
+
+    monkeypatch.setattr(cli.CommandEntry, "load", lambda self: click.Command("ls", callback=fail))
+    monkeypatch.setattr(sys, "argv", ["ingle", "ls"])
+    monkeypatch.setattr("signal.signal", lambda number, handler: None)
+    assert cli.main() == 1
+    assert capsys.readouterr().err.startswith("error: There is not enough memory\ntry: Close other programs")
+
+
+def test_a_mistake_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise RuntimeError("a mistake")
+
+    monkeypatch.setattr(cli.CommandEntry, "load", lambda self: click.Command("ls", callback=fail))
+    monkeypatch.setattr(sys, "argv", ["ingle", "ls"])
+    monkeypatch.setattr("signal.signal", lambda number, handler: None)
+    with pytest.raises(RuntimeError, match="a mistake"):
+        cli.main()
 
 
 def test_a_reader_that_goes_away_is_no_reason_to_complain(stored: Path) -> None:

@@ -164,6 +164,23 @@ def test_a_damaged_model_file_is_an_error_that_names_the_place(
     assert b"Traceback" not in done.stderr
 
 
+def test_too_little_memory_to_start_is_told_in_words(environment: dict[str, str]) -> None:
+    limit = f"import resource; resource.setrlimit(resource.RLIMIT_AS, ({300 << 20},) * 2)"
+    code = f"{limit}; import sys; from app.cli import main; sys.argv = ['ingle', 'run', 'hi']; sys.exit(main())"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=HANGING_SECONDS,
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "error: There is not enough memory" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_a_closed_pipe_is_quiet(environment: dict[str, str], process: list[subprocess.Popen[bytes]]) -> None:
     command = [*PROGRAM, *WITHOUT_END, "-q"]
     started = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
