@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from app.config import SETTINGS, config_file, setting_named
 from app.errors import InvalidSetting
 from app.models.incoming import write_whole
+from engine.private_folder import private_folder
 
 if TYPE_CHECKING:
     from tomlkit import TOMLDocument
@@ -73,7 +74,7 @@ def _read() -> "TOMLDocument":
 def _write(document: "TOMLDocument") -> Path:
     """In place of the file; where it is a link, of what it leads to."""
     path = Path(os.path.realpath(config_file()))
-    path.parent.mkdir(parents=True, exist_ok=True)
+    private_folder(path.parent)
     mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else _PRIVATE
     write_whole(path, document.as_string().encode(), mode)
     return config_file()

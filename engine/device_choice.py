@@ -84,6 +84,16 @@ def layouts_are_compiled(layouts: frozenset[Layout] | None, options: LoadOptions
     return code_cache.is_compiled(options.code_cache, tiers.choose(options.cpu_tier), layouts)
 
 
+def why_code_is_unkept(options: LoadOptions) -> str:
+    """Why compiled kernels cannot be kept, with the folder; an empty string where they can, or are not to be."""
+    if options.code_cache is None:
+        return ""
+    from engine.cpu import code_cache
+
+    problem = code_cache.why_unkept(options.code_cache, tiers.choose(options.cpu_tier))
+    return f"{options.code_cache} ({problem})" if problem else ""
+
+
 def compile_layouts(layouts: frozenset[Layout] | None, options: LoadOptions) -> None:
     """What loading would do first, for whoever wants to tell the user about it. Raises UnsupportedTier."""
     if layouts is not None:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from app.private_database import connect, make_private, trim, version_of, write_ahead
+from engine.private_folder import private_folder
 
 T = TypeVar("T")
 
@@ -136,7 +137,7 @@ class StableIdsFile:
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
     def _created(self) -> sqlite3.Connection:
-        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        private_folder(self._path.parent)
         make_private(self._path)
         connection = connect(self._path, _BUSY_SECONDS)
         try:

@@ -11,7 +11,7 @@ from app.apart import run_apart
 from app.config import Settings
 from app.models.stored_model import StoredModel
 from app.progress import Progress
-from engine.device_choice import compile_layouts, layouts_are_compiled
+from engine.device_choice import compile_layouts, layouts_are_compiled, why_code_is_unkept
 from engine.load_options import LoadOptions
 from engine.weights import LoadProgress
 from quant.cpu.layouts import Layout
@@ -40,7 +40,15 @@ def lowered_context(settings: Settings, held: int) -> str:
 def prepare_kernels(layouts: frozenset[Layout] | None, options: LoadOptions, progress: Progress) -> None:
     """Compile what loading needs and this machine has not compiled before. None: loading needs no CPU kernels."""
     if not layouts_are_compiled(layouts, options):
-        with progress.task("Preparing the CPU engine, once on this machine", None):
+        label = "Preparing the CPU engine"
+        if problem := why_code_is_unkept(options):
+            progress.say(
+                f"Compiled kernels cannot be kept in {problem}, and are compiled at each start. "
+                "Choose another folder with INGLE_CACHE_DIR."
+            )
+        else:
+            label += ", once on this machine"
+        with progress.task(label, None):
             run_apart(lambda: compile_layouts(layouts, options))
 
 

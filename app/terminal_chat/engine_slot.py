@@ -27,6 +27,7 @@ from app.terminal_chat.engine_process import EngineProcess
 from app.terminal_chat.hardware import hardware
 from app.terminal_chat.loading_state import LoadingState
 from app.terminal_chat.told import told
+from engine.private_folder import private_folder
 from quant.errors import InglenookError
 from tui.client import ClientError, NotLoaded
 from tui.engine_nouns import Loading
@@ -356,7 +357,7 @@ class EngineSlot:
                 with suppress(InglenookError):  # it gives embeddings, or is about to end
                     return await self._attached(instance)
             try:
-                self._settings.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+                private_folder(self._settings.state_dir)
                 lock.acquire(timeout=0)
                 break
             except Timeout:

@@ -16,6 +16,7 @@ from typing import Any
 
 import triton
 
+from engine.private_folder import private_folder
 from quant.kernels import packed_matmul, packed_values, tiles
 from quant.kernels.card import Card
 from quant.kernels.tiles import ROWS, SPLITS, TILE_TOKENS, WARPS, MeasuredTiles, ProductShape, ProductTile
@@ -45,11 +46,12 @@ def read_tiles(folder: Path | None, card: Card) -> MeasuredTiles:
 def write_tiles(folder: Path, card: Card, found: Mapping[ProductShape, ProductTile]) -> Path:
     """Beside those of other models, which stay."""
     file = tile_file(folder, card)
-    file.parent.mkdir(parents=True, exist_ok=True)
+    private_folder(file.parent)
     all_tiles = {**read_tiles(folder, card), **found}
     entries = [asdict(shape) | {"tile": asdict(tile)} for shape, tile in all_tiles.items()]
     unfinished = file.with_suffix(f".{os.getpid()}")
-    unfinished.write_text(json.dumps(entries, indent=1), encoding="utf-8")
+    with open(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as out:
+        json.dump(entries, out, indent=1)
     unfinished.replace(file)
     return file
 

@@ -7,14 +7,16 @@ the core's kernels by name, so that a process has those of one target only. Sinc
 used only where nobody else can write to it. Refuses to know what is compiled.
 """
 
+import contextlib
 import hashlib
 import logging
 import os
 import platform
 import shutil
 import stat
-from collections.abc import Callable, Iterable
-from functools import cache
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +31,9 @@ from quant.cpu.tiers import Target
 
 log = logging.getLogger(__name__)
 
+CODE = "cpu-code"  # the name of the folder of all versions
 KEPT = 4  # versions of the code that stay when a new one is compiled
+NEEDED = 1 << 20  # bytes that there has to be room for
 
 Entry = Callable[..., int]
 
@@ -42,8 +46,21 @@ class CodeFolder:
 
     def __init__(self, cache_dir: Path | None, sources: Iterable[Path], target: Target) -> None:
         self._target = target
-        folder = cache_dir and cache_dir / "cpu-code" / _fingerprint(tuple(sources))
-        self.path = folder if folder is not None and _is_private(folder) else None
+        folder = cache_dir and cache_dir / CODE / _fingerprint(tuple(sources))
+        self._problem = "" if folder is None else _make_private(folder)
+        self.path = None if self._problem else folder
+
+    @cached_property
+    def problem(self) -> str:
+        """Why nothing can be kept here; an empty string where it can, or is not to be."""
+        if self._problem or self.path is None:
+            return self._problem
+        try:
+            with tempfile.TemporaryFile(dir=self.path) as probe:
+                probe.write(bytes(NEEDED))
+        except OSError as error:
+            return error.strerror or str(error)
+        return ""
 
     def holds(self, *parts: str) -> bool:
         """Whether kernels of these parts, and the loops, were kept here before."""
@@ -71,21 +88,24 @@ class CodeFolder:
         """A function compiled by numba for one signature, without the GIL. Its kernels have to be loaded before."""
         if self.path:
             try:
-                return self._load_kept(function, signature)
+                return self._load_kept(function, signature, self.path)
             except Exception as problem:  # noqa: BLE001  # a damaged file can raise anything; it is only a cache
                 log.warning("compiled code in %s cannot be used, and is made anew: %s", self.path, problem)
                 shutil.rmtree(self.path, ignore_errors=True)
         return _compiled(numba.njit(nogil=True, error_model="numpy")(function), signature)
 
-    def _load_kept(self, function: Callable[..., Any], signature: Any) -> Entry:
+    def _load_kept(self, function: Callable[..., Any], signature: Any, path: Path) -> Entry:
         dispatcher = numba.njit(nogil=True, error_model="numpy")(function)
-        numba_config.CACHE_DIR = str(self.path)  # read when caching is switched on, and nowhere else
-        dispatcher.enable_caching()
-        return _compiled(dispatcher, signature)
+        with _writable(path, is_writable=not self.problem) as folder:
+            numba_config.CACHE_DIR = str(folder)  # read when caching is switched on, and nowhere else
+            dispatcher.enable_caching()
+            entry = _compiled(dispatcher, signature)
+            _close_to_others(folder)
+        return entry
 
     def forget_old(self) -> None:
         """Remove what other versions kept, but for the last few."""
-        if self.path and self.path.exists():
+        if self.path and self.path.exists() and not self.problem:
             os.utime(self.path)
             versions = sorted(self.path.parent.iterdir(), key=_last_used, reverse=True)
             for version in versions[KEPT:]:
@@ -183,22 +203,44 @@ def _write_whole(path: Path, data: bytes) -> None:
     """Another process sees the whole file or none."""
     unfinished = path.with_suffix(f".{os.getpid()}")
     try:
-        unfinished.write_bytes(data)
+        with open(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            file.write(data)
         unfinished.replace(path)
     except OSError:
-        unfinished.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            unfinished.unlink(missing_ok=True)
 
 
-def _is_private(folder: Path) -> bool:
-    """Make the folder; False where it cannot be made, or others could put code into it."""
+@contextlib.contextmanager
+def _writable(path: Path, *, is_writable: bool) -> Iterator[Path]:
+    """A folder that numba may write to: `path`, or a copy of it. Numba reads from no other."""
+    if is_writable:
+        yield path
+        return
+    with tempfile.TemporaryDirectory(prefix="ingle-") as copy:
+        yield Path(shutil.copytree(path, copy, dirs_exist_ok=True))
+
+
+def _close_to_others(folder: Path) -> None:
+    """Numba leaves it to the umask who can read and write its files."""
+    for path in folder.rglob("*"):
+        mode = path.stat().st_mode
+        if stat.S_IMODE(mode) & 0o077:
+            path.chmod(stat.S_IMODE(mode) & 0o700)
+
+
+def _make_private(folder: Path) -> str:
+    """Make the folder; why it cannot be used where it cannot be made, or others could put code into it."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         owner = folder.stat()
-    except OSError:
-        return False
+    except OSError as error:
+        return error.strerror or str(error)
     if os.name != "posix":
-        return True
-    return owner.st_uid == os.getuid() and not owner.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+        return ""
+    if owner.st_uid != os.getuid():
+        return "it belongs to another user"
+    return "others can write to it" if owner.st_mode & (stat.S_IWGRP | stat.S_IWOTH) else ""
 
 
 @cache

@@ -1,10 +1,13 @@
 """Compiled code that is kept: for whom, for how long, and what becomes of it when the disk spoils it."""
 
+import errno
 import json
 import os
 import platform
+import stat
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +30,7 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
 
 # A whole user of a code folder, small enough to compile at once: it prints what it computed, and what it compiled.
 PROGRAM = """
-import sys
+import os, sys
 from pathlib import Path
 from numba import types
 from quant.cpu import kernel, native, tiers
@@ -53,6 +56,10 @@ def noted(kernels, target):
     return compile_kernels(kernels, target)
 native.compile_kernels = noted
 
+if "umask 0" in sys.argv:
+    os.umask(0)
+if "read-only" in sys.argv:
+    native.CodeFolder.problem = "Read-only file system"
 if "without thrice" in sys.argv:
     del kernel.KERNELS["ingle_thrice"]
     def entry(x):
@@ -63,6 +70,8 @@ print("filled" if folder.holds(kernel.CORE) else "empty", end=" ")
 folder.load_kernels()
 function = folder.load_function(entry, types.int64(types.int64))
 folder.forget_old()
+if "read-only" in sys.argv:
+    print("loaded" if function.stats.cache_hits else "compiled", end=" ")
 print(function(int(sys.argv[2])))
 """
 
@@ -113,6 +122,21 @@ def test_what_was_compiled_once_is_read_back(run: Run, cache: Path) -> None:
     assert {path.suffix for path in kept} >= {".o", ".nbi", ".nbc"}
     assert run() == "filled 500"
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()} == kept
+
+
+def test_kept_code_is_private_whatever_the_umask(run: Run, cache: Path) -> None:
+    run("umask 0")
+    (folder,) = versions(cache)
+    modes = {path.is_dir(): stat.S_IMODE(path.stat().st_mode) for path in (folder, *folder.rglob("*"))}
+    assert modes == {True: 0o700, False: 0o600}
+    assert {stat.S_IMODE(path.stat().st_mode) & 0o077 for path in folder.rglob("*")} == {0}
+
+
+def test_code_is_read_from_a_folder_that_cannot_be_written(run: Run, cache: Path) -> None:
+    run()
+    kept = {path: path.stat().st_mtime_ns for path in cache.rglob("*")}
+    assert run("read-only") == "filled loaded 500"
+    assert {path: path.stat().st_mtime_ns for path in cache.rglob("*")} == kept
 
 
 def test_a_changed_source_is_other_code(run: Run, cache: Path, tmp_path: Path) -> None:
@@ -258,6 +282,23 @@ def test_where_no_folder_can_be_made_none_is_used(tmp_path: Path, source: Path) 
     assert nowhere.path is None
     assert not nowhere.holds(CORE)
     nowhere.forget_old()
+
+
+@pytest.mark.parametrize("number", [errno.EROFS, errno.ENOSPC])
+def test_a_folder_says_why_nothing_can_be_kept(
+    cache: Path, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def refuse(dir: Path) -> None:  # noqa: A002  # as tempfile has it
+        raise OSError(number, os.strerror(number))
+
+    assert CodeFolder(cache, [source], TARGET).problem == ""
+    assert CodeFolder(None, [source], TARGET).problem == ""
+    (tmp_path / "a file").write_text("")
+    assert CodeFolder(tmp_path / "a file", [source], TARGET).problem == "Not a directory"
+    monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
+    folder = CodeFolder(cache, [source], TARGET)
+    assert folder.problem == os.strerror(number)
+    folder.forget_old()
 
 
 def old_version(cache: Path, name: str, age: int) -> Path:

@@ -1,0 +1,33 @@
+"""What is made in the cache, and for settings, belongs to the user alone."""
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from app.chat.stable_ids import StableIds
+from app.config_file import write_setting
+from engine.cpu.code_cache import why_unkept
+from engine.cuda.tile_file import write_tiles
+from quant.cpu.tiers import choose
+from tests.app.chat.test_stable_ids import generated, remember
+from tests.engine.cuda.test_tile_file import CARD, TILES
+from tests.processes import HANGING_SECONDS
+
+
+def test_files_and_folders_are_private_under_any_umask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    before = os.umask(0)
+    try:
+        assert why_unkept(tmp_path / "cache" / "inglenook", choose("auto")) == ""
+        write_tiles(tmp_path / "tiles" / "inglenook", CARD, TILES)
+        write_setting("threads", "2")
+        stable_ids = StableIds(tmp_path / "kv" / "inglenook")
+        remember(stable_ids, generated(1))
+        assert stable_ids.flush(HANGING_SECONDS)
+    finally:
+        os.umask(before)
+    made = {path.relative_to(tmp_path): stat.S_IMODE(path.stat().st_mode) for path in tmp_path.rglob("*")}
+    assert len(made) > 12
+    assert {path: oct(mode) for path, mode in made.items() if mode & 0o077} == {}
