@@ -227,7 +227,7 @@ def test_a_reply_that_is_written_anew_leaves_the_draft_alone() -> None:
         await chat.say("one")
         await chat.type("my draft", enter=False)
         chat.views()[1].focus()
-        await chat.pilot.press("e")
+        await chat.pilot.press("ctrl+up")
         await chat.until(lambda: chat.composer.area.text == "Hello.")
         await chat.type("!")
         await chat.until(lambda: chat.texts() == ["one", "Hello.!"])

@@ -80,7 +80,11 @@ class Composer(Vertical):
     @property
     def prompt(self) -> Prompt:
         """All that would be sent now."""
-        return Prompt(self.area.text.strip(), tuple(attached.attachment for attached in self._attached))
+        return Prompt(self.area.text.strip(), self._files)
+
+    @property
+    def _files(self) -> tuple[Attachment, ...]:
+        return tuple(attached.attachment for attached in self._attached)
 
     def write(self, prompt: Prompt) -> None:
         """Replace what is there."""
@@ -117,7 +121,8 @@ class Composer(Vertical):
     @property
     def draft(self) -> Prompt:
         """All that is left to be sent, but what is being sent. A message that is edited is none of it."""
-        return Prompt.of([*self._queue, self.prompt if self._aside is None else self._aside])
+        typed = Prompt(self.area.draft.strip(), self._files)
+        return Prompt.of([*self._queue, typed if self._aside is None else self._aside])
 
     async def keep_draft(self) -> None:
         """At once; not before the one of the last time has been read."""

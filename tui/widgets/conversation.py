@@ -379,8 +379,13 @@ class Conversation(Vertical):
         self._editing = None
         self.composer.end_editing()
 
+    @property
+    def _focused(self) -> Message | None:
+        """The message that has the focus, which commands about a message are then about."""
+        return self.screen.focused.message if isinstance(self.screen.focused, MessageView) else None
+
     def action_edit_last(self) -> None:
-        if (message := self.chat.last_of(Role.USER)) is not None:
+        if (message := self._focused or self.chat.last_of(Role.USER)) is not None:
             self.post_message(MessageView.EditAsked(message))
 
     @on(MessageView.RegenerateAsked)
@@ -408,8 +413,8 @@ class Conversation(Vertical):
             self.composer.take_back_queue()
 
     def action_regenerate(self) -> None:
-        if path := self.chat.path():
-            self.post_message(MessageView.RegenerateAsked(path[-1]))
+        if (message := self._focused or next(reversed(self.chat.path()), None)) is not None:
+            self.post_message(MessageView.RegenerateAsked(message))
 
     @on(MessageView.BranchAsked)
     async def step_branch(self, event: MessageView.BranchAsked) -> None:

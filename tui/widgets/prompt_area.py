@@ -68,8 +68,8 @@ class PromptArea(TextField):
         self.cursor_blink = False  # each time all of it would be drawn, and whatever stands beside it
         self._inputs: list[str] = []  # the newest last
         self._private: list[str] | None = None  # those of a private chat that is open
-        self._place = 0  # behind the last one: what is being typed
-        self._typed = ""  # that, while an earlier one is shown
+        self._place = 0  # of the input that is shown; behind the last one: a new one
+        self._unsent: dict[int, str] = {}  # what was typed at other places
 
     def remember(self, inputs: Sequence[str]) -> None:
         """What was sent earlier; the newest first."""
@@ -78,17 +78,36 @@ class PromptArea(TextField):
 
     def change_chat(self, *, is_private: bool) -> None:
         """What was sent in a private chat is forgotten when it is left."""
+        self._set_aside()
         self._private = [] if is_private else None
-        self._place, self._typed = len(self._earlier), ""
+        self._place = len(self._earlier)
 
     @property
     def _earlier(self) -> list[str]:
         return self._inputs if self._private is None else [*self._inputs, *self._private]
 
+    @property
+    def draft(self) -> str:
+        """What is typed and not sent: not an earlier input that is only looked at."""
+        inputs = [*self._earlier, ""]
+        is_looked_at = self.text and self.text == inputs[self._place]
+        return self._unsent.get(len(inputs) - 1, "") if is_looked_at else self.text
+
     def write(self, text: str) -> None:
         """Replace what is typed; the cursor goes behind it."""
-        self._place = len(self._earlier)
+        self._set_aside()
         self._show(sanitize(text))
+
+    def _set_aside(self) -> None:
+        """Keep what was typed at other places among the earlier inputs, where the arrow keys find it."""
+        for text in self._unsent.values():
+            self._append(text)
+        self._unsent.clear()
+        self._place = len(self._earlier)
+
+    def _append(self, text: str) -> None:
+        if text.strip() and self._earlier[-1:] != [text]:
+            (self._inputs if self._private is None else self._private).append(text)
 
     def render_line(self, y: int) -> Strip:
         """Nothing in no columns, into which Textual cannot wrap the placeholder."""
@@ -96,8 +115,8 @@ class PromptArea(TextField):
 
     def action_enter(self) -> None:
         text = self.text.strip()
-        if text and self._earlier[-1:] != [text]:
-            (self._inputs if self._private is None else self._private).append(text)
+        self._set_aside()
+        self._append(text)
         self.write("")
         self.post_message(self.Entered(text))
 
@@ -122,11 +141,15 @@ class PromptArea(TextField):
             self.post_message(self.DetachAsked())
 
     def action_complete(self) -> None:
-        """Of a command, its name; elsewhere Tab leads on, as everywhere."""
-        if found := commands.beginning_with(self.text):
-            self.write(f"/{found[0].name}{' ' if found[0].takes else ''}")
-        elif not self.text.startswith("/"):
+        """Complete a command, or indent a line. Tab leaves an empty prompt only: text in it may be half a sentence."""
+        if not self.text:
             self.screen.focus_next()
+        elif (completed := commands.completed(self.text)) != self.text:
+            self.write(completed)
+        elif commands.typed(self.text) is None:
+            row, column = self.cursor_location
+            if not self.document.get_line(row)[:column].strip():
+                self.insert(" " * (self.indent_width - column % self.indent_width))
 
     def action_up(self) -> None:
         if self.cursor_at_first_line and self._place > 0:
@@ -149,10 +172,11 @@ class PromptArea(TextField):
             self.action_cursor_page_down()
 
     def _show_input(self, place: int) -> None:
-        if self._place == len(self._earlier):
-            self._typed = self.text
+        inputs = [*self._earlier, ""]
+        if self.text != inputs[self._place]:
+            self._unsent[self._place] = self.text
         self._place = place
-        self._show(self._earlier[place] if place < len(self._earlier) else self._typed)
+        self._show(self._unsent.pop(place, inputs[place]))
 
     def _show(self, text: str) -> None:
         self.load_text(text)
