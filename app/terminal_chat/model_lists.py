@@ -49,6 +49,19 @@ def catalog_models(store: ModelStore, loaded: str, fetching: str, memory: int | 
             yield replace(told, name=known.name, license=told.license or known.license)
 
 
+def named_model(name: str, store: ModelStore, loaded: str, fetching: str, memory: int | None) -> Model:
+    """What is known of the model of that name; of one that is neither here nor in the catalog, nothing."""
+    known = store.known_name(name)
+    listed = [*installed_models(store, loaded, fetching), *catalog_models(store, loaded, fetching, memory)]
+    for model in listed:
+        if name == model.name or (known is not None and known == store.known_name(model.name)):
+            return replace(model, name=name)
+    with suppress(InglenookError):
+        store.resolve(name)  # of another tool, of the web, or at a path
+        return Model(name, installed=True)
+    return Model(name)
+
+
 def _stored(stored: StoredModel, store: ModelStore, loaded: str) -> Model:
     return Model(
         name=stored.name,

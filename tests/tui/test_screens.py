@@ -25,6 +25,12 @@ from tui.widgets.top_bar import TopBar
 END = ReplyEnd(Finish.COMPLETE, USAGE)
 
 
+@pytest.fixture(autouse=True)
+def no_question(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that fits is fetched without one."""
+    monkeypatch.setattr("tui.large_downloads.LARGE", 3_000_000_000)
+
+
 def rows(chat: Chatting) -> list[list[str]]:
     table = chat.app.screen.query_one(Listing)
     return [[str(cell) for cell in table.get_row_at(place)] for place in range(table.row_count)]
@@ -206,6 +212,8 @@ def test_a_model_that_cannot_be_loaded_leaves_the_chat_as_it_is() -> None:
     async def flow(chat: Chatting) -> None:
         await chat.say("one")
         await chat.type("/load llama3.3:70b")
+        await chat.until(lambda: isinstance(chat.app.screen, Confirm))
+        await chat.pilot.press("tab", "enter")
         await chat.until(lambda: "llama3.3:70b does not fit. smollm2:135m answers again." in chat.notices())
         await chat.until(lambda: chat.app.screen.query_one(TopBar).loading_model is None)
         assert chat.app.screen.query_one(TopBar).model == "smollm2:135m"

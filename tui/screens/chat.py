@@ -148,7 +148,7 @@ class ChatScreen(Screen[None]):
     def rename(self, event: ChatList.Renamed) -> None:
         if event.chat == self.conversation.chat.id:
             self.conversation.chat.rename(event.title)
-            self.query_one(TopBar).chat_title = event.title
+            self.query_one(TopBar).chat_title = self.conversation.chat.title
 
     # --- commands
 

@@ -16,8 +16,9 @@ from tui.client import ClientError, Models
 from tui.downloads import Downloads
 from tui.engine_nouns import Download, Finds, Model
 from tui.failures import told
+from tui.large_downloads import can_load
 from tui.plain_text import shortened, single_line
-from tui.screens.dialog import confirm
+from tui.screens.dialog import confirm, may_fetch
 from tui.screens.over_chat import Page
 from tui.widgets.listing import Listing
 from tui.widgets.text_fields import LineField
@@ -225,7 +226,7 @@ class ModelsScreen(Page[str]):
         if model.is_repository:
             self._repository = model.name
             self.reload()
-        elif _can_load(model):
+        elif can_load(model):
             self.dismiss(model.name)
         else:
             self.action_pull()
@@ -239,19 +240,26 @@ class ModelsScreen(Page[str]):
 
     def action_load(self) -> None:
         model = self._chosen()
-        if model is not None and _can_load(model):
+        if model is not None and can_load(model):
             self.dismiss(model.name)
         elif model is not None:
             self.app.notify("It is not on this machine yet: p fetches it.", markup=False)
 
     def action_pull(self) -> None:
         model = self._chosen()
-        if model is None or _can_load(model) or model.is_repository:
+        if model is None or can_load(model) or model.is_repository:
             return
         if model.name in self._downloads.progress:
             self._downloads.pause(model.name)
         else:
-            self._downloads.start(model)
+            self.fetch(model)
+
+    @work(exclusive=True, group="fetch", description="fetch")
+    async def fetch(self, model: Model) -> None:
+        """Begin a download, or go on with it; one that is large, or of no use here, once the user agrees."""
+        with told(self):
+            if await may_fetch(self, self._models, model, self._fits.get(model.name, "")):
+                self._downloads.start(model)
 
     @work(description="delete")
     async def action_delete(self) -> None:
@@ -265,10 +273,6 @@ class ModelsScreen(Page[str]):
             with told(self):
                 await self._models.delete(model.name)
                 self.reload()
-
-
-def _can_load(model: Model) -> bool:
-    return model.installed or model.elsewhere
 
 
 def _progress(progress: Download) -> str:

@@ -103,9 +103,10 @@ class ChatList(Vertical):
         self.query_one("#chats-title", Label).update("Archive" if self._archived else "Chats")
 
     def _line(self, summary: ChatSummary) -> Content:
-        sign = "• " if summary.pinned else "× " if summary.private else "  "
+        signs = ("•" if summary.pinned else " ", "private" * summary.private, "draft" * (not summary.message_count))
+        sign = " ".join(filter(None, signs))
         style = "bold" if summary.id == self._open else ""
-        return Content.assemble((sign, "$text-accent"), (single_line(summary.title) or "New chat", style))
+        return Content.assemble((f"{sign} ", "$text-accent"), (single_line(summary.title) or "New chat", style))
 
     def _highlighted(self) -> ChatId | None:
         options = self.query_one(OptionList)

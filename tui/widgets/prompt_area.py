@@ -18,6 +18,9 @@ from tui.widgets.text_fields import TextField
 LONG_PASTE = 40  # lines
 LARGE_PASTE = 10_000  # characters
 
+_PLACEHOLDER = "Ask anything. F1 helps, / commands"
+_PRIVATE = "Private: nothing is saved"
+
 
 class PromptArea(TextField):
     """A text area that grows with its text."""
@@ -30,6 +33,7 @@ class PromptArea(TextField):
         Binding("pageup", "page(-1)", "Page up", show=False),
         Binding("pagedown", "page(1)", "Page down", show=False),
         Binding("tab", "complete", "Complete", show=False),
+        Binding("ctrl+l", "clear", "Clear", show=False),
     ]
 
     class Entered(Message):
@@ -64,7 +68,7 @@ class PromptArea(TextField):
             self.step = step
 
     def __init__(self) -> None:
-        super().__init__(compact=True, highlight_cursor_line=False, placeholder="Ask anything. F1 helps, / commands")
+        super().__init__(compact=True, highlight_cursor_line=False, placeholder=_PLACEHOLDER)
         self.cursor_blink = False  # each time all of it would be drawn, and whatever stands beside it
         self._inputs: list[str] = []  # the newest last
         self._private: list[str] | None = None  # those of a private chat that is open
@@ -72,13 +76,16 @@ class PromptArea(TextField):
         self._unsent: dict[int, str] = {}  # what was typed at other places
 
     def remember(self, inputs: Sequence[str]) -> None:
-        """What was sent earlier; the newest first."""
-        self._inputs = [sanitize(text) for text in reversed(inputs)]
-        self._place = len(self._earlier)
+        """What was sent before the start; the newest first."""
+        self._inputs[:0] = [sanitize(text) for text in reversed(inputs)]
+        self._place += len(inputs)
+        self._unsent = {place + len(inputs): text for place, text in self._unsent.items()}
 
     def change_chat(self, *, is_private: bool) -> None:
         """What was sent in a private chat is forgotten when it is left."""
         self._set_aside()
+        self.border_title = _PRIVATE if is_private else ""
+        self.placeholder = f"{_PRIVATE}. {_PLACEHOLDER}" if is_private else _PLACEHOLDER
         self._private = [] if is_private else None
         self._place = len(self._earlier)
 
@@ -98,8 +105,13 @@ class PromptArea(TextField):
         self._set_aside()
         self._show(sanitize(text))
 
+    def put_away(self) -> None:
+        """Keep what is shown among the earlier inputs, where the up key finds it, before it is replaced."""
+        if self.text not in self._earlier:
+            self._append(self.text)
+
     def _set_aside(self) -> None:
-        """Keep what was typed at other places among the earlier inputs, where the arrow keys find it."""
+        """The same with what was typed at other places."""
         for text in self._unsent.values():
             self._append(text)
         self._unsent.clear()
@@ -130,6 +142,18 @@ class PromptArea(TextField):
             self.post_message(self.LongPasted(text))
         else:
             await super()._on_paste(event)
+
+    def action_clear(self) -> None:
+        """Take away all that is typed. Undo brings it back, and so does the up key."""
+        self.put_away()
+        self._set_aside()
+        self.clear()
+
+    def action_cut(self) -> None:
+        """Cut what is selected; nothing else, and not without a word."""
+        if self.selected_text:
+            super().action_cut()
+            self.app.notify("Cut. Ctrl+V pastes it, Ctrl+Z undoes it.", markup=False)
 
     def action_break_line(self) -> None:
         self.insert("\n")
