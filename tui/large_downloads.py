@@ -5,7 +5,7 @@ from tui.engine_nouns import Model
 
 LARGE = 1_000_000_000  # bytes
 
-BY_SIZE = {None: "unknown", True: "probably, by its size", False: "probably too large for the memory, by its size"}
+FIT_BY_SIZE = {None: "unknown whether it fits", True: "fits by its size", False: "too large by its size"}
 
 
 def can_load(model: Model) -> bool:
@@ -35,7 +35,7 @@ def about(model: Model, free: int | None, verdict: str = "") -> str:
         "",
         f"Size:      {'about ' * model.is_estimate}{size}{arrived}",
         f"Free disk: {disk}{lack}",
-        f"Fits:      {verdict or BY_SIZE[model.fits]}",
+        f"Memory:    {verdict or FIT_BY_SIZE[model.fits]}",
     ))  # fmt: skip
 
 

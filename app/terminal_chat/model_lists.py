@@ -54,7 +54,8 @@ def named_model(name: str, store: ModelStore, loaded: str, fetching: str, memory
     known = store.known_name(name)
     listed = [*installed_models(store, loaded, fetching), *catalog_models(store, loaded, fetching, memory)]
     for model in listed:
-        if name == model.name or (known is not None and known == store.known_name(model.name)):
+        other = store.known_name(model.name)
+        if name == model.name or (known and known in (other, f"{other}:{model.quantization}")):
             return replace(model, name=name)
     with suppress(InglenookError):
         store.resolve(name)  # of another tool, of the web, or at a path

@@ -42,13 +42,13 @@ def test_the_question_names_size_disk_and_fit() -> None:
         "",
         "Size:      42.5 GB",
         "Free disk: 24.0 GB, which is too little",
-        "Fits:      does not fit: needs 44 GB",
+        "Memory:    does not fit: needs 44 GB",
     ]
     paused = Model("m", size=2 * GB, is_estimate=True, arrived=GB // 2)
     assert about(paused, None).splitlines()[2:] == [
         "Size:      about 2.0 GB, of which 500 MB is here",
         "Free disk: unknown",
-        "Fits:      unknown",
+        "Memory:    unknown whether it fits",
     ]
 
 

@@ -146,7 +146,7 @@ def test_what_is_rested_upon_is_looked_at_whether_it_fits() -> None:
         assert KNOWN.name not in models.looked_at  # whoever goes on does not wait for it
         await chat.pilot.press("3", *"model", "enter")
         await chat.until(lambda: rows(chat) and rows(chat)[0][0] == "someone/Model-GGUF")
-        unknown = "someone/Model-GGUF: nobody knows whether it fits; the Hub cannot be reached"
+        unknown = "someone/Model-GGUF: unknown whether it fits; the Hub cannot be reached"
         await chat.until(lambda: chat.label("#fit") == unknown)
         looks = len(models.looked_at)
         chat.app.screen.query_one(Listing).focus()

@@ -16,6 +16,7 @@ KEYS = (
     ("ctrl+j, shift+enter", "Break the line"),
     ("escape", "Stop the reply; leave a dialog; go back to the prompt"),
     ("up, down", "Earlier and later inputs, at the edges of the text"),
+    ("ctrl+l", "Clear the prompt; ctrl+z brings the text back, and so does up"),
     ("backspace", "Where nothing is typed: take away the file that was attached last"),
     ("pageup, pagedown", "Scroll the chat"),
     ("tab", "Complete a command, or indent; with an empty prompt, go to the chat list"),
@@ -26,7 +27,7 @@ KEYS = (
     ("ctrl+o", "On a message: open or close the thoughts"),
     ("ctrl+e, ctrl+k, ctrl+a", "In the chat list: rename, pin, archive"),
     ("delete, ctrl+z", "In the chat list: delete, undo the last deletion"),
-    ("left, right", "In the chat list: show the archive, and back"),
+    ("ctrl+v, left, right", "In the chat list: show the archive, and back"),
     ("ctrl+p", "The palette: commands by name"),
     ("ctrl+c", "Copy what is selected"),
 )

@@ -16,7 +16,7 @@ from tui.client import ClientError, Models
 from tui.downloads import Downloads
 from tui.engine_nouns import Download, Finds, Model
 from tui.failures import told
-from tui.large_downloads import can_load
+from tui.large_downloads import FIT_BY_SIZE, can_load
 from tui.plain_text import shortened, single_line
 from tui.screens.dialog import confirm, may_fetch
 from tui.screens.over_chat import Page
@@ -25,7 +25,6 @@ from tui.widgets.text_fields import LineField
 
 _REFRESH = 0.5  # seconds between looks at the downloads
 _REST = 0.3  # seconds for which a model is chosen before anybody looks whether it fits
-_BY_SIZE = {None: "nobody knows whether it fits", True: "fits by its size", False: "is too large by its size"}
 _BESIDE = 52  # cells that quantization, size and state take beside the name, of a download too
 _LEAST = 20  # cells of the name
 _COLUMNS = (("Model", "name"), ("Quant", "quantization"), ("Size", "size"), ("State", "state"), ("License", "license"))
@@ -204,7 +203,7 @@ class ModelsScreen(Page[str]):
         try:
             fit = await self._models.fit(model.name)
         except ClientError as problem:
-            self._fits[model.name] = f"{_BY_SIZE[model.fits]}; {problem.message}"
+            self._fits[model.name] = f"{FIT_BY_SIZE[model.fits]}; {problem.message}"
         else:
             self._fits[model.name] = fit.verdict
             if model.name in self._listed:

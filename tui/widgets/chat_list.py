@@ -34,7 +34,7 @@ class ChatList(Vertical):
         Binding("ctrl+a", "archive", "Archive"),
         Binding("delete,ctrl+d", "confirm_deletion", "Delete", key_display="del"),
         Binding("ctrl+z", "undelete", "Undo"),
-        Binding("left,right", "toggle_archived", "View archive", key_display="→"),
+        Binding("ctrl+v,left,right", "toggle_archived", "View archive", key_display="^v"),
     ]
 
     class Left(Message):
@@ -103,10 +103,13 @@ class ChatList(Vertical):
         self.query_one("#chats-title", Label).update("Archive" if self._archived else "Chats")
 
     def _line(self, summary: ChatSummary) -> Content:
-        signs = ("•" if summary.pinned else " ", "private" * summary.private, "draft" * (not summary.message_count))
-        sign = " ".join(filter(None, signs))
+        signs = {"private ": summary.private, "draft ": not summary.message_count}
+        words = "".join(word for word, holds in signs.items() if holds)
         style = "bold" if summary.id == self._open else ""
-        return Content.assemble((f"{sign} ", "$text-accent"), (single_line(summary.title) or "New chat", style))
+        pin = "• " if summary.pinned else "  "
+        return Content.assemble(
+            (pin, "$text-accent"), (words, "italic"), (single_line(summary.title) or "New chat", style)
+        )
 
     def _highlighted(self) -> ChatId | None:
         options = self.query_one(OptionList)

@@ -45,6 +45,7 @@ from tui.widgets.prompt_area import PromptArea
 from tui.widgets.transcript import Transcript
 
 _PATIENCE = 1.0  # seconds in which a stopped reply may end by itself
+_BRIEF = 3.0  # seconds: the next thing is being typed by then
 
 
 class Conversation(Vertical):
@@ -129,7 +130,7 @@ class Conversation(Vertical):
         async with self._leaving() as left:
             settings = self.chat.settings if private or not self.chat.private else ChatSettings()
             if await self._part(left):
-                self.app.notify("Your draft is in the list of chats.", markup=False)
+                self.app.notify("Your draft is in the list of chats.", timeout=_BRIEF, markup=False)
             await self._show(OpenChat(settings=settings, private=private), None)
             self.composer.arrive(Prompt())
 

@@ -19,7 +19,7 @@ LONG_PASTE = 40  # lines
 LARGE_PASTE = 10_000  # characters
 
 _PLACEHOLDER = "Ask anything. F1 helps, / commands"
-_PRIVATE = "Private: nothing is saved"
+_PRIVATE_PLACEHOLDER = f"Private: nothing is saved. {_PLACEHOLDER}"
 
 
 class PromptArea(TextField):
@@ -84,8 +84,8 @@ class PromptArea(TextField):
     def change_chat(self, *, is_private: bool) -> None:
         """What was sent in a private chat is forgotten when it is left."""
         self._set_aside()
-        self.border_title = _PRIVATE if is_private else ""
-        self.placeholder = f"{_PRIVATE}. {_PLACEHOLDER}" if is_private else _PLACEHOLDER
+        self.border_title = "Private" if is_private else ""
+        self.placeholder = _PRIVATE_PLACEHOLDER if is_private else _PLACEHOLDER
         self._private = [] if is_private else None
         self._place = len(self._earlier)
 

@@ -264,7 +264,7 @@ def test_a_large_download_is_asked_about(
     client = ScriptedClient()
     assert scripted(client, monkeypatch, "/load qwen3:4b", answer, is_person=is_person) == 0
     out, _ = capsys.readouterr()
-    assert "Size:      about 2.5 GB\nFree disk: 24.5 GB\nFits:      probably, by its size\n" in out
+    assert "Size:      about 2.5 GB\nFree disk: 24.5 GB\nMemory:    fits by its size\n" in out
     assert client.models.loaded == loaded
     assert scripted(client, monkeypatch, "/load smollm2:135m", is_person=True) == 0
     assert client.models.loaded == [*loaded, "smollm2:135m"]
