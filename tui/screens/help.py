@@ -26,7 +26,7 @@ KEYS = (
     ("enter", "On a message: its code and links, to copy, save or open"),
     ("ctrl+o", "On a message: open or close the thoughts"),
     ("ctrl+e, ctrl+k, ctrl+a", "In the chat list: rename, pin, archive"),
-    ("delete, ctrl+z", "In the chat list: delete, undo the last deletion"),
+    ("delete, ctrl+d", "In the chat list: delete, after a question"),
     ("ctrl+v, left, right", "In the chat list: show the archive, and back"),
     ("ctrl+p", "The palette: commands by name"),
     ("ctrl+c", "Copy what is selected"),
