@@ -9,7 +9,7 @@ from textual.await_complete import AwaitComplete
 from textual.binding import Binding, BindingType
 from textual.command import CommandList
 from textual.css.query import NoMatches
-from textual.events import Event, InputEvent, Key
+from textual.events import Event, InputEvent, Key, Paste
 from textual.screen import Screen
 from textual.theme import Theme
 from textual.widgets import OptionList
@@ -20,6 +20,7 @@ from tui.client import Client
 from tui.commands import COMMANDS, Part
 from tui.downloads import Downloads
 from tui.failures import tell, told
+from tui.large_downloads import can_load
 from tui.nouns import ChatId
 from tui.plain_text import sanitize
 from tui.screens.chat import ChatScreen
@@ -73,6 +74,8 @@ class ChatApp(App[None]):
 
     async def on_event(self, event: Event) -> None:
         """What is typed while the program ends, and all screens are closed, goes nowhere."""
+        if self._is_text(event) and self.screen_stack and self.screen is self._chat_screen:
+            self._chat_screen.turn_to_prompt()  # here, where keys are still in their order
         if not isinstance(event, InputEvent) or (self.screen_stack and not self._turns_no_page(event)):
             await super().on_event(event)
 
@@ -81,6 +84,10 @@ class ChatApp(App[None]):
         composer = self._chat_screen.conversation.composer
         await composer.take_in()
         await composer.keep_draft()
+
+    def _is_text(self, event: Event) -> bool:
+        """Whether something was typed or pasted, rather than a key pressed."""
+        return (isinstance(event, Key) and event.is_printable) or isinstance(event, Paste)
 
     def _turns_no_page(self, event: InputEvent) -> bool:
         """Whether a list would fail, as Textual's do, at turning a page while it has no room on the screen."""
@@ -149,9 +156,19 @@ class ChatApp(App[None]):
 
     def action_load(self, name: str = "") -> None:
         if name:
-            self._load(name)
+            self.find_and_load(name)
         else:
             self.action_models()
+
+    @work(exclusive=True, group="load", description="load")
+    async def find_and_load(self, name: str) -> None:
+        """Answer with a model that may have to be fetched; a large one once the user agrees."""
+        from tui.screens.dialog import may_fetch
+
+        with told(self):
+            model = await self._client.models.find(name)
+            if can_load(model) or await may_fetch(self, self._client.models, model):
+                self._load(name)
 
     def _load(self, name: str | None) -> None:
         """Answer with this model from now on."""

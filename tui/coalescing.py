@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterable
+from itertools import groupby
 
 from tui.nouns import PromptProgress, ReasoningDelta, ReplyEvent, TextDelta
 
@@ -41,16 +42,17 @@ async def coalesced(events: AsyncGenerator[ReplyEvent, None], interval: float) -
 
 
 def joined(events: Iterable[ReplyEvent]) -> list[ReplyEvent]:
-    """The same text in fewer events; of several reports of progress in a row, the last."""
+    """The same text in fewer events; of several reports of progress in a row, the last.
+
+    The cost is linear in the text: each run is joined once, because every new event is sanitized as a whole.
+    """
     result: list[ReplyEvent] = []
-    for event in events:
-        last = result[-1] if result else None
-        if isinstance(event, TextDelta) and isinstance(last, TextDelta):
-            result[-1] = TextDelta(last.text + event.text)
-        elif isinstance(event, ReasoningDelta) and isinstance(last, ReasoningDelta):
-            result[-1] = ReasoningDelta(last.text + event.text)
-        elif isinstance(event, PromptProgress) and isinstance(last, PromptProgress):
-            result[-1] = event
+    for kind, run in groupby(events, type):
+        texts = list(run)
+        if kind is TextDelta or kind is ReasoningDelta:
+            result.append(kind("".join(one.text for one in texts if isinstance(one, kind))))
+        elif kind is PromptProgress:
+            result.append(texts[-1])
         else:
-            result.append(event)
+            result += texts
     return result

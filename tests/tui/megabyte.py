@@ -3,7 +3,8 @@
 A chat with one message of that size is opened, and then such a reply comes in pieces of 20 kB, faster than any model
 writes. Meanwhile a key is due every 50 ms, by the clock, so that one which falls into a long turn of the event loop
 waits for all that is left of it. Printed, for each kind of text: the longest wait of a key for its frame, in
-milliseconds, when such a reply is opened, when such a text of the user is opened, and while the reply comes.
+milliseconds, when such a reply is opened, when such a text of the user is opened, while the reply comes, and while it
+comes in tokens as fast as they are read.
 """
 
 import argparse
@@ -20,6 +21,8 @@ from tui.widgets.reply_text import ReplyText
 
 SIZE = 1_000_000  # characters
 PIECE = 20_000
+TOKEN = 8
+PAUSE = 0.01  # seconds between two pieces
 PERIOD = 0.05  # seconds from one key to the next
 QUIET = 40  # keys, all of them as quick as a frame is, behind which nothing more is expected
 AS_QUICK = 0.05  # seconds
@@ -37,6 +40,7 @@ KINDS: Mapping[str, tuple[str, str]] = {
     "quotes": ("", "> " * 40 + "said\n"),
     "links": ("", "https://hearth.example/a?b=c "),
     "fences": ("", "```\nx\n```\n"),
+    "emoji": ("", "👨\u200d👩\u200d👧ภาษาไทย\ufdfd🇩🇪"),
 }
 
 
@@ -49,12 +53,13 @@ class HugeReplies(ScriptedReplies):
     """One huge reply, as fast as it is taken."""
 
     text = ""
+    piece, pause = PIECE, PAUSE
 
     async def reply(self, chat: ChatId, to: MessageId) -> AsyncGenerator[ReplyEvent, None]:
         yield ReplyStarted(MessageId(f"message-{self.chats.name()}"), HERE.name)
-        for start in range(0, len(self.text), PIECE):
-            yield TextDelta(self.text[start : start + PIECE])
-            await asyncio.sleep(0.01)
+        for start in range(0, len(self.text), self.piece):
+            yield TextDelta(self.text[start : start + self.piece])
+            await asyncio.sleep(self.pause)
         yield ReplyEnd(Finish.COMPLETE, USAGE)
 
 
@@ -92,10 +97,10 @@ async def opened(kind: str, role: Role) -> float:
         return max(await waits(app, asyncio.create_task(conversation.open(huge))))
 
 
-async def streamed(kind: str) -> float:
+async def streamed(kind: str, piece: int, pause: float) -> float:
     client = ScriptedClient()
     client.replies = HugeReplies(client.chats)
-    client.replies.text = text_of(kind)
+    client.replies.text, client.replies.piece, client.replies.pause = text_of(kind), piece, pause
     client.engine.loads.set()
     app = ChatApp(client)
 
@@ -114,9 +119,11 @@ async def streamed(kind: str) -> float:
 
 
 async def measure(kind: str) -> None:
-    figures = [await opened(kind, Role.ASSISTANT), await opened(kind, Role.USER), await streamed(kind)]
-    reply, typed, coming = (f"{1000 * seconds:5.0f}" for seconds in figures)
-    print(f"{kind:<14} a reply opened {reply}   a typed text opened {typed}   a reply that comes {coming}", flush=True)
+    figures = [await opened(kind, Role.ASSISTANT), await opened(kind, Role.USER), await streamed(kind, PIECE, PAUSE)]
+    figures.append(await streamed(kind, TOKEN, 0.0))
+    reply, typed, coming, burst = (f"{1000 * seconds:5.0f}" for seconds in figures)
+    print(f"{kind:<14} a reply opened {reply}   a typed text opened {typed}", end="")
+    print(f"   a reply that comes {coming}   in tokens {burst}", flush=True)
 
 
 def main() -> None:

@@ -22,6 +22,20 @@ def test_neighbours_of_a_kind_become_one() -> None:
     ]  # fmt: skip
 
 
+def test_joining_sanitizes_each_character_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    pieces = [TextDelta("👨\u200d👩\u200d👧ภาษาไทย\ufdfd🇩🇪") for _ in range(200)]
+    sanitized: list[str] = []
+
+    def counted(text: str) -> str:
+        sanitized.append(text)
+        return text
+
+    monkeypatch.setattr("tui.nouns.sanitize", counted)
+    text = "".join(piece.text for piece in pieces)
+    assert [one.text for one in joined(pieces) if isinstance(one, TextDelta)] == [text]
+    assert "".join(sanitized) == text
+
+
 async def source(count: int, error: Exception | None = None) -> AsyncGenerator[ReplyEvent, None]:
     for number in range(count):
         yield TextDelta(f"{number} ")

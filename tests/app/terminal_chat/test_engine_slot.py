@@ -565,3 +565,11 @@ def test_a_context_that_is_longer_than_what_the_engine_holds_is_told(
     holder = "the server that runs already" if runs else "the model"
     warning = f"{holder} holds 2,048 tokens: --context 4096 is lowered to that"
     assert asyncio.run(main()) == (warning if is_told else "")
+
+
+def test_an_endpoint_is_called_by_its_address_until_its_model_is_known(settings: Settings) -> None:
+    address = "http://127.0.0.1:9/v1"
+    assert EngineSlot(settings, {}, address).state.now == Loading(address, "connecting")
+    asked = replace(settings, model="theirs", origins={**settings.origins, "model": "--model"})
+    assert EngineSlot(asked, {}, address).state.now == Loading("theirs", "connecting")
+    assert EngineSlot(settings, {}).state.now == Loading(settings.model, "starting")
