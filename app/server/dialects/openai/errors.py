@@ -36,12 +36,13 @@ def error_body(error: Exception) -> ErrorBody:
 
 
 def _too_long(error: ContextExceeded) -> str:
-    """OpenAI's sentence, by which clients recognize a prompt that is too long."""
+    """OpenAI's sentence, by which most clients recognize a prompt that is too long; LangChain looks for the words behind
+    the comma."""
     field, length = error.parameter.partition(".")[0] or "prompt", error.context_length
     count = f"{'' if error.too_long.is_exact else 'more than '}{error.prompt_tokens}"
     return (
         f"This model's maximum context length is {length} tokens. "
-        f"However, your {field} resulted in {count} tokens. {error.remedy}"
+        f"However, your {field} resulted in {count} tokens, so the prompt is too long. {error.remedy}"
     )
 
 
