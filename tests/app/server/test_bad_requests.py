@@ -371,7 +371,10 @@ def test_num_ctx_caps_prompt_and_reply_together(http: httpx.Client, field: dict[
     refused = post(http, COMPLETION, json.dumps({**body, "prompt": [5] * 1000}))
     error = error_of(refused)
     assert (refused.status_code, error["code"], error["param"]) == (400, "context_length_exceeded", "prompt")
-    assert "length is 40 tokens. However, your prompt resulted in 1000 tokens, so the prompt is too long. " in error["message"]
+    assert (
+        "length is 40 tokens. However, your prompt resulted in 1000 tokens, so the prompt is too long. "
+        in error["message"]
+    )
     assert "num_ctx" in error["message"]
 
 

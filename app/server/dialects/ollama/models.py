@@ -20,6 +20,7 @@ from app.server.dialects.ollama.fields import SHOW
 from app.server.dialects.ollama.model_requests import Named, ShowRequest
 from app.server.endpoint import TEXT, Endpoint
 from app.server.errors import InvalidRequest
+from app.server.front_page import front_page
 from app.server.reply import json_reply
 from app.server.request_body import read_body
 from app.server.served_model import ServedModel
@@ -114,6 +115,9 @@ class ModelEndpoints:
         ]
 
     async def greet(self, request: Request) -> Response:
+        """Programs look for Ollama's words; a person's browser gets a page."""
+        if "text/html" in request.headers.get("accept", ""):
+            return front_page(self._model, str(request.base_url).rstrip("/"))
         return PlainTextResponse("Ollama is running")
 
     async def version(self, request: Request) -> Response:
