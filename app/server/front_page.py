@@ -1,4 +1,4 @@
-"""The page at `/` for browsers: what runs here, and how programs reach it. No chat: `ingle` has that in the terminal."""
+"""The page at `/` for browsers: what runs here, and how programs reach it."""
 
 from html import escape
 
@@ -14,7 +14,8 @@ _PAGE = """<!doctype html>
 <style>body {{ max-width: 40rem; margin: 3rem auto; padding: 0 1rem; font: 1rem/1.5 system-ui, sans-serif;
 color-scheme: light dark }} code {{ font-size: .95em }}</style></head>
 <body><h1>Inglenook is running</h1>
-<p>It serves <code>{model}</code> with a context of {context:,} tokens. To chat, run <code>ingle</code> in a terminal.</p>
+<p>It serves <code>{model}</code> with a context of {context:,} tokens.
+To chat, run <code>ingle</code> in a terminal.</p>
 <ul>
 <li>Base URL for OpenAI's clients: <code>{base}/v1</code></li>
 <li>For clients of Ollama, Anthropic, llama.cpp, and LM Studio: <code>{base}</code></li>

@@ -36,8 +36,8 @@ def error_body(error: Exception) -> ErrorBody:
 
 
 def _too_long(error: ContextExceeded) -> str:
-    """OpenAI's sentence, by which most clients recognize a prompt that is too long; LangChain looks for the words behind
-    the comma."""
+    """OpenAI's sentence, by which most clients recognize a prompt that is too long, and the words that LangChain looks
+    for behind the comma."""
     field, length = error.parameter.partition(".")[0] or "prompt", error.context_length
     count = f"{'' if error.too_long.is_exact else 'more than '}{error.prompt_tokens}"
     return (
