@@ -1,9 +1,9 @@
-"""By hand: histories of chats with flipped bits: `python -m tests.damaged_histories --cases 1000`.
+"""By hand: damaged histories of chats: `python -m tests.damaged_histories --flips 1000 --cuts 100`.
 
-Each case copies a sound history, flips 1 to 8 bits anywhere in its file or its log, and opens the copy. Every tenth
-cuts the file or the log instead. Afterwards every chat and message is compared with the sound one. Counted: histories
-that do not open, chats and messages that are missing or changed, and histories whose news does not account for all of
-them. A case has a number, by which it can be run again.
+Each case copies a sound history, flips 1 to 8 bits anywhere in its file or its log, or cuts one of them, and opens the
+copy. Afterwards every chat and message is compared with the sound one. Counted: histories that do not open, chats and
+messages that are missing or changed, and histories whose news does not account for all of them. Each case has a number,
+by which it can be run again.
 """
 
 import argparse
@@ -12,7 +12,7 @@ import random
 import shutil
 import tempfile
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,9 +26,9 @@ from app.history.refill import RESCUED_TITLE
 
 LOG, INDEX = f"{FILE_NAME}-wal", f"{FILE_NAME}-shm"
 TURNS = 10  # of each chat
-CUT = 9  # of ten cases this one is cut, and has no flipped bits
 SHAPES = ((20, 0), (19, 1), (0, 4))  # chats in the file, and chats that are in the log alone
 
+Harm = Callable[[Path, random.Random], str]
 Content = tuple[dict[int, Chat], dict[int, Message]]
 
 
@@ -119,6 +119,9 @@ def cut(folder: Path, draw: random.Random) -> str:
     return f"{file.name} is cut to {size} bytes"
 
 
+HARMS: Mapping[str, Harm] = {"flipped bits": flipped, "a cut file": cut}
+
+
 def opened(source: Sound, folder: Path) -> Outcome:
     """Open a damaged history and compare it with the sound one."""
     try:
@@ -181,33 +184,32 @@ def _of_itself(chat: Chat) -> tuple[object, ...]:
 
 
 @contextmanager
-def case(source: Sound, place: Path, number: int) -> Iterator[tuple[str, Outcome]]:
-    """What was damaged in a case, and what became of it. `place` is a folder for it."""
+def case(source: Sound, place: Path, harm: Harm, number: int) -> Iterator[tuple[str, Outcome]]:
+    """Damage a copy of `source` in the folder `place`. Gives what was damaged, and what became of it."""
     folder, draw = place / f"case-{number}", random.Random(number)
     shutil.copytree(source.folder, folder)
-    harm = cut(folder, draw) if number % 10 == CUT else flipped(folder, draw)
+    done = harm(folder, draw)
     try:
-        yield harm, opened(source, folder)
+        yield done, opened(source, folder)
     finally:
         shutil.rmtree(folder)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--cases", type=int, default=1000)
-    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--flips", type=int, default=1000)
+    parser.add_argument("--cuts", type=int, default=100)
     given = parser.parse_args()
-    outcomes: dict[int, Outcome] = {}
     with tempfile.TemporaryDirectory(prefix="ingle-history-") as name:
-        place = Path(name)
-        sources = [sound(place / str(shape), shape) for shape in SHAPES]
-        for number in range(given.first, given.first + given.cases):
-            with case(sources[number % len(sources)], place, number) as (harm, outcome):
-                outcomes[number] = outcome
-                if outcome.untold or not outcome.opens or not outcome.opens_again:
-                    print(f"case {number}: {outcome.untold or outcome}: {harm}")
-    for kind, is_cut in (("flipped bits", False), ("cut files", True)):
-        _report(kind, [one for number, one in outcomes.items() if (number % 10 == CUT) is is_cut])
+        sources = [sound(Path(name) / str(shape), shape) for shape in SHAPES]
+        for (kind, harm), count in zip(HARMS.items(), (given.flips, given.cuts), strict=True):
+            outcomes = []
+            for number in range(count):
+                with case(sources[number % len(sources)], Path(name), harm, number) as (done, outcome):
+                    outcomes.append(outcome)
+                    if outcome.untold or not outcome.opens or not outcome.opens_again:
+                        print(f"case {number}: {outcome.untold or outcome}: {done}")
+            _report(kind, outcomes)
 
 
 def _report(kind: str, outcomes: Sequence[Outcome]) -> None:
