@@ -22,10 +22,11 @@ _SELECT = f"""
         )
     FROM chats
 """  # noqa: S608  # names and a number of ours
-# A chat in which nothing was written, sent or not, is in no list unless the user did something with it.
+# A chat in which nothing was written, sent or not, is in no list unless the user did something with it. One that is
+# changed since it was created had messages, even if damage has taken them.
 _IS_LISTED = """
     deleted IS NULL AND is_archived = ? AND (
-        is_pinned OR is_title_given
+        is_pinned OR is_title_given OR changed > created
         OR EXISTS (SELECT 1 FROM messages WHERE chat = chats.id) OR EXISTS (SELECT 1 FROM drafts WHERE chat = chats.id)
     )
 """
