@@ -12,8 +12,10 @@ import httpx
 import pytest
 
 from app.chat import service as chat_service
+from app.server.errors import ContextExceeded, naming
 from app.text import long_texts
 from app.work_pool import Check, WorkPool
+from engine.errors import PromptTooLong
 from tests.app.server.dialects.openai.test_embeddings import EmbeddingServer
 from tests.app.server.live_server import LiveServer
 from tests.app.server.served_application import ServedApplication, until
@@ -162,3 +164,15 @@ def test_prompts_that_do_not_fit_are_refused_before_they_are_encoded_whole(
         assert answer.status_code == 400, answer.text[:1000]
         assert re.search(r"prompt is too long|context (length|size)|more than", answer.text), answer.text[:1000]
     assert tokenizer.characters_encoded - before < len(paths) * characters / 3
+
+
+@pytest.mark.parametrize("longest", [2048, 8192])
+def test_the_refusal_of_a_long_prompt_carries_its_numbers(longest: int) -> None:
+    with pytest.raises(ContextExceeded) as refused, naming("messages"):
+        raise PromptTooLong.of(5000, 2048, longest, is_exact=False)
+    error = refused.value
+    assert (error.status, error.code, error.parameter) == (400, "context_length_exceeded", "messages")
+    assert (error.too_long.tokens, error.too_long.context, error.too_long.is_exact) == (5000, 2048, False)
+    assert error.too_long.can_raise == (longest > 5000)
+    assert error.message == "The prompt has more than 5,000 tokens, and the context holds 2,048 including the reply"
+    assert ("--context" in error.remedy) == (longest > 5000)
