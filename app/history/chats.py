@@ -12,9 +12,19 @@ _BEGINNING = 80  # characters
 _SELECT = f"""
     SELECT id, title, is_title_given, settings, trim, is_pinned, is_archived, created, changed, shown,
         (SELECT count(*) FROM messages WHERE chat = chats.id),
-        (SELECT substr(text, 1, {_BEGINNING}) FROM messages WHERE chat = chats.id ORDER BY id LIMIT 1)
+        coalesce(
+            (SELECT substr(text, 1, {_BEGINNING}) FROM messages WHERE chat = chats.id ORDER BY id LIMIT 1),
+            (SELECT substr(text, 1, {_BEGINNING}) FROM drafts WHERE chat = chats.id)
+        )
     FROM chats
 """  # noqa: S608  # a number of ours
+# A chat in which nothing was written, sent or not, is in no list unless the user did something with it.
+_IS_LISTED = """
+    deleted IS NULL AND is_archived = ? AND (
+        is_pinned OR is_title_given
+        OR EXISTS (SELECT 1 FROM messages WHERE chat = chats.id) OR EXISTS (SELECT 1 FROM drafts WHERE chat = chats.id)
+    )
+"""
 
 
 class Chats:
@@ -24,10 +34,10 @@ class Chats:
         self._database = database
 
     def listed(self, *, archived: bool = False) -> Sequence[Chat]:
-        """Those that are not deleted; the pinned ones first, then the newest first."""
-        order = "WHERE deleted IS NULL AND is_archived = ? ORDER BY is_pinned DESC, changed DESC, id DESC"
+        """Those that are not deleted; the pinned ones first, then the newest first. One without messages is a draft."""
+        order = "ORDER BY is_pinned DESC, changed DESC, id DESC"
         with self._database.reading() as connection:
-            rows = connection.execute(f"{_SELECT} {order}", (archived,))
+            rows = connection.execute(f"{_SELECT} WHERE {_IS_LISTED} {order}", (archived,))
             return [chat for row in rows if (chat := _chat(row))]
 
     def get(self, chat: int, *, deleted: bool = False) -> Chat:
@@ -87,7 +97,7 @@ class Chats:
             one = [(chat,) for chat in chats]
             connection.executemany("DELETE FROM chats WHERE id = ? AND deleted IS NOT NULL", one)
             for table in ("drafts", "inputs"):
-                gone = f"DELETE FROM {table} WHERE chat <> 0 AND chat NOT IN (SELECT id FROM chats)"  # noqa: S608
+                gone = f"DELETE FROM {table} WHERE chat > 0 AND chat NOT IN (SELECT id FROM chats)"  # noqa: S608
                 connection.execute(gone)
         if chats:
             self._database.erase_traces()

@@ -8,9 +8,11 @@ from typing import Self
 
 from app.history.chats import Chats
 from app.history.database import Database, Rescue
-from app.history.inputs import Inputs
+from app.history.inputs import NEW, Inputs
 from app.history.messages import Messages
+from app.history.records import Settings
 from app.history.search import Search
+from app.history.windows import Window
 
 _FORGOTTEN_SECONDS = 86_400.0  # since when a chat is deleted that nobody will bring back
 
@@ -27,6 +29,7 @@ class History:
         self.messages = Messages(self._database)
         self.inputs = Inputs(self._database)
         self.search = Search(self._database, self.chats)
+        self._window = Window(folder)
         self._deleted: list[int] = []  # by us
 
     @property
@@ -44,12 +47,33 @@ class History:
         self.chats.delete(chat)
         self._deleted.append(chat)
 
+    def new_draft(self) -> str:
+        """The draft of a new chat that this window had when it ended. Those of other windows that ended become chats.
+
+        Raises OSError if the window cannot have a lock.
+        """
+        own = self._window.number
+        for window in self.inputs.windows():
+            if window != own:
+                self._adopt(window)
+        return self.inputs.draft(NEW - own)
+
+    def keep_new_draft(self, text: str) -> None:
+        """Keep the draft of this window's new chat; an empty one is gone."""
+        self.inputs.keep_draft(text, NEW - self._window.number)
+
+    def _adopt(self, window: int) -> None:
+        with self._window.standing_in(window) as is_gone, self._database.writing():
+            if is_gone and self.inputs.draft(NEW - window):
+                self.inputs.move_draft(window, self.chats.create(Settings()).id)
+
     def close(self) -> None:
         """Erase what was deleted here, and what was left by programs that did not come to that."""
         try:
             old = self.chats.deleted_before(time.time() - _FORGOTTEN_SECONDS)
             self.chats.erase([*self._deleted, *old])
         finally:
+            self._window.close()
             self._database.close()
 
     def __enter__(self) -> Self:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from app.history.database import Database
 from app.history.records import Preset, Settings, read, storable, written
 
-NEW = 0  # stands for the chat that does not exist yet
+NEW = 0  # stands for the new chat of the first window; lower numbers for those of others
 MOST_INPUTS = 200
 
 
@@ -29,6 +29,17 @@ class Inputs:
                 connection.execute("INSERT OR REPLACE INTO drafts (chat, text, changed) VALUES (?, ?, ?)", values)
             else:
                 connection.execute("DELETE FROM drafts WHERE chat = ?", (chat,))
+
+    def windows(self) -> Sequence[int]:
+        """The numbers of the windows whose new chats have a draft."""
+        with self._database.reading() as connection:
+            rows = connection.execute("SELECT chat FROM drafts WHERE chat <= ? ORDER BY chat DESC", (NEW,))
+            return [NEW - chat for (chat,) in rows]
+
+    def move_draft(self, window: int, chat: int) -> None:
+        """The draft of a window's new chat becomes that of a chat."""
+        with self._database.writing() as connection:
+            connection.execute("UPDATE drafts SET chat = ? WHERE chat = ?", (chat, NEW - window))
 
     def lately(self) -> Sequence[str]:
         """What was sent, in all chats that are not deleted; each text once, the newest first."""

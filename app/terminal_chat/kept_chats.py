@@ -160,11 +160,11 @@ class KeptChats:
         ]
 
     async def draft(self) -> str:
-        return await apart(self._history.inputs.draft)
+        return await apart(self._history.new_draft)
 
     async def keep_draft(self, chat: ChatId | None, text: str) -> None:
         if chat is None:
-            await apart(self._history.inputs.keep_draft, text)
+            await apart(self._history.keep_new_draft, text)
         else:
             await self._do(chat, lambda history, number: history.inputs.keep_draft(text, number))
 
