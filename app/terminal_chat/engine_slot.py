@@ -79,7 +79,7 @@ class EngineSlot:
         self._unused = asyncio.Event()
         self._instance: Instance | None = None  # the server that is used
         self.is_paused = False  # the loading, until somebody goes on with it
-        self.state = LoadingState(settings.model)
+        self.state = self._state_of(self._wish)
 
     def begin(self) -> None:
         """Find or start the engine, in the background."""
@@ -263,8 +263,14 @@ class EngineSlot:
 
     def _begin(self, wish: _Wish) -> None:
         self._wish = wish
-        self.state = LoadingState(wish.model)
+        self.state = self._state_of(wish)
         self._resume()
+
+    def _state_of(self, wish: _Wish) -> LoadingState:
+        """Which model an endpoint answers with is unknown until it says so, unless the user asked for one."""
+        if self._remote:
+            return LoadingState(wish.model if wish.is_asked else self._remote, "connecting")
+        return LoadingState(wish.model, "starting")
 
     def _resume(self) -> None:
         self.is_paused = False

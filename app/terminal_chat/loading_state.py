@@ -10,9 +10,10 @@ from tui.engine_nouns import Loading
 class LoadingState:
     """Begins as loading; ends once, loaded or failed. Used on one event loop."""
 
-    def __init__(self, model: str) -> None:
+    def __init__(self, model: str, stage: str = "starting") -> None:
+        """`stage`: what is done first, in words."""
         self.model = model
-        self.now = Loading(model, "starting")
+        self.now = Loading(model, stage)
         self._changed = asyncio.Event()
         self._version = 0
         self.is_over = False

@@ -537,3 +537,11 @@ def test_another_model_finds_the_room_of_an_engine_that_only_this_chat_needs(
         await slot.close()
 
     asyncio.run(main())
+
+
+def test_an_endpoint_is_called_by_its_address_until_its_model_is_known(settings: Settings) -> None:
+    address = "http://127.0.0.1:9/v1"
+    assert EngineSlot(settings, {}, address).state.now == Loading(address, "connecting")
+    asked = replace(settings, model="theirs", origins={**settings.origins, "model": "--model"})
+    assert EngineSlot(asked, {}, address).state.now == Loading("theirs", "connecting")
+    assert EngineSlot(settings, {}).state.now == Loading(settings.model, "starting")
