@@ -20,9 +20,11 @@ from tui.client import Client
 from tui.commands import COMMANDS, Part
 from tui.downloads import Downloads
 from tui.failures import tell, told
+from tui.large_downloads import can_load
 from tui.nouns import ChatId
 from tui.plain_text import sanitize
 from tui.screens.chat import ChatScreen
+from tui.screens.dialog import may_fetch
 from tui.screens.over_chat import Answer, Page
 from tui.tidying import tidied
 
@@ -149,9 +151,17 @@ class ChatApp(App[None]):
 
     def action_load(self, name: str = "") -> None:
         if name:
-            self._load(name)
+            self.find_and_load(name)
         else:
             self.action_models()
+
+    @work(exclusive=True, group="load", description="load")
+    async def find_and_load(self, name: str) -> None:
+        """Answer with a model that may have to be fetched; a large one once the user agrees."""
+        with told(self):
+            model = await self._client.models.find(name)
+            if can_load(model) or await may_fetch(self, self._client.models, model):
+                self._load(name)
 
     def _load(self, name: str | None) -> None:
         """Answer with this model from now on."""

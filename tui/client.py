@@ -76,7 +76,7 @@ class Chats(Protocol):
     """The chats that are kept. What a method has returned from is on the disk."""
 
     async def summaries(self, *, archived: bool = False) -> Sequence[ChatSummary]:
-        """The pinned ones first, then the newest first."""
+        """The pinned ones first, then the newest first. A chat in which nothing was written is not among them."""
 
     async def create(self, settings: ChatSettings, *, private: bool = False) -> Chat: ...
 
@@ -117,10 +117,10 @@ class Chats(Protocol):
         """Where all words of `text` stand, in messages and titles of all chats; the best first, at most 50."""
 
     async def draft(self) -> str:
-        """What was typed for a chat that does not exist yet."""
+        """What was typed for a new chat when this window ended; never what another window shows."""
 
     async def keep_draft(self, chat: ChatId | None, text: str) -> None:
-        """For a chat, or for one that does not exist yet."""
+        """For a chat, or for the new one of this window. A chat with a draft and no messages is in the list."""
 
     async def inputs(self) -> Sequence[str]:
         """What was sent lately, in all chats that are not private; the newest first, at most 200."""
@@ -185,6 +185,12 @@ class Models(Protocol):
 
     async def variants(self, name: str) -> Sequence[Model]:
         """What a repository holds, one a quantization; what fits best first."""
+
+    async def find(self, name: str) -> Model:
+        """What is known of the model of that name without asking the Hub. Raises ClientError if there can be none."""
+
+    async def free_disk(self) -> int | None:
+        """Bytes that are free where models are stored; None if that is unknown."""
 
     async def fit(self, name: str) -> Fit:
         """Whether a model fits this machine, once the one that answers has made room, and with how long a context.

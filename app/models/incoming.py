@@ -182,9 +182,13 @@ def _put_in_place(file: BinaryIO, partial: Path, final: Path) -> None:
 
 def check_space(folder: Path, needed: int) -> None:
     """Raise NoSpace unless the disk of `folder`, which need not exist yet, has `needed` bytes free."""
-    existing = _nearest(folder)
-    if shutil.disk_usage(existing).free < needed:
-        raise no_space(existing, needed)
+    if free_space(folder) < needed:
+        raise no_space(_nearest(folder), needed)
+
+
+def free_space(folder: Path) -> int:
+    """Bytes that are free on the disk of `folder`, which need not exist yet."""
+    return shutil.disk_usage(_nearest(folder)).free
 
 
 def no_space(folder: Path, needed: int) -> NoSpace:

@@ -49,6 +49,20 @@ def catalog_models(store: ModelStore, loaded: str, fetching: str, memory: int | 
             yield replace(told, name=known.name, license=told.license or known.license)
 
 
+def named_model(name: str, store: ModelStore, loaded: str, fetching: str, memory: int | None) -> Model:
+    """What is known of the model of that name; of one that is neither here nor in the catalog, nothing."""
+    known = store.known_name(name)
+    listed = [*installed_models(store, loaded, fetching), *catalog_models(store, loaded, fetching, memory)]
+    for model in listed:
+        other = store.known_name(model.name)
+        if name == model.name or (known and known in (other, f"{other}:{model.quantization}")):
+            return replace(model, name=name)
+    with suppress(InglenookError):
+        store.resolve(name)  # of another tool, of the web, or at a path
+        return Model(name, installed=True)
+    return Model(name)
+
+
 def _stored(stored: StoredModel, store: ModelStore, loaded: str) -> Model:
     return Model(
         name=stored.name,

@@ -84,6 +84,27 @@ class ChatModels:
             for find in finds
         ]
 
+    async def find(self, name: str) -> Model:
+        if self._slot.is_remote:
+            return Model(name, elsewhere=True)
+        memory = await self._memory()
+
+        def look() -> Model:
+            from app.terminal_chat.model_lists import named_model
+
+            self._check_name(name)
+            return named_model(name, self._store(), self._slot.answering, self._fetching(), memory)
+
+        return await apart(look)
+
+    async def free_disk(self) -> int | None:
+        def look() -> int:
+            from app.models.incoming import free_space
+
+            return min(free_space(self._settings.models_dir), free_space(self._settings.hub_cache))
+
+        return await apart(look)
+
     async def fit(self, name: str) -> Fit:
         if self._slot.is_remote:
             length = next((one.context_length for one in await self._slot.offered() if one.name == name), None)

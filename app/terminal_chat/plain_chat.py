@@ -34,7 +34,7 @@ class PlainChat:
         self._client = client
         self._question = question
         self._room = PlainRoom(client, self._say, self._ask)
-        self._commands = PlainCommands(client, self._say, self._room)
+        self._commands = PlainCommands(client, self._say, self._room, self._agrees)
         self._lines: asyncio.Queue[str | None] = asyncio.Queue()
         self._is_person = sys.stdin is not None and sys.stdin.isatty()
         self._doing: asyncio.Task[None] | None = None
@@ -156,7 +156,7 @@ class PlainChat:
 
     async def _next_line(self) -> str | None:
         if self._is_person:
-            self._write("> ")
+            self._write("private> " if self._commands.is_private else "> ")
         return await self._lines.get()
 
     async def _ask(self, question: str) -> str:
@@ -168,6 +168,10 @@ class PlainChat:
         if line is None:
             self._lines.put_nowait(None)  # that is the end of the chat, too
         return line or ""
+
+    async def _agrees(self, question: str) -> bool:
+        """Whether a person says yes. A pipe cannot be asked: what it says is meant."""
+        return not self._is_person or (await self._ask(question)).strip().lower() in ("y", "yes")
 
     async def _give_title(self, chat: ChatId) -> None:
         """One that cannot be made is nobody's trouble: it may be after the next reply."""

@@ -26,22 +26,29 @@ class PlainCommand:
 
 
 class PlainCommands:
-    """Over the port; keeps which chat is open. `say` writes a line."""
+    """Over the port; keeps which chat is open. `say` writes a line, `agrees` asks a question."""
 
-    def __init__(self, client: Client, say: Callable[[str], None], room: PlainRoom) -> None:
+    def __init__(
+        self,
+        client: Client,
+        say: Callable[[str], None],
+        room: PlainRoom,
+        agrees: Callable[[str], Awaitable[bool]],
+    ) -> None:
         self._client = client
         self._say = say
         self._chat: ChatId | None = None
-        self._private = False
+        self.is_private = False  # the chat that is open, or the new one
         self._listed: Sequence[ChatSummary] = ()
         self._deleted: ChatId | None = None
         self.attached: list[Attachment] = []  # to the next message
         self.is_over = False
         self._room = room
+        self._agrees = agrees
         self._table = {command.name: command for command in self._commands()}
 
     def _commands(self) -> Sequence[PlainCommand]:
-        models = PlainModels(self._client, self._say)
+        models = PlainModels(self._client, self._say, self._agrees)
         settings = PlainSettings(self._client, self._say, self.current)
         return (
             PlainCommand("new", "", "Begin a new chat", self._new),
@@ -74,7 +81,7 @@ class PlainCommands:
     async def current(self) -> Chat:
         """The chat that is open; a new one, where none is."""
         if self._chat is None:
-            made = await self._client.chats.create(ChatSettings(), private=self._private)
+            made = await self._client.chats.create(ChatSettings(), private=self.is_private)
             self._chat = made.summary.id
             return made
         return await self._client.chats.open(self._chat)
@@ -86,11 +93,11 @@ class PlainCommands:
         return await self._table[name].run(rest)
 
     async def _new(self, rest: str) -> None:
-        self._chat, self._private = None, False
+        self._chat, self.is_private = None, False
         self._say("A new chat.")
 
     async def _new_private(self, rest: str) -> None:
-        self._chat, self._private = None, True
+        self._chat, self.is_private = None, True
         self._say("A new chat, which is never written to disk.")
 
     async def _regenerate(self, rest: str) -> MessageId:
@@ -120,7 +127,8 @@ class PlainCommands:
         self._listed = list(dict.fromkeys(hit.chat for hit in hits))
         for hit in hits:
             number = self._listed.index(hit.chat) + 1
-            self._say(f"{number}. {hit.chat.title}: {hit.before}{hit.match}{hit.after}".replace("\n", " "))
+            private = " (private)" * hit.chat.private
+            self._say(f"{number}. {hit.chat.title}{private}: {hit.before}{hit.match}{hit.after}".replace("\n", " "))
         if not hits:
             self._say("Nothing was found.")
 
@@ -128,7 +136,8 @@ class PlainCommands:
         self._listed = await self._client.chats.summaries()
         for number, chat in enumerate(self._listed, 1):
             marks = ", pinned" * chat.pinned + ", private" * chat.private
-            self._say(f"{number}. {chat.title} ({chat.message_count} messages{marks})")
+            size = f"{chat.message_count} messages" if chat.message_count else "draft"
+            self._say(f"{number}. {chat.title} ({size}{marks})")
         self._say("/open and a number goes on with one." if self._listed else "There are no chats.")
 
     async def _open(self, rest: str) -> None:
@@ -136,7 +145,8 @@ class PlainCommands:
             raise ClientError("no such number in the list", "/chats lists them; then /open 1.")
         self._chat = self._listed[int(rest) - 1].id
         chat = await self.current()
-        self._say(f"{chat.summary.title}:")
+        self.is_private = chat.summary.private
+        self._say(f"{chat.summary.title}{' (private)' * self.is_private}:")
         messages = {message.id: message for message in chat.messages}
         branch, leaf = [], chat.leaf
         while leaf is not None and leaf in messages:
@@ -170,6 +180,7 @@ class PlainCommands:
             raise ClientError("nothing was deleted")
         await self._client.chats.undelete(self._deleted)
         self._chat, self._deleted = self._deleted, None
+        self.is_private = (await self.current()).summary.private
         self._say("The chat is back.")
 
     async def _export(self, rest: str) -> None:

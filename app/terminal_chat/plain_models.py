@@ -1,23 +1,25 @@
 """Models and the engine as lines: what is here, what could be, which one answers, and what it does."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
 
 from app.terminal_chat.loading_lines import LoadingLines
 from tui import figures
 from tui.client import Client, ClientError
 from tui.engine_nouns import Model
+from tui.large_downloads import about, is_asked_about
 
 _CATALOG = "catalog"
 _FITS = {None: "", True: ", fits", False: ", too large"}
 
 
 class PlainModels:
-    """Over the port; `say` writes a line."""
+    """Over the port; `say` writes a line, and `agrees` asks a question, to which a pipe says yes."""
 
-    def __init__(self, client: Client, say: Callable[[str], None]) -> None:
+    def __init__(self, client: Client, say: Callable[[str], None], agrees: Callable[[str], Awaitable[bool]]) -> None:
         self._client = client
         self._say = say
+        self._agrees = agrees
 
     async def list(self, which: str) -> None:
         """Those here, or those of the catalog."""
@@ -33,12 +35,22 @@ class PlainModels:
     async def load(self, name: str) -> None:
         if not name:
             raise ClientError("a name is needed", "/models lists them.")
+        if not await self._may_fetch(await self._client.models.find(name)):
+            self._say("Nothing was fetched.")
+            return
         lines = LoadingLines()
         async with aclosing(self._client.models.load(name)) as states:
             async for state in states:
                 if line := lines.line(state):
                     self._say(line)
         self._say(f"Replies come from {name} now.")
+
+    async def _may_fetch(self, model: Model) -> bool:
+        free = await self._client.models.free_disk()
+        if not is_asked_about(model, free):
+            return True
+        self._say(about(model, free))
+        return await self._agrees("Download this model? yes or no")
 
     async def tell_engine(self, rest: str) -> None:
         status = await self._client.engine.status()

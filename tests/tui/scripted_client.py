@@ -90,8 +90,15 @@ class ScriptedChats:
         return message
 
     async def summaries(self, *, archived: bool = False) -> Sequence[ChatSummary]:
-        found = [chat.summary for chat in self.chats.values() if chat.summary.archived is archived]
+        found = [self._shown(chat) for chat in self.chats.values() if chat.summary.archived is archived]
+        found = [one for one in found if one.message_count or one.title or one.pinned]
         return sorted(found, key=lambda one: (not one.pinned, -one.updated))
+
+    def _shown(self, chat: Chat) -> ChatSummary:
+        """A chat that is only a draft is called after it."""
+        draft = self.drafts.get(chat.summary.id, "")
+        title = chat.summary.title or (" ".join(draft.split()) or "New chat") * bool(draft)
+        return replace(chat.summary, title=title)
 
     async def create(self, settings: ChatSettings, *, private: bool = False) -> Chat:
         name = ChatId(f"chat-{self.name()}")
@@ -343,6 +350,7 @@ class ScriptedModels:
     better: Recommendation | None = None  # than the default one
     finds: asyncio.Event = field(default_factory=asyncio.Event)  # set: searches end
     offline: bool = False  # models of the catalog are found
+    free: int | None = 24_500_000_000  # bytes of the disk
     looked_at: list[str] = field(default_factory=list)  # whether they fit, to the end
     looks_end: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -371,6 +379,13 @@ class ScriptedModels:
         if self.offline:
             return Finds((KNOWN,), "the Hub cannot be reached: these are models with a short name")
         return Finds((REPOSITORY,) if text in REPOSITORY.name.lower() else ())
+
+    async def find(self, name: str) -> Model:
+        listed = [*await self.installed(), *await self.catalog()]
+        return next((model for model in listed if model.name == name), Model(name))
+
+    async def free_disk(self) -> int | None:
+        return self.free
 
     async def variants(self, name: str) -> Sequence[Model]:
         return [Model(f"{name}:Q4_K_M", "Q4_K_M", 1_000_000_000, "mit", True)]

@@ -25,6 +25,12 @@ from tui.widgets.top_bar import TopBar
 END = ReplyEnd(Finish.COMPLETE, USAGE)
 
 
+@pytest.fixture(autouse=True)
+def no_question(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that fits is fetched without one."""
+    monkeypatch.setattr("tui.large_downloads.LARGE", 3_000_000_000)
+
+
 def rows(chat: Chatting) -> list[list[str]]:
     table = chat.app.screen.query_one(Listing)
     return [[str(cell) for cell in table.get_row_at(place)] for place in range(table.row_count)]
@@ -140,7 +146,7 @@ def test_what_is_rested_upon_is_looked_at_whether_it_fits() -> None:
         assert KNOWN.name not in models.looked_at  # whoever goes on does not wait for it
         await chat.pilot.press("3", *"model", "enter")
         await chat.until(lambda: rows(chat) and rows(chat)[0][0] == "someone/Model-GGUF")
-        unknown = "someone/Model-GGUF: nobody knows whether it fits; the Hub cannot be reached"
+        unknown = "someone/Model-GGUF: unknown whether it fits; the Hub cannot be reached"
         await chat.until(lambda: chat.label("#fit") == unknown)
         looks = len(models.looked_at)
         chat.app.screen.query_one(Listing).focus()
@@ -206,6 +212,8 @@ def test_a_model_that_cannot_be_loaded_leaves_the_chat_as_it_is() -> None:
     async def flow(chat: Chatting) -> None:
         await chat.say("one")
         await chat.type("/load llama3.3:70b")
+        await chat.until(lambda: isinstance(chat.app.screen, Confirm))
+        await chat.pilot.press("tab", "enter")
         await chat.until(lambda: "llama3.3:70b does not fit. smollm2:135m answers again." in chat.notices())
         await chat.until(lambda: chat.app.screen.query_one(TopBar).loading_model is None)
         assert chat.app.screen.query_one(TopBar).model == "smollm2:135m"

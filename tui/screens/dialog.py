@@ -10,6 +10,9 @@ from textual.dom import DOMNode
 from textual.screen import ModalScreen
 from textual.widgets import Button, Input, Label
 
+from tui.client import Models
+from tui.engine_nouns import Model
+from tui.large_downloads import about, is_asked_about
 from tui.plain_text import sanitize
 from tui.screens.over_chat import Answer, OverChat
 from tui.widgets.text_fields import LineField
@@ -29,6 +32,17 @@ async def confirm(node: DOMNode, question: str, about: str, yes: str) -> bool:
 async def ask(node: DOMNode, question: str, text: str = "", hint: str = "") -> str:
     """What the person types; empty for nothing. For workers only."""
     return await node.app.push_screen_wait(Ask(question, text, hint)) or ""
+
+
+async def may_fetch(node: DOMNode, models: Models, model: Model, verdict: str = "") -> bool:
+    """Whether a model may be fetched, which the user is asked if it is large, or of no use here. For workers only.
+
+    `verdict`: whether it fits, in words, if that is known. Raises ClientError.
+    """
+    free = await models.free_disk()
+    if not is_asked_about(model, free):
+        return True
+    return await confirm(node, "Download this model?", about(model, free, verdict), "Download")
 
 
 class Confirm(Dialog[bool]):

@@ -16,15 +16,15 @@ from tui.client import ClientError, Models
 from tui.downloads import Downloads
 from tui.engine_nouns import Download, Finds, Model
 from tui.failures import told
+from tui.large_downloads import FIT_BY_SIZE, can_load
 from tui.plain_text import shortened, single_line
-from tui.screens.dialog import confirm
+from tui.screens.dialog import confirm, may_fetch
 from tui.screens.over_chat import Page
 from tui.widgets.listing import Listing
 from tui.widgets.text_fields import LineField
 
 _REFRESH = 0.5  # seconds between looks at the downloads
 _REST = 0.3  # seconds for which a model is chosen before anybody looks whether it fits
-_BY_SIZE = {None: "nobody knows whether it fits", True: "fits by its size", False: "is too large by its size"}
 _BESIDE = 52  # cells that quantization, size and state take beside the name, of a download too
 _LEAST = 20  # cells of the name
 _COLUMNS = (("Model", "name"), ("Quant", "quantization"), ("Size", "size"), ("State", "state"), ("License", "license"))
@@ -203,7 +203,7 @@ class ModelsScreen(Page[str]):
         try:
             fit = await self._models.fit(model.name)
         except ClientError as problem:
-            self._fits[model.name] = f"{_BY_SIZE[model.fits]}; {problem.message}"
+            self._fits[model.name] = f"{FIT_BY_SIZE[model.fits]}; {problem.message}"
         else:
             self._fits[model.name] = fit.verdict
             if model.name in self._listed:
@@ -225,7 +225,7 @@ class ModelsScreen(Page[str]):
         if model.is_repository:
             self._repository = model.name
             self.reload()
-        elif _can_load(model):
+        elif can_load(model):
             self.dismiss(model.name)
         else:
             self.action_pull()
@@ -239,19 +239,26 @@ class ModelsScreen(Page[str]):
 
     def action_load(self) -> None:
         model = self._chosen()
-        if model is not None and _can_load(model):
+        if model is not None and can_load(model):
             self.dismiss(model.name)
         elif model is not None:
             self.app.notify("It is not on this machine yet: p fetches it.", markup=False)
 
     def action_pull(self) -> None:
         model = self._chosen()
-        if model is None or _can_load(model) or model.is_repository:
+        if model is None or can_load(model) or model.is_repository:
             return
         if model.name in self._downloads.progress:
             self._downloads.pause(model.name)
         else:
-            self._downloads.start(model)
+            self.fetch(model)
+
+    @work(exclusive=True, group="fetch", description="fetch")
+    async def fetch(self, model: Model) -> None:
+        """Begin a download, or go on with it; one that is large, or of no use here, once the user agrees."""
+        with told(self):
+            if await may_fetch(self, self._models, model, self._fits.get(model.name, "")):
+                self._downloads.start(model)
 
     @work(description="delete")
     async def action_delete(self) -> None:
@@ -265,10 +272,6 @@ class ModelsScreen(Page[str]):
             with told(self):
                 await self._models.delete(model.name)
                 self.reload()
-
-
-def _can_load(model: Model) -> bool:
-    return model.installed or model.elsewhere
 
 
 def _progress(progress: Download) -> str:

@@ -13,6 +13,7 @@ from app.cli import ingle
 from app.config import Settings
 from app.errors import Offline
 from app.history.history import History
+from app.models import incoming
 from app.models.catalog import HubSource
 from app.models.families import load_families
 from app.models.store import ModelStore
@@ -24,7 +25,7 @@ from quant.errors import InglenookError
 from tests.app.models.fake_hub import FakeHub, serve
 from tests.engine.tiny_llama import make
 from tui.client import ClientError
-from tui.engine_nouns import Recommendation
+from tui.engine_nouns import Model, Recommendation
 
 
 async def said(*words: str) -> tuple[int, bytes, bytes]:
@@ -121,6 +122,43 @@ def test_a_model_is_listed_as_it_is_before_and_after_it_is_fetched(online: tuple
             assert not any(one.installed for one in await models.catalog())
 
     asyncio.run(main())
+
+
+def test_a_model_is_found_by_any_of_its_names_without_the_hub(online: tuple[Settings, FakeHub], tmp_path: Path) -> None:
+    settings, hub = online
+    path = make(tmp_path, head_dim=32).path
+
+    async def main() -> None:
+        async with models_of(settings) as models:
+            for name in (KNOWN.name, f"{REPO}:Q4_K_M"):
+                known = await models.find(name)
+                assert (known.name, known.size, known.installed) == (name, KNOWN.usual_size, False)
+            assert await models.find(f"{REPO}:Q8_0") == Model(f"{REPO}:Q8_0")
+            assert await models.find("https://example.org/m.gguf#sha256=" + "0" * 64) == Model(
+                "https://example.org/m.gguf#sha256=" + "0" * 64
+            )
+            assert (await models.find(str(path))).installed
+            with pytest.raises(ClientError, match="no model is called nosuch:7b"):
+                await models.find("nosuch:7b")
+            assert hub.sent == 0
+            async with aclosing(models.pull(KNOWN.name)) as steps:
+                async for _ in steps:
+                    pass
+            assert (await models.find(KNOWN.name)).installed
+        async with models_of(settings, "http://127.0.0.1:9/v1") as models:
+            assert await models.find("any") == Model("any", elsewhere=True)
+
+    asyncio.run(main())
+
+
+def test_the_free_disk_is_that_of_the_fuller_folder(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(incoming, "free_space", lambda folder: {"models_dir": 5, "hub_cache": 3}[folder.name])
+
+    async def main() -> int | None:
+        async with models_of(settings) as models:
+            return await models.free_disk()
+
+    assert asyncio.run(main()) == 3
 
 
 def test_what_was_begun_to_be_fetched_is_listed_as_that(online: tuple[Settings, FakeHub]) -> None:

@@ -18,6 +18,7 @@ from app.terminal_chat.plain_chat import PlainChat
 from app.terminal_chat.session import Session
 from app.terminal_chat.whole_words import WholeWords
 from tests.app.terminal_chat.conftest import Clients
+from tests.stand_in_endpoint import StandInEndpoint
 from tests.tui.scripted_client import ScriptedClient, ScriptedModels
 from tui.engine_nouns import Loading, Recommendation
 from tui.nouns import ChatSettings, FullContext, Role, Sampling
@@ -249,6 +250,74 @@ def test_a_person_who_is_new_is_told_of_a_better_model(
     assert (told in capsys.readouterr().err) == is_person
 
 
+@pytest.mark.parametrize(
+    ("answer", "is_person", "loaded"),
+    [("no", True, []), ("", True, []), ("Yes", True, ["qwen3:4b"]), ("", False, ["qwen3:4b"])],
+)
+def test_a_large_download_is_asked_about(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    answer: str,
+    is_person: bool,
+    loaded: list[str],
+) -> None:
+    client = ScriptedClient()
+    assert scripted(client, monkeypatch, "/load qwen3:4b", answer, is_person=is_person) == 0
+    out, _ = capsys.readouterr()
+    assert "Size:      about 2.5 GB\nFree disk: 24.5 GB\nMemory:    fits by its size\n" in out
+    assert client.models.loaded == loaded
+    assert scripted(client, monkeypatch, "/load smollm2:135m", is_person=True) == 0
+    assert client.models.loaded == [*loaded, "smollm2:135m"]
+
+
+def test_a_private_chat_is_marked_in_the_prompt_and_in_lists(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    client = ScriptedClient()
+    client.keep("Kept", "a question", "an answer")
+    lines = [
+        "/private",
+        "Hi",
+        "/delete",
+        "/new",
+        "/undo",
+        "/chats",
+        "/search Hi",
+        "/open 1",
+        "/chats",
+        "/open 2",
+        "/new",
+    ]
+    scripted(client, monkeypatch, *lines, is_person=True)
+    out, _ = capsys.readouterr()
+    assert "> A new chat, which is never written to disk.\nprivate> Hello.\nprivate> Deleted." in out
+    assert "> A new chat.\n> The chat is back.\nprivate> " in out
+    assert "2 messages, private)" in out
+    assert " (private): Hi" in out
+    assert " (private):\nYou: Hi" in out
+    assert "private> Kept:\n" in out
+    assert out.endswith("Model: an answer\n> A new chat.\n> ")
+
+
+def test_a_draft_is_listed_as_one(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    client = ScriptedClient()
+    client.context.limit = 100
+    scripted(client, monkeypatch, "Too much", "/chats")
+    assert "1. Too much (draft)\n" in capsys.readouterr().out
+
+
+def test_an_endpoint_is_not_called_by_the_default_model(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("Hi\n"))
+    with StandInEndpoint() as endpoint:
+        assert Session(settings, {"stay": False}, endpoint.url).run_plain(History(settings.history_dir)) == 0
+        out, err = capsys.readouterr()
+    assert out == "Hello.\n"
+    assert "smollm2" not in err
+    assert f"{endpoint.url}: connecting\n" in err
+
+
 def test_ctrl_c_ends_a_loading_and_gives_the_prompt_back(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -263,7 +332,7 @@ def test_ctrl_c_ends_a_loading_and_gives_the_prompt_back(
             ended.append(name)
 
     monkeypatch.setattr(ScriptedModels, "load", load)
-    assert scripted(ScriptedClient(), monkeypatch, "/load qwen3:4b", "Hi", is_person=True) == 0
+    assert scripted(ScriptedClient(), monkeypatch, "/load qwen3:4b", "yes", "Hi", is_person=True) == 0
     out, err = capsys.readouterr()
     assert ended == ["qwen3:4b"]
     assert "qwen3:4b: fetching, 10%\n\n> Hello.\n" in out

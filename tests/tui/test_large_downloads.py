@@ -1,0 +1,114 @@
+"""A large download, or one of no use here, is asked about first, with its size, the free disk and whether it fits."""
+
+import pytest
+
+from tests.tui.pilots import Chatting, run
+from tests.tui.scripted_client import FITS, KNOWN, LARGE, ScriptedClient
+from tui.engine_nouns import Model
+from tui.large_downloads import about, is_asked_about
+from tui.screens.chat import ChatScreen
+from tui.screens.dialog import Confirm
+from tui.screens.models import ModelsScreen
+from tui.widgets.listing import Listing
+
+GB = 1_000_000_000
+SMALL = Model("small", size=GB // 2, fits=True)
+
+
+@pytest.mark.parametrize(
+    ("model", "free", "is_asked"),
+    [
+        (SMALL, 100 * GB, False),
+        (SMALL, None, False),
+        (SMALL, GB // 3, True),
+        (Model("small", size=GB // 2, fits=False), 100 * GB, True),
+        (Model("small", size=GB // 2), 100 * GB, False),
+        (Model("large", size=2 * GB, fits=True), 100 * GB, True),
+        (Model("large", size=2 * GB, fits=True, arrived=3 * GB // 2), 100 * GB, False),
+        (Model("large", size=2 * GB, fits=False, arrived=3 * GB // 2), 100 * GB, True),
+        (Model("unknown"), 100 * GB, True),
+        (Model("large", size=2 * GB, installed=True), 100 * GB, False),
+        (Model("large", size=2 * GB, elsewhere=True), 100 * GB, False),
+        (Model("large", size=2 * GB, fetching=True), 100 * GB, False),
+    ],
+)
+def test_only_downloads_that_need_it_are_asked_about(model: Model, free: int | None, is_asked: bool) -> None:
+    assert is_asked_about(model, free) is is_asked
+
+
+def test_the_question_names_size_disk_and_fit() -> None:
+    assert about(LARGE, 24 * GB, "does not fit: needs 44 GB").splitlines() == [
+        "llama3.3:70b",
+        "",
+        "Size:      42.5 GB",
+        "Free disk: 24.0 GB, which is too little",
+        "Memory:    does not fit: needs 44 GB",
+    ]
+    paused = Model("m", size=2 * GB, is_estimate=True, arrived=GB // 2)
+    assert about(paused, None).splitlines()[2:] == [
+        "Size:      about 2.0 GB, of which 500 MB is here",
+        "Free disk: unknown",
+        "Memory:    unknown whether it fits",
+    ]
+
+
+async def models_screen(chat: Chatting, row: int) -> None:
+    await chat.pilot.press("f2", "2")
+    await chat.until(lambda: isinstance(chat.app.screen, ModelsScreen))
+    listing = chat.app.screen.query_one(Listing)
+    await chat.until(lambda: listing.row_count == 3)
+    listing.move_cursor(row=row)
+
+
+@pytest.mark.parametrize("key", ["enter", "p"])
+def test_a_model_that_is_too_large_is_fetched_only_if_the_user_agrees(key: str) -> None:
+    client = ScriptedClient()
+
+    async def flow(chat: Chatting) -> None:
+        await models_screen(chat, 2)
+        await chat.until(lambda: FITS[LARGE.name].verdict in chat.label("#fit"))
+        await chat.pilot.press(key)
+        await chat.until(lambda: isinstance(chat.app.screen, Confirm) and chat.label(".about"))
+        for words in ("llama3.3:70b", "42.5 GB", "24.5 GB, which is too little", FITS[LARGE.name].verdict):
+            assert words in chat.label(".about")
+        await chat.pilot.press("enter")  # the harmless button has the focus
+        await chat.until(lambda: isinstance(chat.app.screen, ModelsScreen))
+        await chat.pilot.press(key)
+        await chat.until(lambda: isinstance(chat.app.screen, Confirm))
+        assert client.models.pulled == []
+        await chat.pilot.press("tab", "enter")
+        await chat.until(lambda: client.models.pulled == [LARGE.name])
+
+    run(client, flow)
+
+
+def test_a_small_model_is_fetched_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tui.large_downloads.LARGE", 3 * GB)
+    client = ScriptedClient()
+
+    async def flow(chat: Chatting) -> None:
+        await models_screen(chat, 1)
+        await chat.pilot.press("enter")
+        await chat.until(lambda: client.models.pulled == [KNOWN.name])
+
+    run(client, flow)
+
+
+def test_a_command_that_would_fetch_a_large_model_asks_as_well() -> None:
+    client = ScriptedClient()
+
+    async def flow(chat: Chatting) -> None:
+        for name in (KNOWN.name, "someone/unheard-of"):
+            await chat.type(f"/load {name}")
+            await chat.until(lambda: isinstance(chat.app.screen, Confirm) and chat.label(".about"))
+            await chat.pilot.press("escape")
+            await chat.until(lambda: isinstance(chat.app.screen, ChatScreen))
+        assert client.models.loaded == []
+        await chat.type(f"/load {KNOWN.name}")
+        await chat.until(lambda: isinstance(chat.app.screen, Confirm))
+        await chat.pilot.press("tab", "enter")
+        await chat.until(lambda: client.models.loaded == [KNOWN.name])
+        await chat.type("/load smollm2:135m")
+        await chat.until(lambda: client.models.loaded == [KNOWN.name, "smollm2:135m"])
+
+    run(client, flow)

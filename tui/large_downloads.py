@@ -1,0 +1,48 @@
+"""Which downloads are asked about before they begin, and what the user is told then. Pure functions."""
+
+from tui import figures
+from tui.engine_nouns import Model
+
+LARGE = 1_000_000_000  # bytes
+
+FIT_BY_SIZE = {None: "unknown whether it fits", True: "fits by its size", False: "too large by its size"}
+
+
+def can_load(model: Model) -> bool:
+    """Whether nothing has to be fetched."""
+    return model.installed or model.elsewhere
+
+
+def is_asked_about(model: Model, free: int | None) -> bool:
+    """Whether a download is large or of unknown size, or the model does not fit the memory or the `free` disk.
+
+    One that the engine fetches is under way already.
+    """
+    left = _left(model)
+    if can_load(model) or model.fetching:
+        return False
+    return left is None or left > LARGE or model.fits is False or not _has_space(left, free)
+
+
+def about(model: Model, free: int | None, verdict: str = "") -> str:
+    """Lines about a download: its size, the `free` disk in bytes, and whether the model fits the memory."""
+    size = figures.size(model.size) or "unknown"
+    arrived = f", of which {figures.size(model.arrived)} is here" if model.arrived else ""
+    disk = figures.size(free) or "unknown"
+    lack = "" if _has_space(_left(model), free) else ", which is too little"
+    return "\n".join((
+        model.name,
+        "",
+        f"Size:      {'about ' * model.is_estimate}{size}{arrived}",
+        f"Free disk: {disk}{lack}",
+        f"Memory:    {verdict or FIT_BY_SIZE[model.fits]}",
+    ))  # fmt: skip
+
+
+def _left(model: Model) -> int | None:
+    """Bytes to be fetched; None if unknown."""
+    return None if model.size is None else model.size - (model.arrived or 0)
+
+
+def _has_space(left: int | None, free: int | None) -> bool:
+    return left is None or free is None or left <= free
