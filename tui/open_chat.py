@@ -35,8 +35,11 @@ class OpenChat:
 
     @property
     def title(self) -> str:
+        """That of the chat, behind a word that a private one never loses."""
         title = "" if self.summary is None else self.summary.title
-        return title or ("Private chat" if self.private else "New chat")
+        if self.private:
+            return f"Private · {title}" if title else "Private chat"
+        return title or "New chat"
 
     def rename(self, title: str) -> None:
         if self.summary is not None:

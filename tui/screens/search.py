@@ -72,6 +72,7 @@ class SearchScreen(Dialog[SearchHit]):
 
 def _line(hit: SearchHit) -> Content:
     return Content.assemble(
+        ("private " * hit.chat.private, "italic"),
         (single_line(hit.chat.title), "bold"),
         "\n  ",
         _on_the_line(hit.before).lstrip(),
