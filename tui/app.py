@@ -9,7 +9,7 @@ from textual.await_complete import AwaitComplete
 from textual.binding import Binding, BindingType
 from textual.command import CommandList
 from textual.css.query import NoMatches
-from textual.events import Event, InputEvent, Key
+from textual.events import Event, InputEvent, Key, Paste
 from textual.screen import Screen
 from textual.theme import Theme
 from textual.widgets import OptionList
@@ -75,6 +75,8 @@ class ChatApp(App[None]):
 
     async def on_event(self, event: Event) -> None:
         """What is typed while the program ends, and all screens are closed, goes nowhere."""
+        if self._is_text(event) and self.screen_stack and self.screen is self._chat_screen:
+            self._chat_screen.turn_to_prompt()  # here, where keys are still in their order
         if not isinstance(event, InputEvent) or (self.screen_stack and not self._turns_no_page(event)):
             await super().on_event(event)
 
@@ -83,6 +85,10 @@ class ChatApp(App[None]):
         composer = self._chat_screen.conversation.composer
         await composer.take_in()
         await composer.keep_draft()
+
+    def _is_text(self, event: Event) -> bool:
+        """Whether something was typed or pasted, rather than a key pressed."""
+        return (isinstance(event, Key) and event.is_printable) or isinstance(event, Paste)
 
     def _turns_no_page(self, event: InputEvent) -> bool:
         """Whether a list would fail, as Textual's do, at turning a page while it has no room on the screen."""

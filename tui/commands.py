@@ -5,6 +5,7 @@ A command is an action of the part of the chat that it is about; this module kno
 
 import enum
 from dataclasses import dataclass
+from itertools import takewhile
 
 
 class Part(enum.Enum):
@@ -78,3 +79,12 @@ def beginning_with(text: str) -> list[Command]:
     if not text.startswith("/") or " " in text or "\n" in text:
         return []
     return [command for command in COMMANDS if command.name.startswith(text[1:])]
+
+
+def completed(text: str) -> str:
+    """`text` with as much of a command's name as is certain; unchanged if nothing is."""
+    found = beginning_with(text)
+    if len(found) == 1:
+        return f"/{found[0].name}{' ' if found[0].takes else ''}"
+    certain = takewhile(lambda letters: len({*letters}) == 1, zip(*(command.name for command in found), strict=False))
+    return f"/{''.join(first for first, *_ in certain)}" if found else text

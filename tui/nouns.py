@@ -191,9 +191,9 @@ class ChatSummary(Noun):
     """A chat in a list. Filled by the client."""
 
     id: ChatId
-    title: str  # the person's, or the client's own after the first reply; before that the first words
+    title: str  # the person's, or the client's own after the first reply; before that the first words, also of a draft
     updated: float
-    message_count: int
+    message_count: int  # 0: it is a draft
     pinned: bool = False
     archived: bool = False
     private: bool = False  # never on a disk, and gone when the program ends

@@ -87,7 +87,7 @@ async def catalog(chat: Chatting) -> None:
 
 async def taken_out(chat: Chatting) -> None:
     chat.views()[-1].focus()
-    await chat.pilot.press("o")
+    await chat.pilot.press("enter")
     await chat.until(lambda: isinstance(chat.app.screen, ExtractsScreen))
 
 

@@ -183,7 +183,7 @@ def test_thoughts_are_folded_and_open_with_a_key() -> None:
         thoughts = chat.views()[1].query_one(Thoughts)
         assert str(thoughts.query_one("WordButtons").render()).startswith("▸ thought for ")
         assert not thoughts.query_one(".folded-text").display
-        await chat.pilot.press("shift+tab", "t")
+        await chat.pilot.press("shift+tab", "ctrl+o")
         await chat.until(lambda: thoughts.query_one(".folded-text").display)
         assert str(thoughts.query_one(".folded-text").render()) == "Hm. [b]Well[/b]."
 
@@ -214,7 +214,7 @@ def test_of_what_was_typed_too_long_the_beginning_is_shown_and_all_is_copied() -
         await chat.until(lambda: len(chat.views()) == 2)
         assert str(chat.views()[0].query_one(".typed").render()).endswith("a … 980,000 more characters")
         chat.views()[0].focus()
-        await chat.pilot.press("c")
+        await chat.pilot.press("ctrl+c")
         await chat.until(lambda: chat.app.clipboard == long)
 
     long = "a" * 1_000_000
@@ -254,7 +254,7 @@ def test_a_reply_can_be_rewritten_by_the_person() -> None:
     async def flow(chat: Chatting) -> None:
         await chat.say("one")
         chat.views()[1].focus()
-        await chat.pilot.press("e")
+        await chat.pilot.press("ctrl+up")
         await chat.until(lambda: chat.composer.area.text == "first")
         await chat.type("!")
         await chat.until(lambda: chat.texts() == ["one", "first!"])

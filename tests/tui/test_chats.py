@@ -19,6 +19,11 @@ def lines(chat: Chatting) -> list[str]:
     return [str(option.prompt).strip() for option in options.options]
 
 
+def listed(chat: Chatting) -> list[str]:
+    """The list as it is shown, with its signs."""
+    return [str(option.prompt) for option in chat.screen.query_one("ChatList OptionList", OptionList).options]
+
+
 def test_chats_are_listed_opened_renamed_pinned_archived_deleted_and_brought_back() -> None:
     client = ScriptedClient()
     first = client.keep("First", "a question", "an answer")
@@ -67,13 +72,14 @@ def test_drafts_stay_with_their_chats_and_inputs_come_back() -> None:
         await chat.type(", still", enter=False)
         await chat.conversation.open(name)
         assert chat.composer.area.text == ""
-        assert client.chats.drafts[None] == "not sent, still"
+        assert client.chats.drafts[None] == ""
+        await chat.until(lambda: "  draft not sent, still" in listed(chat))
         await chat.type("for this chat", enter=False)
         await chat.until(lambda: client.chats.drafts.get(name) == "for this chat")
-        await chat.pilot.press("ctrl+n")
-        await chat.until(lambda: chat.composer.area.text == "not sent, still")
+        await chat.conversation.open(name)
+        assert chat.composer.area.text == "for this chat"
 
-    run(client, flow)
+    run(client, flow, size=WIDE)
 
 
 def test_search_leads_to_the_message() -> None:
@@ -118,6 +124,34 @@ def test_a_private_chat_is_made_as_one() -> None:
         assert [kept.summary.private for kept in chat.client.chats.chats.values()] == [True]
 
     run(ScriptedClient(), flow)
+
+
+def test_a_private_chat_keeps_its_sign_whatever_it_is_called() -> None:
+    client = ScriptedClient()
+
+    async def flow(chat: Chatting) -> None:
+        bar = chat.screen.query_one(TopBar)
+        await chat.type("/private")
+        await chat.until(lambda: bar.chat_title == "Private chat")
+        assert any("│ Private: nothing is saved. " in line for line in chat.lines())
+        await chat.say("secret")
+        await chat.until(lambda: bar.chat_title == "Private · A title of the client")
+        await chat.until(lambda: listed(chat) == ["  private A title of the client"])
+        await chat.type("/title Mine")
+        await chat.until(lambda: bar.chat_title == "Private · Mine")
+        await chat.type("/pin")
+        await chat.until(lambda: listed(chat) == ["• private Mine"])
+        await chat.pilot.resize_terminal(40, 12)
+        await chat.until(lambda: any(line.startswith(" Private · Mine") for line in chat.lines()))
+        assert any("╭─ Private ─" in line for line in chat.lines())
+        await chat.pilot.resize_terminal(*WIDE)
+        await chat.type("/search secret")
+        await chat.until(lambda: any("private Mine" in line for line in chat.lines()))
+        await chat.pilot.press("escape", "ctrl+n")
+        await chat.until(lambda: bar.chat_title == "New chat")
+        assert not any("nothing is saved" in line for line in chat.lines())
+
+    run(client, flow, size=WIDE)
 
 
 def test_in_a_narrow_terminal_the_list_takes_the_place_of_the_chat() -> None:

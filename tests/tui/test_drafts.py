@@ -1,6 +1,7 @@
 """What was typed and not sent is not lost: files, messages that wait, drafts; and of a private chat nothing is kept."""
 
 import asyncio
+import operator
 from functools import partial
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 
 from tests.tui.pilots import Chatting, run
 from tests.tui.scripted_client import USAGE, WAIT, ScriptedClient
-from tui.nouns import ChatSettings, Finish, FullContext, ReplyEnd, Role, TextDelta
+from tui.nouns import Chat, ChatId, ChatSettings, Finish, FullContext, ReplyEnd, Role, TextDelta
 from tui.screens.full_context import FullContextScreen
 
 END = ReplyEnd(Finish.COMPLETE, USAGE)
@@ -53,7 +54,11 @@ def test_files_stay_with_their_chat(notes: list[Path]) -> None:
         assert attached(chat) == []
         chat.composer.attach_path(notes[1])
         await chat.pilot.press("ctrl+n")
-        await chat.until(lambda: attached(chat) == ["one.txt"])
+        await chat.until(lambda: chat.conversation.chat.id is None)
+        assert attached(chat) == []
+        [draft] = [chat.id for chat in await client.chats.summaries() if not chat.message_count]
+        await chat.conversation.open(draft)
+        assert (attached(chat), chat.composer.area.text) == (["one.txt"], "")
         await chat.conversation.open(name)
         assert attached(chat) == ["two.txt"]
         await chat.say("look")
@@ -194,24 +199,27 @@ def test_nothing_of_a_private_chat_is_kept() -> None:
     client = ScriptedClient()
     client.chats.drafts[None] = "of before"
 
+    def in_the_history() -> list[str]:
+        """Drafts of chats that are not private."""
+        private = {name for name, chat in client.chats.chats.items() if chat.summary.private}
+        return [text for name, text in client.chats.drafts.items() if text and name not in private]
+
     async def flow(chat: Chatting) -> None:
         await chat.until(lambda: chat.composer.area.text == "of before")
         await chat.conversation.begin(private=True)
         assert chat.composer.area.text == ""
         await chat.type("secret", enter=False)
         await chat.composer.keep_draft()
-        assert client.chats.drafts == {None: "of before"}
+        assert in_the_history() == ["of before"]
         await chat.say(" words")
-        assert client.chats.drafts[None] == "of before"
+        assert in_the_history() == ["of before"]
         await chat.pilot.press("up")
         assert chat.composer.area.text == "secret words"
         await chat.pilot.press("end", *"!", "up")
         await chat.conversation.begin()
-        assert chat.composer.area.text == "of before"
-        await chat.pilot.press("down")
-        assert chat.composer.area.text == "of before"
+        assert chat.composer.area.text == ""
         await chat.pilot.press("up")
-        assert chat.composer.area.text == "of before"
+        assert chat.composer.area.text == ""
         await chat.conversation.begin(private=True)
         await chat.conversation.configure(chat.conversation.chat, ChatSettings("a secret"))
         await chat.type("not sent", enter=False)
@@ -219,7 +227,178 @@ def test_nothing_of_a_private_chat_is_kept() -> None:
         assert chat.conversation.chat.settings == ChatSettings()
 
     run(client, flow)
-    assert client.chats.drafts[None] == "of before"
+    assert in_the_history() == ["of before"]
+    [draft] = [name for name, text in client.chats.drafts.items() if text == "not sent"]
+    assert draft is not None
+    assert client.chats.chats[draft].summary.private
+
+
+def test_a_new_chat_is_empty_and_the_draft_before_it_is_in_the_list() -> None:
+    client = ScriptedClient()
+
+    async def flow(chat: Chatting) -> None:
+        for text in ("half a", "another"):
+            await chat.conversation.configure(chat.conversation.chat, ChatSettings("Be brief."))
+            chat.at_once(*text, "ctrl+n")
+            await chat.until(partial(operator.contains, client.chats.drafts.values(), text))
+            await chat.until(lambda: chat.composer.area.text == "" and not chat.composer.is_leaving)
+            assert chat.conversation.chat.id is None
+            assert any("Your draft is in the list of chats." in notice for notice in chat.notices())
+        drafts = await client.chats.summaries()
+        assert [(one.title, one.message_count) for one in drafts] == [("another", 0), ("half a", 0)]
+        await chat.pilot.press("ctrl+n")
+        assert len(await client.chats.summaries()) == 2
+        await chat.conversation.open(drafts[1].id)
+        assert chat.composer.area.text == "half a"
+        assert chat.conversation.chat.settings.system == "Be brief."
+        await chat.say(" sentence")
+        assert chat.texts() == ["half a sentence", "Hello."]
+        await chat.conversation.open(drafts[0].id)
+        chat.composer.area.write("")
+        await chat.conversation.begin()
+        assert [one.title for one in await client.chats.summaries()] == ["A title of the client"]
+
+    run(client, flow)
+    assert {text for text in client.chats.drafts.values() if text} == set()
+
+
+def test_what_is_typed_while_a_chat_is_opened_is_for_that_chat(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = ScriptedClient()
+    name = client.keep("Kept", "a question", "an answer")
+    client.chats.drafts[name] = "half a"
+    opens, opening = asyncio.Event(), client.chats.open
+
+    async def slow(chat: ChatId) -> Chat:
+        await opens.wait()
+        return await opening(chat)
+
+    monkeypatch.setattr(client.chats, "open", slow)
+
+    async def flow(chat: Chatting) -> None:
+        await chat.pilot.press(*"before")
+        chat.app.run_worker(chat.conversation.open(name))
+        await chat.until(lambda: chat.composer.is_leaving)
+        await chat.pilot.press(*" more")
+        await asyncio.sleep(0.5)  # longer than it takes until drafts are kept by themselves
+        opens.set()
+        await chat.until(lambda: not chat.composer.is_leaving)
+        assert chat.composer.area.text == "half a more"
+        opens.clear()
+        chat.app.run_worker(chat.conversation.open(ChatId("none")))
+        await chat.until(lambda: chat.composer.is_leaving)
+        await chat.pilot.press(*"!", "enter", *"then")
+        opens.set()
+        await chat.until(lambda: any("There is no chat none" in notice for notice in chat.notices()))
+        assert chat.composer.area.text.split() == ["!", "half", "a", "morethen"]
+
+    run(client, flow)
+    assert "before" in client.chats.drafts.values()
+    assert client.replies.asked == []
+
+
+def test_a_message_that_is_sent_while_a_chat_is_opened_goes_to_that_chat(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = ScriptedClient()
+    name = client.keep("Kept", "a question", "an answer")
+    opens, opening = asyncio.Event(), client.chats.open
+
+    async def slow(chat: ChatId) -> Chat:
+        await opens.wait()
+        return await opening(chat)
+
+    monkeypatch.setattr(client.chats, "open", slow)
+
+    async def flow(chat: Chatting) -> None:
+        chat.app.run_worker(chat.conversation.open(name))
+        await chat.until(lambda: chat.composer.is_leaving)
+        await chat.pilot.press(*"hello", "enter")
+        opens.set()
+        await chat.until(lambda: chat.texts() == ["a question", "an answer", "hello", "Hello."])
+
+    run(client, flow)
+    assert [*client.chats.chats] == [name]
+
+
+def test_a_draft_of_before_goes_to_the_list_if_something_was_typed_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = ScriptedClient()
+    client.chats.drafts[None] = "of before"
+    read = asyncio.Event()
+
+    async def slow() -> list[str]:
+        await read.wait()
+        return []
+
+    monkeypatch.setattr(client.chats, "inputs", slow)
+
+    async def flow(chat: Chatting) -> None:
+        await chat.pilot.press(*"now")
+        read.set()
+        await chat.until(lambda: client.chats.drafts[None] == "now")
+        assert chat.composer.area.text == "now"
+        assert [one.title for one in await client.chats.summaries()] == ["of before"]
+
+    run(client, flow)
+
+
+def test_a_key_clears_the_prompt_and_undo_or_up_brings_it_back() -> None:
+    async def flow(chat: Chatting) -> None:
+        await chat.pilot.press(*"one", "ctrl+j", *"two", "ctrl+l")
+        assert chat.composer.area.text == ""
+        await chat.pilot.press("ctrl+z")
+        assert chat.composer.area.text == "one\ntwo"
+        await chat.pilot.press("ctrl+l")
+        await chat.say("three")
+        await chat.pilot.press("up", "up")
+        assert chat.composer.area.text == "one\ntwo"
+
+    run(ScriptedClient(), flow)
+
+
+def test_only_what_is_selected_is_cut() -> None:
+    async def flow(chat: Chatting) -> None:
+        await chat.pilot.press(*"one", "ctrl+j", *"two", "ctrl+x")
+        assert chat.composer.area.text == "one\ntwo"
+        await chat.pilot.press("shift+home", "ctrl+x")
+        assert (chat.composer.area.text, chat.app.clipboard) == ("one\n", "two")
+        assert any(notice.startswith("Cut.") for notice in chat.notices())
+        await chat.pilot.press("ctrl+z")
+        assert chat.composer.area.text == "one\ntwo"
+
+    run(ScriptedClient(), flow)
+
+
+def test_what_was_typed_before_the_up_key_is_not_lost() -> None:
+    client = ScriptedClient()
+
+    async def flow(chat: Chatting) -> None:
+        await chat.say("first")
+        (name,) = client.chats.chats
+        await chat.pilot.press(*"unfinished", "up")
+        assert chat.composer.area.text == "first"
+        await chat.composer.keep_draft()
+        assert client.chats.drafts[name] == "unfinished"
+        await chat.pilot.press(*"!", "up", "down", "down")
+        assert chat.composer.area.text == "unfinished"
+        await chat.pilot.press("up")
+        assert chat.composer.area.text == "first!"
+        await chat.say("")
+        assert chat.texts()[-2:] == ["first!", "Hello."]
+        await chat.pilot.press("up", "up")
+        assert chat.composer.area.text == "unfinished"
+
+    run(client, flow)
+
+
+def test_an_edit_that_is_given_up_is_found_by_the_up_key() -> None:
+    async def flow(chat: Chatting) -> None:
+        await chat.say("one")
+        await chat.pilot.press("ctrl+up")
+        await chat.until(lambda: chat.composer.area.text == "one")
+        await chat.pilot.press(*" and more", "escape")
+        await chat.until(lambda: chat.composer.area.text == "")
+        await chat.pilot.press("up")
+        assert chat.composer.area.text == "one and more"
+
+    run(ScriptedClient(), flow)
 
 
 def test_a_reply_that_is_written_anew_leaves_the_draft_alone() -> None:
@@ -227,7 +406,7 @@ def test_a_reply_that_is_written_anew_leaves_the_draft_alone() -> None:
         await chat.say("one")
         await chat.type("my draft", enter=False)
         chat.views()[1].focus()
-        await chat.pilot.press("e")
+        await chat.pilot.press("ctrl+up")
         await chat.until(lambda: chat.composer.area.text == "Hello.")
         await chat.type("!")
         await chat.until(lambda: chat.texts() == ["one", "Hello.!"])

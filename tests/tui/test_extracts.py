@@ -47,7 +47,7 @@ def test_code_and_links_are_taken_by_keys_alone(tmp_path: Path, monkeypatch: pyt
     async def listed(chat: Chatting, *keys: str) -> None:
         """Choose from the list of the last message."""
         chat.views()[-1].focus()
-        await chat.pilot.press("o")
+        await chat.pilot.press("enter")
         await chat.until(lambda: isinstance(chat.app.screen, ExtractsScreen))
         lines = [str(option.prompt) for option in chat.app.screen.query_one(OptionList).options]
         assert lines == [
@@ -63,14 +63,14 @@ def test_code_and_links_are_taken_by_keys_alone(tmp_path: Path, monkeypatch: pyt
         await chat.say("code")
         await listed(chat, "down", "enter")
         await chat.until(lambda: chat.app.clipboard == 'def f():\n    return "[/]"')
-        await listed(chat, "c")
+        await listed(chat, "ctrl+c")
         await chat.until(lambda: chat.app.clipboard == "https://a.example/%20x?y=1")
         assert opened == []
         await listed(chat, "enter")
         await chat.until(lambda: isinstance(chat.app.screen, Confirm))
         await chat.pilot.press("tab", "enter")
         await chat.until(lambda: opened == ["https://a.example/%20x?y=1"])
-        await listed(chat, "s", "down", "down", "s")  # a link is not saved
+        await listed(chat, "ctrl+s", "down", "down", "ctrl+s")  # a link is not saved
         await chat.until(lambda: isinstance(chat.app.screen, Ask))
         chat.app.screen.query_one(Input).value = str(tmp_path / "new.txt")
         await chat.pilot.press("enter")
@@ -78,7 +78,7 @@ def test_code_and_links_are_taken_by_keys_alone(tmp_path: Path, monkeypatch: pyt
         await chat.until(lambda: any("Written to" in notice for notice in chat.notices()))
         assert (tmp_path / "new.txt").read_text() == "plain\n"
         chat.views()[0].focus()
-        await chat.pilot.press("o")
+        await chat.pilot.press("enter")
         await chat.until(lambda: "There is no code and no link in this message." in chat.notices())
 
     run(ScriptedClient([TextDelta(REPLY), END]), flow)

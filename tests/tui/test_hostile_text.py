@@ -64,7 +64,7 @@ def test_names_titles_errors_and_thoughts_are_text_everywhere() -> None:
 
     async def flow(chat: Chatting) -> None:
         await chat.say(bad)
-        await chat.pilot.press("shift+tab", "t")
+        await chat.pilot.press("shift+tab", "ctrl+o")
         await chat.type("/search x")
         await chat.until(lambda: chat.app.screen.query("#found") and "found" in chat.label("#found"))
         await chat.pilot.press("escape", "ctrl+b")

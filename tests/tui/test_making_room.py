@@ -102,7 +102,7 @@ def test_a_summary_is_seen_where_it_stands() -> None:
         note = chat.views()[1].query_one(Folded)
         assert not note.query_one(".folded-text").display
         chat.views()[1].focus()
-        await chat.pilot.press("t")
+        await chat.pilot.press("ctrl+o")
         await chat.until(lambda: note.query_one(".folded-text").display)
         assert str(note.query_one(".folded-text").render()) == "They greeted [each] other."
 

@@ -138,7 +138,7 @@ class ChatScreen(Screen[None]):
     @on(ChatList.OpenAsked)
     async def open(self, event: ChatList.OpenAsked) -> None:
         await self.conversation.open(event.chat)
-        self._close_narrow_list()
+        self.turn_to_prompt()
 
     @on(ChatList.Deleted)
     async def leave_deleted(self, event: ChatList.Deleted) -> None:
@@ -148,7 +148,7 @@ class ChatScreen(Screen[None]):
     def rename(self, event: ChatList.Renamed) -> None:
         if event.chat == self.conversation.chat.id:
             self.conversation.chat.rename(event.title)
-            self.query_one(TopBar).chat_title = event.title
+            self.query_one(TopBar).chat_title = self.conversation.chat.title
 
     # --- commands
 
@@ -198,10 +198,12 @@ class ChatScreen(Screen[None]):
         else:
             self.conversation.composer.area.focus()
 
-    def _close_narrow_list(self) -> None:
+    @on(ChatList.Left)
+    def turn_to_prompt(self) -> None:
+        """Focus the prompt, and close a list that covers it. Takes effect before the next key."""
         if self.has_class("-narrow"):
             self.remove_class("toggled")
-        self.conversation.composer.area.focus()
+        self.set_focus(self.conversation.composer.area, scroll_visible=False)
 
     @work(description="search")
     async def action_search(self, text: str = "") -> None:

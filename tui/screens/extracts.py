@@ -33,8 +33,8 @@ class ExtractsScreen(Dialog[Taken]):
     CSS_PATH = "extracts.tcss"
     AUTO_FOCUS = "OptionList"
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("c", "copy", "Copy"),
-        Binding("s", "save", "Save code"),
+        Binding("ctrl+c", "copy", "Copy"),
+        Binding("ctrl+s", "save", "Save code"),
     ]
 
     def __init__(self, extracts: Sequence[Extract]) -> None:

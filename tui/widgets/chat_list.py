@@ -16,20 +16,29 @@ from tui.client import Chats
 from tui.failures import told
 from tui.nouns import ChatId, ChatSummary, ExportFormat
 from tui.plain_text import single_line
-from tui.screens.dialog import ask
+from tui.screens.dialog import ask, confirm
+
+_UNDO = "/undo brings it back until you quit."
 
 
 class ChatList(Vertical):
-    """Pinned chats first. Actions are about the highlighted chat while the list has the focus, else the open one."""
+    """Pinned chats first. Actions are about the highlighted chat while the list has the focus, else the open one.
+
+    No key of it is a letter: the chat screen sends those to the prompt.
+    """
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("r", "rename", "Rename"),
-        Binding("p", "pin", "Pin"),
-        Binding("a", "archive", "Archive"),
-        Binding("d,delete", "delete", "Delete"),
-        Binding("u,ctrl+z", "undelete", "Undo"),
-        Binding("v", "toggle_archived", "View archive"),
+        Binding("escape", "leave", "Back to the prompt", show=False),
+        Binding("ctrl+e", "rename", "Rename"),
+        Binding("ctrl+k", "pin", "Pin"),
+        Binding("ctrl+a", "archive", "Archive"),
+        Binding("delete,ctrl+d", "confirm_deletion", "Delete", key_display="del"),
+        Binding("ctrl+z", "undelete", "Undo"),
+        Binding("ctrl+v,left,right", "toggle_archived", "View archive", key_display="^v"),
     ]
+
+    class Left(Message):
+        """The user goes back to the prompt."""
 
     class OpenAsked(Message):
         """A chat was chosen."""
@@ -83,18 +92,24 @@ class ChatList(Vertical):
 
     def _show(self) -> None:
         options = self.query_one(OptionList)
-        highlighted = self._highlighted()
+        highlighted, place = self._highlighted(), options.highlighted
         options.clear_options()
         options.add_options(Option(self._line(summary), id=summary.id) for summary in self._summaries.values())
         keep = highlighted if highlighted in self._summaries else self._open
         if keep in self._summaries:
             options.highlighted = list(self._summaries).index(keep)
+        elif highlighted is not None and self._summaries:  # that chat is gone: stay where it was
+            options.highlighted = min(place or 0, len(self._summaries) - 1)
         self.query_one("#chats-title", Label).update("Archive" if self._archived else "Chats")
 
     def _line(self, summary: ChatSummary) -> Content:
-        sign = "• " if summary.pinned else "× " if summary.private else "  "
+        signs = {"private ": summary.private, "draft ": not summary.message_count}
+        words = "".join(word for word, holds in signs.items() if holds)
         style = "bold" if summary.id == self._open else ""
-        return Content.assemble((sign, "$text-accent"), (single_line(summary.title) or "New chat", style))
+        pin = "• " if summary.pinned else "  "
+        return Content.assemble(
+            (pin, "$text-accent"), (words, "italic"), (single_line(summary.title) or "New chat", style)
+        )
 
     def _highlighted(self) -> ChatId | None:
         options = self.query_one(OptionList)
@@ -154,19 +169,32 @@ class ChatList(Vertical):
                 self.app.notify(done, markup=False)
                 self.reload()
 
+    def action_leave(self) -> None:
+        self.post_message(self.Left())
+
     def action_toggle_archived(self) -> None:
         self._archived = not self._archived
         self.reload()
 
     @work
     async def action_delete(self) -> None:
-        chat = self._meant()
-        if chat is None:
-            return
+        if (chat := self._meant()) is not None:
+            await self._delete(chat)
+
+    @work
+    async def action_confirm_deletion(self) -> None:
+        """Ask before a key deletes a chat. /delete does not ask: it is too long to be typed by accident."""
+        with told(self):
+            if (summary := await self._meant_summary()) is not None:
+                about = f"{single_line(summary.title) or 'New chat'}\n\n{_UNDO}"
+                if await confirm(self, "Delete this chat?", about, "Delete"):
+                    await self._delete(summary.id)
+
+    async def _delete(self, chat: ChatId) -> None:
         with told(self):
             await self._chats.delete(chat)
             self._deleted.append(chat)
-            self.app.notify("Deleted. /undo brings it back, until you leave.", markup=False)
+            self.app.notify(f"Deleted. {_UNDO}", markup=False)
             self.post_message(self.Deleted(chat))
             self.reload()
 

@@ -65,10 +65,10 @@ class Composer(Vertical):
         self.area = PromptArea()
         self.drafts = Drafts(client.chats)
         self.sending: Prompt | None = None  # until the client has it
-        self._are_drafts_read = False
         self._attached: list[Attached] = []
         self._queue: list[Prompt] = []
         self._aside: Prompt | None = None  # what was typed, while a message is edited
+        self.is_leaving = False  # the chat: what is typed is for the next one
 
     def compose(self) -> ComposeResult:
         yield Label("", id="queue", markup=False)
@@ -80,7 +80,11 @@ class Composer(Vertical):
     @property
     def prompt(self) -> Prompt:
         """All that would be sent now."""
-        return Prompt(self.area.text.strip(), tuple(attached.attachment for attached in self._attached))
+        return Prompt(self.area.text.strip(), self._files)
+
+    @property
+    def _files(self) -> tuple[Attachment, ...]:
+        return tuple(attached.attachment for attached in self._attached)
 
     def write(self, prompt: Prompt) -> None:
         """Replace what is there."""
@@ -109,19 +113,22 @@ class Composer(Vertical):
         """What was sent and typed before; unless something has been typed already."""
         with told(self):
             self.area.remember(await self._client.chats.inputs())
-            draft = await self.drafts.of_new_chat(self._chat)
+            draft = await self.drafts.of_window()
             if self._chat.id is None and not self.area.text:
                 self.write(draft)
-        self._are_drafts_read = True
+            elif draft != Prompt():  # something else has been typed or opened already
+                await self.drafts.part(OpenChat(), draft)
+                await self.keep_draft()
 
     @property
     def draft(self) -> Prompt:
         """All that is left to be sent, but what is being sent. A message that is edited is none of it."""
-        return Prompt.of([*self._queue, self.prompt if self._aside is None else self._aside])
+        typed = Prompt(self.area.draft.strip(), self._files)
+        return Prompt.of([*self._queue, typed if self._aside is None else self._aside])
 
     async def keep_draft(self) -> None:
-        """At once; not before the one of the last time has been read."""
-        if self._are_drafts_read or self._chat.id is not None:
+        """At once; not between two chats."""
+        if not self.is_leaving:
             with told(self):
                 await self.drafts.keep(self._chat, self.draft, self.sending)
 
@@ -135,6 +142,23 @@ class Composer(Vertical):
     async def keep_soon(self) -> None:
         """For whoever cannot wait until it is kept."""
         await self.keep_draft()
+
+    async def leave(self) -> Prompt:
+        """Take away and keep the draft of the chat that is left. What is typed from now on is for the next one."""
+        await self.take_in()
+        self.end_editing()
+        self.take_back_queue()
+        chat, left, sending = self._chat, self.draft, self.sending
+        self.is_leaving = True
+        self.write(Prompt())
+        with told(self):
+            await self.drafts.keep(chat, left, sending)
+        return left
+
+    def arrive(self, draft: Prompt) -> None:
+        """Show the draft of the chat that is open now, and behind it what has been typed on the way."""
+        self.is_leaving = False
+        self.write(Prompt(draft.text + self.area.text, (*draft.attachments, *self._files)))
 
     def belong_to(self, chat: OpenChat) -> None:
         """What is typed from now on is for this chat."""
@@ -184,6 +208,9 @@ class Composer(Vertical):
             self._queue.insert(0, prompt)
             self.take_back_queue()
             await self.keep_draft()
+        elif chat.id is None:
+            with told(self):
+                await self.drafts.part(chat, prompt)
         else:
             with told(self):
                 await self.drafts.keep(chat, Prompt.of([prompt, self.drafts.rest(chat.id)]))
@@ -218,6 +245,7 @@ class Composer(Vertical):
         if self._aside is not None:
             draft, self._aside = self._aside, None
             self.remove_class("editing")
+            self.area.put_away()
             self.write(draft)
 
     # --- what is typed

@@ -5,8 +5,8 @@ is shown.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import asynccontextmanager, suppress
 
 from textual import on, work
 from textual.app import ComposeResult
@@ -45,6 +45,7 @@ from tui.widgets.prompt_area import PromptArea
 from tui.widgets.transcript import Transcript
 
 _PATIENCE = 1.0  # seconds in which a stopped reply may end by itself
+_BRIEF = 3.0  # seconds: the next thing is being typed by then
 
 
 class Conversation(Vertical):
@@ -89,6 +90,7 @@ class Conversation(Vertical):
         self._room = MakingRoom(client.context, self._choose_room, self._show_room, self._tell_activity)
         self._asking_again = False
         self._editing: Message | None = None
+        self._switching = asyncio.Lock()  # one chat after the other is opened
 
     def _stream(self, stream: Callable[[], Coroutine[None, None, None]]) -> Worker[None]:
         return self.run_worker(stream, group="reply", description="reply")
@@ -109,8 +111,7 @@ class Conversation(Vertical):
 
     async def open(self, chat: ChatId, at: MessageId | None = None) -> None:
         """Show a chat: the end of the branch that was shown last, or the message `at`."""
-        await self._leave()
-        with told(self):
+        async with self._leaving() as left:
             found = await self._client.chats.open(chat)
             opened = OpenChat.of(found)
             for question, why in self._replies.unanswered(chat).items():
@@ -120,19 +121,25 @@ class Conversation(Vertical):
                 opened.put(message)
             if at is not None:
                 opened.leaf = opened.branches.newest_leaf(at)
+            await self._part(left)
             await self._show(opened, at)
-            self.composer.write(self.composer.drafts.with_files(chat, found.draft))
+            self.composer.arrive(self.composer.drafts.with_files(chat, found.draft))
 
     async def begin(self, *, private: bool = False) -> None:
-        """A chat that does not exist yet, with the settings of the one before; not those of a private one."""
-        await self.composer.take_in()
-        await self._leave()
-        settings = self.chat.settings if private or not self.chat.private else ChatSettings()
-        chat, draft = OpenChat(settings=settings, private=private), Prompt()
-        with told(self):
-            draft = await self.composer.drafts.of_new_chat(chat)
-        await self._show(chat, None)
-        self.composer.write(draft)
+        """Show a new, empty chat, with the settings of the one before unless that is private."""
+        async with self._leaving() as left:
+            settings = self.chat.settings if private or not self.chat.private else ChatSettings()
+            if await self._part(left):
+                self.app.notify("Your draft is in the list of chats.", timeout=_BRIEF, markup=False)
+            await self._show(OpenChat(settings=settings, private=private), None)
+            self.composer.arrive(Prompt())
+
+    async def _part(self, left: Prompt) -> bool:
+        """Have the draft of a new chat stay in the list when that chat is left; whether there is one."""
+        if self.chat.id is None and left != Prompt():
+            await self.composer.drafts.part(self.chat, left)
+            return True
+        return False
 
     async def leave_deleted(self, chat: ChatId) -> None:
         """Its reply ends, and something else is shown."""
@@ -149,10 +156,23 @@ class Conversation(Vertical):
             chat.settings = settings
             self.composer.measure()
 
-    async def _leave(self) -> None:
-        self._end_editing()
-        self.composer.take_back_queue()
-        await self.composer.keep_draft()
+    @asynccontextmanager
+    async def _leaving(self) -> AsyncGenerator[Prompt, None]:
+        """Leave the open chat for the one that the body shows; yields the draft that is left.
+
+        If the body fails, the user is told why, and the chat stays open. A message that is sent meanwhile goes to the
+        chat that is shown.
+        """
+        async with self._switching:
+            self._editing = None
+            left = await self.composer.leave()
+            with told(self):
+                yield left
+            if self.composer.is_leaving:
+                self.composer.arrive(left)
+                self.composer.take_back_queue()
+            if not self._is_sending and (waiting := self.composer.next_in_queue()) is not None:
+                self.send(waiting)
 
     async def _show(self, chat: OpenChat, at: MessageId | None) -> None:
         self.chat = chat
@@ -180,8 +200,9 @@ class Conversation(Vertical):
 
     @property
     def _is_sending(self) -> bool:
-        """Whether a message or a reply is under way in the chat that is shown."""
-        return self.replying is not None or self.composer.sending is not None or self._asking_again
+        """Whether a message or a reply is under way in the chat that is shown, or another chat is about to be."""
+        is_under_way = self.replying is not None or self.composer.sending is not None or self._asking_again
+        return is_under_way or self.composer.is_leaving
 
     def send(self, prompt: Prompt) -> None:
         """Now."""
@@ -379,8 +400,13 @@ class Conversation(Vertical):
         self._editing = None
         self.composer.end_editing()
 
+    @property
+    def _focused(self) -> Message | None:
+        """The message that has the focus, which commands about a message are then about."""
+        return self.screen.focused.message if isinstance(self.screen.focused, MessageView) else None
+
     def action_edit_last(self) -> None:
-        if (message := self.chat.last_of(Role.USER)) is not None:
+        if (message := self._focused or self.chat.last_of(Role.USER)) is not None:
             self.post_message(MessageView.EditAsked(message))
 
     @on(MessageView.RegenerateAsked)
@@ -408,8 +434,8 @@ class Conversation(Vertical):
             self.composer.take_back_queue()
 
     def action_regenerate(self) -> None:
-        if path := self.chat.path():
-            self.post_message(MessageView.RegenerateAsked(path[-1]))
+        if (message := self._focused or next(reversed(self.chat.path()), None)) is not None:
+            self.post_message(MessageView.RegenerateAsked(message))
 
     @on(MessageView.BranchAsked)
     async def step_branch(self, event: MessageView.BranchAsked) -> None:

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import ClassVar
 
+from textual.actions import SkipAction
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.content import Content
@@ -25,18 +26,22 @@ class MessageHeader(WordButtons):
 
 
 class MessageView(Column, can_focus=True):
-    """A message; told anew as a reply grows."""
+    """A message; told anew as a reply grows.
+
+    No key of it is a letter: the chat screen sends those to the prompt. Two keys are commands of that screen, which are
+    about this message while it has the focus; they have priority here as there, so that the footer names them.
+    """
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("e", "edit", "Edit"),
-        Binding("r", "regenerate", "Again"),
-        Binding("c", "copy", "Copy"),
+        Binding("ctrl+up", "edit", "Edit", priority=True),
+        Binding("ctrl+r", "regenerate", "Again", priority=True),
+        Binding("ctrl+c", "copy", "Copy"),
         Binding("left", "branch(-1)", "Branch ‹"),
         Binding("right", "branch(1)", "Branch ›"),
-        Binding("o", "extracts", "Code, links"),
-        Binding("t", "unfold", "Thoughts, summary", show=False),
-        Binding("up,k", "neighbour(-1)", "Message above", show=False),
-        Binding("down,j", "neighbour(1)", "Message below", show=False),
+        Binding("enter", "extracts", "Code, links"),
+        Binding("ctrl+o", "unfold", "Thoughts, summary", show=False),
+        Binding("up", "neighbour(-1)", "Message above", show=False),
+        Binding("down", "neighbour(1)", "Message below", show=False),
     ]
 
     class Asked(Posted):
@@ -178,6 +183,9 @@ class MessageView(Column, can_focus=True):
         self.post_message(self.RegenerateAsked(self.message))
 
     def action_copy(self) -> None:
+        """Copy the message, or leave the key to the screen, which copies the text that is selected."""
+        if self.screen.get_selected_text():
+            raise SkipAction
         self.post_message(self.CopyAsked(self.message))
 
     def action_extracts(self) -> None:

@@ -18,6 +18,9 @@ from tui.widgets.text_fields import TextField
 LONG_PASTE = 40  # lines
 LARGE_PASTE = 10_000  # characters
 
+_PLACEHOLDER = "Ask anything. F1 helps, / commands"
+_PRIVATE_PLACEHOLDER = f"Private: nothing is saved. {_PLACEHOLDER}"
+
 
 class PromptArea(TextField):
     """A text area that grows with its text."""
@@ -30,6 +33,7 @@ class PromptArea(TextField):
         Binding("pageup", "page(-1)", "Page up", show=False),
         Binding("pagedown", "page(1)", "Page down", show=False),
         Binding("tab", "complete", "Complete", show=False),
+        Binding("ctrl+l", "clear", "Clear", show=False),
     ]
 
     class Entered(Message):
@@ -64,31 +68,58 @@ class PromptArea(TextField):
             self.step = step
 
     def __init__(self) -> None:
-        super().__init__(compact=True, highlight_cursor_line=False, placeholder="Ask anything. F1 helps, / commands")
+        super().__init__(compact=True, highlight_cursor_line=False, placeholder=_PLACEHOLDER)
         self.cursor_blink = False  # each time all of it would be drawn, and whatever stands beside it
         self._inputs: list[str] = []  # the newest last
         self._private: list[str] | None = None  # those of a private chat that is open
-        self._place = 0  # behind the last one: what is being typed
-        self._typed = ""  # that, while an earlier one is shown
+        self._place = 0  # of the input that is shown; behind the last one: a new one
+        self._unsent: dict[int, str] = {}  # what was typed at other places
 
     def remember(self, inputs: Sequence[str]) -> None:
-        """What was sent earlier; the newest first."""
-        self._inputs = [sanitize(text) for text in reversed(inputs)]
-        self._place = len(self._earlier)
+        """What was sent before the start; the newest first."""
+        self._inputs[:0] = [sanitize(text) for text in reversed(inputs)]
+        self._place += len(inputs)
+        self._unsent = {place + len(inputs): text for place, text in self._unsent.items()}
 
     def change_chat(self, *, is_private: bool) -> None:
         """What was sent in a private chat is forgotten when it is left."""
+        self._set_aside()
+        self.border_title = "Private" if is_private else ""
+        self.placeholder = _PRIVATE_PLACEHOLDER if is_private else _PLACEHOLDER
         self._private = [] if is_private else None
-        self._place, self._typed = len(self._earlier), ""
+        self._place = len(self._earlier)
 
     @property
     def _earlier(self) -> list[str]:
         return self._inputs if self._private is None else [*self._inputs, *self._private]
 
+    @property
+    def draft(self) -> str:
+        """What is typed and not sent: not an earlier input that is only looked at."""
+        inputs = [*self._earlier, ""]
+        is_looked_at = self.text and self.text == inputs[self._place]
+        return self._unsent.get(len(inputs) - 1, "") if is_looked_at else self.text
+
     def write(self, text: str) -> None:
         """Replace what is typed; the cursor goes behind it."""
-        self._place = len(self._earlier)
+        self._set_aside()
         self._show(sanitize(text))
+
+    def put_away(self) -> None:
+        """Keep what is shown among the earlier inputs, where the up key finds it, before it is replaced."""
+        if self.text not in self._earlier:
+            self._append(self.text)
+
+    def _set_aside(self) -> None:
+        """The same with what was typed at other places."""
+        for text in self._unsent.values():
+            self._append(text)
+        self._unsent.clear()
+        self._place = len(self._earlier)
+
+    def _append(self, text: str) -> None:
+        if text.strip() and self._earlier[-1:] != [text]:
+            (self._inputs if self._private is None else self._private).append(text)
 
     def render_line(self, y: int) -> Strip:
         """Nothing in no columns, into which Textual cannot wrap the placeholder."""
@@ -96,8 +127,8 @@ class PromptArea(TextField):
 
     def action_enter(self) -> None:
         text = self.text.strip()
-        if text and self._earlier[-1:] != [text]:
-            (self._inputs if self._private is None else self._private).append(text)
+        self._set_aside()
+        self._append(text)
         self.write("")
         self.post_message(self.Entered(text))
 
@@ -112,6 +143,18 @@ class PromptArea(TextField):
         else:
             await super()._on_paste(event)
 
+    def action_clear(self) -> None:
+        """Take away all that is typed. Undo brings it back, and so does the up key."""
+        self.put_away()
+        self._set_aside()
+        self.clear()
+
+    def action_cut(self) -> None:
+        """Cut what is selected; nothing else, and not without a word."""
+        if self.selected_text:
+            super().action_cut()
+            self.app.notify("Cut. Ctrl+V pastes it, Ctrl+Z undoes it.", markup=False)
+
     def action_break_line(self) -> None:
         self.insert("\n")
 
@@ -122,11 +165,15 @@ class PromptArea(TextField):
             self.post_message(self.DetachAsked())
 
     def action_complete(self) -> None:
-        """Of a command, its name; elsewhere Tab leads on, as everywhere."""
-        if found := commands.beginning_with(self.text):
-            self.write(f"/{found[0].name}{' ' if found[0].takes else ''}")
-        elif not self.text.startswith("/"):
+        """Complete a command, or indent a line. Tab leaves an empty prompt only: text in it may be half a sentence."""
+        if not self.text:
             self.screen.focus_next()
+        elif (completed := commands.completed(self.text)) != self.text:
+            self.write(completed)
+        elif commands.typed(self.text) is None:
+            row, column = self.cursor_location
+            if not self.document.get_line(row)[:column].strip():
+                self.insert(" " * (self.indent_width - column % self.indent_width))
 
     def action_up(self) -> None:
         if self.cursor_at_first_line and self._place > 0:
@@ -149,10 +196,11 @@ class PromptArea(TextField):
             self.action_cursor_page_down()
 
     def _show_input(self, place: int) -> None:
-        if self._place == len(self._earlier):
-            self._typed = self.text
+        inputs = [*self._earlier, ""]
+        if self.text != inputs[self._place]:
+            self._unsent[self._place] = self.text
         self._place = place
-        self._show(self._earlier[place] if place < len(self._earlier) else self._typed)
+        self._show(self._unsent.pop(place, inputs[place]))
 
     def _show(self, text: str) -> None:
         self.load_text(text)

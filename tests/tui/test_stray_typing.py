@@ -1,0 +1,236 @@
+"""Ordinary typing, wherever the focus is: letters reach the prompt, and nothing is done to the list of chats."""
+
+import random
+from collections import Counter
+from functools import partial
+
+import pytest
+from textual import events
+from textual.widgets import OptionList
+
+from tests.tui.pilots import Chatting, run
+from tests.tui.scripted_client import WAIT, ScriptedClient
+from tui.nouns import ChatId, Role, TextDelta
+from tui.screens.chat import ChatScreen
+from tui.screens.dialog import Ask, Confirm
+from tui.widgets.chat_list import ChatList
+from tui.widgets.message_view import MessageView
+
+WIDE, NARROW = (120, 40), (80, 24)
+SENTENCES = (
+    "please add a dad to the archive and delete every view of it",
+    "really? can you describe the trade, or keep up the vivid prose",
+    "under a red door the cat pads over and dozes",
+    "just to be kind, reply quickly; undo all of that",
+)
+AROUND = ("tab", "shift+tab", "escape", "tab", "shift+tab", "enter", "up", "down")
+
+
+def history() -> tuple[ScriptedClient, list[ChatId]]:
+    client = ScriptedClient()
+    return client, [client.keep(f"Chat {number}", "a question", "an answer") for number in range(3)]
+
+
+def options(chat: Chatting) -> OptionList:
+    return chat.screen.query_one(ChatList).query_one(OptionList)
+
+
+def has_chats(chat: Chatting, count: int) -> bool:
+    return options(chat).option_count == count
+
+
+@pytest.mark.parametrize("size", [WIDE, NARROW])
+def test_english_between_tab_shift_tab_and_escape_loses_no_chat_and_no_letter(size: tuple[int, int]) -> None:
+    client, kept = history()
+    titles = {name: client.chats.chats[name].summary.title for name in kept}
+    typed: list[str] = []
+    found: list[str] = []
+
+    async def flow(chat: Chatting) -> None:
+        await chat.until(lambda: options(chat).option_count == 3)
+        await chat.conversation.open(kept[0])
+        for _ in range(15):
+            words = random.choice(SENTENCES).split(" ")
+            start = random.randrange(len(words))
+            keys = [*" ".join(words[start : start + random.randrange(1, 4)])]
+            typed.extend(keys)
+            chat.at_once(*keys, *random.choices(AROUND, k=random.randrange(1, 4)))
+            await chat.pilot.pause()
+            assert isinstance(chat.app.screen, ChatScreen)
+        await chat.until(lambda: not chat.conversation._is_sending)
+        await chat.composer.keep_draft()
+        area = chat.composer.area
+        found.extend([*area._earlier, *area._unsent.values()])  # what the arrow keys bring back
+
+    run(client, flow, size=size)
+    chats = client.chats.chats
+    assert client.chats.deleted == {}
+    assert {name: chats[name].summary.title for name in kept} == titles
+    assert not any(chat.summary.archived or chat.summary.pinned for chat in chats.values())
+    sent = [one.text for chat in chats.values() for one in chat.messages if one.role is Role.USER]
+    written = Counter("".join([*sent, *found, *client.chats.drafts.values()]))
+    written -= Counter("a question" * 3)
+    assert Counter("".join(typed).replace(" ", "")) <= written  # arrows may have had a message sent twice
+
+
+def test_tab_stays_in_a_prompt_that_holds_text() -> None:
+    client, (name, *_) = history()
+
+    async def flow(chat: Chatting) -> None:
+        await chat.until(lambda: len(chat.views()) == 2)
+        await chat.pilot.press(*"please", "tab", *"add", "space", *"a", "space", *"dad")
+        assert chat.app.focused is chat.composer.area
+        assert chat.composer.area.text == "pleaseadd a dad"
+        await chat.pilot.press("home", "tab")
+        assert chat.composer.area.text == "    pleaseadd a dad"
+        await chat.pilot.press("end", "ctrl+j", "tab", "x", "tab")
+        assert chat.composer.area.text == "    pleaseadd a dad\n    x"
+
+    run(client, flow, size=WIDE, chat=name)
+    assert len(client.chats.chats) == 3
+
+
+def test_tab_completes_as_much_of_a_command_as_is_certain() -> None:
+    async def flow(chat: Chatting) -> None:
+        for typed, completed in (
+            ("/se", "/se"),
+            ("/arc", "/archive"),
+            ("/archived", "/archived"),
+            ("/sett", "/settings"),
+            ("/att", "/attach "),
+            ("/title x", "/title x"),
+            ("/nonsense", "/nonsense"),
+        ):
+            chat.composer.area.write(typed)
+            await chat.pilot.press("tab")
+            assert chat.composer.area.text == completed
+            assert chat.app.focused is chat.composer.area
+
+    run(ScriptedClient(), flow)
+
+
+@pytest.mark.parametrize("size", [WIDE, NARROW])
+def test_letters_typed_into_the_chat_list_go_to_the_prompt(size: tuple[int, int]) -> None:
+    client, kept = history()
+
+    async def flow(chat: Chatting) -> None:
+        if size is NARROW:
+            await chat.pilot.press("ctrl+b")
+        else:
+            await chat.pilot.press("tab")
+        await chat.until(lambda: options(chat).has_focus)
+        chat.at_once(*"padvur", "enter")
+        await chat.until(lambda: chat.texts() == ["padvur", "Hello."])
+        assert chat.app.focused is chat.composer.area
+        assert chat.conversation.display
+
+    run(client, flow, size=size)
+    assert [*client.chats.chats][:3] == kept
+
+
+def test_letters_typed_at_a_message_or_at_nothing_go_to_the_prompt() -> None:
+    client, (name, *_) = history()
+
+    async def flow(chat: Chatting) -> None:
+        await chat.until(lambda: len(chat.views()) == 2)
+        await chat.pilot.press("shift+tab")
+        assert isinstance(chat.app.focused, MessageView)
+        chat.at_once(*"ercotjk")
+        await chat.until(lambda: chat.composer.area.text == "ercotjk")
+        chat.screen.set_focus(None)
+        await chat.pilot.press("x")
+        assert chat.composer.area.text == "ercotjkx"
+        await chat.pilot.click(MessageView)
+        assert isinstance(chat.app.focused, MessageView)
+        chat.app.post_message(events.Paste(" pasted"))
+        await chat.until(lambda: chat.composer.area.text == "ercotjkx pasted")
+        assert client.replies.asked == []
+
+    run(client, flow, chat=name)
+
+
+def test_keys_of_a_message_are_about_the_one_that_has_the_focus() -> None:
+    client = ScriptedClient()
+    name = client.keep("Kept", "first", "one", "second", "two")
+
+    async def flow(chat: Chatting) -> None:
+        await chat.until(lambda: len(chat.views()) == 4)
+        chat.views()[0].focus()
+        await chat.pilot.press("ctrl+up")
+        await chat.until(lambda: chat.composer.area.text == "first")
+        await chat.pilot.press("escape")
+        chat.views()[1].focus()
+        await chat.pilot.press("ctrl+r")
+        await chat.until(lambda: chat.texts() == ["first", "Hello."])
+        chat.views()[0].focus()
+        await chat.pilot.press("ctrl+c")
+        await chat.until(lambda: chat.app.clipboard == "first")
+
+    run(client, flow, chat=name)
+
+
+def test_escape_leads_from_the_list_to_the_prompt_and_stops_no_reply() -> None:
+    client = ScriptedClient([TextDelta("begun"), WAIT])
+
+    async def flow(chat: Chatting) -> None:
+        await chat.type("go")
+        await chat.until(lambda: len(chat.views()) == 2)
+        await chat.pilot.press("ctrl+b")
+        await chat.until(lambda: options(chat).has_focus)
+        await chat.pilot.press("escape")
+        assert chat.app.focused is chat.composer.area
+        assert chat.conversation.display
+        assert chat.conversation.replying is not None
+
+    run(client, flow)
+    assert client.replies.stopped == []
+
+
+@pytest.mark.parametrize("pressed", ["delete", "ctrl+d"])
+def test_deleting_from_the_list_asks_by_title_and_can_be_undone(pressed: str) -> None:
+    client, kept = history()
+
+    async def flow(chat: Chatting) -> None:
+        await chat.until(lambda: options(chat).option_count == 3)
+        options(chat).focus()
+        await chat.pilot.press("down", pressed)
+        await chat.until(lambda: isinstance(chat.app.screen, Confirm) and chat.label(".about"))
+        assert chat.label(".about").startswith("Chat 2")
+        await chat.pilot.press("enter")  # the harmless button has the focus
+        assert client.chats.deleted == {}
+        for left in (2, 1):
+            await chat.until(lambda: isinstance(chat.app.screen, ChatScreen))
+            await chat.pilot.press(pressed)
+            await chat.until(lambda: isinstance(chat.app.screen, Confirm))
+            await chat.pilot.press("tab", "enter")
+            await chat.until(partial(has_chats, chat, left))
+        await chat.pilot.press("ctrl+z")
+        await chat.until(lambda: options(chat).option_count == 2)
+        await chat.type("/undo")
+        await chat.until(lambda: options(chat).option_count == 3)
+        assert client.chats.deleted == {}
+
+    run(client, flow, size=WIDE)
+    assert {*client.chats.chats} == {*kept}
+
+
+def test_a_chat_is_renamed_pinned_and_archived_from_the_list() -> None:
+    client, kept = history()
+
+    async def flow(chat: Chatting) -> None:
+        await chat.until(lambda: options(chat).option_count == 3)
+        options(chat).focus()
+        await chat.pilot.press("down", "ctrl+k")
+        await chat.until(lambda: client.chats.chats[kept[2]].summary.pinned)
+        await chat.pilot.press("ctrl+e")
+        await chat.until(lambda: isinstance(chat.app.screen, Ask))
+        await chat.pilot.press("end", *"!!", "enter")
+        await chat.until(lambda: client.chats.chats[kept[2]].summary.title == "Chat 2!!")
+        await chat.pilot.press("ctrl+a")
+        await chat.until(lambda: options(chat).option_count == 2)
+        await chat.pilot.press("right")
+        await chat.until(lambda: options(chat).option_count == 1)
+        await chat.pilot.press("left")
+        await chat.until(lambda: options(chat).option_count == 2)
+
+    run(client, flow, size=WIDE)
