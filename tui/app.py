@@ -24,6 +24,7 @@ from tui.large_downloads import can_load
 from tui.nouns import ChatId
 from tui.plain_text import sanitize
 from tui.screens.chat import ChatScreen
+from tui.screens.dialog import may_fetch
 from tui.screens.over_chat import Answer, Page
 from tui.tidying import tidied
 
@@ -163,8 +164,6 @@ class ChatApp(App[None]):
     @work(exclusive=True, group="load", description="load")
     async def find_and_load(self, name: str) -> None:
         """Answer with a model that may have to be fetched; a large one once the user agrees."""
-        from tui.screens.dialog import may_fetch
-
         with told(self):
             model = await self._client.models.find(name)
             if can_load(model) or await may_fetch(self, self._client.models, model):
