@@ -45,8 +45,12 @@ class Constraint(Protocol):
         """
         ...
 
+    def tell(self, token_id: int) -> None:
+        """The next call is `accept` of this token: what computes elsewhere may begin. Raises nothing."""
+        ...
+
     def accept(self, token_id: int) -> Sequence[int]:
-        """A token has come, which was allowed. -> those that must follow it, taken as come, too."""
+        """Take a token, which was allowed. Returns those that must follow it, which are taken as well."""
         ...
 
 

@@ -196,6 +196,10 @@ class Scheduler:
             self._collected(part)
         found = {token.request_id: token for token in sampled}
         told = [(part, request) for part in plan.scheduled for request in part.picking]
+        for _, request in told:  # so that constraints that other processes follow are followed at the same time
+            token = found.get(request.id)
+            if request.constraint is not None and token is not None and token.token_id is not None:
+                request.constraint.tell(token.token_id)
         return [
             event
             for part, request in told

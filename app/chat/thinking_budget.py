@@ -85,6 +85,10 @@ class _Reply:
             return True
         return self._reply is not None and self._reply.fill(words)
 
+    def tell(self, token_id: int) -> None:
+        if self._reply is not None:
+            self._reply.tell(token_id)
+
     def accept(self, token_id: int) -> Sequence[int]:
         followed = () if self._reply is None else self._reply.accept(token_id)
         for one in (token_id, *followed):

@@ -6,7 +6,9 @@ followed for a few tokens, so that one that is too complex is refused before a r
 
 import functools
 import json
+import math
 import random
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal
 
@@ -40,11 +42,18 @@ _EMPTY_WORDS: Final = ("unsatisfiable", "noextension")
 
 
 class Compiler:
-    """Compiles for one vocabulary. `tokenizer` knows all of it, `bytes_tokenizer` single bytes alone."""
+    """Compiles for one vocabulary. `tokenizer` knows all of it, `bytes_tokenizer` single bytes alone. A grammar is too
+    complex if a mask takes more than `mask_cpu_seconds` of processor time."""
 
-    def __init__(self, tokenizer: llguidance.LLTokenizer, bytes_tokenizer: llguidance.LLTokenizer) -> None:
+    def __init__(
+        self,
+        tokenizer: llguidance.LLTokenizer,
+        bytes_tokenizer: llguidance.LLTokenizer,
+        mask_cpu_seconds: float = math.inf,
+    ) -> None:
         self._tokenizer = tokenizer
         self._bytes_tokenizer = bytes_tokenizer
+        self._mask_cpu_seconds = mask_cpu_seconds
 
     def compile(self, source: GrammarText) -> llguidance.LLMatcher:
         """A matcher at the beginning of the grammar. Raises GrammarProblem."""
@@ -105,7 +114,10 @@ class Compiler:
     def _follow(self, matcher: llguidance.LLMatcher, chance: random.Random) -> None:
         """Take some tokens, drawn at random. Raises GrammarProblem."""
         for position in range(_WALK_TOKENS):
+            began = time.process_time()
             mask = int.from_bytes(matcher.compute_bitmask(), "little")
+            if (seconds := time.process_time() - began) > self._mask_cpu_seconds:
+                raise too_complex(f"a mask takes {seconds * 1000:,.0f} ms")
             if problem := matcher.get_error():
                 if position and _is_empty(problem):
                     return  # a dead end: the model may never take this way

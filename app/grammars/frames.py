@@ -156,7 +156,7 @@ class Limits:
 
     compile_cpu_seconds: float = 1.5
     compile_wall_seconds: float = 2.0
-    mask_cpu_seconds: float = 0.2  # of one mask or one token
+    mask_cpu_seconds: float = 0.1  # of one mask or one token
     burst_cpu_seconds: float = 0.5  # of all masks and tokens together, more than `mean_cpu_seconds` of each
     mean_cpu_seconds: float = 0.01
     memory_bytes: int = 384 << 20  # of address space, more than the vocabulary takes

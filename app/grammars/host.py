@@ -23,7 +23,7 @@ from engine.constraint import Constraint, Words
 
 log = logging.getLogger(__name__)
 
-MASK_WALL_SECONDS: Final = 0.5  # that a step waits for a mask, at most
+STEP_SECONDS: Final = 0.3  # that a step waits for its grammars to take a token, and again for their masks
 _SLACK_SECONDS: Final = 1.0  # for an answer about a limit that a process keeps by itself
 
 
@@ -90,7 +90,7 @@ class GrammarProcess:
             self._line.limit(seconds)
             answer = self._answer(reply)
         except TimeoutError as error:
-            raise self._failed(f"a step took more than {MASK_WALL_SECONDS:g} s") from error
+            raise self._failed(f"a step took more than {STEP_SECONDS:g} s") from error
         except (Hangup, OSError) as error:
             raise self._failed("it exceeded its limits of time and memory") from error
         if answer.kind is Kind.FAILED:
@@ -129,7 +129,7 @@ class _Reply:
         self._process = process
         self._number = number
         self._jumps = jumps
-        self._asked_at: float | None = None
+        self._asked_at: float | None = None  # what is not answered yet
         self._failure: GrammarFailed | None = None
         self.ended = False
         weakref.finalize(self, process.forget, number).atexit = False
@@ -143,19 +143,33 @@ class _Reply:
 
     def fill(self, words: Words) -> bool:
         self.ask()
-        waited = time.monotonic() - (self._asked_at or 0)
-        self._asked_at = None
-        answer = self._process.hear(self._number, max(0.01, MASK_WALL_SECONDS - waited))
+        answer = self._answer()
         mask = np.frombuffer(answer.payload, np.int32)[: len(words)]
         words[: len(mask)] = mask
         return True
 
+    def tell(self, token_id: int) -> None:
+        if self._failure is None and self._asked_at is None:
+            self._asked_at = time.monotonic()
+            try:
+                self._process.tell(Frame(Kind.ACCEPT, self._number, ACCEPT.pack(token_id, self._jumps)))
+            except GrammarFailed as failure:
+                self._failure = failure  # which the next mask raises
+
     def accept(self, token_id: int) -> Sequence[int]:
+        self.tell(token_id)
+        if self._failure is not None:
+            return ()
         try:
-            self._process.tell(Frame(Kind.ACCEPT, self._number, ACCEPT.pack(token_id, self._jumps)))
-            answer = self._process.hear(self._number, MASK_WALL_SECONDS)
+            answer = self._answer()
         except GrammarFailed as failure:
-            self._failure = failure  # which the next mask raises
+            self._failure = failure
             return ()
         (self.ended,) = ENDED.unpack_from(answer.payload)
         return unpacked_ids(answer.payload[ENDED.size :])
+
+    def _answer(self) -> Frame:
+        """To what was asked, within the time that a step has for all of its replies together."""
+        waited = time.monotonic() - (self._asked_at or 0.0)
+        self._asked_at = None
+        return self._process.hear(self._number, max(0.01, STEP_SECONDS - waited))

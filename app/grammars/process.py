@@ -262,7 +262,7 @@ def main(options: dict[str, float | bool]) -> None:
     receive, send = (partial(os.read, 0), _write) if control is None else (control.recv, control.sendall)
     line = _Line(channel := Channel(receive, send))
     vocabulary = Vocabulary.unpacked(channel.receive().payload)
-    compiler = Compiler(tokenizer_of(vocabulary, line.tokenize, SLICES), bytes_tokenizer())
+    compiler = Compiler(tokenizer_of(vocabulary, line.tokenize, SLICES), bytes_tokenizer(), limits.mask_cpu_seconds)
     with contextlib.suppress(Hangup):
         if control is not None:
             channel.send(Frame(Kind.READY))  # until then the server sends nothing more

@@ -57,6 +57,9 @@ class Walk:
             words[token_id // 32] |= torch.tensor(1 << token_id % 32).int().item()
         return bool(allowed)
 
+    def tell(self, token_id: int) -> None:
+        pass
+
     def accept(self, token_id: int) -> Sequence[int]:
         assert not self.grammar.steps[self.at] or token_id in self.grammar.steps[self.at]
         self.at += 1

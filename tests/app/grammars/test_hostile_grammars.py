@@ -1,0 +1,54 @@
+"""Grammars that cost as much as they can are compiled or refused in time, and what they cost is nobody else's."""
+
+import asyncio
+import random
+import time
+
+import numpy as np
+import pytest
+
+from app.chat.grammars import GrammarCompiler
+from app.errors import InvalidGrammar
+from app.grammars.host import GrammarFailed
+from app.grammars.source import GrammarText
+from app.text.tokenizer import Tokenizer
+from engine.constraint import Grammar
+from tests.app.grammars.hostile_grammars import hostile
+
+HANGING_SECONDS = 60.0
+
+
+@pytest.fixture(scope="module")
+def compiler(tokenizer: Tokenizer) -> GrammarCompiler:
+    return GrammarCompiler(tokenizer)
+
+
+def follow(grammar: Grammar, tokenizer: Tokenizer, chance: random.Random) -> None:
+    """A few tokens of a reply, drawn from those that may come."""
+    constraint = grammar.begin(jumps=True)
+    words = np.zeros(-(-tokenizer.vocab_size // 32), np.int32)
+    for _ in range(12):
+        if constraint.ended or not constraint.fill(words):
+            return
+        allowed = np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little"))
+        assert len(allowed)
+        constraint.accept(int(chance.choice(allowed.tolist())))
+
+
+@pytest.mark.share(24)
+@pytest.mark.parametrize("seed", range(1000))
+def test_it_is_compiled_or_refused_in_time(
+    compiler: GrammarCompiler, tokenizer: Tokenizer, seed: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    chance = random.Random(seed)
+    asked = hostile(chance)
+    began = time.monotonic()
+    try:
+        grammar = asyncio.run(compiler.compile(GrammarText(asked.kind, asked.text)))
+        follow(grammar, tokenizer, chance)
+    except GrammarFailed as error:
+        assert "It is too complex" in error.message or "No text fits" in error.message
+    except InvalidGrammar as error:
+        assert error.message != "It cannot be compiled."
+    assert time.monotonic() - began < HANGING_SECONDS
+    assert "Traceback" not in caplog.text
