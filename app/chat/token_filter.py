@@ -69,6 +69,10 @@ class _Reply:
         words[:] = next((kept for kept in choices if kept.any()), held)
         return True
 
+    def tell(self, token_id: int) -> None:
+        if self._reply is not None:
+            self._reply.tell(token_id)
+
     def accept(self, token_id: int) -> Sequence[int]:
         longest = max(self._lengths, default=0)
         self._said = [*self._said, token_id][-longest:] if longest else []

@@ -155,7 +155,7 @@ class Limits:
     """What a process may use for one grammar."""
 
     compile_cpu_seconds: float = 1.5
-    compile_wall_seconds: float = 2.0
+    compile_wall_seconds: float = 3.5  # more than the processor time, for a busy machine
     mask_cpu_seconds: float = 0.1  # of one mask or one token
     burst_cpu_seconds: float = 0.5  # of all masks and tokens together, more than `mean_cpu_seconds` of each
     mean_cpu_seconds: float = 0.01

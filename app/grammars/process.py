@@ -11,6 +11,7 @@ a small grammar, or over a single mask, and cannot be interrupted. A copy that e
 server reads the end of its stream.
 """
 
+import collections
 import contextlib
 import faulthandler
 import json
@@ -77,13 +78,18 @@ class _Line:
     """The channel to the server, which tokenizes: each copy of the process has another."""
 
     channel: Channel
+    _early: collections.deque[Frame] = field(default_factory=collections.deque)  # that came before token ids
+
+    def receive(self) -> Frame:
+        """The next frame that asks for something. Raises Hangup."""
+        return self._early.popleft() if self._early else self.channel.receive()
 
     def tokenize(self, text: bytes) -> list[int]:
+        """Raises Hangup. The server may ask about other replies before it answers."""
         self.channel.send(Frame(Kind.TOKENIZE, payload=text))
-        answer = self.channel.receive()
-        if answer.kind is not Kind.TOKENIZED:
-            raise Hangup
-        return list(unpacked_ids(answer.payload))
+        while (frame := self.channel.receive()).kind is not Kind.TOKENIZED:
+            self._early.append(frame)
+        return list(unpacked_ids(frame.payload))
 
 
 def tokenizer_of(
@@ -151,10 +157,11 @@ class Replies:
         return Frame(Kind.ACCEPTED, frame.reply, ENDED.pack(ended) + packed_ids(forced))
 
 
-def serve(channel: Channel, compiler: Compiler, limits: Limits) -> None:
+def serve(line: _Line, compiler: Compiler, limits: Limits) -> None:
     """Compile the grammar of the first frame, then follow replies until the channel ends, or they are too slow."""
+    channel = line.channel
     channel.send(Frame(Kind.READY))
-    source = GrammarText.unpacked(channel.receive().payload)
+    source = GrammarText.unpacked(line.receive().payload)
     with _within(limits.compile_cpu_seconds, limits.compile_wall_seconds):
         outcome = _compiled(compiler, source)
     if isinstance(outcome, Problem):
@@ -163,7 +170,7 @@ def serve(channel: Channel, compiler: Compiler, limits: Limits) -> None:
     channel.send(Frame(Kind.COMPILED))
     replies = Replies(outcome, limits)
     while not replies.are_slow:
-        frame = channel.receive()
+        frame = line.receive()
         with _within(limits.mask_cpu_seconds):
             answer = replies.answer(frame)
         if answer is not None:
@@ -220,7 +227,7 @@ def _serve_alone(served: socket.socket, compiler: Compiler, line: _Line, limits:
         line.channel = Channel(served.recv, served.sendall)
         _limit_memory(limits.memory_bytes)
         threading.Thread(target=_end_with, args=(served,), daemon=True).start()
-        serve(line.channel, compiler, limits)
+        serve(line, compiler, limits)
         status = 0
     except Hangup:
         status = 0
@@ -268,7 +275,7 @@ def main(options: dict[str, float | bool]) -> None:
             channel.send(Frame(Kind.READY))  # until then the server sends nothing more
             _forever(control, compiler, line, limits)
         else:
-            serve(channel, compiler, limits)
+            serve(line, compiler, limits)
 
 
 if __name__ == "__main__":

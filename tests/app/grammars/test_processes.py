@@ -204,10 +204,25 @@ def test_a_mask_that_takes_too_long_ends_its_own_reply_alone(
     assert asyncio.run(compiler.compile(SLOW_LATER)) is not slow
 
 
+def test_replies_of_one_step_follow_a_grammar_that_forces_text(
+    tokenizer: Tokenizer, made: Callable[..., tuple[GrammarCompiler, CountingStarter]]
+) -> None:
+    """The process asks for token ids while it is asked about the other replies."""
+    compiler, _ = made()
+    grammar = asyncio.run(compiler.compile(GrammarSource("regex", "[ab] and a fixed text that follows.")))
+    [first] = tokenizer.encode("a")
+    replies = [grammar.begin(jumps=True) for _ in range(8)]
+    for reply in replies:
+        reply.tell(first)
+    forced = {tuple(reply.accept(first)) for reply in replies}
+    assert len(forced) == 1
+    assert tokenizer.decode(forced.pop(), continues_text=True).startswith(" and a fixed")
+
+
 def test_masks_that_are_slow_on_average_end_a_reply(
     tokenizer: Tokenizer, made: Callable[..., tuple[GrammarCompiler, CountingStarter]]
 ) -> None:
-    compiler, _ = made(Limits(burst_cpu_seconds=0.001, mean_cpu_seconds=0.0))
+    compiler, _ = made(Limits(burst_cpu_seconds=0.0, mean_cpu_seconds=0.0))
     grammar = asyncio.run(compiler.compile(GrammarSource("regex", "([a-z]+ ?){1,1000}end")))
     with pytest.raises(GrammarFailed, match="ms on average"):
         said(grammar, tokenizer)
