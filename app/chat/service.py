@@ -27,6 +27,7 @@ from app.chat.events import (
 from app.chat.grammars import GrammarCompiler
 from app.chat.messages import Message
 from app.chat.model_replies import Abilities, ChatPrompt
+from app.chat.preparation import Preparation
 from app.chat.prompt_encoder import PromptEncoder, Reply
 from app.chat.reply_formats.reply_parser import ReplyParser
 from app.chat.reply_options import PLAIN_REPLY, ReplyOptions
@@ -77,6 +78,7 @@ class ChatService:
         self._encoding = WorkPool("rendering and encoding prompts", PROMPT_THREADS)
         # Texts and ids that clients want to have counted or translated wait for each other, and prompts do not wait.
         self.texts = WorkPool("encoding texts", TEXT_THREADS)
+        self.preparation = Preparation()
         ids = StableIds() if stable_ids is None else stable_ids
         self._prompts = PromptEncoder(tokenizer, renderer, ids, generic_tools=generic_tools)
         self.cache = CacheReporter(tokenizer)
@@ -95,7 +97,8 @@ class ChatService:
 
     def problem(self) -> str:
         """Why requests would wait in vain, or an empty string while they are served."""
-        return self.streams.problem() or self._encoding.problem() or self.texts.problem()
+        parts = (self.streams, self._encoding, self.texts, self.preparation)
+        return next(filter(None, (part.problem() for part in parts)), "")
 
     async def stop(self) -> None:
         """End every request, and the work on those that are not requests of the engine yet."""

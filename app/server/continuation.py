@@ -34,7 +34,8 @@ async def continuation_events(
     """What the prompts go on with, as batches of (choice, event); see `generate_choices`. Nothing comes before the
     engine has begun with it, so that what is refused or fails at once can be raised: InvalidRequest, InvalidSampling,
     EngineError, ReplyFailed, ReplyAborted."""
-    grammar = None if wanted.grammar is None else await wanted.grammar.compiled(service.grammars)
+    with service.preparation.of_request():
+        grammar = None if wanted.grammar is None else await wanted.grammar.compiled(service.grammars)
     parameter = "" if wanted.grammar is None else wanted.grammar.parameter
     choices = wanted.choices.keeping_to(grammar, parameter)
     with naming(wanted.field):

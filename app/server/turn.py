@@ -38,9 +38,10 @@ async def turn_events(service: ChatService, turn: Turn, origin: Origin, counts: 
     begun with it, so that what is refused or fails at once can be raised: InvalidRequest, InvalidSampling,
     EngineError, ReplyFailed, ReplyAborted."""
     with naming(turn.field):
-        prompt = turn.prompt or await service.prompt(turn.conversation)
-        grammar, parameter = await _grammar(service, prompt, turn)
-        choices = turn.choices.keeping_to(grammar, parameter)
+        with service.preparation.of_request():
+            prompt = turn.prompt or await service.prompt(turn.conversation)
+            grammar, parameter = await _grammar(service, prompt, turn)
+            choices = turn.choices.keeping_to(grammar, parameter)
         counts.cache = counts.cache.plus(CacheReport(left_out=turn.left_out))
         replies = generate_choices(
             service,

@@ -12,12 +12,16 @@ import httpx
 import pytest
 
 from app.chat import service as chat_service
+from app.chat.preparation import Preparation
+from app.chat.template import ChatTemplateRenderer
+from app.errors import InvalidGrammar
 from app.server.errors import ContextExceeded, naming
 from app.text import long_texts
+from app.text.tokenizer import Tokenizer
 from app.work_pool import Check, WorkPool
 from engine.errors import PromptTooLong
 from tests.app.server.dialects.openai.test_embeddings import EmbeddingServer
-from tests.app.server.live_server import LiveServer
+from tests.app.server.live_server import Clock, LiveServer, controlled_engine
 from tests.app.server.served_application import ServedApplication, until
 from tests.app.server.test_disconnects import hang_up
 from tests.processes import HANGING_SECONDS
@@ -135,6 +139,35 @@ def test_health_is_unavailable_while_texts_make_no_progress(
             answer = httpx.get(f"{hash_server.url}/health", trust_env=False)
             assert (answer.status_code, answer.json()["reason"]) == (503, "no progress")
     assert httpx.get(f"{hash_server.url}/health", trust_env=False).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_health_is_unavailable_while_no_grammar_is_compiled(
+    tokenizer: Tokenizer, renderer: ChatTemplateRenderer, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    clock, release = Clock(), threading.Event()
+    engine, _ = controlled_engine(tokenizer.vocab_size)
+    with LiveServer("hash", engine, tokenizer, renderer) as server, ThreadPoolExecutor(1) as clients:
+        monkeypatch.setattr(server.service, "preparation", Preparation(clock))
+
+        async def compile_never(source: object) -> object:
+            await asyncio.to_thread(release.wait, HANGING_SECONDS)
+            raise InvalidGrammar("It is not compiled.")
+
+        def health() -> tuple[int, str]:
+            answer = httpx.get(f"{server.url}/health", trust_env=False)
+            return answer.status_code, answer.json().get("reason", "")
+
+        monkeypatch.setattr(server.service.grammars, "compile", compile_never)
+        body = {"model": "hash", "prompt": "Hi", "messages": MESSAGES, "guided_choice": ["a", "b"]}
+        asked = clients.submit(httpx.post, f"{server.url}{path}", json=body, timeout=HANGING_SECONDS, trust_env=False)
+        until(lambda: server.service.preparation._waiting == 1)
+        assert health() == (200, "")
+        clock.seconds += 60.0
+        assert health() == (503, "no request was prepared for the engine for 60 s")
+        release.set()
+        assert asked.result(HANGING_SECONDS).status_code == 400
+        assert health() == (200, "")
 
 
 @pytest.mark.parametrize(("path", "field"), [("/tokenize", "content"), ("/inglenook/count", "text")])
