@@ -9,6 +9,7 @@ from typing import Self
 from urllib.parse import urlsplit
 
 BUFFER = 1 << 16  # bytes
+EVENTS = (b"data: {", b'"done":false')  # of OpenAI's and of Ollama's streams
 CLOSING_SECONDS = 10  # a hang guard
 
 
@@ -51,7 +52,8 @@ class Tap:
         _copy(client, server, lambda piece: re.sub(rb"(?i)(\r\nhost: *)" + re.escape(own), rb"\g<1>" + address, piece))
 
     def _count(self, server: socket.socket, client: socket.socket) -> None:
-        events = _copy(server, client, bytes).count(b"data: {")
+        whole = _copy(server, client, bytes)
+        events = max(map(whole.count, EVENTS))
         self.most_events = max(self.most_events, events)
 
 
