@@ -21,6 +21,7 @@ import sys
 import threading
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -77,13 +78,16 @@ class _Line:
     """The channel to the server, which tokenizes: each copy of the process has another."""
 
     channel: Channel
+    _waiting: deque[Frame] = field(default_factory=deque)  # that came before the ids of a text
 
     def tokenize(self, text: bytes) -> list[int]:
         self.channel.send(Frame(Kind.TOKENIZE, payload=text))
-        answer = self.channel.receive()
-        if answer.kind is not Kind.TOKENIZED:
-            raise Hangup
-        return list(unpacked_ids(answer.payload))
+        while (frame := self.channel.receive()).kind is not Kind.TOKENIZED:
+            self._waiting.append(frame)
+        return list(unpacked_ids(frame.payload))
+
+    def receive(self) -> Frame:
+        return self._waiting.popleft() if self._waiting else self.channel.receive()
 
 
 def tokenizer_of(
@@ -151,23 +155,23 @@ class Replies:
         return Frame(Kind.ACCEPTED, frame.reply, ENDED.pack(ended) + packed_ids(forced))
 
 
-def serve(channel: Channel, compiler: Compiler, limits: Limits) -> None:
+def serve(line: _Line, compiler: Compiler, limits: Limits) -> None:
     """Compile the grammar of the first frame, then follow replies until the channel ends, or they are too slow."""
-    channel.send(Frame(Kind.READY))
-    source = GrammarText.unpacked(channel.receive().payload)
+    line.channel.send(Frame(Kind.READY))
+    source = GrammarText.unpacked(line.receive().payload)
     with _within(limits.compile_cpu_seconds, limits.compile_wall_seconds):
         outcome = _compiled(compiler, source)
     if isinstance(outcome, Problem):
-        channel.send(Frame(Kind.COMPILED, payload=outcome.packed()))
+        line.channel.send(Frame(Kind.COMPILED, payload=outcome.packed()))
         return
-    channel.send(Frame(Kind.COMPILED))
+    line.channel.send(Frame(Kind.COMPILED))
     replies = Replies(outcome, limits)
     while not replies.are_slow:
-        frame = channel.receive()
+        frame = line.receive()
         with _within(limits.mask_cpu_seconds):
             answer = replies.answer(frame)
         if answer is not None:
-            channel.send(answer)
+            line.channel.send(answer)
 
 
 def _compiled(compiler: Compiler, source: GrammarText) -> llguidance.LLMatcher | Problem:
@@ -220,7 +224,7 @@ def _serve_alone(served: socket.socket, compiler: Compiler, line: _Line, limits:
         line.channel = Channel(served.recv, served.sendall)
         _limit_memory(limits.memory_bytes)
         threading.Thread(target=_end_with, args=(served,), daemon=True).start()
-        serve(line.channel, compiler, limits)
+        serve(line, compiler, limits)
         status = 0
     except Hangup:
         status = 0
@@ -268,7 +272,7 @@ def main(options: dict[str, float | bool]) -> None:
             channel.send(Frame(Kind.READY))  # until then the server sends nothing more
             _forever(control, compiler, line, limits)
         else:
-            serve(channel, compiler, limits)
+            serve(line, compiler, limits)
 
 
 if __name__ == "__main__":
