@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 HEADER = struct.Struct("<IBI")
 MAX_PAYLOAD = 64 << 20  # bytes; the largest is a vocabulary
-_READ_BYTES = 1 << 16
+READ_BYTES = 1 << 16
 
 
 class Kind(enum.IntEnum):
@@ -53,7 +53,7 @@ class Channel:
     """Sends and receives frames over any stream of bytes."""
 
     def __init__(self, receive: Callable[[int], bytes], send: Callable[[bytes], object]) -> None:
-        """`receive` returns at most that many bytes, none at the end of the stream; `send` sends all of its bytes."""
+        """`receive` returns about that many bytes, none at the end of the stream; `send` sends all of its bytes."""
         self._receive = receive
         self._send = send
         self._buffer = bytearray()
@@ -75,7 +75,7 @@ class Channel:
     def _take(self, size: int) -> bytes:
         while len(self._buffer) < size:
             try:
-                part = self._receive(max(_READ_BYTES, size - len(self._buffer)))
+                part = self._receive(max(READ_BYTES, size - len(self._buffer)))
             except TimeoutError:
                 raise
             except OSError as error:

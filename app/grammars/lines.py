@@ -5,6 +5,7 @@ there each grammar's process starts from nothing, and builds the vocabulary agai
 """
 
 import contextlib
+import queue
 import socket
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import IO, Final, Protocol, cast
 
 from app.errors import GrammarsUnavailable
-from app.grammars.frames import Channel, Frame, Hangup, Kind, Limits, Vocabulary
+from app.grammars.frames import READ_BYTES, Channel, Frame, Hangup, Kind, Limits, Vocabulary
 from app.limited_process import library_folders, start_isolated
 
 START_SECONDS: Final = 60.0  # Python and the library load from a disk that may be slow
@@ -30,11 +31,11 @@ class Line(Protocol):
     def send(self, data: bytes) -> object: ...
 
     def receive(self, size: int) -> bytes:
-        """At most that many bytes; none after `close` by either side. Raises TimeoutError."""
+        """About that many bytes; none after `close` by either side. Raises TimeoutError."""
         ...
 
     def limit(self, seconds: float) -> None:
-        """How long `receive` waits from now on. A process that cannot be told so limits itself."""
+        """How long `receive` waits from now on."""
         ...
 
     def close(self) -> None:
@@ -58,11 +59,19 @@ class SocketLine:
 
 
 class PipeLine:
-    """To a process that was started for one grammar."""
+    """To a process that was started for one grammar. A thread reads its pipe, which alone cannot be given a limit."""
 
     def __init__(self, process: "subprocess.Popen[bytes]") -> None:
         self._process = process
-        self.receive = cast(IO[bytes], process.stdout).read
+        self._received: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        self._seconds = START_SECONDS
+        threading.Thread(target=_read_all, args=(process.stdout, self._received), daemon=True).start()
+
+    def receive(self, size: int) -> bytes:
+        try:
+            return self._received.get(timeout=self._seconds)
+        except queue.Empty:
+            raise TimeoutError from None
 
     def send(self, data: bytes) -> None:
         unsent = memoryview(data)
@@ -70,13 +79,20 @@ class PipeLine:
             unsent = unsent[cast(IO[bytes], self._process.stdin).write(unsent) :]
 
     def limit(self, seconds: float) -> None:
-        pass
+        self._seconds = seconds
 
     def close(self) -> None:
         self._process.kill()
         self._process.wait()
-        for stream in (self._process.stdin, self._process.stdout):
-            cast(IO[bytes], stream).close()
+        cast(IO[bytes], self._process.stdin).close()
+
+
+def _read_all(stream: IO[bytes], received: "queue.SimpleQueue[bytes]") -> None:
+    """Pass on what comes until the process ends, and then nothing."""
+    with stream:
+        while part := stream.read(READ_BYTES):
+            received.put(part)
+    received.put(b"")
 
 
 class ProcessStarter:

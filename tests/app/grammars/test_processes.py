@@ -246,6 +246,29 @@ def test_a_grammar_that_allows_nothing_more_ends_the_reply(
     assert x in allowed(other, tokenizer)  # which is no fault of the grammar's other replies
 
 
+@pytest.mark.parametrize("forks", [True, False])
+def test_replies_of_one_grammar_that_are_asked_at_once_are_answered_each(
+    tokenizer: Tokenizer, made: Callable[..., tuple[GrammarCompiler, CountingStarter]], forks: bool
+) -> None:
+    compiler, _ = made(forks=forks)
+    words = ["alphabetically sorted", "numbered by hand", "randomly"]
+    grammar = asyncio.run(compiler.compile(GrammarSource.choice(words)))
+    replies = [grammar.begin(jumps=True) for _ in words]
+    firsts = [tokenizer.encode_plain(word, at_start=False)[0] for word in words]
+    masks = [np.zeros(-(-tokenizer.vocab_size // 32), np.int32) for _ in words]
+    for reply in replies:
+        reply.ask()
+    for reply, mask in reversed(list(zip(replies, masks, strict=True))):
+        assert reply.fill(mask)
+    assert all((mask == masks[0]).all() for mask in masks)
+    for reply, first in zip(replies, firsts, strict=True):
+        reply.tell(first)
+    followed = [reply.accept(first) for reply, first in zip(replies, firsts, strict=True)]
+    told = [tokenizer.decode([first, *rest], continues_text=True) for first, rest in zip(firsts, followed, strict=True)]
+    assert told == words
+    assert all(reply.ended for reply in replies)
+
+
 def test_a_new_first_process_starts_after_the_old_one_has_died(
     tokenizer: Tokenizer, made: Callable[..., tuple[GrammarCompiler, CountingStarter]]
 ) -> None:
