@@ -28,4 +28,4 @@ def pieces(output: str) -> Sequence[str]:
 
 
 if __name__ == "__main__":
-    main(Agent(start, pieces, too_long="the context holds|maximum context length"))
+    main(Agent(start, pieces, too_long="rejected the prompt as too long"))
