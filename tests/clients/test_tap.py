@@ -3,24 +3,30 @@
 import socket
 import threading
 
+import pytest
+
 from tests.clients.agents.tap import Tap
 
-STREAM = b'HTTP/1.1 200 OK\r\n\r\ndata: {"n": 1}\n\ndata: {"n": 2}\n\ndata: [DONE]\n\n'
+HEAD = b"HTTP/1.1 200 OK\r\n\r\n"
+EVENTS = HEAD + b'data: {"n": 1}\n\ndata: {"n": 2}\n\ndata: [DONE]\n\n'
+LINES = HEAD + b'1c\r\n{"model":"m","done":false}\n\r\n' * 2 + b'1b\r\n{"model":"m","done":true}\n\r\n0\r\n\r\n'
+WHOLE = HEAD + b'{"model":"m","message":{"content":"a"},"done":true}'
 
 
-def answer(listener: socket.socket, heads: list[bytes]) -> None:
+def answer(listener: socket.socket, heads: list[bytes], reply: bytes) -> None:
     """Serve one connection."""
     connection, _ = listener.accept()
     heads.append(connection.recv(1 << 16))
-    connection.sendall(STREAM)
+    connection.sendall(reply)
     connection.close()
 
 
-def test_tap_relays_with_the_servers_host_and_counts_events() -> None:
+@pytest.mark.parametrize(("reply", "pieces"), [(EVENTS, 2), (LINES, 2), (WHOLE, 0)])
+def test_tap_relays_with_the_servers_host_and_counts_pieces(reply: bytes, pieces: int) -> None:
     heads: list[bytes] = []
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-        serving = threading.Thread(target=answer, args=(listener, heads))
+        serving = threading.Thread(target=answer, args=(listener, heads, reply))
         serving.start()
         with Tap(f"http://127.0.0.1:{port}") as tap:
             own = int(tap.url.rpartition(":")[2])
@@ -28,6 +34,6 @@ def test_tap_relays_with_the_servers_host_and_counts_events() -> None:
                 client.sendall(f"GET / HTTP/1.1\r\nHost: 127.0.0.1:{own}\r\n\r\n".encode())
                 received = b"".join(iter(lambda: client.recv(1 << 16), b""))
         serving.join()
-    assert received == STREAM
+    assert received == reply
     assert heads == [f"GET / HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n\r\n".encode()]
-    assert tap.most_events == 2
+    assert tap.most_pieces == pieces

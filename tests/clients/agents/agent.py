@@ -23,7 +23,7 @@ from tests.clients.scripted_model import ANSWER, CALL_A_TOOL, NOTE_TEXT, TOOL_FA
 NOTE = "note.txt"
 TOOL_PROMPT = f"{CALL_A_TOOL}: Read {NOTE} and say what it says."
 LONG_PROMPT = "a " * 60_000  # tokens; as bytes, less than one argument of a command line may have
-AGENT_CONTEXT = 40_960  # tokens of the server's context: agents send up to 23,000 before the user has said anything
+AGENT_CONTEXT = 40_960  # tokens of the server's context: agents' first prompts have up to 23,000
 LARGE = 200_000  # context in tokens that the agent believes in, so that it leaves the refusal to the server
 TOO_LONG = r"context|too long"
 REFUSED = r"not ?found|does not exist|may not exist|\b404\b"  # of a model
@@ -82,7 +82,7 @@ def _stream(agent: Agent, asked: Asked) -> str:
     if agent.pieces is None:
         with Tap(asked.url) as tap:
             said = _shown(_output(agent, replace(asked, url=tap.url)), ANSWER)
-        count = tap.most_events
+        count = tap.most_pieces
     else:
         pieces = agent.pieces(_output(agent, replace(asked, shows_pieces=True)))
         said, count = _shown("".join(pieces), ANSWER), len(pieces)

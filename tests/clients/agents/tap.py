@@ -1,4 +1,4 @@
-"""Tap: a relay in front of a server that counts the events of its streams."""
+"""Tap: a relay in front of a server that counts the pieces of its streams."""
 
 import re
 import socket
@@ -9,8 +9,8 @@ from typing import Self
 from urllib.parse import urlsplit
 
 BUFFER = 1 << 16  # bytes
-EVENTS = (b"data: {", b'"done":false')  # of OpenAI's and of Ollama's streams
 CLOSING_SECONDS = 10  # a hang guard
+PIECE = re.compile(rb'^(?:data: \{|\{.*"done": ?false)', re.MULTILINE)  # a server-sent event, or a line of Ollama's
 
 
 class Tap:
@@ -21,7 +21,7 @@ class Tap:
         self._server = (parts.hostname or "127.0.0.1", parts.port or 80)
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
-        self.most_events = 0  # of one connection
+        self.most_pieces = 0  # of one connection
         self._relays: list[threading.Thread] = []
 
     def __enter__(self) -> Self:
@@ -52,9 +52,8 @@ class Tap:
         _copy(client, server, lambda piece: re.sub(rb"(?i)(\r\nhost: *)" + re.escape(own), rb"\g<1>" + address, piece))
 
     def _count(self, server: socket.socket, client: socket.socket) -> None:
-        whole = _copy(server, client, bytes)
-        events = max(map(whole.count, EVENTS))
-        self.most_events = max(self.most_events, events)
+        pieces = PIECE.findall(_copy(server, client, bytes))
+        self.most_pieces = max(self.most_pieces, len(pieces))
 
 
 def _copy(source: socket.socket, target: socket.socket, changed: Callable[[bytes], bytes]) -> bytes:

@@ -14,7 +14,7 @@ from tests.clients import cases
 class Answer(BaseModel):
     """An answer in one short sentence."""
 
-    text: str = Field(max_length=60)
+    text: str = Field(min_length=20, max_length=60)  # more than one token, so that it can grow
 
 
 class Weather(BaseModel):
