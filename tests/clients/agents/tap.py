@@ -23,6 +23,7 @@ class Tap:
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
         self.most_pieces = 0  # of one connection
         self._relays: list[threading.Thread] = []
+        self._connections: list[socket.socket] = []
 
     def __enter__(self) -> Self:
         threading.Thread(target=self._accept, daemon=True).start()
@@ -34,6 +35,8 @@ class Tap:
         self._listener.close()
         for relay in self._relays:
             relay.join(CLOSING_SECONDS)
+        for connection in self._connections:
+            connection.close()
 
     def _accept(self) -> None:
         while True:
@@ -42,6 +45,7 @@ class Tap:
             except OSError:  # closed
                 return
             server = socket.create_connection(self._server)
+            self._connections += [client, server]
             for target, sides in ((self._ask, (client, server)), (self._count, (server, client))):
                 self._relays.append(threading.Thread(target=target, args=sides, daemon=True))
                 self._relays[-1].start()
