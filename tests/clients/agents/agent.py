@@ -23,7 +23,7 @@ from tests.clients.scripted_model import ANSWER, CALL_A_TOOL, NOTE_TEXT, TOOL_FA
 NOTE = "note.txt"
 TOOL_PROMPT = f"{CALL_A_TOOL}: Read {NOTE} and say what it says."
 LONG_PROMPT = "a " * 60_000  # tokens; as bytes, less than one argument of a command line may have
-AGENT_CONTEXT = 40_960  # tokens of the server's context: agents' first prompts have up to 23,000
+AGENT_CONTEXT = 40_960  # tokens of the server's context; the largest first prompt seen has 14,336
 LARGE = 200_000  # context in tokens that the agent believes in, so that it leaves the refusal to the server
 TOO_LONG = r"context|too long"
 REFUSED = r"not ?found|does not exist|may not exist|\b404\b"  # of a model
