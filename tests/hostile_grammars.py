@@ -9,6 +9,7 @@ of RELIABILITY.md is broken.
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import random
@@ -55,25 +56,31 @@ def serving(model: Path) -> Iterator[tuple[str, int]]:
 
 
 def memory(pid: int) -> float:
-    """Megabytes that a process and all that it started use, each shared page counted once."""
+    """Megabytes that a process and all that it started have allocated, each shared page counted once. Files that are
+    mapped, which other programs may share, are left out."""
     pids, left = [pid], [pid]
     while left:
-        parent = left.pop()
-        try:
-            found = [int(child) for child in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()]
-        except OSError:
-            continue  # it has ended meanwhile
+        found = _children(left.pop())
         pids += found
         left += found
-    return sum(map(_proportional_kilobytes, pids)) / 1024
+    return sum(map(_allocated_kilobytes, pids)) / 1024
 
 
-def _proportional_kilobytes(pid: int) -> int:
+def _children(pid: int) -> list[int]:
+    """The processes that any of a process's threads has started; none if it has ended."""
+    found: list[int] = []
+    for thread in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            found += map(int, thread.read_text().split())
+    return found
+
+
+def _allocated_kilobytes(pid: int) -> int:
     try:
         told = Path(f"/proc/{pid}/smaps_rollup").read_text()
     except OSError:
         return 0
-    found = re.search(r"^Pss:\s+(\d+)", told, re.MULTILINE)
+    found = re.search(r"^Pss_Anon:\s+(\d+)", told, re.MULTILINE)
     return int(found[1]) if found else 0
 
 

@@ -14,6 +14,7 @@ server reads the end of its stream.
 import collections
 import contextlib
 import faulthandler
+import gc
 import json
 import os
 import signal
@@ -97,7 +98,9 @@ def tokenizer_of(
 ) -> llguidance.LLTokenizer:
     """The library's tokenizer, which it takes a while to build."""
     wrapper = _Wrapper(vocabulary, tokenize)
-    return llguidance.LLTokenizer(wrapper, eos_token=list(vocabulary.ends), slices=slices)  # type: ignore[arg-type]
+    built = llguidance.LLTokenizer(wrapper, eos_token=list(vocabulary.ends), slices=slices)  # type: ignore[arg-type]
+    wrapper.tokens.clear()  # the library has its own
+    return built
 
 
 def bytes_tokenizer() -> llguidance.LLTokenizer:
@@ -209,6 +212,8 @@ def _within(cpu_seconds: float, wall_seconds: float | None = None) -> Iterator[N
 def _forever(control: socket.socket, compiler: Compiler, line: _Line, limits: Limits) -> None:
     """Fork a copy for each socket that comes, until the server closes its end."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks how a copy ended
+    gc.collect()
+    gc.freeze()  # so that copies share this memory: a collection writes to all that it looks at
     while True:
         message, sockets, _, _ = socket.recv_fds(control, 1, 1)
         if not message:
