@@ -133,6 +133,9 @@ def test_what_no_honest_client_sends_is_refused_or_answered(servers: Servers, pa
             if path in LLAMA_CPP and error["type"] == "exceed_context_size_error":
                 assert error.keys() == {"code", "message", "type", "n_prompt_tokens", "n_ctx"}, body[:2000]
                 continue
+            if path not in SHAPES and "n_ctx" in error:
+                assert error["code"] == "context_length_exceeded", body[:2000]
+                assert error.pop("n_prompt_tokens") >= error.pop("n_ctx") > 0, body[:2000]
             if path in SHAPES and status == 404:
                 error["type"] = error["type"].replace("not_found_error", "invalid_request_error")
             assert error.keys() == SHAPES.get(path, {"message", "type", "param", "code"}), body[:2000]
