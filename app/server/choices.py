@@ -3,9 +3,10 @@
 Nothing here knows a wire format.
 """
 
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from app.chat.events import (
     ChatEvent,
@@ -30,6 +31,13 @@ from engine.request import FinishReason, Origin, SamplingParams
 
 _Reporting = TextDelta | ReasoningDelta | ToolCallDelta
 Batch = list[tuple[int, ChatEvent]]
+
+
+def candidates(given: Mapping[str, Any], count: int, seed: int | None) -> list[SamplingParams]:
+    """Return the parameters of `count` replies to a prompt; with a seed, each has the next one. Raises
+    InvalidSampling."""
+    seeds: list[dict[str, Any]] = [{} if seed is None else {"seed": (seed + number) % 2**64} for number in range(count)]
+    return [SamplingParams(**given, **one) for one in seeds]
 
 
 @dataclass(frozen=True, slots=True)

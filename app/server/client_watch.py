@@ -8,7 +8,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 
 class ClientWatch:
-    """ASGI middleware, around all others."""
+    """ASGI middleware around the answer to a request."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from app.chat.service import ChatService
 from app.server.choices import Batch, WantedChoices, generate_choices
-from app.server.errors import InvalidRequest, naming
+from app.server.errors import InvalidRequest, check_vocabulary, naming
 from app.server.structured_output import AskedGrammar
 from app.server.token_counts import TokenCounts
 from app.text.infilling import Gap
@@ -25,7 +25,6 @@ class Continuation:
     prompts: Sequence[tuple[int, ...]]
     choices: WantedChoices  # without their grammar
     grammar: AskedGrammar | None = None  # that each reply keeps to
-    field: str = "prompt"  # of the request, that the prompts came in
 
 
 async def continuation_events(
@@ -38,7 +37,7 @@ async def continuation_events(
         grammar = None if wanted.grammar is None else await wanted.grammar.compiled(service.grammars)
     parameter = "" if wanted.grammar is None else wanted.grammar.parameter
     choices = wanted.choices.keeping_to(grammar, parameter)
-    with naming(wanted.field):
+    with naming("prompt"):
         replies = generate_choices(service, wanted.prompts, choices, origin, counts, continues_text=True)
         async with aclosing(replies) as batches:
             async for batch in batches:
@@ -50,22 +49,9 @@ async def text_prompt(service: ChatService, prompt: str | tuple[int, ...], field
     vocabulary."""
     with naming(field):
         ids = await service.encode_text(prompt) if isinstance(prompt, str) else prompt
-    return _checked(service, ids, field)
-
-
-async def mixed_prompt(service: ChatService, prompt: str | Sequence[str | int]) -> tuple[int, ...]:
-    """The same for a prompt that is a text, or texts and ids one after the other."""
-    with naming("prompt"):
-        ids = await (service.encode_text(prompt) if isinstance(prompt, str) else service.encode_mixed(prompt))
-    return _checked(service, ids, "prompt")
-
-
-def _checked(service: ChatService, ids: tuple[int, ...], field: str) -> tuple[int, ...]:
     if not ids:
         raise InvalidRequest(f"{field}: it is empty", "Send at least one token.", parameter=field)
-    if (largest := max(ids)) >= service.vocab_size:
-        problem = f"token id {largest} is not in the vocabulary of {service.vocab_size}"
-        raise InvalidRequest(f"{field}: {problem}", parameter=field)
+    check_vocabulary(ids, service.vocab_size, field)
     return ids
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, TypeAlias
 from msgspec import Meta
 
 from app.embedding_service import EmbeddingService, InputTooLong
-from app.server.errors import InvalidRequest
+from app.server.errors import InvalidRequest, check_vocabulary
 
 MAX_INPUTS = 2048  # of one request, as in OpenAI's API
 
@@ -47,8 +47,7 @@ def check_sequence(service: EmbeddingService, name: str, ids: Sequence[int], mos
     if len(ids) > service.context_length:
         problem = f"its {len(ids)} tokens are more than the {service.context_length} that the model reads"
         raise faulty(name, problem, code="context_length_exceeded")
-    if max(ids) >= service.vocab_size:
-        raise faulty(name, f"token id {max(ids)} is not in the vocabulary of {service.vocab_size}")
+    check_vocabulary(ids, service.vocab_size, name)
 
 
 @contextlib.contextmanager

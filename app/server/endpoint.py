@@ -8,7 +8,6 @@ from msgspec import Struct
 from starlette.requests import Request
 from starlette.routing import Route
 
-from app.server.field_table import FieldTable
 from app.server.framing import EVENTS, Framing
 
 TEXT: Final = "text/plain"
@@ -38,12 +37,11 @@ class Endpoint(Route):
         fails_with: type[Struct] | None = None,
         framing: Framing = EVENTS,
         errors: ErrorShape | None = None,
-        fields: FieldTable[Any] | None = None,
     ) -> None:
         """`takes` is the body of a request, `gives` that of a whole reply (a type, a union, or TEXT), `streams` the
         pieces of a streamed one in their `framing`, a type or a union; `fails_with` what a server that cannot serve
         answers with, where it is not an error's body. `errors` is how those are written, where that is not as
-        everywhere. `fields` are the documented fields of the body, by which it is decoded."""
+        everywhere."""
         super().__init__(path, answer, methods=[method])
         self.method = method
         self.summary = summary
@@ -53,4 +51,3 @@ class Endpoint(Route):
         self.fails_with = fails_with
         self.framing = framing
         self.errors = errors
-        self.fields = fields

@@ -16,8 +16,9 @@ _BODY: Final = "inglenook.error_body"  # of a scope: what writes the body of an 
 
 
 class ErrorShapes:
-    """ASGI middleware, around all others. Errors have the shape of the endpoint whose path they are at or below, and
-    OpenAI's elsewhere."""
+    """ASGI middleware around the door and the endpoints.
+
+    Errors have the shape of the endpoint whose path they are at or below, and OpenAI's elsewhere."""
 
     def __init__(self, app: ASGIApp, endpoints: Iterable[Endpoint]) -> None:
         shaped = [(one, one.errors.body) for one in endpoints if one.errors is not None]

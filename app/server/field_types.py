@@ -10,6 +10,7 @@ ModelName: TypeAlias = Annotated[str, Meta(max_length=1024)]  # absent or null: 
 Temperature: TypeAlias = Annotated[float, Meta(ge=0, le=MAX_TEMPERATURE)]
 Count: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 PositiveCount: TypeAlias = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+Milliseconds: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 TokenId: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Fraction: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
 Alternatives: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
@@ -11,13 +12,13 @@ class Framing:
     """One way."""
 
     media_type: str
-    frame: Callable[[msgspec.Struct], bytes]
+    frame: Callable[[Any], bytes]  # of anything that becomes JSON; NAMED_EVENTS take tagged structs
     end: bytes  # behind the last piece, where nothing failed
     # What clients that wait are sent, given what their request is doing; nothing where they would read it.
     ping: Callable[[str], bytes]
 
 
-def _event(piece: msgspec.Struct) -> bytes:
+def _event(piece: Any) -> bytes:
     return b"data: " + msgspec.json.encode(piece) + b"\n\n"
 
 

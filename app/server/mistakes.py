@@ -18,7 +18,7 @@ class ReplyBroken(Exception):
 
 
 class Mistakes:
-    """ASGI middleware, around all others: what is raised ends here, in a line of the log and a 500."""
+    """ASGI middleware around the door: what is raised inside ends here, in a line of the log and a 500."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

@@ -36,11 +36,11 @@ class Refusal:
         raise InvalidRequest(self.message, self.remedy, parameter="model")
 
 
-class _AnyRequest(Struct):
+class AnyRequest(Struct):
     """A request of which nothing is read."""
 
 
-_any_request = msgspec.json.Decoder(_AnyRequest)
+_any_request = msgspec.json.Decoder(AnyRequest)
 
 NO_VECTORS = Refusal(
     "Refused: this model has no embeddings",

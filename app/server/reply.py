@@ -17,6 +17,7 @@ from starlette.types import Receive, Scope, Send
 from app.server.framing import EVENTS, Framing
 from app.server.mistakes import place_of
 from app.server.token_counts import QUEUED, TokenCounts
+from app.work_pool import Check, WorkPool
 from quant.errors import InglenookError
 
 log = logging.getLogger(__name__)
@@ -24,9 +25,14 @@ log = logging.getLogger(__name__)
 ChunkT = TypeVar("ChunkT", bound=msgspec.Struct)
 
 
-def json_reply(body: msgspec.Struct) -> Response:
-    """What is known at once."""
+def json_reply(body: Any) -> Response:
+    """Return a response with `body`, which is known at once, as JSON."""
     return Response(msgspec.json.encode(body), media_type="application/json")
+
+
+async def written_reply(pool: WorkPool, write: Callable[[Check], bytes]) -> Response:
+    """Return a response whose JSON is written on a thread: thousands of numbers would hold up other replies."""
+    return Response(await pool.run(write), media_type="application/json")
 
 
 _STREAM_HEADERS = [

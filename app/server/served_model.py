@@ -44,7 +44,8 @@ class ServedModel:
         self.names: Sequence[str] = tuple(dict.fromkeys(listed))
         self._patterns = [alias for alias in others if "*" in alias]
         self._describing = asyncio.Lock()  # the first to ask waits; others do not take a thread each
-        self._described = functools.cache(describe or functools.partial(ModelDetails.unknown, self.loaded_as))
+        self._describe = describe or functools.partial(ModelDetails.unknown, self.loaded_as)
+        self._details: ModelDetails | None = None
 
     def goes_by(self, name: str) -> bool:
         return self._is_served(name) or name == self.loaded_as
@@ -71,4 +72,6 @@ class ServedModel:
     async def details(self) -> ModelDetails:
         """What its files say. Raises what `details_of` raises."""
         async with self._describing:
-            return await asyncio.to_thread(self._described)
+            if self._details is None:
+                self._details = await asyncio.to_thread(self._describe)
+            return self._details

@@ -19,8 +19,11 @@ from app.grammars.source import WHITESPACE
 from app.server.errors import InvalidRequest
 from engine.constraint import Grammar
 
+MAX_GBNF = 1 << 15  # characters, which are read one by one
+
 Schema: TypeAlias = dict[str, Any] | bool
 GrammarText: TypeAlias = Annotated[str, Meta(min_length=1, max_length=MAX_SOURCE)]
+GbnfText: TypeAlias = Annotated[str, Meta(max_length=MAX_GBNF)]  # empty: no grammar
 Choices: TypeAlias = Annotated[
     list[Annotated[str, Meta(min_length=1, max_length=4096)]], Meta(min_length=1, max_length=4096)
 ]
@@ -40,8 +43,8 @@ class ResponseFormat(Struct):
 
 
 class StructuredOutputs(Struct):
-    """As vLLM has it. Its `disable_fallback` and `backend` are unknown here: there is one backend, without fallback. So
-    is `disable_additional_properties`: objects are closed unless the schema says otherwise."""
+    """As vLLM has it. Its `backend`, `disable_fallback`, and `disable_additional_properties` are ignored: there is one
+    backend, and objects are closed unless the schema says otherwise."""
 
     json: Schema | GrammarText | None = None
     json_object: bool | None = None

@@ -16,6 +16,7 @@ from app.embedding_service import EmbeddingService
 from app.server.dialects.rerank_requests import RERANK, RerankRequest, TextDocument
 from app.server.embedding_inputs import check_sequence, most_tokens, naming_inputs, read_inputs
 from app.server.endpoint import Endpoint
+from app.server.reply import written_reply
 from app.server.request_body import read_body
 from app.server.served_model import ServedModel
 
@@ -60,18 +61,14 @@ class RerankEndpoints:
     def endpoints(self) -> list[Endpoint]:
         summary = "Which documents answer a query best"
         gives = Ranking | list[BareRank]
-        return [
-            Endpoint("POST", path, self.rerank, summary, takes=RerankRequest, gives=gives, fields=RERANK)
-            for path in PATHS
-        ]
+        return [Endpoint("POST", path, self.rerank, summary, takes=RerankRequest, gives=gives) for path in PATHS]
 
     async def rerank(self, request: Request) -> Response:
         wanted = await read_body(request, RERANK)
         model = self._model.named(wanted.model)
         wanted.check()
         scores, tokens = await (self._by_pairs(wanted) if self._service.ranks else self._by_vectors(wanted))
-        body = await self._service.texts.run(lambda _: _body(scores, wanted, model, tokens))
-        return Response(body, media_type="application/json")
+        return await written_reply(self._service.texts, lambda _: _body(scores, wanted, model, tokens))
 
     async def _by_pairs(self, wanted: RerankRequest) -> tuple[list[float], int]:
         """The score of each document, and the tokens that were read for all."""

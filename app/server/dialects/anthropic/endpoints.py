@@ -53,7 +53,6 @@ class AnthropicEndpoints:
                 streams=messages.Event,
                 framing=messages.FRAMING,
                 errors=ERRORS,
-                fields=MESSAGES,
             ),
             Endpoint(
                 "POST",
@@ -63,7 +62,6 @@ class AnthropicEndpoints:
                 takes=TokenCountRequest,
                 gives=TokenCount,
                 errors=ERRORS,
-                fields=TOKEN_COUNT,
             ),
         ]
 

@@ -17,6 +17,7 @@ from app.server.embedding_inputs import MAX_INPUTS, read_inputs
 from app.server.endpoint import Endpoint
 from app.server.errors import InvalidRequest
 from app.server.refusals import RANKS_ONLY
+from app.server.reply import written_reply
 from app.server.request_body import read_body
 from app.server.served_model import ServedModel
 
@@ -45,17 +46,15 @@ class LlamaCppEmbeddingEndpoints:
     def endpoints(self) -> list[Endpoint]:
         if self._service.ranks:
             return RANKS_ONLY.endpoints(VECTORS, ERRORS)
-        kind, answer = EmbeddingRequest, self.embed
         return [
             Endpoint(
                 "POST",
                 PATH,
-                answer,
+                self.embed,
                 "Texts become vectors",
-                takes=kind,
+                takes=EmbeddingRequest,
                 gives=list[Vector],
                 errors=ERRORS,
-                fields=EMBEDDING,
             )
         ]
 
@@ -70,9 +69,7 @@ class LlamaCppEmbeddingEndpoints:
             problem = f"content: {len(inputs)} inputs are more than {MAX_INPUTS}"
             raise InvalidRequest(problem, "Send several requests.", parameter="content")
         vectors = await self._service.embed(await read_inputs(self._service, inputs, None))
-        # Thousands of numbers are written, which is not to stop the others' replies.
-        body = await self._service.texts.run(lambda _: _body(vectors, norm))
-        return Response(body, media_type="application/json")
+        return await written_reply(self._service.texts, lambda _: _body(vectors, norm))
 
 
 def _body(vectors: Sequence[Tensor], norm: int) -> bytes:

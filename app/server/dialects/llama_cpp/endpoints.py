@@ -40,11 +40,11 @@ class LlamaCppEndpoints:
         generating = partial(
             Endpoint, gives=Completion | list[Completion], streams=Completion, framing=BARE_EVENTS, errors=ERRORS
         )
-        completing = partial(generating, takes=CompletionRequest, fields=COMPLETION)
+        completing = partial(generating, takes=CompletionRequest)
         goes_on, missing = "What a text goes on with", "What is missing between two texts"
         return [
             *(completing("POST", path, self.complete, goes_on) for path in COMPLETIONS),
-            generating("POST", "/infill", self.infill, missing, takes=InfillRequest, fields=INFILL),
+            generating("POST", "/infill", self.infill, missing, takes=InfillRequest),
             *TokenEndpoints(self._service, self._model).endpoints(),
             *PropertyEndpoints(self._service, self._model).endpoints(),
             *NO_VECTORS.endpoints(VECTORS, ERRORS),

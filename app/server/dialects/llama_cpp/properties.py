@@ -5,7 +5,6 @@ the same time as others; here none has a memory of its own.
 from functools import partial
 from typing import Any, Literal, NoReturn
 
-import msgspec
 from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
@@ -122,7 +121,7 @@ class PropertyEndpoints:
         ]
         idle = partial(Slot, id_task=-1, n_ctx=context, is_processing=False, next_token=NextToken(0, -1))
         slots += [idle(id=len(running) + place) for place in range(free)]
-        return Response(msgspec.json.encode(slots), media_type="application/json")
+        return json_reply(slots)
 
     async def keep(self, request: Request) -> NoReturn:
         raise InvalidRequest(

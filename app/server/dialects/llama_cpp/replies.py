@@ -96,6 +96,7 @@ class Writer:
         self._told = told
         self._began = time.monotonic()
         self._replies: dict[int, _Reply] = {}
+        self._prompt_texts: dict[int, str] = {}  # by the index of the prompt
 
     async def chunks(self, events: AsyncGenerator[Batch]) -> AsyncGenerator[list[Completion]]:
         """The replies, in batches as they come."""
@@ -104,7 +105,7 @@ class Writer:
                 if chunks := [chunk for index, event in batch for chunk in self._write(index, event)]:
                     for chunk in chunks:
                         if chunk.stop:
-                            chunk.prompt = await shown(self._service, self._prompt(chunk.index))
+                            chunk.prompt = await self._prompt_text(chunk.index)
                     yield chunks
 
     def _write(self, index: int, event: ChatEvent) -> Iterator[Completion]:
@@ -157,6 +158,13 @@ class Writer:
 
     def _prompt(self, index: int) -> tuple[int, ...]:
         return self._told.prompts[index // len(self._told.settings)]
+
+    async def _prompt_text(self, index: int) -> str:
+        """Return the prompt as the model read it, decoded once for all replies to it."""
+        prompt = index // len(self._told.settings)
+        if prompt not in self._prompt_texts:
+            self._prompt_texts[prompt] = await shown(self._service, self._told.prompts[prompt])
+        return self._prompt_texts[prompt]
 
     def _probabilities(self, reported: Sequence[TokenLogprobs]) -> list[Probability]:
         drawn = self._told.settings[0].post_sampling_probs
@@ -220,7 +228,7 @@ def framing(fields: Sequence[str]) -> Framing:
 
     def frame(chunk: Struct) -> bytes:
         told = selected(chunk, fields) if isinstance(chunk, Completion) and chunk.stop else chunk
-        return b"data: " + msgspec.json.encode(told) + b"\n\n"
+        return BARE_EVENTS.frame(told)
 
     return replace(BARE_EVENTS, frame=frame) if fields else BARE_EVENTS
 

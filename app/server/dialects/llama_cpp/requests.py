@@ -11,7 +11,7 @@ from msgspec import Meta, Struct
 from app.chat.default_sampling import API_DEFAULTS, DefaultSampling
 from app.chat.reply_options import ReplyOptions
 from app.chat.time_limits import TimeLimits
-from app.server.choices import WantedChoices
+from app.server.choices import WantedChoices, candidates
 from app.server.dialects.llama_cpp import biases
 from app.server.dialects.llama_cpp.prompts import OnePrompt, Prompts, separate
 from app.server.dialects.llama_cpp.sampling import LlamaSampling, reply_limit
@@ -19,16 +19,13 @@ from app.server.dialects.llama_cpp.settings import Reporting
 from app.server.dialects.openai.completion_requests import MAX_CHOICES
 from app.server.dry_fields import DRY_BREAKERS
 from app.server.errors import InvalidRequest, refuse_first
-from app.server.field_types import Alternatives, Fraction, ModelName
+from app.server.field_types import Alternatives, Fraction, Milliseconds, ModelName
 from app.server.origin import Purpose, origin_of
 from app.server.samplers import SAMPLERS, SamplerNames, named_samplers, only_named
-from app.server.structured_output import AskedGrammar, Schema, of_gbnf, of_json_schema, only
+from app.server.structured_output import AskedGrammar, GbnfText, Schema, of_gbnf, of_json_schema, only
 from app.text.infilling import Gap, OtherFile
-from engine.request import Origin, SamplingParams
+from engine.request import Origin
 
-MAX_GBNF = 1 << 15  # characters, which are read one by one
-
-Milliseconds: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Amount: TypeAlias = Annotated[int, Meta(ge=-2, le=2**31 - 1)]
 FieldPath: TypeAlias = Annotated[str, Meta(max_length=128)]
 
@@ -49,7 +46,7 @@ class GeneratingRequest(LlamaSampling, kw_only=True):
     logit_bias: biases.Biases | None = None
     xtc_probability: Fraction | None = None
     xtc_threshold: Fraction | None = None
-    grammar: Annotated[str, Meta(max_length=MAX_GBNF)] | None = None
+    grammar: GbnfText | None = None
     json_schema: Schema | str | None = None
     t_max_prompt_ms: Milliseconds | None = None  # 0: any number, as for the next
     t_max_predict_ms: Milliseconds | None = None
@@ -94,14 +91,13 @@ class GeneratingRequest(LlamaSampling, kw_only=True):
         filled = sampling.fill(self.sampling(), _DEFAULTS, inserts=inserts, several=several)
         given = only_named(self.samplers, filled | {"dry": self.dry(breakers)})
         given |= {"max_tokens": reply_limit(length), "logprobs": reported, "ignore_eos": bool(self.ignore_eos)}
-        given |= {"drawn_logprobs": bool(self.post_sampling_probs)}
+        given |= {"drawn_logprobs": bool(self.post_sampling_probs), "logit_bias": tuple(logit_bias)}
         seed = given.pop("seed", None)
-        seeds = [{} if seed is None else {"seed": (seed + number) % 2**64} for number in range(self.count)]
         return WantedChoices(
             self.count,
-            [SamplingParams(**given, **one, logit_bias=tuple(logit_bias)) for one in seeds],
+            candidates(given, self.count, seed),
             reported is not None,
-            limits=TimeLimits(_seconds(self.t_max_prompt_ms), _seconds(self.t_max_predict_ms)),
+            limits=TimeLimits.of_milliseconds(self.t_max_prompt_ms, self.t_max_predict_ms),
             options=self._options(),
             is_told=length != 0,
         )
@@ -166,7 +162,3 @@ class InfillRequest(GeneratingRequest, kw_only=True):
 
     def _purpose(self) -> Purpose:
         return Purpose.INSERTION
-
-
-def _seconds(milliseconds: int | None) -> float | None:
-    return milliseconds / 1000 if milliseconds else None

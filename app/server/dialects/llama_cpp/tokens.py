@@ -17,8 +17,8 @@ from app.server.dialects.llama_cpp.token_requests import (
     TokenizeRequest,
 )
 from app.server.endpoint import Endpoint
-from app.server.errors import InvalidRequest, naming
-from app.server.reply import json_reply
+from app.server.errors import check_vocabulary, naming
+from app.server.reply import json_reply, written_reply
 from app.server.request_body import read_body
 from app.server.served_model import ServedModel
 from app.work_pool import Check
@@ -63,11 +63,10 @@ class TokenEndpoints:
             "The token ids of a text or of a conversation",
             "The prompt that a conversation becomes",
         )
-        encoded, decoded = partial(endpoint, takes=TokenizeRequest), partial(endpoint, takes=DetokenizeRequest)
         return [
-            encoded("/tokenize", self.tokenize, ids, gives=Tokens, fields=TOKENIZE),
-            decoded("/detokenize", self.detokenize, texts, gives=Text, fields=DETOKENIZE),
-            endpoint("/apply-template", self.apply, prompt, takes=TemplateRequest, gives=Prompt, fields=TEMPLATE),
+            endpoint("/tokenize", self.tokenize, ids, takes=TokenizeRequest, gives=Tokens),
+            endpoint("/detokenize", self.detokenize, texts, takes=DetokenizeRequest, gives=Text),
+            endpoint("/apply-template", self.apply, prompt, takes=TemplateRequest, gives=Prompt),
         ]
 
     async def tokenize(self, request: Request) -> Response:
@@ -87,8 +86,7 @@ class TokenEndpoints:
         return await self._told(lambda check: self._tokens(wanted, ids, check))
 
     async def _told(self, write: Callable[[Check], Tokens]) -> Response:
-        body = await self._service.texts.run(lambda check: msgspec.json.encode(write(check)))
-        return Response(body, media_type="application/json")
+        return await written_reply(self._service.texts, lambda check: msgspec.json.encode(write(check)))
 
     def _tokens(self, wanted: TokenizeRequest, ids: Sequence[int], check: Check) -> Tokens:
         if not wanted.with_pieces:
@@ -123,9 +121,7 @@ class TokenEndpoints:
 
 async def shown(service: ChatService, ids: Sequence[int]) -> str:
     """The text of ids, control tokens included. Raises InvalidRequest."""
-    if ids and (largest := max(ids)) >= service.vocab_size:
-        problem = f"token id {largest} is not in the vocabulary of {service.vocab_size}"
-        raise InvalidRequest(f"tokens: {problem}", parameter="tokens")
+    check_vocabulary(ids, service.vocab_size, "tokens")
     return await service.decoded(ids)
 
 

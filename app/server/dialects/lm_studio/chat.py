@@ -160,7 +160,7 @@ class _Writer:
                 yield ChatEnd(result=self._result(response))
 
     def _read(self) -> Iterator[Event]:
-        """Once."""
+        """Report, once, that the prompt has been read."""
         if not self._is_read:
             self._is_read = True
             yield PromptEnd()

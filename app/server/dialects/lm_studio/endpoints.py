@@ -63,7 +63,6 @@ class LMStudioEndpoints:
                 streams=chat.Event,
                 framing=NAMED_EVENTS,
                 errors=ERRORS,
-                fields=CHAT,
             ),
             Endpoint(
                 "POST",

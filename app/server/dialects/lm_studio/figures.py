@@ -2,16 +2,17 @@
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import replace
-from importlib.metadata import version
 from typing import Any, Literal, TypeAlias
 
-from msgspec import UNSET, Struct, UnsetType, field
+from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import asdict
 from starlette.requests import Request
 
+from app.config import APP_NAME
 from app.models.details import ModelDetails
 from app.server.dialects.openai.chat import ChatCompletion
 from app.server.dialects.openai.completions import Completion
+from app.server.dialects.openai.tokens import VERSION
 from app.server.reply import StreamedReply, WholeReply
 from app.server.served_model import ServedModel
 from app.server.token_reports import Timings
@@ -38,9 +39,9 @@ class ModelInfo(Struct):
 
 
 class Runtime(Struct):
-    name: str = "inglenook"
-    version: str = field(default_factory=lambda: version("inglenook"))
-    supported_formats: list[str] = field(default_factory=lambda: ["gguf", "safetensors"])
+    name: str = APP_NAME
+    version: str = VERSION
+    supported_formats: tuple[str, ...] = ("gguf", "safetensors")
 
 
 class MeasuredChat(ChatCompletion, kw_only=True):

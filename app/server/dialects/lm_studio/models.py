@@ -116,21 +116,23 @@ class ModelEndpoints:
             Endpoint("GET", "/api/v0/models", self.list_models, names, gives=ModelList),
             Endpoint("GET", path, self.retrieve_model, one, gives=Model),
             Endpoint("GET", v1, self.list_stored, names, gives=StoredModels),
-            posting(f"{v1}/load", self.load, loaded, takes=LoadRequest, gives=Loaded, fields=LOAD),
-            posting(f"{v1}/unload", self.unload, kept, takes=UnloadRequest, fields=UNLOAD),
-            posting(f"{v1}/download", self.download, fetched, takes=DownloadRequest, fields=DOWNLOAD),
+            posting(f"{v1}/load", self.load, loaded, takes=LoadRequest, gives=Loaded),
+            posting(f"{v1}/unload", self.unload, kept, takes=UnloadRequest),
+            posting(f"{v1}/download", self.download, fetched, takes=DownloadRequest),
         ]
 
     async def list_models(self, request: Request) -> Response:
-        return json_reply(ModelList([await self._listed(name) for name in self._model.names]))
+        about = await self._about()
+        return json_reply(ModelList([self._listed(name, *about) for name in self._model.names]))
 
     async def retrieve_model(self, request: Request) -> Response:
         name = request.path_params["model"]
         self._model.check(name)
-        return json_reply(await self._listed(name))
+        return json_reply(self._listed(name, *await self._about()))
 
     async def list_stored(self, request: Request) -> Response:
-        return json_reply(StoredModels([await self._stored(name) for name in self._model.names]))
+        about = await self._about()
+        return json_reply(StoredModels([self._stored(name, *about) for name in self._model.names]))
 
     async def load(self, request: Request) -> Response:
         wanted = await read_body(request, LOAD)
@@ -155,8 +157,12 @@ class ModelEndpoints:
         remedy = "Use POST /api/pull, or ingle pull."
         raise InvalidRequest("model: models are not fetched by this path", remedy, parameter="model")
 
-    async def _listed(self, name: str) -> Model:
-        model, told = self._model, await self._model.details()
+    async def _about(self) -> tuple[ModelDetails, Sequence[str]]:
+        """Return the details and the capabilities of the model, which are the same under all its names."""
+        return await self._model.details(), await self._capabilities()
+
+    def _listed(self, name: str, told: ModelDetails, capabilities: Sequence[str]) -> Model:
+        model = self._model
         return Model(
             id=name,
             type=self._kind,
@@ -166,11 +172,11 @@ class ModelEndpoints:
             quantization=told.quantization or UNKNOWN,
             max_context_length=_most(model, told),
             loaded_context_length=model.context_length,
-            capabilities=list(await self._capabilities()),
+            capabilities=list(capabilities),
         )
 
-    async def _stored(self, name: str) -> StoredModel:
-        model, told = self._model, await self._model.details()
+    def _stored(self, name: str, told: ModelDetails, capabilities: Sequence[str]) -> StoredModel:
+        model = self._model
         writes, quantization = self._kind == "llm", told.quantization
         return StoredModel(
             type="llm" if writes else "embedding",
@@ -184,7 +190,7 @@ class ModelEndpoints:
             loaded_instances=[Instance(name, LoadConfig(model.context_length))],
             max_context_length=_most(model, told),
             format=told.format,
-            capabilities=Abilities("tool_use" in await self._capabilities()) if writes else UNSET,
+            capabilities=Abilities("tool_use" in capabilities) if writes else UNSET,
         )
 
 

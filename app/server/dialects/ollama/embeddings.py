@@ -19,7 +19,7 @@ from app.server.dialects.ollama.requests import ChatRequest, GenerateRequest
 from app.server.embedding_inputs import check_dimensions, read_inputs
 from app.server.endpoint import Endpoint
 from app.server.refusals import NO_TEXT, RANKS_ONLY
-from app.server.reply import json_reply
+from app.server.reply import json_reply, written_reply
 from app.server.request_body import read_body
 from app.server.served_model import ServedModel
 
@@ -64,8 +64,8 @@ class OllamaEmbeddingEndpoints:
         endpoint = partial(Endpoint, errors=ERRORS)
         several, one, path = "Texts become vectors", "A text becomes a vector", "/api/embeddings"
         return [
-            endpoint("POST", "/api/embed", self.embed, several, takes=EmbedRequest, gives=Embedded, fields=EMBED),
-            endpoint("POST", path, self.embed_one, one, takes=EmbeddingsRequest, gives=Embedding, fields=EMBEDDINGS),
+            endpoint("POST", "/api/embed", self.embed, several, takes=EmbedRequest, gives=Embedded),
+            endpoint("POST", path, self.embed_one, one, takes=EmbeddingsRequest, gives=Embedding),
         ]
 
     async def embed(self, request: Request) -> Response:
@@ -75,9 +75,7 @@ class OllamaEmbeddingEndpoints:
         began = time.monotonic()
         vectors, tokens = await self._vectors(wanted.inputs(), None if wanted.truncate is False else WHOLE_TEXT)
         seconds = time.monotonic() - began
-        # Thousands of numbers are written, which is not to stop the others' replies.
-        body = await self._service.texts.run(lambda _: _body(wanted, vectors, tokens, seconds))
-        return Response(body, media_type="application/json")
+        return await written_reply(self._service.texts, lambda _: _body(wanted, vectors, tokens, seconds))
 
     async def embed_one(self, request: Request) -> Response:
         wanted = await read_body(request, EMBEDDINGS)

@@ -26,7 +26,7 @@ from app.server.dialects.ollama.replies import (
 from app.server.dialects.ollama.requests import ChatRequest, GenerateRequest, GeneratingRequest
 from app.server.door import of_caller
 from app.server.endpoint import Endpoint
-from app.server.errors import InvalidRequest, naming
+from app.server.errors import check_vocabulary, naming
 from app.server.framing import LINES
 from app.server.refusals import NO_VECTORS
 from app.server.reply import StreamedReply, WholeReply, json_reply
@@ -59,7 +59,6 @@ class OllamaEndpoints:
                 takes=ChatRequest,
                 gives=ChatReply,
                 streams=ChatReply,
-                fields=CHAT,
             ),
             endpoint(
                 "POST",
@@ -69,7 +68,6 @@ class OllamaEndpoints:
                 takes=GenerateRequest,
                 gives=GenerateReply,
                 streams=GenerateReply,
-                fields=GENERATE,
             ),
             *NO_VECTORS.endpoints(VECTORS, ERRORS),
         ]
@@ -120,9 +118,7 @@ class OllamaEndpoints:
     async def _chat_prompt(self, wanted: GenerateRequest) -> ChatPrompt:
         """Behind the context of an earlier reply, if one is given. Raises InvalidRequest."""
         conversation, context = wanted.conversation(), tuple(wanted.context or ())
-        if context and (largest := max(context)) >= self._service.vocab_size:
-            problem = f"context: token id {largest} is not in the vocabulary of {self._service.vocab_size}"
-            raise InvalidRequest(problem, "Send the one of this model's reply.", parameter="context")
+        check_vocabulary(context, self._service.vocab_size, "context", "Send the one of this model's reply.")
         with naming("context" if context else "prompt"):
             if context:
                 return await self._service.next_turn(context, conversation)

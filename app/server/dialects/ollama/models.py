@@ -111,7 +111,7 @@ class ModelEndpoints:
             endpoint("GET", "/api/version", self.version, "Of Ollama's API", gives=Version),
             endpoint("GET", "/api/tags", self.list_models, "The models there are", gives=ModelList),
             endpoint("GET", "/api/ps", self.list_running, "Those that are loaded", gives=RunningModels),
-            endpoint("POST", "/api/show", self.show, shown, takes=ShowRequest, gives=Shown, fields=SHOW),
+            endpoint("POST", "/api/show", self.show, shown, takes=ShowRequest, gives=Shown),
         ]
 
     async def greet(self, request: Request) -> Response:

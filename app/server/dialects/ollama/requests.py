@@ -173,7 +173,7 @@ class GenerateRequest(GeneratingRequest, kw_only=True):
 
     @property
     def is_probe(self) -> bool:
-        """As above."""
+        """Whether it asks only for the model to be loaded."""
         return not self.prompt and not self.suffix
 
     @property

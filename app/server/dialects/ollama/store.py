@@ -20,7 +20,7 @@ from app.server.dialects.ollama.model_requests import DeleteRequest, Named, Pull
 from app.server.endpoint import Endpoint
 from app.server.errors import InvalidRequest
 from app.server.framing import LINES
-from app.server.refusals import Refusal
+from app.server.refusals import AnyRequest, Refusal
 from app.server.reply import StreamedReply, WholeReply
 from app.server.request_body import read_body
 from app.server.served_model import ServedModel
@@ -32,10 +32,6 @@ class ModelPulls(Protocol):
     def pull(self, name: str) -> AsyncGenerator[PullProgress]: ...
 
     async def delete(self, name: str) -> list[Removal]: ...
-
-
-class AnyRequest(Struct):
-    """Of what is refused, whatever it says."""
 
 
 class Progress(Struct, kw_only=True):
@@ -72,7 +68,7 @@ class StoreEndpoints:
         if self._pulls is None:
             return [*refused, *NOT_FETCHED.endpoints({"/api/pull": PullRequest}, ERRORS)]
         endpoint, removed = partial(Endpoint, errors=ERRORS), "A stored model is removed"
-        pulled = partial(endpoint, takes=PullRequest, gives=Progress, streams=Progress, framing=LINES, fields=PULL)
+        pulled = partial(endpoint, takes=PullRequest, gives=Progress, streams=Progress, framing=LINES)
         return [
             *refused,
             pulled("POST", "/api/pull", partial(self.pull, self._pulls), "A model is fetched"),
@@ -82,7 +78,6 @@ class StoreEndpoints:
                 partial(self.delete, self._pulls),
                 removed,
                 takes=DeleteRequest,
-                fields=DELETE,
             ),
         ]
 

@@ -149,7 +149,8 @@ class _Parts:
             self.has_logprobs = True
             self.reported += choice.logprobs.content
         if choice.token_ids is not UNSET:
-            self.token_ids = [*(self.token_ids or ()), *choice.token_ids]
+            self.token_ids = self.token_ids or []
+            self.token_ids += choice.token_ids
         self.finish = choice.finish_reason or self.finish
 
     def _add_call(self, delta: CallDelta) -> None:

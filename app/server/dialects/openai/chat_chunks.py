@@ -28,8 +28,8 @@ from app.server.dialects.openai.chat import (
     FunctionDelta,
 )
 from app.server.dialects.openai.chat_requests import ChatCompletionRequest
-from app.server.dialects.openai.tokens import Identity, prompt_logprobs, usage_of, usage_so_far
-from app.server.running_counts import RunningCounts
+from app.server.dialects.openai.chunk_reports import ChunkReports
+from app.server.dialects.openai.tokens import Identity, prompt_logprobs
 from app.server.token_counts import TokenCounts
 from app.server.token_reports import (
     ProgressReport,
@@ -37,7 +37,6 @@ from app.server.token_reports import (
     finish_text,
     id_text,
     reported_tokens,
-    timings_of,
     token_text,
 )
 from app.server.turn import Turn, turn_events
@@ -82,10 +81,9 @@ class _ChunkWriter:
         self._text: TokenText = id_text if wanted.return_tokens_as_token_ids else token_text
         self._identity = Identity.new("chatcmpl", model, wanted.request_id)
         self._counts = counts
-        self._running = RunningCounts()
+        self._reports = ChunkReports(wanted, counts)
         self._begun: set[int] = set()
         self._calling: set[int] = set()  # choices that have called a tool
-        self._ids: dict[int, list[int]] = {}  # of each choice, those that no chunk has reported
         self._prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
     @property
@@ -94,7 +92,7 @@ class _ChunkWriter:
         return self._identity.id
 
     def write(self, index: int, event: ChatEvent) -> Iterator[ChatCompletionChunk]:
-        self._running.add(event)
+        self._reports.see(index, event)
         match event:
             case PromptProgress():
                 if self._wanted.return_progress and index == 0:
@@ -103,16 +101,16 @@ class _ChunkWriter:
                     yield chunk
             case PromptLogprobs(logprobs):
                 self._prompt_logprobs += logprobs if index == 0 else ()
-            case GeneratedTokens(ids):
-                self._ids.setdefault(index, []).extend(ids)
-            case ToolCallEnd():
+            case GeneratedTokens() | ToolCallEnd():
                 pass
             case _:
                 if index not in self._begun:
                     self._begun.add(index)
                     yield self._beginning(index)
                 if choice := self._choice(index, event):
-                    yield self._reported(choice)
+                    chunk = self._chunk(choice)
+                    self._reports.add(chunk)
+                    yield chunk
 
     def _beginning(self, index: int) -> ChatCompletionChunk:
         chunk = self._chunk(ChunkChoice(index, Delta("assistant", "")))
@@ -138,20 +136,9 @@ class _ChunkWriter:
                 return ChunkChoice(index, Delta(), finish_reason="tool_calls" if called else reason)
         return None
 
-    def _reported(self, choice: ChunkChoice) -> ChatCompletionChunk:
-        """The chunk of a choice, with all that is reported beside."""
-        if self._wanted.return_token_ids:
-            choice.token_ids = self._ids.pop(choice.index, [])
-        chunk = self._chunk(choice)
-        if self._wanted.reports_usage_continuously:
-            chunk.usage = usage_so_far(self._counts, self._running)
-        if self._wanted.timings_per_token:
-            chunk.timings = self._running.timings()
-        return chunk
-
     def usage(self) -> ChatCompletionChunk:
         chunk = self._chunk()
-        chunk.usage, chunk.timings = usage_of(self._counts), timings_of(self._counts)
+        self._reports.end(chunk)
         if self._wanted.prompt_logprobs is not None:
             chunk.prompt_logprobs = prompt_logprobs(self._tokenizer, self._prompt_logprobs)
         return chunk

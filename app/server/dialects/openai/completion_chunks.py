@@ -9,16 +9,16 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from app.chat.events import ChatEvent, GeneratedTokens, PromptLogprobs, PromptProgress, ReplyEnd, TextDelta
+from app.chat.events import ChatEvent, PromptLogprobs, PromptProgress, ReplyEnd, TextDelta
 from app.chat.service import ChatService
 from app.server.continuation import Continuation, continuation_events, infill_prompt, text_prompt
+from app.server.dialects.openai.chunk_reports import ChunkReports
 from app.server.dialects.openai.completion_requests import CompletionRequest
 from app.server.dialects.openai.completions import Completion, CompletionChoice, CompletionLogprobs
-from app.server.dialects.openai.tokens import Identity, prompt_logprobs, usage_of, usage_so_far
+from app.server.dialects.openai.tokens import Identity, prompt_logprobs
 from app.server.errors import InvalidRequest
-from app.server.running_counts import RunningCounts
 from app.server.token_counts import TokenCounts
-from app.server.token_reports import ProgressReport, TokenText, finish_text, finite, id_text, timings_of, token_text
+from app.server.token_reports import ProgressReport, TokenText, finish_text, finite, id_text, token_text
 from app.text.infilling import Gap
 from app.text.tokenizer import Tokenizer
 from engine.request import Origin, TokenLogprobs
@@ -97,13 +97,12 @@ class _ChunkWriter:
         self._echoes = echoes
         self._choices_each = wanted.n or 1
         self._counts = counts
-        self._running = RunningCounts()
+        self._reports = ChunkReports(wanted, counts)
         self._choices: dict[int, _ChoiceWriter] = {}
-        self._ids: dict[int, list[int]] = {}  # of each choice, those that no chunk has reported
         self._prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}  # of each choice
 
     def write(self, index: int, event: ChatEvent) -> Iterator[Completion]:
-        self._running.add(event)
+        self._reports.see(index, event)
         match event:
             case PromptProgress():
                 if self._wanted.return_progress and index % self._choices_each == 0:
@@ -112,12 +111,12 @@ class _ChunkWriter:
                     yield chunk
             case PromptLogprobs(logprobs):
                 self._prompt_logprobs[index] = (*self._prompt_logprobs.get(index, ()), *logprobs)
-            case GeneratedTokens(ids):
-                self._ids.setdefault(index, []).extend(ids)
             case TextDelta() | ReplyEnd():
                 if index not in self._choices and (beginning := self._beginning(index)) != CompletionChoice(index, ""):
                     yield self._chunk(beginning)
-                yield self._reported(self._choice(index, event))
+                chunk = self._chunk(self._choice(index, event))
+                self._reports.add(chunk)
+                yield chunk
 
     def _beginning(self, index: int) -> CompletionChoice:
         """Return the part before a reply: the echo of its prompt, and the reports about it."""
@@ -137,20 +136,9 @@ class _ChunkWriter:
             return self._choices[index].part(event)
         return CompletionChoice(index, "", finish_reason=finish_text(event.finish))
 
-    def _reported(self, choice: CompletionChoice) -> Completion:
-        """The chunk of a choice, with all that is reported beside."""
-        if self._wanted.return_token_ids:
-            choice.token_ids = self._ids.pop(choice.index, [])
-        chunk = self._chunk(choice)
-        if self._wanted.reports_usage_continuously:
-            chunk.usage = usage_so_far(self._counts, self._running)
-        if self._wanted.timings_per_token:
-            chunk.timings = self._running.timings()
-        return chunk
-
     def usage(self) -> Completion:
         chunk = self._chunk()
-        chunk.usage, chunk.timings = usage_of(self._counts), timings_of(self._counts)
+        self._reports.end(chunk)
         return chunk
 
     def _chunk(self, *choices: CompletionChoice) -> Completion:

@@ -86,7 +86,8 @@ class _Parts:
         self.prompt_logprobs = self.prompt_logprobs or choice.prompt_logprobs
         self.prompt_token_ids = self.prompt_token_ids or choice.prompt_token_ids
         if choice.token_ids is not UNSET:
-            self.token_ids = [*(self.token_ids or ()), *choice.token_ids]
+            self.token_ids = self.token_ids or []
+            self.token_ids += choice.token_ids
 
     def choice(self, index: int) -> CompletionChoice:
         return CompletionChoice(

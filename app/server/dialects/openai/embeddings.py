@@ -22,6 +22,7 @@ from app.server.dialects.rerank_requests import RerankRequest
 from app.server.embedding_inputs import check_dimensions, read_inputs
 from app.server.endpoint import Endpoint
 from app.server.refusals import NO_TEXT, RANKS_ONLY
+from app.server.reply import written_reply
 from app.server.request_body import read_body
 from app.server.served_model import ServedModel
 
@@ -87,7 +88,7 @@ class EmbeddingEndpoints:
         summary, answers = "Texts become vectors", {EMBEDDINGS: self.create_embeddings, BARE: self.create_bare}
         gives = {EMBEDDINGS: EmbeddingList, BARE: EmbeddingList | list[BareEmbedding]}
         return [
-            Endpoint("POST", path, answer, summary, takes=EmbeddingRequest, gives=gives[path], fields=FIELDS)
+            Endpoint("POST", path, answer, summary, takes=EmbeddingRequest, gives=gives[path])
             for path, answer in answers.items()
         ]
 
@@ -105,9 +106,7 @@ class EmbeddingEndpoints:
         named = {f"input[{place}]": one for place, one in enumerate(wanted.inputs())}
         sequences = await read_inputs(self._service, named, wanted.truncate_prompt_tokens)
         vectors, tokens = await self._service.embed(sequences), sum(map(len, sequences))
-        # Thousands of numbers are written, which is not to stop the others' replies.
-        body = await self._service.texts.run(lambda _: write(_written(vectors, wanted), model, tokens))
-        return Response(body, media_type="application/json")
+        return await written_reply(self._service.texts, lambda _: write(_written(vectors, wanted), model, tokens))
 
 
 def _written(vectors: Sequence[Tensor], wanted: EmbeddingRequest) -> Iterator[Raw]:

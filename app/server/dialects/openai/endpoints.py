@@ -63,7 +63,6 @@ class OpenAIEndpoints:
                 takes=CompletionRequest,
                 gives=completions.Completion,
                 streams=completions.Completion,
-                fields=COMPLETION,
             ),
             *NO_VECTORS.endpoints(VECTORS),
         ]
@@ -77,7 +76,6 @@ class OpenAIEndpoints:
             takes=ChatCompletionRequest,
             gives=chat.ChatCompletion,
             streams=chat.ChatCompletionChunk,
-            fields=CHAT,
         )
 
     def _count(self, path: str) -> Endpoint:
@@ -88,7 +86,6 @@ class OpenAIEndpoints:
             "How many tokens the prompt of a conversation has",
             takes=ChatCompletionRequest,
             gives=InputTokens,
-            fields=CHAT,
         )
 
     async def create_chat_completion(self, request: Request) -> Reply[chat.ChatCompletionChunk]:

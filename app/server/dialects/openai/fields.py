@@ -12,7 +12,7 @@ from app.server.field_table import Field, FieldTable, alias, ignored, refused, s
 
 _OPENAI = "OpenAI, vLLM, llama.cpp, Ollama, LM Studio"
 _TEXT_ONLY = "This version reads and writes text only; leave it out."
-_DEVELOPERS = "VLLM serves it on its render routes alone."
+_DEVELOPERS = "Only the render routes of vLLM serve it."
 
 # Both kinds of completions.
 REPORTING: Sequence[Field] = (

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from app.server.field_table import Field, alias, ignored, refused, supported
 
 _OPENAI = "OpenAI, vLLM, llama.cpp, Ollama, LM Studio"
-_ENGINES = "VLLM, llama.cpp, LM Studio"
+_ENGINES = "vLLM, llama.cpp, LM Studio"
 _NO_MEDIA = "This version reads text only; leave it out."
 _NO_SAMPLER = "This version does not have it; leave it out, or send top_p or min_p."
 _ONE_PROMPT = "the server keeps what was computed of every prompt by itself."

@@ -10,10 +10,9 @@ from app.chat.reply_options import ReplyOptions
 from app.chat.time_limits import TimeLimits
 from app.server.choices import WantedChoices
 from app.server.dialects.openai.requests import GenerationRequest
-from app.server.field_types import Alternatives
+from app.server.field_types import Alternatives, Milliseconds
 from engine.request import SamplingParams
 
-Milliseconds: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 RequestId: TypeAlias = Annotated[str, Meta(pattern=r"^[A-Za-z0-9._:-]{1,128}$")]
 
 
@@ -36,8 +35,7 @@ class ReportingRequest(GenerationRequest, kw_only=True):
 
     def _wanted(self, count: int, candidates: Sequence[SamplingParams], *, reports: bool) -> WantedChoices:
         wanted = super()._wanted(count, candidates, reports=reports)
-        limits = TimeLimits(_seconds(self.t_max_prompt_ms), _seconds(self.t_max_predict_ms))
-        return replace(wanted, limits=limits)
+        return replace(wanted, limits=TimeLimits.of_milliseconds(self.t_max_prompt_ms, self.t_max_predict_ms))
 
     def _options(self) -> ReplyOptions:
         counts = self.reports_usage_continuously or bool(self.timings_per_token)
@@ -54,7 +52,3 @@ class ReportingRequest(GenerationRequest, kw_only=True):
         yield from super()._problems()
         if self.stream and self.prompt_logprobs is not None:
             yield "prompt_logprobs", "a stream does not report them; leave stream out."
-
-
-def _seconds(milliseconds: int | None) -> float | None:
-    return milliseconds / 1000 if milliseconds else None

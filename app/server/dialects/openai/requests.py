@@ -1,7 +1,7 @@
-"""The requests of OpenAI's API: every field that is read, with its type and its bounds, declared here and nowhere else.
+"""The fields that all generating requests of OpenAI's APIs share, with their types and bounds.
 
-Unknown fields are ignored, since clients send many; known ones that this version cannot honour are refused by name.
-Fields that are absent or null have the API's defaults.
+`fields.py` and `generation_fields.py` list what the server does with the other documented fields. Fields that are
+absent or null have the API's defaults.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,16 +14,16 @@ from app.chat.default_sampling import API_DEFAULTS, DefaultSampling
 from app.chat.reply_options import ReplyOptions
 from app.chat.service import ChatService
 from app.chat.token_filter import TokenFilter
-from app.server.choices import WantedChoices
+from app.server.choices import WantedChoices, candidates
 from app.server.dry_fields import DryFields
-from app.server.errors import InvalidRequest, refuse_first
+from app.server.errors import check_vocabulary, refuse_first
 from app.server.field_types import Count, Fraction, ModelName, PositiveCount, StopText, Temperature, TokenId
 from app.server.origin import Purpose, origin_of
 from app.server.samplers import SamplerNames, only_named
-from app.server.served_model import ServedModel
 from app.server.structured_output import (
     AskedGrammar,
     Choices,
+    GbnfText,
     GrammarText,
     Schema,
     StructuredOutputs,
@@ -35,14 +35,12 @@ from app.server.structured_output import (
 from engine.request import MAX_BIASES, MAX_STOPS, MAX_WIDTH, BeamParams, Origin, SamplingParams
 
 MAX_PRIORITY = 100
-MAX_GBNF = 1 << 15  # characters, which are read one by one
 ANY_SEED = -1  # llama.cpp and vLLM draw one then
 
 Penalty: TypeAlias = Annotated[float, Meta(ge=-2, le=2)]
 Bias: TypeAlias = Annotated[float, Meta(ge=-100, le=100)]
 BiasPair: TypeAlias = Annotated[list[int | float | bool], Meta(min_length=2, max_length=2)]  # a token id and its bias
 BadWord: TypeAlias = Annotated[str, Meta(min_length=1, max_length=1024)]
-GbnfText: TypeAlias = Annotated[str, Meta(max_length=MAX_GBNF)]
 MostTokens: TypeAlias = Annotated[int, Meta(ge=-2, le=2**31 - 1)]  # less than 0: as many as the context holds
 
 # Fields whose value, where there is one, is a field of SamplingParams as it stands.
@@ -73,7 +71,7 @@ class Options(Struct):
 
 
 class GenerationRequest(DryFields, kw_only=True):
-    """What both kinds of request have in common."""
+    """The fields that all kinds of requests have in common."""
 
     model: ModelName | None = None  # absent: the served one, as in llama.cpp and vLLM
     stream: bool | None = None
@@ -150,10 +148,8 @@ class GenerationRequest(DryFields, kw_only=True):
         given = only_named(self.samplers, sampling.fill(given, inserts=inserts, several=self._candidates > 1))
         if self._candidates > n:
             given = {"logprobs": 0, **given}  # they are ranked by it
-        seeds: list[dict[str, Any]] = [{} for _ in range(self._candidates)]
-        if self.seed not in (None, ANY_SEED):
-            seeds = [{"seed": ((self.seed or 0) + candidate) % 2**64} for candidate in range(self._candidates)]
-        return self._wanted(n, [SamplingParams(**given, **seed) for seed in seeds], reports=reports)
+        seed = None if self.seed == ANY_SEED else self.seed
+        return self._wanted(n, candidates(given, self._candidates, seed), reports=reports)
 
     def _wanted(self, count: int, candidates: Sequence[SamplingParams], *, reports: bool) -> WantedChoices:
         interval = self.stream_options.interval_ms if self.stream and self.stream_options else None
@@ -170,9 +166,7 @@ class GenerationRequest(DryFields, kw_only=True):
         if self.allowed_token_ids is None and not self.bad_words:
             return None
         allowed = None if self.allowed_token_ids is None else frozenset(self.allowed_token_ids)
-        if allowed is not None and max(allowed) >= service.vocab_size:
-            problem = f"token id {max(allowed)} is not in the vocabulary of {service.vocab_size}."
-            raise InvalidRequest(f"allowed_token_ids: {problem}", parameter="allowed_token_ids")
+        check_vocabulary(allowed or (), service.vocab_size, "allowed_token_ids")
         return await service.token_filter(allowed, self.bad_words or ())
 
     def _context(self) -> int | None:
@@ -224,15 +218,11 @@ class GenerationRequest(DryFields, kw_only=True):
             store=self.store,
         )
 
-    def check_model(self, served: ServedModel) -> None:
-        """Raise InvalidRequest for the name of a model that is not served."""
-        served.check(self.model)
-
     def check(self) -> None:
         """Raise InvalidRequest for what no single field's bounds can say."""
         refuse_first(self._problems())
 
-    # What the two kinds answer differently.
+    # The kinds of requests answer these differently.
 
     def _purpose(self) -> Purpose:
         return Purpose.COMPLETION

@@ -94,7 +94,6 @@ class ResponseEndpoints:
                 gives=Response,
                 streams=Event,
                 framing=NAMED_EVENTS,
-                fields=RESPONSE,
             ),
             Endpoint(
                 "POST",
@@ -103,7 +102,6 @@ class ResponseEndpoints:
                 "How many tokens a request would bring",
                 takes=ResponseRequest,
                 gives=InputTokens,
-                fields=RESPONSE,
             ),
             Endpoint(
                 "POST",
@@ -112,7 +110,6 @@ class ResponseEndpoints:
                 "A conversation in fewer tokens: its user messages and a summary",
                 takes=CompactRequest,
                 gives=Compaction,
-                fields=COMPACT,
             ),
             Endpoint(
                 "GET",
@@ -222,7 +219,7 @@ class ResponseEndpoints:
 
     async def _read(self, request: Request) -> ResponseRequest:
         wanted = await read_body(request, RESPONSE)
-        wanted.check_model(self._model)
+        self._model.check(wanted.model)
         wanted.check()
         return wanted
 

@@ -57,12 +57,12 @@ _OWN: Sequence[Field] = (
     refused("use_beam_search", "vLLM", True, _ONE_REPLY, neutral=[False]),
 )
 _PATHS: Final = {field.path for field in _OWN}
-_CHOICES: Final = ("n_cmpl",)  # aliases of what is refused here
 
 RESPONSE: Final = FieldTable(
     ResponseRequest,
     {"input": "Hi"},
-    (*_OWN, *(field for field in GENERATION if field.path not in _PATHS and field.path not in _CHOICES)),
+    # A field of GENERATION is left out if this table has it, or what it is an alias of.
+    (*_OWN, *(field for field in GENERATION if not {field.path, field.target} & _PATHS)),
 )
 COMPACT: Final = FieldTable(
     CompactRequest,

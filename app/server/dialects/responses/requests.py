@@ -1,7 +1,6 @@
 """Requests of the Responses API: every field that is read, with its type and its bounds.
 
-What they have in common with OpenAI's other requests is declared there, and treated in the same manner: unknown fields
-are ignored, and known ones that this version cannot honour are refused by name.
+Fields shared with OpenAI's other requests are declared there. `fields.py` lists those that are ignored or refused.
 """
 
 from collections.abc import Iterator, Sequence
