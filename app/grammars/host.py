@@ -23,8 +23,8 @@ from engine.constraint import Constraint, Words
 
 log = logging.getLogger(__name__)
 
-# That a step waits for its grammars to take a token, and again for their masks. A process ends itself when it has used
-# its processor time, which is far less; only a machine that gives it none lets a step wait so long.
+# The longest that a step waits for its grammars to take a token, and again for their masks. A process ends itself when
+# it has used its processor time, which is far less; only a machine that gives it none lets a step wait so long.
 STEP_SECONDS: Final = 10.0
 _SLACK_SECONDS: Final = 1.0  # for an answer about a limit that a process keeps by itself
 

@@ -102,7 +102,7 @@ class ProcessStarter:
         self, vocabulary: Callable[[], Vocabulary], limits: Limits, *, forks: bool = sys.platform != "win32"
     ) -> None:
         self._vocabulary = vocabulary
-        self._limits = limits
+        self.limits = limits
         self._forks = forks
         self._lock = threading.Lock()
         self._packed: bytes | None = None
@@ -167,7 +167,7 @@ class ProcessStarter:
         return line
 
     def _process(self, stdin: int, stdout: int) -> "subprocess.Popen[bytes]":
-        options = {**asdict(self._limits), "forks": self._forks}
+        options = {**asdict(self.limits), "forks": self._forks}
         try:
             return start_isolated(
                 _PROGRAM, options, [str(_ROOT), *library_folders("llguidance")], stdin=stdin, stdout=stdout

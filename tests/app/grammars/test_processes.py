@@ -65,7 +65,7 @@ def made(tokenizer: Tokenizer) -> Iterator[Callable[..., tuple[GrammarCompiler, 
 
     def make(limits: Limits | None = None, *, forks: bool = True) -> tuple[GrammarCompiler, CountingStarter]:
         starters.append(CountingStarter(tokenizer, limits, forks=forks))
-        return GrammarCompiler(tokenizer, limits, starters[-1]), starters[-1]
+        return GrammarCompiler(tokenizer, starters[-1]), starters[-1]
 
     yield make
     for starter in starters:
