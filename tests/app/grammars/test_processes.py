@@ -126,6 +126,17 @@ def test_processor_time_is_limited_as_well(made: Callable[..., tuple[GrammarComp
         asyncio.run(asyncio.wait_for(compiler.compile(SLOW), ENOUGH))
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_signals_of_the_terminal_end_no_process(
+    made: Callable[..., tuple[GrammarCompiler, CountingStarter]], number: signal.Signals
+) -> None:
+    compiler, starter = made()
+    asyncio.run(compiler.compile(FAST))
+    os.kill(starter.first_pid, number)
+    asyncio.run(asyncio.wait_for(compiler.compile(GrammarSource("regex", "[a-z]{2}")), ENOUGH))
+    assert len(starter.lines) == 2
+
+
 def test_memory_is_limited(made: Callable[..., tuple[GrammarCompiler, CountingStarter]]) -> None:
     large = GrammarSource("regex", "a{99999}")
     roomy, _ = made(Limits(compile_cpu_seconds=600, compile_wall_seconds=600))
