@@ -169,7 +169,7 @@ class _Flight:
         with self._lock:
             self._is_stopped = True
             if self._started is not None and not self.process.done():
-                self._started.close()
+                self._started.end()
 
     def _compile(self) -> GrammarProcess:
         try:
@@ -181,7 +181,7 @@ class _Flight:
         process = self._start()
         with self._lock:
             if self._is_stopped:
-                process.close()
+                process.end()
             self._started = process
         process.compile(self._source)
         return process

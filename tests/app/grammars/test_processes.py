@@ -4,6 +4,7 @@ import asyncio
 import gc
 import os
 import signal
+import socket
 import subprocess
 import threading
 import time
@@ -16,7 +17,7 @@ from app.chat.grammars import GrammarCompiler, GrammarSource, vocabulary_of
 from app.errors import GrammarsUnavailable, InvalidGrammar
 from app.grammars.frames import Channel, Frame, Hangup, Kind, Limits, Vocabulary
 from app.grammars.host import GrammarFailed
-from app.grammars.lines import Line, ProcessStarter
+from app.grammars.lines import Line, ProcessStarter, SocketLine
 from app.grammars.source import GrammarText
 from app.text.tokenizer import Tokenizer
 from engine.constraint import Constraint, Grammar, MaskThread
@@ -70,8 +71,21 @@ def made(tokenizer: Tokenizer) -> Iterator[Callable[..., tuple[GrammarCompiler, 
     yield make
     for starter in starters:
         for line in starter.lines:
-            line.close()
+            line.end()
         starter.close()
+
+
+def test_ended_stream_keeps_its_descriptor_until_it_is_closed() -> None:
+    ours, theirs = socket.socketpair()
+    line = SocketLine(ours)
+    with theirs:
+        line.end()
+        other, also = socket.socketpair()  # with the lowest free numbers
+        with other, also:
+            assert ours.fileno() not in (-1, other.fileno(), also.fileno())
+            assert (line.receive(1), theirs.recv(1)) == (b"", b"")
+    line.close()
+    assert ours.fileno() == -1
 
 
 def until(happens: Callable[[], bool]) -> None:
