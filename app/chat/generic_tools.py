@@ -12,7 +12,6 @@ from dataclasses import replace
 from enum import Enum
 from typing import Final
 
-from app.chat.conversation import Conversation, ToolUse
 from app.chat.messages import Json, Message, ToolCall
 from app.chat.reply_formats.reply_format import CallSyntax, ReplyFormat
 from app.chat.system_role import SYSTEM_ROLES
@@ -56,12 +55,6 @@ def generic_messages(messages: Sequence[Message], definitions: Sequence[Mapping[
     marked = bool(definitions)
     told = [_as_text(message, marked=marked) for message in _with_results_as_users(messages)]
     return _with_instructions(told, definitions) if definitions else told
-
-
-def generic_beginning(conversation: Conversation, begun: str) -> str:
-    """The beginning of a reply, which is an answer unless calls are forced."""
-    is_answer = conversation.tools and conversation.use is not ToolUse.FORCED
-    return ANSWER_MARK + begun if is_answer else begun
 
 
 def _as_text(message: Message, *, marked: bool) -> Message:

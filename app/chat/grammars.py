@@ -78,13 +78,10 @@ def _written_in_slashes(found: re.Match[str]) -> str:
 class GrammarCompiler:
     """Compiles grammars for one vocabulary. Used on one event loop at a time."""
 
-    def __init__(
-        self, tokenizer: Tokenizer, limits: Limits | None = None, starter: ProcessStarter | None = None
-    ) -> None:
+    def __init__(self, tokenizer: Tokenizer, starter: ProcessStarter | None = None) -> None:
         """`starter` starts other processes than this system's usual ones."""
         self._tokenize = partial(_tokenized, tokenizer)  # not a method: processes must not hold their compiler
-        self._limits = limits = limits or Limits()
-        self._starter = starter or ProcessStarter(partial(vocabulary_of, tokenizer), limits)
+        self._starter = starter or ProcessStarter(partial(vocabulary_of, tokenizer), Limits())
         self._jumps = tokenizer.encode_continuation("a") is not None  # else what must follow is drawn token by token
         self._threads = ThreadPoolExecutor(_AT_ONCE, "grammars")
         self._kept: collections.OrderedDict[GrammarText, tuple[GrammarProcess, float]] = collections.OrderedDict()
@@ -138,7 +135,7 @@ class GrammarCompiler:
             del self._kept[source]
 
     def _new_process(self) -> GrammarProcess:
-        return GrammarProcess(self._starter.start(), self._tokenize, self._limits, jumps=self._jumps)
+        return GrammarProcess(self._starter.start(), self._tokenize, self._starter.limits, jumps=self._jumps)
 
 
 def vocabulary_of(tokenizer: Tokenizer) -> Vocabulary:
@@ -172,7 +169,7 @@ class _Flight:
         with self._lock:
             self._is_stopped = True
             if self._started is not None and not self.process.done():
-                self._started.close()
+                self._started.end()
 
     def _compile(self) -> GrammarProcess:
         try:
@@ -184,7 +181,7 @@ class _Flight:
         process = self._start()
         with self._lock:
             if self._is_stopped:
-                process.close()
+                process.end()
             self._started = process
         process.compile(self._source)
         return process

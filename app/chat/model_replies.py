@@ -141,7 +141,7 @@ class ModelReplies:
         tools: dict[str, Json] = {tool.name: tool.parameters for tool in conversation.callable_tools}
         reading = self._reading(conversation)
         markup = reading.markup if tools else reading.uncalled
-        parallel, answers = self._may_call_several(conversation), self._has_answer_begun(conversation)
+        parallel, answers = self._may_call_several(conversation), self.has_answer_begun(conversation)
         return ReplyParser(markup, tools, opening=markup.opening(rendered), parallel=parallel, answers=answers)
 
     def grammar(
@@ -157,7 +157,7 @@ class ModelReplies:
         reply = (written, reading.markup.opening(rendered), tools, self._tokenizer.control_tokens)
         if conversation.use is ToolUse.FORCED:
             return _lark(call_grammar(*reply, parallel=parallel, thinks=thinks)), True
-        if self._has_answer_begun(conversation):
+        if self.has_answer_begun(conversation):
             return asked, False
         if reading is self._generic:
             answer = ANY_TEXT if asked is None else asked.as_lark()
@@ -170,6 +170,11 @@ class ModelReplies:
             return asked, False
         return _lark(answer_grammar(*reply, asked.as_lark(), parallel=parallel, thinks=thinks)), False
 
+    def has_answer_begun(self, conversation: Conversation) -> bool:
+        """Whether the prompt ends in the middle of a marked answer."""
+        is_free = bool(conversation.begun) and conversation.use is not ToolUse.FORCED
+        return is_free and self._reading(conversation) is self._generic
+
     def loosened(self, conversation: Conversation) -> Conversation | None:
         """The same conversation with any arguments for the tools that are not strict, for schemas that cannot be
         compiled; None where calls by their schemas were asked for."""
@@ -179,29 +184,23 @@ class ModelReplies:
 
     def within_budget(self, conversation: Conversation, rendered: str, grammar: Grammar | None) -> Grammar | None:
         """A grammar of the reply, or none, with the limit that the conversation sets to thoughts."""
-        budget, thinking = conversation.thinking_budget, self._template.format.thinking
-        if budget is None or thinking is None or self._native.markup.has_thought(rendered):
+        budget, thinking, markup = conversation.thinking_budget, self._template.format.thinking, self._native.markup
+        if budget is None or thinking is None or markup.has_thought(rendered):
             return grammar
         begin, end = ([Markup(one).filled() for one in marks] for marks in (thinking.begin, thinking.end))
         marks = ThoughtMarks.of(self._tokenizer, begin, end)
-        markup = self._native.markup
         thinks = markup.thinks(markup.opening(rendered))
         return ThinkingBudget(self._tokenizer, marks, budget, grammar, thinks=thinks)
 
     def _reading(self, conversation: Conversation) -> _Reading:
         """The format of the reply to a conversation."""
-        is_generic = conversation.tools and self.tells_generically(conversation)
+        is_generic = bool(conversation.tools) and self.tool_support is ToolSupport.GENERIC
         return self._generic if is_generic else self._native
 
     def _may_call_several(self, conversation: Conversation) -> bool:
         """A model that was not made for calls tends to repeat one, and makes several only where that is asked for."""
         wanted = conversation.parallel_calls
         return self.tool_support is ToolSupport.NATIVE if wanted is None else wanted
-
-    def _has_answer_begun(self, conversation: Conversation) -> bool:
-        """Whether the prompt ends in the middle of a marked answer."""
-        is_free = bool(conversation.begun) and conversation.use is not ToolUse.FORCED
-        return is_free and self._reading(conversation) is self._generic
 
     @functools.cached_property
     def _native(self) -> _Reading:

@@ -21,7 +21,7 @@ from operator import attrgetter
 
 from app.chat.common_beginning import num_common
 from app.chat.conversation import Conversation
-from app.chat.generic_tools import generic_beginning, generic_messages
+from app.chat.generic_tools import ANSWER_MARK, generic_messages
 from app.chat.messages import Json, Message, object_with_texts, with_texts
 from app.chat.model_replies import ModelReplies
 from app.chat.stable_ids import StableIds
@@ -225,7 +225,7 @@ class PromptEncoder:
         begun = Message("assistant", told.begun)
         return _up_to(self._by_template(replace(told, messages=[*told.messages, begun]), asks=False), told.begun)
 
-    def _prepared(self, conversation: Conversation, protect: Callable[[str], str]) -> "_Prepared":
+    def _prepared(self, conversation: Conversation, protect: Callable[[str], str]) -> _Prepared:
         """A conversation without control tokens in what people wrote, in roles that the template takes."""
         messages: Sequence[Message] = [message.with_texts(protect) for message in conversation.messages]
         tools = [object_with_texts(tool.definition, protect, fields=True) for tool in conversation.tools]
@@ -233,13 +233,13 @@ class PromptEncoder:
         begun = protect(conversation.begun)
         if self.replies.tells_generically(conversation):
             messages = generic_messages(messages, tools)
-            begun = begun and generic_beginning(conversation, begun)
+            begun = ANSWER_MARK + begun if self.replies.has_answer_begun(conversation) else begun
             tools = []
         if any(message.role in SYSTEM_ROLES for message in messages) and not self.replies.takes_system:
             messages = [*without_system_role(messages)]
         return _Prepared(messages, tools, variables, begun)
 
-    def _by_template(self, told: "_Prepared", *, asks: bool = True) -> str:
+    def _by_template(self, told: _Prepared, *, asks: bool) -> str:
         """What the template makes of a conversation; and, if it `asks`, what the reply begins behind."""
         return self._renderer.render(
             self._tokenizer.chat_template or "",

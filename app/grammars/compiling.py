@@ -9,7 +9,7 @@ import json
 import math
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final, Literal
 
 import llguidance
@@ -165,8 +165,3 @@ def too_complex(detail: str) -> GrammarProblem:
 
 def _is_empty(problem: str) -> bool:
     return any(words in problem.lower() for words in _EMPTY_WORDS)
-
-
-def mask_size(tokens: Sequence[bytes]) -> int:
-    """Bytes of a mask: whole words of 32 tokens."""
-    return 4 * -(-len(tokens) // 32)

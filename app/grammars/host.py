@@ -23,8 +23,8 @@ from engine.constraint import Constraint, Words
 
 log = logging.getLogger(__name__)
 
-# That a step waits for its grammars to take a token, and again for their masks. A process ends itself when it has used
-# its processor time, which is far less; only a machine that gives it none lets a step wait so long.
+# The longest that a step waits for its grammars to take a token, and again for their masks. A process ends itself when
+# it has used its processor time, which is far less; only a machine that gives it none lets a step wait so long.
 STEP_SECONDS: Final = 10.0
 _SLACK_SECONDS: Final = 1.0  # for an answer about a limit that a process keeps by itself
 
@@ -47,7 +47,8 @@ class GrammarProcess:
         self._ended: collections.deque[int] = collections.deque()  # replies that the process can forget
         self._numbers = itertools.count(1)
         self._problem = ""  # why it has ended
-        self.close = weakref.finalize(self, line.close)
+        self.end = line.end
+        weakref.finalize(self, line.close)
 
     @property
     def is_alive(self) -> bool:
@@ -105,7 +106,7 @@ class GrammarProcess:
 
     def _failed(self, problem: str) -> GrammarFailed:
         self._problem = self._problem or problem
-        self.close()
+        self.end()
         return GrammarFailed(f"It is too complex: {self._problem}. {SIMPLIFY}")
 
     def _send(self, frame: Frame) -> None:

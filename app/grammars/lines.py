@@ -31,15 +31,19 @@ class Line(Protocol):
     def send(self, data: bytes) -> object: ...
 
     def receive(self, size: int) -> bytes:
-        """About that many bytes; none after `close` by either side. Raises TimeoutError."""
+        """About that many bytes; none after `end`, or when the process has ended. Raises TimeoutError."""
         ...
 
     def limit(self, seconds: float) -> None:
         """How long `receive` waits from now on."""
         ...
 
+    def end(self) -> None:
+        """End the process, even in the middle of a computation. Any thread may call it, any number of times."""
+        ...
+
     def close(self) -> None:
-        """End the process, whatever it computes. Any thread may call it, any number of times."""
+        """End the process and free what the stream needs. Call it only if no other thread sends or receives."""
         ...
 
 
@@ -52,9 +56,13 @@ class SocketLine:
         self.receive = connection.recv
         self.limit = connection.settimeout
 
-    def close(self) -> None:
+    def end(self) -> None:
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)  # wakes a thread that is receiving
+
+    def close(self) -> None:
+        # Not in `end`: a thread about to receive would wait for whatever gets the number of this socket next.
+        self.end()
         self._connection.close()
 
 
@@ -81,8 +89,11 @@ class PipeLine:
     def limit(self, seconds: float) -> None:
         self._seconds = seconds
 
-    def close(self) -> None:
+    def end(self) -> None:
         self._process.kill()
+
+    def close(self) -> None:
+        self.end()
         self._process.wait()
         cast(IO[bytes], self._process.stdin).close()
 
@@ -102,7 +113,7 @@ class ProcessStarter:
         self, vocabulary: Callable[[], Vocabulary], limits: Limits, *, forks: bool = sys.platform != "win32"
     ) -> None:
         self._vocabulary = vocabulary
-        self._limits = limits
+        self.limits = limits
         self._forks = forks
         self._lock = threading.Lock()
         self._packed: bytes | None = None
@@ -167,7 +178,7 @@ class ProcessStarter:
         return line
 
     def _process(self, stdin: int, stdout: int) -> "subprocess.Popen[bytes]":
-        options = {**asdict(self._limits), "forks": self._forks}
+        options = {**asdict(self.limits), "forks": self._forks}
         try:
             return start_isolated(
                 _PROGRAM, options, [str(_ROOT), *library_folders("llguidance")], stdin=stdin, stdout=stdout

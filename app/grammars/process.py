@@ -28,7 +28,8 @@ from dataclasses import dataclass, field
 from functools import partial
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in the terminal is for the server to handle
+    for name in {"SIGINT", "SIGHUP"} & signal.Signals.__members__.keys():  # of the terminal: the server handles them
+        signal.signal(signal.Signals[name], signal.SIG_IGN)
     sys.path[:] = [*sys.argv[2:], *sys.path[1:]]  # in place of the folder of this file
 
 import llguidance

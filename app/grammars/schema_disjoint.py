@@ -8,8 +8,8 @@ from itertools import combinations
 from typing import TypeAlias
 
 from app.grammars.problem import GrammarProblem
-from app.grammars.schema_keywords import Json
-from app.grammars.schema_tree import definition_of, mapped
+from app.grammars.schema_keywords import Json, named_in, number_in, texts_in, types_in
+from app.grammars.schema_tree import conjuncts, definition_of, mapped
 
 _MOST_PAIRS = 2000
 _MOST_DEPTH = 8
@@ -97,17 +97,11 @@ class Disjointness:
         return None
 
     def _facts(self, schema: Json) -> "_Facts":
-        facts, left, seen = _Facts(), [schema], set[str]()
-        while left:
-            part = left.pop()
-            name = definition_of(part)
-            if name is not None and name not in seen:
-                seen.add(name)
-                left.append(self._definitions[name])
+        facts = _Facts()
+        for part in conjuncts(schema, self._definitions):
             if part is False:
                 facts.types = frozenset()
             elif isinstance(part, Mapping):
-                left += part.get("allOf", ())  # type: ignore[arg-type]
                 facts.add(part)
         return facts
 
@@ -127,19 +121,17 @@ class _Facts:
     def add(self, schema: Mapping[str, Json]) -> None:
         """Another schema that the values fit."""
         if "type" in schema:
-            given = schema["type"]
-            names = [given] if isinstance(given, str) else given
-            self.types &= frozenset("number" if it == "integer" else str(it) for it in names)  # type: ignore[union-attr]
+            self.types &= frozenset("number" if it == "integer" else it for it in types_in(schema))
         listed = [schema["const"]] if "const" in schema else schema.get("enum")
         if listed is not None:
             found = frozenset(map(_canonical, listed))  # type: ignore[arg-type]
             self.values = found if self.values is None else self.values & found
         self.low = max(self.low, _number(schema, "minimum", -math.inf), _number(schema, "exclusiveMinimum", -math.inf))
         self.high = min(self.high, _number(schema, "maximum", math.inf), _number(schema, "exclusiveMaximum", math.inf))
-        properties: Mapping[str, Json] = schema.get("properties", {})  # type: ignore[assignment]
+        properties = named_in(schema, "properties")
         for name, part in properties.items():
             self.members.setdefault(name, []).append(part)
-        self.required |= set(schema.get("required", ()))  # type: ignore[arg-type]
+        self.required |= set(texts_in(schema, "required"))
         if schema.get("additionalProperties") is False and not schema.get("patternProperties"):
             names_here = frozenset(properties)
             self.allowed = names_here if self.allowed is None else self.allowed & names_here
@@ -187,5 +179,5 @@ def _type(value: Json) -> str:
 
 
 def _number(schema: Mapping[str, Json], key: str, default: float) -> float:
-    value = schema.get(key, default)
-    return float(value) if isinstance(value, int | float) else default
+    value = number_in(schema, key)
+    return default if value is None else float(value)

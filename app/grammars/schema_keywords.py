@@ -6,7 +6,7 @@ Words that are not in these tables are annotations (title, description, default,
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, TypeGuard
 
 Json: TypeAlias = "bool | int | float | str | Sequence[Json] | Mapping[str, Json] | None"
 Schema: TypeAlias = Mapping[str, Json]
@@ -78,12 +78,18 @@ def number_in(schema: Schema, key: str) -> int | float | None:
 def list_in(schema: Schema, key: str) -> Sequence[Json]:
     """The members of the list under a keyword; none without one."""
     value = schema.get(key)
-    return value if isinstance(value, Sequence) and not isinstance(value, str) else ()
+    return value if is_list(value) else ()
 
 
 def texts_in(schema: Schema, key: str) -> Sequence[str]:
     """The strings in the list under a keyword."""
     return [value for value in list_in(schema, key) if isinstance(value, str)]
+
+
+def types_in(schema: Schema) -> Sequence[str]:
+    """The names under `type`, which is one or a list; none without it."""
+    given = schema.get("type")
+    return [given] if isinstance(given, str) else texts_in(schema, "type")
 
 
 def named_in(schema: Schema, key: str) -> Schema:
@@ -92,7 +98,7 @@ def named_in(schema: Schema, key: str) -> Schema:
     return value if isinstance(value, Mapping) else {}
 
 
-def is_list(value: Json) -> bool:
+def is_list(value: Json) -> TypeGuard[Sequence[Json]]:
     return isinstance(value, Sequence) and not isinstance(value, str)
 
 
@@ -115,7 +121,7 @@ def _is_types(value: Json) -> bool:
 
 
 def _is_list_of(fits: Callable[[Json], bool]) -> Callable[[Json], bool]:
-    return lambda value: isinstance(value, Sequence) and not isinstance(value, str) and all(map(fits, value))
+    return lambda value: is_list(value) and all(map(fits, value))
 
 
 def _is_schemas_by_name(value: Json) -> bool:

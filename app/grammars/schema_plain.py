@@ -1,6 +1,6 @@
 """Schemas without references and combinations: the type of a value, its constants, and the keywords of its type."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final, Literal, TypeAlias
 
 from app.grammars.problem import GrammarProblem
@@ -14,7 +14,7 @@ from app.grammars.schema_keywords import (
     is_list,
     list_in,
     number_in,
-    texts_in,
+    types_in,
 )
 from app.grammars.schema_numbers import integer_bounds, is_exact, multiple, number_bounds
 from app.grammars.schema_objects import ObjectRewriter
@@ -150,8 +150,7 @@ def _types(known: Schema, *, implied: bool) -> frozenset[str]:
         kinds = {TYPE_OF[key] for key in known if key in TYPE_OF}
         is_one = implied and len(kinds) == 1 and not known.keys() & {"enum", "const"}
         return frozenset(kinds) if is_one else _ALL
-    given = known["type"]
-    types = frozenset([given] if isinstance(given, str) else texts_in(known, "type"))
+    types = frozenset(types_in(known))
     return types - {"integer"} if "number" in types else types
 
 
@@ -166,6 +165,6 @@ def _inexact(value: Json) -> Iterator[int | float]:
         yield value
     if isinstance(value, Mapping):
         value = list(value.values())
-    if isinstance(value, Sequence) and not isinstance(value, str):
+    if is_list(value):
         for member in value:
             yield from _inexact(member)

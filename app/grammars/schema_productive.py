@@ -6,8 +6,8 @@ A fixpoint over the definitions: one can be completed if it needs none but those
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from app.grammars.schema_keywords import Json, Schema, list_in, named_in, number_in, texts_in
-from app.grammars.schema_tree import definition_of, mapped
+from app.grammars.schema_keywords import Json, Schema, list_in, named_in, number_in, texts_in, types_in
+from app.grammars.schema_tree import conjuncts, definition_of, mapped
 
 _MOST_ITEMS: Final = 1000  # of prefixItems that are looked at
 
@@ -46,7 +46,8 @@ class _Search:
             return False
         if "enum" in schema and not list_in(schema, "enum"):
             return False
-        return any(self._is_finite_type(kind, schema) for kind in _types(schema))
+        types = types_in(schema) if "type" in schema else ["null"]
+        return any(self._is_finite_type(kind, schema) for kind in types)
 
     def _is_finite_type(self, kind: str, schema: Schema) -> bool:
         if kind == "object":
@@ -60,23 +61,12 @@ class _Search:
 
     def _objects(self, schema: Schema) -> Sequence[Schema]:
         """The parts of an intersection that describe an object; none if it may be something else."""
-        parts, left, seen = list[Schema](), list[Json]([schema]), set[str]()
-        while left:
-            part = left.pop()
-            name = definition_of(part)
-            if name is not None and name not in seen:
-                seen.add(name)
-                left.append(self._definitions[name])
-            elif isinstance(part, Mapping):
-                left += list_in(part, "allOf")
-                if part.keys() & {"properties", "required", "additionalProperties"}:
-                    parts.append(part)
+        parts = [
+            part
+            for part in conjuncts(schema, self._definitions)
+            if isinstance(part, Mapping) and part.keys() & {"properties", "required", "additionalProperties"}
+        ]
         return parts if any(part.get("type") == "object" for part in parts) else ()
-
-
-def _types(schema: Schema) -> Sequence[str]:
-    given = schema.get("type", "null")
-    return [given] if isinstance(given, str) else texts_in(schema, "type")
 
 
 def _needed_items(schema: Schema) -> Sequence[Json]:

@@ -1,11 +1,11 @@
 """References within a schema: which part of it each `$ref` means. Nothing is ever fetched from elsewhere."""
 
 import functools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from urllib.parse import unquote
 
 from app.grammars.problem import GrammarProblem
-from app.grammars.schema_keywords import Json
+from app.grammars.schema_keywords import Json, is_list
 
 Pointer = tuple[str, ...]  # the steps from the root
 
@@ -64,7 +64,7 @@ def _unescaped(step: str) -> str:
 def _member(part: Json, step: str) -> tuple[Json] | None:
     if isinstance(part, Mapping):
         return (part[step],) if step in part else None
-    if isinstance(part, Sequence) and not isinstance(part, str) and step.isdigit() and int(step) < len(part):
+    if is_list(part) and step.isdigit() and int(step) < len(part):
         return (part[int(step)],)
     return None
 
@@ -75,7 +75,7 @@ def _parts(pointer: Pointer, part: Json) -> Iterator[tuple[Pointer, Mapping[str,
     if isinstance(part, Mapping):
         yield pointer, part
         members = part.items()
-    elif isinstance(part, Sequence) and not isinstance(part, str):
+    elif is_list(part):
         members = ((str(number), member) for number, member in enumerate(part))
     for step, member in members:
         yield from _parts((*pointer, step), member)

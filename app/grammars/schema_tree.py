@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 
-from app.grammars.schema_keywords import Json, is_list
+from app.grammars.schema_keywords import Json, is_list, list_in
 
 DEFINITION = "#/$defs/"
 
@@ -18,7 +18,7 @@ def parts_of(schema: Json) -> Iterator[Json]:
             if key in _ONE:
                 yield value
             elif key in _SEVERAL and is_list(value):
-                yield from value  # type: ignore[misc]
+                yield from value
             elif key in _NAMED and isinstance(value, Mapping):
                 yield from value.values()
 
@@ -32,7 +32,7 @@ def mapped(schema: Json, change: Callable[[Json], Json]) -> Json:
         if key in _ONE:
             changed[key] = change(value)
         elif key in _SEVERAL and is_list(value):
-            changed[key] = [change(part) for part in value]  # type: ignore[union-attr]
+            changed[key] = [change(part) for part in value]
         elif key in _NAMED and isinstance(value, Mapping):
             changed[key] = {name: change(part) for name, part in value.items()}
         else:
@@ -44,6 +44,20 @@ def definition_of(schema: Json) -> str | None:
     """The name of the definition that a schema refers to."""
     reference = schema.get("$ref") if isinstance(schema, Mapping) else None
     return reference.removeprefix(DEFINITION) if isinstance(reference, str) else None
+
+
+def conjuncts(schema: Json, definitions: Mapping[str, Json]) -> Iterator[Json]:
+    """The schema and all that it requires through `allOf` and `$ref`; each definition once."""
+    left, seen = [schema], set[str]()
+    while left:
+        part = left.pop()
+        name = definition_of(part)
+        if name is not None and name not in seen:
+            seen.add(name)
+            left.append(definitions[name])
+        if isinstance(part, Mapping):
+            left += list_in(part, "allOf")
+        yield part
 
 
 def reachable(root: Json, definitions: Mapping[str, Json]) -> set[str]:

@@ -56,7 +56,6 @@ class EncoderTokenizer:
         self.markers_before = len(self._begin)  # of a text
         self.vocab_size = 1 + max((*vocab.values(), *markers))  # ids are below this
         self.longest_token = max(MAX_WORD, *map(len, vocab))  # characters, but for words that become an unknown token
-        self._texts = tuple(vocab)
 
     def encode(self, text: str, most: int | None = None, limit: Limit = NO_LIMIT) -> tuple[int, ...]:
         """The ids of `text` with the markers around it; where `most` is given, the text is cut to fit into so many.
@@ -84,7 +83,9 @@ class EncoderTokenizer:
     @functools.cached_property
     def cuts_at_words(self) -> bool:
         """See `PieceEncoder`."""
-        return cuts_exactly(self._texts, self)
+        with library_errors("reading its vocabulary"):
+            texts = self._backend.get_vocab(with_added_tokens=True)
+        return cuts_exactly(texts, self)
 
 
 def _around(ids: list[int], special: list[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -1,7 +1,7 @@
 """Long texts become ids in pieces, so that encoding can stop at a limit or when its caller is gone.
 
 A piece ends in front of a space between two words, which no token reaches across: the ids are those of the whole text.
-A stretch without such a place is encoded at once, after an estimate of its tokens.
+A stretch without such a place is encoded at once, after an estimate of its tokens if they are limited.
 """
 
 import re
@@ -37,6 +37,11 @@ class Limit:
         """For a prompt that has to fit into a context of so many tokens."""
         return cls(tokens, max(2 * tokens, COUNTED), check)
 
+    @property
+    def most(self) -> int | None:
+        """Tokens beyond which encoding stops; None: it never does."""
+        return self.tokens if self.counted is None else self.counted
+
     def check_characters(self, characters: int, longest_token: int) -> None:
         """Raise TextTooLong for a text of so many characters if it cannot fit, whatever they are."""
         least = characters // longest_token
@@ -46,8 +51,7 @@ class Limit:
     def check_count(self, tokens: int) -> None:
         """Raise TextTooLong for a text whose first part has so many tokens, and call `check`."""
         self.check()
-        most = self.tokens if self.counted is None else self.counted
-        if most is not None and tokens > most:
+        if self.most is not None and tokens > self.most:
             raise TextTooLong(tokens)
 
 
@@ -80,7 +84,7 @@ def encode_long(encoder: PieceEncoder, text: str, *, at_start: bool, limit: Limi
     """The ids of `text`. Raises TextTooLong and what `limit.check` raises."""
     ids = array("I")
     for piece in _pieces(encoder, text):
-        if len(piece) > 2 * PIECE:
+        if limit.most is not None and len(piece) > 2 * PIECE:
             _estimate(encoder, piece, len(ids), limit)
         found = encoder.continue_piece(piece) if ids else encoder.encode_piece(piece, at_start=at_start)
         if found is None:

@@ -208,9 +208,7 @@ class Tokenizer:
     def encode_continuation(self, text: str, limit: Limit = NO_LIMIT) -> Sequence[int] | None:
         """The ids of `text` that goes on in the middle of a plain text; None where the vocabulary has no way to say it,
         since it begins every text with a space. Raises TextTooLong beyond the `limit`."""
-        if not self._begins_texts_with_space:
-            return self.encode_plain(text, at_start=False, limit=limit)
-        return self._behind_line_break(self.encode_plain("\n" + text, at_start=False, limit=limit))
+        return self._continuation(text, functools.partial(self.encode_plain, at_start=False, limit=limit))
 
     def encode_piece(self, text: str, *, at_start: bool) -> Sequence[int]:
         """See `PieceEncoder`."""
@@ -218,9 +216,7 @@ class Tokenizer:
 
     def continue_piece(self, text: str) -> Sequence[int] | None:
         """See `PieceEncoder`."""
-        if not self._begins_texts_with_space:
-            return self.encode_piece(text, at_start=False)
-        return self._behind_line_break(self.encode_piece("\n" + text, at_start=False))
+        return self._continuation(text, functools.partial(self.encode_piece, at_start=False))
 
     @functools.cached_property
     def cuts_at_words(self) -> bool:
@@ -228,10 +224,12 @@ class Tokenizer:
         texts = (text for text in self._vocabulary.texts if text not in self.control_tokens)
         return cuts_exactly(texts, self)
 
-    def _behind_line_break(self, ids: Sequence[int]) -> Sequence[int] | None:
-        """Of a text behind a line break, with which nothing is joined in most vocabularies that begin texts with a
-        space; None in the others."""
-        line_break = self.encode_piece("\n", at_start=False)
+    def _continuation(self, text: str, encode: Callable[[str], Sequence[int]]) -> Sequence[int] | None:
+        """The ids of `text` after another text. If the vocabulary begins every text with a space, `text` is encoded
+        after a line break, which most of these vocabularies join with nothing; None for the others."""
+        if not self._begins_texts_with_space:
+            return encode(text)
+        ids, line_break = encode("\n" + text), self.encode_piece("\n", at_start=False)
         return ids[len(line_break) :] if ids[: len(line_break)] == line_break else None
 
     @functools.cached_property

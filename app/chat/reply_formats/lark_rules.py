@@ -35,9 +35,8 @@ class LarkRules:
     def text(self, text: str) -> str:
         """A text as it stands, control tokens in it included."""
         parts = [part for part in self._tokens.split(text) if part]
-        return (
-            " ".join(f"<[{self._control[part]}]>" if part in self._control else quoted(part) for part in parts) or '""'
-        )
+        written = (f"<[{self._control[part]}]>" if part in self._control else literal(part) for part in parts)
+        return " ".join(written) or '""'
 
     def up_to(self, text: str) -> str:
         """Anything, up to and with a text."""
@@ -70,11 +69,6 @@ class LarkRules:
 
     def any_of(self, expressions: Sequence[str]) -> str:
         return self.rule(" | ".join(expressions))
-
-
-def quoted(text: str) -> str:
-    """As a literal of plain text."""
-    return literal(text)
 
 
 def _escaped(text: str) -> str:

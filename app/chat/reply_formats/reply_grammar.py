@@ -9,9 +9,10 @@ from app.chat.conversation import Tool
 from app.chat.messages import Json
 from app.chat.reply_formats.argument_types import TEXT, member_schema, types_in
 from app.chat.reply_formats.call_reader import CallMarkup
-from app.chat.reply_formats.lark_rules import LarkRules, quoted
+from app.chat.reply_formats.lark_rules import LarkRules
 from app.chat.reply_formats.markup import Hole, Markup
 from app.chat.reply_formats.reply_format import CallSyntax, ReplyFormat
+from app.grammars.lark import literal
 
 # An answer without bounds. White space at its beginning is not told, and would not be in the text that is sent back.
 ANY_TEXT = r"(/[^ \n\r\t](.|\n)*/)?"
@@ -182,18 +183,18 @@ class _Calls:
 
     def _object(self, tool: Tool) -> str:
         before, _, behind = self._syntax.object.replace("{name}", tool.name).partition("{arguments}")
-        return f"{quoted(before)} {self._arguments(tool)} {quoted(behind)}"
+        return f"{literal(before)} {self._arguments(tool)} {literal(behind)}"
 
     def _python(self, tool: Tool) -> str:
         required, optional = _members(tool.parameters)
-        written = [f"{quoted(f'{key}=')} {self._member(tool, key)}" for key in (*required, *optional)]
+        written = [f"{literal(f'{key}=')} {self._member(tool, key)}" for key in (*required, *optional)]
         must, may = written[: len(required)], written[len(required) :]
         expression = ' ", " '.join(must) or '""'
         for one in may if must else ():
             expression += f' (", " {one})?'
         if may and not must:
             expression = " | ".join(('""', *may))
-        return f"{quoted(f'{tool.name}(')} ({expression}) {quoted(')')}"
+        return f"{literal(f'{tool.name}(')} ({expression}) {literal(')')}"
 
     def _arguments(self, tool: Tool) -> str:
         schema = tool.parameters if isinstance(tool.parameters, Mapping) else {}

@@ -48,7 +48,6 @@ class FormatMarkup:
         self.silent = [*(Markup(one) for one in written.messages.silent), *around, *self.end_thinking]
         self.answer_marks = [Markup(written.messages.answer_mark)] if written.messages.answer_mark else []
         self.is_plain = not (self.begin_thinking or self.calls or self.silent or self.answer_marks)
-        self.answer_literals = [it.first for it in self.answer_marks]
         tails = [*around, *(call.tail for call in self.calls)]
         self.call_literals = [text for markup in (*heads, *tails) for text in markup.literals[:1]]
         self.openings = [*written.messages.openings, *(begin.written for begin in self.begin_thinking)]
@@ -212,8 +211,9 @@ class ReplyParser:
     def _is_cut_off(self) -> bool:
         """Whether the rest is the beginning of markup that a limit has cut off, where nothing else may be: in front of
         a marked answer, or behind a call."""
-        rest, marks = self._buffer.strip(), [*self._markup.answer_literals, *self._markup.call_literals]
-        is_alone = self._nothing_said and bool(self._markup.answer_literals)
+        answers = [mark.first for mark in self._markup.answer_marks]
+        rest, marks = self._buffer.strip(), [*answers, *self._markup.call_literals]
+        is_alone = self._nothing_said and bool(answers)
         is_alone = is_alone or (self._behind_markup and self.num_calls > 0)
         return is_alone and bool(rest) and any(mark.startswith(rest) for mark in marks)
 

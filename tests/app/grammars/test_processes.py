@@ -4,6 +4,7 @@ import asyncio
 import gc
 import os
 import signal
+import socket
 import subprocess
 import threading
 import time
@@ -16,7 +17,7 @@ from app.chat.grammars import GrammarCompiler, GrammarSource, vocabulary_of
 from app.errors import GrammarsUnavailable, InvalidGrammar
 from app.grammars.frames import Channel, Frame, Hangup, Kind, Limits, Vocabulary
 from app.grammars.host import GrammarFailed
-from app.grammars.lines import Line, ProcessStarter
+from app.grammars.lines import Line, ProcessStarter, SocketLine
 from app.grammars.source import GrammarText
 from app.text.tokenizer import Tokenizer
 from engine.constraint import Constraint, Grammar, MaskThread
@@ -65,13 +66,26 @@ def made(tokenizer: Tokenizer) -> Iterator[Callable[..., tuple[GrammarCompiler, 
 
     def make(limits: Limits | None = None, *, forks: bool = True) -> tuple[GrammarCompiler, CountingStarter]:
         starters.append(CountingStarter(tokenizer, limits, forks=forks))
-        return GrammarCompiler(tokenizer, limits, starters[-1]), starters[-1]
+        return GrammarCompiler(tokenizer, starters[-1]), starters[-1]
 
     yield make
     for starter in starters:
         for line in starter.lines:
-            line.close()
+            line.end()
         starter.close()
+
+
+def test_ended_stream_keeps_its_descriptor_until_it_is_closed() -> None:
+    ours, theirs = socket.socketpair()
+    line = SocketLine(ours)
+    with theirs:
+        line.end()
+        other, also = socket.socketpair()  # with the lowest free numbers
+        with other, also:
+            assert ours.fileno() not in (-1, other.fileno(), also.fileno())
+            assert (line.receive(1), theirs.recv(1)) == (b"", b"")
+    line.close()
+    assert ours.fileno() == -1
 
 
 def until(happens: Callable[[], bool]) -> None:
@@ -124,6 +138,17 @@ def test_processor_time_is_limited_as_well(made: Callable[..., tuple[GrammarComp
     compiler, _ = made(Limits(compile_cpu_seconds=0.2, compile_wall_seconds=600))
     with pytest.raises(InvalidGrammar, match="too complex"):
         asyncio.run(asyncio.wait_for(compiler.compile(SLOW), ENOUGH))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_signals_of_the_terminal_end_no_process(
+    made: Callable[..., tuple[GrammarCompiler, CountingStarter]], number: signal.Signals
+) -> None:
+    compiler, starter = made()
+    asyncio.run(compiler.compile(FAST))
+    os.kill(starter.first_pid, number)
+    asyncio.run(asyncio.wait_for(compiler.compile(GrammarSource("regex", "[a-z]{2}")), ENOUGH))
+    assert len(starter.lines) == 2
 
 
 def test_memory_is_limited(made: Callable[..., tuple[GrammarCompiler, CountingStarter]]) -> None:

@@ -62,6 +62,13 @@ def test_a_text_within_its_limit_is_encoded_whole(tokenizer: Tokenizer, text: st
     assert tokenizer.encode_plain(text, at_start=True, limit=Limit(800)) == tokenizer.encode_piece(text, at_start=True)
 
 
+def test_text_without_a_limit_is_encoded_once(tokenizer: Tokenizer) -> None:
+    assert tokenizer.cuts_at_words  # which encodes a few words to find out
+    before = tokenizer.characters_encoded
+    tokenizer.encode_plain("9" * 2000, at_start=True, limit=Limit(check=calls(10)))
+    assert tokenizer.characters_encoded - before == 2000
+
+
 def test_a_prompt_that_is_not_much_too_long_is_counted_exactly(tokenizer: Tokenizer) -> None:
     assert len(tokenizer.encode("9" * 290, limit=Limit.of_context(100))) == 290
     assert len(tokenizer.encode("9" * 590, limit=Limit.of_context(300))) == 590
