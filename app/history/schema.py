@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from app.history.kinds import (
     ATTACHMENTS,
+    DRAFT_OF,
     FLAG,
     ID,
     NUMBER,
@@ -95,7 +96,7 @@ COLUMNS: Mapping[str, Mapping[str, Kind]] = {
         "attachments": ATTACHMENTS, "reasoning": TEXT, "reasoning_seconds": NUMBER, "model": TEXT, "state": STATE,
         "usage": USAGE, "created": NUMBER,
     },
-    "drafts": {"chat": ID, "text": TEXT, "changed": NUMBER},
+    "drafts": {"chat": DRAFT_OF, "text": TEXT, "changed": NUMBER},
     "inputs": {"id": ID, "chat": OPTIONAL_REFERENCE, "text": TEXT, "created": NUMBER},
     "presets": {"id": ID, "name": TEXT, "settings": SETTINGS, "created": NUMBER, "changed": NUMBER},
 }  # fmt: skip
