@@ -151,7 +151,10 @@ def _patiently(work: Callable[[], T], tell: Tell) -> T:
                 raise
         if waited > _SOON_SECONDS and not is_told:
             is_told = True
-            tell("Another program keeps the history of chats locked. Waiting for 30 s; Ctrl-C ends this.")
+            tell(
+                "Another program keeps the history of chats locked."
+                f" Waiting for {_LOCKED_SECONDS:.0f} s; Ctrl-C ends this."
+            )
         time.sleep(_GLANCE_SECONDS)
 
 
