@@ -57,8 +57,8 @@ class Salvage:
                 self.changed[found.table].add(found.id)
 
     def settle(self, before: Iterable[Found]) -> None:
-        """Keep rows as they were `before` changes that are damaged: a change that was never committed may have lost or
-        spoilt them. A reply that was being written was shorter then."""
+        """Prefer rows as they were `before` the damaged part of the log, which may hold a change that was never
+        committed. A reply that was still being written is not taken back: it was shorter then."""
         for found in before:
             if self.lacks(found):
                 self.take(found)

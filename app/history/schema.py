@@ -1,7 +1,7 @@
 """The tables of the history: the steps from each version to the next, and what each column holds.
 
-Each table has its own number of columns, by which app/history/salvage.py recognizes rows without the schema that
-SQLite stores in the file.
+app/history/salvage.py recognizes rows by how many values they have and of which kinds, without the schema that SQLite
+stores in the file.
 """
 
 from collections.abc import Mapping, Sequence
