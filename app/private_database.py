@@ -45,6 +45,11 @@ def write_ahead(connection: sqlite3.Connection, synchronous: Synchronous) -> Non
     connection.execute("PRAGMA secure_delete = ON").fetchall()
 
 
+def fold_log(connection: sqlite3.Connection) -> None:
+    """Write the log of changes into the file and empty it, unless other connections still read the log."""
+    connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+
+
 def version_of(connection: sqlite3.Connection, known: int) -> int:
     """The version of what is there; 0: nothing is yet. Raises DatabaseError where it is another program's, or of
     another version than the `known` one."""

@@ -8,7 +8,12 @@ _NAMES = ("SIGTERM", "SIGHUP")
 
 def ending_signals() -> list[signal.Signals]:
     """Those that this system has, without SIGHUP if it is ignored, as nohup asks."""
-    known = (signal.Signals[name] for name in _NAMES if name in signal.Signals.__members__)
+    return heeded(*_NAMES)
+
+
+def heeded(*names: str) -> list[signal.Signals]:
+    """The signals of these names that this system has and this process does not ignore."""
+    known = (signal.Signals[name] for name in names if name in signal.Signals.__members__)
     return [number for number in known if signal.getsignal(number) is not signal.SIG_IGN]
 
 

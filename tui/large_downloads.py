@@ -1,4 +1,4 @@
-"""Which downloads are asked about before they begin, and what the user is told then. Pure functions."""
+"""Questions about large downloads: which need one, and its text. Pure functions."""
 
 from tui import figures
 from tui.engine_nouns import Model

@@ -16,7 +16,7 @@ VARIED_TEMPERATURE: Final = 0.7  # of several replies to one prompt by a model f
 
 @dataclass(frozen=True, slots=True)
 class DefaultSampling:
-    """What applies where a request is silent, field by field."""
+    """The default value of each sampling field."""
 
     recommended: Mapping[str, float] | None = None  # by names of SamplingParams; None: each API has its own defaults
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from app.private_database import connect, make_private, trim, version_of, write_ahead
+from app.private_database import connect, fold_log, make_private, trim, version_of, write_ahead
 from engine.private_folder import private_folder
 
 T = TypeVar("T")
@@ -134,7 +134,7 @@ class StableIdsFile:
             )
             trim(connection, "replies", self._max_size)
         if changes.forgotten:  # from the log of changes, too
-            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+            fold_log(connection)
 
     def _created(self) -> sqlite3.Connection:
         private_folder(self._path.parent)

@@ -4,7 +4,6 @@ import asyncio
 import sys
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import ExitStack, aclosing
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -150,17 +149,14 @@ async def _by_server(
     from app.http_client import Client
 
     async with Client(server, key) as client:
-        recommended = await client.default_sampling() or _suitable(server)
+        recommended = await client.default_sampling()
+        if not recommended:
+            from app.models.sampling_defaults import files_sampling
+
+            recommended = files_sampling(server)
         async with aclosing(client.stream_chat(messages, params(recommended))) as events:
             async for event in events:
                 yield event
-
-
-def _suitable(server: "Instance") -> Mapping[str, float]:
-    """What the files of a server's model recommend, where the server itself has no defaults."""
-    from app.models.sampling_defaults import suitable_sampling
-
-    return suitable_sampling(server.model, Path(server.model_path)).values
 
 
 def _by_own_engine(

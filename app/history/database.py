@@ -20,6 +20,7 @@ from app.history.files import stamp_of
 from app.history.holders import leave
 from app.history.news import News, Rescue
 from app.history.opening import Opened, Tell, in_memory, open_file, open_history
+from app.private_database import fold_log
 
 FILE_NAME = "history.sqlite"
 _AGAIN_SECONDS = 5.0  # between two attempts to write what could not be written
@@ -101,14 +102,14 @@ class Database:
             [patience] = connection.execute("PRAGMA busy_timeout").fetchone()
             connection.execute(f"PRAGMA busy_timeout = {_FOLD_MS}").fetchall()
             with suppress(sqlite3.OperationalError):  # on a full disk the log stays as it is
-                connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+                fold_log(connection)
             connection.execute(f"PRAGMA busy_timeout = {patience}").fetchall()
 
     def erase_traces(self) -> None:
         """What was removed goes from the index of words and from the log of changes, too."""
         with self._used() as connection:
             connection.execute("INSERT INTO words (words) VALUES ('optimize')")
-            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+            fold_log(connection)
 
     def close(self) -> None:
         with self._lock:

@@ -1,4 +1,4 @@
-"""Checksums of rows, by which a changed row is told from one that this program wrote.
+"""Checksums of rows. A row that was changed outside this program does not match its checksum.
 
 SQLite checks the structure of a file, not the bytes of a text: a bit that flips in one leaves a valid file.
 """

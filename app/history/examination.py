@@ -44,7 +44,7 @@ def examine(connection: sqlite3.Connection) -> list[Key]:
     [answer] = connection.execute("PRAGMA integrity_check(1)").fetchone()
     _require(answer == "ok", "its pages contradict each other")
     unsigned = _examine_rows(connection, has_digests=version >= DIGESTS_SINCE)
-    _examine_ids(connection)
+    _examine_ids(connection, schema)
     return unsigned
 
 
@@ -119,11 +119,11 @@ def _examine_rows(connection: sqlite3.Connection, *, has_digests: bool) -> list[
     return unsigned
 
 
-def _examine_ids(connection: sqlite3.Connection) -> None:
+def _examine_ids(connection: sqlite3.Connection, schema: Mapping[str, str]) -> None:
     """New rows must get ids after those that there are."""
     last = dict(connection.execute("SELECT name, seq FROM sqlite_sequence"))
     for table in COLUMNS:
-        if "AUTOINCREMENT" in _expected(VERSION)[table]:
+        if "AUTOINCREMENT" in schema[table]:
             [most] = connection.execute(f"SELECT max(id) FROM {table}").fetchone()  # noqa: S608  # a name of the schema
             _require(most is None or (is_id(last.get(table)) and last[table] >= most), "its ids have no order")
 

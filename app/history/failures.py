@@ -36,8 +36,14 @@ _NO_WRITING = (*_NO_SPACE, errno.EROFS, errno.EACCES, errno.EPERM)
 
 def code_of(problem: BaseException) -> int:
     """SQLite's primary code of an error; -1 for errors of Python's own."""
-    code: int = getattr(problem, "sqlite_errorcode", -1)
+    code = _extended_code(problem)
     return code & 0xFF if code >= 0 else -1
+
+
+def _extended_code(problem: BaseException) -> int:
+    """SQLite's code of an error, with its details; -1 for errors of Python's own."""
+    code: int = getattr(problem, "sqlite_errorcode", -1)
+    return code
 
 
 def is_lock(problem: BaseException) -> bool:
@@ -49,7 +55,7 @@ def is_unwritable(problem: BaseException) -> bool:
     """The disk is full, or the file or its folder cannot be written."""
     if isinstance(problem, OSError):
         return problem.errno in _NO_WRITING
-    return code_of(problem) in _UNWRITABLE and getattr(problem, "sqlite_errorcode", -1) not in _UNREADABLE
+    return code_of(problem) in _UNWRITABLE and _extended_code(problem) not in _UNREADABLE
 
 
 def is_damage(problem: BaseException) -> bool:
@@ -60,7 +66,7 @@ def is_damage(problem: BaseException) -> bool:
 def is_corrupt(problem: BaseException) -> bool:
     """SQLite, or a digest, found damage in a history that is open."""
     # the index of words fails by a constraint of its own tables, of which SQLite tells no more
-    is_index = getattr(problem, "sqlite_errorcode", -1) == sqlite3.SQLITE_CONSTRAINT
+    is_index = _extended_code(problem) == sqlite3.SQLITE_CONSTRAINT
     return isinstance(problem, Damaged) or code_of(problem) in _CORRUPT or is_index
 
 

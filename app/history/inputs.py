@@ -42,6 +42,7 @@ class Inputs:
         """The draft of a window's new chat becomes that of a chat."""
         with self._database.writing() as connection:
             connection.execute("UPDATE drafts SET chat = ? WHERE chat = ?", (chat, NEW - window))
+            sign(connection, "drafts", chat)
 
     def lately(self) -> Sequence[str]:
         """What was sent, in all chats that are not deleted; each text once, the newest first."""

@@ -86,6 +86,8 @@ def _attached(text: str) -> str:
 
 
 ID = Kind(is_id, lambda value: value)
+# A draft's chat, or a window's new chat, whose number is NEW - window of app/history/inputs.py: 0 or less.
+DRAFT_OF = Kind(lambda value: isinstance(value, int) and abs(value) <= _LAST_ID, lambda value: value)
 REFERENCE = Kind(is_id, lambda value: 0)
 OPTIONAL_REFERENCE = _optional(REFERENCE)
 FLAG = Kind(lambda value: value in (0, 1), lambda value: 0)

@@ -20,6 +20,7 @@ from app.history.preparation import created, prepared
 from app.history.refill import refill
 from app.history.rescue import finish_replacement, rescue
 from app.history.salvage import salvage
+from app.private_database import fold_log
 from engine.private_folder import private_folder
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ def open_file(path: Path, tell: Tell, damage: str = "") -> Opened:
             account = rescue(path, damage_in(problem), created)
             connection = _patiently(lambda: prepared(path), tell)
         try:
-            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+            fold_log(connection)
             connection.execute(f"PRAGMA busy_timeout = {_BUSY_MS}").fetchall()
             return Opened(connection, [account.news] if account else news, hold(path.parent), account)
         except BaseException:
@@ -151,7 +152,10 @@ def _patiently(work: Callable[[], T], tell: Tell) -> T:
                 raise
         if waited > _SOON_SECONDS and not is_told:
             is_told = True
-            tell("Another program keeps the history of chats locked. Waiting for 30 s; Ctrl-C ends this.")
+            tell(
+                "Another program keeps the history of chats locked."
+                f" Waiting for {_LOCKED_SECONDS:.0f} s; Ctrl-C ends this."
+            )
         time.sleep(_GLANCE_SECONDS)
 
 

@@ -19,6 +19,7 @@ from app.history.pages import Nonsense, read_pages, row_at, table_cells
 from app.history.refill import refill
 from app.history.salvage import salvage
 from app.history.schema import VERSION
+from app.private_database import fold_log
 
 _SUFFIXES = ("", "-wal")
 
@@ -36,7 +37,7 @@ def rescue(path: Path, reason: str, create: Callable[[Path], sqlite3.Connection]
     try:
         with closing(create(fresh)) as connection:
             saved = refill(connection, left)
-            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+            fold_log(connection)
         os.replace(fresh, _complete(path))
     except BaseException:
         for file in (fresh, aside):

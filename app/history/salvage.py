@@ -57,8 +57,8 @@ class Salvage:
                 self.changed[found.table].add(found.id)
 
     def settle(self, before: Iterable[Found]) -> None:
-        """Keep rows as they were `before` changes that are damaged: a change that was never committed may have lost or
-        spoilt them. A reply that was being written was shorter then."""
+        """Prefer rows as they were `before` the damaged part of the log, which may hold a change that was never
+        committed. A reply that was still being written is not taken back: it was shorter then."""
         for found in before:
             if self.lacks(found):
                 self.take(found)
@@ -132,7 +132,7 @@ def _rows(pages: Pages, page: bytes, number: int) -> Iterator[Found | None]:
 def _found(rowid: int, values: Row) -> Found | None:
     """The row as that of the table that it fits best; None if it fits none."""
     layouts = _LAYOUTS.get(len(values), ())
-    if not layouts or values[0] is not None or not is_id(rowid):  # SQLite leaves out the id, which is the row's own
+    if not layouts or values[0] is not None:  # SQLite leaves out the id, which is the row's own
         return None
     return max((_fitted(table, rowid, values, has_digest) for table, has_digest in layouts), key=lambda fit: fit[0])[1]
 
@@ -140,6 +140,8 @@ def _found(rowid: int, values: Row) -> Found | None:
 def _fitted(table: str, rowid: int, values: Row, has_digest: bool) -> tuple[float, Found | None]:
     """How many of the values fit the columns of a table, as a share of 1, and the row if they are enough."""
     kinds = list(COLUMNS[table].values())
+    if not kinds[0].holds(rowid):
+        return 0.0, None
     row = (rowid, *map(_real, kinds[1:], values[1:]))
     share = sum(kind.holds(value) for kind, value in zip(kinds, row, strict=True)) / len(kinds)
     if share < _FITTING:

@@ -1,13 +1,14 @@
 """The tables of the history: the steps from each version to the next, and what each column holds.
 
-Each table has its own number of columns, by which app/history/salvage.py recognizes rows without the schema that
-SQLite stores in the file.
+app/history/salvage.py recognizes rows by how many values they have and of which kinds, without the schema that SQLite
+stores in the file.
 """
 
 from collections.abc import Mapping, Sequence
 
 from app.history.kinds import (
     ATTACHMENTS,
+    DRAFT_OF,
     FLAG,
     ID,
     NUMBER,
@@ -95,7 +96,7 @@ COLUMNS: Mapping[str, Mapping[str, Kind]] = {
         "attachments": ATTACHMENTS, "reasoning": TEXT, "reasoning_seconds": NUMBER, "model": TEXT, "state": STATE,
         "usage": USAGE, "created": NUMBER,
     },
-    "drafts": {"chat": ID, "text": TEXT, "changed": NUMBER},
+    "drafts": {"chat": DRAFT_OF, "text": TEXT, "changed": NUMBER},
     "inputs": {"id": ID, "chat": OPTIONAL_REFERENCE, "text": TEXT, "created": NUMBER},
     "presets": {"id": ID, "name": TEXT, "settings": SETTINGS, "created": NUMBER, "changed": NUMBER},
 }  # fmt: skip

@@ -5,12 +5,15 @@ A value that a file leaves out is what transformers gives it. Nothing here knows
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from app.models.catalog import Catalog, Sampling, load_catalog
 from app.text.checked_fields import malformed
 from quant.checkpoint_files import read_object
 from quant.gguf_checkpoint import GGUFCheckpoint
+
+if TYPE_CHECKING:
+    from app.instance import Instance
 
 GENERATION_CONFIG = "generation_config.json"
 _BOUNDS = {  # name: (least, most); the names are those of `Sampling` as well
@@ -41,10 +44,15 @@ def suitable_sampling(name: str, path: Path) -> Sampling:
     catalog = load_catalog()
     if found := catalogued_sampling(name, catalog):
         return found
-    if path.is_dir() or not path.is_file():
+    if not path.is_file():
         return read_sampling(path, {}) or DEFAULT_SAMPLING
     with GGUFCheckpoint(path) as checkpoint:
         return read_sampling(path, checkpoint.metadata) or DEFAULT_SAMPLING
+
+
+def files_sampling(server: "Instance") -> Mapping[str, float]:
+    """The sampling that the files of a server's model recommend, for a server that has no defaults of its own."""
+    return suitable_sampling(server.model, Path(server.model_path)).values
 
 
 def catalogued_sampling(name: str, catalog: Catalog) -> Sampling | None:

@@ -2,9 +2,10 @@
 
 import asyncio
 import os
-import signal
 from collections.abc import Callable
 from contextlib import suppress
+
+from app.signals import heeded
 
 _SIGNALLED = 128  # and the signal: the status of whoever was ended by one
 
@@ -17,11 +18,10 @@ class Ending:
         self._is_asked = False
 
     def listen(self, *names: str) -> None:
-        """To signals by these names, as far as this system has them, and nobody wants them ignored."""
-        for number in (signal.Signals[name] for name in names if name in signal.Signals.__members__):
-            if signal.getsignal(number) is not signal.SIG_IGN:
-                with suppress(NotImplementedError):  # Windows
-                    asyncio.get_running_loop().add_signal_handler(number, self.ask, number)
+        """Handle the signals of these names that this system has and this process does not ignore."""
+        for number in heeded(*names):
+            with suppress(NotImplementedError):  # Windows
+                asyncio.get_running_loop().add_signal_handler(number, self.ask, number)
 
     def ask(self, number: int) -> None:
         """For the end, as this signal does. Who asks a second time does not wait for what hangs."""

@@ -408,17 +408,13 @@ class EngineSlot:
                 self._held.enter_context(attending(self._settings, instance.pid))
             self._instance = instance
             names = await endpoint.names()
-            told = next((one.sampling for one in names if one.name == instance.model and one.sampling), None)
-            suitable = await asyncio.to_thread(_suitable, instance) if told is None else told
+            suitable = next((one.sampling for one in names if one.name == instance.model and one.sampling), None)
+            if suitable is None:
+                from app.models.sampling_defaults import files_sampling
+
+                suitable = await asyncio.to_thread(files_sampling, instance)
             unless_used.pop_all()
             return Engine(endpoint, instance.model, int(report["context_length"]), suitable)
-
-
-def _suitable(instance: Instance) -> Mapping[str, float]:
-    """What a model's files recommend, where its server has no defaults of its own."""
-    from app.models.sampling_defaults import suitable_sampling
-
-    return suitable_sampling(instance.model, Path(instance.model_path)).values
 
 
 async def _awake(endpoint: "Endpoint") -> Any:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
+from itertools import chain
 
 from app.models.catalog import CatalogEntry
 from app.models.details import told_license
@@ -52,7 +53,7 @@ def catalog_models(store: ModelStore, loaded: str, fetching: str, memory: int | 
 def named_model(name: str, store: ModelStore, loaded: str, fetching: str, memory: int | None) -> Model:
     """What is known of the model of that name; of one that is neither here nor in the catalog, nothing."""
     known = store.known_name(name)
-    listed = [*installed_models(store, loaded, fetching), *catalog_models(store, loaded, fetching, memory)]
+    listed = chain(installed_models(store, loaded, fetching), catalog_models(store, loaded, fetching, memory))
     for model in listed:
         other = store.known_name(model.name)
         if name == model.name or (known and known in (other, f"{other}:{model.quantization}")):

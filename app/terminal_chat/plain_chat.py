@@ -27,15 +27,6 @@ from tui.plain_text import sanitize
 _EXIT_OK, _EXIT_FAILURE = 0, 1
 
 
-# What stands in front of a line that is typed, by whether the chat is private and whether chats are saved at all.
-_PROMPTS = {
-    (False, True): "> ",
-    (False, False): "(not saved) > ",
-    (True, True): "private> ",
-    (True, False): "private> ",
-}
-
-
 class PlainChat:
     """One chat at a time, with a person or a pipe. `run` it once."""
 
@@ -173,7 +164,8 @@ class PlainChat:
 
     async def _next_line(self) -> str | None:
         if self._is_person:
-            self._write(_PROMPTS[self._commands.is_private, self._is_saved])
+            saved = "> " if self._is_saved else "(not saved) > "
+            self._write("private> " if self._commands.is_private else saved)
         return await self._lines.get()
 
     async def _ask(self, question: str) -> str:

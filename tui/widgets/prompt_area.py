@@ -111,7 +111,7 @@ class PromptArea(TextField):
             self._append(self.text)
 
     def _set_aside(self) -> None:
-        """The same with what was typed at other places."""
+        """Keep what was typed at other places among the earlier inputs, too."""
         for text in self._unsent.values():
             self._append(text)
         self._unsent.clear()

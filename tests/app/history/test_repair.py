@@ -130,6 +130,29 @@ def test_a_message_stays_in_its_chat(filled: Path, tmp_path: Path, bit: int) -> 
         assert (titles(history), texts(history)) == (ALL_TITLES, ALL_TEXTS)
 
 
+def test_drafts_of_all_windows_are_saved(filled: Path, tmp_path: Path) -> None:
+    with History(tmp_path) as first, History(tmp_path) as second:
+        for window, text in ((first, "typed in the first"), (second, "typed in the second")):
+            window.new_draft()
+            window.keep_new_draft(text)
+    flip(filled, b"userquestion 2 lorem", 16, 0)
+    with History(tmp_path) as history:
+        assert history.rescue is not None
+        assert history.rescue.saved["drafts"] == 2
+        assert history.new_draft() == "typed in the first"
+        assert "typed in the second" in [chat.beginning for chat in history.chats.listed()]
+    with History(tmp_path) as again:
+        assert (again.news, again.rescue) == ((), None)
+
+
+def test_a_draft_of_a_window_needs_no_digest(filled: Path, tmp_path: Path) -> None:
+    execute(filled, "INSERT INTO drafts (chat, text, changed) VALUES (-1, 'typed', 1.0)")
+    with History(tmp_path) as history:
+        assert (history.news, history.rescue) == ((), None)
+        history.new_draft()
+        assert "typed" in [chat.beginning for chat in history.chats.listed()]
+
+
 def test_lost_messages_are_counted(filled: Path, tmp_path: Path) -> None:
     content = bytearray(filled.read_bytes())
     place = content.index(b"userquestion 3 lorem")

@@ -59,6 +59,9 @@ def test_drafts_of_windows_that_ended_become_chats(tmp_path: Path) -> None:
         assert again.inputs.draft(chat.id) == "two\nlines"
         assert again.new_draft() == "one"
         assert len(again.chats.listed()) == 1
+    with History(tmp_path) as again:
+        assert again.news == ()
+        assert again.inputs.draft(chat.id) == "two\nlines"
 
 
 def test_a_draft_outlives_a_window_that_was_killed(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from app.private_database import connect, make_private, trim, version_of, write_ahead
+from app.private_database import connect, fold_log, make_private, trim, version_of, write_ahead
 from engine.private_folder import private_folder
 
 T = TypeVar("T")
@@ -120,7 +120,7 @@ class StoredResponses:
     def _delete(self, connection: sqlite3.Connection, id: str, owner: str) -> bool:  # noqa: A002
         with connection:
             deleted = connection.execute("DELETE FROM responses WHERE id = ? AND owner = ?", (id, owner)).rowcount
-        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()  # from the log of changes, too
+        fold_log(connection)  # from the log of changes, too
         return deleted > 0
 
     async def _on_thread(self, work: Callable[[sqlite3.Connection], T], otherwise: T) -> T:
