@@ -6,10 +6,12 @@ import gc
 
 
 def return_freed_memory() -> None:
-    """Collect garbage and give what is free back to the system. Takes some tens of milliseconds; other threads run.
-
-    Does nothing more than collect where the C library has no malloc_trim.
-    """
+    """Collect garbage, then `trim`. Takes some tens of milliseconds; other threads run."""
     gc.collect()
+    trim()
+
+
+def trim() -> None:
+    """Give what is free back to the system. Does nothing if the C library has no malloc_trim."""
     with contextlib.suppress(OSError, TypeError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)

@@ -23,7 +23,7 @@ from engine.disk.quota import Quota
 from engine.disk.run_file import VERSION
 from engine.disk.store import DiskStore
 from engine.errors import OutOfMemory, UnsupportedModel
-from engine.freed_memory import return_freed_memory
+from engine.freed_memory import trim
 from engine.gguf_checkpoint import GGUFCheckpoint
 from engine.kv_budget import KVBudget
 from engine.kv_cache import KVCache
@@ -104,7 +104,7 @@ def _load_on(
     config = _resolve(model, device, options, (options.fingerprint, checkpoint.digest), weight_bytes)
     weights = ending.weights(checkpoint.path, stored, progress, min(device.threads, MOST_LOADING_THREADS))
     loaded = device.load(model, weights, config)
-    return_freed_memory()
+    trim()
     config = config.with_pools([len(pool) for pool in loaded.kv.pools])
     store = _open_store(options, config, loaded.kv, str(device.kv_type).removeprefix("torch."))
     mover = CopyThread(loaded.kv, store) if config.host_blocks or store else None

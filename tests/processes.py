@@ -3,11 +3,21 @@
 import signal
 import subprocess
 import threading
+import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import AnyStr
 
 # So that what hangs fails. Nothing here measures time.
 HANGING_SECONDS = 120.0
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Return once it holds; fail when it never does."""
+    deadline = time.monotonic() + HANGING_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, "it never came true"
+        time.sleep(0.005)
 
 
 def answer_signals() -> None:

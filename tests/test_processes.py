@@ -58,7 +58,7 @@ def test_last(): pass
 
 def test_a_test_that_hangs_fails_alone(tmp_path: Path) -> None:
     """Both of its waits are interrupted."""
-    (tmp_path / "pyproject.toml").write_text("[tool.pytest.ini_options]\ntimeout = 0.5\n")
+    (tmp_path / "pyproject.toml").write_text("[tool.pytest.ini_options]\ntimeout = 3\n")
     imported = f"import sys; sys.path.insert(0, {str(ROOT)!r})\nfrom tests.timeouts import pytest_timeout_set_timer\n"
     (tmp_path / "conftest.py").write_text(imported)
     (tmp_path / "test_it.py").write_text(HANGING_TEST)

@@ -184,7 +184,7 @@ class RankingHead:
         )
 
     def __call__(self, states: Tensor) -> Tensor:
-        """float32 [tokens, hidden] -> float32 [1], from 0 to 1."""
+        """float32 [tokens, hidden] -> float32 [1], a logit."""
         state = F.linear(states[0], self.dense, self.dense_bias).tanh()
         return F.linear(state, self.out, self.out_bias)
 

@@ -19,8 +19,7 @@ from app.config import load_settings
 from app.instance import Instance, recorded
 from app.text.tokenizer import Tokenizer
 from tests.app.server.live_server import LiveServer, controlled_engine
-from tests.app.server.served_application import until
-from tests.processes import HANGING_SECONDS
+from tests.processes import HANGING_SECONDS, until
 
 
 @pytest.fixture(autouse=True)

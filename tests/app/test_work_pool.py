@@ -9,8 +9,7 @@ import pytest
 from app.work_pool import STUCK_SECONDS, Abandoned, Check, WorkPool
 from engine.errors import EngineError
 from tests.app.server.live_server import Clock
-from tests.app.server.served_application import until
-from tests.processes import HANGING_SECONDS
+from tests.processes import HANGING_SECONDS, until
 
 
 class Held:

@@ -7,8 +7,7 @@ import torch
 from engine.copy_thread import CopyThread
 from engine.kv_cache import KVCache, KVGroup
 from engine.mover import Move
-
-HANGING_SECONDS = 60.0
+from tests.processes import HANGING_SECONDS
 
 
 def shape(kv_heads: int, head_dim: int) -> tuple[int, ...]:

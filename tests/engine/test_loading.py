@@ -164,3 +164,12 @@ def test_what_the_cache_depends_on_is_in_its_salt(tiny: Path, tmp_path: Path) ->
         with open_checkpoint(path) as checkpoint:
             salts.add(load_engine(checkpoint, LoadOptions()).config.cache_salt)
     assert len(salts) == 2
+
+
+def test_loading_collects_no_garbage(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A collection visits every object of the process."""
+    collected: list[bool] = []
+    monkeypatch.setattr("gc.collect", lambda: collected.append(True))
+    with open_checkpoint(tiny) as checkpoint:
+        load_engine(checkpoint, LoadOptions())
+    assert not collected

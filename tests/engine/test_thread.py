@@ -15,7 +15,7 @@ from engine.errors import EngineError, InvalidSampling, PromptTooLong
 from engine.request import BeamParams, FinishReason, Request, SamplingParams, StepPlan, TokenEvent
 from engine.thread import UNKNOWN_SECONDS, WEDGED_SECONDS, EngineThread
 from tests.hash_model import HashRunner, expected_output, hash_engine
-from tests.processes import HANGING_SECONDS
+from tests.processes import HANGING_SECONDS, until
 
 PROMPT = tuple(range(50, 90))
 
@@ -194,9 +194,7 @@ def test_what_a_command_raises_is_not_taken_for_a_queue_that_is_empty(
     client, _ = parts
     monkeypatch.setattr(client.engine, "forget", Mock(side_effect=queue.Empty))
     client.thread.forget(PROMPT)
-    until = time.monotonic() + 60
-    while not client.thread.problem() and time.monotonic() < until:
-        time.sleep(0.001)
+    until(lambda: client.thread.problem() != "")
     assert "Empty" in client.thread.problem()
 
 
@@ -307,12 +305,6 @@ def test_requests_that_wait_while_no_step_runs_show_in_the_health(monkeypatch: p
     client.thread.stop()
 
 
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + HANGING_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, "it never came true"
-
-
 def test_many_steps_are_no_long_one(monkeypatch: pytest.MonkeyPatch) -> None:
     engine, runner = hash_engine()
     hang = Hanging()
@@ -343,9 +335,7 @@ def test_an_engine_without_work_is_well_however_long() -> None:
     client = Client(hash_engine()[0], hang.clock)
     client.endings([client.submit()])
     hang.seconds += 1e6
-    deadline = time.monotonic() + 60
-    while client.thread.problem():  # its last turn may not be over yet
-        assert time.monotonic() < deadline
+    until(lambda: client.thread.problem() == "")  # its last turn may not be over yet
     client.thread.stop()
 
 

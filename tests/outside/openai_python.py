@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from importlib.metadata import version
 from pathlib import Path
 
-from tests.outside.environment import python_with
+from tests.clients.environments import Environment, Environments
 from tests.outside.served import chat_server, embedding_server
 
 NEEDED = ("aiohttp", "httpx2", "pytest", "pytest-asyncio", "rich")
@@ -70,14 +70,14 @@ def _fetched(folder: Path) -> tuple[Path, Path]:
     """The unpacked distribution, and a Python that has what its tests need."""
     name = f"openai-{version('openai')}"
     wanted = name.replace("-", "==", 1)
-    python = python_with(folder, wanted, *NEEDED)
+    installed = Environments(folder).install(Environment("environment", "pip", [wanted, *NEEDED]))
     if not (folder / name).exists():
         pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", "download", "--no-deps"]
         subprocess.run([*pip, "--no-binary", "openai", "-d", str(folder), wanted], check=True)
         with tarfile.open(folder / f"{name}.tar.gz") as archive:
             archive.extraction_filter = getattr(tarfile, "data_filter", None)  # before Python 3.11.4 there is none
             archive.extractall(folder)  # noqa: S202
-    return folder / name, python
+    return folder / name, Path(installed.program("python"))
 
 
 def _outcomes(python: Path, source: Path, file: str, which: str, url: str) -> Iterator[tuple[str, bool]]:

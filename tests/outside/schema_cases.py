@@ -21,7 +21,7 @@ from openai.types.chat import ChatCompletion
 from openai.types.chat import completion_create_params as chat_create_params
 from pydantic import TypeAdapter
 
-from tests.outside.environment import python_with
+from tests.clients.environments import Environment, Environments
 from tests.outside.served import chat_server
 
 NAME = "gpt-4o"  # that requests by OpenAI's description give
@@ -40,7 +40,7 @@ def main() -> int:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary, chat_server(arguments.model, {NAME: "*"}) as url:
         folder = (arguments.folder or Path(temporary)).absolute()
-        python = python_with(folder, "schemathesis>=4.32,<5")
+        installed = Environments(folder).install(Environment("environment", "pip", ["schemathesis>=4.32,<5"]))
         theirs = folder / "openai.json"
         theirs.write_text(json.dumps(openai_description()))
         each, paths = arguments.cases // 4, f"^({CHAT}|{COMPLETION})$"
@@ -50,8 +50,8 @@ def main() -> int:
             [str(theirs), "--max-examples", str(each)],
             [f"{url}/openapi.json", "--exclude-path-regex", paths, "--max-examples", str(OTHER_CASES)],
         ]
-        command = [str(python), "-m", "schemathesis.cli", "run", "--phases", "coverage,fuzzing", "--mode", "all"]
-        command += ["--continue-on-failure", "--checks", ",".join(CHECKS)]
+        command = [installed.program("python"), "-m", "schemathesis.cli", "run", "--phases", "coverage,fuzzing"]
+        command += ["--mode", "all", "--continue-on-failure", "--checks", ",".join(CHECKS)]
         return max([subprocess.run([*command, *run, *options], cwd=folder, check=False).returncode for run in runs])
 
 

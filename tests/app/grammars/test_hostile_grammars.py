@@ -15,7 +15,7 @@ from app.text.tokenizer import Tokenizer
 from engine.constraint import Grammar
 from tests.app.grammars.hostile_grammars import hostile
 
-HANGING_SECONDS = 60.0
+MOST_SECONDS = 60.0  # of one case
 
 
 @pytest.fixture(scope="module")
@@ -50,5 +50,5 @@ def test_it_is_compiled_or_refused_in_time(
         assert "It is too complex" in error.message or "No text fits" in error.message
     except InvalidGrammar as error:
         assert error.message != "It cannot be compiled."
-    assert time.monotonic() - began < HANGING_SECONDS
+    assert time.monotonic() - began < MOST_SECONDS
     assert "Traceback" not in caplog.text

@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import threading
-import time
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -22,8 +21,8 @@ from app.grammars.source import GrammarText
 from app.text.tokenizer import Tokenizer
 from engine.constraint import Constraint, Grammar, MaskThread
 from engine.request import Request, SamplingParams
+from tests.processes import HANGING_SECONDS, until
 
-ENOUGH = 120.0  # seconds, after which a test has hung
 FAST = GrammarSource("regex", "[a-z]{1,5}")
 # A row of its parser takes minutes: each of the rules begins and ends with any of them.
 _WIDE = "wide: " + " | ".join(f"r{number}" for number in range(1000))
@@ -88,13 +87,6 @@ def test_ended_stream_keeps_its_descriptor_until_it_is_closed() -> None:
     assert ours.fileno() == -1
 
 
-def until(happens: Callable[[], bool]) -> None:
-    end = time.monotonic() + ENOUGH
-    while not happens():
-        assert time.monotonic() < end
-        time.sleep(0.01)
-
-
 def allowed(constraint: Constraint, tokenizer: Tokenizer) -> list[int]:
     words = np.zeros(-(-tokenizer.vocab_size // 32), np.int32)
     assert constraint.fill(words)
@@ -130,14 +122,14 @@ def test_a_slow_grammar_is_refused_in_time_and_delays_no_other(
             await compiled(GrammarSource("regex", f"a{{{number + 1}}}"), "fast")
         await slow
 
-    asyncio.run(asyncio.wait_for(main(), ENOUGH))
+    asyncio.run(asyncio.wait_for(main(), HANGING_SECONDS))
     assert done == ["fast"] * 20 + ["slow"]
 
 
 def test_processor_time_is_limited_as_well(made: Callable[..., tuple[GrammarCompiler, CountingStarter]]) -> None:
     compiler, _ = made(Limits(compile_cpu_seconds=0.2, compile_wall_seconds=600))
     with pytest.raises(InvalidGrammar, match="too complex"):
-        asyncio.run(asyncio.wait_for(compiler.compile(SLOW), ENOUGH))
+        asyncio.run(asyncio.wait_for(compiler.compile(SLOW), HANGING_SECONDS))
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
@@ -147,7 +139,7 @@ def test_signals_of_the_terminal_end_no_process(
     compiler, starter = made()
     asyncio.run(compiler.compile(FAST))
     os.kill(starter.first_pid, number)
-    asyncio.run(asyncio.wait_for(compiler.compile(GrammarSource("regex", "[a-z]{2}")), ENOUGH))
+    asyncio.run(asyncio.wait_for(compiler.compile(GrammarSource("regex", "[a-z]{2}")), HANGING_SECONDS))
     assert len(starter.lines) == 2
 
 
@@ -157,7 +149,7 @@ def test_memory_is_limited(made: Callable[..., tuple[GrammarCompiler, CountingSt
     asyncio.run(roomy.compile(large))
     narrow, _ = made(Limits(compile_cpu_seconds=600, compile_wall_seconds=600, memory_bytes=24 << 20))
     with pytest.raises(InvalidGrammar, match="24 MB"):
-        asyncio.run(asyncio.wait_for(narrow.compile(large), ENOUGH))
+        asyncio.run(asyncio.wait_for(narrow.compile(large), HANGING_SECONDS))
     asyncio.run(narrow.compile(FAST))
 
 
@@ -195,7 +187,7 @@ def test_compiling_goes_on_while_anybody_waits_and_ends_with_the_last(
         await asyncio.to_thread(until, lambda: starter.children() == 2)
         again.cancel()
 
-    asyncio.run(asyncio.wait_for(main(), ENOUGH))
+    asyncio.run(asyncio.wait_for(main(), HANGING_SECONDS))
     assert len(starter.lines) == 3
 
 
@@ -211,7 +203,7 @@ def test_a_mask_that_takes_too_long_ends_its_own_reply_alone(
     while True:
         under_way = masks.begin(requests)
         assert under_way is not None
-        found = under_way.result(ENOUGH)
+        found = under_way.result(HANGING_SECONDS)
         assert 1 not in found.problems
         if found.problems:
             break
@@ -314,7 +306,7 @@ def test_processes_that_start_from_nothing_follow_grammars_alike(
     assert tokenizer.decode(constraint.accept(first), continues_text=True) == "betically sorted"
     assert constraint.ended
     with pytest.raises(InvalidGrammar, match="too complex"):
-        asyncio.run(asyncio.wait_for(compiler.compile(SLOW), ENOUGH))
+        asyncio.run(asyncio.wait_for(compiler.compile(SLOW), HANGING_SECONDS))
     with pytest.raises(InvalidGrammar, match="itself"):
         asyncio.run(compiler.compile(GrammarSource.schema({"$ref": "#"})))
 

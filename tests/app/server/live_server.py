@@ -20,8 +20,9 @@ from app.text.tokenizer import Tokenizer
 from engine.config import EngineConfig
 from engine.core import Engine
 from engine.request import SampledToken, StepPlan
-from tests.app.server.served_application import ServedApplication, until
+from tests.app.server.served_application import ServedApplication
 from tests.hash_model import HashRunner, HashTicket
+from tests.processes import until
 
 
 class Clock:

@@ -3,8 +3,7 @@
 import asyncio
 import socket
 import threading
-import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -12,7 +11,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from app.host import server_config
-from tests.processes import HANGING_SECONDS
+from tests.processes import HANGING_SECONDS, until
 
 T = TypeVar("T")
 
@@ -61,11 +60,3 @@ class ServedApplication:
         self._thread.join(HANGING_SECONDS)
         assert not self._thread.is_alive(), "the server does not end"
         self._socket.close()
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Return once it holds; fail when it never does."""
-    deadline = time.monotonic() + HANGING_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, "it never came true"
-        time.sleep(0.005)

@@ -30,10 +30,10 @@ from app.server.request_log import ReadingLog
 from app.text.tokenizer import Tokenizer
 from engine.request import BeamParams, CacheUse, Request, SamplingParams
 from tests.app.server.live_server import ControlledRunner, LiveServer, controlled_engine
-from tests.app.server.served_application import until
 from tests.app.server.test_bad_requests import CHAT, COMPLETION
 from tests.app.server.test_metrics import figure, scraped
 from tests.hash_model import expected_output
+from tests.processes import until
 
 # Ids that are text in any vocabulary, and no control tokens.
 PROMPT = tuple(range(1000, 1100))

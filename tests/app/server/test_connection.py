@@ -12,8 +12,8 @@ from app.server import connection, request_body
 from app.server.connection import Connection
 from app.text.tokenizer import Tokenizer
 from tests.app.server.live_server import ControlledRunner, LiveServer, controlled_engine
-from tests.app.server.served_application import until
 from tests.app.server.test_slow_clients import slow_client, tasks_and_work_end
+from tests.processes import until
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 SHORT = 0.2  # seconds: what is to be waited for ends, however slow the machine

@@ -13,8 +13,8 @@ from app.chat.messages import Message
 from app.chat.template import ChatTemplateRenderer
 from app.text.tokenizer import Tokenizer
 from tests.app.server.live_server import ControlledRunner, LiveServer, controlled_engine, descriptors
-from tests.app.server.served_application import until
 from tests.hash_model import expected_output
+from tests.processes import until
 
 TASKS_OF_A_REPLY = 3  # its connection's, the work on it, and the watch over its client
 

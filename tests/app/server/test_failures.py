@@ -15,7 +15,7 @@ from app.text.tokenizer import Tokenizer
 from engine.thread import UNKNOWN_SECONDS
 from tests.app.server.dialects.openai.test_chat import QUESTION, client, expected_text, joined
 from tests.app.server.live_server import Clock, ControlledRunner, LiveServer, controlled_engine
-from tests.app.server.served_application import until
+from tests.processes import until
 
 ASKED: dict[str, Any] = {"model": "hash", "messages": QUESTION, "max_tokens": 20, "extra_body": {"ignore_eos": True}}
 

@@ -32,8 +32,9 @@ from app.text.tokenizer import Tokenizer
 from tests.app.server.dialects.openai.test_embeddings import EmbeddingServer
 from tests.app.server.hostile_fields import HOSTILE, Field, fields_of, hostile_bodies
 from tests.app.server.live_server import LiveServer, controlled_engine
-from tests.app.server.served_application import ServedApplication, until
+from tests.app.server.served_application import ServedApplication
 from tests.app.server.test_bad_requests import CHAT, COMPLETION, VALID
+from tests.processes import until
 
 KEY = "sk-of-the-test"
 RERANK = "/v1/rerank"

@@ -16,8 +16,8 @@ from app.text.tokenizer import Tokenizer
 from engine.counters import Counters, EngineState
 from tests.app.server.dialects.openai.test_chat import expected_text
 from tests.app.server.live_server import Clock, ControlledRunner, LiveServer, controlled_engine
-from tests.app.server.served_application import until
 from tests.app.server.test_bad_requests import CHAT, COMPLETION
+from tests.processes import until
 
 Samples = Mapping[tuple[str, frozenset[tuple[str, str]]], float]
 Stack = tuple[LiveServer, ControlledRunner, Clock]

@@ -15,7 +15,7 @@ from app.server.application import Locks
 from app.server.own_endpoints import EngineReport
 from app.text.tokenizer import Tokenizer
 from tests.app.server.live_server import LiveServer, controlled_engine
-from tests.app.server.served_application import until
+from tests.processes import until
 
 HELLO = [{"role": "user", "content": "Hello there"}]
 

@@ -13,8 +13,8 @@ from app.server.errors import InvalidRequest
 from app.server.request_limits import RequestLimits
 from app.text.tokenizer import Tokenizer
 from tests.app.server.live_server import ControlledRunner, LiveServer, controlled_engine
-from tests.app.server.served_application import until
 from tests.app.server.test_bad_requests import COMPLETION, VALID
+from tests.processes import until
 
 MOST = 3
 

@@ -13,9 +13,9 @@ from app.chat.template import ChatTemplateRenderer
 from app.chat.token_streams import MOST_AT_ONCE
 from app.text.tokenizer import Tokenizer
 from tests.app.server.live_server import LiveServer, controlled_engine
-from tests.app.server.served_application import until
 from tests.app.server.test_disconnects import message, read_all
 from tests.hash_model import expected_output
+from tests.processes import until
 
 Seen = TypeVar("Seen")
 TOKENS = 1500

@@ -22,9 +22,9 @@ from app.work_pool import Check, WorkPool
 from engine.errors import PromptTooLong
 from tests.app.server.dialects.openai.test_embeddings import EmbeddingServer
 from tests.app.server.live_server import Clock, LiveServer, controlled_engine
-from tests.app.server.served_application import ServedApplication, until
+from tests.app.server.served_application import ServedApplication
 from tests.app.server.test_disconnects import hang_up
-from tests.processes import HANGING_SECONDS
+from tests.processes import HANGING_SECONDS, until
 
 MESSAGES = [{"role": "user", "content": "Hello"}]
 # Of a model that writes text; one that fills in what is missing takes all of them.

@@ -11,9 +11,9 @@ from app.terminal_chat.client import TerminalClient
 from app.terminal_chat.endpoint import Endpoint
 from app.terminal_chat.reply_parts import ReplyPart
 from tests.app.server.live_server import LiveServer
-from tests.app.server.served_application import until
 from tests.app.terminal_chat.conftest import Clients
 from tests.app.terminal_chat.flows import LONG, SHORT, asked, held, replied, run
+from tests.processes import until
 from tui.attaching import LARGEST
 from tui.client import ClientError
 from tui.engine_nouns import EngineRequest, Phase

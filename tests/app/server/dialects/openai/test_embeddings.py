@@ -27,9 +27,9 @@ from app.server.request_body import MAX_BODY_BYTES
 from app.text import long_texts
 from app.text.encoder_tokenizer import from_json
 from tests.app.server.live_server import Clock, LiveServer
-from tests.app.server.served_application import ServedApplication, until
+from tests.app.server.served_application import ServedApplication
 from tests.app.text.small_wordpiece import TOKENS, document, ids
-from tests.processes import HANGING_SECONDS
+from tests.processes import HANGING_SECONDS, until
 
 HIDDEN, CONTEXT, THREADS = 6, 12, 2
 URL = "http://ingle.test"
