@@ -175,6 +175,8 @@ class _Flight:
         try:
             return self._attempt()
         except GrammarsUnavailable:
+            if self._is_stopped:
+                raise
             return self._attempt()  # the process that starts the others may have died: there is another now
 
     def _attempt(self) -> GrammarProcess:
