@@ -26,8 +26,8 @@ from app.models.package_index import pip_command
 from app.models.reachability import check_reachable
 from app.models.store import ModelStore
 from app.progress import Progress, format_bytes
-from engine.disk.folder import limit_of, run_files
-from engine.disk.quota import SLACK
+from engine.kv.disk.folder import limit_of, run_files
+from engine.kv.disk.quota import SLACK
 from engine.private_folder import private_folder
 from quant.cpu import tiers
 from quant.errors import UnsupportedTier
@@ -86,7 +86,7 @@ def _cpu(settings: Settings, progress: Progress) -> Finding:
 
 def _kernels(settings: Settings, progress: Progress) -> Finding:
     try:
-        from engine.cpu.code_cache import is_compiled
+        from engine.backends.cpu.code_cache import is_compiled
     except ImportError as problem:
         return Finding("CPU kernels", "warn", f"the plain ones, which are slow: {problem}", "pip install numba")
     try:

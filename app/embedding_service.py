@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from app.errors import AppError, TextTooLong
 from app.text.long_texts import NO_LIMIT, Limit
 from app.work_pool import Check, WorkPool
-from engine.encoder import Embedder
+from engine.embedding.encoder import Embedder
 from engine.errors import EngineError
 
 TEXT_THREADS = 2

@@ -10,7 +10,7 @@ from pathlib import Path
 from app.config import Settings
 from app.finding import Finding
 from app.progress import Progress, format_bytes
-from engine.cuda.driver import driver_version
+from engine.backends.cuda.discovery import driver_version
 
 _PCI = Path("/sys/bus/pci/devices")
 _NVIDIA, _DISPLAY = "0x10de", "0x03"  # a vendor, and how the class of every display controller begins
@@ -67,7 +67,7 @@ def compiler(settings: Settings, progress: Progress) -> Finding:
     if driver_version() is None:
         return Finding(name, "ok", _NO_GPU)
     try:
-        from engine.cuda.compiler import prepare_compiler
+        from engine.backends.cuda.compiler import prepare_compiler
         from engine.errors import NoCompiler
 
         with progress.task("Trying the C compiler", None):
@@ -84,7 +84,7 @@ def card(settings: Settings, progress: Progress) -> Finding:
         with progress.task("Looking for a GPU", None):
             import torch  # noqa: F401  # which may be there and broken
 
-            from engine.cuda.finding import Unusable, find_gpu
+            from engine.backends.cuda.discovery import Unusable, find_gpu
 
             _, _, number = settings.device.partition(":")
             found = find_gpu(int(number) if number else None)

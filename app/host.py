@@ -106,7 +106,7 @@ def _machine(model: "LoadedModel | LoadedEncoder", settings: Settings) -> "Machi
     from app.models.kernel_preparation import common_options
     from app.models.loaded_model import LoadedModel
     from app.server.machine import GpuMemory, Machine
-    from engine.device_choice import gpu_for
+    from engine.backends.device_choice import gpu_for
 
     if not isinstance(model, LoadedModel):
         return Machine()

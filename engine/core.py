@@ -13,14 +13,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic
 
-from engine.allowance import Allowance
+from engine.backends.runner import Runner, TicketT
 from engine.config import EngineConfig
 from engine.counters import EngineState
 from engine.errors import InvalidSampling, OutOfMemory
-from engine.mover import Mover
+from engine.kv.mover import Mover
 from engine.request import PROGRAM, Origin, Request, SamplingParams, StepPlan, TokenEvent
-from engine.runner import Runner, TicketT
-from engine.scheduler import Scheduler
+from engine.scheduling.scheduler import Scheduler
+from engine.scheduling.step_budget import Allowance
 
 log = logging.getLogger(__name__)
 

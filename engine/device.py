@@ -1,6 +1,6 @@
 """The seam between the engine and what computes: where weights and caches lie, and which kernels run.
 
-A device loads a model once and gives a function that computes batches. Chosen by `engine.device_choice`; the runner
+A device loads a model once and gives a function that computes batches. Chosen by `backends.device_choice`; the runner
 knows nothing else of it.
 """
 
@@ -11,19 +11,19 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor
 
-from engine.batch import Batch
-from engine.checkpoint import StoredWeight
+from engine.backends.batch import Batch
+from engine.checkpoints.checkpoint import StoredWeight
+from engine.checkpoints.weights import Weights
 from engine.config import EngineConfig, GroupConfig, ModelConfig
-from engine.kv_cache import KVCache
-from engine.weights import Weights
+from engine.kv.cache import KVCache
 
 if TYPE_CHECKING:
-    from engine.constraint import Words
-    from engine.runner import Runner
+    from engine.backends.runner import Runner
+    from engine.sampling.constraint import Words
 
 
 class Draw(Protocol):
-    """Draws tokens of rows that have no filters, sooner than `engine.drawing` does."""
+    """Draws tokens of rows that have no filters, sooner than `engine.sampling.drawing` does."""
 
     def __call__(
         self,

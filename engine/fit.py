@@ -9,18 +9,18 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from engine import models
-from engine.checkpoint import Checkpoint, Names, StoredWeight
+from engine.backends.device_choice import KV_TYPES, cuda_device, gpu_for, host_device
+from engine.checkpoints.checkpoint import Checkpoint, Names, StoredWeight
 from engine.config import ModelConfig
 from engine.device import Device, Needs
-from engine.device_choice import KV_TYPES, cuda_device, gpu_for, host_device
 from engine.errors import OutOfMemory, UnsupportedModel
-from engine.kv_budget import LEAST_CONTEXT, host_memory
+from engine.kv.budget import LEAST_CONTEXT, host_memory
 from engine.load_options import LoadOptions
 from engine.loading import cache_budget
 from engine.models import ENCODERS
 
 if TYPE_CHECKING:
-    from engine.cuda.gpu import Gpu
+    from engine.backends.cuda.gpu import Gpu
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ def _devices(
     """The device, by each type of keys and values that it has; first the one that is asked for."""
     gpu = _gpu(options, memory)
     if gpu is not None:
-        from engine.cuda.device import KV_TYPES as GPU_KV_TYPES
+        from engine.backends.cuda.device import KV_TYPES as GPU_KV_TYPES
 
         for name in _type_names(GPU_KV_TYPES, options.kv_type):
             yield name, cuda_device(gpu, replace(options, kv_type=name), model)
@@ -123,7 +123,7 @@ def _gpu(options: LoadOptions, memory: int) -> "Gpu | None":
     if not options.asks_for_gpu and gpu_for(options) is None:
         return None
     try:
-        from engine.cuda.planned import planned_gpu
+        from engine.backends.cuda.gpu import planned_gpu
     except ImportError as problem:
         raise UnsupportedModel(f"Nothing is known of GPUs here: {problem}", "Use --device cpu.") from None
     return planned_gpu(memory)

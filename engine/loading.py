@@ -11,27 +11,27 @@ from pathlib import Path
 from typing import Any
 
 from engine import models
-from engine.blocks import root_key
-from engine.checkpoint import Checkpoint
+from engine.backends.device_choice import cuda_device, gpu_for, host_device
+from engine.backends.runner import ModelRunner, Runner, Ticket, reporting_shortage
+from engine.checkpoints.checkpoint import Checkpoint
+from engine.checkpoints.gguf import GGUFCheckpoint
+from engine.checkpoints.quantizing import QuantizedCheckpoint
+from engine.checkpoints.safetensors import FolderCheckpoint
+from engine.checkpoints.weights import LoadProgress, Weights
 from engine.config import EngineConfig, ModelConfig
-from engine.copy_thread import CopyThread
 from engine.core import Engine
 from engine.device import Device
-from engine.device_choice import cuda_device, gpu_for, host_device
-from engine.disk.folder import About, model_folder
-from engine.disk.quota import Quota
-from engine.disk.run_file import VERSION
-from engine.disk.store import DiskStore
 from engine.errors import OutOfMemory, UnsupportedModel
 from engine.freed_memory import trim
-from engine.gguf_checkpoint import GGUFCheckpoint
-from engine.kv_budget import KVBudget
-from engine.kv_cache import KVCache
+from engine.kv.blocks import root_key
+from engine.kv.budget import KVBudget
+from engine.kv.cache import KVCache
+from engine.kv.copy_thread import CopyThread
+from engine.kv.disk.folder import About, model_folder
+from engine.kv.disk.quota import Quota
+from engine.kv.disk.run_file import VERSION
+from engine.kv.disk.store import DiskStore
 from engine.load_options import LoadOptions
-from engine.quantizing import QuantizedCheckpoint
-from engine.runner import ModelRunner, Runner, Ticket, reporting_shortage
-from engine.safetensors_checkpoint import FolderCheckpoint
-from engine.weights import LoadProgress, Weights
 from quant.errors import UnsupportedQuantization
 
 log = logging.getLogger(__name__)

@@ -16,11 +16,11 @@ from engine.errors import InvalidSampling
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from engine.beam import Beam
-    from engine.blocks import BlockKey
-    from engine.constraint import Constraint, Grammar
-    from engine.disk.store import DiskBlock
-    from engine.searches import Search
+    from engine.kv.blocks import BlockKey
+    from engine.kv.disk.store import DiskBlock
+    from engine.sampling.constraint import Constraint, Grammar
+    from engine.scheduling.beam import Beam
+    from engine.scheduling.beam_groups import Search
 
 Bounds: TypeAlias = tuple[tuple[str, float, float], ...]  # (field, least, most)
 
@@ -52,7 +52,7 @@ class BeamParams:
 
 @dataclass(frozen=True, slots=True)
 class DryParams:
-    """How tokens that would go on with a repetition become less likely: see `engine.dry`. Raises InvalidSampling naming
+    """How tokens that would go on with a repetition become less likely (`sampling.filters`). Raises InvalidSampling,
     the parameter."""
 
     multiplier: float  # of the penalty
@@ -79,7 +79,7 @@ class SamplingParams:
     presence_penalty: float = 0.0  # subtracted once from tokens already generated
     frequency_penalty: float = 0.0  # subtracted for each time a token was generated
     dry: DryParams | None = None  # against repetitions of several tokens
-    xtc_probability: float = 0.0  # how often the most likely tokens are left out: see `engine.xtc`
+    xtc_probability: float = 0.0  # how often the most likely tokens are left out: see `engine.sampling.filters`
     xtc_threshold: float = 0.1  # how likely those are
     seed: int = field(default_factory=lambda: secrets.randbits(63))
     max_tokens: int | None = None  # None: as many as the context holds

@@ -28,7 +28,8 @@ from filelock import FileLock, Timeout
 
 from app.config import load_settings
 from app.models.sources import pull
-from engine import device_choice, encoder_loading
+from engine.backends import device_choice
+from engine.embedding import loading as embedder_loading
 from quant.cpu import tiers
 from tests import drawn_cases
 from tests.fenced_memory import fenced
@@ -68,7 +69,7 @@ def _own_cores() -> Iterator[int]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("INGLE_THREADS", str(cores))  # programs that tests start
         patch.setattr(device_choice, "physical_cores", lambda: cores)
-        patch.setattr(encoder_loading, "physical_cores", lambda: cores)
+        patch.setattr(embedder_loading, "physical_cores", lambda: cores)
         yield cores
 
 
@@ -310,7 +311,7 @@ def cpu_kernels() -> Path:
     Tests that run them ask for this.
     """
     # Not at the top: most tests need no compiler.
-    from engine.cpu.code_cache import load_code
+    from engine.backends.cpu.code_cache import load_code
 
     folder = fetched_folder()
     folder.mkdir(parents=True, exist_ok=True)
@@ -336,7 +337,7 @@ def every_layout(cpu_kernels: Path) -> Path:
 
 
 def _with_kernels(folder: Path, layouts: "Iterable[Layout]") -> Path:
-    from engine.cpu.code_cache import load_code
+    from engine.backends.cpu.code_cache import load_code
 
     target, left = tiers.choose("auto"), []
     for layout in layouts:

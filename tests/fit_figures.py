@@ -25,7 +25,7 @@ from engine.fit import fit
 from engine.load_options import LoadOptions
 from engine.loading import load_engine, open_checkpoint
 from engine.request import SamplingParams
-from tests.engine.family_checkpoints import FAMILIES, SHAPE
+from tests.engine.models.family_checkpoints import FAMILIES, SHAPE
 
 CONTEXT = 2048
 LARGE: Mapping[str, Any] = {

@@ -21,15 +21,15 @@ from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
 from app.text.gguf_tokenizer import from_gguf
 from engine import models
-from engine.batch import build_batch
+from engine.backends.batch import build_batch
+from engine.backends.reference import ReferenceDevice
+from engine.checkpoints.weights import Weights
 from engine.config import EngineConfig, GroupConfig
 from engine.device import Compute
 from engine.load_options import LoadOptions
 from engine.loading import load_engine, open_checkpoint
-from engine.reference import ReferenceDevice
 from engine.request import Request, SamplingParams, ScheduledRequest, StepPlan
-from engine.weights import Weights
-from tests.engine.family_checkpoints import architecture
+from tests.engine.models.family_checkpoints import architecture
 from tests.gguf_reader import Reader
 
 TOKENS, MEASURED, REPLY, TOP = 768, 256, 48, 100

@@ -16,11 +16,11 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from engine.blocks import NULL_BLOCK, BlockKey
 from engine.config import BLOCK_SIZE, EngineConfig, GroupConfig, Preemption, Restore
 from engine.core import Engine
-from engine.disk.store import DiskMiss, DiskStore
-from engine.mover import Move, Reading, Writing
+from engine.kv.blocks import NULL_BLOCK, BlockKey
+from engine.kv.disk.store import DiskMiss, DiskStore
+from engine.kv.mover import Move, Reading, Writing
 from engine.request import BlockCopy, SampledToken, SamplingParams, ScheduledRequest, StepPlan, TokenLogprobs
 
 VOCABULARY = 5000

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numba.core import cgutils
 
-from engine.cpu.code_cache import load_code
+from engine.backends.cpu.code_cache import load_code
 from quant.cpu import linear
 from quant.cpu.activations import FORM_KERNELS, Form, row_bytes
 from quant.cpu.arena import Arena

@@ -21,7 +21,14 @@ def roots_after(*statements: str) -> list[set[str]]:
     ("modules", "heavy"),
     [
         (
-            ("engine.blocks", "engine.scheduler", "engine.request", "engine.config", "quant.gguf", "quant.errors"),
+            (
+                "engine.kv.blocks",
+                "engine.scheduling.scheduler",
+                "engine.request",
+                "engine.config",
+                "quant.gguf",
+                "quant.errors",
+            ),
             {"torch", "numpy"},
         ),
         (

@@ -11,7 +11,7 @@ import pytest
 
 from app.text import gguf_tokenizer
 from engine import models
-from engine.checkpoint_config import Metadata
+from engine.checkpoints.metadata import Metadata
 from engine.load_options import LoadOptions
 from engine.loading import load_engine, open_checkpoint
 from engine.request import SamplingParams

@@ -103,6 +103,6 @@ def line_up_servers(
 
 
 def _all_cores() -> int:
-    from engine.device_choice import physical_cores
+    from engine.backends.device_choice import physical_cores
 
     return physical_cores()

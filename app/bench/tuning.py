@@ -10,7 +10,7 @@ from app.models.sources import pull
 from app.progress import Progress
 
 if TYPE_CHECKING:
-    from engine.cuda.tuning import Timer
+    from engine.backends.cuda.tuning import Timer
     from quant.kernels.card import Card
     from quant.kernels.tiles import ProductShape, ProductTile
 
@@ -31,15 +31,15 @@ def tune(settings: Settings, progress: Progress, card: "Card | None" = None, tim
     Raises UnsupportedModel where there is no GPU, AppError or ModelFileError. `card` and `timer`: in place of a GPU and
     of its clock.
     """
-    from engine.device_choice import gpu_for
+    from engine.backends.device_choice import gpu_for
     from engine.errors import UnsupportedModel
     from engine.loading import open_checkpoint
 
     gpu = gpu_for(replace(common_options(settings), backend="cuda", card=card))
     if gpu is None:
         raise UnsupportedModel("Tiles are those of a GPU's kernels, and no GPU is to be used", "Use --device cuda.")
-    from engine.cuda.tile_file import write_tiles
-    from engine.cuda.tuning import Tuning
+    from engine.backends.cuda.tile_file import write_tiles
+    from engine.backends.cuda.tuning import Tuning
     from quant.kernels.tile_search import rule_tile
 
     stored = pull(settings.model, settings, progress)

@@ -25,7 +25,7 @@ from app.grammars.lark import literal
 from app.grammars.lines import ProcessStarter
 from app.grammars.source import WHITESPACE, GrammarText
 from app.text.tokenizer import Tokenizer
-from engine.constraint import Grammar
+from engine.sampling.constraint import Grammar
 
 MAX_SOURCE: Final = 1 << 18  # characters
 MAX_DEPTH: Final = 64

@@ -17,20 +17,14 @@ from app.chat.reply_formats.anchor_pattern import NotUnderstood
 from app.chat.reply_formats.markup import Markup
 from app.chat.reply_formats.recognition import NO_TEMPLATE, TemplateReplies, replies_of
 from app.chat.reply_formats.reply_format import ReplyFormat
-from app.chat.reply_formats.reply_grammar import (
-    ANY_TEXT,
-    answer_grammar,
-    call_grammar,
-    free_grammar,
-    no_call_grammar,
-)
+from app.chat.reply_formats.reply_grammar import ANY_TEXT, answer_grammar, call_grammar, free_grammar, no_call_grammar
 from app.chat.reply_formats.reply_parser import FormatMarkup, ReplyParser
 from app.chat.reply_formats.response_template import format_of
 from app.chat.template import ChatTemplateRenderer
 from app.chat.thinking_budget import ThinkingBudget, ThoughtMarks
 from app.errors import ToolsUnsupported
 from app.text.tokenizer import Tokenizer
-from engine.constraint import Grammar
+from engine.sampling.constraint import Grammar
 
 log = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""Which tokens no repetition goes across, by the texts that break sequences: see `engine.dry`."""
+"""Which tokens no repetition goes across, by the texts that break sequences: see `engine.sampling.filters`."""
 
 from collections.abc import Sequence
 from functools import lru_cache

@@ -15,15 +15,7 @@ from app.chat.cache_reporter import AskedPrompt, CacheReporter
 from app.chat.common_beginning import num_common
 from app.chat.conversation import Conversation
 from app.chat.default_sampling import API_DEFAULTS, DefaultSampling
-from app.chat.events import (
-    ChatEvent,
-    GeneratedTokens,
-    PromptLogprobs,
-    PromptProgress,
-    ReplyEnd,
-    SpokenEvent,
-    joined,
-)
+from app.chat.events import ChatEvent, GeneratedTokens, PromptLogprobs, PromptProgress, ReplyEnd, SpokenEvent, joined
 from app.chat.grammars import GrammarCompiler
 from app.chat.messages import Message
 from app.chat.model_replies import Abilities, ChatPrompt

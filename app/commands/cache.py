@@ -13,7 +13,7 @@ from app.errors import EXIT_FAILURE, AppError, ModelNotFound
 from app.models.catalog import load_catalog
 from app.progress import format_bytes, progress_on_stderr
 from app.text.terminal_text import sanitize
-from engine.disk.folder import (
+from engine.kv.disk.folder import (
     Clearing,
     KeptModel,
     clear,

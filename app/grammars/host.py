@@ -19,7 +19,7 @@ from app.grammars.frames import ACCEPT, ENDED, Channel, Frame, Hangup, Kind, Lim
 from app.grammars.lines import START_SECONDS, Line
 from app.grammars.problem import SIMPLIFY
 from app.grammars.source import GrammarText
-from engine.constraint import Constraint, Words
+from engine.sampling.constraint import Constraint, Words
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ class GrammarFailed(InvalidGrammar):
 
 
 class GrammarProcess:
-    """See `engine.constraint.Grammar`. `tokenize` returns the ids of a text that continues another."""
+    """See `engine.sampling.constraint.Grammar`. `tokenize` returns the ids of a text that continues another."""
 
     def __init__(self, line: Line, tokenize: Callable[[bytes], Sequence[int]], limits: Limits, *, jumps: bool) -> None:
         self._line = line
@@ -126,7 +126,7 @@ class GrammarProcess:
 
 
 class _Reply:
-    """See `engine.constraint.Constraint`."""
+    """See `engine.sampling.constraint.Constraint`."""
 
     def __init__(self, process: GrammarProcess, number: int, *, jumps: bool) -> None:
         self._process = process

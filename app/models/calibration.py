@@ -11,7 +11,7 @@ from torch import Tensor
 from app.progress import Progress
 from app.text.folder_tokenizer import from_folder
 from app.text.tokenizer import Tokenizer
-from engine.calibration import input_squares
+from engine.checkpoints.calibration import input_squares
 from engine.loading import open_checkpoint
 from quant.errors import InglenookError
 
@@ -19,7 +19,7 @@ TEXT_FILE = Path(__file__).with_name("calibration.txt")
 
 
 def measure(folder: Path, progress: Progress) -> dict[str, Tensor]:
-    """What `engine.calibration.input_squares` finds; nothing, and a line that says why, where a model cannot be run."""
+    """What `calibration.input_squares` finds; nothing, and a line that says why, where a model cannot be run."""
     try:
         with open_checkpoint(folder) as checkpoint:
             ids = text_ids(from_folder(folder))

@@ -20,7 +20,7 @@ from app.models.repository import RepositoryName
 from app.models.store import ModelStore
 from app.models.stored_model import StoredModel
 from app.progress import Progress, SilentProgress, format_bytes
-from engine.checkpoint import Checkpoint
+from engine.checkpoints.checkpoint import Checkpoint
 from engine.errors import OutOfMemory
 from engine.fit import Fit, fit
 from engine.load_options import LoadOptions

@@ -11,9 +11,9 @@ from app.apart import run_apart
 from app.config import Settings
 from app.models.stored_model import StoredModel
 from app.progress import Progress
-from engine.device_choice import compile_layouts, layouts_are_compiled, why_code_is_unkept
+from engine.backends.device_choice import compile_layouts, layouts_are_compiled, why_code_is_unkept
+from engine.checkpoints.weights import LoadProgress
 from engine.load_options import LoadOptions
-from engine.weights import LoadProgress
 from quant.cpu.layouts import Layout
 
 

@@ -13,9 +13,9 @@ from app.models.stored_model import StoredModel
 from app.models.uses import note_use
 from app.progress import Progress
 from app.text import encoder_tokenizer, marked_tokenizer
-from engine import encoder_loading
-from engine.checkpoint import Checkpoint
-from engine.encoder import Embedder
+from engine.checkpoints.checkpoint import Checkpoint
+from engine.embedding import loading as embedders
+from engine.embedding.encoder import Embedder
 from engine.errors import UnsupportedModel
 from engine.loading import open_checkpoint
 from quant.checkpoint_files import read_bytes
@@ -36,7 +36,7 @@ def gives_embeddings(stored: StoredModel) -> bool:
     """Whether a model answers with vectors, and not with text. Raises ModelFileError, UnsupportedModel or
     UnsupportedQuantization."""
     with open_checkpoint(stored.path) as checkpoint:
-        return encoder_loading.gives_embeddings(checkpoint)
+        return embedders.gives_embeddings(checkpoint)
 
 
 def load_encoder_model(stored: StoredModel, settings: Settings, progress: Progress) -> LoadedEncoder:
@@ -46,10 +46,10 @@ def load_encoder_model(stored: StoredModel, settings: Settings, progress: Progre
     """
     options = common_options(settings)
     with open_checkpoint(stored.path, settings.quantize_method) as checkpoint:
-        prepare_kernels(encoder_loading.embedder_layouts(checkpoint, options), options, progress)
+        prepare_kernels(embedders.embedder_layouts(checkpoint, options), options, progress)
         tokenizer = _tokenizer(checkpoint)
         with loading(stored, progress) as report:
-            encoder = encoder_loading.load_embedder(checkpoint, options, report)
+            encoder = embedders.load_embedder(checkpoint, options, report)
     note_use(stored, settings.models_dir)
     if settings.context > encoder.context_length + 1:  # a decoder has room for a token that nobody asks for
         progress.say(lowered_context(settings, encoder.context_length))

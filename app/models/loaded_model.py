@@ -17,8 +17,8 @@ from app.progress import Progress
 from app.text.folder_tokenizer import from_folder
 from app.text.gguf_tokenizer import from_gguf
 from app.text.tokenizer import Tokenizer
+from engine.backends.device_choice import layouts_to_compile
 from engine.config import Preemption
-from engine.device_choice import layouts_to_compile
 from engine.errors import UnsupportedModel
 from engine.load_options import DiskOptions, LoadOptions
 from engine.loading import ModelEngine, load_engine, open_checkpoint

@@ -11,11 +11,11 @@ _ROOM = 1.15  # bytes that a model takes for each of its files, with a context o
 
 def machine_memory(settings: Settings) -> int:
     """Bytes that are free where a model would compute."""
-    from engine.cuda.driver import driver_version
-    from engine.kv_budget import available_memory
+    from engine.backends.cuda.discovery import driver_version
+    from engine.kv.budget import available_memory
 
     if settings.device != "cpu" and driver_version() is not None:
-        from engine.cuda.finding import Unusable, find_gpu
+        from engine.backends.cuda.discovery import Unusable, find_gpu
 
         gpu = find_gpu()
         if not isinstance(gpu, Unusable):
@@ -25,8 +25,8 @@ def machine_memory(settings: Settings) -> int:
 
 def memory_without_gpu() -> int | None:
     """The same where there is no GPU; None where there may be one, since it would take torch to ask it."""
-    from engine.cuda.driver import driver_version
-    from engine.kv_budget import available_memory
+    from engine.backends.cuda.discovery import driver_version
+    from engine.kv.budget import available_memory
 
     return available_memory() if driver_version() is None else None
 

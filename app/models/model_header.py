@@ -17,7 +17,7 @@ from app.models.tensor_classes import HeaderTensor
 from app.text.folder_tokenizer import VOCABULARY, tokenizer_config
 from app.text.infilling import MARKS
 from app.text.json_tokenizer import chat_template
-from engine.checkpoint_config import Metadata
+from engine.checkpoints.metadata import Metadata
 from engine.errors import UnsupportedModel
 from engine.models import check_config
 from quant.checkpoint_files import read_bytes, read_object

@@ -111,9 +111,9 @@ async def _fetch(
 
 def _looked_at(folder: Path) -> set[str]:
     """The layers of which samples are taken, one of each kind of quantization; of what cannot be opened, none."""
+    from engine.checkpoints.weights import smallest_matrices
     from engine.loading import open_checkpoint  # and torch with it, which a search has no use for
     from engine.models import stored_weights
-    from engine.weights import smallest_matrices
 
     with suppress(InglenookError), open_checkpoint(folder) as checkpoint:
         return {weight.name for weight in smallest_matrices(stored_weights(checkpoint)).values()}

@@ -25,9 +25,9 @@ from app.chat.token_filter import TokenFilter
 from app.server.errors import InvalidRequest, ReplyAborted, ReplyFailed
 from app.server.request_log import logged
 from app.server.token_counts import TokenCounts
-from engine.constraint import Grammar
 from engine.errors import PromptTooLong
 from engine.request import FinishReason, Origin, SamplingParams
+from engine.sampling.constraint import Grammar
 
 _Reporting = TextDelta | ReasoningDelta | ToolCallDelta
 Batch = list[tuple[int, ChatEvent]]

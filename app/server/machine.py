@@ -12,7 +12,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from app.models.machine_memory import memory_without_gpu, resident_bytes
-from engine.disk.folder import limit_of, run_files
+from engine.kv.disk.folder import limit_of, run_files
 
 _LOOK_SECONDS = 5.0  # between two looks at the files
 

@@ -17,7 +17,7 @@ from app.errors import InvalidGrammar
 from app.grammars.lark import is_gbnf
 from app.grammars.source import WHITESPACE
 from app.server.errors import InvalidRequest
-from engine.constraint import Grammar
+from engine.sampling.constraint import Grammar
 
 MAX_GBNF = 1 << 15  # characters, which are read one by one
 

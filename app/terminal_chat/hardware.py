@@ -7,8 +7,8 @@ from app.progress import format_bytes
 
 def hardware() -> str:
     """Such as "on 8 cores, with 23.1 GB of memory free". Whether a GPU can be used, the engine finds out."""
-    from engine.cuda.driver import driver_version
-    from engine.kv_budget import available_memory
+    from engine.backends.cuda.discovery import driver_version
+    from engine.kv.budget import available_memory
 
     gpu = "an NVIDIA GPU and " if driver_version() is not None else ""
     cores = os.cpu_count() or 1

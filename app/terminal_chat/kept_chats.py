@@ -14,15 +14,7 @@ from app.history.errors import NoSuchChat
 from app.history.history import History
 from app.history.news import News
 from app.history.records import path_to
-from app.terminal_chat.chat_nouns import (
-    PRIVATE,
-    chat_of,
-    kept_settings,
-    message_of,
-    notice_of,
-    settings_of,
-    summary_of,
-)
+from app.terminal_chat.chat_nouns import PRIVATE, chat_of, kept_settings, message_of, notice_of, settings_of, summary_of
 from app.terminal_chat.prompt_messages import prompt_messages
 from app.terminal_chat.told import apart
 from tui.nouns import (

@@ -19,12 +19,7 @@ from tokenizers import AddedToken, Regex, normalizers, pre_tokenizers
 from app.errors import UnsupportedTokenizer
 from app.text.bpe_model import bpe_model, merge_pairs, split_merges
 from app.text.checked_fields import CheckedFields, malformed
-from app.text.control_tokens import (
-    ControlToken,
-    ControlTokens,
-    end_of_generation_ids,
-    looks_like_control,
-)
+from app.text.control_tokens import ControlToken, ControlTokens, end_of_generation_ids, looks_like_control
 from app.text.pretokenizers import PRETOKENIZERS
 from app.text.tokenizer import (
     SPACE_SYMBOL,

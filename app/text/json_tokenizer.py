@@ -20,14 +20,7 @@ from app.text.bpe_model import bpe_model, merge_pairs, split_merges
 from app.text.checked_fields import CheckedFields, malformed
 from app.text.control_tokens import ControlToken, ControlTokens, end_of_generation_ids, looks_like_control
 from app.text.text_growth import check_growth
-from app.text.tokenizer import (
-    TextEncoder,
-    Tokenizer,
-    Vocabulary,
-    byte_level_bytes,
-    library_errors,
-    sentencepiece_bytes,
-)
+from app.text.tokenizer import TextEncoder, Tokenizer, Vocabulary, byte_level_bytes, library_errors, sentencepiece_bytes
 from quant.bounded_json import JSONProblem, parse_object
 
 _REMEDY = "Choose a model of another family, or a GGUF file of this one."

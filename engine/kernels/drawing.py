@@ -1,4 +1,4 @@
-"""The draw of one row's token on a GPU. The twin is `engine.drawing.draw`, whose words hold here too: the same uniform
+"""The draw of one row's token on a GPU. The twin is `drawing.draw`, whose words hold here too: the same uniform
 numbers give the same token, unless one falls on the edge between two tokens by less than float32 tells.
 """
 

@@ -1,4 +1,4 @@
-"""The next token of every row on a GPU. The twin is `engine.sampler.sample`: its order, its words, its tokens.
+"""The next token of every row on a GPU. The twin is `engine.sampling.sampler.sample`: its order, its words, its tokens.
 
 One program samples one row, whose logits lie in the L2 cache. The floor is one pass over them for the most likely token
 and two for a draw, at 64 bytes a clock for a program: 5 us each for 128,256 logits on an H100. Counted in instructions
@@ -14,20 +14,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine.drawing import PREFIXES, SMALLEST_TEMPERATURE, TRIES, Filters
 from engine.kernels.drawing import draw
-from engine.kernels.row_passes import (
-    BELOW_ALL,
-    floor_of,
-    id_of,
-    logit_of,
-    peaks,
-    rank_of,
-    top_of,
-    weigh,
-)
+from engine.kernels.row_passes import BELOW_ALL, floor_of, id_of, logit_of, peaks, rank_of, top_of, weigh
 from engine.kernels.sampling_rows import Sampled, SamplingRows
 from engine.kernels.shaping import left_of, report_draws, shaped
+from engine.sampling.drawing import PREFIXES, SMALLEST_TEMPERATURE, TRIES, Filters
 
 BLOCK = 4096  # logits that a program looks at together, where those are
 CHUNKS = 64  # all of a row

@@ -13,12 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.constraint import NO_MASKS, Masks
-from engine.drawing import TRIES, Filters
-from engine.dry import dry_penalties
 from engine.request import Request, SampledToken, TokenLogprobs
-from engine.sampler import NOT_NUMBERS, uniform
-from engine.xtc import leaves_out
+from engine.sampling.constraint import NO_MASKS, Masks
+from engine.sampling.drawing import TRIES, Filters
+from engine.sampling.filters import dry_penalties, leaves_out
+from engine.sampling.sampler import NOT_NUMBERS, uniform
 
 ALIGNMENT = 16  # bytes: what kernels load in one piece
 UNSEEN = -1
@@ -37,7 +36,7 @@ class Pick:
 
 class Columns(NamedTuple):
     """R rows; E edits: the tokens whose logits change before anything is picked, each once in a row; X rows that top
-    choices are left out of; and the masks of grammars, as in `engine.constraint.Masks`."""
+    choices are left out of; and the masks of grammars, as in `engine.sampling.constraint.Masks`."""
 
     uniforms: Tensor  # float64 [R, TRIES], in [0, 1)
     temperature: Tensor  # float32 [R]; 0: the most likely token

@@ -1,5 +1,5 @@
 """Logits as requests want them, on a GPU: bias and forbidden tokens, penalties, grammars, in this order. The twins are
-`apply_bias`, `forbid_early_end`, `apply_penalties` and `masked` of `engine.sampler`. What XTC leaves of them is found
+`apply_bias`, `forbid_early_end`, `apply_penalties` and `masked` of `sampling.sampler`. What XTC leaves of them is found
 by the same function as on the host.
 
 The floor is the traffic of a copy, as what the model said is still to be reported: 8 bytes for each logit of all rows,
@@ -10,9 +10,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine.drawing import Filters, drawn_logprobs
 from engine.kernels.sampling_rows import SampledColumns, SamplingRows
-from engine.xtc import without_top_choices
+from engine.sampling.drawing import Filters, drawn_logprobs
+from engine.sampling.filters import without_top_choices
 
 EDITS = 256  # of one program
 BLOCK = 4096  # logits that a program masks together

@@ -9,15 +9,15 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
-from engine.checkpoint import Checkpoint, Names, StoredWeight
-from engine.checkpoint_config import Metadata
+from engine.checkpoints.checkpoint import Checkpoint, Names, StoredWeight
+from engine.checkpoints.metadata import Metadata
 from engine.config import ModelConfig
 from engine.errors import UnsupportedModel
 
 if TYPE_CHECKING:
-    from engine.kv_cache import KVCache, KVGroup
+    from engine.checkpoints.weights import Weights
+    from engine.kv.cache import KVCache, KVGroup
     from engine.operations import Activation, Inputs, Operations
-    from engine.weights import Weights
 
 FAMILIES = {  # general.architecture of a GGUF file, or model_type of a config.json -> module
     "llama": "engine.models.llama",
@@ -36,7 +36,7 @@ FAMILIES = {  # general.architecture of a GGUF file, or model_type of a config.j
     "olmo3": "engine.models.olmo",
     "smollm3": "engine.models.smollm3",
 }
-ENCODERS = {"bert": "engine.models.bert"}  # of those that give embeddings: see `engine.encoder_loading`
+ENCODERS = {"bert": "engine.models.bert"}  # of those that give embeddings: see `engine.embedding.loading`
 
 
 class Model(Protocol):

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from engine.checkpoint import Names
-from engine.checkpoint_config import Key, Metadata
-from engine.encoder import EncoderConfig
+from engine.checkpoints.checkpoint import Names
+from engine.checkpoints.metadata import Key, Metadata
+from engine.checkpoints.weights import Weights
+from engine.embedding.encoder import EncoderConfig
 from engine.errors import UnsupportedModel
-from engine.weights import Weights
 from quant.kernels.reference import dequantize
 from quant.linear import LinearBackend, QLinear
 
@@ -123,7 +123,7 @@ class Layer:
 
 
 class Model:
-    """A loaded BERT encoder. See `engine.encoder.EncoderModel` for the contract."""
+    """A loaded BERT encoder. See `engine.embedding.encoder.EncoderModel` for the contract."""
 
     def __init__(
         self,

@@ -11,11 +11,11 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from engine.checkpoints.weights import Weights
 from engine.config import HeadNorm, LongRopeScaling, ModelConfig, NormPlacement
-from engine.kv_cache import KVCache, KVGroup
+from engine.kv.cache import KVCache, KVGroup
+from engine.models.rope import RotaryTable, rotary_table
 from engine.operations import Activation, Attention, HeadNorms, Inputs, Operations
-from engine.rope import RotaryTable, rotary_table
-from engine.weights import Weights
 from quant.linear import QLinear
 
 # -- what computes

@@ -6,7 +6,7 @@ A family reads it, and replaces what it does in its own way. Odd values are refu
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from engine.checkpoint_config import Key, Metadata
+from engine.checkpoints.metadata import Key, Metadata
 from engine.config import Gate, LayerConfig, ModelConfig
 from engine.errors import UnsupportedModel
 from engine.models.rope_config import CONTEXT, FULL, MAX_CONTEXT, SLIDING, read_rope

@@ -2,7 +2,7 @@
 
 import re
 
-from engine.checkpoint import Names
+from engine.checkpoints.checkpoint import Names
 
 STEMS = {
     "token_embd": "model.embed_tokens",

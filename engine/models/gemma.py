@@ -10,8 +10,8 @@ import struct
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from engine.checkpoint import Names
-from engine.checkpoint_config import Key, Metadata
+from engine.checkpoints.checkpoint import Names
+from engine.checkpoints.metadata import Key, Metadata
 from engine.config import Gate, HeadNorm, ModelConfig, NormPlacement
 from engine.models.decoder_config import every, read_decoder, read_layout, text_part
 from engine.models.decoder_names import IGNORED, STEMS, TEXT_PREFIX

@@ -5,7 +5,7 @@ In GGUF files rotary pairs are neighbours, as Llama's.
 
 from dataclasses import replace
 
-from engine.checkpoint_config import Key, Metadata
+from engine.checkpoints.metadata import Key, Metadata
 from engine.config import ModelConfig
 from engine.models.decoder_config import read_decoder
 from engine.models.decoder_names import NAMES

@@ -4,7 +4,7 @@ GGUF files and checkpoints of architecture `llama`: Llama 2 and 3, SmolLM2, Mist
 shape. In GGUF files their rotary pairs are neighbours: the converter reorders the rows of q and k.
 """
 
-from engine.checkpoint_config import Metadata
+from engine.checkpoints.metadata import Metadata
 from engine.config import ModelConfig
 from engine.models.decoder_config import read_decoder
 from engine.models.decoder_names import NAMES

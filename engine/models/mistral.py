@@ -6,8 +6,8 @@ part is one of them; in GGUF files `mistral3`, with neighbours as rotary pairs, 
 
 from dataclasses import replace
 
-from engine.checkpoint import Names
-from engine.checkpoint_config import Key, Metadata
+from engine.checkpoints.checkpoint import Names
+from engine.checkpoints.metadata import Key, Metadata
 from engine.config import ModelConfig, YarnScaling
 from engine.models.decoder_config import every, read_decoder, read_layout, text_part
 from engine.models.decoder_names import IGNORED, STEMS, TEXT_PREFIX

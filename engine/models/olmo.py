@@ -6,8 +6,8 @@ Architectures `olmo2`, which OLMo 3's GGUF files have too, and `olmo3`.
 
 from dataclasses import replace
 
-from engine.checkpoint import Names
-from engine.checkpoint_config import Metadata
+from engine.checkpoints.checkpoint import Names
+from engine.checkpoints.metadata import Metadata
 from engine.config import HeadNorm, ModelConfig, NormPlacement
 from engine.models.decoder_config import WINDOW, every, read_decoder, read_layout
 from engine.models.decoder_names import IGNORED, STEMS

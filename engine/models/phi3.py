@@ -5,8 +5,8 @@ Architecture `phi3`: Phi-3, 3.5 and 4, and Phi-4-mini. In GGUF files the factors
 
 from dataclasses import replace
 
-from engine.checkpoint import Names
-from engine.checkpoint_config import Metadata
+from engine.checkpoints.checkpoint import Names
+from engine.checkpoints.metadata import Metadata
 from engine.config import ModelConfig
 from engine.models.decoder_config import every, read_decoder, read_layout
 from engine.models.decoder_names import IGNORED, STEMS

@@ -6,7 +6,7 @@ Architectures `qwen2`, which distills of DeepSeek-R1 have too, and `qwen3`.
 
 from dataclasses import replace
 
-from engine.checkpoint_config import Key, Metadata
+from engine.checkpoints.metadata import Key, Metadata
 from engine.config import HeadNorm, LayerConfig, ModelConfig
 from engine.models.decoder_config import read_decoder, read_layout
 from engine.models.decoder_names import NAMES

@@ -5,7 +5,7 @@ Reads them into a RopeConfig; odd values are refused by name. Refuses to know wh
 
 from collections.abc import Callable
 
-from engine.checkpoint_config import Key, Metadata
+from engine.checkpoints.metadata import Key, Metadata
 from engine.config import LinearScaling, Llama3Scaling, LongRopeScaling, RopeConfig, RopeScaling, YarnScaling
 from engine.errors import UnsupportedModel
 

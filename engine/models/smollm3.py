@@ -5,7 +5,7 @@ In GGUF files rotary pairs are neighbours, as Llama's, and every fourth layer do
 
 from dataclasses import replace
 
-from engine.checkpoint_config import Key, Metadata
+from engine.checkpoints.metadata import Key, Metadata
 from engine.config import LayerConfig, ModelConfig
 from engine.errors import UnsupportedModel
 from engine.models.decoder_config import every, read_decoder, read_layout

@@ -19,17 +19,7 @@ from typing import Any
 from numba.core import cgutils
 
 from quant.cpu.activations import GROUP, Form, RowGroup
-from quant.cpu.cells import (
-    Cell,
-    Cells,
-    Prefetch,
-    TileCall,
-    block_of,
-    blocks,
-    integer_sums,
-    prefetch_group,
-    tile_kernel,
-)
+from quant.cpu.cells import Cell, Cells, Prefetch, TileCall, block_of, blocks, integer_sums, prefetch_group, tile_kernel
 from quant.cpu.formats import HALF, SINGLE, TILE, TileFormat
 from quant.cpu.groups import each_group, load_scales
 from quant.cpu.kernel import inlined, jit

@@ -17,17 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 from quant.cpu.activations import Form, RowGroup
-from quant.cpu.cells import (
-    Cell,
-    Cells,
-    Prefetch,
-    TileCall,
-    block_of,
-    blocks,
-    integer_sums,
-    prefetch_group,
-    tile_kernel,
-)
+from quant.cpu.cells import Cell, Cells, Prefetch, TileCall, block_of, blocks, integer_sums, prefetch_group, tile_kernel
 from quant.cpu.formats import GROUP
 from quant.cpu.span_formats import SpanFormat
 from quant.cpu.spans import columns_of_vector, each_span, load_floats, tile_size

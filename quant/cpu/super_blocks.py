@@ -19,17 +19,7 @@ from typing import Any
 from numba.core import cgutils
 
 from quant.cpu.activations import SPAN, SuperBlock, SuperGroup
-from quant.cpu.cells import (
-    Cell,
-    Cells,
-    Prefetch,
-    TileCall,
-    block_of,
-    blocks,
-    integer_sums,
-    prefetch_group,
-    tile_kernel,
-)
+from quant.cpu.cells import Cell, Cells, Prefetch, TileCall, block_of, blocks, integer_sums, prefetch_group, tile_kernel
 from quant.cpu.formats import TileFormat
 from quant.cpu.groups import load_minimums, load_parts, load_wholes
 from quant.cpu.vector import I64, Emit, F32x16

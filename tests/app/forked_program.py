@@ -25,7 +25,7 @@ IMPORTED = (
     "app.server.application",
     "app.models.loaded_model",
     "app.models.loaded_encoder",
-    "engine.cpu.device",
+    "engine.backends.cpu.device",
 )
 _MOST_BYTES = 1 << 20  # of what a program is told
 _SUBREAPER = 36  # prctl: processes whose parents have ended belong to this one

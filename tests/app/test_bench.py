@@ -17,7 +17,7 @@ from app.models.stored_model import StoredModel
 from app.progress import SilentProgress
 from tests.app.bench.fake_llama import FakeLlama, make
 from tests.app.command_line import ingle
-from tests.engine.tiny_llama import make as make_tiny
+from tests.engine.models.tiny_llama import make as make_tiny
 from tests.processes import HANGING_SECONDS, Started
 
 ROOT = Path(__file__).parents[2]

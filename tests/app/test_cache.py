@@ -13,11 +13,11 @@ from app.cli import ingle, main
 from app.commands import cache
 from app.errors import AppError, ModelNotFound
 from app.models.catalog import load_catalog
-from engine.blocks import BlockKey
 from engine.config import BLOCK_SIZE
-from engine.disk.folder import About, model_folder
-from engine.disk.quota import GIB, Quota
-from engine.disk.store import DiskStore
+from engine.kv.blocks import BlockKey
+from engine.kv.disk.folder import About, model_folder
+from engine.kv.disk.quota import GIB, Quota
+from engine.kv.disk.store import DiskStore
 
 BLOCK_BYTES = 1000
 ENTRY = load_catalog().entries[0]

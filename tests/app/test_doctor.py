@@ -20,7 +20,7 @@ from app.doctor import PYTHON_RANGE, TORCH_RANGE, examine
 from app.finding import Finding
 from app.listening import ListeningSockets
 from app.progress import SilentProgress
-from engine.cuda import compiler
+from engine.backends.cuda import compiler
 from engine.errors import NoCompiler
 from quant.cpu import tiers
 from quant.cpu.tiers import choose

@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from app.cli import ingle
-from tests.engine.tiny_llama import make
+from tests.engine.models.tiny_llama import make
 
 
 def fit(*words: object) -> Result:

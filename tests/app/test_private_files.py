@@ -8,11 +8,11 @@ import pytest
 
 from app.chat.stable_ids import StableIds
 from app.config_file import write_setting
-from engine.cpu.code_cache import why_unkept
-from engine.cuda.tile_file import write_tiles
+from engine.backends.cpu.code_cache import why_unkept
+from engine.backends.cuda.tile_file import write_tiles
 from quant.cpu.tiers import choose
 from tests.app.chat.test_stable_ids import generated, remember
-from tests.engine.cuda.test_tile_file import CARD, TILES
+from tests.engine.backends.cuda.test_tile_file import CARD, TILES
 from tests.processes import HANGING_SECONDS
 
 

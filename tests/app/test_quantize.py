@@ -14,7 +14,7 @@ from app.cli import ingle
 from app.commands.quantize import METHODS
 from app.errors import EXIT_NOT_FOUND, ModelNotFound, NoSpace, exit_status
 from app.models import quantized_copy
-from engine import quantizing
+from engine.checkpoints import quantizing
 from quant import quantized_storage
 
 

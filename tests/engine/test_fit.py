@@ -6,20 +6,20 @@ from pathlib import Path
 import pytest
 
 from engine import models
-from engine.checkpoint import Names
+from engine.backends.cpu.device import CpuDevice, CpuStep
+from engine.backends.cpu.memory import packed_bytes
+from engine.backends.device_choice import host_device
+from engine.checkpoints.checkpoint import Names
+from engine.checkpoints.weights import Weights
 from engine.config import ModelConfig
-from engine.cpu.device import CpuDevice, CpuStep
-from engine.cpu.memory import packed_bytes
-from engine.device_choice import host_device
 from engine.errors import OutOfMemory
 from engine.fit import fit
 from engine.load_options import LoadOptions
 from engine.loading import _resolve, load_engine, open_checkpoint
-from engine.weights import Weights
 from tests.app.models import tiny_chat
-from tests.engine import family_checkpoints, tiny_bert
-from tests.engine.quantized_folders import KINDS, quantized_folder
-from tests.engine.tiny_llama import MIXES, make
+from tests.engine.checkpoints.quantized_folders import KINDS, quantized_folder
+from tests.engine.models import family_checkpoints, tiny_bert
+from tests.engine.models.tiny_llama import MIXES, make
 
 WHOLE = 512  # tokens of context that the tiny models were made for
 

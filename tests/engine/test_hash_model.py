@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 import pytest
 
 from engine.config import BLOCK_SIZE, GroupConfig, Preemption
-from engine.kv_groups import CHECKPOINT
-from engine.precedence import MOST_PREEMPTIONS
+from engine.kv.groups import CHECKPOINT
 from engine.request import FinishReason, Origin, SamplingParams, ServiceClass
+from engine.scheduling.priority import MOST_PREEMPTIONS
 from tests.engine.hash_run import Run
 from tests.hash_model import hash_engine
 

@@ -4,20 +4,22 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine import device_choice, kv_budget, loading, models
+from engine import loading, models
+from engine.backends import device_choice
+from engine.backends.cpu.device import CpuDevice
+from engine.backends.device_choice import default_planes, float32_bytes
+from engine.backends.reference import ReferenceDevice
 from engine.config import BLOCK_SIZE, GroupConfig, LayerConfig, ModelConfig
-from engine.cpu.device import CpuDevice
 from engine.device import Device
-from engine.device_choice import default_planes, float32_bytes
 from engine.errors import UnsupportedModel
-from engine.kv_budget import KVBudget
-from engine.kv_cache import KVCache, KVGroup
+from engine.kv import budget
+from engine.kv.budget import KVBudget
+from engine.kv.cache import KVCache, KVGroup
 from engine.load_options import LoadOptions
 from engine.loading import load_engine, open_checkpoint
-from engine.reference import ReferenceDevice
 from quant.cpu.tiers import choose
 from tests.engine.answers import answer
-from tests.engine.tiny_llama import make
+from tests.engine.models.tiny_llama import make
 from tests.gguf_bytes import small_file
 
 
@@ -80,8 +82,8 @@ def test_the_context_fits_the_memory(tiny: Path, monkeypatch: pytest.MonkeyPatch
     with open_checkpoint(tiny) as checkpoint:
         config = models.read_config(checkpoint.metadata)
         needed = budget_of(config, ReferenceDevice(keep_dequantized=True, threads=1)).bytes(511)
-        monkeypatch.setattr(kv_budget, "available_memory", lambda: 2 * needed)
-        monkeypatch.setattr(kv_budget, "LEAST_CONTEXT", 100)
+        monkeypatch.setattr(budget, "available_memory", lambda: 2 * needed)
+        monkeypatch.setattr(budget, "LEAST_CONTEXT", 100)
         engine = load_engine(checkpoint, LoadOptions())
         assert (engine.config.context_length, engine.config.model_context_length) == (511, 512)
         assert engine.config.longest_context == 511
@@ -89,7 +91,7 @@ def test_the_context_fits_the_memory(tiny: Path, monkeypatch: pytest.MonkeyPatch
         assert (shorter.context_length, shorter.longest_context) == (300, 511)
         with pytest.raises(UnsupportedModel, match="room for 511 tokens"):
             load_engine(checkpoint, LoadOptions(context_length=512))
-        monkeypatch.setattr(kv_budget, "LEAST_CONTEXT", 512)
+        monkeypatch.setattr(budget, "LEAST_CONTEXT", 512)
         with pytest.raises(UnsupportedModel, match="room for 511 tokens"):
             load_engine(checkpoint, LoadOptions())
 
@@ -124,7 +126,7 @@ def test_integers_give_nearly_twice_the_context_in_the_same_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = replace(config_of(make(tmp_path, head_dim=32).path), layers=30, head_dim=64, context_length=1 << 20)
-    monkeypatch.setattr(kv_budget, "available_memory", lambda: 1 << 30)
+    monkeypatch.setattr(budget, "available_memory", lambda: 1 << 30)
     floats, integers = (
         loading._resolve(config, CpuDevice(1, 2, choose("auto"), None, kv_type), LoadOptions(), ())
         for kv_type in (torch.float16, torch.int8)

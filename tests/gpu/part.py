@@ -86,7 +86,7 @@ def main() -> None:
 
     import torch
 
-    from engine.cuda.gpu import read_card
+    from engine.backends.cuda.gpu import read_card
     from tests.gpu.machine import Machine
 
     machine = Machine(read_card(torch.cuda.current_device()), Peaks(**json.loads(peaks)))

@@ -7,8 +7,8 @@ from typing import Self
 
 import torch
 
-from engine.checkpoint import Names, StoredWeight
-from engine.checkpoint_config import Metadata
+from engine.checkpoints.checkpoint import Names, StoredWeight
+from engine.checkpoints.metadata import Metadata
 from engine.config import ModelConfig
 from quant.tensor import PlainTensor, QTensor
 from tests.kernels.weights import weight
@@ -18,7 +18,7 @@ META = torch.device("meta")
 
 
 class RandomCheckpoint:
-    """See `engine.checkpoint.Checkpoint`. A Llama; `mix` is a kind of weights, for all matrices, or Q4_K_M."""
+    """See `checkpoint.Checkpoint`. A Llama; `mix` is a kind of weights, for all matrices, or Q4_K_M."""
 
     path = Path("random weights")
 

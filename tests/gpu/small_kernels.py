@@ -6,15 +6,15 @@ import torch
 from torch import Tensor
 
 from engine.config import BLOCK_SIZE, ModelConfig
-from engine.constraint import NO_MASKS
-from engine.kernels.gate import gated
+from engine.kernels.activations import gated
 from engine.kernels.norms import rms_norm
 from engine.kernels.rope_store import rope_and_store
 from engine.kernels.sampling import sample
 from engine.kernels.sampling_rows import Pick, rows_of
+from engine.models.rope import RotaryTable
 from engine.operations import Attention, HeadNorms
 from engine.request import Request, SamplingParams
-from engine.rope import RotaryTable
+from engine.sampling.constraint import NO_MASKS
 from tests.gpu.figures import Figure, fraction
 from tests.gpu.machine import Machine
 from tests.kernels.shapes import LLAMA_8B, QWEN_32B, TINY

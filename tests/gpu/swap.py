@@ -4,11 +4,11 @@ from collections.abc import Iterator
 
 import torch
 
+from engine.backends.cuda.blocks import GpuBlocks
+from engine.backends.cuda.gpu import Gpu
 from engine.config import BLOCK_SIZE
-from engine.cuda.blocks import GpuBlocks
-from engine.cuda.gpu import Gpu
-from engine.kv_cache import KVGroup
-from engine.mover import Move
+from engine.kv.cache import KVGroup
+from engine.kv.mover import Move
 from tests.gpu.figures import Figure, fraction
 from tests.gpu.machine import Machine
 from tests.kernels.shapes import LLAMA_8B, TINY

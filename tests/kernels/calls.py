@@ -13,21 +13,19 @@ import torch
 from torch import Tensor
 
 from engine.config import BLOCK_SIZE, ModelConfig
-from engine.constraint import NO_MASKS, Masks
+from engine.kernels.activations import gated
 from engine.kernels.attention_tiles import query_tiles, tile_queries
-from engine.kernels.encoder_attention import QUERIES, encoder_attention
 from engine.kernels.feeding import feed
-from engine.kernels.gate import gated
-from engine.kernels.gelu import gelu
 from engine.kernels.norms import layer_norm, rms_norm, rms_norm_add
 from engine.kernels.paged_attention import paged_attention
 from engine.kernels.reference import ScoreRule
 from engine.kernels.rope_store import rope_and_store
 from engine.kernels.sampling import sample
 from engine.kernels.sampling_rows import Pick, rows_of
+from engine.models.rope import RotaryTable
 from engine.operations import Attention, HeadNorms
 from engine.request import Request, SamplingParams
-from engine.rope import RotaryTable
+from engine.sampling.constraint import NO_MASKS, Masks
 from quant.cuda.linear import CudaLinear
 from quant.cuda.loading import to_device
 from quant.cuda.matrix import CudaMatrix
@@ -103,15 +101,12 @@ def _attention(setting: Setting) -> None:
         )
 
 
-def _encoder(setting: Setting) -> None:
-    for hidden, heads in ENCODERS:
+def _layer_norms(setting: Setting) -> None:
+    for hidden in ENCODER_WIDTHS:
         stream, mixed = blank(setting.tokens, hidden, dtype=torch.float32), blank(setting.tokens, hidden)
         weight, bias = blank(2, hidden, dtype=torch.float32)
         layer_norm(stream, weight, bias, 1e-12, plus=mixed)
         layer_norm(stream, weight, bias, 1e-12)
-        gelu(blank(setting.tokens, 4 * hidden))
-        tiles = query_tiles([0, setting.tokens], [setting.tokens], QUERIES)
-        encoder_attention(blank(setting.tokens, 3 * hidden), blank(2, dtype=torch.int32), heads, tiles)
 
 
 def _sampling(setting: Setting) -> None:
@@ -171,5 +166,5 @@ FORMS = (
     "BF16",
 )
 KV_TYPES = (torch.bfloat16, torch.uint8)
-ENCODERS = ((384, 12), (1024, 16))  # hidden size and heads
-CALLS: tuple[Callable[[Setting], None], ...] = (_gate, _norms, _heads, _attention, _encoder, _sampling, _products)
+ENCODER_WIDTHS = (384, 1024)
+CALLS: tuple[Callable[[Setting], None], ...] = (_gate, _norms, _heads, _attention, _layer_norms, _sampling, _products)

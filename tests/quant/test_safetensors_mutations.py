@@ -16,14 +16,7 @@ from quant.safetensors import SafetensorsFile
 from quant.safetensors_checkpoint import INDEX, SafetensorsCheckpoint
 from tests.quant.mutants import assert_read_or_refused
 from tests.quant.opened_files import opened_files
-from tests.quant.safetensors_bytes import (
-    build,
-    entry,
-    file_bytes,
-    read_by_the_package,
-    small_file,
-    write_shards,
-)
+from tests.quant.safetensors_bytes import build, entry, file_bytes, read_by_the_package, small_file, write_shards
 
 EXTREMES = ["0", "1", "3", "-1", "2147483648", "4294967296", "9223372036854775807", "18446744073709551615", "1" * 40]
 WORDS = ["null", "true", "1.0", "1e400", "NaN", "[]", "{}", '""', '"F32"', '"F64"', '"\\ud800"', "[[[[", "__metadata__"]

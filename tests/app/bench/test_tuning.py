@@ -11,7 +11,7 @@ from app.bench.tuning import tune
 from app.commands.bench import bench
 from app.config import Settings, load_settings
 from app.progress import SilentProgress
-from engine.cuda.tile_file import read_tiles
+from engine.backends.cuda.tile_file import read_tiles
 from engine.errors import UnsupportedModel
 from engine.load_options import LoadOptions
 from engine.loading import load_engine, open_checkpoint

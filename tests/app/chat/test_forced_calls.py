@@ -24,7 +24,7 @@ from app.chat.template import ChatTemplateRenderer
 from app.errors import ToolsUnsupported
 from app.text.json_tokenizer import from_json
 from app.text.tokenizer import Tokenizer
-from engine.constraint import Grammar
+from engine.sampling.constraint import Grammar
 from tests.app.chat.reply_formats.spoken import Spoken
 
 TAG = re.compile(r"<[|｜]?[\w/:▁ -]{2,40}[|｜]?>|\[/?[A-Z_]{3,}\]")

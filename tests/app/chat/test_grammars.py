@@ -15,7 +15,7 @@ from app.chat.grammars import ANY_OBJECT, MAX_SOURCE, GrammarCompiler, GrammarSo
 from app.chat.messages import Json
 from app.errors import InvalidGrammar
 from app.text.tokenizer import Tokenizer
-from engine.constraint import Grammar
+from engine.sampling.constraint import Grammar
 
 PERSON: dict[str, Json] = {
     "type": "object",

@@ -15,7 +15,7 @@ from app.chat.messages import Message
 from app.chat.model_replies import ModelReplies
 from app.chat.template import ChatTemplateRenderer
 from app.text.tokenizer import Tokenizer
-from engine.constraint import Grammar
+from engine.sampling.constraint import Grammar
 from tests.app.chat.reply_formats.spoken import heard_of
 
 CONVERSATION = Conversation([Message("user", "Hello")], [Tool("now", {}, {"type": "object"})])

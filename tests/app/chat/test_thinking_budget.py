@@ -11,7 +11,7 @@ import pytest
 from app.chat.grammars import GrammarCompiler, GrammarSource
 from app.chat.thinking_budget import ThinkingBudget, ThoughtMarks
 from app.text.tokenizer import Tokenizer
-from engine.constraint import Constraint, Grammar, Words
+from engine.sampling.constraint import Constraint, Grammar, Words
 
 
 def budget(

@@ -9,7 +9,7 @@ import numpy as np
 from app.chat.grammars import GrammarCompiler, GrammarSource
 from app.chat.token_filter import TokenFilter
 from app.text.tokenizer import Tokenizer
-from engine.constraint import Constraint, Words
+from engine.sampling.constraint import Constraint, Words
 
 SIZE = 100
 

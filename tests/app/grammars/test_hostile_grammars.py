@@ -12,7 +12,7 @@ from app.errors import InvalidGrammar
 from app.grammars.host import GrammarFailed
 from app.grammars.source import GrammarText
 from app.text.tokenizer import Tokenizer
-from engine.constraint import Grammar
+from engine.sampling.constraint import Grammar
 from tests.app.grammars.hostile_grammars import hostile
 
 MOST_SECONDS = 60.0  # of one case

@@ -19,8 +19,8 @@ from app.grammars.host import GrammarFailed
 from app.grammars.lines import Line, ProcessStarter, SocketLine
 from app.grammars.source import GrammarText
 from app.text.tokenizer import Tokenizer
-from engine.constraint import Constraint, Grammar, MaskThread
 from engine.request import Request, SamplingParams
+from engine.sampling.constraint import Constraint, Grammar, MaskThread
 from tests.processes import HANGING_SECONDS, until
 
 FAST = GrammarSource("regex", "[a-z]{1,5}")

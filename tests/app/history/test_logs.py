@@ -9,15 +9,7 @@ from app.history.database import FILE_NAME
 from app.history.history import History
 from app.history.log import read_log
 from app.history.records import Settings, State
-from tests.app.history.damage import (
-    ALL_TEXTS,
-    ALL_TITLES,
-    CHATS,
-    INDEX,
-    LOG,
-    texts,
-    titles,
-)
+from tests.app.history.damage import ALL_TEXTS, ALL_TITLES, CHATS, INDEX, LOG, texts, titles
 
 
 def test_the_log_of_a_killed_process_is_folded_in(logged: Path, tmp_path: Path) -> None:

@@ -20,16 +20,7 @@ from app.history.history import History
 from app.history.records import Settings
 from app.history.schema import COLUMNS, VERSION
 from app.private_database import write_ahead
-from tests.app.history.damage import (
-    ALL_TEXTS,
-    ALL_TITLES,
-    INDEX,
-    LOG,
-    execute,
-    flip,
-    texts,
-    titles,
-)
+from tests.app.history.damage import ALL_TEXTS, ALL_TITLES, INDEX, LOG, execute, flip, texts, titles
 
 # -- what is in the way
 

@@ -10,16 +10,7 @@ from app.history.database import FILE_NAME
 from app.history.errors import HistoryDamaged
 from app.history.history import History
 from app.history.records import Settings
-from tests.app.history.damage import (
-    ALL_TEXTS,
-    ALL_TITLES,
-    CHATS,
-    LOG,
-    execute,
-    flip,
-    texts,
-    titles,
-)
+from tests.app.history.damage import ALL_TEXTS, ALL_TITLES, CHATS, LOG, execute, flip, texts, titles
 
 Harm = Callable[[Path], None]
 

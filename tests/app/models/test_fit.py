@@ -15,16 +15,16 @@ from app.models.loaded_model import load_model
 from app.models.sources import pull
 from app.models.store import ModelStore
 from app.progress import SilentProgress
-from engine import kv_budget
 from engine.device import Needs
 from engine.errors import OutOfMemory
 from engine.fit import CacheFit, Fit
+from engine.kv import budget
 from quant.errors import GGUFError
 from tests.app.models import tiny_chat
 from tests.app.models.fake_hub import FakeHub, Mishap, serve
 from tests.app.models.tiny_model import settings_in
-from tests.engine.quantized_folders import KINDS, quantized_folder
-from tests.engine.tiny_llama import make
+from tests.engine.checkpoints.quantized_folders import KINDS, quantized_folder
+from tests.engine.models.tiny_llama import make
 
 GGUF, FOLDER = "org/Tiny-GGUF", "org/Tiny"
 PLENTY = 1 << 30
@@ -140,7 +140,7 @@ def test_loading_refuses_what_does_not_fit_and_says_what_would(
     stored = pull(f"{GGUF}:F32", settings)
     large, small = (fit_model(f"{GGUF}:{kind}", settings, memory=PLENTY) for kind in ("F32", "Q4_0"))
     between = (large.fit.needed + small.fit.needed) // 2
-    monkeypatch.setattr(kv_budget, "available_memory", lambda: between)
+    monkeypatch.setattr(budget, "available_memory", lambda: between)
     with pytest.raises(OutOfMemory, match="does not fit: it needs") as refusal:
         load_model(stored, settings, SilentProgress())
     assert refusal.value.remedy == f"try {GGUF}:Q4_0"

@@ -20,7 +20,7 @@ from app.models.repository import RepositoryName
 from app.models.sources import pull
 from app.models.store import ModelStore
 from app.progress import SilentProgress
-from engine import kv_budget
+from engine.kv import budget
 from quant.errors import ModelFileError
 from quant.safetensors_checkpoint import INDEX, SafetensorsCheckpoint
 from tests.app.models.checkpoint_folder import OTHERS, SHARDS, SMALL, sharded_files, whole_files, write
@@ -139,7 +139,7 @@ def test_a_model_that_is_large_for_this_machine_is_told_to_be(
     lines: list[str] = []
     progress = SilentProgress()
     monkeypatch.setattr(progress, "say", lines.append)
-    monkeypatch.setattr(kv_budget, "available_memory", lambda: free)
+    monkeypatch.setattr(budget, "available_memory", lambda: free)
     pull(REPO, settings, progress)
     assert any(f"ingle fit {REPO} tells more" in line for line in lines) == told
 

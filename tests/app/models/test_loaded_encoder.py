@@ -18,7 +18,7 @@ from app.models.loaded_model import load_model
 from app.models.quantized_copy import save_quantized
 from app.models.store import ModelStore
 from app.progress import SilentProgress
-from engine.encoder import Pooling, pooled
+from engine.embedding.encoder import Pooling, pooled
 from engine.errors import UnsupportedModel
 from quant.quantized_storage import Method
 from quant.safetensors_checkpoint import SafetensorsCheckpoint
@@ -26,7 +26,7 @@ from tests.app.models.tiny_chat import save
 from tests.app.models.tiny_model import settings_in
 from tests.app.text.small_wordpiece import TOKENS, document, ids, metadata
 from tests.app.text.tiny_tokenizer import EOS, VOCABULARY, byte_level
-from tests.engine.tiny_bert import TinyBert, make, make_ranking, write_modules
+from tests.engine.models.tiny_bert import TinyBert, make, make_ranking, write_modules
 
 
 def embedding_model(folder: Path, vocab: int = len(TOKENS)) -> TinyBert:

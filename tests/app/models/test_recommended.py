@@ -13,10 +13,10 @@ from app.models import recommended as module
 from app.models.families import load_families
 from app.models.fit import fit_model
 from app.models.recommended import recommended_fit
-from engine import kv_budget
+from engine.kv import budget
 from tests.app.models.fake_hub import FakeHub, serve
 from tests.app.models.tiny_model import settings_in
-from tests.engine.tiny_llama import make
+from tests.engine.models.tiny_llama import make
 
 LARGE, SMALL = "qwen3:8b", "qwen3-instruct:4b"
 
@@ -52,7 +52,7 @@ def test_the_best_one_that_may_fit_is_looked_at_first(settings: Settings) -> Non
 
 def test_headers_decide(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     large, small = (fit_model(name, settings, memory=1 << 30) for name in (LARGE, SMALL))
-    monkeypatch.setattr(kv_budget, "available_memory", lambda: (large.fit.needed + small.fit.needed) // 2)
+    monkeypatch.setattr(budget, "available_memory", lambda: (large.fit.needed + small.fit.needed) // 2)
     assert recommended_fit(settings).name == SMALL
 
 

@@ -29,7 +29,7 @@ from app.terminal_chat.loading_state import LoadingState
 from app.terminal_chat.models import ChatModels
 from app.terminal_chat.replies import ChatReplies
 from app.text.tokenizer import Tokenizer
-from engine.kv_budget import available_memory
+from engine.kv.budget import available_memory
 from tests.app.server.live_server import Clock, LiveServer, controlled_engine
 from tests.stand_in_endpoint import StandInEndpoint
 from tui.client import ClientError

@@ -23,7 +23,7 @@ from app.terminal_chat.engine_slot import EngineSlot
 from app.terminal_chat.models import ChatModels
 from quant.errors import InglenookError
 from tests.app.models.fake_hub import FakeHub, serve
-from tests.engine.tiny_llama import make
+from tests.engine.models.tiny_llama import make
 from tui.client import ClientError
 from tui.engine_nouns import Model, Recommendation
 

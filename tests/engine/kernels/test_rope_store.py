@@ -10,8 +10,8 @@ from torch.nn import functional as F
 from engine.config import BLOCK_SIZE
 from engine.kernels import reference
 from engine.kernels.rope_store import rope_and_store
+from engine.models.rope import RotaryTable
 from engine.operations import Attention, HeadNorms
-from engine.rope import RotaryTable
 
 pytestmark = pytest.mark.usefixtures("fenced_memory")
 

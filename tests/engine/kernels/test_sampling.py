@@ -9,15 +9,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.constraint import Masks
-from engine.drawing import TRIES, Filters
-from engine.drawing import draw as draw_on_host
 from engine.kernels import sampling
 from engine.kernels.sampling_rows import NOT_A_NUMBER, Pick, Sampled, SamplingRows, rows_of, told
 from engine.kernels.shaping import shaped
 from engine.request import DryParams, Request, SamplingParams
-from engine.sampler import NOT_NUMBERS, apply_bias, apply_penalties, forbid_early_end, masked
-from engine.sampler import sample as sample_on_host
+from engine.sampling.constraint import Masks
+from engine.sampling.drawing import TRIES, Filters
+from engine.sampling.drawing import draw as draw_on_host
+from engine.sampling.sampler import NOT_NUMBERS, apply_bias, apply_penalties, forbid_early_end, masked
+from engine.sampling.sampler import sample as sample_on_host
 
 pytestmark = pytest.mark.usefixtures("fenced_memory")
 

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from engine.drawing import TRIES
 from engine.kernels.sampling_rows import UNSEEN, Pick, needs_reply, rows_of
 from engine.request import DryParams, Request, SamplingParams
-from engine.sampler import uniform
+from engine.sampling.drawing import TRIES
+from engine.sampling.sampler import uniform
 
 
 def pick(index: int = 0, **params: object) -> Pick:

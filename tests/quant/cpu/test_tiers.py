@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from llvmlite import binding
 
-import engine.cpu.units  # noqa: F401  # defines all kernels
+import engine.backends.cpu.units  # noqa: F401  # defines all kernels
 from quant.cpu import tiers
 from quant.cpu.kernel import KERNELS, Kernel
 from quant.cpu.native import assembly, compile_kernels

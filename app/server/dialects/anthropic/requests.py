@@ -14,13 +14,7 @@ from app.chat.messages import Message
 from app.server.choices import WantedChoices
 from app.server.dialects.anthropic.blocks import InputMessages, SystemPrompt, messages_of, system_texts
 from app.server.dialects.anthropic.changing_lines import ChangingLines
-from app.server.dialects.anthropic.tools import (
-    Thinking,
-    ToolChoice,
-    ToolDefinitions,
-    calls_are_parallel,
-    wanted_tools,
-)
+from app.server.dialects.anthropic.tools import Thinking, ToolChoice, ToolDefinitions, calls_are_parallel, wanted_tools
 from app.server.errors import InvalidRequest, refuse_first
 from app.server.field_types import Count, Fraction, ModelName, StopText, Temperature
 from app.server.origin import Purpose, origin_of

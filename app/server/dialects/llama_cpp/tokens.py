@@ -11,11 +11,7 @@ from starlette.responses import Response
 from app.chat.service import ChatService
 from app.server.dialects.llama_cpp.errors import ERRORS
 from app.server.dialects.llama_cpp.fields import DETOKENIZE, TEMPLATE, TOKENIZE
-from app.server.dialects.llama_cpp.token_requests import (
-    DetokenizeRequest,
-    TemplateRequest,
-    TokenizeRequest,
-)
+from app.server.dialects.llama_cpp.token_requests import DetokenizeRequest, TemplateRequest, TokenizeRequest
 from app.server.endpoint import Endpoint
 from app.server.errors import check_vocabulary, naming
 from app.server.reply import json_reply, written_reply

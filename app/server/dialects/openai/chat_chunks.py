@@ -31,14 +31,7 @@ from app.server.dialects.openai.chat_requests import ChatCompletionRequest
 from app.server.dialects.openai.chunk_reports import ChunkReports
 from app.server.dialects.openai.tokens import Identity, prompt_logprobs
 from app.server.token_counts import TokenCounts
-from app.server.token_reports import (
-    ProgressReport,
-    TokenText,
-    finish_text,
-    id_text,
-    reported_tokens,
-    token_text,
-)
+from app.server.token_reports import ProgressReport, TokenText, finish_text, id_text, reported_tokens, token_text
 from app.server.turn import Turn, turn_events
 from engine.request import Origin, TokenLogprobs
 

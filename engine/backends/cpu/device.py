@@ -1,0 +1,219 @@
+"""The CPU device: a model recorded as a program, and the function that runs it for a batch.
+
+Knows how a batch becomes the words of the step header. Refuses to know what instructions do with them.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from engine import models
+from engine.backends.batch import Batch, placeholder_batch
+from engine.backends.cpu.attention import PIECE, QUERIES
+from engine.backends.cpu.code_cache import load_code, load_draw
+from engine.backends.cpu.drawing import CompiledDraw
+from engine.backends.cpu.memory import packed_bytes, step_bytes
+from engine.backends.cpu.operations import CpuOperations, LogitRows, block_shape
+from engine.backends.cpu.program import COUNTS, HEADER, Limits, Program
+from engine.backends.cpu.team import MOST_THREADS, Team
+from engine.backends.runner import ModelRunner
+from engine.checkpoints.checkpoint import StoredWeight
+from engine.checkpoints.weights import Weights
+from engine.config import BLOCK_SIZE, EngineConfig, GroupConfig, HeadNorm, ModelConfig
+from engine.device import Draw, LoadedModel, Logits, Needs
+from engine.kv.budget import MAX_RUNNING, host_memory, host_room
+from engine.kv.cache import KVCache
+from quant.cpu.activations import GROUP, Form
+from quant.cpu.arena import Arena
+from quant.cpu.layouts import layouts_of
+from quant.cpu.linear import CpuBackend
+from quant.cpu.native import Entry
+from quant.cpu.tiers import Target
+from quant.cpu.vector import LANES
+from quant.errors import UnsupportedQuantization
+from quant.tensor import QTensor
+
+NUMERICS_VERSION = "3"  # raised when a change of the kernels changes bits: what was cached before is not used then
+STEP_OPERATIONS = 80_000_000_000  # that one thread computes in a fifth of a second
+LEAST_HEAD_DIM = 32  # smaller ones are those of toys, which are read before kernels are compiled
+LOCAL_PIECES = 16  # pieces of context that every thread merges for itself rather than wait for the others
+
+
+class CpuDevice:
+    """See `engine.device.Device`."""
+
+    name = "cpu"
+    max_running = MAX_RUNNING
+    contexts = step_depth = 1
+    host_cache = 0
+
+    def __init__(
+        self,
+        threads: int,
+        planes: int,
+        target: Target,
+        code_cache: Path | None,
+        kv_type: torch.dtype = torch.float16,
+        memory: int = 0,  # bytes; 0: what is free
+    ) -> None:
+        self.threads = min(threads, MOST_THREADS)
+        self.numerics = ("cpu", NUMERICS_VERSION, target.tier, f"{planes} planes")
+        self.kv_type = kv_type
+        self._planes = Form(planes)
+        self._target = target
+        self._code_cache = code_cache
+        self._memory = memory
+
+    def layer_shape(self, kv_heads: int, head_dim: int) -> tuple[int, ...]:
+        return block_shape(self.kv_type, kv_heads, head_dim)
+
+    def step_tokens(self, model: ModelConfig) -> int:
+        """What takes about a fifth of a second; a power of two. Longer steps are hardly faster."""
+        tokens = self.threads * STEP_OPERATIONS // (2 * model.matrix_elements)
+        return min(max(1 << tokens.bit_length() - 1, 32), 512) if tokens else 32
+
+    def free_memory(self) -> int:
+        return host_memory(self._memory)
+
+    def needs(self, model: ModelConfig, stored: Mapping[str, StoredWeight]) -> Needs:
+        return Needs(packed_bytes(stored), self._step_bytes(model))
+
+    def kv_room(self, model: ModelConfig, weight_bytes: int) -> int:
+        return host_room(weight_bytes + self._step_bytes(model), self._memory)
+
+    def _step_bytes(self, model: ModelConfig) -> int:
+        return step_bytes(model, self.step_tokens(model), self.max_running)
+
+    def load(self, model: ModelConfig, weights: Weights, config: EngineConfig) -> LoadedModel:
+        torch.set_num_threads(1)  # it only samples here, and its other threads would spin on the team's cores
+        enter, arena = load_code(self._code_cache, self._target, layouts_of(weights.matrix_samples())), Arena()
+        limits = Limits(
+            tokens=config.max_step_tokens,
+            outputs=config.max_step_tokens,
+            requests=config.max_running,
+            context=config.context_length,
+            num_blocks=config.pool_sizes,
+            threads=self.threads,
+        )
+        program = Program(arena, limits)
+        operations = CpuOperations(CpuBackend(arena, self._planes), program)
+        loaded = models.load(model, weights, operations, config.context_length)
+        kv = KVCache(loaded.kv_groups(), config.pool_sizes, self.layer_shape, self.kv_type, config.host_blocks)
+        logits: LogitRows = loaded.forward(placeholder_batch(), kv)
+        draw = CompiledDraw(load_draw(self._code_cache, self._target), logits.vocabulary)
+        return LoadedModel(CpuStep(enter, program, kv, logits, draw), kv)
+
+    def runner(self, loaded: LoadedModel, vocab_size: int, groups: Sequence[GroupConfig]) -> ModelRunner:
+        return ModelRunner(loaded, vocab_size, groups)
+
+
+class CpuStep:
+    """Computes batches: fills the step header, has the team run the program, reads the logits in place."""
+
+    def __init__(
+        self, enter: Entry, program: Program, kv: KVCache, logits: LogitRows, draw: Draw | None = None
+    ) -> None:
+        arena, limits = program.arena, program.limits
+        for pool in kv.pools:
+            arena.adopt("KV cache", pool.view(torch.uint8).flatten().numpy())
+        self._kv = kv
+        self._draw = draw
+        self._limits = limits
+        self.arena = arena
+        scratch = -(-program.scratch_bytes() // 4096) * 4096
+        blocks = -(-limits.context // BLOCK_SIZE)
+
+        def words(name: str, *shape: int) -> NDArray[Any]:
+            return arena.take(name, 8 * int(np.prod(shape))).view(np.int64, *shape)
+
+        self._header = arena.take("header", HEADER.itemsize).view(HEADER, 1)
+        self._token_ids, self._positions = words("token ids", limits.tokens), words("positions", limits.tokens)
+        self._slots = words("slots", len(kv.groups), limits.tokens)
+        self._outputs, self._tiles = words("output rows", limits.outputs), words("tiles", limits.tokens, 3)
+        self._tables = words("block tables", len(kv.groups), limits.requests, blocks)
+        self._counts = self._header.view(np.int64)[: len(COUNTS)]
+        self._tables_there: list[list[Sequence[int]]] = [[[]] * limits.requests for _ in kv.groups]
+        header = self._header[0]
+        for name, array in (
+            ("token_ids", self._token_ids), ("positions", self._positions), ("slots", self._slots),
+            ("output_rows", self._outputs), ("tile_list", self._tiles), ("tables", self._tables),
+        ):  # fmt: skip
+            header[name] = array.ctypes.data
+        header["slot_group"], header["table_group"] = self._slots.strides[0], self._tables.strides[0]
+        header["table_stride"], header["scratch_stride"] = self._tables.strides[1], scratch
+        header["scratch"] = arena.take("scratch", scratch * limits.threads).address
+        self._values = torch.from_numpy(logits.logits.view(np.float32, limits.outputs, logits.vocabulary))
+        self._best = logits.best.view(np.int64, limits.outputs)
+        self.team = Team(enter, program.finish(), self._header, limits.threads)
+
+    def __call__(self, batch: Batch) -> Logits:
+        self.fill(batch)
+        self.team.run(len(batch.token_ids))
+        return self.logits(len(batch.logit_rows))
+
+    def fill(self, batch: Batch) -> None:
+        """The header of a batch. Raises IndexError for one that is larger than what was recorded for."""
+        tokens, outputs, requests = len(batch.token_ids), len(batch.logit_rows), len(batch.context_lengths)
+        limits = self._limits
+        if tokens > limits.tokens or requests > limits.requests or max(batch.context_lengths) > limits.context:
+            raise IndexError(f"{tokens} tokens of {requests} requests are more than the program was recorded for")
+        if max(len(table) for tables in batch.block_tables for table in tables) > self._tables.shape[2]:
+            raise IndexError("a block table is longer than what the program was recorded for")
+        self._token_ids[:tokens] = batch.token_ids
+        self._positions[:tokens] = batch.positions
+        self._outputs[:outputs] = batch.logit_rows
+        for slots, mapping in zip(self._slots, batch.slot_mappings, strict=True):
+            slots[:tokens] = mapping
+        for there, rows, tables in zip(self._tables_there, self._tables, batch.block_tables, strict=True):
+            for number, table in enumerate(tables):
+                if there[number] != table:  # most are the same from step to step
+                    there[number] = list(table)
+                    rows[number, : len(table)] = table
+        tiles = _tiles(batch)
+        self._tiles[: len(tiles)] = tiles
+        local = tokens == 1 and outputs <= 1 and batch.context_lengths[0] <= LOCAL_PIECES * PIECE
+        self._counts[:] = tokens, outputs, len(tiles), local
+
+    def logits(self, rows: int) -> Logits:
+        """What the last step computed; valid until the next one."""
+        return Logits(self._values, self._best[:rows].tolist(), rows, self._draw)
+
+
+def _tiles(batch: Batch) -> list[tuple[int, int, int]]:
+    """Up to QUERIES tokens of one request that are attended together: the first of them, how many, which request."""
+    spans = zip(batch.query_starts, batch.query_starts[1:], strict=False)
+    return [
+        (first, min(QUERIES, stop - first), request)
+        for request, (start, stop) in enumerate(spans)
+        for first in range(start, stop, QUERIES)
+    ]
+
+
+def why_unsupported(model: ModelConfig, samples: Iterable[QTensor]) -> str | None:
+    """What in a checkpoint has no kernel here, or None."""
+    if model.head_dim < LEAST_HEAD_DIM:
+        return f"its head dimension is {model.head_dim}, less than {LEAST_HEAD_DIM}"
+    for name, width, of in _widths(model):
+        if width % of:
+            return f"its {name} is {width}, not a multiple of {of}"
+    try:
+        layouts_of(samples)
+    except UnsupportedQuantization as error:
+        return str(error)
+    return None
+
+
+def _widths(model: ModelConfig) -> Iterator[tuple[str, int, int]]:
+    """What a model has so and so many of, and what kernels have at a time."""
+    yield "head dimension", model.head_dim, LANES
+    yield "hidden size", model.hidden, GROUP
+    yield "MLP", model.mlp_hidden, GROUP
+    yield "attention's width", model.heads * model.head_dim, GROUP
+    if model.head_norm is HeadNorm.EACH:
+        yield "normalized heads' dimension", model.head_dim, GROUP
+    if model.head_norm is HeadNorm.ALL:
+        yield "keys' width", model.kv_heads * model.head_dim, GROUP

@@ -1,0 +1,169 @@
+"""The compiled draw: a token for each of some rows from all that may come, by a temperature and nothing else.
+
+The twin is `drawing.draw` for rows without filters: the same number falls on the same token, but where it lies
+within a rounding of the next. Weights are summed by blocks, so that the tokens of one block alone are looked at one by
+one; every sum has one order, and a row's token depends on nothing but the row. Refuses to know requests.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from llvmlite import ir
+from numba import types
+from torch import Tensor
+
+from engine.backends.cpu.floats import each_vector, load_some, store_some
+from engine.sampling.constraint import Words
+from engine.sampling.drawing import NOTHING, SMALLEST_TEMPERATURE
+from quant.cpu.kernel import jit, kernel
+from quant.cpu.native import Entry
+from quant.cpu.vector import F32, I16, LANES, Emit
+
+BLOCK = 256  # tokens
+LARGEST_SHARE = 1 - 2**-53
+
+
+def _allowed(e: Emit, words: Any, number: Any, live: Any) -> Any:
+    """Which tokens of vector `number` have a bit in `words`."""
+    bits = e.b.bitcast(e.load(e.at(words, number, LANES // 8), I16), ir.VectorType(ir.IntType(1), LANES))
+    return bits if live is None else e.b.and_(bits, live)
+
+
+@kernel
+def largest_allowed(e: Emit, x: Any, words: Any, count: Any, out: Any) -> None:
+    """out[0] = the largest of x where there is a bit in words, -inf where there is none."""
+    b = e.b
+    best = e.variable(e.f(-np.inf))
+
+    def compare(number: Any, live: Any) -> None:
+        allowed = _allowed(e, words, number, live)
+        value = b.select(allowed, load_some(e, e.at(x, number, 64), live), e.f(-np.inf))
+        b.store(e.larger(value, b.load(best)), best)
+
+    each_vector(e, count, compare)
+    e.store(out, e.tree(b.load(best), e.larger))
+
+
+@kernel
+def weigh_allowed(e: Emit, x: Any, words: Any, count: Any, settings: Any, out: Any, total: Any) -> None:
+    """out = exp((x - settings[0]) * settings[1]) where there is a bit in words, else 0; total[0] = the sum of that."""
+    b = e.b
+    best, factor = (e.splat(e.load(e.at(settings, number, 4), F32)) for number in (0, 1))
+    totals = e.variable(e.f(0))
+
+    def weigh(number: Any, live: Any) -> None:
+        distance = b.fmul(b.fsub(load_some(e, e.at(x, number, 64), live), best), factor)
+        weighs = b.and_(_allowed(e, words, number, live), b.fcmp_ordered(">", distance, e.f(-87)))  # as far as exp goes
+        weights = b.select(weighs, e.exp(distance), e.f(0))
+        store_some(e, e.at(out, number, 64), weights, live)
+        b.store(b.fadd(b.load(totals), weights), totals)
+
+    each_vector(e, count, weigh)
+    e.store(total, e.tree(b.load(totals), b.fadd))
+
+
+@jit
+def _draw_row(x: int, words: int, count: int, temperature: float, uniform: float, scratch: Any) -> int:
+    weights, sums, settings = scratch[:count], scratch[count:-2], scratch[-2:]
+    weights_at = np.int64(scratch.ctypes.data)
+    sums_at, settings_at = weights_at + 4 * count, weights_at + 4 * (count + len(sums))
+    largest_allowed(x, words, count, settings_at)
+    if settings[0] == -np.inf:
+        return NOTHING
+    settings[1] = 1 / temperature
+    total = 0.0
+    for block in range(len(sums)):
+        first = block * BLOCK
+        size = min(BLOCK, count - first)
+        weigh_allowed(x + 4 * first, words + first // 8, size, settings_at, weights_at + 4 * first, sums_at + 4 * block)
+        total += sums[block]
+    if not total > 0:  # the largest was no number that others can be told from
+        return NOTHING
+    block, before = _hit(sums, uniform * total)  # a number below 1 times the total rounds to less than the total
+    inside = weights[block * BLOCK : (block + 1) * BLOCK]
+    share, total = (uniform * total - before) / sums[block], 0.0
+    for weight in inside:
+        total += weight
+    return block * BLOCK + _hit(inside, min(share, LARGEST_SHARE) * total)[0]
+
+
+@jit
+def _hit(weights: Any, number: float) -> tuple[int, float]:
+    """On which of some weights a number below their sum falls, and the sum of those before it."""
+    place, before = 0, 0.0
+    while place < len(weights) - 1 and before + weights[place] <= number:
+        before += weights[place]
+        place += 1
+    return place, before
+
+
+def draw_rows(
+    logits: int,
+    stride: int,
+    count: int,
+    rows: Any,
+    words: Any,
+    temperatures: Any,
+    uniforms: Any,
+    scratch: Any,
+    drawn: Any,
+) -> None:
+    """drawn[i] = what row rows[i] of the logits draws of what has a bit at words[i], an address; NOTHING where nothing
+    of that is likely, or infinitely so.
+
+    `scratch` has room for `count` weights, the sum of each block, and two settings.
+    """
+    for i in range(len(rows)):
+        drawn[i] = _draw_row(logits + stride * rows[i], words[i], count, temperatures[i], uniforms[i], scratch)
+
+
+_IDS, _NUMBERS = types.int64[::1], types.float64[::1]
+SIGNATURE = types.void(
+    types.int64, types.int64, types.int64, _IDS, _IDS, _NUMBERS, _NUMBERS, types.float32[::1], _IDS
+)  # fmt: skip
+
+
+class CompiledDraw:
+    """See `engine.device.Draw`. Used by one thread at a time."""
+
+    def __init__(self, draw_rows: Entry, vocabulary: int) -> None:
+        self._draw_rows = draw_rows
+        self._vocabulary = vocabulary
+        self._scratch = np.empty(vocabulary + -(-vocabulary // BLOCK) + 2, np.float32)
+        self._anything = np.full(-(-vocabulary // 32), -1, np.int32)
+
+    def __call__(
+        self,
+        logits: Tensor,
+        rows: Sequence[int],
+        words: Words,
+        places: Sequence[int],
+        temperatures: Sequence[float],
+        uniforms: Sequence[float],
+    ) -> list[int]:
+        self._check(logits, rows, words, places)
+        start, stride, anything = words.ctypes.data, words.strides[0], self._anything.ctypes.data
+        drawn = np.empty(len(rows), np.int64)
+        self._draw_rows(
+            logits.data_ptr(),
+            4 * logits.stride(0),
+            self._vocabulary,
+            np.array(rows),
+            np.array([anything if place < 0 else start + stride * place for place in places]),
+            np.maximum(temperatures, SMALLEST_TEMPERATURE),
+            np.array(uniforms),
+            self._scratch,
+            drawn,
+        )
+        return drawn.tolist()
+
+    def _check(self, logits: Tensor, rows: Sequence[int], words: Words, places: Sequence[int]) -> None:
+        """What compiled code reads is there: else ValueError, or IndexError."""
+        if logits.dtype != torch.float32 or logits.stride(1) != 1 or logits.shape[1] != self._vocabulary:
+            raise ValueError(f"{logits.dtype} {tuple(logits.shape)} are not of a vocabulary of {self._vocabulary}")
+        if len(words) and words.shape[1] != len(self._anything):
+            raise ValueError(f"masks of {words.shape[1]} words, and a vocabulary of {self._vocabulary}")
+        if not 0 <= min(rows) <= max(rows) < len(logits) or max(places) >= len(words):
+            raise IndexError(f"rows {rows} of {len(logits)} and places {places} of {len(words)}")

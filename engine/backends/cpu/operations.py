@@ -1,0 +1,346 @@
+"""Operations that record: running model code on them once writes the program of every step.
+
+A value between operations is an `Activation`: rows in a buffer, or the promise of rows that are written in whatever
+form their first reader wants. So a norm quantizes what it hands to a quantized product, and model code need not know.
+A buffer is used again as soon as model code has let go of the value in it, and its last readers with it.
+Knows shapes and addresses. Refuses to know values: none exist while recording.
+"""
+
+import weakref
+from collections.abc import Callable, Container
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from engine.backends.batch import Batch
+from engine.backends.cpu.attention import ALL, ATTENTION_KERNELS
+from engine.backends.cpu.buffers import PLAIN_KERNELS, Buffers, Rows, check_multiple
+from engine.backends.cpu.kv_store import STORE_KERNELS, KVType, head_bytes
+from engine.backends.cpu.program import SEGMENT, Op, Program, float_bits
+from engine.config import Gate
+from engine.errors import UnsupportedModel
+from engine.kv.cache import LayerKV
+from engine.operations import Attention, HeadNorms
+from quant.cpu.activations import FORM_KERNELS, GELU_PRODUCTS, GROUP, SILU_PRODUCTS, Form, add_scaled_row
+from quant.cpu.arena import Region
+from quant.cpu.formats import PAIR
+from quant.cpu.linear import CpuBackend, CpuLinear, Part
+from quant.cpu.native import address_of
+from quant.cpu.vector import LANES
+from quant.linear import QLinear
+
+
+@dataclass(eq=False)
+class Activation:
+    """A value of model code. `write` puts its rows down in a form, and `pick` only those that are wanted, where that is
+    no more work; `picked_from` is what `select` picks rows of."""
+
+    width: int
+    selected: bool
+    write: Callable[[Form], Rows]
+    pick: Callable[[Form], Rows] | None = None
+    picked_from: "Activation | None" = None
+    added_to: bool = False  # its reader adds to rows that this may be made of: nobody reads on before all have written
+    _written: dict[Form, Rows] = field(default_factory=dict)
+
+    def rows(self, form: Form) -> Rows:
+        if form not in self._written:
+            self._written[form] = self.write(form)
+        return self._written[form]
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """A root mean square normalization of rows of one width."""
+
+    weight: Region  # float32 [width]
+    width: int
+    epsilon: float
+
+
+@dataclass(frozen=True, slots=True)
+class LogitRows:
+    """Where a step leaves its logits, float32 [outputs, vocabulary], and the id of the largest in each row."""
+
+    logits: Region
+    vocabulary: int
+    best: Region  # int64 [outputs]; -1 where there is no number
+
+
+PRODUCTS = {Gate.SILU: SILU_PRODUCTS, Gate.GELU: GELU_PRODUCTS}
+
+
+class CpuOperations:
+    """Records one model into `program`."""
+
+    def __init__(self, weights: CpuBackend, program: Program) -> None:
+        self.weights = weights
+        self._program = program
+        self._buffers = Buffers(program.arena, program.limits)
+
+    def embed(self, batch: Batch, table: QLinear, scale: float = 1.0) -> Activation:
+        (part,) = _packed(table).parts
+        if part.order is not None:
+            raise UnsupportedModel("Embeddings in an order of their own have no CPU kernel", PLAIN_KERNELS)
+        out = self._buffers.take(Form.FLOAT, table.inputs)
+        self._program.append(
+            Op.EMBED, kernel=part.row_kernel, weight=part.region.address, tile_bytes=part.tile_bytes,
+            groups=part.groups, rows=part.rows, scale=float_bits(scale), **out.words("out"),
+        )  # fmt: skip
+        return self._floats(out)
+
+    def select(self, x: Activation, batch: Batch) -> Activation:
+        def write(form: Form) -> Rows:
+            return x.pick(form) if x.pick else self._rewrite(x.rows(Form.FLOAT), form, gather=True)
+
+        return Activation(x.width, selected=True, write=write, picked_from=x)
+
+    def norm(self, x: Activation, weight: Tensor, epsilon: float, add_to: Activation | None = None) -> Activation:
+        norm = Norm(self._buffers.constant(weight), x.width, epsilon)
+        if add_to:
+            given, out = x.rows(Form.FLOAT), add_to.rows(Form.FLOAT)
+            self._normalize(norm, add_scaled_row, selected=x.selected, **given.words("x"), **out.words("out"))
+            return self._floats(out)
+
+        def write(form: Form) -> Rows:
+            gather = x.picked_from is not None
+            source = (x.picked_from or x).rows(Form.FLOAT)
+            normed = itself()
+            added_to = normed is not None and normed.added_to
+            local = not (added_to or form is Form.FLOAT)
+            out = self._buffers.take(form, x.width, selected=x.selected, copies=local)
+            self._normalize(
+                norm, FORM_KERNELS[form].scale_row, local=local, selected=x.selected, gather=gather, form=form,
+                **source.words("x"), **out.words("out"),
+            )  # fmt: skip
+            return out
+
+        normed = Activation(x.width, x.selected, write)
+        itself = weakref.ref(normed)  # a circle of references would keep its buffers taken
+        return normed
+
+    def linear(
+        self, x: Activation, weight: QLinear, add_to: Activation | None = None, bias: Tensor | None = None
+    ) -> Activation:
+        packed = _packed(weight)
+        # In place, where there is something to add to: nobody may read that from here on.
+        out = add_to.rows(Form.FLOAT) if add_to else self._buffers.take(Form.FLOAT, weight.outputs, selected=x.selected)
+        self._multiply(x, packed, out, add=add_to is not None, bias=bias)
+        return self._floats(out)
+
+    def logits(self, x: Activation, head: QLinear, softcap: float = 0.0) -> LogitRows:
+        packed = _packed(head)
+        out = self._buffers.take(Form.FLOAT, head.outputs, selected=True)
+        self._multiply(x, packed, out, add=False)
+        outputs, segments = self._program.limits.outputs, -(-head.outputs // SEGMENT)
+        largest = self._program.arena.take("largest logits", 8 * outputs * segments)
+        self._program.append(
+            Op.ARGMAX, selected=1, rows=head.outputs, x=out.buffer.region.address, x_stride=out.buffer.stride,
+            out=largest.address, softcap=float_bits(softcap),
+        )  # fmt: skip
+        best = self._program.arena.take("best logits", 8 * outputs)
+        self._program.append(Op.PICK, selected=1, rows=head.outputs, x=largest.address, out=best.address)
+        return LogitRows(out.buffer.region, head.outputs, best)
+
+    def gated_mlp(
+        self, x: Activation, gate_up: QLinear, down: QLinear, add_to: Activation | None = None, gate: Gate = Gate.SILU
+    ) -> Activation:
+        packed, width, products = _packed(gate_up), gate_up.outputs // 2, PRODUCTS[gate]
+        check_multiple(f"An MLP of width {width}", width, GROUP)
+        first, up = packed.part_of(0), packed.part_of(width)
+        alike = packed.form(first) is packed.form(up) and first.order is up.order
+        fits = width % PAIR == 0 and alike and (width - up.first) % PAIR == 0
+        if fits and first.rows >= width and up.first + up.rows == gate_up.outputs:
+            return self.linear(self._gated_product(x, packed, first, up, products), down, add_to)
+        both = self.linear(x, gate_up).rows(Form.FLOAT)
+
+        def write(form: Form) -> Rows:
+            out = self._buffers.take(form, width, selected=x.selected)
+            self._program.append(
+                Op.GATE, selected=x.selected, form=form, kernel=address_of(products[form]),
+                groups=width // GROUP, **both.words("x"), **out.words("out"),
+            )  # fmt: skip
+            return out
+
+        return self.linear(self._product(width, x.selected, products, write), down, add_to)
+
+    def _gated_product(
+        self, x: Activation, gates: CpuLinear, gate: Part, up: Part, products: dict[Form, Any]
+    ) -> Activation:
+        """Both products and theirs in one instruction, which hands over 32 columns as soon as it has them."""
+        width, form = gates.outputs // 2, gates.form(gate)
+        one, two, four, six = gate.tile_kernels(form)
+        up_one, up_two, up_four, up_six = up.tile_kernels(form)
+
+        def write(out_form: Form) -> Rows:
+            source = self._rows_for(x, form, gate.order)
+            out = self._buffers.take(out_form, width, selected=x.selected)
+            self._program.append(
+                Op.GATED, selected=x.selected, form=form, out_form=out_form, groups=gate.groups, rows=width,
+                kernel=address_of(products[out_form]),
+                one=one, two=two, four=four, six=six, weight=gate.address(0), tile_bytes=gate.tile_bytes,
+                up_one=up_one, up_two=up_two, up_four=up_four, up_six=up_six,
+                up=up.address(width), up_tile_bytes=up.tile_bytes,
+                **source.words("x"), **out.words("out"),
+            )  # fmt: skip
+            return out
+
+        return self._product(width, x.selected, products, write)
+
+    def _product(
+        self, width: int, selected: bool, products: Container[Form], write: Callable[[Form], Rows]
+    ) -> Activation:
+        """Written by `write` in the forms that products come in, and from floats in others."""
+        direct = Activation(width, selected, write)
+
+        def rows(form: Form) -> Rows:
+            if form in products:
+                return direct.rows(form)
+            return self._rewrite(direct.rows(Form.FLOAT), form, local=True)
+
+        return Activation(width, selected, rows)
+
+    def rope_and_store(self, qkv: Activation, batch: Batch, kv: LayerKV, attention: Attention) -> Activation:
+        rows, heads, rotary = qkv.rows(Form.FLOAT), _heads(qkv, kv), attention.rotary
+        angles, norms = {}, {}
+        if rotary:
+            cosine, sine = (self._buffers.constant(table).address for table in (rotary.cos, rotary.sin))
+            turning = 2 * rotary.cos.shape[-1]
+            angles = {"rotary": turning, "neighbours": rotary.interleaved, "cosine": cosine, "sine": sine}
+        if attention.norms:
+            norms = self._head_norms(rows, heads, attention.norms)
+        self._program.append(
+            Op.ROPE_STORE, kernel=address_of(STORE_KERNELS[_kv_type(kv)]), scale=float_bits(attention.scale),
+            **angles, **norms, **rows.words("x"), **heads, **_cache_words(kv),
+        )  # fmt: skip
+        return self._floats(rows)
+
+    def _head_norms(self, rows: Rows, heads: dict[str, int], norms: HeadNorms) -> dict[str, int]:
+        """Words that have every head normalized before it turns. All heads of a token are normalized before that."""
+        q, k = (Norm(self._buffers.constant(weight), len(weight), norms.epsilon) for weight in (norms.q, norms.k))
+        if q.width == heads["head_dim"]:
+            check_multiple(f"A normalized head of {q.width} elements", q.width, GROUP)
+            return {"q_norm": q.weight.address, "k_norm": k.weight.address, "epsilon": float_bits(norms.epsilon)}
+        for norm, first in ((q, 0), (k, q.width)):
+            places = {**rows.words("x"), **rows.words("out")}
+            places["x"] = places["out"] = rows.buffer.region.address + 4 * first
+            self._normalize(norm, FORM_KERNELS[Form.FLOAT].scale_row, barrier=norm is k, **places)
+        return {}
+
+    def attend(self, q: Activation, batch: Batch, kv: LayerKV, attention: Attention) -> Activation:
+        rows, heads, limits = q.rows(Form.FLOAT), _heads(q, kv), self._program.limits
+        width = kv.kv_heads * heads["heads"] * kv.head_dim
+        parts = self._buffers.parts(kv, heads["heads"])
+        out = self._buffers.take(Form.FLOAT, width)
+        window = min(attention.window or ALL, ALL)
+        words = {"parts": parts.address, "max_pieces": limits.pieces, "window": window, **heads}
+        kernels = ATTENTION_KERNELS[_kv_type(kv)]
+        self._program.append(
+            Op.ATTEND, scores=address_of(kernels.scores), soften=address_of(kernels.soften),
+            gather_values=address_of(kernels.gather), softcap=float_bits(attention.softcap),
+            **rows.words("x"), **out.words("out"), **words, **_cache_words(kv),
+        )  # fmt: skip
+
+        def write(form: Form, gather: bool = False) -> Rows:
+            local = form is not Form.FLOAT
+            merged = self._buffers.take(form, width, selected=gather, copies=local)
+            self._program.append(
+                Op.MERGE, local=local, selected=gather, gather=gather, form=form, groups=width // GROUP,
+                kernel=address_of(FORM_KERNELS[form].write_row), **out.words("x"), **merged.words("out"), **words,
+            )  # fmt: skip
+            return merged
+
+        return Activation(width, False, write, partial(write, gather=True))
+
+    # -- pieces of instructions
+
+    def _normalize(self, norm: Norm, kernel: Any, **words: int) -> None:
+        check_multiple(f"A norm of {norm.width} elements", norm.width, GROUP)
+        self._program.append(
+            Op.NORM, kernel=address_of(kernel), groups=norm.width // GROUP, vector=norm.weight.address,
+            epsilon=float_bits(norm.epsilon), **words,
+        )  # fmt: skip
+
+    def _multiply(self, x: Activation, weight: CpuLinear, out: Rows, *, add: bool, bias: Tensor | None = None) -> None:
+        x.added_to = x.added_to or add
+        biases = 0 if bias is None else self._buffers.constant(bias).address
+        # All forms are written first: x may be made of what the first part's product is added to.
+        readers = {weight.source(part): part for part in weight.parts}
+        sources = {key: self._rows_for(x, weight.form(part), part.order) for key, part in readers.items()}
+        for part in weight.parts:
+            form = weight.form(part)
+            place = {**out.words("out"), "out": out.buffer.region.address + 4 * part.first}
+            source, (one, two, four, six) = sources[weight.source(part)], part.tile_kernels(form)
+            self._program.append(
+                Op.MATMUL, barrier=part is weight.parts[-1], selected=x.selected, form=form, add=add,
+                one=one, two=two, four=four, six=six, weight=part.region.address, tile_bytes=part.tile_bytes,
+                groups=part.groups, rows=part.rows, bias=biases and biases + 4 * part.first,
+                **source.words("x"), **place,
+            )  # fmt: skip
+
+    def _rows_for(self, x: Activation, form: Form, order: Region | None) -> Rows:
+        """Rows of x in the form and the order of columns of a weight's part."""
+        return x.rows(form) if order is None else self._rewrite(x.rows(Form.FLOAT), form, order=order)
+
+    def _rewrite(
+        self, source: Rows, form: Form, *, gather: bool = False, local: bool = False, order: Region | None = None
+    ) -> Rows:
+        selected = source.selected or gather
+        out = self._buffers.take(form, source.width, selected=selected, copies=local)
+        self._program.append(
+            Op.WRITE, local=local, selected=selected, gather=gather, form=form,
+            kernel=address_of(FORM_KERNELS[form].write_row), groups=source.width // GROUP,
+            order=order.address if order else 0, **source.words("x"), **out.words("out"),
+        )  # fmt: skip
+        return out
+
+    def _floats(self, rows: Rows) -> Activation:
+        def write(form: Form) -> Rows:
+            return rows if form is Form.FLOAT else self._rewrite(rows, form)
+
+        return Activation(rows.width, rows.selected, write)
+
+
+def _packed(weight: QLinear) -> CpuLinear:
+    if not isinstance(weight, CpuLinear):
+        raise TypeError(f"{type(weight).__name__} is not a layer of the CPU backend")
+    return weight
+
+
+def _heads(qkv: Activation, kv: LayerKV) -> dict[str, int]:
+    """How the columns of a row of q, k and v divide into heads."""
+    return {
+        "kv_heads": kv.kv_heads,
+        "heads": qkv.width // kv.head_dim // kv.kv_heads - 2,
+        "head_dim": kv.head_dim,
+    }
+
+
+def _kv_type(kv: LayerKV) -> KVType:
+    return KV_TYPES[kv.pool.dtype]
+
+
+def _cache_words(kv: LayerKV) -> dict[str, int]:
+    kv_type = _kv_type(kv)
+    return {
+        "group": kv.group,
+        "cache": kv.pool.data_ptr(),
+        "block_bytes": kv.pool.stride(0) * kv.pool.itemsize,
+        "kv_type": kv_type,
+        "head_bytes": head_bytes(kv_type, kv.head_dim),
+    }
+
+
+KV_TYPES = {torch.float16: KVType.FLOAT16, torch.int8: KVType.INT8}  # by the type of the pool
+
+
+def block_shape(dtype: torch.dtype, kv_heads: int, head_dim: int) -> tuple[int, ...]:
+    """One layer of one block, in elements of the pool: each KV head as `engine.backends.cpu.kv_store` lays it out.
+
+    Raises UnsupportedModel for heads that are no whole vectors.
+    """
+    check_multiple(f"A head dimension of {head_dim}", head_dim, LANES)
+    return kv_heads, head_bytes(KV_TYPES[dtype], head_dim) // dtype.itemsize

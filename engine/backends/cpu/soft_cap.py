@@ -1,0 +1,42 @@
+"""Soft caps: scores and logits that stay within a bound.
+
+Knows floats in memory and in vectors. Refuses to know what they are.
+"""
+
+from typing import Any
+
+from engine.backends.cpu.floats import each_vector, load_some, store_some
+from quant.cpu.kernel import kernel
+from quant.cpu.vector import Emit
+
+FLAT = 9.02  # behind it, tanh is 1 in float32
+# tanh(x) = x * P(x * x) / Q(x * x), fitted for the least relative error up to FLAT; the highest powers first
+ABOVE = (1.33191129e-08, 2.05835586e-05, 0.00349404151, 0.133797243, 1.0)
+BELOW = (7.76204956e-07, 0.000328310241, 0.0258711018, 0.467130393, 1.0)
+
+
+def tanh(e: Emit, x: Any) -> Any:
+    """The hyperbolic tangent, relative error 4e-7. NaN stays NaN."""
+    x = e.larger(e.f(-FLAT), e.smaller(e.f(FLAT), x))
+    square = e.b.fmul(x, x)
+    above, below = (e.f(coefficients[0]) for coefficients in (ABOVE, BELOW))
+    for p, q in zip(ABOVE[1:], BELOW[1:], strict=True):
+        above, below = e.fma(above, square, e.f(p)), e.fma(below, square, e.f(q))
+    return e.b.fdiv(e.b.fmul(x, above), below)
+
+
+def soft_cap(e: Emit, x: Any, cap: Any) -> Any:
+    """cap * tanh(x / cap) of a vector, `cap` in all lanes (arXiv:2408.00118)."""
+    return e.b.fmul(cap, tanh(e, e.b.fdiv(x, cap)))
+
+
+@kernel
+def cap_floats(e: Emit, x: Any, count: Any, cap: Any) -> None:
+    """`count` float32 at x, in place; the cap as bits."""
+    caps = e.splat(e.float_from_bits(cap))
+
+    def bound(number: Any, live: Any) -> None:
+        at = e.at(x, number, 64)
+        store_some(e, at, soft_cap(e, load_some(e, at, live), caps), live)
+
+    each_vector(e, count, bound)

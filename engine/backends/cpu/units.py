@@ -1,0 +1,205 @@
+"""What instructions do: each is cut into units that anyone may compute, in any order.
+
+`count_units` says how many an instruction has in this step, `compute` does a range of them. Everything here is compiled
+and takes the words of an instruction and of the step header; nothing is checked. Refuses to know about threads, but for
+the scratch memory and the copies that each has of its own.
+"""
+
+from typing import Any
+
+import numpy as np
+from numba.core import cgutils
+
+from engine.backends.cpu.attention_units import attend, count_attend_units, merge, rope_store
+from engine.backends.cpu.floats import add_floats, copy_floats, multiply_floats
+from engine.backends.cpu.program import ONE_BITS, SEGMENT, TOKENS, Op, Record
+from engine.backends.cpu.soft_cap import cap_floats
+from quant.cpu.activations import gated_product, norm_factor, scale_row, take_columns, write_row
+from quant.cpu.formats import GROUP, PAIR
+from quant.cpu.kernel import jit, kernel, word
+from quant.cpu.matmul import multiply_pair
+from quant.cpu.rows import read_row
+from quant.cpu.vector import F32, I32, I64, LANE_NUMBERS, LANES, Emit
+
+_EMBED, _NORM, _WRITE, _MATMUL, _GATED, _GATE, _ROPE_STORE, _ATTEND, _MERGE, _ARGMAX, _PICK = (int(op) for op in Op)
+
+
+@jit
+def _norm(a: Record, h: Record, first: int, last: int, copy: int) -> None:
+    for m in range(first, last):
+        row = word(h.output_rows, m) if a.gather else m
+        x = a.x + row * a.x_stride
+        factor = norm_factor(x, a.groups, a.epsilon)
+        scale_row(a.kernel, x, factor, a.vector, a.groups, a.out + m * a.out_stride + copy * a.out_copy)
+
+
+@jit
+def _write(a: Record, h: Record, first: int, last: int, copy: int, scratch: int) -> None:
+    for m in range(first, last):
+        x = a.x + (word(h.output_rows, m) if a.gather else m) * a.x_stride
+        if a.order != 0:
+            take_columns(x, a.order, a.groups, scratch)
+            x = scratch
+        write_row(a.kernel, x, a.groups, a.out + m * a.out_stride + copy * a.out_copy)
+
+
+@jit
+def _embed(a: Record, h: Record, first: int, last: int) -> None:
+    for m in range(first, last):
+        row = word(h.token_ids, m)
+        out = a.out + m * a.out_stride
+        read_row(a.kernel, a.weight, a.tile_bytes, a.groups, row, out)
+        if a.scale != ONE_BITS:
+            multiply_floats(out, GROUP * a.groups, a.scale)
+
+
+@jit
+def _begin_with_bias(bias: int, rows: int, add: int, count: int, out: int, stride: int) -> None:
+    """Write the bias where the products of `count` tokens are about to be added, or add it to what is there."""
+    for m in range(count):
+        if add:
+            add_floats(bias, rows, out + m * stride)
+        else:
+            copy_floats(bias, rows, out + m * stride)
+
+
+@jit
+def _matmul(a: Record, n: int, first: int, last: int, copy: int) -> None:
+    pairs = (a.rows + PAIR - 1) // PAIR
+    for unit in range(first, last):
+        block, pair = unit // pairs * TOKENS, unit % pairs
+        x, out = a.x + copy * a.x_copy + block * a.x_stride, a.out + block * a.out_stride + 4 * PAIR * pair
+        w, rows, count = a.weight + 2 * pair * a.tile_bytes, min(PAIR, a.rows - PAIR * pair), min(TOKENS, n - block)
+        add = a.add
+        if a.bias != 0:
+            _begin_with_bias(a.bias + 4 * PAIR * pair, rows, add, count, out, a.out_stride)
+            add = 1
+        multiply_pair(
+            a.one, a.two, a.four, a.six, w, a.tile_bytes, a.groups, x, a.x_stride, count, out, a.out_stride, add, rows
+        )  # fmt: skip
+
+
+@jit
+def _gated(a: Record, n: int, first: int, last: int, copy: int, scratch: int) -> None:
+    """A unit is 32 rows of gate and of up: together one group of 32 columns of the product."""
+    units, half = a.rows // PAIR, 4 * PAIR
+    for unit in range(first, last):
+        block, pair = unit // units * TOKENS, unit % units
+        x, count = a.x + copy * a.x_copy + block * a.x_stride, min(TOKENS, n - block)
+        gate, up = a.weight + 2 * pair * a.tile_bytes, a.up + 2 * pair * a.up_tile_bytes
+        multiply_pair(
+            a.one, a.two, a.four, a.six, gate, a.tile_bytes, a.groups, x, a.x_stride, count, scratch, 2 * half, 0, PAIR
+        )  # fmt: skip
+        multiply_pair(
+            a.up_one, a.up_two, a.up_four, a.up_six, up, a.up_tile_bytes, a.groups, x, a.x_stride, count,
+            scratch + half, 2 * half, 0, PAIR,
+        )  # fmt: skip
+        for m in range(count):
+            row, out = scratch + 2 * half * m, a.out + (block + m) * a.out_stride
+            gated_product(a.kernel, row, row + half, pair, units, out)
+
+
+@jit
+def _gate(a: Record, first: int, last: int) -> None:
+    for m in range(first, last):
+        gate, out = a.x + m * a.x_stride, a.out + m * a.out_stride
+        for group in range(a.groups):
+            at = gate + 4 * GROUP * group
+            gated_product(a.kernel, at, at + 4 * GROUP * a.groups, group, a.groups, out)
+
+
+@kernel
+def _largest(e: Emit, x: Any, count: Any, first: Any, out: Any) -> None:
+    """The largest of `count` float32 at x, the first of equals: its value at out, and first + its index behind it."""
+    b = e.b
+    best, where = e.variable(e.f(-np.inf)), e.variable(e.splat(I32(0)))
+    vectors = b.sdiv(b.add(count, I64(LANES - 1)), I64(LANES))
+    with cgutils.for_range(b, vectors) as loop:
+        start = b.mul(loop.index, I64(LANES))
+        live = e.first_lanes(b.sub(count, start))
+        v = b.select(live, e.load_some(e.at(x, start, 4), live), e.f(-np.inf))
+        more = b.fcmp_ordered(">", v, b.load(best))
+        b.store(b.select(more, v, b.load(best)), best)
+        b.store(b.select(more, b.add(e.splat(b.trunc(start, I32)), LANE_NUMBERS), b.load(where)), where)
+    top = e.tree(b.load(best), e.larger)
+    tied = b.select(b.fcmp_ordered("==", b.load(best), e.splat(top)), b.load(where), e.i(2**31 - 1))
+    index = e.tree(tied, lambda p, q: b.select(b.icmp_signed("<", p, q), p, q))
+    e.store(out, top)
+    e.store(e.at(out, 4), b.add(index, b.trunc(first, I32)))
+
+
+@jit
+def _argmax(a: Record, first: int, last: int) -> None:
+    segments = (a.rows + SEGMENT - 1) // SEGMENT
+    for unit in range(first, last):
+        start = unit % segments * SEGMENT
+        x, count = a.x + unit // segments * a.x_stride + 4 * start, min(SEGMENT, a.rows - start)
+        if a.softcap != 0:  # before the search: what differed may be equal behind it
+            cap_floats(x, count, a.softcap)
+        _largest(x, count, start, a.out + 8 * unit)
+
+
+@kernel
+def _pick(e: Emit, largest: Any, count: Any, out: Any) -> None:
+    """The id of the largest of `count` pairs of value and id, the first of equals; -1 where none is a number."""
+    b = e.b
+    best, where = e.variable(F32(-np.inf)), e.variable(I64(-1))
+    with cgutils.for_range(b, count) as loop:
+        at = e.at(largest, loop.index, 8)
+        value, token_id = e.load(at, F32), b.sext(e.load(e.at(at, 4), I32), I64)
+        more = b.fcmp_ordered(">", value, b.load(best))
+        b.store(b.select(more, value, b.load(best)), best)
+        b.store(b.select(more, token_id, b.load(where)), where)
+    e.store(out, b.load(where), 8)
+
+
+@jit
+def _pick_rows(a: Record, first: int, last: int) -> None:
+    segments = (a.rows + SEGMENT - 1) // SEGMENT
+    for m in range(first, last):
+        _pick(a.x + 8 * segments * m, segments, a.out + 8 * m)
+
+
+@jit
+def count_units(a: Record, h: Record) -> int:
+    n = h.outputs if a.selected else h.tokens
+    if a.op == _MATMUL or a.op == _GATED:
+        return (n + TOKENS - 1) // TOKENS * ((a.rows + PAIR - 1) // PAIR)
+    if a.op == _ROPE_STORE:
+        return n * a.kv_heads
+    if a.op == _ATTEND:
+        return count_attend_units(a, h)
+    if a.op == _MERGE:
+        return n if a.gather else h.tiles
+    if a.op == _ARGMAX:
+        return n * ((a.rows + SEGMENT - 1) // SEGMENT)
+    return n
+
+
+@jit
+def compute(a: Record, h: Record, first: int, last: int, thread: int) -> None:
+    """Units first..last. `thread` picks the scratch memory."""
+    n, copy = h.outputs if a.selected else h.tokens, thread if h.local else 0
+    scratch = h.scratch + thread * h.scratch_stride
+    if a.op == _MATMUL:
+        _matmul(a, n, first, last, copy)
+    elif a.op == _GATED:
+        _gated(a, n, first, last, copy, scratch)
+    elif a.op == _GATE:
+        _gate(a, first, last)
+    elif a.op == _NORM:
+        _norm(a, h, first, last, copy)
+    elif a.op == _WRITE:
+        _write(a, h, first, last, copy, scratch)
+    elif a.op == _ROPE_STORE:
+        rope_store(a, h, first, last)
+    elif a.op == _ATTEND:
+        attend(a, h, first, last, scratch)
+    elif a.op == _MERGE:
+        merge(a, h, first, last, copy, scratch)
+    elif a.op == _ARGMAX:
+        _argmax(a, first, last)
+    elif a.op == _PICK:
+        _pick_rows(a, first, last)
+    elif a.op == _EMBED:
+        _embed(a, h, first, last)

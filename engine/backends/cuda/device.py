@@ -1,0 +1,149 @@
+"""The CUDA device: a model on one GPU.
+
+Knows which parts there are, and how large each is made. Refuses to know what kernels do, and how a GPU is found.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from engine import models
+from engine.backends.cuda.batch_tensors import Limits
+from engine.backends.cuda.blocks import GpuBlocks
+from engine.backends.cuda.gpu import Gpu
+from engine.backends.cuda.memory import LESS, GpuMemory
+from engine.backends.cuda.operations import CudaOperations
+from engine.backends.cuda.runner import CudaRunner
+from engine.backends.cuda.step import CudaStep, largest_batch
+from engine.checkpoints.checkpoint import StoredWeight
+from engine.checkpoints.weights import Weights
+from engine.config import ALL_FREE, BLOCK_SIZE, EngineConfig, GroupConfig, MemoryLimit, ModelConfig
+from engine.device import LoadedModel, Needs
+from engine.errors import OutOfMemory
+from engine.kernels.attention_tiles import tile_queries
+from engine.kv.budget import KVBudget
+from engine.models import Model
+from quant.cuda.linear import CudaBackend
+from quant.kernels.tiles import MeasuredTiles
+
+NUMERICS_VERSION = "1"  # raised when a change of the kernels changes bits: what was cached before is not used then
+KV_TYPES = {"auto": torch.bfloat16, "bf16": torch.bfloat16, "f16": torch.float16, "fp8": torch.uint8}
+MAX_RUNNING = 128
+HEAD_DIMS = range(16, 257)
+WIDTH = 16  # what widths are a multiple of
+STEP_SECONDS = 0.2
+STEP_OPERATIONS = 1_500_000_000_000  # that a multiprocessor computes in a second
+MOST_STEP_TOKENS = 4096
+LEAST_STEP_TOKENS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class CudaOptions:
+    """How a GPU is used."""
+
+    kv_type: torch.dtype = torch.bfloat16
+    deterministic: bool = False
+    memory: MemoryLimit = ALL_FREE
+    tiles: MeasuredTiles = field(default_factory=dict)  # in place of what a rule says
+
+
+class CudaDevice:
+    """See `engine.device.Device`."""
+
+    name = "cuda"
+    threads = 4  # of the host, while it loads
+    max_running = contexts = MAX_RUNNING
+    step_depth = 2
+
+    def __init__(self, gpu: Gpu, options: CudaOptions) -> None:
+        order = "deterministic" if options.deterministic else "any order"
+        # The architecture says which kernels there are, and which tiles they are launched with.
+        self.numerics = ("cuda", NUMERICS_VERSION, f"sm_{gpu.card.architecture}", order, repr(options.tiles))
+        self._tiles = options.tiles
+        self.kv_type = options.kv_type
+        self._gpu = gpu
+        self._deterministic = options.deterministic
+        self._memory = GpuMemory(gpu, options.memory)
+
+    def layer_shape(self, kv_heads: int, head_dim: int) -> tuple[int, ...]:
+        return 2, kv_heads, BLOCK_SIZE, head_dim  # k, v
+
+    def step_tokens(self, model: ModelConfig) -> int:
+        """What takes about STEP_SECONDS; a power of two."""
+        tokens = int(STEP_SECONDS * STEP_OPERATIONS) * self._gpu.card.multiprocessors // (2 * model.matrix_elements)
+        return min(max(1 << tokens.bit_length() - 1, LEAST_STEP_TOKENS), MOST_STEP_TOKENS)
+
+    @property
+    def host_cache(self) -> int:
+        return self._memory.host_cache()
+
+    def free_memory(self) -> int:
+        return self._memory.allowed()
+
+    def needs(self, model: ModelConfig, stored: Mapping[str, StoredWeight]) -> Needs:
+        weight_bytes = sum(weight.nbytes for weight in stored.values())
+        return self._memory.needs(model, weight_bytes, self.step_tokens(model), self.max_running)
+
+    def kv_room(self, model: ModelConfig, weight_bytes: int) -> int:
+        return self._memory.room_before(model, weight_bytes, self.step_tokens(model), self.max_running)
+
+    def load(self, model: ModelConfig, weights: Weights, config: EngineConfig) -> LoadedModel:
+        with self._gpu.current():
+            backend = CudaBackend(self._gpu.device, self._gpu.card, self._deterministic, self._tiles)
+            operations = CudaOperations(backend, self._gpu.card, deterministic=self._deterministic)
+            loaded = models.load(model, weights, operations, config.context_length)
+            if not self._gpu.card.interpreted:
+                config = config.with_pools(self._fitting_pools(loaded, config))
+            step = self._step(loaded, config)
+        return LoadedModel(step, step.kv)
+
+    def runner(self, loaded: LoadedModel, vocab_size: int, groups: Sequence[GroupConfig]) -> CudaRunner:
+        if not isinstance(loaded.compute, CudaStep):
+            raise TypeError("the model is on another device")
+        runner = CudaRunner(loaded.compute, vocab_size, groups)
+        if not self._gpu.card.interpreted:
+            runner.prepare()
+        return runner
+
+    def _step(self, loaded: Model, config: EngineConfig) -> CudaStep:
+        limits = Limits(
+            tokens=config.max_step_tokens,
+            requests=config.max_running,
+            table_blocks=-(-config.context_length // BLOCK_SIZE),
+            groups=len(config.groups),
+        )
+        shape = loaded.config
+        queries = tile_queries(
+            shape.heads, shape.kv_heads, shape.head_dim, self._gpu.card, deterministic=self._deterministic
+        )
+        groups, host = loaded.kv_groups(), config.host_blocks
+        kv = GpuBlocks(self._gpu, groups, config.pool_sizes, self.layer_shape, self.kv_type, host)
+        return CudaStep(self._gpu, loaded, kv, limits, queries)
+
+    def _fitting_pools(self, loaded: Model, config: EngineConfig) -> list[int]:
+        """Blocks of each group, as many as fit beside the largest step, which is computed once to see what it takes."""
+        model, requests = loaded.config, min(config.max_running, config.max_step_tokens)
+        step = self._step(loaded, config.with_pools([1] * len(config.groups)).without_host_pools())
+        batch = largest_batch(config.max_step_tokens, requests, len(config.groups))
+        room = self._memory.room_after(self._gpu.peak_memory(lambda: step(batch)))
+        shape = self.layer_shape(model.kv_heads, model.head_dim)
+        budget = KVBudget(model, shape, self.kv_type, config.max_step_tokens, config.max_running)
+        tokens = budget.tokens(room, self.contexts * config.context_length)
+        if tokens < config.context_length:
+            raise OutOfMemory(
+                f"A context of {config.context_length:,} tokens needs {budget.bytes(config.context_length) / 1e9:.1f} "
+                f"GB of the GPU's memory, and beside the model there are {max(0, room) / 1e9:.1f} GB",
+                LESS,
+            )
+        return [group.num_blocks for group in budget.groups(tokens)]
+
+
+def why_unsupported(model: ModelConfig) -> str | None:
+    """What in a model has no kernel here, or None."""
+    if model.head_dim not in HEAD_DIMS:
+        return f"its head dimension is {model.head_dim}, not from {HEAD_DIMS[0]} to {HEAD_DIMS[-1]}"
+    for name, width in (("hidden size", model.hidden), ("MLP", model.mlp_hidden)):
+        if width % WIDTH:
+            return f"its {name} is {width}, not a multiple of {WIDTH}"
+    return None

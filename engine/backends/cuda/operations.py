@@ -1,0 +1,72 @@
+"""Operations on a GPU: each launches kernels on tensors, and none waits.
+
+Between layers activations are float32 [tokens, hidden], and matrices add to them in place; what norms, attention and
+the gate give, and what is split into q, k and v, is bfloat16. Refuses to know how a product is computed, and whether
+the launches are recorded.
+"""
+
+import torch
+from torch import Tensor
+
+from engine.backends.cuda.batch_tensors import BatchTensors
+from engine.config import Gate
+from engine.kernels import reference
+from engine.kernels.activations import gated
+from engine.kernels.norms import rms_norm, rms_norm_add
+from engine.kernels.paged_attention import paged_attention
+from engine.kernels.rope_store import rope_and_store
+from engine.kv.cache import LayerKV
+from engine.operations import Attention
+from quant.cuda.linear import CudaBackend, CudaLinear
+from quant.kernels.card import Card
+from quant.linear import QLinear
+
+
+class CudaOperations:
+    """See `engine.operations.Operations`."""
+
+    def __init__(self, weights: CudaBackend, card: Card, *, deterministic: bool) -> None:
+        self.weights = weights
+        self._card = card
+        self._deterministic = deterministic
+
+    def embed(self, batch: BatchTensors, table: QLinear, scale: float = 1.0) -> Tensor:
+        rows = table.rows(batch.token_ids)
+        return rows if scale == 1.0 else rows.mul_(scale)
+
+    def norm(self, x: Tensor, weight: Tensor, epsilon: float, add_to: Tensor | None = None) -> Tensor:
+        return rms_norm(x, weight, epsilon) if add_to is None else rms_norm_add(x, weight, epsilon, add_to)
+
+    def linear(self, x: Tensor, weight: QLinear, add_to: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
+        return _multiplied(weight).multiply(x, bias=bias, add_to=add_to)
+
+    def rope_and_store(self, qkv: Tensor, batch: BatchTensors, kv: LayerKV, attention: Attention) -> Tensor:
+        return rope_and_store(
+            qkv, batch.positions, batch.slots[kv.group], kv.pool,
+            heads=qkv.shape[1] // kv.head_dim - 2 * kv.kv_heads, kv_heads=kv.kv_heads, head_dim=kv.head_dim,
+            attention=attention,
+        )  # fmt: skip
+
+    def attend(self, q: Tensor, batch: BatchTensors, kv: LayerKV, attention: Attention) -> Tensor:
+        rule = reference.ScoreRule(attention.scale, attention.softcap, attention.window)
+        return paged_attention(
+            q, kv.pool, batch.tables[kv.group], batch.query_starts, batch.context_lengths, batch.tiles, rule,
+            card=self._card, deterministic=self._deterministic,
+        )  # fmt: skip
+
+    def gated_mlp(
+        self, x: Tensor, gate_up: QLinear, down: QLinear, add_to: Tensor | None = None, gate: Gate = Gate.SILU
+    ) -> Tensor:
+        return _multiplied(down).multiply(gated(_multiplied(gate_up).multiply(x), gate), add_to=add_to)
+
+    def select(self, x: Tensor, batch: BatchTensors) -> Tensor:
+        return x if batch.logit_rows is None else x.index_select(0, batch.logit_rows)
+
+    def logits(self, x: Tensor, head: QLinear, softcap: float = 0.0) -> Tensor:
+        return reference.soft_cap(_multiplied(head).multiply(x, out_dtype=torch.float32), softcap)
+
+
+def _multiplied(layer: QLinear) -> CudaLinear:
+    if not isinstance(layer, CudaLinear):
+        raise TypeError(f"{type(layer).__name__} is no layer of this backend")
+    return layer

@@ -1,0 +1,140 @@
+"""The runner of a GPU: a step is launched while the one before it is under way, and its tokens are sampled there.
+
+Nothing in a launch waits. The last token of a request that goes on is still being sampled then; it is put into the
+batch on the GPU, out of what the step before has sampled. What was sampled comes to the host in one small copy, behind
+which a mark is set, and to collect a step is to wait for its mark.
+
+Which tokens may follow in a grammar is found out by a thread while the step computes. Who needs to know a token before
+the next is picked is no part of a step that is launched ahead. Refuses to know how a step is computed.
+"""
+
+import gc
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from engine.backends.batch import Batch, build_batch
+from engine.backends.cuda.batch_tensors import Fed
+from engine.backends.cuda.gpu import Gpu, Mark
+from engine.backends.cuda.step import CudaStep
+from engine.backends.runner import first_rows, reporting_shortage
+from engine.config import GroupConfig
+from engine.kernels.sampling import sample
+from engine.kernels.sampling_rows import Pick, Sampled, rows_of, told
+from engine.kv.blocks import NULL_BLOCK
+from engine.request import Request, SampledToken, SamplingParams, ScheduledRequest, StepPlan, TokenLogprobs
+from engine.sampling.constraint import NO_MASKS, Masks, MaskThread
+from engine.sampling.sampler import report_prompt
+
+
+@dataclass(frozen=True, slots=True)
+class CudaTicket:
+    """A launched step."""
+
+    parts: tuple[ScheduledRequest, ...]
+    logits: Tensor | None  # on the GPU; of steps that report on prompts
+    picks: list[Pick]
+    masks: Masks
+    sampled: Tensor  # int64 [picks], on the GPU
+    found: Sampled  # the same, on its way to the host
+    mark: Mark  # behind all of it
+
+
+class CudaRunner:
+    """See `engine.backends.runner.Runner`."""
+
+    def __init__(self, step: CudaStep, vocab_size: int, groups: Sequence[GroupConfig]) -> None:
+        self._step = step
+        self._gpu: Gpu = step.gpu
+        self._vocab_size = vocab_size
+        self._groups = groups
+        self._masks = MaskThread(vocab_size)
+        self._last: CudaTicket | None = None  # that was launched
+
+    def launch(self, plan: StepPlan) -> CudaTicket:
+        with reporting_shortage(), torch.inference_mode(), self._gpu.current():
+            self._last = self._launch(plan)
+            return self._last
+
+    def collect(self, ticket: CudaTicket) -> list[SampledToken]:
+        with reporting_shortage(), torch.inference_mode(), self._gpu.current():
+            ticket.mark.wait()
+            return self._collect(ticket)
+
+    def recover(self) -> None:
+        self._step.recover()
+        gc.collect()
+        self._gpu.drop_caches()
+
+    def prepare(self) -> None:
+        """Have compiled what first replies need: a recorded step of one token, and how tokens are picked of it. Before
+        any request: a block is written that nobody has yet."""
+        for params in (SamplingParams(temperature=0), SamplingParams(temperature=1, top_k=20, top_p=0.9)):
+            request = Request(0, (0,), params, block_tables=tuple([NULL_BLOCK + 1] for _ in self._groups))
+            self.collect(self.launch(StepPlan((ScheduledRequest(request, 0, 1, samples=True),))))
+
+    def _launch(self, plan: StepPlan) -> CudaTicket:
+        blocks = self._step.kv.num_blocks
+        batch = build_batch(plan, vocab_size=self._vocab_size, num_blocks=blocks, groups=self._groups)
+        self._step.kv.copy(copy for part in plan.scheduled for copy in part.copies)
+        reports = any(part.reported for part in plan.scheduled)
+        computed = self._masks.begin([it for part in plan.scheduled if part.samples for it in part.picking])
+        logits = self._step.launch(batch, self._fed(plan, batch), kept=reports)
+        picks = [
+            Pick(row + len(part.reported), request, part.stop - len(request.prompt_ids))
+            for row, part in first_rows(plan.scheduled)
+            if part.samples
+            for request in part.picking
+        ]
+        masks = computed.result() if computed else NO_MASKS
+        sampled = self._sample(logits, picks, masks)
+        return CudaTicket(
+            parts=plan.scheduled,
+            logits=logits if reports else None,
+            picks=picks,
+            masks=masks,
+            sampled=sampled.columns.token_ids,
+            found=self._found(sampled),
+            mark=self._gpu.mark(),
+        )
+
+    def _fed(self, plan: StepPlan, batch: Batch) -> Fed:
+        """The tokens that the step before samples, each the last one of its request."""
+        fed = [(batch.query_starts[place + 1] - 1, part) for place, part in enumerate(plan.scheduled) if part.feeds]
+        if not fed:
+            return Fed([], [])
+        if self._last is None:
+            raise RuntimeError("a step takes tokens from one before it, and there is none")
+        rows = {pick.request.id: row for row, pick in enumerate(self._last.picks)}
+        return Fed([place for place, _ in fed], [rows[part.request.id] for _, part in fed], self._last.sampled)
+
+    def _sample(self, logits: Tensor, picks: list[Pick], masks: Masks) -> Sampled:
+        if not picks:
+            return Sampled.blank(0, None, self._gpu.device)
+        rows = rows_of(picks, self._vocab_size, masks)
+        staging = self._gpu.staging(len(rows.buffer), dtype=torch.uint8)
+        staging.copy_(rows.buffer)
+        return sample(logits, rows.over(staging.to(self._gpu.device, non_blocking=True)))
+
+    def _found(self, sampled: Sampled) -> Sampled:
+        staging = self._gpu.staging(len(sampled.buffer), dtype=torch.uint8)
+        return sampled.over(staging.copy_(sampled.buffer, non_blocking=True))
+
+    def _collect(self, ticket: CudaTicket) -> list[SampledToken]:
+        tokens = told(ticket.found, ticket.picks, ticket.masks)
+        reports = self._reports(ticket)
+        if not reports:
+            return tokens
+        tokens = [replace(token, prompt_logprobs=reports.pop(token.request_id, ())) for token in tokens]
+        return tokens + [SampledToken(number, None, prompt_logprobs=report) for number, report in reports.items()]
+
+    def _reports(self, ticket: CudaTicket) -> dict[int, tuple[TokenLogprobs, ...]]:
+        if ticket.logits is None:
+            return {}
+        return {
+            part.request.id: report_prompt(ticket.logits[row:], part.request, part.reported)
+            for row, part in first_rows(ticket.parts)
+            if part.reported
+        }

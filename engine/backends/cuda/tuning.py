@@ -1,0 +1,105 @@
+"""The fastest tiles for a model's matrices, measured on the GPU that will run it.
+
+Refuses to know what is done with them (`engine.backends.cuda.tile_file` keeps them).
+"""
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+from triton.runtime.errors import OutOfResources
+
+from engine import models
+from engine.backends.cuda.gpu import Gpu
+from engine.backends.cuda.operations import CudaOperations
+from engine.checkpoints.checkpoint import Checkpoint
+from engine.checkpoints.weights import LoadProgress, Weights
+from quant.cuda.linear import CudaBackend, CudaLinear
+from quant.cuda.matrix import PackedMatrix
+from quant.kernels.packed_matmul import packed_product
+from quant.kernels.tile_search import fastest_tile
+from quant.kernels.tiles import TOKENS, ProductShape, ProductTile
+from quant.linear import QLinear
+from quant.tensor import QTensor
+
+Call = Callable[[], object]
+Timer = Callable[[Sequence[Call]], float]  # seconds of one call, where all are made in turn
+MOST_CONTEXT = 64  # of tables that nobody looks at
+REPLAYS = 7
+
+
+@dataclass(frozen=True)
+class _Remembering(CudaBackend):
+    """Knows the layers that it made."""
+
+    made: list[CudaLinear] = field(default_factory=list)
+
+    def linear(self, segments: Sequence[QTensor]) -> QLinear:
+        layer = super().linear(segments)
+        if isinstance(layer, CudaLinear):
+            self.made.append(layer)
+        return layer
+
+
+class Tuning:
+    """A model's packed matrices on a GPU, and a clock for products with them. Raises what loading raises.
+
+    `timer`: in place of the GPU's clock.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, gpu: Gpu, progress: LoadProgress, timer: Timer | None = None) -> None:
+        self._gpu, self._timer = gpu, timer or partial(_recorded_seconds, gpu)
+        self._matrices: dict[tuple[str, int, int], list[PackedMatrix]] = {}
+        with gpu.current():
+            for matrix in _matrices(checkpoint, gpu, progress):
+                self._matrices.setdefault((matrix.form.kind, *matrix.shape), []).append(matrix)
+
+    @property
+    def shapes(self) -> list[ProductShape]:
+        """Whatever there is to measure."""
+        return [ProductShape(*key, tokens) for key in self._matrices for tokens in TOKENS]
+
+    def fastest(self, shape: ProductShape) -> ProductTile:
+        """The rule's, where none is clearly faster."""
+        with self._gpu.current(), torch.inference_mode():
+            return fastest_tile(shape, self._gpu.card, partial(self._seconds, shape))
+
+    def _seconds(self, shape: ProductShape, tile: ProductTile) -> float | None:
+        """Of a product with one of the matrices, all in turn, so that little of the next one is found in the cache."""
+        matrices = self._matrices[shape.kind, shape.outputs, shape.inputs]
+        x = torch.randn(shape.tokens, shape.inputs, device=self._gpu.device).bfloat16()
+        out = torch.empty(shape.tokens, shape.outputs, dtype=torch.bfloat16, device=self._gpu.device)
+        try:
+            return self._timer([partial(packed_product, it, x, out, tile, bias=None, add=False) for it in matrices])
+        except OutOfResources:
+            return None
+
+
+def _matrices(checkpoint: Checkpoint, gpu: Gpu, progress: LoadProgress) -> list[PackedMatrix]:
+    """All packed ones of a model, as its layers have them."""
+    config = models.read_config(checkpoint.metadata)
+    backend = _Remembering(gpu.device, gpu.card, deterministic=False)
+    weights = Weights(checkpoint.path, models.stored_weights(checkpoint), progress)
+    models.load(config, weights, CudaOperations(backend, gpu.card, deterministic=False), MOST_CONTEXT)
+    return [it for layer in backend.made for it in layer.matrices if isinstance(it, PackedMatrix)]
+
+
+def _recorded_seconds(gpu: Gpu, calls: Sequence[Call]) -> float:
+    """In a CUDA graph, the median of some replays."""
+    calls[0]()  # compiles what it launches
+    gpu.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for call in calls:
+            call()
+    times: list[float] = []
+    for _ in range(REPLAYS):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        start.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end) / 1e3 / len(calls))
+    return statistics.median(times)

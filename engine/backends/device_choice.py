@@ -1,0 +1,206 @@
+"""Which device a model runs on, with which kernels: by what is asked for, what the machine has, and what they can do.
+
+The one place where these choices are made. Refuses to know how a model is loaded then.
+"""
+
+import logging
+import os
+import re
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from engine import models
+from engine.backends.reference import ReferenceDevice
+from engine.checkpoints.checkpoint import Checkpoint, StoredWeight
+from engine.checkpoints.weights import matrix_samples
+from engine.config import ModelConfig
+from engine.device import Device
+from engine.errors import UnsupportedModel
+from engine.kv.budget import host_memory
+from engine.load_options import ANY_DEVICE, LoadOptions
+from quant.cpu import tiers
+from quant.cpu.layouts import Layout, layouts_of
+
+if TYPE_CHECKING:
+    from engine.backends.cuda.gpu import Gpu
+
+log = logging.getLogger(__name__)
+
+BACKENDS = ("auto", "cuda", "cpu", "reference")
+SMALL_MODEL = 500_000_000  # matrix elements: below, activations get two planes
+KV_TYPES = {"auto": torch.float16, "f16": torch.float16, "int8": torch.int8}  # of the CPU kernels
+AUTO_KV_TYPE = "Set kv_type to auto: INGLE_KV_TYPE=auto."
+DEVICE_NAME = re.compile(r"auto|cpu|cuda(:\d{1,3})?")
+
+
+def gpu_for(options: LoadOptions) -> "Gpu | None":
+    """The GPU that is used if the model allows. Raises UnsupportedModel where one is asked for that is not usable."""
+    check_backend(options)
+    if options.backend not in ("auto", "cuda") or options.device == "cpu":
+        return None
+    from engine.backends.cuda.discovery import Unusable, find_gpu
+    from engine.backends.cuda.gpu import Gpu
+
+    if options.card is not None:
+        return Gpu(options.card)
+    _, _, number = options.device.partition(":")
+    found = find_gpu(int(number) if number else None)
+    if not isinstance(found, Unusable):
+        return found
+    if options.asks_for_gpu:
+        raise UnsupportedModel(f"There is no GPU to use: {found.reason}", found.remedy or "Use --device auto.")
+    if found.is_there:
+        log.warning("the GPU is not used: %s. %s", found.reason, found.remedy)
+    return None
+
+
+def cuda_device(gpu: "Gpu", options: LoadOptions, model: ModelConfig) -> Device:
+    from engine.backends.cuda.device import KV_TYPES as GPU_KV_TYPES
+    from engine.backends.cuda.device import CudaDevice, CudaOptions, why_unsupported
+    from engine.backends.cuda.tile_file import read_tiles
+
+    if options.kv_type not in GPU_KV_TYPES:
+        raise UnsupportedModel(f"The GPU kernels do not keep keys and values as {options.kv_type}", AUTO_KV_TYPE)
+    if problem := why_unsupported(model):
+        raise UnsupportedModel(f"The GPU kernels cannot run this model: {problem}", "Use --device cpu.")
+    tiles = read_tiles(options.code_cache, gpu.card)
+    kv_type = GPU_KV_TYPES[options.kv_type]
+    return CudaDevice(gpu, CudaOptions(kv_type, options.deterministic, options.gpu_memory, tiles))
+
+
+def layouts_are_compiled(layouts: frozenset[Layout] | None, options: LoadOptions) -> bool:
+    """Whether loading starts at once, because these kernels were compiled on this machine before. None: it needs none.
+
+    Raises UnsupportedTier.
+    """
+    if layouts is None or options.code_cache is None:
+        return layouts is None
+    from engine.backends.cpu import code_cache
+
+    return code_cache.is_compiled(options.code_cache, tiers.choose(options.cpu_tier), layouts)
+
+
+def why_code_is_unkept(options: LoadOptions) -> str:
+    """Why compiled kernels cannot be kept, with the folder; an empty string where they can, or are not to be."""
+    if options.code_cache is None:
+        return ""
+    from engine.backends.cpu import code_cache
+
+    problem = code_cache.why_unkept(options.code_cache, tiers.choose(options.cpu_tier))
+    return f"{options.code_cache} ({problem})" if problem else ""
+
+
+def compile_layouts(layouts: frozenset[Layout] | None, options: LoadOptions) -> None:
+    """What loading would do first, for whoever wants to tell the user about it. Raises UnsupportedTier."""
+    if layouts is not None:
+        from engine.backends.cpu.code_cache import load_code
+
+        load_code(options.code_cache, tiers.choose(options.cpu_tier), layouts)
+
+
+def layouts_to_compile(checkpoint: Checkpoint, options: LoadOptions) -> frozenset[Layout] | None:
+    """Those of the checkpoint's matrices; None where other kernels will be taken.
+
+    Raises UnsupportedModel, UnsupportedQuantization or ModelFileError.
+    """
+    if not wants_cpu_kernels(options):
+        return None
+    from engine.backends.cpu.device import why_unsupported
+
+    samples = matrix_samples(models.stored_weights(checkpoint))
+    if options.backend == "auto" and why_unsupported(models.read_config(checkpoint.metadata), samples):
+        return None
+    return layouts_of(samples)
+
+
+def wants_cpu_kernels(options: LoadOptions) -> bool:
+    return options.backend == "cpu" or (options.backend == "auto" and _has_compiler() and gpu_for(options) is None)
+
+
+@cache
+def _has_compiler() -> bool:
+    try:
+        import numba  # noqa: F401  # there is no build of it for every platform
+    except ImportError:
+        return False
+    return True
+
+
+def check_backend(options: LoadOptions) -> None:
+    """Raises UnsupportedModel where the backend that is asked for is not there."""
+    if options.backend not in BACKENDS:
+        raise UnsupportedModel(f"There is no kernel backend {options.backend!r}", "Use --kernels auto.")
+    if options.backend == "cpu" and not _has_compiler():
+        raise UnsupportedModel("The fast CPU kernels need numba, which is not installed", "Use --kernels auto.")
+    if not DEVICE_NAME.fullmatch(options.device):
+        raise UnsupportedModel(f"There is no device {options.device!r}", "Use --device auto, cpu, cuda or cuda:N.")
+    if options.device != ANY_DEVICE and options.backend not in ("auto", options.device.partition(":")[0]):
+        raise UnsupportedModel(
+            f"The {options.backend} kernels do not run on the device {options.device}", "Use --kernels auto."
+        )
+
+
+def host_device(options: LoadOptions, model: ModelConfig, path: Path, stored: Mapping[str, StoredWeight]) -> Device:
+    check_backend(options)
+    if options.kv_type not in KV_TYPES:
+        raise UnsupportedModel(f"There is no KV type {options.kv_type!r}", AUTO_KV_TYPE)
+    if wants_cpu_kernels(options):
+        from engine.backends.cpu.device import CpuDevice, why_unsupported
+
+        problem = why_unsupported(model, matrix_samples(stored))
+        if problem is None:
+            return CpuDevice(
+                options.threads or physical_cores(),
+                options.activation_planes or default_planes(model),
+                tiers.choose(options.cpu_tier),
+                options.code_cache,
+                KV_TYPES[options.kv_type],
+                options.host_memory,
+            )
+        if options.backend == "cpu":
+            raise UnsupportedModel(f"The fast CPU kernels cannot run {path}: {problem}", "Use --kernels auto.")
+        log.warning("the plain kernels are used, which are slow: %s", problem)
+    if options.kv_type != "auto":
+        raise UnsupportedModel(
+            f"The plain kernels keep keys and values as float32 alone, and not as {options.kv_type}", AUTO_KV_TYPE
+        )
+    keep = float32_bytes(model) <= host_memory(options.host_memory) // 2
+    return ReferenceDevice(
+        keep_dequantized=keep, threads=options.threads or _spare_threads(), memory=options.host_memory
+    )
+
+
+def _spare_threads() -> int:
+    """Half of the cores: torch's threads wait for each other, so one that shares its core stops them all."""
+    return max(1, (os.cpu_count() or 1) // 2)
+
+
+def physical_cores() -> int:
+    """Cores this process may use, hyperthreads of one core counted once: they share its vector units."""
+    usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    siblings = set()
+    for number in usable:
+        try:
+            with open(f"/sys/devices/system/cpu/cpu{number}/topology/thread_siblings_list", encoding="ascii") as file:
+                siblings.add(file.read())
+        except OSError:
+            siblings.add(str(number))
+    return max(1, len(siblings))
+
+
+def default_planes(model: ModelConfig) -> int:
+    """Planes of int8 that activations are quantized into; see `quant.cpu.activations`.
+
+    A small model answers at once either way, and rounding shows most in it: it gets two, and answers as in float32. A
+    large one gets the one that all integer engines use, and reads prompts nearly twice as fast.
+    """
+    return 2 if model.matrix_elements < SMALL_MODEL else 1
+
+
+def float32_bytes(model: ModelConfig) -> int:
+    """About how many bytes the model's matrices take as float32."""
+    return 4 * model.matrix_elements

@@ -1,0 +1,132 @@
+"""The reference device: plain torch on the CPU, correct by reading. The oracle, and the last resort.
+
+Knows which plain function does what. Refuses to know how a product or an attention is computed (`kernels.reference`).
+"""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from engine import models
+from engine.backends.batch import Batch
+from engine.backends.runner import ModelRunner
+from engine.checkpoints.checkpoint import StoredWeight
+from engine.checkpoints.weights import Weights
+from engine.config import BLOCK_SIZE, EngineConfig, Gate, GroupConfig, ModelConfig
+from engine.device import LoadedModel, Logits, Needs
+from engine.kernels import reference
+from engine.kv.budget import MAX_RUNNING, host_memory, host_room
+from engine.kv.cache import KVCache, LayerKV
+from engine.operations import Attention
+from quant.linear import LinearBackend, QLinear, ReferenceBackend
+
+
+class ReferenceDevice:
+    """See `engine.device.Device`."""
+
+    name = "reference"
+    max_running = MAX_RUNNING
+    contexts = step_depth = 1
+    host_cache = 0
+    kv_type = torch.float32
+    numerics = ("reference", "2")  # the number is raised when a change of the kernels changes bits
+
+    def __init__(self, *, keep_dequantized: bool, threads: int, memory: int = 0) -> None:
+        self.threads = threads
+        self._memory = memory  # bytes; 0: what is free
+        self._keep_dequantized = keep_dequantized
+
+    def layer_shape(self, kv_heads: int, head_dim: int) -> tuple[int, ...]:
+        return 2, kv_heads, BLOCK_SIZE, head_dim  # k, v
+
+    def step_tokens(self, model: ModelConfig) -> int:
+        return 256
+
+    def free_memory(self) -> int:
+        return host_memory(self._memory)
+
+    def needs(self, model: ModelConfig, stored: Mapping[str, StoredWeight]) -> Needs:
+        return Needs(self._loaded(model, sum(weight.nbytes for weight in stored.values())), 0)
+
+    def kv_room(self, model: ModelConfig, weight_bytes: int) -> int:
+        return host_room(self._loaded(model, weight_bytes), self._memory)
+
+    def _loaded(self, model: ModelConfig, weight_bytes: int) -> int:
+        return 4 * model.matrix_elements if self._keep_dequantized else weight_bytes
+
+    def load(self, model: ModelConfig, weights: Weights, config: EngineConfig) -> LoadedModel:
+        # Tensors are small: more threads gain little, and lose much while another program has a core.
+        torch.set_num_threads(1)
+        loaded = models.load(
+            model, weights, ReferenceOperations(keep_dequantized=self._keep_dequantized), config.context_length
+        )
+        torch.set_num_threads(self.threads)
+        kv = KVCache(loaded.kv_groups(), config.pool_sizes, self.layer_shape, self.kv_type, config.host_blocks)
+
+        def compute(batch: Batch) -> Logits:
+            with torch.inference_mode():
+                return Logits(loaded.forward(batch, kv))
+
+        return LoadedModel(compute, kv)
+
+    def runner(self, loaded: LoadedModel, vocab_size: int, groups: Sequence[GroupConfig]) -> ModelRunner:
+        return ModelRunner(loaded, vocab_size, groups)
+
+
+class ReferenceOperations:
+    """One operation at a time. Activations are tensors, float32 [tokens, width]."""
+
+    def __init__(self, *, keep_dequantized: bool) -> None:
+        self.weights: LinearBackend = ReferenceBackend(keep_dequantized=keep_dequantized)
+
+    def embed(self, batch: Batch, table: QLinear, scale: float = 1.0) -> Tensor:
+        return table.rows(torch.tensor(batch.token_ids)) * scale
+
+    def norm(self, x: Tensor, weight: Tensor, epsilon: float, add_to: Tensor | None = None) -> Tensor:
+        return _added(reference.rms_norm(x, weight, epsilon), add_to)
+
+    def linear(self, x: Tensor, weight: QLinear, add_to: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
+        product = weight.forward(x)
+        return _added(product if bias is None else product + bias, add_to)
+
+    def rope_and_store(self, qkv: Tensor, batch: Batch, kv: LayerKV, attention: Attention) -> Tensor:
+        kv_width = kv.kv_heads * kv.head_dim
+        q, k, v = qkv[:, : -2 * kv_width], qkv[:, -2 * kv_width : -kv_width], qkv[:, -kv_width:]
+        if attention.norms:
+            q, k = (
+                reference.head_norm(x.contiguous(), weight, kv.head_dim, attention.norms.epsilon)
+                for x, weight in ((q, attention.norms.q), (k, attention.norms.k))
+            )
+        q, k, v = (x.reshape(len(x), -1, kv.head_dim) for x in (q, k, v))
+        if attention.rotary:
+            positions, turned = torch.tensor(batch.positions), attention.rotary
+            cos, sin = turned.cos[positions], turned.sin[positions]
+            q, k = (reference.rope(x, cos, sin, interleaved=turned.interleaved) for x in (q, k))
+        reference.store_kv(kv.pool, torch.tensor(batch.slot_mappings[kv.group]), k, v)
+        return q
+
+    def attend(self, q: Tensor, batch: Batch, kv: LayerKV, attention: Attention) -> Tensor:
+        starts, positions = batch.query_starts, torch.tensor(batch.positions)
+        tables = [torch.tensor(table) for table in batch.block_tables[kv.group]]
+        rule = reference.ScoreRule(attention.scale, attention.softcap, attention.window)
+        attended = [
+            reference.paged_attention(q[start:stop], positions[start:stop], kv.pool, table, context, rule)
+            for start, stop, table, context in zip(starts, starts[1:], tables, batch.context_lengths, strict=False)
+        ]
+        return torch.cat(attended).flatten(1)
+
+    def gated_mlp(
+        self, x: Tensor, gate_up: QLinear, down: QLinear, add_to: Tensor | None = None, gate: Gate = Gate.SILU
+    ) -> Tensor:
+        return _added(down.forward(reference.gated(gate_up.forward(x), gate)), add_to)
+
+    def select(self, x: Tensor, batch: Batch) -> Tensor:
+        return x[torch.tensor(batch.logit_rows, dtype=torch.int64)]
+
+    def logits(self, x: Tensor, head: QLinear, softcap: float = 0.0) -> Tensor:
+        return reference.soft_cap(head.forward(x), softcap)
+
+
+def _added(x: Tensor, to: Tensor | None) -> Tensor:
+    return x if to is None else to + x

@@ -1,0 +1,118 @@
+"""The runner: computes a step's plan. Two calls, so that a device may still be busy between them.
+
+`launch` starts the computation and returns a ticket, `collect` waits for it and gives the sampled tokens. Refuses to
+know which requests exist beyond the plan it is given.
+"""
+
+import gc
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Protocol, TypeVar
+
+import torch
+
+from engine.backends.batch import build_batch
+from engine.config import GroupConfig
+from engine.device import LoadedModel, Logits
+from engine.errors import OutOfMemory
+from engine.request import Request, SampledToken, ScheduledRequest, StepPlan, TokenLogprobs
+from engine.sampling.constraint import NO_MASKS, Masks, MaskThread
+from engine.sampling.sampler import next_tokens, report_prompt
+
+TicketT = TypeVar("TicketT")
+
+
+class Runner(Protocol[TicketT]):
+    """Computes plans in the order they are launched; tickets are collected in that order too."""
+
+    def launch(self, plan: StepPlan) -> TicketT:
+        """Start a step. With steps before it under way, it follows them on the device."""
+        ...
+
+    def collect(self, ticket: TicketT) -> list[SampledToken]:
+        """Wait for a step: what it found for each part of its plan that samples or reports."""
+        ...
+
+    def recover(self) -> None:
+        """Memory has run out: wait for what was launched, and give back what is only kept for speed."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """A launched step: its parts, and the logits of their rows, one part's behind another's (see `build_batch`)."""
+
+    logits: Logits
+    parts: tuple[ScheduledRequest, ...]
+    masks: "Future[Masks] | None" = None  # of the tokens that its requests pick from, where some are constrained
+
+
+def first_rows(parts: Sequence[ScheduledRequest]) -> Iterator[tuple[int, ScheduledRequest]]:
+    """Where the logit rows of each part begin: those that are reported, then the one to pick from, if it samples."""
+    row = 0
+    for part in parts:
+        yield row, part
+        row += len(part.reported) + part.samples
+
+
+@contextmanager
+def reporting_shortage() -> Iterator[None]:
+    """Whatever says here that memory has run out says it as OutOfMemory."""
+    try:
+        yield
+    except (MemoryError, torch.OutOfMemoryError) as error:
+        raise OutOfMemory(f"There is not enough memory: {error}", FREE_MEMORY) from error
+    except RuntimeError as error:
+        if "can't allocate memory" not in str(error):  # as torch says it of the host's memory
+            raise
+        raise OutOfMemory("There is not enough memory", FREE_MEMORY) from error
+
+
+FREE_MEMORY = "Close other programs, or choose a shorter context."
+
+
+class ModelRunner:
+    """Runs plans on one device, one step at a time (depth 1)."""
+
+    def __init__(self, model: LoadedModel, vocab_size: int, groups: Sequence[GroupConfig] = (GroupConfig(),)) -> None:
+        self._model = model
+        self._vocab_size = vocab_size
+        self._groups = groups
+        self._masks = MaskThread(vocab_size)
+
+    @staticmethod
+    def recover() -> None:
+        gc.collect()
+        torch.cuda.empty_cache()
+
+    def launch(self, plan: StepPlan) -> Ticket:
+        with reporting_shortage():
+            return self._launch(plan)
+
+    def collect(self, ticket: Ticket) -> list[SampledToken]:
+        with reporting_shortage():
+            return self._collect(ticket)
+
+    def _launch(self, plan: StepPlan) -> Ticket:
+        blocks = self._model.kv.num_blocks
+        batch = build_batch(plan, vocab_size=self._vocab_size, num_blocks=blocks, groups=self._groups)
+        self._model.kv.copy(copy for part in plan.scheduled for copy in part.copies)
+        masks = self._masks.begin([it for part in plan.scheduled if part.samples for it in part.picking])
+        return Ticket(self._model.compute(batch), plan.scheduled, masks)
+
+    def _collect(self, ticket: Ticket) -> list[SampledToken]:
+        picking: list[tuple[int, Request]] = []  # rows that the next token of a request is picked from
+        reports: dict[int, tuple[TokenLogprobs, ...]] = {}
+        for row, part in first_rows(ticket.parts):
+            if part.reported:
+                reports[part.request.id] = report_prompt(ticket.logits.values[row:], part.request, part.reported)
+            if part.samples:
+                picking += [(row + len(part.reported), request) for request in part.picking]
+        masks = ticket.masks.result() if ticket.masks else NO_MASKS
+        picked = next_tokens(ticket.logits, [row for row, _ in picking], [request for _, request in picking], masks)
+        if not reports:
+            return picked
+        told = [replace(token, prompt_logprobs=reports.pop(token.request_id, ())) for token in picked]
+        return told + [SampledToken(request_id, None, prompt_logprobs=report) for request_id, report in reports.items()]

@@ -1,0 +1,1 @@
+"""Checkpoint formats: the metadata and tensors of GGUF files and safetensors folders."""

@@ -1,0 +1,58 @@
+"""GGUF files as a checkpoint. Knows which of its types holds what. Refuses to know models."""
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+
+from engine.checkpoints.checkpoint import Names, StoredWeight
+from engine.checkpoints.metadata import Metadata
+from engine.errors import UnsupportedModel
+from quant import gguf_checkpoint
+from quant.ggml_blocks import decode
+from quant.ggml_types import GGMLType
+from quant.gguf import GGUFTensor
+from quant.mapped_file import Closing
+from quant.tensor import BlockTensor
+
+SAMPLE_ROWS = 2  # one would be the whole matrix
+SAMPLE_COLUMNS = 128  # or one block, where that is more; a multiple of what shares a scale, however it is quantized
+
+
+class GGUFCheckpoint(Closing):
+    """See `checkpoint.Checkpoint`. Raises ModelFileError for a file that is none, or without an architecture."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file = gguf_checkpoint.GGUFCheckpoint(path)  # or all parts of a split one
+        self.digest = self._file.header_digest
+        architecture = self._file.metadata.get("general.architecture")
+        if not isinstance(architecture, str):
+            self.close()
+            raise UnsupportedModel(f"{path} does not name its architecture (general.architecture)")
+        self.metadata = Metadata(self._file.metadata, architecture)
+
+    def weights(self, names: Names) -> Mapping[str, StoredWeight]:
+        return {
+            tensor.name: StoredWeight(
+                tensor.name,
+                tensor.nbytes,
+                tensor.type,
+                partial(self._decode, tensor),
+                partial(_sample, tensor.type),
+                tensor.shape,
+            )
+            for tensor in self._file.tensors.values()
+        }
+
+    def _decode(self, tensor: GGUFTensor) -> BlockTensor:
+        weight = decode(tensor.type, self._file.data(tensor.name), tensor.shape)
+        self._file.release(tensor.name)
+        return weight
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _sample(kind: GGMLType) -> BlockTensor:
+    columns = max(SAMPLE_COLUMNS, kind.block_elements)
+    return decode(kind, memoryview(bytes(kind.nbytes(SAMPLE_ROWS * columns))), (SAMPLE_ROWS, columns))

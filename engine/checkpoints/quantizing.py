@@ -1,0 +1,76 @@
+"""A checkpoint of 16- or 32-bit floats that is quantized while it loads.
+
+It is a checkpoint around another one: the linear layers of its blocks come out in fewer bits, everything else as it is.
+Refuses to know how (`quant.quantize`).
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from engine.checkpoints.checkpoint import Checkpoint, Names, StoredWeight
+from engine.checkpoints.metadata import Metadata
+from quant.errors import UnsupportedQuantization
+from quant.mapped_file import Closing
+from quant.quantize import Quantizer, fp8, group_size, int4, is_linear_weight, nf4
+from quant.tensor import PlainTensor, QTensor
+
+# A method by what people call it, for a model whose matrices have so many columns.
+METHODS: dict[str, Callable[[list[int]], Quantizer]] = {
+    "fp8": lambda _columns: fp8,
+    "int4": lambda columns: partial(int4, group=group_size(columns)),
+    "nf4": lambda _columns: nf4,
+}
+
+
+class QuantizedCheckpoint(Closing):
+    """See `engine.checkpoints.checkpoint.Checkpoint`. `method` is one of METHODS."""
+
+    def __init__(self, checkpoint: Checkpoint, method: str) -> None:
+        self._checkpoint = checkpoint
+        self._method = method
+
+    @property
+    def path(self) -> Path:
+        return self._checkpoint.path
+
+    @property
+    def digest(self) -> str:
+        return f"{self._checkpoint.digest} {self._method}"
+
+    @property
+    def metadata(self) -> Metadata:
+        return self._checkpoint.metadata
+
+    def weights(self, names: Names) -> Mapping[str, StoredWeight]:
+        """Raises UnsupportedQuantization where there is nothing to quantize, too."""
+        stored = self._checkpoint.weights(names)
+        layers = {name: weight for name, weight in stored.items() if _is_plain_layer(name, weight)}
+        if not layers:
+            raise UnsupportedQuantization(f"{self.path} is quantized already", "Load it as it is: without --quantize.")
+        quantizer = METHODS[self._method]([weight.shape[1] for weight in layers.values() if weight.shape])
+        return {**stored, **{name: self._quantized(weight, quantizer) for name, weight in layers.items()}}
+
+    def _quantized(self, weight: StoredWeight, quantizer: Quantizer) -> StoredWeight:
+        return replace(
+            weight,
+            kind=(self._method, weight.kind),
+            decode=partial(_decode, weight.decode, quantizer),
+            sample=partial(_decode, weight.sample, quantizer),
+        )
+
+    def close(self) -> None:
+        self._checkpoint.close()
+
+
+def _is_plain_layer(name: str, weight: StoredWeight) -> bool:
+    in_block = name.startswith("blk.") and weight.shape is not None and is_linear_weight(name, weight.shape)
+    return in_block and isinstance(weight.sample(), PlainTensor)
+
+
+def _decode(decode: Callable[[], QTensor], quantizer: Quantizer) -> QTensor:
+    weight = decode()
+    if not isinstance(weight, PlainTensor):  # the file changed since it was opened
+        raise UnsupportedQuantization(f"A weight is of type {weight.type_name}, which is quantized already")
+    return quantizer(weight)

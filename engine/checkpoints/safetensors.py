@@ -1,0 +1,124 @@
+"""A folder of safetensors files with a config.json as a checkpoint. Refuses to know models.
+
+The names of tensors are the file's; a family's `Names` say which are which. The tensors of one layer belong together:
+its weight may be spread over several.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from hashlib import sha256
+from pathlib import Path
+
+import torch
+
+from engine.checkpoints.checkpoint import Names, StoredWeight
+from engine.checkpoints.metadata import Metadata
+from engine.errors import UnsupportedModel
+from quant.checkpoint_files import as_object, read_bytes
+from quant.errors import ModelFileError
+from quant.layer_format import BESIDE, NOT_QUANTIZED, LayerNames, is_quantized, read_format
+from quant.mapped_file import Closing
+from quant.safetensors import SafetensorsTensor
+from quant.safetensors_checkpoint import SafetensorsCheckpoint
+from quant.safetensors_values import TORCH_TYPES, decode_plain
+from quant.tensor import PlainTensor, QTensor
+
+CONFIG = "config.json"
+SAMPLE_SHAPE = (2, 128)  # whole groups, however a weight is quantized; and a row is not the whole matrix
+
+
+class FolderCheckpoint(Closing):
+    """See `engine.checkpoints.checkpoint.Checkpoint`.
+
+    Raises ModelFileError where a file is missing or malformed, UnsupportedQuantization, or UnsupportedModel.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder
+        raw = read_bytes(folder, CONFIG)
+        if raw is None:
+            raise ModelFileError(f"{folder} has no {CONFIG}", "Give the folder of a checkpoint, with all its files.")
+        values = as_object(raw, folder / CONFIG)
+        architecture = values.get("model_type")
+        if not isinstance(architecture, str):
+            raise UnsupportedModel(f"{folder / CONFIG} does not name its architecture (model_type)")
+        self.metadata = Metadata(values, architecture, is_config=True)
+        section = values.get("quantization_config")
+        self._format = NOT_QUANTIZED if section is None else read_format(section)
+        self._files = SafetensorsCheckpoint(folder)
+        self.digest = sha256(raw + self._files.header_digest.encode()).hexdigest()
+
+    def weights(self, names: Names) -> Mapping[str, StoredWeight]:
+        stems = {theirs: ours for ours, theirs in names.stems.items()}
+        layers: dict[str, dict[str, str]] = defaultdict(dict)  # from our stem to the names of the layer's tensors
+        stored: dict[str, StoredWeight] = {}
+        for name, tensor in self._files.tensors.items():
+            if names.ignored.fullmatch(name):
+                continue
+            if found := _find(name.replace(names.prefix, "") if names.prefix else name, stems):
+                layers[found.stem][found.rest] = name
+            else:
+                stored[name] = self._plain(tensor)
+        for stem, tensors in layers.items():
+            stored |= self._layer(stem, tensors)
+        return stored
+
+    def _layer(self, stem: str, names: LayerNames) -> dict[str, StoredWeight]:
+        """The weight and the bias of one layer."""
+        tensors = {rest: self._files.tensors[name] for rest, name in names.items()}
+        if not is_quantized(tensors):
+            return {f"{stem}.{rest}": self._plain(tensor) for rest, tensor in tensors.items()}
+        stored = {f"{stem}.bias": self._plain(tensors["bias"])} if "bias" in tensors else {}
+        parts = {rest: name for rest, name in names.items() if rest not in BESIDE}
+        name = min(parts.values())
+        layer = name.removesuffix(f".{next(rest for rest, whole in parts.items() if whole == name)}")
+        decode = partial(self._decode, layer, parts)
+        types = sorted((rest, tensors[rest].type.name, len(tensors[rest].shape)) for rest in parts)
+        kind = (self._format.scheme(layer), *types)
+        stored[f"{stem}.weight"] = StoredWeight(
+            layer, sum(tensors[rest].nbytes for rest in parts), kind, decode, decode
+        )
+        return stored
+
+    def _decode(self, layer: str, names: LayerNames) -> QTensor:
+        weight = self._format.decode(self._files, layer, names)
+        for name in names.values():
+            self._files.release(name)
+        return weight
+
+    def _plain(self, tensor: SafetensorsTensor) -> StoredWeight:
+        def decode() -> PlainTensor:
+            weight = decode_plain(tensor, self._files.data(tensor.name))
+            self._files.release(tensor.name)
+            return weight
+
+        sample = partial(_sample, tensor.type.name)
+        return StoredWeight(tensor.name, tensor.nbytes, tensor.type.name, decode, sample, tensor.shape)
+
+    def close(self) -> None:
+        self._files.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    stem: str  # ours, with the number of the layer
+    rest: str  # the tensor's name within its layer
+
+
+def _find(name: str, stems: Mapping[str, str]) -> _Found | None:
+    """Which layer a tensor belongs to. The first component that is a number is that of a decoder's layer."""
+    parts = name.split(".")
+    number = next((part for part in parts if part.isdecimal()), "")
+    general = ["{}" if part == number and number else part for part in parts]
+    for length in range(len(parts) - 1, 0, -1):
+        stem = stems.get(".".join(general[:length]))
+        if stem is not None:
+            return _Found(stem.replace("{}", number), ".".join(parts[length:]))
+    return None
+
+
+def _sample(type_name: str) -> PlainTensor:
+    values = torch.zeros(SAMPLE_SHAPE, dtype=TORCH_TYPES[type_name])
+    return PlainTensor(SAMPLE_SHAPE, type_name, values)

@@ -1,0 +1,1 @@
+"""Models that return vectors or scores instead of text."""

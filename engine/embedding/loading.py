@@ -1,0 +1,202 @@
+"""From an open checkpoint to what gives embeddings: which family, which kernels, how many threads.
+
+The counterpart of `engine.loading` for models that write no text. Refuses to know where the checkpoint came from.
+"""
+
+import importlib
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Protocol
+
+from torch import Tensor
+
+from engine.backends.device_choice import (
+    SMALL_MODEL,
+    check_backend,
+    gpu_for,
+    layouts_to_compile,
+    physical_cores,
+    wants_cpu_kernels,
+)
+from engine.backends.runner import reporting_shortage
+from engine.checkpoints.checkpoint import Checkpoint, Names, StoredWeight
+from engine.checkpoints.metadata import Metadata
+from engine.checkpoints.weights import LoadProgress, Weights, matrix_samples
+from engine.embedding.decoder_embedder import load_decoder_embedder
+from engine.embedding.encoder import Embedder, Encoder, EncoderConfig, EncoderModel, Pooling
+from engine.embedding.pooling import PoolingConfig, asks_for_ranking, names_pooling, read_pooling
+from engine.errors import UnsupportedModel
+from engine.kv.budget import available_memory
+from engine.load_options import LoadOptions
+from engine.loading import MOST_LOADING_THREADS
+from engine.models import ENCODERS
+from quant.cpu import tiers
+from quant.cpu.formats import GROUP
+from quant.cpu.layouts import Layout, layouts_of
+from quant.errors import UnsupportedQuantization
+from quant.linear import LinearBackend, ReferenceBackend
+
+if TYPE_CHECKING:
+    from engine.backends.cuda.gpu import Gpu
+
+log = logging.getLogger(__name__)
+
+GPU_WIDTH = 16  # what widths are a multiple of, for kernels of a GPU
+
+
+class _Loads(Protocol):
+    """An encoder family's class `Model`."""
+
+    def load(self, config: EncoderConfig, weights: Weights, backend: LinearBackend) -> EncoderModel: ...
+
+
+class _LoadsHead(Protocol):
+    """An encoder family's class `RankingHead`."""
+
+    def load(self, config: EncoderConfig, weights: Weights, backend: LinearBackend) -> Callable[[Tensor], Tensor]: ...
+
+
+class Family(Protocol):
+    """An encoder family's module."""
+
+    NAMES: Names
+    RANKING_NAMES: Names  # where it is a cross-encoder
+    Model: _Loads
+    RankingHead: _LoadsHead
+
+    def read_config(self, metadata: Metadata) -> EncoderConfig: ...
+
+
+def gives_embeddings(checkpoint: Checkpoint) -> bool:
+    """Whether the checkpoint's model is meant to answer with vectors, and not with text: an encoder, or a decoder whose
+    checkpoint says how its states become one."""
+    return _is_encoder(checkpoint) or names_pooling(checkpoint.path, checkpoint.metadata)
+
+
+def load_embedder(checkpoint: Checkpoint, options: LoadOptions, progress: LoadProgress | None = None) -> Embedder:
+    """The embedder for an open checkpoint for which `gives_embeddings` holds.
+
+    Raises UnsupportedModel, UnsupportedTier, ModelFileError or OutOfMemory; nothing stays allocated then.
+    """
+    if _is_encoder(checkpoint):
+        return load_encoder(checkpoint, options, progress)
+    pooling = read_pooling(checkpoint.path, checkpoint.metadata)
+    if pooling.pooling is not Pooling.LAST:
+        raise UnsupportedModel(
+            f"{checkpoint.path} asks for the pooling {pooling.pooling.value} over a decoder, which is not supported",
+            "What is: the last token's state.",
+        )
+    if not options.context_length and pooling.most_tokens:
+        options = replace(options, context_length=pooling.most_tokens + 1)
+    return load_decoder_embedder(checkpoint, options, progress)
+
+
+def _is_encoder(checkpoint: Checkpoint) -> bool:
+    return checkpoint.metadata.architecture in ENCODERS
+
+
+def load_encoder(checkpoint: Checkpoint, options: LoadOptions, progress: LoadProgress | None = None) -> Encoder:
+    """The encoder for an open checkpoint of an encoder family.
+
+    Raises UnsupportedModel, UnsupportedTier, ModelFileError or OutOfMemory; nothing stays allocated then.
+    """
+    with reporting_shortage():
+        family = _family(checkpoint)
+        config = family.read_config(checkpoint.metadata)
+        ranks = asks_for_ranking(checkpoint.metadata)
+        pooling = PoolingConfig() if ranks else read_pooling(checkpoint.path, checkpoint.metadata)
+        stored = checkpoint.weights(_names(family, checkpoint))
+        threads = options.threads or physical_cores()
+        weights = Weights(checkpoint.path, stored, progress, min(threads, MOST_LOADING_THREADS))
+        gpu = _gpu(options, config)
+        backend = _backend(checkpoint, options, config, stored) if gpu is None else _gpu_backend(gpu, options)
+        model = family.Model.load(config, weights, backend)
+        head = family.RankingHead.load(config, weights, backend) if ranks else None
+        weights.finish()
+    longest = min(config.context_length, pooling.most_tokens or config.context_length)
+    context = min(longest, options.context_length or longest)
+    if gpu is None:
+        return Encoder(model, pooling.pooling, context, threads, head=head)
+    return Encoder(model, pooling.pooling, context, threads=1, begin=gpu.make_current, head=head)
+
+
+def embedder_layouts(checkpoint: Checkpoint, options: LoadOptions) -> frozenset[Layout] | None:
+    """Those of the CPU kernels that loading will need; None where it takes others.
+
+    Raises UnsupportedModel, UnsupportedQuantization or ModelFileError.
+    """
+    if not _is_encoder(checkpoint):
+        return layouts_to_compile(checkpoint, options)
+    family = _family(checkpoint)
+    stored = checkpoint.weights(_names(family, checkpoint))
+    unfit = options.backend == "auto" and _why_unsupported(family.read_config(checkpoint.metadata), stored)
+    return None if unfit or not wants_cpu_kernels(options) else layouts_of(matrix_samples(stored))
+
+
+def _family(checkpoint: Checkpoint) -> Family:
+    family: Family = importlib.import_module(ENCODERS[checkpoint.metadata.architecture])
+    return family
+
+
+def _names(family: Family, checkpoint: Checkpoint) -> Names:
+    return family.RANKING_NAMES if asks_for_ranking(checkpoint.metadata) else family.NAMES
+
+
+def _gpu(options: LoadOptions, config: EncoderConfig) -> "Gpu | None":
+    """The GPU that computes; None where it is the host."""
+    gpu = gpu_for(options)
+    odd = [width for width in (config.hidden, config.mlp_hidden) if width % GPU_WIDTH]
+    if gpu is None or not odd:
+        return gpu
+    problem = f"a width of the model is {odd[0]}, not a multiple of {GPU_WIDTH}"
+    if options.asks_for_gpu:
+        raise UnsupportedModel(f"The GPU kernels cannot run this model: {problem}", "Use --device cpu.")
+    log.warning("%s is not used: %s", gpu.card.name, problem)
+    return None
+
+
+def _gpu_backend(gpu: "Gpu", options: LoadOptions) -> LinearBackend:
+    from quant.cuda.linear import CudaBackend
+
+    return CudaBackend(gpu.device, gpu.card, options.deterministic)
+
+
+def _backend(
+    checkpoint: Checkpoint, options: LoadOptions, config: EncoderConfig, stored: Mapping[str, StoredWeight]
+) -> LinearBackend:
+    """The kernels that were asked for; or the plain ones, where that leaves a choice and no others fit."""
+    check_backend(options)
+    if wants_cpu_kernels(options):
+        problem = _why_unsupported(config, stored)
+        if problem is None:
+            return _cpu_backend(options, config, stored)
+        if options.backend == "cpu":
+            raise UnsupportedModel(
+                f"The fast CPU kernels cannot run {checkpoint.path}: {problem}", "Use --kernels auto."
+            )
+        log.warning("the plain kernels are used, which are slow: %s", problem)
+    return ReferenceBackend(keep_dequantized=4 * config.matrix_elements <= available_memory() // 2)
+
+
+def _why_unsupported(config: EncoderConfig, stored: Mapping[str, StoredWeight]) -> str | None:
+    """What in a checkpoint has no CPU kernel, or None."""
+    for name, width in (("hidden size", config.hidden), ("MLP", config.mlp_hidden)):
+        if width % GROUP:
+            return f"its {name} is {width}, not a multiple of {GROUP}"
+    try:
+        layouts_of(matrix_samples(stored))
+    except UnsupportedQuantization as problem:
+        return problem.message
+    return None
+
+
+def _cpu_backend(options: LoadOptions, config: EncoderConfig, stored: Mapping[str, StoredWeight]) -> LinearBackend:
+    from engine.backends.cpu.code_cache import load_code
+    from quant.cpu.activations import Form
+    from quant.cpu.arena import Arena
+    from quant.cpu.linear import CpuBackend
+
+    load_code(options.code_cache, tiers.choose(options.cpu_tier), layouts_of(matrix_samples(stored)))
+    planes = options.activation_planes or (2 if config.matrix_elements < SMALL_MODEL else 1)
+    return CpuBackend(Arena(), Form(planes))

@@ -1,0 +1,125 @@
+"""How the states of a text become its vector, as a checkpoint says it: `{arch}.pooling_type` in GGUF metadata, and in a
+folder the files of sentence-transformers (`modules.json`, `1_Pooling/config.json`, `sentence_bert_config.json`).
+
+What neither says is the mean over all tokens, as in sentence-transformers. Vectors are always given length 1. The files
+are hostile until checked, and nothing is opened that lies outside the folder.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.checkpoints.metadata import Key, Metadata
+from engine.embedding.encoder import Pooling
+from engine.errors import UnsupportedModel
+from quant.bounded_json import JSONProblem, parse_object
+from quant.checkpoint_files import read_bytes, read_object
+from quant.errors import DAMAGED, ModelFileError, printable
+from quant.safetensors_checkpoint import member
+
+MODULES = "modules.json"
+LIMITS = "sentence_bert_config.json"
+
+_POOLING_TYPE = Key("{arch}.pooling_type")
+_ARCHITECTURES = Key("", "architectures")
+_RANKING = "ForSequenceClassification"
+RANK = 4  # of gguf's PoolingType
+_LONGEST = Key("", "max_seq_length")
+_OF_TYPE = {1: Pooling.MEAN, 2: Pooling.CLS, 3: Pooling.LAST}  # gguf's PoolingType; 0 is none, 4 is for ranking
+_OF_FLAG = {
+    "pooling_mode_mean_tokens": Pooling.MEAN,
+    "pooling_mode_cls_token": Pooling.CLS,
+    "pooling_mode_lasttoken": Pooling.LAST,
+}
+_OF_NAME = {"mean": Pooling.MEAN, "cls": Pooling.CLS, "lasttoken": Pooling.LAST}  # as newer files say it
+_FOLDER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,200}")
+_COMPUTED = ("Transformer", "Pooling", "Normalize")  # the modules that an encoder here stands for
+
+
+@dataclass(frozen=True, slots=True)
+class PoolingConfig:
+    """What is done with the states of a text, and how long it may be."""
+
+    pooling: Pooling = Pooling.MEAN
+    most_tokens: int | None = None  # None: as many as there are positions
+
+
+def names_pooling(path: Path, metadata: Metadata) -> bool:
+    """Whether the checkpoint says anything of it, which those of models that write text do not."""
+    return (path / MODULES).exists() if metadata.is_config else metadata.get(_POOLING_TYPE) is not None
+
+
+def asks_for_ranking(metadata: Metadata) -> bool:
+    """Whether the checkpoint is a cross-encoder: it reads two texts together, and its states become one number."""
+    if not metadata.is_config:
+        return metadata.get(_POOLING_TYPE) == RANK
+    architectures = metadata.get(_ARCHITECTURES)
+    return isinstance(architectures, list | tuple) and [str(it)[-len(_RANKING) :] for it in architectures] == [_RANKING]
+
+
+def read_pooling(path: Path, metadata: Metadata) -> PoolingConfig:
+    """Of the checkpoint at `path`. Raises UnsupportedModel or ModelFileError."""
+    return _of_folder(path) if metadata.is_config else _of_gguf(metadata)
+
+
+def _of_gguf(metadata: Metadata) -> PoolingConfig:
+    number = metadata.integer(_POOLING_TYPE, 1, least=0, most=1 << 10)
+    if number not in _OF_TYPE:
+        raise UnsupportedModel(f"{metadata.name(_POOLING_TYPE)} = {number} is not supported by this version")
+    return PoolingConfig(_OF_TYPE[number])
+
+
+def _of_folder(folder: Path) -> PoolingConfig:
+    limits = Metadata(read_object(folder, LIMITS) or {}, "", is_config=True)
+    most = None if limits.get(_LONGEST) is None else limits.integer(_LONGEST)
+    return PoolingConfig(_pooling(folder), most)
+
+
+def _pooling(folder: Path) -> Pooling:
+    pooling = Pooling.MEAN
+    for module in _modules(folder):
+        kind, path = module.get("type"), module.get("path")
+        name = kind.rpartition(".")[2] if isinstance(kind, str) else ""
+        if name not in _COMPUTED:
+            raise UnsupportedModel(
+                f"{folder / MODULES} has a module of type {printable(str(kind))}, which is not supported",
+                f"Modules that are: {', '.join(_COMPUTED)}.",
+            )
+        if name == "Pooling":
+            if not isinstance(path, str) or not _FOLDER.fullmatch(path):
+                raise ModelFileError(
+                    f"{folder / MODULES}: {printable(str(path))} is not a name that a module may have", DAMAGED
+                )
+            member(folder, path)
+            pooling = _mode(folder / path, read_object(folder, f"{path}/config.json") or {})
+    return pooling
+
+
+def _mode(folder: Path, config: Mapping[str, object]) -> Pooling:
+    """The one mode that a pooling module's configuration asks for."""
+    named = config.get("pooling_mode")
+    flags = [name for name, value in config.items() if name.startswith("pooling_mode_") and value is True]
+    known = [_OF_NAME.get(named)] if isinstance(named, str) else [_OF_FLAG.get(flag) for flag in flags]
+    if len(known) != 1 or known[0] is None:
+        asked = named if isinstance(named, str) else ", ".join(sorted(flags)) or "nothing"
+        raise UnsupportedModel(
+            f"{folder} asks for the pooling {printable(asked)}, which is not supported",
+            f"What is: {', '.join(_OF_NAME)}.",
+        )
+    return known[0]
+
+
+def _modules(folder: Path) -> list[Mapping[str, object]]:
+    """The modules of sentence-transformers; none where the folder does not list any."""
+    raw = read_bytes(folder, MODULES)
+    if raw is None:
+        return []
+    try:
+        read = parse_object(b'{"": %b}' % raw)  # the parser is one of objects, and this file is a list of them
+    except JSONProblem as problem:
+        raise ModelFileError(f"{folder / MODULES}: {problem}", DAMAGED) from None
+    listed = read.pop("", None)
+    if read or not isinstance(listed, list) or not all(isinstance(module, dict) for module in listed):
+        raise ModelFileError(f"{folder / MODULES} is not a list of objects", DAMAGED)
+    return listed

@@ -1,0 +1,127 @@
+"""A mover with threads of its own: blocks are copied, read and written while the engine computes the next steps.
+
+One thread for each kind of work, so that a slow disk keeps nobody from the host pool, and nothing that is read waits
+for what is written. See `engine.kv.mover` for the contract. Refuses to know what is in a block.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+
+from engine.kv.blocks import BlockKey
+from engine.kv.cache import KVCache
+from engine.kv.disk.store import DiskMiss, DiskStore
+from engine.kv.mover import Move, Reading, Writing
+
+log = logging.getLogger(__name__)
+
+WRITE_RATE = 500e6  # bytes a second at most: files are written beside steps that need the memory
+
+
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """How long some work took, and how many bytes of files it was about."""
+
+    seconds: float
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class CopyTicket:
+    """Work on a thread that says how long it took."""
+
+    _copied: Future[Copied]
+    _unseen: set[Future[Copied]]  # whose end nobody has seen
+
+    @property
+    def done(self) -> bool:
+        if self._copied.done():
+            self._unseen.discard(self._copied)
+        return self._copied.done()
+
+    @property
+    def failed(self) -> bool:
+        return self._copied.exception() is not None
+
+    @property
+    def seconds(self) -> float:
+        return self._copied.result().seconds
+
+    @property
+    def num_bytes(self) -> int:
+        return self._copied.result().num_bytes
+
+
+class CopyThread:
+    """Copies between the pools of one cache and the files of one store, each kind in the order in which it is asked
+    to. Its threads end with it."""
+
+    def __init__(self, kv: KVCache, store: DiskStore | None = None) -> None:
+        self._kv = kv
+        self.store = store
+        self._copies, self._reads, self._writes = (
+            ThreadPoolExecutor(1, thread_name_prefix=f"kv-{name}") for name in ("copies", "reads", "writes")
+        )
+        self._unseen: set[Future[Copied]] = set()
+
+    def submit(self, moves: Sequence[Move]) -> CopyTicket:
+        return self._begin(self._copies, lambda: self._move(moves))
+
+    def read(self, readings: Sequence[Reading]) -> CopyTicket:
+        return self._begin(self._reads, lambda: sum(self._read(reading) for reading in readings))
+
+    def write(self, writing: Writing) -> CopyTicket:
+        return self._begin(self._writes, lambda: self._write(writing))
+
+    def touch(self, group: int, first_keys: Sequence[BlockKey]) -> None:
+        if self.store is not None:
+            self._writes.submit(self.store.touch, group, first_keys)
+
+    def forget(self, keys: Collection[BlockKey], first_keys: Sequence[BlockKey]) -> None:
+        if self.store is not None:
+            self._writes.submit(self.store.forget, keys, first_keys)
+
+    def wait(self) -> None:
+        wait(self._unseen, return_when=FIRST_COMPLETED)
+
+    def _begin(self, thread: ThreadPoolExecutor, work: Callable[[], int]) -> CopyTicket:
+        future = thread.submit(_timed, work)
+        self._unseen.add(future)
+        return CopyTicket(future, self._unseen)
+
+    def _move(self, moves: Sequence[Move]) -> int:
+        self._kv.move(moves)
+        return 0
+
+    def _read(self, reading: Reading) -> int:
+        if self.store is None:
+            raise DiskMiss("there are no files")
+
+        def into(number: int, content: memoryview) -> None:
+            self._kv.fill(reading.group, reading.targets[number], content)
+
+        return self.store.read(reading.sources, into)
+
+    def _write(self, writing: Writing) -> int:
+        if self.store is None:
+            return 0
+        began = time.perf_counter()
+        contents = self._kv.contents(writing.group, [it.block for it in writing.blocks])
+        blocks = [(it.key, it.token_ids, content) for it, content in zip(writing.blocks, contents, strict=True)]
+        written = self.store.write(writing.group, writing.first_key, blocks)
+        time.sleep(max(0.0, written / WRITE_RATE - (time.perf_counter() - began)))
+        return written
+
+
+def _timed(work: Callable[[], int]) -> Copied:
+    began = time.perf_counter()
+    try:
+        num_bytes = work()
+    except DiskMiss:  # whose reason was logged
+        raise
+    except Exception:
+        log.exception("blocks were not copied")
+        raise
+    return Copied(time.perf_counter() - began, num_bytes)

@@ -1,0 +1,128 @@
+"""What is cached of a request's beginning: the longest prefix that every KV group has, in the pools or in files.
+
+Found, not taken: nobody holds it yet. Files are left alone where computing is measured to be faster than reading. Knows
+where blocks are. Refuses to know who joins, and what becomes of the blocks. No torch.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from engine.config import BLOCK_SIZE, EngineConfig
+from engine.cost_model import CostModel
+from engine.kv.blocks import BlockKey, BlockPool, block_key, root_key
+from engine.kv.disk.store import DiskBlock
+from engine.kv.disk.tier import DiskTier
+from engine.kv.groups import Group, content
+from engine.kv.transfers import PoolBlock
+from engine.request import CacheUse, Origin, Request
+
+Source = PoolBlock | DiskBlock
+
+
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """What is cached of a request's beginning."""
+
+    blocks: int
+    sources: Sequence[dict[int, Source]]  # of each group, by place: what tokens behind it look at
+    skipped: int = 0  # further blocks, which lie in files and are faster computed
+
+    @property
+    def disk_blocks(self) -> int:
+        return sum(isinstance(source, DiskBlock) for places in self.sources for source in places.values())
+
+    def use(self, device: Sequence[BlockPool]) -> CacheUse:
+        """Its tokens by where they were found, as the group that looks at the most of them tells it. What no token
+        looks at any more counts as what comes behind it."""
+        use = CacheUse(skipped=self.skipped * BLOCK_SIZE)
+        widest = max(self.sources, key=len)
+        here: Source | None = None
+        for place in range(self.blocks - 1, -1, -1):
+            here = widest.get(place, here)
+            if isinstance(here, DiskBlock):
+                use.disk += BLOCK_SIZE
+            elif here is None or here[0] in device:
+                use.device += BLOCK_SIZE
+            else:
+                use.host += BLOCK_SIZE
+        return use
+
+
+class Prefixes:
+    """Looks in the device pools first, then in the host pools, then in files."""
+
+    def __init__(
+        self, config: EngineConfig, groups: Sequence[Group], host: Sequence[BlockPool], disk: DiskTier, costs: CostModel
+    ) -> None:
+        self._config = config
+        self._groups = groups
+        self._pools = [[group.pool, *host[number : number + 1]] for number, group in enumerate(groups)]
+        self._disk = disk
+        self._costs = costs
+
+    def look_up(self, request: Request, most: int) -> Prefix:
+        """The longest prefix of a request that every group has, at most `most` blocks of it."""
+        self.extend_keys(request, request.num_tokens // BLOCK_SIZE)
+        whole = self._look_up(request, most, files=True)
+        if not whole.disk_blocks:
+            return whole
+        rest = self._look_up(request, most, files=False)
+        blocks = whole.blocks - rest.blocks
+        if self._costs.prefers_reading(whole.disk_blocks / len(self._groups), blocks):
+            return whole
+        return replace(rest, skipped=blocks)
+
+    def extend_keys(self, request: Request, blocks: int) -> None:
+        """Make sure that the keys of a request's first `blocks` blocks are known."""
+        keys = request.block_keys
+        parent = BlockKey(keys[-1]) if keys else root_key(*self._config.cache_salt, request.origin.cache_salt)
+        for place in range(len(keys), blocks):
+            parent = block_key(parent, request.token_ids(place * BLOCK_SIZE, (place + 1) * BLOCK_SIZE))
+            keys.append(parent)
+
+    def keys_of(self, token_ids: Sequence[int], origin: Origin) -> list[BlockKey]:
+        """The keys of all full blocks of some tokens."""
+        key, keys = root_key(*self._config.cache_salt, origin.cache_salt), []
+        for stop in range(BLOCK_SIZE, len(token_ids) + 1, BLOCK_SIZE):
+            key = block_key(key, token_ids[stop - BLOCK_SIZE : stop])
+            keys.append(key)
+        return keys
+
+    def _look_up(self, request: Request, most: int, *, files: bool) -> Prefix:
+        found, blocks = [], most
+        for number in range(len(self._groups)):
+            found.append(self._find(number, request, blocks, files=files))
+            while not _all_seen(self._groups[number], found[-1], blocks):
+                blocks -= 1
+        while not all(_all_seen(group, places, blocks) for group, places in zip(self._groups, found, strict=True)):
+            blocks -= 1
+        seen = [
+            {place: source for place, source in places.items() if place < blocks and group.looks_at(place, blocks)}
+            for group, places in zip(self._groups, found, strict=True)
+        ]
+        return Prefix(blocks, seen)
+
+    def _find(self, number: int, request: Request, most: int, *, files: bool) -> dict[int, Source]:
+        """Where the request's first blocks are. Up to the first that is missing, if all are needed."""
+        found: dict[int, Source] = {}
+        group, pools = self._groups[number], self._pools[number]
+        for place in range(most):
+            key, token_ids = content(request, place)
+            here: Source | None = next(((pool, block) for pool in pools if (block := pool.find(key, token_ids))), None)
+            if here is None and files:
+                here = self._disk.find(number, request, place, token_ids)
+            if here is not None:
+                found[place] = here
+            elif group.looks_at(place, most):
+                return found
+        return found
+
+
+def _all_seen(group: Group, found: dict[int, Source], blocks: int) -> bool:
+    """Whether everything that tokens behind the first `blocks` blocks look at is among what was found."""
+    for place in range(blocks - 1, -1, -1):
+        if not group.looks_at(place, blocks):
+            return True
+        if place not in found:
+            return False
+    return True

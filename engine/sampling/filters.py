@@ -1,0 +1,69 @@
+"""Filters of logits that need more than a row: DRY repetition penalties and XTC."""
+
+import hashlib
+from collections.abc import Collection
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from engine.request import DryParams, Request, SamplingParams
+from engine.sampling.drawing import Filters, kept_weights
+
+MAX_MATCH = 50  # tokens of a repetition that count, as its author has it: the penalty is beyond all logits long before
+
+
+def dry_penalties(request: Request) -> dict[int, float]:
+    """What each token that may not come next loses, by id; of the tokens that are known, prompt and reply alike."""
+    dry = request.params.dry
+    if dry is None:
+        return {}
+    known = np.frombuffer(request.known_ids(), np.int64)
+    return _penalties(known if dry.last_n is None else known[max(0, len(known) - dry.last_n) :], dry)
+
+
+def _penalties(ids: NDArray[np.int64], dry: DryParams) -> dict[int, float]:
+    counted = _unbroken(ids, dry.breakers)
+    if not counted:
+        return {}
+    places = np.flatnonzero(ids[:-1] == ids[-1])
+    lengths = np.ones(len(places), np.int64)
+    for length in range(1, counted):  # places[lengths >= length] end a match of that many tokens
+        going = np.flatnonzero((lengths == length) & (places >= length))
+        going = going[ids[places[going] - length] == ids[-1 - length]]
+        if not len(going):
+            break
+        lengths[going] += 1
+    longest: dict[int, int] = {}
+    for token, length in zip(ids[places + 1].tolist(), lengths.tolist(), strict=True):
+        if length >= dry.allowed_length and token not in dry.breakers:
+            longest[token] = max(length, longest.get(token, 0))
+    return {token: dry.multiplier * dry.base ** (n - dry.allowed_length) for token, n in longest.items()}
+
+
+def _unbroken(ids: NDArray[np.int64], breakers: Collection[int]) -> int:
+    """How many of the last tokens a repetition can be made of."""
+    last = ids[-MAX_MATCH:].tolist()
+    return next((n for n, token in enumerate(reversed(last)) if token in breakers), len(last))
+
+
+MOST = 0.5  # above it no two tokens are as likely as the threshold
+
+
+def leaves_out(params: SamplingParams, index: int) -> bool:
+    """Whether top choices are left out for token `index` of a reply. Where nothing is drawn, none are."""
+    if params.temperature == 0 or params.xtc_probability == 0 or params.xtc_threshold > MOST:
+        return False
+    digest = hashlib.sha256(b"xtc" + params.seed.to_bytes(8, "little") + index.to_bytes(8, "little")).digest()
+    return (int.from_bytes(digest[:8], "little") >> 11) / (1 << 53) < params.xtc_probability
+
+
+def without_top_choices(logits: Tensor, filters: Filters, thresholds: Tensor) -> Tensor:
+    """The logits of what is left of each row by its filters and its threshold, float32 [rows, 1]; all else is
+    impossible, so that no filter is needed any more. float32 [rows, vocabulary], on the device of the logits."""
+    values, ids = logits.sort(dim=-1, descending=True, stable=True)
+    weights, places = kept_weights(values, filters), torch.arange(logits.shape[1], device=logits.device)
+    likely = (weights >= thresholds * weights.sum(-1, keepdim=True)) & (weights > 0)
+    left = (weights > 0) & (places >= likely.sum(-1, keepdim=True) - 1)
+    return torch.full_like(logits, -torch.inf).scatter(-1, ids, torch.where(left, values, -torch.inf))

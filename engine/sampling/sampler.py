@@ -1,0 +1,295 @@
+"""The sampler: from a step's logits to its tokens, by pure functions over a batch of rows.
+
+Order: logit bias and DRY, forbidden tokens, penalties, grammar, temperature, then the filters min-p, top-k, top-p and
+XTC, then the draw.
+Every function works row by row, so that a row's token does not depend on its neighbours. The draw needs one uniform
+number a row, made from the request's seed and the token's index: the same after preemption, restart, or in any batch.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from engine.device import Draw, Logits
+from engine.request import Request, SampledToken, TokenLogprobs
+from engine.sampling.constraint import NO_MASKS, Masks
+from engine.sampling.drawing import TRIES, Filters, draw, drawn_logprobs
+from engine.sampling.filters import dry_penalties, leaves_out, without_top_choices
+
+FEW = 512  # tokens that a grammar allows, which are looked at without all others
+NOT_NUMBERS = (
+    "The model computed values that are not numbers: its weights may be damaged. "
+    "Pull the model again; if that does not help, try another file of it."
+)
+
+
+def next_tokens(
+    logits: Logits, rows: Sequence[int], requests: Sequence[Request], masks: Masks = NO_MASKS
+) -> list[SampledToken]:
+    """The next token of each request, from row rows[i] of the logits for requests[i]; of those that `masks` allow.
+
+    Where the device has found the most likely tokens already, and nobody wants more than those, no logits are read.
+    """
+    greedy = logits.greedy
+    if greedy is not None and not masks.problems and all(map(_plain, requests)):
+        picked = [greedy[row] for row in rows]
+        if all(masks.allow(request.id, token_id) for request, token_id in zip(requests, picked, strict=True)):
+            return [_sampled(request, token_id) for request, token_id in zip(requests, picked, strict=True)]
+    together = list(rows) == list(range(len(rows)))  # mostly: nothing is copied then
+    values = logits.values[: len(rows)] if together else logits.values[list(rows)]
+    return sample(values, requests, masks, logits.draw)
+
+
+def _plain(request: Request) -> bool:
+    """Whether the request's next token is the most likely one by the model's own distribution, and nothing else."""
+    params = request.params
+    early = len(request.output_ids) < params.min_tokens
+    shaped = early or params.logit_bias or params.logprobs is not None or params.needs_reply
+    return params.temperature == 0 and not shaped
+
+
+def _sampled(request: Request, token_id: int, report: TokenLogprobs | None = None) -> SampledToken:
+    """`token_id` is less than 0 where the row held NaN."""
+    if token_id < 0:
+        return SampledToken(request.id, None, problem=NOT_NUMBERS)
+    return SampledToken(request.id, token_id, report)
+
+
+@torch.inference_mode()
+def sample(
+    logits: Tensor, requests: Sequence[Request], masks: Masks = NO_MASKS, draw_freely: Draw | None = None
+) -> list[SampledToken]:
+    """Pick the next token of each request. logits float32 [rows, vocabulary], row r for requests[r].
+
+    A request whose row holds NaN or infinity, or whose grammar cannot go on, is told that problem; its neighbours get
+    their tokens.
+    """
+    numbers = logits.amax(-1) < torch.inf  # a maximum with NaN is NaN, and found in a tenth of the time
+    if masks.problems or not numbers.all():
+        return _sample_around(numbers.tolist(), logits, requests, masks, draw_freely)
+    shaped = logits
+    for step in (apply_bias, forbid_early_end, apply_penalties):
+        shaped = step(shaped, requests)
+    picked = _drawn_freely(draw_freely, shaped, requests, masks) if draw_freely is not None else {}
+    left = [row for row in range(len(requests)) if row not in picked]
+    if left:
+        rows = left if picked else slice(None)  # which copies nothing
+        others = pick_allowed(shaped[rows], logits[rows], [requests[row] for row in left], masks)
+        picked |= zip(left, others, strict=True)
+    token_ids = [picked[row] for row in range(len(requests))]
+    reports = report_logprobs(logits, shaped, token_ids, requests, masks)
+    return [_sampled(*found) for found in zip(requests, token_ids, reports, strict=True)]
+
+
+def _sample_around(
+    numbers: Sequence[bool], logits: Tensor, requests: Sequence[Request], masks: Masks, draw_freely: Draw | None
+) -> list[SampledToken]:
+    """`sample` where some rows hold no numbers, or some grammars cannot go on."""
+    fine = [row for row, it in enumerate(requests) if numbers[row] and it.id not in masks.problems]
+    told = {it.id: masks.failure(it.id) or SampledToken(it.id, None, problem=NOT_NUMBERS) for it in requests}
+    rest = sample(logits[fine], [requests[row] for row in fine], replace(masks, problems={}), draw_freely)
+    return [(told | {it.request_id: it for it in rest})[request.id] for request in requests]
+
+
+# -- shaping logits: each returns new logits, or the same object when no request asks for anything
+
+
+def apply_bias(logits: Tensor, requests: Sequence[Request]) -> Tensor:
+    """Add each request's `logit_bias`, and take off what going on with a repetition costs."""
+    entries = [(row, i, bias) for row, request in enumerate(requests) for i, bias in request.params.logit_bias]
+    entries += [(row, i, -cost) for row, request in enumerate(requests) for i, cost in dry_penalties(request).items()]
+    if not entries:
+        return logits
+    rows, ids, biases = zip(*entries, strict=True)
+    return logits.index_put((torch.tensor(rows), torch.tensor(ids)), torch.tensor(biases), accumulate=True)
+
+
+def forbid_early_end(logits: Tensor, requests: Sequence[Request]) -> Tensor:
+    """Make end and stop tokens impossible for requests that have not reached `min_tokens`."""
+    entries = [
+        (row, token_id)
+        for row, request in enumerate(requests)
+        if len(request.output_ids) < request.params.min_tokens
+        for token_id in {*request.end_ids, *request.params.stop_token_ids}
+    ]
+    if not entries:
+        return logits
+    rows, ids = zip(*entries, strict=True)
+    return logits.index_put((torch.tensor(rows), torch.tensor(ids)), torch.tensor(-torch.inf))
+
+
+def apply_penalties(logits: Tensor, requests: Sequence[Request]) -> Tensor:
+    """Repetition penalty over prompt and reply (arXiv:1909.05858); presence and frequency penalties over the reply."""
+    penalized = [row for row, request in enumerate(requests) if request.params.penalizes]
+    if not penalized:
+        return logits
+    logits = logits.clone()
+    for row in penalized:
+        request, params = requests[row], requests[row].params
+        if params.repetition_penalty != 1.0:
+            seen = torch.frombuffer(request.known_ids(), dtype=torch.int64)
+            values, factor = logits[row, seen], params.repetition_penalty
+            logits[row, seen] = torch.where(values > 0, values / factor, values * factor)
+        if request.output_ids and (params.presence_penalty or params.frequency_penalty):
+            told = torch.frombuffer(request.known_ids(), dtype=torch.int64, offset=8 * len(request.prompt_ids))
+            ids, counts = torch.unique(told, return_counts=True)
+            logits[row, ids] -= params.frequency_penalty * counts + params.presence_penalty
+    return logits
+
+
+# -- picking tokens
+
+
+def _drawn_freely(draw_freely: Draw, shaped: Tensor, requests: Sequence[Request], masks: Masks) -> dict[int, int]:
+    """What the rows draw whose requests have no filters, by row; not of those in which nothing is likely."""
+    rows = [row for row, request in enumerate(requests) if _unfiltered(request)]
+    if not rows:
+        return {}
+    free = [requests[row] for row in rows]
+    drawn = draw_freely(
+        shaped,
+        rows,
+        masks.words,
+        [masks.places.get(request.id, -1) for request in free],
+        [request.params.temperature for request in free],
+        [uniform(request.params.seed, len(request.output_ids)) for request in free],
+    )
+    return {row: token_id for row, token_id in zip(rows, drawn, strict=True) if token_id >= 0}
+
+
+def _unfiltered(request: Request) -> bool:
+    """Whether every token may be drawn, by its probability alone."""
+    params = request.params
+    filtered = params.top_k or params.top_p < 1 or params.min_p or leaves_out(params, len(request.output_ids))
+    return params.temperature > 0 and not filtered
+
+
+def pick_allowed(shaped: Tensor, logits: Tensor, requests: Sequence[Request], masks: Masks) -> list[int]:
+    """What `pick` gives, of what each request's grammar allows; where that is nothing of `shaped`, of `logits`."""
+    if not masks.places:
+        return pick(shaped, requests)
+    vocabulary = logits.shape[1]
+    held = {row: it.id for row, it in enumerate(requests) if it.id in masks.places}
+    counted = {row: masks.few(request_id, vocabulary, FEW) for row, request_id in held.items()}
+    few = {row: ids for row, ids in counted.items() if ids is not None}
+    picked = dict(zip(few, _pick_of_few(shaped, logits, requests, few), strict=True))
+    rest = [row for row in range(len(requests)) if row not in few]
+    if rest:
+        others = [requests[row] for row in rest]
+        possible = torch.from_numpy(masks.rows([it.id for it in others], vocabulary))
+        picked |= zip(rest, pick(masked(shaped[rest], logits[rest], possible), others), strict=True)
+    return [picked[row] for row in range(len(requests))]
+
+
+def _pick_of_few(
+    shaped: Tensor, logits: Tensor, requests: Sequence[Request], few: Mapping[int, NDArray[np.int64]]
+) -> list[int]:
+    """Rows of few possible tokens, drawn from as a small vocabulary of their own: of one size, so that what a row draws
+    does not depend on its neighbours."""
+    if not few:
+        return []
+    values = np.full((len(few), FEW), -np.inf, np.float32)
+    first, second = shaped.numpy(), logits.numpy()  # views, which pick a few numbers sooner than tensors do
+    for place, (row, ids) in enumerate(few.items()):
+        possible = first[row, ids]
+        values[place, : len(ids)] = possible if possible.max() > -np.inf else second[row, ids]
+    places = pick(torch.from_numpy(values), [requests[row] for row in few])
+    return [int(ids[place]) for ids, place in zip(few.values(), places, strict=True)]
+
+
+def masked(shaped: Tensor, logits: Tensor, possible: Tensor) -> Tensor:
+    """Rows, float32 [rows, vocabulary], in which nothing is likely but what is `possible`, bool of the same shape: of
+    `shaped`, or else of `logits`."""
+    held = torch.where(possible, shaped, -torch.inf)
+    nothing = held.amax(-1) == -torch.inf
+    if nothing.any():
+        held[nothing] = torch.where(possible[nothing], logits[nothing], -torch.inf)
+    return held
+
+
+def pick(logits: Tensor, requests: Sequence[Request]) -> list[int]:
+    """The most likely token where the temperature is 0, else a draw from the filtered distribution."""
+    drawing = [row for row, request in enumerate(requests) if request.params.temperature > 0]
+    if not drawing:
+        return logits.argmax(-1).tolist()
+    drawers = [requests[row] for row in drawing]
+    filters = Filters.of([request.params for request in drawers], logits.shape[1])
+    drawn_from = logits if len(drawing) == len(requests) else logits[drawing]
+    drawn_from, filters = _without_top_choices(drawn_from, filters, drawers)
+    numbers = [[uniform(r.params.seed, len(r.output_ids), attempt) for attempt in range(TRIES)] for r in drawers]
+    uniforms = torch.tensor(numbers, dtype=torch.float64)
+    if len(drawing) == len(requests):
+        return draw(drawn_from, filters, uniforms).tolist()
+    picked = logits.argmax(-1)
+    picked[drawing] = draw(drawn_from, filters, uniforms)
+    return picked.tolist()
+
+
+def _without_top_choices(logits: Tensor, filters: Filters, requests: Sequence[Request]) -> tuple[Tensor, Filters]:
+    """The rows with what XTC leaves of them, and their filters, which have nothing left to do where it has."""
+    hit = [row for row, request in enumerate(requests) if leaves_out(request.params, len(request.output_ids))]
+    if not hit:
+        return logits, filters
+    thresholds = torch.tensor([[requests[row].params.xtc_threshold] for row in hit])
+    logits = logits.clone()
+    logits[hit] = without_top_choices(logits[hit], filters.rows(torch.tensor(hit)), thresholds)
+    return logits, filters.lifted(torch.tensor(hit), logits.shape[1])
+
+
+def uniform(seed: int, index: int, attempt: int = 0) -> float:
+    """A number in [0, 1) with 53 random bits, the same for the same seed, index and attempt on every machine."""
+    digest = hashlib.sha256(seed.to_bytes(8, "little") + index.to_bytes(8, "little")).digest()
+    return (int.from_bytes(digest[8 * attempt : 8 * attempt + 8], "little") >> 11) / (1 << 53)
+
+
+# -- reporting
+
+
+def report_logprobs(
+    logits: Tensor, shaped: Tensor, token_ids: Sequence[int], requests: Sequence[Request], masks: Masks = NO_MASKS
+) -> list[TokenLogprobs | None]:
+    """What each request asked to know of its token's probability: under the model's own distribution, `logits`, or
+    under the one that it was drawn from, by the `shaped` logits and the `masks` of grammars."""
+    reports: list[TokenLogprobs | None] = []
+    for row, (token_id, request) in enumerate(zip(token_ids, requests, strict=True)):
+        alternatives, one = request.params.logprobs, slice(row, row + 1)
+        if alternatives is None:
+            reports.append(None)
+        elif request.params.drawn_logprobs:
+            reports.append(_drawn_logprobs(shaped[one], logits[one], token_id, request, masks))
+        else:
+            reports.append(_logprobs(logits[row], token_id, alternatives))
+    return reports
+
+
+def _drawn_logprobs(shaped: Tensor, logits: Tensor, token_id: int, request: Request, masks: Masks) -> TokenLogprobs:
+    """Of one row, float32 [1, vocabulary], as `pick_allowed` draws from it."""
+    params, vocabulary = request.params, logits.shape[1]
+    if request.id in masks.places:
+        shaped = masked(shaped, logits, torch.from_numpy(masks.rows([request.id], vocabulary)))
+    drawn_from, filters = _without_top_choices(shaped, Filters.of([params], vocabulary), [request])
+    told = drawn_logprobs(drawn_from, filters, torch.tensor([token_id]), params.logprobs or 0)
+    picked, ids, top = (one.tolist()[0] for one in told)
+    return TokenLogprobs(token_id, picked, tuple(zip(ids, top, strict=True)))
+
+
+@torch.inference_mode()
+def report_prompt(logits: Tensor, request: Request, positions: range) -> tuple[TokenLogprobs, ...]:
+    """What a request asked to know of its prompt's tokens: row r of `logits` predicts the one behind positions[r]."""
+    alternatives = request.params.prompt_logprobs or 0
+    return tuple(
+        _logprobs(row, request.prompt_ids[position + 1], alternatives)
+        for row, position in zip(logits, positions, strict=False)
+    )
+
+
+def _logprobs(logits: Tensor, token_id: int, alternatives: int) -> TokenLogprobs:
+    logprobs = torch.log_softmax(logits.double(), dim=-1)
+    values, ids = logprobs.topk(alternatives)
+    top = tuple(zip(ids.tolist(), values.tolist(), strict=True))
+    return TokenLogprobs(token_id, float(logprobs[token_id]), top)

@@ -1,0 +1,75 @@
+"""What every token's logits were, by the tokens up to it: nothing else may show in their bits.
+
+Not the batch they were computed in, nor how the prompt was cut, what was cached, who was preempted, how many threads
+computed. So whoever computes logits of the same tokens again must get the same bytes, and a run checks itself.
+"""
+
+import hashlib
+import random
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from engine.backends.batch import Batch
+from engine.backends.cpu.device import CpuStep
+from engine.backends.runner import ModelRunner, Ticket
+from engine.device import Compute, Logits
+from engine.request import Request, SampledToken, StepPlan
+from tests.engine.backends.cpu.recorded import poison
+
+
+class PrefixLogits:
+    """Digests of logits. `again` counts those that were known already, and were the same."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, ...], bytes] = {}
+        self.again = 0
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def see(self, request: Request, positions: Sequence[int], rows: Tensor) -> None:
+        """Rows of logits of a request's tokens at these positions."""
+        assert len(positions) == len(rows)
+        for position, row in zip(positions, rows, strict=True):
+            prefix = tuple(request.token_ids(0, position + 1))
+            digest = hashlib.sha256(row.numpy().tobytes()).digest()
+            self.again += prefix in self._known
+            assert self._known.setdefault(prefix, digest) == digest, f"request {request.id}, position {position}"
+
+
+class WatchedRunner:
+    """A runner whose logits are seen."""
+
+    def __init__(self, runner: ModelRunner, seen: PrefixLogits) -> None:
+        self._runner = runner
+        self._seen = seen
+
+    def launch(self, plan: StepPlan) -> Ticket:
+        ticket, first = self._runner.launch(plan), 0
+        for part in plan.scheduled:
+            positions = [*part.reported, *([part.stop - 1] if part.samples else [])]
+            self._seen.see(part.request, positions, ticket.logits.values[first : first + len(positions)])
+            first += len(positions)
+        assert first == len(ticket.logits.values)
+        return ticket
+
+    def collect(self, ticket: Ticket) -> list[SampledToken]:
+        return self._runner.collect(ticket)
+
+    def recover(self) -> None:
+        self._runner.recover()
+
+
+def at_odds(step: CpuStep, rng: random.Random) -> Compute:
+    """Compute with as many threads as chance has it, from buffers full of NaN, and look at every guard afterwards."""
+
+    def compute(batch: Batch) -> Logits:
+        poison(step)
+        step.fill(batch)
+        # Mostly one: on a busy machine a step of several waits for time slices.
+        step.team.run(len(batch.token_ids), rng.choice([1, 1, 1, 1, 2, 3]))
+        step.arena.check()
+        return step.logits(len(batch.logit_rows))
+
+    return compute

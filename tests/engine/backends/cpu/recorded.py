@@ -1,0 +1,167 @@
+"""Recorded programs for tests: of a whole model from a file, or of a few operations over rows that a test makes up."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from engine import models
+from engine.backends.batch import Batch, build_batch, placeholder_batch
+from engine.backends.cpu.code_cache import load_code
+from engine.backends.cpu.device import CpuDevice, CpuStep
+from engine.backends.cpu.operations import Activation, CpuOperations, LogitRows, block_shape
+from engine.backends.cpu.program import Limits, Program
+from engine.checkpoints.weights import Weights
+from engine.config import BLOCK_SIZE, EngineConfig, GroupConfig
+from engine.kv.cache import KVCache, KVGroup
+from engine.loading import open_checkpoint
+from engine.request import Request, SamplingParams, ScheduledRequest, StepPlan
+from quant.cpu.activations import Form
+from quant.cpu.arena import Arena
+from quant.cpu.linear import CpuBackend
+from quant.cpu.tiers import choose
+from quant.linear import QLinear
+from quant.tensor import PlainTensor, QTensor
+
+# What a step reads that it did not write: everything else in its arena may be overwritten before it.
+INPUTS = {
+    "weight", "order", "constant", "header", "token ids", "positions", "slots", "output rows", "tiles", "block tables",
+    "KV cache",
+}  # fmt: skip
+
+
+def load_step(
+    path: Path, code_cache: Path, config: EngineConfig, *, planes: int = 2, kv_type: torch.dtype = torch.float16
+) -> CpuStep:
+    """A model as the CPU device computes it."""
+    with open_checkpoint(path) as checkpoint:
+        model = models.read_config(checkpoint.metadata)
+        device = CpuDevice(config.threads, planes, choose("auto"), code_cache, kv_type)
+        step = device.load(model, Weights(checkpoint.path, models.stored_weights(checkpoint)), config).compute
+    assert isinstance(step, CpuStep)
+    return step
+
+
+def spoil(pool: Tensor) -> None:
+    """Make NaN of some of a KV pool: of float16, or of the scales of integers."""
+    pool.view(torch.uint8).fill_(0xFF)
+
+
+def poison(step: CpuStep) -> None:
+    """Make NaN of every buffer that the next step has to write before it reads it."""
+    step.arena.poison(*{region.name for region, _ in step.arena._regions} - INPUTS)
+
+
+def compute(step: CpuStep, batch: Batch, threads: int | None = None) -> Tensor:
+    """The logits of a batch, from buffers that held NaN, with all guards whole afterwards."""
+    poison(step)
+    step.fill(batch)
+    step.team.run(len(batch.token_ids), threads)
+    step.arena.check()
+    return step.logits(len(batch.logit_rows)).values.clone()
+
+
+# -- requests without a scheduler
+
+
+def sequence(number: int, ids: Sequence[int], *blocks: Sequence[int]) -> Request:
+    """A request that holds these blocks, of each KV group."""
+    return Request(number, tuple(ids), SamplingParams(), block_tables=tuple(map(list, blocks)))
+
+
+def advance(
+    parts: Sequence[tuple[Request, int]],
+    *,
+    vocab_size: int,
+    num_blocks: int,
+    groups: Sequence[GroupConfig] = (GroupConfig(),),
+) -> Batch:
+    """The batch of the next tokens of some requests, with a row of logits for each of them; `num_computed` moves on."""
+    scheduled = tuple(ScheduledRequest(it, it.num_computed, count, samples=True) for it, count in parts)
+    batch = build_batch(StepPlan(scheduled), vocab_size=vocab_size, num_blocks=num_blocks, groups=groups)
+    for it, count in parts:
+        it.num_computed += count
+    return replace(batch, logit_rows=range(len(batch.token_ids)))
+
+
+# -- a few operations
+
+
+Forward = Callable[[CpuOperations, Batch, KVCache], Activation | LogitRows]
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A few operations. A token's id is the number of the row that the first of them reads."""
+
+    step: CpuStep
+    kv: KVCache
+
+    def elements(self, layer: int, block: int) -> tuple[Tensor, Tensor]:
+        """k and v [kv_heads, 16, head_dim] that a block holds for a layer, without scales."""
+        kv = self.kv.layer(layer)
+        k, v = kv.pool[block, :, : 2 * BLOCK_SIZE * kv.head_dim].float().chunk(2, dim=1)
+        return k.reshape(kv.kv_heads, -1, BLOCK_SIZE).mT, v.reshape(kv.kv_heads, BLOCK_SIZE, -1)
+
+    def scales(self, layer: int, block: int) -> tuple[Tensor, Tensor]:
+        """Those of k and v, [kv_heads, 16, 1]; one everywhere where there are none."""
+        kv = self.kv.layer(layer)
+        if kv.pool.dtype is torch.float16:
+            return torch.ones(kv.kv_heads, BLOCK_SIZE, 1), torch.ones(kv.kv_heads, BLOCK_SIZE, 1)
+        scales = kv.pool[block, :, 2 * BLOCK_SIZE * kv.head_dim :].contiguous().view(torch.float32)
+        return scales[:, :BLOCK_SIZE, None], scales[:, BLOCK_SIZE:, None]
+
+    def pool(self, layer: int, block: int) -> tuple[Tensor, Tensor]:
+        """k and v [kv_heads, 16, head_dim] that a block holds for a layer."""
+        (k, v), (k_scale, v_scale) = self.elements(layer, block), self.scales(layer, block)
+        return k * k_scale, v * v_scale
+
+
+def record(
+    code_cache: Path,
+    forward: Forward,
+    *,
+    groups: Sequence[KVGroup] = (KVGroup((0,), 1, 32),),
+    planes: Form = Form.TWO_PLANES,
+    tokens: int = 40,
+    context: int = 320,
+    threads: int = 2,
+    num_blocks: int = 64,
+    kv_type: torch.dtype = torch.float16,
+) -> Recorded:
+    """A step of these operations, whose last rows are the logits. The KV pool is NaN, the null block too."""
+    enter, arena = load_code(code_cache, choose("auto"), ()), Arena()
+    limits = Limits(
+        tokens=tokens,
+        outputs=tokens,
+        requests=4,
+        context=context,
+        num_blocks=(num_blocks,) * len(groups),
+        threads=threads,
+    )
+    program = Program(arena, limits)
+    operations = CpuOperations(CpuBackend(arena, planes), program)
+    kv = KVCache(groups, num_blocks, partial(block_shape, kv_type), kv_type)
+    for pool in kv.pools:
+        spoil(pool)
+    last = forward(operations, placeholder_batch(), kv)
+    if not isinstance(last, LogitRows):
+        last = operations.logits(last, unit(operations, last.width))
+    return Recorded(CpuStep(enter, program, kv, last), kv)
+
+
+def plain(values: Tensor) -> QTensor:
+    """A float32 matrix as a weight: as a table it gives its rows."""
+    return PlainTensor(tuple(values.shape), "F32", values)
+
+
+def layer(operations: CpuOperations, *segments: QTensor) -> QLinear:
+    return operations.weights.linear(segments)
+
+
+def unit(operations: CpuOperations, width: int) -> QLinear:
+    """The layer that gives back its rows: a zero may lose its sign, and no other bit changes."""
+    return layer(operations, PlainTensor((width, width), "F16", torch.eye(width, dtype=torch.float16)))

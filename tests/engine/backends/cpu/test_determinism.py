@@ -1,0 +1,278 @@
+"""The core promise: a token's logits have the same bits however the engine came to compute them."""
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.backends.cpu.device import CpuStep
+from engine.backends.runner import ModelRunner, Ticket
+from engine.config import BLOCK_SIZE, EngineConfig
+from engine.core import Engine
+from engine.device import LoadedModel
+from engine.request import Origin, Request, SamplingParams
+from tests.engine.backends.cpu.prefix_logits import PrefixLogits, WatchedRunner, at_odds
+from tests.engine.backends.cpu.recorded import advance, load_step, sequence, spoil
+from tests.engine.models.tiny_llama import MIXES, make
+
+VOCABULARY = 300
+CONFIG = EngineConfig("cpu", context_length=512, num_blocks=120, max_step_tokens=256, max_running=16, threads=3)
+
+# name: heads, KV heads, head dimension, hidden size, mixture of types
+MODELS = {
+    "one KV head for three, Q4_1": (3, 1, 64, 96, "Q4_1"),
+    "one KV head each, Q4_0": (2, 2, 32, 64, "Q4_0"),
+    "one KV head for two, Q8_0": (4, 2, 32, 128, "Q8_0"),
+    "wide heads, F16": (2, 2, 96, 64, "F16"),
+    "every type": (6, 1, 32, 96, "every type"),
+}
+
+
+@pytest.fixture(params=[torch.float16, torch.int8])
+def kv_type(request: pytest.FixtureRequest) -> torch.dtype:
+    chosen: torch.dtype = request.param
+    return chosen
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    heads, kv_heads, head_dim, hidden, mix = MODELS[request.param]
+    return make(
+        tmp_path_factory.mktemp("tiny"),
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        hidden=hidden,
+        vocab=VOCABULARY,
+        types=MIXES[mix],
+        tied=mix == "every type",
+    ).path
+
+
+def prompts(rng: random.Random, vocabulary: int, lengths: list[int]) -> list[list[int]]:
+    return [[rng.randrange(vocabulary) for _ in range(length)] for length in lengths]
+
+
+@dataclass
+class Blocks:
+    """Who has which block. What nobody has is NaN: a block is poisoned when it is given back."""
+
+    step: CpuStep
+    rng: random.Random
+
+    def __post_init__(self) -> None:
+        self.pool = self.step._kv.pools[0]
+        spoil(self.pool)
+        self.free = list(range(1, len(self.pool)))
+
+    def take(self, tokens: int) -> list[int]:
+        """Enough for so many tokens, from anywhere."""
+        taken = self.rng.sample(self.free, -(-tokens // BLOCK_SIZE))
+        self.free = [block for block in self.free if block not in taken]
+        return taken
+
+    def give_back(self, request: Request) -> None:
+        for block in request.block_table:
+            spoil(self.pool[block])
+        self.free += request.block_table
+
+
+@dataclass
+class Steps:
+    """Requests without a scheduler: a test says which tokens of which request come next."""
+
+    step: CpuStep
+    seen: PrefixLogits
+    rng: random.Random
+    vocabulary: int = VOCABULARY
+
+    def __post_init__(self) -> None:
+        self.blocks = Blocks(self.step, self.rng)
+        self.compute = at_odds(self.step, self.rng)
+
+    def request(self, ids: list[int]) -> Request:
+        return sequence(self.rng.randrange(1 << 30), ids, self.blocks.take(len(ids)))
+
+    def run(self, parts: list[tuple[Request, int]]) -> None:
+        """One step; the logits of each of its tokens are seen."""
+        starts = [it.num_computed for it, _ in parts]
+        rows = self.compute(advance(parts, vocab_size=self.vocabulary, num_blocks=len(self.blocks.pool))).values
+        first = 0
+        for start, (it, count) in zip(starts, parts, strict=True):
+            self.seen.see(it, range(start, start + count), rows[first : first + count])
+            first += count
+            if it.num_computed == len(it.prompt_ids):
+                self.blocks.give_back(it)
+
+    def one_by_one(self, ids: list[int]) -> None:
+        it = self.request(ids)
+        for _ in ids:
+            self.run([(it, 1)])
+
+    def whole(self, ids: list[int]) -> None:
+        self.run([(self.request(ids), len(ids))])
+
+    def at_random(self, prompts: list[list[int]], *, together: int) -> None:
+        """All prompts, up to `together` at a time, in steps of random parts of any size."""
+        waiting, running = self.rng.sample(prompts, len(prompts)), list[Request]()
+        while waiting or running:
+            while waiting and len(running) < together:
+                running.append(self.request(waiting.pop()))
+            budget, parts = 256, list[tuple[Request, int]]()
+            for it in self.rng.sample(running, self.rng.randint(1, len(running))):
+                left = len(it.prompt_ids) - it.num_computed
+                count = min(budget, left, self.rng.choice([1, 1, 1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 40, 150]))
+                if count:
+                    parts.append((it, count))
+                    budget -= count
+            self.run(parts)
+            running = [it for it in running if it.num_computed < len(it.prompt_ids)]
+
+
+@pytest.mark.share(1, "path")
+def test_a_tokens_bits_depend_on_its_own_past_alone(path: Path, cpu_kernels: Path, kv_type: torch.dtype) -> None:
+    """Token by token, whole, in chunks of any size, alone and with up to fifteen others, with one to three threads."""
+    rng = random.Random(11)
+    tokens = prompts(rng, VOCABULARY, [1, 2, 5, 16, 17, 31, 64, 129, 150])
+    steps = Steps(load_step(path, cpu_kernels, CONFIG, kv_type=kv_type), PrefixLogits(), rng)
+    for ids in tokens:
+        steps.one_by_one(ids)
+    known = len(steps.seen)
+    for ids in tokens:
+        steps.whole(ids)
+    for together in (1, 3, 16):
+        steps.at_random(tokens, together=together)
+    steps.at_random([ids[: rng.randint(1, len(ids))] for ids in tokens * 3], together=16)
+    assert len(steps.seen) == known
+    assert steps.seen.again > 4 * known
+
+
+def test_the_recorder_of_bits_sees_a_difference(path: Path, cpu_kernels: Path, kv_type: torch.dtype) -> None:
+    """The oracle itself: another prompt's keys and values in one block, and it complains."""
+    rng = random.Random(12)
+    steps = Steps(load_step(path, cpu_kernels, CONFIG, kv_type=kv_type), PrefixLogits(), rng)
+    (ids,) = prompts(rng, VOCABULARY, [40])
+    steps.one_by_one(ids)
+    it = steps.request(ids)
+    steps.run([(it, 20)])
+    steps.blocks.pool[it.block_table[0]].view(torch.uint8).bitwise_xor_(1)
+    with pytest.raises(AssertionError, match="position 2"):
+        steps.run([(it, 20)])
+
+
+# -- through the scheduler
+
+
+@dataclass
+class Traffic:
+    """Prompts that share beginnings, come again, and end around block boundaries."""
+
+    rng: random.Random
+    vocabulary: int
+    longest: int
+
+    def __post_init__(self) -> None:
+        self.roots = prompts(self.rng, self.vocabulary, [self.longest] * 4)
+
+    def prompt(self) -> tuple[int, ...]:
+        root = self.rng.choice(self.roots)
+        cut = self.rng.choice([1, 7, 15, 16, 17, 32, 33, self.longest])
+        return tuple(root[:cut]) if self.rng.random() < 0.5 else (*root[:cut], self.rng.randrange(8))
+
+    def params(self) -> SamplingParams:
+        """Greedy or drawn, from one of a few seeds, so that replies come again too."""
+        shapes = [SamplingParams(temperature=0), SamplingParams(), SamplingParams(temperature=0.8, top_p=0.9)]
+        return replace(
+            self.rng.choice(shapes),
+            seed=self.rng.randrange(2),
+            max_tokens=self.rng.randint(1, 20),
+            prompt_logprobs=0 if self.rng.random() < 0.1 else None,
+        )
+
+
+def watched(step: CpuStep, config: EngineConfig, vocabulary: int, seen: PrefixLogits, seed: int) -> Engine[Ticket]:
+    runner = ModelRunner(LoadedModel(at_odds(step, random.Random(seed)), step._kv), vocabulary)
+    return Engine(config, vocabulary, WatchedRunner(runner, seen))
+
+
+def run_out(engine: Engine[Ticket]) -> None:
+    while engine.has_work:
+        engine.step()
+    engine.assert_empty()
+
+
+def submit(engine: Engine[Ticket], prompt: tuple[int, ...], params: SamplingParams, salt: str = "") -> Request:
+    request = engine.request(prompt, params, frozenset(), Origin(cache_salt=salt))
+    engine.add(request)
+    return request
+
+
+def serve(engine: Engine[Ticket], traffic: Traffic, count: int) -> Iterator[Request]:
+    """So many requests, arriving while others run."""
+    for _ in range(count):
+        yield submit(engine, traffic.prompt(), traffic.params())
+        for _ in range(traffic.rng.choice([0, 0, 0, 0, 1, 5])):
+            engine.step()
+    run_out(engine)
+
+
+def check_traffic(
+    path: Path, code_cache: Path, config: EngineConfig, traffic: Traffic, count: int, kv_type: torch.dtype
+) -> None:
+    """Random traffic, then requests of it again: alone, nothing cached, the prompt in steps of one token or at once."""
+    step, seen = load_step(path, code_cache, config, kv_type=kv_type), PrefixLogits()
+    spoil(step._kv.pools[0])
+    served = list(serve(watched(step, config, traffic.vocabulary, seen, 1), traffic, count))
+    assert any(request.num_cached for request in served)
+    assert any(request.num_preemptions for request in served)
+    known, again_in_traffic = len(seen), seen.again
+    for number, request in enumerate(served[:: max(1, count // 30)]):
+        spoil(step._kv.pools[0])
+        budget = traffic.rng.choice([1, 7, config.max_step_tokens])
+        alone = watched(step, replace(config, max_step_tokens=budget), traffic.vocabulary, seen, number)
+        again = submit(alone, request.prompt_ids, request.params)
+        run_out(alone)
+        assert again.output_ids == request.output_ids
+    assert len(seen) == known
+    assert again_in_traffic
+    assert seen.again - again_in_traffic > count
+
+
+@pytest.mark.share(1, "path")
+def test_the_bits_survive_everything_the_scheduler_does(path: Path, cpu_kernels: Path, kv_type: torch.dtype) -> None:
+    """Batches, chunks, cached prefixes, preemption: a pool of a fraction of the demand, full of NaN at first."""
+    config = replace(CONFIG, num_blocks=20, max_step_tokens=40, context_length=256)
+    check_traffic(path, cpu_kernels, config, Traffic(random.Random(13), VOCABULARY, 90), 40, kv_type)
+
+
+@pytest.mark.share(1)
+def test_real_weights_have_the_same_bits_through_everything(
+    short_smollm2: Path, cpu_kernels: Path, kv_type: torch.dtype
+) -> None:
+    """With cached and computed prefixes, preemption, and up to 16 requests at a time."""
+    config = replace(CONFIG, num_blocks=14, max_step_tokens=128, context_length=256)
+    check_traffic(short_smollm2, cpu_kernels, config, Traffic(random.Random(14), 49152, 70), 14, kv_type)
+
+
+@pytest.mark.share(1)
+def test_real_weights_have_the_same_bits_in_any_chunks(
+    short_smollm2: Path, cpu_kernels: Path, kv_type: torch.dtype
+) -> None:
+    rng = random.Random(15)
+    tokens = prompts(rng, 49152, [3, 17, 40, 70])
+    steps = Steps(
+        load_step(short_smollm2, cpu_kernels, CONFIG, kv_type=kv_type),
+        PrefixLogits(),
+        rng,
+        vocabulary=49152,
+    )
+    for ids in tokens:
+        steps.one_by_one(ids)
+    known = len(steps.seen)
+    steps.whole(tokens[-1])
+    steps.at_random(tokens * 3, together=12)
+    assert len(steps.seen) == known
+    assert steps.seen.again > 3 * known

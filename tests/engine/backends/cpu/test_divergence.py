@@ -1,0 +1,81 @@
+"""How far the fast kernels are from the float32 reference, on some prose, another half of it each time: the licence."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from app.text.gguf_tokenizer import from_gguf
+from engine import models
+from engine.backends.batch import build_batch
+from engine.backends.cpu.device import CpuDevice
+from engine.backends.reference import ReferenceDevice
+from engine.checkpoints.weights import Weights
+from engine.config import BLOCK_SIZE, EngineConfig
+from engine.device import Compute, Device
+from engine.loading import open_checkpoint
+from engine.request import Request, SamplingParams, ScheduledRequest, StepPlan
+from quant.cpu.tiers import choose
+from quant.kernels import reference
+
+WINDOW = 512
+BLOCKS = WINDOW // BLOCK_SIZE
+WINDOWS = 2
+# What llama.cpp has by its own tool (llama-perplexity --kl-divergence) on the same text and file. Like that tool, the
+# second half of each window is looked at, where every token has some context.
+LLAMA_CPP = 0.0034
+
+
+def compute_with(device: Device, path: Path) -> Compute:
+    with open_checkpoint(path) as checkpoint:
+        config = models.read_config(checkpoint.metadata)
+        limits = EngineConfig(device.name, WINDOW, BLOCKS + 1, max_step_tokens=WINDOW, max_running=1)
+        return device.load(config, Weights(checkpoint.path, models.stored_weights(checkpoint)), limits).compute
+
+
+def logprobs(compute: Compute, token_ids: list[int]) -> Tensor:
+    """Of the second half of the positions, float64 [WINDOW / 2, vocabulary]."""
+    request = Request(1, tuple(token_ids), SamplingParams(), block_tables=(list(range(1, BLOCKS + 1)),))
+    plan = StepPlan((ScheduledRequest(request, 0, len(token_ids), samples=True),))
+    batch = build_batch(plan, vocab_size=49152, num_blocks=BLOCKS + 1)
+    values = compute(replace(batch, logit_rows=range(WINDOW // 2, WINDOW))).values
+    return torch.log_softmax(values.double(), -1)
+
+
+@pytest.fixture(scope="module")
+def window(smollm2: Path, seed: int) -> list[int]:
+    text = (Path(__file__).parents[4] / "LICENSE").read_text(encoding="utf-8")
+    with open_checkpoint(smollm2) as checkpoint:
+        token_ids = from_gguf(checkpoint.metadata.values).encode(text)
+    start = seed % WINDOWS * WINDOW
+    return list(token_ids[start : start + WINDOW])
+
+
+@pytest.fixture(scope="module")
+def expected(smollm2: Path, window: list[int]) -> Tensor:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reference, "ROW_TILE", WINDOW)  # much faster, and all rows come together anyway
+        return logprobs(compute_with(ReferenceDevice(keep_dequantized=True, threads=1), smollm2), window)
+
+
+# Planes and KV type, and the divergence that they may have.
+LICENCES = [(2, torch.float16, LLAMA_CPP / 100), (1, torch.float16, LLAMA_CPP), (2, torch.int8, LLAMA_CPP)]
+
+
+@pytest.mark.parametrize(("planes", "kv_type", "most"), LICENCES)
+def test_the_distribution_stays_close_to_the_references(
+    smollm2: Path,
+    cpu_kernels: Path,
+    window: list[int],
+    expected: Tensor,
+    planes: int,
+    kv_type: torch.dtype,
+    most: float,
+) -> None:
+    compute = compute_with(CpuDevice(2, planes, choose("auto"), cpu_kernels, kv_type), smollm2)
+    ours = logprobs(compute, window)
+    mean = float((expected.exp() * (expected - ours)).sum(-1).mean())
+    print(f"{planes} planes, {kv_type}: mean Kullback-Leibler divergence {mean:.5f} a token")
+    assert mean < most

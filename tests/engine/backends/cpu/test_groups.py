@@ -1,0 +1,124 @@
+"""Layers of several KV groups in one program: each has slots and block tables of its own, and a window or none."""
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from engine.backends.batch import Batch
+from engine.backends.reference import ReferenceOperations
+from engine.config import BLOCK_SIZE, GroupConfig, RopeConfig
+from engine.kv.blocks import NULL_BLOCK
+from engine.kv.cache import KVCache, KVGroup
+from engine.models.rope import rotary_table
+from engine.operations import Attention, Operations
+from engine.request import Request
+from tests.engine.backends.cpu.recorded import Recorded, advance, compute, plain, record, sequence, spoil
+
+SEED = 21
+CONTEXT = 180
+BLOCKS = 64
+WINDOWS = (None, 20, 140)
+GROUPS = tuple(map(GroupConfig, WINDOWS))
+LAYERS = [KVGroup((2,), 1, 32), KVGroup((0, 3), 2, 32), KVGroup((1,), 1, 64)]
+WIDTH = 64
+
+pytestmark = pytest.mark.usefixtures("plain_layouts")
+
+_made = torch.Generator().manual_seed(SEED)
+ROWS = torch.randn(2 * CONTEXT, WIDTH, generator=_made)
+# q, k and v of every layer, and back: two query heads for each KV head
+WEIGHTS = {
+    layer: (
+        torch.randn(4 * group.kv_heads * group.head_dim, WIDTH, generator=_made) / 8,
+        torch.randn(WIDTH, 2 * group.kv_heads * group.head_dim, generator=_made) / 30,
+    )
+    for group in LAYERS
+    for layer in group.layers
+}
+ATTENTIONS = {
+    layer: Attention(0.05, rotary_table(RopeConfig(1e4, group.head_dim, interleaved=False), None, 320), window=window)
+    for group, window in zip(LAYERS, WINDOWS, strict=True)
+    for layer in group.layers
+}
+
+
+def layers(ops: Operations, batch: Batch, kv: KVCache) -> Any:
+    """All layers, one after another."""
+    x = ops.embed(batch, ops.weights.linear([plain(ROWS)]))
+    for layer, attention in sorted(ATTENTIONS.items()):
+        into, back = (ops.weights.linear([plain(weight)]) for weight in WEIGHTS[layer])
+        q = ops.rope_and_store(ops.linear(x, into), batch, kv.layer(layer), attention)
+        x = ops.linear(ops.attend(q, batch, kv.layer(layer), attention), back, x)
+    return x
+
+
+def tables(rng: random.Random) -> list[list[int]]:
+    """Scattered blocks of one request, others in each group."""
+    return [rng.sample(range(2, BLOCKS - 1), -(-CONTEXT // BLOCK_SIZE)) for _ in GROUPS]
+
+
+def release(request: Request, pools: tuple[Tensor, ...]) -> None:
+    """Give back what the next token does not see: it is NaN from then on."""
+    for window, table, pool in zip(WINDOWS, request.block_tables, pools, strict=True):
+        first = 0 if window is None else max(0, request.num_computed + 1 - window)
+        for place in range(first // BLOCK_SIZE):
+            if table[place] != NULL_BLOCK:
+                spoil(pool[table[place]])
+                table[place] = NULL_BLOCK
+
+
+def batches(it: Recorded, requests: list[Request], rng: random.Random) -> Iterator[Batch]:
+    """Chunks of any size; blocks are given back after each."""
+    while left := [request for request in requests if request.num_computed < CONTEXT]:
+        chosen = rng.sample(left, rng.randint(1, len(left)))
+        parts = [(at, min(rng.choice([1, 1, 2, 7, 8, 9, 19]), CONTEXT - at.num_computed)) for at in chosen]
+        yield advance(parts, vocab_size=len(ROWS), num_blocks=BLOCKS, groups=GROUPS)
+        for request in chosen:
+            release(request, it.kv.pools)
+
+
+def plain_answer(ids: range) -> Tensor:
+    """Of the plain kernels, at once."""
+    kv = KVCache(LAYERS, BLOCKS, lambda heads, dim: (2, heads, BLOCK_SIZE, dim), torch.float32)
+    request = sequence(0, ids, *tables(random.Random(SEED)))
+    batch = advance([(request, CONTEXT)], vocab_size=len(ROWS), num_blocks=BLOCKS, groups=GROUPS)
+    answer: Tensor = layers(ReferenceOperations(keep_dequantized=True), batch, kv)
+    return answer
+
+
+@pytest.mark.parametrize("kv_type", [torch.float16, torch.int8])
+def test_each_group_has_slots_and_tables_of_its_own(cpu_kernels: Path, kv_type: torch.dtype) -> None:
+    it = record(cpu_kernels, layers, groups=LAYERS, num_blocks=BLOCKS, kv_type=kv_type)
+    rng, out, singles = random.Random(SEED), dict[int, Tensor](), dict[int, Tensor]()
+    alone = sequence(1, range(CONTEXT), *tables(rng))
+    for _ in range(CONTEXT):
+        batch = advance([(alone, 1)], vocab_size=len(ROWS), num_blocks=BLOCKS, groups=GROUPS)
+        singles.update(zip(batch.token_ids, compute(it.step, batch, rng.choice([1, 1, 2])), strict=True))
+        release(alone, it.kv.pools)
+    halves = [rng.sample(range(2, BLOCKS - 1), 2 * -(-CONTEXT // BLOCK_SIZE)) for _ in GROUPS]
+    both = [
+        sequence(2 + half, range(CONTEXT * half, CONTEXT * (1 + half)), *(blocks[half::2] for blocks in halves))
+        for half in range(2)
+    ]
+    for batch in batches(it, both, rng):
+        out.update(zip(batch.token_ids, compute(it.step, batch, rng.choice([1, 1, 2])), strict=True))
+    assert all(torch.equal(out[token], row) for token, row in singles.items())
+    error = {torch.float16: 1e-3, torch.int8: 2e-2}[kv_type]
+    for half in range(2):
+        ids = range(CONTEXT * half, CONTEXT * (1 + half))
+        torch.testing.assert_close(torch.stack([out[token] for token in ids]), plain_answer(ids), rtol=0, atol=error)
+
+
+def test_a_table_that_is_too_long_is_refused_in_any_group(cpu_kernels: Path) -> None:
+    it = record(cpu_kernels, layers, groups=LAYERS, num_blocks=BLOCKS, context=48)
+    for number in range(3):
+        long = [[1, 2, 3]] * 3
+        long[number] = [1, 2, 3, 4]
+        batch = advance([(sequence(1, [5], *long), 1)], vocab_size=len(ROWS), num_blocks=BLOCKS, groups=GROUPS)
+        with pytest.raises(IndexError, match="block table is longer"):
+            it.step.fill(batch)

@@ -1,0 +1,180 @@
+"""How far the fast kernels' distributions are from those of plain float32, over the same weights."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from app.text.gguf_tokenizer import from_gguf
+from engine import models
+from engine.backends.cpu.device import CpuStep
+from engine.backends.reference import ReferenceDevice
+from engine.backends.runner import ModelRunner
+from engine.checkpoints.weights import Weights
+from engine.config import BLOCK_SIZE, EngineConfig
+from engine.core import Engine
+from engine.device import Compute, LoadedModel
+from engine.loading import open_checkpoint
+from engine.request import SamplingParams
+from quant.kernels import reference as kernels
+from tests.engine.backends.cpu.recorded import advance, load_step, sequence
+from tests.engine.models.test_smollm2 import QUESTIONS
+from tests.engine.models.tiny_llama import MIXES, make
+
+CONFIG = EngineConfig("cpu", context_length=256, num_blocks=150, max_step_tokens=256, threads=1)
+NEW_TOKENS = 32
+
+# Where the two most likely tokens are further apart than this, both have to find the same one.
+TIE = 0.05
+
+
+@dataclass(frozen=True)
+class Distance:
+    """Root mean square differences of log-probabilities, over all places of some texts."""
+
+    vocabulary: float  # of all tokens there are, however unlikely
+    text: float  # of the texts' own tokens
+
+    def __lt__(self, other: "Distance") -> bool:
+        return self.vocabulary < other.vocabulary and self.text < other.text
+
+    def __str__(self) -> str:
+        return f"{self.vocabulary:.4f} over the vocabulary, {self.text:.4f} of the text's own tokens"
+
+
+DEFAULT, ONE_PLANE, INT8_CACHE = Distance(0.01, 0.01), Distance(0.25, 0.2), Distance(0.2, 0.15)
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Prompts with the model's own greedy replies, and the distributions that float32 gives at each token."""
+
+    ids: list[list[int]]
+    prompt_lengths: list[int]
+    logprobs: list[Tensor]
+
+
+def logprobs(compute: Compute, ids: Sequence[int], vocab_size: int) -> Tensor:
+    """float32 [len(ids), vocabulary]: row i is the distribution of the token after ids[i]."""
+    request = sequence(1, ids, range(1, 2 + len(ids) // BLOCK_SIZE))
+    batch = advance([(request, len(ids))], vocab_size=vocab_size, num_blocks=CONFIG.num_blocks)
+    return torch.log_softmax(compute(batch).values.double(), -1).float()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _long_tiles() -> Iterator[None]:
+    """Plain kernels multiply whole texts at once, much faster: nothing here needs their bits to stay the same."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernels, "ROW_TILE", 64)
+        yield
+
+
+def reference(path: Path, kv_type: torch.dtype = torch.float32) -> Compute:
+    plain = ReferenceDevice(keep_dequantized=True, threads=1)
+    plain.kv_type = kv_type
+    with open_checkpoint(path) as checkpoint:
+        model = models.read_config(checkpoint.metadata)
+        return plain.load(model, Weights(checkpoint.path, models.stored_weights(checkpoint)), CONFIG).compute
+
+
+def greedy(step: CpuStep, prompts: list[list[int]], vocab_size: int) -> list[list[int]]:
+    """Prompts and replies, computed together."""
+    runner = ModelRunner(LoadedModel(step, step._kv), vocab_size)
+    engine = Engine(CONFIG, vocab_size, runner)
+    params = SamplingParams(temperature=0, max_tokens=NEW_TOKENS)
+    requests = [engine.request(tuple(prompt), params, frozenset({2})) for prompt in prompts]
+    for request in requests:
+        engine.add(request)
+    while engine.has_work:
+        engine.step()
+    return [[*request.prompt_ids, *request.output_ids] for request in requests]
+
+
+def distance(compute: Compute, texts: Texts, vocab_size: int) -> Distance:
+    over_vocabulary, of_text = [], []
+    for ids, theirs in zip(texts.ids, texts.logprobs, strict=True):
+        squares = (logprobs(compute, ids, vocab_size) - theirs).square()
+        over_vocabulary.append(squares.mean(-1))
+        of_text.append(squares[torch.arange(len(ids) - 1), ids[1:]])
+    return Distance(*(float(torch.cat(squares).mean().sqrt()) for squares in (over_vocabulary, of_text)))
+
+
+@pytest.fixture(scope="module")
+def step(smollm2: Path, cpu_kernels: Path) -> CpuStep:
+    """At the default setting."""
+    return load_step(smollm2, cpu_kernels, CONFIG)
+
+
+@pytest.fixture(scope="module")
+def texts(smollm2: Path, step: CpuStep) -> Texts:
+    with open_checkpoint(smollm2) as checkpoint:
+        tokenizer = from_gguf(checkpoint.metadata.values)
+    turns = [f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n" for question in QUESTIONS]
+    prompts = [list(tokenizer.encode(turn, parse_special=True)) for turn in turns]
+    ids, plain = greedy(step, prompts, 49152), reference(smollm2)
+    return Texts(ids, [len(prompt) for prompt in prompts], [logprobs(plain, text, 49152) for text in ids])
+
+
+@pytest.fixture(scope="module")
+def default(step: CpuStep, texts: Texts) -> Distance:
+    return distance(step, texts, 49152)
+
+
+def test_smollm2_is_near_float32(default: Distance) -> None:
+    print(f"default: {default}")
+    assert default < DEFAULT
+
+
+def test_one_plane_is_worse(smollm2: Path, cpu_kernels: Path, texts: Texts, default: Distance) -> None:
+    one = distance(load_step(smollm2, cpu_kernels, CONFIG, planes=1), texts, 49152)
+    print(f"one plane: {one}")
+    assert default < one < ONE_PLANE
+
+
+def test_integers_in_the_cache_are_worse(smollm2: Path, cpu_kernels: Path, texts: Texts, default: Distance) -> None:
+    integers = distance(load_step(smollm2, cpu_kernels, CONFIG, kv_type=torch.int8), texts, 49152)
+    print(f"int8 cache: {integers}")
+    assert default < integers < INT8_CACHE
+
+
+def test_smollm2_says_what_float32_would_say(texts: Texts) -> None:
+    """Every token of every reply is the most likely one by plain float32, but where two are nearly as likely."""
+    compared, largest_tie = 0, 0.0
+    for ids, prompt, rows in zip(texts.ids, texts.prompt_lengths, texts.logprobs, strict=True):
+        for place in range(prompt, len(ids)):
+            best = rows[place - 1].topk(2)
+            gap = float(best.values[0] - best.values[1])
+            if ids[place] != int(best.indices[0]):
+                largest_tie = max(largest_tie, gap)
+                assert gap < TIE
+            compared += 1
+    print(f"{compared} tokens, other choices at gaps up to {largest_tie:.4f}")
+    assert compared > 200
+
+
+@pytest.mark.parametrize("mix", MIXES)
+def test_tiny_models_are_near_float32(tmp_path: Path, cpu_kernels: Path, mix: str) -> None:
+    tiny = make(tmp_path, heads=4, kv_heads=2, head_dim=32, hidden=96, vocab=300, types=MIXES[mix], seed=1)
+    plain, generator = reference(tiny.path), torch.Generator().manual_seed(16)
+    ids = [torch.randint(0, 300, (length,), generator=generator).tolist() for length in (2, 17, 150)]
+    texts = Texts(ids, [], [logprobs(plain, text, 300) for text in ids])
+    one, two = (distance(load_step(tiny.path, cpu_kernels, CONFIG, planes=planes), texts, 300) for planes in (1, 2))
+    print(f"{mix}: one plane {one}; default {two}")
+    assert two < DEFAULT
+    assert two < one < ONE_PLANE
+
+
+def test_float_weights_are_as_near_as_the_cache_allows(tmp_path: Path, cpu_kernels: Path) -> None:
+    """Nothing is rounded then but keys and values, to float16, as they are in a plain cache of that type."""
+    tiny = make(tmp_path, heads=4, kv_heads=4, head_dim=64, hidden=96, vocab=300, seed=2)
+    step, ids = load_step(tiny.path, cpu_kernels, CONFIG), list(range(0, 300, 2))
+    found = [
+        distance(step, Texts([ids], [], [logprobs(reference(tiny.path, kv_type), ids, 300)]), 300)
+        for kv_type in (torch.float16, torch.float32)
+    ]
+    print(f"float16 cache: {found[0]}; float32 cache: {found[1]}")
+    assert found[0] < Distance(1e-3, 1e-3)
+    assert found[1] < Distance(0.01, 0.01)

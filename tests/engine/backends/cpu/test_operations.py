@@ -1,0 +1,435 @@
+"""Each operation as a step runs it, against the plain twins, and what a recording refuses."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from engine.backends.batch import Batch, build_batch, placeholder_batch
+from engine.backends.cpu.operations import Activation, CpuOperations, LogitRows, block_shape
+from engine.backends.cpu.program import SEGMENT, Limits, Program
+from engine.config import Gate, RopeConfig
+from engine.errors import UnsupportedModel
+from engine.kernels import reference
+from engine.kv.cache import KVCache, KVGroup
+from engine.models.rope import rotary_table
+from engine.operations import Attention
+from engine.request import ScheduledRequest, StepPlan
+from quant.cpu.activations import Form
+from quant.cpu.arena import Arena
+from quant.cpu.linear import CpuBackend
+from quant.errors import UnsupportedQuantization
+from quant.kernels.reference import dequantize, matmul
+from quant.linear import ReferenceBackend
+from quant.tensor import QTensor
+from tests.engine.backends.cpu.recorded import Forward, Recorded, compute, layer, plain, record, sequence
+from tests.quant.cpu.integer_twin import product
+from tests.quant.cpu.random_weights import TYPES, bits, random_weight, width
+
+SEED = 8
+ROWS = 40  # of the tables that activations are read from, and the most tokens of a step
+WIDTH = 96
+EPSILON = 1e-5
+NARROW = [name for name in TYPES if width(name, 32) == 32]  # types whose blocks fit into WIDTH
+
+pytestmark = pytest.mark.usefixtures("every_layout")
+
+
+def normal(*shape: int, seed: int = SEED) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+X, Y, SCALE = normal(ROWS, WIDTH) * 3, normal(ROWS, WIDTH, seed=SEED + 1), normal(WIDTH)
+NORMED = reference.rms_norm(X, SCALE, EPSILON)
+
+
+def rows(ops: CpuOperations, batch: Batch, values: Tensor) -> Activation:
+    """Every token's row of `values`."""
+    return ops.embed(batch, layer(ops, plain(values)))
+
+
+def normed(ops: CpuOperations, batch: Batch) -> Activation:
+    return ops.norm(rows(ops, batch, X), SCALE, EPSILON)
+
+
+def weights(names: Sequence[str], outputs: Sequence[int], columns: int = WIDTH) -> list[QTensor]:
+    rng = np.random.default_rng(SEED)
+    return [random_weight(name, count, columns, rng) for name, count in zip(names, outputs, strict=True)]
+
+
+def batch_of(ids: Sequence[int], wanted: Sequence[int] | None = None) -> Batch:
+    """Tokens of one request; the logits of `wanted` ones, else of all."""
+    request = sequence(1, ids, [3, 1, 4])
+    plan = StepPlan((ScheduledRequest(request, 0, len(ids), samples=True),))
+    batch = build_batch(plan, vocab_size=ROWS, num_blocks=64)
+    return replace(batch, logit_rows=range(len(ids)) if wanted is None else wanted)
+
+
+def every_row(it: Recorded) -> Tensor:
+    """What comes out for all rows at once: to the last bit what comes out in steps of other sizes, by other threads."""
+    together = compute(it.step, batch_of(range(ROWS)), 2)
+    rng = random.Random(SEED)
+    for count, threads in ((1, 1), (1, 2), (2, 1), (3, 2), (4, 1), (5, 1), (9, 1), (ROWS - 1, 1)):
+        some = rng.sample(range(ROWS), count)
+        assert torch.equal(bits(compute(it.step, batch_of(some), threads)), bits(together[some]))
+    return together
+
+
+@pytest.mark.parametrize("name", NARROW)
+def test_embed_reads_rows_of_every_type(cpu_kernels: Path, name: str) -> None:
+    (weight,) = weights([name], [ROWS])
+    out = every_row(record(cpu_kernels, lambda ops, batch, kv: ops.embed(batch, layer(ops, weight))))
+    assert torch.equal(out, dequantize(weight))
+
+
+@pytest.mark.parametrize("scale", [0.0, 1.0, 25.3])
+def test_embeddings_are_scaled(cpu_kernels: Path, scale: float) -> None:
+    (weight,) = weights(["Q8_0"], [ROWS])
+    out = every_row(record(cpu_kernels, lambda ops, batch, kv: ops.embed(batch, layer(ops, weight), scale)))
+    assert torch.equal(out, dequantize(weight) * scale)
+
+
+def test_a_norm_is_added_to_rows(cpu_kernels: Path) -> None:
+    """Which are read by others then: as floats, and as integers."""
+    (weight,) = weights(["Q8_0"], [64])
+
+    def added(ops: CpuOperations, batch: Batch) -> Activation:
+        return ops.norm(rows(ops, batch, X), SCALE, EPSILON, add_to=rows(ops, batch, Y))
+
+    out = every_row(record(cpu_kernels, lambda ops, batch, kv: added(ops, batch)))
+    torch.testing.assert_close(out, Y + NORMED, rtol=2e-6, atol=2e-6)
+    read = every_row(record(cpu_kernels, lambda ops, batch, kv: ops.linear(added(ops, batch), layer(ops, weight))))
+    assert torch.equal(read, CpuBackend(Arena(), Form.TWO_PLANES).linear([weight]).forward(out))
+
+
+def test_a_norm_of_wanted_rows_is_added_to_wanted_rows(cpu_kernels: Path) -> None:
+    def forward(ops: CpuOperations, batch: Batch, kv: KVCache) -> Activation:
+        given, x = (ops.select(rows(ops, batch, values), batch) for values in (X, Y))
+        return ops.norm(given, SCALE, EPSILON, add_to=x)
+
+    it = record(cpu_kernels, forward)
+    for ids, wanted in (([5, 6, 7], [1]), ([9], [0]), (range(ROWS), [0, 3, 39]), ([1, 2], [1, 0])):
+        tokens = [ids[place] for place in wanted]
+        out = compute(it.step, batch_of(ids, wanted))
+        torch.testing.assert_close(out, (Y + NORMED)[tokens], rtol=2e-6, atol=2e-6)
+
+
+def test_norm(cpu_kernels: Path) -> None:
+    out = every_row(record(cpu_kernels, lambda ops, batch, kv: normed(ops, batch)))
+    torch.testing.assert_close(out, NORMED, rtol=2e-6, atol=0)
+
+
+def test_select_picks_the_wanted_rows_with_and_without_a_norm(cpu_kernels: Path) -> None:
+    def selected(ops: CpuOperations, batch: Batch) -> Activation:
+        return ops.select(rows(ops, batch, X), batch)
+
+    picked = record(cpu_kernels, lambda ops, batch, kv: selected(ops, batch))
+    after = record(cpu_kernels, lambda ops, batch, kv: ops.norm(selected(ops, batch), SCALE, EPSILON))
+    for ids, wanted in (([5, 6, 7], [1]), ([9], [0]), (range(ROWS), [0, 3, 3, 39]), ([4, 4, 2], []), ([1, 2], [1, 0])):
+        batch, tokens = batch_of(ids, wanted), [ids[place] for place in wanted]
+        assert torch.equal(compute(picked.step, batch), X[tokens])
+        torch.testing.assert_close(compute(after.step, batch), NORMED[tokens], rtol=2e-6, atol=0)
+
+
+SEGMENTS = [
+    *((name,) for name in NARROW),
+    ("F16", "Q4_0"),
+    ("Q4_1", "Q8_0", "F32", "BF16"),
+    ("int4 g64 zeros",),
+    ("nf4 g64 nested", "e4m3 tensor"),
+    ("int4 g32 zeros 1",),
+    ("int8 channel 1", "nf4 g64 2"),
+    ("int4 g32 zeros 1", "int4 g32 zeros 2", "int8 channel 1", "Q4_0"),
+]
+
+
+@pytest.mark.parametrize("planes", [Form.ONE_PLANE, Form.TWO_PLANES])
+@pytest.mark.parametrize("names", SEGMENTS)
+def test_linear_is_the_layers_own_product(cpu_kernels: Path, names: Sequence[str], planes: Form) -> None:
+    """Of rows that a norm writes in every form that a segment wants."""
+    segments = weights(names, {1: [96], 2: [33, 63], 4: [33, 40, 47, 8]}[len(names)])
+    x = every_row(record(cpu_kernels, lambda ops, batch, kv: normed(ops, batch)))
+    out = every_row(
+        record(cpu_kernels, lambda ops, batch, kv: ops.linear(normed(ops, batch), layer(ops, *segments)), planes=planes)
+    )
+    assert torch.equal(out, CpuBackend(Arena(), planes).linear(segments).forward(x))
+
+
+@pytest.mark.parametrize("names", SEGMENTS)
+def test_linear_adds_to_what_is_there(cpu_kernels: Path, names: Sequence[str]) -> None:
+    outputs = [WIDTH - 8 * (len(names) - 1), *[8] * (len(names) - 1)]
+    segments = weights(names, outputs)
+
+    def forward(ops: CpuOperations, batch: Batch, kv: KVCache) -> Activation:
+        return ops.linear(rows(ops, batch, X), layer(ops, *segments), add_to=rows(ops, batch, Y))
+
+    there = np.split(Y.numpy(), np.cumsum(outputs)[:-1], axis=1)
+    parts = [product(segment, X.numpy(), Form.TWO_PLANES, y) for segment, y in zip(segments, there, strict=True)]
+    assert torch.equal(every_row(record(cpu_kernels, forward)), torch.from_numpy(np.hstack(parts)))
+
+
+@pytest.mark.parametrize("names", SEGMENTS)
+@pytest.mark.parametrize("adding", [False, True])
+def test_a_bias_is_added_once(cpu_kernels: Path, names: Sequence[str], adding: bool) -> None:
+    """Of any number of rows: to products alone, and to those that are added to what is there."""
+    outputs = [WIDTH - 7 * (len(names) - 1), *[7] * (len(names) - 1)]
+    segments, bias = weights(names, outputs), normal(WIDTH, seed=SEED + 2)
+
+    def forward(ops: CpuOperations, batch: Batch, kv: KVCache) -> Activation:
+        add_to = rows(ops, batch, Y) if adding else None
+        return ops.linear(rows(ops, batch, X), layer(ops, *segments), add_to, bias)
+
+    there = np.split((Y + bias if adding else bias.expand(ROWS, -1)).numpy(), np.cumsum(outputs)[:-1], axis=1)
+    parts = [product(segment, X.numpy(), Form.TWO_PLANES, y) for segment, y in zip(segments, there, strict=True)]
+    assert torch.equal(every_row(record(cpu_kernels, forward)), torch.from_numpy(np.hstack(parts)))
+
+
+def test_a_norm_of_what_is_added_to_is_written_before_anything_is_added(cpu_kernels: Path) -> None:
+    """In every form that a segment wants, by every thread that writes it for itself: all read the very rows that the
+    first segment's product is added to."""
+    segments = weights(["F16", "Q4_0"], [33, 63])
+
+    def forward(ops: CpuOperations, batch: Batch, kv: KVCache) -> Activation:
+        x = rows(ops, batch, X)
+        return ops.linear(ops.norm(x, SCALE, EPSILON), layer(ops, *segments), add_to=x)
+
+    before = every_row(record(cpu_kernels, lambda ops, batch, kv: normed(ops, batch))).numpy()
+    there = np.split(X.numpy(), [33], 1)
+    parts = [product(segment, before, Form.TWO_PLANES, x) for segment, x in zip(segments, there, strict=True)]
+    it = record(cpu_kernels, forward)
+    together = every_row(it)
+    assert torch.equal(together, torch.from_numpy(np.hstack(parts)))
+    for token in range(ROWS):
+        assert torch.equal(compute(it.step, batch_of([token]), 2)[0], together[token])
+
+
+@pytest.mark.parametrize(
+    ("gate", "up", "down", "error"),
+    [
+        (["F32"], ["F32"], ["F32"], 1e-5),
+        (["F16"], ["BF16"], ["F16"], 1e-5),
+        (["Q4_0"], ["Q4_0"], ["Q4_0"], 1e-3),
+        (["Q4_1"], ["Q8_0"], ["F16"], 1e-3),
+        (["F32"], ["F16"], ["Q8_0"], 1e-3),
+        (["Q8_0"], ["Q4_0"], ["Q4_1", "BF16", "Q8_0"], 1e-3),
+        (["int4 g32 zeros 1"], ["int4 g32 zeros 1"], ["int8 channel 1"], 1e-3),
+        (["int4 g32 zeros 1"], ["int4 g32 zeros 2"], ["e4m3 channel"], 1e-3),
+        (["nf4 g64 nested"], ["e5m2 tensor"], ["nf4 g64 2"], 1e-3),
+    ],
+)
+@pytest.mark.parametrize("kind", Gate)
+def test_gated_mlp(
+    cpu_kernels: Path, gate: list[str], up: list[str], down: list[str], error: float, kind: Gate
+) -> None:
+    """Against plain products of the same weights; `error` is relative to the largest output."""
+    width = 2 * WIDTH
+    gate_up = weights([*gate, *up], [width, width])
+    downs = weights(down, [WIDTH - 8 * (len(down) - 1), *[8] * (len(down) - 1)], width)
+
+    def forward(ops: CpuOperations, batch: Batch, kv: KVCache) -> Activation:
+        return ops.gated_mlp(normed(ops, batch), layer(ops, *gate_up), layer(ops, *downs), rows(ops, batch, Y), kind)
+
+    hidden = reference.gated(matmul(NORMED, torch.cat([dequantize(weight) for weight in gate_up])), kind)
+    added = matmul(hidden, torch.cat([dequantize(weight) for weight in downs]))
+    out = every_row(record(cpu_kernels, forward))
+    torch.testing.assert_close(out, Y + added, rtol=0, atol=error * float(added.abs().max()))
+
+
+@pytest.mark.parametrize(
+    ("gate", "up", "down"),
+    [("Q4_K", "Q4_K", "Q6_K"), ("Q4_K", "IQ4_XS", "Q2_K"), ("Q8_0", "Q8_0", "Q4_K"), ("Q8_0", "Q3_K", "Q5_K")],
+)
+def test_a_gated_mlp_of_super_blocks(cpu_kernels: Path, gate: str, up: str, down: str) -> None:
+    """Its product cannot be written in the reader's form 32 columns at a time."""
+    x = normal(ROWS, 256)
+    gate_up, (last,) = weights([gate, up], [512, 512], 256), weights([down], [256], 512)
+
+    def forward(ops: CpuOperations, batch: Batch, kv: KVCache) -> Activation:
+        return ops.gated_mlp(rows(ops, batch, x), layer(ops, *gate_up), layer(ops, last), None, Gate.GELU)
+
+    hidden = reference.gated(matmul(x, torch.cat([dequantize(weight) for weight in gate_up])), Gate.GELU)
+    added = matmul(hidden, dequantize(last))
+    out = every_row(record(cpu_kernels, forward, planes=Form.ONE_PLANE))
+    torch.testing.assert_close(out, added, rtol=0, atol=0.03 * float(added.abs().max()))
+
+
+@pytest.mark.parametrize("vocabulary", [1, 15, 33, SEGMENT - 1, SEGMENT, SEGMENT + 1, 2 * SEGMENT + 777])
+def test_logits_and_the_most_likely_token(cpu_kernels: Path, vocabulary: int) -> None:
+    (head,) = weights(["Q8_0"], [vocabulary], 32)
+    x = normal(ROWS, 32)
+
+    def forward(ops: CpuOperations, batch: Batch, kv: KVCache) -> LogitRows:
+        return ops.logits(ops.select(rows(ops, batch, x), batch), layer(ops, head))
+
+    it = record(cpu_kernels, forward)
+    expected = CpuBackend(Arena()).linear([head]).forward(x)
+    for ids, wanted in ((range(ROWS), None), ([7], [0]), ([3, 4, 5], [2, 0]), ([3, 4, 5], [])):
+        batch = batch_of(ids, wanted)
+        values = compute(it.step, batch)
+        tokens = [ids[int(place)] for place in batch.logit_rows]
+        assert torch.equal(bits(values), bits(expected[tokens]))
+        assert it.step.logits(len(tokens)).greedy == [int(row.argmax()) for row in values]
+
+
+def test_of_equal_logits_the_first_is_the_most_likely(cpu_kernels: Path) -> None:
+    """Wherever they stand: in one vector of 16, in several, in several segments."""
+    vocabulary = 3 * SEGMENT
+    for places in ([5, 9], [9, 21], [16, 1], [100, SEGMENT + 3, 99], [2 * SEGMENT, SEGMENT + 17, SEGMENT + 1], [0, 16]):
+        head = torch.zeros(vocabulary, 32)
+        head[places] = 1
+
+        def forward(ops: CpuOperations, batch: Batch, kv: KVCache, head: Tensor = head) -> LogitRows:
+            return ops.logits(rows(ops, batch, torch.ones(ROWS, 32)), layer(ops, plain(head)))
+
+        it = record(cpu_kernels, forward)
+        compute(it.step, batch_of([0, 1]))
+        assert it.step.logits(2).greedy == [min(places)] * 2
+
+
+@pytest.mark.parametrize("vocabulary", [15, SEGMENT + 1])
+def test_logits_are_capped(cpu_kernels: Path, vocabulary: int) -> None:
+    """Before the most likely one is looked for: of those that the cap makes equal it is the first."""
+    head = normal(vocabulary, WIDTH)
+
+    def forward(ops: CpuOperations, batch: Batch, kv: KVCache) -> LogitRows:
+        return ops.logits(rows(ops, batch, X), layer(ops, plain(head)), 1.0)
+
+    it = record(cpu_kernels, forward)
+    values = compute(it.step, batch_of(range(ROWS)))
+    torch.testing.assert_close(values, reference.soft_cap(X @ head.T, 1.0), rtol=0, atol=1e-4)
+    assert ((values == 1).sum(-1) > 1).any()
+    assert it.step.logits(ROWS).greedy == [int(row.argmax()) for row in values]
+    assert torch.equal(compute(it.step, batch_of([7, 3]), 2), values[[7, 3]])
+
+
+def test_logits_that_are_not_numbers_are_nobodys_choice(cpu_kernels: Path) -> None:
+    spoiled = X.clone()
+    spoiled[3] = torch.nan
+    head = plain(normal(50, WIDTH))
+    it = record(cpu_kernels, lambda ops, batch, kv: ops.logits(rows(ops, batch, spoiled), layer(ops, head)))
+    compute(it.step, batch_of([2, 3, 4]))
+    chosen = it.step.logits(3).greedy
+    assert chosen is not None
+    assert [token_id < 0 for token_id in chosen] == [False, True, False]
+    assert compute(it.step, batch_of([2, 4])).isfinite().all()
+    assert compute(it.step, batch_of([2, 3, 4], [])).shape == (0, 50)
+
+
+def test_what_attention_gives_can_be_read_by_every_operation(cpu_kernels: Path) -> None:
+    """Also in a step of one token, where every thread has its own copy of some rows."""
+
+    def attended(ops: CpuOperations, batch: Batch, kv: KVCache) -> Activation:
+        attention = Attention(32**-0.5, rotary_table(RopeConfig(10000.0, 32, interleaved=True), None, 320))
+        q = ops.rope_and_store(rows(ops, batch, X), batch, kv.layer(0), attention)
+        return ops.attend(q, batch, kv.layer(0), attention)
+
+    scale = normal(32)
+    readers: dict[str, Forward] = {
+        "linear": attended,
+        "norm": lambda ops, batch, kv: ops.norm(attended(ops, batch, kv), scale, EPSILON),
+        "select": lambda ops, batch, kv: ops.select(attended(ops, batch, kv), batch),
+    }
+    out = {}
+    for name, forward in readers.items():
+        it = record(cpu_kernels, forward, groups=[KVGroup((0,), 1, 32)])
+        out[name] = torch.cat([compute(it.step, batch_of([token]), 2) for token in range(ROWS)])
+    assert torch.equal(out["select"], out["linear"])
+    torch.testing.assert_close(out["norm"], reference.rms_norm(out["linear"], scale, EPSILON), rtol=2e-6, atol=0)
+
+
+def test_buffers_are_used_again(cpu_kernels: Path) -> None:
+    """Ten layers need the memory of two, but for their weights."""
+    sizes = []
+    for layers in (2, 10):
+
+        def forward(ops: CpuOperations, batch: Batch, kv: KVCache, layers: int = layers) -> Activation:
+            x, square = rows(ops, batch, X), layer(ops, *weights(["Q4_0"], [WIDTH]))
+            gate_up, down = layer(ops, *weights(["Q4_0"] * 2, [WIDTH] * 2)), layer(ops, *weights(["Q8_0"], [WIDTH]))
+            for _ in range(layers):
+                x = ops.linear(ops.linear(ops.norm(x, SCALE, EPSILON), square), square, x)
+                x = ops.gated_mlp(ops.norm(x, SCALE, EPSILON), gate_up, down, x)
+            return x
+
+        it = record(cpu_kernels, forward)
+        every_row(it)
+        sizes.append(it.step.arena.nbytes)
+    assert sizes[0] == sizes[1]
+
+
+# -- what is refused
+
+
+def recording() -> tuple[CpuOperations, Batch, KVCache]:
+    arena = Arena()
+    limits = Limits(tokens=4, outputs=4, requests=2, context=32, num_blocks=(4,), threads=1)
+    kv = KVCache([KVGroup((0,), 1, 32)], 4, partial(block_shape, torch.float16), torch.float16)
+    return CpuOperations(CpuBackend(arena), Program(arena, limits)), placeholder_batch(), kv
+
+
+@pytest.mark.parametrize("head_dim", [1, 8, 40, 72])
+def test_heads_that_are_no_whole_vectors_are_refused(head_dim: int) -> None:
+    with pytest.raises(UnsupportedModel, match=f"head dimension of {head_dim}"):
+        block_shape(torch.float16, 2, head_dim)
+
+
+def test_an_mlp_that_cannot_be_cut_into_pairs_is_refused() -> None:
+    ops, batch, _ = recording()
+    x = rows(ops, batch, X)
+    with pytest.raises(UnsupportedModel, match="width 40"):
+        ops.gated_mlp(x, layer(ops, *weights(["F32", "F32"], [40, 40])), layer(ops, *weights(["F32"], [WIDTH])), x)
+
+
+@pytest.mark.parametrize("kinds", [("F32", "Q4_0"), ("Q8_0", "F16")])
+def test_gate_and_up_that_want_different_rows_are_multiplied_apart(cpu_kernels: Path, kinds: tuple[str, str]) -> None:
+    gate, up = weights(list(kinds), [64, 64])
+    (down,) = weights(["Q4_1"], [WIDTH], 64)
+
+    def forward(ops: CpuOperations, batch: Batch, kv: KVCache) -> Activation:
+        x = rows(ops, batch, X)
+        normed = ops.norm(x, torch.ones(WIDTH), EPSILON)
+        return ops.gated_mlp(normed, layer(ops, gate, up), layer(ops, down), x)
+
+    ours = compute(record(cpu_kernels, forward).step, batch_of(range(ROWS)))
+    x = reference.rms_norm(X, torch.ones(WIDTH), EPSILON)
+    both = x @ torch.cat([dequantize(gate), dequantize(up)]).T
+    exact = X + reference.gated(both, Gate.SILU) @ dequantize(down).T
+    assert (ours - exact).norm() < 1e-3 * exact.norm()
+
+
+def test_rows_that_are_no_whole_groups_are_refused_where_they_would_be_quantized() -> None:
+    ops, batch, _ = recording()
+    narrow = ops.linear(rows(ops, batch, X), layer(ops, *weights(["F32"], [33])))
+    with pytest.raises(UnsupportedModel, match="33 columns"):
+        narrow.rows(Form.ONE_PLANE)
+    with pytest.raises(UnsupportedQuantization, match="33 columns"):
+        layer(ops, *weights(["F32"], [8], 33))
+
+
+def test_layers_of_another_backend_are_refused() -> None:
+    ops, batch, _ = recording()
+    foreign = ReferenceBackend(keep_dequantized=True).linear(weights(["F32"], [8]))
+    with pytest.raises(TypeError, match="ReferenceLinear"):
+        ops.embed(batch, foreign)
+    with pytest.raises(TypeError, match="ReferenceLinear"):
+        ops.linear(rows(ops, batch, X), foreign)
+
+
+def test_a_batch_larger_than_what_was_recorded_is_refused(cpu_kernels: Path) -> None:
+    it = record(cpu_kernels, lambda ops, batch, kv: rows(ops, batch, X), tokens=4, context=48)
+    with pytest.raises(IndexError, match="5 tokens"):
+        it.step.fill(batch_of(range(5)))
+    parts = tuple(ScheduledRequest(sequence(n, [1], [2]), 0, 1, samples=False) for n in range(5))
+    with pytest.raises(IndexError, match="5 requests"):
+        it.step.fill(build_batch(StepPlan(parts), vocab_size=ROWS, num_blocks=64))
+    with pytest.raises(IndexError, match="recorded for"):
+        it.step.fill(replace(batch_of([1]), context_lengths=(49,)))
+    for _ in range(2):  # and what was refused once is not taken for known
+        with pytest.raises(IndexError, match="recorded for"):
+            it.step.fill(replace(batch_of([1]), block_tables=([[3, 1, 4, 5]],)))
+    assert torch.equal(compute(it.step, batch_of([3, 2])), X[[3, 2]])

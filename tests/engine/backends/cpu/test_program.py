@@ -1,0 +1,206 @@
+"""A program is proven before it runs: an instruction that could leave its memory is refused by name."""
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from engine.backends.batch import placeholder_batch
+from engine.backends.cpu.operations import CpuOperations, block_shape
+from engine.backends.cpu.program import INSTRUCTION, Limits, Op, Program
+from engine.config import RopeConfig
+from engine.kv.cache import KVCache, KVGroup
+from engine.models.rope import rotary_table
+from engine.operations import Attention, HeadNorms
+from quant.cpu.arena import Arena
+from quant.cpu.linear import CpuBackend
+from quant.tensor import QTensor
+from tests.engine.backends.cpu.recorded import layer, plain
+from tests.quant.cpu.random_weights import random_weight
+
+SEED = 9
+LIMITS = Limits(tokens=12, outputs=12, requests=3, context=160, num_blocks=(20,), threads=3)
+WIDTH, HEADS = 96, KVGroup((0, 1), 2, 32)
+
+NONE_AT_ZERO = ("order", "bias")
+ADDRESSES = (
+    "x",
+    "out",
+    "weight",
+    "up",
+    "vector",
+    "cache",
+    "cosine",
+    "sine",
+    "parts",
+    "q_norm",
+    "k_norm",
+    *NONE_AT_ZERO,
+)
+DISTANCES = ("x_stride", "x_copy", "out_stride", "out_copy", "tile_bytes", "up_tile_bytes", "block_bytes")
+COUNTS = ("groups", "rows", "head_bytes", "kv_heads", "heads", "head_dim", "rotary", "max_pieces")
+
+pytestmark = pytest.mark.usefixtures("every_layout")
+
+Call = tuple[Op, dict[str, int]]
+
+
+class Recorder(Program):
+    """Keeps what was appended, so that a test can append it again with a word changed."""
+
+    def __init__(self, arena: Arena) -> None:
+        super().__init__(arena, LIMITS)
+        self.calls: list[Call] = []
+
+    def append(self, op: Op, **words: int) -> None:
+        self.calls.append((op, {name: int(word) for name, word in words.items()}))
+        super().append(op, **words)
+
+
+@pytest.fixture(scope="module", params=[torch.float16, torch.int8])
+def recorded(request: pytest.FixtureRequest, every_layout: Path) -> Recorder:
+    """Every operation there is, over weights of every kind."""
+    rng, arena = np.random.default_rng(SEED), Arena()
+
+    def weight(name: str, rows: int, columns: int) -> QTensor:
+        return random_weight(name, rows, columns, rng)
+
+    kv = KVCache([HEADS], LIMITS.num_blocks, partial(block_shape, request.param), request.param)
+    arena.adopt("KV cache", kv.pools[0].view(torch.uint8).flatten().numpy())
+    program = Recorder(arena)
+    ops, batch = CpuOperations(CpuBackend(arena), program), placeholder_batch()
+    rotary = rotary_table(RopeConfig(10000.0, 32, interleaved=True), None, LIMITS.context)
+    attentions = (
+        Attention(32**-0.5, rotary),
+        Attention(32**-0.5, rotary, HeadNorms(torch.randn(32), torch.randn(32), 1e-5), softcap=5.0, window=20),
+    )
+    x = ops.embed(batch, layer(ops, plain(torch.randn(50, WIDTH))))
+    for number in range(2):
+        normed = ops.norm(x, torch.randn(WIDTH), 1e-5)
+        segments = [weight(name, rows, WIDTH) for name, rows in (("Q4_0", 64), ("Q8_0", 64), ("F16", 64))]
+        qkv = ops.linear(normed, layer(ops, *segments), bias=torch.randn(192))
+        q = ops.rope_and_store(qkv, batch, kv.layer(number), attentions[number])
+        attended = ops.attend(q, batch, kv.layer(number), attentions[number])
+        if number == 1:
+            attended, x = ops.select(attended, batch), ops.select(x, batch)
+        x = ops.linear(attended, layer(ops, weight("Q4_1", WIDTH, 64)), x)
+        normed = ops.norm(x, torch.randn(WIDTH), 1e-5)
+        gate_up = layer(ops, weight("Q4_1", 64, WIDTH), weight(("Q8_0", "F16")[number], 64, WIDTH))
+        x = ops.gated_mlp(normed, gate_up, layer(ops, weight("Q4_0", WIDTH, 64)), x)
+    x = ops.linear(x, layer(ops, weight("int4 g32 zeros 1", WIDTH, WIDTH)))
+    ops.logits(x, layer(ops, weight("Q8_0", 50, WIDTH)))
+    return program
+
+
+def finish(recorded: Recorder, number: int, **changed: int) -> None:
+    """Prove the program with some words of one instruction changed."""
+    forged = Program(recorded.arena, LIMITS)
+    for place, (op, words) in enumerate(recorded.calls):
+        forged.append(op, **(words | changed if place == number else words))
+    forged.finish()
+
+
+def region_of(recorded: Recorder, address: int) -> tuple[int, int]:
+    """First and end."""
+    return next(span for span in recorded.arena.spans().ranges if span[0] <= address < span[1])
+
+
+def words_of(recorded: Recorder, names: tuple[str, ...]) -> list[tuple[int, Op, str, int]]:
+    """(instruction, operation, word, value) of all words with these names that are not 0."""
+    return [
+        (number, op, name, words[name])
+        for number, (op, words) in enumerate(recorded.calls)
+        for name in names
+        if words.get(name)
+    ]
+
+
+def test_an_honest_program_is_sound_and_complete(recorded: Recorder) -> None:
+    assert {op for op, _ in recorded.calls} == set(Op)
+    program = recorded.finish()
+    assert len(program) == len(recorded) == len(recorded.calls)
+    for row, (op, words) in zip(program, recorded.calls, strict=True):
+        assert row["op"] == op
+        named: dict[str, Any] = {name: int(row[name]) for name in words}
+        assert named == words
+
+
+def test_an_address_outside_of_its_region_is_refused_by_name(recorded: Recorder) -> None:
+    """Each of them, one by one: before the region, at its very end, behind it, nowhere near."""
+    for number, op, name, address in words_of(recorded, ADDRESSES):
+        first, end = region_of(recorded, address)
+        nowhere = (1 if name in NONE_AT_ZERO else 0, 64, -address, address + (1 << 40))
+        for forged in (first - 64, first - 1, end - 1, end, *nowhere):
+            with pytest.raises(IndexError, match=rf"instruction {number} \({op.name}\): {name}"):
+                finish(recorded, number, **{name: forged})
+
+
+def test_no_extent_is_underestimated(recorded: Recorder) -> None:
+    """Of every kind of address there is one whose bytes end where its region ends: it cannot move by a cache line."""
+    moved = set()
+    for number, op, name, address in words_of(recorded, ADDRESSES):
+        try:
+            finish(recorded, number, **{name: address + 64})
+        except IndexError:
+            moved.add((op, name))
+    assert moved == {(op, name) for _, op, name, _ in words_of(recorded, ADDRESSES)}
+
+
+def test_a_size_that_leads_outside_is_refused(recorded: Recorder) -> None:
+    for number, op, name, value in words_of(recorded, DISTANCES + COUNTS):
+        for factor in (1000, -1) if name in DISTANCES else (1000,):
+            with pytest.raises(IndexError, match=rf"instruction {number} \({op.name}\)"):
+                finish(recorded, number, **{name: factor * value})
+
+
+def test_a_group_that_does_not_exist_is_refused(recorded: Recorder) -> None:
+    for number, op, _, _ in words_of(recorded, ("cache",)):
+        for forged in (1, -1, 1 << 40):
+            with pytest.raises(IndexError, match=rf"instruction {number} \({op.name}\): group"):
+                finish(recorded, number, group=forged)
+
+
+def test_a_window_of_nothing_and_elements_that_a_head_has_not_are_refused(recorded: Recorder) -> None:
+    """They decide where in a table and in a row compiled code looks."""
+    for name, said, wrong in (("window", "window", (0, -1, -(1 << 40))), ("rotary", "(rotary|cosine)", (-2, 34))):
+        for number, op, _, _ in words_of(recorded, (name,)):
+            for forged in wrong:
+                with pytest.raises(IndexError, match=rf"instruction {number} \({op.name}\): {said}"):
+                    finish(recorded, number, **{name: forged})
+
+
+def test_heads_that_overlap_are_refused(recorded: Recorder) -> None:
+    for number, op, _, value in words_of(recorded, ("head_bytes",)):
+        for forged in (value - 1, 0, -value):
+            with pytest.raises(IndexError, match=rf"instruction {number} \({op.name}\): head_bytes"):
+                finish(recorded, number, head_bytes=forged)
+
+
+def test_larger_limits_need_larger_buffers(recorded: Recorder) -> None:
+    """What is large enough for one batch is not for the next larger one."""
+    numbers = ("tokens", "outputs", "requests", "context")
+    for larger in (*({name: getattr(LIMITS, name) + 1} for name in numbers), {"num_blocks": (21,)}):
+        program = Program(recorded.arena, replace(LIMITS, **larger))
+        for op, words in recorded.calls:
+            program.append(op, **words)
+        with pytest.raises(IndexError):
+            program.finish()
+
+
+def test_words_that_no_instruction_has_are_refused() -> None:
+    with pytest.raises(KeyError, match="sped"):
+        Program(Arena(), LIMITS).append(Op.NORM, sped=1)
+
+
+def test_what_is_not_said_is_zero_except_for_the_barrier() -> None:
+    program = Program(Arena(), Limits(tokens=0, outputs=0, requests=0, context=0, num_blocks=(0,), threads=1))
+    region = program.arena.take("out", 256)
+    program.append(Op.ARGMAX, out=region.address, x=region.address)
+    (row,) = program.finish()
+    assert {name: int(row[name]) for name in INSTRUCTION.names or () if row[name]} == {
+        "op": Op.ARGMAX, "barrier": 1, "out": region.address, "x": region.address,
+    }  # fmt: skip

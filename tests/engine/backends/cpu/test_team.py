@@ -1,0 +1,197 @@
+"""Threads that compute together: the same bits from any number of them, and none is left behind, asleep or alive."""
+
+import gc
+import random
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from engine.backends.batch import Batch
+from engine.backends.cpu.device import CpuStep
+from engine.config import EngineConfig
+from tests.engine.backends.cpu.recorded import advance, compute, load_step, sequence
+from tests.engine.models.tiny_llama import MIXES, make
+
+SEED = 17
+VOCABULARY = 97
+CONFIG = EngineConfig("cpu", context_length=512, num_blocks=120, max_step_tokens=128, max_running=4, threads=5)
+PATIENCE = 300.0  # seconds: how long anything may take before it counts as hanging
+ASLEEP = 0.3  # seconds: an idle worker sleeps long before that
+
+MakeStep = Callable[[int], CpuStep]
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tiny")
+    return make(folder, heads=3, kv_heads=1, head_dim=32, hidden=96, types=MIXES["Q4_1"]).path
+
+
+@pytest.fixture
+def others(cpu_kernels: Path) -> set[threading.Thread]:
+    """Threads that are none of this test's."""
+    gc.collect()
+    return set(threading.enumerate())
+
+
+@pytest.fixture
+def make_step(path: Path, cpu_kernels: Path) -> MakeStep:
+    def made(threads: int) -> CpuStep:
+        return load_step(path, cpu_kernels, replace(CONFIG, threads=threads))
+
+    return made
+
+
+def batches(sizes: Sequence[int]) -> Iterator[Batch]:
+    """A request's tokens in steps of these sizes: always the same tokens."""
+    length = sum(sizes)
+    ids = torch.randint(0, VOCABULARY, (length,), generator=torch.Generator().manual_seed(SEED)).tolist()
+    it = sequence(1, ids, range(1, 2 + length // 16))
+    for size in sizes:
+        yield advance([(it, size)], vocab_size=VOCABULARY, num_blocks=CONFIG.num_blocks)
+
+
+def computed(step: CpuStep, sizes: Sequence[int], threads: Callable[[], int | None]) -> Tensor:
+    """The logits of all tokens."""
+    return torch.cat([compute(step, batch, threads()) for batch in batches(sizes)])
+
+
+def use(step: CpuStep, threads: int) -> None:
+    computed(step, [15, 1, 5], lambda: threads)
+
+
+def within_patience(work: Callable[[], None]) -> None:
+    """Do it in a thread of its own: one that hangs fails the test instead of stopping all of them."""
+    failures: list[BaseException] = []
+
+    def guarded() -> None:
+        try:
+            work()
+        except BaseException as error:  # noqa: BLE001  # told below
+            failures.append(error)
+
+    worker = threading.Thread(target=guarded, daemon=True)
+    worker.start()
+    worker.join(PATIENCE)
+    assert not worker.is_alive(), f"not done after {PATIENCE:.0f} seconds"
+    if failures:
+        raise failures[0]
+
+
+def ended(threads: set[threading.Thread]) -> bool:
+    """Whether these threads end by themselves."""
+    deadline = time.monotonic() + PATIENCE
+    while any(thread.is_alive() for thread in threads) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return not any(thread.is_alive() for thread in threads)
+
+
+def test_any_number_of_threads_gives_the_same_bits(make_step: MakeStep) -> None:
+    """Prompts in chunks, then single tokens, with other numbers of threads from step to step."""
+    results: list[Tensor] = []
+
+    def work() -> None:
+        rng = random.Random(SEED)
+        for team, used in ((1, [1]), (2, [2]), (3, [3]), (5, [5]), (5, [1, 2, 3, 4, 5])):
+            sizes = [100, 1, 1, 1, 37, 2, 3, *[1] * 30]
+            results.append(computed(make_step(team), sizes, lambda used=used: rng.choice(used)))  # type: ignore[misc]
+
+    within_patience(work)
+    assert len(results) == 5
+    assert all(torch.equal(result, results[0]) for result in results)
+
+
+@pytest.mark.parametrize("threads", [2, 4])
+def test_no_wake_up_is_lost(make_step: MakeStep, threads: int) -> None:
+    """Pauses around the time after which a worker sleeps, so that steps come while it is about to."""
+    step, rng = make_step(threads), random.Random(SEED)
+
+    def work() -> None:
+        for batch in batches([1] * 250):
+            step.fill(batch)
+            step.team.run(1, rng.choice([threads, threads, 1, 2]))
+            time.sleep(rng.choice([0, 0, 1e-4, 5e-4, 1e-3, 2e-3, 4e-3]) * rng.random())
+
+    within_patience(work)
+
+
+def test_the_team_chooses_by_itself(make_step: MakeStep) -> None:
+    """What it chooses shows in the bits no more than what it is told."""
+    results: list[Tensor] = []
+    within_patience(lambda: results.extend(computed(make_step(team), [1] * 150, lambda: None) for team in (3, 1)))
+    assert torch.equal(*results)
+
+
+def test_two_teams_work_at_the_same_time(make_step: MakeStep) -> None:
+    """Two models, each driven by a thread of its own, share nothing."""
+    made = [make_step(3) for _ in range(2)]
+    results: dict[int, Tensor] = {}
+
+    def drive(number: int) -> None:
+        results[number] = computed(made[number], [50, *[1] * 60], lambda: 3)
+
+    def work() -> None:
+        drivers = [threading.Thread(target=drive, args=(number,), daemon=True) for number in range(2)]
+        for driver in drivers:
+            driver.start()
+        for driver in drivers:
+            driver.join()
+
+    within_patience(work)
+    assert torch.equal(results[0], results[1])
+
+
+@pytest.mark.parametrize("pause", [0.0, ASLEEP], ids=["awake", "asleep"])
+@pytest.mark.parametrize("used", [True, False], ids=["used", "never used"])
+def test_closing_ends_the_threads(make_step: MakeStep, others: set[threading.Thread], pause: float, used: bool) -> None:
+    step = make_step(4)
+    workers = set(threading.enumerate()) - others
+    assert len(workers) == 3
+    if used:
+        within_patience(lambda: use(step, 4))
+    time.sleep(pause)
+    step.team.close()
+    assert ended(workers)
+    step.team.close()  # nothing more to do, and no harm in it
+
+
+def test_a_team_that_nobody_has_any_more_ends_its_threads(make_step: MakeStep, others: set[threading.Thread]) -> None:
+    """And all that the step had is freed: a model that was unloaded takes no memory."""
+    step = make_step(4)
+    workers, gone = set(threading.enumerate()) - others, weakref.ref(step.arena)
+    within_patience(partial(use, step, 4))
+    assert len(workers) == 3
+    del step
+    gc.collect()
+    assert gone() is None
+    assert ended(workers)
+
+
+def test_a_team_of_one_has_no_threads(make_step: MakeStep, others: set[threading.Thread]) -> None:
+    step = make_step(1)
+    assert set(threading.enumerate()) == others
+    step.team.close()
+
+
+@pytest.mark.parametrize("threads", [0, 3])
+def test_more_than_there_are_are_not_waited_for(make_step: MakeStep, threads: int) -> None:
+    with pytest.raises(ValueError, match=f"{threads} threads of a team of 2"):
+        make_step(2).team.run(1, threads)
+
+
+def test_an_idle_team_takes_no_time(make_step: MakeStep) -> None:
+    step = make_step(5)
+    within_patience(lambda: use(step, 5))
+    time.sleep(ASLEEP)
+    before = time.process_time()
+    time.sleep(2)
+    assert time.process_time() - before < 0.05 * 2
+    within_patience(lambda: use(step, 5))

@@ -1,0 +1,66 @@
+"""Whole models of every block type, and of several mixed as files have them, next to the plain kernels."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from engine.backends.cpu.device import CpuStep
+from tests.engine.backends.cpu.recorded import advance, compute, load_step, sequence
+from tests.engine.backends.cpu.test_logprobs import CONFIG, logprobs, reference
+from tests.random_gguf import SIZES, TYPES, write
+from tests.weight_mixes import Q4_K_M
+
+VOCABULARY = SIZES["tiny"].vocabulary
+IDS = [(7 * place + 3) % VOCABULARY for place in range(40)]
+
+
+MOST = {1: 0.03, 2: 0.003}  # by planes: how far from the plain kernels
+
+
+@pytest.fixture(scope="module", params=[*TYPES, Q4_K_M])
+def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("tiny") / "tiny.gguf"
+    write(out, request.param, SIZES["tiny"])
+    return out
+
+
+@pytest.fixture(scope="module")
+def plain(path: Path) -> Tensor:
+    """What the plain kernels say to IDS."""
+    return logprobs(reference(path), IDS, VOCABULARY)
+
+
+@pytest.fixture(scope="module", params=[1, 2])
+def planes(request: pytest.FixtureRequest) -> int:
+    count: int = request.param
+    return count
+
+
+@pytest.fixture(scope="module")
+def step(path: Path, cpu_kernels: Path, planes: int) -> CpuStep:
+    return load_step(path, cpu_kernels, CONFIG, planes=planes)
+
+
+def test_a_model_is_near_the_plain_kernels(step: CpuStep, plain: Tensor, planes: int) -> None:
+    ours = logprobs(step, IDS, VOCABULARY)
+    assert plain.std() > 0.1  # there is something to get wrong
+    assert (ours - plain).square().mean().sqrt() < MOST[planes]
+    alone = torch.cat([logprobs(step, IDS[:count], VOCABULARY)[-1:] for count in (1, 2, 17, 40)])
+    assert torch.equal(alone, ours[[0, 1, 16, 39]])
+
+
+def test_logits_are_the_same_whichever_are_wanted(step: CpuStep) -> None:
+    """Two prompts and a single token, by any number of threads."""
+    parts = [
+        (sequence(0, IDS, [1, 2, 3]), len(IDS)),
+        (sequence(1, IDS[7:], [4, 5]), 20),
+        (sequence(2, IDS[3:], [6]), 1),
+    ]
+    batch = advance(parts, vocab_size=VOCABULARY, num_blocks=CONFIG.num_blocks)
+    together = compute(step, batch)
+    for wanted in ([60], [0], [39], [39, 59, 60], [2, 40, 41], [60, 3, 3], [], list(range(5, 61))):
+        for threads in (1, CONFIG.threads):
+            assert torch.equal(compute(step, replace(batch, logit_rows=wanted), threads), together[wanted]), wanted

@@ -1,0 +1,115 @@
+"""A step's batch where kernels read it: what is sent is what the lists say, padded, and block tables as they grow."""
+
+import random
+
+import pytest
+import torch
+
+from engine.backends.batch import Batch
+from engine.backends.cuda import batch_tensors
+from engine.backends.cuda.batch_tensors import NOTHING_FED, Fed, Limits, StepBuffers
+from engine.kernels.attention_tiles import TileQueries, decode_tiles, query_tiles
+from tests.engine.backends.cuda.two_devices import gpu
+
+LIMITS = Limits(tokens=64, requests=5, table_blocks=9, groups=2)
+QUERIES = TileQueries(few=2, many=8)
+
+
+def batch_of(counts: list[int], tables: list[list[list[int]]], rows: list[int]) -> Batch:
+    total = sum(counts)
+    starts = [sum(counts[:number]) for number in range(len(counts) + 1)]
+    numbers = [random.randrange(1000) for _ in range(total)]
+    slots = tuple([random.randrange(1000) for _ in range(total)] for _ in tables)
+    return Batch(numbers, [it + 7 for it in numbers], slots, tuple(tables), starts, counts, rows)
+
+
+def test_everything_is_sent(device: torch.device) -> None:
+    buffers = StepBuffers(LIMITS, gpu(device))
+    for counts, rows in (([3, 1, 11], [2, 14]), ([1, 1], [0, 1]), ([5], [4])):
+        tables = [[[random.randrange(99) for _ in range(9)] for _ in counts] for _ in range(2)]
+        batch = batch_of(counts, tables, rows)
+        tiles = query_tiles(batch.query_starts, batch.context_lengths, QUERIES)
+        sent = buffers.fill(batch, tiles)
+        assert sent.token_ids.tolist() == batch.token_ids
+        assert sent.positions.tolist() == batch.positions
+        assert [it.tolist() for it in sent.slots] == list(batch.slot_mappings)
+        assert [it.tolist() for it in sent.tables] == tables
+        assert sent.query_starts.tolist() == batch.query_starts
+        assert sent.context_lengths.tolist() == counts
+        assert (sent.logit_rows is None) if counts == [1, 1] else (sent.logit_rows is not None)
+        if sent.logit_rows is not None:
+            assert sent.logit_rows.tolist() == rows
+        for there, wanted in zip(sent.tiles.lists, tiles.lists, strict=True):
+            assert torch.equal(there.tiles.cpu(), wanted.tiles)
+        everything = [sent.token_ids, sent.positions, *sent.slots, sent.query_starts, sent.context_lengths]
+        assert all(it.data_ptr() % 16 == 0 for it in everything)
+
+
+def test_padding_is_of_one_token_in_the_null_block_and_of_no_context(device: torch.device) -> None:
+    buffers = StepBuffers(LIMITS, gpu(device))
+    tiles = decode_tiles(5, 64, QUERIES).to(gpu(device).device)
+    places = []
+    for count in (3, 4, 2):
+        tables = [[[3, 4]] * count] * 2
+        batch = batch_of([1] * count, tables, list(range(count)))
+        sent = buffers.fill(batch, tiles, NOTHING_FED, requests=5)
+        padding = [0] * (5 - count)
+        assert sent.token_ids.tolist() == [*batch.token_ids, *padding]
+        assert [it.tolist() for it in sent.slots] == [[*it, *padding] for it in batch.slot_mappings]
+        assert sent.context_lengths.tolist() == [*batch.context_lengths, *padding]
+        assert sent.query_starts.tolist() == list(range(6))
+        assert sent.logit_rows is None
+        places.append([it.data_ptr() for it in (sent.token_ids, sent.query_starts, sent.context_lengths)])
+    assert places[0] == places[1] == places[2]  # where a recorded step reads them
+
+
+def test_tables_are_those_of_the_batch_whatever_was_there(device: torch.device) -> None:
+    """Tables grow, lose their beginning and are replaced; the same list may hold something else."""
+    buffers, rng = StepBuffers(LIMITS, gpu(device)), random.Random(1)
+    tables: list[list[list[int]]] = [[[rng.randrange(99)] for _ in range(4)] for _ in range(2)]
+    for _ in range(60):
+        for table in (it for group in tables for it in group):
+            what = rng.random()
+            if what < 0.3 and len(table) < 9:
+                table.append(rng.randrange(99))
+            elif what < 0.4:
+                table[rng.randrange(len(table))] = 0
+            elif what < 0.5:
+                table[:] = [rng.randrange(99) for _ in range(rng.randint(1, 9))]
+        seated = rng.randint(1, 4)
+        batch = batch_of([1] * seated, [group[:seated] for group in tables], list(range(seated)))
+        sent = buffers.fill(batch, query_tiles(batch.query_starts, batch.context_lengths, QUERIES))
+        for there, group in zip(sent.tables, tables, strict=True):
+            for row, table in zip(there.tolist(), group, strict=False):
+                assert row[: len(table)] == table
+        rng.shuffle(tables[0])
+        if rng.random() < 0.1:
+            buffers.forget()
+
+
+def test_more_entries_than_there_is_room_for_go_by_themselves(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch_tensors, "SENT_ENTRIES", 0)
+    limits = Limits(tokens=2, requests=2, table_blocks=3000, groups=1)
+    buffers = StepBuffers(limits, gpu(device))
+    tables = [[list(range(3000)), list(range(3000, 6000))]]
+    batch = batch_of([1, 1], tables, [0, 1])
+    sent = buffers.fill(batch, query_tiles(batch.query_starts, batch.context_lengths, QUERIES))
+    assert sent.tables[0].tolist() == tables[0]
+
+
+def test_tokens_that_are_being_sampled_are_fed(device: torch.device) -> None:
+    buffers = StepBuffers(LIMITS, gpu(device))
+    batch = batch_of([3, 1, 1], [[[1]] * 3] * 2, [2, 3, 4])
+    sampled = torch.tensor([50, 60, 70], device=gpu(device).device)
+    sent = buffers.fill(batch, query_tiles(batch.query_starts, [3, 1, 1], QUERIES), Fed([2, 4], [2, 0], sampled))
+    assert sent.token_ids.tolist() == [*batch.token_ids[:2], 70, batch.token_ids[3], 50]
+
+
+def test_a_batch_beyond_the_limits_is_refused(device: torch.device) -> None:
+    buffers = StepBuffers(LIMITS, gpu(device))
+    for counts, table in (([65], [1]), ([1] * 6, [1]), ([1], [1] * 10)):
+        batch = batch_of(counts, [[table] * len(counts)] * 2, [0])
+        with pytest.raises(IndexError):
+            buffers.fill(batch, query_tiles(batch.query_starts, batch.context_lengths, QUERIES))

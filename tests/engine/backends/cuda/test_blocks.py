@@ -1,0 +1,75 @@
+"""The KV cache of a GPU: copies to the host's pools and back, and the bytes of blocks."""
+
+import random
+import threading
+
+import pytest
+import torch
+
+from engine.backends.cuda import blocks
+from engine.backends.cuda.blocks import GpuBlocks, Run, runs
+from engine.kv.cache import KVGroup, bytes_of
+from engine.kv.mover import Move
+from tests.engine.backends.cuda.two_devices import gpu
+
+GROUPS = [KVGroup((0, 2), 2, 16), KVGroup((1,), 1, 32)]
+
+
+def cache(device: torch.device, dtype: torch.dtype = torch.bfloat16) -> GpuBlocks:
+    def shape(kv_heads: int, head_dim: int) -> tuple[int, ...]:
+        return 2, kv_heads, 16, head_dim
+
+    kv = GpuBlocks(gpu(device), GROUPS, [9, 7], shape, dtype, host_blocks=11)
+    for pool in (*kv.pools, *kv.host_pools):
+        pool.view(torch.uint8).random_(0, 256)
+    return kv
+
+
+def test_neighbours_are_copied_at_once() -> None:
+    moves = [Move(0, source, source + 10, to_host=True) for source in (5, 3, 4, 7)]
+    moves += [Move(0, 8, 19, to_host=True), Move(1, 8, 20, to_host=True), Move(1, 9, 21, to_host=False)]
+    assert list(runs(moves, [100, 100])) == [
+        Run(0, True, 3, 13, 3),
+        Run(0, True, 7, 17, 1),
+        Run(0, True, 8, 19, 1),
+        Run(1, False, 9, 21, 1),
+        Run(1, True, 8, 20, 1),
+    ]
+
+
+def test_no_copy_reaches_over_the_end_of_a_piece() -> None:
+    out = [Move(0, number, number + 2, to_host=True) for number in range(1, 9)]
+    back = [Move(0, number, number + 3, to_host=False) for number in range(1, 9)]
+    assert [(run.target, run.count) for run in runs(out, [4])] == [(3, 1), (4, 4), (8, 3)]
+    assert [(run.source, run.count) for run in runs(back, [4])] == [(1, 3), (4, 4), (8, 1)]
+
+
+@pytest.mark.parametrize("pinned", [1, 256 << 20])
+def test_what_goes_out_comes_back_elsewhere(device: torch.device, monkeypatch: pytest.MonkeyPatch, pinned: int) -> None:
+    monkeypatch.setattr(blocks, "PINNED_AT_ONCE", pinned)
+    kv, rng = cache(device), random.Random(pinned)
+    for group, pool in enumerate(kv.pools):
+        before = pool.cpu().view(torch.uint8).clone()
+        chosen, there = rng.sample(range(len(pool)), 5), rng.sample(range(11), 5)
+        kv.move([Move(group, *pair, to_host=True) for pair in zip(chosen, there, strict=True)])
+        pool.view(torch.uint8).zero_()
+        targets = rng.sample(range(len(pool)), 5)
+        kv.move([Move(group, *pair, to_host=False) for pair in zip(there, targets, strict=True)])
+        after = pool.cpu().view(torch.uint8)
+        assert torch.equal(after[targets], before[chosen])
+        assert not after[[block for block in range(len(pool)) if block not in targets]].any()
+
+
+def test_the_bytes_of_blocks_are_read_and_written_by_several_threads(device: torch.device) -> None:
+    kv = cache(device)
+    assert kv.block_bytes == [2 * 2 * 2 * 16 * 16 * 2, 2 * 16 * 32 * 2]
+    contents = [bytes(content) for content in kv.contents(0, [3, 1])]
+    assert contents == [bytes(bytes_of(kv.pools[0])[block].cpu().numpy()) for block in (3, 1)]
+    thread = threading.Thread(target=kv.fill, args=(0, 5, memoryview(contents[0])))
+    thread.start()
+    thread.join()
+    assert bytes(kv.contents(0, [5])[0]) == contents[0]
+
+
+def test_host_pools_begin_at_pages(device: torch.device) -> None:
+    assert all(pool.data_ptr() % blocks.PAGE == 0 for pool in cache(device).host_pools)

@@ -1,0 +1,38 @@
+"""With --deterministic, a token's logits are the same bytes alone, in a batch, and however its prompt was cut."""
+
+from pathlib import Path
+
+import torch
+
+from engine.backends.cuda.device import CudaDevice, CudaOptions
+from engine.request import Request, SamplingParams
+from tests.engine.backends.cuda.two_devices import Loaded, gpu, load, tokens
+from tests.engine.models.tiny_llama import MIXES, make
+
+
+def request(ids: list[int], *blocks: int) -> Request:
+    return Request(1, tuple(ids), SamplingParams(), block_tables=(list(blocks),))
+
+
+def advance(loaded: Loaded, *parts: tuple[Request, int]) -> torch.Tensor:
+    logits = loaded.step(*parts)
+    for it, count in parts:
+        it.num_computed += count
+    return logits
+
+
+def test_alone_in_a_batch_and_in_chunks(tmp_path: Path, device: torch.device) -> None:
+    path = make(tmp_path, types=MIXES["Q4_0"], layers=1).path
+    loaded = load(path, CudaDevice(gpu(device), CudaOptions(deterministic=True)))
+    ids = tokens(9, loaded.vocab_size)
+    alone, together, cut = (request(ids, *blocks) for blocks in ((1, 2), (3, 4), (5, 6)))
+    others = [request(tokens(length, loaded.vocab_size), block) for length, block in ((2, 7), (1, 8))]
+    wanted = advance(loaded, (alone, 9))[0]
+    assert torch.equal(advance(loaded, (others[0], 2), (together, 9), (others[1], 1))[1], wanted)
+    advance(loaded, (cut, 5))
+    assert torch.equal(advance(loaded, (cut, 4))[0], wanted)
+    for it in (alone, together, cut, *others):
+        it.output_ids.append(5)
+    wanted = advance(loaded, (alone, 1))[0]
+    batch = advance(loaded, (others[0], 1), (together, 1), (others[1], 1))
+    assert torch.equal(batch[1], wanted)

@@ -1,0 +1,16 @@
+"""Every decoder family on a GPU against the reference: a cached prefix, the rest of a prompt, replies, and a batch."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.engine.backends.cuda.two_devices import TwoDevices, check_close, gpu
+from tests.engine.models.family_checkpoints import FAMILIES, make
+
+
+@pytest.mark.share(6)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_probabilities_are_nearly_those_of_the_reference(tmp_path: Path, name: str, device: torch.device) -> None:
+    both = TwoDevices.of(make(tmp_path, name, "folder").path, gpu(device))
+    check_close(*both.chunks_and_replies())

@@ -1,0 +1,59 @@
+"""What caches may take of a GPU: what is free less a reserve, or what the user says; never what others have."""
+
+from dataclasses import dataclass, field, replace
+from typing import cast
+
+import pytest
+
+from engine.backends.cuda.gpu import Gpu
+from engine.backends.cuda.memory import MOST_RESERVE, UNMEASURED, GpuMemory, step_bytes
+from engine.config import ALL_FREE, MemoryLimit, ModelConfig, RopeConfig
+from engine.errors import OutOfMemory
+from quant.kernels.card import Card
+
+GIB = 1 << 30
+CARD = Card("a card", (8, 9), 128, 99 << 10, 72 << 20, 24 * GIB)
+MODEL = ModelConfig("llama", 32, 4096, 32, 8, 128, 14336, 128256, 131072, 1e-5, (RopeConfig(5e5, 128, False),))
+
+
+@dataclass
+class FakeGpu:
+    """Of which others have a part."""
+
+    free: int
+    own: int = 0
+    card: Card = field(default=CARD)
+
+    def free_memory(self) -> int:
+        return self.free
+
+    def own_memory(self) -> int:
+        return self.own
+
+
+def memory(limit: MemoryLimit = ALL_FREE, free: int = 24 * GIB, own: int = 0, card: Card = CARD) -> GpuMemory:
+    return GpuMemory(cast(Gpu, FakeGpu(free, own, card)), limit)
+
+
+def test_what_others_have_and_the_reserve_are_left() -> None:
+    assert memory().room_after(5 * GIB) == 24 * GIB - MOST_RESERVE - 5 * GIB - UNMEASURED
+    assert memory(free=20 * GIB).room_after(0) == memory().room_after(0) - 4 * GIB
+    small = replace(CARD, memory_bytes=8 * GIB)
+    assert 8 * GIB - memory(free=8 * GIB, card=small).room_after(0) - UNMEASURED == int(0.06 * 8 * GIB)
+
+
+def test_a_limit_counts_what_the_engine_has_already_and_gives_no_more_than_there_is() -> None:
+    assert memory(MemoryLimit(num_bytes=10 * GIB), own=4 * GIB).room_after(0) == 6 * GIB - UNMEASURED
+    assert memory(MemoryLimit(share=0.5), own=4 * GIB).room_after(0) == 8 * GIB - UNMEASURED
+    assert memory(MemoryLimit(share=1.0), free=3 * GIB).room_after(0) == 3 * GIB - UNMEASURED
+
+
+def test_a_model_that_does_not_fit_is_refused_with_the_numbers() -> None:
+    assert 0 < memory().room_before(MODEL, 8 * GIB, 2048, 128) < 24 * GIB - MOST_RESERVE - 8 * GIB
+    with pytest.raises(OutOfMemory, match=r"needs 3\d\.\d GB .* there are 24\.7 GB") as refusal:
+        memory().room_before(MODEL, 32 * GIB, 2048, 128)
+    assert "--context" in str(refusal.value.remedy)
+
+
+def test_the_estimate_of_a_step_grows_with_tokens_and_rows() -> None:
+    assert step_bytes(MODEL, 2048, 128) > step_bytes(MODEL, 256, 128) > step_bytes(MODEL, 256, 1) > 0

@@ -1,0 +1,144 @@
+"""The runner of a GPU: steps launched ahead say what steps one by one say, whatever is asked of their tokens."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engine.config import ALL_FREE, MemoryLimit, Preemption
+from engine.errors import OutOfMemory
+from engine.load_options import LoadOptions
+from engine.loading import ModelEngine, load_engine, open_checkpoint
+from engine.request import BeamParams, FinishReason, Request, SamplingParams, TokenEvent
+from tests.engine.backends.cuda.two_devices import INTERPRETED
+from tests.engine.models.tiny_llama import make
+from tests.engine.sampling.test_constraint import Steps
+
+REPLY = 5
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As little as makes a token depend on all before it: an interpreter runs every program."""
+    return make(tmp_path_factory.mktemp("tiny"), heads=2, kv_heads=1, layers=1).path
+
+
+def engine(path: Path, device: torch.device, **options: Any) -> ModelEngine:
+    chosen = LoadOptions(card=INTERPRETED if device.type == "cpu" else None, **{"backend": "cuda", **options})
+    with open_checkpoint(path) as checkpoint:
+        return load_engine(checkpoint, chosen)
+
+
+def prompt(length: int) -> tuple[int, ...]:
+    return tuple(torch.randint(0, 97, (length,), generator=torch.Generator().manual_seed(length)).tolist())
+
+
+def run_out(running: ModelEngine, *requests: Request) -> dict[int, list[TokenEvent]]:
+    told: dict[int, list[TokenEvent]] = {it.id: [] for it in requests}
+    while running.has_work:
+        for event in running.step():
+            told[event.request_id].append(event)
+    running.assert_empty()
+    return told
+
+
+def everything(running: ModelEngine) -> list[list[TokenEvent]]:
+    """What requests of all kinds are told."""
+
+    def one(length: int, **params: Any) -> Request:
+        chosen = {"temperature": 0, "max_tokens": REPLY, "ignore_eos": True} | params
+        return running.request(prompt(length), SamplingParams(**chosen), frozenset({7}))
+
+    drawn = {"temperature": 1.0, "top_k": 20, "top_p": 0.9, "seed": 5}
+    together = [one(4), one(4, **drawn)]
+    alone = [
+        one(3, repetition_penalty=1.3, frequency_penalty=0.5, logprobs=2),
+        one(5, min_tokens=3, ignore_eos=False, logit_bias=((9, 4.0), (7, 3.0)), prompt_logprobs=1),
+        one(2, grammar=Steps([[5, 6], [8], [3, 9, 12]])),
+    ]
+    running.add(*together)
+    for it in alone:
+        running.add(it)
+    told = run_out(running, *together, *alone)
+    return [[event for event in events if event.token_id is not None] for events in told.values()]
+
+
+def test_steps_launched_ahead_say_the_same(tiny: Path, device: torch.device) -> None:
+    engines = [engine(tiny, device, step_depth=depth, deterministic=True) for depth in (2, 1)]
+    runner: Any = engines[0]._runner
+    runner.prepare()  # leaves nothing behind that others would see
+    ahead, one_by_one = map(everything, engines)
+    assert [[event.token_id for event in events] for events in ahead] == [
+        [event.token_id for event in events] for events in one_by_one
+    ]
+    assert ahead[2] == one_by_one[2]  # with its log-probabilities
+    assert len(ahead[3][0].prompt_logprobs) == 4
+    assert ahead[4][1].token_id == 8
+    assert [events[-1].finish for events in ahead[:3]] == [FinishReason.LENGTH] * 3
+
+
+def test_a_search_is_the_same_at_any_depth(tiny: Path, device: torch.device) -> None:
+    found = []
+    for depth in (2, 1):
+        running = engine(tiny, device, step_depth=depth, deterministic=True)
+        params = SamplingParams(temperature=0, max_tokens=3, beams=BeamParams(width=2, results=2))
+        results = running.search(prompt(3), params, frozenset({7}))
+        running.add(*results)
+        run_out(running, *results)
+        found.append([it.output_ids for it in results])
+    assert found[0] == found[1]
+    assert found[0][0] != found[0][1]
+
+
+def test_who_yields_and_comes_back_says_the_same(tiny: Path, device: torch.device) -> None:
+    replies = []
+    for memory in (MemoryLimit(num_bytes=8_000), ALL_FREE):
+        running = engine(
+            tiny, device, gpu_memory=memory, context_length=32, host_cache=1 << 20, preemption=Preemption.SWAP,
+            deterministic=True,
+        )  # fmt: skip
+        params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
+        requests = [running.request(prompt(length), params, frozenset()) for length in (14, 15)]
+        for it in requests:
+            running.add(it)
+        run_out(running, *requests)
+        replies.append([it.output_ids for it in requests])
+        assert (running.state().counters.swapped_out > 0) == (memory is not ALL_FREE)
+    assert replies[0] == replies[1]
+
+
+@pytest.fixture
+def failing(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The steps that run out of memory, counted from 0."""
+    from engine.backends.cuda.step import CudaStep
+
+    compute, count = CudaStep._compute, iter(range(1000))
+    fails: list[int] = []
+
+    def maybe(self: CudaStep, tensors: Any) -> Any:
+        if next(count) in fails:
+            raise torch.OutOfMemoryError("injected")
+        return compute(self, tensors)
+
+    monkeypatch.setattr(CudaStep, "_compute", maybe)
+    return fails
+
+
+def test_a_step_without_memory_is_tried_again(tiny: Path, device: torch.device, failing: list[int]) -> None:
+    plenty, scarce = engine(tiny, device), engine(tiny, device)
+    params = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
+    replies = []
+    for running in (plenty, scarce):
+        failing += [4, 6] if running is scarce else []
+        request = running.request(prompt(3), params, frozenset())
+        running.add(request)
+        run_out(running, request)
+        replies.append(request.output_ids)
+    assert replies[0] == replies[1]
+
+
+def test_a_context_that_does_not_fit_is_refused(tiny: Path, device: torch.device) -> None:
+    with pytest.raises(Exception, match="room for") as refusal:
+        engine(tiny, device, gpu_memory=MemoryLimit(num_bytes=30_000), context_length=500)
+    assert not isinstance(refusal.value, OutOfMemory)

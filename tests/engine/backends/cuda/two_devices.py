@@ -1,0 +1,133 @@
+"""One checkpoint on two devices: on a GPU, which may be interpreted, and on the reference; and how far they differ."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from engine import models
+from engine.backends.batch import Batch, build_batch
+from engine.backends.cuda.device import CudaDevice, CudaOptions
+from engine.backends.cuda.gpu import Gpu, read_card
+from engine.backends.reference import ReferenceDevice
+from engine.checkpoints.weights import Weights
+from engine.config import EngineConfig, GroupConfig
+from engine.device import Device, LoadedModel
+from engine.kernels.reference import as_floats
+from engine.loading import open_checkpoint
+from engine.request import Request, SamplingParams, ScheduledRequest, StepPlan
+from quant.kernels.card import Card
+
+INTERPRETED = Card(
+    name="interpreted",
+    capability=(8, 9),
+    multiprocessors=4,
+    shared_memory=99 << 10,
+    l2_bytes=4 << 20,
+    memory_bytes=1 << 30,
+    interpreted=True,
+)
+BLOCKS = 12
+CONTEXT = 64
+CLOSE = 1e-3  # mean Kullback-Leibler divergence, in nats
+GAP = 0.1  # between the two largest logits of the reference: where it is larger, the largest is the same
+
+
+def gpu(device: torch.device) -> Gpu:
+    """That of the fixture `device`."""
+    return Gpu(INTERPRETED) if device.type == "cpu" else Gpu(read_card(0))
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A checkpoint on one device."""
+
+    model: LoadedModel
+    groups: tuple[GroupConfig, ...]
+    vocab_size: int
+
+    def step(self, *parts: tuple[Request, int]) -> Tensor:
+        """Logits of the requests that reach their last token."""
+        return self.model.compute(self.batch(*parts)).values.clone().cpu()
+
+    def batch(self, *parts: tuple[Request, int]) -> Batch:
+        plan = StepPlan(
+            tuple(ScheduledRequest(it, it.num_computed, n, it.num_computed + n == it.num_tokens) for it, n in parts)
+        )
+        return build_batch(plan, vocab_size=self.vocab_size, num_blocks=BLOCKS, groups=self.groups)
+
+
+def load(path: Path, device: Device) -> Loaded:
+    with open_checkpoint(path) as checkpoint:
+        model = models.read_config(checkpoint.metadata)
+        groups = tuple(GroupConfig(window) for window in model.windows)
+        config = EngineConfig(device.name, CONTEXT, BLOCKS, max_step_tokens=32, max_running=4, groups=groups)
+        loaded = device.load(model, Weights(checkpoint.path, models.stored_weights(checkpoint)), config)
+    for pool in loaded.kv.pools:  # NaN, of whatever type: what nobody has written must not matter
+        pool.view(torch.uint8).fill_(255)
+        pool[0] = 0
+    return Loaded(loaded, groups, model.vocab_size)
+
+
+@dataclass(frozen=True)
+class TwoDevices:
+    """What both say, step by step."""
+
+    cuda: Loaded
+    reference: Loaded
+
+    @classmethod
+    def of(cls, path: Path, gpu: Gpu, options: CudaOptions = CudaOptions()) -> "TwoDevices":  # noqa: B008
+        reference = ReferenceDevice(keep_dequantized=True, threads=1)
+        return cls(load(path, CudaDevice(gpu, options)), load(path, reference))
+
+    def step(self, *parts: tuple[Request, int]) -> tuple[Tensor, Tensor]:
+        """Logits of the GPU and of the reference; the requests' `num_computed` move on."""
+        both = self.cuda.step(*parts), self.reference.step(*parts)
+        for it, count in parts:
+            it.num_computed += count
+        return both
+
+    def request(self, ids: Sequence[int], *blocks: int) -> Request:
+        return Request(1, tuple(ids), SamplingParams(), block_tables=tuple(list(blocks) for _ in self.cuda.groups))
+
+    def cached(self, computed: int, left: int, *blocks: int) -> Request:
+        """A request with `computed` tokens computed, by the reference, and found on both devices; `left` are not."""
+        request = self.request(tokens(computed + left, self.cuda.vocab_size), *blocks)
+        self.reference.step((request, computed))
+        for there, found in zip(self.cuda.model.kv.pools, self.reference.model.kv.pools, strict=True):
+            as_floats(there)[list(blocks)] = found[list(blocks)].to(as_floats(there))
+        request.num_computed = computed
+        return request
+
+    def a_chunk_and_a_reply(self) -> tuple[Tensor, Tensor]:
+        """The rest of a long prompt, and the next token of another request. -> float32 [2 rows, vocabulary] of each."""
+        first, second = self.cached(16, 3, 3, 8), self.cached(4, 1, 7)
+        return self.step((first, 3), (second, 1))
+
+    def chunks_and_replies(self) -> tuple[Tensor, Tensor]:
+        """The rest of a long prompt with a short one; then both reply, with a third of one token. -> float32 [5 rows,
+        vocabulary] of each."""
+        first, second = self.cached(34, 3, 3, 8, 2), self.request(tokens(4, self.cuda.vocab_size), 7)
+        third = self.request(tokens(1, self.cuda.vocab_size), 1)
+        prompts = self.step((first, 3), (second, 4))
+        first.output_ids.append(1)
+        second.output_ids.append(2)
+        replies = self.step((first, 1), (third, 1), (second, 1))
+        cuda, reference = zip(prompts, replies, strict=True)
+        return torch.cat(cuda), torch.cat(reference)
+
+
+def tokens(count: int, vocab_size: int) -> list[int]:
+    return torch.randint(0, vocab_size, (count,), generator=torch.Generator().manual_seed(count)).tolist()
+
+
+def check_close(cuda: Tensor, reference: Tensor, close: float = CLOSE) -> None:
+    wanted, found = reference.log_softmax(-1), cuda.log_softmax(-1)
+    divergence = (wanted.exp() * (wanted - found)).sum(-1).mean()
+    assert divergence <= close
+    best = reference.topk(2).values
+    clear = best[:, 0] - best[:, 1] > GAP
+    assert torch.equal(cuda.argmax(-1)[clear], reference.argmax(-1)[clear])

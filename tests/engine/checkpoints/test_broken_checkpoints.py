@@ -1,0 +1,139 @@
+"""Checkpoints that are incomplete, damaged or hostile: one error each that names what is wrong, and nothing is left."""
+
+import gc
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from engine.errors import UnsupportedModel
+from engine.load_options import LoadOptions
+from engine.loading import load_engine, open_checkpoint
+from quant.errors import InglenookError, ModelFileError, SafetensorsError
+from tests.engine.checkpoints.quantized_folders import edit_config
+from tests.engine.models.tiny_llama import make
+
+INDEX = "model.safetensors.index.json"
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three shards, and what shows how large they are."""
+    folder = tmp_path_factory.mktemp("whole")
+    make(folder).reference.save_pretrained(folder / "checkpoint", max_shard_size="150KB")
+    assert len(list((folder / "checkpoint").glob("*.safetensors"))) == 3
+    return folder / "checkpoint"
+
+
+@pytest.fixture
+def folder(whole: Path, tmp_path: Path) -> Path:
+    copy = tmp_path / "checkpoint"
+    copy.mkdir()
+    for file in whole.iterdir():
+        (copy / file.name).write_bytes(file.read_bytes())
+    return copy
+
+
+def shard(folder: Path, number: int) -> Path:
+    return sorted(folder.glob("*.safetensors"))[number]
+
+
+def edit_shard(folder: Path, change: Callable[[dict[str, torch.Tensor]], object], *, number: int = 1) -> None:
+    tensors = load_file(shard(folder, number))
+    change(tensors)
+    save_file(tensors, shard(folder, number))
+
+
+def edit_map(folder: Path, change: Callable[[dict[str, object]], object]) -> None:
+    index = json.loads((folder / INDEX).read_text())
+    change(index["weight_map"])
+    (folder / INDEX).write_text(json.dumps(index))
+
+
+def cut(folder: Path) -> None:
+    os.truncate(shard(folder, 2), shard(folder, 2).stat().st_size - 1)
+
+
+def lead_out(folder: Path) -> None:
+    outside = folder.parent / "outside.safetensors"
+    shard(folder, 0).rename(outside)
+    (folder / "model-00001-of-00003.safetensors").symlink_to(outside)
+
+
+def config_leads_out(folder: Path) -> None:
+    (folder / "config.json").rename(folder.parent / "config.json")
+    (folder / "config.json").symlink_to(folder.parent / "config.json")
+
+
+def forget_a_tensor(folder: Path) -> None:
+    edit_shard(folder, lambda tensors: tensors.pop("model.layers.1.mlp.up_proj.weight"))
+    edit_map(folder, lambda names: names.pop("model.layers.1.mlp.up_proj.weight"))
+
+
+def one_more(folder: Path) -> None:
+    edit_shard(folder, lambda tensors: tensors.update({"model.layers.1.self_attn.sinks": torch.zeros(4)}))
+    edit_map(folder, lambda names: names.update({"model.layers.1.self_attn.sinks": shard(folder, 1).name}))
+
+
+def remove_weights(folder: Path) -> None:
+    for path in folder.glob("*safetensors*"):
+        path.unlink()
+
+
+def other_shape(folder: Path) -> None:
+    name = "model.layers.1.mlp.up_proj.weight"
+    edit_shard(folder, lambda tensors: tensors.update({name: tensors[name][:-1].contiguous()}))
+
+
+Break = Callable[[Path], object]
+BREAKS: dict[str, tuple[Break, type[InglenookError], str]] = {
+    "a shard is missing": (lambda f: shard(f, 1).unlink(), SafetensorsError, "00002-of-00003"),
+    "a shard is cut off": (cut, SafetensorsError, "00003-of-00003"),
+    "a shard leads out of the folder": (lead_out, SafetensorsError, "leads out"),
+    "the map climbs": (lambda f: edit_map(f, lambda m: m.update({"x": "../x.safetensors"})), SafetensorsError, "x"),
+    "the map is absolute": (lambda f: edit_map(f, lambda m: m.update({"x": "/etc/passwd"})), SafetensorsError, "x"),
+    "the map names a pickle": (lambda f: edit_map(f, lambda m: m.update({"x": "x.bin"})), SafetensorsError, "x.bin"),
+    "the map is no map": (lambda f: (f / INDEX).write_text('{"weight_map": [1]}'), SafetensorsError, "weight_map"),
+    "a tensor is missing": (forget_a_tensor, ModelFileError, r"blk\.1\.ffn_up"),
+    "a tensor is left over": (one_more, UnsupportedModel, "sinks"),
+    "a tensor has another shape": (other_shape, ModelFileError, r"layers\.1\.mlp\.up_proj"),
+    "no configuration": (lambda f: (f / "config.json").unlink(), ModelFileError, r"config\.json"),
+    "a configuration that leads out": (config_leads_out, ModelFileError, "leads out"),
+    "a configuration that is no JSON": (lambda f: (f / "config.json").write_text("{"), ModelFileError, "JSON"),
+    "an unknown architecture": (lambda f: edit_config(f, model_type="mamba"), UnsupportedModel, "'mamba'"),
+    "no architecture": (lambda f: edit_config(f, model_type=None), UnsupportedModel, "model_type"),
+    "more layers than there are": (lambda f: edit_config(f, num_hidden_layers=4), ModelFileError, r"blk\.3\."),
+    "fewer layers than there are": (lambda f: edit_config(f, num_hidden_layers=2), UnsupportedModel, r"blk\.2\."),
+    "another vocabulary": (lambda f: edit_config(f, vocab_size=98), ModelFileError, "embed_tokens"),
+    "another activation": (lambda f: edit_config(f, hidden_act="relu"), UnsupportedModel, "hidden_act"),
+    "no weights": (remove_weights, ModelFileError, "safetensors"),
+}
+
+
+def mapped(folder: Path) -> list[str]:
+    return [line for line in Path("/proc/self/maps").read_text().splitlines() if str(folder) in line]
+
+
+@pytest.mark.parametrize("name", BREAKS)
+def test_one_error_names_it_and_nothing_is_left(folder: Path, name: str) -> None:
+    change, kind, words = BREAKS[name]
+    change(folder)
+    descriptors = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(kind, match=words) as caught, open_checkpoint(folder) as checkpoint:
+        load_engine(checkpoint, LoadOptions(backend="reference"))
+    assert type(caught.value).__name__ in {"SafetensorsError", "ModelFileError", "UnsupportedModel"}
+    del caught
+    gc.collect()
+    assert mapped(folder) == []
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+
+
+def test_the_whole_one_loads(folder: Path) -> None:
+    """Guards the test above: what it changes is what is wrong."""
+    with open_checkpoint(folder) as checkpoint:
+        assert mapped(folder)
+        assert load_engine(checkpoint, LoadOptions(backend="reference")).vocab_size == 97

@@ -1,0 +1,155 @@
+import contextlib
+import os
+import re
+import signal
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine import models
+from engine.backends.reference import ReferenceOperations
+from engine.checkpoints.weights import Weights
+from engine.loading import open_checkpoint
+from engine.models.decoder import Decoder, Layer
+from quant.errors import ModelFileError
+from tests.random_gguf import SIZES, Shape, write
+
+WIDE = Shape(3, 1024, 16, 4, 64, 2048, 4096)  # tensors of megabytes
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("tiny") / "tiny.gguf"
+    write(path, "Q8_0", SIZES["tiny"])
+    return path
+
+
+def loaders_end() -> bool:
+    """Whether the threads that load are gone, or about to be. One that is just starting cannot be joined yet."""
+    for thread in threading.enumerate():
+        while thread.name.startswith("loading") and thread in threading.enumerate():
+            with contextlib.suppress(RuntimeError):
+                thread.join(timeout=600)
+    return not any(thread.name.startswith("loading") for thread in threading.enumerate())
+
+
+def layers_of(path: Path, threads: int) -> tuple[Layer, ...]:
+    with open_checkpoint(path) as checkpoint:
+        config = models.read_config(checkpoint.metadata)
+        weights = Weights(checkpoint.path, models.stored_weights(checkpoint), threads=threads)
+        model = models.load(config, weights, ReferenceOperations(keep_dequantized=True), 512)
+    assert isinstance(model, Decoder)
+    return model._layers
+
+
+def test_the_model_is_the_same_whoever_loads_it(tiny: Path) -> None:
+    alone, together = layers_of(tiny, threads=1), layers_of(tiny, threads=4)
+    assert len(alone) == len(together) == SIZES["tiny"].layers
+    for one, other in zip(alone, together, strict=True):
+        assert one.attention_norm is not None
+        assert other.attention_norm is not None
+        assert torch.equal(one.attention_norm, other.attention_norm)
+        for ours, theirs in ((one.qkv.weight, other.qkv.weight), (one.gate_up, other.gate_up), (one.down, other.down)):
+            assert torch.equal(ours.dequantize(), theirs.dequantize())
+
+
+def test_as_many_items_at_a_time_as_there_are_threads(tiny: Path) -> None:
+    """Each waits for two others, which only ends if all three run."""
+    meeting = threading.Barrier(3)
+
+    def load(item: int) -> int:
+        meeting.wait(timeout=600)
+        return item * 10
+
+    with open_checkpoint(tiny) as checkpoint:
+        assert Weights(checkpoint.path, models.stored_weights(checkpoint), threads=3).together(load, range(6)) == [
+            0,
+            10,
+            20,
+            30,
+            40,
+            50,
+        ]
+    assert loaders_end()
+
+
+def test_the_error_is_the_first_items_and_the_others_end(tiny: Path) -> None:
+    """Item 1 fails while item 0 works, and item 0's error is the one that is told."""
+    failed, taken = threading.Event(), []
+
+    with open_checkpoint(tiny) as checkpoint:
+        weights = Weights(checkpoint.path, models.stored_weights(checkpoint), threads=2)
+
+        def load(item: int) -> None:
+            if item == 1:
+                failed.set()
+                raise ValueError("the second")
+            failed.wait(timeout=600)
+            taken.append(item)
+            weights.take(f"blk.{item}.no_such_tensor", 1)
+
+        with pytest.raises(ModelFileError, match=r"blk\.0\.no_such_tensor"):
+            weights.together(load, range(50))
+    assert len(taken) < 50
+    assert loaders_end()
+
+
+def test_an_interrupt_ends_with_the_tensors_under_way(tiny: Path) -> None:
+    """The signal comes while a thread reports its layer's first tensor. None begins another, and no thread is left."""
+    done: list[int] = []
+
+    def report(bytes_done: int, total: int) -> None:
+        done.append(bytes_done)
+        if len(done) == 3:  # after the embedding and the head
+            os.kill(os.getpid(), signal.SIGINT)
+            interrupted.wait(timeout=600)
+
+    class Told(Weights):
+        """Tells the report when the main thread has got the signal."""
+
+        def __setattr__(self, name: str, value: object) -> None:
+            super().__setattr__(name, value)
+            if name == "_given_up" and value:
+                interrupted.set()
+
+    interrupted = threading.Event()
+    with open_checkpoint(tiny) as checkpoint:
+        config = models.read_config(checkpoint.metadata)
+        weights = Told(checkpoint.path, models.stored_weights(checkpoint), report, threads=2)
+        with pytest.raises(KeyboardInterrupt):
+            models.load(config, weights, ReferenceOperations(keep_dequantized=False), 512)
+        assert 3 <= len(done) <= 4
+    assert loaders_end()
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_no_more_of_the_file_stays_in_memory_than_is_being_decoded(tmp_path: Path, threads: int) -> None:
+    path = tmp_path / "wide.gguf"
+    write(path, "Q8_0", WIDE)
+    resident: list[int] = []
+    with open_checkpoint(path) as checkpoint:
+        largest = max(weight.nbytes for weight in models.stored_weights(checkpoint).values())
+        config = models.read_config(checkpoint.metadata)
+        weights = Weights(
+            checkpoint.path,
+            models.stored_weights(checkpoint),
+            lambda done, total: resident.append(resident_bytes(path)),
+            threads,
+        )
+        models.load(config, weights, ReferenceOperations(keep_dequantized=False), 512)
+    assert len(resident) == 3 + 9 * WIDE.layers
+    # What the system reads around a page that is asked for belongs to the neighbours.
+    assert max(resident) <= (threads - 1) * largest + (1 << 20) < path.stat().st_size
+
+
+def resident_bytes(path: Path) -> int:
+    """Bytes of a file that are in this process's memory."""
+    total, counted = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if re.match(r"[0-9a-f]+-[0-9a-f]+ ", line):
+            counted = line.endswith(str(path))
+        elif counted and line.startswith("Rss:"):
+            total += int(line.split()[1]) << 10
+    return total

@@ -1,0 +1,20 @@
+"""Tests of engine/kernels/activations.py."""
+
+import pytest
+import torch
+
+from engine.config import Gate
+from engine.kernels import activations, reference
+
+pytestmark = pytest.mark.usefixtures("fenced_memory")
+
+
+@pytest.mark.parametrize("kind", Gate)
+@pytest.mark.parametrize(("tokens", "width"), [(1, 16), (3, 1024), (2, 1500)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_it_is_the_reference(kind: Gate, tokens: int, width: int, dtype: torch.dtype, device: torch.device) -> None:
+    x = (3 * torch.randn(tokens, 2 * width)).to(dtype)
+    got = activations.gated(x.to(device), kind).cpu()
+    want = reference.gated(x.float(), kind)
+    assert got.dtype == dtype
+    torch.testing.assert_close(got.float(), want, rtol=1e-2 if dtype == torch.bfloat16 else 1e-5, atol=1e-5)

@@ -1,0 +1,52 @@
+"""Blocks whose tokens and data follow from their keys, so that whoever reads one knows what it must be."""
+
+import hashlib
+from collections.abc import Iterable
+from pathlib import Path
+
+from engine.config import BLOCK_SIZE
+from engine.kv.blocks import BlockKey
+from engine.kv.disk.quota import Quota
+from engine.kv.disk.run_file import RUN_BLOCKS
+from engine.kv.disk.store import DiskStore, FilledBlock
+
+FINGERPRINT = bytes(range(32))
+SIZES = (1000, 37)  # bytes of a block, of each group
+
+
+def new_store(root: Path, limit: int | None = 1 << 30) -> DiskStore:
+    """Another store, as another process has it, over the same folder."""
+    return DiskStore(root / "model", FINGERPRINT, SIZES, Quota(root, limit))
+
+
+def keys_of(name: object, count: int = RUN_BLOCKS) -> list[BlockKey]:
+    """Of a segment, which is named by the first of them."""
+    return [BlockKey(hashlib.sha256(f"{name} {number}".encode()).digest()) for number in range(count)]
+
+
+def token_ids_of(key: BlockKey) -> tuple[int, ...]:
+    return tuple(hashlib.shake_128(key).digest(BLOCK_SIZE))
+
+
+def data_of(key: BlockKey, group: int, size: int) -> bytes:
+    return hashlib.shake_128(key + bytes([group])).digest(size)
+
+
+def filled(keys: Iterable[BlockKey], group: int = 0, size: int | None = None) -> list[FilledBlock]:
+    size = SIZES[group] if size is None else size
+    return [(key, token_ids_of(key), memoryview(data_of(key, group, size))) for key in keys]
+
+
+def read_back(store: DiskStore, group: int, first_key: BlockKey) -> set[BlockKey]:
+    """The keys of all blocks that are found of a segment; each is what it must be. Raises DiskMiss."""
+    blocks = list(store.find(group, first_key).values())
+    read: list[bytes] = [b""] * len(blocks)
+
+    def into(place: int, data: memoryview) -> None:
+        read[place] = bytes(data)
+
+    assert store.read(blocks, into) == SIZES[group] * len(blocks)
+    for block, data in zip(blocks, read, strict=True):
+        assert block.token_ids == token_ids_of(block.key)
+        assert data == data_of(block.key, group, SIZES[group])
+    return {block.key for block in blocks}

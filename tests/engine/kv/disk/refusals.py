@@ -1,0 +1,60 @@
+"""A disk that refuses what would change it, and a clock for what is tried again later."""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from io import FileIO
+
+import pytest
+
+from engine.kv.disk import run_file
+
+
+@dataclass
+class Refusals:
+    """System calls that change something: from the `first` to the last one of them `error` is what comes back."""
+
+    first: int
+    last: int
+    error: int
+    calls: int = 0
+
+    def count(self) -> None:
+        self.calls += 1
+        if self.first <= self.calls <= self.last:
+            raise OSError(self.error, os.strerror(self.error))
+
+    def install(self, patch: pytest.MonkeyPatch) -> None:
+        refusals, opens = self, os.open
+
+        def open_(path: str, flags: int, mode: int = 0o777) -> int:
+            if flags & (os.O_WRONLY | os.O_CREAT):
+                refusals.count()
+            return opens(path, flags, mode)
+
+        def counted(change: Callable[..., None]) -> Callable[..., None]:
+            def call(*arguments: object, **options: object) -> None:
+                refusals.count()
+                change(*arguments, **options)
+
+            return call
+
+        class Refusing(FileIO):
+            def write(self, data: memoryview, /) -> int:  # type: ignore[override]
+                if refusals.calls + 1 == refusals.first and len(data) > 1:
+                    return super().write(data[: len(data) // 2])  # what fits; the next call says so
+                refusals.count()
+                return super().write(data)
+
+        patch.setattr(os, "open", open_)
+        for name in ("mkdir", "chmod", "replace"):
+            patch.setattr(os, name, counted(getattr(os, name)))
+        patch.setattr(run_file, "FileIO", Refusing)
+
+
+@dataclass
+class Clock:
+    now: float = 0.0
+
+    def __call__(self) -> float:
+        return self.now

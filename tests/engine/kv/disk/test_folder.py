@@ -1,0 +1,247 @@
+"""The root folder: what is listed of each model, what is found wrong, and that only our own files are deleted."""
+
+import json
+import os
+import stat
+import threading
+from pathlib import Path
+
+import pytest
+
+from engine.config import BLOCK_SIZE
+from engine.kv.blocks import BlockKey
+from engine.kv.disk.folder import (
+    ABOUT,
+    About,
+    Clearing,
+    clear,
+    delete,
+    kept_models,
+    limit_of,
+    model_folder,
+    named,
+    problem_of,
+    run_files,
+)
+from engine.kv.disk.quota import GIB, Quota
+from engine.kv.disk.store import DiskStore
+
+BLOCK_BYTES = (64, 4096 + 24)
+TINY = About("tiny:1k", "ab" * 32, "cpu", "float16")
+
+
+def key(number: int) -> BlockKey:
+    return BlockKey(number.to_bytes(2, "big") * 16)
+
+
+def store(root: Path, fingerprint: bytes = b"\x01" * 32, about: About = TINY) -> DiskStore:
+    return DiskStore(model_folder(root, fingerprint, about), fingerprint, BLOCK_BYTES, Quota(root, GIB))
+
+
+def write(store: DiskStore, segment: int, count: int, group: int = 0) -> int:
+    """Blocks of a segment whose first key is that number; in the bucket that the number's high byte names."""
+    data = memoryview(bytes([segment % 255 + 1]) * BLOCK_BYTES[group])
+    blocks = [(key(segment + place), tuple(range(BLOCK_SIZE)), data) for place in range(count)]
+    return store.write(group, key(segment), blocks)
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def all_below(root: Path) -> set[str]:
+    return {str(path.relative_to(root)) for path in root.rglob("*")}
+
+
+def test_a_folder_is_private_whatever_the_umask_is(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        folder = model_folder(tmp_path / "cache" / "kv", b"\x01" * 32, TINY)
+    finally:
+        os.umask(before)
+    assert folder == tmp_path / "cache" / "kv" / ("01" * 16)
+    assert [mode(place) for place in (folder.parent, folder, folder / ABOUT)] == [0o700, 0o700, 0o600]
+    assert all_below(folder) == {ABOUT}
+
+
+def test_it_keeps_when_it_was_made_and_learns_a_new_name(tmp_path: Path) -> None:
+    folder = model_folder(tmp_path, b"\x01" * 32, TINY)
+    assert json.loads((folder / ABOUT).read_text())["made"].endswith("Z")
+    (folder / ABOUT).write_text(json.dumps({"model": "old", "made": "2026-01-01T00:00:00Z", "more": 1, "backend": 2}))
+    model_folder(tmp_path, b"\x01" * 32, TINY)
+    assert json.loads((folder / ABOUT).read_text()) == {
+        "model": "tiny:1k",
+        "sha256": "ab" * 32,
+        "backend": "cpu",
+        "kv_type": "float16",
+        "made": "2026-01-01T00:00:00Z",
+    }
+    written = (folder / ABOUT).stat().st_ino
+    model_folder(tmp_path, b"\x01" * 32, TINY)
+    assert (folder / ABOUT).stat().st_ino == written
+
+
+def test_a_folder_that_cannot_be_made_is_named_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    assert model_folder(tmp_path / "file", b"\x01" * 32, TINY) == tmp_path / "file" / ("01" * 16)
+
+    def refuse(*arguments: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(os, "replace", refuse)
+    assert list(model_folder(tmp_path, b"\x02" * 32, TINY).iterdir()) == []
+
+
+def test_what_is_kept_of_each_model(tmp_path: Path) -> None:
+    first, second = store(tmp_path), store(tmp_path, b"\x02" * 32, About("other"))
+    model_folder(tmp_path, b"\x03" * 32, About("empty"))
+    write(first, 1000, 5)
+    write(first, 2000, 3)
+    write(first, 1000, 4, group=1)
+    write(second, 1000, 2)
+    (bad,) = second.folder.glob("??/*.run")
+    for used, file in enumerate(run_files(tmp_path)):
+        os.utime(file.path, ns=(used, used))
+    os.utime(bad, ns=(7_000, 7_000))
+    other, tiny = kept_models(tmp_path)
+    assert (tiny.about.model, tiny.about.kv_type, tiny.fingerprint) == ("tiny:1k", "float16", "01" * 16)
+    assert (tiny.files, tiny.blocks, tiny.tokens) == (3, 12, 8 * BLOCK_SIZE)
+    assert tiny.size == sum(path.stat().st_size for path in tiny.folder.glob("??/*.run"))
+    assert (other.about.model, other.blocks, other.used) == ("other", 2, 7_000)
+    bad.write_bytes(b"no run file")
+    (other.folder / ABOUT).write_bytes(b"\xff[")
+    other = kept_models(tmp_path)[0]
+    assert (other.about, other.files, other.size, other.blocks) == (About(), 1, 11, 0)
+
+
+def test_models_are_chosen_by_name_digest_and_fingerprint(tmp_path: Path) -> None:
+    for number, name in enumerate(("tiny:1k", "tiny:1k", "other"), 1):
+        about = About(name, "cd" * 32 if name == "other" else "")
+        write(store(tmp_path, bytes([number]) * 32, about), 1, 1)
+    models = kept_models(tmp_path)
+
+    def chosen(*asked: str) -> set[str]:
+        return {model.fingerprint[:2] for model in named(models, *asked)}
+
+    assert chosen("tiny:1k") == {"01", "02"}
+    assert chosen("another name", "cd" * 32) == {"03"}
+    assert chosen("0303") == chosen("03" * 16) == {"03"}
+    assert chosen("030") == chosen("") == chosen("nothing") == set()
+
+
+def test_clearing_frees_what_it_says_and_leaves_what_is_not_ours(tmp_path: Path) -> None:
+    kept = store(tmp_path)
+    for segment in range(0, 3000, 256):
+        write(kept, segment, 2)
+    write(store(tmp_path, b"\x02" * 32), 0, 1)
+    bucket = kept.folder / "00"
+    (bucket / "half.tmp").write_bytes(b"12345")
+    (bucket / "notes.txt").touch()
+    (kept.folder / "photos").mkdir()
+    (kept.folder / "photos" / "x.run").touch()
+    (tmp_path / "mine" / "00").mkdir(parents=True)
+    (tmp_path / "mine" / "00" / "y.run").touch()
+    (tmp_path / ("09" * 16)).symlink_to(kept.folder)
+    (kept.folder / "ff").symlink_to(tmp_path / "mine" / "00")
+    models = kept_models(tmp_path)
+    assert {model.fingerprint for model in models} == {"01" * 16, "02" * 16}
+    size = next(model.size for model in models if model.folder == kept.folder)
+    assert clear(kept.folder) == Clearing(freed=size + 5)
+    assert all_below(kept.folder) == {
+        ABOUT, "photos", "photos/x.run", "ff", bucket.name, f"{bucket.name}/notes.txt",
+    }  # fmt: skip
+    assert [model.fingerprint for model in kept_models(tmp_path)] == ["02" * 16]
+    assert all(file.path.name != "y.run" for file in run_files(tmp_path))
+    assert (tmp_path / "mine" / "00" / "y.run").exists()
+    assert clear(kept.folder) == clear(tmp_path / "nowhere") == Clearing()
+
+
+def test_a_store_in_use_misses_what_was_cleared_and_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    kept = store(tmp_path)
+    write(kept, 1000, 3)
+    assert len(kept.find(0, key(1000))) == 3
+    assert clear(kept.folder).left == 0
+    assert kept.find(0, key(1000)) == {}
+    assert write(kept, 1000, 2) == 2 * BLOCK_BYTES[0]
+    assert kept.find(0, key(1000)).keys() == {key(1000), key(1001)}
+    [model] = kept_models(tmp_path)
+    assert (model.about.model, model.blocks) == ("tiny:1k", 2)
+    assert caplog.records == []
+
+
+def test_clearing_while_another_thread_writes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    kept = store(tmp_path)
+    ended = threading.Event()
+
+    def write_on() -> None:
+        for segment in range(0, 40_000, 100):
+            write(kept, segment, 1)
+            kept.find(0, key(segment))
+        ended.set()
+
+    writing = threading.Thread(target=write_on)
+    writing.start()
+    cleared = Clearing()
+    while not ended.is_set():
+        cleared += clear(kept.folder)
+    writing.join()
+    cleared += clear(kept.folder)
+    assert cleared.left == 0
+    assert cleared.freed > 0
+    assert kept_models(tmp_path) == []
+    assert not kept.is_paused
+    assert caplog.records == []
+
+
+def test_what_cannot_be_deleted_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = store(tmp_path)
+    write(kept, 1000, 1)
+
+    def refuse(self: Path, missing_ok: bool = False) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", refuse)
+        assert clear(kept.folder) == Clearing(left=1)
+    assert delete(tmp_path / "nothing") == Clearing()
+
+
+def test_what_is_wrong_with_a_file(tmp_path: Path) -> None:
+    kept, other = store(tmp_path), store(tmp_path, b"\x02" * 32)
+    write(kept, 1000, 3)
+    write(other, 1000, 3)
+    [good], [foreign] = (list(one.folder.glob("??/*.run")) for one in (kept, other))
+    assert problem_of(good) == problem_of(foreign) == ""
+
+    def content_is(content: bytes) -> str:
+        good.write_bytes(content)
+        return problem_of(good)
+
+    content = good.read_bytes()
+    assert content_is(content[:-1] + b"\x00") == "block 2 is damaged"
+    assert content_is(content[:-1]) == "it is cut off"
+    assert content_is(foreign.read_bytes()) == "it is of another model"
+    assert content_is(content) == ""
+    moved = good.with_name("03e8ffff" + good.name[8:])
+    moved.write_bytes(content)
+    moved.chmod(0o600)
+    assert problem_of(moved) == "it is of another segment"
+    moved.chmod(0o644)
+    assert problem_of(moved) == "others may read or write it"
+    moved.unlink()
+    assert problem_of(moved) == ""
+    moved.symlink_to(good)
+    assert problem_of(moved) == "it is a link"
+
+
+def test_the_limit_is_what_was_set_or_follows_the_disk(tmp_path: Path) -> None:
+    assert limit_of(tmp_path, 5, 9) == 5
+    assert 0 < limit_of(tmp_path / "not" / "there", None, 0) <= 100 * GIB
+
+
+def test_a_root_that_is_gone_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "kv").symlink_to(tmp_path / "nowhere")
+    kept = store(tmp_path / "kv")
+    assert write(kept, 1000, 1) == 0
+    assert kept.is_paused
+    assert len(caplog.records) == 1

@@ -1,0 +1,361 @@
+"""One file: what was written is read, and nothing that is anything else."""
+
+import errno
+import os
+import random
+import stat
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from io import FileIO
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from engine.kv.blocks import BlockKey
+from engine.kv.disk import run_file
+from engine.kv.disk.run_file import (
+    DATA_START,
+    RUN_BLOCKS,
+    BadRun,
+    Head,
+    RunHeader,
+    append,
+    create,
+    opened,
+    read_blocks,
+    read_head,
+    verify,
+)
+from tests.engine.kv.disk.known_blocks import FINGERPRINT, filled, keys_of
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
+
+SIZE = 100
+HEADER_BYTES = 112
+ENTRY_BYTES = 104
+
+
+@pytest.fixture(autouse=True)
+def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between two looks at a damaged table."""
+    monkeypatch.setattr(run_file, "BETWEEN_LOOKS", 0.0)
+
+
+def header_of(first_key: BlockKey, size: int = SIZE) -> RunHeader:
+    return RunHeader(FINGERPRINT, 3, size, first_key, os.urandom(16))
+
+
+def new_file(path: Path, count: int, size: int = SIZE, name: str = "chain") -> list[BlockKey]:
+    keys = keys_of(name, count)
+    header = header_of(keys[0], size)
+    create(path, header)
+    append(path, header, 0, filled(keys, size=size))
+    return keys
+
+
+def contents(path: Path, indexes: list[int] | None = None) -> list[bytes]:
+    """Of some blocks, or of all."""
+    read: dict[int, bytes] = {}
+    with opened(path) as file:
+        head = read_head(file)
+        indexes = sorted(head.entries) if indexes is None else indexes
+        read_blocks(file, head, indexes, lambda place, data: read.update({place: bytes(data)}))
+    assert list(read) == list(range(len(indexes)))
+    return list(read.values())
+
+
+def head_of(path: Path) -> Head:
+    with opened(path) as file:
+        return read_head(file)
+
+
+def change(path: Path, start: int, new: bytes) -> None:
+    with path.open("r+b") as file:
+        file.seek(start)
+        file.write(new)
+
+
+def flip(path: Path, offset: int) -> None:
+    change(path, offset, bytes([path.read_bytes()[offset] ^ 1 << random.randrange(8)]))
+
+
+def entry_start(index: int) -> int:
+    return HEADER_BYTES + index * ENTRY_BYTES
+
+
+# -- what was written is read
+
+
+@pytest.mark.parametrize("size", [1, 7, 4097, run_file.READ_AT_ONCE // 3, run_file.READ_AT_ONCE + 1])
+def test_round_trip(tmp_path: Path, size: int) -> None:
+    path, keys = tmp_path / "one.run", keys_of("chain", 9)
+    header, blocks = header_of(keys[0], size), filled(keys, size=size)
+    create(path, header)
+    assert head_of(path) == Head(header, {}, DATA_START)
+    for start, stop in ((0, 1), (1, 5), (5, 9)):
+        append(path, header, start, blocks[start:stop])
+        head = head_of(path)
+        assert head.header == header
+        assert head.is_settled
+        assert [(entry.key, entry.token_ids) for entry in head.entries.values()] == [it[:2] for it in blocks[:stop]]
+    assert contents(path) == [bytes(data) for _, _, data in blocks]
+    some = [8, 2, 3, 4, 0, 6]
+    assert contents(path, some) == [bytes(blocks[index][2]) for index in some]
+    assert path.stat().st_size == DATA_START + 9 * size
+
+
+def test_a_file_has_room_for_a_segment(tmp_path: Path) -> None:
+    path = tmp_path / "one.run"
+    keys = new_file(path, RUN_BLOCKS)
+    assert [entry.key for entry in head_of(path).entries.values()] == keys
+    assert entry_start(RUN_BLOCKS) <= DATA_START
+    assert not verify(path)
+
+
+def test_blocks_that_are_not_asked_for_are_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "one.run"
+    new_file(path, 5)
+    flip(path, DATA_START + 2 * SIZE)
+    assert len(contents(path, [0, 1, 3, 4])) == 4
+
+
+# -- and nothing else is
+
+
+def bad(path: Path) -> str:
+    """What is wrong with it, which there must be."""
+    with pytest.raises(BadRun) as problem:
+        contents(path)
+    assert verify(path) == str(problem.value)
+    return str(problem.value)
+
+
+def test_every_byte_of_the_header_counts(tmp_path: Path) -> None:
+    path = tmp_path / "one.run"
+    new_file(path, 3)
+    whole = path.read_bytes()
+    for offset in range(HEADER_BYTES):
+        path.write_bytes(whole)
+        flip(path, offset)
+        assert bad(path)
+
+
+def test_every_entry_counts_and_the_last_one_may_be_torn(tmp_path: Path) -> None:
+    path, count = tmp_path / "one.run", 20
+    new_file(path, count)
+    while path.read_bytes()[entry_start(count) - 1] == 0:  # once in 256 times
+        path.unlink()
+        new_file(path, count)
+    whole = path.read_bytes()
+    for index in range(count):
+        path.write_bytes(whole)
+        flip(path, entry_start(index) + random.randrange(ENTRY_BYTES - 1))
+        assert bad(path) == f"entry {index} is damaged"
+    for kept in range(ENTRY_BYTES):
+        path.write_bytes(whole)
+        change(path, entry_start(count - 1) + kept, bytes(ENTRY_BYTES - kept))
+        head = head_of(path)
+        assert sorted(head.entries) == list(range(count - 1))
+        assert not head.is_settled
+        assert len(contents(path)) == count - 1
+
+
+def test_what_stands_where_no_entry_is_counts_for_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "one.run"
+    new_file(path, 3)
+    whole = path.read_bytes()
+    for offset in (entry_start(3), entry_start(40) + 102, entry_start(RUN_BLOCKS), DATA_START - 1):
+        path.write_bytes(whole)
+        flip(path, offset)
+        assert len(contents(path)) == 3
+
+
+def test_every_byte_of_the_data_counts(tmp_path: Path) -> None:
+    path = tmp_path / "one.run"
+    new_file(path, 2, size=50)
+    whole = path.read_bytes()
+    for offset in range(100):
+        path.write_bytes(whole)
+        flip(path, DATA_START + offset)
+        assert bad(path) == f"block {offset // 50} is damaged"
+
+
+def test_every_byte_that_is_cut_off_counts(tmp_path: Path) -> None:
+    path = tmp_path / "one.run"
+    new_file(path, 3, size=30)
+    size = path.stat().st_size
+    for length in (*range(size - 1, size - 95, -1), DATA_START, DATA_START - 1, HEADER_BYTES, 50, 1, 0):
+        os.truncate(path, length)
+        assert bad(path) == "it is cut off"
+        with pytest.raises(BadRun):
+            head_of(path)  # known before its data is read
+
+
+def test_data_and_entries_fit_their_place_alone(tmp_path: Path) -> None:
+    """What was swapped within a file, or with another one that holds the same."""
+    paths = [tmp_path / "one.run", tmp_path / "two.run"]
+    for path in paths:
+        new_file(path, 4)
+    first, second = (path.read_bytes() for path in paths)
+    for start, size, place in ((entry_start(1), ENTRY_BYTES, entry_start(2)), (DATA_START, SIZE, DATA_START + SIZE)):
+        change(paths[0], place, first[start : start + size])
+        assert bad(paths[0]).endswith("is damaged")
+        paths[0].write_bytes(first)
+    for start, stop in ((entry_start(1), entry_start(2)), (entry_start(0), DATA_START)):
+        change(paths[0], start, second[start:stop])
+        assert bad(paths[0]).endswith("is damaged")
+        paths[0].write_bytes(first)
+    assert first[DATA_START:] == second[DATA_START:]
+
+
+def test_the_same_data_with_other_entries_is_another_block(tmp_path: Path) -> None:
+    paths = [tmp_path / "one.run", tmp_path / "two.run"]
+    for path, name in zip(paths, "ab", strict=True):
+        new_file(path, 4, name=name)
+    change(paths[0], DATA_START, paths[1].read_bytes()[DATA_START:])
+    assert bad(paths[0]) == "block 0 is damaged"
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "why"),
+    [("MAGIC", b"INGLEKW\0", "no run file"), ("VERSION", 2, "has version 2"), ("RUN_BLOCKS", 32, "has version")],
+)
+def test_other_kinds_of_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, field: str, value: object, why: str
+) -> None:
+    path = tmp_path / "one.run"
+    with monkeypatch.context() as other:
+        other.setattr(run_file, field, value)
+        create(path, header_of(keys_of("chain")[0]))
+    assert why in bad(path)
+
+
+def test_blocks_of_no_bytes(tmp_path: Path) -> None:
+    create(tmp_path / "one.run", header_of(keys_of("chain")[0], 0))
+    assert "damaged" in bad(tmp_path / "one.run")
+
+
+# -- while somebody writes
+
+
+def test_a_table_that_is_just_being_written_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "one.run"
+    new_file(path, 5)
+    whole = path.read_bytes()
+    change(path, entry_start(2) + 50, bytes(20))
+    looks: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        looks.append(seconds)
+        if len(looks) == run_file.LOOKS:
+            path.write_bytes(whole)
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    assert len(contents(path)) == 5
+    assert len(looks) == run_file.LOOKS
+
+
+class _Growing(FileIO):
+    """A file that others append to, just before it is first read."""
+
+    grow: Callable[[], None] | None = None
+
+    def readinto(self, buffer: "WriteableBuffer", /) -> int:
+        grow, self.grow = self.grow, None
+        if grow is not None:
+            grow()
+        return super().readinto(buffer)
+
+
+def test_a_file_may_grow_while_its_head_is_read(tmp_path: Path) -> None:
+    path, keys = tmp_path / "one.run", keys_of("chain", 5)
+    header = header_of(keys[0])
+    create(path, header)
+    append(path, header, 0, filled(keys[:2], size=SIZE))
+    with _Growing(path) as file:
+        file.grow = lambda: append(path, header, 2, filled(keys[2:], size=SIZE))
+        assert len(read_head(file).entries) == 5
+
+
+# -- files of ours, and of nobody else
+
+
+@contextmanager
+def umask(mask: int) -> Iterator[None]:
+    before = os.umask(mask)
+    yield
+    os.umask(before)
+
+
+@pytest.mark.parametrize("mask", [0, 0o022, 0o377, 0o777])
+def test_files_are_ours_whatever_the_umask(tmp_path: Path, mask: int) -> None:
+    path = tmp_path / "one.run"
+    with umask(mask):
+        new_file(path, 3)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o602, 0o610, 0o601, 0o777])
+def test_files_that_others_may_use(tmp_path: Path, mode: int) -> None:
+    new_file(tmp_path / "one.run", 3)
+    (tmp_path / "one.run").chmod(mode)
+    assert "others" in bad(tmp_path / "one.run")
+
+
+def test_files_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    new_file(tmp_path / "one.run", 3)
+    mine = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: mine + 1)
+    assert "others" in bad(tmp_path / "one.run")
+
+
+def test_what_is_no_plain_file_is_not_waited_for(tmp_path: Path) -> None:
+    new_file(tmp_path / "one.run", 3)
+    (tmp_path / "link").symlink_to(tmp_path / "one.run")
+    (tmp_path / "loose").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe", 0o600)
+    for name, why in (("link", "link"), ("loose", "link"), ("folder", "plain"), ("pipe", "plain")):
+        assert why in bad(tmp_path / name)
+
+
+def test_links_are_not_followed_though_they_come_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    new_file(tmp_path / "one.run", 3)
+    (tmp_path / "link").symlink_to(tmp_path / "one.run")
+    monkeypatch.setattr(Path, "is_symlink", lambda path: False)
+    with pytest.raises(OSError, match="symbolic"):
+        contents(tmp_path / "link")
+    with pytest.raises(OSError, match="symbolic"):
+        append(tmp_path / "link", header_of(keys_of("chain")[0]), 3, [])
+
+
+def test_no_file_stays_open(tmp_path: Path) -> None:
+    new_file(tmp_path / "one.run", 3)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "empty").touch(0o600)
+    before = os.dup(0)
+    os.close(before)
+    for name in ("one.run", "folder", "empty"):
+        verify(tmp_path / name)
+    after = os.dup(0)
+    os.close(after)
+    assert after == before
+
+
+def test_what_cannot_be_begun_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*arguments: object) -> None:
+        raise OSError(errno.ENOSPC, "no space left")
+
+    for place in ((run_file, "_write"), (os, "replace")):
+        with monkeypatch.context() as broken:
+            broken.setattr(*place, full)
+            with pytest.raises(OSError, match="no space"):
+                create(tmp_path / "one.run", header_of(keys_of("chain")[0]))
+        assert not list(tmp_path.iterdir())
+
+
+def test_verify_tells_of_a_file_that_is_gone(tmp_path: Path) -> None:
+    assert "No such file" in verify(tmp_path / "one.run")

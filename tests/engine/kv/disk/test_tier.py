@@ -1,0 +1,365 @@
+"""Blocks in files: what an engine has computed is there for the next one, and never anything else."""
+
+import queue
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.config import BLOCK_SIZE, GroupConfig, Preemption, Restore
+from engine.core import Engine
+from engine.kv.blocks import BlockKey
+from engine.kv.disk.quota import Quota
+from engine.kv.disk.store import DiskBlock, DiskStore
+from engine.kv.mover import Reading
+from engine.request import PROGRAM, Origin, Request, SamplingParams, ServiceClass, TokenEvent
+from engine.thread import EngineThread
+from tests.app.server.live_server import Clock
+from tests.engine.hash_run import Run
+from tests.hash_model import HashRunner, HashTicket, LateMover, LateTicket, block_bytes, hash_engine
+
+FULL = (GroupConfig(),)
+KINDS = {
+    "full": FULL,
+    "windows": (GroupConfig(), GroupConfig(window=40)),
+    "hybrid": (GroupConfig(), GroupConfig(recurrent=True)),
+    "recurrent": (GroupConfig(recurrent=True),),
+}
+UNSTORED = Origin(stored=False)
+FINGERPRINT = bytes(range(32))
+
+
+@pytest.fixture
+def new_store(tmp_path: Path) -> Callable[[Sequence[GroupConfig]], DiskStore]:
+    """Another store, as another process has it, over the same folder."""
+
+    def store(groups: Sequence[GroupConfig] = FULL) -> DiskStore:
+        return DiskStore(tmp_path / "model", FINGERPRINT, block_bytes(groups), Quota(tmp_path, 1 << 30))
+
+    return store
+
+
+NewStore = Callable[..., DiskStore]
+
+
+def new_run(store: DiskStore, groups: tuple[GroupConfig, ...] = FULL, **options: object) -> tuple[Run, HashRunner]:
+    engine, runner = hash_engine(num_blocks=200, groups=groups, store=store, **options)  # type: ignore[arg-type]
+    return Run(engine), runner
+
+
+def answer(run: Run, prompt: tuple[int, ...], origin: Origin = PROGRAM, *, max_tokens: int = 40) -> Request:
+    """One request, run to its end, and its blocks written."""
+    request = run.submit(prompt, origin, ignore_eos=True, max_tokens=max_tokens)
+    run.run_out()
+    run.check()
+    return request
+
+
+def full_blocks(tokens: int) -> int:
+    return tokens // BLOCK_SIZE * BLOCK_SIZE
+
+
+def files(folder: Path) -> list[Path]:
+    return sorted(folder.rglob("*.run"))
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_the_next_engine_goes_on_where_this_one_ended(new_store: NewStore, kind: str) -> None:
+    groups = KINDS[kind]
+    first = answer(new_run(new_store(groups), groups)[0], tuple(range(300)))
+    run, runner = new_run(new_store(groups), groups, seed=1)
+    prompt = (*first.prompt_ids, *first.output_ids, *range(1000, 1020))
+    second = answer(run, prompt)
+    found = full_blocks(339) if kind in ("full", "windows") else full_blocks(299)  # a state is kept at a prompt's end
+    assert (second.cache.disk, second.cache.device, second.cache.host) == (found, 0, 0)
+    assert second.cache.restore_seconds > 0
+    assert runner.computed_tokens == len(prompt) - found + 39
+    counters = run.engine.state().counters
+    assert (counters.disk_tokens, counters.cached_tokens, counters.disk_misses) == (found, found, 0)
+    assert counters.disk_read_bytes > 0
+
+
+def test_what_is_on_the_device_is_not_read(new_store: NewStore) -> None:
+    run, _ = new_run(new_store())
+    first = answer(run, tuple(range(300)))
+    written = run.engine.state().counters.disk_written_bytes
+    again = answer(run, first.prompt_ids)
+    assert (again.cache.device, again.cache.disk) == (full_blocks(299), 0)
+    counters = run.engine.state().counters
+    assert written > 0
+    assert counters.disk_read_bytes == 0
+    assert counters.disk_written_bytes == written  # nor written again
+
+
+def test_files_go_on_where_the_device_ends(new_store: NewStore) -> None:
+    answer(new_run(new_store())[0], tuple(range(300)))
+    run, _ = new_run(new_store())
+    answer(run, tuple(range(100)))
+    longer = answer(run, tuple(range(300)))
+    assert (longer.cache.device, longer.cache.disk) == (96, full_blocks(299) - 96)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_others_go_on_while_files_are_read(new_store: NewStore, monkeypatch: pytest.MonkeyPatch, depth: int) -> None:
+    """A token a step, and nobody waits for the reading; who reads joins them when it has ended."""
+    known = answer(new_run(new_store())[0], tuple(range(300)))
+    run, _ = new_run(new_store(), depth=depth)
+    mover = run.engine._scheduler._memory.transfers.mover
+    assert isinstance(mover, LateMover)
+    begin, tickets = mover.read, list[LateTicket]()
+
+    def held(readings: Sequence[Reading]) -> LateTicket:
+        tickets.append(begin(readings))
+        tickets[-1].looks = 10**9
+        return tickets[-1]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(mover, "read", held)
+        patch.setattr(mover, "wait", lambda: pytest.fail("there is something to compute"))
+        reader = run.submit(known.prompt_ids, ignore_eos=True, max_tokens=5)
+        other = run.submit(tuple(range(500, 520)), ignore_eos=True, max_tokens=100)
+        run.step()
+        for count in range(1, 60):
+            assert (len(run.outputs[other.id]), len(run.outputs[reader.id])) == (count, 0)
+            run.step()
+        [ticket] = tickets
+        ticket.looks = 0
+        while reader.id not in run.finished:
+            run.step()
+    assert other.id not in run.finished
+    run.run_out()
+    run.check()
+    assert reader.cache.disk == full_blocks(299)
+
+
+def test_what_was_read_is_not_written_again(
+    new_store: NewStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer(new_run(new_store())[0], tuple(range(300)), max_tokens=1)
+    before = [(path, path.stat().st_size) for path in files(tmp_path)]
+    run, _ = new_run(new_store())
+    mover = run.engine._scheduler._memory.transfers.mover
+    assert isinstance(mover, LateMover)
+    monkeypatch.setattr(mover, "write", None)
+    answer(run, tuple(range(300)), max_tokens=1)
+    assert run.engine.state().counters.disk_read_bytes > 0
+    assert run.engine.state().counters.disk_written_bytes == 0
+    assert [(path, path.stat().st_size) for path in files(tmp_path)] == before
+
+
+def test_nothing_of_a_private_request_is_written(new_store: NewStore, tmp_path: Path) -> None:
+    answer(new_run(new_store())[0], tuple(range(300)), UNSTORED)
+    assert not files(tmp_path)
+    second = answer(new_run(new_store())[0], tuple(range(300)))
+    assert second.cache.tokens == 0
+
+
+def test_what_a_private_request_computed_is_written_for_another_one(new_store: NewStore) -> None:
+    run, _ = new_run(new_store())
+    answer(run, tuple(range(200)), UNSTORED)
+    shared = answer(run, (*range(200), *range(900, 1000)), max_tokens=1)
+    assert shared.cache.device == 192
+    again = answer(new_run(new_store())[0], shared.prompt_ids)
+    assert again.cache.disk == full_blocks(299)
+
+
+def test_salts_do_not_meet_in_files(new_store: NewStore) -> None:
+    answer(new_run(new_store())[0], tuple(range(300)), Origin(cache_salt="one"))
+    assert answer(new_run(new_store())[0], tuple(range(300)), Origin(cache_salt="two")).cache.tokens == 0
+    assert answer(new_run(new_store())[0], tuple(range(300)), Origin(cache_salt="one")).cache.disk == full_blocks(299)
+
+
+def test_a_chain_that_forks_is_found_on_both_sides(new_store: NewStore) -> None:
+    run, _ = new_run(new_store())
+    trunk = tuple(range(500))
+    ends = [tuple(range(first, first + 600)) for first in (1000, 2000, 3000)]
+    for end in ends:
+        answer(run, trunk + end, max_tokens=1)
+    for end in ends:
+        assert answer(new_run(new_store())[0], trunk + end).cache.disk == full_blocks(1099)
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_a_file_that_is_gone_is_a_miss(new_store: NewStore, tmp_path: Path, kind: str) -> None:
+    """Between the moment that it is found and the one that it is read."""
+    groups = KINDS[kind]
+    answer(new_run(new_store(groups), groups)[0], tuple(range(300)))
+    store = new_store(groups)
+    run, runner = new_run(store, groups)
+    request = run.submit(tuple(range(300)), ignore_eos=True, max_tokens=5)
+    found = run.engine._scheduler._memory.look_up(request, 18)
+    assert found.disk_blocks
+    for path in files(tmp_path):
+        path.unlink()
+    run.run_out()
+    run.check()
+    assert request.cache.tokens == 0
+    assert runner.computed_tokens == 304
+    counters = run.engine.state().counters
+    assert (counters.disk_misses, counters.prompt_tokens, counters.cached_tokens) == (1, 300, 0)
+
+
+def test_no_digest_is_trusted_alone(new_store: NewStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if other tokens had had the same digests."""
+    write = DiskStore.write
+
+    def write_others(store: DiskStore, group: int, first_key: BlockKey, blocks: Sequence[Any]) -> int:
+        return write(store, group, first_key, [(key, (7,) * BLOCK_SIZE, data) for key, _, data in blocks])
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DiskStore, "write", write_others)
+        answer(new_run(new_store())[0], tuple(range(300)))
+    assert answer(new_run(new_store())[0], tuple(range(300)), max_tokens=1).cache.tokens == 0
+
+
+def test_what_is_forgotten_is_nowhere(new_store: NewStore, tmp_path: Path) -> None:
+    run, _ = new_run(new_store())
+    first = answer(run, tuple(range(3000)), max_tokens=1)
+    other = answer(run, (*range(100), *range(4000, 4100)), max_tokens=1)
+    run.engine.forget(first.prompt_ids, kept=100)
+    for engine in (run, new_run(new_store())[0]):
+        assert answer(engine, other.prompt_ids, max_tokens=1).cache.tokens <= full_blocks(199)
+        assert answer(engine, first.prompt_ids, UNSTORED, max_tokens=1).cache.tokens <= 96
+        engine.engine.forget(first.prompt_ids, kept=100)
+    kept = answer(run, (*range(100), *range(4000, 4100)), max_tokens=1)
+    assert kept.cache.device == full_blocks(199)
+
+
+@pytest.mark.share(2, "kind")
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_any_number_of_restarts(new_store: NewStore, kind: str, seed: int) -> None:
+    """Engines with small pools, classes, swaps and failing copies, that are left at any moment."""
+    chance, groups = random.Random(seed), KINDS[kind]
+    stems = [tuple(chance.randrange(5000) for _ in range(chance.randrange(20, 400))) for _ in range(4)]
+    from_files = 0
+    for number in range(6):
+        engine, _ = hash_engine(
+            seed=10 * seed + number,
+            num_blocks=chance.choice((40, 80)),
+            depth=chance.choice((1, 2)),
+            host_blocks=chance.choice((0, 20)),
+            preemption=chance.choice(list(Preemption)),
+            failing_moves=0.05,
+            groups=groups,
+            store=new_store(groups),
+        )
+        run = Run(engine)
+        for _ in range(12):
+            stem = chance.choice(stems)
+            prompt = (*stem[: chance.randrange(1, len(stem))], *(chance.randrange(5000) for _ in range(10)))
+            origin = Origin(chance.choice(list(ServiceClass)), stored=chance.random() < 0.8)
+            run.submit(prompt, origin, chance.choice((1, 1, 3)), max_tokens=chance.randrange(1, 60))
+            for _ in range(chance.randrange(8)):
+                run.step()
+        if number % 2:
+            run.run_out()
+            run.check()
+        from_files += engine.state().counters.disk_tokens
+    assert from_files > 0
+
+
+def test_writing_goes_on_when_nobody_waits(new_store: NewStore) -> None:
+    run, _ = new_run(new_store())
+    run.submit(tuple(range(3000)), max_tokens=1)
+    while run.engine.has_requests:
+        run.step()
+    assert run.engine.has_work
+    while run.engine.has_work:
+        assert not run.engine.step()
+    run.engine.assert_empty()
+    assert answer(new_run(new_store())[0], tuple(range(3000)), max_tokens=1).cache.disk == full_blocks(2999)
+
+
+def test_until_all_is_written_there_is_work(new_store: NewStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At any moment, for who looks from another thread."""
+    store = new_store()
+    run, _ = new_run(store)
+    run.submit(tuple(range(3000)), max_tokens=1)
+    while run.engine.has_requests:
+        run.step()
+    find, looks = store.find, []
+
+    def watched(group: int, first_key: BlockKey) -> Mapping[BlockKey, DiskBlock]:
+        looks.append(run.engine.has_work)
+        return find(group, first_key)
+
+    monkeypatch.setattr(store, "find", watched)
+    run.run_out()
+    assert set(looks) == {True}
+
+
+def test_beside_steps_blocks_are_written_together(new_store: NewStore) -> None:
+    clock = Clock()
+    engine, _ = hash_engine(num_blocks=200, store=new_store(), write_delay=0.5, clock=clock)
+    run = Run(engine)
+    run.submit(tuple(range(100)), ignore_eos=True, max_tokens=500)
+    written = engine.state().counters
+    for _ in range(60):
+        run.step()
+    assert engine.state().counters.disk_written_bytes == written.disk_written_bytes == 0
+    clock.seconds += 0.5
+    for _ in range(20):
+        run.step()
+    assert engine.state().counters.disk_written_bytes >= 8 * block_bytes(FULL)[0]
+    before = engine.state().counters.disk_written_bytes
+    run.step()
+    run.run_out()  # nobody waits then
+    assert engine.state().counters.disk_written_bytes > before
+
+
+@contextmanager
+def thread_of(engine: Engine[HashTicket]) -> Iterator[Callable[[tuple[int, ...]], None]]:
+    """The engine's thread, and a way to have a prompt read on it."""
+    ends: queue.SimpleQueue[int] = queue.SimpleQueue()
+
+    def deliver(events: Sequence[TokenEvent]) -> None:
+        for event in events:
+            if event.finish is not None:
+                ends.put(event.request_id)
+
+    thread = EngineThread(engine, deliver)
+    thread.start()
+
+    def read(prompt: tuple[int, ...]) -> None:
+        thread.submit(prompt, [SamplingParams(max_tokens=1)], frozenset(), before=lambda request: None)
+        ends.get()
+
+    yield read
+    thread.stop()
+
+
+def test_the_thread_writes_while_nobody_asks_for_anything(new_store: NewStore) -> None:
+    engine = new_run(new_store())[0].engine
+    prompt = tuple(range(3000))
+    with thread_of(engine) as read:
+        read(prompt)
+        while engine.has_work:
+            time.sleep(0.001)
+        assert answer(new_run(new_store())[0], prompt, max_tokens=1).cache.disk == full_blocks(2999)
+
+
+def test_the_thread_writes_what_is_due_before_it_ends(new_store: NewStore) -> None:
+    prompt = tuple(range(3000))
+    with thread_of(new_run(new_store())[0].engine) as read:
+        read(prompt)
+    assert answer(new_run(new_store())[0], prompt, max_tokens=1).cache.disk == full_blocks(2999)
+
+
+def test_files_that_are_slow_are_left_alone(new_store: NewStore) -> None:
+    """And tried again some time."""
+    answer(new_run(new_store())[0], tuple(range(600)), max_tokens=1)
+    engine, runner = hash_engine(num_blocks=200, store=new_store(), restore=Restore.AUTO)
+    run = Run(engine)
+    costs = engine._scheduler.costs
+    costs.steps.fixed, costs.steps.per_token, costs.read_rate = 1e-9, 1e-6, 1e3
+    skipped = answer(run, tuple(range(600)), max_tokens=1)
+    assert (skipped.cache.tokens, skipped.cache.skipped) == (0, full_blocks(599))
+    assert runner.computed_tokens == 600
+    assert costs.read_rate > 1e3
+    other = Run(hash_engine(num_blocks=200, store=new_store(), restore=Restore.AUTO)[0])
+    assert answer(other, tuple(range(600)), max_tokens=1).cache.disk == full_blocks(599)

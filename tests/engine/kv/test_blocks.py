@@ -1,0 +1,198 @@
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+
+from engine.config import BLOCK_SIZE
+from engine.kv.blocks import NULL_BLOCK, BlockKey, BlockPool, block_key, root_key
+
+
+def test_hands_out_every_block_but_the_null_block() -> None:
+    pool = BlockPool(5)
+    assert sorted(pool.allocate(4)) == [1, 2, 3, 4]
+    assert pool.num_free == 0
+    with pytest.raises(ValueError, match="0 free"):
+        pool.allocate(1)
+
+
+@pytest.mark.parametrize("block", [NULL_BLOCK, -1, 5, 3])
+def test_refuses_to_release_what_is_not_held(block: int) -> None:
+    pool = BlockPool(5)
+    pool.allocate(2)
+    with pytest.raises(ValueError, match="not held"):
+        pool.release([block])
+
+
+def test_check_finds_a_lost_block() -> None:
+    pool = BlockPool(3)
+    pool.allocate(1)
+    pool._references[1] = 0
+    with pytest.raises(RuntimeError, match="neither"):
+        pool.check()
+
+
+ROOT = root_key("model")
+A, B, C = (tuple(range(n, n + BLOCK_SIZE)) for n in (0, 100, 200))
+
+
+def filled(pool: BlockPool, *contents: tuple[int, ...]) -> list[int]:
+    """A held chain of published blocks."""
+    blocks, key = pool.allocate(len(contents)), ROOT
+    for block, content in zip(blocks, contents, strict=True):
+        key = block_key(key, content)
+        pool.publish(block, key, content)
+    return blocks
+
+
+def find(pool: BlockPool, letters: Sequence[tuple[int, ...]], root: BlockKey = ROOT) -> list[int]:
+    """The longest cached prefix, held."""
+    blocks, key = [], root
+    for content in letters:
+        key = block_key(key, content)
+        block = pool.find(key, content)
+        if block == NULL_BLOCK:
+            break
+        pool.hold(block)
+        blocks.append(block)
+    return blocks
+
+
+def test_finds_the_longest_prefix_and_holds_it() -> None:
+    pool = BlockPool(10)
+    chain = filled(pool, A, B)
+    pool.release(chain)
+    assert pool.num_free == 9
+    assert pool.num_cached == 2
+    assert find(pool, [A, B, C]) == chain
+    assert (pool.num_free, pool.num_cached) == (7, 0)
+    assert find(pool, [A, C]) == chain[:1]
+    assert find(pool, [B, A]) == []
+    assert find(pool, [A, B], root_key("another model")) == []
+
+
+def test_a_block_is_found_only_once_it_is_published() -> None:
+    pool = BlockPool(10)
+    pool.allocate(1)
+    assert find(pool, [A]) == []
+
+
+def test_a_digest_alone_is_not_trusted() -> None:
+    pool = BlockPool(10)
+    (block,) = pool.allocate(1)
+    pool.publish(block, block_key(ROOT, A), B)
+    assert find(pool, [A]) == []
+
+
+def test_the_least_recently_used_goes_first_and_of_a_chain_the_deeper_block() -> None:
+    pool = BlockPool(6)
+    old, recent = filled(pool, A, B), filled(pool, C)
+    pool.release(old)
+    pool.release(recent)
+    assert pool.allocate(2) == [4, 5]  # never used
+    pool.allocate(1)
+    assert len(find(pool, [A, B])) == 1
+    pool.check()
+
+
+def test_what_is_released_cold_goes_first() -> None:
+    pool = BlockPool(4)
+    first, second = filled(pool, A), filled(pool, B)
+    pool.release(first)
+    pool.release(second, cold=True)
+    assert list(pool.coldest()) == [*second, *first]
+    assert [pool.content(block)[1] for block in pool.coldest()] == [B, A]
+    assert pool.allocate(2) == [3, *second]
+
+
+def test_only_what_is_held_or_findable_can_be_held() -> None:
+    pool = BlockPool(4)
+    (block,) = pool.allocate(1)
+    pool.hold(block)
+    assert pool.is_shared(block)
+    assert not pool.is_findable(block)
+    pool.release([block, block])
+    with pytest.raises(ValueError, match="neither held nor findable"):
+        pool.hold(block)
+    with pytest.raises(ValueError, match="not findable"):
+        pool.content(block)
+
+
+def test_twins_keep_the_first_block_of_a_key() -> None:
+    pool = BlockPool(6)
+    first, second = filled(pool, A), filled(pool, A)
+    pool.release(second)
+    assert find(pool, [A]) == first
+    pool.check()
+
+
+@pytest.mark.parametrize("content", [(), A[:-1], (*A, 1)])
+def test_only_full_blocks_are_published(content: tuple[int, ...]) -> None:
+    pool = BlockPool(3)
+    (block,) = pool.allocate(1)
+    with pytest.raises(ValueError, match="not full"):
+        pool.publish(block, ROOT, content)
+
+
+def test_what_nobody_holds_is_not_published() -> None:
+    with pytest.raises(ValueError, match="not held"):
+        BlockPool(3).publish(1, ROOT, A)
+
+
+def test_parts_of_a_salt_do_not_run_together() -> None:
+    assert root_key("ab", "c") != root_key("a", "bc") != root_key("abc")
+
+
+class PoolMachine(RuleBasedStateMachine):
+    """Requests that look up, fill, publish, share and release, against what each holds and what was ever published."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool = BlockPool(12)
+        self.chains: list[tuple[list[int], list[tuple[int, ...]], int]] = []  # blocks, contents, published
+        self.contents: dict[int, tuple[tuple[int, ...], ...]] = {}  # block -> the prefix it was filled with
+
+    @rule(letters=st.lists(st.sampled_from([A, B, C]), min_size=1, max_size=5))
+    def join(self, letters: list[tuple[int, ...]]) -> None:
+        found = find(self.pool, letters)
+        for depth, block in enumerate(found):
+            assert self.contents[block] == tuple(letters[: depth + 1])
+        if len(letters) - len(found) > self.pool.num_free:
+            self.pool.release(found)
+            return
+        fresh = self.pool.allocate(len(letters) - len(found))
+        for depth, block in enumerate(fresh, len(found)):
+            self.contents[block] = tuple(letters[: depth + 1])
+        self.chains.append(([*found, *fresh], letters, len(found)))
+
+    @precondition(lambda self: self.chains)
+    @rule(which=st.integers(0, 100), count=st.integers(1, 3))
+    def publish(self, which: int, count: int) -> None:
+        index = which % len(self.chains)
+        blocks, letters, published = self.chains[index]
+        key = ROOT
+        for depth, content in enumerate(letters[: published + count]):
+            key = block_key(key, content)
+            if depth >= published:
+                self.pool.publish(blocks[depth], key, content)
+        self.chains[index] = (blocks, letters, min(len(letters), published + count))
+
+    @precondition(lambda self: self.chains)
+    @rule(which=st.integers(0, 100))
+    def release(self, which: int) -> None:
+        self.pool.release(self.chains.pop(which % len(self.chains))[0])
+
+    @invariant()
+    def consistent(self) -> None:
+        self.pool.check()
+        held = {block for blocks, _, _ in self.chains for block in blocks}
+        assert len(held) == self.pool.num_usable - self.pool.num_free
+
+
+def test_no_sequence_of_rules_breaks_an_invariant(rules: int) -> None:
+    """The full run is `pytest tests/engine/kv/test_blocks.py --rules 100000`."""
+    steps = 50
+    run_state_machine_as_test(
+        PoolMachine, settings=settings(max_examples=rules // steps, stateful_step_count=steps, deadline=None)
+    )

@@ -1,0 +1,49 @@
+"""The mover with threads of its own: what waiting for it means."""
+
+import threading
+
+import torch
+
+from engine.kv.cache import KVCache, KVGroup
+from engine.kv.copy_thread import CopyThread
+from engine.kv.mover import Move
+from tests.processes import HANGING_SECONDS
+
+
+def shape(kv_heads: int, head_dim: int) -> tuple[int, ...]:
+    return 2, kv_heads, 16, head_dim
+
+
+class HeldCache(KVCache):
+    """Whose moves between the pools end when they may."""
+
+    def __init__(self) -> None:
+        super().__init__([KVGroup((0,), 1, 8)], 4, shape, torch.float32, host_blocks=4)
+        self.may_end = {1: threading.Event(), 2: threading.Event()}
+
+    def move(self, moves: object) -> None:
+        assert isinstance(moves, list)
+        assert self.may_end[moves[0].source].wait(HANGING_SECONDS)
+        super().move(moves)
+
+
+def test_who_waits_is_woken_by_what_he_has_not_seen_and_by_nothing_else() -> None:
+    kv = HeldCache()
+    mover = CopyThread(kv)
+    first, second = (mover.submit([Move(0, block, block, to_host=True)]) for block in (1, 2))
+    assert not first.done
+    kv.may_end[1].set()
+    mover.wait()
+    mover.wait()  # nobody has seen its end
+    assert first.done
+    assert not second.done
+    woken = threading.Event()
+    waiter = threading.Thread(target=lambda: (mover.wait(), woken.set()))
+    waiter.start()
+    assert not woken.wait(0.2)  # the first is known to have ended
+    kv.may_end[2].set()
+    waiter.join(HANGING_SECONDS)
+    assert woken.is_set()
+    assert second.done
+    assert not second.failed
+    mover.wait()  # for nothing

@@ -1,0 +1,114 @@
+"""Every decoder family against transformers, from a folder and from a GGUF file: batches over the paged cache."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from engine import models
+from engine.backends.batch import build_batch
+from engine.backends.reference import ReferenceDevice, ReferenceOperations
+from engine.checkpoints.weights import Weights
+from engine.config import GroupConfig
+from engine.kv.cache import KVCache
+from engine.loading import open_checkpoint
+from engine.models import Model
+from engine.request import Request, SamplingParams, ScheduledRequest, StepPlan
+from tests.engine.models.family_checkpoints import CONTEXT, FAMILIES, VOCABULARY, TinyModel, make, make_wrapped_gemma
+
+BLOCKS = 40
+SOURCES = [(name, source) for name, family in FAMILIES.items() for source in ["folder", *["gguf"] * bool(family.gguf)]]
+
+
+@pytest.fixture(scope="module", params=SOURCES, ids=" as ".join)
+def tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
+    return make(tmp_path_factory.mktemp("tiny"), *request.param)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Tensors are tiny: threads would only wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def load(path: Path) -> Model:
+    with open_checkpoint(path) as checkpoint:
+        config = models.read_config(checkpoint.metadata)
+        weights = Weights(checkpoint.path, models.stored_weights(checkpoint))
+        return models.load(config, weights, ReferenceOperations(keep_dequantized=True), CONTEXT)
+
+
+class Run:
+    """A loaded model over a cache that holds NaN wherever nothing was written."""
+
+    def __init__(self, path: Path) -> None:
+        self.model = load(path)
+        device = ReferenceDevice(keep_dequantized=True, threads=1)
+        groups = self.model.kv_groups()
+        self._groups = [GroupConfig(window) for window in self.model.config.windows]
+        self._kv = KVCache(groups, [BLOCKS] * len(groups), device.layer_shape, device.kv_type)
+        for pool in self._kv.pools:
+            pool.fill_(torch.nan)
+
+    def request(self, ids: Sequence[int], blocks: Sequence[int]) -> Request:
+        return Request(1, tuple(ids), SamplingParams(), block_tables=tuple(list(blocks) for _ in self._groups))
+
+    def step(self, *parts: tuple[Request, int]) -> Tensor:
+        """The requests' `num_computed` move on. Logits of those that reached their last token."""
+        plan = StepPlan(
+            tuple(ScheduledRequest(it, it.num_computed, n, it.num_computed + n == it.num_tokens) for it, n in parts)
+        )
+        with torch.inference_mode():
+            batch = build_batch(plan, vocab_size=VOCABULARY, num_blocks=BLOCKS, groups=self._groups)
+            logits: Tensor = self.model.forward(batch, self._kv)
+        for it, count in parts:
+            it.num_computed += count
+        return logits
+
+
+def prompt(length: int, seed: int) -> list[int]:
+    return torch.randint(0, VOCABULARY, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def expected(tiny: TinyModel, ids: Sequence[int]) -> Tensor:
+    with torch.inference_mode():
+        logits: Tensor = tiny.reference(torch.tensor([list(ids)])).logits[0, -1]
+    return logits
+
+
+def close(logits: Tensor, wanted: Tensor) -> None:
+    torch.testing.assert_close(logits, wanted, rtol=0, atol=1e-4)
+
+
+def test_logits_equal_those_of_transformers(tiny: TinyModel) -> None:
+    run = Run(tiny.path)
+    ids = prompt(150, seed=1)
+    close(run.step((run.request(ids, range(5, 15)), 150))[0], expected(tiny, ids))
+
+
+def test_chunks_and_batches_give_the_same_bits_and_decoding_goes_on(tiny: TinyModel) -> None:
+    run, ids = Run(tiny.path), prompt(150, seed=2)
+    whole = run.step((run.request(ids, range(1, 11)), 150))[0]
+    first = run.request(ids, [29, 13, 27, 11, 30, 22, 15, 18, 39, 12])
+    others = [
+        run.request(prompt(length, length), blocks) for length, blocks in ((70, range(31, 37)), (90, range(1, 7)))
+    ]
+    while first.num_computed < 150:
+        parts = [(it, min(33, it.num_tokens - it.num_computed)) for it in (others[0], first, others[1])]
+        logits = run.step(*[part for part in parts if part[1]])
+    assert torch.equal(logits[0], whole)
+    for step in range(8):
+        first.output_ids.append(step * 7 % VOCABULARY)
+        logits = run.step((first, 1))
+    close(logits[0], expected(tiny, [*ids, *first.output_ids]))
+
+
+def test_the_text_part_of_a_model_that_sees_images(tmp_path: Path) -> None:
+    tiny, ids = make_wrapped_gemma(tmp_path), prompt(60, seed=3)
+    run = Run(tiny.path)
+    close(run.step((run.request(ids, range(1, 5)), 60))[0], expected(tiny, ids))

@@ -1,0 +1,253 @@
+"""What configurations become: defaults and old spellings as transformers reads them, odd values refused by name."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig
+
+from engine import models
+from engine.checkpoints.metadata import Metadata
+from engine.config import ModelConfig, YarnScaling
+from engine.errors import UnsupportedModel
+from engine.load_options import LoadOptions
+from tests.engine.answers import answer
+from tests.engine.models.family_checkpoints import make
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 1000,
+    "hidden_size": 2048,
+    "intermediate_size": 96,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 32,
+}
+SHORT, LONG = [1.0 + number / 10 for number in range(32)], [2.0 + number for number in range(32)]
+LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
+ORIGINAL = "original_max_position_embeddings"
+LISTED = ["full_attention", "sliding_attention"] * 6
+
+
+def read(architecture: str, values: Mapping[str, object]) -> ModelConfig:
+    return models.read_config(Metadata(values, architecture, is_config=True))
+
+
+# -- what is absent, and what was called otherwise
+
+SPELLINGS: dict[str, tuple[str, dict[str, Any]]] = {
+    **{name: (name, SIZES) for name in models.FAMILIES if name not in ("gemma3", "gemma3_text", "mistral3")},
+    "gemma3_text": ("gemma3_text", {}),
+    "old linear": ("llama", SIZES | {"rope_scaling": {"type": "linear", "factor": 4.0}, "rope_theta": 5e5}),
+    "old llama3": ("llama", SIZES | {"rope_scaling": LLAMA3 | {"rope_type": "llama3"}, "rope_theta": 5e5}),
+    "no scaling": ("llama", SIZES | {"rope_scaling": None, "rope_theta": 5e5, "num_key_value_heads": None}),
+    "dynamic": ("llama", SIZES | {"rope_scaling": {"type": "dynamic", "factor": 4.0}, "rope_theta": 5e5}),
+    "yarn without an original context": ("qwen2", SIZES | {"rope_scaling": {"type": "yarn", "factor": 4.0}}),
+    "no window": ("mistral", SIZES | {"sliding_window": None}),
+    "a window as long as the context": ("mistral", SIZES | {"max_position_embeddings": 4096}),
+    "first layers without a window": ("qwen3", SIZES | {"use_sliding_window": True, "max_window_layers": 5}),
+    "listed layers": ("ministral", SIZES | {"layer_types": LISTED}),
+    "interval": ("smollm3", SIZES | {"no_rope_layer_interval": 3}),
+    "window without rope": ("smollm3", SIZES | {"use_sliding_window": True, "sliding_window": 512}),
+    "two bases": (
+        "gemma3_text",
+        {
+            "rope_theta": 5e5,
+            "rope_local_base_freq": 2e4,
+            "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+            "sliding_window_pattern": 2,
+        },
+    ),
+    "no soft caps": ("gemma2", {"attn_logit_softcapping": None, "final_logit_softcapping": None}),
+    "full layers scaled": (
+        "olmo3",
+        SIZES
+        | {"rope_theta": 5e5, "rope_scaling": {"rope_type": "yarn", "factor": 8.0, "attention_factor": 1.2}}
+        | {"max_position_embeddings": 65536},
+    ),
+    "su": (
+        "phi3",
+        SIZES
+        | {"rope_scaling": {"type": "su", "short_factor": SHORT, "long_factor": LONG} | {ORIGINAL: 8192}}
+        | {"max_position_embeddings": 131072, ORIGINAL: 8192},
+    ),
+    "partial": ("phi3", SIZES | {"partial_rotary_factor": 0.75}),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", SPELLINGS)
+def test_the_configuration_is_the_one_that_transformers_reads(name: str) -> None:
+    """The other one is what transformers writes after it has read this one: every value there, in its newest form."""
+    architecture, values = SPELLINGS[name]
+    written = AutoConfig.for_model(architecture, **json.loads(json.dumps(values))).to_dict()
+    assert read(architecture, values) == read(architecture, written)
+
+
+def test_weights_in_bfloat16_have_a_scale_in_bfloat16() -> None:
+    exact, old, new = (read("gemma2", values) for values in ({}, {"torch_dtype": "bfloat16"}, {"dtype": "bfloat16"}))
+    assert exact.embedding_scale == 2304**0.5
+    assert old.embedding_scale == new.embedding_scale == torch.tensor(2304**0.5).bfloat16().item()
+
+
+def test_queries_that_grow_with_their_position_bound_the_context() -> None:
+    rope = {"rope_type": "yarn", "factor": 16.0, "original_max_position_embeddings": 16384}
+    grown = SIZES | {"rope_parameters": rope | {"llama_4_scaling_beta": 0.1}}
+    assert read("ministral3", SIZES | {"rope_parameters": rope}).context_length == 262_144
+    assert read("ministral3", grown).context_length == 16384
+
+
+def test_the_text_part_may_leave_things_to_the_whole() -> None:
+    whole = {"text_config": SIZES | {"model_type": "mistral"}, "torch_dtype": "bfloat16", "tie_word_embeddings": True}
+    config = read("mistral3", whole)
+    assert (config.architecture, config.tied_head) == ("mistral", True)
+
+
+def test_the_longest_contexts_choose_the_long_factors() -> None:
+    config = read("phi3", SPELLINGS["su"][1])
+    assert [config.long_ropes(length) for length in (8192, 8193)] == [(False,), (True,)]
+
+
+def test_yarn_in_a_gguf_file() -> None:
+    values = gguf("mistral3") | {
+        "mistral3.rope.scaling.type": "yarn",
+        "mistral3.rope.scaling.factor": 16.0,
+        "mistral3.rope.scaling.original_context_length": 1024,
+        "mistral3.rope.scaling.yarn_log_multiplier": 1.0,
+    }
+    scaling = models.read_config(Metadata(values, "mistral3")).ropes[0].scaling
+    assert scaling == YarnScaling(16.0, 1024, mscale=1.0, mscale_all=1.0)
+
+
+# -- what is refused
+
+ODD: list[tuple[str, dict[str, Any], str]] = [
+    ("llama", {"mlp_bias": True}, "mlp_bias"),
+    ("llama", {"hidden_act": "gelu"}, "hidden_act"),
+    ("llama", {"attention_bias": 1}, "attention_bias"),
+    ("llama", {"num_local_experts": 8}, "num_local_experts"),
+    ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+    ("llama", {"rope_scaling": {"rope_type": "bent"}}, "bent"),
+    ("llama", {"rope_scaling": {"type": ["linear"]}}, "rope_type"),
+    ("llama", {"rope_scaling": {"type": "linear", "factor": 0.0}}, "factor"),
+    ("llama", {"rope_scaling": {"type": "llama3"} | LLAMA3 | {"low_freq_factor": 4.0}}, "low_freq_factor"),
+    ("llama", {"rope_scaling": {"type": "yarn", "factor": 4.0, "beta_slow": 64.0}}, "beta_slow"),
+    ("llama", {"rope_scaling": {"type": "yarn", "factor": float("nan")}}, "factor"),
+    ("llama", {"rope_theta": 1.0}, "rope_theta"),
+    ("qwen2", {"hidden_act": "relu"}, "hidden_act"),
+    ("qwen2", {"use_sliding_window": "yes"}, "use_sliding_window"),
+    ("qwen2", {"use_sliding_window": True, "layer_types": ["chunked_attention"] * 12}, "chunked_attention"),
+    ("qwen2", {"use_sliding_window": True, "layer_types": LISTED[1:]}, "11 layers"),
+    ("qwen3", {"num_experts": 128}, "num_experts"),
+    ("qwen3", {"use_sliding_window": True, "max_window_layers": -1}, "max_window_layers"),
+    ("gemma2", {"hidden_activation": "relu"}, "hidden_activation"),
+    ("gemma2", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar"),
+    ("gemma2", {"dtype": "float8_e4m3fn"}, "float8_e4m3fn"),
+    ("gemma2", {"torch_dtype": 16}, "torch_dtype"),
+    ("gemma2", {"sliding_window": -1}, "sliding_window"),
+    ("gemma2", {"attn_logit_softcapping": "hard"}, "attn_logit_softcapping"),
+    ("gemma3_text", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
+    ("gemma3_text", {"sliding_window_pattern": "often"}, "sliding_window_pattern"),
+    ("gemma3_text", {"rope_local_base_freq": 0.0}, "rope_local_base_freq"),
+    ("gemma3", {"text_config": {"model_type": "mamba"}}, "mamba"),
+    ("gemma3", {"text_config": {"model_type": 3}}, "model_type"),
+    ("mistral3", {"text_config": {"model_type": "ministral"}}, "hidden_size"),
+    ("mistral", {"sliding_window": 4096.5}, "sliding_window"),
+    ("granite", {"residual_multiplier": 0.0}, "residual_multiplier"),
+    ("granite", {"logits_scaling": True}, "logits_scaling"),
+    ("smollm3", {"no_rope_layers": [1, 1]}, "no_rope_layers"),
+    ("smollm3", {"no_rope_layers": [2] * 12}, "no_rope_layers"),
+    ("smollm3", {"no_rope_layer_interval": 0}, "no_rope_layer_interval"),
+    ("olmo2", {"hidden_act": "gelu"}, "hidden_act"),
+    ("olmo3", {"layer_types": "sliding_attention"}, "layer_types"),
+    ("phi3", {"partial_rotary_factor": 0.27}, "partial_rotary_factor"),
+    ("qwen2", {"rope_parameters": [1]}, "rope_parameters"),
+    ("qwen2", {"rope_scaling": "x"}, "rope_scaling"),
+    ("qwen2", {"layer_types": "x"}, "layer_types"),
+    ("qwen2", {"rms_norm_eps": 0}, "rms_norm_eps"),
+    ("qwen2", {"torch_dtype": "float4711"}, "torch_dtype"),
+    ("qwen2", {"rope_theta": float("nan")}, "rope_theta"),
+    ("phi3", {"rope_scaling": {"type": "su", "short_factor": SHORT, "long_factor": LONG[1:]}}, "long_factor"),
+    ("phi3", {"rope_scaling": {"type": "su", "short_factor": [0.0], "long_factor": LONG}}, "short_factor"),
+    ("phi3", {"rope_scaling": {"type": "su", "short_factor": [], "long_factor": []}}, "short_factor"),
+    ("phi3", {"rope_scaling": {"type": "su", "short_factor": 1.0, "long_factor": LONG}}, "short_factor"),
+    ("phi3", {"original_max_position_embeddings": 1, "rope_scaling": {"type": "su"}}, "original_max_position"),
+]
+
+
+@pytest.mark.parametrize(("architecture", "odd", "named"), ODD)
+def test_odd_values_are_refused(architecture: str, odd: dict[str, Any], named: str) -> None:
+    plain = {} if "text_config" in odd else SIZES
+    if plain:
+        read(architecture, plain)
+    with pytest.raises(UnsupportedModel, match=named):
+        read(architecture, plain | odd)
+
+
+def gguf(architecture: str) -> dict[str, Any]:
+    sizes = {"block_count": 12, "context_length": 4096, "embedding_length": 256, "feed_forward_length": 96}
+    heads = {"attention.head_count": 4, "attention.layer_norm_rms_epsilon": 1e-5, "vocab_size": 1000}
+    return {f"{architecture}.{key}": value for key, value in (sizes | heads).items()}
+
+
+ODD_IN_GGUF: list[tuple[str, str, object]] = [
+    ("qwen2", "attention.causal", False),
+    ("qwen3", "expert_count", 128),
+    ("gemma3", "rope.freq_base_swa", -1.0),
+    ("phi3", "rope.dimension_count", 66),
+    ("phi3", "rope.dimension_count", 31),
+    ("phi3", "rope.scaling.attn_factor", 0.0),
+    ("granite", "rope.scaling.finetuned", False),
+    ("granite", "attention.scale", 0.0),
+    ("mistral3", "attention.temperature_scale", "warm"),
+    ("mistral3", "rope.scaling.type", "bent"),
+    ("smollm3", "rope.dimension_count", 32),
+    ("smollm3", "rope.scale_linear", 0.5),
+    ("olmo2", "attention.sliding_window", -5),
+]
+
+
+@pytest.mark.parametrize(("architecture", "key", "value"), ODD_IN_GGUF)
+def test_odd_values_of_a_gguf_file_are_refused(architecture: str, key: str, value: object) -> None:
+    plain = gguf(architecture)
+    models.read_config(Metadata(plain, architecture))
+    with pytest.raises(UnsupportedModel, match=key.replace(".", r"\.")):
+        models.read_config(Metadata(plain | {f"{architecture}.{key}": value}, architecture))
+
+
+def test_reading_a_configuration_loads_no_torch() -> None:
+    imports = "\n".join(f"import {name}" for name in set(models.FAMILIES.values()))
+    code = f"import sys\n{imports}\nassert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[3], check=True)
+
+
+@pytest.mark.parametrize("pattern", [(True, False), (1, 0), "often"])
+def test_an_odd_pattern_of_windows_is_refused(pattern: object) -> None:
+    window = {"gemma3.attention.sliding_window": 512, "gemma3.attention.sliding_window_pattern": pattern}
+    with pytest.raises(UnsupportedModel, match=r"sliding_window_pattern|kinds of 2 layers"):
+        models.read_config(Metadata(gguf("gemma3") | window, "gemma3"))
+
+
+def test_a_yarn_that_is_switched_off_is_refused() -> None:
+    rope = {"type": "yarn", "factor": 4.0, "yarn_ext_factor": 0.0}
+    values = {f"qwen2.rope.scaling.{key}": value for key, value in rope.items()}
+    with pytest.raises(UnsupportedModel, match="yarn_ext_factor"):
+        models.read_config(Metadata(gguf("qwen2") | values, "qwen2"))
+
+
+# -- tensors
+
+
+def test_what_old_checkpoints_store_twice_is_left_out(tmp_path: Path) -> None:
+    """Were it used, or refused, there would be no such answer: the head that is stored too is another one."""
+    make(tmp_path, "qwen2 tied", "folder")
+    options, path = LoadOptions("reference", 64, threads=1), tmp_path / "model.safetensors"
+    said = answer(tmp_path, options)
+    tensors = load_file(path)
+    frequencies = {f"model.layers.{number}.self_attn.rotary_emb.inv_freq": torch.zeros(16) for number in range(3)}
+    save_file(tensors | frequencies | {"lm_head.weight": torch.zeros(97, 128)}, path)
+    assert answer(tmp_path, options) == said

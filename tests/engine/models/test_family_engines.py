@@ -1,0 +1,125 @@
+"""Every decoder family through the engine: greedy tokens after a request has yielded, and after a cached prefix."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from engine.config import Preemption
+from engine.load_options import LoadOptions
+from engine.loading import ModelEngine, load_engine, open_checkpoint
+from engine.request import Request, SamplingParams
+from tests.engine.models.family_checkpoints import FAMILIES, ORIGINAL, VOCABULARY, TinyModel, make
+
+CONTEXT = 112  # seven blocks: requests of the lengths below outgrow them together, even where all layers have a window
+LENGTHS = (20, 26, 30)
+REPLY = 40
+HOST_BYTES = 64 << 20
+STRETCHED = ("phi3 longrope", "phi4 mini")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Tensors are tiny: threads would only wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def engine(path: Path, preemption: Preemption, context: int = CONTEXT) -> ModelEngine:
+    host = HOST_BYTES if preemption is Preemption.SWAP else 0
+    options = LoadOptions(
+        backend="reference", context_length=context, threads=1, preemption=preemption, host_cache=host
+    )
+    with open_checkpoint(path) as checkpoint:
+        return load_engine(checkpoint, options)
+
+
+def prompt(length: int) -> tuple[int, ...]:
+    return tuple(torch.randint(0, VOCABULARY, (length,), generator=torch.Generator().manual_seed(length)).tolist())
+
+
+def answer(running: ModelEngine, *prompts: tuple[int, ...], reply: int = REPLY) -> list[Request]:
+    params = SamplingParams(temperature=0, max_tokens=reply, ignore_eos=True)
+    requests = [running.request(ids, params, frozenset()) for ids in prompts]
+    for it in requests:
+        running.add(it)
+    while running.has_work:
+        running.step()
+    return requests
+
+
+def predictions(tiny: TinyModel, it: Request, context: int) -> Tensor:
+    """What transformers expects in the place of each token of a reply, as logits.
+
+    It is shown a whole context, since how it stretches a rope depends on that. Nothing looks ahead.
+    """
+    ids = [*it.prompt_ids, *it.output_ids]
+    with torch.inference_mode():
+        logits: Tensor = tiny.reference(torch.tensor([ids + [0] * (context - len(ids))])).logits[0]
+    return logits[len(it.prompt_ids) - 1 : len(ids) - 1]
+
+
+def check(tiny: TinyModel, it: Request, context: int = CONTEXT) -> None:
+    """Each token is the one that transformers finds most likely, or as likely as that but for rounding."""
+    logits = predictions(tiny, it, context)
+    chosen = logits.gather(1, torch.tensor(it.output_ids).unsqueeze(1)).squeeze(1)
+    torch.testing.assert_close(chosen, logits.amax(-1), rtol=0, atol=1e-3)
+
+
+@pytest.mark.share(6)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_who_yields_and_who_finds_a_prefix_say_the_same(tmp_path: Path, name: str) -> None:
+    tiny = make(tmp_path, name, "folder")
+    preemption = Preemption.SWAP if "window" in name or "gemma" in name else Preemption.RECOMPUTE
+    running = engine(tiny.path, preemption)
+    requests = answer(running, *map(prompt, LENGTHS))
+    counters = running.state().counters
+    assert counters.swapped_out + counters.recomputed > 0
+    for it in requests:
+        assert len(it.output_ids) == REPLY
+        check(tiny, it)
+    (alone,) = answer(running, prompt(LENGTHS[-1]))
+    assert alone.output_ids == requests[-1].output_ids
+    (again,) = answer(running, (*alone.prompt_ids, *alone.output_ids[:10]), reply=REPLY - 10)
+    assert again.num_cached >= 32
+    assert again.output_ids == alone.output_ids[10:]
+
+
+@pytest.mark.parametrize("name", STRETCHED)
+def test_an_engine_for_short_contexts_takes_the_short_factors(tmp_path: Path, name: str) -> None:
+    """transformers takes them as long as a sequence is short, and our engine as long as all must be."""
+    tiny = make(tmp_path, name, "folder")
+    short, long = (engine(tiny.path, Preemption.AUTO, context) for context in (ORIGINAL, ORIGINAL + 1))
+    (said,), (said_long,) = (answer(it, prompt(30), reply=20) for it in (short, long))
+    check(tiny, said, ORIGINAL)
+    assert said.output_ids != said_long.output_ids
+    assert short.config.cache_salt != long.config.cache_salt
+
+
+# -- on the CPU kernels
+
+
+@pytest.mark.share(15)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_cpu_kernels_find_nearly_the_same_probabilities(tmp_path: Path, cpu_kernels: Path, name: str) -> None:
+    """With activations as exact as they come: two planes of integers, and keys and values in float16."""
+    tiny = make(tmp_path, name, "folder")
+    options = LoadOptions("cpu", CONTEXT, threads=1, activation_planes=2, code_cache=cpu_kernels)
+    with open_checkpoint(tiny.path) as checkpoint:
+        running = load_engine(checkpoint, options)
+    params = SamplingParams(temperature=0, max_tokens=REPLY, ignore_eos=True, logprobs=0)
+    requests = {it.id: it for it in (running.request(prompt(length), params, frozenset()) for length in LENGTHS)}
+    found: dict[int, list[float]] = {number: [] for number in requests}
+    for it in requests.values():
+        running.add(it)
+    while running.has_work:
+        for event in running.step():
+            if event.logprobs:
+                found[event.request_id].append(event.logprobs.logprob)
+    for number, it in requests.items():
+        wanted = predictions(tiny, it, CONTEXT).log_softmax(-1).gather(1, torch.tensor(it.output_ids).unsqueeze(1))
+        torch.testing.assert_close(torch.tensor(found[number]), wanted.squeeze(1), rtol=0, atol=0.05)

@@ -1,0 +1,104 @@
+"""A full, a windowed and a recurrent layer over real pools, in whole numbers: what they compute is known exactly.
+
+From the scheduler's groups to the batch, the pools and the copies between them: all of it as a device does it.
+"""
+
+import random
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from engine.backends.batch import Batch
+from engine.backends.runner import ModelRunner, Ticket
+from engine.config import BLOCK_SIZE, EngineConfig, GroupConfig, Preemption
+from engine.core import Engine
+from engine.device import LoadedModel, Logits
+from engine.kv.cache import KVCache, KVGroup
+from engine.kv.copy_thread import CopyThread
+from engine.request import SamplingParams
+
+VOCABULARY, PRIME, WINDOW = 4000, 1_000_003, 21
+GROUPS = (GroupConfig(), GroupConfig(window=WINDOW), GroupConfig(recurrent=True))
+
+
+def weigh(tokens: Tensor, positions: Tensor) -> Tensor:
+    """What a layer keeps of a token."""
+    return (tokens * 31 + positions * 17 + 7) % PRIME
+
+
+class ToyLayers:
+    """Three layers, one a group; a block keeps one number a token, and that of the recurrent layer its state."""
+
+    def __init__(self, kv: KVCache) -> None:
+        self.kv = kv
+        kv.pools[2][0] = 1  # the state before the first token
+
+    def __call__(self, batch: Batch) -> Logits:
+        ids, positions = torch.tensor(batch.token_ids), torch.tensor(batch.positions)
+        for group in range(2):
+            self.kv.pools[group].view(-1)[torch.tensor(batch.slot_mappings[group])] = weigh(ids, positions)
+        found = torch.zeros(len(ids), dtype=torch.int64)
+        for request, (start, stop) in enumerate(zip(batch.query_starts, batch.query_starts[1:], strict=False)):
+            (state, *_) = batch.block_tables[2][request]
+            for row in range(start, stop):
+                held = self.kv.pools[2][state]
+                held[:] = (held * 29 + ids[row]) % PRIME
+                found[row] = held.view(-1)[0]
+                for group, window in ((0, 1 << 20), (1, WINDOW)):
+                    end = batch.positions[row] + 1
+                    found[row] += self._sum(group, batch.block_tables[group][request], max(0, end - window), end)
+        logits = torch.nn.functional.one_hot(found % VOCABULARY, VOCABULARY).float()
+        return Logits(logits[torch.tensor(batch.logit_rows, dtype=torch.int64)])
+
+    def _sum(self, group: int, table: Sequence[int], start: int, end: int) -> Tensor:
+        slots = [table[place // BLOCK_SIZE] * BLOCK_SIZE + place % BLOCK_SIZE for place in range(start, end)]
+        return self.kv.pools[group].view(-1)[torch.tensor(slots)].sum()
+
+
+def expected(prompt: tuple[int, ...], count: int) -> list[int]:
+    tokens, state = list(prompt), 1
+    for place in range(len(prompt) + count):
+        if place == len(tokens):
+            kept = [(token * 31 + at * 17 + 7) % PRIME for at, token in enumerate(tokens)]
+            tokens.append((state + sum(kept) + sum(kept[-WINDOW:])) % VOCABULARY)
+        state = (state * 29 + tokens[place]) % PRIME
+    return tokens[len(prompt) :]
+
+
+def toy_engine(preemption: Preemption) -> Engine[Ticket]:
+    layers = [KVGroup((number,), 1, BLOCK_SIZE) for number in range(3)]
+    kv = KVCache(layers, 24, lambda heads, dim: (heads * dim,), torch.int64, host_blocks=16)
+    for pool in (*kv.pools, *kv.host_pools):
+        pool[:] = -1
+    config = EngineConfig(
+        "toy", 300, 24, max_step_tokens=32, max_running=6, groups=GROUPS, host_blocks=16, preemption=preemption
+    )
+    runner = ModelRunner(LoadedModel(ToyLayers(kv), kv), VOCABULARY, GROUPS)
+    return Engine(config, VOCABULARY, runner, CopyThread(kv))
+
+
+@pytest.mark.parametrize("preemption", Preemption)
+def test_three_kinds_of_layers_in_too_little_memory(preemption: Preemption) -> None:
+    rng = random.Random(preemption.value)
+    engine = toy_engine(preemption)
+    beginning = tuple(rng.randrange(VOCABULARY) for _ in range(64))
+    requests = []
+    for _ in range(24):
+        prompt = (
+            *beginning[: rng.choice([0, 32, 64])],
+            *(rng.randrange(VOCABULARY) for _ in range(rng.randrange(1, 60))),
+        )
+        params = SamplingParams(temperature=0, max_tokens=rng.randrange(1, 60))
+        family = [engine.request(prompt, params, frozenset()) for _ in range(rng.choice([1, 1, 2]))]
+        engine.add(*family)
+        requests += family
+    while engine.has_work:
+        engine.step()
+    engine.assert_empty()
+    for request in requests:
+        assert request.output_ids == expected(request.prompt_ids, len(request.output_ids))
+        assert len(request.output_ids) == request.params.max_tokens
+    assert sum(request.num_preemptions for request in requests) > 0
+    assert sum(request.num_cached for request in requests) > 0

@@ -1,0 +1,143 @@
+"""Tests of engine/sampling/filters.py."""
+
+import random
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from engine.errors import InvalidSampling
+from engine.request import DryParams, Request, SamplingParams
+from engine.sampling.drawing import Filters
+from engine.sampling.filters import MAX_MATCH, dry_penalties, leaves_out, without_top_choices
+from engine.sampling.sampler import apply_bias, sample
+
+
+def request(ids: Sequence[int], dry: DryParams | None, prompt: int = 1, **params: object) -> Request:
+    """The first `prompt` tokens are its prompt, the others its reply."""
+    sampling = SamplingParams(dry=dry, **params)  # type: ignore[arg-type]
+    return Request(1, tuple(ids[:prompt]), sampling, output_ids=list(ids[prompt:]))
+
+
+def plain_penalties(ids: Sequence[int], dry: DryParams) -> dict[int, float]:
+    """Every earlier place, and how many of the tokens up to it are those at the end."""
+    ids = list(ids if dry.last_n is None else ids[max(0, len(ids) - dry.last_n) :])
+    longest: dict[int, int] = {}
+    for place in range(len(ids) - 1):
+        length = 0
+        while length < min(place + 1, MAX_MATCH) and ids[place - length] == ids[-1 - length] not in dry.breakers:
+            length += 1
+        follower = ids[place + 1]
+        if length and length >= dry.allowed_length and follower not in dry.breakers:
+            longest[follower] = max(length, longest.get(follower, 0))
+    return {token: dry.multiplier * dry.base ** (n - dry.allowed_length) for token, n in longest.items()}
+
+
+def test_penalties_are_those_of_the_definition() -> None:
+    found = 0
+    for _ in range(300):
+        ids = [random.randrange(random.choice((2, 3, 8))) for _ in range(random.randint(1, 80))]
+        ids += ids[random.randrange(len(ids)) :] * random.randint(0, 2)
+        breakers = frozenset(random.sample(range(8), random.randint(0, 2)))
+        last_n = random.choice((None, None, 0, 1, 10, 1000))
+        dry = DryParams(random.random(), random.uniform(1, 2), random.randint(0, 4), last_n, breakers)
+        prompt = random.randint(0, len(ids))
+        assert dry_penalties(request(ids, dry, prompt)) == plain_penalties(ids, dry)
+        found += bool(plain_penalties(ids, dry))
+    assert found > 30
+
+
+def test_a_repetition_without_end_costs_no_more_than_a_number_can_say() -> None:
+    for dry in (DryParams(100.0, 4.0, 0), DryParams(0.8, 1.75)):
+        [(token, cost)] = dry_penalties(request([7] * 500, dry)).items()
+        assert (token, cost) == (7, dry.multiplier * dry.base ** (MAX_MATCH - dry.allowed_length))
+        assert torch.tensor(cost).isfinite()
+
+
+def test_the_example_of_a_sentence_that_begins_again() -> None:
+    """A B C D . A B C: after three tokens that were there, D costs the multiplier times the base once."""
+    ids = (1, 2, 3, 4, 9, 1, 2, 3)
+    assert dry_penalties(request(ids, DryParams(0.8, 1.75, 2))) == {4: 0.8 * 1.75}
+    assert dry_penalties(request(ids, DryParams(0.8, 1.75, 4))) == {}
+    assert dry_penalties(request(ids, DryParams(0.8, 1.75, 2, breakers=frozenset({2})))) == {}
+    assert dry_penalties(request(ids, None)) == {}
+
+
+def test_the_logits_lose_what_the_repetition_costs_and_the_token_is_another() -> None:
+    logits = torch.tensor([[0.0, 0.0, 0.0, 2.0, 5.0], [0.0, 0.0, 0.0, 2.0, 5.0]])
+    requests = [request((1, 2, 4, 1, 2), DryParams(6.0), temperature=0), request((1, 2, 4, 1, 2), None, temperature=0)]
+    assert apply_bias(logits, requests).tolist() == [[0.0, 0.0, 0.0, 2.0, -1.0], [0.0, 0.0, 0.0, 2.0, 5.0]]
+    assert [it.token_id for it in sample(logits, requests)] == [3, 4]
+
+
+@pytest.mark.parametrize(
+    "params", [{"multiplier": -1.0}, {"base": 0.5}, {"base": float("nan")}, {"allowed_length": -1}]
+)
+def test_bad_parameters_are_named(params: dict[str, float]) -> None:
+    with pytest.raises(InvalidSampling, match=next(iter(params))):
+        DryParams(**{"multiplier": 1.0, **params})  # type: ignore[arg-type]
+
+
+VOCABULARY = 12
+
+
+def params(**given: object) -> SamplingParams:
+    return SamplingParams(**{"xtc_probability": 1.0, "seed": 5, **given})  # type: ignore[arg-type]
+
+
+def plainly_left(logits: list[float], wanted: SamplingParams) -> set[int]:
+    """What the filters keep, in order, without all but the last of those that are likely enough."""
+    weights = torch.softmax(torch.tensor(logits, dtype=torch.float64) / wanted.temperature, -1).tolist()
+    order = sorted(range(len(weights)), key=lambda token: (-weights[token], token))
+    order = [token for token in order if weights[token] >= wanted.min_p * weights[order[0]]]
+    order = order[: wanted.top_k or len(order)]
+    total, before = sum(weights[token] for token in order), 0.0
+    kept: list[int] = []
+    for token in order:
+        if before / total < wanted.top_p or not kept:
+            kept.append(token)
+        before += weights[token]
+    total = sum(weights[token] for token in kept)
+    likely = sum(weights[token] / total >= wanted.xtc_threshold for token in kept)
+    return set(kept[max(0, likely - 1) :])
+
+
+def test_what_is_left_is_what_the_definition_leaves() -> None:
+    wanted = [
+        params(
+            temperature=random.choice((0.5, 1.0, 2.0)),
+            top_k=random.choice((0, 0, 3, 100)),
+            top_p=random.choice((1.0, 0.97, 0.5)),
+            min_p=random.choice((0.0, 0.05, 0.5)),
+            xtc_threshold=random.choice((0.0, 0.03, 0.1, 0.3, 0.5, 1.0)),
+        )
+        for _ in range(200)
+    ]
+    logits = torch.randn(len(wanted), VOCABULARY)
+    thresholds = torch.tensor([[it.xtc_threshold] for it in wanted])
+    left = without_top_choices(logits, Filters.of(wanted, VOCABULARY), thresholds)
+    for row, it in enumerate(wanted):
+        assert set((left[row] > -torch.inf).nonzero().flatten().tolist()) == plainly_left(logits[row].tolist(), it)
+        assert torch.equal(torch.where(left[row] > -torch.inf, logits[row], -torch.inf), left[row])
+
+
+def test_tokens_are_drawn_from_what_is_left_beside_rows_that_keep_all() -> None:
+    logits = torch.tensor([4.0, 4.0, 3.5, 1.0, 0.0])
+    several = [params(seed=seed, xtc_threshold=0.2) for seed in range(300)]
+    requests = [Request(row, (1,), it) for row, it in enumerate(several)]
+    requests += [Request(0, (1,), SamplingParams(temperature=0)), Request(0, (1,), SamplingParams(seed=1, top_k=1))]
+    drawn = [token.token_id for token in sample(logits.repeat(len(requests), 1), requests)]
+    assert drawn[-2:] == [0, 0]
+    assert set(drawn[:-2]) == {2, 3, 4}
+
+
+def test_chance_is_as_often_as_told_and_the_same_for_the_same_seed() -> None:
+    hits = [leaves_out(params(xtc_probability=0.3, seed=7), index) for index in range(4000)]
+    assert hits == [leaves_out(params(xtc_probability=0.3, seed=7), index) for index in range(4000)]
+    assert abs(sum(hits) / len(hits) - 0.3) < 0.04
+    assert hits != [leaves_out(params(xtc_probability=0.3, seed=8), index) for index in range(4000)]
+
+
+def test_it_never_happens_where_it_means_nothing() -> None:
+    for given in ({"temperature": 0}, {"xtc_probability": 0.0}, {"xtc_threshold": 0.51}):
+        assert not any(leaves_out(params(**given), index) for index in range(100))

@@ -1,0 +1,81 @@
+"""Whatever raises inside a step ends the requests it ran, and no others; the next request works."""
+
+import importlib
+from typing import Any
+
+import pytest
+
+from engine.load_options import LoadOptions
+from engine.loading import ModelEngine, load_engine, open_checkpoint
+from engine.request import FinishReason, SamplingParams
+from tests.engine.models.tiny_llama import make
+
+SITES = [
+    ("engine.backends.runner", "build_batch"),
+    ("engine.kernels.reference", "rms_norm"),
+    ("engine.kernels.reference", "rope"),
+    ("engine.kernels.reference", "store_kv"),
+    ("engine.kernels.reference", "paged_attention"),
+    ("engine.kernels.reference", "gated"),
+    ("quant.kernels.reference", "matmul"),
+    ("quant.kernels.reference", "dequantize_rows"),
+    ("engine.backends.runner", "next_tokens"),
+    ("engine.sampling.sampler", "pick"),
+    ("engine.sampling.sampler", "report_logprobs"),
+]
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> ModelEngine:
+    with open_checkpoint(make(tmp_path_factory.mktemp("tiny")).path) as checkpoint:
+        return load_engine(checkpoint, LoadOptions(backend="reference"))
+
+
+def ask(engine: ModelEngine, first_id: int) -> int:
+    prompt = tuple(range(first_id, first_id + 20))
+    request = engine.request(prompt, SamplingParams(temperature=0, max_tokens=4), frozenset())
+    engine.add(request)
+    return request.id
+
+
+def endings(engine: ModelEngine) -> dict[int, FinishReason]:
+    ends: dict[int, FinishReason] = {}
+    while engine.has_work:
+        ends.update({event.request_id: event.finish for event in engine.step() if event.finish})
+    engine.assert_empty()
+    return ends
+
+
+@pytest.mark.parametrize(("module", "function"), SITES)
+@pytest.mark.parametrize("call", [1, 3])
+def test_the_requests_of_a_failing_step_end_with_an_error(
+    engine: ModelEngine, monkeypatch: pytest.MonkeyPatch, module: str, function: str, call: int
+) -> None:
+    original = getattr(importlib.import_module(module), function)
+    calls = 0
+
+    def failing(*arguments: Any, **keywords: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == call:
+            raise RuntimeError("injected")
+        return original(*arguments, **keywords)
+
+    ran = [ask(engine, 1), ask(engine, 30)]
+    monkeypatch.setattr(f"{module}.{function}", failing)
+    ends = endings(engine)
+    assert set(ends.values()) == {FinishReason.ERROR}
+    assert set(ends) == set(ran)
+    monkeypatch.undo()
+    after = ask(engine, 1)
+    assert endings(engine) == {after: FinishReason.LENGTH}
+
+
+def test_a_request_that_was_waiting_is_not_touched(engine: ModelEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    ask(engine, 1)
+    monkeypatch.setattr("engine.backends.runner.next_tokens", lambda logits, requests: 1 / 0)
+    (event,) = engine.step()
+    assert event.finish is FinishReason.ERROR
+    waiting = ask(engine, 30)
+    monkeypatch.undo()
+    assert endings(engine) == {waiting: FinishReason.LENGTH}

@@ -1,0 +1,46 @@
+from engine.request import Origin, Request, SamplingParams, ServiceClass
+from engine.scheduling.priority import CLASS_DELAY, MOST_PREEMPTIONS, PRIORITY_STEP, YIELDED, is_urgent, precedence
+
+INTERACTIVE, NORMAL, BACKGROUND = ServiceClass
+numbers = iter(range(1_000_000))
+
+
+def request(service: ServiceClass = NORMAL, *, arrival: float = 0, priority: int = 0, yielded: int = 0) -> Request:
+    made = Request(next(numbers), (1,), SamplingParams(), origin=Origin(service, priority), arrival=arrival)
+    made.num_preemptions = yielded
+    return made
+
+
+def order(*requests: Request) -> list[int]:
+    return [requests.index(it) for it in sorted(requests, key=precedence)]
+
+
+def test_of_equals_the_oldest_is_first() -> None:
+    assert order(request(arrival=2), request(arrival=1), request(arrival=1)) == [1, 2, 0]
+
+
+def test_a_class_goes_before_the_next_one() -> None:
+    assert order(request(BACKGROUND), request(INTERACTIVE), request(NORMAL)) == [1, 2, 0]
+
+
+def test_whoever_waits_long_enough_goes_before_a_higher_class() -> None:
+    late = CLASS_DELAY[BACKGROUND] + 1
+    assert order(request(BACKGROUND), request(INTERACTIVE, arrival=late)) == [0, 1]
+    assert order(request(BACKGROUND), request(INTERACTIVE, arrival=late - 2)) == [1, 0]
+
+
+def test_priority_counts_within_a_class_and_not_beyond_it() -> None:
+    assert order(request(priority=-1), request(), request(priority=1)) == [2, 1, 0]
+    assert order(request(NORMAL, priority=100), request(INTERACTIVE, priority=-100)) == [1, 0]
+    assert min(CLASS_DELAY[NORMAL], CLASS_DELAY[BACKGROUND] - CLASS_DELAY[NORMAL]) > 200 * PRIORITY_STEP
+
+
+def test_who_had_to_yield_goes_before_those_that_came_later() -> None:
+    assert order(request(arrival=0), request(arrival=YIELDED - 1, yielded=1)) == [1, 0]
+
+
+def test_who_yielded_as_often_as_anyone_may_goes_before_all() -> None:
+    often = request(BACKGROUND, arrival=1e9, yielded=MOST_PREEMPTIONS - 1)
+    assert is_urgent(often)
+    assert not is_urgent(request(yielded=MOST_PREEMPTIONS - 2))
+    assert order(request(INTERACTIVE), often) == [1, 0]

@@ -1,0 +1,104 @@
+"""Allocations that fail: steps get smaller and are tried again; at most the request ends that cannot run alone."""
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from engine.config import GroupConfig
+from engine.errors import OutOfMemory
+from engine.request import FinishReason, Origin, Request, SamplingParams, ScheduledRequest, ServiceClass, StepPlan
+from engine.scheduling.step_budget import Allowance
+from tests.engine.hash_run import Run
+from tests.hash_model import HashRunner, HashTicket, hash_engine
+
+GROUPS = (GroupConfig(), GroupConfig(window=24), GroupConfig(recurrent=True))
+
+
+def starve(runner: HashRunner, site: str, fails: Callable[[StepPlan], bool]) -> None:
+    """Have steps run out of memory, when they are launched or when they are collected."""
+    plans: dict[int, StepPlan] = {}
+    launch, collect = runner.launch, runner.collect
+
+    def launched(plan: StepPlan) -> HashTicket:
+        if site == "launch" and fails(plan):
+            raise OutOfMemory("injected")
+        ticket = launch(plan)
+        plans[id(ticket)] = plan
+        return ticket
+
+    def collected(ticket: HashTicket) -> object:
+        if site == "collect" and fails(plans[id(ticket)]):
+            raise OutOfMemory("injected")
+        return collect(ticket)
+
+    runner.launch, runner.collect = launched, collected  # type: ignore[method-assign, assignment]
+
+
+def mixed_load(depth: int, seed: int) -> tuple[Run, HashRunner]:
+    """Families and single requests of all classes, in a pool that is too small for them, with every kind of group."""
+    rng = random.Random(seed)
+    engine, runner = hash_engine(seed=seed, num_blocks=24, depth=depth, budget=48, groups=GROUPS, host_blocks=12)
+    run = Run(engine)
+    for _ in range(12):
+        prompt = tuple(rng.randrange(5000) for _ in range(rng.randrange(1, 90)))
+        origin = Origin(rng.choice(list(ServiceClass)))
+        run.submit(prompt, origin, rng.choice([1, 1, 3]), max_tokens=rng.randrange(1, 30), ignore_eos=True)
+    return run, runner
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("site", ["launch", "collect"])
+@pytest.mark.parametrize("every", range(2, 12))
+def test_steps_that_fail_now_and_then_cost_no_answer(every: int, site: str, depth: int) -> None:
+    run, runner = mixed_load(depth, every)
+    calls = iter(range(10**9))
+    starve(runner, site, lambda _: next(calls) % every == every - 1)
+    run.run_out()
+    run.check()
+    assert set(run.finished.values()) == {FinishReason.LENGTH}
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("site", ["launch", "collect"])
+def test_a_batch_shrinks_to_what_there_is_memory_for(site: str, depth: int) -> None:
+    run, runner = mixed_load(depth, 0)
+    starve(runner, site, lambda plan: plan.num_tokens > 7 or len(plan.scheduled) > 2)
+    run.run_out()
+    run.check()
+    assert set(run.finished.values()) == {FinishReason.LENGTH}
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("site", ["launch", "collect"])
+@pytest.mark.parametrize("number", [1, 3, 6])
+def test_only_the_request_at_fault_ends(number: int, site: str, depth: int) -> None:
+    engine, runner = hash_engine(depth=depth)
+    run = Run(engine)
+    for first in range(6):
+        run.submit((first, 2, 3), max_tokens=8, ignore_eos=True)
+    starve(runner, site, lambda plan: any(part.request.id == number for part in plan.scheduled))
+    run.run_out()
+    run.check()
+    assert run.finished.pop(number) is FinishReason.ERROR
+    assert set(run.finished.values()) == {FinishReason.LENGTH}
+
+
+def plan(*tokens: int) -> StepPlan:
+    return StepPlan(
+        tuple(ScheduledRequest(Request(n, (1,), SamplingParams()), 0, count, True) for n, count in enumerate(tokens))
+    )
+
+
+def test_what_is_allowed_shrinks_and_comes_back() -> None:
+    allowance = Allowance()
+    assert allowance.shrink(plan(5, 6, 7))
+    assert allowance.requests > 3
+    assert allowance.shrink(plan(5, 6, 7))
+    assert allowance.requests == 1
+    assert allowance.shrink(plan(5))
+    assert allowance.tokens == 2
+    assert not allowance.shrink(plan(1))
+    for _ in range(40):
+        allowance.relax()
+    assert allowance == Allowance()
