@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from app import memory_shortage
-from app.apart import leave
 from app.errors import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_NO_SPACE, EXIT_OK, exit_status
-from app.memory_shortage import is_memory_shortage
-from app.signals import interrupt_on_signals
+from app.process import memory_shortage
+from app.process.memory_shortage import is_memory_shortage
+from app.process.signals import interrupt_on_signals
+from app.process.uninterruptible import leave
 from app.text.terminal_text import sanitize
 from quant.errors import InglenookError
 

@@ -24,10 +24,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quant.activation_order import columns_by_group
 from quant.errors import UnsupportedQuantization
 from quant.layer_tensors import SCALE_TYPES, LayerTensors
-from quant.packed_integers import WIDTHS, pack, unpack, words
+from quant.packed_integers import WIDTHS, columns_by_group, pack, unpack, words
 from quant.quantization_section import OTHER_COPY, QuantizationSection
 from quant.tensor import GroupedTensor, GroupScale, Integers
 

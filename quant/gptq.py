@@ -24,9 +24,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from quant.activation_order import columns_by_group
 from quant.layer_tensors import SCALE_TYPES, LayerTensors
-from quant.packed_integers import WIDTHS, pack, unpack
+from quant.packed_integers import WIDTHS, columns_by_group, pack, unpack
 from quant.quantization_section import QuantizationSection
 from quant.tensor import GroupedTensor, GroupScale
 

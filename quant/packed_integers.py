@@ -1,7 +1,6 @@
-"""Small integers in 32-bit words, as checkpoints pack them, and from there to the planes of the canonical form.
+"""Integers of 2, 4, or 8 bits in 32-bit words, as checkpoints pack them, become planes of the canonical form.
 
-Widths of 2, 4 and 8 bits, which divide a word: element i of a word is at bit i * bits. Knows bits. Refuses to know what
-the integers mean.
+Element i of a word is at bit i * bits. Also the order of groups that `act_order` checkpoints store (g_idx).
 """
 
 from collections.abc import Callable
@@ -54,3 +53,23 @@ def pack(shape: tuple[int, int], bits: int, values: Callable[[slice], Bytes]) ->
         (plane,) = integers(np.pad(values(some), ((0, 0), (0, padding))), (bits,)).planes
         data[some] = plane.data.numpy()
     return Integers((Plane(bits, torch.from_numpy(data)),))
+
+
+def columns_by_group(g_idx: Tensor, group: int) -> Tensor | None:
+    """The columns in the order of their groups, int32 [columns]; None where they are in that order already.
+
+    Every group has `group` columns, and the last one what is left. Raises ValueError, saying what is wrong.
+    """
+    columns = len(g_idx)
+    groups = -(-columns // group)
+    lowest, highest = int(g_idx.min()), int(g_idx.max())
+    if lowest < 0 or highest >= groups:
+        raise ValueError(f"names group {lowest if lowest < 0 else highest} of {groups}")
+    counts = torch.bincount(g_idx, minlength=groups)
+    expected = torch.full((groups,), group)
+    expected[-1] = columns - group * (groups - 1)
+    if not torch.equal(counts, expected):
+        wrong = int((counts != expected).nonzero()[0])
+        raise ValueError(f"puts {int(counts[wrong])} columns into group {wrong} where {int(expected[wrong])} belong")
+    order = torch.argsort(g_idx, stable=True)
+    return None if torch.equal(order, torch.arange(columns)) else order.int()

@@ -1,12 +1,6 @@
-"""A bounded reader for one safetensors file.
+"""The header of a safetensors file, checked against the file's size before any tensor is read, and its storage types.
 
-Format: https://github.com/huggingface/safetensors#format. Eight bytes say how long the header is, little endian; the
-header is a JSON object, from the name of each tensor to its type, its shape and where its bytes begin and end, counted
-from the end of the header; `__metadata__` maps strings to strings. The file is hostile until proven otherwise: lengths
-and counts are checked before anything of their size is allocated, and the tensors must cover the rest of the file, each
-byte once. The only exception that a malformed file causes is `SafetensorsError`, which names the field.
-
-Knows bytes and names. Refuses to know what a tensor means to a model, and which files make up a checkpoint.
+Format: https://huggingface.co/docs/safetensors. Types are tested against the `safetensors` package.
 """
 
 import hashlib
@@ -20,7 +14,29 @@ from pathlib import Path
 from quant.bounded_json import JSONProblem, parse_object
 from quant.errors import SafetensorsError, printable
 from quant.mapped_file import TensorFile
-from quant.safetensors_types import SAFETENSORS_TYPES, SafetensorsType
+
+
+@dataclass(frozen=True, slots=True)
+class SafetensorsType:
+    """One storage type. Elements of less than a byte are packed without gaps."""
+
+    name: str
+    bits: int
+
+
+SAFETENSORS_TYPES: dict[str, SafetensorsType] = {
+    name: SafetensorsType(name, bits)
+    for bits, names in {
+        4: ("F4",),
+        6: ("F6_E2M3", "F6_E3M2"),
+        8: ("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"),
+        16: ("U16", "I16", "F16", "BF16"),
+        32: ("U32", "I32", "F32"),
+        64: ("U64", "I64", "F64", "C64"),
+    }.items()
+    for name in names
+}
+
 
 LENGTH_BYTES = 8
 

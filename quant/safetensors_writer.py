@@ -18,9 +18,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Self
 
-from quant.safetensors import LENGTH_BYTES, METADATA
+from quant.safetensors import LENGTH_BYTES, METADATA, SAFETENSORS_TYPES
 from quant.safetensors_checkpoint import INDEX, WEIGHT_MAP, WHOLE
-from quant.safetensors_types import SAFETENSORS_TYPES
 
 HEADER_BYTES = 1 << 18  # of about 1,700 tensors
 ALIGNMENT = 8

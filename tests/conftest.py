@@ -26,15 +26,15 @@ import pytest
 import torch
 from filelock import FileLock, Timeout
 
-from app.config import load_settings
 from app.models.sources import pull
+from app.settings.settings import load_settings
 from engine.backends import device_choice
 from engine.embedding import loading as embedder_loading
 from quant.cpu import tiers
-from tests import drawn_cases
-from tests.fenced_memory import fenced
-from tests.processes import answer_signals
-from tests.timeouts import pytest_timeout_set_timer  # noqa: F401  # a hook
+from tests.support import drawn_cases
+from tests.support.fenced_memory import fenced
+from tests.support.processes import answer_signals
+from tests.support.timeouts import pytest_timeout_set_timer  # noqa: F401  # a hook
 
 if TYPE_CHECKING:
     from quant.cpu.layouts import Layout
@@ -220,7 +220,7 @@ def device() -> torch.device:
     """Where kernels for GPUs run: a GPU with INGLE_TEST_GPU, else the CPU, under Triton's interpreter."""
     if ON_GPU:
         return torch.device("cuda")
-    from tests.triton_interpreter import install
+    from tests.support.triton_interpreter import install
 
     install()
     return torch.device("cpu")
@@ -228,7 +228,7 @@ def device() -> torch.device:
 
 @pytest.fixture
 def fenced_memory() -> Iterator[None]:
-    """Who reads what was never written, or writes beside a tensor, is found out; see `tests.fenced_memory`."""
+    """Who reads what was never written, or writes beside a tensor, is found out; see `tests.support.fenced_memory`."""
     with fenced():
         yield
 
@@ -295,8 +295,8 @@ def smollm2() -> Path:
 @pytest.fixture(scope="session")
 def short_smollm2(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Four of its thirty layers, for tests of what becomes of many tokens and not of which they are."""
-    from tests.first_layers import write_first_layers
-    from tests.gguf_reader import Reader
+    from tests.support.first_layers import write_first_layers
+    from tests.support.gguf_reader import Reader
 
     path = tmp_path_factory.mktemp("short") / "smollm2.gguf"
     write_first_layers(Reader(smollm2), path, 4)

@@ -1,4 +1,4 @@
-"""ARCHITECTURE.md names every folder that exists, and no other; the commands that people copy are the ones that CI runs."""
+"""ARCHITECTURE.md lists every folder, and the commands that people copy are the ones that CI runs."""
 
 import re
 import subprocess

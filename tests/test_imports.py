@@ -38,7 +38,7 @@ def roots_after(*statements: str) -> list[set[str]]:
                 "app.commands.pull",
                 "app.commands.ls",
                 "app.commands.rm",
-                "app.terminal_chat.session",
+                "app.chat_backend.session",
             ),
             {"torch", "numpy", "tokenizers", "huggingface_hub", "jinja2", "httpx", "rich"},
         ),

@@ -24,8 +24,7 @@ from tui.large_downloads import can_load
 from tui.nouns import ChatId
 from tui.plain_text import sanitize
 from tui.screens.chat import ChatScreen
-from tui.screens.dialog import may_fetch
-from tui.screens.over_chat import Answer, Page
+from tui.screens.dialog import Answer, Page, may_fetch
 from tui.tidying import tidied
 
 _PAGES = ("pageup", "pagedown")

@@ -11,9 +11,9 @@ from app.bench.measured_model import read_model
 from app.bench.processes import processor_name
 from app.bench.report import Conditions, Report, report_of
 from app.bench.workload import Load, Row, loads_of
-from app.config import Settings
 from app.models.sources import pull
 from app.progress import Progress
+from app.settings.settings import Settings
 
 _DEVICE = "cpu"  # every backend of this version computes there
 _PEAK_VRAM_MB = 0.0

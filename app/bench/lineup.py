@@ -12,8 +12,8 @@ from app.bench.measured_model import MeasuredModel
 from app.bench.servers import ingle_server, llama_server
 from app.bench.workload import Load
 from app.bench.xllamacpp import PACKAGE, TESTED_VERSION, installed, xllamacpp_engine, xllamacpp_server
-from app.config import Settings
 from app.progress import Progress
+from app.settings.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ def line_up_engines(
     """Our engine in this process, and the peers' engines on as many threads. Raises UnsuitableLoad, ContenderFailed,
     and what `load_model` raises."""
     from app.bench.own_engine import OwnEngine
-    from app.models.loaded_model import load_model
+    from app.models.load.loaded_model import load_model
 
     if peers.llama is not None:
         for tool in tools_for(loads):

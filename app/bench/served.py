@@ -2,10 +2,10 @@
 
 import asyncio
 
-from app.apart import run_apart
 from app.bench.completion_client import Endpoint, stream_all
 from app.bench.sample import Sample, sample_of
 from app.bench.workload import Load, Prompts
+from app.process.uninterruptible import run_apart
 
 
 class ServedContender:

@@ -11,7 +11,6 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from app.api_keys import own_key
 from app.bench.child import child
 from app.bench.completion_client import Endpoint
 from app.bench.llama_build import LlamaBuild
@@ -19,8 +18,9 @@ from app.bench.llama_tools import NATIVE_NAME, slot_tokens
 from app.bench.own_build import OWN_NAME, own_build
 from app.bench.served import ServedContender
 from app.bench.workload import Load
-from app.config import Settings, child_environment
-from app.instance import Instance, running_instances
+from app.process.instance import Instance, running_instances
+from app.settings.api_keys import own_key
+from app.settings.settings import Settings, child_environment
 
 _ROOT = Path(__file__).parents[2]  # the folder that `app` is in, whether installed or not
 

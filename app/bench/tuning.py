@@ -4,10 +4,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from app.config import Settings
-from app.models.kernel_preparation import common_options
+from app.models.load.kernel_preparation import common_options
 from app.models.sources import pull
 from app.progress import Progress
+from app.settings.settings import Settings
 
 if TYPE_CHECKING:
     from engine.backends.cuda.tuning import Timer

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import click
 from click.core import ParameterSource
 
-from app.commands.gpu_options import gpu_options
-from app.config import Settings, load_settings
+from app.commands.options import gpu_options
 from app.progress import Progress, progress_on_stderr
+from app.settings.settings import Settings, load_settings
 from app.text.terminal_text import sanitize
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def bench(
 
 def _tune(settings: Settings, progress: Progress, *, as_object: bool) -> None:
     from app.bench.tuning import tune
-    from app.commands.listing import as_json
+    from app.commands.output import as_json
 
     tuned = tune(settings, progress)
     if as_object:
@@ -125,7 +125,7 @@ def _refuse(names: Sequence[str], reason: str) -> None:
 
 def _print(report: "Report", *, as_object: bool) -> None:
     from app.bench.table import conditions, table
-    from app.commands.listing import as_json, echo_table
+    from app.commands.output import as_json, echo_table
 
     if as_object:
         click.echo(as_json(report.json()))

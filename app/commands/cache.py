@@ -6,12 +6,12 @@ from pathlib import Path
 
 import click
 
-from app.chat.stable_ids_file import FILE_NAME
-from app.commands.listing import as_json, echo_table
-from app.config import load_settings
+from app.commands.output import as_json, echo_table
 from app.errors import EXIT_FAILURE, AppError, ModelNotFound
+from app.generation.stable_ids_file import FILE_NAME
 from app.models.catalog import load_catalog
 from app.progress import format_bytes, progress_on_stderr
+from app.settings.settings import load_settings
 from app.text.terminal_text import sanitize
 from engine.kv.disk.folder import (
     Clearing,

@@ -5,9 +5,9 @@ import sys
 
 import click
 
-from app.api_keys import chosen_keys
-from app.config import is_dumb_terminal, load_settings
-from app.signals import ending_signals
+from app.process.signals import ending_signals
+from app.settings.api_keys import chosen_keys
+from app.settings.settings import is_dumb_terminal, load_settings
 
 EXAMPLES = """\b
 Examples:
@@ -51,7 +51,7 @@ def chat(
     settings = load_settings(**given)
     for number in ending_signals():
         signal.signal(number, signal.SIG_DFL)  # nothing has to be ended in order until the chat listens
-    from app.terminal_chat.session import Session
+    from app.chat_backend.session import Session
 
     flags: dict[str, object] = {"context": context, "threads": threads}
     flags = {name: value for name, value in flags.items() if value is not None} | {"stay": stay}
@@ -59,7 +59,7 @@ def chat(
     session = Session(settings, flags, endpoint, key, question)
     if plain or not _has_screens():
         return session.run_plain()
-    from app.terminal_chat.guard import guarded
+    from app.chat_backend.guard import guarded
 
     return guarded(session.run_screens)
 

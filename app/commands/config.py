@@ -8,9 +8,9 @@ from pathlib import Path
 import click
 from click.shell_completion import CompletionItem
 
-from app.commands.listing import as_json, echo_table
-from app.config import SECRETS, SETTINGS, Settings, config_file, load_settings, setting_named
-from app.config_file import remove_setting, write_setting
+from app.commands.output import as_json, echo_table
+from app.settings.config_file import remove_setting, write_setting
+from app.settings.settings import SECRETS, SETTINGS, Settings, config_file, load_settings, setting_named
 from engine.config import MemoryLimit
 
 EXAMPLES = """\b

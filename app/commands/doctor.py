@@ -2,12 +2,12 @@
 
 import click
 
-from app.commands.listing import as_json
-from app.config import load_settings
-from app.doctor import examine
+from app.commands.output import as_json
+from app.doctor.checks import examine
+from app.doctor.finding import Finding
 from app.errors import EXIT_FAILURE
-from app.finding import Finding
 from app.progress import progress_on_stderr
+from app.settings.settings import load_settings
 
 EXAMPLES = """\b
 Examples:

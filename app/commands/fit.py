@@ -5,14 +5,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from app.commands.listing import as_json, echo_table
-from app.commands.model_names import known_names
-from app.commands.read_options import read_by
-from app.config import Settings, load_settings
+from app.commands.options import known_names, read_by
+from app.commands.output import as_json, echo_table
 from app.errors import EXIT_FAILURE
 from app.models.kv_formula import BITS, KVShape, read_count, weight_bytes
 from app.progress import Progress, format_bytes, progress_on_stderr
-from app.setting_values import memory_size
+from app.settings.settings import Settings, load_settings
+from app.settings.values import memory_size
 
 if TYPE_CHECKING:
     from app.models.fit import ModelFit
@@ -90,7 +89,7 @@ def _find(settings: Settings, progress: Progress, memory: int) -> "ModelFit":
 
 
 def _find_recommended(settings: Settings, progress: Progress) -> "ModelFit":
-    from app.models.recommended import recommended_fit
+    from app.models.fit import recommended_fit
 
     return recommended_fit(settings, progress)
 

@@ -4,12 +4,12 @@ from dataclasses import asdict
 
 import click
 
-from app.commands.listing import as_json, echo_table
-from app.config import Settings, load_settings
-from app.models.download_turn import running_download
+from app.commands.output import as_json, echo_table
 from app.models.store import ModelStore
+from app.models.transfer.download_turn import running_download
 from app.models.uses import last_use
 from app.progress import format_bytes
+from app.settings.settings import Settings, load_settings
 
 EXAMPLES = """\b
 Examples:

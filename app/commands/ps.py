@@ -7,11 +7,11 @@ from typing import Any
 
 import click
 
-from app.api_keys import own_key
-from app.commands.listing import as_json, echo_table
-from app.config import load_settings
+from app.commands.output import as_json, echo_table
 from app.errors import AppError
-from app.instance import Instance, running_instances
+from app.process.instance import Instance, running_instances
+from app.settings.api_keys import own_key
+from app.settings.settings import load_settings
 from app.text.terminal_text import sanitize
 
 EXAMPLES = """\b
@@ -68,7 +68,7 @@ async def _ask_all(instances: list[Instance], key: str | None) -> list[dict[str,
 
 async def _ask(instance: Instance, key: str | None) -> dict[str, Any]:
     """The record of a server, and what it says of itself, if it says anything."""
-    from app.http_client import Client
+    from app.client.http import Client
 
     server = {**asdict(instance), "api_url": instance.api_url, **dict.fromkeys(_FIGURES), "reading": []}
     try:

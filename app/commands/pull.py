@@ -2,15 +2,15 @@
 
 import click
 
-from app.commands.listing import as_json, echo_table
-from app.commands.model_names import known_names
-from app.config import Settings, load_settings
+from app.commands.options import known_names
+from app.commands.output import as_json, echo_table
 from app.errors import AppError
-from app.models.download_queue import Fetch, fetches, queue_note
-from app.models.download_turn import ask_to_stop, running_download
 from app.models.sources import pull as pull_model
 from app.models.store import ModelStore
+from app.models.transfer.download_queue import Fetch, fetches, queue_note
+from app.models.transfer.download_turn import ask_to_stop, running_download
 from app.progress import Progress, format_bytes, progress_on_stderr
+from app.settings.settings import Settings, load_settings
 
 EXAMPLES = """\b
 Examples:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import click
 
-from app.commands.listing import as_json
-from app.config import load_settings
+from app.commands.output import as_json
 from app.progress import format_bytes, progress_on_stderr
+from app.settings.settings import load_settings
 
 METHODS = ("fp8", "int4", "nf4")
 
@@ -60,9 +60,8 @@ def quantize(
         raise click.UsageError("--double-quant is for --to nf4 alone.")
     import torch
 
-    from app.models.calibration import measure
     from app.models.lock import only_one
-    from app.models.quantized_copy import save_quantized
+    from app.models.quantized_copy import measure, save_quantized
     from app.models.store import ModelStore
     from quant.quantized_storage import Method
 

@@ -2,10 +2,10 @@
 
 import click
 
-from app.commands.model_names import stored_names
-from app.config import load_settings
+from app.commands.options import stored_names
 from app.models.store import ModelStore
 from app.progress import format_bytes
+from app.settings.settings import load_settings
 
 EXAMPLES = """\b
 Examples:

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from app.commands.gpu_options import GPU_OPTIONS, gpu_options
-from app.config import Settings, load_settings
+from app.commands.options import GPU_OPTIONS, gpu_options
 from app.progress import Progress, progress_on_stderr
+from app.settings.settings import Settings, load_settings
 from app.text.terminal_text import sanitize
 
 if TYPE_CHECKING:
-    from app.chat.events import ChatEvent, ReplyEnd
-    from app.chat.messages import Message
-    from app.instance import Instance
+    from app.generation.events import ChatEvent, ReplyEnd
+    from app.generation.messages import Message
+    from app.process.instance import Instance
     from engine.request import SamplingParams
 
     ParamsOf = Callable[[Mapping[str, float]], SamplingParams]  # from what is recommended for the model that answers
@@ -87,8 +87,8 @@ def run(
     question = _question(prompt)
     given: dict[str, Any] = {name: value for name, value in sampling.items() if value is not None}
     progress = progress_on_stderr(quiet=quiet)
-    from app.chat.default_sampling import DefaultSampling
-    from app.chat.messages import Message
+    from app.generation.default_sampling import DefaultSampling
+    from app.generation.messages import Message
     from engine.request import SamplingParams
 
     def params(recommended: Mapping[str, float]) -> SamplingParams:
@@ -132,8 +132,8 @@ def _answer(
 
     Fetching and loading are done when this returns: outside the event loop, where Ctrl-C ends them at once.
     """
-    from app.api_keys import own_key
-    from app.instance import find_instance
+    from app.process.instance import find_instance
+    from app.settings.api_keys import own_key
 
     # Who asks for an engine of a certain kind gets one of his own.
     asked = any(settings.origins[name].startswith("--") for name in ENGINE_OPTIONS)
@@ -146,7 +146,7 @@ async def _by_server(
     server: "Instance", key: str | None, messages: "list[Message]", params: "ParamsOf"
 ) -> "AsyncGenerator[ChatEvent]":
     """Ask a server that has the model loaded. Imports no torch."""
-    from app.http_client import Client
+    from app.client.http import Client
 
     async with Client(server, key) as client:
         recommended = await client.default_sampling()
@@ -167,17 +167,17 @@ def _by_own_engine(
     resources: ExitStack,
 ) -> "AsyncGenerator[ChatEvent]":
     """Fetch and load the model. Imports the engine, and torch with it."""
-    from app.chat.template import ChatTemplateRenderer
+    from app.generation.template import ChatTemplateRenderer
     from app.models.sources import pull
 
     stored = pull(settings.model, settings, progress)
     renderer = resources.enter_context(ChatTemplateRenderer())
     renderer.start()
-    from app.chat.conversation import Conversation
-    from app.chat.service import ChatService
-    from app.chat.stable_ids import StableIds
-    from app.chat.token_streams import TokenStreams
-    from app.models.loaded_model import load_model
+    from app.generation.conversation import Conversation
+    from app.generation.service import ChatService
+    from app.generation.stable_ids import StableIds
+    from app.generation.token_streams import TokenStreams
+    from app.models.load.loaded_model import load_model
 
     model = load_model(stored, settings, progress)
     chosen = params(model.sampling.values)
@@ -198,7 +198,7 @@ def _by_own_engine(
 
 async def _past_the_prompt(events: "AsyncGenerator[ChatEvent]", progress: Progress) -> "AsyncGenerator[ChatEvent]":
     """The events without those about reading the prompt, which become a progress bar when there are several."""
-    from app.chat.events import PromptProgress
+    from app.generation.events import PromptProgress
 
     event = await anext(events)
     if isinstance(event, PromptProgress):
@@ -213,7 +213,7 @@ async def _past_the_prompt(events: "AsyncGenerator[ChatEvent]", progress: Progre
 
 async def _print_text(events: "AsyncGenerator[ChatEvent]", progress: Progress, *, thoughts: bool) -> None:
     """The answer on stdout; what the model thinks before it is narration."""
-    from app.chat.events import ReasoningDelta, ReplyEnd, TextDelta
+    from app.generation.events import ReasoningDelta, ReplyEnd, TextDelta
     from engine.request import FinishReason
 
     thinking = False
@@ -236,8 +236,8 @@ async def _print_text(events: "AsyncGenerator[ChatEvent]", progress: Progress, *
 
 
 async def _print_object(model: str, events: "AsyncGenerator[ChatEvent]") -> None:
-    from app.chat.events import ReasoningDelta, ReplyEnd, TextDelta
-    from app.commands.listing import as_json
+    from app.commands.output import as_json
+    from app.generation.events import ReasoningDelta, ReplyEnd, TextDelta
 
     text = reasoning = ""
     async for event in events:
@@ -261,7 +261,7 @@ def _check(end: "ReplyEnd") -> None:
 def _summary(model: str, text: str, reasoning: str, end: "ReplyEnd") -> dict[str, Any]:
     import msgspec
 
-    from app.cache_details import PromptTokensDetails
+    from app.generation.cache_details import PromptTokensDetails
 
     decoding = end.total_seconds - end.first_token_seconds
     rate = (end.completion_tokens - 1) / decoding if end.completion_tokens > 1 and decoding > 0 else None

@@ -2,14 +2,14 @@
 
 import click
 
-from app.commands.listing import as_json, echo_table
-from app.commands.read_options import read_by
-from app.config import load_settings
+from app.commands.options import read_by
+from app.commands.output import as_json, echo_table
 from app.errors import EXIT_NOT_FOUND, Offline
 from app.models.hub_search import FORMATS, OF_FAMILIES, Find, search_families, search_hub
 from app.models.store import ModelStore
 from app.progress import format_bytes, progress_on_stderr
-from app.setting_values import memory_size
+from app.settings.settings import load_settings
+from app.settings.values import memory_size
 
 EXAMPLES = """\b
 Examples:

@@ -2,9 +2,9 @@
 
 import click
 
-from app.commands.gpu_options import gpu_options
-from app.config import load_settings
+from app.commands.options import gpu_options
 from app.progress import progress_on_stderr
+from app.settings.settings import load_settings
 
 OLLAMA_PORT = 11434  # where Ollama listens, and its clients look
 EXAMPLES = """\b
@@ -96,6 +96,6 @@ def serve(
         quantize=quantize,
         kv_disk_gb=kv_disk_gb,
     )
-    from app.host import run_host
+    from app.server.host import run_host
 
     run_host(settings, progress_on_stderr(quiet=quiet))

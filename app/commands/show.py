@@ -5,16 +5,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from app.chat.generic_tools import ToolSupport
 from app.commands.fit import described
-from app.commands.listing import as_json, echo_table
-from app.commands.model_names import stored_names
-from app.config import Settings, load_settings
+from app.commands.options import stored_names
+from app.commands.output import as_json, echo_table
+from app.generation.generic_tools import ToolSupport
 from app.models.details import ModelDetails, details_of
 from app.models.sampling_defaults import DEFAULT_SAMPLING
 from app.models.store import ModelStore
 from app.models.stored_model import StoredModel
 from app.progress import format_bytes, progress_on_stderr
+from app.settings.settings import Settings, load_settings
 
 if TYPE_CHECKING:
     from app.models.fit import ModelFit

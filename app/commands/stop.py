@@ -2,9 +2,9 @@
 
 import click
 
-from app.config import load_settings
 from app.errors import EXIT_NOT_FOUND, EXIT_OK
-from app.instance import Instance, running_instances, stop_instance
+from app.process.instance import Instance, running_instances, stop_instance
+from app.settings.settings import load_settings
 
 EXAMPLES = """\b
 Examples:

@@ -15,11 +15,10 @@ from typing import Any, Final, Literal
 import llguidance
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
+from app.grammars.frames import SIMPLIFY, GrammarProblem, GrammarText
 from app.grammars.lark import NotUnderstood, expanded, rules_of, tokens_of, with_schemas
-from app.grammars.problem import SIMPLIFY, GrammarProblem
 from app.grammars.schema_keywords import Json, Schema
 from app.grammars.schemas import enforced
-from app.grammars.source import GrammarText
 
 # Work that the library counts for one mask, and the size of what it builds. Exceeding one is an error of the grammar.
 LIMITS: Final = llguidance.LLParserLimits(

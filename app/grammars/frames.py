@@ -1,4 +1,4 @@
-"""The frames that the server and its grammar processes exchange, and the limits of those processes.
+"""What the server and its grammar processes exchange: frames, grammars as text, limits, and the error of a refusal.
 
 A frame is a header (bytes of the payload, kind, number of the reply) and a payload. Both sides import this module, so
 it imports the standard library alone.
@@ -8,7 +8,53 @@ import enum
 import json
 import struct
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Final, Literal, TypeAlias
+
+SIMPLIFY = "Use smaller counts, fewer alternatives, or fewer nested repetitions."
+
+
+class GrammarProblem(Exception):
+    """A grammar or schema that cannot be compiled, enforced or completed.
+
+    `place` is the path of the part at fault, from the root of the schema.
+    """
+
+    def __init__(self, message: str, place: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.place = place
+
+
+# Between the parts of JSON there may be nothing, a space, or a line break with its indentation. Without a bound, a
+# model that is not sure how to continue writes spaces forever.
+WHITESPACE: Final = r"( |\n {0,32})?"
+GrammarKind: TypeAlias = Literal["json", "regex", "lark", "gbnf"]
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarText:
+    """`text` is a JSON schema, a regular expression, or a grammar in the library's Lark or in llama.cpp's GBNF."""
+
+    kind: GrammarKind
+    text: str
+    lenient: bool = False  # keywords of a schema that cannot be enforced are ignored
+    whitespace: str | None = WHITESPACE  # between the parts of JSON, as a regular expression; None: nothing
+
+    def packed(self) -> bytes:
+        """As the payload of a frame."""
+        return json.dumps(asdict(self)).encode()
+
+    def guidance(self) -> dict[str, str | bool]:
+        """How JSON is written, in the library's words."""
+        if self.whitespace is None:
+            return {"whitespace_flexible": False}
+        return {"whitespace_pattern": self.whitespace}
+
+    @classmethod
+    def unpacked(cls, payload: bytes) -> "GrammarText":
+        return cls(**json.loads(payload))
+
 
 HEADER = struct.Struct("<IBI")
 MAX_PAYLOAD = 64 << 20  # bytes; the largest is a vocabulary

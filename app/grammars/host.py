@@ -15,10 +15,21 @@ from typing import Final
 import numpy as np
 
 from app.errors import GrammarsUnavailable, InvalidGrammar
-from app.grammars.frames import ACCEPT, ENDED, Channel, Frame, Hangup, Kind, Limits, Problem, packed_ids, unpacked_ids
+from app.grammars.frames import (
+    ACCEPT,
+    ENDED,
+    SIMPLIFY,
+    Channel,
+    Frame,
+    GrammarText,
+    Hangup,
+    Kind,
+    Limits,
+    Problem,
+    packed_ids,
+    unpacked_ids,
+)
 from app.grammars.lines import START_SECONDS, Line
-from app.grammars.problem import SIMPLIFY
-from app.grammars.source import GrammarText
 from engine.sampling.constraint import Constraint, Words
 
 log = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ from typing import IO, Final, Protocol, cast
 
 from app.errors import GrammarsUnavailable
 from app.grammars.frames import READ_BYTES, Channel, Frame, Hangup, Kind, Limits, Vocabulary
-from app.limited_process import library_folders, start_isolated
+from app.process.limited_process import library_folders, start_isolated
 
 START_SECONDS: Final = 60.0  # Python and the library load from a disk that may be slow
 _PROGRAM: Final = Path(__file__).with_name("process.py")

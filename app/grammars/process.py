@@ -40,6 +40,8 @@ from app.grammars.frames import (
     ENDED,
     Channel,
     Frame,
+    GrammarProblem,
+    GrammarText,
     Hangup,
     Kind,
     Limits,
@@ -48,8 +50,6 @@ from app.grammars.frames import (
     packed_ids,
     unpacked_ids,
 )
-from app.grammars.problem import GrammarProblem
-from app.grammars.source import GrammarText
 
 # Tokens of text, by length: where a text may continue with that many characters, the library allows all tokens of a
 # slice at once. Its own slices are of 10 and 30 characters, so that it looks at most tokens one by one in a text of at

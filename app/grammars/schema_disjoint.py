@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import combinations
 from typing import TypeAlias
 
-from app.grammars.problem import GrammarProblem
+from app.grammars.frames import GrammarProblem
 from app.grammars.schema_keywords import Json, named_in, number_in, texts_in, types_in
 from app.grammars.schema_tree import conjuncts, definition_of, mapped
 

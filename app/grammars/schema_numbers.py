@@ -8,7 +8,7 @@ import math
 from fractions import Fraction
 from typing import Final, NamedTuple
 
-from app.grammars.problem import GrammarProblem
+from app.grammars.frames import GrammarProblem
 from app.grammars.schema_keywords import Json, Schema, number_in
 
 LARGEST_INTEGER: Final = 2**63 - 1024  # the largest float below 2**63

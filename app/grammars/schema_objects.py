@@ -3,8 +3,18 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from app.grammars.schema_keywords import ENFORCED, Json, Schema, list_in, named_in, number_in, texts_in
-from app.grammars.schema_use import Refuse, Rewrite, Use
+from app.grammars.schema_keywords import (
+    ENFORCED,
+    Json,
+    Refuse,
+    Rewrite,
+    Schema,
+    Use,
+    list_in,
+    named_in,
+    number_in,
+    texts_in,
+)
 
 _COUNTED = "It is enforced only if all members are required. Remove it, or require them."
 _NAMES = "It is enforced only if it lists the names, or is a pattern for all of them. Use patternProperties."

@@ -3,14 +3,17 @@
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final, Literal, TypeAlias
 
-from app.grammars.problem import GrammarProblem
+from app.grammars.frames import GrammarProblem
 from app.grammars.schema_keywords import (
     FORMATS,
     TYPE_OF,
     TYPES,
     UNENFORCED_FORMATS,
     Json,
+    Refuse,
+    Rewrite,
     Schema,
+    Use,
     is_list,
     list_in,
     number_in,
@@ -18,7 +21,6 @@ from app.grammars.schema_keywords import (
 )
 from app.grammars.schema_numbers import integer_bounds, is_exact, multiple, number_bounds
 from app.grammars.schema_objects import ObjectRewriter
-from app.grammars.schema_use import Refuse, Rewrite, Use
 
 # Compiles the schema of a string or a number: "empty" if no value fits, else what is wrong with it, if anything.
 LeafProblem: TypeAlias = Callable[[Schema], "tuple[Literal['empty', 'invalid'], str] | None"]

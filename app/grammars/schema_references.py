@@ -4,7 +4,7 @@ import functools
 from collections.abc import Iterable, Iterator, Mapping
 from urllib.parse import unquote
 
-from app.grammars.problem import GrammarProblem
+from app.grammars.frames import GrammarProblem
 from app.grammars.schema_keywords import Json, is_list
 
 Pointer = tuple[str, ...]  # the steps from the root

@@ -17,13 +17,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
-from app.grammars.problem import GrammarProblem
+from app.grammars.frames import GrammarProblem
 from app.grammars.schema_disjoint import Disjointness
 from app.grammars.schema_keywords import (
     COMBINERS,
     ENFORCED,
+    VALUE,
     Json,
     Schema,
+    Use,
     list_in,
     mistake,
     named_in,
@@ -35,7 +37,6 @@ from app.grammars.schema_plain import LeafProblem, PlainRewriter
 from app.grammars.schema_productive import without_endless
 from app.grammars.schema_references import Document, Pointer, place_of
 from app.grammars.schema_tree import DEFINITION, reachable
-from app.grammars.schema_use import VALUE, Use
 
 _OBJECT_KEYS: Final = ("properties", "required", "patternProperties", "additionalProperties", "unevaluatedProperties")
 _EXPLICIT: Final = frozenset(_OBJECT_KEYS[2:])  # these say themselves which other members there may be

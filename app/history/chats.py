@@ -5,10 +5,9 @@ from collections.abc import Sequence
 
 from app.history.database import Database
 from app.history.digests import CHANGED, checked, sign
-from app.history.errors import NoSuchChat
 from app.history.failures import Damaged
 from app.history.kinds import Row
-from app.history.records import Chat, Settings, Trim, read, storable, written
+from app.history.records import Chat, NoSuchChat, Settings, Trim, read, storable, written
 from app.history.schema import COLUMNS
 
 _BEGINNING = 80  # characters

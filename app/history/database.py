@@ -14,12 +14,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from app.errors import AppError
-from app.history.errors import HistoryDamaged
 from app.history.failures import FAILURES, damage_in, is_corrupt, told
 from app.history.files import stamp_of
 from app.history.holders import leave
 from app.history.news import News, Rescue
 from app.history.opening import Opened, Tell, in_memory, open_file, open_history
+from app.history.records import HistoryDamaged
 from app.private_database import fold_log
 
 FILE_NAME = "history.sqlite"

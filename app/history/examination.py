@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from functools import cache
 
 from app.history.digests import CHANGED, is_sound
-from app.history.errors import HistoryTooNew
 from app.history.failures import Damaged
 from app.history.kinds import is_id
+from app.history.records import HistoryTooNew
 from app.history.schema import ABOUT, COLUMNS, DIGESTS_SINCE, STEPS, VERSION
 
 Key = tuple[str, int]  # a table and the id of a row

@@ -8,7 +8,7 @@ from pathlib import Path
 from shutil import disk_usage
 
 from app.errors import AppError, NoSpace
-from app.history.errors import HistoryDamaged, HistoryUnavailable
+from app.history.records import HistoryDamaged, HistoryUnavailable
 
 # SQLite quotes what it finds in a damaged file, which may be no UTF-8, or a number that Python cannot take.
 FAILURES = (sqlite3.Error, ValueError, OverflowError)

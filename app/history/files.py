@@ -5,8 +5,8 @@ import struct
 from pathlib import Path
 from typing import TypeAlias
 
-from app.history.errors import HistoryUnavailable
 from app.history.log import read_log
+from app.history.records import HistoryUnavailable
 from app.history.schema import PAGE_SIZE
 
 Stamp: TypeAlias = tuple[tuple[int, int], ...]

@@ -9,10 +9,20 @@ import msgspec
 
 from app.history.database import Database
 from app.history.digests import CHANGED, checked, sign
-from app.history.errors import NoSuchChat
 from app.history.failures import Damaged
 from app.history.kinds import Row
-from app.history.records import Attachment, Attachments, Message, Role, State, Usage, read, storable, written
+from app.history.records import (
+    Attachment,
+    Attachments,
+    Message,
+    NoSuchChat,
+    Role,
+    State,
+    Usage,
+    read,
+    storable,
+    written,
+)
 from app.history.schema import COLUMNS
 
 _COLUMNS = ", ".join(COLUMNS["messages"])

@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from app.history.errors import HistoryInUse, HistoryUnavailable
 from app.history.failures import FAILURES, FULL, Damaged, damage_in, is_damage, is_lock, is_unwritable, reason_of
 from app.history.files import Stamp, damage_of, is_empty, require_files, stamp_of
 from app.history.holders import hold, others_hold
 from app.history.news import News, Rescue, rescue_of
 from app.history.preparation import created, prepared
+from app.history.records import HistoryInUse, HistoryUnavailable
 from app.history.refill import refill
 from app.history.rescue import finish_replacement, rescue
 from app.history.salvage import salvage

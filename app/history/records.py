@@ -1,14 +1,33 @@
-"""What the history holds: chats, their messages, presets; the nouns, and how their structured parts are written.
-
-A chat is a tree of messages: each knows the one that it follows, and two that follow the same one are branches. Texts
-are what people and models wrote, unchanged. Refuses to know databases and screens.
-"""
+"""Chats, messages, and drafts as the history stores them, and the errors of the history as a whole."""
 
 import enum
 from typing import TypeVar
 
 import msgspec
 from msgspec import Struct
+
+from app.errors import AppError
+
+
+class HistoryTooNew(AppError):
+    """A newer version of the program has written it."""
+
+
+class HistoryUnavailable(AppError):
+    """Its files cannot be opened or written."""
+
+
+class HistoryDamaged(AppError):
+    """Its file is damaged."""
+
+
+class HistoryInUse(HistoryDamaged):
+    """Its file is damaged and cannot be replaced while other processes have it open."""
+
+
+class NoSuchChat(AppError):
+    """There is no chat with that number."""
+
 
 PartT = TypeVar("PartT", bound=Struct)
 

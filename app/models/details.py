@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Self
 
-from app.chat.template import ChatTemplateRenderer
-from app.chat.template_features import TemplateFeatures, features_of
+from app.generation.template import ChatTemplateRenderer
+from app.generation.template_features import TemplateFeatures, features_of
 from app.models.catalog import Catalog, Sampling
 from app.models.hub_models import HubModels
 from app.models.model_header import read_header

@@ -10,7 +10,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from app.models.incoming import hasher, write_whole
+from app.models.transfer.incoming import hasher, write_whole
 from app.progress import Progress
 from engine.private_folder import private_folder
 

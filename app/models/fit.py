@@ -1,8 +1,6 @@
-"""Whether a model fits this machine: one that is stored, by its files, and one that is not, by the headers that the Hub
-sends of them.
+"""Whether a model fits this machine, by its files or by headers from the Hub; and which recommended model fits.
 
-The numbers are the engine's own (`engine.fit`). What is found here is what else would fit, and how people are told.
-Importing it loads torch.
+`engine.fit` computes the numbers. Importing this module loads torch.
 """
 
 from collections.abc import Iterator, Mapping
@@ -10,16 +8,16 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from app.config import Settings
 from app.errors import AppError, ModelNotFound
 from app.models.hub_listing import list_repository
-from app.models.kernel_preparation import common_options
-from app.models.machine_memory import resident_bytes
+from app.models.load.kernel_preparation import common_options
+from app.models.machine_memory import is_likely_to_fit, machine_memory, resident_bytes
 from app.models.remote_headers import choices_of, remote_headers
 from app.models.repository import RepositoryName
 from app.models.store import ModelStore
 from app.models.stored_model import StoredModel
 from app.progress import Progress, SilentProgress, format_bytes
+from app.settings.settings import Settings
 from engine.checkpoints.checkpoint import Checkpoint
 from engine.errors import OutOfMemory
 from engine.fit import Fit, fit
@@ -27,6 +25,9 @@ from engine.load_options import LoadOptions
 from engine.loading import open_checkpoint
 
 _CPU = "cpu"
+# Of weights, which a CPU reads once for each token: with 30 GB/s or more, as desktops have, words come as fast as
+# people read them.
+_FLUENT_BYTES = 3_000_000_000
 _TOLERANCE = 0.03  # of what was planned
 _NOISE = 64 << 20  # bytes that compiled kernels and what Python keeps for later come to
 _INT4_SHARE = 0.3  # of weights of 16 bits: their scales and what stays as it is come on top of a quarter
@@ -193,3 +194,17 @@ def plan_loading(
     numbers = f"it needs {format_bytes(plan.needed)} of memory, and {format_bytes(plan.memory)} are free"
     remedy = "; ".join(advice(found)) or "Choose a smaller model, or close other programs."
     raise OutOfMemory(f"{stored.name} does not fit: {numbers}", remedy)
+
+
+def recommended_fit(settings: Settings, progress: Progress | None = None) -> ModelFit:
+    """The first of the recommended models that fits; where a CPU computes, the first that is fast enough, too.
+
+    Raises ModelNotFound where none does, Offline, or AppError where the Hub refuses.
+    """
+    memory = machine_memory(settings)
+    for known in ModelStore(settings).families.recommended:
+        if is_likely_to_fit(known.usual_size, memory):  # so that no header is fetched in vain
+            found = fit_model(known.name, settings, progress or SilentProgress())
+            if found.is_possible and (found.fit.device == "cuda" or found.size <= _FLUENT_BYTES):
+                return replace(found, name=known.name)
+    raise ModelNotFound("no recommended model fits this machine", "All that are known: ingle ls --catalog.")

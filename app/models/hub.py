@@ -1,7 +1,6 @@
-"""What the Hugging Face Hub, or a mirror of it, is asked, and what its answers mean.
+"""Requests to the Hugging Face Hub, or a mirror of it, and the errors that its answers stand for.
 
-How bytes arrive is app/models/transfer.py's concern, where a file ends up that of the store. The token goes to the
-Hub's own host alone, and only over a connection that keeps it secret.
+The token is sent to the Hub's own host alone, and only over a connection that keeps it secret.
 """
 
 import asyncio
@@ -12,14 +11,14 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING
 from urllib.parse import quote, urlsplit
 
-from app.config import Settings
 from app.errors import AppError, IntegrityError, Offline
-from app.models.attempts import BRIEFLY, TryAgain, asked_wait, insist, is_busy
 from app.models.catalog import HubSource
-from app.models.incoming import Incoming
 from app.models.reachability import check_reachable
-from app.models.transfer import AGAIN, WebFile, answer, bring, host_of, web_client
+from app.models.transfer.attempts import BRIEFLY, TryAgain, asked_wait, insist, is_busy
+from app.models.transfer.incoming import Incoming
+from app.models.transfer.transfer import AGAIN, WebFile, answer, bring, host_of, web_client
 from app.progress import Progress
+from app.settings.settings import Settings
 
 if TYPE_CHECKING:
     import httpx

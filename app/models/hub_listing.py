@@ -1,20 +1,30 @@
-"""What a repository of the Hub holds, by its own words: the files, and what their bytes must be.
-
-The answer is as hostile as any file: bounded, and a name that could lead anywhere else is left out.
-"""
+"""The files of a repository on the Hub: their names, sizes, and digests."""
 
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from app.config import Settings
 from app.errors import AppError
 from app.models import hub
 from app.models.catalog import HubSource
-from app.models.listed_file import ListedFile
 from app.models.repository import FILE
 from app.progress import Progress
+from app.settings.settings import Settings
 from quant.bounded_json import JSONProblem, parse_object
+
+
+@dataclass(frozen=True, slots=True)
+class ListedFile:
+    """A file of a repository at one commit. `digest` in hex: sha256, or git's sha1 of a blob."""
+
+    source: HubSource
+    size: int
+    digest: str
+
+    @property
+    def is_sha256(self) -> bool:
+        return len(self.digest) == 64
+
 
 MAX_BYTES = 16 << 20
 MAX_FILES = 20_000

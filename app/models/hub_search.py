@@ -9,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from urllib.parse import quote
 
-from app.config import Settings
 from app.errors import AppError, ModelNotFound
 from app.models import hub
 from app.models.families import KnownModel
@@ -19,8 +18,9 @@ from app.models.reachability import check_reachable
 from app.models.remote_headers import choices_of
 from app.models.repository import PREFERRED, RepositoryName, choose
 from app.models.store import ModelStore
-from app.models.transfer import AT_ONCE
+from app.models.transfer.transfer import AT_ONCE
 from app.progress import Progress
+from app.settings.settings import Settings
 from quant.bounded_json import JSONProblem, parse_list
 
 FORMATS = ("gguf", "awq", "gptq", "fp8")  # tags that the Hub has for repositories

@@ -4,7 +4,7 @@ there is no GPU, and without a look at the model. `app.models.fit` tells it exac
 
 from pathlib import Path
 
-from app.config import Settings
+from app.settings.settings import Settings
 
 _ROOM = 1.15  # bytes that a model takes for each of its files, with a context of some length
 

@@ -1,17 +1,145 @@
-"""Other programs whose stored models are used in place: a table.
+"""Models that Ollama and LM Studio have stored, read in place."""
 
-Nothing of theirs is ever written or removed. Refuses to know how each of them keeps its files.
-"""
-
+import os
+import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
 from typing import Protocol
 
-from app.config import Settings
-from app.models.digests import DIGESTS
-from app.models.lm_studio_models import LMStudioModels
-from app.models.ollama_models import OllamaModels
-from app.models.stored_model import StoredModel
+from app.errors import IntegrityError
+from app.models import hub_cache
+from app.models.digests import DIGESTS, digest_of, holds
+from app.models.repository import COMPONENT, RepositoryName, choose, meant, models_among
+from app.models.stored_model import StoredModel, stored_model
 from app.progress import Progress
+from app.settings.settings import Settings
+from quant.bounded_json import JSONProblem, parse_object
+from quant.errors import ModelFileError, printable
+
+MAX_REPOSITORIES = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class LMStudioModels:
+    """The models of LM Studio, by publisher and repository: "lmstudio:org/repo:Q4_K_M"."""
+
+    folder: Path
+    records: Path  # of digests
+
+    def find(self, name: str) -> StoredModel | None:
+        wanted = RepositoryName.parse(name)
+        folder = self.folder / wanted.repo if wanted else None
+        if wanted is None or folder is None or not folder.is_dir():
+            return None
+        names = hub_cache.files(folder)
+        if not meant(wanted, models_among(names)):
+            return None
+        model = choose(wanted, names)
+        return self._stored(wanted.repo, model.quantization, folder / model.files[0] if model.is_gguf else folder)
+
+    def entries(self) -> Iterator[StoredModel]:
+        for folder in sorted(islice(self.folder.glob("*/*/"), MAX_REPOSITORIES)):
+            repo = f"{folder.parent.name}/{folder.name}"
+            if RepositoryName.parse(repo):
+                for model in models_among(hub_cache.files(folder)):
+                    path = folder / model.files[0] if model.is_gguf else folder
+                    if model.is_whole and (stored := self._stored(repo, model.quantization, path)):
+                        yield stored
+
+    def checked(self, stored: StoredModel, progress: Progress) -> StoredModel:
+        """Nobody says which bytes they should be: they are known by their digest from now on."""
+        return replace(stored, sha256=digest_of(stored.weights(), self.records, progress))
+
+    def removal(self, name: str) -> str:
+        return f"Remove {name} in LM Studio."
+
+    def _stored(self, repo: str, quantization: str, path: Path) -> StoredModel | None:
+        name = RepositoryName(repo, quantization or None)
+        try:
+            return stored_model(f"lmstudio:{name}", path, "LM Studio")
+        except ModelFileError:
+            return None
+
+
+MAX_MANIFESTS = 10_000
+_MAX_BYTES = 1 << 20  # of a manifest, or of a description
+_WEIGHTS = "application/vnd.ollama.image.model"
+_REGISTRY, _NAMESPACE, _TAG = "registry.ollama.ai", "library", "latest"
+_NAME = re.compile(rf"(?:(?:({COMPONENT})/)?({COMPONENT})/)?({COMPONENT})(?::({COMPONENT}))?")
+_BLOB = re.compile("sha256:([0-9a-f]{64})")
+
+
+@dataclass(frozen=True, slots=True)
+class OllamaModels:
+    """The models of Ollama: "ollama:llama3.2:1b"."""
+
+    folder: Path
+    records: Path  # of digests
+
+    def find(self, name: str) -> StoredModel | None:
+        found = _NAME.fullmatch(name)
+        if found is None:
+            return None
+        registry, namespace, model, tag = found.groups()
+        place = Path(registry or _REGISTRY, namespace or _NAMESPACE, model, tag or _TAG)
+        return self._stored(self.folder / "manifests" / place)
+
+    def entries(self) -> Iterator[StoredModel]:
+        manifests = sorted(islice((self.folder / "manifests").glob("*/*/*/*"), MAX_MANIFESTS))
+        return (stored for path in manifests if (stored := self._stored(path)))
+
+    def checked(self, stored: StoredModel, progress: Progress) -> StoredModel:
+        digest = stored.path.name.removeprefix("sha256-")
+        if not holds(stored.path, digest, self.records, progress):
+            raise IntegrityError(f"{stored.path} is damaged: its bytes are not those of {stored.name}")
+        return replace(stored, sha256=digest)
+
+    def removal(self, name: str) -> str:
+        return f"ollama rm {name}"
+
+    def _stored(self, manifest: Path) -> StoredModel | None:
+        """None for what is no manifest of one GGUF file that is there."""
+        layers = _json(manifest).get("layers")
+        digests = [_digest(layer) for layer in layers if _digest(layer)] if isinstance(layers, list) else []
+        path = self.folder / "blobs" / f"sha256-{digests[0]}" if len(digests) == 1 else None
+        if path is None or not path.is_file():
+            return None
+        registry, namespace, model, tag = manifest.parts[-4:]
+        if not all(re.fullmatch(COMPONENT, part) for part in (registry, namespace, model, tag)):
+            return None
+        place = [registry, namespace, model]
+        if registry == _REGISTRY:
+            place = place[2:] if namespace == _NAMESPACE else place[1:]
+        name = f"ollama:{'/'.join(place)}:{tag}"
+        return StoredModel(name, path, path.stat().st_size, None, "Ollama", self._quantization(manifest), None)
+
+    def _quantization(self, manifest: Path) -> str | None:
+        """As the model's own description has it, a small blob."""
+        match _json(manifest).get("config"):
+            case {"digest": str(digest)} if found := _BLOB.fullmatch(digest):
+                value = _json(self.folder / "blobs" / f"sha256-{found[1]}").get("file_type")
+                return printable(value) if isinstance(value, str) else None
+        return None
+
+
+def _digest(layer: object) -> str:
+    """The sha256 of a layer that is weights; empty for any other."""
+    match layer:
+        case {"mediaType": str(kind), "digest": str(digest)} if kind == _WEIGHTS and (found := _BLOB.fullmatch(digest)):
+            return found[1]
+    return ""
+
+
+def _json(path: Path) -> dict[str, object]:
+    """The object that a small file holds; empty where it holds none."""
+    try:
+        if not path.is_file() or os.stat(path).st_size > _MAX_BYTES:
+            return {}
+        return parse_object(path.read_bytes())
+    except (OSError, JSONProblem):
+        return {}
 
 
 class OtherTool(Protocol):

@@ -15,11 +15,11 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from app.config import Settings, child_environment
 from app.errors import AppError, IntegrityError, NoSpace, Offline
 from app.models.catalog import PackageSource
-from app.models.incoming import Incoming
+from app.models.transfer.incoming import Incoming
 from app.progress import Progress
+from app.settings.settings import Settings, child_environment
 
 _CHUNK = 1 << 20
 _POLL = 0.1  # seconds between two looks at the growing download

@@ -1,9 +1,8 @@
-"""The pulls of one process: each runs once however many ask for it, one after another, in the order of asking.
+"""The pulls of one process: each runs once for all who ask for it, one after another, in the order of asking.
 
-Whoever asks follows the events of a pull and may leave at any time; the last one to leave stops it, and what has
-arrived is kept for the next pull. How a model is fetched is app/models/sources.py's concern, and that other processes
-download, app/models/download_turn.py's. Takes the names of models alone: no path and no address, so that whoever is let
-in by a server can have it look at nothing else. Refuses to know who asks.
+Callers follow the events of a pull and may leave at any time. When the last one leaves, the pull stops and keeps what
+has arrived for the next pull. Only names of models are accepted, no paths or addresses, so that clients of a server
+cannot have it read anything else.
 """
 
 import asyncio
@@ -16,15 +15,15 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
-from app.apart import begin_apart
-from app.config import Settings
 from app.errors import DownloadStopped, ModelNotFound
 from app.models import sources
-from app.models.download_queue import queue_note
-from app.models.download_turn import ask_to_stop, running_download
 from app.models.store import ModelStore
 from app.models.stored_model import Removal, StoredModel
+from app.models.transfer.download_queue import queue_note
+from app.models.transfer.download_turn import ask_to_stop, running_download
+from app.process.uninterruptible import begin_apart
 from app.progress import Report, Unit
+from app.settings.settings import Settings
 from quant.errors import InglenookError
 
 _GLANCE = 0.1  # seconds between two events about the same task

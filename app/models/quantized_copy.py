@@ -1,13 +1,12 @@
-"""A checkpoint's folder written anew, its linear layers in fewer bits: whole under its name, or not at all.
+"""Writes a quantized copy of a checkpoint, calibrated with the text of calibration.txt.
 
-Embeddings, heads, norms and everything else stay as they are, byte for byte; so do the tokenizer's files. config.json
-says what was done, in words that other programs read, too. One tensor is in memory at a time.
+Importing this module loads torch.
 """
 
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,16 +14,41 @@ from pathlib import Path
 from torch import Tensor
 
 from app.errors import AppError, ModelNotFound, NoSpace
-from app.models.incoming import check_space, write_whole
 from app.models.repository import CONFIG, DESCRIPTIONS
+from app.models.transfer.incoming import check_space, write_whole
 from app.progress import Progress
+from app.text.folder_tokenizer import from_folder
+from app.text.tokenizer import Tokenizer
+from engine.checkpoints.calibration import input_squares
+from engine.loading import open_checkpoint
 from quant.checkpoint_files import read_bytes, read_object
-from quant.errors import ModelFileError
+from quant.errors import InglenookError, ModelFileError
 from quant.quantize import is_linear_weight
 from quant.quantized_storage import SECTION, Method, Storage, storage
 from quant.safetensors_checkpoint import SafetensorsCheckpoint
 from quant.safetensors_values import PLAIN_TYPES, TYPE_NAMES, as_bytes, decode_plain
 from quant.safetensors_writer import HEADER_BYTES, SHARD_BYTES, Entry, SafetensorsWriter
+
+TEXT_FILE = Path(__file__).with_name("calibration.txt")
+
+
+def measure(folder: Path, progress: Progress) -> dict[str, Tensor]:
+    """What `calibration.input_squares` finds; nothing, and a line that says why, where a model cannot be run."""
+    try:
+        with open_checkpoint(folder) as checkpoint:
+            ids = text_ids(from_folder(folder))
+            with progress.task("Measuring what the layers read", len(ids), unit="tokens") as report:
+                return input_squares(checkpoint, ids, report)
+    except InglenookError as problem:
+        progress.say(f"What the layers read was not measured, so the copy is less exact: {problem.message}.")
+        return {}
+
+
+def text_ids(tokenizer: Tokenizer) -> Sequence[int]:
+    """As the beginning of a document."""
+    ids = tokenizer.encode(TEXT_FILE.read_text(encoding="utf-8"))
+    return [tokenizer.bos_id, *ids] if tokenizer.add_bos and tokenizer.bos_id is not None else ids
+
 
 # What other programs may want besides, to read the same tokenizer.
 COMPANIONS = ("tokenizer.model", "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt", "LICENSE")

@@ -7,7 +7,7 @@ import queue
 import threading
 
 from app.errors import Offline
-from app.models.transfer import AGAIN, host_of, tls, words
+from app.models.transfer.transfer import AGAIN, host_of, tls, words
 
 PATIENCE = 3.0  # seconds until a host that says nothing counts as unreachable
 

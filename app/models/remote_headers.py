@@ -16,16 +16,15 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from app.config import Settings
 from app.errors import IntegrityError
 from app.models import hub
-from app.models.attempts import BRIEFLY, TryAgain, insist
-from app.models.hub_listing import Listing, list_repository
-from app.models.listed_file import ListedFile
+from app.models.hub_listing import ListedFile, Listing, list_repository
 from app.models.reachability import check_reachable
 from app.models.repository import CONFIG, ModelFiles, RepositoryName, choose, models_among
-from app.models.transfer import AT_ONCE, answer, web_client
+from app.models.transfer.attempts import BRIEFLY, TryAgain, insist
+from app.models.transfer.transfer import AT_ONCE, answer, web_client
 from app.progress import Progress
+from app.settings.settings import Settings
 from quant.checkpoint_files import MAX_BYTES
 from quant.errors import GGUFError, InglenookError, ModelFileError
 from quant.gguf import MAX_HEADER_BYTES as MOST_GGUF

@@ -5,18 +5,17 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from app.config import Settings
 from app.errors import IntegrityError
 from app.models import hub
-from app.models.hub_listing import Listing, list_repository
+from app.models.hub_listing import ListedFile, Listing, list_repository
 from app.models.hub_models import HubModels
-from app.models.incoming import Incoming, check_space
-from app.models.listed_file import ListedFile
 from app.models.machine_memory import is_likely_to_fit, machine_memory
 from app.models.reachability import check_reachable
 from app.models.repository import RepositoryName, choose
-from app.models.transfer import bring
+from app.models.transfer.incoming import Incoming, check_space
+from app.models.transfer.transfer import bring
 from app.progress import Progress, format_bytes
+from app.settings.settings import Settings
 from quant.safetensors_checkpoint import INDEX, read_index
 
 

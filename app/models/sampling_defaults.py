@@ -13,7 +13,7 @@ from quant.checkpoint_files import read_object
 from quant.gguf_checkpoint import GGUFCheckpoint
 
 if TYPE_CHECKING:
-    from app.instance import Instance
+    from app.process.instance import Instance
 
 GENERATION_CONFIG = "generation_config.json"
 _BOUNDS = {  # name: (least, most); the names are those of `Sampling` as well

@@ -6,20 +6,20 @@ Nothing is fetched that is stored already, and nothing is stored that was not ve
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from app.config import Settings
 from app.errors import AppError, DownloadStopped, IntegrityError, NoSpace, Offline
 from app.models import hub, package_index
 from app.models.catalog import Catalog, CatalogEntry, HubSource, PackageSource, Source
-from app.models.download_turn import DownloadTurn
 from app.models.hub_models import HubModels
-from app.models.incoming import Incoming
 from app.models.repository import RepositoryName
 from app.models.repository_download import download_repository
 from app.models.store import ModelStore
 from app.models.stored_model import StoredModel
+from app.models.transfer.download_turn import DownloadTurn
+from app.models.transfer.incoming import Incoming
 from app.models.web_download import download_from_web
 from app.models.web_models import WebName
 from app.progress import Progress, SilentProgress, format_bytes
+from app.settings.settings import Settings
 
 # Writes what a source of its kind promises into an Incoming. Raises AppError; the next source is tried then.
 Fetch = Callable[[Any, Incoming, Progress, Settings], None]

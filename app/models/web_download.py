@@ -6,9 +6,9 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 from app.errors import AppError, IntegrityError, Offline
-from app.models.attempts import BRIEFLY, TryAgain, asked_wait, insist, is_busy
 from app.models.reachability import check_reachable
-from app.models.transfer import AGAIN, WebFile, answer, bring, host_of, web_client
+from app.models.transfer.attempts import BRIEFLY, TryAgain, asked_wait, insist, is_busy
+from app.models.transfer.transfer import AGAIN, WebFile, answer, bring, host_of, web_client
 from app.models.web_models import WebModels, WebName
 from app.progress import Progress
 

@@ -17,9 +17,9 @@ from urllib.parse import unquote, urlsplit
 
 from app.errors import AppError, IntegrityError, ModelNotFound
 from app.models.digests import DIGESTS, holds, remember_sha256
-from app.models.incoming import Incoming, arrived, check_space, receive, write_whole
 from app.models.repository import COMPONENT, quantization_of
 from app.models.stored_model import Removal, StoredModel
+from app.models.transfer.incoming import Incoming, arrived, check_space, receive, write_whole
 from app.progress import Progress
 from engine.private_folder import private_folder
 

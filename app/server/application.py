@@ -13,11 +13,9 @@ from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from app.chat.service import ChatService
-from app.embedding_service import EmbeddingService
+from app.generation.embedding_service import EmbeddingService
+from app.generation.service import ChatService
 from app.models.details import ModelDetails
-from app.server.access import HEALTH_PATHS, Access
-from app.server.client_watch import ClientWatch
 from app.server.dialects.anthropic.endpoints import PROMPTED, AnthropicEndpoints
 from app.server.dialects.anthropic.errors import ERRORS as MESSAGE_ERRORS
 from app.server.dialects.llama_cpp.embeddings import LlamaCppEmbeddingEndpoints
@@ -31,20 +29,21 @@ from app.server.dialects.openai.embeddings import EmbeddingEndpoints
 from app.server.dialects.openai.endpoints import OpenAIEndpoints
 from app.server.dialects.responses.endpoints import RESPONDING, ResponseEndpoints
 from app.server.dialects.responses.stored_responses import StoredResponses
-from app.server.door import CALLER, LOOPBACK_NAMES, Door
 from app.server.endpoint import TEXT, Endpoint
-from app.server.error_shapes import ErrorShapes, refusal
 from app.server.errors import InvalidRequest
+from app.server.http.access import HEALTH_PATHS, Access
+from app.server.http.access_middleware import CALLER, LOOPBACK_NAMES, Door
+from app.server.http.client_watch import ClientWatch
+from app.server.http.error_responses import ErrorShapes, Mistakes, refusal
+from app.server.http.openapi import OpenAPI
+from app.server.http.page_origins import PageOrigins
+from app.server.http.request_limits import RequestLimits
 from app.server.machine import Machine
 from app.server.memory_trim import MemoryTrim
 from app.server.metrics import Metrics
-from app.server.mistakes import Mistakes
-from app.server.openapi import OpenAPI
 from app.server.origin import CLASS_NAMES
 from app.server.own_endpoints import OwnEndpoints
-from app.server.page_origins import PageOrigins
 from app.server.refusals import NO_TEXT
-from app.server.request_limits import RequestLimits
 from app.server.served_model import ServedModel
 from engine.request import ServiceClass
 from quant.errors import InglenookError

@@ -8,23 +8,25 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from app.chat.events import (
+from app.generation.events import (
+    NO_LIMITS,
+    PLAIN_REPLY,
     ChatEvent,
     PromptLogprobs,
     PromptProgress,
     ReasoningDelta,
     ReplyEnd,
+    ReplyOptions,
     TextDelta,
+    TimeLimits,
     ToolCallDelta,
 )
-from app.chat.reply_formats.reply_parser import ReplyParser
-from app.chat.reply_options import PLAIN_REPLY, ReplyOptions
-from app.chat.service import ChatService
-from app.chat.time_limits import NO_LIMITS, TimeLimits
-from app.chat.token_filter import TokenFilter
+from app.generation.reply_formats.reply_parser import ReplyParser
+from app.generation.service import ChatService
+from app.generation.token_filter import TokenFilter
 from app.server.errors import InvalidRequest, ReplyAborted, ReplyFailed
-from app.server.request_log import logged
-from app.server.token_counts import TokenCounts
+from app.server.http.request_log import logged
+from app.server.usage import TokenCounts
 from engine.errors import PromptTooLong
 from engine.request import FinishReason, Origin, SamplingParams
 from engine.sampling.constraint import Grammar

@@ -8,11 +8,11 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 
-from app.chat.service import ChatService
+from app.generation.service import ChatService
 from app.server.choices import Batch, WantedChoices, generate_choices
 from app.server.errors import InvalidRequest, check_vocabulary, naming
 from app.server.structured_output import AskedGrammar
-from app.server.token_counts import TokenCounts
+from app.server.usage import TokenCounts
 from app.text.infilling import Gap
 from engine.errors import PromptTooLong
 from engine.request import Origin

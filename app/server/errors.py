@@ -6,7 +6,6 @@ Knows no dialect: how an error looks on the wire is decided there. Messages and 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping
 
-from app.chat.messages import InvalidMessage
 from app.errors import (
     AppError,
     DownloadStopped,
@@ -19,6 +18,7 @@ from app.errors import (
     TextTooLong,
     ToolsUnsupported,
 )
+from app.generation.messages import InvalidMessage
 from engine.errors import EngineError, InvalidSampling, PromptTooLong
 from quant.errors import InglenookError
 

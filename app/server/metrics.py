@@ -17,10 +17,10 @@ from prometheus_client.registry import Collector
 from starlette.requests import Request
 from starlette.responses import Response
 
-from app.chat.cache_reporter import CacheReporter
-from app.chat.latencies import Histogram, Latencies
-from app.chat.service import ChatService
-from app.chat.token_streams import TokenStreams
+from app.generation.cache_reporter import CacheReporter
+from app.generation.latencies import Histogram, Latencies
+from app.generation.service import ChatService
+from app.generation.token_streams import TokenStreams
 from app.server.origin import CLASS_NAMES
 from engine.counters import EngineState
 from engine.request import ServiceClass

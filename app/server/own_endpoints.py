@@ -15,16 +15,16 @@ from msgspec import Meta, Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
-from app.chat.conversation import Conversation
-from app.chat.service import ChatService
-from app.chat.template import MAX_TEXT_CHARS
+from app.generation.conversation import Conversation
+from app.generation.service import ChatService
+from app.generation.template import MAX_TEXT_CHARS
 from app.server.dialects.openai.chat_requests import ChatMessage
 from app.server.dialects.openai.tools import TemplateVariables
-from app.server.door import CALLER, of_caller
 from app.server.endpoint import Endpoint
+from app.server.http.access_middleware import CALLER, of_caller
+from app.server.http.reply import json_reply
+from app.server.http.request_body import read_body
 from app.server.machine import AmountReport, Machine
-from app.server.reply import json_reply
-from app.server.request_body import read_body
 from engine.request import FinishReason, Origin, RequestStatus
 from engine.request import Request as EngineRequest
 

@@ -13,7 +13,7 @@ from starlette.requests import Request
 
 from app.server.endpoint import Endpoint, ErrorShape
 from app.server.errors import InvalidRequest
-from app.server.request_body import read_body
+from app.server.http.request_body import read_body
 
 
 @dataclass(frozen=True, slots=True)

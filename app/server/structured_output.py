@@ -12,10 +12,10 @@ from typing import Annotated, Any, Literal, TypeAlias
 import msgspec
 from msgspec import Meta, Struct
 
-from app.chat.grammars import ANY_OBJECT, MAX_SOURCE, GrammarCompiler, GrammarSource
 from app.errors import InvalidGrammar
+from app.generation.grammars import ANY_OBJECT, MAX_SOURCE, GrammarCompiler, GrammarSource
+from app.grammars.frames import WHITESPACE
 from app.grammars.lark import is_gbnf
-from app.grammars.source import WHITESPACE
 from app.server.errors import InvalidRequest
 from engine.sampling.constraint import Grammar
 

@@ -8,15 +8,15 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from app.chat.cache_report import CacheReport
-from app.chat.conversation import Conversation
-from app.chat.model_replies import ChatPrompt
-from app.chat.service import ChatService
 from app.errors import InvalidGrammar
+from app.generation.cache_report import CacheReport
+from app.generation.conversation import Conversation
+from app.generation.model_replies import ChatPrompt
+from app.generation.service import ChatService
 from app.server.choices import Batch, WantedChoices, generate_choices
 from app.server.errors import naming
 from app.server.structured_output import AskedGrammar, naming_grammar
-from app.server.token_counts import TokenCounts
+from app.server.usage import TokenCounts
 from engine.request import Origin
 from engine.sampling.constraint import Grammar
 

@@ -9,7 +9,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from msgspec import Meta
 
-from app.chat.messages import Json
+from app.generation.messages import Json
 
 ReasoningEffort: TypeAlias = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 ThinkingBudget: TypeAlias = Annotated[int, Meta(ge=-1, le=2**31 - 1)]  # tokens; -1: any number

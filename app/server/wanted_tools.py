@@ -10,8 +10,8 @@ from typing import Annotated, TypeAlias
 
 from msgspec import Meta
 
-from app.chat.conversation import Tool, ToolUse
-from app.chat.messages import Json
+from app.generation.conversation import Tool, ToolUse
+from app.generation.messages import Json
 
 _NO_ARGUMENTS: dict[str, Json] = {"type": "object", "properties": {}}
 

@@ -1,7 +1,7 @@
 """The layouts of packed tiles, as a table: which planes a code has, and what its scales are made of.
 
 Adding a format is a row here and one in `quant.ggml_blocks` or its like; kernels are made from the row. Knows sizes.
-Refuses to know how bytes get into their places (`quant.cpu.tiles`) and what is computed with them.
+Refuses to know how bytes get into their places (`quant.cpu.ggml_tiles`) and what is computed with them.
 """
 
 from dataclasses import dataclass, replace

@@ -1,6 +1,6 @@
 """One group of a tile in registers: its codes as bytes, its scales as floats. Generated from the row of a format.
 
-Knows how `quant.cpu.tiles` lays bits out. Refuses to know what they are multiplied by.
+Knows how `quant.cpu.ggml_tiles` lays bits out. Refuses to know what they are multiplied by.
 """
 
 from collections.abc import Iterator

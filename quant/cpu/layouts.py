@@ -5,10 +5,10 @@ Refuses to know what a layout looks like.
 
 from collections.abc import Iterable
 
-from quant.cpu import span_formats, span_tiles, tiles
+from quant.cpu import ggml_tiles, group_tiles, span_formats
 from quant.cpu.formats import FORMATS, GROUP, TileFormat, format_of
+from quant.cpu.ggml_tiles import Bytes
 from quant.cpu.span_formats import SPAN_FORMATS, SpanFormat, span_format_of
-from quant.cpu.tiles import Bytes
 from quant.tensor import BlockTensor, QTensor
 
 Layout = TileFormat | SpanFormat
@@ -43,7 +43,7 @@ def tile_bytes(weight: QTensor) -> int:
 
 def shared_bytes(weight: QTensor) -> int:
     """Bytes of what all tiles of a weight share, apart from them."""
-    return 0 if isinstance(weight, BlockTensor) else span_tiles.shared_bytes(weight)
+    return 0 if isinstance(weight, BlockTensor) else group_tiles.shared_bytes(weight)
 
 
 def pack(weight: QTensor, out: Bytes, shared: Bytes) -> None:
@@ -52,13 +52,13 @@ def pack(weight: QTensor, out: Bytes, shared: Bytes) -> None:
     Raises UnsupportedQuantization for values that kernels cannot read.
     """
     if isinstance(weight, BlockTensor):
-        tiles.pack(weight, out)
+        ggml_tiles.pack(weight, out)
     else:
-        span_tiles.pack(weight, out, shared)
+        group_tiles.pack(weight, out, shared)
 
 
 def unpack(memory: Bytes, layout: Layout, shape: tuple[int, int]) -> QTensor:
     """A weight of the values that were packed, from its tiles and what lies behind them."""
     if isinstance(layout, SpanFormat):
-        return span_tiles.unpack(memory, layout, shape)
-    return tiles.unpack(memory, layout, shape)
+        return group_tiles.unpack(memory, layout, shape)
+    return ggml_tiles.unpack(memory, layout, shape)

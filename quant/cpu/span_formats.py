@@ -1,7 +1,7 @@
 """The layouts of weights of safetensors checkpoints, as a table: integers or small floats, and scales of spans.
 
 A span is as many groups of 32 columns as share a scale, up to a whole row. How many is no part of a layout: files have
-any number, and so each tile says it (`quant.cpu.span_tiles`). Knows sizes. Refuses to know how bytes get into their
+any number, and so each tile says it (`quant.cpu.group_tiles`). Knows sizes. Refuses to know how bytes get into their
 places, and what is computed with them.
 """
 

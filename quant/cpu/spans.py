@@ -1,6 +1,6 @@
 """A span of a tile in registers: its scales and zero points, and the elements of a group as floats.
 
-Generated from the row of a format. Knows how `quant.cpu.span_tiles` lays bits out. Refuses to know what is multiplied.
+Generated from the row of a format. Knows how `quant.cpu.group_tiles` lays bits out. Refuses to know what is multiplied.
 """
 
 from collections.abc import Iterator

@@ -7,7 +7,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from app.chat.template import ChatTemplateRenderer
+from app.generation.template import ChatTemplateRenderer
 from app.text.gguf_tokenizer import from_gguf
 from app.text.tokenizer import Tokenizer
 from quant.gguf import GGUFFile

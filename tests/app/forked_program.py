@@ -23,8 +23,8 @@ ROOT = Path(__file__).parents[2]
 IMPORTED = (
     "app.cli",
     "app.server.application",
-    "app.models.loaded_model",
-    "app.models.loaded_encoder",
+    "app.models.load.loaded_model",
+    "app.models.load.loaded_encoder",
     "engine.backends.cpu.device",
 )
 _MOST_BYTES = 1 << 20  # of what a program is told

@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 from app import cli
 from app.cli import COMMANDS, ingle
 from app.errors import AppError, InvalidSetting, ModelNotFound, NoSpace, Offline
-from tests.processes import Started
+from tests.support.processes import Started
 
 HEAVY = {"torch", "numpy", "huggingface_hub", "tokenizers", "jinja2", "httpx", "rich", "platformdirs"}
 

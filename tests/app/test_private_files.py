@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from app.chat.stable_ids import StableIds
-from app.config_file import write_setting
+from app.generation.stable_ids import StableIds
+from app.settings.config_file import write_setting
 from engine.backends.cpu.code_cache import why_unkept
 from engine.backends.cuda.tile_file import write_tiles
 from quant.cpu.tiers import choose
-from tests.app.chat.test_stable_ids import generated, remember
+from tests.app.generation.test_stable_ids import generated, remember
 from tests.engine.backends.cuda.test_tile_file import CARD, TILES
-from tests.processes import HANGING_SECONDS
+from tests.support.processes import HANGING_SECONDS
 
 
 def test_files_and_folders_are_private_under_any_umask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

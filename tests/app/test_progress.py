@@ -11,7 +11,7 @@ import pytest
 
 from app import progress
 from app.progress import BarProgress, LineProgress, Progress, SilentProgress, format_bytes, progress_on_stderr
-from tests.processes import Started
+from tests.support.processes import Started
 
 
 def _work(reporter: Progress, seconds: float = 0.0) -> None:

@@ -11,8 +11,8 @@ from typing import Any, Protocol
 import httpx
 import pytest
 
-from tests.app.test_serve import Server, environment_of, ready, serve
-from tests.processes import HANGING_SECONDS
+from tests.app.commands.test_serve import Server, environment_of, ready, serve
+from tests.support.processes import HANGING_SECONDS
 
 KEPT_SECONDS = 2.0  # after which nothing is lost any more
 BLOCK_SIZE = 16

@@ -16,7 +16,7 @@ import gguf
 import numpy as np
 from tokenizers.pre_tokenizers import ByteLevel
 
-from tests.gguf_reader import Reader
+from tests.support.gguf_reader import Reader
 
 CALL_A_TOOL = "CALL-A-TOOL"  # in a user's message
 NOTE_TEXT = "ingle-note-42"  # what the tool finds, which no prompt says

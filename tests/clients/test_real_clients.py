@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from app.chat.template import ChatTemplateRenderer
+from app.generation.template import ChatTemplateRenderer
 from app.text.gguf_tokenizer import from_gguf
 from engine.load_options import LoadOptions
 from engine.loading import load_engine, open_checkpoint

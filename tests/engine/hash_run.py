@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 
 from engine.core import Engine
 from engine.request import PROGRAM, BeamParams, FinishReason, Origin, Request, SamplingParams
-from tests.hash_model import HashTicket, expected_output, variant_of
-from tests.plain_search import plain_search
+from tests.support.hash_model import HashTicket, expected_output, variant_of
+from tests.support.plain_search import plain_search
 
 ENDS = frozenset(range(100))  # one generated token in fifty
 

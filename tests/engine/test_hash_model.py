@@ -14,7 +14,7 @@ from engine.kv.groups import CHECKPOINT
 from engine.request import FinishReason, Origin, SamplingParams, ServiceClass
 from engine.scheduling.priority import MOST_PREEMPTIONS
 from tests.engine.hash_run import Run
-from tests.hash_model import hash_engine
+from tests.support.hash_model import hash_engine
 
 
 @dataclass

@@ -20,7 +20,7 @@ from engine.loading import load_engine, open_checkpoint
 from quant.cpu.tiers import choose
 from tests.engine.answers import answer
 from tests.engine.models.tiny_llama import make
-from tests.gguf_bytes import small_file
+from tests.support.gguf_bytes import small_file
 
 
 @pytest.fixture(scope="module")

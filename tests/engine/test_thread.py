@@ -14,8 +14,8 @@ from engine.core import Engine
 from engine.errors import EngineError, InvalidSampling, PromptTooLong
 from engine.request import BeamParams, FinishReason, Request, SamplingParams, StepPlan, TokenEvent
 from engine.thread import UNKNOWN_SECONDS, WEDGED_SECONDS, EngineThread
-from tests.hash_model import HashRunner, expected_output, hash_engine
-from tests.processes import HANGING_SECONDS, until
+from tests.support.hash_model import HashRunner, expected_output, hash_engine
+from tests.support.processes import HANGING_SECONDS, until
 
 PROMPT = tuple(range(50, 90))
 

@@ -18,7 +18,7 @@ from tests.gpu.figures import Figure, fraction
 from tests.gpu.machine import Machine
 from tests.gpu.random_checkpoint import RandomCheckpoint
 from tests.kernels.shapes import LLAMA_8B, TINY
-from tests.weight_mixes import Q4_K_M
+from tests.support.weight_mixes import Q4_K_M
 
 DRY_MIXES = {Q4_K_M: "BF16"}  # whose products take the interpreter the least time
 CONTEXT = 4096 + 512

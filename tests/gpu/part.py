@@ -74,7 +74,7 @@ def _status_within(child: "subprocess.Popen[bytes]", seconds: float) -> int | No
 def run_dry(part: Part, peaks: Peaks, seconds: float) -> Iterator[Figure]:
     """Here, at toy size. Triton must interpret kernels in this process."""
     from tests.gpu.machine import DRY_CARD, Machine
-    from tests.triton_interpreter import install
+    from tests.support.triton_interpreter import install
 
     install()
     return function(part.place)(Machine(DRY_CARD, peaks), *part.paths)

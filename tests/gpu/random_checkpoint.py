@@ -12,7 +12,7 @@ from engine.checkpoints.metadata import Metadata
 from engine.config import ModelConfig
 from quant.tensor import PlainTensor, QTensor
 from tests.kernels.weights import weight
-from tests.weight_mixes import Q4_K_M, kind_in_mix
+from tests.support.weight_mixes import Q4_K_M, kind_in_mix
 
 META = torch.device("meta")
 

@@ -5,7 +5,7 @@ from engine.models.llama import NAMES
 from quant.tensor import CodedTensor
 from tests.gpu.random_checkpoint import META, RandomCheckpoint
 from tests.kernels.shapes import LLAMA_8B
-from tests.weight_mixes import Q4_K_M
+from tests.support.weight_mixes import Q4_K_M
 
 
 def test_it_is_the_model_that_was_asked_for() -> None:

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from app.chat.template import ChatTemplateRenderer
-from app.embedding_service import EmbeddingService
+from app.generation.embedding_service import EmbeddingService
+from app.generation.template import ChatTemplateRenderer
 from app.server.application import Surroundings, create_embedding_application
 from app.text.encoder_tokenizer import from_json
 from app.text.gguf_tokenizer import from_gguf

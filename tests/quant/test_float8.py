@@ -14,9 +14,8 @@ from quant.errors import ModelFileError, UnsupportedQuantization
 from quant.float8 import CHANNEL, TENSOR, Float8Scheme, read_scheme, take
 from quant.kernels.reference import dequantize, dequantize_rows
 from quant.linear import ReferenceBackend
-from quant.safetensors import SafetensorsTensor
+from quant.safetensors import SAFETENSORS_TYPES, SafetensorsTensor
 from quant.safetensors_checkpoint import SafetensorsCheckpoint
-from quant.safetensors_types import SAFETENSORS_TYPES
 from quant.tensor import Float8Tensor, PlainTensor
 from tests.quant.safetensors_bytes import build
 

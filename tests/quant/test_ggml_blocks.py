@@ -12,7 +12,7 @@ from quant.ggml_types import GGML_TYPES, GGMLType
 from quant.gguf import GGUFFile
 from quant.kernels.reference import dequantize, dequantize_rows
 from quant.tensor import CodedTensor, Integers, Plane, Scale
-from tests.gguf_reader import Reader
+from tests.support.gguf_reader import Reader
 
 KINDS = {kind.name: kind for kind in GGML_TYPES.values()}
 QUANTIZED = sorted(BLOCKS)

@@ -9,8 +9,8 @@ import pytest
 from quant.errors import GGUFError, ModelFileError
 from quant.ggml_types import GGML_TYPES
 from quant.gguf import GGUFFile
-from tests import gguf_bytes
-from tests.gguf_bytes import F32, STRING, U8, U32, GGUFBytes, Tensor, build, small_file
+from tests.support import gguf_bytes
+from tests.support.gguf_bytes import F32, STRING, U8, U32, GGUFBytes, Tensor, build, small_file
 
 
 def write(tmp_path: Path, data: bytes | bytearray) -> Path:

@@ -11,8 +11,8 @@ import pytest
 from quant.errors import GGUFError, ModelFileError
 from quant.gguf import GGUFFile, GGUFTensor
 from quant.gguf_checkpoint import MAX_PARTS, GGUFCheckpoint
-from tests.gguf_bytes import I32, STRING, U16, Tensor, Value, build, small_file
-from tests.gguf_reader import Reader
+from tests.support.gguf_bytes import I32, STRING, U16, Tensor, Value, build, small_file
+from tests.support.gguf_reader import Reader
 
 ONE, TWO, THREE = (f"model-{number:05d}-of-00003.gguf" for number in (1, 2, 3))
 

@@ -10,8 +10,8 @@ import pytest
 
 from quant.errors import GGUFError
 from quant.gguf import GGUFFile
-from tests.gguf_bytes import STRING, U32, GGUFBytes, Tensor, build, small_file
 from tests.quant.mutants import assert_read_or_refused
+from tests.support.gguf_bytes import STRING, U32, GGUFBytes, Tensor, build, small_file
 
 EXTREMES = [0, 1, 2, 3, 7, 8, 9, 31, 33, 2**16, 2**31, 2**32, 2**40, 2**63 - 1, 2**63, 2**64 - 32, 2**64 - 1]
 

@@ -14,8 +14,7 @@ import torch
 import quant.safetensors
 from quant import bounded_json
 from quant.errors import ModelFileError, SafetensorsError
-from quant.safetensors import MAX_HEADER_BYTES, SafetensorsFile
-from quant.safetensors_types import SAFETENSORS_TYPES
+from quant.safetensors import MAX_HEADER_BYTES, SAFETENSORS_TYPES, SafetensorsFile
 from quant.safetensors_values import TORCH_TYPES, values
 from tests.quant.safetensors_bytes import build, entry, file_bytes, read_by_the_package, small_file
 

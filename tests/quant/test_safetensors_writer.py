@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quant import safetensors_writer
-from quant.safetensors import SafetensorsFile
+from quant.safetensors import SAFETENSORS_TYPES, SafetensorsFile
 from quant.safetensors_checkpoint import SafetensorsCheckpoint
-from quant.safetensors_types import SAFETENSORS_TYPES
 from quant.safetensors_writer import Entry, SafetensorsWriter
 from tests.quant.safetensors_bytes import read_by_the_package
 

@@ -24,8 +24,8 @@ import httpx
 from app.history.history import History
 from app.history.records import Usage
 from app.models.sampling_defaults import suitable_sampling
-from tests.app.test_serve import ready, serve
-from tests.terminal_screen import Terminal, python
+from tests.app.commands.test_serve import ready, serve
+from tests.support.terminal_screen import Terminal, python
 
 QUESTION = "Tell me a long story about a fireplace, an old house, a storm and a cat that likes all of them."
 CONTEXT = "512"  # tokens, at whose end a reply ends at the latest: so short that some rounds are left alone

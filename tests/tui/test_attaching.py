@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tui.attaching import LARGEST, attachment, dropped_path
 from tui.client import ClientError
+from tui.drafts import LARGEST, attachment, dropped_path
 
 
 def test_a_text_file_becomes_an_attachment(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from textual.pilot import Pilot
 from textual.widget import Widget
 
 from tests.tui.pilots import at_rest
-from tui.widgets.headroom import LINES
+from tui.widgets.growing import LINES
 from tui.widgets.reply_text import ReplyText
 
 WORDS = "The seat beside the fire was **warm**, and nobody wished to leave it for `anything` else."

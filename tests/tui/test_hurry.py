@@ -17,11 +17,11 @@ from tui.screens.chat import ChatScreen
 from tui.screens.help import HelpScreen
 from tui.screens.models import ModelsScreen
 from tui.widgets.document import Document
+from tui.widgets.growing import Piece
 from tui.widgets.listing import Listing
 from tui.widgets.message_view import MessageView
 from tui.widgets.paragraph import Paragraph
 from tui.widgets.reply_text import ReplyText
-from tui.widgets.room import Piece
 from tui.widgets.thoughts import Thoughts
 
 WORDS = ["A", "**bold**", "house,", "`code`", "and", "*some*", "words", "that", "go", "on", "and", "on.", ""]

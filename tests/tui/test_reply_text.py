@@ -12,8 +12,8 @@ from textual.pilot import Pilot
 from tests.tui.pilots import at_rest
 from tui.markdown import PIECE
 from tui.widgets.document import Document
+from tui.widgets.growing import Room
 from tui.widgets.reply_text import ReplyText
-from tui.widgets.room import Room
 
 COUNT = 5 * PIECE // 60
 TEXT = "\n\n".join(f"Paragraph {number} begins here, and **some words** more are in it." for number in range(COUNT))

@@ -16,11 +16,11 @@ from textual.screen import Screen
 from textual.widgets import Footer
 
 from tui import commands
-from tui.addresses import is_web_address
 from tui.client import Client
 from tui.commands import COMMANDS, Command, Part
 from tui.drafts import Prompt
 from tui.engine_nouns import Loading
+from tui.extracts import is_web_address
 from tui.failures import told
 from tui.nouns import ChatId, ChatSettings
 from tui.plain_text import sanitize, single_line

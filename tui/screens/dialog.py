@@ -1,21 +1,42 @@
-"""Small questions over another screen: yes or no, and a line of text. Escape answers neither."""
+"""Screens over the chat: dialogs that ask, and the base of all that are closed with Escape."""
 
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 from textual import on
 from textual.app import ComposeResult
+from textual.await_complete import AwaitComplete
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
 from textual.dom import DOMNode
-from textual.screen import ModalScreen
+from textual.screen import ModalScreen, Screen
 from textual.widgets import Button, Input, Label
 
 from tui.client import Models
 from tui.engine_nouns import Model
 from tui.large_downloads import about, is_asked_about
 from tui.plain_text import sanitize
-from tui.screens.over_chat import Answer, OverChat
 from tui.widgets.text_fields import LineField
+
+Answer = TypeVar("Answer")
+
+
+class OverChat(Screen[Answer]):
+    """What all of them share."""
+
+    def dismiss(self, result: Answer | None = None) -> AwaitComplete:
+        """Once: an answer that was typed or clicked twice would close what lies below, too. And not before the screen
+        is composed, which would then look for parts that are not there."""
+        if not self.is_mounted:
+            self.call_later(self._dismiss_now, result)
+            return AwaitComplete()
+        return super().dismiss(result) if self.is_active else AwaitComplete()
+
+    def _dismiss_now(self, result: Answer | None) -> None:
+        self.dismiss(result)  # not returned: a screen cannot await in its own turn that it is closed
+
+
+class Page(OverChat[Answer]):
+    """One that only shows something: another one takes its place."""
 
 
 class Dialog(OverChat[Answer | None], ModalScreen[Answer | None]):

@@ -1,6 +1,7 @@
-"""What the engine does, and for whom: requests of all clients, the KV cache by tier, throughput, and memory."""
+"""The engine screen: what the engine runs, and bars of the memory that it uses."""
 
 from collections import deque
+from collections.abc import Sequence
 from contextlib import aclosing
 from time import monotonic
 from typing import ClassVar
@@ -10,17 +11,46 @@ from textual import work
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
+from textual.content import Content
+from textual.reactive import reactive
+from textual.widget import Widget
 from textual.widgets import Footer, Label, Sparkline
 
 from tui import figures
 from tui.client import ClientError, Engine
-from tui.engine_nouns import EngineRequest, EngineStatus, Phase, RequestId
+from tui.engine_nouns import Amount, EngineRequest, EngineStatus, Phase, RequestId
 from tui.failures import told
 from tui.plain_text import model_name, sanitize, single_line
-from tui.screens.dialog import confirm
-from tui.screens.over_chat import Page
-from tui.widgets.amounts import Amounts
+from tui.screens.dialog import Page, confirm
 from tui.widgets.listing import Listing
+
+_WORDS = 20  # cells: " 600 MB of 1.0 GB" and longer
+
+
+class Amounts(Widget):
+    """A title, and a line for each amount."""
+
+    amounts: reactive[Sequence[Amount]] = reactive((), layout=True)
+
+    def __init__(self, title: str) -> None:
+        super().__init__()
+        self._title = title
+
+    def render(self) -> Content:
+        lines = [Content.styled(self._title, "bold"), *(self._line(amount) for amount in self.amounts)]
+        return Content("\n").join(lines)
+
+    def _line(self, amount: Amount) -> Content:
+        name = single_line(amount.name)[:10].ljust(11)
+        words = figures.size(amount.used)
+        if amount.total:
+            words += f" of {figures.size(amount.total)}"
+        width = max(0, self.size.width - len(name) - _WORDS) if amount.total else 0
+        filled = round(width * min(1, amount.used / amount.total)) if amount.total else 0
+        return Content.assemble(
+            name, ("█" * filled, "$primary"), ("░" * (width - filled), "$text-disabled"), f" {words}"
+        )
+
 
 _INTERVAL = 1.0  # seconds between looks
 _SEEN = 120  # looks that the lines of throughput go back

@@ -9,7 +9,7 @@ from textual.content import Content
 from textual.widgets import Footer, Label
 
 from tui.commands import COMMANDS
-from tui.screens.over_chat import Page
+from tui.screens.dialog import Page
 
 KEYS = (
     ("enter", "Send; while a reply comes, send it after that one"),

@@ -18,8 +18,7 @@ from tui.engine_nouns import Download, Finds, Model
 from tui.failures import told
 from tui.large_downloads import FIT_BY_SIZE, can_load
 from tui.plain_text import shortened, single_line
-from tui.screens.dialog import confirm, may_fetch
-from tui.screens.over_chat import Page
+from tui.screens.dialog import Page, confirm, may_fetch
 from tui.widgets.listing import Listing
 from tui.widgets.text_fields import LineField
 

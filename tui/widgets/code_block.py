@@ -12,8 +12,8 @@ from textual.widgets.markdown import MarkdownBlock, MarkdownFence
 
 from tui.markdown import LONGEST_LINE
 from tui.plain_text import beginning
-from tui.widgets.headroom import grown, settled
-from tui.widgets.word_buttons import WordButtons, word
+from tui.widgets.growing import grown, settled
+from tui.widgets.text_fields import WordButtons, word
 
 LONGEST_HIGHLIGHTED = 20_000  # characters; what is longer has one colour
 _PART, _LONGEST_PART = 1500, 4000  # characters

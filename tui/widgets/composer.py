@@ -16,15 +16,14 @@ from textual.message import Message
 from textual.widgets import Label, TextArea
 
 from tui import commands
-from tui.attaching import attachment
 from tui.client import Client, NotLoaded
-from tui.drafts import Drafts, Prompt
+from tui.drafts import Drafts, Prompt, attachment
 from tui.failures import told
 from tui.nouns import Attachment
 from tui.open_chat import OpenChat
 from tui.widgets.budget_bar import BudgetBar
 from tui.widgets.prompt_area import PromptArea
-from tui.widgets.word_buttons import WordButtons, word
+from tui.widgets.text_fields import WordButtons, word
 
 _PAUSE = 0.4  # seconds without a key
 

@@ -12,8 +12,7 @@ from textual.widgets import Markdown
 
 from tui.markdown import parser
 from tui.widgets.code_block import CodeBlock
-from tui.widgets.column import alike, size_by_layout
-from tui.widgets.headroom import opened, settled
+from tui.widgets.growing import alike, opened, settled, size_by_layout
 from tui.widgets.list_block import ListBlock
 from tui.widgets.paragraph import Paragraph
 from tui.widgets.table import Table

@@ -7,8 +7,7 @@ from textual.geometry import Size
 from textual.widget import Widget
 from textual.widgets import Markdown
 
-from tui.widgets.column import size_by_layout
-from tui.widgets.headroom import grown
+from tui.widgets.growing import grown, size_by_layout
 
 
 class DrawnBlock(Widget):

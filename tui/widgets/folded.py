@@ -7,7 +7,7 @@ from textual.reactive import reactive
 from textual.widgets import Label
 
 from tui.plain_text import beginning
-from tui.widgets.word_buttons import WordButtons, word
+from tui.widgets.text_fields import WordButtons, word
 
 _LONGEST = 50_000  # characters
 

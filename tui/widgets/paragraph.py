@@ -7,8 +7,7 @@ from textual.style import Style
 from textual.widget import Widget
 from textual.widgets._markdown import MarkdownParagraph
 
-from tui.widgets.column import size_by_layout
-from tui.widgets.headroom import grown
+from tui.widgets.growing import grown, size_by_layout
 
 
 class Paragraph(MarkdownParagraph):

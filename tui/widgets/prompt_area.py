@@ -10,7 +10,7 @@ from textual.message import Message
 from textual.strip import Strip
 
 from tui import commands
-from tui.attaching import dropped_path
+from tui.drafts import dropped_path
 from tui.plain_text import pasted, sanitize
 from tui.widgets.text_fields import TextField
 

@@ -15,10 +15,8 @@ from textual.containers import VerticalScroll
 from textual.widget import MountError, Widget
 
 from tui.markdown import PIECE, Part, Pieces
-from tui.widgets.column import Column, stay
 from tui.widgets.document import Document
-from tui.widgets.headroom import settled
-from tui.widgets.room import Piece, Room
+from tui.widgets.growing import Column, Piece, Room, settled, stay
 
 _TYPING = 0.3  # seconds between two keys of somebody who types on
 _REST = 25  # times the CPU time of a frame: 4 % of a core are used, for an engine may compute on all of them

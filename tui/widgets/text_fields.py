@@ -1,8 +1,10 @@
-"""Where people type: a line, or several. Keys take effect in their order, and what is pasted is made harmless."""
+"""Text fields that sanitize what is pasted, and lines with clickable words."""
 
+from textual.content import Content
 from textual.events import Key, Paste
+from textual.style import Style
 from textual.widget import Widget
-from textual.widgets import Input, TextArea
+from textual.widgets import Input, Label, TextArea
 
 from tui.plain_text import pasted
 
@@ -43,3 +45,18 @@ class LineField(Input):
         event.prevent_default()
         event.stop()
         super()._on_paste(Paste(pasted(event.text).strip("\n").replace("\n", " ")))
+
+
+class WordButtons(Label):
+    """A line with such words; made with `word`."""
+
+    def __init__(self, content: Content | str = "", *, id: str | None = None, classes: str | None = None) -> None:  # noqa: A002
+        super().__init__(content, id=id, classes=classes, markup=False)
+
+    async def action_ask(self, action: str) -> None:
+        await self.app.run_action(action, self.parent)
+
+
+def word(text: str, action: str) -> Content:
+    """A word that runs an action of the parent of its line."""
+    return Content.styled(text, Style.from_meta({"@click": f"ask({action!r})"}) + Style(underline=True))

@@ -12,7 +12,7 @@ from textual.screen import Screen
 from textual.strip import Strip
 
 from tui.nouns import Message, MessageId
-from tui.widgets.column import Column, alike, size_by_layout, stay
+from tui.widgets.growing import Column, alike, size_by_layout, stay
 from tui.widgets.message_view import MessageView
 
 _SCREENS = 1.5  # heights of the screen that are mounted at once, estimated

@@ -12,12 +12,12 @@ from msgspec import UNSET, Struct, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
-from app.embedding_service import EmbeddingService
+from app.generation.embedding_service import EmbeddingService
 from app.server.dialects.rerank_requests import RERANK, RerankRequest, TextDocument
 from app.server.embedding_inputs import check_sequence, most_tokens, naming_inputs, read_inputs
 from app.server.endpoint import Endpoint
-from app.server.reply import written_reply
-from app.server.request_body import read_body
+from app.server.http.reply import written_reply
+from app.server.http.request_body import read_body
 from app.server.served_model import ServedModel
 
 PATHS = ("/v1/rerank", "/rerank", "/v1/reranking", "/reranking")

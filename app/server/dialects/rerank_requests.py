@@ -9,10 +9,10 @@ from typing import Annotated, Any, TypeAlias
 
 from msgspec import Meta, Struct
 
+from app.server.common_fields import ModelName, PositiveCount
 from app.server.embedding_inputs import MAX_INPUTS, Truncation
 from app.server.errors import refuse_first
 from app.server.field_table import FieldTable, ignored, refused, supported
-from app.server.field_types import ModelName, PositiveCount
 
 Text: TypeAlias = Annotated[str, Meta(min_length=1)]
 

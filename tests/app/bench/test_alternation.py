@@ -15,7 +15,7 @@ from app.bench.processes import cpu_seconds
 from app.bench.sample import Sample
 from app.bench.watch import Disturbance, Watch
 from app.bench.workload import Load, Prompts, Rate
-from tests.processes import Started
+from tests.support.processes import Started
 
 SINGLE, CROWD = Load(16, 20), Load(16, 20, 3)
 

@@ -8,7 +8,7 @@ from app.bench.workload import Load, Rate
 from app.errors import EXIT_USAGE, exit_status
 from engine.errors import EngineError
 from engine.request import StepPlan
-from tests.hash_model import VOCABULARY, HashTicket, hash_engine
+from tests.support.hash_model import VOCABULARY, HashTicket, hash_engine
 
 
 def test_every_prompt_is_computed_and_every_reply_has_its_length() -> None:

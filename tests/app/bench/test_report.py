@@ -10,7 +10,7 @@ from app.bench.report import Conditions, Report, report_of
 from app.bench.sample import Sample
 from app.bench.table import conditions, table
 from app.bench.workload import SUITE, Load, Rate, Row, loads_of, rows_of
-from app.commands.listing import as_json
+from app.commands.output import as_json
 from tests.app.bench.test_alternation import Recorder
 
 TOLD = Conditions(

@@ -9,15 +9,15 @@ from click.testing import CliRunner
 
 from app.bench.tuning import tune
 from app.commands.bench import bench
-from app.config import Settings, load_settings
 from app.progress import SilentProgress
+from app.settings.settings import Settings, load_settings
 from engine.backends.cuda.tile_file import read_tiles
 from engine.errors import UnsupportedModel
 from engine.load_options import LoadOptions
 from engine.loading import load_engine, open_checkpoint
 from quant.kernels.tile_search import rule_tile
 from tests.gpu.machine import DRY_CARD
-from tests.random_gguf import SIZES, write
+from tests.support.random_gguf import SIZES, write
 
 Calls = Sequence[Callable[[], object]]
 

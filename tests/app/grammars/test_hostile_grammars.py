@@ -7,10 +7,10 @@ import time
 import numpy as np
 import pytest
 
-from app.chat.grammars import GrammarCompiler
 from app.errors import InvalidGrammar
+from app.generation.grammars import GrammarCompiler
+from app.grammars.frames import GrammarText
 from app.grammars.host import GrammarFailed
-from app.grammars.source import GrammarText
 from app.text.tokenizer import Tokenizer
 from engine.sampling.constraint import Grammar
 from tests.app.grammars.hostile_grammars import hostile

@@ -5,10 +5,9 @@ import json
 import pytest
 
 from app.grammars.compiling import Compiler
+from app.grammars.frames import GrammarKind, GrammarProblem, GrammarText
 from app.grammars.lark import NotUnderstood, is_gbnf, rules_of, tokens_of
-from app.grammars.problem import GrammarProblem
 from app.grammars.process import bytes_tokenizer
-from app.grammars.source import GrammarText, Kind
 
 SQL_IN_GBNF = """
 root ::= select_statement
@@ -79,7 +78,9 @@ def test_both_dialects_of_a_grammar_of_sql_are_compiled(compiler: Compiler) -> N
         ("regex", r"a[^\w\W]b", "No text fits"),
     ],
 )
-def test_a_grammar_that_no_finite_text_fits_is_refused(compiler: Compiler, kind: Kind, text: str, problem: str) -> None:
+def test_a_grammar_that_no_finite_text_fits_is_refused(
+    compiler: Compiler, kind: GrammarKind, text: str, problem: str
+) -> None:
     with pytest.raises(GrammarProblem, match=problem):
         compiler.compile(GrammarText(kind, text))
 
@@ -102,7 +103,9 @@ def test_a_grammar_that_no_finite_text_fits_is_refused(compiler: Compiler, kind:
         ("lark", 'start: %gbnf "root ::= \\"g\\" [0-9]+" "!"', "g12!"),
     ],
 )
-def test_a_grammar_that_a_finite_text_fits_is_compiled(compiler: Compiler, kind: Kind, text: str, said: str) -> None:
+def test_a_grammar_that_a_finite_text_fits_is_compiled(
+    compiler: Compiler, kind: GrammarKind, text: str, said: str
+) -> None:
     assert lets_through(compiler, GrammarText(kind, text), said)
     if kind == "lark":
         rules_of(text, tokens_of(text))  # all of it is understood

@@ -12,16 +12,15 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from app.chat.grammars import GrammarCompiler, GrammarSource, vocabulary_of
 from app.errors import GrammarsUnavailable, InvalidGrammar
-from app.grammars.frames import Channel, Frame, Hangup, Kind, Limits, Vocabulary
+from app.generation.grammars import GrammarCompiler, GrammarSource, vocabulary_of
+from app.grammars.frames import Channel, Frame, GrammarText, Hangup, Kind, Limits, Vocabulary
 from app.grammars.host import GrammarFailed
 from app.grammars.lines import Line, ProcessStarter, SocketLine
-from app.grammars.source import GrammarText
 from app.text.tokenizer import Tokenizer
 from engine.request import Request, SamplingParams
 from engine.sampling.constraint import Constraint, Grammar, MaskThread
-from tests.processes import HANGING_SECONDS, until
+from tests.support.processes import HANGING_SECONDS, until
 
 FAST = GrammarSource("regex", "[a-z]{1,5}")
 # A row of its parser takes minutes: each of the rules begins and ends with any of them.
@@ -333,12 +332,12 @@ def test_all_processes_end_with_the_compiler(tokenizer: Tokenizer) -> None:
 
 
 def test_processes_that_cannot_start_are_unavailable(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.limited_process.sys.executable", "/nowhere")
+    monkeypatch.setattr("app.process.limited_process.sys.executable", "/nowhere")
     for forks in (True, False):
         compiler = GrammarCompiler(tokenizer, starter=CountingStarter(tokenizer, forks=forks))
         with pytest.raises(GrammarsUnavailable, match="cannot start"):
             asyncio.run(compiler.compile(FAST))
-    monkeypatch.setattr("app.limited_process.sys.executable", "/bin/false")
+    monkeypatch.setattr("app.process.limited_process.sys.executable", "/bin/false")
     for forks in (True, False):
         compiler = GrammarCompiler(tokenizer, starter=CountingStarter(tokenizer, forks=forks))
         with pytest.raises(GrammarsUnavailable):

@@ -8,11 +8,10 @@ import jsonschema  # type: ignore[import-untyped]
 import pytest
 
 from app.grammars.compiling import Compiler
-from app.grammars.problem import GrammarProblem
+from app.grammars.frames import GrammarProblem, GrammarText
 from app.grammars.process import bytes_tokenizer
 from app.grammars.schema_keywords import Json
 from app.grammars.schemas import enforced
-from app.grammars.source import GrammarText
 from tests.app.grammars.combined_schemas import closed, combined_schema
 
 TEXT = {"type": "string"}

@@ -1,10 +1,10 @@
-"""A share of the damaged histories that tests/damaged_histories.py makes."""
+"""A share of the damaged histories that tests/torture/damaged_histories.py makes."""
 
 from pathlib import Path
 
 import pytest
 
-from tests.damaged_histories import HARMS, SHAPES, Sound, case, sound
+from tests.torture.damaged_histories import HARMS, SHAPES, Sound, case, sound
 
 
 @pytest.fixture(scope="module", params=SHAPES, ids=["file", "file and log", "log"])

@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 
 from app.history.database import FILE_NAME
-from app.history.errors import HistoryTooNew, HistoryUnavailable, NoSuchChat
 from app.history.history import History
 from app.history.records import (
     Attachment,
+    HistoryTooNew,
+    HistoryUnavailable,
+    NoSuchChat,
     Preset,
     Role,
     SamplingChoice,

@@ -15,9 +15,8 @@ import pytest
 
 from app.history import opening
 from app.history.database import FILE_NAME
-from app.history.errors import HistoryTooNew, HistoryUnavailable
 from app.history.history import History
-from app.history.records import Settings
+from app.history.records import HistoryTooNew, HistoryUnavailable, Settings
 from app.history.schema import COLUMNS, VERSION
 from app.private_database import write_ahead
 from tests.app.history.damage import ALL_TEXTS, ALL_TITLES, INDEX, LOG, execute, flip, texts, titles

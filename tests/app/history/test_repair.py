@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from app.history.database import FILE_NAME
-from app.history.errors import HistoryDamaged
 from app.history.history import History
-from app.history.records import Settings
+from app.history.records import HistoryDamaged, Settings
 from tests.app.history.damage import ALL_TEXTS, ALL_TITLES, CHATS, LOG, execute, flip, texts, titles
 
 Harm = Callable[[Path], None]

@@ -2,7 +2,8 @@
 
 import pytest
 
-from app.models import attempts, hub
+from app.models import hub
+from app.models.transfer import attempts
 
 
 @pytest.fixture(autouse=True)

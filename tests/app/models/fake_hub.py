@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Barrier, BrokenBarrierError, Event, Thread
 from urllib.parse import parse_qs, urlsplit
 
-from tests.processes import HANGING_SECONDS
+from tests.support.processes import HANGING_SECONDS
 
 REVISION = "89abcdef" * 5
 _PIECE = 1 << 14

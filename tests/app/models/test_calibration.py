@@ -8,7 +8,7 @@ from click.testing import CliRunner
 from torch import Tensor
 
 from app.cli import ingle
-from app.models import calibration
+from app.models import quantized_copy
 from app.progress import SilentProgress
 from quant.kernels.reference import dequantize
 from quant.quantize import int4
@@ -50,7 +50,7 @@ def scales(folder: Path) -> dict[str, Tensor]:
 
 
 def test_the_command_measures_unless_it_is_told_not_to(folder: Path, tmp_path: Path) -> None:
-    importance = calibration.measure(folder, SilentProgress())
+    importance = quantized_copy.measure(folder, SilentProgress())
     assert len(importance) == LAYERS
     assert "was not measured" not in quantize(folder, tmp_path / "measured")
     quantize(folder, tmp_path / "plain", "--no-calibration")
@@ -70,7 +70,7 @@ def test_the_command_measures_unless_it_is_told_not_to(folder: Path, tmp_path: P
 def test_a_model_that_cannot_be_run_is_quantized_without(folder: Path, tmp_path: Path) -> None:
     (folder / "tokenizer.json").unlink()
     heard = Heard()
-    assert calibration.measure(folder, heard) == {}
+    assert quantized_copy.measure(folder, heard) == {}
     [line] = heard.lines
     assert "was not measured" in line
     assert "tokenizer.json" in line

@@ -14,7 +14,7 @@ import pytest
 
 from app.models.digests import remembered_sha256
 from app.progress import Report, SilentProgress, Unit
-from tests.processes import Started
+from tests.support.processes import Started
 
 ROOT = Path(__file__).parents[3]
 

@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from app.config import Settings
 from app.errors import IntegrityError, ModelNotFound, Offline
 from app.models import fit as module
 from app.models import remote_headers
 from app.models.fit import checked_against, fit_model, in_thousands, verdict
-from app.models.loaded_model import load_model
+from app.models.load.loaded_model import load_model
 from app.models.sources import pull
 from app.models.store import ModelStore
 from app.progress import SilentProgress
+from app.settings.settings import Settings
 from engine.device import Needs
 from engine.errors import OutOfMemory
 from engine.fit import CacheFit, Fit

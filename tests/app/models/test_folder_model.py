@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import transformers
 
-from app.models.loaded_model import load_model
+from app.models.load.loaded_model import load_model
 from app.models.store import ModelStore
 from app.progress import SilentProgress
 from quant.errors import ModelFileError

@@ -9,9 +9,8 @@ from pathlib import Path
 import huggingface_hub
 import pytest
 
-from app.config import Settings
 from app.errors import AppError, IntegrityError, ModelNotFound, NoSpace, Offline
-from app.models import digests, hub_cache, hub_listing, transfer
+from app.models import digests, hub_cache, hub_listing
 from app.models.catalog import HubSource
 from app.models.digests import digest_of
 from app.models.hub_models import HubModels
@@ -19,7 +18,9 @@ from app.models.model_header import read_header
 from app.models.repository import RepositoryName
 from app.models.sources import pull
 from app.models.store import ModelStore
+from app.models.transfer import transfer
 from app.progress import SilentProgress
+from app.settings.settings import Settings
 from engine.kv import budget
 from quant.errors import ModelFileError
 from quant.safetensors_checkpoint import INDEX, SafetensorsCheckpoint

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import AutoModel, AutoTokenizer
 
-from app.models.loaded_encoder import load_encoder_model
+from app.models.load.loaded_encoder import load_encoder_model
 from app.models.store import ModelStore
 from app.progress import SilentProgress
 from tests.app.models.tiny_model import settings_in

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from app.config import Settings, load_settings
 from app.errors import AppError, IntegrityError, ModelNotFound
 from app.models.sources import pull
 from app.models.store import ModelStore
+from app.settings.settings import Settings, load_settings
 from tests.app.models.checkpoint_folder import whole_files, write
 from tests.app.models.tiny_model import CONTENT, settings_in
 

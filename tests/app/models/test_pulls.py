@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from app.config import Settings
 from app.errors import DownloadStopped, ModelNotFound, Offline
 from app.models.pulls import PullProgress, Pulls, PullState
 from app.models.repository import RepositoryName
 from app.models.store import ModelStore
+from app.settings.settings import Settings
 from tests.app.models.fake_hub import FakeHub, serve
 from tests.app.models.tiny_model import settings_in
 

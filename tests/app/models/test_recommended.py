@@ -7,12 +7,11 @@ import pytest
 from click.testing import CliRunner
 
 from app.cli import ingle
-from app.config import Settings
 from app.errors import ModelNotFound, Offline
-from app.models import recommended as module
+from app.models import fit as module
 from app.models.families import load_families
-from app.models.fit import fit_model
-from app.models.recommended import recommended_fit
+from app.models.fit import fit_model, recommended_fit
+from app.settings.settings import Settings
 from engine.kv import budget
 from tests.app.models.fake_hub import FakeHub, serve
 from tests.app.models.tiny_model import settings_in

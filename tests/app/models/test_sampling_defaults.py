@@ -10,7 +10,7 @@ from app.models.catalog import Sampling
 from app.models.sampling_defaults import DEFAULT_SAMPLING, catalogued_sampling, read_sampling, suitable_sampling
 from quant.errors import ModelFileError
 from tests.app.models.tiny_model import catalog
-from tests.gguf_bytes import F32, build
+from tests.support.gguf_bytes import F32, build
 
 
 @pytest.mark.parametrize(

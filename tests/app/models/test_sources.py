@@ -15,19 +15,20 @@ from pathlib import Path
 
 import pytest
 
-from app.config import Settings
 from app.errors import AppError, IntegrityError, ModelNotFound, NoSpace, Offline
-from app.models import attempts, hub, hub_cache, package_index, reachability
+from app.models import hub, hub_cache, package_index, reachability
 from app.models.catalog import Source, load_catalog
-from app.models.incoming import receive
 from app.models.reachability import check_reachable
 from app.models.sources import pull
 from app.models.store import ModelStore
 from app.models.stored_model import StoredModel
+from app.models.transfer import attempts
+from app.models.transfer.incoming import receive
 from app.progress import Progress, Report, SilentProgress, Unit
+from app.settings.settings import Settings
 from tests.app.models.fake_hub import FakeHub, Mishap, serve
 from tests.app.models.tiny_model import CONTENT, HUB, PACKAGE, catalog, entry, files_below, settings_in
-from tests.processes import HANGING_SECONDS, Started
+from tests.support.processes import HANGING_SECONDS, Started
 
 HALF = len(CONTENT) // 2
 TROUBLE = [Mishap(status=503)] * len(attempts.WAITS)  # for as long as anybody tries

@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from app.models.loaded_model import load_model
+from app.models.load.loaded_model import load_model
 from app.models.store import ModelStore
 from app.progress import SilentProgress
 from engine.loading import open_checkpoint
 from engine.models import stored_weights
 from tests.app.models.tiny_model import settings_in
-from tests.first_layers import write_first_layers
-from tests.gguf_reader import Reader
+from tests.support.first_layers import write_first_layers
+from tests.support.gguf_reader import Reader
 
 LAYERS = 2
 

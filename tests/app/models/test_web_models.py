@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from app.config import Settings
 from app.errors import AppError, IntegrityError, ModelNotFound
 from app.models.sources import pull
 from app.models.store import ModelStore
 from app.models.web_models import WebName
+from app.settings.settings import Settings
 from tests.app.models.fake_hub import FakeHub, Mishap, serve
 from tests.app.models.tiny_model import CONTENT, files_below, settings_in
 

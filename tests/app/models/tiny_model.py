@@ -3,8 +3,8 @@
 import hashlib
 from pathlib import Path
 
-from app.config import Settings, load_settings
 from app.models.catalog import Catalog, CatalogEntry, HubSource, PackageSource, Sampling, Source
+from app.settings.settings import Settings, load_settings
 
 CONTENT = bytes(range(256)) * 40
 HUB = HubSource("org/tiny-GGUF", "0123456789abcdef0123456789abcdef01234567", "tiny.Q4_0.gguf")

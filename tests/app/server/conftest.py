@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from app.chat.template import ChatTemplateRenderer
+from app.generation.template import ChatTemplateRenderer
 from app.text.gguf_tokenizer import from_gguf
 from app.text.tokenizer import Tokenizer
 from engine.load_options import LoadOptions

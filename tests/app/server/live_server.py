@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from app.chat.default_sampling import API_DEFAULTS, DefaultSampling
-from app.chat.service import ChatService
-from app.chat.template import ChatTemplateRenderer
-from app.chat.token_streams import TokenStreams
+from app.generation.default_sampling import API_DEFAULTS, DefaultSampling
+from app.generation.service import ChatService
+from app.generation.template import ChatTemplateRenderer
+from app.generation.token_streams import TokenStreams
 from app.models.details import ModelDetails
 from app.server.application import Locks, Surroundings, create_application
 from app.server.dialects.ollama.store import ModelPulls
@@ -21,8 +21,8 @@ from engine.config import EngineConfig
 from engine.core import Engine
 from engine.request import SampledToken, StepPlan
 from tests.app.server.served_application import ServedApplication
-from tests.hash_model import HashRunner, HashTicket
-from tests.processes import until
+from tests.support.hash_model import HashRunner, HashTicket
+from tests.support.processes import until
 
 
 class Clock:

@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from typing import Any
 
-from app.chat.template import ChatTemplateRenderer
+from app.generation.template import ChatTemplateRenderer
 from app.text.tokenizer import Tokenizer
 from engine.config import EngineConfig
 from engine.core import Engine
 from engine.request import SampledToken
 from tests.app.server.live_server import ControlledRunner, LiveServer
-from tests.hash_model import HashTicket
+from tests.support.hash_model import HashTicket
 
 
 class ScriptedRunner(ControlledRunner):

@@ -10,8 +10,8 @@ from typing import Any, Self, TypeVar
 import uvicorn
 from starlette.types import ASGIApp
 
-from app.host import server_config
-from tests.processes import HANGING_SECONDS, until
+from app.server.host import server_config
+from tests.support.processes import HANGING_SECONDS, until
 
 T = TypeVar("T")
 

@@ -9,8 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
-from app.chat.template import ChatTemplateRenderer
-from app.server.request_body import MAX_BODY_BYTES
+from app.generation.template import ChatTemplateRenderer
+from app.server.http.request_body import MAX_BODY_BYTES
 from app.text.tokenizer import Tokenizer
 from tests.app.server.live_server import LiveServer, controlled_engine
 

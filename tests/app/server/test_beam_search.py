@@ -8,15 +8,15 @@ from typing import Any
 import httpx
 import pytest
 
-from app.chat.messages import Message
-from app.chat.template import ChatTemplateRenderer
+from app.generation.messages import Message
+from app.generation.template import ChatTemplateRenderer
 from app.text.tokenizer import Tokenizer
 from engine.request import BeamParams, FinishReason, SamplingParams
 from tests.app.server.live_server import LiveServer, controlled_engine
 from tests.app.server.test_disconnects import hang_up, send
-from tests.hash_model import Seen, most_likely
-from tests.plain_search import plain_search
-from tests.processes import HANGING_SECONDS, until
+from tests.support.hash_model import Seen, most_likely
+from tests.support.plain_search import plain_search
+from tests.support.processes import HANGING_SECONDS, until
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 PROMPT = "Once upon a time"

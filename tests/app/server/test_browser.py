@@ -20,11 +20,11 @@ from urllib.parse import quote, urlsplit
 import pytest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.chat.template import ChatTemplateRenderer
+from app.generation.template import ChatTemplateRenderer
 from app.server.application import Locks
 from app.text.tokenizer import Tokenizer
 from tests.app.server.live_server import LiveServer, controlled_engine
-from tests.processes import HANGING_SECONDS
+from tests.support.processes import HANGING_SECONDS
 
 pytestmark = pytest.mark.slow
 

@@ -14,26 +14,26 @@ import httpx
 import openai
 import pytest
 
-from app.chat.cache_report import CacheReport, Miss, MissReason
-from app.chat.events import ChatEvent, PromptProgress, ReplyEnd, TextDelta
-from app.chat.messages import Message
-from app.chat.service import ChatService
-from app.chat.template import ChatTemplateRenderer
-from app.http_client import Client
-from app.instance import Instance
-from app.server import request_log
+from app.client.http import Client
+from app.generation.cache_report import CacheReport, Miss, MissReason
+from app.generation.events import ChatEvent, PromptProgress, ReplyEnd, TextDelta
+from app.generation.messages import Message
+from app.generation.service import ChatService
+from app.generation.template import ChatTemplateRenderer
+from app.process.instance import Instance
 from app.server.dialects.llama_cpp import endpoints as llama_endpoints
 from app.server.dialects.openai import endpoints as openai_endpoints
 from app.server.dialects.responses import endpoints as response_endpoints
-from app.server.reply import StreamedReply
-from app.server.request_log import ReadingLog
+from app.server.http import request_log
+from app.server.http.reply import StreamedReply
+from app.server.http.request_log import ReadingLog
 from app.text.tokenizer import Tokenizer
 from engine.request import BeamParams, CacheUse, Request, SamplingParams
 from tests.app.server.live_server import ControlledRunner, LiveServer, controlled_engine
 from tests.app.server.test_bad_requests import CHAT, COMPLETION
 from tests.app.server.test_metrics import figure, scraped
-from tests.hash_model import expected_output
-from tests.processes import until
+from tests.support.hash_model import expected_output
+from tests.support.processes import until
 
 # Ids that are text in any vocabulary, and no control tokens.
 PROMPT = tuple(range(1000, 1100))

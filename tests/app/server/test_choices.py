@@ -5,12 +5,12 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
-from app.chat.cache_report import CacheReport
-from app.chat.events import ChatEvent, ReplyEnd, TextDelta
-from app.chat.service import ChatService
+from app.generation.cache_report import CacheReport
+from app.generation.events import ChatEvent, ReplyEnd, TextDelta
+from app.generation.service import ChatService
 from app.server.choices import WantedChoices, generate_choices
 from app.server.errors import ReplyAborted, ReplyFailed
-from app.server.token_counts import TokenCounts
+from app.server.usage import TokenCounts
 from engine.request import PROGRAM, FinishReason, SamplingParams, TokenLogprobs
 
 Batch = list[tuple[int, ChatEvent]]

@@ -7,8 +7,8 @@ from typing import Any
 import httpx
 import pytest
 
-from app.chat.default_sampling import API_DEFAULTS, DefaultSampling
-from app.chat.template import ChatTemplateRenderer
+from app.generation.default_sampling import API_DEFAULTS, DefaultSampling
+from app.generation.template import ChatTemplateRenderer
 from app.text.gguf_tokenizer import from_gguf
 from app.text.tokenizer import Tokenizer
 from engine.request import SamplingParams

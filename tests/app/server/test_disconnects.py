@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from app.chat.messages import Message
-from app.chat.template import ChatTemplateRenderer
+from app.generation.messages import Message
+from app.generation.template import ChatTemplateRenderer
 from app.text.tokenizer import Tokenizer
 from tests.app.server.live_server import ControlledRunner, LiveServer, controlled_engine, descriptors
-from tests.hash_model import expected_output
-from tests.processes import until
+from tests.support.hash_model import expected_output
+from tests.support.processes import until
 
 TASKS_OF_A_REPLY = 3  # its connection's, the work on it, and the watch over its client
 

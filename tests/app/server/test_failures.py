@@ -10,12 +10,12 @@ import httpx
 import openai
 import pytest
 
-from app.chat.template import ChatTemplateRenderer
+from app.generation.template import ChatTemplateRenderer
 from app.text.tokenizer import Tokenizer
 from engine.thread import UNKNOWN_SECONDS
 from tests.app.server.dialects.openai.test_chat import QUESTION, client, expected_text, joined
 from tests.app.server.live_server import Clock, ControlledRunner, LiveServer, controlled_engine
-from tests.processes import until
+from tests.support.processes import until
 
 ASKED: dict[str, Any] = {"model": "hash", "messages": QUESTION, "max_tokens": 20, "extra_body": {"ignore_eos": True}}
 

@@ -12,10 +12,10 @@ import jsonschema  # type: ignore[import-untyped]
 import msgspec
 import pytest
 
-from app.chat.grammars import GrammarCompiler
-from app.chat.service import ChatService
-from app.chat.template import ChatTemplateRenderer
-from app.chat.token_streams import TokenStreams
+from app.generation.grammars import GrammarCompiler
+from app.generation.service import ChatService
+from app.generation.template import ChatTemplateRenderer
+from app.generation.token_streams import TokenStreams
 from app.server.dialects.openai.chat import ChatCompletionChunk, Choice, fold
 from app.server.dialects.openai.chat_chunks import chunks
 from app.server.dialects.openai.chat_requests import ChatCompletionRequest
@@ -24,7 +24,7 @@ from app.server.dialects.responses.replies import ResponseReply
 from app.server.dialects.responses.requests import ResponseRequest
 from app.server.dialects.responses.response import Response
 from app.server.dialects.responses.stored_responses import StoredResponses
-from app.server.token_counts import TokenCounts
+from app.server.usage import TokenCounts
 from app.text.tokenizer import Tokenizer
 from engine.core import Engine
 from engine.load_options import LoadOptions

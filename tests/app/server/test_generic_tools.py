@@ -9,7 +9,7 @@ import jsonschema  # type: ignore[import-untyped]
 import openai
 import pytest
 
-from app.chat.template import ChatTemplateRenderer
+from app.generation.template import ChatTemplateRenderer
 from app.text.tokenizer import Tokenizer
 from tests.app.server.live_server import LiveServer, controlled_engine
 

@@ -13,13 +13,12 @@ from typing import Any
 import pytest
 from starlette.types import Message
 
-from app.chat.template import ChatTemplateRenderer
-from app.server.access import Access
+from app.generation.template import ChatTemplateRenderer
 from app.server.application import Locks
 from app.server.dialects.anthropic.requests import MessageRequest, TokenCountRequest
 from app.server.dialects.llama_cpp import requests as llama_cpp
 from app.server.dialects.llama_cpp import token_requests
-from app.server.dialects.lm_studio.chat_requests import ChatRequest
+from app.server.dialects.lm_studio.requests import ChatRequest
 from app.server.dialects.ollama import requests as ollama
 from app.server.dialects.ollama.model_requests import EmbedRequest
 from app.server.dialects.openai.chat_requests import ChatCompletionRequest
@@ -28,13 +27,14 @@ from app.server.dialects.openai.embedding_requests import EmbeddingRequest
 from app.server.dialects.openai.embeddings import EMBEDDINGS
 from app.server.dialects.rerank_requests import RerankRequest
 from app.server.dialects.responses.requests import ResponseRequest
+from app.server.http.access import Access
 from app.text.tokenizer import Tokenizer
 from tests.app.server.dialects.openai.test_embeddings import EmbeddingServer
 from tests.app.server.hostile_fields import HOSTILE, Field, fields_of, hostile_bodies
 from tests.app.server.live_server import LiveServer, controlled_engine
 from tests.app.server.served_application import ServedApplication
 from tests.app.server.test_bad_requests import CHAT, COMPLETION, VALID
-from tests.processes import until
+from tests.support.processes import until
 
 KEY = "sk-of-the-test"
 RERANK = "/v1/rerank"

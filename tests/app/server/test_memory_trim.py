@@ -10,7 +10,7 @@ from starlette.types import Message, Receive, Scope, Send
 from app.server import memory_trim
 from app.server.memory_trim import LARGE_BYTES, MemoryTrim
 from engine.freed_memory import return_freed_memory
-from tests.processes import HANGING_SECONDS
+from tests.support.processes import HANGING_SECONDS
 
 SCOPE: Scope = {"type": "http", "method": "POST", "path": "/", "headers": []}
 

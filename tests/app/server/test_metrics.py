@@ -10,14 +10,14 @@ import prometheus_client
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from app.chat.messages import Message
-from app.chat.template import ChatTemplateRenderer
+from app.generation.messages import Message
+from app.generation.template import ChatTemplateRenderer
 from app.text.tokenizer import Tokenizer
 from engine.counters import Counters, EngineState
 from tests.app.server.dialects.openai.test_chat import expected_text
 from tests.app.server.live_server import Clock, ControlledRunner, LiveServer, controlled_engine
 from tests.app.server.test_bad_requests import CHAT, COMPLETION
-from tests.processes import until
+from tests.support.processes import until
 
 Samples = Mapping[tuple[str, frozenset[tuple[str, str]]], float]
 Stack = tuple[LiveServer, ControlledRunner, Clock]

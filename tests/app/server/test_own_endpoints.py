@@ -9,13 +9,13 @@ from typing import Any
 import httpx
 import pytest
 
-from app.chat.template import ChatTemplateRenderer
-from app.server.access import Access
+from app.generation.template import ChatTemplateRenderer
 from app.server.application import Locks
+from app.server.http.access import Access
 from app.server.own_endpoints import EngineReport
 from app.text.tokenizer import Tokenizer
 from tests.app.server.live_server import LiveServer, controlled_engine
-from tests.processes import until
+from tests.support.processes import until
 
 HELLO = [{"role": "user", "content": "Hello there"}]
 

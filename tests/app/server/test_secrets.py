@@ -11,10 +11,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from app.chat.template import ChatTemplateRenderer
-from app.config import load_settings
-from app.server.access import Access
+from app.generation.template import ChatTemplateRenderer
 from app.server.application import Locks
+from app.server.http.access import Access
+from app.settings.settings import load_settings
 from app.text.detokenizer import IncrementalDetokenizer
 from app.text.tokenizer import Tokenizer
 from tests.app.server.live_server import ControlledRunner, LiveServer, controlled_engine

@@ -8,14 +8,14 @@ from typing import Any, TypeVar
 
 import pytest
 
-from app.chat.messages import Message
-from app.chat.template import ChatTemplateRenderer
-from app.chat.token_streams import MOST_AT_ONCE
+from app.generation.messages import Message
+from app.generation.template import ChatTemplateRenderer
+from app.generation.token_streams import MOST_AT_ONCE
 from app.text.tokenizer import Tokenizer
 from tests.app.server.live_server import LiveServer, controlled_engine
 from tests.app.server.test_disconnects import message, read_all
-from tests.hash_model import expected_output
-from tests.processes import until
+from tests.support.hash_model import expected_output
+from tests.support.processes import until
 
 Seen = TypeVar("Seen")
 TOKENS = 1500

@@ -11,20 +11,20 @@ from typing import Any
 import httpx
 import pytest
 
-from app.chat import service as chat_service
-from app.chat.preparation import Preparation
-from app.chat.template import ChatTemplateRenderer
 from app.errors import InvalidGrammar
+from app.generation import service as chat_service
+from app.generation.service import Preparation
+from app.generation.template import ChatTemplateRenderer
+from app.process.work_pool import Check, WorkPool
 from app.server.errors import ContextExceeded, naming
 from app.text import long_texts
 from app.text.tokenizer import Tokenizer
-from app.work_pool import Check, WorkPool
 from engine.errors import PromptTooLong
 from tests.app.server.dialects.openai.test_embeddings import EmbeddingServer
 from tests.app.server.live_server import Clock, LiveServer, controlled_engine
 from tests.app.server.served_application import ServedApplication
 from tests.app.server.test_disconnects import hang_up
-from tests.processes import HANGING_SECONDS, until
+from tests.support.processes import HANGING_SECONDS, until
 
 MESSAGES = [{"role": "user", "content": "Hello"}]
 # Of a model that writes text; one that fills in what is missing takes all of them.

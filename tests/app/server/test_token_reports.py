@@ -7,12 +7,11 @@ from typing import Any
 import httpx
 import pytest
 
-from app.chat.cache_report import CacheReport
-from app.chat.events import ReplyEnd
-from app.chat.template import ChatTemplateRenderer
-from app.chat.token_streams import MOST_AT_ONCE
-from app.server.token_counts import TokenCounts
-from app.server.token_reports import timings_of
+from app.generation.cache_report import CacheReport
+from app.generation.events import ReplyEnd
+from app.generation.template import ChatTemplateRenderer
+from app.generation.token_streams import MOST_AT_ONCE
+from app.server.usage import TokenCounts, timings_of
 from app.text.tokenizer import Tokenizer
 from engine.request import FinishReason
 from tests.app.server.live_server import LiveServer, controlled_engine

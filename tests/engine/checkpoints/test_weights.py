@@ -14,7 +14,7 @@ from engine.checkpoints.weights import Weights
 from engine.loading import open_checkpoint
 from engine.models.decoder import Decoder, Layer
 from quant.errors import ModelFileError
-from tests.random_gguf import SIZES, Shape, write
+from tests.support.random_gguf import SIZES, Shape, write
 
 WIDE = Shape(3, 1024, 16, 4, 64, 2048, 4096)  # tensors of megabytes
 

@@ -7,7 +7,7 @@ import torch
 from engine.kv.cache import KVCache, KVGroup
 from engine.kv.copy_thread import CopyThread
 from engine.kv.mover import Move
-from tests.processes import HANGING_SECONDS
+from tests.support.processes import HANGING_SECONDS
 
 
 def shape(kv_heads: int, head_dim: int) -> tuple[int, ...]:

@@ -28,7 +28,7 @@ from engine.kv.disk.quota import Quota
 from engine.kv.disk.store import DiskStore
 from engine.request import BeamParams, Origin, RequestStatus, ServiceClass
 from tests.engine.hash_run import Run
-from tests.hash_model import HashTicket, block_bytes, hash_engine
+from tests.support.hash_model import HashTicket, block_bytes, hash_engine
 
 GROUPS = {
     "full": (GroupConfig(),),

@@ -6,7 +6,7 @@ import pytest
 
 from engine.config import BLOCK_SIZE
 from tests.engine.hash_run import Run
-from tests.hash_model import hash_engine
+from tests.support.hash_model import hash_engine
 
 HALF_A_BLOCK = (BLOCK_SIZE - 1) / 2
 

@@ -19,7 +19,7 @@ from engine.load_options import LoadOptions
 from engine.loading import ModelEngine, load_engine, open_checkpoint
 from engine.models import Model
 from engine.request import Origin, Request, SamplingParams, ScheduledRequest, StepPlan, TokenEvent, TokenLogprobs
-from tests.float32_smollm2 import transformers_model
+from tests.support.float32_smollm2 import transformers_model
 
 # A gap between the two most likely tokens below this is a tie: rounding may decide it either way.
 TIE = 0.05

@@ -10,7 +10,7 @@ from engine.errors import InvalidSampling, OutOfMemory, PromptTooLong
 from engine.request import BeamParams, BlockCopy, FinishReason, Origin, SamplingParams, ServiceClass, StepPlan
 from engine.scheduling.priority import MOST_PREEMPTIONS
 from tests.engine.hash_run import Run
-from tests.hash_model import HashRunner, hash_engine
+from tests.support.hash_model import HashRunner, hash_engine
 
 FULL, WINDOW, STATE = GroupConfig(), GroupConfig(window=24), GroupConfig(recurrent=True)
 GROUPS = {"full": (FULL,), "windows": (FULL, WINDOW), "hybrid": (FULL, STATE), "all": (FULL, WINDOW, STATE)}

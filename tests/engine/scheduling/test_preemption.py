@@ -8,7 +8,7 @@ from engine.config import GroupConfig, Preemption
 from engine.request import FinishReason, Origin, RequestStatus, SamplingParams, ServiceClass
 from engine.scheduling.priority import MOST_PREEMPTIONS
 from tests.engine.hash_run import Run
-from tests.hash_model import hash_engine
+from tests.support.hash_model import hash_engine
 
 INTERACTIVE, NORMAL, BACKGROUND = (Origin(service) for service in ServiceClass)
 

@@ -7,7 +7,7 @@ import pytest
 from engine.config import BLOCK_SIZE, GroupConfig
 from engine.request import BlockCopy, FinishReason, Origin, RequestStatus, ServiceClass
 from tests.engine.hash_run import Run
-from tests.hash_model import hash_engine
+from tests.support.hash_model import hash_engine
 
 GROUPS = [(GroupConfig(),), (GroupConfig(), GroupConfig(window=24), GroupConfig(recurrent=True))]
 

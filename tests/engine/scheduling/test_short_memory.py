@@ -10,7 +10,7 @@ from engine.errors import OutOfMemory
 from engine.request import FinishReason, Origin, Request, SamplingParams, ScheduledRequest, ServiceClass, StepPlan
 from engine.scheduling.step_budget import Allowance
 from tests.engine.hash_run import Run
-from tests.hash_model import HashRunner, HashTicket, hash_engine
+from tests.support.hash_model import HashRunner, HashTicket, hash_engine
 
 GROUPS = (GroupConfig(), GroupConfig(window=24), GroupConfig(recurrent=True))
 

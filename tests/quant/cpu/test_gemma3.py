@@ -16,7 +16,7 @@ from quant.ggml_blocks import PLAIN_TYPES, decode
 from quant.ggml_types import GGMLType
 from quant.gguf import GGUFFile
 from quant.kernels.reference import dequantize
-from tests.gguf_reader import Reader
+from tests.support.gguf_reader import Reader
 
 SLAB = 384  # rows of a matrix that are looked at together: the first and the last
 

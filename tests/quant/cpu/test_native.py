@@ -23,7 +23,7 @@ from quant.cpu.activations import norm_factor
 from quant.cpu.kernel import CORE, KERNELS
 from quant.cpu.native import KEPT, CodeFolder
 from quant.cpu.tiers import choose
-from tests.processes import HANGING_SECONDS, Started
+from tests.support.processes import HANGING_SECONDS, Started
 
 TARGET = choose("auto")
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}

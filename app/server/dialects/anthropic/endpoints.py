@@ -7,18 +7,18 @@ from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
-from app.chat.service import ChatService
+from app.generation.service import ChatService
 from app.server.dialects.anthropic import messages
 from app.server.dialects.anthropic.changing_lines import CHANGING_LINES, NONE
 from app.server.dialects.anthropic.errors import ERRORS, error_body
 from app.server.dialects.anthropic.fields import MESSAGES, TOKEN_COUNT
 from app.server.dialects.anthropic.requests import MessageRequest, TokenCountRequest
-from app.server.door import of_caller
 from app.server.endpoint import Endpoint
 from app.server.errors import naming
 from app.server.field_table import FieldTable
-from app.server.reply import StreamedReply, WholeReply, json_reply
-from app.server.request_body import read_body
+from app.server.http.access_middleware import of_caller
+from app.server.http.reply import StreamedReply, WholeReply, json_reply
+from app.server.http.request_body import read_body
 from app.server.served_model import ServedModel
 
 RequestT = TypeVar("RequestT", bound=TokenCountRequest)

@@ -11,8 +11,8 @@ from typing import Any, Final, Literal, TypeAlias
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from app.cache_details import PromptTokensDetails
-from app.chat.events import (
+from app.generation.cache_details import PromptTokensDetails
+from app.generation.events import (
     ChatEvent,
     PromptLogprobs,
     PromptProgress,
@@ -23,10 +23,10 @@ from app.chat.events import (
     ToolCallEnd,
     ToolCallStart,
 )
-from app.chat.service import ChatService
-from app.server.framing import NAMED_EVENTS
-from app.server.token_counts import TokenCounts
+from app.generation.service import ChatService
+from app.server.endpoint import NAMED_EVENTS
 from app.server.turn import Turn, turn_events
+from app.server.usage import TokenCounts
 from engine.request import FinishReason, Origin
 
 StopReason: TypeAlias = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]

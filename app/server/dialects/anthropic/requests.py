@@ -8,15 +8,15 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from app.chat.conversation import Conversation
-from app.chat.default_sampling import API_DEFAULTS, DefaultSampling
-from app.chat.messages import Message
+from app.generation.conversation import Conversation
+from app.generation.default_sampling import API_DEFAULTS, DefaultSampling
+from app.generation.messages import Message
 from app.server.choices import WantedChoices
+from app.server.common_fields import Count, Fraction, ModelName, StopText, Temperature
 from app.server.dialects.anthropic.blocks import InputMessages, SystemPrompt, messages_of, system_texts
 from app.server.dialects.anthropic.changing_lines import ChangingLines
 from app.server.dialects.anthropic.tools import Thinking, ToolChoice, ToolDefinitions, calls_are_parallel, wanted_tools
 from app.server.errors import InvalidRequest, refuse_first
-from app.server.field_types import Count, Fraction, ModelName, StopText, Temperature
 from app.server.origin import Purpose, origin_of
 from app.server.structured_output import AskedGrammar, of_schema, only
 from app.server.turn import Turn

@@ -10,10 +10,10 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from msgspec import Meta, Struct
 
-from app.chat.conversation import MAX_TOOLS, Tool, ToolUse
+from app.generation.conversation import MAX_TOOLS, Tool, ToolUse
+from app.server.common_fields import PositiveCount
 from app.server.dialects.anthropic.client_tools import client_tool
 from app.server.errors import InvalidRequest
-from app.server.field_types import PositiveCount
 from app.server.wanted_thinking import ReasoningEffort, WantedThinking
 from app.server.wanted_tools import ToolName, WantedTools, function_tool
 

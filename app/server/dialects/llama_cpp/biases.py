@@ -5,8 +5,8 @@ from typing import Annotated, TypeAlias
 
 from msgspec import Meta
 
-from app.chat.service import ChatService
-from app.work_pool import Check
+from app.generation.service import ChatService
+from app.process.work_pool import Check
 from engine.request import MAX_BIASES
 
 NEVER = -100.0  # what false stands for

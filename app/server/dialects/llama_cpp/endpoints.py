@@ -1,30 +1,44 @@
-"""The endpoints of llama.cpp's server that generate text: from a request to the response that carries its reply."""
+"""Routes of llama.cpp's server: completion, infill, and prompts of any shape."""
 
 from collections.abc import Sequence
 from functools import partial
 
 from starlette.requests import Request
 
-from app.chat.service import ChatService
-from app.server.continuation import Continuation, continuation_events, fitting_infill
+from app.generation.service import ChatService
+from app.server.continuation import Continuation, continuation_events, fitting_infill, text_prompt
 from app.server.dialects.llama_cpp.biases import token_biases
 from app.server.dialects.llama_cpp.embeddings import VECTORS
 from app.server.dialects.llama_cpp.errors import ERRORS, error_body
 from app.server.dialects.llama_cpp.fields import COMPLETION, INFILL
-from app.server.dialects.llama_cpp.prompt_ids import encoded
+from app.server.dialects.llama_cpp.prompts import OnePrompt
 from app.server.dialects.llama_cpp.properties import PropertyEndpoints
 from app.server.dialects.llama_cpp.replies import Completion, Told, Writer, fold, framing
 from app.server.dialects.llama_cpp.requests import CompletionRequest, GeneratingRequest, InfillRequest
 from app.server.dialects.llama_cpp.settings import GenerationSettings
 from app.server.dialects.llama_cpp.tokens import TokenEndpoints
-from app.server.door import of_caller
-from app.server.endpoint import Endpoint
-from app.server.framing import BARE_EVENTS
+from app.server.endpoint import BARE_EVENTS, Endpoint
+from app.server.errors import naming
+from app.server.http.access_middleware import of_caller
+from app.server.http.reply import StreamedReply, WholeReply
+from app.server.http.request_body import read_body
 from app.server.refusals import NO_VECTORS
-from app.server.reply import StreamedReply, WholeReply
-from app.server.request_body import read_body
 from app.server.served_model import ServedModel
-from app.server.token_counts import TokenCounts
+from app.server.usage import TokenCounts
+
+
+async def encoded(service: ChatService, prompt: OnePrompt, field: str) -> tuple[int, ...]:
+    """The ids of a prompt, with a token in front that begins a text if the prompt begins with text.
+
+    Raises InvalidRequest for a prompt that is empty, too long, or not of the vocabulary.
+    """
+    if isinstance(prompt, str):
+        return await text_prompt(service, prompt, field)
+    first, *rest = prompt
+    with naming(field):
+        begun = (first,) if isinstance(first, int) else await service.encode_text(first)
+    return await text_prompt(service, (*begun, *await service.encode_mixed(rest)), field)
+
 
 COMPLETIONS = ("/completion", "/completions")
 

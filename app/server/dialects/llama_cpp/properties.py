@@ -9,14 +9,14 @@ from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
-from app.chat.service import ChatService
+from app.generation.service import ChatService
 from app.server.dialects.llama_cpp.errors import ERRORS
 from app.server.dialects.llama_cpp.requests import CompletionRequest
 from app.server.dialects.llama_cpp.sampling import ANY_SEED
 from app.server.dialects.llama_cpp.settings import GenerationSettings
 from app.server.endpoint import Endpoint
 from app.server.errors import InvalidRequest
-from app.server.reply import json_reply
+from app.server.http.reply import json_reply
 from app.server.served_model import ServedModel
 from engine.request import RequestStatus
 

@@ -12,15 +12,14 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from app.chat.cache_report import CacheReport
-from app.chat.events import ChatEvent, GeneratedTokens, PromptProgress, ReplyEnd, TextDelta
-from app.chat.service import ChatService
+from app.generation.cache_report import CacheReport
+from app.generation.events import ChatEvent, GeneratedTokens, PromptProgress, ReplyEnd, TextDelta
+from app.generation.service import ChatService
 from app.server.choices import Batch
 from app.server.dialects.llama_cpp.settings import GenerationSettings
 from app.server.dialects.llama_cpp.tokens import shown
-from app.server.framing import BARE_EVENTS, Framing
-from app.server.token_counts import TokenCounts
-from app.server.token_reports import ProgressReport, Timings, finite, timings_of, token_text
+from app.server.endpoint import BARE_EVENTS, Framing
+from app.server.usage import ProgressReport, Timings, TokenCounts, finite, timings_of, token_text
 from app.text.tokenizer import Tokenizer
 from engine.request import FinishReason, TokenLogprobs
 

@@ -8,18 +8,16 @@ from typing import Annotated, Any, TypeAlias
 
 from msgspec import Meta, Struct
 
-from app.chat.default_sampling import API_DEFAULTS, DefaultSampling
-from app.chat.reply_options import ReplyOptions
-from app.chat.time_limits import TimeLimits
+from app.generation.default_sampling import API_DEFAULTS, DefaultSampling
+from app.generation.events import ReplyOptions, TimeLimits
 from app.server.choices import WantedChoices, candidates
+from app.server.common_fields import DRY_BREAKERS, Alternatives, Fraction, Milliseconds, ModelName
 from app.server.dialects.llama_cpp import biases
 from app.server.dialects.llama_cpp.prompts import OnePrompt, Prompts, separate
 from app.server.dialects.llama_cpp.sampling import LlamaSampling, reply_limit
 from app.server.dialects.llama_cpp.settings import Reporting
 from app.server.dialects.openai.completion_requests import MAX_CHOICES
-from app.server.dry_fields import DRY_BREAKERS
 from app.server.errors import InvalidRequest, refuse_first
-from app.server.field_types import Alternatives, Fraction, Milliseconds, ModelName
 from app.server.origin import Purpose, origin_of
 from app.server.samplers import SAMPLERS, SamplerNames, named_samplers, only_named
 from app.server.structured_output import AskedGrammar, GbnfText, Schema, of_gbnf, of_json_schema, only

@@ -8,16 +8,16 @@ from msgspec import UNSET, Struct, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
-from app.chat.service import ChatService
+from app.generation.service import ChatService
+from app.process.work_pool import Check
 from app.server.dialects.llama_cpp.errors import ERRORS
 from app.server.dialects.llama_cpp.fields import DETOKENIZE, TEMPLATE, TOKENIZE
 from app.server.dialects.llama_cpp.token_requests import DetokenizeRequest, TemplateRequest, TokenizeRequest
 from app.server.endpoint import Endpoint
 from app.server.errors import check_vocabulary, naming
-from app.server.reply import json_reply, written_reply
-from app.server.request_body import read_body
+from app.server.http.reply import json_reply, written_reply
+from app.server.http.request_body import read_body
 from app.server.served_model import ServedModel
-from app.work_pool import Check
 
 
 class Piece(Struct):

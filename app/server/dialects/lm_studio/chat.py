@@ -14,8 +14,7 @@ from app.server.dialects.responses import events, output_items
 from app.server.dialects.responses.input_items import InputItem
 from app.server.dialects.responses.replies import ResponseReply
 from app.server.dialects.responses.response import Response
-from app.server.token_counts import TokenCounts
-from app.server.token_reports import timings_of
+from app.server.usage import TokenCounts, timings_of
 
 
 class Message(Struct, tag_field="type", tag="message"):

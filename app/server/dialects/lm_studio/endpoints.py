@@ -1,17 +1,21 @@
-"""LM Studio's routes: lists of models, its own chat, and OpenAI's endpoints with its figures."""
+"""LM Studio's routes: lists of models, its own chat, and OpenAI's endpoints with its figures.
+
+LM Studio's SDKs use an undocumented WebSocket protocol; its routes return an error that says so.
+"""
 
 from collections.abc import Mapping
+from typing import NoReturn
 
 from msgspec import Struct
 from starlette.requests import Request
 
-from app.chat.service import ChatService
-from app.server.dialects.lm_studio import chat, sdk
-from app.server.dialects.lm_studio.chat_requests import ChatRequest
+from app.generation.service import ChatService
+from app.server.dialects.lm_studio import chat
 from app.server.dialects.lm_studio.errors import ERRORS
 from app.server.dialects.lm_studio.fields import CHAT
 from app.server.dialects.lm_studio.figures import MeasuredChat, MeasuredCompletion, measured
 from app.server.dialects.lm_studio.models import ModelEndpoints
+from app.server.dialects.lm_studio.requests import ChatRequest
 from app.server.dialects.openai.chat import ChatCompletionChunk
 from app.server.dialects.openai.chat_requests import ChatCompletionRequest
 from app.server.dialects.openai.completion_requests import CompletionRequest
@@ -20,12 +24,29 @@ from app.server.dialects.openai.embedding_requests import EmbeddingRequest
 from app.server.dialects.openai.embeddings import EmbeddingEndpoints, EmbeddingList
 from app.server.dialects.openai.endpoints import OpenAIEndpoints
 from app.server.dialects.responses.endpoints import ResponseEndpoints
-from app.server.endpoint import Endpoint
-from app.server.framing import NAMED_EVENTS
+from app.server.endpoint import NAMED_EVENTS, Endpoint
+from app.server.errors import InvalidRequest
+from app.server.http.reply import StreamedReply, WholeReply
+from app.server.http.request_body import read_body
 from app.server.refusals import NO_TEXT, NO_VECTORS, RANKS_ONLY
-from app.server.reply import StreamedReply, WholeReply
-from app.server.request_body import read_body
 from app.server.served_model import ServedModel
+
+GREETING = "/lmstudio-greeting"
+# The parts of the protocol, each a WebSocket.
+NAMESPACES = ("/llm", "/system", "/files", "/repository", "/diagnostics", "/plugins", "/runtime")
+
+
+def _protocol_endpoints() -> list[Endpoint]:
+    """Refusals of all of it."""
+    refused = "Refused: use OpenAI's API, or LM Studio's REST API"
+    return [Endpoint("GET", path, _refuse, refused) for path in (GREETING, *NAMESPACES, "/embedding")]
+
+
+async def _refuse(request: Request) -> NoReturn:
+    problem = "This server does not speak the WebSocket protocol of LM Studio's SDKs"
+    remedy = "Use an OpenAI client with the base URL /v1, or LM Studio's REST API at /api/v1."
+    raise InvalidRequest(problem, remedy, status=501)
+
 
 CHAT_PATH, CHAT_COMPLETIONS, COMPLETIONS = "/api/v1/chat", "/api/v0/chat/completions", "/api/v0/completions"
 EMBEDDINGS = "/api/v0/embeddings"
@@ -83,7 +104,7 @@ class LMStudioEndpoints:
                 streams=Completion,
             ),
             *NO_VECTORS.endpoints(VECTORS),
-            *sdk.endpoints(),
+            *_protocol_endpoints(),
         ]
 
     async def chat(self, request: Request) -> StreamedReply[chat.Event] | WholeReply[chat.Event]:
@@ -116,5 +137,5 @@ def of_embedding(model: ServedModel, openai: EmbeddingEndpoints, *, ranks: bool)
         *ModelEndpoints(model, "embeddings", capabilities).endpoints(),
         *(RANKS_ONLY.endpoints(VECTORS) if ranks else [embeds]),
         *NO_TEXT.endpoints(GENERATING),
-        *sdk.endpoints(),
+        *_protocol_endpoints(),
     ]

@@ -3,8 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from app.server.dialects.lm_studio.chat_requests import ChatRequest
-from app.server.dialects.lm_studio.model_requests import DownloadRequest, LoadRequest, UnloadRequest
+from app.server.dialects.lm_studio.requests import ChatRequest, DownloadRequest, LoadRequest, UnloadRequest
 from app.server.field_table import FieldTable, ignored, refused, supported
 
 STUDIO = "LM Studio"

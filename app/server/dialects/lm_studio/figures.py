@@ -8,14 +8,14 @@ from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import asdict
 from starlette.requests import Request
 
-from app.config import APP_NAME
 from app.models.details import ModelDetails
 from app.server.dialects.openai.chat import ChatCompletion
 from app.server.dialects.openai.completions import Completion
 from app.server.dialects.openai.tokens import VERSION
-from app.server.reply import StreamedReply, WholeReply
+from app.server.http.reply import StreamedReply, WholeReply
 from app.server.served_model import ServedModel
-from app.server.token_reports import Timings
+from app.server.usage import Timings
+from app.settings.settings import APP_NAME
 
 StopReason: TypeAlias = Literal["maxPredictedTokensReached", "toolCalls"]
 Answer: TypeAlias = Callable[[Request], Awaitable[StreamedReply[Any] | WholeReply[Any]]]

@@ -1,7 +1,4 @@
-"""LM Studio's lists of models, by which editors find out what a server has loaded; and its requests to load them.
-
-There is one model, which is loaded and stays so; its other names are listed like models of their own.
-"""
+"""Lists of models as LM Studio's API returns them, and its answers to requests to load or unload one."""
 
 import re
 from collections.abc import Awaitable, Callable, Sequence
@@ -16,11 +13,11 @@ from app.models.details import ModelDetails
 from app.models.repository import RepositoryName
 from app.server.dialects.lm_studio.errors import ERRORS
 from app.server.dialects.lm_studio.fields import DOWNLOAD, LOAD, UNLOAD
-from app.server.dialects.lm_studio.model_requests import DownloadRequest, LoadRequest, UnloadRequest
+from app.server.dialects.lm_studio.requests import DownloadRequest, LoadRequest, UnloadRequest
 from app.server.endpoint import Endpoint
 from app.server.errors import InvalidRequest
-from app.server.reply import json_reply
-from app.server.request_body import read_body
+from app.server.http.reply import json_reply
+from app.server.http.request_body import read_body
 from app.server.served_model import ServedModel
 
 Kind = Literal["llm", "embeddings"]

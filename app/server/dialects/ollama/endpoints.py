@@ -5,9 +5,9 @@ from functools import partial
 from starlette.requests import Request
 from starlette.responses import Response
 
-from app.chat.generic_tools import ToolSupport
-from app.chat.model_replies import ChatPrompt
-from app.chat.service import ChatService
+from app.generation.generic_tools import ToolSupport
+from app.generation.model_replies import ChatPrompt
+from app.generation.service import ChatService
 from app.server.choices import WantedChoices
 from app.server.continuation import Continuation, continuation_events, infill_prompt, text_prompt
 from app.server.dialects.ollama.embeddings import VECTORS
@@ -24,16 +24,15 @@ from app.server.dialects.ollama.replies import (
     written,
 )
 from app.server.dialects.ollama.requests import ChatRequest, GenerateRequest, GeneratingRequest
-from app.server.door import of_caller
-from app.server.endpoint import Endpoint
+from app.server.endpoint import LINES, Endpoint
 from app.server.errors import check_vocabulary, naming
-from app.server.framing import LINES
+from app.server.http.access_middleware import of_caller
+from app.server.http.reply import StreamedReply, WholeReply, json_reply
+from app.server.http.request_body import read_body
 from app.server.refusals import NO_VECTORS
-from app.server.reply import StreamedReply, WholeReply, json_reply
-from app.server.request_body import read_body
 from app.server.served_model import ServedModel
-from app.server.token_counts import TokenCounts
 from app.server.turn import Turn, turn_events
+from app.server.usage import TokenCounts
 from app.text.infilling import Gap
 
 

@@ -5,8 +5,8 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
+from app.server.common_fields import ModelName, PositiveCount
 from app.server.embedding_inputs import MAX_INPUTS
-from app.server.field_types import ModelName, PositiveCount
 
 
 class Named(Struct, kw_only=True):

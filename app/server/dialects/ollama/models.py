@@ -1,29 +1,51 @@
-"""What Ollama's clients ask before they use a model: whether a server is there, which models it has, what they can do.
-
-There is one model, which is loaded and stays so; its other names are listed like models of their own.
-"""
+"""Ollama's routes about models, and the page at `/` for browsers."""
 
 import hashlib
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
 from functools import partial
+from html import escape
 from typing import Any
 
 from msgspec import UNSET, Struct, UnsetType
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import HTMLResponse, PlainTextResponse, Response
 
-from app.chat.default_sampling import API_DEFAULTS, DefaultSampling
+from app.generation.default_sampling import API_DEFAULTS, DefaultSampling
 from app.models.details import ModelDetails
 from app.server.dialects.ollama.errors import ERRORS
 from app.server.dialects.ollama.fields import SHOW
 from app.server.dialects.ollama.model_requests import Named, ShowRequest
 from app.server.endpoint import TEXT, Endpoint
 from app.server.errors import InvalidRequest
-from app.server.front_page import front_page
-from app.server.reply import json_reply
-from app.server.request_body import read_body
+from app.server.http.reply import json_reply
+from app.server.http.request_body import read_body
 from app.server.served_model import ServedModel
+
+# Nothing is fetched, and nothing runs.
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+_PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>Inglenook</title>
+<meta name="viewport" content="width=device-width">
+<style>body {{ max-width: 40rem; margin: 3rem auto; padding: 0 1rem; font: 1rem/1.5 system-ui, sans-serif;
+color-scheme: light dark }} code {{ font-size: .95em }}</style></head>
+<body><h1>Inglenook is running</h1>
+<p>It serves <code>{model}</code> with a context of {context:,} tokens.
+To chat, run <code>ingle</code> in a terminal.</p>
+<ul>
+<li>Base URL for OpenAI's clients: <code>{base}/v1</code></li>
+<li>For clients of Ollama, Anthropic, llama.cpp, and LM Studio: <code>{base}</code></li>
+<li><a href="/v1/models">Models</a>, <a href="/openapi.json">API description</a>, <a href="/health">health</a>,
+<a href="/metrics">metrics</a></li>
+</ul></body></html>
+"""
+
+
+def front_page(model: ServedModel, base: str) -> HTMLResponse:
+    """The page of a server that is reached at the URL `base`, without a slash at its end."""
+    page = _PAGE.format(model=escape(model.name), context=model.context_length, base=escape(base))
+    return HTMLResponse(page, headers={"content-security-policy": _POLICY})
+
 
 VERSION = "0.14.0"  # of the API that this is
 NEVER = "9999-12-31T23:59:59Z"

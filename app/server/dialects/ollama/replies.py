@@ -11,7 +11,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-from app.chat.events import (
+from app.generation.events import (
     ChatEvent,
     GeneratedTokens,
     ReasoningDelta,
@@ -22,9 +22,8 @@ from app.chat.events import (
     ToolCallStart,
 )
 from app.server.choices import Batch
-from app.server.framing import LINES, Framing
-from app.server.token_counts import TokenCounts
-from app.server.token_reports import ReportedToken, finish_text, reported_tokens, timings_of
+from app.server.endpoint import LINES, Framing
+from app.server.usage import ReportedToken, TokenCounts, finish_text, reported_tokens, timings_of
 from app.text.tokenizer import Tokenizer
 from engine.request import TokenLogprobs
 

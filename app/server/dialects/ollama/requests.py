@@ -8,16 +8,16 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from msgspec import Meta, Raw, Struct
 
-from app.chat.conversation import Conversation
-from app.chat.default_sampling import API_DEFAULTS, DefaultSampling
-from app.chat.messages import Message, ToolCall
-from app.chat.reply_options import PLAIN_REPLY, ReplyOptions
+from app.generation.conversation import Conversation
+from app.generation.default_sampling import API_DEFAULTS, DefaultSampling
+from app.generation.events import PLAIN_REPLY, ReplyOptions
+from app.generation.messages import Message, ToolCall
 from app.server.choices import WantedChoices
+from app.server.common_fields import Alternatives, PositiveCount, TokenId
 from app.server.dialects.llama_cpp.sampling import LlamaSampling, reply_limit
 from app.server.dialects.ollama.model_requests import Named
 from app.server.dialects.openai.tools import ToolChoice, ToolDefinitions, wanted_tools
 from app.server.errors import refuse_first
-from app.server.field_types import Alternatives, PositiveCount, TokenId
 from app.server.origin import Purpose, origin_of
 from app.server.structured_output import AskedGrammar, Schema, of_format
 from app.server.wanted_thinking import ReasoningEffort, WantedThinking

@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias
 from msgspec import UNSET, Struct, UnsetType
 
 from app.server.dialects.openai.tokens import FINGERPRINT, PromptLogprobList, Usage
-from app.server.token_reports import FinishText, ProgressReport, ReportedToken, Timings
+from app.server.usage import FinishText, ProgressReport, ReportedToken, Timings
 
 ChatFinishText: TypeAlias = FinishText | Literal["tool_calls"]
 

@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from dataclasses import replace
 
-from app.chat.events import (
+from app.generation.events import (
     ChatEvent,
     GeneratedTokens,
     PromptLogprobs,
@@ -17,7 +17,7 @@ from app.chat.events import (
     ToolCallEnd,
     ToolCallStart,
 )
-from app.chat.service import ChatService
+from app.generation.service import ChatService
 from app.server.dialects.openai.chat import (
     CallDelta,
     ChatCompletionChunk,
@@ -30,9 +30,8 @@ from app.server.dialects.openai.chat import (
 from app.server.dialects.openai.chat_requests import ChatCompletionRequest
 from app.server.dialects.openai.chunk_reports import ChunkReports
 from app.server.dialects.openai.tokens import Identity, prompt_logprobs
-from app.server.token_counts import TokenCounts
-from app.server.token_reports import ProgressReport, TokenText, finish_text, id_text, reported_tokens, token_text
 from app.server.turn import Turn, turn_events
+from app.server.usage import ProgressReport, TokenCounts, TokenText, finish_text, id_text, reported_tokens, token_text
 from engine.request import Origin, TokenLogprobs
 
 

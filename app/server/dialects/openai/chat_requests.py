@@ -8,8 +8,9 @@ from typing import Annotated, TypeAlias
 
 from msgspec import Meta, Struct
 
-from app.chat.conversation import Conversation
-from app.chat.messages import InvalidMessage, Message, ToolCall, text_of
+from app.generation.conversation import Conversation
+from app.generation.messages import InvalidMessage, Message, ToolCall, text_of
+from app.server.common_fields import Alternatives, PositiveCount
 from app.server.dialects.openai.reporting import ReportingRequest
 from app.server.dialects.openai.tools import (
     OWN_VARIABLES,
@@ -20,7 +21,6 @@ from app.server.dialects.openai.tools import (
     wanted_tools,
 )
 from app.server.errors import InvalidRequest
-from app.server.field_types import Alternatives, PositiveCount
 from app.server.origin import Purpose
 from app.server.structured_output import AskedGrammar, ResponseFormat, of_response_format
 from app.server.wanted_thinking import ReasoningEffort, ThinkingBudget, WantedThinking

@@ -1,13 +1,11 @@
 """Reports beside the text of a stream, in the chunks of both kinds of completions: token ids, usage, and timings."""
 
-from app.chat.events import ChatEvent, GeneratedTokens
+from app.generation.events import ChatEvent, GeneratedTokens
 from app.server.dialects.openai.chat import ChatCompletionChunk
 from app.server.dialects.openai.completions import Completion
 from app.server.dialects.openai.reporting import ReportingRequest
 from app.server.dialects.openai.tokens import usage_of, usage_so_far
-from app.server.running_counts import RunningCounts
-from app.server.token_counts import TokenCounts
-from app.server.token_reports import timings_of
+from app.server.usage import RunningCounts, TokenCounts, timings_of
 
 
 class ChunkReports:

@@ -9,16 +9,15 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from app.chat.events import ChatEvent, PromptLogprobs, PromptProgress, ReplyEnd, TextDelta
-from app.chat.service import ChatService
+from app.generation.events import ChatEvent, PromptLogprobs, PromptProgress, ReplyEnd, TextDelta
+from app.generation.service import ChatService
 from app.server.continuation import Continuation, continuation_events, infill_prompt, text_prompt
 from app.server.dialects.openai.chunk_reports import ChunkReports
 from app.server.dialects.openai.completion_requests import CompletionRequest
 from app.server.dialects.openai.completions import Completion, CompletionChoice, CompletionLogprobs
 from app.server.dialects.openai.tokens import Identity, prompt_logprobs
 from app.server.errors import InvalidRequest
-from app.server.token_counts import TokenCounts
-from app.server.token_reports import ProgressReport, TokenText, finish_text, finite, id_text, token_text
+from app.server.usage import ProgressReport, TokenCounts, TokenText, finish_text, finite, id_text, token_text
 from app.text.infilling import Gap
 from app.text.tokenizer import Tokenizer
 from engine.request import Origin, TokenLogprobs

@@ -10,10 +10,10 @@ from typing import Annotated, Literal, TypeAlias
 from msgspec import Meta
 
 from app.server.choices import WantedChoices
+from app.server.common_fields import Alternatives, TokenId
 from app.server.dialects.openai.reporting import ReportingRequest
 from app.server.embedding_inputs import Truncation
 from app.server.errors import InvalidRequest
-from app.server.field_types import Alternatives, TokenId
 from app.server.origin import Purpose
 from app.server.structured_output import AskedGrammar, ResponseFormat, of_response_format
 from engine.request import SamplingParams

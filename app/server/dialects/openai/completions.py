@@ -10,7 +10,7 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from app.server.dialects.openai.tokens import FINGERPRINT, PromptLogprobList, Usage
-from app.server.token_reports import FinishText, ProgressReport, Timings
+from app.server.usage import FinishText, ProgressReport, Timings
 
 
 class CompletionLogprobs(Struct):

@@ -1,4 +1,4 @@
-"""OpenAI's embeddings: texts or token ids in, vectors out."""
+"""OpenAI's embeddings: the endpoint and the list of vectors."""
 
 import base64
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from torch import Tensor
 
-from app.embedding_service import EmbeddingService, shortened
+from app.generation.embedding_service import EmbeddingService, shortened
 from app.server.dialects.openai.chat_requests import ChatCompletionRequest
 from app.server.dialects.openai.completion_requests import CompletionRequest
 from app.server.dialects.openai.embedding_requests import EmbeddingRequest, Encoding
@@ -21,9 +21,9 @@ from app.server.dialects.rerank import RerankEndpoints
 from app.server.dialects.rerank_requests import RerankRequest
 from app.server.embedding_inputs import check_dimensions, read_inputs
 from app.server.endpoint import Endpoint
+from app.server.http.reply import written_reply
+from app.server.http.request_body import read_body
 from app.server.refusals import NO_TEXT, RANKS_ONLY
-from app.server.reply import written_reply
-from app.server.request_body import read_body
 from app.server.served_model import ServedModel
 
 EMBEDDINGS = "/v1/embeddings"

@@ -10,7 +10,7 @@ from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
-from app.chat.service import ChatService
+from app.generation.service import ChatService
 from app.server.dialects.openai import chat, chat_chunks, completion_chunks, completions
 from app.server.dialects.openai.chat_requests import ChatCompletionRequest
 from app.server.dialects.openai.completion_requests import CompletionRequest
@@ -19,15 +19,15 @@ from app.server.dialects.openai.errors import error_body
 from app.server.dialects.openai.fields import CHAT, COMPLETION
 from app.server.dialects.openai.models import ModelEndpoints
 from app.server.dialects.openai.requests import GenerationRequest
-from app.server.door import of_caller
 from app.server.endpoint import Endpoint
 from app.server.errors import naming
 from app.server.field_table import FieldTable
+from app.server.http.access_middleware import of_caller
+from app.server.http.reply import ChunkT, StreamedReply, WholeReply, json_reply
+from app.server.http.request_body import read_body
 from app.server.refusals import NO_VECTORS
-from app.server.reply import ChunkT, StreamedReply, WholeReply, json_reply
-from app.server.request_body import read_body
 from app.server.served_model import ServedModel
-from app.server.token_counts import TokenCounts
+from app.server.usage import TokenCounts
 
 CHATS = ("/v1/chat/completions", "/chat/completions")
 COMPLETIONS = "/v1/completions"  # without /v1, llama.cpp's own

@@ -7,12 +7,12 @@ from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
-from app.chat.default_sampling import API_DEFAULTS, DefaultSampling
-from app.config import APP_NAME
+from app.generation.default_sampling import API_DEFAULTS, DefaultSampling
 from app.server.dialects.openai.tokens import VERSION
 from app.server.endpoint import Endpoint
-from app.server.reply import json_reply
+from app.server.http.reply import json_reply
 from app.server.served_model import ServedModel
+from app.settings.settings import APP_NAME
 
 MODELS = ("/v1/models", "/models")
 

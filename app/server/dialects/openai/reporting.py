@@ -6,11 +6,10 @@ from typing import Annotated, TypeAlias
 
 from msgspec import Meta
 
-from app.chat.reply_options import ReplyOptions
-from app.chat.time_limits import TimeLimits
+from app.generation.events import ReplyOptions, TimeLimits
 from app.server.choices import WantedChoices
+from app.server.common_fields import Alternatives, Milliseconds
 from app.server.dialects.openai.requests import GenerationRequest
-from app.server.field_types import Alternatives, Milliseconds
 from engine.request import SamplingParams
 
 RequestId: TypeAlias = Annotated[str, Meta(pattern=r"^[A-Za-z0-9._:-]{1,128}$")]

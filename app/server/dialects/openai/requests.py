@@ -10,14 +10,22 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from msgspec import Meta, Struct
 
-from app.chat.default_sampling import API_DEFAULTS, DefaultSampling
-from app.chat.reply_options import ReplyOptions
-from app.chat.service import ChatService
-from app.chat.token_filter import TokenFilter
+from app.generation.default_sampling import API_DEFAULTS, DefaultSampling
+from app.generation.events import ReplyOptions
+from app.generation.service import ChatService
+from app.generation.token_filter import TokenFilter
 from app.server.choices import WantedChoices, candidates
-from app.server.dry_fields import DryFields
+from app.server.common_fields import (
+    Count,
+    DryFields,
+    Fraction,
+    ModelName,
+    PositiveCount,
+    StopText,
+    Temperature,
+    TokenId,
+)
 from app.server.errors import check_vocabulary, refuse_first
-from app.server.field_types import Count, Fraction, ModelName, PositiveCount, StopText, Temperature, TokenId
 from app.server.origin import Purpose, origin_of
 from app.server.samplers import SamplerNames, only_named
 from app.server.structured_output import (

@@ -8,11 +8,9 @@ from typing import Final, TypeAlias
 
 from msgspec import UNSET, Struct, UnsetType
 
-from app.cache_details import PromptTokensDetails
-from app.config import APP_NAME
-from app.server.running_counts import RunningCounts
-from app.server.token_counts import TokenCounts
-from app.server.token_reports import finite, token_text
+from app.generation.cache_details import PromptTokensDetails
+from app.server.usage import RunningCounts, TokenCounts, finite, token_text
+from app.settings.settings import APP_NAME
 from app.text.tokenizer import Tokenizer
 from engine.request import TokenLogprobs
 

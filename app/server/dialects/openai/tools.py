@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from msgspec import Meta, Struct
 
-from app.chat.conversation import MAX_TOOLS, Tool, ToolUse
+from app.generation.conversation import MAX_TOOLS, Tool, ToolUse
 from app.server.wanted_thinking import ReasoningEffort, ThinkingBudget
 from app.server.wanted_tools import ToolName, WantedTools, function_tool
 

@@ -11,17 +11,17 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from app.chat.conversation import Conversation
-from app.chat.events import TextDelta
-from app.chat.messages import Message
-from app.chat.service import ChatService
+from app.generation.conversation import Conversation
+from app.generation.events import TextDelta
+from app.generation.messages import Message
+from app.generation.service import ChatService
 from app.server.choices import WantedChoices
+from app.server.common_fields import ModelName
 from app.server.dialects.responses.input_items import MAX_ITEMS, InputItem, compaction_item, items_of, messages_of
 from app.server.dialects.responses.response import Usage
 from app.server.dialects.responses.tools import qualified
-from app.server.field_types import ModelName
-from app.server.token_counts import TokenCounts
 from app.server.turn import Turn, turn_events
+from app.server.usage import TokenCounts
 from engine.request import Origin, SamplingParams
 
 MAX_SUMMARY_TOKENS = 1024

@@ -9,10 +9,10 @@ from msgspec import Meta, Struct
 from starlette.requests import Request
 from starlette.responses import Response as HTTPResponse
 
-from app.chat.service import ChatService
 from app.errors import TemplateError
+from app.generation.service import ChatService
 from app.server.dialects.openai.errors import error_body
-from app.server.dialects.responses import chains
+from app.server.dialects.responses import stored_responses
 from app.server.dialects.responses.background import FROM_START, BackgroundReplies
 from app.server.dialects.responses.compaction import Compaction, CompactRequest, compaction, only
 from app.server.dialects.responses.events import Event
@@ -22,13 +22,12 @@ from app.server.dialects.responses.replies import ResponseReply, fold
 from app.server.dialects.responses.requests import ResponseRequest
 from app.server.dialects.responses.response import Response
 from app.server.dialects.responses.stored_responses import StoredResponse, StoredResponses
-from app.server.door import CALLER, of_caller
-from app.server.endpoint import Endpoint
+from app.server.endpoint import NAMED_EVENTS, Endpoint
 from app.server.errors import InvalidRequest, naming
-from app.server.framing import NAMED_EVENTS
+from app.server.http.access_middleware import CALLER, of_caller
+from app.server.http.reply import StreamedReply, WholeReply, json_reply
+from app.server.http.request_body import read_body
 from app.server.origin import Purpose, origin_of
-from app.server.reply import StreamedReply, WholeReply, json_reply
-from app.server.request_body import read_body
 from app.server.served_model import ServedModel
 from engine.request import Origin
 
@@ -148,7 +147,7 @@ class ResponseEndpoints:
     async def instructions_of(self, request: Request, response_id: str | None) -> str | None:
         """Those of a response that is kept, if there is one and it had any."""
         found = None if response_id is None else await self._stored.get(response_id, _owner(request))
-        return None if found is None else chains.instructions_of(found)
+        return None if found is None else stored_responses.instructions_of(found)
 
     async def count(self, request: Request) -> HTTPResponse:
         """The tokens of a prompt that is not given to the model."""
@@ -191,7 +190,7 @@ class ResponseEndpoints:
         if not await self._stored.delete(response_id, owner):
             _raise_unknown(response_id)
         if not await self._stored.has_successor(response_id, owner):
-            gone, staying = chains.conversation_of(chain)
+            gone, staying = stored_responses.conversation_of(chain)
             with contextlib.suppress(TemplateError):  # then nothing was computed, either
                 await self._service.forget(gone, [staying] if staying else (), of_caller(request, Origin()))
         return json_reply(Deleted(response_id))
@@ -208,7 +207,7 @@ class ResponseEndpoints:
 
     async def list_items(self, request: Request) -> HTTPResponse:
         page = _query(request, _Page)
-        items = chains.brought(await self._find(request))
+        items = stored_responses.brought(await self._find(request))
         if page.order == "desc":
             items.reverse()
         ids = [item.id for item in items]
@@ -236,7 +235,7 @@ class ResponseEndpoints:
                 parameter="previous_response_id",
                 code="previous_response_not_found",
             )
-        return chains.items_of(chain)
+        return stored_responses.items_of(chain)
 
     async def _find(self, request: Request) -> StoredResponse:
         response_id = request.path_params["id"]

@@ -6,7 +6,7 @@ from msgspec import Struct
 
 from app.server.dialects.responses.output_items import OutputItem, OutputText, ReasoningText, SummaryText
 from app.server.dialects.responses.response import Response
-from app.server.token_reports import ReportedToken
+from app.server.usage import ReportedToken
 
 
 class _Event(Struct, kw_only=True, tag_field="type"):

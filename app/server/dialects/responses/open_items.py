@@ -40,7 +40,7 @@ from app.server.dialects.responses.output_items import (
     ReasoningText,
     SummaryText,
 )
-from app.server.token_reports import ReportedToken
+from app.server.usage import ReportedToken
 
 
 class OpenItem(Protocol):

@@ -4,7 +4,7 @@ from typing import Literal, TypeAlias
 
 from msgspec import UNSET, Struct, UnsetType, field
 
-from app.server.token_reports import ReportedToken
+from app.server.usage import ReportedToken
 
 ItemStatus: TypeAlias = Literal["in_progress", "completed", "incomplete"]
 

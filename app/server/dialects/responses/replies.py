@@ -7,14 +7,14 @@ from contextlib import aclosing
 
 import msgspec
 
-from app.chat.service import ChatService
+from app.generation.service import ChatService
 from app.server.dialects.responses.events import Completed, Event, Incomplete
 from app.server.dialects.responses.input_items import InputItem
 from app.server.dialects.responses.requests import ResponseRequest
 from app.server.dialects.responses.response import Response
 from app.server.dialects.responses.stored_responses import StoredResponse, StoredResponses
 from app.server.dialects.responses.writer import ResponseWriter
-from app.server.mistakes import place_of
+from app.server.http.error_responses import place_of
 from app.server.turn import Turn, turn_events
 from engine.request import Origin
 from quant.errors import InglenookError

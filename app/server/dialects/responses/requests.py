@@ -10,12 +10,12 @@ from typing import Annotated, Any, Literal, TypeAlias
 import msgspec
 from msgspec import Meta, Struct
 
-from app.chat.conversation import Conversation
-from app.chat.grammars import ANY_OBJECT
+from app.generation.conversation import Conversation
+from app.generation.grammars import ANY_OBJECT
+from app.server.common_fields import PositiveCount
 from app.server.dialects.openai.requests import GenerationRequest
 from app.server.dialects.responses.input_items import MAX_ITEMS, InputItem, items_of, messages_of
 from app.server.dialects.responses.tools import OfferedTools, ToolChoice, ToolDefinitions, qualified
-from app.server.field_types import PositiveCount
 from app.server.origin import Purpose
 from app.server.structured_output import AskedGrammar, Schema, of_schema
 from app.server.wanted_thinking import ReasoningEffort, WantedThinking

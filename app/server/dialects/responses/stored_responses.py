@@ -1,8 +1,8 @@
-"""Responses that are kept: to be read again, and to go on from.
+"""Stored responses: read again by clients, and continued by `previous_response_id`.
 
-One table of SQLite, in a file that its owner alone can read, and which several servers may share; or in memory. It is
-bounded: what was not used for longest goes first. Where the file cannot be used, responses are not kept, and a line of
-the log says so: no reply fails for it. Refuses to know what responses say.
+One SQLite table, in a file that only its owner can read and that several servers may share, or in memory. The size is
+bounded; the response unused for longest is deleted first. If the file cannot be used, responses are not stored and the
+log reports it; no reply fails because of that.
 """
 
 import asyncio
@@ -14,7 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+import msgspec
+from msgspec import Struct
+
+from app.generation.messages import Message
 from app.private_database import connect, fold_log, make_private, trim, version_of, write_ahead
+from app.server.dialects.responses.input_items import InputItem, messages_of
+from app.server.dialects.responses.tools import qualified
 from engine.private_folder import private_folder
 
 T = TypeVar("T")
@@ -155,3 +161,36 @@ class StoredResponses:
             connection.close()
             raise
         return connection
+
+
+class _Said(Struct):
+    """What is read of a response to go on from it."""
+
+    output: list[InputItem]
+    instructions: str | None = None
+
+
+_items = msgspec.json.Decoder(list[InputItem])
+_said = msgspec.json.Decoder(_Said)
+
+
+def brought(stored: StoredResponse) -> list[InputItem]:
+    """The items of its request."""
+    return _items.decode(stored.input)
+
+
+def instructions_of(stored: StoredResponse) -> str | None:
+    """Those of its request."""
+    return _said.decode(stored.body).instructions
+
+
+def items_of(chain: Sequence[StoredResponse]) -> list[InputItem]:
+    """All of them, oldest first."""
+    return [item for one in chain for item in (*brought(one), *_said.decode(one.body).output)]
+
+
+def conversation_of(chain: Sequence[StoredResponse]) -> tuple[list[Message], list[Message]]:
+    """What was said up to the last one, and up to the one before, as the last one's model was told it but for tools."""
+    instructions = _said.decode(chain[-1].body).instructions
+    whole, before = (messages_of(instructions, items_of(some), (), qualified) for some in (chain, chain[:-1]))
+    return whole, before

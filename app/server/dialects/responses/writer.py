@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TypeVar
 
-from app.chat.events import (
+from app.generation.events import (
     ChatEvent,
     PromptLogprobs,
     PromptProgress,
@@ -43,8 +43,7 @@ from app.server.dialects.responses.open_items import (
 from app.server.dialects.responses.output_items import ItemStatus, OutputItem
 from app.server.dialects.responses.response import Response, ResponseError
 from app.server.dialects.responses.tools import OfferedTools
-from app.server.token_counts import TokenCounts
-from app.server.token_reports import ReportedToken, reported_tokens
+from app.server.usage import ReportedToken, TokenCounts, reported_tokens
 from app.text.tokenizer import Tokenizer
 from engine.request import FinishReason
 

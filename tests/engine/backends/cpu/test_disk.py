@@ -9,7 +9,7 @@ import torch
 from engine.load_options import DiskOptions, LoadOptions
 from engine.loading import ModelEngine, load_engine, open_checkpoint
 from engine.request import Request, SamplingParams
-from tests.random_gguf import SIZES, write
+from tests.support.random_gguf import SIZES, write
 
 MODEL = "a5" * 32
 REPLY = 20  # tokens

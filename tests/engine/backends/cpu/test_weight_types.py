@@ -10,8 +10,8 @@ from torch import Tensor
 from engine.backends.cpu.device import CpuStep
 from tests.engine.backends.cpu.recorded import advance, compute, load_step, sequence
 from tests.engine.backends.cpu.test_logprobs import CONFIG, logprobs, reference
-from tests.random_gguf import SIZES, TYPES, write
-from tests.weight_mixes import Q4_K_M
+from tests.support.random_gguf import SIZES, TYPES, write
+from tests.support.weight_mixes import Q4_K_M
 
 VOCABULARY = SIZES["tiny"].vocabulary
 IDS = [(7 * place + 3) % VOCABULARY for place in range(40)]

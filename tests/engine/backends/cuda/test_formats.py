@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from engine.backends.cuda.device import CudaOptions
-from tests import random_gguf
 from tests.engine.backends.cuda.two_devices import CLOSE, TwoDevices, check_close, gpu
 from tests.engine.checkpoints.quantized_folders import KINDS, quantized_folder
 from tests.engine.models import tiny_llama
+from tests.support import random_gguf
 
 ONE_LAYER = random_gguf.Shape(1, 256, 4, 2, 64, 256, 272)
 MATRICES = 9  # of one layer, with the embedding and the head

@@ -28,7 +28,7 @@ from engine.kv.disk.store import PAUSE, DiskStore
 from engine.request import FinishReason, Request
 from tests.engine.hash_run import Run
 from tests.engine.kv.disk.refusals import Clock, Refusals
-from tests.hash_model import block_bytes, hash_engine
+from tests.support.hash_model import block_bytes, hash_engine
 
 KINDS = {
     "full": (GroupConfig(),),

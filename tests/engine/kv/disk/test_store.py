@@ -23,7 +23,7 @@ from engine.kv.disk.run_file import DATA_START, RUN_BLOCKS
 from engine.kv.disk.store import PAUSE, DiskMiss, DiskStore
 from tests.engine.kv.disk.known_blocks import FINGERPRINT, SIZES, data_of, filled, keys_of, new_store, read_back
 from tests.engine.kv.disk.refusals import Clock, Refusals
-from tests.processes import Started
+from tests.support.processes import Started
 
 ROOT = Path(__file__).parents[4]
 GROUPS = range(len(SIZES))

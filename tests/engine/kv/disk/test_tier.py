@@ -20,7 +20,7 @@ from engine.request import PROGRAM, Origin, Request, SamplingParams, ServiceClas
 from engine.thread import EngineThread
 from tests.app.server.live_server import Clock
 from tests.engine.hash_run import Run
-from tests.hash_model import HashRunner, HashTicket, LateMover, LateTicket, block_bytes, hash_engine
+from tests.support.hash_model import HashRunner, HashTicket, LateMover, LateTicket, block_bytes, hash_engine
 
 FULL = (GroupConfig(),)
 KINDS = {

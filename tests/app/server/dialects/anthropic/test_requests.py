@@ -10,8 +10,8 @@ import httpx
 import msgspec
 import pytest
 
-from app.chat.conversation import Conversation, ToolUse
-from app.chat.template import ChatTemplateRenderer
+from app.generation.conversation import Conversation, ToolUse
+from app.generation.template import ChatTemplateRenderer
 from app.server.dialects.anthropic.changing_lines import CHANGING_LINES
 from app.server.dialects.anthropic.requests import MessageRequest
 from app.server.errors import InvalidRequest

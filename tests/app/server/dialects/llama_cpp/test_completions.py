@@ -8,7 +8,7 @@ import jsonschema  # type: ignore[import-untyped]
 import pytest
 
 from tests.app.server.live_server import LiveServer
-from tests.hash_model import expected_output
+from tests.support.hash_model import expected_output
 
 PROMPT = "The capital of France"
 GBNF = 'root ::= city ("," ws city)*\ncity ::= "Rome" | "Oslo"\nws ::= [ ]?'

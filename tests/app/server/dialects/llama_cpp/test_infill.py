@@ -6,7 +6,7 @@ import httpx
 
 from app.text.infilling import Gap, Infilling, OtherFile
 from tests.app.server.live_server import LiveServer
-from tests.hash_model import expected_output
+from tests.support.hash_model import expected_output
 
 BEFORE, BEHIND = "def add(a, b):\n    ", "\n\nprint(add(1, 2))\n"
 OTHERS = [{"filename": f"{name}.py", "text": f"def {name}():\n    return 1\n" * 9} for name in ("one", "two")]

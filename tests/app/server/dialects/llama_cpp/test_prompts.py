@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from app.chat.template import ChatTemplateRenderer
+from app.generation.template import ChatTemplateRenderer
 from app.text.tokenizer import Tokenizer
 from tests.app.server.dialects.llama_cpp.test_completions import PROMPT, complete, continued, post
 from tests.app.server.live_server import LiveServer, controlled_engine

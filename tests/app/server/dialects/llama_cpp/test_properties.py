@@ -2,11 +2,11 @@
 
 import httpx
 
-from app.chat.template import ChatTemplateRenderer
+from app.generation.template import ChatTemplateRenderer
 from app.text.tokenizer import Tokenizer
 from tests.app.server.dialects.llama_cpp.test_completions import complete
 from tests.app.server.live_server import LiveServer, controlled_engine
-from tests.processes import until
+from tests.support.processes import until
 
 
 def test_the_defaults_are_those_of_a_silent_request(hash_server: LiveServer) -> None:

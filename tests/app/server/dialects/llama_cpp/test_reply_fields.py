@@ -7,7 +7,7 @@ import pytest
 from tests.app.server.dialects.llama_cpp.test_completions import PROMPT, complete, post
 from tests.app.server.dialects.llama_cpp.test_prompts import events
 from tests.app.server.live_server import LiveServer
-from tests.hash_model import expected_output
+from tests.support.hash_model import expected_output
 
 
 def test_ids_are_told_where_they_are_asked_for(hash_server: LiveServer) -> None:

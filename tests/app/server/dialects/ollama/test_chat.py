@@ -8,11 +8,11 @@ import msgspec
 import ollama
 import pytest
 
-from app.chat.service import ChatService
-from app.chat.template import ChatTemplateRenderer
-from app.server.access import Access
+from app.generation.service import ChatService
+from app.generation.template import ChatTemplateRenderer
 from app.server.application import Locks, Surroundings, create_application
 from app.server.dialects.ollama.replies import ChatWriter
+from app.server.http.access import Access
 from tests.app.server.dialects.ollama.real_client import client
 from tests.app.server.dialects.openai.test_chat import expected_text
 from tests.app.server.dialects.openai.test_tools import CLOCK, PARAMETERS, QUESTION, SCRIPT, WEATHER

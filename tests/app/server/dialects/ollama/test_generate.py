@@ -7,11 +7,11 @@ import httpx
 import ollama
 import pytest
 
-from app.chat.messages import Message
+from app.generation.messages import Message
 from tests.app.server.dialects.ollama.real_client import client
 from tests.app.server.dialects.openai.test_chat import expected_text
 from tests.app.server.live_server import LiveServer
-from tests.hash_model import expected_output
+from tests.support.hash_model import expected_output
 
 
 def generate(server: LiveServer, prompt: str, length: int = 30, **asked: Any) -> Any:

@@ -7,11 +7,11 @@ import httpx
 import ollama
 import pytest
 
-from app.chat.template import ChatTemplateRenderer
-from app.config import load_settings
+from app.generation.template import ChatTemplateRenderer
 from app.models.details import ModelDetails, details_of
 from app.models.store import ModelStore
 from app.server.served_model import ServedModel
+from app.settings.settings import load_settings
 from app.text.tokenizer import Tokenizer
 from tests.app.server.dialects.ollama.real_client import client
 from tests.app.server.live_server import LiveServer, controlled_engine

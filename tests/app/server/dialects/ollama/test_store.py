@@ -7,10 +7,10 @@ import httpx
 import ollama
 import pytest
 
-from app.chat.template import ChatTemplateRenderer
-from app.config import load_settings
+from app.generation.template import ChatTemplateRenderer
 from app.models.pulls import PullProgress, Pulls, PullState
 from app.models.stored_model import Removal
+from app.settings.settings import load_settings
 from app.text.tokenizer import Tokenizer
 from tests.app.server.dialects.ollama.real_client import client
 from tests.app.server.live_server import LiveServer, controlled_engine

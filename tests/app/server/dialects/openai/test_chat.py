@@ -9,10 +9,10 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk, ChatCompletionMessageParam
 
-from app.chat.messages import Message
+from app.generation.messages import Message
 from tests.app.server.live_server import LiveServer
 from tests.app.server.served_application import ServedApplication
-from tests.hash_model import expected_output
+from tests.support.hash_model import expected_output
 
 QUESTION: list[ChatCompletionMessageParam] = [{"role": "user", "content": "What is the capital of France?"}]
 

@@ -7,12 +7,12 @@ import openai
 import pytest
 from openai.types import Completion
 
-from app.chat.template import ChatTemplateRenderer
+from app.generation.template import ChatTemplateRenderer
 from app.text.gguf_tokenizer import from_gguf
 from quant.gguf import GGUFFile
 from tests.app.server.dialects.openai.test_chat import client
 from tests.app.server.live_server import LiveServer, controlled_engine
-from tests.hash_model import expected_output
+from tests.support.hash_model import expected_output
 
 PROMPT = "Once upon a time"
 

@@ -19,17 +19,17 @@ from openai.types import CreateEmbeddingResponse
 from torch import Tensor
 from torch.nn import functional as F
 
-from app.embedding_service import STUCK_SECONDS, EmbeddingService
+from app.generation.embedding_service import STUCK_SECONDS, EmbeddingService
 from app.server.application import Locks, Surroundings, create_embedding_application
 from app.server.dialects.openai.embeddings import BARE, EMBEDDINGS, GENERATING
 from app.server.embedding_inputs import MAX_INPUTS
-from app.server.request_body import MAX_BODY_BYTES
+from app.server.http.request_body import MAX_BODY_BYTES
 from app.text import long_texts
 from app.text.encoder_tokenizer import from_json
 from tests.app.server.live_server import Clock, LiveServer
 from tests.app.server.served_application import ServedApplication
 from tests.app.text.small_wordpiece import TOKENS, document, ids
-from tests.processes import HANGING_SECONDS, until
+from tests.support.processes import HANGING_SECONDS, until
 
 HIDDEN, CONTEXT, THREADS = 6, 12, 2
 URL = "http://ingle.test"

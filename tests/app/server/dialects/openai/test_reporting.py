@@ -9,15 +9,15 @@ from typing import Any
 import httpx
 import pytest
 
-from app.chat.messages import Message
-from app.chat.template import ChatTemplateRenderer
+from app.generation.messages import Message
+from app.generation.template import ChatTemplateRenderer
 from app.server.dialects.openai import chat_chunks, completion_chunks, fields
-from app.server.token_counts import TokenCounts
+from app.server.usage import TokenCounts
 from app.text.tokenizer import Tokenizer
 from engine.request import Origin
 from tests.app.server.live_server import LiveServer, controlled_engine
 from tests.app.server.scripted_server import ScriptedServer
-from tests.hash_model import expected_output
+from tests.support.hash_model import expected_output
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 QUESTION = "What is the capital of France?"

@@ -6,12 +6,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from app.chat.messages import Message, ToolCall
-from app.chat.time_limits import TimeLimits
+from app.generation.events import TimeLimits
+from app.generation.messages import Message, ToolCall
+from app.server.common_fields import DRY_BREAKERS
 from app.server.dialects.openai.chat_requests import ChatCompletionRequest, ChatMessage
 from app.server.dialects.openai.completion_requests import CompletionRequest
 from app.server.dialects.openai.fields import CHAT, COMPLETION
-from app.server.dry_fields import DRY_BREAKERS
 from app.server.errors import InvalidRequest
 from engine.errors import InvalidSampling
 from engine.request import DryParams, SamplingParams

@@ -10,14 +10,14 @@ import pydantic
 import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 
-from app.chat.messages import Message
-from app.chat.template import ChatTemplateRenderer
+from app.generation.messages import Message
+from app.generation.template import ChatTemplateRenderer
 from app.text.tokenizer import Tokenizer
 from tests.app.server.dialects.openai.test_chat import client, expected_text
 from tests.app.server.dialects.openai.test_embeddings import EmbeddingServer
 from tests.app.server.live_server import LiveServer, controlled_engine
 from tests.app.server.scripted_server import ScriptedServer
-from tests.processes import HANGING_SECONDS
+from tests.support.processes import HANGING_SECONDS
 
 QUESTION = "What is the capital of France?"
 WEATHER: dict[str, Any] = {

@@ -10,10 +10,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from app.chat.template import ChatTemplateRenderer
-from app.server.access import Access
+from app.generation.template import ChatTemplateRenderer
 from app.server.application import Locks
 from app.server.dialects.responses.stored_responses import FILE_NAME, ROW_BYTES, StoredResponse, StoredResponses
+from app.server.http.access import Access
 from app.text.tokenizer import Tokenizer
 from tests.app.server.live_server import LiveServer, controlled_engine
 

@@ -1,0 +1,157 @@
+"""The context of the port: how much of it a chat takes, and how room is made where it is full."""
+
+from collections.abc import Mapping, Sequence
+
+from msgspec.structs import replace
+
+from app.chat_backend.chat_nouns import message_id
+from app.chat_backend.engine.slot import Engine, EngineSlot
+from app.chat_backend.kept_chats import KeptChats
+from app.chat_backend.prompt_messages import prompt_messages, prompt_text
+from app.chat_backend.told import apart
+from app.history.records import Chat as KeptChat
+from app.history.records import Message, Role, Trim, path_to
+from tui.client import ClientError
+from tui.nouns import Chat, ChatId, ContextBudget, FullContext, MessageId, Room
+
+_RESERVE = 1024  # tokens for a reply, unless the chat says how long one may be
+_RESERVED_SHARE = 4  # of the context: a quarter is kept for a reply at most
+_SUMMARY_TOKENS = 300
+_SUMMARY_SHARE = 8  # of the context: a summary takes an eighth at most
+_SUMMARIZE = "Summarize what was said so far in a few sentences: facts, decisions and open questions. Write only that."
+
+
+class ChatContext:
+    """Implements `tui.client.Context`."""
+
+    def __init__(self, chats: KeptChats, slot: EngineSlot) -> None:
+        self._chats = chats
+        self._slot = slot
+
+    async def budget(self, chat: ChatId | None, leaf: MessageId | None, typed: str) -> ContextBudget:
+        async with self._slot.use() as engine:
+            found, branch = await apart(self._branch, chat, leaf)
+            return await self._budget(engine, found, branch, typed)
+
+    async def plan(self, chat: ChatId, leaf: MessageId | None, how: FullContext, typed: str) -> Room:
+        """Leaves out the oldest messages, question and answer together, until as much is gone as `_wanted` says, and
+        there is room for what is typed; one of these in any case."""
+        found, branch = await apart(self._branch, chat, leaf)
+        async with self._slot.use() as engine:
+            before = await self._budget(engine, found, branch, typed)
+            of_typed = await engine.endpoint.count(text=typed) if typed else 0
+            for_summary = _summary_tokens(engine) if how is FullContext.SUMMARIZE else 0
+            turns = _turns(found, branch, is_answered=bool(typed))
+            going = await _enough(engine, turns, for_summary + _wanted(before, of_typed))
+            while True:
+                leaving = [message.id for turn in turns[:going] for message in turn]
+                kept = {} if how is FullContext.SUMMARIZE and leaving else found.trim.by_message
+                trimmed = replace(found, trim=Trim((*found.trim.left_out, *leaving), summaries=kept))
+                freed = before.used - (await self._budget(engine, trimmed, branch, typed)).used - for_summary
+                if freed >= before.lacking or going == len(turns):
+                    break
+                going += 1
+        return Room(how, tuple(message_id(message) for message in leaving), freed if leaving else 0)
+
+    async def make(self, chat: ChatId, room: Room) -> Chat:
+        leaving = [int(message) for message in room.messages]
+        summarizes = leaving and room.how is FullContext.SUMMARIZE
+        summary = {leaving[-1]: await self._summary(chat, leaving[-1])} if summarizes else {}
+
+        def trim() -> None:
+            history, number = self._chats.place(chat)
+            before = history.chats.get(number).trim
+            left_out = tuple(dict.fromkeys((*before.left_out, *leaving)))
+            history.chats.trim(number, Trim(left_out, summaries={**before.by_message, **summary}))
+
+        await apart(trim)
+        return await self._chats.open(chat)
+
+    async def _summary(self, chat: ChatId, last: int) -> str:
+        """What is to stand for the messages up to this one, and for what was left out before."""
+        found, branch = await apart(self._branch, chat, message_id(last))
+        asked = [*prompt_messages(found, branch, with_thoughts=False), {"role": "user", "content": _SUMMARIZE}]
+        async with self._slot.use() as engine:
+            own: dict[str, object] = {"service_class": "interactive"} if engine.endpoint.is_ours else {}
+            if self._chats.is_private(chat) and own:
+                own["store"] = False
+            longest = _summary_tokens(engine)
+            limit = engine.context_length
+            readable = asked if limit is None else await _shortened(engine, asked, limit - longest)
+            sampling = {"temperature": 0.2, **engine.suitable, "max_tokens": longest}
+            body = {"model": engine.model, "messages": readable, **sampling, **own}
+            summary = (await engine.endpoint.complete(body)).strip()
+        if not summary:
+            raise ClientError("the model wrote no summary", "Leave the oldest messages out instead.")
+        return summary
+
+    def _branch(self, chat: ChatId | None, leaf: MessageId | None) -> tuple[KeptChat, list[Message]]:
+        if chat is None:
+            return KeptChat(id=0), []
+        history, number = self._chats.place(chat)
+        messages = {message.id: message for message in history.messages.of(number)}
+        return history.chats.get(number), path_to(messages, None if leaf is None else int(leaf))
+
+    async def _budget(self, engine: Engine, chat: KeptChat, branch: Sequence[Message], typed: str) -> ContextBudget:
+        messages = prompt_messages(chat, branch, with_thoughts=engine.endpoint.is_ours)
+        system = str(messages[0]["content"]) if messages and messages[0]["role"] == "system" else ""
+        if typed or not messages or messages[-1]["role"] != "user":
+            messages.append({"role": "user", "content": typed})
+        of_system = await engine.endpoint.count(text=system) if system else 0
+        total = await engine.endpoint.count(messages=messages)
+        reserve, limit = chat.settings.sampling.max_tokens, engine.context_length
+        if limit is None:
+            return ContextBudget(None, of_system, total - of_system, reserve or _RESERVE)
+        reserve = reserve or min(_RESERVE, limit // _RESERVED_SHARE)
+        return ContextBudget(limit, of_system, total - of_system, min(reserve, limit))
+
+
+def _summary_tokens(engine: Engine) -> int:
+    """How long a summary may be."""
+    limit = engine.context_length
+    return _SUMMARY_TOKENS if limit is None else min(_SUMMARY_TOKENS, limit // _SUMMARY_SHARE)
+
+
+def _wanted(budget: ContextBudget, of_typed: int) -> int:
+    """How many tokens go: so many that half of the context is free without what is typed, and there is room for that.
+    Half of what was said, where nobody knows how long the context is."""
+    if budget.limit is None or budget.free is None:
+        return (budget.history - of_typed) // 2
+    return max(budget.limit // 2 - budget.free - of_typed, -budget.free)
+
+
+def _turns(chat: KeptChat, branch: Sequence[Message], *, is_answered: bool) -> list[list[Message]]:
+    """The messages of a branch that can be left out, each question with its answer; a question at the end where it
+    `is_answered` by nothing but a new message."""
+    told_of = [message for message in branch if message.id not in chat.trim.left_out]
+    if told_of and told_of[-1].role is Role.USER and not is_answered:
+        told_of.pop()
+    turns: list[list[Message]] = []
+    for message in told_of:
+        if message.role is Role.USER or not turns:
+            turns.append([])
+        turns[-1].append(message)
+    return turns
+
+
+async def _enough(engine: Engine, turns: Sequence[Sequence[Message]], wanted: int) -> int:
+    """How many turns have so many tokens, about; one at least, if there is any."""
+    for going, turn in enumerate(turns, 1):
+        wanted -= sum([await engine.endpoint.count(text=prompt_text(message)) for message in turn])
+        if wanted <= 0:
+            return going
+    return len(turns)
+
+
+async def _shortened(
+    engine: Engine, messages: Sequence[Mapping[str, object]], limit: int
+) -> list[Mapping[str, object]]:
+    """Messages that have to fit a context: of what is too long, the longest lose their second halves."""
+    fitting = list(messages)
+    while await engine.endpoint.count(messages=fitting) > limit:
+        longest = max(range(len(fitting)), key=lambda place: len(str(fitting[place]["content"])))
+        content = str(fitting[longest]["content"])
+        if len(content) <= len(_SUMMARIZE):
+            raise ClientError("this is too long to be summarized", "Leave the oldest messages out instead.")
+        fitting[longest] = {**fitting[longest], "content": content[: len(content) // 2]}
+    return fitting

@@ -1,0 +1,342 @@
+"""A server of the OpenAI API as a chat uses it: sends a conversation and yields the parts of the reply.
+
+Imports little, so that the screens appear early.
+"""
+
+import json
+import os
+import time
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import AbstractContextManager, aclosing
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
+
+import httpx
+import msgspec
+
+from app.client.http import ServerUnreachable, as_agreed, refusal, server_sent_data, told_sampling
+from app.errors import AppError, InvalidSetting
+from app.generation.cache_details import PromptTokensDetails
+from app.generation.cache_report import MissReason
+from app.history.records import State, Usage
+from app.process.engine_lease import CHAT_CLIENT
+from app.settings.settings import APP_NAME
+from quant.errors import InglenookError
+
+
+class Begun(NamedTuple):
+    """The server has accepted it. Of a server that gives replies no id, there is none."""
+
+    reply: str  # its id
+
+
+class PromptProgress(NamedTuple):
+    """How much of the prompt is read, in tokens."""
+
+    done: int  # those that were cached included
+    total: int
+    cached: int
+
+
+class ReasoningDelta(NamedTuple):
+    """More of what the model thinks before it answers."""
+
+    text: str
+
+
+class TextDelta(NamedTuple):
+    """More of the answer."""
+
+    text: str
+
+
+class Ended(NamedTuple):
+    """The last event of a reply."""
+
+    state: State
+    usage: Usage | None
+
+
+ReplyPart: TypeAlias = Begun | PromptProgress | ReasoningDelta | TextDelta | Ended
+
+
+class ReplyClock:
+    """Runs from its making on."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+        self._first: float | None = None
+        self._last = self._began
+
+    def token(self) -> None:
+        """Some came."""
+        self._last = time.monotonic()
+        if self._first is None:
+            self._first = self._last
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether any came."""
+        return self._first is not None
+
+    @property
+    def first_token_seconds(self) -> float:
+        """Until it came; until now, while none has."""
+        return (self._first or time.monotonic()) - self._began
+
+    @property
+    def reply_seconds(self) -> float:
+        """From the first token to the last one."""
+        return self._last - (self._first or self._last)
+
+
+NO_SENSE = "Check the address: that of an OpenAI-compatible server usually ends with /v1."
+_KEY = "Give the key of this endpoint with --api-key-file."
+_REMEDIES: Mapping[int, str] = {
+    httpx.codes.UNAUTHORIZED: _KEY,
+    httpx.codes.FORBIDDEN: _KEY,
+    httpx.codes.TOO_MANY_REQUESTS: "Wait a moment, then try again.",
+}
+
+
+def checked_url(given: str) -> str:
+    """The base URL that somebody gave, without a slash at its end. Raises InvalidSetting for what is none."""
+    try:
+        url = httpx.URL(given)
+        is_complete = url.scheme in ("http", "https") and bool(url.host)
+    except httpx.InvalidURL:
+        is_complete = False
+    if not is_complete:
+        raise InvalidSetting(f"{given} is no URL of an endpoint", "It looks like http://127.0.0.1:8000/v1.")
+    return given.rstrip("/")
+
+
+def refused(url: str, status: int, content: bytes) -> InglenookError:
+    """The error that an error answer of others stands for."""
+    problem = refusal(status, content)
+    lacks_version = status == httpx.codes.NOT_FOUND and not url.endswith("/v1")
+    problem.remedy = problem.remedy or (NO_SENSE if lacks_version else _REMEDIES.get(status, ""))
+    return problem
+
+
+Body: TypeAlias = Mapping[str, object]
+
+_ANSWER_SECONDS = 10.0  # for everything but the wait for tokens, which ends when the user ends it
+_TIMEOUT = httpx.Timeout(_ANSWER_SECONDS, read=None)
+_INTERVAL_MS = 100  # between two looks at a reply: whoever wakes up for each token interrupts an engine for each
+_UNTOLD = 4  # characters of a token, where the server does not count
+
+
+class NotOffered(AppError):
+    """This server has no such route."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServedName:
+    """A name that a server has for a model."""
+
+    name: str
+    context_length: int | None  # tokens; None: it does not say
+    is_ours: bool = False  # the server is one of this program, wherever it runs
+    sampling: Mapping[str, float] | None = None  # that applies where a request leaves it open; None: not told
+
+
+class Endpoint:
+    """One server. `close` it in the end."""
+
+    def __init__(self, url: str, key: str | None, *, is_ours: bool) -> None:
+        """`url` is what OpenAI's clients call the base URL, with /v1; `is_ours`: it is a server of this program.
+        Raises InvalidSetting for what is no URL."""
+        self.url = checked_url(url)
+        self.is_ours = is_ours
+        headers = {"User-Agent": f"{CHAT_CLIENT}/{os.getpid()}"}
+        if key is not None:
+            headers["Authorization"] = f"Bearer {key}"
+        self._unhurried = {"interval_ms": _INTERVAL_MS} if is_ours else {}
+        # What the environment says of proxies is for the way out of this machine.
+        self._http = httpx.AsyncClient(headers=headers, timeout=_TIMEOUT, trust_env=not is_ours)
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+    async def names(self) -> Sequence[ServedName]:
+        """Raises ServerUnreachable or ServerError."""
+        answer = await self._ask("GET", f"{self.url}/models")
+        with self._as_agreed():
+            return [_served_name(model) for model in answer["data"]]
+
+    async def own(self, method: str, path: str, body: Body | None = None) -> Any:
+        """The answer of a route that only our servers have. Raises NotOffered from others."""
+        if not self.is_ours:
+            raise NotOffered("this endpoint does not say that", "A server of ingle does.")
+        return await self._ask(method, f"{self.url.removesuffix('/v1')}/inglenook/{path}", body)
+
+    async def stream(self, body: Body) -> AsyncGenerator[ReplyPart]:
+        """The reply to a chat request. Nothing comes before the server has accepted it.
+
+        Closing the generator closes the connection, which ends the reply. Raises ServerUnreachable, ServerError,
+        PromptTooLong or ModelNotFound.
+        """
+        clock = ReplyClock()
+        fold = _Fold(clock)
+        asked = {**body, "stream": True, "stream_options": {"include_usage": True, **self._unhurried}}
+        try:
+            async with self._http.stream("POST", f"{self.url}/chat/completions", json=asked) as response:
+                if response.status_code != httpx.codes.OK:
+                    raise self._refused(response.status_code, await response.aread())
+                async with aclosing(server_sent_data(response.aiter_bytes())) as chunks:
+                    async for chunk in chunks:
+                        with self._as_agreed():
+                            parts = fold.parts(json.loads(chunk))
+                        for part in parts:
+                            yield part
+        except httpx.HTTPError as problem:
+            raise self._unreachable(problem) from problem
+        with self._as_agreed():
+            ended = fold.end()
+        yield ended
+
+    async def stop(self, reply: str) -> None:
+        """Have the server end a reply in good order, which says what it used. Nothing if it has ended. Raises
+        NotOffered from others."""
+        await self.own("POST", "stop", {"reply": reply})
+
+    async def complete(self, body: Body) -> str:
+        """The text of a whole reply."""
+        text = ""
+        async with aclosing(self.stream(body)) as parts:
+            async for part in parts:
+                text += part.text if isinstance(part, TextDelta) else ""
+        return text
+
+    async def count(self, *, text: str = "", messages: Sequence[Body] = ()) -> int:
+        """How many tokens a text, or the prompt of a conversation, has; about so many, where the server does not
+        count."""
+        if self.is_ours:
+            answer = await self.own("POST", "count", {"text": text, "messages": messages})
+            with self._as_agreed():
+                return int(answer["tokens"])
+        characters = len(text) + sum(len(str(message["content"])) for message in messages)
+        return -(-characters // _UNTOLD)
+
+    async def _ask(self, method: str, url: str, body: Body | None = None) -> Any:
+        try:
+            response = await self._http.request(method, url, json=body, timeout=_ANSWER_SECONDS)
+        except httpx.HTTPError as problem:
+            raise self._unreachable(problem) from problem
+        if response.status_code != httpx.codes.OK:
+            raise self._refused(response.status_code, response.content)
+        with self._as_agreed():
+            return json.loads(response.content)
+
+    def _as_agreed(self) -> AbstractContextManager[None]:
+        return as_agreed() if self.is_ours else as_agreed(NO_SENSE)
+
+    def _refused(self, status: int, content: bytes) -> InglenookError:
+        return refusal(status, content) if self.is_ours else refused(self.url, status, content)
+
+    def _unreachable(self, problem: httpx.HTTPError) -> ServerUnreachable:
+        reason = str(problem) or type(problem).__name__
+        remedy = "Try again: the engine is started anew." if self.is_ours else "Check the address, or try again."
+        return ServerUnreachable(f"the server at {self.url} does not answer: {reason}", remedy)
+
+
+def _served_name(model: Mapping[str, Any]) -> ServedName:
+    is_ours = model.get("owned_by") == APP_NAME
+    return ServedName(str(model["id"]), _context_length(model), is_ours, told_sampling(model) if is_ours else None)
+
+
+def _context_length(model: Mapping[str, Any]) -> int | None:
+    """By the field of whichever engine it is."""
+    meta = model.get("meta")
+    found = model.get("context_length") or model.get("max_model_len") or (meta or {}).get("n_ctx")
+    return int(found) if found else None
+
+
+class _Fold:
+    """From the chunks of a streamed completion to the parts of a reply."""
+
+    def __init__(self, clock: ReplyClock) -> None:
+        self._clock = clock
+        self._begun = False
+        self._state: State | None = None
+        self._usage: Mapping[str, Any] | None = None
+        self._timings: Mapping[str, Any] = {}
+
+    def parts(self, chunk: Any) -> list[ReplyPart]:
+        """Raises ServerError for a chunk that says that the reply failed."""
+        if chunk.get("error"):
+            raise refusal(500, json.dumps(chunk).encode())
+        self._usage = chunk.get("usage") or self._usage
+        self._timings = chunk.get("timings") or self._timings
+        parts: list[ReplyPart] = []
+        if not self._begun and (reply := chunk.get("id")):
+            parts.append(Begun(str(reply)))
+        self._begun = True
+        if progress := chunk.get("prompt_progress"):
+            parts.append(
+                PromptProgress(int(progress["processed"]), int(progress["total"]), int(progress.get("cache", 0)))
+            )
+        for choice in chunk.get("choices", ()):
+            delta = choice.get("delta") or {}
+            if thought := delta.get("reasoning") or delta.get("reasoning_content"):
+                parts.append(ReasoningDelta(str(thought)))
+            if text := delta.get("content"):
+                parts.append(TextDelta(str(text)))
+            if reason := choice.get("finish_reason"):
+                self._state = State.CUT if reason == "length" else State.WHOLE
+        if any(isinstance(part, TextDelta | ReasoningDelta) for part in parts):
+            self._clock.token()
+        return parts
+
+    def end(self) -> Ended:
+        if self._state is None:
+            raise ServerUnreachable("the server ended the reply before it was complete", "Try again.")
+        is_known = self._usage is not None or self._clock.has_begun
+        return Ended(self._state, self._told(self._usage or {}) if is_known else None)
+
+    def _told(self, usage: Mapping[str, Any]) -> Usage:
+        """What the server says, and where it says nothing, what was measured here."""
+        prompt = int(usage.get("prompt_tokens") or 0)
+        details = _details(usage)
+        cached = min(details.cached_tokens, prompt)
+        tells = "computed_tokens" in (usage.get("prompt_tokens_details") or ())  # a prompt may be read in part
+        queue = float(self._timings.get("queue_ms") or 0.0) / 1000
+        reply = float(self._timings.get("predicted_ms") or 0.0) / 1000
+        return Usage(
+            device_tokens=cached - details.host_tokens - details.disk_tokens,
+            ram_tokens=details.host_tokens,
+            disk_tokens=details.disk_tokens,
+            computed_tokens=details.computed_tokens if tells else prompt - cached,
+            reply_tokens=int(usage.get("completion_tokens") or 0),
+            queue_seconds=queue,
+            prompt_seconds=max(0.0, self._clock.first_token_seconds - queue),
+            reply_seconds=reply or self._clock.reply_seconds,
+            miss=_sentence(details),
+            is_detailed="queue_ms" in self._timings,
+        )
+
+
+def _details(usage: Mapping[str, Any]) -> PromptTokensDetails:
+    """What is told of the prompt's tokens; of a server that says it in another way, nothing."""
+    try:
+        return msgspec.convert(usage.get("prompt_tokens_details") or {}, PromptTokensDetails)
+    except msgspec.ValidationError:
+        return PromptTokensDetails()
+
+
+def _sentence(details: PromptTokensDetails) -> str:
+    """Why more than the new end of a prompt was computed; empty where nothing was missed."""
+    miss = details.report().miss
+    if miss is None:
+        return ""
+    sentences = {
+        MissReason.FIRST_TIME: "",
+        MissReason.DIVERGED: f"differs from token {miss.position:,} on",
+        MissReason.REMOVED: f"the template removed something at token {miss.position:,}",
+        MissReason.EVICTED: f"was evicted from token {miss.position:,} on",
+        MissReason.RECOMPUTED: f"computing was faster than reading from token {miss.position:,} on",
+    }
+    quoted = f": “{miss.was}” became “{miss.now}”" if miss.was or miss.now else ""
+    sentence = sentences.get(miss.reason, "computed anew")
+    return f"{sentence}{quoted}" if sentence else ""

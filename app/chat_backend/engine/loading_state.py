@@ -1,0 +1,113 @@
+"""How far a model has loaded or downloaded: percent, bytes per second, and lines of text."""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, Callable
+
+from tui.client import ClientError, NotLoaded
+from tui.engine_nouns import Loading
+
+_WINDOW = 5.0  # seconds
+
+
+class DownloadRate:
+    """Of one thing after the other, by their labels."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._label = ""
+        self._marks: deque[tuple[float, int]] = deque()  # when how much was done
+
+    def after(self, label: str, done: int) -> float:
+        """Units a second, now that `done` of them are; 0 where nobody knows yet. What was there at the first look, or
+        at the first that saw any, is of another time."""
+        if label != self._label or (self._marks and (done < self._marks[-1][1] or not self._marks[-1][1])):
+            self._label = label
+            self._marks.clear()
+        now = self._clock()
+        self._marks.append((now, done))
+        while now - self._marks[0][0] > _WINDOW:
+            self._marks.popleft()
+        begun, before = self._marks[0]
+        return (done - before) / (now - begun) if now > begun else 0.0
+
+
+OFTEN = 5.0  # seconds between two lines about what is awaited
+
+
+class LoadingLines:
+    """Of one loading."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._told_at: float | None = None
+        self._told = ""
+
+    def line(self, state: Loading) -> str:
+        """What is to be said of this state; empty where that is nothing."""
+        if state.warning:
+            return f"{state.model}: {state.warning}"
+        done = "" if state.fraction is None else f", {state.fraction:.0%}"
+        words, now = f"{state.model}: {state.stage}{done}", self._clock()
+        if words == self._told or (self._told_at is not None and now - self._told_at < OFTEN):
+            return ""
+        self._told_at, self._told = now, words
+        return words
+
+
+class LoadingState:
+    """Begins as loading; ends once, loaded or failed. Used on one event loop."""
+
+    def __init__(self, model: str, stage: str = "starting") -> None:
+        """`stage`: what is done first, in words."""
+        self.model = model
+        self.now = Loading(model, stage)
+        self._changed = asyncio.Event()
+        self._version = 0
+        self.is_over = False
+        self.problem: ClientError | None = None
+
+    def tell(self, model: str, stage: str, fraction: float | None = None) -> None:
+        self._take(Loading(model, stage, fraction))
+
+    def succeed(self, model: str, warning: str = "") -> None:
+        """By the name of the model that answers; the warning is for a person."""
+        self._take(Loading(model, "loaded", loaded=True, warning=warning))
+        self.end()
+
+    def end(self, problem: ClientError | None = None) -> None:
+        """Once: what comes later changes nothing."""
+        if self.is_over:
+            return
+        self.is_over, self.problem = True, problem
+        self._wake()
+
+    async def over(self) -> None:
+        """Wait for the end. Raises NotLoaded where the loading failed."""
+        while not self.is_over:
+            await self._changed.wait()
+        if self.problem is not None:
+            raise NotLoaded(self.problem.message, self.problem.remedy) from self.problem
+
+    async def states(self) -> AsyncGenerator[Loading, None]:
+        """The state now, each later one that there is time for, and the last. Raises why the loading failed."""
+        seen = -1
+        while self._version != seen or not self.is_over:
+            if self._version != seen:
+                seen = self._version
+                yield self.now
+            else:
+                await self._changed.wait()
+        if self.problem is not None:
+            raise self.problem
+
+    def _take(self, now: Loading) -> None:
+        if not self.is_over:
+            self.now = now
+            self._version += 1
+            self._wake()
+
+    def _wake(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()

@@ -1,0 +1,166 @@
+"""The engine process of a chat, and other commands of this program in child processes.
+
+The process of the screens imports no torch, so whatever needs torch runs in a child.
+"""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+
+from app.chat_backend.engine.child import Said
+from app.errors import AppError
+from app.process.instance import Instance, running_instances
+from app.process.uninterruptible import begin_apart
+from app.progress import format_bytes
+from app.settings.settings import Settings, child_environment
+from engine.private_folder import private_folder
+
+
+def with_memory(memory: int) -> tuple[str, ...]:
+    """The option of a device that had so many bytes; none for 0, which is what it has."""
+    return ("--memory", f"{memory / 1e9:.6f}GB") if memory else ()
+
+
+async def said(*words: str) -> tuple[int | None, bytes, bytes]:
+    """The exit status, stdout and stderr of `ingle` with these words. Cancelling ends it."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "app", *words,
+        cwd=ROOT, env=child_environment(), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        out, err = await process.communicate()
+    except asyncio.CancelledError:
+        process.kill()
+        await process.communicate()  # to the end of the pipes, which closes them
+        raise
+    return process.returncode, out, err
+
+
+def reason(err: bytes, otherwise: str) -> str:
+    """Why a command failed, in its own words."""
+    lines = err.decode(errors="replace").splitlines()
+    errors = (line[len("error: ") :] for line in lines if line.lower().startswith("error: "))
+    return next(errors, otherwise)
+
+
+def hardware() -> str:
+    """Such as "on 8 cores, with 23.1 GB of memory free". Whether a GPU can be used, the engine finds out."""
+    from engine.backends.cuda.discovery import driver_version
+    from engine.kv.budget import available_memory
+
+    gpu = "an NVIDIA GPU and " if driver_version() is not None else ""
+    cores = os.cpu_count() or 1
+    return (
+        f"on {gpu}{cores} {'core' if cores == 1 else 'cores'}, with {format_bytes(available_memory())} of memory free"
+    )
+
+
+ROOT = Path(__file__).parents[3]  # the folder that `app` is in, whether installed or not
+_GLANCE = 0.05  # seconds between two looks whether it serves
+_STOP_SECONDS = 10.0
+_TAIL = 400  # bytes of what it said on stderr, where it ended without a word
+LOG = "engine.log"
+PREVIOUS_LOG = "engine.log.1"  # of the engine before: one that died has said there why
+
+
+class EngineFailed(AppError):
+    """An engine process ended before it served."""
+
+
+class EngineProcess:
+    """One engine process, from its start on. Used on one event loop."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]", settings: Settings, model: str) -> None:
+        self._process = process
+        self._settings = settings
+        self._log = settings.state_dir / LOG
+        self._listening: asyncio.Future[None] | None = None
+        self.model = model
+
+    @classmethod
+    def start(cls, settings: Settings, model: str, flags: Mapping[str, object]) -> "EngineProcess":
+        """`flags` are settings that were given on the command line, and `stay`. Raises OSError."""
+        given = json.dumps({**flags, "model": model})
+        with _new_log(private_folder(settings.state_dir)) as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "app.chat_backend.engine.child", given],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                cwd=ROOT,
+                env=child_environment(),
+                start_new_session=True,
+            )
+        return cls(process, settings, model)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def has_ended(self) -> bool:
+        return self._process.poll() is not None
+
+    async def serving(self, heard: Callable[[Said], None]) -> Instance:
+        """Wait until it serves; `heard` is given what it says meanwhile. Raises EngineFailed."""
+        loop = asyncio.get_running_loop()
+        # The process may outlive this one, which does not wait for it at its end, as it would for the loop's threads.
+        self._listening = asyncio.wrap_future(begin_apart(lambda: self._listen(loop, heard)))
+        while (instance := await asyncio.to_thread(self._found)) is None:
+            if self.has_ended:
+                await asyncio.wait({self._listening})
+                raise self._failure()
+            await asyncio.sleep(_GLANCE)
+        return instance
+
+    def _found(self) -> Instance | None:
+        instances = running_instances(self._settings)
+        return next((instance for instance in instances if instance.pid == self.pid), None)
+
+    def _listen(self, loop: asyncio.AbstractEventLoop, heard: Callable[[Said], None]) -> None:
+        """On a thread of its own, up to the end of the process: nothing that it says may make it wait."""
+        self._last = Said()
+        if self._process.stdout is None:
+            return
+        for line in self._process.stdout:
+            with suppress(msgspec.DecodeError):
+                self._last = msgspec.json.decode(line, type=Said)
+                with suppress(RuntimeError):  # the loop has ended
+                    loop.call_soon_threadsafe(heard, self._last)
+
+    def _failure(self) -> EngineFailed:
+        if self._last.problem:
+            return EngineFailed(self._last.problem, self._last.remedy)
+        with suppress(OSError):
+            said = self._log.read_bytes()[-_TAIL:].decode(errors="replace").strip()
+            return EngineFailed(f"the engine ended with status {self._process.returncode}: {said}", str(self._log))
+        return EngineFailed(f"the engine ended with status {self._process.returncode}", "ingle doctor")
+
+    async def stop(self) -> None:
+        """Ask it to end, and wait; then end it."""
+        self._process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            await asyncio.to_thread(self._process.wait, _STOP_SECONDS)
+        self._process.kill()
+        if self._listening is not None:
+            await asyncio.wait({self._listening})
+        await asyncio.to_thread(self._reap)
+
+    def _reap(self) -> None:
+        """Wait for its end, and close its pipe."""
+        with self._process:
+            pass
+
+
+def _new_log(folder: Path) -> BinaryIO:
+    with suppress(OSError):
+        (folder / LOG).replace(folder / PREVIOUS_LOG)
+    return open(os.open(folder / LOG, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb")

@@ -1,0 +1,448 @@
+"""The engine that the chat talks to: found running, started as a process of its own, or somebody else's endpoint.
+
+Loading goes on beside everything else; who needs the model waits for it with `use`, and an engine is left for another
+only when nobody uses it any more. Where a model cannot be loaded, the one that answered before it is loaded again. An
+engine process that has died is started again by whoever needs it next. The client of HTTP is imported when there is an
+engine to ask.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from dataclasses import replace as replaced
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from app.chat_backend.engine.child import Said
+from app.chat_backend.engine.loading_state import DownloadRate, LoadingState
+from app.chat_backend.engine.process import EngineProcess, hardware
+from app.chat_backend.told import told
+from app.errors import AppError
+from app.models.transfer.download_turn import Running, running_download
+from app.process.engine_lease import attended_by, attending
+from app.process.instance import Instance, find_instance, running_instances
+from app.progress import format_bytes
+from app.settings.api_keys import own_key
+from app.settings.settings import Settings
+from engine.private_folder import private_folder
+from quant.errors import InglenookError
+from tui.client import ClientError, NotLoaded
+from tui.engine_nouns import Loading
+
+if TYPE_CHECKING:
+    from app.chat_backend.endpoint import Endpoint, ServedName
+
+_WAKE_SECONDS = 5.0  # that a server may take from its record to its first answer
+_TURN_SECONDS = 0.2  # between two looks whether another chat has started the engine
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """An engine that is ready."""
+
+    endpoint: "Endpoint"
+    model: str
+    context_length: int | None  # None: nobody says
+    suitable: Mapping[str, float] = field(default_factory=dict)  # sampling that suits the model
+
+
+@dataclass(frozen=True, slots=True)
+class _Wish:
+    """A model that is to answer."""
+
+    model: str
+    is_asked: bool  # it has to be this one; else any that is there will do
+
+
+class EngineSlot:
+    """Used on one event loop. `begin` it, `close` it."""
+
+    def __init__(
+        self, settings: Settings, flags: Mapping[str, object], endpoint: str = "", key: str | None = None
+    ) -> None:
+        """`flags` are the settings given on the command line, and `stay`; `endpoint` is the base URL of another
+        server, which wants `key`."""
+        self._settings = settings
+        self._flags = flags
+        self._remote = endpoint
+        self._key = key
+        self._process: EngineProcess | None = None
+        self._engine: Engine | None = None
+        self._held = ExitStack()  # our attendance of the engine
+        self._task: asyncio.Task[None] | None = None
+        self._wish = _Wish(settings.model, settings.origins["model"] != "default")
+        self._served: _Wish | None = None  # what was loaded last
+        self._left: _Wish | None = None  # what was to be loaded before another was asked for
+        self._uses = 0
+        self._unused = asyncio.Event()
+        self._instance: Instance | None = None  # the server that is used
+        self.is_paused = False  # the loading, until somebody goes on with it
+        self.state = self._state_of(self._wish)
+
+    def begin(self) -> None:
+        """Find or start the engine, in the background."""
+        self._task = asyncio.create_task(self._load(self._wish))
+
+    async def close(self) -> None:
+        """Leave the engine, which ends by itself when nobody else needs it."""
+        if self._task is not None:
+            self._task.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._task
+        if self._process is not None and self._engine is None:  # nobody can use it yet
+            await self._process.stop()
+        if self._engine is not None:
+            await self._engine.endpoint.close()
+        self._held.close()
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether it is an endpoint that somebody named."""
+        return bool(self._remote)
+
+    @property
+    def is_chosen(self) -> bool:
+        """Whether somebody said which model is to answer, or whose."""
+        return self.is_remote or self._settings.origins["model"] != "default"
+
+    @property
+    def address(self) -> str:
+        return "" if self._engine is None else self._engine.endpoint.url
+
+    @property
+    def model(self) -> str:
+        """That answers, or is to."""
+        return self._settings.model if self._engine is None else self._engine.model
+
+    @property
+    def answering(self) -> str:
+        """The model that answers; empty where none does."""
+        return "" if self._engine is None else self._engine.model
+
+    @property
+    def awaited(self) -> str:
+        """The model that an engine is to load, or is paused at; empty where there is none."""
+        is_loading = self._task is not None and not self.state.is_over
+        return self._wish.model if is_loading and not self._remote else ""
+
+    @property
+    def context_length(self) -> int | None:
+        """Of the model that answers; None where none does, or nobody says."""
+        return None if self._engine is None else self._engine.context_length
+
+    async def offered(self) -> "Sequence[ServedName]":
+        """What the endpoint that somebody named has, whether it answers or not. Raises ClientError."""
+        from app.chat_backend.endpoint import Endpoint
+
+        with told():
+            endpoint = Endpoint(self._remote, self._key, is_ours=False)
+            try:
+                return await endpoint.names()
+            finally:
+                await endpoint.close()
+
+    async def room(self) -> int:
+        """Bytes that another model would find once the engine has made room for it; 0: those that are free."""
+        process, engine = self._process, self._engine
+        if process is None or engine is None or await asyncio.to_thread(self._is_shared, process):
+            return 0
+        with suppress(InglenookError):  # it is about to end
+            report = await engine.endpoint.own("GET", "engine")
+            return int(report["room"])
+        return 0
+
+    def _is_shared(self, process: EngineProcess) -> bool:
+        return attended_by(self._settings, process.pid) > 0
+
+    @asynccontextmanager
+    async def use(self, *, again: bool = False) -> AsyncIterator[Engine]:
+        """The engine, once its model is loaded: it stays for as long as the body runs. Raises ClientError, also for
+        what the body raises. A model that could not be loaded is tried `again` where somebody waits for its answer.
+
+        Nobody uses it inside of another use: another model may be waiting for the end of the first, and the second for
+        that model.
+        """
+        engine = await self._ready(again)
+        self._uses += 1
+        try:
+            with told():
+                yield engine
+        finally:
+            self._uses -= 1
+            if not self._uses:
+                self._unused.set()
+
+    async def _ready(self, again: bool) -> Engine:
+        if again:
+            self.go_on()
+        if self.state.is_over and await asyncio.to_thread(self._is_lost):
+            self._begin(self._wish)
+        state = None
+        while state is not self.state:  # another model may have been asked for meanwhile
+            state = self.state
+            await state.over()
+        if self._engine is None:
+            raise NotLoaded("no model is loaded", "Load one.")
+        return self._engine
+
+    def fetching(self) -> Running | None:
+        """How far the model is that the engine which is started fetches. Looks at files."""
+        process = None if self.is_paused else self._process
+        running = None if process is None else running_download(self._settings.models_dir)
+        return running if process and running and running.pid == process.pid else None
+
+    def pause(self) -> None:
+        """Load no further: what has arrived of a model is kept, and whoever waits for it goes on waiting."""
+        if self.state.is_over or self.is_paused:
+            return
+        self.is_paused = True
+        self._cancel()
+        self._task = asyncio.create_task(self._rest(self.state))
+
+    async def _rest(self, state: LoadingState) -> None:
+        done = state.now.fraction
+        await self._leave(state)
+        state.tell(state.model, "paused" if done is None else f"paused at {done:.0%}")
+
+    def go_on(self) -> None:
+        """With what was paused, or could not be loaded: what that failed for may be mended."""
+        if self.state.problem is not None:
+            self._begin(self._wish)
+        elif self.is_paused:
+            self._cancel()
+            self._resume()
+
+    async def loading(self, *, again: bool = False) -> AsyncGenerator[Loading, None]:
+        """How the model loads that is to answer; and where it cannot, the one before it. Raises ClientError then, at
+        the end."""
+        if again:
+            self.go_on()
+        wanted = self.state
+        try:
+            async for now in wanted.states():
+                yield now
+            return
+        except ClientError as problem:
+            before = self.state
+            if before is wanted:
+                raise
+            reason = problem
+        try:
+            async for now in before.states():
+                yield now
+        except ClientError as problem:
+            both = f"{reason.message}; nor could {before.model} be loaded again: {problem.message}"
+            raise ClientError(both, problem.remedy) from reason
+        remedy = f"{reason.remedy.rstrip('.')}. " if reason.remedy else ""
+        raise ClientError(reason.message, f"{remedy}{before.model} answers again.")
+
+    def switch(self, model: str) -> LoadingState:
+        """Have replies come from this model from now on, those apart that are being written. Gives the state of its
+        loading."""
+        if model != self._wish.model or self.state.is_over or self.is_paused:
+            self._left = self._wish
+            self._turn_to(_Wish(model, is_asked=True))
+        return self.state
+
+    def give_up(self, wanted: LoadingState) -> None:
+        """Load this no further, if it still loads: the model before it answers again. What has arrived is kept."""
+        if wanted.is_over or wanted is not self.state:
+            return
+        before = self._served or self._left
+        if before is None or before.model == wanted.model:
+            self.pause()
+        else:
+            self._turn_to(before)
+
+    def _turn_to(self, wish: _Wish) -> None:
+        self._cancel()
+        self.state.end()
+        self._begin(wish)
+
+    def _begin(self, wish: _Wish) -> None:
+        self._wish = wish
+        self.state = self._state_of(wish)
+        self._resume()
+
+    def _state_of(self, wish: _Wish) -> LoadingState:
+        """Which model an endpoint answers with is unknown until it says so, unless the user asked for one."""
+        if self._remote:
+            return LoadingState(wish.model if wish.is_asked else self._remote, "connecting")
+        return LoadingState(wish.model, "starting")
+
+    def _resume(self) -> None:
+        self.is_paused = False
+        self._task = asyncio.create_task(self._load(self._wish))
+
+    def _cancel(self) -> None:
+        """Whoever does this says how the loading ends."""
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _load(self, wish: _Wish) -> None:
+        state = self.state
+        try:
+            with told():
+                if self._engine is None or not await self._answers(wish.model):
+                    await self._leave(state)
+                    find = self._attach_remote(wish) if self._remote else self._find_or_start(wish, state)
+                    self._engine = await find
+        except ClientError as problem:
+            if self._served is not None and self._served != wish:
+                self._begin(self._served)
+            state.end(problem)
+        except Exception:  # a mistake of ours: nobody is to wait for ever
+            state.end(ClientError("the engine could not be started", "Run ingle doctor, and report what it says."))
+            raise
+        else:
+            self._served = _Wish(self._engine.model, is_asked=True) if self._remote else wish
+            state.succeed(self._engine.model, self._warning(self._engine))
+
+    def _warning(self, engine: Engine) -> str:
+        """What a person who asked for a longer context has to know."""
+        held = engine.context_length
+        if self._remote or held is None or held >= self._settings.context:
+            return ""
+        holder = "the model" if self._process is not None else "the server that runs already"
+        return f"{holder} holds {held:,} tokens: {self._settings.stated('context')} is lowered to that"
+
+    def _is_lost(self) -> bool:
+        """Whether the server that was used has ended."""
+        return self._instance is not None and self._instance not in running_instances(self._settings)
+
+    async def _answers(self, model: str) -> bool:
+        """Whether the engine that is used has this model, and still runs."""
+        if self._remote:
+            return self.model == model
+        found = await asyncio.to_thread(find_instance, replaced(self._settings, model=model))
+        return found is not None and found == self._instance
+
+    async def _leave(self, state: LoadingState) -> None:
+        """The engine that was used until now, once nobody uses it. One that only this chat needs makes room."""
+        while self._uses:
+            state.tell(state.model, "waiting for the end of a reply")
+            self._unused.clear()
+            await self._unused.wait()
+        previous, self._engine, self._instance = self._engine, None, None
+        if previous is not None:
+            await previous.endpoint.close()
+        if (process := self._process) is not None:
+            is_shared = await asyncio.to_thread(self._is_shared, process)
+            self._process = None
+            if not is_shared:
+                await asyncio.shield(process.stop())  # whole, whoever is asked for meanwhile
+        self._held.close()
+
+    async def _attach_remote(self, wish: _Wish) -> Engine:
+        from app.chat_backend.endpoint import Endpoint
+
+        endpoint = Endpoint(self._remote, self._key, is_ours=False)
+        async with AsyncExitStack() as unless_used:
+            unless_used.push_async_callback(endpoint.close)
+            names = await endpoint.names()
+            wanted = wish.model if wish.is_asked else ""
+            found = next((one for one in names if one.name == wanted), None) if wanted else next(iter(names), None)
+            if found is None:
+                there = ", ".join(one.name for one in names[:8])
+                raise AppError(f"{self._remote} has no model {wanted}".rstrip(), f"It has: {there}." if there else "")
+            unless_used.pop_all()
+            # Servers of others may refuse any sampling but their own.
+            return Engine(endpoint, found.name, found.context_length, found.sampling or {})
+
+    async def _find_or_start(self, wish: _Wish, state: LoadingState) -> Engine:
+        """One chat at a time starts an engine: the next one finds it."""
+        from filelock import FileLock, Timeout
+
+        settings = replaced(self._settings, model=wish.model)
+        lock = FileLock(self._settings.state_dir / "engine.lock", mode=0o600, thread_local=False)
+        while True:
+            for instance in await asyncio.to_thread(self._running, settings, wish):
+                with suppress(InglenookError):  # it gives embeddings, or is about to end
+                    return await self._attached(instance)
+            try:
+                private_folder(self._settings.state_dir)
+                lock.acquire(timeout=0)
+                break
+            except Timeout:
+                state.tell(wish.model, "another window is loading it")
+                await asyncio.sleep(_TURN_SECONDS)
+        try:
+            return await self._started(settings, state)
+        finally:
+            lock.release()
+
+    def _running(self, settings: Settings, wish: _Wish) -> Sequence[Instance]:
+        """The server of the model; where none was asked for, all there are, that one first."""
+        found = find_instance(settings)
+        others = [] if wish.is_asked else [one for one in running_instances(settings) if one != found]
+        return [*([found] if found else []), *others]
+
+    async def _started(self, settings: Settings, state: LoadingState) -> Engine:
+        rate = DownloadRate()
+
+        def heard(said: Said) -> None:
+            if said.stage:
+                state.tell(settings.model, *stage_of(said, rate))
+            elif said.note:
+                state.tell(settings.model, said.note)
+
+        state.tell(settings.model, await asyncio.to_thread(hardware))
+        process = EngineProcess.start(settings, _absolute(settings.model), self._flags)
+        self._process = process
+        self._held.enter_context(attending(settings, process.pid))
+        instance = await process.serving(heard)
+        return await self._attached(instance)
+
+    async def _attached(self, instance: Instance) -> Engine:
+        """Raises ServerUnreachable or ServerError for one that is no engine for chats."""
+        from app.chat_backend.endpoint import Endpoint
+
+        endpoint = Endpoint(instance.api_url, own_key(self._settings), is_ours=True)
+        async with AsyncExitStack() as unless_used:
+            unless_used.push_async_callback(endpoint.close)
+            report = await _awake(endpoint)
+            if self._process is None:
+                self._held.enter_context(attending(self._settings, instance.pid))
+            self._instance = instance
+            names = await endpoint.names()
+            suitable = next((one.sampling for one in names if one.name == instance.model and one.sampling), None)
+            if suitable is None:
+                from app.models.sampling_defaults import files_sampling
+
+                suitable = await asyncio.to_thread(files_sampling, instance)
+            unless_used.pop_all()
+            return Engine(endpoint, instance.model, int(report["context_length"]), suitable)
+
+
+async def _awake(endpoint: "Endpoint") -> Any:
+    """What a server says of itself, once it answers: its record is there a moment before."""
+    from app.client.http import ServerUnreachable
+
+    patience = asyncio.get_running_loop().time() + _WAKE_SECONDS
+    while True:
+        try:
+            return await endpoint.own("GET", "engine")
+        except ServerUnreachable:
+            if asyncio.get_running_loop().time() > patience:
+                raise
+            await asyncio.sleep(_TURN_SECONDS)
+
+
+def stage_of(said: Said, rate: DownloadRate) -> tuple[str, float | None]:
+    """A stage in words, behind speed and time left where bytes are counted, and how much of it is done."""
+    if not said.total:
+        return said.stage, None
+    stage = said.stage
+    if said.unit == "bytes":
+        speed = rate.after(said.stage, said.done)
+        left = f", {(said.total - said.done) / speed:.0f} s left" if speed else ""
+        amounts = f"{format_bytes(said.done)} of {format_bytes(said.total)}"
+        stage = (f"{format_bytes(round(speed))}/s{left}: " if speed else "") + f"{said.stage}, {amounts}"
+    return stage, said.done / said.total
+
+
+def _absolute(model: str) -> str:
+    """A path without regard to the folder that this process is in."""
+    path = Path(model).expanduser()
+    return str(path.absolute()) if path.exists() else model

@@ -1,0 +1,86 @@
+"""The engine of the port: where it is, how it loads, what it does, and the end of any request."""
+
+import os
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from typing import Any
+
+from app.chat_backend.engine.slot import EngineSlot
+from app.chat_backend.replies import ChatReplies
+from app.process.engine_lease import CHAT_CLIENT
+from tui.engine_nouns import Amount, EngineRequest, EngineStatus, Loading, Phase, RequestId
+
+
+class ChatEngine:
+    """Implements `tui.client.Engine`."""
+
+    def __init__(self, slot: EngineSlot, replies: ChatReplies) -> None:
+        self._slot = slot
+        self._replies = replies
+        self._reply_ids: dict[RequestId, str] = {}  # of the requests that were told last
+
+    def address(self) -> str:
+        return self._slot.address
+
+    def loading(self, *, again: bool = False) -> AsyncGenerator[Loading, None]:
+        return self._slot.loading(again=again)
+
+    async def status(self) -> EngineStatus:
+        """Of an endpoint of others, its model alone."""
+        from app.client.http import as_agreed
+
+        async with self._slot.use() as engine:
+            if not engine.endpoint.is_ours:
+                return EngineStatus(engine.model, (), (), (), 0, 0, is_reported=False)
+            report = await engine.endpoint.own("GET", "engine")
+            with as_agreed():
+                self._reply_ids = {RequestId(str(one["id"])): str(one.get("reply", "")) for one in report["requests"]}
+                return _status(report)
+
+    async def abort(self, request: RequestId) -> None:
+        """A reply of this chat is stopped as it is there."""
+        if await self._replies.stop_named(self._reply_ids.get(request, "")):
+            return
+        async with self._slot.use() as engine:
+            await engine.endpoint.own("POST", "abort", {"id": request})
+
+
+def _status(report: Mapping[str, Any]) -> EngineStatus:
+    own = f"{CHAT_CLIENT}/{os.getpid()}"
+    requests = [_request(one, own) for one in report["requests"]]
+    memory = int(report["memory"])
+    generated = int(report["generated_tokens"])
+    return EngineStatus(
+        model=str(report["model"]),
+        requests=tuple(sorted(requests, key=lambda one: one.phase in (Phase.WAITING, Phase.PREEMPTED))),
+        tiers=(*_tiers(report), *_amount("disk", report["disk"])),
+        memory=(*([Amount("process", memory, 0)] if memory else []), *_amount("GPU", report["gpu"])),
+        prompt_tokens=max(0, int(report["computed_tokens"]) - generated),
+        reply_tokens=generated,
+    )
+
+
+def _tiers(report: Mapping[str, Any]) -> Iterator[Amount]:
+    """In bytes, as everything else; in blocks where nobody knows how large they are."""
+    size = int(report["block_bytes"]) or 1
+    for tier in report["tiers"]:
+        if tier["total"]:
+            yield Amount(str(tier["name"]), size * int(tier["used"]), size * int(tier["total"]))
+
+
+def _amount(name: str, told_of: Mapping[str, Any] | None) -> Iterator[Amount]:
+    if told_of is not None:
+        yield Amount(name, int(told_of["used"]), int(told_of["total"]))
+
+
+def _request(told_of: Mapping[str, Any], own: str) -> EngineRequest:
+    return EngineRequest(
+        id=RequestId(str(told_of["id"])),
+        client=str(told_of["client"]),
+        priority=str(told_of["service_class"]),
+        phase=Phase(told_of["phase"]),
+        prompt_done=int(told_of["prompt_done"]),
+        prompt_total=int(told_of["prompt_total"]),
+        reply_tokens=int(told_of["reply_tokens"]),
+        seconds=float(told_of["seconds"]),
+        mine=told_of["client"] == own,
+    )

@@ -1,0 +1,214 @@
+"""The chats of the port: those of the history, and private ones, which are in memory alone."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeVar
+
+from app.chat_backend.chat_nouns import PRIVATE, chat_of, kept_settings, message_of, notice_of, settings_of, summary_of
+from app.chat_backend.prompt_messages import prompt_messages
+from app.chat_backend.told import apart
+from app.errors import AppError
+from app.history import records
+from app.history.chat_file import as_json, as_markdown
+from app.history.chat_import import read_chats, take_in
+from app.history.history import History
+from app.history.news import News
+from app.history.records import NoSuchChat, path_to
+from tui.nouns import (
+    Attachment,
+    Chat,
+    ChatId,
+    ChatSettings,
+    ChatSummary,
+    ExportFormat,
+    Message,
+    MessageId,
+    Notice,
+    Preset,
+    SearchHit,
+)
+
+T = TypeVar("T")
+
+Title = Callable[[ChatId], Awaitable[str]]
+
+
+class KeptChats:
+    """Implements `tui.client.Chats`. `coming` are the replies that are being written, by chat and message."""
+
+    def __init__(self, history: History) -> None:
+        self._history = history
+        self._private = History(None)
+        self.coming: set[tuple[ChatId, int]] = set()
+        self.give_title: Title | None = None  # how a chat gets a title; None: by its first words
+
+    def place(self, chat: ChatId) -> tuple[History, int]:
+        """Where a chat is kept, and its number there. Raises NoSuchChat."""
+        history = self._private if self.is_private(chat) else self._history
+        number = chat.removeprefix(PRIVATE)
+        if not number.isdecimal():
+            raise NoSuchChat(f"there is no chat {chat}")
+        return history, int(number)
+
+    def is_private(self, chat: ChatId) -> bool:
+        """Whether nothing of it may be on a disk."""
+        return chat.startswith(PRIVATE)
+
+    def conversations_to_forget(self) -> list[list[Mapping[str, object]]]:
+        """Every branch of each chat that was deleted, as the engine was told it."""
+        told = []
+        for chat in self._history.deleted():
+            messages = {message.id: message for message in self._history.messages.of(chat)}
+            found = self._history.chats.get(chat, deleted=True)
+            leaves = messages.keys() - {message.parent for message in messages.values()}
+            branches = [path_to(messages, leaf) for leaf in leaves]
+            told += [prompt_messages(found, branch, with_thoughts=True) for branch in branches]
+        return told
+
+    async def _do(self, chat: ChatId, work: Callable[[History, int], T]) -> T:
+        """The result of `work` on a chat, done on a thread."""
+        return await apart(lambda: work(*self.place(chat)))
+
+    def close(self) -> None:
+        """Private chats are gone; what was deleted is erased."""
+        self._private.close()
+        self._history.close()
+
+    async def summaries(self, *, archived: bool = False) -> Sequence[ChatSummary]:
+        return await apart(self._summaries, archived)
+
+    def _summaries(self, archived: bool) -> Sequence[ChatSummary]:
+        kept = [summary_of(chat, private=False) for chat in self._history.chats.listed(archived=archived)]
+        private = [summary_of(chat, private=True) for chat in self._private.chats.listed(archived=archived)]
+        return sorted([*private, *kept], key=lambda chat: (not chat.pinned, -chat.updated))
+
+    async def create(self, settings: ChatSettings, *, private: bool = False) -> Chat:
+        history = self._private if private else self._history
+        made = await apart(history.chats.create, kept_settings(settings))
+        return chat_of(made, (), "", private=private, coming=())
+
+    async def open(self, chat: ChatId) -> Chat:
+        return await apart(self._open, chat)
+
+    def _open(self, chat: ChatId) -> Chat:
+        history, number = self.place(chat)
+        coming = {message for where, message in self.coming if where == chat}
+        found, messages = history.chats.get(number), history.messages.of(number)
+        draft = history.inputs.draft(number)
+        return chat_of(found, messages, draft, private=history is self._private, coming=coming)
+
+    async def add(
+        self, chat: ChatId, parent: MessageId | None, text: str, attachments: Sequence[Attachment] = ()
+    ) -> Message:
+        def say(history: History, number: int) -> Message:
+            files = [records.Attachment(file.name, file.text) for file in attachments]
+            return message_of(history.messages.say(number, None if parent is None else int(parent), text, files))
+
+        return await self._do(chat, say)
+
+    async def rewrite(self, chat: ChatId, reply: MessageId, text: str) -> Message:
+        def write(history: History, number: int) -> Message:
+            return message_of(history.messages.rewrite(number, int(reply), text))
+
+        return await self._do(chat, write)
+
+    async def show_branch(self, chat: ChatId, leaf: MessageId) -> None:
+        await self._do(chat, lambda history, number: history.chats.show(number, int(leaf)))
+
+    async def configure(self, chat: ChatId, settings: ChatSettings) -> None:
+        await self._do(chat, lambda history, number: history.chats.configure(number, kept_settings(settings)))
+
+    async def title(self, chat: ChatId) -> str:
+        found = (await self.open(chat)).summary.title
+        return found if self.give_title is None else await self.give_title(chat) or found
+
+    async def rename(self, chat: ChatId, title: str) -> None:
+        await self._do(chat, lambda history, number: history.chats.rename(number, title))
+
+    async def pin(self, chat: ChatId, pinned: bool) -> None:
+        await self._do(chat, lambda history, number: history.chats.pin(number, pinned=pinned))
+
+    async def archive(self, chat: ChatId, archived: bool) -> None:
+        await self._do(chat, lambda history, number: history.chats.archive(number, archived=archived))
+
+    async def delete(self, chat: ChatId) -> None:
+        await self._do(chat, lambda history, number: history.delete(number))
+
+    async def undelete(self, chat: ChatId) -> None:
+        await self._do(chat, lambda history, number: history.chats.undelete(number))
+
+    async def search(self, text: str) -> Sequence[SearchHit]:
+        return await apart(self._search, text)
+
+    def _search(self, text: str) -> Sequence[SearchHit]:
+        return [
+            SearchHit(
+                summary_of(hit.chat, private=history is self._private),
+                MessageId(str(hit.message)),
+                hit.before,
+                hit.match,
+                hit.after,
+            )
+            for history in (self._private, self._history)
+            for hit in history.search.find(text)
+        ]
+
+    async def draft(self) -> str:
+        return await apart(self._history.new_draft)
+
+    async def keep_draft(self, chat: ChatId | None, text: str) -> None:
+        if chat is None:
+            await apart(self._history.keep_new_draft, text)
+        else:
+            await self._do(chat, lambda history, number: history.inputs.keep_draft(text, number))
+
+    async def inputs(self) -> Sequence[str]:
+        return await apart(self._history.inputs.lately)
+
+    async def presets(self) -> Sequence[Preset]:
+        kept = await apart(self._history.inputs.presets)
+        return [Preset(preset.name, settings_of(preset.settings)) for preset in kept]
+
+    async def keep_preset(self, preset: Preset) -> None:
+        await apart(self._history.inputs.keep_preset, records.Preset(preset.name, kept_settings(preset.settings)))
+
+    async def delete_preset(self, name: str) -> None:
+        await apart(self._history.inputs.delete_preset, name)
+
+    async def export(self, chat: ChatId, path: Path, form: ExportFormat) -> None:
+        await apart(self._export, chat, path, form)
+
+    def _export(self, chat: ChatId, path: Path, form: ExportFormat) -> None:
+        history, number = self.place(chat)
+        found, messages = history.chats.get(number), history.messages.of(number)
+        is_json = form is ExportFormat.JSON
+        content = as_json(found, messages) if is_json else as_markdown(found, messages).encode()
+        try:
+            with open(path, "xb", opener=_private) as file:
+                file.write(content)
+        except FileExistsError:
+            raise AppError(f"{path} is there already", "Give another name.") from None
+
+    async def notices(self) -> AsyncGenerator[Notice, None]:
+        loop, coming = asyncio.get_running_loop(), asyncio.Queue[News]()
+
+        def hear(news: News) -> None:
+            with suppress(RuntimeError):  # the chat has ended
+                loop.call_soon_threadsafe(coming.put_nowait, news)
+
+        for news in self._history.listen(hear):
+            yield notice_of(news)
+        while True:
+            yield notice_of(await coming.get())
+
+    async def import_chats(self, path: Path) -> Sequence[ChatSummary]:
+        chats = await apart(take_in, self._history, await apart(read_chats, path))
+        return [summary_of(chat, private=False) for chat in chats]
+
+
+def _private(path: str, flags: int) -> int:
+    import os
+
+    return os.open(path, flags, 0o600)

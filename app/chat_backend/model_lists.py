@@ -1,0 +1,121 @@
+"""The models that are here and those of the catalog, as the screens list them. Looks at files, and at no network."""
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from itertools import chain
+
+from app.models.catalog import CatalogEntry
+from app.models.details import told_license
+from app.models.families import KnownModel
+from app.models.machine_memory import is_likely_to_fit
+from app.models.repository import PREFERRED
+from app.models.store import ModelStore
+from app.models.stored_model import StoredModel
+from app.models.transfer.download_queue import Fetch, FetchState, fetches, is_of
+from quant.errors import InglenookError
+from tui.engine_nouns import Model
+
+
+def installed_models(store: ModelStore, loaded: str, fetching: str) -> list[Model]:
+    """What is stored, then what was begun to be fetched. `loaded` is the name of the model that answers, `fetching`
+    of the one that the engine fetches if it is not stored."""
+    stored = store.entries()
+    under_way = fetches(store.hub_models, store.models_dir)
+    here = {one.name for one in stored}
+    missing = (entry for entry in store.catalog if entry.name not in here)
+    begun = [_of_catalog(entry, store, under_way, fetching, None) for entry in missing]
+    begun += [Model(one.name, size=one.total, arrived=one.done) for one in under_way if one.state is FetchState.STOPPED]
+    if fetching and not any(is_of(name, fetching) for name in here | {one.name for one in begun}):
+        begun.append(Model(fetching, fetching=True))
+    return [*(_stored(one, store, loaded) for one in stored), *(one for one in begun if one.arrived or one.fetching)]
+
+
+def catalog_models(store: ModelStore, loaded: str, fetching: str, memory: int | None) -> Iterator[Model]:
+    """What has a short name, by it. Sizes and fits of families are estimates where they are not here; `memory` is what
+    a model would find, None where nobody knows."""
+    here = {stored.name: stored for stored in store.entries()}
+    under_way = fetches(store.hub_models, store.models_dir)
+    for entry in store.catalog:
+        stored = here.get(entry.name)
+        yield (
+            _of_catalog(entry, store, under_way, fetching, memory) if stored is None else _stored(stored, store, loaded)
+        )
+    for known in store.families:
+        stored = _found(known, store)
+        if stored is None:
+            yield _of_family(known, under_way, fetching, memory)
+        else:
+            told = _stored(stored, store, loaded)
+            yield replace(told, name=known.name, license=told.license or known.license)
+
+
+def named_model(name: str, store: ModelStore, loaded: str, fetching: str, memory: int | None) -> Model:
+    """What is known of the model of that name; of one that is neither here nor in the catalog, nothing."""
+    known = store.known_name(name)
+    listed = chain(installed_models(store, loaded, fetching), catalog_models(store, loaded, fetching, memory))
+    for model in listed:
+        other = store.known_name(model.name)
+        if name == model.name or (known and known in (other, f"{other}:{model.quantization}")):
+            return replace(model, name=name)
+    with suppress(InglenookError):
+        store.resolve(name)  # of another tool, of the web, or at a path
+        return Model(name, installed=True)
+    return Model(name)
+
+
+def _stored(stored: StoredModel, store: ModelStore, loaded: str) -> Model:
+    return Model(
+        name=stored.name,
+        quantization=stored.quantization or "",
+        size=stored.size,
+        license=told_license(stored, store.catalog, store.hub_models) or "",
+        installed=True,
+        loaded=stored.name == loaded,
+    )
+
+
+def _of_catalog(
+    entry: CatalogEntry, store: ModelStore, under_way: list[Fetch], fetching: str, memory: int | None
+) -> Model:
+    is_left = all(one.name != entry.name for one in under_way)
+    return Model(
+        name=entry.name,
+        quantization=entry.quantization,
+        size=entry.size,
+        license=entry.license,
+        fits=_fits(entry.size, memory),
+        arrived=store.arrived(entry) or None if is_left else None,
+        fetching=fetching == entry.name,
+    )
+
+
+def _of_family(known: KnownModel, under_way: list[Fetch], fetching: str, memory: int | None) -> Model:
+    left = (one for one in under_way if one.state is FetchState.STOPPED and _is_of(one.name, known))
+    begun = next(left, None)
+    size = begun.total if begun is not None else None
+    is_gguf = known.repository.repo.lower().endswith("gguf")
+    return Model(
+        name=known.name,
+        quantization=PREFERRED[0] if is_gguf else "",
+        size=size or known.usual_size,
+        license=known.license,
+        fits=_fits(size or known.usual_size, memory),
+        is_estimate=size is None,
+        arrived=None if begun is None else begun.done,
+        fetching=bool(fetching) and _is_of(fetching, known),
+    )
+
+
+def _is_of(name: str, known: KnownModel) -> bool:
+    return name.partition(":")[0] == known.repository.repo
+
+
+def _found(known: KnownModel, store: ModelStore) -> StoredModel | None:
+    with suppress(InglenookError):  # others have put several there, or one that is damaged
+        return store.hub_models.find(known.repository)
+    return None
+
+
+def _fits(size: int, memory: int | None) -> bool | None:
+    return None if memory is None else is_likely_to_fit(size, memory)

@@ -1,0 +1,221 @@
+"""The models of the port: those on this machine, those that could be, and how they come and go."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from app.chat_backend.engine.loading_state import DownloadRate
+from app.chat_backend.engine.slot import EngineSlot
+from app.chat_backend.hub_finds import found, variants
+from app.chat_backend.model_fits import fit_of, recommended
+from app.chat_backend.told import apart, told
+from app.models.machine_memory import memory_without_gpu
+from app.settings.settings import Settings
+from tui.client import ClientError, NotLoaded
+from tui.engine_nouns import Download, Finds, Fit, Loading, Model, Recommendation
+
+if TYPE_CHECKING:
+    from app.models.pulls import Pulls
+    from app.models.store import ModelStore
+
+
+class ChatModels:
+    """Implements `tui.client.Models`."""
+
+    def __init__(self, settings: Settings, slot: EngineSlot) -> None:
+        self._settings = settings
+        self._slot = slot
+        self._made: Pulls | None = None
+
+    async def installed(self) -> Sequence[Model]:
+        """Of an endpoint of others, what that has."""
+        if self._slot.is_remote:
+            offered = await self._slot.offered()
+            return [Model(one.name, loaded=one.name == self._slot.answering, elsewhere=True) for one in offered]
+
+        def listed() -> Sequence[Model]:
+            from app.chat_backend.model_lists import installed_models
+
+            return installed_models(self._store(), self._slot.answering, self._fetching())
+
+        return await apart(listed)
+
+    async def catalog(self) -> Sequence[Model]:
+        """Nothing with an endpoint of others, where nothing can be fetched."""
+        if self._slot.is_remote:
+            return ()
+        memory = await self._memory()
+
+        def listed() -> Sequence[Model]:
+            from app.chat_backend.model_lists import catalog_models
+
+            return [*catalog_models(self._store(), self._slot.answering, self._fetching(), memory)]
+
+        return await apart(listed)
+
+    async def recommended(self) -> Recommendation | None:
+        if self._slot.is_chosen or self._settings.offline or any(one.installed for one in await self.installed()):
+            return None
+        with told():
+            return await recommended(self._settings)
+
+    async def search(self, text: str) -> Finds:
+        self._check_own()
+        with told():
+            finds = await found(text, await self._slot.room())
+        if not finds.note:
+            return replace(finds, models=tuple(await self._as_here(finds.models)))
+        known = {model.name: model for model in await self.catalog()}
+        return replace(finds, models=tuple(known.get(find.name, find) for find in finds.models))
+
+    async def variants(self, name: str) -> Sequence[Model]:
+        self._check_own()
+        return await self._as_here(await apart(variants, name, self._settings, await self._memory()))
+
+    async def _as_here(self, finds: Sequence[Model]) -> Sequence[Model]:
+        """Finds of the Hub; those of which something is here, as it is."""
+        here = {model.name: model for model in await self.installed()}
+        return [
+            replace(find, installed=one.installed, loaded=one.loaded, arrived=one.arrived)
+            if (one := here.get(find.name))
+            else find
+            for find in finds
+        ]
+
+    async def find(self, name: str) -> Model:
+        if self._slot.is_remote:
+            return Model(name, elsewhere=True)
+        memory = await self._memory()
+
+        def look() -> Model:
+            from app.chat_backend.model_lists import named_model
+
+            self._check_name(name)
+            return named_model(name, self._store(), self._slot.answering, self._fetching(), memory)
+
+        return await apart(look)
+
+    async def free_disk(self) -> int | None:
+        def look() -> int:
+            from app.models.transfer.incoming import free_space
+
+            return min(free_space(self._settings.models_dir), free_space(self._settings.hub_cache))
+
+        return await apart(look)
+
+    async def fit(self, name: str) -> Fit:
+        if self._slot.is_remote:
+            length = next((one.context_length for one in await self._slot.offered() if one.name == name), None)
+            words = "nobody tells how long its context is" if length is None else f"{length:,} tokens of context"
+            return Fit(f"at the endpoint; {words}", is_possible=True)
+        if name == self._slot.model and self._slot.context_length is not None:
+            return Fit(f"answers now: {self._slot.context_length:,} tokens of context", is_possible=True)
+        with told():
+            return await fit_of(name, self._settings, await self._slot.room())
+
+    async def _memory(self) -> int | None:
+        """Bytes that another model would find; None: nobody knows."""
+        return await self._slot.room() or await apart(memory_without_gpu)
+
+    async def pull(self, name: str) -> AsyncGenerator[Download, None]:
+        self._check_own()
+        is_awaited = await apart(self._is_awaited, name)
+        async with aclosing(self._pulled_by_engine() if is_awaited else self._pulled(name)) as steps:
+            async for step in steps:
+                yield step
+
+    async def _pulled(self, name: str) -> AsyncGenerator[Download, None]:
+        from app.models.pulls import PullState
+
+        rate = DownloadRate()
+        with told():
+            async with aclosing(self._pulls().pull(name)) as events:
+                async for now in events:
+                    stage = "" if now.state is PullState.RUNNING and now.total else now.label or now.state.value
+                    yield Download(now.done, now.total, rate.after(now.label, now.done), stage)
+
+    def _is_awaited(self, name: str) -> bool:
+        """Whether the engine fetches this model, or would if that were not paused."""
+        from app.models.transfer.download_queue import is_of
+
+        store = self._store()
+        known, awaited = store.known_name(name), store.known_name(self._slot.awaited)
+        return known is not None and awaited is not None and is_of(known, awaited)
+
+    def _fetching(self) -> str:
+        """The name of the model that the engine fetches, if that is not here."""
+        return "" if self._slot.is_paused else self._store().known_name(self._slot.awaited) or ""
+
+    async def _pulled_by_engine(self) -> AsyncGenerator[Download, None]:
+        """Until it is loaded. Another one who follows it may pause it, too."""
+        self._slot.go_on()
+        rate = DownloadRate()
+        try:
+            async with aclosing(self._slot.loading()) as states:
+                async for now in states:
+                    if self._slot.is_paused:
+                        raise NotLoaded(f"{now.model} is paused")
+                    running = await asyncio.to_thread(self._slot.fetching)
+                    if running is None:
+                        yield Download(0, None, 0.0, now.stage)
+                    else:
+                        yield Download(running.done, running.total, rate.after(running.label, running.done))
+        except ClientError as problem:
+            raise NotLoaded(problem.message, problem.remedy) from problem
+        except (asyncio.CancelledError, GeneratorExit):
+            self._slot.pause()
+            raise
+
+    async def delete(self, name: str) -> None:
+        self._check_own()
+        store = self._store()
+        if store.known_name(name) is None:  # of another tool, or of the web
+            await apart(store.remove, name)
+            return
+        with told():
+            await self._pulls().delete(name)
+
+    def _check_own(self) -> None:
+        """Raises ClientError where an endpoint of others answers, whose models are its own."""
+        if self._slot.is_remote:
+            raise ClientError("this endpoint has models of its own", "Start ingle without --endpoint for others.")
+
+    def _check_name(self, name: str) -> None:
+        """Raises ModelNotFound for what no model is called: nothing is unloaded for that."""
+        from app.models.web_models import WebName
+
+        store = self._store()
+        if store.known_name(name) is None and WebName.parse(name) is None:
+            store.resolve(name)
+
+    def _store(self) -> "ModelStore":
+        from app.models.store import ModelStore
+
+        return ModelStore(self._settings)
+
+    def _pulls(self) -> "Pulls":
+        """Those of this program, made on the event loop that uses them."""
+        from app.models.pulls import Pulls
+
+        if self._made is None:
+            self._made = Pulls(self._settings)
+        return self._made
+
+    async def close(self) -> None:
+        """Stop what is being fetched; what has arrived is kept."""
+        if self._made is not None:
+            await self._made.close()
+
+    async def load(self, name: str) -> AsyncGenerator[Loading, None]:
+        if not self._slot.is_remote:
+            await apart(self._check_name, name)
+        wanted = self._slot.switch(name)
+        try:
+            async with aclosing(self._slot.loading()) as states:
+                async for state in states:
+                    yield state
+        except (asyncio.CancelledError, GeneratorExit):
+            self._slot.give_up(wanted)
+            raise

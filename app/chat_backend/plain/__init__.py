@@ -1,0 +1,1 @@
+"""The chat without a screen, line by line."""

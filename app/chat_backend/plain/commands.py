@@ -1,0 +1,406 @@
+"""Slash commands of the plain chat: models, engine, context, and settings, printed as lines."""
+
+import os
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from app.chat_backend.engine.loading_state import LoadingLines
+from tui import figures, sampling_fields
+from tui.client import Client, ClientError, NotLoaded
+from tui.drafts import attachment
+from tui.engine_nouns import Model
+from tui.large_downloads import about, is_asked_about
+from tui.making_room import MakingRoom
+from tui.nouns import (
+    Attachment,
+    Chat,
+    ChatId,
+    ChatSettings,
+    ChatSummary,
+    ContextBudget,
+    ExportFormat,
+    FullContext,
+    MessageId,
+    Role,
+    Room,
+)
+from tui.sampling_fields import InvalidField
+
+_CATALOG = "catalog"
+_FITS = {None: "", True: ", fits", False: ", too large"}
+
+
+class PlainModels:
+    """Over the port; `say` writes a line, and `agrees` asks a question, to which a pipe says yes."""
+
+    def __init__(self, client: Client, say: Callable[[str], None], agrees: Callable[[str], Awaitable[bool]]) -> None:
+        self._client = client
+        self._say = say
+        self._agrees = agrees
+
+    async def list(self, which: str) -> None:
+        """Those here, or those of the catalog."""
+        if which not in ("", _CATALOG):
+            raise ClientError(f"there is no list {which}", "/models lists what is here, /models catalog what could be.")
+        models = self._client.models
+        found: Sequence[Model] = await (models.catalog() if which else models.installed())
+        for model in found:
+            self._say(_line(model))
+        if not which:
+            self._say(f"/models {_CATALOG} lists what could be fetched." if found else "No model is here yet.")
+
+    async def load(self, name: str) -> None:
+        if not name:
+            raise ClientError("a name is needed", "/models lists them.")
+        if not await self._may_fetch(await self._client.models.find(name)):
+            self._say("Nothing was fetched.")
+            return
+        lines = LoadingLines()
+        async with aclosing(self._client.models.load(name)) as states:
+            async for state in states:
+                if line := lines.line(state):
+                    self._say(line)
+        self._say(f"Replies come from {name} now.")
+
+    async def _may_fetch(self, model: Model) -> bool:
+        free = await self._client.models.free_disk()
+        if not is_asked_about(model, free):
+            return True
+        self._say(about(model, free))
+        return await self._agrees("Download this model? yes or no")
+
+    async def tell_engine(self, rest: str) -> None:
+        status = await self._client.engine.status()
+        self._say(f"{status.model}: {len(status.requests)} requests, {status.reply_tokens} tokens generated.")
+        for request in status.requests:
+            self._say(f"{request.client or 'a program'}: {request.phase.value}, {request.reply_tokens} tokens")
+
+    async def tell_address(self, rest: str) -> None:
+        self._say(self._client.engine.address() or "The engine is not there yet.")
+
+
+def _line(model: Model) -> str:
+    """A model: "qwen3:4b, about 2.5 GB, fits"."""
+    size = f", {'about ' * model.is_estimate}{figures.size(model.size)}" if model.size else ""
+    if model.loaded:
+        return f"{model.name}{size}, answers"
+    if model.installed:
+        return f"{model.name}{size}, here"
+    arrived = f", {figures.size(model.arrived)} of it are here" if model.arrived else ""
+    return f"{model.name}{size}{arrived}{', is fetched' * model.fetching}{_FITS[model.fits]}"
+
+
+Ask = Callable[[str], Awaitable[str]]
+
+_CHOICES = {"summarize": FullContext.SUMMARIZE, "drop": FullContext.DROP_OLDEST}
+_QUESTION = "summarize: send a summary of the oldest messages; drop: send them no more; anything else: send nothing."
+
+
+class PlainRoom:
+    """`say` writes a line; `ask` does, too, and gives the answer, which is empty where nobody is there to give one."""
+
+    def __init__(self, client: Client, say: Callable[[str], None], ask: Ask) -> None:
+        self._context = client.context
+        self._say = say
+        self._ask = ask
+        self._making = MakingRoom(client.context, self._choose, self._made, self._tell)
+
+    async def has_room(self, chat: Chat, leaf: MessageId | None, typed: str) -> bool:
+        """Whether what is typed and a reply fit behind `leaf`, once room was made. Raises ClientError where it cannot
+        be."""
+        try:
+            return await self._making.has_room(chat.summary.id, leaf, typed, chat.settings.full_context)
+        except NotLoaded:
+            return True  # the reply tries once more, or tells why
+
+    async def make(self, chat: Chat, how: str) -> None:
+        """What /room asks for."""
+        if how not in _CHOICES:
+            raise ClientError("it is to be said how room is made", "/room summarize, or /room drop.")
+        room = await self._context.plan(chat.summary.id, chat.leaf, _CHOICES[how], "")
+        if room.tokens <= 0:
+            raise ClientError("this would make no room")
+        await self._making.make(chat.summary.id, room)
+
+    async def _choose(self, chat: ChatId, leaf: MessageId | None, typed: str, budget: ContextBudget) -> Room | None:
+        self._say(f"The context is full. {figures.budget(budget)}.")
+        how = _CHOICES.get((await self._ask(_QUESTION)).strip().lower())
+        if how is None:
+            raise ClientError("the context is full: nothing was sent", "/room drop makes room; so does /set full drop.")
+        room = await self._context.plan(chat, leaf, how, typed)
+        if not room.suffices(budget):
+            raise ClientError("this would not make room enough", "Try the other way, or begin a new chat with /new.")
+        return room
+
+    async def _made(self, chat: Chat) -> None:
+        self._say(f"There is room now: {len(chat.left_out)} messages of this chat are not sent any more.")
+
+    def _tell(self, activity: str) -> None:
+        if activity:
+            self._say(f"{activity.capitalize()}.")
+
+
+_FULL = {how.value.partition("_")[0]: how for how in FullContext}
+_THINKING: dict[str, bool | None] = {"on": True, "off": False, "": None}
+
+
+class PlainSettings:
+    """Of the chat that is open; `say` writes a line."""
+
+    def __init__(self, client: Client, say: Callable[[str], None], current: Callable[[], Awaitable[Chat]]) -> None:
+        self._chats = client.chats
+        self._say = say
+        self._current = current
+
+    async def system(self, text: str) -> None:
+        chat = await self._current()
+        if text:
+            await self._chats.configure(chat.summary.id, replace(chat.settings, system=text))
+            self._say("The system prompt is set.")
+        else:
+            self._say(f"The system prompt: {chat.settings.system or 'none'}")
+
+    async def show(self, rest: str) -> None:
+        settings = (await self._current()).settings
+        self._say(f"system: {settings.system or 'none'}")
+        for name, value in _texts(settings).items():
+            self._say(f"{name}: {value or 'what suits the model'}")
+
+    async def set(self, rest: str) -> None:
+        """One by its name; without a value, what suits the model."""
+        name, _, value = rest.partition(" ")
+        chat = await self._current()
+        if name == "system":
+            settings = replace(chat.settings, system=value.strip())
+        else:
+            settings = _changed(chat.settings, name, value.strip())
+        await self._chats.configure(chat.summary.id, settings)
+        self._say(f"{name}: {value.strip() or 'as at first'}")
+
+    async def preset(self, name: str) -> None:
+        presets = {preset.name: preset for preset in await self._chats.presets()}
+        if name not in presets:
+            raise ClientError(f"there is no preset {name}".rstrip(), f"There is: {', '.join(presets) or 'none'}.")
+        await self._chats.configure((await self._current()).summary.id, presets[name].settings)
+        self._say(f"The chat has the preset {name}.")
+
+
+def _texts(settings: ChatSettings) -> dict[str, str]:
+    """By the names that a person types."""
+    thinking = next(text for text, value in _THINKING.items() if value is settings.sampling.thinking)
+    full = next(text for text, how in _FULL.items() if how is settings.full_context)
+    return {**sampling_fields.texts(settings.sampling), "thinking": thinking, "full": full}
+
+
+def _changed(settings: ChatSettings, name: str, value: str) -> ChatSettings:
+    """Raises ClientError for a name or a value that makes no sense."""
+    typed = _texts(settings)
+    if name not in typed:
+        raise ClientError(f"there is no setting {name}".rstrip(), f"There is: system, {', '.join(typed)}.")
+    typed[name] = value
+    if typed["thinking"] not in _THINKING:
+        raise ClientError(f"thinking cannot be {value}", "It is on or off.")
+    if name == "full" and value and value not in _FULL:
+        raise ClientError(f"a full context cannot {value}", f"It can: {', '.join(_FULL)}.")
+    try:
+        sampling = sampling_fields.parse(typed, thinking=_THINKING[typed["thinking"]])
+    except InvalidField as problem:
+        raise ClientError(str(problem)) from problem
+    return replace(settings, sampling=sampling, full_context=_FULL.get(typed["full"], FullContext.ASK))
+
+
+Handler = Callable[[str], Awaitable[MessageId | None]]
+
+
+@dataclass(frozen=True, slots=True)
+class PlainCommand:
+    """A command, and its line in /help. It may give a message that is to be answered anew."""
+
+    name: str
+    takes: str  # what may stand behind the name
+    help: str
+    run: Handler
+
+
+class PlainCommands:
+    """Over the port; keeps which chat is open. `say` writes a line, `agrees` asks a question."""
+
+    def __init__(
+        self,
+        client: Client,
+        say: Callable[[str], None],
+        room: PlainRoom,
+        agrees: Callable[[str], Awaitable[bool]],
+    ) -> None:
+        self._client = client
+        self._say = say
+        self._chat: ChatId | None = None
+        self.is_private = False  # the chat that is open, or the new one
+        self._listed: Sequence[ChatSummary] = ()
+        self._deleted: ChatId | None = None
+        self.attached: list[Attachment] = []  # to the next message
+        self.is_over = False
+        self._room = room
+        self._agrees = agrees
+        self._table = {command.name: command for command in self._commands()}
+
+    def _commands(self) -> Sequence[PlainCommand]:
+        models = PlainModels(self._client, self._say, self._agrees)
+        settings = PlainSettings(self._client, self._say, self.current)
+        return (
+            PlainCommand("new", "", "Begin a new chat", self._new),
+            PlainCommand("private", "", "Begin a chat that is never written to disk", self._new_private),
+            PlainCommand("attach", "PATH", "Attach a text file to the next message; alone, none", self._attach),
+            PlainCommand("regenerate", "", "Another reply to the last message", self._regenerate),
+            PlainCommand("system", "TEXT", "Set the system prompt of this chat; alone, tell it", settings.system),
+            PlainCommand("settings", "", "The settings of this chat", settings.show),
+            PlainCommand("set", "NAME VALUE", "Change one of them; without a value, as at first", settings.set),
+            PlainCommand("preset", "NAME", "Use a preset for this chat", settings.preset),
+            PlainCommand("room", "summarize|drop", "Make room in the context, of the oldest messages", self._make_room),
+            PlainCommand("search", "TEXT", "Search all chats", self._search),
+            PlainCommand("chats", "", "List the chats, with numbers", self._list),
+            PlainCommand("open", "NUMBER", "Go on with a chat of the list", self._open),
+            PlainCommand("title", "TITLE", "Give this chat a title", self._title),
+            PlainCommand("pin", "", "Pin this chat to the top of the list, or unpin it", self._pin),
+            PlainCommand("archive", "", "Move this chat to the archive, or back", self._archive),
+            PlainCommand("delete", "", "Delete this chat", self._delete),
+            PlainCommand("undo", "", "Bring back the chat that was deleted last", self._undo),
+            PlainCommand("export", "PATH", "Write this chat to a file: .md this branch, .json all", self._export),
+            PlainCommand("import", "PATH", "Read chats from a .json file", self._import),
+            PlainCommand("models", "[catalog]", "List the models that are here, or those of the catalog", models.list),
+            PlainCommand("load", "NAME", "Answer with another model; it is fetched if it is not here", models.load),
+            PlainCommand("engine", "", "What the engine does, and for whom", models.tell_engine),
+            PlainCommand("address", "", "The address for other programs", models.tell_address),
+            PlainCommand("help", "", "List the commands", self._help),
+            PlainCommand("quit", "", "Leave the chat", self._quit),
+        )
+
+    async def current(self) -> Chat:
+        """The chat that is open; a new one, where none is."""
+        if self._chat is None:
+            made = await self._client.chats.create(ChatSettings(), private=self.is_private)
+            self._chat = made.summary.id
+            return made
+        return await self._client.chats.open(self._chat)
+
+    async def do(self, name: str, rest: str) -> MessageId | None:
+        """A command. Gives the message that is to be answered anew, if it asks for that. Raises ClientError."""
+        if name not in self._table:
+            raise ClientError(f"there is no command /{name} here", "/help lists those there are.")
+        return await self._table[name].run(rest)
+
+    async def _new(self, rest: str) -> None:
+        self._chat, self.is_private = None, False
+        self._say("A new chat.")
+
+    async def _new_private(self, rest: str) -> None:
+        self._chat, self.is_private = None, True
+        self._say("A new chat, which is never written to disk.")
+
+    async def _regenerate(self, rest: str) -> MessageId:
+        chat = await self.current()
+        messages = {message.id: message for message in chat.messages}
+        last = messages.get(chat.leaf) if chat.leaf is not None else None
+        asked = last.parent if last is not None and last.role is Role.ASSISTANT else last.id if last else None
+        if asked is None:
+            raise ClientError("there is no message to answer")
+        return asked
+
+    async def _attach(self, rest: str) -> None:
+        if not rest:
+            self.attached.clear()
+            self._say("No file goes with the next message.")
+            return
+        attached = attachment(_path(rest))
+        tokens = await self._client.replies.count_tokens(attached.text)
+        self.attached.append(attached)
+        self._say(f"{attached.name}: {tokens:,} tokens, beside the next message.")
+
+    async def _make_room(self, rest: str) -> None:
+        await self._room.make(await self.current(), rest)
+
+    async def _search(self, rest: str) -> None:
+        hits = await self._client.chats.search(rest)
+        self._listed = list(dict.fromkeys(hit.chat for hit in hits))
+        for hit in hits:
+            number = self._listed.index(hit.chat) + 1
+            private = " (private)" * hit.chat.private
+            self._say(f"{number}. {hit.chat.title}{private}: {hit.before}{hit.match}{hit.after}".replace("\n", " "))
+        if not hits:
+            self._say("Nothing was found.")
+
+    async def _list(self, rest: str) -> None:
+        self._listed = await self._client.chats.summaries()
+        for number, chat in enumerate(self._listed, 1):
+            marks = ", pinned" * chat.pinned + ", private" * chat.private
+            size = f"{chat.message_count} messages" if chat.message_count else "draft"
+            self._say(f"{number}. {chat.title} ({size}{marks})")
+        self._say("/open and a number goes on with one." if self._listed else "There are no chats.")
+
+    async def _open(self, rest: str) -> None:
+        if not rest.isdecimal() or not 0 < int(rest) <= len(self._listed):
+            raise ClientError("no such number in the list", "/chats lists them; then /open 1.")
+        self._chat = self._listed[int(rest) - 1].id
+        chat = await self.current()
+        self.is_private = chat.summary.private
+        self._say(f"{chat.summary.title}{' (private)' * self.is_private}:")
+        messages = {message.id: message for message in chat.messages}
+        branch, leaf = [], chat.leaf
+        while leaf is not None and leaf in messages:
+            branch.append(messages[leaf])
+            leaf = messages[leaf].parent
+        for message in branch[::-1]:
+            self._say(f"{'You' if message.role is Role.USER else 'Model'}: {message.text}")
+
+    async def _title(self, rest: str) -> None:
+        await self._client.chats.rename((await self.current()).summary.id, rest)
+        self._say("The chat has that title.")
+
+    async def _pin(self, rest: str) -> None:
+        summary = (await self.current()).summary
+        await self._client.chats.pin(summary.id, not summary.pinned)
+        self._say("Not pinned any more." if summary.pinned else "Pinned.")
+
+    async def _archive(self, rest: str) -> None:
+        summary = (await self.current()).summary
+        await self._client.chats.archive(summary.id, not summary.archived)
+        self._say("Back among the chats." if summary.archived else "In the archive.")
+
+    async def _delete(self, rest: str) -> None:
+        self._deleted = (await self.current()).summary.id
+        await self._client.chats.delete(self._deleted)
+        self._chat = None
+        self._say("Deleted. /undo brings it back.")
+
+    async def _undo(self, rest: str) -> None:
+        if self._deleted is None:
+            raise ClientError("nothing was deleted")
+        await self._client.chats.undelete(self._deleted)
+        self._chat, self._deleted = self._deleted, None
+        self.is_private = (await self.current()).summary.private
+        self._say("The chat is back.")
+
+    async def _export(self, rest: str) -> None:
+        path = _path(rest)
+        form = ExportFormat.JSON if path.suffix == ".json" else ExportFormat.MARKDOWN
+        await self._client.chats.export((await self.current()).summary.id, path, form)
+        self._say(f"Written to {path}.")
+
+    async def _import(self, rest: str) -> None:
+        self._listed = await self._client.chats.import_chats(_path(rest))
+        self._say(f"{len(self._listed)} chats. /open 1 goes on with the first.")
+
+    async def _help(self, rest: str) -> None:
+        for command in self._table.values():
+            self._say(f"/{command.name} {command.takes}".rstrip() + f": {command.help}.")
+
+    async def _quit(self, rest: str) -> None:
+        self.is_over = True
+
+
+def _path(text: str) -> Path:
+    if not text:
+        raise ClientError("a path is needed", "Put it behind the command.")
+    return Path(os.path.expanduser(text)).absolute()

@@ -1,0 +1,258 @@
+"""The chat without a screen: reads lines, prints replies in whole words.
+
+Screen readers speak each write as one unit, so a write must not end inside a word.
+"""
+
+import asyncio
+import io
+import signal
+import sys
+import threading
+import time
+from collections.abc import Coroutine
+from contextlib import aclosing, suppress
+
+from app.chat_backend.ending import Ending
+from app.chat_backend.engine.loading_state import OFTEN, LoadingLines
+from app.chat_backend.plain.commands import PlainCommands, PlainRoom
+from tui.client import Client, ClientError
+from tui.commands import typed
+from tui.drafts import Prompt
+from tui.nouns import ChatId, Finish, MessageId, PromptProgress, ReplyEnd, ReplyStarted, TextDelta
+from tui.plain_text import sanitize
+
+_LONG = 100  # characters that wait for the end of their line
+
+
+class WholeWords:
+    """One text."""
+
+    def __init__(self) -> None:
+        self._waiting = ""
+
+    def add(self, text: str) -> str:
+        """What can be written now."""
+        self._waiting += text
+        end = self._waiting.rfind("\n") + 1
+        if not end and len(self._waiting) > _LONG:
+            end = self._waiting.rfind(" ") + 1
+        ready, self._waiting = self._waiting[:end], self._waiting[end:]
+        return ready
+
+    def rest(self) -> str:
+        """What is left at the end."""
+        ready, self._waiting = self._waiting, ""
+        return ready
+
+
+_EXIT_OK, _EXIT_FAILURE = 0, 1
+
+
+class PlainChat:
+    """One chat at a time, with a person or a pipe. `run` it once."""
+
+    def __init__(self, client: Client, question: str = "") -> None:
+        self._client = client
+        self._question = question
+        self._room = PlainRoom(client, self._say, self._ask)
+        self._commands = PlainCommands(client, self._say, self._room, self._agrees)
+        self._lines: asyncio.Queue[str | None] = asyncio.Queue()
+        self._is_person = sys.stdin is not None and sys.stdin.isatty()
+        self._doing: asyncio.Task[None] | None = None
+        self._conversing: asyncio.Task[None] | None = None
+        self._besides: set[asyncio.Task[None]] = set()
+        self._ending = Ending(self._end)
+        self._is_saved = True
+        self._failed = False
+        self._ended_with = 0  # the status that a signal asked for
+
+    async def run(self) -> int:
+        """Until the end of the input, or /quit, or a signal. Gives the exit status."""
+        loop = asyncio.get_running_loop()
+        self._ending.listen("SIGTERM", "SIGHUP")
+        with suppress(NotImplementedError):  # Windows
+            loop.add_signal_handler(signal.SIGINT, self._interrupt)
+        threading.Thread(target=self._read, args=(loop,), name="input", daemon=True).start()
+        self._beside(self._tell_notices())
+        self._beside(self._tell_loading())
+        self._beside(self._recommend())
+        self._conversing = asyncio.create_task(self._converse())
+        try:
+            await self._conversing
+        except asyncio.CancelledError:
+            if not self._ended_with:
+                raise
+        finally:
+            for task in self._besides:
+                task.cancel()
+        if self._ended_with:
+            return self._ended_with
+        return _EXIT_FAILURE if self._failed and not self._is_person else _EXIT_OK
+
+    async def _converse(self) -> None:
+        if self._is_person:
+            self._say("Type a message and press Enter. /help lists the commands, /quit leaves; Ctrl-C stops a reply.")
+        if self._question:
+            await self._do(self._answer(self._question))
+        while not self._commands.is_over and (line := await self._next_line()) is not None:
+            await self._do(self._take(line.strip()))
+
+    async def _do(self, work: Coroutine[None, None, None]) -> None:
+        """What Ctrl-C stops; as much as it has brought is kept."""
+        self._doing = asyncio.create_task(work)
+        try:
+            await self._doing
+        except asyncio.CancelledError:
+            if (conversing := asyncio.current_task()) is None or conversing.cancelling():
+                raise  # all of the chat is to end
+            self._note("Stopped.")
+        except ClientError as problem:
+            self._complain(problem)
+        finally:
+            self._doing = None
+
+    async def _take(self, line: str) -> None:
+        if not line:
+            return
+        if command := typed(line):
+            if (again := await self._commands.do(*command)) is not None:
+                await self._answer_again(again)
+            return
+        await self._answer(line)
+
+    async def _answer(self, text: str) -> None:
+        chat, prompt = await self._commands.current(), Prompt(text, tuple(self._commands.attached))
+        await self._client.chats.keep_draft(chat.summary.id, text)  # until it is sent
+        if await self._room.has_room(chat, chat.leaf, prompt.all_text):
+            self._commands.attached.clear()
+            message = await self._client.chats.add(chat.summary.id, chat.leaf, prompt.text, prompt.attachments)
+            await self._write_reply(message.id)
+
+    async def _answer_again(self, to: MessageId) -> None:
+        if await self._room.has_room(await self._commands.current(), to, ""):
+            await self._write_reply(to)
+
+    async def _write_reply(self, to: MessageId) -> None:
+        """As it comes."""
+        chat = await self._commands.current()
+        words, told_at = WholeWords(), time.monotonic()
+        async with aclosing(self._client.replies.reply(chat.summary.id, to)) as events:
+            async for event in events:
+                if isinstance(event, ReplyStarted):
+                    continue
+                if isinstance(event, PromptProgress) and time.monotonic() - told_at > OFTEN:
+                    told_at = time.monotonic()
+                    self._note(f"{event.done} of {event.total} tokens read")
+                elif isinstance(event, TextDelta):
+                    self._write(words.add(event.text))
+                elif isinstance(event, ReplyEnd):
+                    self._write(words.rest() + "\n")
+                    self._tell_end(event)
+                    if event.finish is not Finish.FAILED:
+                        self._beside(self._give_title(chat.summary.id))
+
+    def _tell_end(self, end: ReplyEnd) -> None:
+        if end.finish is Finish.FAILED:
+            self._failed = True
+            self._note(f"error: {end.error}")
+        elif end.finish is Finish.LENGTH:
+            self._note("The limit of tokens ended the reply.")
+        elif end.finish is Finish.STOPPED:
+            self._note("Stopped.")
+
+    async def _tell_loading(self) -> None:
+        lines = LoadingLines()
+        try:
+            async with aclosing(self._client.engine.loading()) as states:
+                async for state in states:
+                    if line := lines.line(state):
+                        self._note(line)
+        except ClientError:
+            return  # whoever needs the model is told
+
+    async def _tell_notices(self) -> None:
+        async with aclosing(self._client.chats.notices()) as notices:
+            async for notice in notices:
+                self._is_saved = notice.is_saved
+                self._note(f"{notice.message} {notice.remedy}".strip())
+
+    async def _recommend(self) -> None:
+        """Tell a person who is new here of a better model."""
+        with suppress(ClientError):
+            if self._is_person and (better := await self._client.models.recommended()) is not None:
+                self._note(f"A better model fits this machine: {better.model}. It {better.verdict}.")
+                self._note(f"/load {better.model} fetches it. As default: ingle config set model {better.model}")
+
+    async def _next_line(self) -> str | None:
+        if self._is_person:
+            saved = "> " if self._is_saved else "(not saved) > "
+            self._write("private> " if self._commands.is_private else saved)
+        return await self._lines.get()
+
+    async def _ask(self, question: str) -> str:
+        """The next line of a person; nobody else is there to answer."""
+        if not self._is_person:
+            return ""
+        self._say(question)
+        line = await self._next_line()
+        if line is None:
+            self._lines.put_nowait(None)  # that is the end of the chat, too
+        return line or ""
+
+    async def _agrees(self, question: str) -> bool:
+        """Whether a person says yes. A pipe cannot be asked: what it says is meant."""
+        return not self._is_person or (await self._ask(question)).strip().lower() in ("y", "yes")
+
+    async def _give_title(self, chat: ChatId) -> None:
+        """One that cannot be made is nobody's trouble: it may be after the next reply."""
+        with suppress(ClientError):
+            await self._client.chats.title(chat)
+
+    def _beside(self, work: Coroutine[None, None, None]) -> None:
+        """What nobody waits for, and what ends with the chat."""
+        self._besides.add(task := asyncio.create_task(work))
+        task.add_done_callback(self._besides.discard)
+
+    def _interrupt(self) -> None:
+        if self._doing is not None and self._is_person:
+            self._write("\n")
+            self._doing.cancel()
+        else:
+            self._ending.ask(signal.SIGINT)
+
+    def _end(self, status: int) -> None:
+        self._ended_with = status
+        if self._conversing is not None:
+            self._conversing.cancel()
+
+    def _read(self, loop: asyncio.AbstractEventLoop) -> None:
+        """On a thread of its own, which ends with the process. However it ends, nobody waits for more lines."""
+        if isinstance(sys.stdin, io.TextIOWrapper):
+            sys.stdin.reconfigure(errors="replace")
+        with suppress(RuntimeError):  # the loop has gone
+            try:
+                for line in sys.stdin or ():
+                    loop.call_soon_threadsafe(self._lines.put_nowait, line)
+            except (ValueError, OSError) as problem:  # stdin has gone
+                loop.call_soon_threadsafe(self._note, f"error: no more can be read: {problem}")
+            finally:
+                loop.call_soon_threadsafe(self._lines.put_nowait, None)
+
+    def _complain(self, problem: ClientError) -> None:
+        self._failed = True
+        self._note(f"error: {problem.message}")
+        if problem.remedy:
+            self._note(f"try: {problem.remedy}")
+
+    def _say(self, line: str) -> None:
+        self._write(f"{sanitize(line)}\n")
+
+    def _note(self, line: str) -> None:
+        """Narration."""
+        sys.stderr.write(f"{sanitize(line)}\n")
+        sys.stderr.flush()
+
+    def _write(self, text: str) -> None:
+        if text:
+            sys.stdout.write(text)
+            sys.stdout.flush()

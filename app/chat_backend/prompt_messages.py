@@ -1,0 +1,47 @@
+"""What a model is told of a chat: the messages of a branch as requests have them, and how the reply is to be sampled.
+
+Refuses to know servers and where chats are kept.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from app.generation.default_sampling import VARIED_TEMPERATURE
+from app.history.records import Chat, Message, Role, SamplingChoice
+
+_DRAWN = {"temperature": VARIED_TEMPERATURE}
+_IN_PLACE = "What was said before, in short:\n"
+
+
+def prompt_messages(chat: Chat, branch: Sequence[Message], *, with_thoughts: bool) -> list[Mapping[str, object]]:
+    """A branch, its first message first, in OpenAI's form: without what is left out, with the branch's newest summary
+    in its place and the texts of files in front of the messages that they came with."""
+    summaries = chat.trim.by_message
+    newest = next((summaries[message.id] for message in reversed(branch) if message.id in summaries), "")
+    summary = f"{_IN_PLACE}{newest}" if newest else ""
+    system = "\n\n".join(part for part in (chat.settings.system, summary) if part)
+    told: list[Mapping[str, object]] = [{"role": "system", "content": system}] if system else []
+    left_out = set(chat.trim.left_out)
+    for message in branch:
+        if message.id in left_out or not (message.text or message.attachments):
+            continue
+        thought = {"reasoning_content": message.reasoning} if with_thoughts and message.reasoning else {}
+        told.append({"role": message.role.value, "content": prompt_text(message), **thought})
+    return told
+
+
+def prompt_text(message: Message) -> str:
+    """A message with the files that came with it."""
+    files = [f"File {file.name}:\n```\n{file.text}\n```" for file in message.attachments]
+    return "\n\n".join([*files, message.text]) if message.role is Role.USER else message.text
+
+
+def sampling_fields(
+    chosen: SamplingChoice, suitable: Mapping[str, float | int], *, again: bool = False
+) -> dict[str, object]:
+    """The fields of a request: what was chosen, else what suits the model, where somebody knows that. `again`: for
+    another reply to the same message, which would be the same one if it were not drawn at random."""
+    names = [name for name in SamplingChoice.__struct_fields__ if name != "thinking"]
+    given = {name: value for name in names if (value := getattr(chosen, name)) is not None}
+    thinking = {} if chosen.thinking is None else {"chat_template_kwargs": {"enable_thinking": chosen.thinking}}
+    drawn = _DRAWN if again and suitable.get("temperature") == 0 else {}
+    return {**suitable, **drawn, **given, **thinking}

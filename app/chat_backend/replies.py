@@ -1,0 +1,200 @@
+"""The replies of the port: asked of the engine, told as they come, and kept in the history as they grow."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, field
+
+from app.chat_backend.chat_nouns import message_id, usage_of
+from app.chat_backend.endpoint import Begun, Ended, PromptProgress, ReasoningDelta, ReplyPart, TextDelta
+from app.chat_backend.engine.slot import Engine, EngineSlot
+from app.chat_backend.kept_chats import KeptChats
+from app.chat_backend.prompt_messages import prompt_messages, sampling_fields
+from app.chat_backend.told import apart, told
+from app.history.history import History
+from app.history.records import Message, State, Usage, path_to
+from quant.errors import InglenookError
+from tui import nouns
+from tui.client import ClientError
+
+KEPT_SECONDS = 0.5  # a reply that is being written is so far behind on the disk, at most
+
+_FINISH = {
+    State.WHOLE: nouns.Finish.COMPLETE,
+    State.CUT: nouns.Finish.LENGTH,
+    State.STOPPED: nouns.Finish.STOPPED,
+    State.FAILED: nouns.Finish.FAILED,
+}
+
+
+@dataclass(slots=True)
+class _Growing:
+    """A reply that is being written."""
+
+    message: int
+    chat: int
+    history: History
+    engine: Engine
+    reply: str = ""  # its id there
+    text: str = ""
+    reasoning: str = ""
+    reasoning_began: float | None = None
+    reasoning_seconds: float = 0.0
+    kept_at: float = field(default_factory=time.monotonic)
+    stopped: asyncio.Event = field(default_factory=asyncio.Event)  # nothing more is waited for
+    is_stopping: bool = False  # the engine was asked to end it
+    has_ended: bool = False  # and that is on the disk
+
+    def add(self, part: ReasoningDelta | TextDelta) -> None:
+        now = time.monotonic()
+        if isinstance(part, ReasoningDelta):
+            self.reasoning += part.text
+            self.reasoning_began = self.reasoning_began or now
+            self.reasoning_seconds = now - self.reasoning_began
+        else:
+            self.text += part.text
+
+    def keep(self, state: State = State.COMING, usage: Usage | None = None) -> None:
+        """On the disk, as far as it is."""
+        self.kept_at = time.monotonic()
+        self.has_ended = state is not State.COMING
+        self.history.messages.write_reply(
+            self.message,
+            self.text,
+            self.reasoning,
+            reasoning_seconds=self.reasoning_seconds,
+            state=state,
+            usage=usage,
+        )
+
+    @property
+    def is_behind(self) -> bool:
+        return time.monotonic() - self.kept_at >= KEPT_SECONDS
+
+
+class ChatReplies:
+    """Implements `tui.client.Replies`."""
+
+    def __init__(self, chats: KeptChats, slot: EngineSlot) -> None:
+        self._chats = chats
+        self._slot = slot
+        self._growing: dict[int, _Growing] = {}
+
+    async def reply(self, chat: nouns.ChatId, to: nouns.MessageId) -> AsyncGenerator[nouns.ReplyEvent, None]:
+        async with self._slot.use(again=True) as engine, aclosing(self._reply(chat, int(to), engine)) as events:
+            async for event in events:
+                yield event
+
+    async def _reply(self, chat: nouns.ChatId, to: int, engine: Engine) -> AsyncGenerator[nouns.ReplyEvent, None]:
+        body = await apart(self._body, chat, to, engine)
+        async with aclosing(engine.endpoint.stream(body)) as parts:
+            first = await anext(parts)
+            growing = await self._begin(chat, to, engine)
+            try:
+                yield nouns.ReplyStarted(message_id(growing.message), engine.model)
+                async with aclosing(self._told(growing, first, parts)) as events:
+                    async for event in events:
+                        yield event
+            finally:
+                if not growing.has_ended:  # whoever listened went away
+                    growing.keep(State.STOPPED)
+                self._chats.coming.discard((chat, growing.message))
+                self._growing.pop(growing.message, None)
+
+    def _body(self, chat: nouns.ChatId, to: int, engine: Engine) -> dict[str, object]:
+        history, number = self._chats.place(chat)
+        found = history.chats.get(number)
+        messages = {message.id: message for message in history.messages.of(number)}
+        branch = path_to(messages, to)
+        again = any(message.parent == to and message.text for message in messages.values())
+        ours = engine.endpoint.is_ours
+        own = {"service_class": "interactive", "return_progress": True} if ours else {}
+        if ours and self._chats.is_private(chat):
+            own["store"] = False
+        return {
+            "model": engine.model,
+            "messages": prompt_messages(found, branch, with_thoughts=ours),
+            **sampling_fields(found.settings.sampling, engine.suitable, again=again),
+            **own,
+        }
+
+    async def _begin(self, chat: nouns.ChatId, to: int, engine: Engine) -> _Growing:
+        def begin() -> tuple[Message, History, int]:
+            history, number = self._chats.place(chat)
+            return history.messages.begin_reply(number, to, engine.model), history, number
+
+        message, history, number = await apart(begin)
+        growing = _Growing(message.id, number, history, engine)
+        self._growing[message.id] = growing
+        self._chats.coming.add((chat, message.id))
+        return growing
+
+    async def _told(
+        self, growing: _Growing, first: ReplyPart, parts: AsyncGenerator[ReplyPart]
+    ) -> AsyncGenerator[nouns.ReplyEvent, None]:
+        """The events of a reply, which is kept as they come; ends with a ReplyEnd, whatever happens."""
+        part: ReplyPart | None = first
+        try:
+            while part is not None and not isinstance(part, Ended):
+                if isinstance(part, Begun):
+                    growing.reply = part.reply
+                elif isinstance(part, PromptProgress):
+                    yield nouns.PromptProgress(part.done, part.total, part.cached)
+                else:
+                    growing.add(part)
+                    yield _delta(part)
+                if growing.is_behind:
+                    await apart(growing.keep)
+                with told():
+                    part = await _next(parts, growing.stopped)
+        except ClientError as problem:
+            await apart(growing.keep, State.FAILED, Usage(error=problem.sentences))
+            yield nouns.ReplyEnd(nouns.Finish.FAILED, error=problem.sentences)
+            return
+        ended = part or Ended(State.STOPPED, None)
+        if growing.is_stopping:
+            ended = Ended(State.STOPPED, ended.usage)
+        await apart(growing.keep, ended.state, ended.usage)
+        yield nouns.ReplyEnd(_FINISH[ended.state], usage_of(ended.usage))
+
+    async def stop(self, message: nouns.MessageId) -> None:
+        """Ended by the engine a reply says what it used; of another server's, the connection is closed."""
+        if (growing := self._growing.get(int(message))) is not None:
+            await self._stop(growing)
+
+    async def stop_named(self, reply: str) -> bool:
+        """The same by the engine's id of a reply; whether it is one of these."""
+        growing = next((one for one in self._growing.values() if reply and one.reply == reply), None)
+        if growing is not None:
+            await self._stop(growing)
+        return growing is not None
+
+    async def _stop(self, growing: _Growing) -> None:
+        growing.is_stopping = True
+        try:
+            await growing.engine.endpoint.stop(growing.reply)
+        except InglenookError:  # no server of ours, or one that has gone
+            growing.stopped.set()
+
+    async def count_tokens(self, text: str) -> int:
+        async with self._slot.use() as engine:
+            return await engine.endpoint.count(text=text)
+
+
+def _delta(part: ReasoningDelta | TextDelta) -> nouns.ReplyEvent:
+    return nouns.ReasoningDelta(part.text) if isinstance(part, ReasoningDelta) else nouns.TextDelta(part.text)
+
+
+async def _next(parts: AsyncGenerator[ReplyPart], stopped: asyncio.Event) -> ReplyPart | None:
+    """The next part; None when somebody stops the reply before it comes."""
+    coming = asyncio.ensure_future(anext(parts))
+    stopping = asyncio.ensure_future(stopped.wait())
+    try:
+        await asyncio.wait((coming, stopping), return_when=asyncio.FIRST_COMPLETED)
+        return coming.result() if coming.done() else None
+    finally:
+        for task in (coming, stopping):
+            task.cancel()
+            with suppress(asyncio.CancelledError, Exception):
+                await task

@@ -1,0 +1,61 @@
+"""One run of the chat, from the history that is opened to the engine that is left: with screens, or in plain lines."""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import click
+
+from app.chat_backend.client import TerminalClient
+from app.chat_backend.ending import Ending
+from app.history.history import History
+from app.settings.settings import Settings, wants_colours
+from app.text.terminal_text import sanitize
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """What was asked for on the command line. Its runs give an exit status."""
+
+    settings: Settings
+    flags: Mapping[str, object]  # settings that an engine process is started with, and `stay`
+    endpoint: str = ""
+    key: str | None = None  # that the endpoint wants
+    question: str = ""
+
+    def run_plain(self) -> int:
+        """Raises what opening the history does."""
+        from app.chat_backend.plain.plain_chat import PlainChat
+
+        history = History(self.settings.history_dir, _say)
+        return asyncio.run(self._with_client(history, lambda client: PlainChat(client, self.question).run()))
+
+    def run_screens(self, left: Callable[[], None]) -> int:
+        """`left` is called when the terminal was left in order. Raises what opening the history does, before it is
+        entered."""
+        history = History(self.settings.history_dir, _say)
+        for news in history.news:  # the screens show it as well, and are gone when the chat ends
+            _say(news.sentences)
+        from tui.app import ChatApp
+
+        async def run(client: TerminalClient) -> int:
+            app = ChatApp(client, self.settings.theme, question=self.question, colours=wants_colours())
+            Ending(lambda status: app.exit(return_code=status)).listen("SIGINT", "SIGTERM")
+            await app.run_async()
+            left()
+            return app.return_code or 0
+
+        return asyncio.run(self._with_client(history, run))
+
+    async def _with_client(self, history: History, run: Callable[[TerminalClient], Coroutine[Any, Any, int]]) -> int:
+        client = TerminalClient(self.settings, history, self.flags, self.endpoint, self.key)
+        client.begin()
+        try:
+            return await run(client)
+        finally:
+            await client.close()
+
+
+def _say(sentence: str) -> None:
+    click.echo(sanitize(sentence), err=True)

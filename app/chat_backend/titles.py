@@ -1,0 +1,63 @@
+"""Titles that chats get after their first reply, written by the model while it has nothing better to do."""
+
+from textwrap import shorten
+
+from app.chat_backend.engine.slot import EngineSlot
+from app.chat_backend.kept_chats import KeptChats
+from app.chat_backend.prompt_messages import prompt_messages
+from app.chat_backend.told import apart
+from app.history.records import Message, path_to
+from tui.nouns import ChatId
+from tui.plain_text import single_line
+
+_ASKED = "Write a title for this conversation, of at most six words, and nothing else."
+_TOKENS = 24
+_LONGEST = 60  # characters
+_CUT = "…"
+_QUOTES = "\"'“”„«»`*# "
+
+
+class Titles:
+    """Over the chats that are kept. `make` one for a chat."""
+
+    def __init__(self, chats: KeptChats, slot: EngineSlot) -> None:
+        self._chats = chats
+        self._slot = slot
+
+    async def make(self, chat: ChatId) -> str:
+        """The title that a chat has from now on: one that it has stays. Empty where the model wrote nothing that could
+        be one."""
+        if found := await apart(self._title, chat):
+            return found
+        async with self._slot.use() as engine:
+            messages = await apart(self._messages, chat)
+            own = {"service_class": "background", "store": False} if engine.endpoint.is_ours else {}
+            sampling = {"temperature": 0, **engine.suitable, "max_tokens": _TOKENS}
+            body = {"model": engine.model, "messages": messages, **sampling, **own}
+            title = title_in(await engine.endpoint.complete(body))
+        if title:
+            await apart(self._keep, chat, title)
+        return title
+
+    def _title(self, chat: ChatId) -> str:
+        history, number = self._chats.place(chat)
+        return history.chats.get(number).title
+
+    def _messages(self, chat: ChatId) -> list[object]:
+        """The chat as it was sent, so that nothing of it is computed again, and the question behind it."""
+        history, number = self._chats.place(chat)
+        found = history.chats.get(number)
+        branch: list[Message] = path_to({one.id: one for one in history.messages.of(number)}, found.shown)
+        return [*prompt_messages(found, branch, with_thoughts=False), {"role": "user", "content": _ASKED}]
+
+    def _keep(self, chat: ChatId, title: str) -> None:
+        history, number = self._chats.place(chat)
+        history.chats.give_title(number, title)
+
+
+def title_in(text: str) -> str:
+    """What a model wrote, as a title: its first line that announces nothing, without quotation marks, cut at a word;
+    empty where that is none."""
+    lines = [line for line in text.splitlines() if line.strip(_QUOTES) and not line.rstrip(_QUOTES).endswith(":")]
+    title = single_line(lines[0]).removeprefix("Title:").strip(_QUOTES).rstrip(".") if lines else ""
+    return shorten(title, _LONGEST, placeholder=_CUT).removeprefix(_CUT)

@@ -1,0 +1,136 @@
+"""What `ingle doctor` finds about GPUs: the driver, torch's build for it, the C compiler that kernels need, the card.
+
+Each is looked at by itself, so that of several things that are amiss each has its remedy. Imports torch, which may be
+there and broken.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from app.doctor.finding import Finding
+from app.progress import Progress, format_bytes
+from app.settings.settings import Settings
+from engine.backends.cuda.discovery import driver_version
+
+_PCI = Path("/sys/bus/pci/devices")
+_NVIDIA, _DISPLAY = "0x10de", "0x03"  # a vendor, and how the class of every display controller begins
+# The oldest driver for programs of each CUDA version, on Linux (CUDA's release notes, "minor version compatibility").
+_LEAST_DRIVER: Mapping[str, int] = {"11": 450, "12": 525, "13": 580}
+_INSTALL = "Install torch for CUDA: https://pytorch.org/get-started/locally/"
+_BROKEN = "Install torch anew."
+_NO_GPU = "not needed: there is no GPU"
+
+
+def driver(settings: Settings, progress: Progress) -> Finding:
+    name, version = "GPU driver", driver_version()
+    if version is None:
+        if not _has_nvidia_card():
+            return Finding(name, "ok", "none, and no NVIDIA GPU")
+        remedy = "Install NVIDIA's driver, and start the machine anew."
+        return Finding(name, "warn", "an NVIDIA GPU is there, and no driver is loaded", remedy)
+    try:
+        cuda = _torch_cuda(progress)
+    except (ImportError, OSError, RuntimeError):
+        cuda = None  # told by the check of the build
+    least = _LEAST_DRIVER.get((cuda or "").partition(".")[0], 0)
+    major = version.partition(".")[0]
+    if major.isdecimal() and int(major) < least:
+        found = f"{version} is too old for CUDA {cuda}, which torch is built for"
+        return Finding(
+            name, "warn", found, f"Update the driver to {least} or newer, or install torch for an older CUDA."
+        )
+    return Finding(name, "ok", version or "there")
+
+
+def torch_build(settings: Settings, progress: Progress) -> Finding:
+    """Whether torch can drive the cards that are there."""
+    name = "torch build"
+    try:
+        cuda = _torch_cuda(progress)
+        import torch
+
+        if driver_version() is None:
+            return Finding(name, "ok", f"for CUDA {cuda}" if cuda else "for the CPU alone; there is no GPU")
+        if cuda is None:
+            return Finding(
+                name, "warn", f"torch {torch.__version__} is for the CPU alone, and there is a GPU", _INSTALL
+            )
+        if missing := _cards_without_code():
+            return Finding(name, "warn", f"for CUDA {cuda}, which has no code for {missing}", _INSTALL)
+    except (ImportError, OSError, RuntimeError) as problem:
+        return Finding(name, "warn", f"torch cannot be used: {problem}", _BROKEN)
+    return Finding(name, "ok", f"for CUDA {cuda}")
+
+
+def compiler(settings: Settings, progress: Progress) -> Finding:
+    name = "C compiler"
+    if driver_version() is None:
+        return Finding(name, "ok", _NO_GPU)
+    try:
+        from engine.backends.cuda.compiler import prepare_compiler
+        from engine.errors import NoCompiler
+
+        with progress.task("Trying the C compiler", None):
+            prepare_compiler()
+    except NoCompiler as problem:
+        return Finding(name, "warn", f"{problem.message}: the CPU engine will be used", problem.remedy)
+    except (ImportError, OSError, RuntimeError) as problem:
+        return Finding(name, "warn", f"Triton cannot be used: {problem}", _BROKEN)
+    return Finding(name, "ok", "builds what launches kernels")
+
+
+def card(settings: Settings, progress: Progress) -> Finding:
+    try:
+        with progress.task("Looking for a GPU", None):
+            import torch  # noqa: F401  # which may be there and broken
+
+            from engine.backends.cuda.discovery import Unusable, find_gpu
+
+            _, _, number = settings.device.partition(":")
+            found = find_gpu(int(number) if number else None)
+    except (ImportError, OSError, RuntimeError) as problem:
+        return Finding("GPU", "warn", f"torch cannot be used: {problem}", _BROKEN)
+    if not isinstance(found, Unusable):
+        there = found.card
+        return Finding("GPU", "ok", f"{there.name}, {format_bytes(there.memory_bytes)}, sm_{there.architecture}")
+    if not found.is_there:
+        return Finding("GPU", "ok", "none found: the CPU engine will be used")
+    return Finding("GPU", "warn", f"{found.reason}: the CPU engine will be used", found.remedy)
+
+
+def _torch_cuda(progress: Progress) -> str | None:
+    """The CUDA version that torch is built for, such as 12.8."""
+    with progress.task("Looking for a GPU", None):
+        import torch
+
+        return torch.version.cuda
+
+
+def _has_nvidia_card() -> bool:
+    """By the list of devices that Linux has; elsewhere nothing is known."""
+    for device in _PCI.glob("*"):
+        try:
+            vendor, kind = ((device / entry).read_text(encoding="ascii") for entry in ("vendor", "class"))
+        except (OSError, UnicodeDecodeError):
+            continue
+        if vendor.strip() == _NVIDIA and kind.startswith(_DISPLAY):
+            return True
+    return False
+
+
+def _cards_without_code() -> str:
+    """Cards that torch's own kernels were not compiled for: neither for their generation, nor to be compiled there."""
+    import torch
+
+    built = torch.cuda.get_arch_list() if torch.cuda.is_available() else []
+    numbers = [(name.partition("_")[0], name.partition("_")[2].rstrip("af")) for name in built]
+    versions = [(kind, int(number)) for kind, number in numbers if number.isdecimal()]
+
+    def has_code(major: int, minor: int) -> bool:
+        own = 10 * major + minor
+        return any(version <= own and (kind == "compute" or version // 10 == major) for kind, version in versions)
+
+    capabilities = [
+        torch.cuda.get_device_capability(number) for number in range(torch.cuda.device_count() if built else 0)
+    ]
+    return ", ".join(f"sm_{10 * major + minor}" for major, minor in capabilities if not has_code(major, minor))

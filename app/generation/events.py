@@ -1,0 +1,149 @@
+"""The events of a reply, and what a caller chooses about them: log-probabilities and time limits."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from app.generation.cache_report import CacheReport
+from engine.request import FinishReason, TokenLogprobs
+
+
+@dataclass(frozen=True, slots=True)
+class TimeLimits:
+    """In seconds; None: any number. A reply that has run out of time ends where it is, as at the most tokens."""
+
+    reading: float | None = None  # of the prompt, from when the engine begins with it
+    writing: float | None = None  # from the first token on, once there is a line break
+
+    @classmethod
+    def of_milliseconds(cls, reading: int | None, writing: int | None) -> "TimeLimits":
+        """Return the limits of a request, in which 0 stands for any number, as in llama.cpp's API."""
+        return cls(reading / 1000 if reading else None, writing / 1000 if writing else None)
+
+
+NO_LIMITS = TimeLimits()
+
+
+@dataclass(frozen=True, slots=True)
+class PromptProgress:
+    """How much of the prompt has been read, in tokens. Sent while a long prompt is read."""
+
+    done: int
+    total: int
+    cached: int = 0  # of those that are done: what did not have to be read
+    seconds: float = 0.0  # since it began, after the queue
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """Of further tokens of the prompt, from its second on, where they were asked for. All come before the reply."""
+
+    logprobs: tuple[TokenLogprobs, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratedTokens:
+    """The ids of further tokens of the reply, hidden ones and those of markup included, where they were asked for."""
+
+    ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TextDelta:
+    """More text of the reply; never half a character, never a part of a stop string."""
+
+    text: str
+    logprobs: tuple[TokenLogprobs, ...] = ()  # of the tokens since the last delta, where they were asked for
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningDelta:
+    """More of what the model thinks before it answers."""
+
+    text: str
+    logprobs: tuple[TokenLogprobs, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallStart:
+    """The model calls a tool. Its arguments follow, and then its end."""
+
+    index: int  # of the calls of one reply, from 0
+    id: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallDelta:
+    """More of the arguments of a call; together, the text of one JSON object."""
+
+    index: int
+    arguments: str
+    logprobs: tuple[TokenLogprobs, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallEnd:
+    """The arguments of a call are complete. A call that was cut off has none of this."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyEnd:
+    """The last event of a reply."""
+
+    finish: FinishReason
+    stop: str | None  # the stop string that ended it
+    seed: int
+    prompt_tokens: int
+    cache: CacheReport  # where the prompt's came from
+    completion_tokens: int
+    first_token_seconds: float  # from the question to the first token
+    total_seconds: float
+    thought_tokens: int = 0  # of the completion's
+    queue_seconds: float = 0.0  # of the time to the first token, what passed before the engine began
+    error: str = ""  # for FinishReason.ERROR
+
+    @property
+    def cached_tokens(self) -> int:
+        """Of the prompt's, those that did not have to be computed."""
+        return self.cache.cached
+
+
+SpokenEvent = TextDelta | ReasoningDelta | ToolCallStart | ToolCallDelta | ToolCallEnd  # what tokens become
+ChatEvent = PromptProgress | PromptLogprobs | GeneratedTokens | SpokenEvent | ReplyEnd
+
+
+def joined(batch: Iterable[tuple[int, ChatEvent]]) -> list[tuple[int, ChatEvent]]:
+    """The same events, each with the index of its reply; texts that follow one another as one."""
+    result: list[tuple[int, ChatEvent]] = []
+    for index, event in batch:
+        before = result[-1] if result else None
+        if before is not None and before[0] == index and (both := _both(before[1], event)) is not None:
+            result[-1] = index, both
+        else:
+            result.append((index, event))
+    return result
+
+
+def _both(one: ChatEvent, other: ChatEvent) -> ChatEvent | None:
+    """Two texts of a kind as one; None for anything else."""
+    match one, other:
+        case TextDelta(), TextDelta():
+            return TextDelta(one.text + other.text, one.logprobs + other.logprobs)
+        case ReasoningDelta(), ReasoningDelta():
+            return ReasoningDelta(one.text + other.text, one.logprobs + other.logprobs)
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyOptions:
+    """The options of one reply."""
+
+    includes_stop: bool = False  # the text ends with the stop string, or with the token, that ended it
+    shows_control: bool = False  # control tokens are written out, but for those that end the reply
+    reports_tokens: bool = False  # a GeneratedTokens event comes before the text of its tokens
+    reports_progress: bool = False  # a PromptProgress event reports the end of each prompt, also of a short one
+
+
+PLAIN_REPLY = ReplyOptions()

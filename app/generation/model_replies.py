@@ -1,0 +1,248 @@
+"""How one model is told of tools, and how its replies are read: by its response template or its chat template.
+
+The template is probed when its format is needed first. Nothing here knows where prompts and tokens come from.
+"""
+
+import functools
+import logging
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from app.errors import ToolsUnsupported
+from app.generation.conversation import Conversation, ToolUse
+from app.generation.generic_tools import ToolSupport, generic_format
+from app.generation.grammars import GrammarSource
+from app.generation.messages import Json
+from app.generation.reply_formats.anchor_pattern import NotUnderstood
+from app.generation.reply_formats.markup import Markup
+from app.generation.reply_formats.recognition import NO_TEMPLATE, TemplateReplies, replies_of
+from app.generation.reply_formats.reply_format import ReplyFormat
+from app.generation.reply_formats.reply_grammar import (
+    ANY_TEXT,
+    answer_grammar,
+    call_grammar,
+    free_grammar,
+    no_call_grammar,
+)
+from app.generation.reply_formats.reply_parser import FormatMarkup, ReplyParser
+from app.generation.reply_formats.response_template import format_of
+from app.generation.template import ChatTemplateRenderer
+from app.generation.thinking_budget import ThinkingBudget, ThoughtMarks
+from app.text.tokenizer import Tokenizer
+from engine.sampling.constraint import Grammar
+
+log = logging.getLogger(__name__)
+
+_ANY_OBJECT: Mapping[str, Json] = {"type": "object", "additionalProperties": True}
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """A prompt for a model's next turn, and how that is to be read."""
+
+    ids: tuple[int, ...]
+    _replies: "ModelReplies"
+    _conversation: Conversation
+    _rendered: str
+
+    def new_parser(self) -> ReplyParser:
+        return self._replies.parser(self._conversation, self._rendered)
+
+    def grammar(self, asked: GrammarSource | None) -> tuple[GrammarSource | None, bool]:
+        """From the grammar that was asked for to that of the reply, and whether it is there for calls alone."""
+        return self._replies.grammar(self._conversation, self._rendered, asked)
+
+    def loose_grammar(self, asked: GrammarSource | None) -> GrammarSource | None:
+        """The same for tools whose schemas cannot be compiled: with any arguments, unless they have to keep to them."""
+        conversation = self._replies.loosened(self._conversation)
+        return self._replies.grammar(conversation, self._rendered, asked)[0] if conversation else None
+
+    def within_budget(self, grammar: Grammar | None) -> Grammar | None:
+        """From a grammar, or none, to one that keeps to the limit of thoughts as well."""
+        return self._replies.within_budget(self._conversation, self._rendered, grammar)
+
+
+@dataclass(frozen=True, slots=True)
+class Abilities:
+    """What a model can be asked for besides text."""
+
+    tool_support: ToolSupport
+    thinking: bool  # before it answers, apart from the answer
+    insertion: bool  # what is missing between two texts
+
+    @property
+    def tools(self) -> bool:
+        """It can call tools."""
+        return self.tool_support is not ToolSupport.NONE
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """A format of replies, ready to be read."""
+
+    format: ReplyFormat
+    markup: FormatMarkup
+    uncalled: FormatMarkup  # of replies that may call nothing
+
+    @classmethod
+    def of(cls, written: ReplyFormat) -> "_Reading":
+        return cls(written, FormatMarkup(written), FormatMarkup(written.without_calls()))
+
+
+class ModelReplies:
+    """Safe for several threads. What is asked first waits for a few renderings; any may raise TemplateUnavailable."""
+
+    def __init__(self, tokenizer: Tokenizer, renderer: ChatTemplateRenderer, *, generic_tools: bool = True) -> None:
+        """With `generic_tools`, a model whose template has no place for tools is told of them as text."""
+        self._tokenizer = tokenizer
+        self._generic_tools = generic_tools
+        self._renderer = renderer
+        self._lock = threading.Lock()
+        self._known: TemplateReplies | None = None
+
+    @property
+    def arguments_as_text(self) -> bool:
+        """The template wants the arguments of a call as text."""
+        return self._template.arguments_as_text
+
+    @property
+    def takes_system(self) -> bool:
+        """The template gives the model system messages."""
+        return self._template.takes_system
+
+    @property
+    def tool_support(self) -> ToolSupport:
+        if self._template.takes_tools and self._template.format.calls is not None:
+            return ToolSupport.NATIVE
+        return ToolSupport.GENERIC if self._generic_tools else ToolSupport.NONE
+
+    def tells_generically(self, conversation: Conversation) -> bool:
+        """Whether tools of a conversation, or calls and results in it, have to be told as text."""
+        has_tools = conversation.tools or any(it.tool_calls or it.role == "tool" for it in conversation.messages)
+        return bool(has_tools) and self.tool_support is ToolSupport.GENERIC
+
+    @property
+    def thinks(self) -> bool:
+        """Its thoughts come apart from its answer."""
+        return self._template.format.thinking is not None
+
+    def check(self, conversation: Conversation) -> None:
+        """Raise ToolsUnsupported for tools that the model would not hear of, or could not be heard to call."""
+        if not conversation.callable_tools or self.tool_support is not ToolSupport.NONE:
+            return
+        unknown, untold = "How this model writes calls of tools is not known", "has no place for tools"
+        problem = unknown if self._template.takes_tools else f"The chat template of this model {untold}"
+        raise ToolsUnsupported(problem, "Choose a model that can call them, or turn the setting generic_tools on.")
+
+    def parser(self, conversation: Conversation, rendered: str) -> ReplyParser:
+        """Of the reply to a rendered conversation. Without tools that may be called, what looks like a call is
+        text."""
+        tools: dict[str, Json] = {tool.name: tool.parameters for tool in conversation.callable_tools}
+        reading = self._reading(conversation)
+        markup = reading.markup if tools else reading.uncalled
+        parallel, answers = self._may_call_several(conversation), self.has_answer_begun(conversation)
+        return ReplyParser(markup, tools, opening=markup.opening(rendered), parallel=parallel, answers=answers)
+
+    def grammar(
+        self, conversation: Conversation, rendered: str, asked: GrammarSource | None
+    ) -> tuple[GrammarSource | None, bool]:
+        """The grammar of the reply to a rendered conversation, and whether it is there for calls alone. Forced calls
+        count more than what was `asked` for; those that the model is free to make come in its place, or keep to the
+        schemas of strict tools; those that it may not make, do not come. Thoughts come before all of it, where the
+        model may still think."""
+        reading, tools = self._reading(conversation), conversation.callable_tools
+        written, parallel = reading.format, self._may_call_several(conversation)
+        thinks = conversation.thinking_budget != 0 and not reading.markup.has_thought(rendered)
+        reply = (written, reading.markup.opening(rendered), tools, self._tokenizer.control_tokens)
+        if conversation.use is ToolUse.FORCED:
+            return _lark(call_grammar(*reply, parallel=parallel, thinks=thinks)), True
+        if self.has_answer_begun(conversation):
+            return asked, False
+        if reading is self._generic:
+            answer = ANY_TEXT if asked is None else asked.as_lark()
+            return _lark(answer_grammar(*reply, answer, parallel=parallel, thinks=thinks)), asked is None
+        if asked is None and any(tool.strict for tool in tools):
+            return _lark(free_grammar(*reply, parallel=parallel, thinks=thinks)), True
+        if asked is None and conversation.tools and not tools and written.calls is not None:
+            return _lark(no_call_grammar(written, self._tokenizer.control_tokens)), True
+        if asked is None or (written.thinking is None and not tools):
+            return asked, False
+        return _lark(answer_grammar(*reply, asked.as_lark(), parallel=parallel, thinks=thinks)), False
+
+    def has_answer_begun(self, conversation: Conversation) -> bool:
+        """Whether the prompt ends in the middle of a marked answer."""
+        is_free = bool(conversation.begun) and conversation.use is not ToolUse.FORCED
+        return is_free and self._reading(conversation) is self._generic
+
+    def loosened(self, conversation: Conversation) -> Conversation | None:
+        """The same conversation with any arguments for the tools that are not strict, for schemas that cannot be
+        compiled; None where calls by their schemas were asked for."""
+        loose = [tool if tool.strict else replace(tool, parameters=_ANY_OBJECT) for tool in conversation.callable_tools]
+        is_free = conversation.use is ToolUse.FREE and self._reading(conversation) is self._generic
+        return replace(conversation, allowed=loose) if is_free and loose != conversation.callable_tools else None
+
+    def within_budget(self, conversation: Conversation, rendered: str, grammar: Grammar | None) -> Grammar | None:
+        """A grammar of the reply, or none, with the limit that the conversation sets to thoughts."""
+        budget, thinking, markup = conversation.thinking_budget, self._template.format.thinking, self._native.markup
+        if budget is None or thinking is None or markup.has_thought(rendered):
+            return grammar
+        begin, end = ([Markup(one).filled() for one in marks] for marks in (thinking.begin, thinking.end))
+        marks = ThoughtMarks.of(self._tokenizer, begin, end)
+        thinks = markup.thinks(markup.opening(rendered))
+        return ThinkingBudget(self._tokenizer, marks, budget, grammar, thinks=thinks)
+
+    def _reading(self, conversation: Conversation) -> _Reading:
+        """The format of the reply to a conversation."""
+        is_generic = bool(conversation.tools) and self.tool_support is ToolSupport.GENERIC
+        return self._generic if is_generic else self._native
+
+    def _may_call_several(self, conversation: Conversation) -> bool:
+        """A model that was not made for calls tends to repeat one, and makes several only where that is asked for."""
+        wanted = conversation.parallel_calls
+        return self.tool_support is ToolSupport.NATIVE if wanted is None else wanted
+
+    @functools.cached_property
+    def _native(self) -> _Reading:
+        return _Reading.of(self._template.format)
+
+    @functools.cached_property
+    def _generic(self) -> _Reading:
+        return _Reading.of(generic_format(self._template.format))
+
+    @property
+    def _template(self) -> TemplateReplies:
+        with self._lock:
+            if self._known is None:
+                self._known = _stated(self._recognized(), self._tokenizer.response_template)
+            return self._known
+
+    def _recognized(self) -> TemplateReplies:
+        tokenizer = self._tokenizer
+        if tokenizer.chat_template is None:
+            return NO_TEMPLATE
+        special = dict(tokenizer.special_tokens)
+        return replies_of(tokenizer.chat_template, special, self._renderer, tokenizer.control_tokens)
+
+
+def _lark(grammar: str | None) -> GrammarSource | None:
+    return None if grammar is None else GrammarSource("lark", grammar)
+
+
+def _stated(recognized: TemplateReplies, response_template: Mapping[str, object] | None) -> TemplateReplies:
+    """With the format that the model's response template states, if it has one; of what that says nothing, the other
+    stays."""
+    if response_template is None:
+        return recognized
+    try:
+        stated = format_of(response_template)
+    except NotUnderstood as problem:
+        log.info(
+            "the model's response template is not understood (%s): its chat template tells how it replies", problem
+        )
+        return recognized
+    known = recognized.format
+    return replace(
+        recognized,
+        format=replace(stated, thinking=stated.thinking or known.thinking, calls=stated.calls or known.calls),
+    )

@@ -1,0 +1,103 @@
+"""One call, or several that are written as one, read by each markup that it may be in until one is certain.
+
+Knows the formats of calls. Refuses to know what stands around them.
+"""
+
+from collections.abc import Callable, Sequence
+
+from app.generation.reply_formats.json_bodies import ArgumentsBody, ObjectsBody
+from app.generation.reply_formats.markup import WAIT, Found, Markup
+from app.generation.reply_formats.parameters_body import ParameterMarkup, ParametersBody
+from app.generation.reply_formats.python_body import PythonBody
+from app.generation.reply_formats.reply_format import BODIES, CallSyntax
+from app.generation.reply_formats.tool_calls import CallBody, CallEvent, CallWriter
+
+
+class CallMarkup:
+    """The markup of a call, in front of its body and behind it."""
+
+    def __init__(self, written: str, parameters: Sequence[str]) -> None:
+        self.body = next(body for body in BODIES if f"{{{body}}}" in written)
+        head, _, tail = written.partition(f"{{{self.body}}}")
+        self.head, self.tail = Markup(head), Markup(tail)
+        self.parameters = [ParameterMarkup(one) for one in parameters]
+
+    def new_body(self, writer: CallWriter, name: str, call_id: str) -> CallBody:
+        match self.body:
+            case "json":
+                return ArgumentsBody(writer, name, call_id)
+            case "parameters":
+                return ParametersBody(writer, name, call_id, self.parameters, self.tail)
+            case "python":
+                return PythonBody(writer)
+            case body:
+                return ObjectsBody(writer, keyed=body == "keyed")
+
+
+def call_markups(syntax: CallSyntax) -> list[CallMarkup]:
+    return [CallMarkup(written, syntax.parameters) for written in syntax.calls]
+
+
+class CallReader:
+    """Reads from the beginning of a call. `feed` takes all text since then but for what `take` was told of."""
+
+    def __init__(self, markups: Sequence[CallMarkup], new_writer: Callable[[], CallWriter]) -> None:
+        self._candidates = [_Candidate(markup, new_writer()) for markup in markups]
+        self.certain = False  # it is a call
+        self.done = False
+        self.failed = False  # it is none, or is one no longer
+        self.position = 0  # up to where it was read
+
+    def feed(self, text: str, *, final: bool = False) -> list[CallEvent]:
+        """What has become certain of the calls."""
+        while True:
+            candidate = self._candidates[0]
+            candidate.feed(text, final=final)
+            self.position = max(self.position, candidate.position)
+            if not candidate.failed or candidate.certain or len(self._candidates) == 1:
+                break
+            del self._candidates[0]
+        self.certain, self.done, self.failed = candidate.certain, candidate.done, candidate.failed
+        return candidate.events()
+
+    def take(self) -> int:
+        """How much of the text will not be fed again."""
+        candidate = self._candidates[0]
+        taken, candidate.position, self.position = candidate.position, 0, 0
+        return taken
+
+
+class _Candidate:
+    def __init__(self, markup: CallMarkup, writer: CallWriter) -> None:
+        self.certain = self.done = self.failed = False
+        self.position = 0
+        self._markup = markup
+        self._writer = writer
+        self._body: CallBody | None = None
+
+    def events(self) -> list[CallEvent]:
+        events, self._writer.events = self._writer.events, []
+        return events
+
+    def feed(self, text: str, *, final: bool) -> None:
+        if self._body is None:
+            head = self._markup.head.match(text, 0, final=final)
+            if isinstance(head, Found):
+                name, call_id = head.holes.get("name", ""), head.holes.get("id", "")
+                self._body = self._markup.new_body(self._writer, name, call_id)
+                self.position = head.end
+            self.failed = head is None
+        body = self._body
+        if body is not None and not (body.done or body.failed):
+            self.position = body.feed(text, self.position, final=final)
+            self.certain = self.certain or bool(self._writer.events)
+            self.failed = body.failed
+        if body is not None and body.done:
+            self._read_tail(text, final)
+
+    def _read_tail(self, text: str, final: bool) -> None:
+        """What ends a call is taken where it is there, and missed by nobody where it is not."""
+        tail = self._markup.tail.match(text, self.position, final=final)
+        if isinstance(tail, Found):
+            self.position = tail.end
+        self.done = tail is not WAIT or final

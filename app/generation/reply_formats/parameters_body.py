@@ -1,0 +1,242 @@
+"""Reads the parameters of a tool call that are written between tags, also nested ones."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+
+from app.generation.messages import Json
+from app.generation.reply_formats.argument_types import TEXT, Types, argument_json, member_schema, types_in
+from app.generation.reply_formats.markup import WAIT, Found, Markup, NotYet
+from app.generation.reply_formats.relaxed_json import longest_overlap
+from app.generation.reply_formats.tool_calls import CallWriter
+
+
+class ParameterMarkup:
+    """How one parameter is written, with holes for its key, its value and, in some formats, its type."""
+
+    def __init__(self, written: str) -> None:
+        head, _, close = written.partition("{value}")
+        self.head, self.close = Markup(head), Markup(close)
+        # One line break on each side belongs to the format; a value may begin and end with more of them.
+        self.opens_line = head.endswith("\n")
+        self.closes_line = close.startswith("\n")
+        if self.opens_line:
+            self.head = Markup(head[:-1])
+        if self.closes_line:
+            self.close = Markup(close[1:])
+
+
+_ITEM = "item"
+_EMPTY = {"array": "[]", "object": "{}"}
+_MAX_DEPTH = 16
+
+
+def nested_json(text: str, types: Types, parameter: ParameterMarkup, schema: Json, depth: int = 0) -> str:
+    """The JSON of an argument, by its types and its schema; of one without tags, that of its text."""
+    members = list(_members(text, parameter)) if depth < _MAX_DEPTH else []
+    if not members:
+        empty = [_EMPTY[kind] for kind in sorted(types & _EMPTY.keys())]
+        return empty[0] if empty and not text.strip() else argument_json(text, types)
+    if all(key == _ITEM for key, _ in members) and "object" not in types:
+        inner = schema.get("items") if isinstance(schema, Mapping) else None
+        items = [nested_json(value, types_in(inner, schema), parameter, inner, depth + 1) for _, value in members]
+        return f"[{', '.join(items)}]"
+    written = []
+    for key, value in members:
+        inner = member_schema(schema, key)
+        part = nested_json(value, types_in(inner, schema), parameter, inner, depth + 1)
+        written.append(f"{json.dumps(key, ensure_ascii=False)}: {part}")
+    return f"{{{', '.join(written)}}}"
+
+
+def _members(text: str, parameter: ParameterMarkup) -> Iterator[tuple[str, str]]:
+    """Each key with what stands between its tags; up to what is no such thing."""
+    position = 0
+    while isinstance(head := parameter.head.match(text, position, final=True), Found):
+        end = _end(text, head.end, head.holes["key"], parameter)
+        if end is None:
+            return
+        close, position = end
+        yield head.holes["key"], text[head.end : close]
+
+
+def _end(text: str, start: int, key: str, parameter: ParameterMarkup) -> tuple[int, int] | None:
+    """Where the closing tag of `key` begins and ends, past those of equal tags inside."""
+    opening, closed, place = parameter.head.filled(key=key), 0, start
+    while (place := text.find(parameter.close.first, place)) >= 0:
+        found = parameter.close.match(text, place, final=True, known={"key": key})
+        if isinstance(found, Found):
+            if text.count(opening, start, place) == closed:
+                return place, found.end
+            closed += 1
+        place += 1
+    return None
+
+
+_TEXT_WORDS = ("true", "string")  # what says in a tag that a parameter is text
+_TYPE_HOLE = "type"
+
+
+class ParametersBody:
+    """The parameters of one call, whose name is known, up to `tail`, which is not read."""
+
+    def __init__(
+        self, writer: CallWriter, name: str, call_id: str, parameters: Sequence[ParameterMarkup], tail: Markup
+    ) -> None:
+        self.done = self.failed = False
+        self._writer = writer
+        self._name = name
+        self._id = call_id
+        self._parameters = parameters
+        self._tail = tail
+        self._started = False
+        self._count = 0
+        self._value: _Value | None = None
+
+    def feed(self, text: str, position: int, *, final: bool) -> int:
+        while not (self.done or self.failed):
+            if self._value is None:
+                position = self._between(text, position, final)
+                if self._value is None:
+                    break
+            position = self._value.feed(text, position, final)
+            if not self._value.done:
+                break
+            self._value = None
+        return position
+
+    def follows(self, text: str, position: int, *, final: bool) -> bool | NotYet:
+        """Whether another parameter, or the end of the call, stands there."""
+        while position < len(text) and text[position].isspace():
+            position += 1
+        if position == len(text):
+            return final or WAIT
+        candidates = (self._tail, *(parameter.head for parameter in self._parameters))
+        found = [markup.match(text, position, final=final) for markup in candidates]
+        if any(isinstance(one, Found) for one in found):
+            return True
+        return WAIT if WAIT in found else False
+
+    def _between(self, text: str, position: int, final: bool) -> int:
+        start = position
+        while start < len(text) and text[start].isspace():
+            start += 1
+        if start == len(text):
+            return start
+        end = self._tail.match(text, start, final=final)
+        if end is WAIT:
+            return start
+        if end is not None:
+            self._end()
+            return start
+        for parameter in self._parameters:
+            found = parameter.head.match(text, start, final=final)
+            if found is WAIT:
+                return start
+            if isinstance(found, Found):
+                if self._begin():
+                    self._begin_value(parameter, found.holes)
+                    return found.end
+                return start
+        self.failed = True
+        return start
+
+    def _end(self) -> None:
+        if self._begin():
+            self._writer.arguments("}" if self._count else "{}")
+            self._writer.end()
+            self.done = True
+
+    def _begin(self) -> bool:
+        if not self._started:
+            self._started = self._writer.start(self._name, self._id)
+            self.failed = not self._started
+        return self._started
+
+    def _begin_value(self, parameter: ParameterMarkup, holes: Mapping[str, str]) -> None:
+        key = holes["key"]
+        root = self._writer.tools.get(self._name)
+        schema = member_schema(root, key)
+        types = _types(types_in(schema, root), holes.get(_TYPE_HOLE))
+        self._writer.arguments((", " if self._count else "{") + json.dumps(key, ensure_ascii=False) + ": ")
+        self._count += 1
+        self._value = _Value(self._writer, parameter, holes, types, schema, self)
+
+
+def _types(types: Types, said: str | None) -> Types:
+    """The types of an argument. Where its tag says whether it is text, that counts more than the schema."""
+    if said is None:
+        return types
+    return TEXT if said in _TEXT_WORDS else types - TEXT
+
+
+class _Value:
+    """The value of one parameter."""
+
+    def __init__(
+        self,
+        writer: CallWriter,
+        parameter: ParameterMarkup,
+        holes: Mapping[str, str],
+        types: Types,
+        schema: Json,
+        body: ParametersBody,
+    ) -> None:
+        self.done = False
+        self._writer = writer
+        self._parameter = parameter
+        self._holes = holes
+        self._types = types
+        self._schema = schema
+        self._body = body
+        self._held: list[str] = []
+        self._begun = False
+
+    def feed(self, text: str, position: int, final: bool) -> int:
+        if not self._begun:
+            if position == len(text):
+                return position
+            self._begun = True
+            position += self._parameter.opens_line and text[position] == "\n"
+            if self._types == TEXT:
+                self._writer.arguments('"')
+        first = self._parameter.close.first
+        while (start := text.find(first, position)) >= 0:
+            end = self._close(text, start, final)
+            if end is WAIT:
+                return self._take(text, position, start)
+            if isinstance(end, int):
+                return self._end(text, position, start, end)
+            position = self._take_all(text, position, start + 1)
+        if final:
+            return self._take_all(text, position, len(text))
+        return self._take(text, position, len(text) - longest_overlap(text, position, first))
+
+    def _close(self, text: str, start: int, final: bool) -> int | NotYet | None:
+        found = self._parameter.close.match(text, start, final=final, known=self._holes)
+        if not isinstance(found, Found):
+            return found
+        follows = self._body.follows(text, found.end, final=final)
+        if follows is WAIT:
+            return WAIT
+        return found.end if follows else None
+
+    def _take(self, text: str, start: int, end: int) -> int:
+        """The value's text up to `end`, where its closing tag may begin; a line break in front may belong to that."""
+        end -= self._parameter.closes_line and end > start and text[end - 1] == "\n"
+        return self._take_all(text, start, end)
+
+    def _take_all(self, text: str, start: int, end: int) -> int:
+        if self._types == TEXT:
+            self._writer.arguments(json.dumps(text[start:end], ensure_ascii=False)[1:-1])
+        else:
+            self._held.append(text[start:end])
+        return end
+
+    def _end(self, text: str, position: int, start: int, end: int) -> int:
+        self._take(text, position, start)
+        if self._types == TEXT:
+            self._writer.arguments('"')
+        else:
+            self._writer.arguments(nested_json("".join(self._held), self._types, self._parameter, self._schema))
+        self.done = True
+        return end

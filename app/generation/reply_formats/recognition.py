@@ -1,0 +1,167 @@
+"""The format of a model's replies, found out by rendering a reply with its chat template and reading that again.
+
+A template that renders neither calls nor thoughts is looked through for their markup instead. Refuses to know where a
+template comes from.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from app.errors import TemplateError, TemplateUnavailable
+from app.generation.events import ReasoningDelta, ToolCallDelta, ToolCallStart
+from app.generation.messages import Json, Message, ToolCall
+from app.generation.reply_formats.markup import Markup
+from app.generation.reply_formats.reply_format import NO_MESSAGES, PLAIN, CallSyntax, ReplyFormat, ThinkingSyntax
+from app.generation.reply_formats.reply_parser import FormatMarkup, ReplyParser
+from app.generation.reply_formats.table import CALLS, MESSAGES, THINKING
+from app.generation.template import ChatTemplateRenderer
+
+_CALLED, _KEY, _VALUE, _THOUGHT = "zxqcalled", "zxqkey", "zxqvalue", "zxqthought"  # in no template
+_TAG = re.compile(r"<[|｜][^<>]+[|｜]>")
+_HOLE = re.compile(r"\{\w+\}")
+_USER = Message("user", "Hello")
+_CALL = ToolCall(_CALLED, {_KEY: _VALUE}, "zxq000001")
+_SCHEMA: Mapping[str, Json] = {"type": "object", "properties": {_KEY: {"type": "string", "description": "A word"}}}
+_TOOL: Mapping[str, Json] = {
+    "type": "function",
+    "function": {"name": _CALLED, "description": "Probes", "parameters": {**_SCHEMA, "required": [_KEY]}},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateReplies:
+    """What a template knows of replies."""
+
+    format: ReplyFormat
+    takes_tools: bool  # it tells the model of them
+    takes_system: bool  # it gives the model system messages
+    arguments_as_text: bool  # it wants the arguments of a call as the text of their JSON
+
+
+def replies_of(
+    template: str, variables: Mapping[str, Json], renderer: ChatTemplateRenderer, control_tokens: Iterable[str] = ()
+) -> TemplateReplies:
+    """`control_tokens` of the vocabulary may be markup that the template says nothing of.
+
+    Raises TemplateUnavailable where no template can be rendered."""
+    probe = _Probe(template, variables, renderer)
+    called, as_text = probe.reply(Message("assistant", "", None, (_CALL,)))
+    thought, _ = probe.reply(Message("assistant", "", _THOUGHT, (_CALL,)))
+    answered, _ = probe.reply(Message("assistant", "Hello", _THOUGHT))
+    written = (called, thought, answered)
+    known = "\n".join((template, *control_tokens))
+    messages = next((one for one in MESSAGES if any(one.mark in text for text in (template, *written))), NO_MESSAGES)
+    calls = _calls(known, called, ReplyFormat(messages=messages))
+    thinking = _thinking(template, (thought, answered), ReplyFormat(None, calls, messages))
+    return TemplateReplies(
+        ReplyFormat(thinking, calls, messages), _CALLED in probe.prompt, probe.takes_system(), as_text
+    )
+
+
+class _Probe:
+    def __init__(self, template: str, variables: Mapping[str, Json], renderer: ChatTemplateRenderer) -> None:
+        self._template = template
+        self._variables = variables
+        self._renderer = renderer
+        self.prompt = self._rendered([_USER]) or ""
+
+    def reply(self, message: Message) -> tuple[str, bool]:
+        """How a reply is written, and whether the arguments of its call had to be text; nothing where it is refused."""
+        for as_text in (False, True):
+            whole = self._rendered([_USER, message], arguments_as_text=as_text)
+            if whole is not None and (_CALLED in whole[len(self.prompt) // 2 :] or not message.tool_calls):
+                return _behind(self.prompt, whole), as_text
+        return "", False
+
+    def takes_system(self) -> bool:
+        """Whether a system message is rendered. A template that renders no conversation without one may take it."""
+        told = self._rendered([Message("system", _THOUGHT), _USER], tools=None)
+        return _THOUGHT in (told or "") or self._rendered([_USER], tools=None) is None
+
+    def _rendered(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Json]] | None = (_TOOL,),
+        arguments_as_text: bool = False,
+    ) -> str | None:
+        try:
+            return self._renderer.render(
+                self._template,
+                messages,
+                tools=tools,
+                add_generation_prompt=False,
+                variables=self._variables,
+                arguments_as_text=arguments_as_text,
+            )
+        except TemplateUnavailable:
+            raise
+        except TemplateError:
+            return None
+
+
+def _behind(prompt: str, whole: str) -> str:
+    """What `whole` says behind what it has in common with `prompt`."""
+    end = next((place for place, (was, now) in enumerate(zip(prompt, whole, strict=False)) if was != now), len(prompt))
+    return whole[end:]
+
+
+def _calls(known: str, written: str, others: ReplyFormat) -> CallSyntax | None:
+    for syntax in CALLS:
+        for call in syntax.calls:
+            others_of_it = [other for other in syntax.calls if other != call]
+            if _CALLED in written and _hears_call(replace(syntax, calls=(call,)), written, others):
+                return replace(syntax, calls=(call, *others_of_it))
+    return next((syntax for syntax in CALLS if not syntax.unmarked and _mentions(known, syntax)), None)
+
+
+def _hears_call(syntax: CallSyntax, written: str, others: ReplyFormat) -> bool:
+    parts = [written[place:] for place in _starts(written, syntax)]
+    for part in parts:
+        parser = ReplyParser(FormatMarkup(replace(others, calls=syntax)), {_CALLED: _SCHEMA})
+        events = [heard.event for heard in (*parser.push(part), *parser.finish())]
+        names = [event.name for event in events if isinstance(event, ToolCallStart)]
+        arguments = "".join(event.arguments for event in events if isinstance(event, ToolCallDelta))
+        if names == [_CALLED] and "".join(arguments.split()) == f'{{"{_KEY}":"{_VALUE}"}}':
+            return True
+    return False
+
+
+def _starts(written: str, syntax: CallSyntax) -> Iterator[int]:
+    """Where to begin: without marks, a call is one only at the beginning of a reply."""
+    yield 0
+    if syntax.unmarked and (brace := written.find("{")) > 0:
+        yield brace
+
+
+def _mentions(known: str, syntax: CallSyntax) -> bool:
+    """Whether all markup of one of its calls is in a template, or in the vocabulary."""
+    parameters = [mark for written in syntax.parameters[:1] for mark in _literals(written)]
+    return any(all(mark in known for mark in (*_literals(written), *parameters)) for written in syntax.calls)
+
+
+def _literals(written: str) -> Sequence[str]:
+    """Tags alone, where there are any: a template may put together what is between them."""
+    literals = Markup(_HOLE.sub("{any}", written)).literals
+    return [tag for literal in literals for tag in _TAG.findall(literal) or [literal]]
+
+
+def _thinking(template: str, written: Sequence[str], others: ReplyFormat) -> ThinkingSyntax | None:
+    for syntax in THINKING:
+        markup = FormatMarkup(replace(others, thinking=syntax))
+        for text in written:
+            parser = ReplyParser(markup, {})
+            events = [heard.event for heard in (*parser.push(text), *parser.finish())]
+            if "".join(event.text for event in events if isinstance(event, ReasoningDelta)) == _THOUGHT:
+                return syntax
+    return next(
+        (syntax for syntax in THINKING if Markup(syntax.end[0]).first in template and _begins(template, syntax)), None
+    )
+
+
+def _begins(template: str, syntax: ThinkingSyntax) -> bool:
+    return any(Markup(begin).first in template for begin in syntax.begin)
+
+
+NO_TEMPLATE = TemplateReplies(PLAIN, takes_tools=False, takes_system=True, arguments_as_text=False)

@@ -1,0 +1,251 @@
+"""What a reply must be like, as a grammar: thoughts as the model likes, then calls of some tools, or what was asked.
+
+Or free text, and what begins in it as a call is one. Refuses to know how a grammar is compiled and kept to.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from app.generation.conversation import Tool
+from app.generation.messages import Json
+from app.generation.reply_formats.argument_types import TEXT, member_schema, types_in
+from app.generation.reply_formats.call_reader import CallMarkup
+from app.generation.reply_formats.lark_rules import LarkRules
+from app.generation.reply_formats.markup import Hole, Markup
+from app.generation.reply_formats.reply_format import CallSyntax, ReplyFormat
+from app.grammars.lark import literal
+
+# An answer without bounds. White space at its beginning is not told, and would not be in the text that is sent back.
+ANY_TEXT = r"(/[^ \n\r\t](.|\n)*/)?"
+
+_GAP = "/[ \\n]{0,2}/"  # behind thoughts
+_BETWEEN_CALLS = "/\\n?/"
+_ID = "/[a-zA-Z0-9]{9}/"
+_SHARED = ("$defs", "definitions")
+_TYPE_ORDER = ("object", "array", "boolean", "integer", "number", "null")
+
+
+def call_grammar(
+    written: ReplyFormat,
+    opening: str,
+    tools: Sequence[Tool],
+    control: Mapping[str, int],
+    *,
+    parallel: bool,
+    thinks: bool,
+) -> str:
+    """One call at least of one of `tools`, more only where `parallel`, and nothing else but thoughts. `opening` is what
+    the prompt has of the reply; `thinks` whether there may be thoughts. Raises ValueError for a format without calls.
+    """
+    grammar = LarkRules(control)
+    calls = _calls(grammar, written, tools, parallel=parallel, is_only=len(tools) == 1)
+    return grammar.start(
+        _behind_thoughts(grammar, written, opening, calls.whole(""), calls.whole(opening), thinks=thinks)
+    )
+
+
+def answer_grammar(
+    written: ReplyFormat,
+    opening: str,
+    tools: Sequence[Tool],
+    control: Mapping[str, int],
+    answer: str,
+    *,
+    parallel: bool,
+    thinks: bool,
+) -> str:
+    """What is said is `answer`, a Lark expression; thoughts may come before it, and calls of `tools` in its place.
+    Raises ValueError for tools in a format without calls."""
+    grammar = LarkRules(control)
+    lead = written.messages.answer
+    later, first = (f"{grammar.text(text)} {answer}" for text in (lead, lead.removeprefix(opening)))
+    if tools:
+        calls = _calls(grammar, written, tools, parallel=parallel)
+        later, first = f"({later} | {calls.whole('')})", f"({first} | {calls.whole(opening)})"
+    return grammar.start(_behind_thoughts(grammar, written, opening, later, first, thinks=thinks))
+
+
+def free_grammar(
+    written: ReplyFormat,
+    opening: str,
+    tools: Sequence[Tool],
+    control: Mapping[str, int],
+    *,
+    parallel: bool,
+    thinks: bool,
+) -> str | None:
+    """Anything, but what begins as a call is one of `tools`. None for a format whose calls begin as other things do.
+    Raises ValueError for one without calls."""
+    grammar = LarkRules(control)
+    calls = _calls(grammar, written, tools, parallel=parallel)
+    mark = calls.mark
+    if not mark or _begins_others(mark, written):
+        return None
+    said = grammar.without(mark, calls.whole(mark), "*" if parallel else "?")
+    return grammar.start(_behind_thoughts(grammar, written, opening, said, said, thinks=thinks))
+
+
+def no_call_grammar(written: ReplyFormat, control: Mapping[str, int]) -> str | None:
+    """Anything but a call. None for a format whose calls begin as other things do, or with plain text. Raises
+    ValueError for one without calls."""
+    grammar = LarkRules(control)
+    mark = _calls(grammar, written, (), parallel=False).mark
+    return grammar.start(grammar.none_of(mark)) if mark in control and not _begins_others(mark, written) else None
+
+
+def _begins_others(mark: str, written: ReplyFormat) -> bool:
+    thoughts = written.thinking.begin if written.thinking else ()
+    return any(mark in other for other in (*written.messages.silent, *written.messages.openings, *thoughts))
+
+
+def _calls(
+    grammar: LarkRules, written: ReplyFormat, tools: Sequence[Tool], *, parallel: bool, is_only: bool = False
+) -> "_Calls":
+    if written.calls is None:
+        raise ValueError("the format has no calls")
+    return _Calls(grammar, written.calls, tools, parallel=parallel, is_only=is_only)
+
+
+def _behind_thoughts(
+    grammar: LarkRules, written: ReplyFormat, opening: str, later: str, first: str, *, thinks: bool
+) -> str:
+    """`later` is for behind thoughts; `first` for the beginning of the reply, some of which is in the prompt."""
+    thinking = written.thinking
+    if thinking is None:
+        return first
+    thought = f"{grammar.up_to(Markup(thinking.end[0]).filled())} {_GAP} {later}"
+    if opening in thinking.begin:
+        return thought
+    begin = Markup(thinking.begin[0]).filled().removeprefix(opening)
+    return f"{grammar.text(begin)} {thought} | {first}" if thinks else first
+
+
+class _Calls:
+    """The calls of one format."""
+
+    def __init__(
+        self, grammar: LarkRules, syntax: CallSyntax, tools: Sequence[Tool], *, parallel: bool, is_only: bool
+    ) -> None:
+        """`is_only` if the reply must call one certain tool."""
+        self._is_only = is_only
+        self._grammar = grammar
+        self._syntax = syntax
+        self._markup = CallMarkup(syntax.calls[0], syntax.parameters)
+        self._tools = tools
+        self._parallel = parallel
+
+    @property
+    def mark(self) -> str:
+        """What they begin with, as far as that is one token or plain text; nothing, where an answer may begin so."""
+        if not self._markup.head.first:
+            return ""
+        around = self._syntax.around[:1] if not self._syntax.listed else ()
+        return self._grammar.first(next(iter(around), self._markup.head.filled(any=self._syntax.any))).rstrip()
+
+    def whole(self, opening: str) -> str:
+        """All of them; the first without what `opening` has of it."""
+        begin, end = self._syntax.around[:2] if self._syntax.around else ("", "")
+        if not self._syntax.listed and self._markup.head.first:
+            stripped = begin.removeprefix(opening) if begin else ""
+            first = self._marked(opening if not begin else "")
+            again = f"({_BETWEEN_CALLS} {self._marked('')})*" if self._parallel else ""
+            return f"{self._grammar.text(stripped)} {first} {again} {self._grammar.text(end)}"
+        head = self._markup.head.filled().removeprefix(opening)
+        return f"{self._grammar.text(head)} {self._listed()} {self._grammar.text(self._markup.tail.filled())}"
+
+    def _marked(self, opening: str) -> str:
+        """A call with markup of its own."""
+        return self._grammar.any_of([self._call(tool, opening) for tool in self._tools])
+
+    def _call(self, tool: Tool, opening: str) -> str:
+        bodies = {"json": self._arguments, "parameters": self._parameters, "python": self._python}
+        arguments = bodies.get(self._markup.body, self._object)(tool)
+        tail = self._grammar.text(self._markup.tail.filled())
+        return f"{self._filled(self._markup.head, opening, name=tool.name)} {arguments} {tail}"
+
+    def _filled(self, markup: Markup, opening: str, **holes: str) -> str:
+        """Markup with its holes filled; an id is whatever the model likes."""
+        before = markup.filled(any=self._syntax.any, **holes)
+        rest = markup.parts[markup.filled_parts(any=self._syntax.any, **holes) :]
+        expression = self._grammar.text(before.removeprefix(opening))
+        if not rest:
+            return expression
+        behind = Markup("".join(f"{{{part.name}}}" if isinstance(part, Hole) else part.text for part in rest[1:]))
+        return f"{expression} {_ID} {self._filled(behind, '', **holes)}"
+
+    def _listed(self) -> str:
+        """Calls as JSON objects or in Python."""
+        one = self._python if self._markup.body == "python" else self._object
+        item = self._grammar.any_of([one(tool) for tool in self._tools])
+        if not self._syntax.listed:  # nor marked, so that a second one could not be told from text
+            return item
+        more = f'(", " {item})*' if self._parallel else ""
+        return f'"[" {item} {more} "]"'
+
+    def _object(self, tool: Tool) -> str:
+        before, _, behind = self._syntax.object.replace("{name}", tool.name).partition("{arguments}")
+        return f"{literal(before)} {self._arguments(tool)} {literal(behind)}"
+
+    def _python(self, tool: Tool) -> str:
+        required, optional = _members(tool.parameters)
+        written = [f"{literal(f'{key}=')} {self._member(tool, key)}" for key in (*required, *optional)]
+        must, may = written[: len(required)], written[len(required) :]
+        expression = ' ", " '.join(must) or '""'
+        for one in may if must else ():
+            expression += f' (", " {one})?'
+        if may and not must:
+            expression = " | ".join(('""', *may))
+        return f"{literal(f'{tool.name}(')} ({expression}) {literal(')')}"
+
+    def _arguments(self, tool: Tool) -> str:
+        schema = tool.parameters if isinstance(tool.parameters, Mapping) else {}
+        return self._grammar.json({**schema, "type": "object"}, lenient=self._is_lenient(tool), place=f".{tool.name}")
+
+    def _parameters(self, tool: Tool) -> str:
+        required, optional = _members(tool.parameters)
+        properties = [*required, *optional]
+        written = [self._parameter(tool, key) for key in properties]
+        return (
+            " ".join(one if key in required else f"({one})?" for key, one in zip(properties, written, strict=True))
+            or '""'
+        )
+
+    def _parameter(self, tool: Tool, key: str) -> str:
+        head, _, close = self._syntax.parameters[-1].partition("{value}")
+        schema = member_schema(tool.parameters, key)
+        types = types_in(schema, tool.parameters)
+        is_text = types in (TEXT, frozenset())
+        word = next((one for one in _TYPE_ORDER if one in types), "string")
+        if self._syntax.text_words is not None:
+            word = self._syntax.text_words[0 if is_text else 1]
+        before, after = (Markup(part).filled(key=key, type=word) for part in (head, close))
+        if not is_text:
+            value = f"{self._member(tool, key)} {self._grammar.text(after)}"
+        elif isinstance(schema, Mapping) and isinstance(choices := schema.get("enum"), Sequence):
+            texts = self._grammar.any_of([self._grammar.text(str(choice)) for choice in choices])
+            value = f"{texts} {self._grammar.text(after)}"
+        else:
+            value = self._grammar.up_to(after)
+        return self._grammar.rule(f"{self._grammar.text(before)} {value}")
+
+    def _member(self, tool: Tool, key: str) -> str:
+        """The value of an argument as JSON."""
+        root = tool.parameters if isinstance(tool.parameters, Mapping) else {}
+        schema = member_schema(tool.parameters, key)
+        shared = {name: root[name] for name in _SHARED if name in root}
+        whole = {**shared, **(schema if isinstance(schema, Mapping) else {})}
+        place = f".{tool.name}.properties.{key}"
+        return self._grammar.json(whole, lenient=self._is_lenient(tool), place=place)
+
+    def _is_lenient(self, tool: Tool) -> bool:
+        """Keywords that cannot be enforced are ignored: agents send many tools, and most schemas are only hints. A tool
+        that is strict, or the only one that may be called, is taken at its word."""
+        return not tool.strict and not self._is_only
+
+
+def _members(parameters: Json) -> tuple[list[str], list[str]]:
+    """The names of the arguments: those that must be there, and those that may."""
+    root = parameters if isinstance(parameters, Mapping) else {}
+    properties, required = root.get("properties"), root.get("required")
+    names = list(properties) if isinstance(properties, Mapping) else []
+    needed = set(required) if isinstance(required, Sequence) and not isinstance(required, str) else set()
+    return [name for name in names if name in needed], [name for name in names if name not in needed]

@@ -1,0 +1,172 @@
+"""The ids that replies were generated as: found again where the same text comes back.
+
+Encoding a reply's text again need not give the ids that the model generated, and a prompt whose ids differ finds
+nothing of what was computed. So the ids are remembered, under digests of what they were generated after.
+
+Knows digests and ids. Refuses to know vocabularies and chats, and never does anything slow on its callers' threads.
+"""
+
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from app.generation.stable_ids_file import MAX_SIZE, REPLIES_A_PLACE, Changes, Generated, StableIdsFile
+
+_AGAIN_SECONDS = 3600  # after which a use is written down again
+_ABSENT_SECONDS = 300  # for which the file is not asked again; another process may have written there meanwhile
+_ABSENT_PLACES = 1 << 16
+
+
+class StableIds:
+    """Remembers what was generated: all in memory, and what may be stored in a file, too. What was used least recently
+    goes first. Safe for several threads.
+    """
+
+    def __init__(self, folder: Path | None = None, *, max_size: int = MAX_SIZE) -> None:
+        """`folder` is where the file is, or will be; None: memory alone. `max_size` is in ids, see stable_ids_file."""
+        self._file = None if folder is None else StableIdsFile(folder, max_size=max_size)
+        self._max_size = max_size
+        self._lock = threading.RLock()  # of what follows
+        self._places: OrderedDict[bytes, list[Generated]] = OrderedDict()
+        self._size = 0
+        self._absent: OrderedDict[bytes, float] = OrderedDict()  # from the file, and when that was seen
+        self._changes = Changes()
+        self._applying = Changes()
+        self._deletions = 0  # from the file, so far
+        self._ended: deque[Callable[[], Iterable[Generated]]] = deque()
+        self._wake = threading.Condition()  # its lock is never held for long; of what follows
+        self._has_work = False
+        self._is_working = False
+
+    def remember(self, generated: Callable[[], Iterable[Generated]]) -> None:
+        """Remember what `generated` returns. It is called on another thread, before anything is looked for."""
+        self._ended.append(generated)
+        self._work_soon()
+
+    def find(self, place: bytes) -> Sequence[Generated]:
+        """What was generated there, as far as it is in memory, oldest first."""
+        with self._lock:
+            if self._ended:
+                self._settle()
+            return tuple(self._places.get(place, ()))
+
+    def find_stored(self, place: bytes) -> Sequence[Generated]:
+        """What was generated there, with what the file has of it. This reads from the disk."""
+        if self._file is None or time.monotonic() - self._absent.get(place, -_ABSENT_SECONDS) < _ABSENT_SECONDS:
+            return ()
+        deletions_before, seen = self._deletions, time.monotonic()
+        stored = self._file.find(place)
+        with self._lock:
+            if not stored:
+                self._absent[place] = seen
+                if len(self._absent) > _ABSENT_PLACES:
+                    self._absent.popitem(last=False)
+                return ()
+            if self._deletions != deletions_before:  # perhaps of what was read
+                return tuple(self._places.get(place, ()))
+            gone, known = self._changes.forgotten | self._applying.forgotten, self._places.pop(place, [])
+            self._size -= sum(one.size for one in known)
+            for one in (*(one for one in stored if one.lead not in gone), *known):
+                self._add(one)
+            return tuple(self._places.get(place, ()))
+
+    def use(self, generated: Generated) -> None:
+        """Note that `generated` is in use."""
+        with self._lock:
+            if generated.place in self._places:
+                self._places.move_to_end(generated.place)
+            now = int(time.time())
+            if not generated.stored or now - generated.used < _AGAIN_SECONDS:
+                return
+            generated.used = now
+            self._changes.written.append(generated)
+        self._work_soon()
+
+    def forget(self, leads: Collection[bytes]) -> None:
+        """Forget what was generated after any of `leads`, on disk as well."""
+        with self._lock:
+            self._settle()
+            for place, several in [*self._places.items()]:
+                kept = [one for one in several if one.lead not in leads]
+                self._size -= sum(one.size for one in several) - sum(one.size for one in kept)
+                if kept:
+                    self._places[place] = kept
+                else:
+                    del self._places[place]
+            self._changes.written = [one for one in self._changes.written if one.lead not in leads]
+            self._changes.forgotten.update(leads)
+        self._work_soon()
+
+    def flush(self, seconds: float | None = None) -> bool:
+        """Wait until all is written, `seconds` at most; whether it is."""
+        with self._wake:
+            return self._wake.wait_for(lambda: not self._is_working, seconds)
+
+    def close(self) -> None:
+        """Wait until all is written, and let go of the file."""
+        self.flush()
+        if self._file is not None:
+            self._file.close()
+
+    def _settle(self) -> None:
+        """Take in what has ended. The lock must be held."""
+        while self._ended:
+            for one in self._ended.popleft()():
+                one.used = int(time.time())
+                self._add(one)
+                if one.stored and self._file is not None:
+                    self._changes.written.append(one)
+
+    def _add(self, added: Generated) -> None:
+        """As the newest of its place. It takes the place of what it goes on from."""
+        several = self._places.setdefault(added.place, [])
+        self._places.move_to_end(added.place)
+        self._size += added.size
+        for one in [one for one in several if added.goes_on_from(one)]:
+            several.remove(one)
+            self._size -= one.size
+            if one.stored and one.ids != added.ids:
+                self._changes.replaced.append(one.key)
+        several.append(added)
+        if len(several) > REPLIES_A_PLACE:
+            self._size -= several.pop(0).size
+        while self._size > self._max_size:
+            _, oldest = self._places.popitem(last=False)
+            self._size -= sum(one.size for one in oldest)
+
+    def _work_soon(self) -> None:
+        """Have the thread look for work. It lives for as long as there is some."""
+        with self._wake:
+            self._has_work = True
+            if not self._is_working:
+                with suppress(RuntimeError):  # there may be too many threads: the next one does this work, too
+                    threading.Thread(target=self._work, name="stable ids").start()
+                    self._is_working = True
+
+    def _work(self) -> None:
+        while True:
+            with self._wake:
+                if not self._has_work:
+                    self._is_working = False
+                    self._wake.notify_all()
+                    return
+                self._has_work = False
+            try:
+                self._write()
+            except BaseException:
+                with self._wake:
+                    self._is_working = False
+                raise
+
+    def _write(self) -> None:
+        with self._lock:
+            self._settle()
+            self._applying, self._changes = self._changes, Changes()
+        if self._file is not None and self._applying:
+            self._file.apply(self._applying)
+        with self._lock:
+            self._deletions += bool(self._applying.forgotten)
+            self._applying = Changes()

@@ -1,0 +1,302 @@
+"""Renders a model's chat template over a conversation, in a child process with limits and a deadline.
+
+A chat template is a program from a model file, so it is treated as hostile: it runs in a sandbox, in the child of
+template_child.py. Its answers are size-checked JSON, never pickles.
+"""
+
+import contextlib
+import hashlib
+import json
+import struct
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Self, cast
+
+from app.errors import TemplateError, TemplateUnavailable
+from app.generation.messages import Json, Message
+from app.process.limited_process import library_folders, start_isolated
+
+MAX_TEMPLATE_BYTES = 64 << 10  # four times the largest template in common use
+MAX_TEXT_CHARS = 4 << 20  # a million tokens of English: more than the context of any model that runs here
+MAX_FRAME_BYTES = 16 << 20  # MAX_TEXT_CHARS of four bytes each
+MEMORY_BYTES = 256 << 20  # of address space: the child starts with 25 MiB, the largest conversation takes 100 MiB
+DEADLINE_SECONDS = 1.0
+_START_SECONDS = 60.0  # what loads then is Python and jinja2, from a disk that may be slow; no template runs yet
+_DETAIL_CHARS = 500
+
+_PROGRAM = Path(__file__).with_name("template_child.py")
+_LENGTH = struct.Struct(">I")
+
+_OTHER_FILE = "Try another file of this model, or another model."
+_LIGHTEN = "Shorten the conversation or the tools; if a short one fails too, try another file of this model."
+_AGAIN = "Try again; if it fails again, try another file of this model."
+
+# kind of failure, as the child names it: (what happened, what to do next)
+_FAILURES: Mapping[str, tuple[str, str]] = {
+    "syntax": ("The chat template has a syntax error", _OTHER_FILE),
+    "raised": ("The chat template refuses this conversation", "Change the messages or tools as it asks."),
+    "security": ("The chat template tried something that is not allowed", _OTHER_FILE),
+    "undefined": ("The chat template uses something that is not defined", _OTHER_FILE),
+    "memory": ("The chat template needs more memory than it may use", _LIGHTEN),
+    "costly": ("The chat template does more than it may", _LIGHTEN),
+    "failed": ("The chat template failed", _OTHER_FILE),
+}
+
+
+class ChatTemplateRenderer:
+    """Renders chat templates, one at a time, from any thread.
+
+    The child starts with `start()` or the first render, and again after one that had to be killed. `close()` ends it.
+    `clock` is what a template's `strftime_now` tells; `program` is the child's file.
+    """
+
+    def __init__(
+        self,
+        *,
+        seconds: float = DEADLINE_SECONDS,
+        clock: Callable[[], datetime] = datetime.now,
+        program: Path = _PROGRAM,
+    ) -> None:
+        self._seconds = seconds
+        self._clock = clock
+        self._program = program
+        self._lock = threading.Lock()
+        self._child: _Child | None = None
+
+    def now(self) -> datetime:
+        """The local time, which `strftime_now` of templates formats."""
+        return self._clock()
+
+    def start(self) -> None:
+        """Start the child and return at once, so that its start overlaps with other work."""
+        with self._lock:
+            self._running_child()
+
+    def render(
+        self,
+        template: str,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Json]] | None = None,
+        add_generation_prompt: bool = True,
+        variables: Mapping[str, Json] | None = None,
+        arguments_as_text: bool = False,
+    ) -> str:
+        """The prompt that `template` makes of `messages`.
+
+        `tools` are in OpenAI's form; `variables` are the template's other inputs (bos_token, enable_thinking, ...);
+        `arguments_as_text` for templates that want the arguments of calls as text.
+        Raises TemplateError when the template fails, refuses, or needs more than its limits.
+        """
+        source = _checked_source(template)
+        context: dict[str, Json] = {
+            "messages": [message.to_template(arguments_as_text=arguments_as_text) for message in messages],
+            "tools": tools,
+            "documents": None,
+            "add_generation_prompt": add_generation_prompt,
+        }
+        if taken := context.keys() & (variables or {}).keys():
+            raise TemplateError(f"{min(taken)!r} is filled from the conversation.", "Leave that template variable out.")
+        request: dict[str, object] = {
+            "template": hashlib.sha256(source).hexdigest(),
+            "now": self._clock().isoformat(),
+            "context": context | dict(variables or {}),
+        }
+        return _text(self._reply(request, template))
+
+    def close(self) -> None:
+        """End the child. A later render starts another."""
+        with self._lock:
+            self._drop_child()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _reply(self, request: dict[str, object], source: str) -> dict[str, object]:
+        frame = _encoded(request)
+        with self._lock:
+            child = self._running_child()
+            child.wait_ready()
+            with child.killed_after(self._seconds, "Rendering the chat template"):
+                reply = child.ask(frame)
+                if reply == {"unknown": True}:  # the source travels once per child, not with every render
+                    reply = child.ask(_encoded(request | {"source": source}))
+            if reply.get("error") == "memory":
+                self._drop_child()  # what fills its memory may be what its templates keep
+            return reply
+
+    def _running_child(self) -> "_Child":
+        if self._child is None or not self._child.alive():
+            self._drop_child()
+            self._child = _Child(self._program, self._seconds)
+        return self._child
+
+    def _drop_child(self) -> None:
+        if self._child is not None:
+            self._child.kill()
+            self._child = None
+
+
+class _Broken(Exception):
+    """The child ended, or sent what no child of ours sends."""
+
+
+class _Child:
+    """One child process and the frames to and from it. Once anything about it goes wrong it is killed, for good."""
+
+    def __init__(self, program: Path, seconds: float) -> None:
+        limits = {
+            "memory_bytes": MEMORY_BYTES,
+            "frame_bytes": MAX_FRAME_BYTES,
+            "text_chars": MAX_TEXT_CHARS,
+            "seconds": seconds + 1,
+        }
+        try:
+            self._process = start_isolated(program, limits, library_folders("jinja2", "markupsafe"))
+        except OSError as error:
+            raise TemplateUnavailable(
+                f"The process that renders chat templates cannot start: {error}", _AGAIN
+            ) from error
+        self._stdin, self._stdout = cast(IO[bytes], self._process.stdin), cast(IO[bytes], self._process.stdout)
+        self._ready = False
+
+    def alive(self) -> bool:
+        """Whether the process still runs."""
+        return self._process.poll() is None
+
+    def kill(self) -> None:
+        """End the process and release its pipes."""
+        self._process.kill()
+        with self._process:
+            pass
+
+    @contextlib.contextmanager
+    def killed_after(self, seconds: float, what: str) -> Iterator[None]:
+        """Kill the child when the block takes longer than `seconds`, or fails; `what` is what the block does."""
+        expired = threading.Event()
+
+        def expire() -> None:
+            expired.set()
+            self._process.kill()
+
+        timer = threading.Timer(seconds, expire)
+        timer.start()
+        broken = None
+        try:
+            yield
+        except _Broken as error:
+            broken = error
+        except BaseException:
+            self.kill()  # a frame may be on its way still: the next render must not take it for its own
+            raise
+        finally:
+            timer.cancel()
+            timer.join()
+        if expired.is_set() or broken:
+            self.kill()
+            problem = f"took longer than {seconds:g} s" if expired.is_set() else f"failed: {broken}"
+            raise TemplateUnavailable(f"{what} {problem}.", _AGAIN) from broken
+
+    def wait_ready(self) -> None:
+        """Wait until the child has started, which is no part of the deadline of a render."""
+        if not self._ready:
+            with self.killed_after(_START_SECONDS, "Starting the process that renders chat templates"):
+                if self._receive() != {"ready": True}:
+                    raise _Broken("it is not the program that was expected")
+            self._ready = True
+
+    def ask(self, frame: bytes) -> dict[str, object]:
+        """Send one frame; the frame that answers it."""
+        unsent = memoryview(_LENGTH.pack(len(frame)) + frame)
+        try:
+            while unsent:
+                unsent = unsent[self._stdin.write(unsent) :]
+        except OSError as error:
+            raise _Broken("the process ended") from error
+        return self._receive()
+
+    def _receive(self) -> dict[str, object]:
+        (size,) = _LENGTH.unpack(self._read(_LENGTH.size))
+        if size > MAX_FRAME_BYTES:
+            raise _Broken("its answer is too large")
+        try:
+            reply = json.loads(self._read(size))
+        except (ValueError, RecursionError) as error:
+            raise _Broken("its answer cannot be read") from error
+        if not isinstance(reply, dict):
+            raise _Broken("its answer cannot be read")
+        return reply
+
+    def _read(self, size: int) -> bytes:
+        read = bytearray()
+        while len(read) < size:
+            part = self._stdout.read(size - len(read))
+            if not part:
+                raise _Broken("the process ended")
+            read += part
+        return bytes(read)
+
+
+def _checked_source(template: str) -> bytes:
+    """The template's bytes. A model file can hold anything under the template's name, of any size."""
+    if not isinstance(template, str):
+        raise TemplateError(f"The chat template is no text but {type(template).__name__}.", _OTHER_FILE)
+    try:
+        source = template.encode()
+    except UnicodeEncodeError as error:
+        raise TemplateError(f"The chat template is not valid text: {error}", _OTHER_FILE) from error
+    if len(source) > MAX_TEMPLATE_BYTES:
+        raise TemplateError(
+            f"The chat template has {len(source):,} bytes; the limit is {MAX_TEMPLATE_BYTES:,}.", _OTHER_FILE
+        )
+    return source
+
+
+def check_characters(messages: Sequence[Message]) -> None:
+    """Raise TemplateError for a conversation that is longer than any text that may come out, before it is worked on,
+    which takes long."""
+    characters = sum(len(message.content) + len(message.reasoning or "") for message in messages)
+    if characters > MAX_TEXT_CHARS:
+        raise TemplateError(
+            f"The conversation has {characters:,} characters; the limit is {MAX_TEXT_CHARS:,}.", _LIGHTEN
+        )
+
+
+def _encoded(request: Mapping[str, object]) -> bytes:
+    try:
+        frame = json.dumps(request, ensure_ascii=False, default=_as_json).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise TemplateError(f"The conversation cannot be given to a chat template: {error}", _LIGHTEN) from error
+    if len(frame) > MAX_FRAME_BYTES:
+        raise TemplateError(f"The conversation has {len(frame):,} bytes; the limit is {MAX_FRAME_BYTES:,}.", _LIGHTEN)
+    return frame
+
+
+def _as_json(value: object) -> dict[object, object]:
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise TypeError(f"a value of type {type(value).__name__} is no JSON")
+
+
+def _text(reply: Mapping[str, object]) -> str:
+    match reply:
+        case {"text": str(text)}:
+            return text
+        case {"error": str(kind), "detail": str(detail), "line": int() | None as line} if kind in _FAILURES:
+            what, remedy = _FAILURES[kind]
+            where = "" if line is None else f" (line {line})"
+            # The detail can come from the template: nothing that steers a terminal may get through.
+            shown = "".join(c if c.isprintable() else " " for c in detail[:_DETAIL_CHARS])
+            raise TemplateError(f"{what}{where}: {shown}" if shown else f"{what}{where}.", remedy)
+        case _:
+            raise TemplateUnavailable(
+                "The process that renders chat templates gave an answer that makes no sense.", _AGAIN
+            )

@@ -1,0 +1,51 @@
+"""What a chat template can do, found out by rendering small conversations with it.
+
+Refuses to know where a template comes from.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from app.errors import TemplateError, TemplateUnavailable
+from app.generation.messages import Json, Message
+from app.generation.template import ChatTemplateRenderer
+
+_SAID, _NAMED = "zxqsaid", "zxqnamed"  # in no template
+_THINKS = re.compile(r"think>|\[THINK\]|reasoning_effort")
+_USER = Message("user", "Hello")
+_TOOL: Mapping[str, Json] = {
+    "type": "function",
+    "function": {"name": _NAMED, "description": "Probes", "parameters": {"type": "object", "properties": {}}},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateFeatures:
+    """What a template does something with."""
+
+    system: bool  # a message of the system
+    tools: bool  # a list of tools
+    thinking: bool  # a switch between thinking and answering at once, or thoughts of its own
+
+
+def features_of(template: str, bos_token: str, renderer: ChatTemplateRenderer) -> TemplateFeatures:
+    """Raises TemplateUnavailable where no template can be rendered."""
+
+    def rendered(*messages: Message, tools: bool = False, **variables: Json) -> str:
+        """Empty where the template refuses."""
+        try:
+            known = {"bos_token": bos_token, "eos_token": "", **variables}
+            return renderer.render(template, messages, tools=[_TOOL] if tools else None, variables=known)
+        except TemplateUnavailable:
+            raise
+        except TemplateError:
+            return ""
+
+    told = Message("system", _SAID), _USER
+    switched = rendered(_USER, enable_thinking=True) != rendered(_USER, enable_thinking=False)
+    return TemplateFeatures(
+        system=_SAID in rendered(*told) + rendered(*told, tools=True),  # some templates are for tools alone
+        tools=_NAMED in rendered(_USER, tools=True),
+        thinking=switched or _THINKS.search(template) is not None,
+    )

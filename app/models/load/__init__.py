@@ -1,0 +1,1 @@
+"""A model file becomes an engine and a tokenizer."""

@@ -1,0 +1,72 @@
+"""A model ready to give embeddings: the encoder and the vocabulary that one file or folder holds.
+
+The counterpart of `app.models.load.loaded_model` for models that write no text; importing it loads torch.
+"""
+
+from dataclasses import dataclass
+
+from app.errors import UnsupportedTokenizer
+from app.generation.embedding_service import InputTokenizer
+from app.models.load.kernel_preparation import common_options, loading, lowered_context, prepare_kernels
+from app.models.stored_model import StoredModel
+from app.models.uses import note_use
+from app.progress import Progress
+from app.settings.settings import Settings
+from app.text import encoder_tokenizer, marked_tokenizer
+from engine.checkpoints.checkpoint import Checkpoint
+from engine.embedding import loading as embedders
+from engine.embedding.encoder import Embedder
+from engine.errors import UnsupportedModel
+from engine.loading import open_checkpoint
+from quant.checkpoint_files import read_bytes
+
+VOCABULARY = "tokenizer.json"
+
+
+@dataclass(frozen=True)
+class LoadedEncoder:
+    """Everything that embeddings need of one model."""
+
+    name: str
+    encoder: Embedder
+    tokenizer: InputTokenizer
+
+
+def gives_embeddings(stored: StoredModel) -> bool:
+    """Whether a model answers with vectors, and not with text. Raises ModelFileError, UnsupportedModel or
+    UnsupportedQuantization."""
+    with open_checkpoint(stored.path) as checkpoint:
+        return embedders.gives_embeddings(checkpoint)
+
+
+def load_encoder_model(stored: StoredModel, settings: Settings, progress: Progress) -> LoadedEncoder:
+    """Read the files of a stored model for which `gives_embeddings` holds.
+
+    Raises ModelFileError, UnsupportedModel, UnsupportedTier, UnsupportedTokenizer, or OSError.
+    """
+    options = common_options(settings)
+    with open_checkpoint(stored.path, settings.quantize_method) as checkpoint:
+        prepare_kernels(embedders.embedder_layouts(checkpoint, options), options, progress)
+        tokenizer = _tokenizer(checkpoint)
+        with loading(stored, progress) as report:
+            encoder = embedders.load_embedder(checkpoint, options, report)
+    note_use(stored, settings.models_dir)
+    if settings.context > encoder.context_length + 1:  # a decoder has room for a token that nobody asks for
+        progress.say(lowered_context(settings, encoder.context_length))
+    if tokenizer.vocab_size > encoder.vocab_size:
+        raise UnsupportedModel(
+            f"{stored.path} names {tokenizer.vocab_size} tokens, and its model knows {encoder.vocab_size}",
+            "Try another copy of this model.",
+        )
+    return LoadedEncoder(stored.name, encoder, tokenizer)
+
+
+def _tokenizer(checkpoint: Checkpoint) -> InputTokenizer:
+    values = checkpoint.metadata.values
+    if not checkpoint.metadata.is_config:
+        is_bert = values.get(encoder_tokenizer.MODEL) == "bert"
+        return encoder_tokenizer.from_gguf(values) if is_bert else marked_tokenizer.from_gguf(values)
+    vocabulary = read_bytes(checkpoint.path, VOCABULARY)
+    if vocabulary is None:
+        raise UnsupportedTokenizer(f"{checkpoint.path} has no {VOCABULARY}", "Pull the model again.")
+    return encoder_tokenizer.from_json(vocabulary)

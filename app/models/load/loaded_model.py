@@ -1,0 +1,84 @@
+"""A model ready to talk: the engine, the vocabulary and the chat template that its files hold.
+
+This is where the application hands a stored model to the engine; importing it loads torch.
+"""
+
+from dataclasses import dataclass, replace
+
+from app.models.catalog import Sampling, load_catalog
+from app.models.digests import DIGESTS, digest_of
+from app.models.fit import checked_against, plan_loading
+from app.models.load.kernel_preparation import common_options, loading, lowered_context, prepare_kernels
+from app.models.sampling_defaults import DEFAULT_SAMPLING, catalogued_sampling, read_sampling
+from app.models.stored_model import StoredModel
+from app.models.uses import note_use
+from app.progress import Progress
+from app.settings.settings import Settings
+from app.text.folder_tokenizer import from_folder
+from app.text.gguf_tokenizer import from_gguf
+from app.text.tokenizer import Tokenizer
+from engine.backends.device_choice import layouts_to_compile
+from engine.config import Preemption
+from engine.errors import UnsupportedModel
+from engine.load_options import DiskOptions, LoadOptions
+from engine.loading import ModelEngine, load_engine, open_checkpoint
+from engine.models import read_config
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """Everything a chat needs of one model."""
+
+    name: str
+    engine: ModelEngine
+    tokenizer: Tokenizer
+    sampling: Sampling  # what its catalog entry or its files recommend, or the default of all models
+
+
+def load_model(stored: StoredModel, settings: Settings, progress: Progress) -> LoadedModel:
+    """Read the files of a stored model.
+
+    Raises OutOfMemory for one that does not fit, before its weights are read; ModelFileError, UnsupportedModel,
+    UnsupportedTier, UnsupportedTokenizer, or OSError where it cannot be read.
+    """
+    options = replace(
+        common_options(settings),
+        kv_type=settings.kv_type,
+        host_cache=settings.kv_host_bytes,
+        preemption=Preemption(settings.preemption),
+        target_latency=settings.latency_ms / 1000,
+    )
+    with open_checkpoint(stored.path, settings.quantize_method) as checkpoint:
+        read_config(checkpoint.metadata)  # a model that cannot chat says so before its vocabulary is read
+        plan = plan_loading(checkpoint, options, stored, settings, progress)
+        values = checkpoint.metadata.values
+        tokenizer = from_folder(stored.path) if stored.is_folder else from_gguf(values)
+        sampling = catalogued_sampling(stored.name, load_catalog()) or read_sampling(stored.path, values)
+        prepare_kernels(layouts_to_compile(checkpoint, options), options, progress)
+        options = _keeping_on_disk(options, stored, settings, progress)
+        with checked_against(plan, stored.name, progress), loading(stored, progress) as report:
+            engine = load_engine(checkpoint, options, report)
+    note_use(stored, settings.models_dir)
+    if tokenizer.vocab_size > engine.vocab_size:
+        raise UnsupportedModel(
+            f"{stored.path} names {tokenizer.vocab_size} tokens, and its model knows {engine.vocab_size}",
+            "Try another file of this model.",
+        )
+    config = engine.config
+    if settings.context > config.model_context_length:
+        progress.say(lowered_context(settings, config.model_context_length))
+    if not settings.context and config.context_length < config.model_context_length:
+        progress.say(
+            f"The context is {config.context_length:,} tokens; the model's own, {config.model_context_length:,}, "
+            "would not fit into memory."
+        )
+    return LoadedModel(stored.name, engine, tokenizer, sampling or DEFAULT_SAMPLING)
+
+
+def _keeping_on_disk(options: LoadOptions, stored: StoredModel, settings: Settings, progress: Progress) -> LoadOptions:
+    """With what it takes to keep computed blocks on disk: a place, and the digest of the weights that they are of."""
+    limit = settings.kv_disk_limit
+    if limit == 0:
+        return options
+    digest = stored.sha256 or digest_of(stored.weights(), settings.models_dir / DIGESTS, progress)
+    return replace(options, fingerprint=digest, disk=DiskOptions(settings.kv_disk_dir, limit, stored.title))

@@ -1,0 +1,117 @@
+"""Notes about downloads on this machine: each process writes which models it fetches or waits for, for display.
+
+Nothing depends on the notes; download_turn.py decides the order. The note of a process that has ended is removed.
+"""
+
+import enum
+import json
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from app.models.hub_models import HubModels
+from app.models.transfer.download_turn import running_download
+from engine.private_folder import private_folder
+
+_FOLDER = ".downloads/waiting"
+
+
+class FetchState(enum.StrEnum):
+    RUNNING = "running"
+    WAITING = "waiting"  # for others that go first
+    STOPPED = "stopped"  # nobody fetches it, and a part of it is there
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """A model that is not whole yet."""
+
+    name: str
+    state: FetchState
+    done: int  # bytes that are there
+    total: int | None  # None: not known
+
+
+class QueueNote:
+    """The note of one process, or of one command of it: the models that it still has to fetch, in their order."""
+
+    def __init__(self, path: Path, names: Sequence[str]) -> None:
+        self._path = path
+        self._names = list(names)
+        self._write()
+
+    def add(self, name: str) -> None:
+        self._names.append(name)
+        self._write()
+
+    def done(self, name: str) -> None:
+        """However it ended."""
+        with suppress(ValueError):
+            self._names.remove(name)
+        self._write()
+
+    def _write(self) -> None:
+        """A power cut may take it."""
+        partial = self._path.with_suffix(".partial")
+        with suppress(OSError):
+            partial.write_text(json.dumps({"names": self._names}))
+            os.replace(partial, self._path)
+
+
+@contextmanager
+def queue_note(models_dir: Path, names: Sequence[str] = ()) -> Iterator[QueueNote]:
+    """A note that others can read while the body runs. A folder that cannot be written to is no reason not to fetch."""
+    from filelock import FileLock
+
+    path = models_dir / _FOLDER / f"{time.time_ns():020d}-{os.getpid()}.json"
+    lock = FileLock(path.with_suffix(".lock"))
+    with suppress(OSError):
+        private_folder(path.parent)
+        lock.acquire()
+    try:
+        yield QueueNote(path, names)
+    finally:
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
+            lock.release()
+            path.with_suffix(".lock").unlink(missing_ok=True)
+
+
+def fetches(models: HubModels, models_dir: Path) -> list[Fetch]:
+    """What is being fetched, what waits, in the order in which it was asked for, and what was left."""
+    begun, running = [*models.unfinished()], running_download(models_dir)
+    found = [Fetch(running.name, FetchState.RUNNING, running.done, running.total)] if running else []
+    for name in _queued(models_dir):
+        if not any(is_of(name, fetch.name) for fetch in found):
+            there = sum(one.arrived for one in begun if is_of(one.name, name))
+            found.append(Fetch(name, FetchState.WAITING, there, None))
+    left = [one for one in begun if not any(is_of(one.name, fetch.name) for fetch in found)]
+    return [*found, *(Fetch(one.name, FetchState.STOPPED, one.arrived, one.size) for one in left)]
+
+
+def is_of(name: str, asked: str) -> bool:
+    """Whether a name, which has a quantization once one is chosen, is what was asked for."""
+    return name == asked or name.startswith(f"{asked}:")
+
+
+def _queued(models_dir: Path) -> list[str]:
+    """The names in all notes: the process that began first comes first."""
+    return [name for note in sorted((models_dir / _FOLDER).glob("*.json")) for name in _read(note)]
+
+
+def _read(note: Path) -> list[str]:
+    from filelock import FileLock, Timeout
+
+    lock = note.with_suffix(".lock")
+    try:
+        with FileLock(lock).acquire(timeout=0):
+            note.unlink(missing_ok=True)
+        lock.unlink(missing_ok=True)
+        return []
+    except Timeout:
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            return [str(name) for name in json.loads(note.read_bytes())["names"]]
+    return []

@@ -1,0 +1,1 @@
+"""Processes of this machine: servers that run, sockets, signals, child processes, and thread pools."""

@@ -1,0 +1,203 @@
+"""The record by which other commands find a running server, and how one is asked to stop.
+
+A server holds a lock beside its record for as long as it lives, and the system takes the lock from it however it ends:
+a record without a lock is stale, whoever has its process id by now, and is removed by whoever looks. The records lie in
+a folder of this user alone. Knows nothing of HTTP.
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from app.errors import AppError
+from app.settings.settings import Settings
+from engine.private_folder import private_folder
+from quant.errors import ModelFileError
+
+if TYPE_CHECKING:
+    from filelock import FileLock
+
+    from app.models.store import ModelStore
+    from app.models.stored_model import StoredModel
+
+_SUCCESSION_SECONDS = 5.0  # a server on its way out may still hold the lock of a port that it has left already
+_STOP_SECONDS = 10.0
+_POLL_SECONDS = 0.02
+
+
+@dataclass(frozen=True)
+class Instance:
+    """A running server."""
+
+    pid: int
+    port: int
+    url: str  # without a path: "http://127.0.0.1:4645"
+    model: str  # the catalog's name, or the path as it was given
+    model_path: str  # absolute
+    started_at: str  # ISO 8601 in UTC
+
+    @property
+    def api_url(self) -> str:
+        """What OpenAI clients call the base URL."""
+        return f"{self.url}/v1"
+
+
+@contextmanager
+def recorded(instance: Instance, settings: Settings) -> Iterator[None]:
+    """Let others find this process while the body runs."""
+    record = _record(settings, instance.port)
+    private_folder(record.parent).chmod(0o700)  # fails if it is someone else's
+    lock = _lock(record)
+    lock.acquire(timeout=_SUCCESSION_SECONDS)
+    try:
+        _write_private(record, json.dumps(asdict(instance), indent=2).encode())
+        yield
+    finally:
+        withdraw(instance, settings)
+        lock.release()
+
+
+def withdraw(instance: Instance, settings: Settings) -> None:
+    """Remove the record of this process. Only the holder of its lock may; harmless when it is gone already."""
+    _remove(_record(settings, instance.port))
+
+
+def running_instances(settings: Settings) -> list[Instance]:
+    """The servers of this user, by port. Stale records are removed on the way."""
+    records = sorted(_folder(settings).glob("*.json"))
+    found = (_read(record) for record in records if not _removed_as_stale(record))
+    return sorted((instance for instance in found if instance), key=lambda instance: instance.port)
+
+
+def find_instance(settings: Settings) -> Instance | None:
+    """The server of the model that the settings name; the one on their port first."""
+    from app.models.store import ModelStore
+
+    store = ModelStore(settings)
+    entry = store.catalog.find(settings.model)
+    repository = store.repository(settings.model)
+    stored = None if entry else _stored(store, settings.model)
+    path = os.path.realpath(stored.path if stored else os.path.expanduser(settings.model))
+
+    def is_meant(instance: Instance) -> bool:
+        if entry:
+            return instance.model == entry.name
+        if repository and instance.model == (stored.name if stored else str(repository)):
+            return Path(instance.model_path).is_relative_to(settings.hub_cache)
+        return os.path.realpath(instance.model_path) == path
+
+    serving = [instance for instance in running_instances(settings) if is_meant(instance)]
+    return min(serving, key=lambda instance: instance.port != settings.port, default=None)
+
+
+def _stored(store: "ModelStore", name: str) -> "StoredModel | None":
+    """What a name without a quantization, or with a prefix, means here. The weights are not read."""
+    try:
+        return store.resolve(name)
+    except (AppError, ModelFileError):
+        return None
+
+
+def stop_instance(instance: Instance, settings: Settings) -> None:
+    """Ask a server to stop, and wait until it is gone. Raises AppError when it does not go."""
+    record = _record(settings, instance.port)
+    if _removed_as_stale(record):
+        return
+    with suppress(ProcessLookupError):
+        os.kill(instance.pid, signal.SIGTERM)
+    deadline = time.monotonic() + _STOP_SECONDS
+    while _stands_behind(instance, record) or _exists(instance.pid):
+        if time.monotonic() > deadline:
+            raise AppError(
+                f"the server on port {instance.port} (pid {instance.pid}) does not stop", f"kill -9 {instance.pid}"
+            )
+        time.sleep(_POLL_SECONDS)
+
+
+def _folder(settings: Settings) -> Path:
+    return settings.state_dir / "servers"
+
+
+def _record(settings: Settings, port: int) -> Path:
+    return _folder(settings) / f"{port}.json"
+
+
+def _lock(record: Path) -> "FileLock":
+    from filelock import FileLock
+
+    return FileLock(record.with_suffix(".lock"), mode=0o600)
+
+
+def _removed_as_stale(record: Path) -> bool:
+    """Whether no server stands behind the record; what was left of it is removed then."""
+    if not record.parent.exists():
+        return True
+    from filelock import Timeout
+
+    lock = _lock(record)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        return False
+    try:
+        _remove(record)
+    finally:
+        lock.release()
+    return True
+
+
+def _stands_behind(instance: Instance, record: Path) -> bool:
+    return not _removed_as_stale(record) and _read(record) == instance
+
+
+def _remove(record: Path) -> None:
+    record.unlink(missing_ok=True)
+    with suppress(PermissionError):  # Windows keeps an open file; it is empty, and the next server takes it
+        record.with_suffix(".lock").unlink(missing_ok=True)
+
+
+def _read(record: Path) -> Instance | None:
+    """The content of a record; None when it is gone, or was written by another version."""
+    try:
+        content = json.loads(record.read_bytes())
+        return Instance(**{**content, "pid": int(content["pid"]), "port": int(content["port"])})
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _write_private(path: Path, content: bytes) -> None:
+    """Put a file in place whole, readable by this user alone."""
+    partial = path.with_suffix(".partial")
+    partial.unlink(missing_ok=True)
+    with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(content)
+    os.replace(partial, path)
+
+
+def _exists(pid: int) -> bool:
+    """Whether the process is there still, for the moment that it needs to end after it gave its lock back."""
+    if sys.platform == "win32":  # where a signal is no question
+        return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return not _is_zombie(pid)
+
+
+def _is_zombie(pid: int) -> bool:
+    """Whether the process has ended, and only its parent has not asked for its status yet. Linux tells."""
+    try:
+        status = Path("/proc", str(pid), "stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+    return status.rpartition(")")[2].split()[0] == "Z"

@@ -1,0 +1,108 @@
+"""Requests of LM Studio's own API: every field that is read, with its type and its bounds.
+
+Chats become requests of the Responses API, whose responses are kept and gone on from in the same way.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Literal, TypeAlias
+
+from msgspec import Meta, Struct
+
+from app.server.common_fields import Fraction, ModelName, PositiveCount, Temperature
+from app.server.dialects.responses.requests import ReasoningOptions, ResponseId, ResponseRequest
+from app.server.errors import InvalidRequest
+from app.server.wanted_thinking import ReasoningEffort
+
+MAX_PARTS = 1 << 12
+
+Reasoning: TypeAlias = Literal["off", "low", "medium", "high", "on"]
+
+_EFFORTS: Mapping[Reasoning, ReasoningEffort | None] = {
+    "off": "none",
+    "low": "low",
+    "medium": "medium",
+    "high": "high",
+    "on": None,  # a model thinks unless told otherwise
+}
+
+
+class InputPart(Struct):
+    """A text, or something else by an address."""
+
+    type: Literal["message", "text", "image"]
+    content: str | None = None
+    data_url: str | None = None
+
+
+class ChatRequest(Struct, kw_only=True):
+    """POST /api/v1/chat."""
+
+    model: ModelName | None = None
+    input: str | Annotated[list[InputPart], Meta(min_length=1, max_length=MAX_PARTS)]
+    system_prompt: str | None = None
+    stream: bool | None = None
+    temperature: Temperature | None = None
+    top_p: Fraction | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
+    min_p: Fraction | None = None
+    repeat_penalty: Annotated[float, Meta(ge=0.01, le=100)] | None = None
+    max_output_tokens: PositiveCount | None = None
+    reasoning: Reasoning | None = None
+    context_length: PositiveCount | None = None  # a cap on prompt and reply together
+    store: bool | None = None  # true, if not given
+    previous_response_id: ResponseId | None = None
+
+    def response_request(self, kept_prompt: str | None) -> ResponseRequest:
+        """The same, as the Responses API has it. `kept_prompt` is the system prompt of the chat that it goes on with.
+        Raises InvalidRequest for input that is no text."""
+        effort = None if self.reasoning is None else _EFFORTS[self.reasoning]
+        wanted = ResponseRequest(
+            model=self.model,
+            input=self._text(),
+            instructions=self.system_prompt or kept_prompt,
+            stream=self.stream,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            min_p=self.min_p,
+            repetition_penalty=self.repeat_penalty,
+            max_output_tokens=self.max_output_tokens,
+            reasoning=ReasoningOptions(effort),
+            num_ctx=self.context_length,
+            store=self.store,
+            previous_response_id=self.previous_response_id,
+        )
+        wanted.check()
+        return wanted
+
+    def _text(self) -> str:
+        if isinstance(self.input, str):
+            return self.input
+        for place, part in enumerate(self.input):
+            if part.content is None:
+                path = f"input[{place}]"
+                raise InvalidRequest(f"{path}: this version reads text only", "Send its content.", parameter=path)
+        return "\n".join(part.content or "" for part in self.input)
+
+
+Name = Annotated[ModelName, Meta(min_length=1)]
+
+
+class LoadRequest(Struct, kw_only=True):
+    """POST /api/v1/models/load."""
+
+    model: Name
+    context_length: PositiveCount | None = None
+    echo_load_config: bool | None = None
+
+
+class UnloadRequest(Struct):
+    """POST /api/v1/models/unload."""
+
+    instance_id: Name
+
+
+class DownloadRequest(Struct):
+    """POST /api/v1/models/download."""
+
+    model: Name

@@ -1,0 +1,340 @@
+"""Runs the engine and the HTTP server in this process, from the first socket to the last.
+
+The one place that knows the order of things. At the start the port comes before the model, so that a taken one is told
+at once. At the end, new connections are refused first; then every stream gets a last event and the engine's thread
+ends; then the connections close. Refuses to know routes and wire formats.
+"""
+
+import asyncio
+import gc
+import os
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack, asynccontextmanager, closing, contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from types import FrameType
+from typing import TYPE_CHECKING, Protocol
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from app.errors import EXIT_INTERRUPTED, EXIT_OK, InvalidSetting
+from app.generation.template import ChatTemplateRenderer
+from app.models.details import details_of
+from app.models.pulls import Pulls
+from app.models.sources import pull
+from app.models.store import ModelStore
+from app.models.stored_model import StoredModel
+from app.process.engine_lease import Attendance
+from app.process.instance import Instance, recorded, running_instances, withdraw
+from app.process.listening import EVERYWHERE, ListeningSockets, PortTaken, is_loopback
+from app.process.signals import ending_signals
+from app.progress import Progress
+from app.settings.api_keys import chosen_keys, make_own_key, own_key_file
+from app.settings.settings import Settings
+
+if TYPE_CHECKING:
+    from app.generation.default_sampling import DefaultSampling
+    from app.models.load.loaded_encoder import LoadedEncoder
+    from app.models.load.loaded_model import LoadedModel
+    from app.server.application import Locks, Surroundings
+    from app.server.machine import Machine
+
+STOP_SECONDS = 1.8  # for the end of a step and for clients to read their last event; then they are cut off
+_MAX_HEADER_BYTES = 64 << 10
+
+# How long a thread that computes in Python keeps the interpreter from one that asks for it. Longer than the Python of a
+# step, which is not to be cut in two; shorter than the step itself, which the event loop must not hold up.
+SWITCH_SECONDS = 0.0005
+
+
+def run_host(settings: Settings, progress: Progress, attendance: Attendance | None = None) -> None:
+    """Fetch and load the model, then serve it until SIGINT, SIGTERM, or SIGHUP, or for as long as it has an
+    `attendance`.
+
+    Raises PortTaken, InvalidSetting, and what `pull` and `load_model` raise. A second Ctrl-C ends the process at once.
+    """
+    locks = _locks(settings)
+    with closing(_listen(settings)) as sockets, ChatTemplateRenderer() as renderer:
+        stored = pull(settings.model, settings, progress)
+        renderer.start()
+        from app.models.load.loaded_encoder import gives_embeddings, load_encoder_model
+        from app.models.load.loaded_model import load_model  # torch comes with it, and takes a second
+        from app.server.application import Surroundings
+
+        load = load_encoder_model if gives_embeddings(stored) else load_model
+        model = load(stored, settings, progress)
+        instance, store = _instance(stored, settings.host, sockets.port), ModelStore(settings)
+        pulls = Pulls(settings, store)
+        about = Surroundings(
+            locks=locks,
+            aliases=settings.model_aliases,
+            also=settings.alias[1:],
+            loaded_as=stored.name,
+            describe=partial(details_of, stored, store.catalog, store.hub_models, renderer),
+            pulls=pulls,
+            state_dir=settings.state_dir,
+            machine=_machine(model, settings),
+            keeps_lines=settings.keep_changing_lines,
+        )
+        with recorded(instance, settings):
+            name = settings.alias[0] if settings.alias else stored.served_name
+            asyncio.run(_serve(model, name, renderer, sockets, instance, about, pulls, settings, progress, attendance))
+
+
+def _locks(settings: Settings) -> "Locks":
+    """Who is let in. Raises InvalidSetting where other machines would be without a key, or a key cannot be read."""
+    from app.server.application import Locks
+    from app.server.http.access import Access
+
+    keys = chosen_keys(settings)
+    if not keys and not is_loopback(settings.host):
+        raise InvalidSetting(
+            f"--host {settings.host} serves other machines, and there is no API key",
+            "Give it one with INGLE_API_KEY or --api-key-file, or leave --host out.",
+        )
+    names = (settings.host, *settings.host_names)
+    access = Access(keys, make_own_key(settings))
+    return Locks(access, names, settings.allowed_origins, settings.max_requests)
+
+
+def _machine(model: "LoadedModel | LoadedEncoder", settings: Settings) -> "Machine":
+    from app.models.load.kernel_preparation import common_options
+    from app.models.load.loaded_model import LoadedModel
+    from app.server.machine import GpuMemory, Machine
+    from engine.backends.device_choice import gpu_for
+
+    if not isinstance(model, LoadedModel):
+        return Machine()
+    gpu = gpu_for(common_options(settings)) if model.engine.config.backend == "cuda" else None
+    memory = None if gpu is None else GpuMemory(gpu.card.memory_bytes, gpu.free_memory, gpu.own_memory)
+    limit = settings.kv_disk_limit
+    return Machine(None if limit == 0 else settings.kv_disk_dir, limit, memory)
+
+
+def _listen(settings: Settings) -> ListeningSockets:
+    """On the server's port; on the one where Ollama's clients look, too, if that is wanted."""
+    with ExitStack() as opened:
+        sockets = opened.enter_context(closing(_listen_on_own(settings)))
+        if settings.ollama_port:
+            sockets.add(ListeningSockets(settings.ollama_port, settings.host, option="--ollama-port"))
+        opened.pop_all()
+    return sockets
+
+
+def _listen_on_own(settings: Settings) -> ListeningSockets:
+    try:
+        return ListeningSockets(settings.port, settings.host)
+    except PortTaken as problem:
+        for other in running_instances(settings):
+            if other.port == settings.port:
+                raise PortTaken(
+                    f"port {other.port} is taken by ingle itself, which serves {other.model} there (pid {other.pid})",
+                    f"Use it, end it with: ingle stop {other.port}, or choose another port with --port.",
+                ) from None
+        raise problem
+
+
+def _instance(stored: StoredModel, host: str, port: int) -> Instance:
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    address = f"[{host}]" if ":" in host else host
+    reached = "127.0.0.1" if is_loopback(host) or host in EVERYWHERE else address
+    return Instance(os.getpid(), port, f"http://{reached}:{port}", stored.name, str(stored.path.absolute()), now)
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """All that requests wait for."""
+
+    computing: "Stoppable"
+    pulls: Pulls
+
+    async def stop(self) -> None:
+        await asyncio.gather(self.computing.stop(), self.pulls.close())
+
+
+async def _serve(
+    model: "LoadedModel | LoadedEncoder",
+    name: str,
+    renderer: ChatTemplateRenderer,
+    sockets: ListeningSockets,
+    instance: Instance,
+    about: "Surroundings",
+    pulls: Pulls,
+    settings: Settings,
+    progress: Progress,
+    attendance: Attendance | None,
+) -> None:
+    from app.models.load.loaded_encoder import LoadedEncoder
+    from app.server.http.request_log import requests_told_to
+
+    served = (
+        _embeddings(model, name, about)
+        if isinstance(model, LoadedEncoder)
+        else _chat(model, renderer, name, about, settings)
+    )
+    async with served as (application, work):
+        server = HTTPServer(
+            server_config(application if attendance is None else attendance.noting(application)),
+            _Work(work, pulls),
+            lambda: _welcome(name, instance, settings, progress),
+            lambda status: _abandon(instance, settings, status),
+        )
+        server.stop_on_signals()
+        _share_interpreter()
+        if attendance is not None:
+            attendance.watch()
+        with requests_told_to(progress.say):
+            await server.serve(sockets.sockets)
+
+
+@asynccontextmanager
+async def _chat(
+    model: "LoadedModel", renderer: ChatTemplateRenderer, name: str, about: "Surroundings", settings: Settings
+) -> AsyncIterator[tuple[ASGIApp, "Stoppable"]]:
+    """The application of a model that writes text, and the work that it gives to others."""
+    from app.generation.service import ChatService
+    from app.generation.stable_ids import StableIds
+    from app.generation.token_streams import TokenStreams
+    from app.server.application import create_application
+
+    async with TokenStreams(model.engine) as streams:
+        service = ChatService(
+            name,
+            model.tokenizer,
+            streams,
+            renderer,
+            StableIds(settings.replies_dir),
+            sampling=_default_sampling(model, settings),
+            generic_tools=settings.generic_tools,
+        )
+        preparing = asyncio.create_task(service.prepare_when_idle())
+        try:
+            yield create_application(service, about), service
+        finally:
+            preparing.cancel()
+
+
+def _default_sampling(model: "LoadedModel", settings: Settings) -> "DefaultSampling":
+    from app.generation.default_sampling import API_DEFAULTS, DefaultSampling
+
+    return API_DEFAULTS if settings.sampling_defaults == "none" else DefaultSampling(model.sampling.values)
+
+
+@asynccontextmanager
+async def _embeddings(
+    model: "LoadedEncoder", name: str, about: "Surroundings"
+) -> AsyncIterator[tuple[ASGIApp, "Stoppable"]]:
+    """The same of a model that gives embeddings."""
+    from app.generation.embedding_service import EmbeddingService
+    from app.server.application import create_embedding_application
+
+    service = EmbeddingService(name, model.tokenizer, model.encoder)
+    try:
+        yield create_embedding_application(service, about), service
+    finally:
+        await service.stop()
+
+
+def server_config(application: ASGIApp) -> uvicorn.Config:
+    """How uvicorn is to serve the application. It refuses a request whose head has no end."""
+    from app.server.http.connection import Connection
+
+    return uvicorn.Config(
+        application,
+        http=Connection,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        h11_max_incomplete_event_size=_MAX_HEADER_BYTES,
+    )
+
+
+def _share_interpreter() -> None:
+    """Have neither the event loop nor the garbage collector stop the engine for longer than a step.
+
+    What was loaded is there to stay. To look through it for garbage takes a tenth of a second, in which no thread runs.
+    """
+    sys.setswitchinterval(SWITCH_SECONDS)
+    gc.collect()
+    gc.freeze()
+
+
+def _welcome(name: str, instance: Instance, settings: Settings, progress: Progress) -> None:
+    url, key = instance.api_url, _which_key(settings)
+    stop = "; Ctrl-C stops it" if sys.stdin is not None and sys.stdin.isatty() else ""  # where it can be typed
+    progress.say(f"{name} is ready at {url} (OPENAI_BASE_URL={url}, {key}{stop})")
+    if settings.ollama_port:
+        progress.say(f"Programs that look for Ollama find it on port {settings.ollama_port}.")
+
+
+def _which_key(settings: Settings) -> str:
+    """What programs have to send, in words."""
+    if settings.api_key or settings.api_key_file:
+        return "your API key"
+    return "any API key" if sys.platform == "linux" else f"the API key in {own_key_file(settings)}"
+
+
+def _abandon(instance: Instance, settings: Settings, status: int) -> None:
+    """End the process with whatever it is doing. The template child ends by itself when its pipe closes."""
+    withdraw(instance, settings)
+    os._exit(status)
+
+
+class Stoppable(Protocol):
+    """Work that requests wait for. `stop` ends it, and tells each of them so; any number of times."""
+
+    async def stop(self) -> None: ...
+
+
+class HTTPServer(uvicorn.Server):
+    """uvicorn, with the end of what requests wait for as a part of its own end, and with signals of our own.
+
+    `welcome` is called when it accepts connections; `abandon` has to end the process with the status it is given, and
+    is called when the end takes too long, or a second Ctrl-C comes.
+    """
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        work: Stoppable,
+        welcome: Callable[[], None],
+        abandon: Callable[[int], None],
+    ) -> None:
+        super().__init__(config)
+        self._work = work
+        self._welcome = welcome
+        self._abandon = abandon
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """uvicorn would raise the signal again after a clean end, which is to be a success here."""
+        yield
+
+    def stop_on_signals(self) -> None:
+        """For good: the process ends with the door."""
+        for number in (signal.SIGINT, *ending_signals()):
+            signal.signal(number, self._on_signal)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        """A second Ctrl-C is from a person who does not want to wait; two programs may ask for the end at once."""
+        if self.should_exit and number == signal.SIGINT:
+            self._abandon(EXIT_INTERRUPTED)
+        self.should_exit = True  # uvicorn looks every tenth of a second
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._welcome()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        asyncio.get_running_loop().call_later(STOP_SECONDS, self._abandon, EXIT_OK)
+        ending = asyncio.create_task(self._work.stop())  # begins when the listening sockets are closed
+        await super().shutdown(sockets)  # waits until every answer under way is told to its end
+        await ending

@@ -1,0 +1,1 @@
+"""HTTP below the dialects: connections, access, request bodies, replies, and errors."""

@@ -1,0 +1,140 @@
+"""Sends the reply to one request, whole or piece by piece.
+
+Nothing here knows what a reply says.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+import msgspec
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from app.process.work_pool import Check, WorkPool
+from app.server.endpoint import EVENTS, Framing
+from app.server.http.error_responses import place_of
+from app.server.usage import QUEUED, TokenCounts
+from quant.errors import InglenookError
+
+log = logging.getLogger(__name__)
+
+ChunkT = TypeVar("ChunkT", bound=msgspec.Struct)
+
+
+def json_reply(body: Any) -> Response:
+    """Return a response with `body`, which is known at once, as JSON."""
+    return Response(msgspec.json.encode(body), media_type="application/json")
+
+
+async def written_reply(pool: WorkPool, write: Callable[[Check], bytes]) -> Response:
+    """Return a response whose JSON is written on a thread: thousands of numbers would hold up other replies."""
+    return Response(await pool.run(write), media_type="application/json")
+
+
+_STREAM_HEADERS = [
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),  # a proxy in between must not hold events back
+]
+PING_SECONDS = 5.0  # of silence
+# Of silence before the engine begins: until then what is refused has a status of its own, however long its prompt.
+FIRST_PING_SECONDS = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class WholeReply(Generic[ChunkT]):
+    """ASGI response: all chunks folded into one JSON body."""
+
+    chunks: AsyncGenerator[list[ChunkT]]
+    fold: Callable[[AsyncGenerator[ChunkT]], Awaitable[Any]]  # anything that becomes JSON
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with aclosing(self.chunks) as batches, aclosing(_each(batches)) as chunks:
+            body = msgspec.json.encode(await self.fold(chunks))
+        await Response(body, media_type="application/json")(scope, receive, send)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamedReply(Generic[ChunkT]):
+    """ASGI response: each chunk as it comes, in its frame. Chunks that come together are sent together; where none
+    comes for long, a ping is sent.
+
+    An empty batch sends the head alone. What fails before anything was sent is raised, and can still become a status of
+    its own; what fails later becomes a last chunk, the `error_body`.
+    """
+
+    chunks: AsyncGenerator[list[ChunkT]]
+    error_body: Callable[[Exception], msgspec.Struct]
+    framing: Framing = EVENTS
+    counts: TokenCounts = field(default_factory=TokenCounts)  # of the request: its status is told in pings
+    first_ping_seconds: float = FIRST_PING_SECONDS
+    ping_seconds: float = PING_SECONDS
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        stream = _StreamedBody(send, self)
+        pinging = asyncio.create_task(stream.ping())
+        try:
+            await self._send_chunks(stream)
+        finally:
+            pinging.cancel()
+            await asyncio.wait((pinging,))
+        await stream.end()
+
+    async def _send_chunks(self, stream: "_StreamedBody") -> None:
+        try:
+            async with aclosing(self.chunks) as chunks:
+                async for batch in chunks:
+                    await stream.put(b"".join(map(self.framing.frame, batch)))
+        except Exception as error:
+            if not stream.started:
+                raise
+            # Of an error of ours the kind says enough; of a mistake, only its place does.
+            kind = type(error).__name__ if isinstance(error, InglenookError) else place_of(error)
+            log.warning("a stream ended early: %s", kind)
+            await stream.put(self.framing.frame(self.error_body(error)))
+        else:
+            await stream.put(self.framing.end)
+
+
+class _StreamedBody:
+    """The body of a streamed reply, whose head goes out with its first bytes."""
+
+    def __init__(self, send: Send, reply: StreamedReply[Any]) -> None:
+        self.started = False
+        self._reply = reply
+        self._send = send
+        self._sending = asyncio.Lock()  # chunks and pings come from two tasks
+        self._sent_at = asyncio.get_running_loop().time()
+
+    async def put(self, data: bytes) -> None:
+        async with self._sending:
+            if not self.started:
+                self.started = True
+                headers = [(b"content-type", self._reply.framing.media_type.encode()), *_STREAM_HEADERS]
+                await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+            await self._send({"type": "http.response.body", "body": data, "more_body": True})
+            self._sent_at = asyncio.get_running_loop().time()
+
+    async def ping(self) -> None:
+        """One after each silence, for as long as this runs. A client that does not read has none coming."""
+        often, counts = self._reply.ping_seconds, self._reply.counts
+        while True:
+            may_be_refused = not self.started and counts.status == QUEUED
+            patience = self._reply.first_ping_seconds if may_be_refused else often
+            left = self._sent_at + patience - asyncio.get_running_loop().time()
+            if left > 0:
+                await asyncio.sleep(min(left, often))
+            else:
+                await self.put(self._reply.framing.ping(counts.status))
+
+    async def end(self) -> None:
+        await self._send({"type": "http.response.body", "body": b""})
+
+
+async def _each(batches: AsyncGenerator[list[ChunkT]]) -> AsyncGenerator[ChunkT]:
+    async for batch in batches:
+        for chunk in batch:
+            yield chunk

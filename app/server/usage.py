@@ -1,0 +1,217 @@
+"""What a request is doing and how many tokens it used, counted while its replies stream."""
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from msgspec import UNSET, Struct, UnsetType
+
+from app.generation.cache_report import NOTHING, CacheReport
+from app.generation.events import ChatEvent, GeneratedTokens, PromptProgress, ReplyEnd
+from app.text.tokenizer import Tokenizer
+from engine.request import FinishReason, TokenLogprobs
+
+QUEUED = "queued"
+
+
+@dataclass(slots=True)
+class TokenCounts:
+    """Tokens that a request used: of all that was generated for it, but what a beam search does not return. A prompt
+    that several choices continue counts once."""
+
+    prompts: Sequence[tuple[int, ...]] = ()  # the ids of all prompts, known before any is read
+    asked: int = 0  # tokens of all prompts, likewise
+    prompt: int = 0  # of those whose replies have ended
+    cache: CacheReport = NOTHING  # of the prompts, as the first choice of each found them
+    completion: int = 0
+    replies: int = 0  # that have ended
+    first_token_seconds: float = math.inf  # the least of any reply
+    total_seconds: float = 0.0  # the most
+    queue_seconds: float = 0.0  # the most that a prompt waited before the engine began with it
+    reading_seconds: float = 0.0  # the most from there to its first token, but for what was restored
+    thought: int = 0  # of the completion
+    status: str = QUEUED  # what the request is doing, for a client that waits
+
+    def see(self, event: ChatEvent) -> None:
+        """Keep the status up to date."""
+        if isinstance(event, PromptProgress):
+            self.status = f"prefill {event.done:,} of {event.total:,}"
+        else:
+            self.status = "decode"
+
+    def add(self, end: ReplyEnd, *, first_of_prompt: bool) -> None:
+        """Count a reply that has ended."""
+        self.completion += end.completion_tokens
+        self.thought += end.thought_tokens
+        self.replies += 1
+        self.first_token_seconds = min(self.first_token_seconds, end.first_token_seconds)
+        self.total_seconds = max(self.total_seconds, end.total_seconds)
+        if first_of_prompt:
+            self.prompt += end.prompt_tokens
+            self.cache = self.cache.plus(end.cache)
+            self.queue_seconds = max(self.queue_seconds, end.queue_seconds)
+            reading = end.first_token_seconds - end.queue_seconds - end.cache.restore_seconds
+            self.reading_seconds = max(self.reading_seconds, reading)
+
+
+FinishText: TypeAlias = Literal["stop", "length"]
+TokenText: TypeAlias = Callable[[Tokenizer, int], str]  # how a token is written
+
+LEAST_LOGPROB = -9999.0  # JSON has no minus infinity
+
+
+class Timings(Struct, kw_only=True):
+    """Where the time of a request went, in the words of llama.cpp's server; the first two fields are ours. The first
+    token of each reply is a part of reading its prompt."""
+
+    queue_ms: float | UnsetType = UNSET  # before the engine began with it; known at the end, as the next
+    restore_ms: float | UnsetType = UNSET  # that bringing cached tokens from memory and from files took
+    cache_n: int  # tokens of the prompt that were cached
+    prompt_n: int  # and that were computed
+    prompt_ms: float
+    prompt_per_token_ms: float
+    prompt_per_second: float
+    predicted_n: int
+    predicted_ms: float
+    predicted_per_token_ms: float
+    predicted_per_second: float
+
+
+class ProgressReport(Struct):
+    """How far the reading of a prompt is, as llama.cpp's server tells it."""
+
+    total: int  # tokens of the prompt
+    cache: int  # that were cached
+    processed: int  # those, and what is computed
+    time_ms: float
+
+    @classmethod
+    def of(cls, progress: PromptProgress) -> "ProgressReport":
+        return cls(progress.total, progress.cached, progress.done, round(progress.seconds * 1000, 3))
+
+
+class TokenAlternative(Struct):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ReportedToken(Struct):
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TokenAlternative]
+
+
+def timings_of(counts: TokenCounts) -> Timings:
+    """The timings of a request whose replies have ended."""
+    timings = timings_so_far(
+        cached=counts.cache.cached,
+        computed=counts.cache.computed,
+        reading_seconds=counts.reading_seconds,
+        completion=counts.completion,
+        writing_seconds=max(0.0, counts.total_seconds - counts.first_token_seconds),
+        replies=counts.replies,
+    )
+    timings.queue_ms = round(1000 * counts.queue_seconds, 3)
+    timings.restore_ms = round(1000 * counts.cache.restore_seconds, 3)
+    return timings
+
+
+def timings_so_far(
+    *,
+    cached: int,
+    computed: int,
+    reading_seconds: float,
+    completion: int,
+    writing_seconds: float,
+    replies: int = 1,
+) -> Timings:
+    """`cached` and `computed` are tokens of the prompt, `completion` those of all `replies`."""
+    later_tokens, prompt_ms, predicted_ms = completion - replies, 1000 * reading_seconds, 1000 * writing_seconds
+    return Timings(
+        cache_n=cached,
+        prompt_n=computed,
+        prompt_ms=round(prompt_ms, 3),
+        prompt_per_token_ms=_ratio(prompt_ms, computed),
+        prompt_per_second=_ratio(1000 * computed, prompt_ms),
+        predicted_n=completion,
+        predicted_ms=round(predicted_ms, 3),
+        predicted_per_token_ms=_ratio(predicted_ms, later_tokens),
+        predicted_per_second=_ratio(1000 * later_tokens, predicted_ms),
+    )
+
+
+def _ratio(dividend: float, divisor: float) -> float:
+    return round(dividend / divisor, 3) if divisor > 0 else 0.0
+
+
+def finish_text(finish: FinishReason) -> FinishText:
+    """The word for a reply that ended well."""
+    return "length" if finish is FinishReason.LENGTH else "stop"
+
+
+def token_text(tokenizer: Tokenizer, token_id: int) -> str:
+    """A token as text, control tokens included; bytes that are no whole character become U+FFFD."""
+    return tokenizer.token_bytes(token_id, show_control=True).decode(errors="replace")
+
+
+def finite(logprob: float) -> float:
+    return max(logprob, LEAST_LOGPROB)
+
+
+def id_text(tokenizer: Tokenizer, token_id: int) -> str:
+    """A token as its id, in vLLM's form."""
+    return f"token_id:{token_id}"
+
+
+def reported_tokens(
+    tokenizer: Tokenizer, logprobs: Sequence[TokenLogprobs], text: TokenText = token_text
+) -> list[ReportedToken]:
+    """Log-probabilities as the newer endpoints report them, each token by its `text`."""
+    return [_reported(tokenizer, token, text) for token in logprobs]
+
+
+def _reported(tokenizer: Tokenizer, token: TokenLogprobs, text: TokenText) -> ReportedToken:
+    picked = _alternative(tokenizer, token.token_id, token.logprob, text)
+    top = [_alternative(tokenizer, token_id, logprob, text) for token_id, logprob in token.top]
+    return ReportedToken(picked.token, picked.logprob, picked.bytes, top)
+
+
+def _alternative(tokenizer: Tokenizer, token_id: int, logprob: float, text: TokenText) -> TokenAlternative:
+    encoded = tokenizer.token_bytes(token_id, show_control=True)
+    return TokenAlternative(text(tokenizer, token_id), finite(logprob), list(encoded))
+
+
+class RunningCounts:
+    """The tokens of one request, counted while its replies come; they need `ReplyOptions.reports_tokens`."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """`clock` tells seconds that only grow."""
+        self.completion = 0  # tokens of all replies
+        self._clock = clock
+        self._first_token_at: float | None = None
+        self._progress = PromptProgress(0, 0)
+
+    def add(self, event: ChatEvent) -> None:
+        """Count an event of any reply."""
+        match event:
+            case GeneratedTokens(ids):
+                self.completion += len(ids)
+                self._first_token_at = self._first_token_at or self._clock()
+            case PromptProgress():
+                self._progress = event
+
+    def timings(self) -> Timings:
+        """The times so far; those of the queue and of restored blocks are known at the end."""
+        read, since = self._progress, self._first_token_at
+        predicted = 0.0 if since is None else self._clock() - since
+        return timings_so_far(
+            cached=read.cached,
+            computed=read.done - read.cached,
+            reading_seconds=read.seconds,
+            completion=self.completion,
+            writing_seconds=predicted,
+        )

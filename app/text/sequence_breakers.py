@@ -1,0 +1,33 @@
+"""Which tokens no repetition goes across, by the texts that break sequences: see `engine.sampling.filters`."""
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+from app.process.work_pool import WorkPool
+from app.text.tokenizer import Tokenizer
+
+REMEMBERED = 16  # combinations of texts; the vocabulary is looked through once for each
+
+
+class SequenceBreakers:
+    """Of one vocabulary."""
+
+    def __init__(self, tokenizer: Tokenizer, work: WorkPool) -> None:
+        """`work` runs what takes long."""
+        self._tokenizer = tokenizer
+        self._work = work
+        self._tokens = lru_cache(REMEMBERED)(self._look_up)
+
+    async def tokens(self, texts: Sequence[str]) -> frozenset[int]:
+        """Those that hold one of the texts; of a text that none holds, the last of its own."""
+        return await self._work.run(lambda _: self._tokens(tuple(texts))) if texts else frozenset()
+
+    def _look_up(self, texts: tuple[str, ...]) -> frozenset[int]:
+        tokenizer = self._tokenizer
+        held = [tokenizer.token_bytes(token_id, show_control=True) for token_id in range(tokenizer.vocab_size)]
+        return frozenset(token_id for text in texts for token_id in self._breaking(text, held))
+
+    def _breaking(self, text: str, held: Sequence[bytes]) -> list[int]:
+        encoded = text.encode()
+        found = [token_id for token_id, piece in enumerate(held) if encoded in piece]
+        return found or self._tokenizer.encode(text, parse_special=True)[-1:]

@@ -1,0 +1,258 @@
+"""Packed tiles of weights whose scales belong to spans of any length: from canonical form, and back.
+
+A tile is 16 rows, one sequential stream of bytes like any other tile (`cpu.ggml_tiles`), but for a header of its own:
+
+    [header: 64 bytes] then for each span [scales] [zero points] and its groups of 32 columns, codes alone
+
+- header: see `Word`.
+- scales: of 16 rows side by side, or one that all have.
+- zero points: of 16 rows, in a byte each; four bits of row r and of row r + 8 in byte r; two bits of row r at bit 2 r.
+- codes: as in other tiles. Floats of 8 bits: word 16 h + r of vector v has columns 4 v + 2 h and the next one of row r.
+
+What nested scales share lies behind the tiles of a weight: their table, then the whole scales, float32. Rows are padded
+with zeros to an even number of tiles. Nothing is rounded. Refuses to know how to multiply.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from quant.cpu.formats import GROUP, PAIR, TILE
+from quant.cpu.ggml_tiles import Bytes, row_tiles, rows_of
+from quant.cpu.span_formats import HEADER_BYTES, SpanFormat, SpanTensor, Word, span_format_of, span_of
+from quant.errors import UnsupportedQuantization
+from quant.ggml_blocks import integers
+from quant.tensor import Float8Tensor, GroupedTensor, GroupScale, Integers, NestedScale, Plane
+
+_PAIRS = GROUP // 2  # words of two columns
+_TABLE = 256  # numbers of nested scales
+
+
+@dataclass(frozen=True, slots=True)
+class _Spans:
+    """Neighbouring spans of as many groups each: views of packed tiles, [tiles, spans, ...]."""
+
+    layout: SpanFormat
+    first: int  # span
+    first_group: int
+    bytes: Bytes  # [tiles, spans, bytes of a span]
+
+    @property
+    def scales(self) -> NDArray[Any]:
+        """[tiles, spans, rows], as integers of their width"""
+        field = self.bytes[..., : self.layout.scale_bytes]
+        return field.view(f"u{self.layout.scale.itemsize}")
+
+    @property
+    def zeros(self) -> Bytes:
+        return self.bytes[..., self.layout.scale_bytes : self.layout.head_bytes]
+
+    @property
+    def groups(self) -> Bytes:
+        """[tiles, spans, groups, bytes]"""
+        field = self.bytes[..., self.layout.head_bytes :]
+        return field.reshape(*field.shape[:2], -1, self.layout.group_bytes)
+
+    def share_of(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Of [tiles, TILE, spans of a row, ...] those of these spans."""
+        return values[:, :, self.first : self.first + self.bytes.shape[1]]
+
+
+def _spans(layout: SpanFormat, memory: Bytes, groups: int, span: int) -> Iterator[_Spans]:
+    """All spans of tiles [tiles, bytes of a tile]: the whole ones, and a shorter one at the end where there is one."""
+    whole, rest = divmod(groups, span)
+    size, body = layout.head_bytes + span * layout.group_bytes, memory[:, HEADER_BYTES:]
+    if whole:
+        yield _Spans(layout, 0, 0, body[:, : whole * size].reshape(len(memory), whole, size))
+    if rest:
+        yield _Spans(layout, whole, whole * span, body[:, None, whole * size :])
+
+
+def _tile_count(rows: int) -> int:
+    return -(-rows // PAIR) * 2
+
+
+def tiles_bytes(weight: SpanTensor) -> int:
+    """Bytes of the tiles of a weight of 32 * n columns."""
+    rows, columns = weight.shape
+    return _tile_count(rows) * span_format_of(weight).tile_bytes(columns // GROUP, span_of(weight))
+
+
+def shared_bytes(weight: SpanTensor) -> int:
+    """Bytes of what the tiles of a weight share: whole scales of rows that are not there are zeros."""
+    if isinstance(weight, GroupedTensor) and isinstance(weight.scale, NestedScale):
+        scales = _tile_count(weight.shape[0]) * TILE * weight.groups
+        return 4 * (_TABLE + -(-scales // weight.scale.span))
+    return 0
+
+
+def pack(weight: SpanTensor, out: Bytes, shared: Bytes) -> None:
+    """Fill `out`, `tiles_bytes` long, with the tiles of a matrix, and `shared` (zeros) with what they share.
+
+    Raises UnsupportedQuantization for an e4m3 that is not a number: kernels read it as one.
+    """
+    layout, span, (rows, columns) = span_format_of(weight), span_of(weight), weight.shape
+    memory = out.reshape(_tile_count(rows), -1)
+    header = memory[:, :HEADER_BYTES].view(np.int64)
+    header[:], header[:, Word.SPAN] = 0, span
+    spans = list(_spans(layout, memory, columns // GROUP, span))
+    if isinstance(weight, Float8Tensor):
+        _pack_floats(weight, spans, len(memory))
+        return
+    _pack_codes(weight.codes, spans, len(memory))
+    if isinstance(weight.zero, Integers):
+        _pack_zeros(weight.zero.values()[:, : weight.groups].numpy(), spans, len(memory))
+    if isinstance(weight.scale, NestedScale):
+        _pack_scales(weight.scale.codes, spans, len(memory))
+        _share(weight.scale, header, shared)
+    else:
+        _pack_scales(weight.scale.factors(), spans, len(memory))
+
+
+def _share(scale: NestedScale, header: NDArray[np.int64], shared: Bytes) -> None:
+    """Write what all tiles share, and into the header of each how to find it."""
+    values, groups = shared.view(np.float32), scale.codes.shape[1]
+    values[:_TABLE] = scale.table.numpy()
+    values[_TABLE : _TABLE + len(scale.whole)] = scale.whole.numpy()
+    tiles = np.arange(len(header))
+    header[:, Word.SHARED] = shared.ctypes.data - (header.ctypes.data + tiles * header.strides[0])
+    header[:, Word.FIRST], header[:, Word.PER_ROW] = tiles * TILE * groups, groups
+    header[:, Word.SHIFT], header[:, Word.OFFSET] = scale.span.bit_length() - 1, np.float32(scale.offset).view(np.int32)
+
+
+def _pack_codes(codes: Integers, spans: list[_Spans], tiles: int) -> None:
+    (plane,) = codes.planes
+    words = row_tiles(plane.data.numpy().view(np.uint32), tiles)
+    for some in spans:
+        count, groups = some.groups.shape[1:3]
+        target = some.groups.view(np.uint32).reshape(tiles, count, groups, plane.bits, TILE)
+        here = words[:, :, some.first_group * plane.bits :][:, :, : count * groups * plane.bits]
+        target[:] = here.reshape(tiles, TILE, count, groups, plane.bits).transpose(0, 2, 3, 4, 1)
+
+
+def _pack_scales(values: Tensor, spans: list[_Spans], tiles: int) -> None:
+    """Scales [rows, spans], or one for each tile [tiles, spans]."""
+    bits = values.contiguous().view(_INTEGERS[values.itemsize]).numpy()
+    for some in spans:
+        width = some.layout.rows
+        by_tile = row_tiles(bits, tiles) if width == TILE else bits[:, None]
+        some.scales[:] = some.share_of(by_tile).transpose(0, 2, 1).view(some.scales.dtype)
+
+
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
+
+
+def _pack_zeros(zeros: Bytes, spans: list[_Spans], tiles: int) -> None:
+    values = row_tiles(zeros, tiles)
+    for some in spans:
+        here = some.share_of(values).transpose(0, 2, 1)
+        bits = some.layout.codes.bits
+        if bits == 8:
+            some.zeros[:] = here
+        elif bits == 4:
+            some.zeros[:] = here[..., :8] | here[..., 8:] << np.uint8(4)
+        else:
+            words = np.bitwise_or.reduce(here.astype("<u4") << np.arange(0, 32, 2, dtype=np.uint32), axis=-1)
+            some.zeros[:] = words[..., None].view(np.uint8)
+
+
+def _pack_floats(weight: Float8Tensor, spans: list[_Spans], tiles: int) -> None:
+    values, layout = weight.values.view(torch.uint8).numpy(), spans[0].layout
+    if layout.float8 is torch.float8_e4m3fn and (values & 0x7F == 0x7F).any():
+        raise UnsupportedQuantization(
+            f"A {weight.type_name} weight has elements that are no numbers", "The file is damaged: pull it again."
+        )
+    words = row_tiles(values.view(np.uint16), tiles)
+    for some in spans:
+        count, groups = some.groups.shape[1:3]
+        target = some.groups.view(np.uint16).reshape(tiles, count, groups, _PAIRS, TILE)
+        here = words[:, :, some.first_group * _PAIRS :][:, :, : count * groups * _PAIRS]
+        target[:] = here.reshape(tiles, TILE, count, groups, _PAIRS).transpose(0, 2, 3, 4, 1)
+    scale = weight.scale.float()
+    if layout.rows == 1:
+        first_rows = torch.arange(tiles) * TILE
+        scale = scale[(first_rows // weight.block[0]).clamp(max=len(scale) - 1)]
+    _pack_scales(scale, spans, tiles)
+
+
+# -- and back
+
+
+def unpack(memory: Bytes, layout: SpanFormat, shape: tuple[int, int]) -> SpanTensor:
+    """The canonical form of what `pack` made, with the same values: nested scales are multiplied out."""
+    rows, groups = shape[0], shape[1] // GROUP
+    span = int(memory[:8].view(np.int64)[0])
+    count, size = _tile_count(rows), layout.tile_bytes(groups, span)
+    tiles = memory[: count * size].reshape(count, size)
+    spans = list(_spans(layout, tiles, groups, span))
+    if layout.float8 is not None:
+        return _unpack_floats(spans, layout.float8, shape, span)
+    scale = _joined([some.scales for some in spans], rows)
+    if layout.nested:
+        scale = np.concatenate(
+            [
+                _nested_values(memory, tile * size, scale[first : first + TILE])
+                for tile, first in enumerate(range(0, rows, TILE))
+            ]
+        )
+    whole = torch.from_numpy(scale.view(np.int16 if scale.itemsize == 2 else np.float32))
+    return GroupedTensor(
+        shape=shape,
+        type_name=f"packed {layout.number}",
+        group=span * GROUP,
+        codes=Integers((Plane(layout.codes.bits, torch.from_numpy(_unpack_codes(spans, rows))),)),
+        scale=GroupScale(whole if whole.dtype == torch.float32 else whole.view(layout.scale)),
+        zero=_unpack_zeros(spans, rows) if layout.zeros else layout.codes.zero,
+        table=layout.numbers,
+    )
+
+
+def _joined(parts: list[NDArray[Any]], rows: int) -> NDArray[Any]:
+    """[tiles, ..., TILE] of all spans -> [rows, n]"""
+    return np.ascontiguousarray(np.concatenate([rows_of(part, rows) for part in parts], axis=1))
+
+
+def _unpack_codes(spans: list[_Spans], rows: int) -> Bytes:
+    words = [np.ascontiguousarray(some.groups).view(np.uint32) for some in spans]
+    return _joined([it.reshape(*it.shape[:3], -1, TILE) for it in words], rows).view(np.uint8)
+
+
+def _unpack_zeros(spans: list[_Spans], rows: int) -> Integers:
+    bits = spans[0].layout.codes.bits
+    stored = [np.ascontiguousarray(some.zeros) for some in spans]
+    if bits == 4:
+        stored = [np.concatenate([it & np.uint8(15), it >> np.uint8(4)], axis=-1) for it in stored]
+    elif bits == 2:
+        shifts = np.arange(0, 32, 2, dtype=np.uint32)
+        stored = [(it.view("<u4") >> shifts & np.uint32(3)).astype(np.uint8) for it in stored]
+    zeros = _joined(stored, rows)
+    return integers(np.pad(zeros, ((0, 0), (0, -zeros.shape[1] % (32 // bits)))), (bits,))
+
+
+def _nested_values(memory: Bytes, tile: int, codes: Bytes) -> NDArray[np.float32]:
+    """The scales of the tile at byte `tile`, float32 [rows, spans]."""
+    header = memory[tile : tile + HEADER_BYTES].view(np.int64)
+    numbers = header[Word.FIRST] + np.arange(codes.size).reshape(codes.shape) >> header[Word.SHIFT]
+    end = _TABLE + int(numbers.max()) + 1
+    shared = np.frombuffer(memory, np.float32, end, tile + int(header[Word.SHARED]))
+    offset = header[Word.OFFSET : Word.OFFSET + 1].astype(np.int32).view(np.float32)
+    values: NDArray[np.float32] = shared[codes] * shared[_TABLE + numbers] + offset
+    return values
+
+
+def _unpack_floats(spans: list[_Spans], kind: torch.dtype, shape: tuple[int, int], span: int) -> Float8Tensor:
+    layout, (rows, columns) = spans[0].layout, shape
+    words = [some.groups.view(np.uint16) for some in spans]
+    by_row = _joined([it.reshape(*it.shape[:3], _PAIRS, TILE) for it in words], rows)
+    values = torch.from_numpy(by_row.view(np.uint8)).view(kind)
+    tall = TILE if layout.rows == 1 else 1
+    scale = np.concatenate([some.scales for some in spans], axis=1)
+    by_block = scale.transpose(0, 2, 1).reshape(-1, scale.shape[1])[: -(-rows // tall)]
+    factors = torch.from_numpy(np.ascontiguousarray(by_block).view(np.float32))
+    block = min(tall, rows), min(span * GROUP, columns)
+    return Float8Tensor(shape, f"packed {layout.number}", values, factors, block)

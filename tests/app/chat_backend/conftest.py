@@ -1,0 +1,49 @@
+"""A client of the chat whose engine is the server that tests share."""
+
+import os
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import TypeAlias
+
+import pytest
+
+from app.chat_backend.client import TerminalClient
+from app.history.history import History
+from app.process.instance import Instance, recorded
+from app.settings.settings import Settings, load_settings
+from tests.app.server.conftest import hash_server  # noqa: F401  # a fixture
+from tests.app.server.live_server import LiveServer
+
+Clients: TypeAlias = Callable[[], AbstractAsyncContextManager[TerminalClient]]
+
+
+@pytest.fixture
+def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    monkeypatch.delenv("INGLE_MODEL", raising=False)
+    folders = {name: tmp_path / name for name in ("models_dir", "cache_dir", "state_dir", "hub_cache")}
+    return load_settings(ollama_dir=tmp_path, lmstudio_dir=tmp_path, offline=True, **folders)
+
+
+@pytest.fixture
+def running(settings: Settings, hash_server: LiveServer) -> Iterator[LiveServer]:  # noqa: F811
+    """The server, where chats of these settings find it."""
+    instance = Instance(os.getpid(), hash_server.port, hash_server.url, "hash", "/nowhere/hash.gguf", "now")
+    with recorded(instance, settings):
+        yield hash_server
+
+
+@pytest.fixture
+def clients(settings: Settings) -> Clients:
+    """Clients, one after the other, of the same history."""
+
+    @asynccontextmanager
+    async def client() -> AsyncIterator[TerminalClient]:
+        made = TerminalClient(settings, History(settings.history_dir), {"stay": False})
+        made.begin()
+        try:
+            yield made
+        finally:
+            await made.close()
+
+    return client

@@ -1,0 +1,47 @@
+"""Commands of ours in processes of their own: what they say, why they fail, and that leaving ends them."""
+
+import asyncio
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from app.chat_backend.engine import process
+from app.chat_backend.engine.process import reason, said, with_memory
+from app.errors import EXIT_OK, EXIT_USAGE
+
+
+def test_a_command_says_what_it_found_or_why_it_failed() -> None:
+    status, out, _ = asyncio.run(said("ls", "--catalog", "--json"))
+    assert status == EXIT_OK
+    assert json.loads(out)
+    status, out, err = asyncio.run(said("fit", "--memory", "much"))
+    assert (status, out) == (EXIT_USAGE, b"")
+    assert "must be a size like 8GB, not 'much'" in reason(err, "nobody knows")
+    assert reason(b"Killed\n", "nobody knows") == "nobody knows"
+
+
+def test_who_leaves_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mark = tmp_path / "pid"
+    (tmp_path / "app.py").write_text(
+        f"import os, time, pathlib\npathlib.Path({str(mark)!r}).write_text(str(os.getpid()))\ntime.sleep(600)\n"
+    )
+    monkeypatch.setattr(process, "ROOT", tmp_path)
+
+    async def main() -> None:
+        command = asyncio.create_task(said("anything"))
+        while not (mark.exists() and mark.read_text()):
+            await asyncio.sleep(0.01)
+        command.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await command
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(mark.read_text()), 0)
+
+    asyncio.run(main())
+
+
+def test_an_amount_of_memory_is_given_as_the_commands_read_it() -> None:
+    assert with_memory(0) == ()
+    assert with_memory(18_500_000_000) == ("--memory", "18.500000GB")

@@ -1,0 +1,70 @@
+"""The process of a chat's engine: nothing of it is left when it is stopped."""
+
+import asyncio
+import json
+import os
+import stat
+import subprocess
+import sys
+from contextlib import suppress
+from typing import BinaryIO
+
+import pytest
+
+from app.chat_backend.engine.child import Said
+from app.chat_backend.engine.process import LOG, PREVIOUS_LOG, EngineProcess
+from app.settings.settings import Settings
+
+
+@pytest.mark.parametrize("is_heard", [True, False])
+def test_one_that_is_stopped_leaves_neither_a_process_nor_a_pipe(settings: Settings, is_heard: bool) -> None:
+    """Heard or not, since whoever started it may have been cancelled at any place."""
+    talking = """import time; print('{"note": "one"}', flush=True); time.sleep(600)"""
+    process = subprocess.Popen([sys.executable, "-S", "-c", talking], stdout=subprocess.PIPE)
+    engine = EngineProcess(process, settings, "model")
+
+    async def main() -> None:
+        if is_heard:
+            heard: asyncio.Queue[Said] = asyncio.Queue()
+            serving = asyncio.create_task(engine.serving(heard.put_nowait))
+            assert (await heard.get()).note == "one"
+            serving.cancel()
+            with suppress(asyncio.CancelledError):
+                await serving
+        await engine.stop()
+
+    asyncio.run(main())
+    assert process.stdout is not None
+    assert process.stdout.closed
+    with pytest.raises(ProcessLookupError):
+        os.kill(process.pid, 0)
+
+
+def test_one_that_lives_on_does_not_hold_up_the_end_of_the_chat(settings: Settings) -> None:
+    """As with --stay, or while another chat or program needs it."""
+    talking = """import time; print('{"note": "one"}', flush=True); time.sleep(600)"""
+    process = subprocess.Popen([sys.executable, "-S", "-c", talking], stdout=subprocess.PIPE)
+    engine = EngineProcess(process, settings, "model")
+
+    async def main() -> None:
+        heard: asyncio.Queue[Said] = asyncio.Queue()
+        serving = asyncio.create_task(engine.serving(heard.put_nowait))
+        await heard.get()
+        serving.cancel()
+
+    asyncio.run(main())
+    assert not engine.has_ended
+    process.kill()
+    with process:
+        pass
+
+
+def test_what_the_engine_before_said_is_kept(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    def popen(command: list[str], *, stderr: BinaryIO, **options: object) -> None:
+        stderr.write(json.loads(command[-1])["model"].encode())
+
+    monkeypatch.setattr(subprocess, "Popen", popen)
+    for model in ("one", "two", "three"):
+        EngineProcess.start(settings, model, {})
+    assert [(settings.state_dir / name).read_text() for name in (LOG, PREVIOUS_LOG)] == ["three", "two"]
+    assert stat.S_IMODE((settings.state_dir / LOG).stat().st_mode) == 0o600

@@ -1,0 +1,573 @@
+"""The engine of a chat: one that runs is found, one that died is replaced, one that fails is told; loading is seen."""
+
+import asyncio
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from app.chat_backend.endpoint import Body, Endpoint, NotOffered
+from app.chat_backend.engine.child import Said
+from app.chat_backend.engine.loading_state import DownloadRate, LoadingState
+from app.chat_backend.engine.process import EngineFailed, EngineProcess
+from app.chat_backend.engine.slot import Engine, EngineSlot, stage_of
+from app.chat_backend.kept_chats import KeptChats
+from app.chat_backend.models import ChatModels
+from app.chat_backend.replies import ChatReplies
+from app.generation.default_sampling import DefaultSampling
+from app.generation.template import ChatTemplateRenderer
+from app.history.history import History
+from app.models.sampling_defaults import DEFAULT_SAMPLING
+from app.models.transfer.download_turn import DownloadTurn
+from app.process.engine_lease import attended_by
+from app.process.instance import Instance, recorded
+from app.progress import SilentProgress
+from app.settings.settings import Settings
+from app.text.tokenizer import Tokenizer
+from engine.kv.budget import available_memory
+from tests.app.server.live_server import Clock, LiveServer, controlled_engine
+from tests.support.stand_in_endpoint import StandInEndpoint
+from tui.client import ClientError
+from tui.engine_nouns import Loading
+from tui.nouns import ChatId, MessageId
+
+
+class StandIn:
+    """An engine process, whose server is the one that tests share."""
+
+    started: list["StandIn"]
+
+    def __init__(self, settings: Settings, model: str, server: LiveServer) -> None:
+        self.model, self.pid = model, os.getpid()
+        self.stopped = False
+        self.said = [Said(stage="Loading", done=1, total=4, unit="tokens"), Said(note="nearly")]
+        self.fails = model.endswith("broken")
+        self.is_held = False  # for ever
+        self._settings = settings
+        self._instance = Instance(self.pid, server.port, server.url, model, f"/nowhere/{model}", "now")
+        self._records = ExitStack()
+
+    async def serving(self, heard: Callable[[Said], None]) -> Instance:
+        for said in self.said:
+            heard(said)
+            await asyncio.sleep(0.01)
+        if self.is_held:
+            await asyncio.Event().wait()
+        if self.fails:
+            raise EngineFailed("it is broken", "mend it")
+        self._records.enter_context(recorded(self._instance, self._settings))
+        return self._instance
+
+    async def stop(self) -> None:
+        self.stopped = True
+        self.die()
+
+    def die(self) -> None:
+        self._records.close()
+
+
+@pytest.fixture
+def started(settings: Settings, hash_server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[StandIn]]:
+    """The processes that were started, in place of real ones."""
+    found: list[StandIn] = []
+
+    def start(given: Settings, model: str, flags: object) -> StandIn:
+        found.append(StandIn(settings, model, hash_server))
+        return found[-1]
+
+    monkeypatch.setattr(EngineProcess, "start", start)
+    yield found
+    for process in found:
+        process.die()
+
+
+@pytest.fixture
+def held(settings: Settings, started: list[StandIn], monkeypatch: pytest.MonkeyPatch) -> list[StandIn]:
+    """The first process is fetching its model, and never done with it."""
+    start = EngineProcess.start
+
+    def begin(given: Settings, model: str, flags: Mapping[str, object]) -> EngineProcess:
+        process = start(given, model, flags)
+        started[0].is_held = True
+        return process
+
+    monkeypatch.setattr(EngineProcess, "start", begin)
+    return started
+
+
+async def ready(slot: EngineSlot) -> Engine:
+    async with slot.use() as engine:
+        return engine
+
+
+async def begun(settings: Settings) -> EngineSlot:
+    slot = EngineSlot(settings, {"stay": False})
+    slot.begin()
+    return slot
+
+
+def test_one_that_runs_is_used(settings: Settings, running: LiveServer, started: list[StandIn]) -> None:
+    async def main() -> None:
+        slot = await begun(settings)
+        engine = await ready(slot)
+        assert (engine.model, engine.context_length) == ("hash", 2048)
+        assert engine.suitable == DEFAULT_SAMPLING.values
+        await slot.close()
+
+    asyncio.run(main())
+    assert started == []
+
+
+@pytest.mark.usefixtures("running")
+def test_who_listens_when_it_is_loaded_is_told_which_model_answers(settings: Settings) -> None:
+    """It need not be the one of the settings."""
+
+    async def main() -> None:
+        slot = await begun(settings)
+        await ready(slot)
+        assert [(now.model, now.loaded) async for now in slot.loading()] == [("hash", True)]
+        await slot.close()
+
+    asyncio.run(main())
+
+
+def test_a_server_of_ours_elsewhere_tells_what_suits_its_model_and_others_sample_as_they_will(
+    settings: Settings, tokenizer: Tokenizer, renderer: ChatTemplateRenderer
+) -> None:
+    async def suitable(url: str) -> Mapping[str, float]:
+        slot = EngineSlot(settings, {}, url)
+        slot.begin()
+        engine = await ready(slot)
+        await slot.close()
+        return engine.suitable
+
+    engine, _ = controlled_engine(tokenizer.vocab_size)
+    recommended = {"temperature": 0.3, "top_k": 20}
+    with LiveServer("m", engine, tokenizer, renderer, sampling=DefaultSampling(recommended)) as server:
+        assert asyncio.run(suitable(f"{server.url}/v1")) == recommended
+    with StandInEndpoint([]) as other:
+        assert asyncio.run(suitable(other.url)) == {}
+
+
+@pytest.mark.usefixtures("running")
+def test_whoever_leaves_while_it_is_found_keeps_no_connection(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_ones: list[Endpoint] = []
+    is_answered = asyncio.Event()
+
+    class Watched(Endpoint):
+        async def own(self, method: str, path: str, body: Body | None = None) -> Any:
+            answer = await super().own(method, path, body)
+            open_ones.append(self)
+            is_answered.set()
+            await asyncio.Event().wait()
+            return answer
+
+        async def close(self) -> None:
+            await super().close()
+            open_ones.remove(self)
+
+    monkeypatch.setattr("app.chat_backend.endpoint.Endpoint", Watched)
+
+    async def main() -> None:
+        slot = await begun(settings)
+        await is_answered.wait()
+        assert open_ones
+        await slot.close()
+        assert not open_ones
+
+    asyncio.run(main())
+
+
+def test_one_is_started_and_what_it_says_is_seen(settings: Settings, started: list[StandIn]) -> None:
+    async def main() -> None:
+        slot = await begun(settings)
+        seen = [state async for state in slot.state.states()]
+        assert (await ready(slot)).model == "smollm2:135m"
+        assert Loading("smollm2:135m", "Loading", 0.25) in seen
+        assert seen[-2].stage == "nearly"
+        assert seen[-1].loaded
+        await slot.close()
+
+    asyncio.run(main())
+    assert [(process.model, process.stopped) for process in started] == [("smollm2:135m", False)]
+    assert attended_by(settings, os.getpid()) == 0
+
+
+def test_one_that_died_is_replaced(settings: Settings, started: list[StandIn]) -> None:
+    async def main() -> None:
+        slot = await begun(settings)
+        await ready(slot)
+        started[0].die()
+        assert (await ready(slot)).model == "smollm2:135m"
+        await slot.close()
+
+    asyncio.run(main())
+    assert len(started) == 2
+
+
+def test_another_model_takes_the_place_of_the_first(settings: Settings, started: list[StandIn]) -> None:
+    async def main() -> None:
+        slot = await begun(settings)
+        await ready(slot)
+        slot.switch("another")
+        assert (await ready(slot)).model == "another"
+        slot.switch("broken")
+        with pytest.raises(ClientError, match="it is broken"):
+            await ready(slot)
+        slot.switch("another")
+        assert (await ready(slot)).model == "another"
+        await slot.close()
+
+    asyncio.run(main())
+    assert [process.stopped for process in started] == [True, True, True, False]
+
+
+def test_the_model_that_answers_is_not_loaded_again(settings: Settings, started: list[StandIn]) -> None:
+    async def main() -> None:
+        slot = await begun(settings)
+        async with slot.use() as engine:
+            slot.switch("smollm2:135m")
+            assert [now.loaded async for now in slot.loading()][1:] == [True]
+            assert await ready(slot) is engine
+        await slot.close()
+
+    asyncio.run(main())
+    assert [process.stopped for process in started] == [False]
+
+
+def test_an_engine_is_left_when_nobody_uses_it(settings: Settings, started: list[StandIn]) -> None:
+    async def main() -> None:
+        slot = await begun(settings)
+        for other in ("another", "a third"):  # who changes his mind waits no less
+            async with slot.use() as engine:
+                slot.switch("overtaken")
+                await anext(slot.loading())
+                slot.switch(other)
+                states = slot.loading()
+                while (await anext(states)).stage != "waiting for the end of a reply":
+                    pass
+                await engine.endpoint.own("GET", "engine")
+                assert not started[-1].stopped
+            assert (await ready(slot)).model == other
+        await slot.close()
+
+    asyncio.run(main())
+    assert [(process.model, process.stopped) for process in started] == [
+        ("smollm2:135m", True),
+        ("another", True),
+        ("a third", False),
+    ]
+
+
+def test_a_model_that_is_asked_for_takes_the_place_of_any_that_was_there(
+    settings: Settings, hash_server: LiveServer, started: list[StandIn]
+) -> None:
+    async def main() -> None:
+        slot = await begun(settings)
+        assert (await ready(slot)).model == "hash"
+        slot.switch(settings.model)
+        assert (await ready(slot)).model == settings.model == "smollm2:135m"
+        await slot.close()
+
+    with recorded(Instance(os.getpid(), 1, hash_server.url, "hash", "/nowhere/hash.gguf", "now"), settings):
+        asyncio.run(main())
+    assert [process.stopped for process in started] == [False]
+
+
+def test_what_fails_in_a_use_is_told(settings: Settings, started: list[StandIn]) -> None:
+    async def main() -> None:
+        slot = await begun(settings)
+        with pytest.raises(ClientError, match="no such route"):
+            async with slot.use():
+                raise NotOffered("no such route", "Ask another.")
+        await slot.close()
+
+    asyncio.run(main())
+    assert len(started) == 1
+
+
+def test_a_model_that_cannot_be_loaded_gives_way_to_the_one_before(settings: Settings, started: list[StandIn]) -> None:
+    async def main() -> None:
+        slot = await begun(settings)
+        models = ChatModels(settings, slot)
+        await ready(slot)
+        seen: list[Loading] = []
+
+        async def load() -> None:
+            async for state in models.load("org/broken"):
+                seen.append(state)  # noqa: PERF401  # what came before an error counts, too
+
+        with pytest.raises(ClientError, match="it is broken") as told:
+            await load()
+        assert told.value.remedy == "mend it. smollm2:135m answers again."
+        assert [one.model for one in seen][-1] == "smollm2:135m"
+        assert (await ready(slot)).model == "smollm2:135m"
+        assert slot.address
+        await models.close()
+        await slot.close()
+
+    asyncio.run(main())
+    assert [(process.model, process.stopped) for process in started] == [
+        ("smollm2:135m", True),
+        ("org/broken", True),
+        ("smollm2:135m", False),
+    ]
+
+
+def test_where_the_one_before_cannot_come_back_both_are_told(settings: Settings, started: list[StandIn]) -> None:
+    async def main() -> None:
+        slot = await begun(settings)
+        models = ChatModels(settings, slot)
+        await ready(slot)
+
+        async def load() -> None:
+            async for _ in models.load("org/broken"):
+                for process in started[2:]:
+                    process.fails = True
+
+        with pytest.raises(ClientError) as told:
+            await load()
+        assert told.value.message == "it is broken; nor could smollm2:135m be loaded again: it is broken"
+        await models.close()
+        await slot.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("name", ["quen3:4", "./no-such.gguf", "ollama:none"])
+def test_what_is_no_model_is_refused_while_the_other_goes_on(
+    settings: Settings, started: list[StandIn], name: str
+) -> None:
+    async def main() -> None:
+        slot = await begun(settings)
+        models = ChatModels(settings, slot)
+        engine = await ready(slot)
+        with pytest.raises(ClientError):
+            await anext(models.load(name))
+        assert await ready(slot) is engine
+        await models.close()
+        await slot.close()
+
+    asyncio.run(main())
+    assert [process.stopped for process in started] == [False]
+
+
+def test_a_first_model_that_cannot_be_loaded_is_told_once(settings: Settings, started: list[StandIn]) -> None:
+    async def main() -> None:
+        slot = await begun(replace(settings, model="broken"))
+        with pytest.raises(ClientError, match="it is broken") as told:
+            await ready(slot)
+        assert told.value.remedy == "mend it"
+        await slot.close()
+
+    asyncio.run(main())
+    assert len(started) == 1
+
+
+def test_a_first_model_that_could_not_be_loaded_is_tried_again_for_a_reply(
+    settings: Settings, started: list[StandIn]
+) -> None:
+    async def main() -> None:
+        slot = await begun(replace(settings, model="broken"))
+        for _ in range(2):
+            with pytest.raises(ClientError, match="it is broken"):
+                await ready(slot)
+        replies = ChatReplies(KeptChats(History(None)), slot)
+        for tried in (2, 3):
+            with pytest.raises(ClientError, match="it is broken"):
+                await anext(replies.reply(ChatId("1"), MessageId("1")))
+            assert len(started) == tried
+        await slot.close()
+
+    asyncio.run(main())
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    while not holds():
+        await asyncio.sleep(0.005)
+
+
+def test_a_loading_is_paused_until_somebody_wants_an_answer(settings: Settings, held: list[StandIn]) -> None:
+    async def main() -> None:
+        slot = await begun(settings)
+        waiting = asyncio.create_task(ready(slot))
+        await until(lambda: slot.state.now.stage == "Loading")
+        slot.pause()
+        await until(lambda: slot.state.now.stage == "paused at 25%")
+        assert held[0].stopped
+        assert not waiting.done()  # nor does it go on for that
+        async with slot.use(again=True) as engine:
+            assert engine is await waiting
+        await slot.close()
+
+    asyncio.run(main())
+    assert [process.stopped for process in held] == [True, False]
+
+
+@pytest.mark.parametrize("other", ["smollm2:135m", "another"])
+def test_a_model_that_is_asked_for_ends_a_pause(settings: Settings, held: list[StandIn], other: str) -> None:
+    async def main() -> None:
+        slot = await begun(settings)
+        await until(lambda: bool(held))
+        slot.pause()
+        slot.switch(other)
+        assert (await ready(slot)).model == other
+        await slot.close()
+
+    asyncio.run(main())
+    assert [process.stopped for process in held] == [True, False]
+
+
+def test_a_loading_that_is_given_up_gives_way_to_the_model_before(settings: Settings, started: list[StandIn]) -> None:
+    async def main() -> None:
+        slot = await begun(settings)
+        first = (await ready(slot)).model
+        loading = ChatModels(settings, slot).load("qwen3:0.6b")
+        await anext(loading)
+        await until(lambda: len(started) == 2)
+        await loading.aclose()
+        assert (await ready(slot)).model == first
+        await slot.close()
+
+    asyncio.run(main())
+    assert [process.stopped for process in started] == [True, True, False]
+
+
+def test_a_loading_is_given_up_before_any_other_was_whole(settings: Settings, held: list[StandIn]) -> None:
+    async def main() -> None:
+        slot = await begun(settings)
+        await until(lambda: bool(held))
+        loading = ChatModels(settings, slot).load("qwen3:0.6b")
+        await anext(loading)
+        held[0].is_held = False
+        await loading.aclose()
+        assert (await ready(slot)).model == settings.model
+        again = ChatModels(settings, slot).load(settings.model)
+        assert [state.loaded async for state in again][-1]
+        await slot.close()
+
+    asyncio.run(main())
+
+
+def test_who_leaves_while_it_is_paused_leaves_no_process(settings: Settings, held: list[StandIn]) -> None:
+    async def main() -> None:
+        slot = await begun(settings)
+        await until(lambda: bool(held))
+        slot.pause()
+        await slot.close()
+
+    asyncio.run(main())
+    assert [process.stopped for process in held] == [True]
+
+
+def test_what_the_engine_fetches_is_listed_as_that_and_paused(settings: Settings, held: list[StandIn]) -> None:
+    """The name of a process that downloads is ours here, as that of the engine."""
+
+    async def main() -> None:
+        slot = await begun(settings)
+        models = ChatModels(settings, slot)
+        await until(lambda: bool(held))
+        turn = DownloadTurn(settings.models_dir, "smollm2:135m")
+        with turn.taken(SilentProgress()) as shown, shown.task("Downloading", 100):
+            for there in (await models.installed(), await models.catalog()):
+                [one] = [model for model in there if model.name == "smollm2:135m"]
+                assert (one.fetching, one.loaded, one.installed) == (True, False, False)
+            steps = models.pull("smollm2:135m")
+            assert (await anext(steps)).total == 100
+            await steps.aclose()
+        await until(lambda: slot.state.now.stage.startswith("paused"))
+        assert not any(model.fetching for model in await models.catalog())
+        assert [step.stage async for step in models.pull("smollm2:135m")][-1] == "loaded"
+        await models.close()
+        await slot.close()
+
+    asyncio.run(main())
+    assert [process.stopped for process in held] == [True, False]
+
+
+def test_listeners_of_a_loading_see_its_end_and_its_problem() -> None:
+    async def main() -> None:
+        state = LoadingState("m")
+
+        async def listen() -> list[str]:
+            return [one.stage async for one in state.states()]
+
+        first = asyncio.create_task(listen())
+        await asyncio.sleep(0)
+        state.tell("m", "half", 0.5)
+        await asyncio.sleep(0)
+        state.end()
+        assert await first == ["starting", "half"]
+        assert await listen() == ["half"]
+        failed = LoadingState("m")
+        failed.end(ClientError("no"))
+        with pytest.raises(ClientError, match="no"):
+            [one async for one in failed.states()]
+
+    asyncio.run(main())
+
+
+def test_a_download_is_told_with_its_speed_and_time_left() -> None:
+    clock = Clock()
+    rate = DownloadRate(clock)
+    assert stage_of(Said(stage="Downloading", done=0, total=90_000_000), rate) == ("Downloading, 0 B of 90.0 MB", 0.0)
+    clock.seconds += 1
+    resumed = stage_of(Said(stage="Downloading", done=18_000_000, total=90_000_000), rate)
+    assert resumed[0] == "Downloading, 18.0 MB of 90.0 MB"
+    clock.seconds += 2
+    stage, fraction = stage_of(Said(stage="Downloading", done=30_000_000, total=90_000_000), rate)
+    assert stage == "6.0 MB/s, 10 s left: Downloading, 30.0 MB of 90.0 MB"
+    assert fraction == pytest.approx(1 / 3)
+    clock.seconds += 60
+    assert rate.after("Downloading", 30_000_000) == 0
+    assert rate.after("another", 7) == 0
+
+
+def test_another_model_finds_the_room_of_an_engine_that_only_this_chat_needs(
+    settings: Settings, started: list[StandIn], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        slot = await begun(settings)
+        assert await slot.room() == 0  # no engine yet: what is free counts
+        await ready(slot)
+        assert await slot.room() > available_memory() // 2
+        monkeypatch.setattr(slot, "attended_by", lambda settings, pid: 1)
+        assert await slot.room() == 0  # it would stay
+        monkeypatch.undo()
+        await slot.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(("context", "is_told"), [(0, False), (2048, False), (4096, True)])
+@pytest.mark.parametrize("runs", [True, False])
+def test_a_context_that_is_longer_than_what_the_engine_holds_is_told(
+    settings: Settings, request: pytest.FixtureRequest, started: list[StandIn], context: int, runs: bool, is_told: bool
+) -> None:
+    if runs:
+        request.getfixturevalue("running")
+    asked = replace(settings, context=context, origins={**settings.origins, "context": "--context"})
+
+    async def main() -> str:
+        slot = await begun(asked)
+        await ready(slot)
+        [state] = [now async for now in slot.loading()]
+        await slot.close()
+        return state.warning
+
+    holder = "the server that runs already" if runs else "the model"
+    warning = f"{holder} holds 2,048 tokens: --context 4096 is lowered to that"
+    assert asyncio.run(main()) == (warning if is_told else "")
+
+
+def test_an_endpoint_is_called_by_its_address_until_its_model_is_known(settings: Settings) -> None:
+    address = "http://127.0.0.1:9/v1"
+    assert EngineSlot(settings, {}, address).state.now == Loading(address, "connecting")
+    asked = replace(settings, model="theirs", origins={**settings.origins, "model": "--model"})
+    assert EngineSlot(asked, {}, address).state.now == Loading("theirs", "connecting")
+    assert EngineSlot(settings, {}).state.now == Loading(settings.model, "starting")

@@ -1,0 +1,57 @@
+"""What the engine says of itself, as the screen of the engine shows it."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, cast
+
+from app.chat_backend.engine.slot import Engine, EngineSlot
+from app.chat_backend.engine.status import ChatEngine
+from app.chat_backend.replies import ChatReplies
+from tui.engine_nouns import Amount, EngineStatus
+
+REPORT = {
+    "model": "m",
+    "requests": [],
+    "tiers": [{"name": "device", "used": 3, "total": 10}, {"name": "RAM", "used": 0, "total": 0}],
+    "block_bytes": 1000,
+    "disk": {"used": 70, "total": 800},
+    "memory": 5000,
+    "gpu": {"used": 20, "total": 90},
+    "computed_tokens": 12,
+    "generated_tokens": 5,
+}
+
+
+@dataclass
+class Told:
+    """An endpoint, and the slot that it is in."""
+
+    report: dict[str, Any]
+    is_ours: bool = True
+
+    async def own(self, method: str, path: str) -> dict[str, Any]:
+        assert (method, path) == ("GET", "engine")
+        return self.report
+
+    @asynccontextmanager
+    async def use(self) -> AsyncIterator[Engine]:
+        yield Engine(cast(Any, self), "m", 100)
+
+
+def status(**changed: object) -> EngineStatus:
+    return asyncio.run(ChatEngine(cast(EngineSlot, Told({**REPORT, **changed})), cast(ChatReplies, None)).status())
+
+
+def test_every_place_is_told_in_bytes() -> None:
+    told = status()
+    assert told.tiers == (Amount("device", 3000, 10_000), Amount("disk", 70, 800))
+    assert told.memory == (Amount("process", 5000, 0), Amount("GPU", 20, 90))
+    assert (told.prompt_tokens, told.reply_tokens) == (7, 5)
+
+
+def test_what_is_not_there_has_no_line() -> None:
+    told = status(disk=None, gpu=None, memory=0, block_bytes=0)
+    assert told.tiers == (Amount("device", 3, 10),)
+    assert told.memory == ()

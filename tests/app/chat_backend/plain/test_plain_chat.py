@@ -1,0 +1,356 @@
+"""The chat in plain lines: what a pipe or a voice is given, and nothing else."""
+
+import asyncio
+import io
+import os
+import signal
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+import pytest
+
+from app.chat_backend.engine.loading_state import LoadingLines
+from app.chat_backend.models import ChatModels
+from app.chat_backend.plain.plain_chat import PlainChat, WholeWords
+from app.chat_backend.session import Session
+from app.history.database import FILE_NAME
+from app.settings.settings import Settings
+from tests.app.chat_backend.conftest import Clients
+from tests.support.stand_in_endpoint import StandInEndpoint
+from tests.tui.scripted_client import ScriptedClient, ScriptedModels
+from tui.engine_nouns import Loading, Recommendation
+from tui.nouns import ChatSettings, FullContext, Notice, Role, Sampling
+
+
+class Person(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def said(clients: Clients, monkeypatch: pytest.MonkeyPatch, *lines: str, question: str = "") -> int:
+    monkeypatch.setattr("sys.stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
+
+    async def main() -> int:
+        async with clients() as client:
+            return await PlainChat(client, question).run()
+
+    return asyncio.run(main())
+
+
+def scripted(client: ScriptedClient, monkeypatch: pytest.MonkeyPatch, *lines: str, is_person: bool = False) -> int:
+    """The exit status of a chat over a client whose answers are known."""
+    monkeypatch.setattr("sys.stdin", (Person if is_person else io.StringIO)("".join(f"{line}\n" for line in lines)))
+    return asyncio.run(PlainChat(client).run())
+
+
+@pytest.mark.usefixtures("running")
+def test_a_conversation_through_a_pipe(
+    clients: Clients, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    async def short() -> None:
+        from tui.nouns import ChatSettings, Preset, Sampling
+
+        async with clients() as client:
+            await client.chats.keep_preset(Preset("short", ChatSettings(sampling=Sampling(max_tokens=5, seed=1))))
+
+    asyncio.run(short())
+    file = tmp_path / "chat.md"
+    commands = ["/preset short", "Hi", "/regenerate", "/title Greeting", "/pin", f"/export {file}", "/chats", "/delete"]
+    status = said(
+        clients, monkeypatch, *commands, "/undo", "/search Hi", "/new", "/chats", "/open 1", "/quit", "unread"
+    )
+    out, err = capsys.readouterr()
+    assert status == 0
+    assert "1. Greeting (3 messages, pinned)" in out
+    assert out.count("Deleted. /undo brings it back.\nThe chat is back.\n1. Greeting: Hi") == 1
+    assert file.read_text(encoding="utf-8").startswith("# Greeting\n")
+    assert err.count("The limit of tokens ended the reply.") == 2
+    assert "You: Hi" in out
+    assert "unread" not in out
+    assert "\x1b" not in out + err
+
+
+@pytest.mark.usefixtures("running")
+def test_what_fails_is_told_and_is_the_status(
+    clients: Clients, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert said(clients, monkeypatch, "/nothing", "/open 3", "/export", "/preset x", "/undo", "/regenerate") == 1
+    out, err = capsys.readouterr()
+    assert err.count("error: ") == 6
+    assert "there is no command /nothing here" in err
+    assert "\ntry: /help lists those there are.\n" in err
+    assert out == ""
+
+
+def test_without_a_model_the_reason_is_told(
+    clients: Clients, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from app.chat_backend.engine.process import EngineFailed, EngineProcess
+
+    def fail(*given: object) -> None:
+        raise EngineFailed("the model is not there", "ingle pull it")
+
+    monkeypatch.setattr(EngineProcess, "start", fail)
+    assert said(clients, monkeypatch, question="Hi") == 1
+    assert "error: the model is not there\ntry: ingle pull it\n" in capsys.readouterr().err
+
+
+def test_help_says_what_commands_do_in_lines(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scripted(ScriptedClient(), monkeypatch, "/help")
+    lines = capsys.readouterr().out.splitlines()
+    assert "/chats: List the chats, with numbers." in lines
+    assert "/address: The address for other programs." in lines
+    assert len(lines) > 20
+
+
+def test_models_that_are_here_and_those_of_the_catalog_are_apart(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scripted(ScriptedClient(), monkeypatch, "/models", "/models catalog")
+    here = "smollm2:135m, 145 MB, answers"
+    more = ["qwen3:4b, about 2.5 GB, fits", "llama3.3:70b, 42.5 GB, too large"]
+    told = [here, "/models catalog lists what could be fetched.", here, *more]
+    assert capsys.readouterr().out.splitlines() == told
+
+
+def test_a_file_goes_with_the_next_message(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "note.txt").write_text("a note of some length", encoding="utf-8")
+    client = ScriptedClient()
+    attach = f"/attach {tmp_path / 'note.txt'}"
+    scripted(client, monkeypatch, attach, "What does it say?", "And now?", attach, "/attach", "And then?")
+    assert "note.txt: 5 tokens, beside the next message.\n" in capsys.readouterr().out
+    [chat] = client.chats.chats.values()
+    asked = [message for message in chat.messages if message.role is Role.USER]
+    assert [len(message.attachments) for message in asked] == [1, 0, 0]
+
+
+def test_settings_are_told_and_set_by_their_names(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    client = ScriptedClient()
+    wrong = ["/set heat 3", "/set temperature 9", "/set thinking hard", "/set full burst"]
+    right = ["/set temperature 0.5", "/set seed 7", "/set seed", "/set thinking off", "/set full drop"]
+    assert scripted(client, monkeypatch, "/system Be brief.", *right, *wrong, "/settings") == 1
+    [chat] = client.chats.chats.values()
+    sampling = Sampling(temperature=0.5, thinking=False)
+    assert chat.settings == ChatSettings("Be brief.", sampling, FullContext.DROP_OLDEST)
+    out, err = capsys.readouterr()
+    assert err.count("error: ") == len(wrong)
+    told = ["system: Be brief.", "temperature: 0.5", "seed: what suits the model", "thinking: off", "full: drop"]
+    assert set(told) <= set(out.splitlines())
+
+
+def test_a_chat_is_given_a_title(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = ScriptedClient()
+    scripted(client, monkeypatch, "Hi", "Once more")
+    [chat] = client.chats.chats
+    assert chat in client.chats.titled
+
+
+LONG = "word " * 4000
+
+
+@pytest.mark.parametrize(
+    ("is_person", "lines", "asked", "left_out"),
+    [
+        (True, ["drop"], 3, True),
+        (True, ["no"], 2, False),
+        (False, [], 2, False),
+        (False, ["/set full drop", LONG[:4000]], 3, True),
+    ],
+)
+def test_a_full_context_is_told_and_made_room_in(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    is_person: bool,
+    lines: list[str],
+    asked: int,
+    left_out: bool,
+) -> None:
+    client = ScriptedClient()
+    client.context.limit = 7000
+    scripted(client, monkeypatch, LONG, "Short.", LONG[:4000] + "!", *lines, is_person=is_person)
+    [chat] = client.chats.chats.values()
+    out, err = capsys.readouterr()
+    assert (len(client.replies.asked), bool(chat.left_out)) == (asked, left_out)
+    assert ("The context is full. " in out, "the context is full: nothing was sent" in err) == (
+        True,
+        "drop" not in lines,
+    )
+
+
+def test_what_is_not_sent_is_the_draft(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = ScriptedClient()
+    client.context.limit = 100
+    assert scripted(client, monkeypatch, "Too much") == 1
+    assert list(client.chats.drafts.values()) == ["Too much"]
+
+
+@pytest.mark.parametrize(("command", "is_made"), [("/room drop", True), ("/room", False)])
+def test_room_is_made_when_it_is_asked_for(monkeypatch: pytest.MonkeyPatch, command: str, is_made: bool) -> None:
+    client = ScriptedClient()
+    assert scripted(client, monkeypatch, "A long question", command) == (not is_made)
+    [chat] = client.chats.chats.values()
+    assert bool(chat.left_out) == is_made
+
+
+def test_loading_is_told_in_a_line_every_few_seconds() -> None:
+    times = iter([0.0, 0.1, 4.0, 6.0, 12.0])
+    lines = LoadingLines(lambda: next(times))
+    states = [Loading("m", "starting")] + [Loading("m", "fetching", share) for share in (0.1, 0.2, 0.3, 0.3)]
+    assert [lines.line(state) for state in states] == ["m: starting", "", "", "m: fetching, 30%", ""]
+
+
+def test_a_warning_is_told_whenever_it_comes() -> None:
+    lines = LoadingLines(lambda: 0.0)
+    assert lines.line(Loading("m", "starting")) == "m: starting"
+    assert lines.line(Loading("m", "loaded", loaded=True, warning="it holds little")) == "m: it holds little"
+
+
+def test_words_come_whole() -> None:
+    words = WholeWords()
+    assert words.add("one tw") == ""
+    assert words.add("o\nthr") == "one two\n"
+    assert words.add("ee " + "four " * 30) == "three " + "four " * 30
+    assert words.add("fi") == ""
+    assert words.rest() == "fi"
+    assert words.rest() == ""
+
+
+def test_a_damaged_history_is_told_of(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings.history_dir.mkdir(parents=True)
+    (settings.history_dir / FILE_NAME).write_bytes(b"no database at all, and of some length")
+    monkeypatch.setattr("sys.stdin", io.StringIO("/quit\n"))
+    session = Session(settings, {"stay": False}, "http://127.0.0.1:9/v1")
+    assert session.run_plain() == 0
+    told = capsys.readouterr().err
+    [aside] = settings.history_dir.glob("*damaged*")
+    assert "The history of chats is damaged. Saving what can be read.\n" in told
+    assert "Saved: 0 chats and 0 messages. Lost: what the end of its file had." in told
+    assert f"The damaged file is kept as {aside}.\n" in told
+
+
+def test_notices_of_the_store_are_written_and_its_state_is_in_the_prompt(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    client = ScriptedClient()
+    client.chats.told = [Notice("Nothing is saved: the disk is full.", "Make room.", is_saved=False)]
+    scripted(client, monkeypatch, "/chats", is_person=True)
+    out, err = capsys.readouterr()
+    assert "Nothing is saved: the disk is full. Make room.\n" in err
+    assert "\n(not saved) > " in out
+
+
+@pytest.mark.usefixtures("running")
+@pytest.mark.parametrize("is_person", [True, False])
+def test_a_person_who_is_new_is_told_of_a_better_model(
+    clients: Clients, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], is_person: bool
+) -> None:
+    async def better(models: ChatModels) -> Recommendation:
+        return Recommendation("qwen3:8b", "fits: 40k context")
+
+    monkeypatch.setattr(ChatModels, "recommended", better)
+    monkeypatch.setattr("sys.stdin", (Person if is_person else io.StringIO)("/help\n/quit\n"))
+
+    async def main() -> int:
+        async with clients() as client:
+            return await PlainChat(client).run()
+
+    assert asyncio.run(main()) == 0
+    told = "A better model fits this machine: qwen3:8b. It fits: 40k context.\n/load qwen3:8b fetches it. "
+    assert (told in capsys.readouterr().err) == is_person
+
+
+@pytest.mark.parametrize(
+    ("answer", "is_person", "loaded"),
+    [("no", True, []), ("", True, []), ("Yes", True, ["qwen3:4b"]), ("", False, ["qwen3:4b"])],
+)
+def test_a_large_download_is_asked_about(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    answer: str,
+    is_person: bool,
+    loaded: list[str],
+) -> None:
+    client = ScriptedClient()
+    assert scripted(client, monkeypatch, "/load qwen3:4b", answer, is_person=is_person) == 0
+    out, _ = capsys.readouterr()
+    assert "Size:      about 2.5 GB\nFree disk: 24.5 GB\nMemory:    fits by its size\n" in out
+    assert client.models.loaded == loaded
+    assert scripted(client, monkeypatch, "/load smollm2:135m", is_person=True) == 0
+    assert client.models.loaded == [*loaded, "smollm2:135m"]
+
+
+def test_a_private_chat_is_marked_in_the_prompt_and_in_lists(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    client = ScriptedClient()
+    client.keep("Kept", "a question", "an answer")
+    lines = [
+        "/private",
+        "Hi",
+        "/delete",
+        "/new",
+        "/undo",
+        "/chats",
+        "/search Hi",
+        "/open 1",
+        "/chats",
+        "/open 2",
+        "/new",
+    ]
+    scripted(client, monkeypatch, *lines, is_person=True)
+    out, _ = capsys.readouterr()
+    assert "> A new chat, which is never written to disk.\nprivate> Hello.\nprivate> Deleted." in out
+    assert "> A new chat.\n> The chat is back.\nprivate> " in out
+    assert "2 messages, private)" in out
+    assert " (private): Hi" in out
+    assert " (private):\nYou: Hi" in out
+    assert "private> Kept:\n" in out
+    assert out.endswith("Model: an answer\n> A new chat.\n> ")
+
+
+def test_a_draft_is_listed_as_one(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    client = ScriptedClient()
+    client.context.limit = 100
+    scripted(client, monkeypatch, "Too much", "/chats")
+    assert "1. Too much (draft)\n" in capsys.readouterr().out
+
+
+def test_an_endpoint_is_not_called_by_the_default_model(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("Hi\n"))
+    with StandInEndpoint() as endpoint:
+        assert Session(settings, {"stay": False}, endpoint.url).run_plain() == 0
+        out, err = capsys.readouterr()
+    assert out == "Hello.\n"
+    assert "smollm2" not in err
+    assert f"{endpoint.url}: connecting\n" in err
+
+
+def test_ctrl_c_ends_a_loading_and_gives_the_prompt_back(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ended: list[str] = []
+
+    async def load(models: ScriptedModels, name: str) -> AsyncGenerator[Loading, None]:
+        try:
+            yield Loading(name, "fetching", 0.1)
+            os.kill(os.getpid(), signal.SIGINT)
+            await asyncio.Event().wait()
+        finally:
+            ended.append(name)
+
+    monkeypatch.setattr(ScriptedModels, "load", load)
+    assert scripted(ScriptedClient(), monkeypatch, "/load qwen3:4b", "yes", "Hi", is_person=True) == 0
+    out, err = capsys.readouterr()
+    assert ended == ["qwen3:4b"]
+    assert "qwen3:4b: fetching, 10%\n\n> Hello.\n" in out
+    assert err.endswith("Stopped.\n")

@@ -1,0 +1,274 @@
+"""The port over a running engine: what is asked, told, kept and ended."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+
+import pytest
+
+from app.chat_backend.client import TerminalClient
+from app.chat_backend.endpoint import Endpoint, ReplyPart
+from app.models import catalog, sampling_defaults
+from tests.app.chat_backend.conftest import Clients
+from tests.app.chat_backend.flows import LONG, SHORT, asked, held, replied, run
+from tests.app.server.live_server import LiveServer
+from tests.support.processes import until
+from tui.client import ClientError
+from tui.drafts import LARGEST
+from tui.engine_nouns import EngineRequest, Phase
+from tui.nouns import (
+    ChatId,
+    ChatSettings,
+    Finish,
+    PromptProgress,
+    ReplyEnd,
+    ReplyEvent,
+    ReplyStarted,
+    Sampling,
+    TextDelta,
+)
+
+SOME = 40  # steps
+
+
+@pytest.mark.usefixtures("running")
+def test_a_reply_is_told_and_kept(clients: Clients) -> None:
+    async def work(client: TerminalClient) -> tuple[ChatId, str]:
+        stages = [state async for state in client.engine.loading()]
+        assert all(state.model for state in stages)
+        chat, question = await asked(client)
+        started, *parts, end = await replied(client, chat, question)
+        assert isinstance(started, ReplyStarted)
+        assert isinstance(end, ReplyEnd)
+        assert (end.finish, end.error) == (Finish.LENGTH, "")
+        assert end.usage is not None
+        assert end.usage.reply_tokens == 8
+        assert end.usage.computed_tokens > 0
+        text = "".join(part.text for part in parts if isinstance(part, TextDelta))
+        _, reply = (await client.chats.open(chat)).messages
+        assert (reply.id, reply.text, reply.finish, reply.usage) == (started.message, text, Finish.LENGTH, end.usage)
+        assert reply.model == started.model == "hash"
+        again = [event for event in await replied(client, chat, question) if isinstance(event, ReplyEnd)]
+        assert again[0].usage is not None
+        assert again[0].usage.device_tokens > 0
+        assert client.engine.address().endswith("/v1")
+        return chat, text
+
+    chat, text = run(clients, work)
+    opened = run(clients, lambda client: client.chats.open(chat))
+    first, other = (message for message in opened.messages if message.parent is not None)
+    assert (first.text, first.model, opened.leaf) == (text, "hash", other.id)
+    assert first.text == other.text  # of the same seed
+
+
+def test_a_reply_that_is_stopped_keeps_what_came(clients: Clients, running: LiveServer) -> None:
+    async def work(client: TerminalClient) -> None:
+        chat, question = await asked(client, LONG)
+        events: list[ReplyEvent] = []
+        with held(running) as steps:
+            steps.release(SOME)
+            async with aclosing(client.replies.reply(chat, question)) as coming:
+                async for event in coming:
+                    events.append(event)
+                    if len([one for one in events if isinstance(one, TextDelta)]) == 3:
+                        await client.replies.stop(events[0].message)  # type: ignore[union-attr]
+                    steps.release(SOME)
+        assert isinstance(events[-1], ReplyEnd)
+        assert events[-1].finish is Finish.STOPPED
+        assert events[-1].usage is not None
+        assert events[-1].usage.computed_tokens > 0
+        assert 3 <= events[-1].usage.reply_tokens < 1500
+        assert events[-1].usage.tokens_per_second > 0
+        message = (await client.chats.open(chat)).messages[-1]
+        assert (message.finish, message.usage) == (Finish.STOPPED, events[-1].usage)
+        assert message.text == "".join(event.text for event in events if isinstance(event, TextDelta))
+        until(lambda: not running.streams.requests())
+
+    run(clients, work)
+
+
+def test_whoever_stops_listening_ends_the_reply(clients: Clients, running: LiveServer) -> None:
+    async def work(client: TerminalClient) -> None:
+        chat, question = await asked(client, LONG)
+        with held(running) as steps:
+            steps.release(SOME)
+            async with aclosing(client.replies.reply(chat, question)) as coming:
+                async for event in coming:
+                    if isinstance(event, TextDelta):
+                        heard = event.text
+                        assert (await client.chats.open(chat)).messages[-1].finish is None
+                        break
+        message = (await client.chats.open(chat)).messages[-1]
+        assert (message.finish, message.text.startswith(heard)) == (Finish.STOPPED, True)
+        until(lambda: not running.streams.requests())
+
+    run(clients, work)
+
+
+@pytest.mark.usefixtures("running")
+def test_a_reply_whose_writer_was_killed_is_cut_off(clients: Clients, settings: object) -> None:
+    async def work(client: TerminalClient) -> ChatId:
+        chat, question = await asked(client)
+        history, number = client.chats.place(chat)
+        coming = history.messages.begin_reply(number, int(question), "hash")
+        history.messages.write_reply(coming.id, "as far as", "")
+        return chat
+
+    chat = run(clients, work)
+    message = run(clients, lambda client: client.chats.open(chat)).messages[-1]
+    assert (message.text, message.finish) == ("as far as", Finish.CUT_OFF)
+
+
+def test_the_engine_tells_of_requests_and_ends_them(clients: Clients, running: LiveServer) -> None:
+    async def work(client: TerminalClient) -> None:
+        chat, question = await asked(client, LONG)
+        request: EngineRequest | None = None
+        with held(running) as steps:
+            steps.release(SOME)
+            async with aclosing(client.replies.reply(chat, question)) as coming:
+                async for event in coming:
+                    if isinstance(event, TextDelta) and request is None:
+                        [request] = (await client.engine.status()).requests
+                        assert (request.phase, request.mine, request.priority) == (Phase.WRITING, True, "interactive")
+                        assert request.prompt_done == request.prompt_total > 0
+                        await client.engine.abort(request.id)
+                        steps.release(SOME)
+                    last = event
+        assert isinstance(last, ReplyEnd)
+        assert (last.finish, last.error) == (Finish.STOPPED, "")
+        reopened = (await client.chats.open(chat)).messages[-1]
+        assert (reopened.finish, reopened.error, reopened.usage) == (Finish.STOPPED, "", last.usage)
+        status = await client.engine.status()
+        assert (status.model, status.requests) == ("hash", ())
+        assert status.reply_tokens > 0
+        assert status.tiers[0].total > 0
+
+    run(clients, work)
+
+
+@pytest.mark.usefixtures("running")
+def test_another_reply_is_drawn_where_the_model_would_say_the_same(
+    clients: Clients, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bodies: list[Mapping[str, object]] = []
+    stream = Endpoint.stream
+
+    def noted(endpoint: Endpoint, body: Mapping[str, object]) -> AsyncGenerator[ReplyPart]:
+        bodies.append(body)
+        return stream(endpoint, body)
+
+    monkeypatch.setattr(Endpoint, "stream", noted)
+    monkeypatch.setattr(sampling_defaults, "suitable_sampling", lambda *_: catalog.Sampling(0.0, min_p=0.1))
+
+    async def work(client: TerminalClient) -> None:
+        chat, question = await asked(client)
+        await replied(client, chat, question)
+        await replied(client, chat, question)
+        await client.chats.configure(chat, ChatSettings(sampling=Sampling(max_tokens=8, temperature=0.0)))
+        await replied(client, chat, question)
+
+    run(clients, work)
+    assert [body["temperature"] for body in bodies] == [0.0, 0.7, 0.0]
+    assert {body["min_p"] for body in bodies} == {0.1}
+
+
+def test_private_chats_leave_nothing(clients: Clients, running: LiveServer, settings: object) -> None:
+    async def work(client: TerminalClient) -> None:
+        chat = (await client.chats.create(SHORT, private=True)).summary
+        assert chat.private
+        message = await client.chats.add(chat.id, None, "between us")
+        await replied(client, chat.id, message.id)
+        assert [one.id for one in await client.chats.summaries()] == [chat.id]
+        assert await client.chats.inputs() == []
+        assert [hit.chat.id for hit in await client.chats.search("between")] == [chat.id]
+
+    run(clients, work)
+    assert run(clients, lambda client: client.chats.summaries()) == []
+
+
+@pytest.mark.usefixtures("running")
+def test_titles_and_what_is_deleted(clients: Clients) -> None:
+    async def work(client: TerminalClient) -> None:
+        chat, question = await asked(client, SHORT, "Tell me of rivers in Norway please and of lakes and hills")
+        assert (await client.chats.open(chat)).summary.title.startswith("Tell me of rivers")
+        await replied(client, chat, question)
+        assert await client.chats.title(chat)
+        await client.chats.rename(chat, "Mine")
+        await client.chats.title(chat)
+        assert (await client.chats.open(chat)).summary.title == "Mine"
+        await client.chats.delete(chat)
+        with pytest.raises(ClientError, match="no chat"):
+            await client.chats.open(chat)
+        await client.chats.undelete(chat)
+        await client.chats.delete(chat)
+
+    run(clients, work)
+    assert run(clients, lambda client: client.chats.summaries()) == []
+
+
+@pytest.mark.usefixtures("running")
+def test_what_makes_no_sense_is_a_client_error(clients: Clients) -> None:
+    async def work(client: TerminalClient) -> None:
+        chat, question = await asked(client, ChatSettings(sampling=Sampling(temperature=900.0)))
+        with pytest.raises(ClientError, match="temperature"):
+            await replied(client, chat, question)
+        assert len((await client.chats.open(chat)).messages) == 1
+        for nobody in (ChatId("999"), ChatId("x"), ChatId("private-9")):
+            with pytest.raises(ClientError, match="no chat"):
+                await client.chats.rename(nobody, "x")
+
+    run(clients, work)
+
+
+def test_names_of_the_port_are_all_there(clients: Clients) -> None:
+    """mypy checks the types: here is the assignment that it checks."""
+    from tui.client import Client
+
+    async def main() -> None:
+        async with clients() as client:
+            port: Client = client
+            assert port.chats is client.chats
+
+    asyncio.run(main())
+
+
+@pytest.mark.usefixtures("running")
+def test_the_largest_attachment_is_counted(clients: Clients) -> None:
+    """More than the context holds, too: the person is to see by how much."""
+    text = "word " * (LARGEST // 5)
+
+    async def work(client: TerminalClient) -> None:
+        tokens = await client.replies.count_tokens(text)
+        assert tokens > LARGEST // 10
+        budget = await client.context.budget(None, None, text)
+        assert budget.history >= tokens
+
+    run(clients, work)
+
+
+def test_a_reply_that_is_stopped_while_its_prompt_is_read_says_what_was_read(
+    clients: Clients, running: LiveServer
+) -> None:
+    async def work(client: TerminalClient) -> None:
+        chat, question = await asked(client, LONG, "one two three " * 300)
+        read = 0
+        with held(running) as steps:
+            steps.release()
+            async with aclosing(client.replies.reply(chat, question)) as coming:
+                async for event in coming:
+                    if isinstance(event, ReplyStarted):
+                        reply = event.message
+                    if isinstance(event, PromptProgress) and event.done and not read:
+                        read, total = event.done, event.total
+                        await client.replies.stop(reply)
+                        steps.release(SOME)
+                    last = event
+        assert isinstance(last, ReplyEnd)
+        assert (last.finish, last.usage is None) == (Finish.STOPPED, False)
+        assert last.usage is not None
+        cost = last.usage
+        assert 0 < read <= cost.device_tokens + cost.computed_tokens < total
+        assert last.usage.reply_tokens == 0
+        assert last.usage.prompt_seconds > 0
+
+    run(clients, work)

@@ -1,0 +1,148 @@
+"""How full a context is, and how room is made in it, over a running engine."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from app.chat_backend.client import TerminalClient
+from app.chat_backend.endpoint import Endpoint
+from tests.app.chat_backend.conftest import Clients
+from tests.app.chat_backend.flows import LONG, SHORT, asked, replied, run
+from tui.nouns import Attachment, ChatId, ChatSettings, FullContext, MessageId, Sampling
+from tui.plain_text import sanitize
+
+
+@pytest.mark.usefixtures("running")
+def test_a_context_has_a_budget(clients: Clients) -> None:
+    async def work(client: TerminalClient) -> None:
+        empty = await client.context.budget(None, None, "")
+        assert (empty.limit, empty.system) == (2048, 0)
+        typed = await client.context.budget(None, None, "word " * 50)
+        assert typed.history >= empty.history + 50
+        assert await client.replies.count_tokens("word " * 50) >= 50
+
+    run(clients, work)
+
+
+@pytest.mark.usefixtures("running")
+@pytest.mark.parametrize("how", [FullContext.DROP_OLDEST, FullContext.SUMMARIZE])
+def test_room_is_made(clients: Clients, how: FullContext) -> None:
+    async def work(client: TerminalClient) -> None:
+        chat, leaf = await asked(client, SHORT, "one two three " * 100)
+        for text in ("four " * 100, "five " * 100):
+            await replied(client, chat, leaf)
+            parent = (await client.chats.open(chat)).leaf
+            leaf = (await client.chats.add(chat, parent, text, [Attachment("f.txt", "six " * 300)])).id
+        before = await client.context.budget(chat, leaf, "")
+        assert before.system > 0
+        assert before.reserve == 8
+        room = await client.context.plan(chat, leaf, how, "")
+        assert room.messages
+        assert leaf not in room.messages
+        opened = await client.context.make(chat, room)
+        assert set(room.messages) <= opened.left_out
+        assert bool(opened.summaries) == (how is FullContext.SUMMARIZE)
+        after = await client.context.budget(chat, leaf, "")
+        assert after.history + after.system < before.history + before.system
+
+    run(clients, work)
+
+
+async def answered(client: TerminalClient, text: str, most: int) -> tuple[ChatId, MessageId | None]:
+    """A chat with one answer, and its end."""
+    chat, question = await asked(client, ChatSettings(sampling=Sampling(max_tokens=most, seed=5)), text)
+    await replied(client, chat, question)
+    await client.chats.configure(chat, SHORT)
+    return chat, (await client.chats.open(chat)).leaf
+
+
+@pytest.mark.usefixtures("running")
+@pytest.mark.parametrize("how", [FullContext.DROP_OLDEST, FullContext.SUMMARIZE])
+def test_a_reply_that_fills_the_context_goes_with_its_question(clients: Clients, how: FullContext) -> None:
+    async def work(client: TerminalClient) -> None:
+        chat, leaf = await answered(client, "Hi", 2048)
+        await client.chats.configure(chat, LONG)
+        budget = await client.context.budget(chat, leaf, "and now?")
+        assert budget.lacking
+        room = await client.context.plan(chat, leaf, how, "and now?")
+        assert len(room.messages) == 2
+        assert room.tokens > 0
+        assert room.suffices(budget)
+        await client.context.make(chat, room)
+        assert not (await client.context.budget(chat, leaf, "and now?")).lacking
+        await replied(client, chat, (await client.chats.add(chat, leaf, "and now?")).id)
+
+    run(clients, work)
+
+
+@pytest.mark.usefixtures("running")
+def test_what_is_too_long_by_itself_is_not_helped(clients: Clients) -> None:
+    async def work(client: TerminalClient) -> None:
+        chat, leaf = await answered(client, "Hi", 8)
+        typed = "word " * 4000
+        room = await client.context.plan(chat, leaf, FullContext.DROP_OLDEST, typed)
+        assert len(room.messages) == 2
+        assert room.tokens > 0
+        assert not room.suffices(await client.context.budget(chat, leaf, typed))
+        nothing = await client.context.plan(chat, None, FullContext.SUMMARIZE, typed)
+        assert (nothing.messages, nothing.tokens) == ((), 0)
+        assert (await client.context.make(chat, nothing)).summaries == ()
+
+    run(clients, work)
+
+
+@pytest.mark.usefixtures("running")
+def test_a_question_that_is_to_be_answered_stays(clients: Clients) -> None:
+    async def work(client: TerminalClient) -> None:
+        chat, leaf = await answered(client, "Hi", 8)
+        question = (await client.chats.add(chat, leaf, "word " * 1900)).id
+        room = await client.context.plan(chat, question, FullContext.DROP_OLDEST, "")
+        assert room.messages
+        assert question not in room.messages
+
+    run(clients, work)
+
+
+@pytest.mark.usefixtures("running")
+def test_a_summary_is_told_to_the_branches_that_hold_what_it_is_of(
+    clients: Clients, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bodies: list[Mapping[str, Any]] = []
+    stream = Endpoint.stream
+
+    def listened(endpoint: Endpoint, body: Mapping[str, Any]) -> Any:
+        bodies.append(body)
+        return stream(endpoint, body)
+
+    async def work(client: TerminalClient) -> None:
+        chat, leaf = await answered(client, "Hi", 8)
+        room = await client.context.plan(chat, leaf, FullContext.SUMMARIZE, "on")
+        [summary] = (await client.context.make(chat, room)).summaries
+        assert summary.message == leaf
+        monkeypatch.setattr(Endpoint, "stream", listened)
+        await replied(client, chat, (await client.chats.add(chat, leaf, "go on")).id)
+        await replied(client, chat, (await client.chats.add(chat, None, "other")).id)
+        before, other = ([message["content"] for message in body["messages"]] for body in bodies)
+        assert summary.text in sanitize(before[0])
+        assert other == ["Be brief.", "other"]
+
+    run(clients, work)
+
+
+@pytest.mark.usefixtures("running")
+def test_titles_and_summaries_are_sampled_as_suits_the_model(clients: Clients, monkeypatch: pytest.MonkeyPatch) -> None:
+    bodies: list[Mapping[str, Any]] = []
+
+    async def written(_: Endpoint, body: Mapping[str, Any]) -> str:
+        bodies.append(body)
+        return "Words"
+
+    async def work(client: TerminalClient) -> None:
+        chat, leaf = await answered(client, "Hi", 8)
+        monkeypatch.setattr(Endpoint, "complete", written)
+        await client.chats.title(chat)
+        await client.context.make(chat, await client.context.plan(chat, leaf, FullContext.SUMMARIZE, "on"))
+        assert [body["top_p"] for body in bodies] == [0.95, 0.95]
+
+    run(clients, work)

@@ -1,0 +1,268 @@
+"""A chat over a server of others: what it is sent, what is made of what it says, and what happens when it goes away."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from app.chat_backend.client import TerminalClient
+from app.chat_backend.titles import title_in
+from app.history.history import History
+from app.settings.settings import Settings
+from tests.support.stand_in_endpoint import StandInEndpoint
+from tui.client import ClientError
+from tui.engine_nouns import Model
+from tui.nouns import (
+    Attachment,
+    ChatSettings,
+    ContextBudget,
+    Finish,
+    FullContext,
+    ReplyEnd,
+    ReplyEvent,
+    Sampling,
+    TextDelta,
+)
+
+
+@pytest.fixture
+def endpoint() -> Iterator[StandInEndpoint]:
+    with StandInEndpoint([["Hel", "lo."]]) as endpoint:
+        yield endpoint
+
+
+def run(settings: Settings, url: str, work: Callable[[TerminalClient], Awaitable[Any]]) -> Any:
+    async def main() -> Any:
+        client = TerminalClient(settings, History(None), {"stay": False}, url, "secret")
+        client.begin()
+        try:
+            return await work(client)
+        finally:
+            await client.close()
+
+    return asyncio.run(main())
+
+
+def test_what_it_is_sent_and_what_it_says(settings: Settings, endpoint: StandInEndpoint) -> None:
+    async def work(client: TerminalClient) -> list[ReplyEvent]:
+        sampling = Sampling(temperature=0.5, seed=3, thinking=False)
+        chat = (await client.chats.create(ChatSettings("Be kind.", sampling))).summary.id
+        message = await client.chats.add(chat, None, "See.", [Attachment("a.py", "x = 1")])
+        async with aclosing(client.replies.reply(chat, message.id)) as events:
+            told = [event async for event in events]
+        assert await client.chats.title(chat) == "A title"
+        status = await client.engine.status()
+        assert (status.model, status.is_reported) == ("stand-in", False)
+        assert client.engine.address() == endpoint.url
+        budget = await client.context.budget(chat, None, "four" * 40)
+        assert budget == ContextBudget(1 << 24, 2, 40, 1024)
+        return told
+
+    told = run(settings, endpoint.url, work)
+    assert [event.text for event in told if isinstance(event, TextDelta)] == ["Hel", "lo."]
+    assert isinstance(told[-1], ReplyEnd)
+    assert told[-1].finish is Finish.COMPLETE
+    assert told[-1].usage is not None
+    assert (told[-1].usage.prompt_tokens, told[-1].usage.reply_tokens, told[-1].usage.is_detailed) == (9, 2, False)
+    [asked] = endpoint.asked
+    assert asked == {
+        "model": "stand-in",
+        "messages": [
+            {"role": "system", "content": "Be kind."},
+            {"role": "user", "content": "File a.py:\n```\nx = 1\n```\n\nSee."},
+        ],
+        "temperature": 0.5,
+        "seed": 3,
+        "chat_template_kwargs": {"enable_thinking": False},
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+
+
+def test_a_chat_is_given_one_title(settings: Settings, endpoint: StandInEndpoint) -> None:
+    async def work(client: TerminalClient) -> None:
+        chat = (await client.chats.create(ChatSettings())).summary.id
+        await client.chats.add(chat, None, "Hi")
+        assert await client.chats.title(chat) == "A title"
+        endpoint.title = "Another"
+        assert await client.chats.title(chat) == "A title"
+
+    run(settings, endpoint.url, work)
+
+
+def replied(settings: Settings, url: str) -> list[ReplyEvent]:
+    async def work(client: TerminalClient) -> list[ReplyEvent]:
+        chat = (await client.chats.create(ChatSettings())).summary.id
+        message = await client.chats.add(chat, None, "Hi")
+        async with aclosing(client.replies.reply(chat, message.id)) as events:
+            return [event async for event in events]
+
+    told: list[ReplyEvent] = run(settings, url, work)
+    return told
+
+
+def test_a_server_that_tells_no_usage(settings: Settings, endpoint: StandInEndpoint) -> None:
+    endpoint.usage = None
+    end = replied(settings, endpoint.url)[-1]
+    assert isinstance(end, ReplyEnd)
+    assert end.usage is not None
+    assert (end.usage.prompt_tokens, end.usage.reply_tokens, end.usage.is_detailed) == (0, 0, False)
+    assert end.usage.first_token_seconds > 0  # measured
+
+
+def test_a_context_whose_length_nobody_tells(settings: Settings, endpoint: StandInEndpoint) -> None:
+    del endpoint.model["max_model_len"]
+
+    async def work(client: TerminalClient) -> None:
+        chat = (await client.chats.create(ChatSettings())).summary.id
+        leaf = None
+        for _ in range(3):
+            leaf = (await client.chats.add(chat, leaf, "four" * 9000)).id
+            async with aclosing(client.replies.reply(chat, leaf)) as events:
+                assert [event async for event in events]
+            leaf = (await client.chats.open(chat)).leaf
+        budget = await client.context.budget(chat, leaf, "Hi")
+        assert (budget.limit, budget.free, budget.lacking) == (None, None, 0)
+        assert budget.used > 27_000
+        for how in (FullContext.DROP_OLDEST, FullContext.SUMMARIZE):
+            room = await client.context.plan(chat, leaf, how, "Hi")
+            assert len(room.messages) == 4
+            assert room.tokens > 17_000
+        assert (await client.context.make(chat, room)).summaries[0].text == "A title"
+
+    run(settings, endpoint.url, work)
+
+
+def test_details_of_another_shape_are_none(settings: Settings, endpoint: StandInEndpoint) -> None:
+    endpoint.usage = {"prompt_tokens": 9, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": None}}
+    end = replied(settings, endpoint.url)[-1]
+    assert isinstance(end, ReplyEnd)
+    assert end.usage is not None
+    assert (end.usage.device_tokens, end.usage.computed_tokens) == (0, 9)
+
+
+def test_a_reply_that_breaks_off_keeps_its_text(settings: Settings, endpoint: StandInEndpoint) -> None:
+    endpoint.breaks_off = True
+    *parts, end = replied(settings, endpoint.url)
+    assert [part.text for part in parts if isinstance(part, TextDelta)] == ["Hel", "lo."]
+    assert isinstance(end, ReplyEnd)
+    assert end.finish is Finish.FAILED
+    assert end.error
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "said"),
+    [
+        (401, b'{"error": "wrong key"}', "status 401: wrong key"),
+        (403, b'{"error": {"message": "Not for you."}}', "^Not for you$"),
+        (500, b'{"message": "out\\nof\\u001b memory"}', "status 500: out of␛ memory$"),
+        (422, b'{"detail": [{"loc": ["body"], "msg": "field required"}]}', "status 422: field required$"),
+        (400, b'{"detail": "no such thing"}', "status 400: no such thing$"),
+        (429, b"Slow down.", "status 429: Slow down$"),
+        (500, b"x" * 5000, "status 500: x{300}…$"),
+        (502, b"<html><body>Bad gateway</body></html>", "status 502$"),
+        (500, b"[" * 100_000, "status 500"),
+        (500, b'{"error": 5}', "status 500$"),
+    ],
+)
+def test_what_an_error_answer_says_is_told(
+    settings: Settings, endpoint: StandInEndpoint, status: int, body: bytes, said: str
+) -> None:
+    endpoint.refusal = status, body
+    with pytest.raises(ClientError, match=said) as told:
+        replied(settings, endpoint.url)
+    assert "\n" not in told.value.message
+    assert ("--api-key-file" in told.value.remedy) == (status in (401, 403))
+
+
+@pytest.mark.parametrize("answer", [(404, b"Not Found"), (200, b"Ollama is running"), (200, b"[]")])
+def test_an_address_without_its_version_is_told(
+    settings: Settings, endpoint: StandInEndpoint, answer: tuple[int, bytes]
+) -> None:
+    endpoint.refusal = answer
+    with pytest.raises(ClientError) as told:
+        replied(settings, endpoint.url.removesuffix("/v1"))
+    assert "usually ends with /v1" in told.value.remedy
+
+
+@pytest.mark.parametrize("url", ["http://[::1", "localhost:8000/v1", "http://", "http://h:port/v1"])
+def test_what_is_no_url_is_told(settings: Settings, url: str) -> None:
+    with pytest.raises(ClientError, match="is no URL of an endpoint") as told:
+        replied(settings, url)
+    assert "http://127.0.0.1:8000/v1" in told.value.remedy
+
+
+def test_an_error_in_the_middle_is_told_in_sentences(settings: Settings, endpoint: StandInEndpoint) -> None:
+    endpoint.error = {"message": "Try again."}
+    end = replied(settings, endpoint.url)[-1]
+    assert end == ReplyEnd(Finish.FAILED, error="Try again.")
+
+
+def test_a_model_that_it_does_not_have_is_told(settings: Settings, endpoint: StandInEndpoint) -> None:
+    other = replace(settings, model="other", origins={**settings.origins, "model": "--model"})
+    with pytest.raises(ClientError, match="has no model other") as told:
+        replied(other, endpoint.url)
+    assert "stand-in" in told.value.remedy
+
+
+def test_another_model_of_it_is_one_that_it_has(settings: Settings, endpoint: StandInEndpoint) -> None:
+    async def work(client: TerminalClient) -> None:
+        await client.engine.status()
+        with pytest.raises(ClientError, match="has no model other"):
+            [state async for state in client.models.load("other")]
+        assert (await client.engine.status()).model == "stand-in"
+        [state async for state in client.models.load("stand-in")]
+
+    run(settings, endpoint.url, work)
+
+
+def test_its_models_are_those_that_are_listed(settings: Settings, endpoint: StandInEndpoint) -> None:
+    async def work(client: TerminalClient) -> None:
+        await client.engine.status()
+        assert await client.models.installed() == [Model("stand-in", loaded=True, elsewhere=True)]
+        assert await client.models.catalog() == ()
+        assert (await client.models.fit("stand-in")).verdict == "at the endpoint; 16,777,216 tokens of context"
+        for refused in (client.models.delete("stand-in"), client.models.search("a"), client.models.variants("a/b")):
+            with pytest.raises(ClientError, match="models of its own"):
+                await refused
+        with pytest.raises(ClientError, match="models of its own"):
+            [step async for step in client.models.pull("a/b")]
+
+    run(settings, endpoint.url, work)
+
+
+def test_models_are_listed_where_none_answers(settings: Settings, endpoint: StandInEndpoint) -> None:
+    other = replace(settings, model="other", origins={**settings.origins, "model": "--model"})
+
+    async def work(client: TerminalClient) -> None:
+        with pytest.raises(ClientError, match="has no model other"):
+            await client.engine.status()
+        assert await client.models.installed() == [Model("stand-in", elsewhere=True)]
+
+    run(other, endpoint.url, work)
+
+
+def test_nobody_there_is_told(settings: Settings) -> None:
+    with pytest.raises(ClientError, match="does not answer"):
+        replied(settings, "http://127.0.0.1:9/v1")
+
+
+@pytest.mark.parametrize(
+    ("written", "title"),
+    [
+        ('"Rivers of Norway."\n', "Rivers of Norway"),
+        ("\n\n**Title: x**", "Title: x"),
+        ("Title: Rivers", "Rivers"),
+        ("Here's a title:\n\n**Rivers**", "Rivers"),
+        ("Here's a title for **you:**", ""),
+        ("", ""),
+        ("word " * 40, "word " * 11 + "word…"),
+        ("w" * 100, ""),
+        ("\x1b[31mRed", "␛[31mRed"),
+    ],
+)
+def test_titles_are_one_short_line(written: str, title: str) -> None:
+    assert title_in(written) == title

@@ -1,0 +1,68 @@
+"""The guard of the terminal: whatever becomes of its child, the terminal is as it was, and the status is true."""
+
+import os
+import signal
+
+import pytest
+
+from tests.support.terminal_screen import Terminal, children_of, python
+
+# Stands in for the screens: another screen, the mouse, no echo.
+PROGRAM = """
+import os, signal, sys, termios, time, tty
+from app.chat_backend.guard import guarded
+
+def work(left):
+    before = termios.tcgetattr(0)
+    tty.setraw(0)
+    os.write(1, b"\\x1b[?1049h\\x1b[?1000h\\x1b[?1003h\\x1b[?1006h\\x1b[?2004h\\x1b[?25lready")
+    how = sys.argv[1]
+    if how == "return":
+        os.write(1, b"\\x1b[?1000l\\x1b[?1003l\\x1b[?1006l\\x1b[?2004l\\x1b[?1049l\\x1b[?25h")
+        termios.tcsetattr(0, termios.TCSANOW, before)
+        left()
+        return 7
+    if how == "raise":
+        raise RuntimeError("broken")
+    if how == "exit":
+        os._exit(3)
+    if how == "wait":
+        time.sleep(1000)
+    os.kill(os.getpid(), getattr(signal, how))
+    time.sleep(1000)
+
+sys.exit(guarded(work))
+"""
+
+
+def run(how: str) -> Terminal:
+    terminal = Terminal(python("-c", PROGRAM, how), {})
+    terminal.read_until(lambda output: b"ready" in output)
+    return terminal
+
+
+@pytest.mark.parametrize(
+    ("how", "status"),
+    [("return", 7), ("raise", 1), ("exit", 3)]
+    + [(name, 128 + getattr(signal, name)) for name in ("SIGSEGV", "SIGKILL", "SIGHUP")],
+)
+def test_the_terminal_is_as_it_was(how: str, status: int) -> None:
+    ended = run(how).ended()
+    assert (ended.status, ended.modes, ended.attributes_are_back) == (status, frozenset(), True)
+    assert (b"what was sent and answered is kept" in ended.output) == (how in ("SIGSEGV", "SIGKILL"))
+
+
+def test_a_guard_that_is_asked_to_end_ends_its_child() -> None:
+    terminal = run("wait")
+    [child] = children_of(terminal.pid)
+    os.kill(terminal.pid, signal.SIGTERM)
+    ended = terminal.ended()
+    assert (ended.status, ended.modes, ended.attributes_are_back) == (128 + signal.SIGTERM, frozenset(), True)
+    assert not os.path.exists(f"/proc/{child}")
+
+
+def test_a_guard_that_is_killed_takes_its_child_along() -> None:
+    terminal = run("wait")
+    os.kill(terminal.pid, signal.SIGKILL)
+    terminal.read_until(lambda output: b"\x1b[?1049l" in output)
+    assert terminal.ended().modes == frozenset()

@@ -1,0 +1,43 @@
+"""The chats of the history, as the screens see them."""
+
+import asyncio
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from app.chat_backend.kept_chats import KeptChats
+from app.history.database import FILE_NAME
+from app.history.history import History
+from tui.client import ClientError
+from tui.nouns import ChatId, ChatSettings, Notice
+
+
+def test_notices_arrive_when_damage_is_found(tmp_path: Path) -> None:
+    (tmp_path / FILE_NAME).touch()
+
+    async def flow() -> None:
+        chats = KeptChats(History(tmp_path))
+        notices = chats.notices()
+        assert (await anext(notices)).message.startswith("The history of chats was an empty file")
+        chat = (await chats.create(ChatSettings())).summary.id
+        await chats.add(chat, None, "a question")
+        with closing(sqlite3.connect(tmp_path / FILE_NAME)) as other, other:
+            other.execute("UPDATE messages SET text = 'another question'")
+        coming = asyncio.ensure_future(anext(notices))
+        await damaged(chats, chat)
+        assert [message.text for message in (await chats.open(chat)).messages] == ["another question"]
+        notice = await coming
+        assert isinstance(notice, Notice)
+        assert "Saved: 1 chat and 1 message. Lost: nothing known. Damaged in part: 1 message." in notice.message
+        await notices.aclose()
+        chats.close()
+
+    asyncio.run(flow())
+
+
+async def damaged(chats: KeptChats, chat: ChatId) -> None:
+    with pytest.raises(ClientError, match="was damaged") as told:
+        await chats.open(chat)
+    assert told.value.remedy == "It was repaired as far as possible: do this again."

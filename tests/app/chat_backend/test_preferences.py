@@ -1,0 +1,30 @@
+"""What a person likes is kept for the next start, where all settings are."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from app.chat_backend.client import ChatPreferences
+from app.settings.settings import config_file, load_settings
+from tui.client import ClientError
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.delenv("INGLE_THEME", raising=False)
+
+
+def test_a_theme_is_that_of_the_next_start() -> None:
+    assert load_settings().theme == "auto"
+    asyncio.run(ChatPreferences().keep_theme("hearth-light"))
+    assert load_settings().theme == "hearth-light"
+
+
+def test_a_file_that_cannot_be_read_is_told_of_and_left() -> None:
+    config_file().parent.mkdir(parents=True)
+    config_file().write_text("theme = [", encoding="utf-8")
+    with pytest.raises(ClientError, match=r"config\.toml"):
+        asyncio.run(ChatPreferences().keep_theme("hearth-light"))
+    assert config_file().read_text(encoding="utf-8") == "theme = ["

@@ -1,0 +1,161 @@
+"""`ingle bench` as a person meets it: the real default model, children of their own, sizes that take no time."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from app.bench.contender import ContenderFailed
+from app.bench.lineup import find_peers
+from app.bench.measured_model import read_model
+from app.errors import EXIT_FAILURE, exit_status
+from app.models.stored_model import StoredModel
+from app.progress import SilentProgress
+from tests.app.bench.fake_llama import FakeLlama, make
+from tests.app.command_line import ingle
+from tests.engine.models.tiny_llama import make as make_tiny
+from tests.support.processes import HANGING_SECONDS, Started
+
+ROOT = Path(__file__).parents[3]
+PROGRAM = [sys.executable, "-m", "app", "bench"]
+SMALL = ("--prompt-tokens", "20", "--output-tokens", "4", "--repeat", "1")
+ONE_THREAD = ("--kernels", "cpu", "--threads", "1", "--context", "512")
+RATES = ("prefill_tok_s", "decode_tok_s", "throughput_tok_s", "end_to_end_tok_s")
+
+
+@pytest.fixture
+def environment(smollm2: Path, cpu_kernels: Path, tmp_path: Path) -> dict[str, str]:
+    """The model is stored, kernels are compiled, and there is no network."""
+    own = {"INGLE_MODELS_DIR": str(smollm2.parent), "INGLE_OFFLINE": "1", "XDG_CONFIG_HOME": str(tmp_path)}
+    own |= {"INGLE_STATE_DIR": str(tmp_path / "state"), "INGLE_KV_DISK_DIR": str(tmp_path / "kv")}
+    return {**os.environ, **own, "HF_HUB_CACHE": str(tmp_path / "hub")}
+
+
+@pytest.fixture
+def llama(tmp_path: Path) -> FakeLlama:
+    return make(tmp_path / "llama")
+
+
+def bench(environment: dict[str, str], *arguments: str) -> "subprocess.CompletedProcess[str]":
+    done = ingle(environment, "bench", *arguments)
+    return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
+
+
+def test_an_object_for_scripts(environment: dict[str, str], smollm2: Path) -> None:
+    done = bench(environment, *SMALL, *ONE_THREAD, "--concurrency", "2", "--repeat", "2", "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert (found["model"], found["device"], found["backend"]) == ("smollm2:135m", "cpu", "cpu")
+    assert (found["prompt_tokens"], found["output_tokens"], found["concurrency"]) == (20, 4, 2)
+    assert (found["threads"], found["repeat"], found["via"]) == (1, 2, "engine")
+    for name in (*RATES, "weight_gb_s"):
+        low, high = found["spread"][name]
+        assert 0 < low <= found[name] <= high
+    assert 0 < found["ttft_ms"]["p50"] <= found["ttft_ms"]["p99"]
+    assert 0 < found["itl_ms"]["p50"] <= found["itl_ms"]["p99"]
+    assert found["weight_gb_s"] == pytest.approx(found["decode_tok_s"] * 0.0966, rel=0.01)
+    assert found["peak_rss_mb"] > smollm2.stat().st_size / 1e6
+    assert found["peak_vram_mb"] == 0
+    assert found["compare"] == []
+    assert "Round 2 of 2: 20 + 4 tokens, 2 streams" in done.stderr
+    assert not Path(environment["INGLE_KV_DISK_DIR"]).exists()
+
+
+def test_engines_in_comparison(environment: dict[str, str], llama: FakeLlama) -> None:
+    """The real xllamacpp, and the words of a real llama.cpp."""
+    options = (*ONE_THREAD, "--compare", "--llama-server", str(llama.server), "-q")
+    done = bench(environment, *SMALL, *options, "--concurrency", "2", "--json")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    found = json.loads(done.stdout)
+    package, native = found["compare"]
+    assert (package["peer"], native["peer"]) == ("xllamacpp", "llama.cpp")
+    assert "GNU" in package["build"]
+    assert package["figures"]["peak_rss_mb"] > 50
+    for peer in (package, native):
+        for name in RATES:
+            assert peer["figures"][name] > 0
+            ratio = peer["ratios"][name]
+            assert 0 < ratio["low"] <= ratio["median"] <= ratio["high"]
+    assert all(call[2:4] == ["-t", "1"] for call in llama.calls("llama-bench"))
+
+
+def test_servers_in_comparison(environment: dict[str, str], llama: FakeLlama) -> None:
+    done = bench(environment, *SMALL, *ONE_THREAD, "--http", "--llama-server", str(llama.server))
+    assert done.returncode == 0, done.stderr
+    titles, *lines = done.stdout.split("\n\n")[0].splitlines()
+    assert titles.split() == ["ingle", "llama.cpp", "ours/theirs"]
+    assert len(lines) == len(RATES) + 4
+    assert "smollm2:135m, 20 + 4 tokens, 1 stream, over HTTP, on 1 thread of" in done.stdout
+    assert not Path(environment["INGLE_STATE_DIR"]).exists()
+    assert not Path(environment["INGLE_KV_DISK_DIR"]).exists()
+    assert "\x1b" not in done.stdout + done.stderr
+
+
+def test_an_interrupt_leaves_no_process_behind(environment: dict[str, str], llama: FakeLlama) -> None:
+    command = [*PROGRAM, *ONE_THREAD, "--http", "--llama-server", str(llama.server), "--prompt-tokens", "99"]
+    with Started(
+        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stderr is not None
+        assert process.stdout is not None
+        assert any("Warming up" in line for line in process.stderr)
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        assert len(children) == 2
+        process.send_signal(signal.SIGINT)
+        status, said = process.wait(HANGING_SECONDS), process.stderr.read()
+        assert status == 130, said
+        assert "Traceback" not in said
+        assert process.stdout.read() == ""
+    assert not [child for child in children if Path(f"/proc/{child}").exists()]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "words"),
+    [
+        (["--prompt-tokens", "0"], 2, "0 is not in the range"),
+        (["--output-tokens", "0"], 2, "0 is not in the range"),
+        (["--concurrency", "0"], 2, "0 is not in the range"),
+        (["--repeat", "0"], 2, "0 is not in the range"),
+        (["--suite", "--concurrency", "4"], 2, "leave --concurrency out"),
+        (["--llama-server", "/no/such/program"], 2, "does not exist"),
+        (["--llama-server", "pyproject.toml"], 1, "does not start"),
+        (["--http", "--context", "512", "--output-tokens", "1"], 2, "do not fit the context, which holds 512"),
+        ([*ONE_THREAD, "--concurrency", "500", *SMALL], 2, "500 streams are more than the"),
+        (["--model", "smolm2"], 3, "smollm2"),
+    ],
+)
+def test_mistakes_are_answered_with_what_to_do(
+    environment: dict[str, str], arguments: list[str], status: int, words: str
+) -> None:
+    done = bench(environment, *arguments)
+    assert done.returncode == status, done.stderr
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+
+
+def test_nobody_to_compare_with(monkeypatch: pytest.MonkeyPatch, llama: FakeLlama) -> None:
+    monkeypatch.setattr("app.bench.lineup.installed", lambda: False)
+    with pytest.raises(ContenderFailed, match="xllamacpp is not installed") as raised:
+        find_peers(True, None, SilentProgress())
+    assert "pip install xllamacpp" in raised.value.remedy
+    assert exit_status(raised.value) == EXIT_FAILURE
+    peers = find_peers(True, llama.server, SilentProgress())
+    assert not peers.xllamacpp
+    assert peers.llama is not None
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_weights_that_a_token_needs(tmp_path: Path, tied: bool) -> None:
+    """An embedding that is the head too is read whole; one that is not, a row of it."""
+    path = make_tiny(tmp_path, tied=tied).path
+    model = read_model(StoredModel("tiny", path, path.stat().st_size, None, "", None, None))
+    attention, mlp, norms = (64 + 32 + 32 + 64) * 64, 3 * 96 * 64, 2 * 64
+    numbers = 3 * (attention + mlp + norms) + 64 + 97 * 64
+    assert model.weight_bytes == 4 * (numbers if tied else numbers + 64)
+    assert (model.vocab_size, model.context_length) == (97, 512)

@@ -1,0 +1,56 @@
+"""`ingle pull` of several models, and the end of a download that another process was asked for."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from app.commands import pull as command
+from app.commands.pull import pull
+from app.errors import AppError, DownloadStopped, exit_status
+from app.models.transfer.download_turn import DownloadTurn
+from app.progress import SilentProgress
+
+
+@pytest.fixture
+def invoke(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
+    monkeypatch.setenv("INGLE_MODELS_DIR", str(tmp_path / "models"))
+    return lambda *words: CliRunner().invoke(pull, [str(word) for word in words])
+
+
+def test_each_model_has_its_line(invoke: Callable[..., Result], tmp_path: Path) -> None:
+    files = [tmp_path / "one.gguf", tmp_path / "two.gguf"]
+    for file in files:
+        file.touch()
+    answer = invoke(*files)
+    assert answer.exit_code == 0
+    assert answer.stdout.splitlines() == [str(file) for file in files]
+    assert answer.stderr.count(" is ready: ") == 2
+
+
+def test_the_running_download_is_asked_to_stop(invoke: Callable[..., Result], tmp_path: Path) -> None:
+    assert isinstance(invoke("--stop").exception, AppError)  # there is none
+
+    def download() -> None:
+        with DownloadTurn(tmp_path / "models", "org/repo").taken(SilentProgress()) as progress:
+            with progress.task("Downloading it", 100):
+                assert "The download of org/repo (pid " in invoke("--stop").stderr
+            with progress.task("Downloading more", 100):  # the next word about it
+                pass
+
+    with pytest.raises(DownloadStopped) as caught:
+        download()
+    assert exit_status(caught.value) == 130
+
+
+def test_an_interrupt_says_that_nothing_is_lost(invoke: Callable[..., Result], monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "pull_model", interrupted)
+    answer = invoke("org/repo")
+    assert isinstance(answer.exception, click.Abort | KeyboardInterrupt | SystemExit)
+    assert "What has arrived is kept" in answer.stderr
+    assert "What has arrived is kept" not in invoke("-q", "org/repo").stderr

@@ -1,0 +1,193 @@
+"""`ingle run` as a person meets it: the real default model, both streams, the exit status; signals and pipes, too, in
+processes of its own."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.app.command_line import ingle
+from tests.app.long_reply import WITHOUT_END
+from tests.app.mapped_file import wait_until_mapped
+from tests.support.processes import HANGING_SECONDS
+
+ROOT = Path(__file__).parents[3]
+PROGRAM = [sys.executable, "-m", "app", "run"]
+
+
+@pytest.fixture
+def environment(smollm2: Path, cpu_kernels: Path, tmp_path: Path) -> dict[str, str]:
+    """The model is stored, kernels are compiled, and there is no network."""
+    own = {"INGLE_MODELS_DIR": str(smollm2.parent), "INGLE_OFFLINE": "1", "XDG_CONFIG_HOME": str(tmp_path)}
+    own["INGLE_STATE_DIR"] = str(tmp_path / "state")  # no server of the developer's is found
+    return {**os.environ, **own, "HF_HUB_CACHE": str(tmp_path / "hub")}
+
+
+@pytest.fixture
+def process(environment: dict[str, str]) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Where a test puts the processes that must not outlive it."""
+    started: list[subprocess.Popen[bytes]] = []
+    yield started
+    for one in started:
+        with one:
+            one.kill()
+
+
+def run(environment: dict[str, str], *arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+    return ingle(environment, "run", *arguments, stdin=stdin)
+
+
+def test_answers_a_question(environment: dict[str, str]) -> None:
+    done = run(environment, "What is the capital of France?", "--temperature", "0")
+    assert done.returncode == 0, done.stderr.decode()
+    assert "Paris" in done.stdout.decode()
+    assert b"<|im_end|>" not in done.stdout
+    assert b"Traceback" not in done.stderr
+
+
+def test_the_same_seed_gives_the_same_answer_as_json(environment: dict[str, str]) -> None:
+    answers = []
+    for _ in range(2):
+        done = run(environment, "-", "--json", "--seed", "7", "-t", "1", "-n", "12", "-q", stdin=b"Name a river.\n")
+        assert done.returncode == 0, done.stderr.decode()
+        assert done.stderr == b""
+        answers.append(json.loads(done.stdout))
+    first, second = answers
+    assert first["text"] == second["text"] != ""
+    assert first["seed"] == 7
+    assert first["model"] == "smollm2:135m"
+    assert first["usage"]["completion_tokens"] <= 12
+    assert first["usage"]["total_tokens"] == first["usage"]["prompt_tokens"] + first["usage"]["completion_tokens"]
+    assert first["timings"]["ttft_ms"] > 0
+
+
+def test_a_context_that_is_longer_than_the_models_own_is_lowered_with_a_warning(environment: dict[str, str]) -> None:
+    done = run(environment, "Hello", "-n", "1", "--context", "16384")
+    assert done.returncode == 0
+    assert "The model holds 8,192 tokens: --context 16384 is lowered to that." in done.stderr.decode()
+
+
+def test_an_answer_that_is_cut_off_says_so(environment: dict[str, str]) -> None:
+    done = run(environment, "Tell me a long story.", "-n", "5", "--temperature", "0")
+    assert done.returncode == 0
+    assert b"cut off after 5 tokens" in done.stderr
+
+
+def test_stop_ends_the_answer_before_the_text(environment: dict[str, str]) -> None:
+    done = run(environment, "What is the capital of France?", "--temperature", "0", "--stop", "Par", "--json")
+    answer = json.loads(done.stdout)
+    assert answer["finish_reason"] == "stop"
+    assert answer["text"] == "The capital of France is "
+
+
+def test_the_system_prompt_reaches_the_model(environment: dict[str, str]) -> None:
+    plain, told = (
+        json.loads(run(environment, "Hi", "--json", "-n", "1", *system).stdout)["usage"]["prompt_tokens"]
+        for system in ([], ["--system", "one two three four five six seven eight nine ten " * 5])
+    )
+    assert told > plain
+
+
+@pytest.mark.parametrize("phase", ["compiling", "loading", "prefill", "decode"])
+def test_interrupt_stops_at_once(
+    environment: dict[str, str], smollm2: Path, process: list[subprocess.Popen[bytes]], phase: str, tmp_path: Path
+) -> None:
+    if phase == "compiling":
+        environment["INGLE_CACHE_DIR"] = str(tmp_path / "cache")
+    question, *sampling = WITHOUT_END
+    prompt = "word " * 6000 if phase == "prefill" else question
+    command = [*PROGRAM, "-", *sampling, "--threads", "1"]
+    started = subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    process.append(started)
+    assert started.stdin is not None
+    assert started.stdout is not None
+    assert started.stderr is not None
+    started.stdin.write(prompt.encode())
+    started.stdin.close()
+    if phase == "compiling":
+        assert any(b"Preparing" in line for line in started.stderr)
+    elif phase == "loading":
+        wait_until_mapped(started, smollm2)
+    elif phase == "prefill":
+        assert any(b"Reading the prompt" in line for line in started.stderr)
+    else:
+        assert started.stdout.read(1)  # text streams, while there are thousands of tokens to go
+        assert started.poll() is None
+    started.send_signal(signal.SIGINT)
+    assert started.wait(HANGING_SECONDS) == 130
+    rest = started.stderr.read()
+    assert b"Traceback" not in rest
+    if phase != "decode":
+        assert b"done in" not in rest  # nor was what came next begun
+        assert started.stdout.read().strip() == b""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "words"),
+    [
+        (["  "], 2, "empty"),
+        (["hi", "--temperature", "-1"], 2, "temperature"),
+        (["hi", "--max-tokens", "0"], 2, "max_tokens"),
+        (["hi", "--threads", "many"], 2, "threads"),
+        (["hi", "--model", "smolm2"], 3, "smollm2"),
+        (["hi", "--model", "./nothing.gguf"], 3, "nothing.gguf"),
+        (["word " * 9000], 1, "8,192"),
+        (["hi", "--context", "8"], 1, "context"),
+    ],
+)
+def test_mistakes_are_answered_with_what_to_do(
+    environment: dict[str, str], arguments: list[str], status: int, words: str
+) -> None:
+    done = run(environment, *arguments)
+    assert done.returncode == status, done.stderr.decode()
+    assert words in done.stderr.decode()
+    assert b"Traceback" not in done.stderr
+    assert done.stdout.strip() == b""
+
+
+def test_a_damaged_model_file_is_an_error_that_names_the_place(
+    environment: dict[str, str], smollm2: Path, tmp_path: Path
+) -> None:
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(smollm2.read_bytes()[:2_000_000])
+    done = run(environment, "hi", "--model", str(broken))
+    assert done.returncode == 1
+    assert "passes" in done.stderr.decode() or "pass the end" in done.stderr.decode()
+    assert str(broken) in done.stderr.decode()
+    assert b"Traceback" not in done.stderr
+
+
+def test_too_little_memory_to_start_is_told_in_words(environment: dict[str, str]) -> None:
+    limit = f"import resource; resource.setrlimit(resource.RLIMIT_AS, ({300 << 20},) * 2)"
+    code = f"{limit}; import sys; from app.cli import main; sys.argv = ['ingle', 'run', 'hi']; sys.exit(main())"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=HANGING_SECONDS,
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "error: There is not enough memory" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_closed_pipe_is_quiet(environment: dict[str, str], process: list[subprocess.Popen[bytes]]) -> None:
+    command = [*PROGRAM, *WITHOUT_END, "-q"]
+    started = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process.append(started)
+    assert started.stdout is not None
+    assert started.stderr is not None
+    started.stdout.read(1)
+    started.stdout.close()
+    assert started.wait(HANGING_SECONDS) != 0
+    assert started.stderr.read() == b""

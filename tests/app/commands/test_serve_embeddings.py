@@ -1,0 +1,54 @@
+"""`ingle serve` with an embedding model, and a `run` that cannot chat with one, as a person meets them."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+
+from tests.app.command_line import ingle
+from tests.app.commands.test_serve import Server, environment_of, ready, serve
+from tests.app.models.load.test_loaded_encoder import embedding_model
+from tests.support.processes import HANGING_SECONDS
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return embedding_model(tmp_path_factory.mktemp("model")).folder
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    environment = environment_of(folder / "model.safetensors", tmp_path_factory.mktemp("home"))
+    with serve(environment, "--model", str(folder), "--kernels", "reference") as process:
+        yield ready(process, environment)
+        process.kill()
+
+
+def test_the_real_client_gets_vectors(server: Server, folder: Path) -> None:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none") as api:
+        one, two, same = api.embeddings.create(model=str(folder), input=["hello", "world", "hello"]).data
+    assert one.embedding == same.embedding != two.embedding
+    assert len(one.embedding) == 64
+
+
+def test_ps_lists_it(server: Server, folder: Path) -> None:
+    [listed] = server.listed()
+    assert (listed["model"], listed["status"], listed["running"]) == (str(folder), "ok", 0)
+
+
+def test_run_says_that_it_cannot_chat(server: Server, folder: Path) -> None:
+    asked = server.ingle("run", "Hi", "--model", str(folder))  # of the server
+    assert asked.returncode == 1
+    assert "gives embeddings, and writes no text" in asked.stderr
+    alone = ingle(server.environment, "run", "Hi", "--model", str(folder), "--kernels", "reference")
+    assert alone.returncode == 1
+    assert b"give embeddings, and cannot chat" in alone.stderr
+
+
+def test_it_ends_when_it_is_told_to(server: Server) -> None:
+    """The last test of this file, since it ends the server of all."""
+    assert httpx.get(f"{server.url}/health", trust_env=False).json()["status"] == "ok"
+    server.ingle("stop", str(server.port))
+    assert server.process.wait(HANGING_SECONDS) == 0

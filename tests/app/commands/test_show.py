@@ -1,0 +1,165 @@
+"""`ingle show`: what a model is, from its headers alone."""
+
+import json
+import re
+import shutil
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from app.cli import ingle
+from tests.app.models.checkpoint_folder import whole_files, write
+from tests.app.models.tiny_chat import save
+
+
+def show(*arguments: str) -> Result:
+    return CliRunner().invoke(ingle, ["show", *arguments], catch_exceptions=False)
+
+
+def as_json(path: Path) -> dict[str, object]:
+    return dict(json.loads(show(str(path), "--json").output))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("tiny-chat")
+    save(path, shard_size="40KB", temperature=0.6, top_p=0.9, do_sample=True)
+    (path / "README.md").write_text("---\nbase_model: x\nlicense: apache-2.0\ntags:\n---\n# license: none\n")
+    return path
+
+
+def test_a_gguf_file(smollm2: Path) -> None:
+    shown = as_json(smollm2)
+    assert (shown["architecture"], shown["context_length"], shown["vocab_size"]) == ("llama", 8192, 49152)
+    assert (shown["parameters"], shown["size"], shown["quantization"]) == (134_515_008, 98_362_432, "Q4_1")
+    assert shown["template"] == {"system": True, "tools": False, "thinking": False}
+    assert shown["license"] == "apache-2.0"
+    classes = {part["name"]: part for part in shown["tensors"]}  # type: ignore[attr-defined]
+    assert list(classes) == ["embedding", "attention", "MLP", "norms"]
+    assert {name: list(part["types"]) for name, part in classes.items()} == {
+        "embedding": ["Q8_0"],
+        "attention": ["Q4_1"],
+        "MLP": ["Q4_1"],
+        "norms": ["F32"],
+    }
+
+
+def test_it_tells_which_sampling_applies(folder: Path, smollm2: Path) -> None:
+    assert re.search(r"^SAMPLING +temperature 0\.6, top_p 0\.9$", show(str(folder)).output, re.MULTILINE)
+    default = r"^SAMPLING +temperature 0\.7, top_p 0\.95 \(the model recommends none\)$"
+    assert re.search(default, show(str(smollm2)).output, re.MULTILINE)
+
+
+def test_a_folder(folder: Path) -> None:
+    shown = as_json(folder)
+    assert (shown["architecture"], shown["context_length"], shown["vocab_size"]) == ("llama", 256, 300)
+    embedding, layer, mlp = 300 * 32, 32 * 32 * 2 + 32 * 16 * 2, 3 * 32 * 64
+    assert shown["parameters"] == 2 * embedding + 2 * (layer + mlp + 2 * 32) + 32
+    assert (shown["quantization"], shown["license"]) == ("float32", "apache-2.0")
+    assert shown["sampling"] == {
+        "temperature": 0.6,
+        "top_p": 0.9,
+        "top_k": 0,
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
+    }
+    assert shown["template"] == {"system": True, "tools": False, "thinking": False}
+    assert [part["name"] for part in shown["tensors"]] == ["embedding", "attention", "MLP", "norms", "head"]  # type: ignore[attr-defined]
+
+
+def test_the_table_for_people(folder: Path) -> None:
+    lines = show(str(folder)).output.splitlines()
+    facts = dict(line.split(None, 1) for line in lines[: lines.index("")] if line.split()[0] != "CHAT")
+    assert facts["ARCHITECTURE"] == "llama"
+    assert facts["CONTEXT"] == "256 tokens"
+    assert facts["SAMPLING"].startswith("temperature 0.6, top_p 0.9")
+    assert lines[lines.index("") + 1].split() == ["CLASS", "TENSORS", "PARAMETERS", "SIZE", "TYPES"]
+    assert lines[-1].split()[:3] == ["head", "1", "9,600"]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"model_type": 3, "max_position_embeddings": "many", "vocab_size": -1, "quantization_config": []},
+        {"text_config": {"vocab_size": [1]}, "quantization_config": {"quant_method": {}, "bits": 99}},
+        {"model_type": "\x1b]0;owned\x07"},
+    ],
+)
+def test_what_makes_no_sense_is_not_shown(tmp_path: Path, config: object) -> None:
+    write(tmp_path, {**whole_files(), "config.json": json.dumps(config).encode()})
+    shown = as_json(tmp_path)
+    assert (shown["context_length"], shown["vocab_size"], shown["quantization"]) == (None, None, "F32")
+    assert "\x1b" not in show(str(tmp_path)).output
+
+
+def test_a_model_that_sees_is_shown_by_the_part_that_reads(tmp_path: Path) -> None:
+    text = {"max_position_embeddings": 4096, "vocab_size": 1000}
+    config = {"model_type": "seeing", "vocab_size": 7, "text_config": text}
+    write(tmp_path, {**whole_files(), "config.json": json.dumps(config).encode()})
+    shown = as_json(tmp_path)
+    assert (shown["architecture"], shown["context_length"], shown["vocab_size"]) == ("seeing", 4096, 1000)
+
+
+def test_whether_it_fits_is_told_to_who_asks(folder: Path) -> None:
+    fit = json.loads(show(str(folder), "--fit", "--json").output)["fit"]
+    assert (fit["fits"], fit["wanted_context"], fit["is_stored"]) == (True, 256, True)
+    assert "MEMORY         fits: 256 context" in show(str(folder), "--fit").output
+    assert "fit" not in as_json(folder)
+
+
+def test_fill_in_the_middle(tmp_path: Path) -> None:
+    write(tmp_path, {**whole_files(), "tokenizer.json": b'{"added_tokens": [{"content": "<|fim_prefix|>"}]}'})
+    assert as_json(tmp_path)["fills_in_the_middle"] is True
+    assert "fill in the middle" in show(str(tmp_path)).output
+
+
+def test_a_model_that_is_not_stored_is_not_found() -> None:
+    command = [sys.executable, "-m", "app", "show", "no-such-model"]
+    assert subprocess.run(command, capture_output=True, check=False, cwd=Path(__file__).parents[3]).returncode == 3
+
+
+def test_nothing_heavy_is_imported(folder: Path) -> None:
+    code = f"""
+import sys
+from app.cli import ingle
+ingle.main(["show", {str(folder)!r}, "--json"], standalone_mode=False)
+print(sorted({{"torch", "numba", "transformers", "huggingface_hub"}} & sys.modules.keys()))
+"""
+    command = [sys.executable, "-c", code]
+    shown = subprocess.check_output(command, text=True, cwd=Path(__file__).parents[3])
+    assert shown.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("rope_theta", 0),
+        ("rms_norm_eps", 0.0),
+        ("num_hidden_layers", 0),
+        ("num_attention_heads", 2**31),
+        ("model_type", "unheard"),
+    ],
+)
+def test_show_names_what_this_version_does_not_run(folder: Path, tmp_path: Path, key: str, value: object) -> None:
+    assert as_json(folder)["problem"] == ""
+    changed = shutil.copytree(folder, tmp_path / "changed")
+    config = json.loads((changed / "config.json").read_text())
+    config.pop("rope_parameters", None)
+    (changed / "config.json").write_text(json.dumps({**config, key: value}))
+    assert ("unheard" if key == "model_type" else key) in str(as_json(changed)["problem"])
+    assert "PROBLEM" in show(str(changed)).output
+
+
+def test_show_names_a_value_of_a_gguf_file_that_is_no_number(smollm2: Path, tmp_path: Path) -> None:
+    epsilon, rope = b"llama.attention.layer_norm_rms_epsilon", b"llama.rope.freq_base"
+    content = smollm2.read_bytes()
+    for key in (epsilon, rope):
+        value = content.index(key) + len(key) + 4  # a type of four bytes stands between the key and its float32
+        changed = tmp_path / "changed.gguf"
+        for number in (float("nan"), float("inf"), 0.0):
+            changed.write_bytes(content[:value] + struct.pack("<f", number) + content[value + 4 :])
+            assert key.decode() in str(as_json(changed)["problem"])

@@ -1,0 +1,95 @@
+"""What a reply says, folded from the events of a parser."""
+
+import random
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from app.generation.events import ReasoningDelta, TextDelta, ToolCallDelta, ToolCallEnd, ToolCallStart
+from app.generation.reply_formats.reply_format import ReplyFormat
+from app.generation.reply_formats.reply_parser import FormatMarkup, Heard, ReplyParser
+from app.generation.reply_formats.tool_calls import Tools
+
+_CONTROL = re.compile(
+    r"(<\|[^|<>\s]*\|>|<｜[^｜<>]*｜>|</s>|<seed:eos>|\[e~\[|<turn\|>|<\|tool_response>|</assistant>|<sep>|<SPECIAL_12>"
+    r"|<end_of_sentence>|<end_of_turn>)"
+)
+_NEXT_TURN = "<|START_OF_TURN_TOKEN|>"
+
+
+@dataclass
+class Call:
+    name: str
+    id: str
+    arguments: str = ""
+    ended: bool = False
+
+
+@dataclass
+class Spoken:
+    text: str = ""
+    reasoning: str = ""
+    calls: list[Call] = field(default_factory=list)
+
+    def add(self, heard: Heard) -> None:
+        match heard.event:
+            case TextDelta(text):
+                self.text += text
+            case ReasoningDelta(text):
+                self.reasoning += text
+            case ToolCallStart(index, call_id, name):
+                assert index == len(self.calls)
+                self.calls.append(Call(name, call_id))
+            case ToolCallDelta(index, arguments):
+                assert not self.calls[index].ended
+                self.calls[index].arguments += arguments
+            case ToolCallEnd(index):
+                self.calls[index].ended = True
+
+    def told(self) -> tuple[str, str, list[tuple[str, str, bool]]]:
+        """All but the ids, which are random."""
+        return self.text, self.reasoning, [(call.name, call.arguments, call.ended) for call in self.calls]
+
+
+def heard_of(parser: ReplyParser, pieces: Iterable[str]) -> Spoken:
+    spoken = Spoken()
+    for piece in pieces:
+        for heard in parser.push(piece):
+            spoken.add(heard)
+    for heard in parser.finish():
+        spoken.add(heard)
+    return spoken
+
+
+def spoken(written: str | Iterable[str], format: ReplyFormat, tools: Tools, *, opening: str = "") -> Spoken:  # noqa: A002
+    pieces = [written] if isinstance(written, str) else written
+    return heard_of(ReplyParser(FormatMarkup(format), tools, opening=opening), pieces)
+
+
+def cut(text: str, chance: random.Random) -> Iterator[str]:
+    """The text in pieces of a few characters."""
+    start = 0
+    while start < len(text):
+        end = start + chance.choice((1, 1, 2, 3, 5, 9))
+        yield text[start:end]
+        start = end
+
+
+def tokens(rendered: str, markup: FormatMarkup) -> Iterator[str]:
+    """A rendered reply as a tokenizer gives it: without control tokens that are no part of the format."""
+    for piece in _CONTROL.split(rendered.partition(_NEXT_TURN)[0]):
+        if piece and (not _CONTROL.fullmatch(piece) or markup.may_hold(piece)):
+            yield piece
+
+
+def mutated(text: str, chance: random.Random) -> str:
+    """The text with one to three places changed: cut out, cut off, swapped, written over, written in or repeated."""
+    for _ in range(chance.randrange(1, 4)):
+        start = chance.randrange(len(text) + 1)
+        end = min(len(text), start + chance.choice((1, 1, 2, 5, 20)))
+        before, part, behind = text[:start], text[start:end], text[end:]
+        other = chance.choice((*"{}[]\"'<>\\/|\n :,0é🙂\x00", "\\ud800", part))
+        text = chance.choice(
+            (before + behind, before, behind + part + before, before + other + behind, before + part + other + behind)
+        )
+    return text

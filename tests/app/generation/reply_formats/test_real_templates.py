@@ -1,0 +1,276 @@
+"""What real chat templates write as the assistant's message is read back as that message, however it is cut."""
+
+import json
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.errors import TemplateError
+from app.generation.messages import Json, Message, ToolCall
+from app.generation.reply_formats.recognition import TemplateReplies, replies_of
+from app.generation.reply_formats.reply_parser import FormatMarkup, ReplyParser
+from app.generation.template import ChatTemplateRenderer
+from tests.app.generation.reply_formats.spoken import Spoken, cut, heard_of, mutated, tokens
+
+USER = Message("user", "Hello?")
+UNWRITTEN = "Here are my reasoning steps:\n"  # Apriel's prompts end with it, and its replies are written without
+VARIABLES: dict[str, Json] = {"bos_token": "<s>", "eos_token": "</s>", "enable_thinking": True}
+
+OBJECT: Mapping[str, Json] = {"type": "object", "additionalProperties": True}
+PARAMETERS: Mapping[str, Json] = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string", "description": "A city"},
+        "days": {"type": "integer", "description": "How many"},
+        "ratio": {"type": "number", "description": "A fraction"},
+        "deep": {"type": "boolean", "description": "More"},
+        "options": {**OBJECT, "description": "Others"},
+        "tags": {"type": "array", "items": {"type": "string"}, "description": "Words"},
+        "code": {"type": "string", "description": "A program"},
+    },
+    "required": ["city"],
+}
+
+
+def tool(name: str, parameters: Mapping[str, Json]) -> dict[str, Json]:
+    return {"type": "function", "function": {"name": name, "description": f"Does {name}", "parameters": parameters}}
+
+
+TOOLS = [tool("get_weather", PARAMETERS), tool("now", {"type": "object", "properties": {}})]
+SCHEMAS: Mapping[str, Json] = {"get_weather": PARAMETERS, "now": {"type": "object", "properties": {}}}
+FULL: dict[str, Json] = {
+    "city": 'Zürich "Süd" 你好 🙂 <b>&amp;</b> it\\s',
+    "days": 2,
+    "ratio": -0.25,
+    "deep": True,
+    "options": {"a": {"b": [1, 2, {"c": "d"}]}, "off": False, "none": None},
+    "tags": ["x", "y z", "true"],
+    "code": "def f(x):\n    return x < 1\n\nprint(f(2))\n",
+}
+PLAIN: dict[str, Json] = {"city": "Rome"}
+CALL, OTHER, EMPTY = (
+    ToolCall("get_weather", FULL, "call00001"),
+    ToolCall("get_weather", PLAIN, "call00002"),
+    ToolCall("now", {}, "call00003"),
+)
+SAID, THOUGHT = "It is warm there.", 'Let me see.\n\nYes, "this" <way>.'
+
+ASKED_OF_TOOLS = [(CALL,), (EMPTY,), (CALL, OTHER), (OTHER, EMPTY)]
+MESSAGES = [
+    *(Message("assistant", "", None, calls) for calls in ASKED_OF_TOOLS),
+    Message("assistant", SAID, THOUGHT, (OTHER,)),
+    Message("assistant", "", THOUGHT, (OTHER,)),
+    Message("assistant", SAID, THOUGHT),
+]
+
+# What cannot be read back, since the template does not write it, and why.
+NO_CALLS = {
+    "HuggingFaceTB-SmolLM3-3B": "knows no tools",
+    "LFM2-8B-A1B": "leaves calls out",
+    "LFM2.5-Instruct": "leaves calls out",
+    "google-gemma-2-2b-it": "knows no tools",
+    "ibm-granite-granite-3.3-2B-Instruct": "leaves calls out",
+    "llama-cpp-rwkv-world": "knows no tools",
+    "microsoft-Phi-3.5-mini-instruct": "knows no tools",
+    "deepseek-ai-DeepSeek-R1-Distill-Llama-8B": "leaves calls out",
+    "Kimi-K2-Instruct": "appends to a list, which the sandbox refuses, and transformers as well",
+    "Kimi-K2-Thinking": "appends to a list, which the sandbox refuses, and transformers as well",
+    "fireworks-ai-llama-3-firefunction-v2": "needs variables that belong to no chat",
+    "llama-cpp-deepseek-r1": "gives a generator to tojson, which fails in transformers as well",
+}
+ONE_CALL = {
+    "GigaChat3-10B-A1.8B": "leaves all but the first out",
+    "GigaChat3.1-10B-A1.8B": "leaves all but the first out",
+    "openai-gpt-oss-120b": "leaves all but the first out",
+    "meta-llama-Llama-3.1-8B-Instruct": "refuses several",
+    "meta-llama-Llama-3.2-3B-Instruct": "refuses several",
+    "meta-llama-Llama-3.3-70B-Instruct": "refuses several",
+}
+NO_NULL = {"MiniMax-M3": "leaves out what is null"}
+NO_TEXT = {"NVIDIA-Nemotron-Nano-v2": "writes the text where thoughts are, and the calls in a turn of their own"}
+# Whose own markup for calls can be told without a call of theirs.
+WITHOUT_CALLS = {
+    "ibm-granite-granite-3.3-2B-Instruct": "granite",
+    "deepseek-ai-DeepSeek-R1-Distill-Llama-8B": "deepseek",
+    "llama-cpp-deepseek-r1": "deepseek",
+    "Kimi-K2-Instruct": "kimi",
+    "Kimi-K2-Thinking": "kimi",
+    "fireworks-ai-llama-3-firefunction-v2": "functools",
+}
+
+
+@pytest.fixture(scope="module")
+def renderer() -> Iterator[ChatTemplateRenderer]:
+    with ChatTemplateRenderer(seconds=100) as renderer:
+        yield renderer
+
+
+class Template:
+    """A real template, and what is known of its replies."""
+
+    def __init__(self, source: str, renderer: ChatTemplateRenderer) -> None:
+        self.source = source
+        self.renderer = renderer
+        self.replies: TemplateReplies = replies_of(source, VARIABLES, renderer)
+        self.markup = FormatMarkup(self.replies.format)
+        self.prompt = self.render([USER], prompt=True)
+        self.written = [self.reply(message) for message in MESSAGES]  # at once, while the template is compiled
+
+    def render(self, messages: Sequence[Message], *, prompt: bool = False) -> str | None:
+        try:
+            return self.renderer.render(
+                self.source,
+                messages,
+                tools=TOOLS,
+                add_generation_prompt=prompt,
+                variables=VARIABLES,
+                arguments_as_text=self.replies.arguments_as_text,
+            )
+        except TemplateError:
+            return None
+
+    def reply_to(self, message: Message) -> tuple[str, str] | None:
+        return self.written[MESSAGES.index(message)]
+
+    def reply(self, message: Message) -> tuple[str, str] | None:
+        """What the template writes for a reply behind the prompt for it, and the beginning that the prompt has."""
+        prompt, whole = self.prompt, self.render([USER, message])
+        if prompt is None or whole is None:
+            return None
+        if prompt.endswith(UNWRITTEN) and message.reasoning:
+            return whole[len(prompt) - len(UNWRITTEN) :], self.markup.opening(prompt)
+        common = next((i for i, (a, b) in enumerate(zip(prompt, whole, strict=False)) if a != b), len(prompt))
+        if "<" in whole[:common] and ">" not in whole[(cut := whole.rindex("<", 0, common)) : common]:
+            common = cut
+        return whole[common:], self.markup.opening(whole[:common])
+
+    def read(self, message: Message, chance: random.Random | None = None) -> Spoken | None:
+        if (reply := self.reply_to(message)) is None:
+            return None
+        written, opening = reply
+        pieces = list(tokens(written, self.markup))
+        if chance is not None:
+            pieces = list(cut("".join(pieces), chance))
+        return heard_of(ReplyParser(self.markup, SCHEMAS, opening=opening), pieces)
+
+
+@pytest.fixture(scope="module")
+def templates(llama_cpp_models: Path, renderer: ChatTemplateRenderer) -> dict[str, Template]:
+    paths = sorted((llama_cpp_models / "templates").glob("*.jinja"))
+    assert len(paths) == 70
+    return {path.stem: Template(path.read_text(encoding="utf-8"), renderer) for path in paths}
+
+
+def differences(spoken: Spoken, calls: Sequence[ToolCall]) -> list[object]:
+    """What of the calls is not as it was; a call whose arguments are no JSON raises."""
+    heard = [(call.name, json.loads(call.arguments), call.ended) for call in spoken.calls]
+    return [
+        pair for pair in zip_longest(heard, ((call.name, call.arguments, True) for call in calls)) if pair[0] != pair[1]
+    ]
+
+
+@pytest.mark.parametrize("calls", ASKED_OF_TOOLS, ids=["one", "empty", "two", "both"])
+def test_calls_are_read_back(templates: dict[str, Template], calls: tuple[ToolCall, ...]) -> None:
+    exceptions = NO_CALLS if len(calls) == 1 else NO_CALLS | ONE_CALL
+    for name, template in templates.items():
+        if name in exceptions:
+            continue
+        expected = [
+            replace(call, arguments=without_null(call.arguments)) if name in NO_NULL else call for call in calls
+        ]
+        spoken = template.read(Message("assistant", "", None, calls))
+        assert spoken is not None, name
+        assert differences(spoken, expected) == [], name
+        assert (spoken.text.strip(), spoken.reasoning) == ("", ""), name
+        again = template.read(Message("assistant", "", None, calls), random.Random(name))
+        assert again is not None
+        assert again.told() == spoken.told(), name
+
+
+def test_the_exceptions_are_no_more_than_there_are(templates: dict[str, Template]) -> None:
+    for name in NO_CALLS:
+        spoken = templates[name].read(Message("assistant", "", None, (CALL,)))
+        assert spoken is None or not spoken.calls, name
+    for name in ONE_CALL:
+        spoken = templates[name].read(Message("assistant", "", None, (CALL, OTHER)))
+        assert spoken is None or len(spoken.calls) == 1, name
+    told = {name: templates[name].replies.format.calls for name in NO_CALLS}
+    assert {name: calls.name for name, calls in told.items() if calls is not None} == WITHOUT_CALLS
+
+
+def test_mutated_replies_are_read_the_same_however_they_are_cut(templates: dict[str, Template]) -> None:
+    seed = random.randrange(1 << 32)
+    chance = random.Random(seed)
+    known = [(template, *written) for template in templates.values() for written in template.written if written]
+    for _ in range(150):
+        template, written, opening = chance.choice(known)
+        text = mutated("".join(tokens(written, template.markup)), chance)
+        whole, *others = (
+            heard_of(ReplyParser(template.markup, SCHEMAS, opening=opening), pieces)
+            for pieces in ([text], text, cut(text, chance), cut(text[: chance.randrange(len(text) + 1)], chance))
+        )
+        assert [other.told() for other in others[:2]] == [whole.told()] * 2, (seed, text)
+        for call in (call for told in (whole, *others) for call in told.calls):
+            json.dumps([call.name, call.id, call.arguments], ensure_ascii=False).encode()
+            assert not call.ended or isinstance(json.loads(call.arguments), dict), (seed, text)
+
+
+def test_text_thoughts_and_calls_are_told_apart(templates: dict[str, Template]) -> None:
+    thought = 0
+    for name, template in templates.items():
+        if name in NO_CALLS or name in NO_TEXT:
+            continue
+        for message in (Message("assistant", SAID, THOUGHT, (OTHER,)), Message("assistant", "", THOUGHT, (OTHER,))):
+            reply = template.reply_to(message)
+            if reply is None:
+                continue
+            spoken = template.read(message)
+            assert spoken is not None
+            assert differences(spoken, [OTHER]) == [], name
+            assert spoken.text.strip() == (SAID if SAID in reply[0] else ""), name
+            assert spoken.reasoning == (THOUGHT if THOUGHT in reply[0] else ""), name
+            thought += bool(spoken.reasoning)
+            again = template.read(message, random.Random(name))
+            assert again is not None
+            assert again.told() == spoken.told(), name
+    assert thought > 40
+
+
+def test_thoughts_without_calls(templates: dict[str, Template]) -> None:
+    thought = 0
+    for name, template in templates.items():
+        reply = template.reply_to(Message("assistant", SAID, THOUGHT))
+        spoken = template.read(Message("assistant", SAID, THOUGHT))
+        if reply is None or spoken is None or name in NO_TEXT:
+            continue
+        assert spoken.text.strip() == (SAID if SAID in reply[0] else ""), name
+        assert spoken.reasoning == (THOUGHT if THOUGHT in reply[0] else ""), name
+        assert spoken.calls == []
+        thought += bool(spoken.reasoning)
+    assert thought > 25
+
+
+def test_a_prompt_that_ends_in_thoughts_is_known_to(templates: dict[str, Template]) -> None:
+    for name, template in templates.items():
+        prompt = template.prompt
+        if prompt is None:
+            continue
+        spoken = heard_of(
+            ReplyParser(template.markup, SCHEMAS, opening=template.markup.opening(prompt)), ["Well, well"]
+        )
+        assert (spoken.reasoning or spoken.text) == "Well, well", name
+        assert bool(spoken.reasoning) == prompt.rstrip().endswith(THINKING_ENDS), name
+
+
+THINKING_ENDS = ("<think>", "<|START_THINKING|>", "think<|sep|>", "Here are my reasoning steps:")
+
+
+def without_null(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: without_null(inner) for key, inner in value.items() if inner is not None}
+    return [without_null(inner) for inner in value] if isinstance(value, list) else value

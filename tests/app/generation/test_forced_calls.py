@@ -1,0 +1,143 @@
+"""Any tokens that the grammar of forced calls lets through are calls, under real templates whose tags are tokens."""
+
+import asyncio
+import json
+import random
+import re
+from pathlib import Path
+from typing import Any
+
+import jsonschema  # type: ignore[import-untyped]
+import numpy as np
+import pytest
+from tokenizers import AddedToken, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer as Library
+
+from app.errors import ToolsUnsupported
+from app.generation.conversation import Conversation, Tool, ToolUse
+from app.generation.grammars import GrammarCompiler
+from app.generation.messages import Message
+from app.generation.prompt_encoder import PromptEncoder
+from app.generation.reply_formats.reply_parser import Heard
+from app.generation.reply_reader import ReplyReader
+from app.generation.stable_ids import StableIds
+from app.generation.template import ChatTemplateRenderer
+from app.text.json_tokenizer import from_json
+from app.text.tokenizer import Tokenizer
+from engine.sampling.constraint import Grammar
+from tests.app.generation.reply_formats.spoken import Spoken
+
+TAG = re.compile(r"<[|｜]?[\w/:▁ -]{2,40}[|｜]?>|\[/?[A-Z_]{3,}\]")
+END = "<|the_end|>"
+SEVERAL_MESSAGES = ("<|flush|>", "<|calls|>")  # with these, `<|end|>` does not end a reply
+LONGEST_END = len("[BEGIN FINAL RESPONSE]")  # in tokens, where it is none itself
+UNRENDERED = "fireworks-ai-llama-3-firefunction-v2"  # needs variables that belong to no chat
+HOW = {"description": "How"}  # without one, some templates fail
+SCHEMAS: dict[str, dict[str, Any]] = {
+    "find": {
+        "type": "object",
+        "properties": {
+            "city": {"type": "string", "enum": ["Rome", "San José", 'a "b"', "<x>"], "description": "Where"},
+            "nights": {"type": "integer", "minimum": 1, "maximum": 30, "description": "How many"},
+            "by": {"type": "array", "items": {"enum": ["train", "ship"]}, "minItems": 1, "maxItems": 2} | HOW,
+        },
+        "required": ["city", "nights", "by"],
+        "additionalProperties": False,
+    },
+    "now": {"type": "object", "properties": {}, "additionalProperties": False},
+}
+TOOLS = [
+    Tool(name, {"type": "function", "function": {"name": name, "description": name, "parameters": schema}}, schema)
+    for name, schema in SCHEMAS.items()
+]
+GENERIC = {  # that have no place for tools, or do not say how they are called
+    "HuggingFaceTB-SmolLM3-3B", "LFM2-8B-A1B", "LFM2.5-Instruct", "deepseek-ai-DeepSeek-R1-Distill-Llama-8B",
+    "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B", "deepseek-ai-DeepSeek-V3.1", "fireworks-ai-llama-3-firefunction-v2",
+    "google-gemma-2-2b-it", "llama-cpp-deepseek-r1", "llama-cpp-rwkv-world", "microsoft-Phi-3.5-mini-instruct",
+}  # fmt: skip
+
+
+def vocabulary(template: str) -> Tokenizer:
+    """Bytes, and each tag in a template as a token; every other one is hidden where text is shown."""
+    letters = {letter: number for number, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    library = Library(models.BPE(letters, []))
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    library.decoder = decoders.ByteLevel()
+    tags = sorted({END, *SEVERAL_MESSAGES, *TAG.findall(template)})
+    library.add_tokens([AddedToken(tag, special=number % 2 == 0 or tag == END) for number, tag in enumerate(tags)])
+    tokenizer = from_json(library.to_str().encode(), {"bos_token": END, "eos_token": END, "chat_template": template})
+    assert len(tokenizer.control_tokens) > 1
+    return tokenizer
+
+
+def walked(grammar: Grammar, tokenizer: Tokenizer, chance: random.Random) -> list[int]:
+    """Any tokens that a grammar lets through."""
+    constraint, ids = grammar.begin(jumps=True), list[int]()
+    while not constraint.ended and len(ids) < 5000:
+        words = np.zeros(-(-tokenizer.vocab_size // 32), np.int32)
+        assert constraint.fill(words)
+        allowed = np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little"))
+        marks = [token_id for token_id in allowed if token_id >= 256]  # as likely as all else together
+        token_id = int(chance.choice(chance.choice([allowed, marks or allowed])))
+        ids += [token_id, *constraint.accept(token_id)]
+        if ids[-1] in tokenizer.end_of_generation_ids:
+            return ids
+    return ids
+
+
+def heard(reader: ReplyReader, ids: list[int], tokenizer: Tokenizer) -> Spoken:
+    events = [
+        event
+        for token_id in ids
+        for event in reader.take(token_id, None, hidden=token_id in tokenizer.end_of_generation_ids)
+    ]
+    spoken = Spoken()
+    for event in (*events, *reader.finish()):
+        spoken.add(Heard(event, 0, 0))
+    return spoken
+
+
+@pytest.mark.parametrize("parallel", [False, True])
+def test_whatever_is_let_through_is_a_call(
+    llama_cpp_models: Path, renderer: ChatTemplateRenderer, request: pytest.FixtureRequest, parallel: bool
+) -> None:
+    templates = {path.stem: path for path in sorted((llama_cpp_models / "templates").glob("*.jinja"))}
+    assert templates.keys() > GENERIC
+    every = request.config.getoption("--every-case")
+    for name in templates if every else random.sample([*templates], 4):
+        tokenizer = vocabulary(templates[name].read_text(encoding="utf-8"))
+        encoder = PromptEncoder(tokenizer, renderer, StableIds(), generic_tools=False)
+        conversation = Conversation(
+            [Message("user", "Hello")],
+            TOOLS,
+            use=ToolUse.FORCED,
+            parallel_calls=parallel,
+            thinking_budget=8,
+            variables={"enable_thinking": True},
+        )
+        if name in GENERIC:
+            with pytest.raises(ToolsUnsupported):
+                encoder.encode_conversation(conversation)
+            encoder = PromptEncoder(tokenizer, renderer, StableIds())
+        if name != UNRENDERED:
+            check(tokenizer, encoder, conversation, name)
+
+
+def check(tokenizer: Tokenizer, encoder: PromptEncoder, conversation: Conversation, name: str) -> None:
+    _, rendered = encoder.encode_conversation(conversation)
+    source, _ = encoder.replies.grammar(conversation, rendered, None)
+    assert source is not None
+    grammar = asyncio.run(GrammarCompiler(tokenizer).compile(source))
+    limited = encoder.replies.within_budget(conversation, rendered, grammar)
+    assert limited is not None
+    ids = walked(limited, tokenizer, random.Random())
+    reader = ReplyReader(tokenizer, (), encoder.replies.parser(conversation, rendered))
+    spoken = heard(reader, ids, tokenizer)
+    told = (name, [tokenizer.token_bytes(token_id, show_control=True) for token_id in ids])
+    assert reader.thought_tokens <= 8 + 3 + LONGEST_END, told  # a character may be begun
+    assert not spoken.text.strip(), told
+    assert spoken.calls, told
+    assert conversation.parallel_calls or len(spoken.calls) == 1, told
+    for call in spoken.calls:
+        assert call.ended, told
+        jsonschema.validate(json.loads(call.arguments), SCHEMAS[call.name])

@@ -1,0 +1,193 @@
+"""Grammars over the vocabulary of a real model: whoever keeps to the masks writes what was asked for."""
+
+import asyncio
+import json
+import random
+import re
+import weakref
+from collections.abc import Callable
+
+import jsonschema  # type: ignore[import-untyped]
+import numpy as np
+import pytest
+
+from app.errors import InvalidGrammar
+from app.generation.grammars import ANY_OBJECT, MAX_SOURCE, GrammarCompiler, GrammarSource
+from app.generation.messages import Json
+from app.text.tokenizer import Tokenizer
+from engine.sampling.constraint import Grammar
+
+PERSON: dict[str, Json] = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 12},
+        "age": {"type": "integer", "minimum": 0, "maximum": 120},
+        "tags": {"type": "array", "items": {"enum": ["a", "b", "é"]}, "minItems": 1, "maxItems": 3},
+        "next": {"anyOf": [{"$ref": "#/$defs/short"}, {"type": "null"}]},
+    },
+    "required": ["name", "age", "tags", "next"],
+    "additionalProperties": False,
+    "$defs": {"short": {"type": "string", "pattern": "^[a-f]{2,4}$"}},
+}
+
+
+@pytest.fixture(scope="module")
+def compiler(tokenizer: Tokenizer) -> GrammarCompiler:
+    return GrammarCompiler(tokenizer)
+
+
+def compiled(compiler: GrammarCompiler, source: GrammarSource) -> Grammar:
+    return asyncio.run(compiler.compile(source))
+
+
+def written(compiler: GrammarCompiler, tokenizer: Tokenizer, source: GrammarSource, *, jumps: bool) -> str:
+    """What somebody writes who knows nothing but the masks."""
+    chance, constraint = random.Random(), compiled(compiler, source).begin(jumps=jumps)
+    ids: list[int] = []
+    while not constraint.ended and len(ids) < 400:
+        words = np.zeros(-(-(tokenizer.vocab_size + 64) // 32), np.int32)
+        assert constraint.fill(words)
+        allowed = np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little"))
+        assert allowed[-1] < tokenizer.vocab_size
+        token_id = int(chance.choice(allowed))
+        if token_id in tokenizer.end_of_generation_ids:
+            break
+        ids += [token_id, *constraint.accept(token_id)]
+    return tokenizer.decode(ids, continues_text=True)
+
+
+@pytest.mark.parametrize("jumps", [False, True])
+def test_a_schema_is_kept(compiler: GrammarCompiler, tokenizer: Tokenizer, jumps: bool) -> None:
+    for _ in range(8):
+        text = written(compiler, tokenizer, GrammarSource.schema(PERSON), jumps=jumps)
+        jsonschema.validate(json.loads(text), PERSON)
+
+
+def test_a_regular_expression_and_a_choice_are_kept(compiler: GrammarCompiler, tokenizer: Tokenizer) -> None:
+    pattern = r"[A-Z]{2}-[0-9]{3,5}(, [a-z]{1,9}ß)?"
+    choices = ['yes "indeed"', "no\nnever", "日本"]
+    grammar = GrammarSource("lark", 'start: "(" NUMBER ")" | "[" start "]"\nNUMBER: /[0-9]{1,3}/')
+    for _ in range(8):
+        assert re.fullmatch(pattern, written(compiler, tokenizer, GrammarSource("regex", pattern), jumps=True))
+        assert written(compiler, tokenizer, GrammarSource.choice(choices), jumps=True) in choices
+        assert re.fullmatch(r"\[*\(\d{1,3}\)\]*", written(compiler, tokenizer, grammar, jumps=True))
+
+
+def test_what_must_follow_is_said(compiler: GrammarCompiler, tokenizer: Tokenizer) -> None:
+    constraint = compiled(compiler, GrammarSource.choice(["alphabetically sorted", "numbered"])).begin(jumps=True)
+    (first,) = tokenizer.encode_plain("alpha", at_start=False)
+    assert tokenizer.decode(constraint.accept(first), continues_text=True) == "betically sorted"
+    assert constraint.ended
+
+
+def test_other_vocabularies_keep_it_too(vocabularies: Callable[[str], Tokenizer]) -> None:
+    for name in ("llama-spm", "qwen2"):
+        tokenizer = vocabularies(name)
+        compiler = GrammarCompiler(tokenizer)
+        jsonschema.validate(json.loads(written(compiler, tokenizer, GrammarSource.schema(PERSON), jumps=True)), PERSON)
+
+
+@pytest.mark.parametrize(
+    ("schema", "place", "problem"),
+    [
+        ({"type": "strong"}, ".type", "strong"),
+        (
+            {"properties": {"a": {"type": "object", "properties": {"b": {"not": {}}}}}},
+            ".properties.a.properties.b.not",
+            "not",
+        ),
+        ({"anyOf": [{"type": "null"}, {"$ref": "#/nowhere"}]}, ".anyOf[1].$ref", "nowhere"),
+        ({"items": {"$ref": "#/$defs/x"}, "$defs": {"x": {"pattern": "(a"}}}, ".$defs.x.pattern", "unclosed"),
+    ],
+)
+def test_a_bad_schema_is_refused_with_the_place(
+    compiler: GrammarCompiler, schema: dict[str, Json], place: str, problem: str
+) -> None:
+    with pytest.raises(InvalidGrammar, match=problem) as refused:
+        compiled(compiler, GrammarSource.schema(schema))
+    assert refused.value.place == place
+
+
+@pytest.mark.parametrize("lenient", [False, True])
+def test_the_schemas_of_anything_and_of_nothing(compiler: GrammarCompiler, lenient: bool) -> None:
+    words = np.zeros(2000, np.int32)
+    assert compiled(compiler, GrammarSource.schema(True, lenient=lenient)).begin(jumps=False).fill(words)
+    assert words.any()
+    with pytest.raises(InvalidGrammar):
+        compiled(compiler, GrammarSource.schema(False, lenient=lenient))
+
+
+def test_lenient_schemas_ignore_keywords_that_cannot_be_enforced(compiler: GrammarCompiler) -> None:
+    compiled(compiler, GrammarSource.schema({"type": "object", "not": {"required": ["a"]}}, lenient=True))
+
+
+def test_what_is_too_large_is_refused(compiler: GrammarCompiler) -> None:
+    deep: Json = {"type": "string"}
+    for _ in range(100):
+        deep = {"items": deep}
+    with pytest.raises(InvalidGrammar, match="deeper than"):
+        GrammarSource.schema(deep)
+    with pytest.raises(InvalidGrammar, match="characters"):
+        compiled(compiler, GrammarSource("regex", "a" * (MAX_SOURCE + 1)))
+
+
+def test_a_grammar_is_compiled_once_and_evicted_after_many_others(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.generation.grammars.MAX_KEPT", 3)
+    compiler = GrammarCompiler(tokenizer)
+    first = compiled(compiler, ANY_OBJECT)
+    assert compiled(compiler, ANY_OBJECT) is first
+    for number in range(3):
+        compiled(compiler, GrammarSource("regex", f"a{{{number + 1}}}"))
+    assert compiled(compiler, ANY_OBJECT) is not first
+
+
+def test_a_grammar_that_nobody_asks_for_is_evicted_after_a_while(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.generation.grammars.KEPT_SECONDS", 0.05)
+    compiler = GrammarCompiler(tokenizer)
+
+    async def main() -> None:
+        first = weakref.ref(await compiler.compile(ANY_OBJECT))
+        while first() is not None:
+            await asyncio.sleep(0.01)
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
+@pytest.mark.parametrize("text", ["a \x7f b", "tab\t", "\u2028", "\\"])
+def test_choices_may_have_any_character(compiler: GrammarCompiler, tokenizer: Tokenizer, text: str) -> None:
+    assert written(compiler, tokenizer, GrammarSource.choice([text]), jumps=True) == text
+
+
+@pytest.mark.parametrize(
+    ("whitespace", "pattern"), [(None, r'\{"a":\[1,1\]\}'), ("[ ]{2}", r'\{  "a"  :  \[  1  ,  1  \]  \}')]
+)
+def test_whitespace_is_what_is_asked_for(
+    compiler: GrammarCompiler, tokenizer: Tokenizer, whitespace: str | None, pattern: str
+) -> None:
+    ones: Json = {"type": "array", "items": {"const": 1}, "minItems": 2, "maxItems": 2}
+    schema: Json = {"properties": {"a": ones}, "required": ["a"]}
+    source = GrammarSource.schema(schema, whitespace=whitespace)
+    text = written(compiler, tokenizer, source, jumps=True)
+    assert json.loads(text) == {"a": [1, 1]}
+    assert whitespace is not None or re.fullmatch(pattern, text)
+
+
+def test_parts_of_a_larger_grammar_are_checked_as_they_are_alone(compiler: GrammarCompiler) -> None:
+    for part, problem in (
+        (GrammarSource.schema({"type": "array", "uniqueItems": True}), "uniqueItems"),
+        (GrammarSource("gbnf", "root ::= a\na ::= root"), "needs itself"),
+        (GrammarSource("gbnf", "root ::= ("), "GBNF"),
+        (GrammarSource("lark", "start: a\na: a"), "needs itself"),
+    ):
+        with pytest.raises(InvalidGrammar, match=problem):
+            compiled(compiler, GrammarSource("lark", f'start: "x" {part.as_lark()}'))
+    for part in (
+        GrammarSource("gbnf", 'root ::= "y"'),
+        GrammarSource("lark", 'start: "y"'),
+        GrammarSource("regex", "y/"),
+    ):
+        compiled(compiler, GrammarSource("lark", f'start: "x" {part.as_lark()}'))

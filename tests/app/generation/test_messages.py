@@ -1,0 +1,84 @@
+"""Tests of app/generation/messages.py."""
+
+import pytest
+
+from app.generation.messages import InvalidMessage, Message, ToolCall, text_of
+
+
+def test_a_plain_message_has_role_and_content_only() -> None:
+    assert Message("user", "hi").to_template() == {"role": "user", "content": "hi"}
+
+
+def test_content_is_empty_rather_than_absent() -> None:
+    assert Message("assistant", tool_calls=(ToolCall("now", {}),)).to_template()["content"] == ""
+
+
+def test_every_field_reaches_the_template() -> None:
+    call = ToolCall("weather", {"city": "Rome", "days": [1, 2]}, id="c1")
+    assert Message("assistant", "yes", reasoning="hm", tool_calls=(call,)).to_template() == {
+        "thinking": "hm",
+        "role": "assistant",
+        "content": "yes",
+        "reasoning_content": "hm",
+        "tool_calls": [
+            {
+                "id": "c1",
+                "type": "function",
+                "function": {"name": "weather", "arguments": {"city": "Rome", "days": [1, 2]}},
+            }
+        ],
+    }
+    assert Message("tool", "22", tool_call_id="c1", name="weather").to_template() == {
+        "role": "tool",
+        "content": "22",
+        "tool_call_id": "c1",
+        "name": "weather",
+    }
+
+
+def test_a_call_without_id_has_no_id_key() -> None:
+    assert ToolCall("now", {}).to_template() == {"type": "function", "function": {"name": "now", "arguments": {}}}
+
+
+@pytest.mark.parametrize(("text", "arguments"), [('{"a": [1, {"b": null}]}', {"a": [1, {"b": None}]}), ("", {})])
+def test_arguments_are_parsed(text: str, arguments: dict[str, object]) -> None:
+    assert ToolCall.parse("f", text, id="c") == ToolCall("f", arguments, id="c")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("text", ["{", "[1]", '"a"', "null", "1", "[" * 100_000])
+def test_arguments_that_are_no_object_are_refused_by_name(text: str) -> None:
+    with pytest.raises(InvalidMessage, match="'get_time'") as caught:
+        ToolCall.parse("get_time", text)
+    assert caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        (None, ""),
+        ("as it is", "as it is"),
+        ([], ""),
+        ([{"type": "text", "text": "a"}], "a"),
+        ([{"type": "text", "text": "a"}, {"type": "input_text", "text": "b"}], "a\nb"),
+        ([{"type": "output_text", "text": "a", "annotations": []}, {"type": "refusal", "refusal": "no"}], "a\nno"),
+    ],
+)
+def test_content_becomes_text(content: str | list[dict[str, object]] | None, text: str) -> None:
+    assert text_of(content) == text
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "image_url", "image_url": {"url": "data:"}},
+        {"type": "input_audio", "input_audio": {}},
+        {"type": "text"},
+        {"type": "text", "text": 1},
+        {"type": ["text"], "text": "a"},
+        {"text": "a"},
+        {},
+    ],
+)
+def test_other_parts_are_refused(part: dict[str, object]) -> None:
+    with pytest.raises(InvalidMessage, match="text only"):
+        text_of([{"type": "text", "text": "before"}, part])

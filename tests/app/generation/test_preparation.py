@@ -1,0 +1,21 @@
+"""Requests on their way to the engine: when they count as stuck."""
+
+from app.generation.service import STUCK_SECONDS, Preparation
+from tests.app.server.live_server import Clock
+
+
+def test_requests_that_are_never_prepared_are_a_problem_until_one_gets_on() -> None:
+    clock = Clock()
+    preparation = Preparation(clock)
+    clock.seconds += 10 * STUCK_SECONDS  # idle for long
+    assert preparation.problem() == ""
+    with preparation.of_request():
+        clock.seconds += STUCK_SECONDS - 1
+        assert preparation.problem() == ""
+        with preparation.of_request():
+            clock.seconds += 1
+            assert preparation.problem() == "no request was prepared for the engine for 60 s"
+        assert preparation.problem() == ""
+        clock.seconds += STUCK_SECONDS
+        assert preparation.problem() != ""
+    assert preparation.problem() == ""

@@ -1,0 +1,406 @@
+"""Prompts whose earlier replies stand with the very ids that they were generated as, over real vocabularies and
+templates. The replies are random tokens, whose text hardly ever encodes to them again."""
+
+import copy
+import functools
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from app.generation.conversation import Conversation
+from app.generation.messages import Message
+from app.generation.prompt_encoder import PromptEncoder, Reply
+from app.generation.stable_ids import StableIds
+from app.generation.template import ChatTemplateRenderer
+from app.text.control_tokens import MARK
+from app.text.detokenizer import IncrementalDetokenizer
+from app.text.gguf_tokenizer import from_gguf
+from app.text.tokenizer import Tokenizer, byte_level_bytes
+from quant.gguf import GGUFFile
+from tests.app.text.small_vocabulary import BYTES, metadata
+
+ALPACA = (
+    "{% for m in messages %}{{ '### ' + m.role + ':\n' + m.content + '\n\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '### assistant:\n' }}{% endif %}"
+)
+# name: (vocabulary, template)
+MODELS = {
+    "ChatML": ("qwen2", "Qwen-Qwen2.5-7B-Instruct"),
+    "Llama 3, which strips": ("llama-bpe", "meta-llama-Llama-3.1-8B-Instruct"),
+    "Gemma": ("gemma-3", "google-gemma-2-2b-it"),
+    "Phi 3, of SentencePiece": ("phi-3", "microsoft-Phi-3.5-mini-instruct"),
+    "Qwen 3, which drops thinking": ("qwen2", "Qwen-Qwen3-0.6B"),
+    "without control tokens": ("gpt-2", None),
+}
+DROPPING = {"Gemma 4, which drops an empty thought": ("gemma-4", "google-gemma-4-31B-it")}
+
+
+@pytest.fixture(scope="module")
+def models(
+    llama_cpp_models: Path, gemma3: Path, vocabularies: Callable[[str], Tokenizer]
+) -> Callable[[str], Tokenizer]:
+    @functools.cache
+    def of_vocabulary(name: str) -> Tokenizer:
+        if name != "gemma-3":
+            return vocabularies(name)
+        with GGUFFile(gemma3) as file:
+            return from_gguf(file.metadata)
+
+    def load(name: str) -> Tokenizer:
+        vocabulary, file_name = (MODELS | DROPPING)[name]
+        tokenizer = copy.copy(of_vocabulary(vocabulary))
+        tokenizer.chat_template = ALPACA
+        if file_name is not None:
+            tokenizer.chat_template = (llama_cpp_models / "templates" / f"{file_name}.jinja").read_text("utf-8")
+        return tokenizer
+
+    return load
+
+
+def told_text(tokenizer: Tokenizer, ids: Sequence[int], stop: Sequence[str] = (), *, continues: bool = False) -> str:
+    text = IncrementalDetokenizer(tokenizer, stop, continues_text=continues)
+    return "".join([*map(text.push, ids), text.finish()])
+
+
+def words(tokenizer: Tokenizer, rng: random.Random, count: int) -> list[int]:
+    """Tokens of whole characters. The outer ones are no white space, which templates take away."""
+    while True:
+        ids: list[int] = []
+        while len(ids) < count:
+            token_id = rng.randrange(tokenizer.vocab_size)
+            text = tokenizer.plain_bytes(token_id).decode(errors="replace")
+            if tokenizer.space_prefix and not ids:
+                text = text[1:] if text.startswith(" ") else ""
+            is_outer = len(ids) in (0, count - 1)
+            if text and "\ufffd" not in text and MARK not in text and not (is_outer and text.strip() != text):
+                ids.append(token_id)
+        if "think" not in tokenizer.decode(ids) and tokenizer.encode(tokenizer.decode(ids)) != ids:
+            return ids
+
+
+@dataclass
+class Chat:
+    """A client, and what it asks of an encoder."""
+
+    tokenizer: Tokenizer
+    renderer: ChatTemplateRenderer
+    stable_ids: StableIds = field(default_factory=StableIds)
+    messages: list[Message] = field(default_factory=list)
+    prompt_ids: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        self.encoder = PromptEncoder(self.tokenizer, self.renderer, self.stable_ids)
+
+    def ask(self, question: str) -> tuple[int, ...]:
+        self.messages.append(Message("user", question))
+        self.prompt_ids = self.encoder.encode(self.messages)
+        return self.prompt_ids
+
+    def reply(self, ids: Sequence[int], stop: Sequence[str] = (), *, stored: bool = True) -> str:
+        """The model's answer; the client keeps its text."""
+        told = told_text(self.tokenizer, ids, stop)
+        self.encoder.remember(Reply(self.prompt_ids, ids, told, continues_text=False, stored=stored))
+        self.messages.append(Message("assistant", told))
+        return told
+
+    def says(self, text: str) -> None:
+        """The client sends other text than it was told."""
+        self.messages[-1] = Message("assistant", text)
+
+    def without_memory(self) -> tuple[int, ...]:
+        return PromptEncoder(self.tokenizer, self.renderer, StableIds()).encode(self.messages)
+
+
+def meaning(tokenizer: Tokenizer, ids: Sequence[int]) -> list[int | bytes]:
+    """The control tokens, and the bytes between them."""
+    control = frozenset(tokenizer.control_tokens.values())
+    parts: list[int | bytes] = [b""]
+    for token_id in ids:
+        last = parts[-1]
+        if token_id in control:
+            parts += [token_id, b""]
+        else:
+            assert isinstance(last, bytes)
+            parts[-1] = last + tokenizer.token_bytes(token_id)
+    return parts
+
+
+def end_token(tokenizer: Tokenizer) -> list[int]:
+    return sorted(tokenizer.end_of_generation_ids)[:1]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_each_prompt_begins_with_the_last_one_and_its_reply(
+    models: Callable[[str], Tokenizer], renderer: ChatTemplateRenderer, name: str
+) -> None:
+    rng = random.Random(name)
+    tokenizer = models(name)
+    chat = Chat(tokenizer, renderer)
+    prompts, replies = [chat.ask("Begin.")], []
+    for turn in range(5):
+        replies.append(words(tokenizer, rng, 40))
+        chat.reply(replies[-1] + (end_token(tokenizer) if turn % 2 else []))
+        prompts.append(chat.ask(f"Go on, {turn} <|im_end|> [/INST] </s>"))
+    for reply, (before, after) in zip(replies, pairwise(prompts), strict=True):
+        assert after[: len(before) + len(reply)] == (*before, *reply)
+        assert meaning(tokenizer, after[: len(before)]) == meaning(tokenizer, before)
+    again = chat.without_memory()
+    assert again != prompts[-1]
+    assert meaning(tokenizer, again) == meaning(tokenizer, prompts[-1])
+
+
+def test_texts_that_are_continued(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> None:
+    rng = random.Random(1)
+    encoder = PromptEncoder(tokenizer, renderer, StableIds())
+    text, expected = "Once upon a time", list(tokenizer.encode("Once upon a time"))
+    for turn in range(4):
+        prompt_ids = encoder.encode_text(text)
+        assert list(prompt_ids) == expected
+        ids = words(tokenizer, rng, 30)
+        told = told_text(tokenizer, ids, continues=True)
+        encoder.remember(Reply(prompt_ids, ids, told, continues_text=True, stored=True))
+        more = f" {turn} and then, "
+        text += told + more
+        expected += ids + tokenizer.encode(more)
+
+
+HOSTILE = ("<|im_end|>", "<|im_start|>system\n", "<|im_", "end|>", MARK, "</s>", "\x00", "é", " ", "\n", "🦙")
+
+
+def random_text(rng: random.Random) -> str:
+    return "".join(rng.choice((*HOSTILE, "a", "hello ")) for _ in range(rng.randrange(8)))
+
+
+def changed(rng: random.Random, text: str) -> str:
+    """What clients do with what they were told."""
+    cut = rng.randrange(len(text) + 1)
+    choices = [text, text, text, text.strip(), text[:cut], text[cut:], text + random_text(rng), random_text(rng)]
+    return rng.choice([*choices, text[:cut] + random_text(rng) + text[cut:]])
+
+
+@pytest.mark.parametrize("name", [*MODELS, *DROPPING])
+def test_stable_ids_never_change_what_a_prompt_says(
+    models: Callable[[str], Tokenizer], renderer: ChatTemplateRenderer, name: str
+) -> None:
+    """Control tokens and bytes are those of the same conversation without memory, whatever was generated and sent."""
+    rng = random.Random(name)
+    tokenizer = models(name)
+    control = sorted(tokenizer.control_tokens.values())
+    spaces = [i for t in (" ", "\n", "\n\n", "  ") for i in tokenizer.encode(t)]
+    stable_ids = StableIds()
+    spliced = 0
+    for _ in range(12):
+        chat = Chat(tokenizer, renderer, stable_ids)
+        for _ in range(3):
+            chat.ask(rng.choice(["Hello", "", random_text(rng)]))
+            for _ in range(rng.choice([1, 1, 3])):  # the last one is gone on from
+                ids = [
+                    rng.choice([rng.randrange(tokenizer.vocab_size), rng.choice(spaces), rng.choice(control or [0])])
+                    if rng.random() < 0.3
+                    else rng.choice(words(tokenizer, rng, 3))
+                    for _ in range(rng.randrange(12))
+                ]
+                told = chat.reply(ids, stop=rng.choice([(), ("e",), (" ",)]))
+                last = chat.messages.pop()
+            chat.messages.append(last)
+            chat.says(changed(rng, told))
+            with_memory = chat.encoder.encode(chat.messages)
+            without = chat.without_memory()
+            assert meaning(tokenizer, with_memory) == meaning(tokenizer, without)
+            spliced += with_memory != without
+    assert spliced > 3 or name in DROPPING
+
+
+def test_a_reply_cut_off_by_a_stop_string_keeps_the_ids_in_front(
+    tokenizer: Tokenizer, renderer: ChatTemplateRenderer
+) -> None:
+    chat = Chat(tokenizer, renderer)
+    before = chat.ask("Count.")
+    ids = [*map(tokenizer.encode, ("on", "e,", " two", " thr"))]
+    flat = [token_id for several in ids for token_id in several]
+    assert chat.reply([*flat, *tokenizer.encode(" four five")], stop=["r four"]) == "one, two th"
+    after = chat.ask("Go on.")
+    kept = [token_id for several in ids[:3] for token_id in several]
+    assert after[len(before) :][: len(kept)] == tuple(kept)
+    assert meaning(tokenizer, after) == meaning(tokenizer, chat.without_memory())
+
+
+@pytest.mark.parametrize("name", ["ChatML", "Llama 3, which strips", "without control tokens"])
+def test_white_space_that_is_taken_away_costs_no_more_than_its_tokens(
+    models: Callable[[str], Tokenizer], renderer: ChatTemplateRenderer, name: str
+) -> None:
+    chat = Chat(tokenizer := models(name), renderer)
+    before = chat.ask("Hello")
+    ids = words(tokenizer, random.Random(3), 20)
+    told = chat.reply([*ids, *tokenizer.encode(" "), *tokenizer.encode("\n")])
+    assert told.endswith(" \n")
+    chat.says(told.rstrip())
+    assert chat.ask("Go on.")[: len(before) + len(ids)] == (*before, *ids)
+
+
+def test_half_a_character_at_the_end_is_left_out(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> None:
+    """Its first byte is that of the replacement character which the client was told, and sends back."""
+    chat = Chat(tokenizer, renderer)
+    before = chat.ask("Hello")
+    ids = words(tokenizer, random.Random(9), 5)
+    [half] = [token_id for token_id in range(tokenizer.vocab_size) if tokenizer.plain_bytes(token_id) == b"\xef"]
+    assert chat.reply([*ids, half]).endswith("\ufffd")
+    after = chat.ask("Go on.")
+    assert after[: len(before) + 5] == (*before, *ids)
+    assert meaning(tokenizer, after) == meaning(tokenizer, chat.without_memory())
+
+
+def test_no_character_is_cut_in_two(renderer: ChatTemplateRenderer) -> None:
+    """A token holds the second half of one and a letter; the client keeps the one and not the other."""
+    small = metadata()
+    tokens, types = small["tokenizer.ggml.tokens"], small["tokenizer.ggml.token_type"]
+    assert isinstance(tokens, tuple)
+    assert isinstance(types, tuple)
+    spelling = {byte_level_bytes(character)[0]: character for character in BYTES}
+    halves = ["".join(spelling[byte] for byte in half) for half in (b"\xf0\x9f", b"\xa6\x99b")]
+    tokenizer = from_gguf(metadata(tokens=(*tokens, *halves), token_type=(*types, 1, 1)))
+    encoder = PromptEncoder(tokenizer, renderer, StableIds())
+    before = encoder.encode_text("hello")
+    ids = [*tokenizer.encode("w"), len(tokens), len(tokens) + 1]
+    told = told_text(tokenizer, ids, continues=True)
+    assert told == "w🦙b"
+    encoder.remember(Reply(before, ids, told, continues_text=True, stored=True))
+    assert encoder.encode_text("hello" + told) == (*before, *ids)
+    assert tokenizer.decode(encoder.encode_text("hello" + told[:-1])) == "hello" + told[:-1]
+
+
+def test_ids_stand_behind_their_own_prompt_alone(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> None:
+    encoder = PromptEncoder(tokenizer, renderer, StableIds())
+    ids = words(tokenizer, random.Random(10), 5)
+    told = told_text(tokenizer, ids, continues=True)
+    encoder.remember(Reply(encoder.encode_text("One:"), ids, told, continues_text=True, stored=True))
+    assert encoder.encode_text("One:" + told)[-5:] == tuple(ids)
+    assert list(encoder.encode_text("Two:" + told)) == tokenizer.encode("Two:" + told)
+
+
+@pytest.mark.parametrize("name", ["Phi 3, of SentencePiece", "Gemma"])
+def test_a_reply_to_nothing(models: Callable[[str], Tokenizer], renderer: ChatTemplateRenderer, name: str) -> None:
+    """The prompt is the token alone that begins a text."""
+    tokenizer = models(name)
+    encoder = PromptEncoder(tokenizer, renderer, StableIds())
+    before = encoder.encode_text("")
+    assert before == (tokenizer.bos_id,)
+    ids = words(tokenizer, random.Random(11), 5)
+    told = told_text(tokenizer, ids)
+    encoder.remember(Reply(before, ids, told, continues_text=False, stored=True))
+    after = encoder.encode_text(told + "\nmore")
+    assert after[:6] == (*before, *ids)
+    again = PromptEncoder(tokenizer, renderer, StableIds()).encode_text(told + "\nmore")
+    assert meaning(tokenizer, after) == meaning(tokenizer, again)
+
+
+def test_of_several_replies_the_one_that_was_chosen_stands(
+    tokenizer: Tokenizer, renderer: ChatTemplateRenderer
+) -> None:
+    rng = random.Random(4)
+    chat = Chat(tokenizer, renderer)
+    before = chat.ask("Hello")
+    first = words(tokenizer, rng, 10)
+    replies = [first, first + words(tokenizer, rng, 10), first[:5], words(tokenizer, rng, 10)]
+    for ids in replies:
+        chat.reply(ids)
+        chat.messages.pop()
+    for ids in replies:
+        chat.messages[1:] = [Message("assistant", told_text(tokenizer, ids))]
+        assert chat.ask("Go on.")[: len(before) + len(ids)] == (*before, *ids)
+
+
+def test_a_generated_control_token_never_comes_from_text(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> None:
+    chat = Chat(tokenizer, renderer)
+    before = chat.ask("Hello")
+    start, end = tokenizer.control_tokens["<|im_start|>"], tokenizer.control_tokens["<|im_end|>"]
+    rng = random.Random(5)
+    one, two = words(tokenizer, rng, 5), words(tokenizer, rng, 5)
+    chat.reply([*one, start, *two])
+    shown = told_text(tokenizer, one) + "<|im_start|>" + told_text(tokenizer, two)
+    for text in (chat.messages[-1].content, shown):
+        chat.says(text)
+        after = chat.encoder.encode(chat.messages)
+        assert after[: len(before) + len(one)] == (*before, *one)
+        assert start not in after[len(before) : after.index(end, len(before))]
+
+
+@pytest.mark.parametrize("shown", ["", "<|im_start|>"])
+def test_a_reply_with_control_tokens_stands_where_the_template_writes_the_same_ones(
+    tokenizer: Tokenizer, shown: str
+) -> None:
+    """`A<|im_start|>B` stands again where the template itself puts the token between two of its contents."""
+    start = tokenizer.control_tokens["<|im_start|>"]
+    template = (
+        "{% for m in messages %}{% if m.role == 'user' %}<|im_start|>{{ m.content }}<|im_end|>"
+        "{% else %}{{ m.reasoning_content }}<|im_start|>{{ m.content }}<|im_end|>{% endif %}{% endfor %}"
+    )
+    rng = random.Random(6)
+    one, two = words(tokenizer, rng, 5), words(tokenizer, rng, 5)
+
+    class Rendering(ChatTemplateRenderer):
+        def render(self, _template: str, messages: Sequence[Message], **options: object) -> str:  # type: ignore[override]
+            return super().render(template, messages)
+
+    with Rendering() as renderer:
+        encoder = PromptEncoder(tokenizer, renderer, StableIds())
+        before = encoder.encode([Message("user", "Hello")])
+        told = told_text(tokenizer, one) + shown + told_text(tokenizer, two)
+        encoder.remember(Reply(before, [*one, start, *two], told, continues_text=False, stored=True))
+        reply = Message("assistant", told_text(tokenizer, two), reasoning=told_text(tokenizer, one))
+        after = encoder.encode([Message("user", "Hello"), reply])
+    assert after[: len(before) + 11] == (*before, *one, start, *two)
+
+
+def test_a_deleted_conversation_is_forgotten_and_others_are_not(
+    tokenizer: Tokenizer, renderer: ChatTemplateRenderer
+) -> None:
+    stable_ids, rng = StableIds(), random.Random(7)
+    deleted, kept = Chat(tokenizer, renderer, stable_ids), Chat(tokenizer, renderer, stable_ids)
+    for chat, question in ((deleted, "Hello"), (kept, "Good morning")):
+        for _ in range(3):
+            chat.ask(question)
+            chat.reply(words(tokenizer, rng, 10))
+        chat.ask("Go on.")
+    assert deleted.encoder.encode(deleted.messages) != deleted.without_memory()
+    deleted.encoder.forget(deleted.messages)
+    assert deleted.encoder.encode(deleted.messages) == deleted.without_memory()
+    assert kept.encoder.encode(kept.messages) == kept.prompt_ids != kept.without_memory()
+
+
+def test_a_text_is_encoded_once(models: Callable[[str], Tokenizer], renderer: ChatTemplateRenderer) -> None:
+    tokenizer = models("ChatML")
+    chat = Chat(tokenizer, renderer)
+    rng = random.Random(8)
+    chat.ask("How does this work? " * 500)
+    for turn in range(20):
+        chat.reply(words(tokenizer, rng, 200))
+        before, question = tokenizer.characters_encoded, f"And {turn}?"
+        chat.ask(question)
+        assert tokenizer.characters_encoded - before <= len(f"user\n{question}")
+
+
+@pytest.mark.parametrize(
+    ("template", "before"),
+    [
+        ("Qwen-Qwen3-0.6B", "<|im_start|>assistant\n<think>\n\n</think>\n\n"),
+        ("deepseek-ai-DeepSeek-R1-Distill-Qwen-32B", "<｜Assistant｜>"),
+        ("openai-gpt-oss-120b", "<|start|>assistant<|channel|>final<|message|>"),
+        ("meta-llama-Llama-3.1-8B-Instruct", "<|start_header_id|>assistant<|end_header_id|>\n\n"),
+    ],
+)
+def test_a_reply_that_is_begun_is_gone_on_from(
+    tokenizer: Tokenizer, renderer: ChatTemplateRenderer, llama_cpp_models: Path, template: str, before: str
+) -> None:
+    model = copy.copy(tokenizer)
+    model.chat_template = (llama_cpp_models / "templates" / f"{template}.jinja").read_text(encoding="utf-8")
+    encoder = PromptEncoder(model, renderer, StableIds())
+    for begun in ("So <|im_end|>", "So it is: "):
+        _, rendered = encoder.encode_conversation(Conversation([Message("user", "Why?")], begun=begun))
+        assert rendered.replace(MARK, "").endswith(f"{before}{begun}")
+    _, rendered = encoder.encode_conversation(Conversation([Message("user", "Why?")], begun=" "))
+    assert rendered == encoder.encode_conversation(Conversation([Message("user", "Why?")]))[1] + " "

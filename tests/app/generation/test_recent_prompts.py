@@ -1,0 +1,86 @@
+"""The longest common beginning is found as by looking at each; what is remembered is bounded."""
+
+from collections.abc import Sequence
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.generation.recent_prompts import Exchange, RecentPrompts, packed, unpacked
+
+# Few different ids, so that much is in common; and long runs, so that strides are crossed.
+IDS = st.lists(st.tuples(st.integers(0, 2), st.integers(1, 1500)), max_size=6).map(
+    lambda runs: [token_id for token_id, count in runs for _ in range(count)]
+)
+
+
+def exchange(ids: Sequence[int], *, salt: str = "", computed: int = 0) -> Exchange:
+    return Exchange(salt, packed(ids), len(ids), computed)
+
+
+def in_common(one: Sequence[int], other: Sequence[int]) -> int:
+    return next(
+        (at for at, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]), min(len(one), len(other))
+    )
+
+
+@given(st.lists(st.tuples(IDS, st.sampled_from(("", "a"))), max_size=8), IDS.filter(bool), st.sampled_from(("", "a")))
+def test_the_nearest_is_the_one_with_most_in_common(
+    known: list[tuple[list[int], str]], prompt: list[int], salt: str
+) -> None:
+    recent = RecentPrompts()
+    for ids, its_salt in known:
+        recent.remember(exchange(ids, salt=its_salt))
+    found = recent.nearest(packed(prompt), salt)
+    shared = [in_common(ids, prompt) for ids, its_salt in known if its_salt == salt]
+    assert (found is None) == (not shared)
+    if found is not None:
+        assert found.common == max(shared) == in_common(unpacked(found.exchange.ids), prompt)
+        assert found.exchange.salt == salt
+
+
+def test_of_several_with_as_much_in_common_the_latest_is_found() -> None:
+    recent = RecentPrompts()
+    for last in (7, 8, 9):
+        recent.remember(exchange([1, 2, 3, last]))
+    found = recent.nearest(packed([1, 2, 3, 4]), "")
+    assert found is not None
+    assert list(unpacked(found.exchange.ids)) == [1, 2, 3, 9]
+    nothing_in_common = recent.nearest(packed([5]), "")
+    assert nothing_in_common is not None
+    assert (nothing_in_common.common, nothing_in_common.exchange) == (0, found.exchange)
+
+
+def test_a_conversation_takes_one_place_while_it_grows() -> None:
+    recent = RecentPrompts(most_exchanges=2)
+    recent.remember(exchange([9] * 20, computed=20))
+    for turn in range(1, 30):
+        recent.remember(exchange([1] * 10 * turn, computed=10 * turn if turn < 20 else 0))
+    other, own = recent.nearest(packed([9] * 20), ""), recent.nearest(packed([1] * 400), "")
+    assert other is not None
+    assert own is not None
+    assert (other.common, own.common, own.exchange.computed) == (20, 290, 190)
+
+
+def test_one_that_is_asked_again_is_the_latest_and_keeps_its_reply() -> None:
+    recent = RecentPrompts(most_exchanges=2)
+    recent.remember(Exchange("", packed([1, 2, 3, 4]), 2, computed=3))
+    recent.remember(exchange([5, 6]))
+    recent.remember(exchange([1, 2], computed=0))
+    recent.remember(exchange([7, 8]))
+    found = recent.nearest(packed([1, 2, 3, 4, 5]), "")
+    assert found is not None
+    assert (found.common, found.exchange.prompt_tokens, found.exchange.computed) == (4, 2, 3)
+    gone = recent.nearest(packed([5, 6]), "")
+    assert gone is not None
+    assert gone.common == 0
+
+
+def test_no_more_is_remembered_than_there_is_room_for() -> None:
+    recent = RecentPrompts(most_exchanges=3, most_tokens=100)
+    for first in range(10):
+        recent.remember(exchange([first] * 10))
+    assert [first for first in range(10) if (it := recent.nearest(packed([first]), "")) and it.common] == [7, 8, 9]
+    recent.remember(exchange([50] * 85))
+    assert [first for first in range(10) if (it := recent.nearest(packed([first]), "")) and it.common] == [9]
+    recent.remember(exchange([60] * 101))
+    assert recent.nearest(packed([60]), "") is None

@@ -1,0 +1,247 @@
+"""The file of generated ids: what is in it, who may read it, and that nothing that befalls it gets out."""
+
+import logging
+import os
+import sqlite3
+import stat
+import threading
+from array import array
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from app.generation.stable_ids_file import FILE_NAME, OVERHEAD, REPLIES_A_PLACE, Changes, Generated, StableIdsFile
+
+PLACE = b"p" * 32
+
+
+def generated(number: int, *, place: bytes = PLACE, used: int = 0, length: int = 10) -> Generated:
+    lead = number.to_bytes(32, "little")
+    return Generated(place, lead, number, array("I", range(number, number + length)), stored=True, used=used)
+
+
+def write(file: StableIdsFile, *several: Generated) -> None:
+    file.apply(Changes(written=list(several)))
+
+
+def numbers(several: Iterable[Generated]) -> list[int]:
+    return [one.ids[0] for one in several]
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.message for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def test_what_is_written_is_found_by_others(tmp_path: Path) -> None:
+    write(StableIdsFile(tmp_path), generated(1, used=5), generated(2, used=4), generated(3, place=b"elsewhere"))
+    found = StableIdsFile(tmp_path).find(PLACE)
+    assert numbers(found) == [2, 1]  # what was used last comes last
+    assert found[1].ids == array("I", range(1, 11))
+    assert (found[1].lead, found[1].lead_characters, found[1].used) == (generated(1).lead, 1, 5)
+
+
+def test_there_is_no_file_before_the_first_row(tmp_path: Path) -> None:
+    file = StableIdsFile(tmp_path / "folder")
+    assert file.find(PLACE) == []
+    file.apply(Changes(forgotten={b"lead"}))
+    assert not (tmp_path / "folder").exists()
+
+
+def test_all_is_readable_to_its_owner_alone(tmp_path: Path) -> None:
+    previous = os.umask(0)
+    try:
+        file = StableIdsFile(tmp_path / "folder")
+        write(file, generated(1))
+        modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "folder").iterdir()}
+    finally:
+        os.umask(previous)
+    assert stat.S_IMODE((tmp_path / "folder").stat().st_mode) == 0o700
+    assert modes == dict.fromkeys((FILE_NAME, f"{FILE_NAME}-wal", f"{FILE_NAME}-shm"), 0o600)
+
+
+def test_what_was_used_least_recently_goes_first(tmp_path: Path) -> None:
+    file = StableIdsFile(tmp_path, max_size=3 * (10 + OVERHEAD))
+    write(file, *(generated(number, used=number) for number in range(3)))
+    write(file, generated(0, used=9))
+    write(file, generated(7, used=8))
+    assert numbers(file.find(PLACE)) == [2, 7, 0]
+
+
+def test_of_a_place_the_newest_are_found(tmp_path: Path) -> None:
+    file = StableIdsFile(tmp_path)
+    write(file, *(generated(number, used=number) for number in range(REPLIES_A_PLACE + 5)))
+    assert numbers(file.find(PLACE)) == list(range(5, REPLIES_A_PLACE + 5))
+
+
+def test_what_is_forgotten_leaves_no_trace(tmp_path: Path) -> None:
+    file = StableIdsFile(tmp_path)
+    secret = generated(77_777, length=500)
+    write(file, generated(1), secret)
+    written = b"".join(path.read_bytes() for path in tmp_path.iterdir())
+    assert secret.ids.tobytes()[:200] in written
+    file.apply(Changes(forgotten={secret.lead}))
+    assert numbers(file.find(PLACE)) == [1]
+    file.close()
+    left = b"".join(path.read_bytes() for path in tmp_path.iterdir())
+    assert secret.ids.tobytes()[:200] not in left
+    assert secret.lead not in left
+
+
+def test_a_file_that_is_deleted_is_made_again(tmp_path: Path) -> None:
+    """As somebody clears the folder while a server runs."""
+    file = StableIdsFile(tmp_path)
+    write(file, generated(1))
+    assert numbers(file.find(PLACE)) == [1]
+    for path in tmp_path.glob(f"{FILE_NAME}*"):
+        path.unlink()
+    assert file.find(PLACE) == []
+    write(file, generated(2))
+    assert numbers(file.find(PLACE)) == numbers(StableIdsFile(tmp_path).find(PLACE)) == [2]
+
+
+def test_a_file_that_another_process_is_making_is_waited_for(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SQLite itself does not always wait then."""
+    monkeypatch.setattr("app.generation.stable_ids_file._BUSY_SECONDS", 0.0)
+    maker = sqlite3.connect(tmp_path / FILE_NAME, isolation_level=None)
+    maker.execute("BEGIN EXCLUSIVE")
+    pauses: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 3:
+            maker.execute("COMMIT")
+
+    monkeypatch.setattr("app.generation.stable_ids_file.time", SimpleNamespace(sleep=sleep))
+    write(file := StableIdsFile(tmp_path), generated(1))
+    maker.close()
+    assert len(pauses) == 3
+    assert sum(pauses) > 0.5
+    write(file, generated(2))
+    assert numbers(file.find(PLACE)) == [1, 2]
+    assert not warnings(caplog)
+
+
+def test_processes_share_the_file(tmp_path: Path) -> None:
+    files = [StableIdsFile(tmp_path) for _ in range(4)]
+
+    def write_some(file: StableIdsFile, first: int) -> None:
+        for number in range(first, first + 50):
+            write(file, generated(number, used=number))
+            file.find(PLACE)
+
+    threads = [threading.Thread(target=write_some, args=(file, 50 * n)) for n, file in enumerate(files)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for file in files:
+        assert numbers(file.find(PLACE)) == list(range(200))
+
+
+def flip(path: Path) -> None:
+    damaged = bytearray(path.read_bytes())
+    for position in range(100, len(damaged), 3):
+        damaged[position] ^= 0x55
+    path.write_bytes(damaged)
+
+
+def of_another_version(path: Path) -> None:
+    with sqlite3.connect(path) as connection:
+        connection.execute("PRAGMA user_version = 99")
+    connection.close()
+
+
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "flipped": flip,
+    "no database": lambda path: path.write_bytes(b"something else" * 1000),
+    "another version": of_another_version,
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES.keys())
+@pytest.mark.parametrize("first", ["find", "write"])
+def test_a_damaged_file_is_set_aside_with_one_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: Callable[[Path], object], first: str
+) -> None:
+    before = StableIdsFile(tmp_path)
+    write(before, *(generated(number) for number in range(300)))
+    before.close()
+    damage(tmp_path / FILE_NAME)
+    file = StableIdsFile(tmp_path)
+    if first == "find":
+        assert file.find(PLACE) == []
+    write(file, generated(1))
+    write(file, generated(2))
+    assert numbers(file.find(PLACE)) == ([1, 2] if first == "find" else [2])
+    [warning] = warnings(caplog)
+    assert "set aside" in warning
+    assert (tmp_path / FILE_NAME).with_suffix(".damaged").exists()
+    assert numbers(StableIdsFile(tmp_path).find(PLACE)) == numbers(file.find(PLACE))
+
+
+def test_a_truncated_file_is_nobodys_trouble(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    before = StableIdsFile(tmp_path)
+    write(before, *(generated(number) for number in range(300)))
+    before.close()
+    path = tmp_path / FILE_NAME
+    whole = path.read_bytes()
+    for length in (0, 1, 99, 100, 5000, len(whole) // 2, len(whole) - 1):
+        path.write_bytes(whole[:length])
+        caplog.clear()
+        file = StableIdsFile(tmp_path)
+        known = set(numbers(file.find(PLACE)))
+        write(file, generated(1000, used=1), generated(1001, used=1))
+        write(file, generated(1002, used=1))
+        assert known <= set(range(300))
+        assert 1002 in numbers(file.find(PLACE))
+        assert len(warnings(caplog)) <= 1
+        file.close()
+
+
+def test_rows_of_the_wrong_kind_are_none(tmp_path: Path) -> None:
+    file = StableIdsFile(tmp_path)
+    write(file, generated(1))
+    rows = [
+        ("lead", 1, b"1234", 0),
+        (b"lead", "one", b"1234", 0),
+        (b"lead", None, b"1234", 0),
+        (b"lead", 1, b"12345", 0),
+        (b"lead", 1, b"", 0),
+        (b"lead", 1, b"1234", 1.5),
+    ]
+    with sqlite3.connect(tmp_path / FILE_NAME) as connection:
+        connection.executemany(
+            "INSERT INTO replies (place, lead, lead_characters, ids, used) VALUES (?, ?, ?, ?, ?)",
+            [(PLACE, *row) for row in rows],
+        )
+    connection.close()
+    assert numbers(file.find(PLACE)) == [1]
+
+
+def test_where_no_file_can_be_written_all_goes_on_with_one_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "folder").write_text("no folder")
+    file = StableIdsFile(tmp_path / "folder" / "deeper")
+    for number in range(3):
+        write(file, generated(number))
+        assert file.find(PLACE) == []
+    [warning] = warnings(caplog)
+    assert "in memory alone" in warning
+
+
+def test_a_full_disk_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = StableIdsFile(tmp_path)
+    write(file, generated(1))
+    assert file._writer.open is not None
+    (pages,) = file._writer.open.execute("PRAGMA page_count").fetchone()
+    file._writer.open.execute(f"PRAGMA max_page_count = {pages}").fetchone()
+    for number in range(3):
+        write(file, generated(number, length=100_000))
+    [warning] = warnings(caplog)
+    assert "full" in warning
+    assert numbers(StableIdsFile(tmp_path).find(PLACE)) == [1]

@@ -1,0 +1,50 @@
+"""System messages under chat templates that refuse or drop them."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from app.generation.conversation import Conversation
+from app.generation.messages import Message
+from app.generation.prompt_encoder import PromptEncoder
+from app.generation.stable_ids import StableIds
+from app.generation.template import ChatTemplateRenderer
+from app.generation.template_inputs import without_system_role
+from app.text.tokenizer import Tokenizer
+from tests.app.generation.test_generic_tools import with_template
+
+SYSTEM, OTHER = Message("system", "Be brief."), Message("system", "Be kind.")
+ASKED, SAID = Message("user", "Hello"), Message("assistant", "Hi")
+
+
+@pytest.mark.parametrize(
+    ("messages", "told"),
+    [
+        ([ASKED, SAID], [ASKED, SAID]),
+        ([SYSTEM, ASKED, SAID], [Message("user", "Be brief.\n\nHello"), SAID]),
+        ([SYSTEM, OTHER, ASKED], [Message("user", "Be brief.\n\nBe kind.\n\nHello")]),
+        ([ASKED, SAID, OTHER, ASKED], [ASKED, SAID, Message("user", "Be kind.\n\nHello")]),
+        ([SYSTEM], [Message("user", "Be brief.")]),
+    ],
+)
+def test_system_messages_join_the_next_user_message(messages: Sequence[Message], told: Sequence[Message]) -> None:
+    assert [*without_system_role(messages)] == told
+
+
+@pytest.mark.parametrize("dropped", [False, True])
+def test_a_template_without_the_role_gets_the_text(
+    tokenizer: Tokenizer, renderer: ChatTemplateRenderer, llama_cpp_models: Path, dropped: bool
+) -> None:
+    source = (llama_cpp_models / "templates" / "google-gemma-2-2b-it.jinja").read_text(encoding="utf-8")
+    if dropped:
+        source = "{% for m in messages if m.role != 'system' %}<start_of_turn>{{ m.role }}\n{{ m.content }}{% endfor %}"
+    encoder = PromptEncoder(with_template(tokenizer, source), renderer, StableIds())
+    _, rendered = encoder.encode_conversation(Conversation([SYSTEM, ASKED]))
+    assert "<start_of_turn>user\nBe brief.\n\nHello" in rendered
+
+
+def test_a_template_with_the_role_is_left_alone(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> None:
+    _, rendered = PromptEncoder(tokenizer, renderer, StableIds()).encode_conversation(Conversation([SYSTEM, ASKED]))
+    assert "<|im_start|>system\nBe brief.<|im_end|>" in rendered
+    assert "<|im_start|>user\nHello<|im_end|>" in rendered

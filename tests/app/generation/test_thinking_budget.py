@@ -1,0 +1,115 @@
+"""Thoughts end when their tokens are used up, wherever that is, and what follows is as free as it was."""
+
+import asyncio
+import copy
+import random
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from app.generation.grammars import GrammarCompiler, GrammarSource
+from app.generation.thinking_budget import ThinkingBudget, ThoughtMarks
+from app.text.tokenizer import Tokenizer
+from engine.sampling.constraint import Constraint, Grammar, Words
+
+
+def budget(
+    tokenizer: Tokenizer, tokens: int, *, thinks: bool, end: str = "</think>", reply: Grammar | None = None
+) -> Constraint:
+    marks = ThoughtMarks.of(tokenizer, ["<think>", "<reason>"], [end, "</reason>"])
+    return ThinkingBudget(tokenizer, marks, tokens, reply, thinks=thinks).begin(jumps=False)
+
+
+def allowed(constraint: Constraint, tokenizer: Tokenizer) -> Sequence[int] | None:
+    """None: all tokens."""
+    words: Words = np.zeros(-(-tokenizer.vocab_size // 32), np.int32)
+    if not constraint.fill(words):
+        assert not words.any()
+        return None
+    return np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little")).tolist()
+
+
+def said(constraint: Constraint, tokenizer: Tokenizer, wanted: Sequence[int]) -> list[int]:
+    """The tokens that come where a model wants to say `wanted`, and cannot where another one is forced."""
+    ids: list[int] = []
+    left = list(wanted)
+    while left:
+        forced = allowed(constraint, tokenizer)
+        assert forced is None or len(forced) == 1
+        token_id = left.pop(0) if forced is None else forced[0]
+        assert constraint.accept(token_id) == ()
+        ids.append(token_id)
+    assert not constraint.ended
+    return ids
+
+
+@pytest.mark.parametrize("end", ["</think>", "<|im_end|>", "\n[BEGIN FINAL RESPONSE]"])
+def test_it_counts_from_the_mark_and_ends_with_the_other(tokenizer: Tokenizer, end: str) -> None:
+    chance = random.Random(end)
+    thought = tokenizer.encode(" ".join(chance.choice(("well", "perhaps", "so what", "1 + 1")) for _ in range(40)))
+    begin, last = tokenizer.encode("<think>"), tokenizer.encode("The answer is two.")
+    end_ids = [*tokenizer.encode(end, parse_special=True)]
+    for tokens in (0, 1, 7, len(thought)):
+        constraint = budget(tokenizer, tokens, thinks=True, end=end)
+        assert said(constraint, tokenizer, [*thought, *last]) == [
+            *thought[:tokens], *end_ids, *thought[tokens:], *last
+        ]  # fmt: skip
+    constraint = budget(tokenizer, 3, thinks=False, end=end)
+    words = [*tokenizer.encode("Well. "), *begin]
+    assert said(constraint, tokenizer, [*words, *thought])[: len(words) + 3 + len(end_ids)] == [
+        *words, *thought[:3], *end_ids
+    ]  # fmt: skip
+
+
+def test_thoughts_that_end_by_themselves_are_left_alone(tokenizer: Tokenizer) -> None:
+    for mark in ("</think>", "</reason>"):
+        text = f"{'hm ' * 5}{mark}{'Two. ' * 50}"
+        ids = tokenizer.encode(text)
+        assert said(budget(tokenizer, 20, thinks=True), tokenizer, ids) == [*ids]
+
+
+def test_the_budget_is_that_of_all_thoughts_together(tokenizer: Tokenizer) -> None:
+    thoughts = "hm</think>"
+    ids = tokenizer.encode(f"{thoughts} So.<think>")
+    constraint = budget(tokenizer, len(tokenizer.encode(thoughts)) + 2, thinks=True)
+    more = tokenizer.encode("one two three four")
+    assert said(constraint, tokenizer, [*ids, *more]) == [
+        *ids, *more[:2], *tokenizer.encode("</think>"), *more[2:]
+    ]  # fmt: skip
+
+
+def test_no_character_is_cut(tokenizer: Tokenizer) -> None:
+    thought = tokenizer.encode("𓀀𓀁𓀂𓀃!")  # several tokens each
+    assert len(thought) > 8
+    for tokens in range(len(thought)):
+        ids = said(budget(tokenizer, tokens, thinks=True), tokenizer, thought)
+        text = b"".join(map(tokenizer.token_bytes, ids)).decode()
+        assert text.replace("</think>", "") == "𓀀𓀁𓀂𓀃!"
+        assert "</think>" in text
+
+
+@pytest.mark.parametrize("thought", ["", "<think>hm</think>"])
+def test_marks_in_an_answer_that_keeps_to_a_grammar_begin_no_thoughts(tokenizer: Tokenizer, thought: str) -> None:
+    source = GrammarSource("lark", 'start: (t | "") "<a>" /(.|\\n)*/\nt[lazy]: /<think>(.|\\n)*<\\/think>/')
+    text = f"{thought}<a>Write <think> and what you think: one two three four five six seven eight nine ten."
+    reply = asyncio.run(GrammarCompiler(copy.copy(tokenizer)).compile(source))
+    constraint = budget(tokenizer, 9, thinks=False, reply=reply)
+    for token_id in tokenizer.encode(text):
+        assert token_id in (allowed(constraint, tokenizer) or [])
+        constraint.accept(token_id)
+
+
+def test_what_follows_keeps_to_its_grammar(tokenizer: Tokenizer) -> None:
+    compiler = GrammarCompiler(copy.copy(tokenizer))
+    source = GrammarSource("lark", 'start: t "42"\nt[lazy]: /(.|\\n)*<\\/think>/')
+    reply = asyncio.run(compiler.compile(source))
+    constraint = budget(tokenizer, 4, thinks=True, reply=reply)
+    ids: list[int] = []
+    chance = random.Random(4)
+    while not constraint.ended:
+        token_id = chance.choice(allowed(constraint, tokenizer) or [])
+        ids += [token_id, *constraint.accept(token_id)]
+    text = b"".join(map(tokenizer.token_bytes, ids)).decode()
+    assert text.endswith("</think>42")
+    assert len(tokenizer.encode(text.removesuffix("</think>42"))) <= 16

@@ -1,0 +1,182 @@
+"""Token streams over the hash model: what has come is read at once, in order and whole, and nobody is kept waiting."""
+
+import asyncio
+import threading
+
+import pytest
+
+from app.generation.token_streams import MOST_AT_ONCE, TokenStream, TokenStreams
+from engine.errors import PromptTooLong
+from engine.request import FinishReason, Request, RequestStatus, SamplingParams, TokenEvent
+from tests.app.server.live_server import controlled_engine
+from tests.support.hash_model import VOCABULARY, expected_output, hash_engine
+from tests.support.processes import HANGING_SECONDS
+
+PROMPT = tuple(range(1000, 1040))
+NO_END: frozenset[int] = frozenset()
+
+
+def submit(stream: TokenStream, last: int = 7, max_tokens: int = 100) -> Request:
+    return stream.submit((*PROMPT, last), SamplingParams(max_tokens=max_tokens), NO_END)
+
+
+async def finished(streams: TokenStreams, *requests: Request) -> None:
+    """Until the engine is done with all requests, and all is told."""
+    while streams.num_running or any(request.status is not RequestStatus.FINISHED for request in requests):
+        await asyncio.sleep(0)
+    await asyncio.to_thread(lambda: None)  # what was on its way to the loop came first
+
+
+async def read(stream: TokenStream) -> list[list[TokenEvent]]:
+    return [events async for events in stream]
+
+
+def tokens_of(batches: list[list[TokenEvent]], request: Request) -> list[int | None]:
+    events = [event for batch in batches for event in batch if event.request_id == request.id]
+    return [event.token_id for event in events]
+
+
+def test_a_reader_takes_what_has_come_at_once_in_its_order() -> None:
+    async def main() -> None:
+        async with TokenStreams(hash_engine()[0]) as streams:
+            with streams.open() as stream:
+                request = submit(stream)
+                await finished(streams, request)
+                batches = await read(stream)
+        assert tokens_of(batches, request) == expected_output(request.prompt_ids, 100)
+        assert [len(batch) for batch in batches] == [MOST_AT_ONCE] * (100 // MOST_AT_ONCE) + [100 % MOST_AT_ONCE]
+        assert [event.finish for batch in batches for event in batch][-2:] == [None, FinishReason.LENGTH]
+
+    asyncio.run(main())
+
+
+def test_a_token_does_not_wait_for_the_next() -> None:
+    async def main() -> None:
+        engine, runner = controlled_engine(VOCABULARY)
+        runner.steps_allowed = steps = threading.Semaphore(0)
+        async with TokenStreams(engine) as streams:
+            with streams.open() as stream:
+                request = submit(stream, max_tokens=20)
+                batches = []
+                for _ in range(20):
+                    steps.release()
+                    batches.append(await asyncio.wait_for(anext(stream), HANGING_SECONDS))
+        assert [len(batch) for batch in batches] == [1] * 20
+        assert tokens_of(batches, request) == expected_output(request.prompt_ids, 20)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("pause", [0.01, 10 * HANGING_SECONDS])
+def test_a_reader_with_a_pause_is_woken_for_the_first_token_then_behind_it_or_for_the_end(pause: float) -> None:
+    async def main() -> None:
+        engine, runner = controlled_engine(VOCABULARY)
+        runner.steps_allowed = steps = threading.Semaphore(0)
+        async with TokenStreams(engine) as streams:
+            with streams.open(pause) as stream:
+                request = submit(stream, max_tokens=20)
+                steps.release()
+                batches = [await asyncio.wait_for(anext(stream), HANGING_SECONDS)]
+                steps.release(9)
+                if pause < HANGING_SECONDS:
+                    while sum(map(len, batches)) < 10:
+                        batches.append(await asyncio.wait_for(anext(stream), HANGING_SECONDS))
+                steps.release(10)
+                batches += await asyncio.wait_for(read(stream), HANGING_SECONDS)
+        assert len(batches[0]) == 1
+        assert pause < HANGING_SECONDS or [len(batch) for batch in batches] == [1, 19]
+        assert tokens_of(batches, request) == expected_output(request.prompt_ids, 20)
+
+    asyncio.run(main())
+
+
+def test_the_end_waits_for_no_pause() -> None:
+    async def main() -> None:
+        async with TokenStreams(hash_engine()[0]) as streams:
+            with streams.open(pause=10 * HANGING_SECONDS) as stream:
+                request = submit(stream)
+                batches = await asyncio.wait_for(read(stream), HANGING_SECONDS)
+        assert tokens_of(batches, request) == expected_output(request.prompt_ids, 100)
+
+    asyncio.run(main())
+
+
+def test_whoever_has_fallen_behind_takes_turns() -> None:
+    async def main() -> None:
+        async with TokenStreams(hash_engine()[0]) as streams:
+            with streams.open() as one, streams.open() as other:
+                await finished(streams, submit(one), submit(other))
+                turns: list[str] = []
+
+                async def take(name: str, stream: TokenStream) -> None:
+                    async for _ in stream:
+                        turns.append(name)  # noqa: PERF401  # when it is appended is the point
+
+                await asyncio.gather(take("one", one), take("other", other))
+        assert turns == ["one", "other"] * (len(turns) // 2)
+        assert len(turns) > 2
+
+    asyncio.run(main())
+
+
+def test_a_stream_of_several_requests_ends_with_the_last_of_them() -> None:
+    async def main() -> None:
+        async with TokenStreams(hash_engine()[0]) as streams:
+            with streams.open() as stream:
+                requests = [submit(stream, number, 10 * (1 + number)) for number in range(5)]
+                batches = await read(stream)
+        for number, request in enumerate(requests):
+            told = [token for token in tokens_of(batches, request) if token is not None]
+            assert told == expected_output(request.prompt_ids, 10 * (1 + number))
+
+    asyncio.run(main())
+
+
+def test_one_of_several_can_be_ended() -> None:
+    async def main() -> None:
+        engine, _ = hash_engine()
+        async with TokenStreams(engine) as streams:
+            with streams.open() as stream:
+                ended, kept = submit(stream, 1, 900), submit(stream, 2, 20)
+                batches = [await anext(stream)]
+                stream.abort(ended.id)
+                stream.abort(ended.id)
+                batches += await read(stream)
+                told = [token for token in tokens_of(batches, kept) if token is not None]
+                assert told == expected_output(kept.prompt_ids, 20)
+            await finished(streams, ended)
+        assert len(ended.output_ids) < 900
+        engine.assert_empty()
+
+    asyncio.run(main())
+
+
+def test_leaving_a_stream_ends_all_its_requests() -> None:
+    async def main() -> None:
+        engine, _ = hash_engine()
+        async with TokenStreams(engine) as streams:
+            with streams.open() as stream:
+                begun = submit(stream, 1, 900)
+                with pytest.raises(PromptTooLong):
+                    stream.submit((), SamplingParams(), NO_END)
+            await finished(streams, begun)
+        assert len(begun.output_ids) < 900
+        engine.assert_empty()
+
+    asyncio.run(main())
+
+
+def test_stopping_ends_each_request_once() -> None:
+    async def main() -> None:
+        streams = TokenStreams(hash_engine()[0])
+        await streams.start()
+        with streams.open() as stream:
+            requests = [submit(stream, number, 900) for number in range(4)]
+            await anext(stream)
+            await streams.stop()
+            events = [event for batch in await read(stream) for event in batch]
+            for request in requests:
+                ends = [event.finish for event in events if event.request_id == request.id and event.finish]
+                assert ends == [FinishReason.ABORT]
+
+    asyncio.run(main())

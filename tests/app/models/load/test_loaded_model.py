@@ -1,0 +1,92 @@
+"""Which weights the engine is told to have, and where it keeps what it computes with them."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from app.models.catalog import load_catalog
+from app.models.load import loaded_model
+from app.models.load.loaded_model import load_model
+from app.models.store import ModelStore
+from app.progress import SilentProgress
+from app.settings.settings import Settings
+from engine.load_options import LoadOptions
+from engine.loading import ModelEngine
+from quant.gguf import GGUFFile
+from tests.app.models.tiny_model import files_below, settings_in
+
+ENTRY = load_catalog().entries[0]
+
+
+class Loading(Exception):
+    """Ends here, with these options."""
+
+    def __init__(self, options: LoadOptions) -> None:
+        self.options = options
+
+
+def options_for(name: str, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> LoadOptions:
+    def load(file: GGUFFile, options: LoadOptions, progress: object) -> ModelEngine:
+        raise Loading(options)
+
+    monkeypatch.setattr(loaded_model, "load_engine", load)
+    with pytest.raises(Loading) as loading:
+        load_model(ModelStore(settings).resolve(name), settings, SilentProgress())
+    return loading.value.options
+
+
+def settings_of(folder: Path, **more: object) -> Settings:
+    return settings_in(folder, kernels="reference", kv_disk_dir=folder / "kv", context=64, **more)
+
+
+def test_files_of_one_shape_are_told_apart_by_their_weights(
+    tmp_path: Path, smollm2: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings, tuned = settings_of(tmp_path, kv_disk_gb="0.5"), tmp_path / "tuned.gguf"
+    content = bytearray(smollm2.read_bytes())
+    content[-1] ^= 1
+    tuned.write_bytes(content)
+    with GGUFFile(smollm2) as first, GGUFFile(tuned) as second:
+        assert first.header_digest == second.header_digest
+    before, after = (options_for(str(path), settings, monkeypatch) for path in (smollm2, tuned))
+    assert before.fingerprint == ENTRY.sha256 != after.fingerprint
+    assert len(after.fingerprint) == 64
+    assert after.disk is not None
+    assert (after.disk.folder, after.disk.limit, after.disk.model) == (tmp_path / "kv", 500_000_000, "tuned.gguf")
+    assert len(files_below(tmp_path / "models" / ".digests")) == 2
+
+
+def test_the_digest_of_a_download_is_known(tmp_path: Path, smollm2: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = settings_of(tmp_path, models_dir=smollm2.parent)
+
+    def never(*arguments: object) -> str:
+        raise AssertionError("the file was read")
+
+    monkeypatch.setattr(loaded_model, "digest_of", never)
+    options = options_for(ENTRY.name, settings, monkeypatch)
+    assert options.fingerprint == ENTRY.sha256
+    assert options.disk is not None
+    assert (options.disk.limit, options.disk.model) == (None, ENTRY.name)
+
+
+def test_without_a_cache_on_disk_nobody_asks_which_weights_they_are(
+    tmp_path: Path, smollm2: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = options_for(str(smollm2), settings_of(tmp_path, kv_disk_gb="0"), monkeypatch)
+    assert (options.fingerprint, options.disk) == ("", None)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_folder_of_a_model_says_what_it_is_of(tmp_path: Path, smollm2: Path) -> None:
+    settings = settings_of(tmp_path)
+    load_model(ModelStore(settings).resolve(str(smollm2)), settings, SilentProgress())
+    [folder] = (tmp_path / "kv").iterdir()
+    about = json.loads((folder / "about.json").read_text())
+    assert about == {
+        "model": smollm2.name,
+        "sha256": ENTRY.sha256,
+        "backend": "reference",
+        "kv_type": "float32",
+        "made": about["made"],
+    }

@@ -1,0 +1,27 @@
+"""A few downloads that are killed at random bytes. tests/torture/killed_downloads.py runs more of them."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from tests.torture.killed_downloads import Downloader, hub_and_storage, run_round
+
+
+@pytest.fixture
+def downloader() -> Iterator[Downloader]:
+    process = Downloader()
+    yield process
+    process.close()
+
+
+def test_a_download_that_is_killed_goes_on_until_it_is_whole(
+    downloader: Downloader, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    random = Random(request.config.option.seed)
+    with hub_and_storage() as hubs:
+        done = run_round(downloader, hubs, tmp_path, random, kills=2, size=500_000)
+        assert (done.finished, done.right, done.loadable_early) == (True, True, False), done
+        assert not any(headers["Authorization"] for _, _, headers in hubs[1].requests)
+        assert any(headers["Authorization"] for _, _, headers in hubs[0].requests)

@@ -1,0 +1,211 @@
+"""Bytes from a hub that breaks off, stalls, damages, sends elsewhere and asks for patience; all of it on loopback."""
+
+import hashlib
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from email.utils import formatdate
+from pathlib import Path
+from random import Random
+from threading import Barrier
+
+import pytest
+
+from app.errors import IntegrityError, Offline
+from app.models.sources import pull
+from app.models.stored_model import StoredModel
+from app.models.transfer import attempts, transfer
+from app.models.transfer.attempts import asked_wait
+from app.progress import Report, SilentProgress, Unit
+from app.settings.settings import Settings
+from tests.app.models.fake_hub import FakeHub, Mishap, serve
+from tests.app.models.tiny_model import files_below, settings_in
+
+REPO = "org/Tiny"
+CONTENT = Random(5).randbytes(50_000)
+HALF = len(CONTENT) // 2
+FILE = "tiny-Q4_0.gguf"
+DIGEST = hashlib.sha256(CONTENT).hexdigest()
+
+
+@pytest.fixture
+def hub() -> Iterator[FakeHub]:
+    with serve() as served:
+        served.repositories[REPO] = {FILE: CONTENT}
+        yield served
+
+
+@pytest.fixture
+def settings(hub: FakeHub, tmp_path: Path) -> Settings:
+    return settings_in(tmp_path, hub_endpoint=hub.address)
+
+
+class Recorder(SilentProgress):
+    """Keeps what was said and the amounts reported."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.amounts: list[int] = []
+
+    @contextmanager
+    def task(self, label: str, total: int | None, *, unit: Unit = "bytes") -> Iterator[Report]:
+        yield self.amounts.append
+
+    def say(self, line: str) -> None:
+        self.lines.append(line)
+
+
+def check(stored: StoredModel) -> None:
+    assert stored.path.read_bytes() == CONTENT
+    assert not any(name.endswith(".partial") for name in files_below(stored.path.parents[2]))
+
+
+def file_requests(hub: FakeHub) -> list[tuple[str | None, str | None]]:
+    """The ranges asked for, and on which condition."""
+    return [(headers["Range"], headers["If-Range"]) for path, headers in hub.downloads() if "/resolve/" in path]
+
+
+@pytest.mark.parametrize(
+    "mishap",
+    [
+        Mishap(status=429, headers={"Retry-After": "0"}),
+        Mishap(status=503),
+        Mishap(cut_at=0),
+        Mishap(headers={"X-Linked-Etag": '"' + "0" * 64 + '"'}),  # a machine that is behind the others
+        Mishap(flip_at=7),
+        Mishap(headers={"Content-Length": str(HALF)}),
+    ],
+)
+def test_what_goes_wrong_once_is_done_again(hub: FakeHub, settings: Settings, mishap: Mishap) -> None:
+    hub.mishaps.append(mishap)
+    check(pull(REPO, settings))
+    assert file_requests(hub) == [(None, None)] * 2
+
+
+def test_a_download_that_stalls_goes_on_where_it_was(
+    hub: FakeHub, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transfer, "STALL", 0.2)
+    hub.mishaps.append(Mishap(stall_at=HALF))
+    check(pull(REPO, settings))
+    assert len(file_requests(hub)) >= 2  # on a busy machine, more answers seem to stall
+
+
+def test_an_answer_that_crawls_is_left_for_another(
+    hub: FakeHub, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transfer, "_WINDOW", 0.0)
+    monkeypatch.setattr(attempts, "_SILENTLY", -1.0)
+    hub.mishaps.append(Mishap(stall_at=HALF))  # which nobody waits for
+    progress = Recorder()
+    check(pull(REPO, settings, progress))
+    assert "127.0.0.1 sends next to nothing: trying again in 0 s." in progress.lines
+    assert all(asked for asked, _ in file_requests(hub)[1:])
+
+
+def test_a_connection_that_breaks_behind_the_last_byte_is_no_loss(
+    hub: FakeHub, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transfer, "STALL", 0.3)
+    hub.mishaps.append(Mishap(headers={"Content-Length": "", "Transfer-Encoding": "chunked"}, chunked=True))
+    check(pull(REPO, settings))
+    assert not hub.ranges_asked_for()
+
+
+def test_parts_are_of_one_and_the_same_file(hub: FakeHub, settings: Settings) -> None:
+    hub.mishaps.append(Mishap(headers={"ETag": '"old"'}, cut_at=HALF))
+    check(pull(REPO, settings))
+    assert file_requests(hub) == [(None, None), (f"bytes={HALF}-", '"old"')]  # answered with the whole file
+
+
+def test_what_is_damaged_twice_leaves_nothing(hub: FakeHub, settings: Settings) -> None:
+    hub.mishaps += [Mishap(flip_at=HALF), Mishap(flip_at=HALF + 1)]
+    progress = Recorder()
+    with pytest.raises(IntegrityError, match=f"{FILE}: the file has sha256"):
+        pull(REPO, settings, progress)
+    assert progress.lines[-1].endswith("Fetching it once more.")
+    assert files_below(settings.hub_cache) == set()
+
+
+def test_a_file_that_has_changed_on_the_hub_is_not_fetched(hub: FakeHub, settings: Settings) -> None:
+    hub.mishaps += [Mishap(headers={"X-Linked-Etag": '"' + "0" * 64 + '"'})] * 20
+    with pytest.raises(IntegrityError, match="another file now"):
+        pull(REPO, settings)
+    assert files_below(settings.hub_cache) == set()
+
+
+def test_people_are_told_why_they_wait(hub: FakeHub, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attempts, "_SILENTLY", -1.0)
+    hub.mishaps.append(Mishap(status=429, headers={"Retry-After": "0"}))
+    progress = Recorder()
+    check(pull(REPO, settings, progress))
+    told = "127.0.0.1 is busy or in trouble (it answered 429): trying again in 0 s."
+    assert told in progress.lines
+
+
+def test_a_hub_that_asks_for_too_much_patience_is_left_alone(hub: FakeHub, settings: Settings) -> None:
+    hub.mishaps += [Mishap(cut_at=HALF), Mishap(status=429, headers={"Retry-After": "3600"})]
+    with pytest.raises(Offline, match=r"answered 429, and asks to be left alone for 3600 s"):
+        pull(REPO, settings)
+    assert len(file_requests(hub)) == 2
+    assert files_below(settings.hub_cache) == {f"{DIGEST}.partial"}
+
+
+@pytest.mark.parametrize(
+    ("text", "wait"),
+    [("120", 120.0), ("", None), ("-5", None), ("soon", None), ("9" * 400, None), (formatdate(0, usegmt=True), 0.0)],
+)
+def test_what_a_server_asks_for(text: str, wait: float | None) -> None:
+    assert asked_wait({"Retry-After": text}) == wait
+
+
+def test_files_are_fetched_at_once(hub: FakeHub, settings: Settings) -> None:
+    parts = {f"tiny-Q8_0-{n:05d}-of-00004.gguf": CONTENT[: HALF + n] for n in (1, 2, 3, 4)}
+    hub.repositories[REPO] = parts
+    hub.meeting = Barrier(len(parts), timeout=20)  # which is broken where they come one after the other
+    progress = Recorder()
+    stored = pull(REPO, settings, progress)
+    assert not hub.meeting.broken
+    assert [path.read_bytes() for path in stored.weights()] == [*parts.values()]
+    assert max(progress.amounts) == sum(map(len, parts.values()))
+
+
+class Interrupted(Recorder):
+    """Ctrl-C in the middle."""
+
+    @contextmanager
+    def task(self, label: str, total: int | None, *, unit: Unit = "bytes") -> Iterator[Report]:
+        def report(done: int) -> None:
+            if done > HALF:
+                raise KeyboardInterrupt
+
+        yield report
+
+
+def test_an_interrupt_keeps_what_has_arrived(hub: FakeHub, settings: Settings) -> None:
+    hub.mishaps.append(Mishap(stall_at=HALF + 1))  # or all of it might be there
+    with pytest.raises(KeyboardInterrupt):
+        pull(REPO, settings, Interrupted())
+    assert files_below(settings.hub_cache) == {f"{DIGEST}.partial"}
+    progress = Recorder()
+    check(pull(REPO, settings, progress))
+    assert file_requests(hub)[1:] == [(f"bytes={HALF + 1}-", None)]
+    assert progress.amounts[-1] == len(CONTENT)
+
+
+def test_a_redirect_to_no_web_address_ends_it_at_once(hub: FakeHub, settings: Settings) -> None:
+    hub.mishaps += [Mishap(status=302, headers={"Location": "ftp://127.0.0.1/x"})] * 9
+    with pytest.raises(Offline, match="cannot be followed"):
+        pull(REPO, settings)
+    assert len(file_requests(hub)) == 1
+
+
+def test_the_token_is_in_no_log_and_no_message(hub: FakeHub, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    settings = settings_in(tmp_path, hub_endpoint=hub.address, hub_token="hf_secret")  # noqa: S106
+    progress = Recorder()
+    hub.mishaps += [Mishap(cut_at=HALF), Mishap(status=503), Mishap(flip_at=0)]
+    check(pull(REPO, settings, progress))
+    assert all(headers["Authorization"] == "Bearer hf_secret" for _, headers in hub.downloads())
+    assert caplog.records
+    assert "hf_secret" not in caplog.text + "".join(progress.lines)

@@ -1,0 +1,214 @@
+"""The records of running servers: found while their process lives, gone when it does not, however it went."""
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from app.errors import AppError
+from app.process import instance
+from app.process.instance import Instance, find_instance, recorded, running_instances, stop_instance, withdraw
+from app.settings.settings import Settings, load_settings
+from tests.support.processes import HANGING_SECONDS, Started
+
+ROOT = Path(__file__).parents[3]
+
+HOLDER = """
+import os, signal, sys, time
+from app.settings.settings import load_settings
+from app.process.instance import Instance, recorded
+port, on_term = int(sys.argv[2]), sys.argv[3]
+signal.signal(signal.SIGTERM, signal.SIG_IGN if on_term == "stay" else signal.default_int_handler)
+me = Instance(os.getpid(), port, f"http://127.0.0.1:{port}", "smollm2:135m", "/m.gguf", "2026-01-01T00:00:00+00:00")
+with recorded(me, load_settings(state_dir=sys.argv[1])):
+    try:
+        print("recorded", flush=True)
+        time.sleep(1000)
+    except KeyboardInterrupt:
+        pass
+"""
+
+
+@pytest.fixture
+def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    return load_settings(state_dir=tmp_path / "state")
+
+
+@pytest.fixture
+def held(settings: Settings) -> Iterator["Holders"]:
+    with ExitStack() as stack:
+        yield Holders(settings, stack)
+
+
+class Holders:
+    """Starts processes that hold a record, and ends them."""
+
+    def __init__(self, settings: Settings, stack: ExitStack) -> None:
+        self._settings = settings
+        self._stack = stack
+
+    def start(self, port: int, on_term: str = "end") -> "subprocess.Popen[str]":
+        command = [sys.executable, "-c", HOLDER, str(self._settings.state_dir), str(port), on_term]
+        process = self._stack.enter_context(Started(command, cwd=ROOT, stdout=subprocess.PIPE, text=True))
+        self._stack.callback(process.kill)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "recorded\n"
+        return process
+
+
+def made(port: int = 4645, model: str = "smollm2:135m", path: str = "/m.gguf") -> Instance:
+    return Instance(os.getpid(), port, f"http://127.0.0.1:{port}", model, path, "2026-01-01T00:00:00+00:00")
+
+
+def left(settings: Settings) -> list[str]:
+    return sorted(path.name for path in (settings.state_dir / "servers").iterdir())
+
+
+def test_there_is_nothing_before_the_first_server(settings: Settings) -> None:
+    assert running_instances(settings) == []
+    assert find_instance(settings) is None
+    assert not settings.state_dir.exists()
+
+
+def test_a_record_is_there_for_as_long_as_the_server(settings: Settings) -> None:
+    with recorded(made(), settings):
+        assert running_instances(settings) == [made()]
+        assert find_instance(settings) == made()
+    assert running_instances(settings) == []
+    assert left(settings) == []
+
+
+def test_a_record_is_for_this_user_alone(settings: Settings) -> None:
+    (settings.state_dir / "servers").mkdir(parents=True, mode=0o755)
+    with recorded(made(), settings):
+        assert stat.S_IMODE((settings.state_dir / "servers").stat().st_mode) == 0o700
+        modes = {stat.S_IMODE(path.stat().st_mode) for path in (settings.state_dir / "servers").iterdir()}
+        assert modes == {0o600}
+
+
+def test_several_servers_are_listed_by_port(settings: Settings) -> None:
+    with recorded(made(10000), settings), recorded(made(4645), settings), recorded(made(9), settings):
+        assert [one.port for one in running_instances(settings)] == [9, 4645, 10000]
+
+
+def test_a_server_that_was_killed_leaves_a_record_that_the_next_look_removes(settings: Settings, held: Holders) -> None:
+    process = held.start(4645)
+    assert [one.pid for one in running_instances(settings)] == [process.pid]
+    process.kill()
+    process.wait(HANGING_SECONDS)
+    assert left(settings) == ["4645.json", "4645.lock"]
+    assert running_instances(settings) == []
+    assert left(settings) == []
+
+
+def test_a_process_that_has_the_number_of_a_dead_server_is_not_taken_for_it(settings: Settings) -> None:
+    with recorded(made(), settings):
+        record = (settings.state_dir / "servers" / "4645.json").read_bytes()
+    (settings.state_dir / "servers" / "4645.json").write_bytes(record)
+    assert running_instances(settings) == []
+    assert left(settings) == []
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"pid": 1}', b"\xff"])
+def test_a_record_that_makes_no_sense_is_passed_over(settings: Settings, content: bytes) -> None:
+    with recorded(made(), settings):
+        (settings.state_dir / "servers" / "4645.json").write_bytes(content)
+        assert running_instances(settings) == []
+
+
+def test_the_server_of_the_wanted_model_is_found(settings: Settings, tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    file.touch()
+    link = tmp_path / "link.gguf"
+    link.symlink_to(file)
+    with recorded(made(1, "smollm2:135m"), settings), recorded(made(2, "./link.gguf", str(link)), settings):
+        for name, port in [("smollm2:135m", 1), ("SmolLM2", 1), (str(file), 2), (str(link), 2)]:
+            found = find_instance(replace(settings, model=name))
+            assert found is not None, name
+            assert found.port == port
+        for name in ("other:1b", str(tmp_path / "other.gguf")):
+            assert find_instance(replace(settings, model=name)) is None
+
+
+def test_the_server_of_a_model_of_the_hub_is_found_by_the_name_of_its_repository(
+    settings: Settings, tmp_path: Path
+) -> None:
+    elsewhere = made(2, "org/other", str(tmp_path / "org" / "other"))  # by a path that looked from there like a name
+    cached = made(1, "org/repo", str(settings.hub_cache / "models--org--repo" / "snapshots" / "0123"))
+    with recorded(cached, settings), recorded(elsewhere, settings):
+        assert find_instance(replace(settings, model="hf:org/repo")) == cached
+        for name in ("org/repo:Q8_0", "org/other"):
+            assert find_instance(replace(settings, model=name)) is None
+
+
+def test_a_name_without_a_quantization_finds_the_server_of_the_model_that_it_means_here(
+    settings: Settings, tmp_path: Path
+) -> None:
+    settings = replace(settings, hub_cache=tmp_path / "hub", ollama_dir=tmp_path / "ollama")
+    snapshot = settings.hub_cache / "models--org--repo" / "snapshots" / ("0" * 40)
+    snapshot.mkdir(parents=True)
+    for quantization in ("Q5_0", "Q8_0"):
+        (snapshot / f"m-{quantization}.gguf").touch()
+    eight, five = (made(port, f"org/repo:{q}", str(snapshot / f"m-{q}.gguf")) for port, q in ((1, "Q8_0"), (2, "Q5_0")))
+    blob = settings.ollama_dir / "blobs" / f"sha256-{'0' * 64}"
+    ollama = made(3, "ollama:m:latest", str(blob))
+    manifest = settings.ollama_dir / "manifests" / "registry.ollama.ai" / "library" / "m" / "latest"
+    layer = {"mediaType": "application/vnd.ollama.image.model", "digest": f"sha256:{'0' * 64}"}
+    for file, text in ((blob, ""), (manifest, json.dumps({"layers": [layer]}))):
+        file.parent.mkdir(parents=True)
+        file.write_text(text)
+    with recorded(eight, settings), recorded(five, settings), recorded(ollama, settings):
+        assert find_instance(replace(settings, model="org/repo")) == eight
+        assert find_instance(replace(settings, model="org/repo:q5_0")) == five
+        assert find_instance(replace(settings, model="ollama:m")) == ollama
+        assert find_instance(replace(settings, model="ollama:other")) is None
+
+
+def test_of_several_the_one_on_the_chosen_port_is_found(settings: Settings) -> None:
+    with recorded(made(1), settings), recorded(made(2), settings), recorded(made(3), settings):
+        assert find_instance(replace(settings, port=2)) == made(2)
+        assert find_instance(settings) is not None
+
+
+def test_the_next_server_on_a_port_waits_for_the_record_of_the_last_one(settings: Settings, held: Holders) -> None:
+    leaving = held.start(4645)
+    leaving.send_signal(signal.SIGTERM)
+    process = held.start(4645)
+    assert [one.pid for one in running_instances(settings)] == [process.pid]
+
+
+def test_withdrawing_twice_is_harmless(settings: Settings) -> None:
+    with recorded(made(), settings):
+        withdraw(made(), settings)
+        withdraw(made(), settings)
+        assert running_instances(settings) == []
+
+
+def test_stopping_waits_until_the_process_is_gone(settings: Settings, held: Holders) -> None:
+    process = held.start(4645)
+    [server] = running_instances(settings)
+    stop_instance(server, settings)
+    assert process.wait(HANGING_SECONDS) == 0
+    assert left(settings) == []
+    stop_instance(server, settings)
+
+
+def test_a_server_that_does_not_stop_is_named(
+    settings: Settings, held: Holders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(instance, "_STOP_SECONDS", 0.2)
+    process = held.start(4645, "stay")
+    [server] = running_instances(settings)
+    with pytest.raises(AppError, match=f"pid {process.pid}") as problem:
+        stop_instance(server, settings)
+    assert problem.value.remedy == f"kill -9 {process.pid}"
+    assert running_instances(settings) == [server]

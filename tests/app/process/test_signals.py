@@ -1,0 +1,57 @@
+"""The signals that ask a process to end, in processes of their own."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.processes import HANGING_SECONDS
+
+ROOT = Path(__file__).parents[3]
+
+# Sends itself signals: the first one interrupts it, and the others come while it ends.
+PROGRAM = """
+import os, signal, sys
+from app.process.signals import interrupt_on_signals
+for name in sys.argv[1].split():
+    signal.signal(getattr(signal, name), signal.SIG_IGN)
+interrupt_on_signals()
+try:
+    for name in sys.argv[2].split():
+        os.kill(os.getpid(), getattr(signal, name))
+    print("not interrupted")
+except KeyboardInterrupt:
+    for name in sys.argv[2].split():
+        os.kill(os.getpid(), getattr(signal, name))
+    print("ended in order")
+"""
+
+
+@pytest.mark.parametrize(
+    ("ignored", "sent", "said"),
+    [
+        ("", "SIGTERM", "ended in order"),
+        ("", "SIGHUP", "ended in order"),
+        ("", "SIGHUP SIGTERM", "ended in order"),
+        ("SIGHUP", "SIGHUP", "not interrupted"),  # as under nohup
+        ("SIGHUP", "SIGHUP SIGTERM", "ended in order"),
+    ],
+)
+def test_the_first_signal_interrupts_and_later_ones_do_not_disturb(ignored: str, sent: str, said: str) -> None:
+    command = [sys.executable, "-c", PROGRAM, ignored, sent]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=HANGING_SECONDS)
+    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, said, "")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_the_command_line_is_interrupted(number: signal.Signals) -> None:
+    code = f"""
+import os, sys
+from app import cli
+cli.ingle.main = lambda **options: os.kill(os.getpid(), {int(number)})
+sys.exit(cli.main())
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False, timeout=HANGING_SECONDS)
+    assert done.returncode == 130

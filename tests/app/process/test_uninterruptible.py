@@ -1,0 +1,44 @@
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from app.process.uninterruptible import leave, run_apart
+
+ROOT = Path(__file__).parents[3]
+
+# The interrupt comes while the work is going on, which takes no notice of it and would take minutes.
+PROGRAM = """
+import _thread, sys, threading, time
+from app.process.uninterruptible import leave, run_apart
+threading.Timer(0.3, _thread.interrupt_main).start()
+print("begun")
+try:
+    run_apart(lambda: time.sleep(600))
+except KeyboardInterrupt:
+    print("interrupted")
+    sys.exit(leave(130))
+"""
+
+
+def test_the_work_is_done_by_another_thread() -> None:
+    assert run_apart(threading.get_ident) != threading.get_ident()
+
+
+def test_what_it_raises_is_raised() -> None:
+    def fail() -> None:
+        raise LookupError("nothing there")
+
+    with pytest.raises(LookupError, match="nothing there"):
+        run_apart(fail)
+
+
+def test_an_interrupt_does_not_wait_for_it() -> None:
+    done = subprocess.run([sys.executable, "-c", PROGRAM], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "begun\ninterrupted\n", "")
+
+
+def test_without_such_work_a_status_is_just_returned() -> None:
+    assert leave(7) == 7

@@ -1,0 +1,129 @@
+"""The pool for work on texts: order, abandoned jobs, and when it counts as stuck."""
+
+import asyncio
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from app.process.work_pool import STUCK_SECONDS, Abandoned, Check, WorkPool
+from engine.errors import EngineError
+from tests.app.server.live_server import Clock
+from tests.support.processes import HANGING_SECONDS, until
+
+
+class Held:
+    """A job that checks whenever it is allowed to, and ends when it is told to."""
+
+    def __init__(self) -> None:
+        self.has_begun = threading.Event()
+        self.steps = threading.Semaphore(0)
+        self.checks = 0
+        self.ends = False
+        self.raised: BaseException | None = None
+
+    def __call__(self, check: Check) -> str:
+        self.has_begun.set()
+        while not self.ends:
+            assert self.steps.acquire(timeout=HANGING_SECONDS)
+            try:
+                check()
+            except BaseException as error:
+                self.raised = error
+                raise
+            self.checks += 1
+        return "done"
+
+    def end(self) -> None:
+        self.ends = True
+        self.steps.release()
+
+
+def test_a_job_runs_on_a_thread_of_the_pool() -> None:
+    async def main() -> str:
+        return await WorkPool("texts", 1).run(lambda _: threading.current_thread().name)
+
+    assert asyncio.run(main()).startswith("texts")
+
+
+def test_an_error_of_a_job_is_raised() -> None:
+    def fail(check: Check) -> None:
+        raise LookupError("inside")
+
+    with pytest.raises(LookupError, match="inside"):
+        asyncio.run(WorkPool("texts", 1).run(fail))
+
+
+def test_a_running_job_whose_caller_is_cancelled_ends_at_its_next_check() -> None:
+    async def main() -> None:
+        pool, held = WorkPool("texts", 1), Held()
+        running = asyncio.create_task(pool.run(held))
+        await asyncio.to_thread(held.has_begun.wait, HANGING_SECONDS)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        held.steps.release()
+        assert await pool.run(lambda _: "next") == "next"  # on the only thread
+        assert isinstance(held.raised, Abandoned)
+
+    asyncio.run(main())
+
+
+def test_a_waiting_job_whose_caller_is_cancelled_never_begins() -> None:
+    async def main() -> None:
+        pool, held, other = WorkPool("texts", 1), Held(), Held()
+        running, waiting = asyncio.create_task(pool.run(held)), asyncio.create_task(pool.run(other))
+        await asyncio.to_thread(held.has_begun.wait, HANGING_SECONDS)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        held.end()
+        assert await running == "done"
+        assert await pool.run(lambda _: "next") == "next"
+        assert not other.has_begun.is_set()
+
+    asyncio.run(main())
+
+
+def test_jobs_without_progress_are_a_problem_until_they_make_some() -> None:
+    async def main() -> list[str]:
+        clock = Clock()
+        pool, held = WorkPool("encoding texts", 1, clock), Held()
+        told = [pool.problem()]
+        clock.seconds += 10 * STUCK_SECONDS  # idle for long
+        running, waiting = asyncio.create_task(pool.run(held)), asyncio.create_task(pool.run(lambda _: "next"))
+        await asyncio.to_thread(held.has_begun.wait, HANGING_SECONDS)
+        told.append(pool.problem())
+        clock.seconds += STUCK_SECONDS
+        told.append(pool.problem())
+        held.steps.release()
+        await asyncio.to_thread(until, lambda: held.checks == 1)
+        told.append(pool.problem())
+        clock.seconds += STUCK_SECONDS - 1
+        told.append(pool.problem())
+        held.end()
+        await asyncio.gather(running, waiting)
+        clock.seconds += STUCK_SECONDS
+        told.append(pool.problem())
+        return told
+
+    assert asyncio.run(main()) == ["", "", "encoding texts: no progress for 30 s", "", "", ""]
+
+
+def test_closing_ends_running_and_waiting_jobs_with_an_error() -> None:
+    async def main() -> None:
+        pool, held = WorkPool("texts", 1), Held()
+        never: Callable[[Check], str] = lambda _: "never"  # noqa: E731
+        jobs = [asyncio.create_task(pool.run(work)) for work in (held, never)]
+        await asyncio.to_thread(held.has_begun.wait, HANGING_SECONDS)
+        closing = asyncio.create_task(pool.close())
+        await asyncio.sleep(0)
+        held.steps.release()
+        await closing
+        for job in jobs:
+            with pytest.raises(EngineError, match="stopped"):
+                await job
+        with pytest.raises(EngineError, match="stopped"):
+            await pool.run(never)
+
+    asyncio.run(main())

@@ -1,0 +1,178 @@
+"""Keys: who needs one, how it may travel, and that no path does without."""
+
+import errno
+import http.client
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from typing import Any
+
+import httpx
+import pytest
+from starlette.routing import Route
+
+from app.generation.template import ChatTemplateRenderer
+from app.server.application import Locks, create_application
+from app.server.endpoint import Endpoint
+from app.server.errors import InvalidRequest
+from app.server.http.access import PUBLIC, THIS_USER, Access
+from app.server.http.peer import Peer
+from app.text.tokenizer import Tokenizer
+from tests.app.server.live_server import LiveServer, controlled_engine
+
+KEYS = ("sk-first", "sk-second!~")
+OWN = "of-our-commands"
+METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE")
+
+
+@pytest.fixture(scope="module")
+def locked(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> Iterator[LiveServer]:
+    engine, _ = controlled_engine(tokenizer.vocab_size)
+    with LiveServer("hash", engine, tokenizer, renderer, locks=Locks(Access(KEYS, OWN))) as server:
+        yield server
+    engine.assert_empty()
+
+
+Answer = tuple[int, bytes, dict[str, str]]
+
+
+def ask(server: LiveServer, method: str, path: str, **headers: str) -> Answer:
+    return ask_all(server, [method], path, **headers)[0]
+
+
+def ask_all(server: LiveServer, methods: Sequence[str], path: str, **headers: str) -> list[Answer]:
+    """By one connection, as long as the server keeps it."""
+    sent = {name.replace("_", "-"): value for name, value in headers.items()}
+    answers = []
+    with closing(http.client.HTTPConnection("127.0.0.1", server.port)) as connection:
+        for method in methods:
+            connection.request(method, path, headers=sent)
+            response = connection.getresponse()
+            told = {name.lower(): value for name, value in response.getheaders()}
+            answers.append((response.status, response.read(), told))
+    return answers
+
+
+def paths(server: LiveServer) -> list[str]:
+    """Every path of the application, and one that it does not have."""
+    routes = create_application(server.service).routes
+    assert all(isinstance(route, Route) for route in routes)
+    return [*(route.path.replace("{model:path}", "hash") for route in routes if isinstance(route, Route)), "/none"]
+
+
+@pytest.mark.share(5)
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"Authorization": "Bearer sk-firs"},
+        {"Authorization": "Bearer sk-first2"},
+        {"Authorization": "Bearer SK-FIRST"},
+        {"Authorization": "Bearer"},
+        {"Authorization": "Bearer "},
+        {"Authorization": "sk-first"},
+        {"Authorization": "Basic sk-first"},
+        {"Authorization": "Bearer sk-first sk-second!~"},
+        {"x_api_key": "wrong"},
+        {"x_api_key": "Bearer sk-first"},
+        {"x_api_key": ""},
+        {"Cookie": "key=sk-first"},
+        {"X_API_Key_": "sk-first"},
+    ],
+)
+def test_without_a_key_nothing_is_answered_but_what_is_public(locked: LiveServer, headers: dict[str, str]) -> None:
+    routes = create_application(locked.service).routes
+    shaped = {route.path for route in routes if isinstance(route, Endpoint) and route.errors is not None}
+    for path in paths(locked):
+        for method, (status, body, answer) in zip(METHODS, ask_all(locked, METHODS, path, **headers), strict=True):
+            if (method, path) in PUBLIC:
+                assert status == 200
+                continue
+            assert (status, answer["www-authenticate"]) == (401, "Bearer"), (method, path)
+            if method != "HEAD":
+                error = json.loads(body)["error"]
+                told = error if isinstance(error, str) else error["message"]
+                assert told.startswith("This server does not know the API key of the request")
+                if path not in shaped:
+                    assert (error["type"], error["code"]) == ("invalid_request_error", "invalid_api_key")
+
+
+def test_a_key_in_the_path_is_none(locked: LiveServer) -> None:
+    for path in ("/v1/models?key=sk-first", "/v1/models?api_key=sk-first", "//health", "/health/", "/%68ealth/x"):
+        assert ask(locked, "GET", path)[0] == 401
+
+
+@pytest.mark.parametrize("key", [*KEYS, OWN])
+@pytest.mark.parametrize("header", ["Authorization", "x_api_key"])
+def test_each_key_is_good_in_either_header(locked: LiveServer, key: str, header: str) -> None:
+    value = f"Bearer {key}" if header == "Authorization" else key
+    for path in paths(locked):
+        for status, _, _ in ask_all(locked, ("GET", "POST", "DELETE"), path, **{header: value}):
+            assert status not in (401, 403)
+    assert ask(locked, "GET", "/v1/models", **{header: value.replace("Bearer", "bearer ")})[0] == 200
+
+
+def test_anybody_is_told_whether_the_server_works_and_no_more(locked: LiveServer) -> None:
+    assert json.loads(ask(locked, "GET", "/health")[1]) == {"status": "ok"}
+    assert "kv_blocks" in json.loads(ask(locked, "GET", "/health", x_api_key=OWN)[1])
+
+
+def test_where_no_key_was_chosen_programs_of_this_user_need_none(hash_server: LiveServer) -> None:
+    for headers in ({}, {"Authorization": "Bearer none"}, {"x_api_key": "anything"}):
+        assert ask(hash_server, "GET", "/v1/models", **headers)[0] == 200
+
+
+def test_programs_of_another_user_need_the_one_key_there_is(
+    tokenizer: Tokenizer, renderer: ChatTemplateRenderer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, _ = controlled_engine(tokenizer.vocab_size)
+    with LiveServer("hash", engine, tokenizer, renderer, locks=Locks(Access(own=OWN))) as server:
+        assert ask(server, "GET", "/v1/models")[0] == 200
+        another = os.geteuid() + 1
+        monkeypatch.setattr(os, "geteuid", lambda: another)
+        for path in paths(server):
+            statuses = [status for status, _, _ in ask_all(server, METHODS, path)]
+            assert statuses == [200 if (method, path) in PUBLIC else 401 for method in METHODS]
+        assert ask(server, "GET", "/v1/models", x_api_key=OWN)[0] == 200
+
+
+def test_without_a_file_descriptor_to_tell_whose_a_request_is_it_may_be_tried_again(
+    hash_server: LiveServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(peer: Peer) -> bool:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(Peer, "is_this_user", fail)
+    status, body, headers = ask(hash_server, "GET", "/v1/models")
+    assert (status, headers["retry-after"]) == (503, "1")
+    assert json.loads(body)["error"]["type"] == "server_error"
+
+
+def test_where_nobody_knows_whose_a_connection_is_a_key_is_needed() -> None:
+    scope: dict[str, Any] = {"type": "http", "method": "GET", "path": "/metrics", "headers": [], "state": {}}
+    with pytest.raises(InvalidRequest) as refused:
+        Access().caller(scope)
+    assert refused.value.status == 401
+    scope["headers"] = [(b"x-api-key", OWN.encode())]
+    assert Access(own=OWN).caller(scope) == THIS_USER
+
+
+def test_the_holders_of_two_keys_share_no_cache_and_the_first_keeps_its_own() -> None:
+    def salt(key: str, *keys: str) -> str:
+        scope = {"type": "http", "method": "GET", "path": "/", "headers": [(b"x-api-key", key.encode())]}
+        return Access(keys, OWN).caller(scope).cache_salt
+
+    assert salt("a", "a") == salt("a", "a", "b") == salt(OWN, "a") == ""
+    assert salt("b", "a", "b") == salt("b", "c", "d", "b") != salt("c", "a", "b", "c") != ""
+    assert "b" * 8 not in salt("b" * 8, "a", "b" * 8)
+
+
+def test_nothing_is_told_of_the_prompts_of_another_key(locked: LiveServer) -> None:
+    def cached(key: str) -> int:
+        body = {"model": "hash", "prompt": list(range(1000, 1100)), "max_tokens": 1}
+        reply = httpx.post(f"{locked.url}/v1/completions", json=body, headers={"x-api-key": key}, timeout=60).json()
+        tokens: int = reply["usage"]["prompt_tokens_details"]["cached_tokens"]
+        return tokens
+
+    assert [cached(KEYS[0]), cached(KEYS[1]), cached(KEYS[0]) > 0, cached(OWN) > 0] == [0, 0, True, True]

@@ -1,0 +1,89 @@
+"""Long bodies: how many values they may have is counted outside of their texts, whatever those hold."""
+
+import json
+import random
+from typing import Any
+
+import msgspec
+import pytest
+from msgspec import Struct
+
+from app.server.errors import InvalidRequest
+from app.server.http import request_body
+from app.server.http.request_body import MAX_CONTAINERS, MAX_DEPTH, MAX_VALUES, _outside_texts, read
+
+
+class Body(Struct):
+    text: str = ""
+
+
+decoder = msgspec.json.Decoder(Body)
+TEXT = '{[,]}"\\\n\x00é\U0001f600'
+
+
+def random_text(chance: random.Random) -> str:
+    return "".join(chance.choice((*TEXT, "word", "\\\\", '\\"')) for _ in range(chance.randrange(9)))
+
+
+def test_what_is_outside_of_texts_is_found_whatever_they_hold() -> None:
+    """The oracle is the same JSON with all of its texts empty."""
+    chance = random.Random(5)
+
+    def value(depth: int, text: str | None) -> Any:
+        kind = chance.random()
+        if depth > 3 or kind < 0.5:
+            return random_text(chance) if text is None else text
+        return [value(depth + 1, text) for _ in range(chance.randrange(4))]
+
+    for number in range(300):
+        chance = random.Random(number)
+        body = json.dumps(value(0, None), ensure_ascii=bool(number % 2)).encode()
+        empty = json.dumps(_emptied(json.loads(body))).encode()
+        assert _outside_texts(body) == empty.replace(b'"', b"")
+
+
+def _emptied(value: Any) -> Any:
+    return "" if isinstance(value, str) else [_emptied(item) for item in value]
+
+
+@pytest.mark.parametrize("text", ["{" * 40_000, ",[" * 200_000, '\\"' * 100_000, "\\" * 99_999, '"' * 100_000])
+def test_a_text_may_hold_anything(text: str) -> None:
+    assert read(json.dumps({"text": text}).encode(), decoder).text == text
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"x": [' + b"[]," * MAX_CONTAINERS + b"[]]}",
+        b'{"x": [' + b"{}," * MAX_CONTAINERS + b"1]}",
+        b"[" * (MAX_CONTAINERS + 1),
+        b"[]" * (MAX_CONTAINERS + 1),
+        b'{"x": [' + b"1," * (MAX_VALUES + 1) + b"1]}",
+        b'{"x": [' + b'"",' * (MAX_VALUES + 1) + b'""]}',
+        b'"' * (2 * MAX_VALUES + 1) + b"," * (MAX_VALUES + 1),
+        b'{"text": "\\\\", "x": [' + b"[]," * MAX_CONTAINERS + b"[]]}",
+    ],
+)
+def test_more_values_than_that_are_refused_before_they_are_read(body: bytes) -> None:
+    class Never:
+        def decode(self, body: bytes) -> Body:
+            raise AssertionError("it was read")
+
+    with pytest.raises(InvalidRequest, match="more than"):
+        read(body, Never())
+
+
+@pytest.mark.parametrize(("begin", "end"), [(b"[", b"]"), (b'{"a":', b"}"), (b'{"text": "}]}]}]", "x":', b"}")])
+def test_so_many_levels_are_read_and_no_more(begin: bytes, end: bytes) -> None:
+    def nested(levels: int) -> bytes:
+        return b'{"x":' + begin * (levels - 1) + b"1" + end * (levels - 1) + b"}"
+
+    read(nested(MAX_DEPTH), decoder)
+    with pytest.raises(InvalidRequest, match="levels"):
+        read(nested(MAX_DEPTH + 1), decoder)
+
+
+def test_so_many_are_read() -> None:
+    body = b'{"text": "a", "x": [' + b"[]," * (MAX_CONTAINERS - 3) + b"[]]}"
+    assert read(body, decoder).text == "a"
+    assert len(body) < request_body.MAX_BODY_BYTES

@@ -1,0 +1,240 @@
+"""The end of the HTTP server: in which order things stop, and what happens when something does not."""
+
+import asyncio
+import gc
+import io
+import random
+import signal
+import sys
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import closing
+from typing import Any
+
+import httpx
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from app.generation.token_streams import TokenStreams
+from app.process.instance import Instance
+from app.process.listening import ListeningSockets
+from app.progress import LineProgress
+from app.server import host
+from app.settings.settings import load_settings
+from engine.config import EngineConfig
+from engine.core import Engine
+from engine.errors import EngineError
+from engine.request import SamplingParams
+from tests.support.hash_model import VOCABULARY, HashRunner, HashTicket, hash_engine
+
+PROMPT = (1, 2, 3)
+
+
+def application(streams: TokenStreams) -> Starlette:
+    """One route that tells the token events of an endless reply, one line each."""
+
+    async def lines() -> AsyncIterator[str]:
+        with streams.open() as stream:
+            stream.submit(PROMPT, SamplingParams(temperature=0, ignore_eos=True), frozenset())
+            async for events in stream:
+                for event in events:
+                    yield f"{event.finish.value if event.finish else event.token_id}\n"
+
+    async def reply(request: Request) -> Response:
+        return StreamingResponse(lines(), media_type="text/plain")
+
+    async def submit(request: Request) -> Response:
+        try:
+            with streams.open() as stream:
+                stream.submit(PROMPT, SamplingParams(), frozenset())
+        except EngineError as problem:
+            return PlainTextResponse(problem.message, 503)
+        return PlainTextResponse("submitted")
+
+    return Starlette(routes=[Route("/reply", reply), Route("/submit", submit)])
+
+
+def serve_while(
+    engine: Engine[Any],
+    body: Callable[[host.HTTPServer, httpx.AsyncClient], Awaitable[None]],
+    abandon: Callable[[int], None],
+) -> list[str]:
+    """Run a server over `engine`, and `body` with a client of it; then what the server told, once it has ended."""
+    told: list[str] = []
+
+    async def run(sockets: ListeningSockets) -> None:
+        async with TokenStreams(engine) as streams:
+            config = host.server_config(application(streams))
+            server = host.HTTPServer(config, streams, lambda: told.append("ready"), abandon)
+            serving = asyncio.create_task(server.serve(sockets.sockets))
+            async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{sockets.port}", timeout=600) as client:
+                await body(server, client)
+            await serving
+
+    with closing(ListeningSockets(0)) as sockets:
+        asyncio.run(run(sockets))
+    return told
+
+
+def never(status: int) -> None:
+    raise AssertionError("it was abandoned")
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine is slow, not stuck."""
+    monkeypatch.setattr(host, "STOP_SECONDS", 600)
+
+
+def long_engine() -> Engine[HashTicket]:
+    engine, _ = hash_engine(num_blocks=4096, context=1 << 15)
+    return engine
+
+
+def test_stopping_ends_every_stream_with_an_event_of_its_own() -> None:
+    ends: list[str] = []
+
+    async def body(server: host.HTTPServer, client: httpx.AsyncClient) -> None:
+        begun: list[None] = []
+
+        async def read() -> None:
+            async with client.stream("GET", "/reply") as response:
+                last = ""
+                async for line in response.aiter_lines():
+                    if not last:
+                        begun.append(None)
+                        server.should_exit = len(begun) == 3
+                    last = line
+                ends.append(last)
+
+        await asyncio.gather(read(), read(), read())
+
+    engine = long_engine()
+    assert serve_while(engine, body, never) == ["ready"]
+    assert ends == ["abort"] * 3
+    engine.assert_empty()
+
+
+def test_a_server_that_stops_takes_no_new_connection() -> None:
+    async def body(server: host.HTTPServer, client: httpx.AsyncClient) -> None:
+        assert (await client.get("/submit")).text == "submitted"
+        async with client.stream("GET", "/reply") as response:
+            await anext(lines := response.aiter_lines())
+            server.should_exit = True
+            async for _ in lines:
+                pass
+        with pytest.raises(httpx.ConnectError):
+            await client.get("/submit")
+
+    serve_while(long_engine(), body, never)
+
+
+class StuckRunner(HashRunner):
+    """Its second step does not come back until the test lets it."""
+
+    def __init__(self) -> None:
+        super().__init__(EngineConfig("hash", 1 << 20, 64), random.Random(0))
+        self.free = threading.Event()
+        self.steps = 0
+
+    def collect(self, ticket: HashTicket) -> Any:
+        self.steps += 1
+        if self.steps > 1:
+            assert self.free.wait(60)
+        return super().collect(ticket)
+
+
+def test_neither_the_event_loop_nor_the_garbage_collector_stops_the_engine_for_long() -> None:
+    interval = sys.getswitchinterval()
+    loaded: list[list[int]] = [[] for _ in range(1000)]
+    try:
+        host._share_interpreter()
+        assert sys.getswitchinterval() < 0.001
+        looked_through = {id(found) for found in gc.get_objects()}
+        assert not any(id(one) in looked_through for one in loaded)
+    finally:
+        sys.setswitchinterval(interval)
+
+
+def test_an_engine_that_is_stuck_is_abandoned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "STOP_SECONDS", 0.2)
+    runner = StuckRunner()
+    engine = Engine(EngineConfig("hash", 1 << 20, 64, max_step_tokens=64, max_running=8), VOCABULARY, runner)
+    abandoned: list[tuple[int, bool]] = []
+
+    def abandon(status: int) -> None:
+        abandoned.append((status, runner.free.is_set()))
+        runner.free.set()
+
+    async def body(server: host.HTTPServer, client: httpx.AsyncClient) -> None:
+        async with client.stream("GET", "/reply") as response:
+            await anext(lines := response.aiter_lines())
+            server.should_exit = True
+            async for _ in lines:
+                pass
+
+    serve_while(engine, body, abandon)
+    assert abandoned == [(0, False)]
+
+
+class Keyboard(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("stdin", [Keyboard(), io.StringIO(), None])
+def test_ctrl_c_is_told_of_where_it_can_be_typed(
+    stdin: io.StringIO | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", stdin)
+    instance = Instance(1, 4645, "http://127.0.0.1:4645", "./hash.gguf", "/nowhere/hash.gguf", "now")
+    host._welcome("hash", instance, load_settings(), LineProgress())
+    said = capsys.readouterr().err
+    assert "hash is ready at http://127.0.0.1:4645/v1" in said
+    assert ("Ctrl-C stops it" in said) == isinstance(stdin, Keyboard)
+
+
+@pytest.mark.parametrize(
+    ("sent", "abandoned"),
+    [
+        ("SIGINT", []),
+        ("SIGTERM SIGTERM", []),
+        ("SIGTERM SIGHUP SIGTERM", []),
+        ("SIGINT SIGTERM", []),
+        ("SIGTERM SIGINT", [130]),
+        ("SIGHUP SIGINT SIGINT", [130, 130]),
+    ],
+)
+def test_only_a_second_ctrl_c_does_not_wait(sent: str, abandoned: list[int]) -> None:
+    """Two programs may ask for the end at once."""
+    told: list[int] = []
+
+    async def main() -> None:
+        async with TokenStreams(long_engine()) as streams:
+            server = host.HTTPServer(host.server_config(application(streams)), streams, lambda: None, told.append)
+            for name in sent.split():
+                server._on_signal(signal.Signals[name], None)
+            assert server.should_exit
+
+    asyncio.run(main())
+    assert told == abandoned
+
+
+def test_hang_ups_stop_a_server_unless_they_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    handled: list[signal.Signals] = []
+
+    async def main() -> None:
+        async with TokenStreams(long_engine()) as streams:
+            server = host.HTTPServer(host.server_config(application(streams)), streams, lambda: None, never)
+            with monkeypatch.context() as patch:
+                patch.setattr(signal, "signal", lambda number, handler: handled.append(number))
+                patch.setattr(signal, "getsignal", lambda number: current)
+                server.stop_on_signals()
+
+    for current in (signal.SIG_DFL, signal.SIG_IGN):
+        handled.clear()
+        asyncio.run(main())
+        assert (signal.SIGHUP in handled) == (current is signal.SIG_DFL)

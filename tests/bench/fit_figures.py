@@ -1,0 +1,108 @@
+"""By hand: what a model was told to take, against what the CPU engine took: `python -m tests.bench.fit_figures`.
+
+Random models of several families, some hundred megabytes each, and GGUF files that are named. Each is loaded by a
+process of its own, which reads a prompt as long as its context, and answers: the memory of the process that is in no
+file (RssAnon) has grown by what is printed. Whoever has to compile kernels first takes about 100 MB more: run it twice.
+"""
+
+import argparse
+import json
+import random
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from app.models.machine_memory import resident_bytes
+from app.settings.settings import load_settings
+from engine.fit import fit
+from engine.load_options import LoadOptions
+from engine.loading import load_engine, open_checkpoint
+from engine.request import SamplingParams
+from tests.engine.models.family_checkpoints import FAMILIES, SHAPE
+
+CONTEXT = 2048
+LARGE: Mapping[str, Any] = {
+    "vocab_size": 32_000,
+    "hidden_size": 768,
+    "intermediate_size": 2048,
+    "num_attention_heads": 12,
+    "num_key_value_heads": 4,
+    "head_dim": 64,
+    "max_position_embeddings": CONTEXT,
+}
+LAYERS = 8
+NAMES = ("llama", "qwen3", "gemma2", "gemma3", "olmo2", "granite")
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Bytes."""
+
+    told: int
+    loaded: int  # that were taken once the model was loaded
+    full: int  # and when its context was full
+
+
+def make(folder: Path, name: str) -> Path:
+    """A random model in bfloat16, its options those of the family's tests."""
+    family = FAMILIES[name]
+    config = family.config(**{**SHAPE, **family.options, **LARGE, "num_hidden_layers": LAYERS})
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)  # type: ignore[no-untyped-call]
+    model.save_pretrained(folder)
+    return folder
+
+
+def measure(path: Path, kv_type: str) -> Figures:
+    """In this process, which has loaded nothing before."""
+    settings = load_settings()
+    options = LoadOptions(device="cpu", context_length=CONTEXT, kv_type=kv_type, code_cache=settings.cache_dir)
+    with open_checkpoint(path) as checkpoint:
+        plan = fit(checkpoint, options)
+        before = resident_bytes()
+        engine = load_engine(checkpoint, options)
+    loaded = resident_bytes()
+    prompt = tuple(random.randrange(10, 30_000) for _ in range(CONTEXT - 20))
+    engine.add(engine.request(prompt, SamplingParams(max_tokens=19, ignore_eos=True), frozenset()))
+    while engine.has_requests:
+        engine.step()
+    full = resident_bytes()
+    if before is None or loaded is None or full is None:
+        raise OSError("this system does not tell what memory a process has")
+    return Figures(plan.needed, loaded - before, full - before)
+
+
+def show(name: str, path: Path, kv_type: str) -> None:
+    command = [sys.executable, "-m", "tests.bench.fit_figures", "--measure", str(path), "--kv-type", kv_type]
+    it = Figures(**json.loads(subprocess.check_output(command)))
+    told, loaded, full = (value / 1e6 for value in (it.told, it.loaded, it.full))
+    print(f"| {name} | {kv_type} | {told:.0f} | {loaded:.0f} | {full:.0f} | {(told - full) / full:+.1%} |", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("models", nargs="*", type=Path, help="GGUF files or folders, besides the random ones")
+    parser.add_argument("--measure", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--kv-type", default="f16")
+    parser.add_argument("--families", nargs="*", choices=FAMILIES, default=NAMES, help="the random ones")
+    chosen = parser.parse_args()
+    if chosen.measure:
+        print(json.dumps(vars(measure(chosen.measure, chosen.kv_type))))
+        return
+    print("| model | KV | told, MB | loaded | full | difference |\n|---|---|---|---|---|---|", flush=True)
+    for path in chosen.models:
+        for kv_type in ("f16", "int8"):
+            show(path.name, path, kv_type)
+    for name in chosen.families:
+        with tempfile.TemporaryDirectory() as folder:
+            show(name, make(Path(folder), name), chosen.kv_type)
+
+
+if __name__ == "__main__":
+    main()

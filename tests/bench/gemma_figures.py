@@ -1,0 +1,179 @@
+"""How near Gemma 3 is to float32, here and in llama.cpp: `python -m tests.bench.gemma_figures MODEL.gguf`.
+
+The file's weights, dequantized by the `gguf` package and computed by transformers in float32, against our plain engine
+and xllamacpp over the same file. The text is the reference of Python's help(), which comes with Python: 768 tokens at
+once, so that the windows of 512 matter. Printed: the mean Kullback-Leibler divergence a token over the last 256, where
+all but the 100 tokens that llama.cpp holds most likely count as one, and how far greedy replies are the same.
+"""
+
+import argparse
+import pydoc_data.topics
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import gguf
+import torch
+import xllamacpp
+from torch import Tensor
+from transformers import Gemma3ForCausalLM, Gemma3TextConfig
+
+from app.text.gguf_tokenizer import from_gguf
+from engine import models
+from engine.backends.batch import build_batch
+from engine.backends.reference import ReferenceDevice
+from engine.checkpoints.weights import Weights
+from engine.config import EngineConfig, GroupConfig
+from engine.device import Compute
+from engine.load_options import LoadOptions
+from engine.loading import load_engine, open_checkpoint
+from engine.request import Request, SamplingParams, ScheduledRequest, StepPlan
+from tests.engine.models.family_checkpoints import architecture
+from tests.support.gguf_reader import Reader
+
+TOKENS, MEASURED, REPLY, TOP = 768, 256, 48, 100
+BOS = 2  # without it, Gemma talks nonsense
+BLOCKS = 1 + TOKENS // 16
+PROMPTS = ("The three largest cities of Italy are", "def fibonacci(n):\n", "Once upon a time, a fox")
+
+
+def transformers_model(path: Path) -> Gemma3ForCausalLM:
+    """The file's weights as float32."""
+    reader = Reader(path)
+    values = {tensor.name: tensor for tensor in reader.tensors}
+    config = Gemma3TextConfig(
+        vocab_size=262_144,
+        hidden_size=640,
+        intermediate_size=2048,
+        num_hidden_layers=18,
+        num_attention_heads=4,
+        num_key_value_heads=1,
+        head_dim=256,
+        sliding_window=512,
+        max_position_embeddings=32768,
+        query_pre_attn_scalar=256,
+    )
+    names = gguf.get_tensor_name_map(architecture("gemma3"), 18)
+    model: Gemma3ForCausalLM = Gemma3ForCausalLM(config).train(mode=False)
+    with torch.inference_mode():
+        for name, parameter in model.named_parameters():
+            tensor = values[str(names.get_name(name, try_suffixes=(".weight",)))]
+            stored = torch.tensor(gguf.dequantize(tensor.data, tensor.tensor_type))
+            parameter.copy_(stored - 1 if name.endswith("norm.weight") else stored)
+    return model
+
+
+class Peer:
+    """llama.cpp over the file."""
+
+    def __init__(self, path: Path) -> None:
+        params = xllamacpp.CommonParams()
+        params.model.path, params.n_ctx, params.n_parallel, params.verbosity = str(path), 2 * TOKENS, 1, 0
+        params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 2
+        self._server = xllamacpp.Server(params)
+
+    def complete(self, ids: Sequence[int], tokens: int, top: int) -> list[dict[str, Any]]:
+        wanted = {"prompt": list(ids), "max_tokens": tokens, "temperature": 0, "n_probs": top, "cache_prompt": True}
+        found: list[dict[str, Any]] = self._server.handle_completions(wanted)["choices"][0]["logprobs"]["content"]
+        return found
+
+    def likely(self, ids: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """The tokens that may follow, most likely first, and their log-probabilities."""
+        told = self.complete(ids, 1, TOP)[0]["top_logprobs"]
+        return torch.tensor([it["id"] for it in told]), torch.tensor([it["logprob"] for it in told])
+
+
+def ours(path: Path) -> tuple[Compute, tuple[GroupConfig, ...]]:
+    device = ReferenceDevice(keep_dequantized=True, threads=2)
+    with open_checkpoint(path) as checkpoint:
+        model = models.read_config(checkpoint.metadata)
+        groups = tuple(GroupConfig(window) for window in model.windows)
+        config = EngineConfig("reference", TOKENS, BLOCKS, groups=groups)
+        weights = Weights(path, models.stored_weights(checkpoint))
+        return device.load(model, weights, config).compute, groups
+
+
+def our_logits(path: Path, ids: Sequence[int]) -> Tensor:
+    """float32 [MEASURED, vocabulary], of the last tokens."""
+    compute, groups = ours(path)
+    it = Request(1, tuple(ids), SamplingParams(), block_tables=tuple(list(range(1, BLOCKS)) for _ in groups))
+    plan = StepPlan((ScheduledRequest(it, 0, len(ids), samples=True),))
+    batch = build_batch(plan, vocab_size=262_144, num_blocks=BLOCKS, groups=groups)
+    return compute(replace(batch, logit_rows=range(len(ids) - MEASURED, len(ids)))).values
+
+
+def our_reply(path: Path, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
+    with open_checkpoint(path) as checkpoint:
+        engine = load_engine(checkpoint, LoadOptions("reference", 512, threads=2))
+    params = SamplingParams(temperature=0, max_tokens=REPLY, ignore_eos=True)
+    requests = [engine.request(tuple(ids), params, frozenset()) for ids in prompts]
+    for it in requests:
+        engine.add(it)
+    while engine.has_work:
+        engine.step()
+    return [it.output_ids for it in requests]
+
+
+def lumped(row: Tensor, ids: Tensor) -> Tensor:
+    """Log-probabilities of `ids`, and of all others together."""
+    chosen = row.double().log_softmax(-1)[ids]
+    return torch.cat([chosen, torch.log1p(-chosen.exp().sum()).unsqueeze(0)])
+
+
+def divergences(wanted: Tensor, found: Tensor, peer: Peer, ids: Sequence[int]) -> tuple[float, float]:
+    """Of our engine and of the peer, from `wanted`."""
+    sums = torch.zeros(2, dtype=torch.float64)
+    for place, (theirs, row) in enumerate(zip(wanted, found, strict=True)):
+        likely, logprobs = peer.likely(ids[: TOKENS - MEASURED + place + 1])
+        p = lumped(theirs, likely)
+        for number, q in enumerate((lumped(row, likely), lumped_peer(logprobs.double()))):
+            sums[number] += (p.exp() * (p - q)).sum()
+    return float(sums[0]) / MEASURED, float(sums[1]) / MEASURED
+
+
+def lumped_peer(logprobs: Tensor) -> Tensor:
+    return torch.cat([logprobs, torch.log1p(-logprobs.exp().sum().clamp(max=1 - 1e-7)).unsqueeze(0)])
+
+
+def greedy(model: Gemma3ForCausalLM, prompt: Sequence[int]) -> list[int]:
+    ids = list(prompt)
+    with torch.inference_mode():
+        for _ in range(REPLY):
+            ids.append(int(model(torch.tensor([ids]), logits_to_keep=1).logits[0, -1].argmax()))
+    return ids[len(prompt) :]
+
+
+def common(first: Sequence[int], second: Sequence[int]) -> int:
+    pairs = zip(first, second, strict=True)
+    return next((place for place, (one, other) in enumerate(pairs) if one != other), len(first))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path)
+    path: Path = parser.parse_args().model
+    with open_checkpoint(path) as checkpoint:
+        tokenizer = from_gguf(checkpoint.metadata.values)
+    text = "\n\n".join(pydoc_data.topics.topics.values())
+    ids = [BOS, *tokenizer.encode(text[: 8 * TOKENS])][:TOKENS]
+    reference, peer = transformers_model(path), Peer(path)
+    with torch.inference_mode():
+        wanted = reference(torch.tensor([ids]), logits_to_keep=MEASURED).logits[0]
+    found = our_logits(path, ids)
+    print(f"largest difference of our logits from float32's: {(wanted - found).abs().max():.2g}", flush=True)
+    mine, theirs = divergences(wanted, found, peer, ids)
+    print(f"divergence a token: ours {mine:.2g}, llama.cpp {theirs:.2g}", flush=True)
+    prompts = [[BOS, *tokenizer.encode(prompt)] for prompt in PROMPTS]
+    for prompt, reply in zip(prompts, our_reply(path, prompts), strict=True):
+        exact = greedy(reference, prompt)
+        other = [it["id"] for it in peer.complete(prompt, REPLY, 1)]
+        print(
+            f"{REPLY} greedy tokens: ours as float32 {common(exact, reply)}, llama.cpp {len(other)}, as float32",
+            end=" ",
+        )
+        print(common(exact[: len(other)], other), repr(tokenizer.decode(reply)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

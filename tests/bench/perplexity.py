@@ -1,0 +1,137 @@
+"""What quantizing costs: `python -m tests.bench.perplexity MODEL.gguf --text FILE`, of SmolLM2-135M-Instruct.
+
+The file's weights as float32, rounded to bfloat16 in a checkpoint of Hugging Face's names, and that checkpoint after
+`ingle quantize` by every method, read back from its files by our decoders; always computed by transformers in float32.
+The text is 4,096 tokens of FILE from its 20,000th character, which is inside of a chapter of a book, or else of the
+reference of Python's help(), in windows of 1,024. A book in the public domain is in a package:
+
+    pip download --no-deps --no-binary :all: Brotli==1.2.1 && tar xf brotli-1.2.1.tar.gz
+    python -m tests.bench.perplexity MODEL.gguf --text brotli-1.2.1/tests/testdata/alice29.txt
+
+Printed: the perplexity of each; the ratio to float32's, less one; the mean loss of log-likelihood a token, and its
+standard error; bits a weight of the linear layers; million weights read, quantized and written a second.
+"""
+
+import argparse
+import math
+import pydoc_data.topics
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from transformers import LlamaForCausalLM
+
+from app.models import quantized_copy
+from app.models.quantized_copy import save_quantized
+from app.progress import SilentProgress
+from app.text.gguf_tokenizer import from_gguf
+from engine.checkpoints.calibration import input_squares
+from engine.loading import open_checkpoint
+from quant.checkpoint_files import read_object
+from quant.gguf import GGUFFile
+from quant.kernels.reference import dequantize
+from quant.layer_format import NOT_QUANTIZED, is_quantized, read_format
+from quant.quantized_storage import SECTION, Method
+from quant.safetensors_checkpoint import SafetensorsCheckpoint
+from quant.safetensors_values import decode_plain
+from tests.support.float32_smollm2 import transformers_model
+
+TOKENS, WINDOW, START = 4096, 1024, 20_000
+MEASURED = "INT4, groups of 64, measured"
+METHODS = {
+    "FP8": Method("fp8"),
+    "INT4, groups of 64": Method("int4", 64),
+    MEASURED: Method("int4", 64),
+    "INT4, groups of 32": Method("int4", 32),
+    "NF4": Method("nf4"),
+    "NF4, scales quantized": Method("nf4", nested=True),
+}
+
+
+def text_ids(model: Path, book: Path | None) -> list[int]:
+    text = book.read_text()[START:] if book else "\n\n".join(pydoc_data.topics.topics.values())
+    with GGUFFile(model) as file:
+        return list(from_gguf(file.metadata).encode(text[: 8 * TOKENS]))[:TOKENS]
+
+
+def measure(model: Path, original: Path) -> dict[str, Tensor]:
+    """As the command does in a folder that has a vocabulary."""
+    with GGUFFile(model) as file, open_checkpoint(original) as checkpoint:
+        return input_squares(checkpoint, quantized_copy.text_ids(from_gguf(file.metadata)), lambda _done: None)
+
+
+def losses(model: LlamaForCausalLM, ids: Sequence[int]) -> Tensor:
+    """float64, of every token but the first of each window: less its log-likelihood."""
+    found = []
+    with torch.inference_mode():
+        for window in torch.split(torch.tensor(ids), WINDOW):
+            logits = model(window.unsqueeze(0)).logits[0, :-1]
+            found.append(F.cross_entropy(logits, window[1:], reduction="none"))
+    return torch.cat(found).double()
+
+
+def read(folder: Path) -> dict[str, Tensor]:
+    """The weights of a checkpoint as float32, by our decoders."""
+    section = (read_object(folder, "config.json") or {}).get(SECTION)
+    decode = (NOT_QUANTIZED if section is None else read_format(section)).decode
+    weights = {}
+    with SafetensorsCheckpoint(folder) as checkpoint:
+        layers: Mapping[str, dict[str, str]] = defaultdict(dict)
+        for name in checkpoint.tensors:
+            layer = name.partition(".weight")[0]
+            layers[layer][name.removeprefix(f"{layer}.")] = name
+        for layer, names in layers.items():
+            if is_quantized({rest: checkpoint.tensors[name] for rest, name in names.items()}):
+                weights[f"{layer}.weight"] = dequantize(decode(checkpoint, layer, names))
+            else:
+                name = names["weight"]
+                weights[name] = dequantize(decode_plain(checkpoint.tensors[name], checkpoint.data(name)))
+    return weights
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--text", type=Path, help="a book; else the reference of Python's help()")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)  # as the command does; and on a busy machine its threads wait for each other
+    model, ids = transformers_model(arguments.model, tied=False), text_ids(arguments.model, arguments.text)
+    exact = losses(model, ids)
+    print(f"{len(ids)} tokens\n\n| float32 | {math.exp(exact.mean()):.4f} |", flush=True)
+
+    def tell(name: str, folder: Path, rest: str) -> None:
+        model.load_state_dict(read(folder))
+        more = losses(model, ids) - exact
+        mean, error = more.mean().item(), more.std().item() / math.sqrt(len(more))
+        found = math.exp(exact.mean() + mean)
+        print(f"| {name} | {found:.4f} | {math.expm1(mean):+.2%} | {mean:+.4f} ({error:.4f}) | {rest} |", flush=True)
+
+    with tempfile.TemporaryDirectory() as scratch:
+        original = Path(scratch) / "bf16"
+        model.bfloat16().save_pretrained(original)
+        torch.nn.Module.float(model)
+        tell("bfloat16", original, "16 | ")
+        elements = sum(weight.numel() for name, weight in model.named_parameters() if name.endswith("proj.weight"))
+        for name, method in METHODS.items():
+            folder = Path(scratch) / name
+            start = time.perf_counter()
+            measured = partial(measure, arguments.model, original) if name == MEASURED else dict
+            copy = save_quantized(original, folder, method, SilentProgress(), measure=measured)
+            seconds = time.perf_counter() - start
+            bits = 16 - 8 * (copy.original_bytes - stored_bytes(folder)) / elements
+            tell(name, folder, f"{bits:.3f} | {elements / seconds / 1e6:.0f}")
+
+
+def stored_bytes(folder: Path) -> int:
+    with SafetensorsCheckpoint(folder) as checkpoint:
+        return sum(tensor.nbytes for tensor in checkpoint.tensors.values())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,126 @@
+"""Tiles of spans move bits and nothing else: they hold the same values, take no more room, or are refused by name."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from quant.bitsandbytes import NF4
+from quant.cpu.group_tiles import pack, shared_bytes, tiles_bytes, unpack
+from quant.cpu.span_formats import SPAN_FORMATS, SpanTensor, span_format_of
+from quant.errors import UnsupportedQuantization
+from quant.kernels.reference import dequantize
+from quant.tensor import Float8Tensor, GroupedTensor, NestedScale
+from tests.quant.checkpoint_layers import (
+    Layer,
+    awq_layer,
+    decoded,
+    eight_bit_layer,
+    four_bit_layer,
+    gptq_layer,
+    pack_quantized_layer,
+)
+from tests.quant.cpu.random_spans import SPANS, Coded, Float8, Kind
+from tests.quant.cpu.random_weights import bits
+
+SEED = 6
+Bytes = np.ndarray[tuple[int], np.dtype[np.uint8]]
+
+
+def packed(weight: SpanTensor) -> Bytes:
+    """Into memory that was used before: every byte of a tile has to be written."""
+    size = tiles_bytes(weight)
+    memory = np.full(size + shared_bytes(weight), 0xA5, np.uint8)
+    memory[size:] = 0
+    pack(weight, memory[:size], memory[size:])
+    return memory
+
+
+def test_every_layout_holds_some_weight() -> None:
+    rng = np.random.default_rng(SEED)
+    assert {span_format_of(kind.make(2, 128, rng)) for kind in SPANS.values()} == set(SPAN_FORMATS)
+    assert len({layout.part for layout in SPAN_FORMATS}) == len(SPAN_FORMATS)
+
+
+@pytest.mark.parametrize("name", SPANS)
+@pytest.mark.parametrize("shape", [(1, 32), (15, 64), (16, 96), (17, 160), (31, 288), (32, 32), (33, 64), (100, 416)])
+def test_unpacking_gives_back_every_value(name: str, shape: tuple[int, int]) -> None:
+    weight = SPANS[name].make(*shape, np.random.default_rng(SEED))
+    again = unpack(packed(weight), span_format_of(weight), shape)
+    assert again.shape == shape
+    assert torch.equal(bits(dequantize(again)), bits(dequantize(weight)))
+
+
+@pytest.mark.parametrize("name", SPANS)
+def test_no_byte_of_a_tile_is_left_as_it_was(name: str) -> None:
+    weight = SPANS[name].make(40, 224, np.random.default_rng(SEED))
+    clean = np.zeros(tiles_bytes(weight) + shared_bytes(weight), np.uint8)
+    pack(weight, clean[: tiles_bytes(weight)], clean[tiles_bytes(weight) :])
+    assert np.array_equal(packed(weight), clean)
+
+
+@pytest.fixture(scope="module")
+def layers() -> dict[str, Layer]:
+    """Layers as checkpoints hold them; `stored` is what the file has."""
+    rng, shape = np.random.default_rng(SEED), (32, 1024)
+    made = {f"gptq {bits} g{group}": gptq_layer(rng, *shape, group, bits) for bits in (2, 4, 8) for group in (32, 128)}
+    made |= {f"awq g{group}": awq_layer(rng, *shape, group) for group in (32, 64, 128)}
+    made |= {f"bitsandbytes {table}": four_bit_layer(rng, *shape, 64, table) for table in ("nf4", "fp4")}
+    made |= {
+        f"compressed-tensors g{group}, {symmetric}": pack_quantized_layer(rng, *shape, group, symmetric=symmetric)
+        for group in (32, 64, 128, None)
+        for symmetric in (True, False)
+    }
+    return made | {"gptq channel": gptq_layer(rng, *shape, None), "LLM.int8": eight_bit_layer(rng, *shape)}
+
+
+def test_tiles_take_no_more_room_than_the_file(layers: dict[str, Layer]) -> None:
+    for name, layer in layers.items():
+        weight = decoded(layer)
+        assert torch.equal(dequantize(unpack(packed(weight), span_format_of(weight), weight.shape)), dequantize(weight))
+        assert len(packed(weight)) <= 1.03 * layer.stored, name
+
+
+@pytest.mark.parametrize("name", SPANS)
+@pytest.mark.parametrize("shape", [(64, 576), (576, 1536), (32, 4096)])
+def test_tiles_take_no_more_room_than_the_canonical_form(name: str, shape: tuple[int, int]) -> None:
+    weight = SPANS[name].make(*shape, np.random.default_rng(SEED))
+    assert len(packed(weight)) <= 1.03 * weight.nbytes
+
+
+def make(kind: Kind) -> SpanTensor:
+    return kind.make(48, 192, np.random.default_rng(SEED))
+
+
+def odd_nested() -> GroupedTensor:
+    weight = Coded(table=NF4, nested=True).make(48, 192, np.random.default_rng(SEED))
+    assert isinstance(weight.scale, NestedScale)
+    return replace(weight, scale=replace(weight.scale, span=24, whole=torch.ones(4)))
+
+
+@pytest.mark.parametrize(
+    ("weight", "what"),
+    [
+        (make(Coded(group=16)), "CODED weights in groups of 16 columns"),
+        (make(Coded(group=48)), "CODED weights in groups of 48 columns"),
+        (make(Float8(block=(16, 48))), "FLOAT8 weights in groups of 48 columns"),
+        (make(Float8(block=(24, 64))), "FLOAT8 weights of this kind"),
+        (replace(Coded().make(48, 192, np.random.default_rng(SEED)), zero=7), "CODED weights of this kind"),
+        (make(Coded(table=(*NF4[1:], 2.0))), "CODED weights of this kind"),
+        (odd_nested(), "CODED weights whose scales share one for 24"),
+    ],
+)
+def test_what_has_no_layout_is_refused_by_name(weight: SpanTensor, what: str) -> None:
+    with pytest.raises(UnsupportedQuantization, match=what):
+        tiles_bytes(weight)
+
+
+def test_a_float_that_is_no_number_is_refused() -> None:
+    weight = make(Float8())
+    assert isinstance(weight, Float8Tensor)
+    for code in (0x7F, 0xFF):
+        values = weight.values.view(torch.uint8).clone()
+        values[47, 191] = code
+        with pytest.raises(UnsupportedQuantization, match="no numbers"):
+            packed(replace(weight, values=values.view(torch.float8_e4m3fn)))

@@ -1,0 +1,198 @@
+"""Llama-shaped GGUF files of random weights, of any type and of real size.
+
+    python -m tests.support.random_gguf --help
+
+Nothing is quantized: a block is random bytes with scales written over them, which a real file's weights could have.
+What such a model says means nothing, but it takes the memory and the time of a real one, and its activations are as
+large as a real one's.
+"""
+
+import argparse
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import cycle, islice
+from pathlib import Path
+
+import gguf
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers.pre_tokenizers import ByteLevel
+
+from tests.support.weight_mixes import Q4_K_M, kind_in_mix
+
+Bytes = NDArray[np.uint8]
+
+DEVIATION = 0.02  # of a weight
+PIECE = 1 << 20  # blocks made at a time: what bounds the memory
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The numbers of a Llama. Widths are multiples of 256, so that every type can store every matrix."""
+
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    mlp_hidden: int
+    vocabulary: int
+    context: int = 2048
+
+
+SIZES = {
+    "1.1b": Shape(22, 2048, 32, 4, 64, 5632, 32_000),  # TinyLlama's
+    "tiny": Shape(4, 256, 4, 2, 64, 512, 512),
+}
+
+
+@dataclass(frozen=True)
+class Scales:
+    """A block's float16 scales: at each byte offset, a multiple of one random number."""
+
+    deviation: float  # of the values where that number is 1
+    halves: dict[int, float]
+
+
+# Deviations are those of uniform codes and uniform scales in the block; the minimum's multiple makes the mean 0.
+SCALES = {
+    "Q4_0": Scales(4.6, {0: 1}),
+    "Q4_1": Scales(4.6, {0: 1, 2: -7.5}),
+    "Q5_0": Scales(9.2, {0: 1}),
+    "Q5_1": Scales(9.2, {0: 1, 2: -15.5}),
+    "Q8_0": Scales(74, {0: 1}),
+    "Q2_K": Scales(14, {80: 1, 82: 1.5}),
+    "Q3_K": Scales(43, {108: 1}),
+    "Q4_K": Scales(260, {0: 1, 2: 7.5}),
+    "Q5_K": Scales(520, {0: 1, 2: 15.5}),
+    "Q6_K": Scales(1370, {208: 1}),
+    "IQ4_NL": Scales(70, {0: 1}),
+    "IQ4_XS": Scales(1290, {0: 1}),
+    "TQ1_0": Scales(0.8, {52: 1}),
+    "TQ2_0": Scales(1.2, {64: 1}),
+}
+MXFP4_EXPONENTS = (118, 120)  # of the scale byte: four-bit values times 2 ** -10 to 2 ** -8
+PLAIN = ("F32", "F16", "BF16")
+TYPES = (*SCALES, "MXFP4", *PLAIN)
+
+
+def random_blocks(kind: str, count: int, rng: np.random.Generator) -> Bytes:
+    """`count` blocks of a type, [count, bytes of a block], whose values have about DEVIATION and a mean near 0."""
+    elements, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
+    if kind in PLAIN:
+        values = rng.standard_normal(count * elements, np.float32) * np.float32(DEVIATION)
+        if kind == "F16":
+            return values.astype(np.float16).view(np.uint8).reshape(count, size)
+        return values.view(np.uint8).reshape(count, 4)[:, 4 - size :]  # bfloat16 is float32's upper half
+    blocks = np.frombuffer(bytearray(rng.bytes(count * size)), np.uint8).reshape(count, size)
+    if kind == "MXFP4":
+        blocks[:, 0] = rng.integers(*MXFP4_EXPONENTS, count, np.uint8, endpoint=True)
+        return blocks
+    scales = SCALES[kind]
+    unit = rng.uniform(0.7, 1.3, count) * (DEVIATION / scales.deviation)
+    if len(scales.halves) == 1:
+        unit *= rng.choice((-1, 1), count)  # as in real files; without a minimum, the mean of the codes is not 0
+    for at, factor in scales.halves.items():
+        blocks[:, at : at + 2] = (unit * factor).astype(np.float16).view(np.uint8).reshape(count, 2)
+    return blocks
+
+
+def tensors(shape: Shape, mix: str) -> Iterator[tuple[str, tuple[int, ...], str]]:
+    """Name, shape and type of every tensor. `mix` is a type, for all matrices, or several, in turn; or Q4_K_M."""
+    kinds = cycle(mix.split())
+
+    def matrix(name: str, rows: int, columns: int) -> tuple[str, tuple[int, ...], str]:
+        kind = kind_in_mix(name, shape.layers) if mix == Q4_K_M else next(kinds)
+        return f"{name}.weight", (rows, columns), kind
+
+    hidden, mlp, kv = shape.hidden, shape.mlp_hidden, shape.kv_heads * shape.head_dim
+    q = shape.heads * shape.head_dim
+    yield matrix("token_embd", shape.vocabulary, hidden)
+    for number in range(shape.layers):
+        layer = f"blk.{number}."
+        yield f"{layer}attn_norm.weight", (hidden,), "F32"
+        yield matrix(f"{layer}attn_q", q, hidden)
+        yield matrix(f"{layer}attn_k", kv, hidden)
+        yield matrix(f"{layer}attn_v", kv, hidden)
+        yield matrix(f"{layer}attn_output", hidden, q)
+        yield f"{layer}ffn_norm.weight", (hidden,), "F32"
+        yield matrix(f"{layer}ffn_gate", mlp, hidden)
+        yield matrix(f"{layer}ffn_up", mlp, hidden)
+        yield matrix(f"{layer}ffn_down", hidden, mlp)
+    yield "output_norm.weight", (hidden,), "F32"
+    yield matrix("output", shape.vocabulary, hidden)
+
+
+def write(path: Path, mix: str, shape: Shape, seed: int = 0) -> None:
+    """Write a file, one piece of a tensor after another."""
+    writer = gguf.GGUFWriter(path, "llama")
+    _add_metadata(writer, shape)
+    _add_vocabulary(writer, shape.vocabulary)
+    listed = list(tensors(shape, mix))
+    for name, extents, kind in listed:
+        row = gguf.quant_shape_to_byte_shape(extents, gguf.GGMLQuantizationType[kind])
+        writer.add_tensor_info(name, row, np.dtype(np.uint8), int(np.prod(row)), gguf.GGMLQuantizationType[kind])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    writer.close()
+    rng = np.random.default_rng(seed)
+    with path.open("r+b") as file:
+        file.seek(0, 2)
+        for name, extents, kind in listed:
+            file.write(bytes(-file.tell() % gguf.GGUF_DEFAULT_ALIGNMENT))
+            left = int(np.prod(extents)) // gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]][0]
+            if name.endswith("norm.weight"):
+                file.write(rng.normal(1, 0.1, left).astype("<f4").tobytes())
+                continue
+            while left:
+                count = min(left, PIECE)
+                file.write(random_blocks(kind, count, rng).tobytes())
+                left -= count
+        file.write(bytes(-file.tell() % gguf.GGUF_DEFAULT_ALIGNMENT))
+
+
+def _add_metadata(writer: gguf.GGUFWriter, shape: Shape) -> None:
+    writer.add_name("Random weights")
+    writer.add_block_count(shape.layers)
+    writer.add_context_length(shape.context)
+    writer.add_embedding_length(shape.hidden)
+    writer.add_feed_forward_length(shape.mlp_hidden)
+    writer.add_head_count(shape.heads)
+    writer.add_head_count_kv(shape.kv_heads)
+    writer.add_key_length(shape.head_dim)
+    writer.add_value_length(shape.head_dim)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_freq_base(10_000.0)
+    writer.add_rope_dimension_count(shape.head_dim)
+    writer.add_vocab_size(shape.vocabulary)
+
+
+def _add_vocabulary(writer: gguf.GGUFWriter, size: int) -> None:
+    """A byte-level vocabulary: every byte, as many pairs of bytes as there is room for, and an end."""
+    alphabet = sorted(ByteLevel.alphabet())
+    pairs = list(islice(((a, b) for a in alphabet for b in alphabet), size - len(alphabet) - 1))
+    tokens = [*alphabet, *(a + b for a, b in pairs), "<|endoftext|>"]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(tokens)
+    writer.add_token_types([gguf.TokenType.NORMAL] * (size - 1) + [gguf.TokenType.CONTROL])
+    writer.add_token_merges([f"{a} {b}" for a, b in pairs])
+    writer.add_bos_token_id(size - 1)
+    writer.add_eos_token_id(size - 1)
+    writer.add_add_bos_token(False)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Write a Llama-shaped GGUF file of random weights.")
+    parser.add_argument("path", type=Path, metavar="OUT.gguf")
+    choices = [Q4_K_M, *TYPES]
+    parser.add_argument("--mix", type=str.upper, choices=choices, default=Q4_K_M, help="type of the matrices")
+    parser.add_argument("--size", choices=sorted(SIZES), default="1.1b")
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    write(given.path, given.mix, SIZES[given.size], given.seed)
+
+
+if __name__ == "__main__":
+    main()

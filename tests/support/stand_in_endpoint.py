@@ -1,0 +1,107 @@
+"""A server that speaks enough of OpenAI's dialect to be chatted with, and says what it is told to say."""
+
+import json
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import TracebackType
+from typing import Any, Self
+
+from tests.support.processes import HANGING_SECONDS
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A client that goes away in the middle is what is tried."""
+
+
+class StandInEndpoint:
+    """Serves while it is entered. Each reply is the next of `replies`, in pieces; the last one again and again. Asked
+    for a title, it gives one."""
+
+    def __init__(self, replies: Sequence[Sequence[str]] = (("Hello.",),)) -> None:
+        self.replies = list(replies)
+        self.asked: list[dict[str, Any]] = []
+        self.breaks_off = False  # behind the last piece of a reply
+        self.error: object = None  # that is told behind it
+        self.refusal: tuple[int, bytes] | None = None  # the answer to every request, if there is one
+        self.title = "A title"
+        self.pause = 0.0  # seconds between two pieces of a reply
+        self.done = 0  # replies that were sent whole
+        self.model: dict[str, Any] = {"id": "stand-in", "max_model_len": 1 << 24}
+        self.usage: dict[str, Any] | None = {"prompt_tokens": 9, "completion_tokens": 2}
+        self._held = threading.Event()
+        self._held.set()
+        self._server = _Server(("127.0.0.1", 0), self._handler())
+        self.url = f"http://127.0.0.1:{self._server.server_port}/v1"
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), name="endpoint", daemon=True)
+
+    def hold(self) -> None:
+        """Replies stop after their first piece."""
+        self._held.clear()
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._held.set()
+        self._server.shutdown()
+        self._thread.join(HANGING_SECONDS)
+        self._server.server_close()
+
+    def _next(self, asked: dict[str, Any]) -> Sequence[str]:
+        self.asked.append(asked)
+        return self.replies.pop(0) if len(self.replies) > 1 else self.replies[0]
+
+    def _chunks(self, pieces: Sequence[str]) -> Iterator[dict[str, Any]]:
+        for number, piece in enumerate(pieces):
+            if number:
+                time.sleep(self.pause)
+                self._held.wait()
+            yield {"choices": [{"index": 0, "delta": {"content": piece}}]}
+        if self.error is not None:
+            yield {"error": self.error}
+        if self.breaks_off:
+            return
+        yield {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}
+        if self.usage is not None:
+            yield {"choices": [], "usage": self.usage}
+
+    def _handler(endpoint: "StandInEndpoint") -> type[BaseHTTPRequestHandler]:  # noqa: N805  # the other is the handler's
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:  # as the library has it
+                self._answer("application/json", [json.dumps({"data": [endpoint.model]}).encode()])
+
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["content-length"]))
+                asked = json.loads(body)
+                for_chat = "max_tokens" not in asked  # a title has a limit
+                pieces = endpoint._next(asked) if for_chat else (endpoint.title,)
+                events = (b"data: " + json.dumps(chunk).encode() + b"\n\n" for chunk in endpoint._chunks(pieces))
+                self._answer("text/event-stream", events)
+                if endpoint.refusal is None:
+                    self.wfile.write(b"data: [DONE]\n\n")
+                endpoint.done += for_chat
+
+            def _answer(self, media_type: str, parts: Any) -> None:
+                status = 200
+                if endpoint.refusal is not None:
+                    status, *parts = endpoint.refusal
+                self.send_response(status)
+                self.send_header("content-type", media_type)
+                self.send_header("connection", "close")
+                self.end_headers()
+                for part in parts:
+                    self.wfile.write(part)
+                    self.wfile.flush()
+
+            def log_message(self, form: str, *values: object) -> None:
+                pass
+
+        return Handler

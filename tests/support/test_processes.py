@@ -1,0 +1,72 @@
+"""Processes of tests: the signals that they answer, and their end."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support import processes
+from tests.support.processes import Started, answer_signals
+
+ROOT = Path(__file__).parents[2]
+NAMES = ("SIGINT", "SIGHUP")
+ANSWERS = f"import signal; print(*(signal.getsignal(getattr(signal, name)) is signal.SIG_IGN for name in {NAMES}))"
+SLEEPING = [sys.executable, "-S", "-c", "import time; time.sleep(600)"]
+
+
+def test_started_programs_answer_signals_that_the_tests_inherited_as_ignored() -> None:
+    before = {name: signal.signal(getattr(signal, name), signal.SIG_IGN) for name in NAMES}
+    try:
+        answer_signals()
+        said = subprocess.check_output([sys.executable, "-S", "-c", ANSWERS], text=True)
+    finally:
+        for name, handler in before.items():
+            signal.signal(getattr(signal, name), handler)
+    assert said.split() == ["False", "False"]
+
+
+def test_the_tests_themselves_answer_ctrl_c() -> None:
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_process_is_killed_if_the_body_of_its_with_fails() -> None:
+    with pytest.raises(LookupError), Started(SLEEPING) as process:
+        raise LookupError
+    assert process.returncode == -signal.SIGKILL
+
+
+def test_a_process_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "HANGING_SECONDS", 0.1)
+    with Started(SLEEPING) as process:
+        pass
+    assert process.returncode == -signal.SIGKILL
+
+
+HANGING_TEST = """
+import threading
+def test_first(): pass
+def test_hangs():
+    try:
+        threading.Event().wait()
+    finally:
+        threading.Event().wait()
+def test_last(): pass
+"""
+
+
+def test_a_test_that_hangs_fails_alone(tmp_path: Path) -> None:
+    """Both of its waits are interrupted."""
+    (tmp_path / "pyproject.toml").write_text("[tool.pytest.ini_options]\ntimeout = 3\n")
+    imported = (
+        f"import sys; sys.path.insert(0, {str(ROOT)!r})\nfrom tests.support.timeouts import pytest_timeout_set_timer\n"
+    )
+    (tmp_path / "conftest.py").write_text(imported)
+    (tmp_path / "test_it.py").write_text(HANGING_TEST)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", str(tmp_path)]
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=processes.HANGING_SECONDS
+    )
+    assert "1 failed, 2 passed" in done.stdout, done.stdout
+    assert "test_it.py::test_hangs" in done.stdout

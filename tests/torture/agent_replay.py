@@ -1,0 +1,390 @@
+"""An agent's conversation of 20 turns over HTTP, with a restart by kill -9 and one by a stop in the middle:
+`python -m tests.torture.agent_replay MODEL [--llama-server PATH]`.
+
+A long system prompt with tool definitions, tool results, questions; and thinking that the template drops when the next
+question comes. The stand-in for that: a template that takes the first twelve words off earlier replies. Printed for
+each turn: the tokens that stand neither in the last prompt nor in its reply, the tokens that were computed, and the
+time to the first token; for this program with blocks on disk and without, and for llama-server beside it. Last, the
+second turn of a chat of 2,000 tokens beside a prompt as long as what is new in it.
+"""
+
+import argparse
+import json
+import os
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import httpx
+
+from app.bench.servers import answers, free_port
+from app.generation.messages import Message
+from app.generation.template import ChatTemplateRenderer
+from app.process.instance import running_instances
+from app.settings.settings import child_environment, load_settings
+from app.text import gguf_tokenizer
+from app.text.tokenizer import Tokenizer
+from quant.gguf import GGUFFile
+
+TURNS, KILLED_AFTER, STOPPED_AFTER = 20, 8, 14
+REPLY_TOKENS = 60
+SPARE = 16  # tokens that a turn may compute beyond those that are new: what does not fill a block
+CONTEXT = 8192
+
+TEMPLATE = (
+    "{%- set questions = messages | selectattr('role', 'equalto', 'user') | list -%}"
+    "{%- set seen = namespace(questions=0) -%}"
+    "{%- for message in messages -%}"
+    "{%- if message.role == 'user' -%}{%- set seen.questions = seen.questions + 1 -%}{%- endif -%}"
+    "{%- set said = message.content.split(' ') -%}"
+    "{%- set thought = message.role == 'assistant' and seen.questions < questions | length -%}"
+    "{{- '<|im_start|>' + message.role + '\\n' -}}"
+    "{{- said[THOUGHT:] | join(' ') if thought else message.content -}}"
+    "{{- '<|im_end|>\\n' -}}"
+    "{%- endfor -%}"
+    "{{- '<|im_start|>assistant\\n' if add_generation_prompt -}}"
+).replace("THOUGHT", "12")
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What one turn showed."""
+
+    prompt: int  # tokens
+    absent: int  # of them, those behind what the last prompt and its reply have in common with it
+    computed: int
+    seconds: float  # to the first token
+    reply: str
+
+
+class Server(Protocol):
+    """A server that can be restarted."""
+
+    name: str
+
+    def start(self) -> None: ...
+
+    def kill(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+    def post(self) -> str: ...
+
+    def body(self) -> Mapping[str, Any]: ...
+
+    def computed(self, usage: Mapping[str, Any], timings: Mapping[str, Any]) -> int: ...
+
+
+@dataclass
+class Ingle:
+    """`ingle serve`, with a folder of its own for what it keeps."""
+
+    name: str
+    model: Path
+    folder: Path
+    disk_gb: str
+    threads: int
+    process: "subprocess.Popen[bytes] | None" = None
+    url: str = ""
+    served: str = ""
+
+    def start(self) -> None:
+        environment = child_environment(
+            INGLE_STATE_DIR=str(self.folder / "state"),
+            INGLE_KV_DISK_DIR=str(self.folder / "kv"),
+            INGLE_KV_DISK_GB=self.disk_gb,
+        )
+        command = [sys.executable, "-m", "app", "serve", "--quiet", "--port", "0", "--model", str(self.model)]
+        command += ["--threads", str(self.threads), "--context", str(CONTEXT)]
+        self.process = subprocess.Popen(command, env=environment)
+        own = replace(load_settings(), state_dir=self.folder / "state")
+        while True:
+            found = [it for it in running_instances(own) if it.pid == self.process.pid]
+            if found and answers(found[0].url):
+                break
+            if self.process.poll() is not None:
+                raise SystemExit("ingle serve ended")
+            time.sleep(0.05)
+        self.url, self.served = found[0].url, found[0].model
+
+    def kill(self) -> None:
+        _end(self.process, signal.SIGKILL)
+
+    def stop(self) -> None:
+        _end(self.process, signal.SIGTERM)
+
+    def post(self) -> str:
+        return f"{self.url}/v1/chat/completions"
+
+    def body(self) -> Mapping[str, Any]:
+        return {"model": self.served}
+
+    def computed(self, usage: Mapping[str, Any], timings: Mapping[str, Any]) -> int:
+        return int(usage["prompt_tokens"]) - int(usage["prompt_tokens_details"]["cached_tokens"])
+
+
+@dataclass
+class Llama:
+    """llama-server, as it comes: its prompt cache is on."""
+
+    name: str
+    program: Path
+    model: Path
+    threads: int
+    process: "subprocess.Popen[bytes] | None" = None
+    port: int = 0
+
+    def start(self) -> None:
+        self.port = free_port()
+        command = [
+            str(self.program),
+            "-m",
+            str(self.model),
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(self.port),
+            "-np",
+            "1",
+        ]
+        command += ["-t", str(self.threads), "-tb", str(self.threads), "-c", str(CONTEXT), "--jinja"]
+        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        while not answers(f"http://127.0.0.1:{self.port}"):
+            time.sleep(0.05)
+
+    def kill(self) -> None:
+        _end(self.process, signal.SIGKILL)
+
+    def stop(self) -> None:
+        _end(self.process, signal.SIGTERM)
+
+    def post(self) -> str:
+        return f"http://127.0.0.1:{self.port}/v1/chat/completions"
+
+    def body(self) -> Mapping[str, Any]:
+        return {"model": "any"}
+
+    def computed(self, usage: Mapping[str, Any], timings: Mapping[str, Any]) -> int:
+        return int(timings["prompt_n"])
+
+
+def _end(process: "subprocess.Popen[bytes] | None", number: int) -> None:
+    if process is not None and process.poll() is None:
+        os.kill(process.pid, number)
+        process.wait()
+
+
+@dataclass
+class Conversation:
+    """The agent's side; the same for every server but for what the replies say."""
+
+    tokenizer: Tokenizer
+    renderer: ChatTemplateRenderer
+    messages: list[Message] = field(default_factory=list)
+    before: str = ""  # the last prompt and its reply, as text
+
+    def rendered(self) -> str:
+        protected = [message.with_texts(self.tokenizer.protect) for message in self.messages]
+        variables: dict[str, Any] = dict(self.tokenizer.special_tokens)
+        return self.renderer.render(TEMPLATE, protected, variables=variables)
+
+    def absent(self, rendered: str) -> int:
+        pairs = enumerate(zip(self.before, rendered, strict=False))
+        common = next((place for place, (was, now) in pairs if was != now), min(len(self.before), len(rendered)))
+        return len(self.tokenizer.encode_rendered(rendered[common:]))
+
+    def turn(self, server: Server, message: Message) -> Turn:
+        self.messages.append(message)
+        rendered = self.rendered()
+        absent = self.absent(rendered)
+        reply, usage, timings, seconds = ask(server, self.messages, REPLY_TOKENS)
+        self.messages.append(Message("assistant", reply))
+        self.before = rendered + self.tokenizer.protect(reply)
+        return Turn(int(usage["prompt_tokens"]), absent, server.computed(usage, timings), seconds, reply)
+
+
+def ask(
+    server: Server, messages: Sequence[Message], tokens: int
+) -> tuple[str, Mapping[str, Any], Mapping[str, Any], float]:
+    """The reply, what it used, and the seconds to its first token."""
+    body = {
+        **server.body(),
+        "messages": [{"role": message.role, "content": message.content} for message in messages],
+        "max_tokens": tokens,
+        "temperature": 0.8,
+        "seed": 1,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    texts: list[str] = []
+    usage: Mapping[str, Any] = {}
+    timings: Mapping[str, Any] = {}
+    first = 0.0
+    began = time.perf_counter()
+    with httpx.stream("POST", server.post(), json=body, timeout=600, trust_env=False) as response:
+        for line in response.iter_lines():
+            if not line.startswith("data: {"):
+                continue
+            chunk = json.loads(line.removeprefix("data: "))
+            if "error" in chunk:
+                raise SystemExit(chunk["error"])
+            usage, timings = chunk.get("usage") or usage, chunk.get("timings") or timings
+            for choice in chunk["choices"]:
+                if text := choice["delta"].get("content"):
+                    first = first or time.perf_counter() - began
+                    texts.append(text)
+    return "".join(texts), usage, timings, first or time.perf_counter() - began
+
+
+WORDS = (
+    "file",
+    "line",
+    "test",
+    "build",
+    "error",
+    "value",
+    "table",
+    "index",
+    "cache",
+    "block",
+    "token",
+    "model",
+    "reply",
+)
+
+
+def some_words(chance: random.Random, count: int) -> str:
+    return " ".join(chance.choice(WORDS) for _ in range(count))
+
+
+def system_prompt(chance: random.Random) -> str:
+    tools = [
+        {
+            "name": f"tool_{number}",
+            "description": some_words(chance, 30),
+            "parameters": {name: {"type": "string", "description": some_words(chance, 8)} for name in "abc"},
+        }
+        for number in range(12)
+    ]
+    return f"You are an agent that uses tools.\n{some_words(chance, 200)}\n{json.dumps(tools, indent=1)}"
+
+
+def incoming(chance: random.Random, turn: int) -> Message:
+    """A question first and after each three results of tools."""
+    if turn % 4 == 0:
+        return Message("user", f"Question {turn}: {some_words(chance, 25)}?")
+    return Message("tool", json.dumps({"result": some_words(chance, chance.choice((20, 60, 120)))}))
+
+
+def replay(server: Server, conversation: Conversation, turns: int) -> list[Turn]:
+    chance = random.Random(1)
+    conversation.messages.append(Message("system", system_prompt(chance)))
+    shown = []
+    server.start()
+    try:
+        for turn in range(turns):
+            shown.append(conversation.turn(server, incoming(chance, turn)))
+            if turn + 1 == KILLED_AFTER:
+                time.sleep(2)
+                server.kill()
+                server.start()
+            if turn + 1 == STOPPED_AFTER:
+                server.stop()
+                server.start()
+    finally:
+        server.kill()
+    return shown
+
+
+def second_turn(server: Ingle, rounds: int) -> list[tuple[float, float]]:
+    """Of each round, the seconds to the first token: of the second turn of a chat of 2,000 tokens; and of a prompt of
+    ids that goes on behind as many tokens with as many new ones, and 31 more: which needs no template and no encoding.
+    """
+    chance = random.Random(2)
+    shown = []
+    server.start()
+    try:
+        for _ in range(rounds):
+            messages = [Message("user", some_words(chance, 1950))]
+            reply, before, _, _ = ask(server, messages, 16)
+            messages += [Message("assistant", reply), Message("user", some_words(chance, 30))]
+            _, usage, _, seconds = ask(server, messages, 1)
+            known = int(before["total_tokens"])
+            ids = [chance.randrange(100, 40_000) for _ in range(int(usage["prompt_tokens"]) + 31)]
+            read_ids(server, ids[:known])
+            shown.append((seconds, read_ids(server, ids)))
+    finally:
+        server.kill()
+    return shown
+
+
+def read_ids(server: Ingle, ids: Sequence[int]) -> float:
+    """Seconds to the first token behind a prompt."""
+    body = {**server.body(), "prompt": ids, "max_tokens": 1, "temperature": 0}
+    began = time.perf_counter()
+    httpx.post(f"{server.url}/v1/completions", json=body, timeout=600, trust_env=False).raise_for_status()
+    return time.perf_counter() - began
+
+
+@contextmanager
+def with_template(model: Path) -> Iterator[Path]:
+    """A copy of a model file with the template of this module."""
+    with tempfile.TemporaryDirectory(prefix="agent-replay-") as folder:
+        path = Path(folder, model.name)
+        command = [sys.executable, "-m", "gguf.scripts.gguf_new_metadata", "--force", "--chat-template", TEMPLATE]
+        subprocess.run([*command, str(model), str(path)], check=True, capture_output=True)
+        yield path
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("model", type=Path)
+    arguments.add_argument("--llama-server", type=Path)
+    arguments.add_argument("--threads", type=int, default=2)
+    arguments.add_argument("--turns", type=int, default=TURNS)
+    arguments.add_argument("--rounds", type=int, default=5, help="of the second turn")
+    wanted = arguments.parse_args()
+    with ExitStack() as resources:
+        model = resources.enter_context(with_template(wanted.model))
+        scratch = Path(resources.enter_context(tempfile.TemporaryDirectory(prefix="agent-replay-")))
+        renderer = resources.enter_context(ChatTemplateRenderer())
+        with GGUFFile(model) as file:
+            tokenizer = gguf_tokenizer.from_gguf(file.metadata)
+        ours = Ingle("ingle", model, scratch / "on", "10", wanted.threads)
+        servers: list[Server] = [ours, Ingle("ingle, no disk", model, scratch / "off", "0", wanted.threads)]
+        if wanted.llama_server:
+            servers.append(Llama("llama-server", wanted.llama_server, model, wanted.threads))
+        shown = {server.name: replay(server, Conversation(tokenizer, renderer), wanted.turns) for server in servers}
+        report(shown, wanted.turns)
+        rounds = second_turn(ours, wanted.rounds)
+        print("second turn of 2,000 tokens, and its new tokens + 31 as ids: ", end="")
+        print(", ".join(f"{1e3 * second:.0f} and {1e3 * ids:.0f} ms" for second, ids in rounds))
+        print(f"median of the differences: {1e3 * statistics.median(second - ids for second, ids in rounds):.1f} ms")
+
+
+def report(shown: Mapping[str, Sequence[Turn]], turns: int) -> None:
+    print("turn  prompt  absent" + "".join(f"  {name:>24}" for name in shown))
+    for turn in range(turns):
+        row = [of_server[turn] for of_server in shown.values()]
+        figures = "".join(f"  {it.computed:>12} {1e3 * it.seconds:>8.0f} ms" for it in row)
+        after = {KILLED_AFTER: "  kill -9", STOPPED_AFTER: "  stopped"}.get(turn, "")
+        print(f"{turn + 1:>4}  {row[0].prompt:>6}  {row[0].absent:>6}{figures}{after}")
+    first = next(iter(shown.values()))
+    too_many = [number + 1 for number, turn in enumerate(first) if number and turn.computed > turn.absent + SPARE]
+    print(f"turns that computed more than is absent + {SPARE}: {too_many or 'none'}")
+    if "ingle, no disk" in shown:
+        same = [it.reply for it in first] == [it.reply for it in shown["ingle, no disk"]]
+        print(f"replies with and without files are {'the same' if same else 'DIFFERENT'}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,212 @@
+"""Whether any grammar harms others: `python -m tests.torture.hostile_grammars MODEL.gguf`.
+
+A server of its own answers 200 requests with grammars and schemas that cost as much as they can, several at a time, in
+all the fields that take one, whole and streamed. Meanwhile one client reads a stream again and again. Printed: the
+statuses and the slowest answers; the longest time between two tokens of the stream, alone and under attack, and whether
+its text was the same; and the memory of all processes before, at its peak, and after. The exit status is 1 if a promise
+of RELIABILITY.md is broken.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import random
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from tests.app.grammars.hostile_grammars import Hostile, hostile
+
+CHAT, COMPLETION, LLAMA = "/v1/chat/completions", "/v1/completions", "/completion"
+STREAM = {"prompt": "Once upon a time", "max_tokens": 100, "temperature": 0, "ignore_eos": True, "stream": True}
+REPLY_TOKENS = 24
+QUIET_ROUNDS = 3
+SETTLING_SECONDS = 75.0  # processes of grammars that nobody asks for end after a minute
+SHARE_KEPT = 1.25  # of the memory before, that may be in use afterwards
+MOST_SECONDS, MOST_GAP = 5.0, 1.0
+
+
+@contextmanager
+def serving(model: Path) -> Iterator[tuple[str, int]]:
+    """The address and the process id of a server with folders of its own."""
+    with tempfile.TemporaryDirectory() as home:
+        folders = {"INGLE_STATE_DIR": f"{home}/state", "INGLE_KV_DISK_DIR": f"{home}/kv", "XDG_CONFIG_HOME": home}
+        command = [sys.executable, "-m", "app", "serve", "--model", str(model), "--port", "0", "--context", "2048"]
+        said = Path(home, "said")
+        with said.open("wb") as log, subprocess.Popen(command, env=os.environ | folders, stderr=log) as process:
+            try:
+                while not (found := re.search(r"is ready at (http://127\.0\.0\.1:\d+)/v1", said.read_text())):
+                    assert process.poll() is None, said.read_text()
+                    time.sleep(0.1)
+                yield found[1], process.pid
+            finally:
+                process.terminate()
+
+
+def memory(pid: int) -> float:
+    """Megabytes that a process and all that it started have allocated, each shared page counted once. Files that are
+    mapped, which other programs may share, are left out."""
+    pids, left = [pid], [pid]
+    while left:
+        found = _children(left.pop())
+        pids += found
+        left += found
+    return sum(map(_allocated_kilobytes, pids)) / 1024
+
+
+def _children(pid: int) -> list[int]:
+    """The processes that any of a process's threads has started; none if it has ended."""
+    found: list[int] = []
+    for thread in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            found += map(int, thread.read_text().split())
+    return found
+
+
+def _allocated_kilobytes(pid: int) -> int:
+    try:
+        told = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    except OSError:
+        return 0
+    found = re.search(r"^Pss_Anon:\s+(\d+)", told, re.MULTILINE)
+    return int(found[1]) if found else 0
+
+
+@dataclass
+class Control:
+    """One stream, read again and again."""
+
+    gaps: list[float] = field(default_factory=list)
+    texts: set[str] = field(default_factory=set)
+
+    async def read(self, client: httpx.AsyncClient) -> None:
+        text, last = "", 0.0
+        async with client.stream("POST", COMPLETION, json=STREAM) as reply:
+            async for line in reply.aiter_lines():
+                if not line.startswith("data: {"):
+                    continue
+                now = time.perf_counter()
+                self.gaps += [now - last] if last else []
+                last = now
+                text += json.loads(line.removeprefix("data: "))["choices"][0]["text"]
+        self.texts.add(text)
+
+    async def read_until(self, client: httpx.AsyncClient, over: asyncio.Event) -> None:
+        while not over.is_set():
+            await self.read(client)
+
+
+def request_of(asked: Hostile, chance: random.Random) -> tuple[str, dict[str, Any]]:
+    """A request that asks for a grammar, in one of the ways there are."""
+    schema = json.loads(asked.text) if asked.kind == "json" else None
+    messages = [{"role": "user", "content": "Write something."}]
+    named = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+    ways: Mapping[str, list[tuple[str, dict[str, Any]]]] = {
+        "json": [
+            (CHAT, {"messages": messages, "response_format": named}),
+            (COMPLETION, {"prompt": "JSON:", "guided_json": schema}),
+            (LLAMA, {"prompt": "JSON:", "json_schema": schema, "n_predict": REPLY_TOKENS}),
+        ],
+        "regex": [(COMPLETION, {"prompt": "Text:", "structured_outputs": {"regex": asked.text}})],
+        "gbnf": [
+            (LLAMA, {"prompt": "Text:", "grammar": asked.text, "n_predict": REPLY_TOKENS}),
+            (COMPLETION, {"prompt": "Text:", "guided_grammar": asked.text}),
+        ],
+        "lark": [(CHAT, {"messages": messages, "guided_grammar": asked.text})],
+    }
+    path, fields = chance.choice(ways[asked.kind])
+    return path, {"max_tokens": REPLY_TOKENS, "stream": chance.random() < 0.5, **fields}
+
+
+@dataclass
+class Outcome:
+    """What became of the requests."""
+
+    statuses: Counter[str] = field(default_factory=Counter)
+    seconds: list[tuple[float, int]] = field(default_factory=list)  # with the seed of each
+
+
+async def attack(client: httpx.AsyncClient, seeds: Iterator[int], outcome: Outcome) -> None:
+    """Send the requests of some seeds, one after the other."""
+    for seed in seeds:
+        chance = random.Random(seed)
+        path, body = request_of(hostile(chance), chance)
+        began = time.perf_counter()
+        reply = await client.post(path, json=body)
+        outcome.seconds.append((time.perf_counter() - began, seed))
+        failed = reply.status_code == 200 and '"error"' in reply.text
+        outcome.statuses[f"{reply.status_code}{', ended by an error' if failed else ''}"] += 1
+
+
+async def measured(url: str, pid: int, first: int, count: int, at_once: int) -> bool:
+    """Whether all promises were kept."""
+    quiet, busy, outcome = Control(), Control(), Outcome()
+    async with httpx.AsyncClient(base_url=url, timeout=120) as client:
+        warm = {"prompt": "JSON:", "max_tokens": 5, "guided_json": {"type": "object"}}
+        (await client.post(COMPLETION, json=warm)).raise_for_status()
+        for _ in range(QUIET_ROUNDS):
+            await quiet.read(client)
+        before = peak = memory(pid)
+        over, seeds = asyncio.Event(), iter(range(first, first + count))
+        reading = asyncio.create_task(busy.read_until(client, over))
+        attacks = asyncio.gather(*(attack(client, seeds, outcome) for _ in range(at_once)))
+        while not attacks.done():
+            await asyncio.wait([attacks], timeout=0.5)
+            peak = max(peak, await asyncio.to_thread(memory, pid))
+        over.set()
+        await reading
+        attacks.result()
+        await asyncio.sleep(SETTLING_SECONDS)
+        after = memory(pid)
+    return report(quiet, busy, outcome, (before, peak, after))
+
+
+def report(quiet: Control, busy: Control, outcome: Outcome, megabytes: tuple[float, float, float]) -> bool:
+    before, peak, after = megabytes
+    slowest = sorted(outcome.seconds, reverse=True)[:5]
+    print("answers:", ", ".join(f"{count} x {status}" for status, count in sorted(outcome.statuses.items())))
+    print("slowest:", ", ".join(f"{seconds:.2f} s (seed {seed})" for seconds, seed in slowest))
+    for name, control in (("alone", quiet), ("under attack", busy)):
+        ordered = sorted(control.gaps)
+        p99 = ordered[int(0.99 * len(ordered))]
+        print(f"stream {name}: {len(ordered)} gaps, p99 {p99 * 1000:.0f} ms, worst {ordered[-1] * 1000:.0f} ms")
+    same = quiet.texts == busy.texts and len(busy.texts) == 1
+    print("the stream's text under attack:", "the same" if same else "another")
+    print(f"memory: {before:.0f} MB before, {peak:.0f} MB at its peak, {after:.0f} MB after")
+    kept = {
+        "no answer of 5xx": not any(status.startswith("5") for status in outcome.statuses),
+        f"no answer after {MOST_SECONDS:g} s": slowest[0][0] <= MOST_SECONDS,
+        f"no gap over {MOST_GAP:g} s": max(busy.gaps) <= MOST_GAP,
+        "the same text": same,
+        "memory given back": after <= SHARE_KEPT * before,
+    }
+    print("broken:", ", ".join(name for name, is_kept in kept.items() if not is_kept) or "nothing")
+    return all(kept.values())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--count", type=int, default=200, help="how many requests attack")
+    parser.add_argument("--at-once", type=int, default=4, help="how many of them at the same time")
+    parser.add_argument("--seed", type=int, default=0, help="of the first of them")
+    given = parser.parse_args()
+    with serving(given.model) as (url, pid):
+        is_kept = asyncio.run(measured(url, pid, given.seed, given.count, given.at_once))
+    sys.exit(not is_kept)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,153 @@
+"""By hand: the real chat in a real terminal, ended in every way, and given texts that would drive a terminal.
+
+    python -m tests.torture.killed_chats --rounds 5 --texts 2000
+
+Ends: `ingle chat` runs in a pseudo-terminal over an endpoint that stands in for a model, which is in the middle of a
+reply; then its screens are ended by a key or a signal, its guard by SIGTERM, or its endpoint dies. Told: the exit
+status, and whether the terminal is as it was. Texts: random markup, tables, fences, escape sequences and lines without
+an end, cut anywhere, come as replies. Told: whether the program lives, how many sequences of the texts reached the
+terminal, and how long a key took to be seen.
+"""
+
+import argparse
+import os
+import random
+import select
+import signal
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.support.stand_in_endpoint import StandInEndpoint
+from tests.support.terminal_screen import Ended, Terminal, children_of, python
+
+QUIT = b"\x11"
+SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGSEGV", "SIGABRT", "SIGKILL")
+EVIL = (
+    "\x1b]0;{0}\x07", "\x1b]52;c;{0}\x07", "\x1b]8;;http://{0}\x1b\\", "\x1bP{0}\x1b\\", "\x1b[31;5m{0}", "\x9b31m{0}",
+    "\x1b[2J{0}", "\x1bc{0}", "\x9d52;c;{0}\x9c", "\x1b[?1049l{0}", "\u202e{0}\u202c", "\x07{0}\x08\x7f",
+)  # fmt: skip
+PLAIN = (
+    "[/] [bold {0}", "# {0}\n\n* a\n  * b\n", "| a | b |\n|---|---|\n| {0} | `x` |\n", "```py\n{0}\n",
+    "~~~~\n[/{0}]\n~~~~\n",
+    "[{0}](javascript:alert(1))", "![{0}](file:///etc/passwd)", "<script>{0}</script>", "> " * 40 + "{0}", "{0} " * 500,
+    "{0}" * 3000, "**" * 99 + "{0}", "1. " * 60 + "{0}\n", "&#x1b;{0}&#27;", "$$\\frac{{{0}}}$$", "\\" * 50 + "{0}",
+)  # fmt: skip
+
+
+def chat(place: Path, endpoint: StandInEndpoint) -> Terminal:
+    """One that is ready to be typed into."""
+    folders = {f"INGLE_{name}_DIR": str(place / name) for name in ("STATE", "CACHE", "MODELS")}
+    terminal = Terminal(python("-m", "app", "chat", "--endpoint", endpoint.url), folders)
+    terminal.resize(120, 40)
+    terminal.read_until(lambda output: b"sk anything" in output)  # the cursor may be on the "A"
+    return terminal
+
+
+def quiet(terminal: Terminal, seconds: float = 0.4) -> None:
+    """Read until nothing has come for a while; a cursor that blinks is nothing."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        if select.select([terminal.master], [], [], 0.02)[0]:
+            part = os.read(terminal.master, 65536)
+            terminal.output += part
+            if len(part) > 400:
+                until = time.monotonic() + seconds
+
+
+def say(terminal: Terminal, endpoint: StandInEndpoint, *, whole: bool = True) -> None:
+    asked, done = len(endpoint.asked), endpoint.done
+    os.write(terminal.master, b"x\r")
+    terminal.read_until(lambda output: len(endpoint.asked) > asked and (not whole or endpoint.done > done))
+    quiet(terminal)
+
+
+def ended_by(act: Callable[[Terminal], None], *, dies: bool = False) -> Ended:
+    with tempfile.TemporaryDirectory(prefix="ingle-chat-") as place:
+        endpoint = StandInEndpoint([["It ", "goes ", "on."]])
+        endpoint.usage = None
+        with endpoint:
+            terminal = chat(Path(place), endpoint)
+            endpoint.hold()
+            say(terminal, endpoint, whole=False)
+            if not dies:
+                act(terminal)
+                return terminal.ended()
+        act(terminal)
+        return terminal.ended()
+
+
+def kill_screens(name: str) -> Callable[[Terminal], None]:
+    return lambda terminal: os.kill(children_of(terminal.pid)[0], getattr(signal, name))
+
+
+def leave(terminal: Terminal) -> None:
+    quiet(terminal)
+    os.write(terminal.master, QUIT)
+
+
+def ends(rounds: int) -> None:
+    ways: dict[str, tuple[Callable[[Terminal], None], bool]] = {
+        "a key": (leave, False),
+        "the endpoint dies, then a key": (leave, True),
+        "SIGTERM to the guard": (lambda terminal: os.kill(terminal.pid, signal.SIGTERM), False),
+        **{f"{name} to the screens": (kill_screens(name), False) for name in SIGNALS},
+    }
+    back = 0
+    for way, (act, dies) in ways.items():
+        for _ in range(rounds):
+            ended = ended_by(act, dies=dies)
+            is_back = not ended.modes and ended.attributes_are_back
+            back += is_back
+            print(f"{way}: status {ended.status}, {'restored' if is_back else f'NOT RESTORED {sorted(ended.modes)}'}")
+    print(f"{back} of {len(ways) * rounds} terminals are as they were")
+
+
+def texts(count: int, draw: random.Random) -> None:
+    evil = [draw.choice(EVIL).format(f"evil{number}") for number in range(count)]
+    replies = []
+    for start in range(0, count, 20):
+        text = "".join(
+            draw.choice(PLAIN).format(f"word{start}") + one + draw.choice(("", "\n"))
+            for one in evil[start : start + 20]
+        )
+        cuts = sorted(draw.randrange(len(text)) for _ in range(draw.randrange(1, 30)))
+        replies.append([text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)])
+    with tempfile.TemporaryDirectory(prefix="ingle-chat-") as place, StandInEndpoint(replies) as endpoint:
+        terminal = chat(Path(place), endpoint)
+        pauses = []
+        for number in range(len(replies)):
+            say(terminal, endpoint)
+            begun, seen = time.monotonic(), len(terminal.output)
+            word = f"k{number}q".encode()
+            os.write(terminal.master, word[:1])
+            terminal.read_until(lambda output, seen=seen: len(output) > seen)  # type: ignore[misc]
+            pauses.append(time.monotonic() - begun)
+            os.write(terminal.master, b"\x15\x7f")
+            quiet(terminal, 0.1)
+        os.write(terminal.master, QUIT)
+        ended = terminal.ended()
+    reached = sum(one.encode("utf-8", "surrogatepass") in ended.output for one in evil)
+    raw = sum(ended.output.count(sign) for sign in (b"\x1b]52", b"\x1b]8;;http", b"\x1bP", b"\xc2\x9b", b"\xc2\x9d"))
+    print(f"{count} texts in {len(replies)} replies: status {ended.status}, {reached} sequences of theirs and {raw} of "
+          f"their kinds in {len(ended.output)} bytes; a key was seen after {statistics.median(pauses):.3f} s, "
+          f"{max(pauses):.3f} s at most")  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rounds", type=int, default=0)
+    parser.add_argument("--texts", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32))
+    given = parser.parse_args()
+    print(f"seed {given.seed}")
+    if given.rounds:
+        ends(given.rounds)
+    if given.texts:
+        texts(given.texts, random.Random(given.seed))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,153 @@
+"""By hand: several chats on one history that are killed: `python -m tests.torture.killed_sharers --kills 30`.
+
+Real `ingle chat --plain` processes ask an endpoint that streams short replies. A random one of them is killed with
+SIGKILL at a random moment and started again, while the others go on; now and then all of them are killed. Counted after
+each kill: questions that the endpoint was asked, and replies that a chat has shown whole, which the history does not
+have; and histories that are told to be damaged.
+"""
+
+import argparse
+import os
+import random
+import select
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from app.history.history import History
+from app.history.records import State
+from tests.support.stand_in_endpoint import StandInEndpoint
+from tests.support.terminal_screen import HANGING_SECONDS, ROOT, python
+
+PIECE_SECONDS = 0.02
+LINES = 2000  # that each chat is given; more than it answers before it is killed
+
+
+@dataclass(slots=True)
+class PlainChat:
+    """One process, which is asked without an end."""
+
+    process: subprocess.Popen[bytes]
+    shown: bytes = b""
+
+    @classmethod
+    def start(cls, state: Path, endpoint: StandInEndpoint, name: str) -> "PlainChat":
+        command = python("-m", "app", "chat", "--plain", "--endpoint", endpoint.url)
+        environment = {**os.environ, "INGLE_STATE_DIR": str(state), "INGLE_CACHE_DIR": str(state / "cache")}
+        process = subprocess.Popen(
+            command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        assert process.stdin is not None
+        process.stdin.write("".join(f"question {line} of {name}\n" for line in range(LINES)).encode())
+        process.stdin.flush()
+        return cls(process)
+
+    def read(self, *, to_end: bool = False) -> None:
+        """Take in what it has written by now."""
+        if self.process.stdout is None or self.process.stdout.closed:
+            return
+        descriptor = self.process.stdout.fileno()
+        while select.select([descriptor], [], [], None if to_end else 0)[0]:
+            part = os.read(descriptor, 1 << 16)
+            if not part:
+                break
+            self.shown += part
+
+    def kill(self) -> str:
+        """Returns what it had to tell."""
+        self.process.send_signal(signal.SIGKILL)
+        self.read(to_end=True)
+        _, told = self.process.communicate()
+        return told.decode()
+
+    @property
+    def replies(self) -> list[str]:
+        """Those that it has shown whole."""
+        return [line for line in self.shown.decode(errors="replace").split("\n")[:-1] if line.startswith("answer ")]
+
+
+@dataclass(slots=True)
+class Count:
+    """What was found after the kills."""
+
+    kills: int = 0
+    sent: int = 0  # questions and whole replies
+    lost: set[str] = field(default_factory=set)
+    told: list[str] = field(default_factory=list)  # by the history: it should tell nothing
+
+
+def answers(count: int) -> list[list[str]]:
+    return [[f"answer {number} ", *("goes on " for _ in range(number % 30)), "to its end."] for number in range(count)]
+
+
+def kill_rounds(kills: int, num_chats: int, draw: random.Random) -> Count:
+    """Kill chats that share a history, and look for what they had sent and shown."""
+    count = Count()
+    with (
+        tempfile.TemporaryDirectory(prefix="ingle-history-") as name,
+        StandInEndpoint(answers(100_000)) as endpoint,
+    ):
+        endpoint.pause = PIECE_SECONDS
+        state, started, dead = Path(name), 0, list[PlainChat]()
+        chats = [PlainChat.start(state, endpoint, f"chat {number}") for number in range(num_chats)]
+        while count.kills < kills:
+            _wait_for_replies(chats)
+            time.sleep(draw.uniform(0.0, 1.0))
+            killed = list(chats) if draw.random() < 0.2 else [draw.choice(chats)]
+            count.told += [told for chat in killed if "history" in (told := chat.kill())]
+            count.kills += len(killed)
+            dead += killed
+            _look(state, endpoint, [*chats, *dead], count)
+            started += len(killed)
+            names = (f"chat {num_chats + started + number}" for number in range(len(killed)))
+            chats = [chat for chat in chats if chat not in killed]
+            chats += [PlainChat.start(state, endpoint, each) for each in names]
+        for chat in chats:
+            chat.kill()
+        _look(state, endpoint, [*chats, *dead], count)
+    return count
+
+
+def _wait_for_replies(chats: Sequence[PlainChat]) -> None:
+    """Until each chat has shown a reply."""
+    deadline = time.monotonic() + HANGING_SECONDS
+    while not all(chat.replies for chat in chats):
+        for chat in chats:
+            chat.read()
+        assert time.monotonic() < deadline, [chat.shown[-200:] for chat in chats]
+        time.sleep(0.02)
+
+
+def _look(state: Path, endpoint: StandInEndpoint, chats: Sequence[PlainChat], count: Count) -> None:
+    asked = {str(request["messages"][-1]["content"]) for request in list(endpoint.asked)}
+    for chat in chats:
+        chat.read()
+    replies = {reply for chat in chats for reply in chat.replies}
+    with History(state / "history") as history:
+        count.told += [news.sentences for news in history.news]
+        messages = [message for chat in history.chats.listed() for message in history.messages.of(chat.id)]
+    whole = {message.text for message in messages if message.state is State.WHOLE}
+    count.sent = len({one for one in asked if one.startswith("question ")}) + len(replies)
+    count.lost |= {one for one in asked if one.startswith("question ")} - whole
+    count.lost |= replies - whole
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kills", type=int, default=30)
+    parser.add_argument("--chats", type=int, default=3)
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32))
+    given = parser.parse_args()
+    count = kill_rounds(given.kills, given.chats, random.Random(given.seed))
+    print(
+        f"seed {given.seed}: {count.kills} kills among {given.chats} chats: of {count.sent:,} questions and replies "
+        f"{len(count.lost)} lost; told: {count.told or 'nothing'}"
+    )
+
+
+if __name__ == "__main__":
+    main()
