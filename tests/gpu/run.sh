@@ -42,7 +42,7 @@ if [ -z "$dry" ] && [ "$only" != bench ]; then
   echo "== tests on the GPU"
   INGLE_TEST_GPU=1 timeout --kill-after=5 "$tests" python3 -m pytest -q -n "$(($(nproc) / 2 + 1))" -m 'gpu or kernels' \
     --continue-on-collection-errors --durations=5 -p no:cacheprovider \
-    tests/quant/kernels tests/quant/cuda tests/engine/kernels tests/engine/cuda 2>&1 | tee "$out/tests.log" | tail -n 40
+    tests/quant/kernels tests/quant/cuda tests/engine/kernels tests/engine/backends/cuda 2>&1 | tee "$out/tests.log" | tail -n 40
   tested=${PIPESTATUS[0]}
   echo "tests: $([ "$tested" = 0 ] && echo passed || echo "status $tested, see above"), after $SECONDS s"
 fi
