@@ -9,11 +9,12 @@ import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AbstractContextManager, aclosing
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import httpx
 import msgspec
 
+from app.chat_backend.reply_parts import Begun, Ended, PromptProgress, ReasoningDelta, ReplyPart, TextDelta
 from app.client.http import ServerUnreachable, as_agreed, refusal, server_sent_data, told_sampling
 from app.errors import AppError, InvalidSetting
 from app.generation.cache_details import PromptTokensDetails
@@ -22,42 +23,6 @@ from app.history.records import State, Usage
 from app.process.engine_lease import CHAT_CLIENT
 from app.settings.settings import APP_NAME
 from quant.errors import InglenookError
-
-
-class Begun(NamedTuple):
-    """The server has accepted it. Of a server that gives replies no id, there is none."""
-
-    reply: str  # its id
-
-
-class PromptProgress(NamedTuple):
-    """How much of the prompt is read, in tokens."""
-
-    done: int  # those that were cached included
-    total: int
-    cached: int
-
-
-class ReasoningDelta(NamedTuple):
-    """More of what the model thinks before it answers."""
-
-    text: str
-
-
-class TextDelta(NamedTuple):
-    """More of the answer."""
-
-    text: str
-
-
-class Ended(NamedTuple):
-    """The last event of a reply."""
-
-    state: State
-    usage: Usage | None
-
-
-ReplyPart: TypeAlias = Begun | PromptProgress | ReasoningDelta | TextDelta | Ended
 
 
 class ReplyClock:
