@@ -132,7 +132,7 @@ def _answer(
 
     Fetching and loading are done when this returns: outside the event loop, where Ctrl-C ends them at once.
     """
-    from app.process.instance import find_instance
+    from app.client.running_server import find_instance
     from app.settings.api_keys import own_key
 
     # Who asks for an engine of a certain kind gets one of his own.
