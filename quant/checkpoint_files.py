@@ -1,6 +1,6 @@
 """The small files beside the weights of a checkpoint's folder: configurations, vocabularies, templates.
 
-They are opened as the weights are (`quant.safetensors_checkpoint.member`), and bounded in size.
+They are opened as the weights are (`quant.safetensors_shards.member`), and bounded in size.
 Knows names and bytes. Refuses to know what a file says.
 """
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from quant.bounded_json import JSONProblem, parse_object
 from quant.errors import DAMAGED, ModelFileError
 from quant.mapped_file import regular_file
-from quant.safetensors_checkpoint import member
+from quant.safetensors_shards import member
 
 MAX_BYTES = 64 << 20  # the largest vocabulary in use takes 33 MB
 

@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import BinaryIO, Self
 
 from quant.safetensors import LENGTH_BYTES, METADATA, SAFETENSORS_TYPES
-from quant.safetensors_checkpoint import INDEX, WEIGHT_MAP, WHOLE
+from quant.safetensors_shards import INDEX, WEIGHT_MAP, WHOLE
 
 HEADER_BYTES = 1 << 18  # of about 1,700 tensors
 ALIGNMENT = 8

@@ -16,7 +16,7 @@ from engine.errors import UnsupportedModel
 from quant.bounded_json import JSONProblem, parse_object
 from quant.checkpoint_files import read_bytes, read_object
 from quant.errors import DAMAGED, ModelFileError, printable
-from quant.safetensors_checkpoint import member
+from quant.safetensors_shards import member
 
 MODULES = "modules.json"
 LIMITS = "sentence_bert_config.json"
