@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
+from gguf.constants import Keys
+
 from engine.checkpoints.checkpoint import Names, StoredWeight
 from engine.checkpoints.metadata import Metadata
 from engine.errors import UnsupportedModel
@@ -25,7 +27,7 @@ class GGUFCheckpoint(Closing):
         self.path = path
         self._parts = GGUFParts(path)
         self.digest = self._parts.header_digest
-        architecture = self._parts.metadata.get("general.architecture")
+        architecture = self._parts.metadata.get(Keys.General.ARCHITECTURE)
         if not isinstance(architecture, str):
             self.close()
             raise UnsupportedModel(f"{path} does not name its architecture (general.architecture)")
