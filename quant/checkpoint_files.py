@@ -1,7 +1,6 @@
-"""The small files beside the weights of a checkpoint's folder: configurations, vocabularies, templates.
+"""The small files beside the weights in a checkpoint's folder: configurations, vocabularies, templates.
 
-They are opened as the weights are (`quant.safetensors_shards.member`), and bounded in size.
-Knows names and bytes. Refuses to know what a file says.
+Links are followed as for the weights (`quant.safetensors_shards.member`), and sizes are bounded.
 """
 
 import os

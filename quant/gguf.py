@@ -2,9 +2,7 @@
 
 Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. The file is hostile until proven otherwise: every
 length, count, dimension, alignment and offset is checked as a Python int, which cannot overflow, before anything is
-allocated or viewed. The only exception that a malformed file causes is `GGUFError`, which names field and offset.
-
-Knows bytes and names. Refuses to know what a tensor or a metadata key means to a model.
+allocated or viewed. A malformed file raises `GGUFError`, and nothing else; the error names the field and its offset.
 """
 
 import hashlib

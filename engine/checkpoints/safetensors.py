@@ -1,7 +1,7 @@
-"""A folder of safetensors files with a config.json as a checkpoint. Refuses to know models.
+"""A folder of safetensors files with a config.json as a checkpoint.
 
-The names of tensors are the file's; a family's `Names` say which are which. The tensors of one layer belong together:
-its weight may be spread over several.
+A family's `Names` maps the names of the files to those of GGUF. The tensors of one layer are decoded together, because
+a quantized weight is spread over several.
 """
 
 from collections import defaultdict
