@@ -7,9 +7,8 @@
             64 columns; QLoRA, https://arxiv.org/abs/2305.14314, rounded as bitsandbytes does. Those magnitudes can be
             quantized themselves, 256 at a time and less their mean (`nested`).
 
-Scales are rounded first, and codes chosen for what is stored. Rows are taken some after another: what is in between is
-at most a byte a weight.
-Knows tensors. Refuses to know files.
+Scales are rounded first, and codes are chosen for the rounded scales. Rows are quantized in slabs, so that
+intermediate results take at most one byte for each weight.
 """
 
 import math

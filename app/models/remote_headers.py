@@ -32,7 +32,7 @@ from quant.gguf import MAX_HEADER_BYTES as MOST_GGUF
 from quant.gguf import GGUFFile
 from quant.safetensors import LENGTH_BYTES, SafetensorsFile
 from quant.safetensors import MAX_HEADER_BYTES as MOST_SAFETENSORS
-from quant.safetensors_checkpoint import INDEX, WHOLE, read_index
+from quant.safetensors_shards import INDEX, WHOLE, read_index
 
 if TYPE_CHECKING:
     import httpx

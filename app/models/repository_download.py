@@ -17,7 +17,7 @@ from app.models.transfer.incoming import Incoming, check_space
 from app.models.transfer.transfer import bring
 from app.progress import Progress, format_bytes
 from app.settings.settings import Settings
-from quant.safetensors_checkpoint import INDEX, read_index
+from quant.safetensors_shards import INDEX, read_index
 
 
 def download_repository(name: RepositoryName, models: HubModels, settings: Settings, progress: Progress) -> None:

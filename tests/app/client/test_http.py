@@ -276,13 +276,8 @@ def ask_health(address: Instance) -> Health:
     return asyncio.run(ask())
 
 
-def test_health_and_models(server: StandIn, address: Instance) -> None:
-    async def models() -> list[str]:
-        async with Client(address) as client:
-            return await client.models()
-
+def test_health(server: StandIn, address: Instance) -> None:
     assert ask_health(address) == Health("", 2, 1, {"normal": 2}, {"background": 1}, 100, 40)
-    assert asyncio.run(models()) == ["a", "b"]
     server.health = JSONResponse({**HEALTH, "status": "unavailable", "reason": "it is stopped"}, 503)
     assert ask_health(address).problem == "it is stopped"
 

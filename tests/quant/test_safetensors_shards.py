@@ -9,10 +9,10 @@ import pytest
 import torch
 import transformers
 
-import quant.safetensors_checkpoint
+import quant.safetensors_shards
 from quant.errors import ModelFileError, SafetensorsError
 from quant.safetensors import SafetensorsFile
-from quant.safetensors_checkpoint import INDEX, WHOLE, SafetensorsCheckpoint
+from quant.safetensors_shards import INDEX, WHOLE, SafetensorsShards
 from quant.safetensors_values import decode_plain
 from tests.quant.opened_files import opened_files
 from tests.quant.safetensors_bytes import build, small_file, write_index, write_shards
@@ -47,20 +47,20 @@ def snapshot(tmp_path: Path) -> Path:
 
 def rejection(path: Path) -> SafetensorsError:
     with pytest.raises(SafetensorsError) as caught:
-        SafetensorsCheckpoint(path)
+        SafetensorsShards(path)
     assert caught.value.remedy
     assert str(caught.value).isprintable()
     return caught.value
 
 
 def contents(path: Path) -> dict[str, bytes]:
-    with SafetensorsCheckpoint(path) as checkpoint:
+    with SafetensorsShards(path) as checkpoint:
         return {name: bytes(checkpoint.data(name)) for name in checkpoint.tensors}
 
 
 def test_shards_are_one_set_of_tensors(folder: Path) -> None:
     assert contents(folder) == {"a": b"abc", "b": bytes(4), "c": b"yz"}
-    with SafetensorsCheckpoint(folder) as checkpoint:
+    with SafetensorsShards(folder) as checkpoint:
         assert checkpoint.tensors["c"].shape == (1, 2)
         assert checkpoint.tensors["c"].type.name == "I8"
         checkpoint.release("c")
@@ -79,7 +79,7 @@ def test_reads_what_transformers_writes(tmp_path: Path) -> None:
         path = tmp_path / size
         model.save_pretrained(path, max_shard_size=size)
         assert len(list(path.glob("*.safetensors"))) >= shards
-        with SafetensorsCheckpoint(path) as checkpoint:
+        with SafetensorsShards(path) as checkpoint:
             state = model.state_dict()
             assert checkpoint.tensors.keys() == state.keys()
             for name, tensor in checkpoint.tensors.items():
@@ -95,14 +95,14 @@ def test_one_file_is_a_checkpoint(tmp_path: Path) -> None:
     (tmp_path / WHOLE).write_bytes(small_file())
     with SafetensorsFile(elsewhere) as file:
         for path in (elsewhere, link, tmp_path):
-            with SafetensorsCheckpoint(path) as checkpoint:
+            with SafetensorsShards(path) as checkpoint:
                 assert checkpoint.tensors == file.tensors
                 assert checkpoint.header_digest == file.header_digest
 
 
 def test_the_digest_is_of_every_header_and_name(folder: Path) -> None:
     def digest() -> str:
-        with SafetensorsCheckpoint(folder) as checkpoint:
+        with SafetensorsShards(folder) as checkpoint:
             return checkpoint.header_digest
 
     digests = [digest()]
@@ -117,9 +117,9 @@ def test_the_digest_is_of_every_header_and_name(folder: Path) -> None:
 
 def test_a_folder_without_a_checkpoint_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelFileError, match="has neither"):
-        SafetensorsCheckpoint(tmp_path)
+        SafetensorsShards(tmp_path)
     with pytest.raises(ModelFileError, match="Cannot open"):
-        SafetensorsCheckpoint(tmp_path / "missing")
+        SafetensorsShards(tmp_path / "missing")
 
 
 def test_a_missing_shard_is_named(folder: Path) -> None:
@@ -171,9 +171,9 @@ def test_a_hostile_index_is_refused(folder: Path, index: str, field: str, proble
 
 
 def test_the_index_is_bounded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    os.truncate(folder / INDEX, quant.safetensors_checkpoint.MAX_INDEX_BYTES + 1)
+    os.truncate(folder / INDEX, quant.safetensors_shards.MAX_INDEX_BYTES + 1)
     assert "over the bound" in rejection(folder).problem
-    monkeypatch.setattr(quant.safetensors_checkpoint, "MAX_SHARDS", 1)
+    monkeypatch.setattr(quant.safetensors_shards, "MAX_SHARDS", 1)
     write_shards(folder, SHARDS)
     assert "more than 1 shards" in rejection(folder).problem
 
@@ -274,18 +274,18 @@ def test_links_outside_a_snapshot_lead_nowhere(folder: Path) -> None:
 def test_a_link_to_a_blob_that_is_missing_is_refused(snapshot: Path) -> None:
     (snapshot / ONE).resolve().unlink()
     with pytest.raises(ModelFileError, match="Cannot open"):
-        SafetensorsCheckpoint(snapshot)
+        SafetensorsShards(snapshot)
 
 
 def test_a_shard_that_is_a_folder_or_a_pipe_is_refused(folder: Path) -> None:
     (folder / TWO).unlink()
     os.mkfifo(folder / TWO)
     with pytest.raises(ModelFileError, match="regular"):
-        SafetensorsCheckpoint(folder)
+        SafetensorsShards(folder)
     (folder / TWO).unlink()
     (folder / TWO).mkdir()
     with pytest.raises(ModelFileError, match="regular"):
-        SafetensorsCheckpoint(folder)
+        SafetensorsShards(folder)
 
 
 def test_nothing_is_left_open(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

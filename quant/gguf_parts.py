@@ -1,10 +1,9 @@
-"""A GGUF checkpoint as one set of tensors, whether it is one file or was split into parts.
+"""The parts of a split GGUF model as one set of tensors; a single file is one part.
 
-The parts of a split model are `NAME-00001-of-0000N.gguf` and so on, and any of them stands for all. Which files those
-are is derived from that one name, never read from a file; then every part's own `split.no` (from 0), `split.count` and
-`split.tensors.count` must say the same. Source: llama.cpp's gguf-split, and the `gguf` package's writer.
-
-Knows files and names. Refuses to know what a tensor or a metadata key means to a model.
+The parts are named `NAME-00001-of-0000N.gguf` and so on, and the path of any part opens all of them. The other paths
+are derived from that name, never read from a file. The `split.no` (from 0), `split.count` and `split.tensors.count` of
+every part must agree with the names. Source: llama.cpp's gguf-split, and the `gguf` package's writer.
+`engine.checkpoints.gguf` opens these files as a model's checkpoint.
 """
 
 import contextlib
@@ -24,12 +23,12 @@ _PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<suffi
 _NUMBER, _COUNT, _TENSORS = "split.no", "split.count", "split.tensors.count"
 
 
-class GGUFCheckpoint(TensorFiles[GGUFTensor]):
-    """The tensors of a checkpoint, whichever of its parts they are in. `path` is the file, or any of the parts.
+class GGUFParts(TensorFiles[GGUFTensor]):
+    """The tensors of all parts of the file at `path`.
 
-    The caller names the parts with the one, so each is opened wherever it leads. Raises `GGUFError` when a file is
-    malformed, `ModelFileError` when one is missing or cannot be opened, or the parts do not fit together. Views outlive
-    `close()`.
+    Links are followed: the caller chose the path, and with it those of the other parts. Raises `GGUFError` when a file
+    is malformed, `ModelFileError` when one is missing or cannot be opened, or the parts do not fit together. Views
+    outlive `close()`.
     """
 
     path: Path  # of the file, or of the first part

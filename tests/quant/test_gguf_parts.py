@@ -10,7 +10,7 @@ import pytest
 
 from quant.errors import GGUFError, ModelFileError
 from quant.gguf import GGUFFile, GGUFTensor
-from quant.gguf_checkpoint import MAX_PARTS, GGUFCheckpoint
+from quant.gguf_parts import MAX_PARTS, GGUFParts
 from tests.support.gguf_bytes import I32, STRING, U16, Tensor, Value, build, small_file
 from tests.support.gguf_reader import Reader
 
@@ -37,7 +37,7 @@ def folder(tmp_path: Path) -> Path:
 
 def rejection(path: Path) -> ModelFileError:
     with pytest.raises(ModelFileError) as caught:
-        GGUFCheckpoint(path)
+        GGUFParts(path)
     assert caught.value.remedy
     assert str(caught.value).isprintable()
     return caught.value
@@ -45,7 +45,7 @@ def rejection(path: Path) -> ModelFileError:
 
 @pytest.mark.parametrize("name", [ONE, TWO, THREE])
 def test_any_part_stands_for_all(folder: Path, name: str) -> None:
-    with GGUFCheckpoint(folder / name) as checkpoint:
+    with GGUFParts(folder / name) as checkpoint:
         assert checkpoint.path == folder / ONE
         assert checkpoint.metadata["general.name"] == ONE
         assert list(checkpoint.tensors) == ["a", "bc", "d"]
@@ -73,7 +73,7 @@ def test_a_real_model_is_the_same_split_and_whole(smollm2: Path, tmp_path: Path)
     writer.close()
     parts = sorted(tmp_path.iterdir())
     assert [part.name for part in parts] == [f"smollm2-{n:05d}-of-00003.gguf" for n in (1, 2, 3)]
-    with GGUFFile(smollm2) as whole, GGUFCheckpoint(parts[1]) as split:
+    with GGUFFile(smollm2) as whole, GGUFParts(parts[1]) as split:
         assert split.metadata["general.name"] == "SmolLM2"
         assert matrix_types(split.tensors) == matrix_types(whole.tensors)
         assert split.tensors.keys() == whole.tensors.keys()
@@ -91,7 +91,7 @@ def matrix_types(tensors: Mapping[str, GGUFTensor]) -> set[str]:
 def test_a_file_by_itself_is_what_the_reader_makes_of_it(tmp_path: Path) -> None:
     path = tmp_path / "small.gguf"
     path.write_bytes(small_file().data)
-    with GGUFFile(path) as file, GGUFCheckpoint(path) as checkpoint:
+    with GGUFFile(path) as file, GGUFParts(path) as checkpoint:
         assert (checkpoint.path, checkpoint.metadata, checkpoint.tensors) == (path, file.metadata, file.tensors)
         assert checkpoint.header_digest == file.header_digest
         assert all(checkpoint.data(name) == file.data(name) for name in file.tensors)
@@ -101,7 +101,7 @@ def test_a_file_by_itself_is_what_the_reader_makes_of_it(tmp_path: Path) -> None
 def test_the_only_part_is_a_whole_model(tmp_path: Path, keys: list[tuple[str, int, Value]]) -> None:
     path = tmp_path / "model-00001-of-00001.gguf"
     write_part(path, keys, "a")
-    with GGUFCheckpoint(path) as checkpoint:
+    with GGUFParts(path) as checkpoint:
         assert list(checkpoint.tensors) == ["a"]
 
 
@@ -118,7 +118,7 @@ def test_a_missing_part_is_named(folder: Path, gone: tuple[str, ...], named: str
 
 def test_a_missing_file_is_told_as_of_any_file(tmp_path: Path) -> None:
     with pytest.raises(ModelFileError, match="Cannot open"):
-        GGUFCheckpoint(tmp_path / "nothing.gguf")
+        GGUFParts(tmp_path / "nothing.gguf")
 
 
 @pytest.mark.parametrize(
@@ -172,14 +172,14 @@ def test_a_damaged_part_is_named_and_nothing_stays_open(folder: Path) -> None:
     (folder / THREE).write_bytes(b"GGUF")
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(GGUFError, match=THREE) as caught:
-        GGUFCheckpoint(folder / ONE)
+        GGUFParts(folder / ONE)
     caught.value.__traceback__ = None
     assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_the_digest_tells_splits_of_other_headers_apart(folder: Path) -> None:
     def digest() -> str:
-        with GGUFCheckpoint(folder / ONE) as checkpoint:
+        with GGUFParts(folder / ONE) as checkpoint:
             return checkpoint.header_digest
 
     first = digest()

@@ -1,11 +1,10 @@
-"""The safetensors files of one checkpoint as one set of tensors, and which files of a folder may be opened at all.
+"""The shards of a safetensors checkpoint as one set of tensors; a single file is one shard.
 
-A checkpoint is one file, or shards with an index: `model.safetensors.index.json` maps, under `weight_map`, the name of
-each tensor to the file that holds it. An index is as hostile as what it names. A name in it is a single component of
-letters, digits and `-._`, the same file on every system; it leads to a file of the folder or, where the folder is a
-snapshot of the Hugging Face cache, through a link to a blob of the same repository. Nothing else is ever opened.
-
-Knows files and names. Refuses to know what a tensor means to a model.
+The index of the shards, `model.safetensors.index.json`, maps under `weight_map` the name of each tensor to the file
+that holds it. The index is as hostile as the shards. A file name in it is a single component of letters, digits and
+`-._`, which names the same file on every system. The file is in the folder or, in a snapshot of the Hugging Face cache,
+a link to a blob of the same repository. No other file is opened. `engine.checkpoints.safetensors` opens a folder as a
+model's checkpoint.
 """
 
 import contextlib
@@ -33,13 +32,13 @@ _SHARD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,200}\.safetensors")
 _DEVICE = re.compile(r"(?:con|prn|aux|nul|com\d|lpt\d)\.", re.IGNORECASE)  # Windows opens these in any folder
 
 
-class SafetensorsCheckpoint(TensorFiles[SafetensorsTensor]):
-    """The tensors of a checkpoint, whichever of its files they are in.
+class SafetensorsShards(TensorFiles[SafetensorsTensor]):
+    """The tensors of all shards at `path`.
 
-    `path` is a safetensors file, or a checkpoint's folder: of `model.safetensors` where that exists, else of shards. A
-    file that the caller names is opened wherever it leads; one that is found in a folder, only within the bounds above.
-    Raises `SafetensorsError` when a file is malformed or the files do not fit together, `ModelFileError` when there is
-    none or one cannot be opened. Views outlive `close()`.
+    `path` is a safetensors file, or a folder: then `model.safetensors` is opened if it exists, else the shards. Links
+    are followed from a file that the caller names; in a folder, only within the bounds above. Raises `SafetensorsError`
+    when a file is malformed or the files do not fit together, `ModelFileError` when there is none or one cannot be
+    opened. Views outlive `close()`.
     """
 
     header_digest: str  # sha256 over the names of all shards and their own digests, in hex; a single file's own
