@@ -9,7 +9,7 @@ from dataclasses import replace
 from gguf.constants import Keys
 
 from engine.checkpoints.metadata import Key, Metadata
-from engine.config import Gate, LayerConfig, ModelConfig
+from engine.config import Gate, LayerConfig, ModelConfig, NormKind, NormRule
 from engine.errors import UnsupportedModel
 from engine.models.rope_config import CONTEXT, FULL, MAX_CONTEXT, SLIDING, read_rope
 
@@ -22,7 +22,10 @@ VALUE_DIM = Key(Keys.Attention.VALUE_LENGTH, "")
 MLP_HIDDEN = Key(Keys.LLM.FEED_FORWARD_LENGTH, "intermediate_size")
 VOCABULARY = Key(Keys.LLM.VOCAB_SIZE, "vocab_size")
 TOKENS = Key(Keys.Tokenizer.LIST, "")
-EPSILON = Key(Keys.Attention.LAYERNORM_RMS_EPS, "rms_norm_eps")
+EPSILONS = {
+    NormKind.RMS: Key(Keys.Attention.LAYERNORM_RMS_EPS, "rms_norm_eps"),
+    NormKind.LAYER: Key(Keys.Attention.LAYERNORM_EPS, "layer_norm_eps"),
+}
 TIED = Key("", "tie_word_embeddings")
 
 ATTENTION_BIAS = Key("", "attention_bias")
@@ -56,7 +59,12 @@ LAYER_KINDS = {FULL: False, SLIDING: True}
 
 
 def read_decoder(
-    metadata: Metadata, *, gate: Gate = Gate.SILU, interleaved: bool = False, partial_rotary: bool = False
+    metadata: Metadata,
+    *,
+    gate: Gate = Gate.SILU,
+    norm: NormKind = NormKind.RMS,
+    interleaved: bool = False,
+    partial_rotary: bool = False,
 ) -> ModelConfig:
     """The shape that all families have; `interleaved` and `partial_rotary`: see `read_rope`."""
     hidden = metadata.integer(HIDDEN)
@@ -83,7 +91,7 @@ def read_decoder(
         mlp_hidden=metadata.integer(MLP_HIDDEN),
         vocab_size=metadata.integer(VOCABULARY, _vocabulary(metadata), most=1 << 22),
         context_length=metadata.integer(CONTEXT, most=MAX_CONTEXT),
-        norm_epsilon=metadata.number(EPSILON, least=LEAST_EPSILON, most=0.1),
+        norm=NormRule(metadata.number(EPSILONS[norm], least=LEAST_EPSILON, most=0.1), norm),
         ropes=(read_rope(metadata, head_dim, interleaved=interleaved, partial=partial_rotary),),
         gate=gate,
         qkv_bias=bias,

@@ -102,7 +102,7 @@ def read_config(metadata: Metadata) -> ModelConfig:
         logit_softcap=metadata.number(LOGIT_SOFTCAP, 0.0, least=0.0, most=1e6),
         embedding_scale=_embedding_scale(metadata, config.hidden),
         norm_placement=NormPlacement.BOTH,
-        norm_offset=1.0 if metadata.is_config else 0.0,  # GGUF's converter has added it
+        norm=replace(config.norm, offset=1.0 if metadata.is_config else 0.0),  # GGUF's converter has added it
     )
     if metadata.architecture == "gemma2":
         return replace(config, layout=read_layout(metadata, config, every(2, config.layers)))

@@ -34,7 +34,7 @@ def read_config(metadata: Metadata) -> ModelConfig:
     return replace(
         config,
         embedding_scale=embedding / residual,
-        norm_epsilon=config.norm_epsilon / residual**2,
+        norm=replace(config.norm, epsilon=config.norm.epsilon / residual**2),
         logit_scale=1 / logits,
         attention_scale=metadata.number(ATTENTION, config.head_dim**-0.5, least=1e-6, most=1e3),
     )
