@@ -20,7 +20,7 @@ AppError
 ├── HistoryTooNew, HistoryUnavailable, HistoryDamaged, NoSuchChat   (history/errors.py)
 │   └── HistoryInUse        other processes have the damaged history open
 ├── UnreadableChats                               (history/chat_import.py)
-├── EngineFailed, NotOffered                      (chat_backend/) 
+├── EngineFailed, NotOffered                      (chat_backend/)
 ├── PortTaken, NoSuchAddress                      (listening.py)
 └── ServerUnreachable, ServerError                (http_client.py)
 """
