@@ -22,7 +22,7 @@ AppError
 ├── UnreadableChats                               (history/chat_import.py)
 ├── EngineFailed, NotOffered                      (chat_backend/)
 ├── PortTaken, NoSuchAddress                      (listening.py)
-└── ServerUnreachable, ServerError                (http_client.py)
+└── ServerUnreachable, ServerError                (client/http.py)
 """
 
 from engine.errors import InvalidSampling

@@ -7,10 +7,10 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 
 from app.chat_backend.chat_nouns import message_id, usage_of
-from app.chat_backend.endpoint import Begun, Ended, PromptProgress, ReasoningDelta, ReplyPart, TextDelta
 from app.chat_backend.engine.slot import Engine, EngineSlot
 from app.chat_backend.kept_chats import KeptChats
 from app.chat_backend.prompt_messages import prompt_messages, sampling_fields
+from app.chat_backend.reply_parts import Begun, Ended, PromptProgress, ReasoningDelta, ReplyPart, TextDelta
 from app.chat_backend.told import apart, told
 from app.history.history import History
 from app.history.records import Message, State, Usage, path_to

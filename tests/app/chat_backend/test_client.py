@@ -7,7 +7,8 @@ from contextlib import aclosing
 import pytest
 
 from app.chat_backend.client import TerminalClient
-from app.chat_backend.endpoint import Endpoint, ReplyPart
+from app.chat_backend.endpoint import Endpoint
+from app.chat_backend.reply_parts import ReplyPart
 from app.models import catalog, sampling_defaults
 from tests.app.chat_backend.conftest import Clients
 from tests.app.chat_backend.flows import LONG, SHORT, asked, held, replied, run
