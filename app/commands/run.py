@@ -146,7 +146,7 @@ async def _by_server(
     server: "Instance", key: str | None, messages: "list[Message]", params: "ParamsOf"
 ) -> "AsyncGenerator[ChatEvent]":
     """Ask a server that has the model loaded. Imports no torch."""
-    from app.client.http import Client
+    from app.client.own_server import Client
 
     async with Client(server, key) as client:
         recommended = await client.default_sampling()

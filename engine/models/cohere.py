@@ -6,6 +6,8 @@ GGUF files have architecture `command-r`. Rotary pairs are neighbours in both fo
 
 from dataclasses import replace
 
+from gguf.constants import Keys
+
 from engine.checkpoints.metadata import Key, Metadata
 from engine.config import Block, HeadNorm, ModelConfig, NormKind
 from engine.models.decoder_config import read_decoder
@@ -21,7 +23,7 @@ DEFAULTS: dict[str, object] = {
     "logit_scale": 0.0625,
     "tie_word_embeddings": True,
 }
-LOGIT_SCALE = Key("{arch}.logit_scale", "logit_scale")
+LOGIT_SCALE = Key(Keys.LLM.LOGIT_SCALE, "logit_scale")
 HEAD_NORMS = Key("", "use_qk_norm")
 LONG_CONTEXT = Key("", "model_max_length")  # the longest context, where max_position_embeddings is shorter
 

@@ -14,7 +14,7 @@ import httpx
 import openai
 import pytest
 
-from app.client.http import Client
+from app.client.own_server import Client
 from app.generation.cache_report import CacheReport, Miss, MissReason
 from app.generation.events import ChatEvent, PromptProgress, ReplyEnd, TextDelta
 from app.generation.messages import Message

@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 
 from app.bench.contender import ContenderFailed
-from app.bench.llama_build import LlamaBuild, describe, probe
-from app.bench.llama_tools import LlamaTools, tools_for
 from app.bench.workload import Load, Rate, rows_of
-from tests.app.bench.fake_llama import FakeLlama
-from tests.app.bench.fake_llama_program import START
+from tests.bench.peers.fake_llama import FakeLlama
+from tests.bench.peers.fake_llama_program import START
+from tests.bench.peers.llama_build import LlamaBuild, describe, probe
+from tests.bench.peers.llama_tools import LlamaTools, tools_for
 
 MODEL = Path("/models/tiny.gguf")
 

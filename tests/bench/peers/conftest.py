@@ -1,10 +1,10 @@
-"""What tests of the benchmark share."""
+"""Fixtures for the tests of the peers."""
 
 from pathlib import Path
 
 import pytest
 
-from tests.app.bench.fake_llama import FakeLlama, make
+from tests.bench.peers.fake_llama import FakeLlama, make
 
 
 @pytest.fixture

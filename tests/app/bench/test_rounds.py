@@ -1,21 +1,19 @@
-"""The order of measuring, and that nobody works who should stand by."""
+"""The order of measuring, and runs that other programs disturb."""
 
 import os
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import pytest
 
-from app.bench.alternation import Alternation
-from app.bench.processes import cpu_seconds
+from app.bench.contender import Contender
+from app.bench.disturbance import Disturbance, Watch
+from app.bench.rounds import Rounds
 from app.bench.sample import Sample
-from app.bench.watch import Disturbance, Watch
 from app.bench.workload import Load, Prompts, Rate
-from tests.support.processes import Started
+from tests.support.processes import running_statement
 
 SINGLE, CROWD = Load(16, 20), Load(16, 20, 3)
 
@@ -51,24 +49,15 @@ class Disturbed(Recorder):
         return super().measure(load, prompts)
 
 
-@dataclass
-class Patient(Recorder):
-    """Is measured until another program has used a core for a while, however busy the machine is."""
-
-    beside: int = 0
-
-    def measure(self, load: Load, prompts: Prompts) -> Sample:
-        began, spent = time.monotonic(), cpu_seconds(self.beside)
-        while cpu_seconds(self.beside) - spent < max(0.1, 0.2 * (time.monotonic() - began)):
-            time.sleep(0.01)
-        return super().measure(load, prompts)
-
-
 class Quiet(Watch):
     """On a machine where nothing else runs."""
 
-    def end(self, say: Callable[[str], None]) -> Disturbance:
+    def end(self) -> Disturbance:
         return Disturbance(0.0, serious=False)
+
+
+def quiet(measured: Contender) -> Watch:
+    return Quiet([])
 
 
 def silent(line: str) -> None:
@@ -78,7 +67,7 @@ def silent(line: str) -> None:
 def test_rounds_go_through_loads_and_contenders_in_turn() -> None:
     told: list[tuple[str, Load, Prompts]] = []
     ours, peer = Recorder("ours", told), Recorder("peer", told)
-    series = Alternation([ours, peer], 1000, silent, Quiet).run([SINGLE, CROWD], 2)
+    series = Rounds(1000, silent, quiet).run([ours, peer], [SINGLE, CROWD], 2)
     order = [(name, load.streams) for name, load, _ in told]
     once = [("ours", 1), ("peer", 1), ("ours", 3), ("peer", 3)]
     assert order == [(f"{name} warms up", streams) for name, streams in once] + once + once
@@ -89,7 +78,7 @@ def test_rounds_go_through_loads_and_contenders_in_turn() -> None:
 
 def test_everyone_has_the_same_prompts_and_no_round_those_of_another() -> None:
     told: list[tuple[str, Load, Prompts]] = []
-    Alternation([Recorder("ours", told), Recorder("peer", told)], 1000, silent, Quiet).run([CROWD], 3)
+    Rounds(1000, silent, quiet).run([Recorder("ours", told), Recorder("peer", told)], [CROWD], 3)
     assert all(len(prompts) == load.streams for _, load, prompts in told)
     assert [prompts for name, _, prompts in told if "ours" in name] == [p for name, _, p in told if "peer" in name]
     assert len({prompts for _, _, prompts in told}) == 4
@@ -97,7 +86,7 @@ def test_everyone_has_the_same_prompts_and_no_round_those_of_another() -> None:
 
 def test_a_warm_up_reads_the_whole_prompt_and_replies_shortly() -> None:
     recorder = Recorder("ours")
-    Alternation([recorder], 1000, silent, Quiet).run([Load(300, 200, 2)], 1)
+    Rounds(1000, silent, quiet).run([recorder], [Load(300, 200, 2)], 1)
     _, load, prompts = recorder.told[0]
     assert (load.output_tokens, load.streams) == (8, 2)
     assert [len(prompt) for prompt in prompts] == [300, 300]
@@ -105,30 +94,8 @@ def test_a_warm_up_reads_the_whole_prompt_and_replies_shortly() -> None:
 
 @pytest.fixture
 def process(request: pytest.FixtureRequest) -> Iterator[int]:
-    """The pid of a process that runs a statement, and has started."""
-    command = [sys.executable, "-c", f"print(flush=True)\n{request.param}"]
-    with Started(command, stdout=subprocess.PIPE) as running:
-        assert running.stdout is not None
-        running.stdout.readline()
-        yield running.pid
-        running.kill()
-
-
-@pytest.mark.parametrize("process", ["while True: pass"], indirect=True)
-def test_a_busy_bystander_is_named(process: int) -> None:
-    said: list[str] = []
-    contenders = [Patient("ours", beside=process), Recorder("peer", pid=process)]
-    series = Alternation(contenders, 1000, said.append).run([SINGLE], 1)
-    assert any(line.startswith("peer was busy while ours was measured") for line in said), said
-    assert all(cores >= 0 for one in series for cores in one.elsewhere)
-
-
-@pytest.mark.parametrize("process", ["import time; time.sleep(600)"], indirect=True)
-def test_an_idle_bystander_is_not(process: int) -> None:
-    said: list[str] = []
-    contenders = [Recorder("ours", seconds=0.2), Recorder("peer", pid=process)]
-    Alternation(contenders, 1000, said.append).run([SINGLE], 1)
-    assert not any(line.startswith("peer was busy") for line in said), said
+    with running_statement(request.param) as pid:
+        yield pid
 
 
 @pytest.mark.parametrize("process", ["while True: pass"], indirect=True)
@@ -137,7 +104,7 @@ def test_a_run_that_another_program_disturbs_is_repeated_with_other_prompts(proc
     assert process
     recorder = Disturbed("ours", seconds=0.4, disturber=process)
     said: list[str] = []
-    [series] = Alternation([recorder], 1000, said.append).run([SINGLE], 1)
+    [series] = Rounds(1000, said.append).run([recorder], [SINGLE], 1)
     runs = [prompts for name, _, prompts in recorder.told if name == "ours"]
     assert len(runs) == len(set(runs)) == 3
     assert len(series.samples[SINGLE]) == len(series.elsewhere) == 1
@@ -149,7 +116,7 @@ def test_a_machine_that_is_always_busy_is_said_once(process: int) -> None:
     assert process
     recorder = Recorder("ours", seconds=0.3)
     said: list[str] = []
-    [series] = Alternation([recorder], 1000, said.append).run([SINGLE], 3)
+    [series] = Rounds(1000, said.append).run([recorder], [SINGLE], 3)
     assert [name for name, _, _ in recorder.told].count("ours") == 5
     assert len([line for line in said if "keep this machine busy" in line]) == 1
     assert min(series.elsewhere) > 0.1

@@ -14,7 +14,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from app.client.http import Client, Health, ServerError, ServerUnreachable
+from app.client.http import ServerError, ServerUnreachable
+from app.client.own_server import Client, Health
 from app.errors import ModelNotFound
 from app.generation.cache_report import CacheReport, Miss, MissReason
 from app.generation.events import ChatEvent, ReplyEnd, TextDelta

@@ -7,8 +7,9 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from app.bench.child import does_not_start, output_of
+from app.bench.child import does_not_start
 from app.bench.contender import ContenderFailed
+from tests.bench.peers.programs import output_of
 
 _PROBE_SECONDS = 30.0
 _VERSION = re.compile(r"build:? (\d+ \(\w+\) with .*)")

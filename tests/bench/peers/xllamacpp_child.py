@@ -1,4 +1,4 @@
-"""The program that runs xllamacpp, in a process of its own, for `app.bench.xllamacpp`.
+"""The program that runs xllamacpp, in a process of its own, for `tests.bench.peers.xllamacpp`.
 
     python -P xllamacpp_child.py {"model": path, "threads": n, "streams": n, "context": tokens of all streams}
 

@@ -10,11 +10,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from app.bench.child import output_of
 from app.bench.contender import ContenderFailed
-from app.bench.llama_build import LlamaBuild
 from app.bench.sample import Sample
 from app.bench.workload import Load, Prompts, Rate
+from tests.bench.peers.llama_build import LlamaBuild
+from tests.bench.peers.programs import output_of
 
 NATIVE_NAME = "llama.cpp"
 _SINGLE, _BATCHED = "llama-bench", "llama-batched-bench"

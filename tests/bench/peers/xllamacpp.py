@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from app.bench.child import Child, child
 from app.bench.completion_client import Endpoint
 from app.bench.contender import ContenderFailed
-from app.bench.llama_tools import slot_tokens
 from app.bench.sample import Sample, Timeline, sample_of
 from app.bench.served import ServedContender
 from app.bench.workload import Load, Prompts
+from tests.bench.peers.llama_tools import slot_tokens
+from tests.bench.peers.programs import PipedChild, piped_child
 
 PACKAGE = "xllamacpp"
 TESTED_VERSION = "2026.10.11549"
@@ -34,7 +34,7 @@ class XllamacppEngine:
 
     name = PACKAGE
 
-    def __init__(self, process: Child, build: str) -> None:
+    def __init__(self, process: PipedChild, build: str) -> None:
         self.build = build
         self._child = process
 
@@ -72,11 +72,11 @@ def xllamacpp_server(model: Path, threads: int, loads: Sequence[Load]) -> Iterat
 
 
 @contextmanager
-def _started(model: Path, threads: int, loads: Sequence[Load]) -> Iterator[tuple[Child, dict[str, Any]]]:
+def _started(model: Path, threads: int, loads: Sequence[Load]) -> Iterator[tuple[PipedChild, dict[str, Any]]]:
     """The child, and what it says when it has loaded the model."""
     streams, slot = max(load.streams for load in loads), max(slot_tokens(load.context + 1) for load in loads)
     wanted = {"model": str(model), "threads": threads, "streams": streams, "context": streams * slot}
     # Without -P its folder would be searched for modules, and hide some of the standard library's.
     command = [sys.executable, "-P", str(_PROGRAM), json.dumps(wanted)]
-    with child(PACKAGE, command, pipes=True) as process:
+    with piped_child(PACKAGE, command) as process:
         yield process, json.loads(process.listen())
