@@ -14,15 +14,15 @@ AppError
 ├── TextTooLong            a text with more tokens than the caller allows; says how many at least
 ├── InvalidGrammar         a schema or grammar that cannot be compiled or enforced; names the place
 ├── GrammarsUnavailable    no process that compiles grammars can start
-├── InvalidMessage         (generation/messages.py) a message that cannot be given to a model
+├── InvalidMessage         (chat/messages.py) a message that cannot be given to a model
 ├── InvalidRequest, ReplyFailed, ReplyAborted     (server/errors.py)
 ├── ContenderFailed, UnsuitableLoad               (bench/contender.py)
-├── HistoryTooNew, HistoryUnavailable, HistoryDamaged, NoSuchChat   (history/records.py)
+├── HistoryTooNew, HistoryUnavailable, HistoryDamaged, NoSuchChat   (history/errors.py)
 │   └── HistoryInUse        other processes have the damaged history open
 ├── UnreadableChats                               (history/chat_import.py)
 ├── EngineFailed, NotOffered                      (chat_backend/)
 ├── PortTaken, NoSuchAddress                      (process/listening.py)
-└── ServerUnreachable, ServerError                (client/http.py)
+└── ServerUnreachable, ServerError                (http_client.py)
 """
 
 from engine.errors import InvalidSampling

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
 
 from engine.errors import InvalidSampling
+from engine.token_sources import NONE, TokenSources
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -188,22 +189,6 @@ class Origin:
 PROGRAM = Origin()  # what is assumed of a request that says nothing of itself
 
 
-@dataclass(slots=True)
-class CacheUse:
-    """Where the first tokens of a request came from when it joined for the first time. What is in none is computed."""
-
-    device: int = 0  # tokens that were found in the device pool
-    host: int = 0  # in the host pool
-    disk: int = 0  # in files
-    restore_seconds: float = 0.0  # that bringing blocks from the host pool and from files took
-    skipped: int = 0  # tokens that lie in files, and are computed because that is measured to be faster
-
-    @property
-    def tokens(self) -> int:
-        """That did not have to be computed."""
-        return self.device + self.host + self.disk
-
-
 class RequestStatus(enum.Enum):
     WAITING = enum.auto()  # holds no block of the device pool
     FOLLOWING = enum.auto()  # has a seat; takes over its leader's blocks when the step under way has read their prompt
@@ -244,7 +229,7 @@ class Request:
     saved: "SavedBlocks | None" = None  # in the host pool, while it waits
     is_arriving: bool = False  # its blocks are being copied from there, or read from files
     files: "dict[tuple[int, int], Mapping[BlockKey, DiskBlock]]" = field(default_factory=dict, repr=False)
-    cache: CacheUse = field(default_factory=CacheUse)
+    cache: TokenSources = NONE  # of its prompt, when it was first admitted
     num_preemptions: int = 0
     arrival: float = 0.0  # when it was added, in seconds of some clock
     seated: float | None = None  # when it first had a seat, by the same clock
@@ -260,7 +245,7 @@ class Request:
     @property
     def num_cached(self) -> int:
         """Tokens of the prompt that were found computed when it first joined."""
-        return self.cache.tokens
+        return self.cache.cached
 
     @property
     def queue_seconds(self) -> float:

@@ -92,10 +92,7 @@ def usage_of(usage: records.Usage | None) -> nouns.Usage | None:
     if usage is None or usage.error:
         return None
     return nouns.Usage(
-        device_tokens=usage.device_tokens,
-        ram_tokens=usage.ram_tokens,
-        disk_tokens=usage.disk_tokens,
-        computed_tokens=usage.computed_tokens,
+        sources=usage.sources,
         reply_tokens=usage.reply_tokens,
         queue_seconds=usage.queue_seconds,
         prompt_seconds=usage.prompt_seconds,

@@ -244,7 +244,7 @@ class _Fold:
         reply = float(self._timings.get("predicted_ms") or 0.0) / 1000
         return Usage(
             device_tokens=cached - details.host_tokens - details.disk_tokens,
-            ram_tokens=details.host_tokens,
+            host_tokens=details.host_tokens,
             disk_tokens=details.disk_tokens,
             computed_tokens=details.computed_tokens if tells else prompt - cached,
             reply_tokens=int(usage.get("completion_tokens") or 0),

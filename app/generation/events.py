@@ -107,7 +107,7 @@ class ReplyEnd:
     @property
     def cached_tokens(self) -> int:
         """Of the prompt's, those that did not have to be computed."""
-        return self.cache.cached
+        return self.cache.sources.cached
 
 
 SpokenEvent = TextDelta | ReasoningDelta | ToolCallStart | ToolCallDelta | ToolCallEnd  # what tokens become

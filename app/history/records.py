@@ -4,9 +4,10 @@ import enum
 from typing import TypeVar
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, field
 
 from app.errors import AppError
+from engine.token_sources import TokenSources
 
 
 class HistoryTooNew(AppError):
@@ -105,7 +106,7 @@ class Usage(Struct, frozen=True, omit_defaults=True):
     """What a reply cost, as far as whoever generated it said so. Tokens and seconds."""
 
     device_tokens: int = 0  # of the prompt, by where they were found
-    ram_tokens: int = 0
+    host_tokens: int = field(default=0, name="ram_tokens")
     disk_tokens: int = 0
     computed_tokens: int = 0
     reply_tokens: int = 0
@@ -115,6 +116,10 @@ class Usage(Struct, frozen=True, omit_defaults=True):
     miss: str = ""  # why more than the new end of the prompt was computed, in a sentence
     error: str = ""  # of a reply that failed
     is_detailed: bool = True  # False: nobody told where the prompt's tokens came from, or how long it waited
+
+    @property
+    def sources(self) -> TokenSources:
+        return TokenSources(self.device_tokens, self.host_tokens, self.disk_tokens, self.computed_tokens)
 
 
 class Chat(Struct, frozen=True, kw_only=True):

@@ -25,6 +25,7 @@ from engine.kv.mover import Move, Mover, MoveTicket, Reading
 from engine.kv.prefixes import Prefix, Prefixes, Source
 from engine.kv.transfers import Transfers
 from engine.request import BlockCopy, Origin, Request
+from engine.token_sources import TokenSources
 
 
 @dataclass(slots=True)
@@ -289,7 +290,8 @@ class KVMemory:
         if arrival.failed:
             self._empty_tables(request)
         else:
-            request.cache.restore_seconds += 0.0 if request.num_preemptions else arrival.seconds
+            if not request.num_preemptions:
+                request.cache += TokenSources(restore_seconds=arrival.seconds)
             self.publish(request, filed=readings)
         self._arrived(request, not arrival.failed)
 

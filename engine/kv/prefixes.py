@@ -14,7 +14,8 @@ from engine.kv.disk.store import DiskBlock
 from engine.kv.disk.tier import DiskTier
 from engine.kv.groups import Group, content
 from engine.kv.transfers import PoolBlock
-from engine.request import CacheUse, Origin, Request
+from engine.request import Origin, Request
+from engine.token_sources import TokenSources
 
 Source = PoolBlock | DiskBlock
 
@@ -31,21 +32,22 @@ class Prefix:
     def disk_blocks(self) -> int:
         return sum(isinstance(source, DiskBlock) for places in self.sources for source in places.values())
 
-    def use(self, device: Sequence[BlockPool]) -> CacheUse:
+    def use(self, device: Sequence[BlockPool]) -> TokenSources:
         """Its tokens by where they were found, as the group that looks at the most of them tells it. What no token
         looks at any more counts as what comes behind it."""
-        use = CacheUse(skipped=self.skipped * BLOCK_SIZE)
+        found = {"device": 0, "host": 0, "disk": 0}
         widest = max(self.sources, key=len)
         here: Source | None = None
         for place in range(self.blocks - 1, -1, -1):
             here = widest.get(place, here)
-            if isinstance(here, DiskBlock):
-                use.disk += BLOCK_SIZE
-            elif here is None or here[0] in device:
-                use.device += BLOCK_SIZE
-            else:
-                use.host += BLOCK_SIZE
-        return use
+            found[_tier(here, device)] += BLOCK_SIZE
+        return TokenSources(**found, skipped=self.skipped * BLOCK_SIZE)
+
+
+def _tier(source: Source | None, device: Sequence[BlockPool]) -> str:
+    if isinstance(source, DiskBlock):
+        return "disk"
+    return "device" if source is None or source[0] in device else "host"
 
 
 class Prefixes:

@@ -116,9 +116,7 @@ class Admission:
         """A request can begin."""
         if not request.num_preemptions:
             self._counters.prompt_tokens += len(request.prompt_ids)
-            self._counters.cached_tokens += request.cache.tokens
-            self._counters.host_tokens += request.cache.host
-            self._counters.disk_tokens += request.cache.disk
+            self._counters.prompts += request.cache
 
 
 def _most_cached(request: Request) -> int:

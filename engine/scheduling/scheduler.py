@@ -26,7 +26,6 @@ from engine.kv.memory import KVMemory
 from engine.kv.mover import Mover
 from engine.request import (
     BeamParams,
-    CacheUse,
     FinishReason,
     Origin,
     Request,
@@ -43,6 +42,7 @@ from engine.scheduling.beam_groups import Searches, party
 from engine.scheduling.preemption import Yielding
 from engine.scheduling.priority import WaitingQueue, precedence
 from engine.scheduling.step_budget import Allowance, shares
+from engine.token_sources import TokenSources
 
 UNLIMITED = Allowance()
 SETTLE_SECONDS = 1.0  # at the end, for what is due to be written
@@ -350,7 +350,7 @@ class Scheduler:
             request.is_leading = False
             if follower.id in self._running:
                 self._memory.fork(request, follower, part.stop)
-                follower.status, follower.cache = RequestStatus.RUNNING, CacheUse(device=part.stop)
+                follower.status, follower.cache = RequestStatus.RUNNING, TokenSources(device=part.stop)
         if request.status is RequestStatus.RUNNING:
             self._memory.publish(request)
         self._let_go(request)

@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from engine.token_sources import TokenSources
 from tui.client import ClientError, NotLoaded
 from tui.engine_nouns import (
     Amount,
@@ -48,7 +49,7 @@ from tui.nouns import (
     Usage,
 )
 
-USAGE = Usage(1188, 0, 16, 31, 212, 0.002, 0.41, 4.69)
+USAGE = Usage(TokenSources(1188, 0, 16, 31), 212, 0.002, 0.41, 4.69)
 NOON = 1_767_268_800.0
 WAIT = None  # in a script: until the gate opens
 

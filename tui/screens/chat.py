@@ -12,7 +12,6 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal
 from textual.dom import DOMNode
-from textual.screen import Screen
 from textual.widgets import Footer
 
 from tui import commands
@@ -24,12 +23,12 @@ from tui.extracts import is_web_address
 from tui.failures import told
 from tui.nouns import ChatId, ChatSettings
 from tui.plain_text import sanitize, single_line
-from tui.screens.compositor import RowCompositor
 from tui.screens.dialog import ask, confirm
 from tui.widgets.chat_list import ChatList
 from tui.widgets.composer import Composer
 from tui.widgets.conversation import Conversation
 from tui.widgets.message_view import MessageView
+from tui.widgets.textual_internals import SteadyScreen
 from tui.widgets.top_bar import TopBar
 
 if TYPE_CHECKING:  # what reads Markdown is loaded once the prompt is there
@@ -43,7 +42,7 @@ _WARNED_SECONDS = 12.0
 _NONE = "no model is loaded"
 
 
-class ChatScreen(Screen[None]):
+class ChatScreen(SteadyScreen):
     """What people look at all day."""
 
     CSS_PATH = "chat.tcss"
@@ -66,9 +65,12 @@ class ChatScreen(Screen[None]):
         super().__init__()
         self._client = client
         self.conversation = Conversation(client)
-        self._compositor = RowCompositor(lambda: self.conversation.transcript.is_unsettled)
         self._first_chat = chat
         self._question = question
+
+    @property
+    def is_unsettled(self) -> bool:
+        return self.conversation.transcript.is_unsettled
 
     def compose(self) -> ComposeResult:
         yield TopBar()

@@ -30,10 +30,9 @@ def grown(widget: Widget) -> None:
 
 
 def opened(block: Widget) -> None:
-    """It is new, and will grow: what shows its end is laid out with headroom at once."""
-    inner = list(block.query())
-    shown = inner[-1] if inner else block
-    shown.styles.min_height = shown.gutter.height + LINES
+    """A new block will grow: lay out what draws its end with headroom at once."""
+    for shown in list(block.query("DrawnBlock, .code-part"))[-1:]:
+        shown.styles.min_height = shown.gutter.height + LINES
 
 
 def settled(widget: Widget) -> None:

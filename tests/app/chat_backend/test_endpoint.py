@@ -141,7 +141,7 @@ def test_details_of_another_shape_are_none(settings: Settings, endpoint: StandIn
     end = replied(settings, endpoint.url)[-1]
     assert isinstance(end, ReplyEnd)
     assert end.usage is not None
-    assert (end.usage.device_tokens, end.usage.computed_tokens) == (0, 9)
+    assert (end.usage.sources.device, end.usage.sources.computed) == (0, 9)
 
 
 def test_a_reply_that_breaks_off_keeps_its_text(settings: Settings, endpoint: StandInEndpoint) -> None:

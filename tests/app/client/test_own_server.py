@@ -24,6 +24,7 @@ from app.process.instance import Instance
 from app.process.listening import ListeningSockets
 from engine.errors import PromptTooLong
 from engine.request import FinishReason, SamplingParams
+from engine.token_sources import TokenSources
 from quant.errors import InglenookError
 from tests.support.processes import HANGING_SECONDS
 
@@ -139,7 +140,7 @@ def test_where_the_prompt_came_from_is_read(server: StandIn, address: Instance) 
     server.parts = [(STOP % "stop" + usage + DONE).encode()]
     [end] = chat(address)
     assert isinstance(end, ReplyEnd)
-    assert end.cache == CacheReport(1, 2, 3, 1, 0.0015, Miss(MissReason.DIVERGED, 5, "a", "b", "c"))
+    assert end.cache == CacheReport(TokenSources(1, 2, 3, 1, 0.0015), Miss(MissReason.DIVERGED, 5, "a", "b", "c"))
 
 
 @pytest.mark.parametrize("details", ['{"cached_tokens": "many"}', '{"miss": {"reason": "tired", "position": 1}}', "7"])

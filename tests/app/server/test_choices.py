@@ -12,6 +12,7 @@ from app.server.choices import WantedChoices, generate_choices
 from app.server.errors import ReplyAborted, ReplyFailed
 from app.server.usage import TokenCounts
 from engine.request import PROGRAM, FinishReason, SamplingParams, TokenLogprobs
+from engine.token_sources import TokenSources
 
 Batch = list[tuple[int, ChatEvent]]
 
@@ -20,7 +21,7 @@ OTHERS: tuple[int, ChatEvent] = (1, TextDelta("Good day"))
 
 
 def end(finish: FinishReason, error: str = "") -> tuple[int, ChatEvent]:
-    return 0, ReplyEnd(finish, None, 0, 3, CacheReport(computed=3), 1, 0.1, 0.2, error=error)
+    return 0, ReplyEnd(finish, None, 0, 3, CacheReport(TokenSources(computed=3)), 1, 0.1, 0.2, error=error)
 
 
 class Scripted(ChatService):

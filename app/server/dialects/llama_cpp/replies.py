@@ -22,6 +22,7 @@ from app.server.endpoint import BARE_EVENTS, Framing
 from app.server.usage import ProgressReport, Timings, TokenCounts, finite, timings_of, token_text
 from app.text.tokenizer import Tokenizer
 from engine.request import FinishReason, TokenLogprobs
+from engine.token_sources import TokenSources
 
 StopType = Literal["eos", "limit", "word"]
 
@@ -172,7 +173,7 @@ class Writer:
     def _timings_so_far(self, reply: _Reply, read: PromptProgress) -> Timings:
         first = reply.first_token_at - self._began
         counts = TokenCounts(
-            cache=CacheReport(device=read.cached, computed=read.total - read.cached),
+            cache=CacheReport(TokenSources(device=read.cached, computed=read.total - read.cached)),
             completion=reply.predicted,
             replies=1,
             first_token_seconds=first,

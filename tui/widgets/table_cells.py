@@ -1,13 +1,10 @@
-"""A table in a reply. One widget draws all of its cells, so that a row costs no more than its text."""
+"""The cells of a table in a reply. One widget draws all of them, so that a row costs no more than its text."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
-from textual.app import ComposeResult
 from textual.content import Content
 from textual.geometry import Size
-from textual.widgets._markdown import MarkdownTable, MarkdownTH
-from textual.widgets.markdown import MarkdownBlock
 
 from tui.widgets.drawn_block import DrawnBlock
 
@@ -15,23 +12,6 @@ _NARROWEST = 3  # cells of a column
 _FRAME = "$foreground 30%"
 
 Side: TypeAlias = Literal["left", "center", "right"]
-_SIDES: Mapping[str, Side] = {"text-align:center": "center", "text-align:right": "right"}  # left is not said
-
-
-class Table(MarkdownTable):
-    """A table whose last line may turn out to be something else."""
-
-    def compose(self) -> ComposeResult:
-        self._headers, self._rows = self._get_headers_and_rows()
-        yield Cells(self._headers, self._rows, _sides(self))
-
-    async def _update_from_block(self, block: MarkdownBlock) -> None:
-        if not isinstance(block, MarkdownTable):
-            await MarkdownBlock._update_from_block(self, block)
-            return
-        self._headers, self._rows = block._get_headers_and_rows()
-        for cells in self.query(Cells):
-            cells.show(self._headers, self._rows, _sides(block))
 
 
 class Cells(DrawnBlock):
@@ -110,10 +90,3 @@ def _aligned(part: Content, width: int, side: Side) -> Content:
     room = max(0, width - part.cell_length)
     left = {"left": 0, "center": room // 2, "right": room}[side]
     return part.pad_left(left).pad_right(room - left)
-
-
-def _sides(block: MarkdownBlock) -> list[Side]:
-    """Where the text of each column stands, as the cells of the header say."""
-    if isinstance(block, MarkdownTH):
-        return [_SIDES.get(str(block._token.attrs.get("style")), "left")]
-    return [side for inner in block._blocks for side in _sides(inner)]

@@ -1,26 +1,28 @@
-"""What is drawn while a reply grows: all that has changed, and nothing beside it."""
+"""The private names of Textual that the chat uses exist and behave as it needs."""
 
-from collections.abc import Callable
+import asyncio
+import inspect
 
 import pytest
+from markdown_it.token import Token
 from textual._compositor import ChopsUpdate, Compositor
-from textual.geometry import Region
-from textual.strip import Strip
-from textual.widget import Widget
+from textual.screen import Screen
+from textual.widgets._markdown import MarkdownBullet, MarkdownListItem, MarkdownParagraph, MarkdownTable
+from textual.widgets.markdown import MarkdownBlock, MarkdownFence
 
+from tests.tui.document_page import DocumentPage
 from tests.tui.pilots import Chatting, at_rest, run
 from tests.tui.scripted_client import USAGE, WAIT, ScriptedClient
 from tui.nouns import Finish, ReplyEnd, TextDelta
-from tui.screens.compositor import RowCompositor
 from tui.widgets.document import Document
-from tui.widgets.paragraph import Paragraph
+from tui.widgets.transcript import Transcript
 
 WORDS = "a reply that is drawn as it grows, "
 PARTS = [TextDelta(f"{number} {WORDS}" + "\n\n" * (number % 7 == 6)) for number in range(40)]
 
 
 class Picture:
-    """What a terminal shows of the updates that it was sent."""
+    """The screen of a terminal that receives updates."""
 
     def __init__(self) -> None:
         self.lines: list[list[str]] = []
@@ -43,29 +45,46 @@ class Picture:
 def picture(monkeypatch: pytest.MonkeyPatch) -> Picture:
     """Of whatever screen the chat draws."""
     drawn = Picture()
-    render = RowCompositor.render_update
+    render = Compositor.render_update
 
-    def rendered(self: RowCompositor, *given: object, **named: object) -> object:
+    def rendered(self: Compositor, *given: object, **named: object) -> object:
         update = render(self, *given, **named)  # type: ignore[arg-type]
         if update is not None:
             drawn.take(self, update)
         return update
 
-    monkeypatch.setattr(RowCompositor, "render_update", rendered)
+    monkeypatch.setattr(Compositor, "render_update", rendered)
     return drawn
 
 
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Widget, Region]]:
-    """The widgets that are asked to draw from now on, and which of their regions."""
-    asked: list[tuple[Widget, Region]] = []
-    draw: Callable[[Widget, Region], list[Strip]] = Widget.render_lines
+@pytest.mark.parametrize(
+    ("owner", "name", "signature"),
+    [
+        (Screen, "_compositor_refresh", "(self) -> 'None'"),
+        (MarkdownBlock, "set_content", "(self, content: 'Content') -> 'None'"),
+        (MarkdownBlock, "_copy_context", "(self, block: 'MarkdownBlock') -> 'None'"),
+        (MarkdownBlock, "_update_from_block", "(self, block: 'MarkdownBlock') -> 'None'"),
+        (MarkdownFence, "_update_from_block", "(self, block: 'MarkdownBlock')"),
+        (MarkdownTable, "_get_headers_and_rows", "(self) -> 'tuple[list[Content], list[list[Content]]]'"),
+        (MarkdownListItem, "__init__", "(self, markdown: 'Markdown', token: 'Token', bullet: 'str') -> 'None'"),
+    ],
+)
+def test_private_methods_keep_their_signatures(owner: type, name: str, signature: str) -> None:
+    assert str(inspect.signature(getattr(owner, name))) == signature
 
-    def counted(self: Widget, crop: Region) -> list[Strip]:
-        asked.append((self, crop))
-        return draw(self, crop)
 
-    monkeypatch.setattr(Widget, "render_lines", counted)
-    return asked
+def test_blocks_keep_their_private_attributes() -> None:
+    async def show() -> None:
+        page = DocumentPage("")
+        async with page.run_test() as _:
+            document, token = page.query_one(Document), Token("paragraph_open", "p", 1)
+            assert vars(MarkdownParagraph(document, token)).keys() >= {"_blocks", "_content", "_token"}
+            assert vars(MarkdownTable(document, token)).keys() >= {"_headers", "_rows"}
+            assert vars(MarkdownListItem(document, token, "1")).keys() >= {"bullet"}
+            assert vars(MarkdownFence(document, token, "x")).keys() >= {"code", "lexer"}
+            assert MarkdownBullet().symbol
+
+    asyncio.run(show())
 
 
 def test_the_terminal_shows_what_the_screen_is(picture: Picture) -> None:
@@ -82,34 +101,19 @@ def test_the_terminal_shows_what_the_screen_is(picture: Picture) -> None:
     run(ScriptedClient([*PARTS, ReplyEnd(Finish.COMPLETE, USAGE)]), flow)
 
 
-def test_what_is_beside_a_change_or_below_others_is_not_drawn_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def flow(chat: Chatting) -> None:
-        await chat.type("go")
-        await chat.until(lambda: len(chat.views()) == 2 and chat.views()[1].query(Document))
-        (reply,) = chat.views()[1].query(Document)
-        await at_rest(chat.pilot, lambda: reply.region)
-        drawn = asked(monkeypatch)
-        await reply.grow("more ")
-        await chat.until(lambda: drawn)
-        assert {widget for widget, _ in drawn} == set(reply.children)
-        assert all(region.height <= widget.size.height for widget, region in drawn)
-
-    run(ScriptedClient([PARTS[0], WAIT]), flow, size=(120, 40))
-
-
-def test_where_a_widget_draws_less_than_it_is_asked_for_what_is_behind_it_is_seen(
+def test_an_unsettled_screen_draws_nothing_and_loses_no_change(
     picture: Picture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def flow(chat: Chatting) -> None:
         await chat.type("go")
         await chat.until(lambda: len(chat.views()) == 2 and chat.views()[1].query(Document))
         (reply,) = chat.views()[1].query(Document)
-        await at_rest(chat.pilot, picture.text)
-        assert WORDS in picture.text()
+        before = await at_rest(chat.pilot, picture.text)
         with monkeypatch.context() as patch:
-            patch.setattr(Paragraph, "render_lines", lambda self, crop: [Strip.blank(3)] * (crop.height // 2))
+            patch.setattr(Transcript, "is_unsettled", True)
             await reply.grow("more ")
-            await chat.until(lambda: WORDS not in picture.text())
+            await chat.pilot.pause(0.2)
+            assert picture.text() == before
         await reply.grow("and more")
         await chat.until(lambda: f"{WORDS}more and more" in picture.text())
 

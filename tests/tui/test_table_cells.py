@@ -8,7 +8,7 @@ from textual.app import App
 
 from tests.tui.document_page import DocumentPage
 from tui.widgets.document import Document
-from tui.widgets.table import Cells, shared
+from tui.widgets.table_cells import Cells, shared
 
 WORDS = ("a", "fire", "warmth", "漢字", "👨", "inglenook", "é")
 

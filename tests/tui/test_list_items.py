@@ -9,7 +9,7 @@ from textual.pilot import Pilot
 from tests.tui.document_page import DocumentPage
 from tui.widgets.code_block import CodeBlock
 from tui.widgets.document import Document
-from tui.widgets.list_block import Items
+from tui.widgets.list_items import Items
 
 Look = Callable[[DocumentPage, Pilot[None]], Awaitable[None]]
 
