@@ -1,26 +1,10 @@
-"""The events of a reply, and what a caller chooses about them: log-probabilities and time limits."""
+"""The events of a reply."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from app.generation.cache_report import CacheReport
 from engine.request import FinishReason, TokenLogprobs
-
-
-@dataclass(frozen=True, slots=True)
-class TimeLimits:
-    """In seconds; None: any number. A reply that has run out of time ends where it is, as at the most tokens."""
-
-    reading: float | None = None  # of the prompt, from when the engine begins with it
-    writing: float | None = None  # from the first token on, once there is a line break
-
-    @classmethod
-    def of_milliseconds(cls, reading: int | None, writing: int | None) -> "TimeLimits":
-        """Return the limits of a request, in which 0 stands for any number, as in llama.cpp's API."""
-        return cls(reading / 1000 if reading else None, writing / 1000 if writing else None)
-
-
-NO_LIMITS = TimeLimits()
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,11 +96,12 @@ class ReplyEnd:
 
 SpokenEvent = TextDelta | ReasoningDelta | ToolCallStart | ToolCallDelta | ToolCallEnd  # what tokens become
 ChatEvent = PromptProgress | PromptLogprobs | GeneratedTokens | SpokenEvent | ReplyEnd
+Batch = list[tuple[int, ChatEvent]]  # events that came together, each with the index of its reply
 
 
-def joined(batch: Iterable[tuple[int, ChatEvent]]) -> list[tuple[int, ChatEvent]]:
-    """The same events, each with the index of its reply; texts that follow one another as one."""
-    result: list[tuple[int, ChatEvent]] = []
+def joined(batch: Iterable[tuple[int, ChatEvent]]) -> Batch:
+    """The same events, with consecutive texts of one reply as one event."""
+    result: Batch = []
     for index, event in batch:
         before = result[-1] if result else None
         if before is not None and before[0] == index and (both := _both(before[1], event)) is not None:
@@ -134,16 +119,3 @@ def _both(one: ChatEvent, other: ChatEvent) -> ChatEvent | None:
         case ReasoningDelta(), ReasoningDelta():
             return ReasoningDelta(one.text + other.text, one.logprobs + other.logprobs)
     return None
-
-
-@dataclass(frozen=True, slots=True)
-class ReplyOptions:
-    """The options of one reply."""
-
-    includes_stop: bool = False  # the text ends with the stop string, or with the token, that ended it
-    shows_control: bool = False  # control tokens are written out, but for those that end the reply
-    reports_tokens: bool = False  # a GeneratedTokens event comes before the text of its tokens
-    reports_progress: bool = False  # a PromptProgress event reports the end of each prompt, also of a short one
-
-
-PLAIN_REPLY = ReplyOptions()

@@ -41,7 +41,7 @@ _PROBED = 32  # characters that show whether a text is encoded with a space in f
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class GeneratedReply:
     """What was generated after a prompt, so far."""
 
     prompt_ids: tuple[int, ...]
@@ -189,7 +189,7 @@ class PromptEncoder:
         self._check_length(gap.characters, limit)
         return self._encoded(infilling.parts(gap), limit)
 
-    def remember(self, reply: Reply) -> None:
+    def remember(self, reply: GeneratedReply) -> None:
         """Have the ids of `reply` stand wherever its text goes on its prompt again. Returns at once."""
         if reply.ids:
             self._stable_ids.remember(functools.partial(self._generated, reply))
@@ -367,7 +367,7 @@ class PromptEncoder:
             generated.text = b"".join(pieces) if all(pieces) else b""
         return generated.text
 
-    def _generated(self, reply: Reply) -> Iterator[Generated]:
+    def _generated(self, reply: GeneratedReply) -> Iterator[Generated]:
         """The reply, cut at its control tokens, as far as its ids stand for what its reader was told."""
         with self._lock:
             beginning = self._prompts.get(hash(reply.prompt_ids))
@@ -395,7 +395,7 @@ class PromptEncoder:
             place, lead = beginning.place, beginning.lead.digest()
             yield Generated(place, lead, beginning.characters, ids, stored, text=text)
 
-    def _told(self, reply: Reply) -> bytes:
+    def _told(self, reply: GeneratedReply) -> bytes:
         """What the reader was told, with the space that was taken off."""
         told = reply.told.encode()
         if not self._tokenizer.space_prefix or reply.continues_text:

@@ -16,6 +16,7 @@ from app.server.http.peer import Peer
 
 RETRY_SECONDS = 1
 
+CALLER = "caller"  # where the Caller is, in the state of the scope of each request that is let in
 PEER = "peer"  # where a connection puts its Peer, in the state of each request's scope
 
 # What is answered to anybody, and says nothing but whether the server works.

@@ -6,24 +6,19 @@ routes, dialects, or what a request asks for.
 """
 
 from collections.abc import Collection
-from dataclasses import replace
 
-from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.server.errors import InvalidRequest
-from app.server.http.access import Access, Caller
+from app.server.http.access import CALLER, Access
 from app.server.http.error_responses import refusal
 from app.server.http.page_origins import PageOrigins, header_values, is_preflight, preflight_headers, telling
 from app.server.http.request_limits import RequestLimits
-from engine.request import Origin
 
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
-CALLER = "caller"  # where the Caller is, in the state of the scope of each request that is let in
 
 MOST_HEADERS = 128
-MAX_CLIENT_NAME = 80  # characters; what is longer is cut
 MAX_TARGET_BYTES = 8 << 10  # of path and query
 
 
@@ -85,14 +80,6 @@ class Door:
         literal = f"[{address}]" if ":" in address else address  # no name that somebody else can give an address to
         name = host.removesuffix(f":{port}".encode())
         return host in self._names or name in self._names or name == literal.lower().encode()
-
-
-def of_caller(request: Request, origin: Origin) -> Origin:
-    """`origin` of a request that was let in, so that it shares what was computed with others of its caller alone, and
-    with the name of the program that asks."""
-    caller: Caller = request.scope["state"][CALLER]
-    client = request.headers.get("user-agent", "")[:MAX_CLIENT_NAME]
-    return replace(origin, cache_salt=caller.cache_salt + origin.cache_salt, client=client)
 
 
 def _check_size(scope: Scope) -> None:

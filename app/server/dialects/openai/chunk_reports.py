@@ -1,11 +1,12 @@
 """Reports beside the text of a stream, in the chunks of both kinds of completions: token ids, usage, and timings."""
 
 from app.generation.events import ChatEvent, GeneratedTokens
+from app.generation.token_counts import TokenCounts
 from app.server.dialects.openai.chat import ChatCompletionChunk
 from app.server.dialects.openai.completions import Completion
 from app.server.dialects.openai.reporting import ReportingRequest
 from app.server.dialects.openai.tokens import usage_of, usage_so_far
-from app.server.usage import RunningCounts, TokenCounts, timings_of
+from app.server.usage import RunningCounts, timings_of
 
 
 class ChunkReports:

@@ -6,8 +6,7 @@ from typing import Annotated, TypeAlias
 
 from msgspec import Meta
 
-from app.generation.events import ReplyOptions, TimeLimits
-from app.server.choices import WantedChoices
+from app.generation.options import GenerationOptions, ReplyOptions, TimeLimits
 from app.server.common_fields import Alternatives, Milliseconds
 from app.server.dialects.openai.requests import GenerationRequest
 from engine.request import SamplingParams
@@ -32,7 +31,7 @@ class ReportingRequest(GenerationRequest, kw_only=True):
         options = self.stream_options
         return bool(self.reports_usage and self.stream and options and options.continuous_usage_stats)
 
-    def _wanted(self, count: int, candidates: Sequence[SamplingParams], *, reports: bool) -> WantedChoices:
+    def _wanted(self, count: int, candidates: Sequence[SamplingParams], *, reports: bool) -> GenerationOptions:
         wanted = super()._wanted(count, candidates, reports=reports)
         return replace(wanted, limits=TimeLimits.of_milliseconds(self.t_max_prompt_ms, self.t_max_predict_ms))
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 
 from app.generation.cache_report import Miss, MissReason
 from app.generation.events import ChatEvent, PromptProgress
-from app.server.usage import TokenCounts
+from app.generation.token_counts import TokenCounts
 from engine.request import Origin
 
 log = logging.getLogger(__name__)
