@@ -1,10 +1,11 @@
 """Options of the replies to one request: sampling, grammar, limits, and the events that report them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from app.generation.grammars import RequestedGrammar
+from app.generation.reply_formats.reply_parser import ReplyParser
 from engine.errors import PromptTooLong
 from engine.request import SamplingParams
 from engine.sampling.constraint import Grammar
@@ -90,3 +91,18 @@ class GenerationOptions:
                 context=self.context,
             )
         return [replace(one, max_tokens=min(room, one.max_tokens or room)) for one in self.candidates]
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedRequest:
+    """Prompts as token ids, and how the replies to them are generated and read."""
+
+    prompts: Sequence[tuple[int, ...]]
+    options: GenerationOptions  # with the compiled grammar in its candidates
+    grammar_field: str = ""  # of the request, that errors about the grammar name
+    new_parser: Callable[[], ReplyParser] | None = None  # for each reply; None: all of a reply is text
+    continues_text: bool = True  # the reply goes on in the middle of a text, not as a turn
+
+    def submissions(self) -> list[tuple[tuple[int, ...], SamplingParams]]:
+        """Each prompt with the parameters of one candidate. Raises PromptTooLong."""
+        return [(prompt, params) for prompt in self.prompts for params in self.options.after(prompt)]

@@ -13,14 +13,13 @@ from app.generation.events import (
     ReasoningDelta,
     ReplyEnd,
     TextDelta,
+    TokenCounts,
     ToolCallDelta,
     joined,
 )
-from app.generation.options import GenerationOptions
-from app.generation.preparation import PreparedRequest
+from app.generation.options import GenerationOptions, PreparedRequest
 from app.generation.reply import Reply, ReplyContext
 from app.generation.request_log import ReadingLog
-from app.generation.token_counts import TokenCounts
 from app.generation.token_streams import TokenStream
 from engine.request import FinishReason, Origin, SamplingParams, TokenEvent
 

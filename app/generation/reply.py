@@ -23,7 +23,8 @@ from app.generation.events import (
     ToolCallDelta,
 )
 from app.generation.options import PLAIN_REPLY, GenerationOptions, ReplyOptions
-from app.generation.prompt_encoder import GeneratedReply, PromptEncoder
+from app.generation.prompt_encoder import PromptEncoder
+from app.generation.remembered_replies import GeneratedReply
 from app.generation.reply_formats.reply_format import PLAIN
 from app.generation.reply_formats.reply_parser import FormatMarkup, Heard, ReplyParser
 from app.text.detokenizer import IncrementalDetokenizer

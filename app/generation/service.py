@@ -1,7 +1,9 @@
 """The chat service: a conversation in, events of replies out."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+import contextlib
+import time
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
 from typing import TypeVar
@@ -9,12 +11,11 @@ from typing import TypeVar
 from app.errors import GrammarsUnavailable, InvalidGrammar, TextTooLong
 from app.generation.cache_reporter import CacheReporter
 from app.generation.conversation import Conversation
-from app.generation.events import Batch
+from app.generation.events import Batch, TokenCounts
 from app.generation.grammars import GrammarCompiler
 from app.generation.messages import Message
 from app.generation.model_replies import Abilities, ChatPrompt
-from app.generation.options import GenerationOptions
-from app.generation.preparation import Preparation, PreparedRequest
+from app.generation.options import GenerationOptions, PreparedRequest
 from app.generation.prompt_encoder import PromptEncoder
 from app.generation.recent_prompts import num_common
 from app.generation.replies import Choices, Replies
@@ -23,7 +24,6 @@ from app.generation.request_log import logged
 from app.generation.sampling import API_DEFAULTS, DefaultSampling
 from app.generation.stable_ids import StableIds
 from app.generation.template import ChatTemplateRenderer
-from app.generation.token_counts import TokenCounts
 from app.generation.token_filter import TokenFilter
 from app.generation.token_streams import TokenStreams
 from app.process.work_pool import Check, WorkPool
@@ -40,7 +40,36 @@ PROMPT_THREADS = 4  # one of them may wait for the process that renders template
 TEXT_THREADS = 2
 MAX_COUNTED = 1 << 20  # tokens of a text that is encoded for its own sake, and not to be read by the model
 
+STUCK_SECONDS = 60.0  # without a request that is prepared, or given up, while some are waiting
+
 T = TypeVar("T")
+
+
+class Preparation:
+    """Counts the requests that wait for their prompt and grammar. Used on one event loop; `problem` is thread-safe."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """`clock` returns seconds that only grow."""
+        self._clock = clock
+        self._waiting = 0
+        self._moved_at = clock()
+
+    @contextlib.contextmanager
+    def of_request(self) -> Iterator[None]:
+        """Count a request as waiting while the body runs."""
+        if not self._waiting:
+            self._moved_at = self._clock()
+        self._waiting += 1
+        try:
+            yield
+        finally:
+            self._waiting -= 1
+            self._moved_at = self._clock()
+
+    def problem(self) -> str:
+        """Why requests wait in vain, or an empty string while they get on."""
+        silence = self._clock() - self._moved_at if self._waiting else 0.0
+        return f"no request was prepared for the engine for {silence:.0f} s" if silence >= STUCK_SECONDS else ""
 
 
 class ChatService:

@@ -6,8 +6,7 @@ from typing import Literal, TypeAlias
 
 from msgspec import UNSET, Struct, UnsetType
 
-from app.generation.events import ChatEvent, GeneratedTokens, PromptProgress
-from app.generation.token_counts import TokenCounts
+from app.generation.events import ChatEvent, GeneratedTokens, PromptProgress, TokenCounts
 from app.text.tokenizer import Tokenizer
 from engine.request import FinishReason, TokenLogprobs
 

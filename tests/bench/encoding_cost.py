@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from app.generation.messages import Message
-from app.generation.prompt_encoder import GeneratedReply, PromptEncoder
+from app.generation.prompt_encoder import PromptEncoder
+from app.generation.remembered_replies import GeneratedReply
 from app.generation.stable_ids import StableIds
 from app.generation.template import ChatTemplateRenderer
 from app.text.gguf_tokenizer import from_gguf

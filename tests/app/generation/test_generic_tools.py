@@ -15,7 +15,8 @@ from app.generation.generic_tools import ANSWER_MARK, ToolSupport, generic_messa
 from app.generation.grammars import GrammarCompiler, GrammarSource
 from app.generation.messages import Message, ToolCall
 from app.generation.model_replies import ChatPrompt
-from app.generation.prompt_encoder import GeneratedReply, PromptEncoder
+from app.generation.prompt_encoder import PromptEncoder
+from app.generation.remembered_replies import GeneratedReply
 from app.generation.reply import ReplyReader
 from app.generation.stable_ids import StableIds
 from app.generation.template import ChatTemplateRenderer

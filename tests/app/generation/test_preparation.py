@@ -1,6 +1,6 @@
 """Requests on their way to the engine: when they count as stuck."""
 
-from app.generation.preparation import STUCK_SECONDS, Preparation
+from app.generation.service import STUCK_SECONDS, Preparation
 from tests.app.server.live_server import Clock
 
 

@@ -13,7 +13,8 @@ import pytest
 
 from app.generation.conversation import Conversation
 from app.generation.messages import Message
-from app.generation.prompt_encoder import GeneratedReply, PromptEncoder
+from app.generation.prompt_encoder import PromptEncoder
+from app.generation.remembered_replies import GeneratedReply
 from app.generation.stable_ids import StableIds
 from app.generation.template import ChatTemplateRenderer
 from app.text.control_tokens import MARK

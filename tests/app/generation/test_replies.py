@@ -4,12 +4,10 @@ import pytest
 
 from app.errors import AppError, InvalidGrammar, ReplyAborted, ReplyFailed
 from app.generation.cache_report import CacheReport
-from app.generation.events import Batch, ChatEvent, ReplyEnd, TextDelta
-from app.generation.options import GenerationOptions
-from app.generation.preparation import PreparedRequest
+from app.generation.events import Batch, ChatEvent, ReplyEnd, TextDelta, TokenCounts
+from app.generation.options import GenerationOptions, PreparedRequest
 from app.generation.replies import Choices
 from app.generation.request_log import ReadingLog
-from app.generation.token_counts import TokenCounts
 from engine.request import FinishReason, SamplingParams, TokenLogprobs
 
 GREETING: tuple[int, ChatEvent] = (0, TextDelta("Hello"))

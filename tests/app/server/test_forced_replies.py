@@ -12,10 +12,10 @@ import jsonschema  # type: ignore[import-untyped]
 import msgspec
 import pytest
 
+from app.generation.events import TokenCounts
 from app.generation.grammars import GrammarCompiler
 from app.generation.service import ChatService
 from app.generation.template import ChatTemplateRenderer
-from app.generation.token_counts import TokenCounts
 from app.generation.token_streams import TokenStreams
 from app.server.dialects.openai.chat import ChatCompletionChunk, Choice, fold
 from app.server.dialects.openai.chat_chunks import chunks

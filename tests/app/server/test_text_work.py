@@ -13,7 +13,7 @@ import pytest
 
 from app.errors import InvalidGrammar
 from app.generation import service as chat_service
-from app.generation.preparation import Preparation
+from app.generation.service import Preparation
 from app.generation.template import ChatTemplateRenderer
 from app.process.work_pool import Check, WorkPool
 from app.server.errors import ContextExceeded, naming

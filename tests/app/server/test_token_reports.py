@@ -8,9 +8,8 @@ import httpx
 import pytest
 
 from app.generation.cache_report import CacheReport
-from app.generation.events import ReplyEnd
+from app.generation.events import ReplyEnd, TokenCounts
 from app.generation.template import ChatTemplateRenderer
-from app.generation.token_counts import TokenCounts
 from app.generation.token_streams import MOST_AT_ONCE
 from app.server.usage import timings_of
 from app.text.tokenizer import Tokenizer

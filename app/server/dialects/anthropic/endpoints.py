@@ -8,8 +8,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from app.generation.cache_report import CacheReport
+from app.generation.events import TokenCounts
 from app.generation.service import ChatService
-from app.generation.token_counts import TokenCounts
 from app.server.dialects.anthropic import messages
 from app.server.dialects.anthropic.changing_lines import CHANGING_LINES, NONE
 from app.server.dialects.anthropic.errors import ERRORS, error_body

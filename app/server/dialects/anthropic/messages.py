@@ -20,11 +20,11 @@ from app.generation.events import (
     ReasoningDelta,
     ReplyEnd,
     TextDelta,
+    TokenCounts,
     ToolCallDelta,
     ToolCallEnd,
     ToolCallStart,
 )
-from app.generation.token_counts import TokenCounts
 from app.server.endpoint import NAMED_EVENTS
 from app.server.errors import naming
 from engine.request import FinishReason

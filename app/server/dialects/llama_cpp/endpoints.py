@@ -5,8 +5,8 @@ from functools import partial
 
 from starlette.requests import Request
 
+from app.generation.events import TokenCounts
 from app.generation.service import ChatService
-from app.generation.token_counts import TokenCounts
 from app.server.dialects.llama_cpp.biases import token_biases
 from app.server.dialects.llama_cpp.embeddings import VECTORS
 from app.server.dialects.llama_cpp.errors import ERRORS, error_body

@@ -13,9 +13,8 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from app.generation.cache_report import CacheReport
-from app.generation.events import Batch, ChatEvent, GeneratedTokens, PromptProgress, ReplyEnd, TextDelta
+from app.generation.events import Batch, ChatEvent, GeneratedTokens, PromptProgress, ReplyEnd, TextDelta, TokenCounts
 from app.generation.service import ChatService
-from app.generation.token_counts import TokenCounts
 from app.server.dialects.llama_cpp.settings import GenerationSettings
 from app.server.dialects.llama_cpp.tokens import shown
 from app.server.endpoint import BARE_EVENTS, Framing

@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from msgspec import UNSET, Struct, UnsetType
 
-from app.generation.token_counts import TokenCounts
+from app.generation.events import TokenCounts
 from app.server.dialects.lm_studio.errors import ErrorDetail, error_body
 from app.server.dialects.responses import events, output_items
 from app.server.dialects.responses.input_items import InputItem

@@ -5,9 +5,9 @@ from functools import partial
 from starlette.requests import Request
 from starlette.responses import Response
 
+from app.generation.events import TokenCounts
 from app.generation.generic_tools import ToolSupport
 from app.generation.service import ChatService
-from app.generation.token_counts import TokenCounts
 from app.server.dialects.ollama.embeddings import VECTORS
 from app.server.dialects.ollama.errors import ERRORS, error_body
 from app.server.dialects.ollama.fields import CHAT, GENERATE
@@ -91,9 +91,8 @@ class OllamaEndpoints:
             return json_reply(writer.end("load"))
         origin = origin_of(request, wanted.origin_fields())
         options = wanted.generation_options(self._service.sampling)
-        check_vocabulary(
-            wanted.context or (), self._service.vocab_size, "context", "Send the one of this model's reply."
-        )
+        remedy = "Send the one of this model's reply."
+        check_vocabulary(wanted.context or (), self._service.vocab_size, "context", remedy)
         asked = [await self._prompt(wanted)] if wanted.continues_text else wanted.conversation()
         replies = self._service.reply(asked, options, origin, counts)
         chunks = written(replies, writer, counts, "context" if wanted.context else "prompt")

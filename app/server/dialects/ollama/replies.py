@@ -18,11 +18,11 @@ from app.generation.events import (
     ReasoningDelta,
     ReplyEnd,
     TextDelta,
+    TokenCounts,
     ToolCallDelta,
     ToolCallEnd,
     ToolCallStart,
 )
-from app.generation.token_counts import TokenCounts
 from app.server.endpoint import LINES, Framing
 from app.server.errors import naming
 from app.server.usage import ReportedToken, finish_text, reported_tokens, timings_of

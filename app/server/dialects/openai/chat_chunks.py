@@ -12,12 +12,12 @@ from app.generation.events import (
     ReasoningDelta,
     ReplyEnd,
     TextDelta,
+    TokenCounts,
     ToolCallDelta,
     ToolCallEnd,
     ToolCallStart,
 )
 from app.generation.service import ChatService
-from app.generation.token_counts import TokenCounts
 from app.server.dialects.openai.chat import (
     CallDelta,
     ChatCompletionChunk,

@@ -1,7 +1,6 @@
 """Reports beside the text of a stream, in the chunks of both kinds of completions: token ids, usage, and timings."""
 
-from app.generation.events import ChatEvent, GeneratedTokens
-from app.generation.token_counts import TokenCounts
+from app.generation.events import ChatEvent, GeneratedTokens, TokenCounts
 from app.server.dialects.openai.chat import ChatCompletionChunk
 from app.server.dialects.openai.completions import Completion
 from app.server.dialects.openai.reporting import ReportingRequest

@@ -9,9 +9,8 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from app.generation.events import ChatEvent, PromptLogprobs, PromptProgress, ReplyEnd, TextDelta
+from app.generation.events import ChatEvent, PromptLogprobs, PromptProgress, ReplyEnd, TextDelta, TokenCounts
 from app.generation.service import ChatService
-from app.generation.token_counts import TokenCounts
 from app.server.dialects.openai.chunk_reports import ChunkReports
 from app.server.dialects.openai.completion_requests import CompletionRequest
 from app.server.dialects.openai.completions import Completion, CompletionChoice, CompletionLogprobs

@@ -10,8 +10,8 @@ from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
+from app.generation.events import TokenCounts
 from app.generation.service import ChatService
-from app.generation.token_counts import TokenCounts
 from app.server.dialects.openai import chat, chat_chunks, completion_chunks, completions
 from app.server.dialects.openai.chat_requests import ChatCompletionRequest
 from app.server.dialects.openai.completion_requests import CompletionRequest

@@ -12,11 +12,10 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from app.generation.conversation import Conversation
-from app.generation.events import TextDelta
+from app.generation.events import TextDelta, TokenCounts
 from app.generation.messages import Message
 from app.generation.options import GenerationOptions
 from app.generation.service import ChatService
-from app.generation.token_counts import TokenCounts
 from app.server.common_fields import ModelName
 from app.server.dialects.responses.input_items import MAX_ITEMS, InputItem, compaction_item, items_of, messages_of
 from app.server.dialects.responses.response import Usage

@@ -16,11 +16,11 @@ from app.generation.events import (
     ReasoningDelta,
     ReplyEnd,
     TextDelta,
+    TokenCounts,
     ToolCallDelta,
     ToolCallEnd,
     ToolCallStart,
 )
-from app.generation.token_counts import TokenCounts
 from app.server.dialects.openai.errors import error_body
 from app.server.dialects.responses.events import (
     Completed,

@@ -12,8 +12,9 @@ import pytest
 from app.generation.conversation import Conversation, Tool
 from app.generation.events import ToolCallEnd
 from app.generation.messages import Json, Message, ToolCall
-from app.generation.prompt_encoder import GeneratedReply, PromptEncoder
+from app.generation.prompt_encoder import PromptEncoder
 from app.generation.recent_prompts import num_common
+from app.generation.remembered_replies import GeneratedReply
 from app.generation.stable_ids import StableIds
 from app.generation.template import ChatTemplateRenderer
 from app.text.tokenizer import Tokenizer

@@ -7,7 +7,7 @@ import pytest
 from msgspec import Struct
 from starlette.types import Message, Receive, Scope, Send
 
-from app.generation.token_counts import TokenCounts
+from app.generation.events import TokenCounts
 from app.server.dialects.openai.errors import error_body
 from app.server.errors import InvalidRequest
 from app.server.http.client_watch import ClientWatch

@@ -11,9 +11,9 @@ import msgspec
 import pytest
 from anthropic.types import Message
 
+from app.generation.events import TokenCounts
 from app.generation.service import ChatService
 from app.generation.template import ChatTemplateRenderer
-from app.generation.token_counts import TokenCounts
 from app.server.dialects.anthropic.changing_lines import CHANGING_LINES
 from app.server.dialects.anthropic.messages import FRAMING, Event, MessageReply, ToolUseContent, events, fold
 from app.server.dialects.anthropic.requests import MessageRequest

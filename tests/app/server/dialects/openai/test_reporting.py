@@ -9,9 +9,9 @@ from typing import Any
 import httpx
 import pytest
 
+from app.generation.events import TokenCounts
 from app.generation.messages import Message
 from app.generation.template import ChatTemplateRenderer
-from app.generation.token_counts import TokenCounts
 from app.server.dialects.openai import chat_chunks, completion_chunks, fields
 from app.server.dialects.openai.tokens import Identity
 from app.text.tokenizer import Tokenizer
