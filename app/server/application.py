@@ -31,13 +31,11 @@ from app.server.dialects.responses.endpoints import RESPONDING, ResponseEndpoint
 from app.server.dialects.responses.stored_responses import StoredResponses
 from app.server.endpoint import TEXT, Endpoint
 from app.server.errors import InvalidRequest
-from app.server.http.access import HEALTH_PATHS, Access
-from app.server.http.access_middleware import LOOPBACK_NAMES, Door
+from app.server.http.access import HEALTH_PATHS, Access, RequestLimits
+from app.server.http.access_middleware import LOOPBACK_NAMES, Door, PageOrigins
 from app.server.http.client_watch import ClientWatch
 from app.server.http.error_responses import ErrorShapes, Mistakes, refusal
 from app.server.http.openapi import OpenAPI
-from app.server.http.page_origins import PageOrigins
-from app.server.http.request_limits import RequestLimits
 from app.server.machine import Machine
 from app.server.memory_trim import MemoryTrim
 from app.server.metrics import Metrics

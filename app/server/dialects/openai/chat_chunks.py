@@ -28,7 +28,7 @@ from app.server.dialects.openai.chat import (
     FunctionDelta,
 )
 from app.server.dialects.openai.chat_requests import ChatCompletionRequest
-from app.server.dialects.openai.chunk_reports import ChunkReports
+from app.server.dialects.openai.reporting import ChunkReports
 from app.server.dialects.openai.tokens import Identity, prompt_logprobs
 from app.server.errors import naming
 from app.server.usage import ProgressReport, TokenText, finish_text, id_text, reported_tokens, token_text

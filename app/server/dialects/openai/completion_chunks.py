@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from app.generation.events import ChatEvent, PromptLogprobs, PromptProgress, ReplyEnd, TextDelta, TokenCounts
 from app.generation.service import ChatService
-from app.server.dialects.openai.chunk_reports import ChunkReports
 from app.server.dialects.openai.completion_requests import CompletionRequest
 from app.server.dialects.openai.completions import Completion, CompletionChoice, CompletionLogprobs
+from app.server.dialects.openai.reporting import ChunkReports
 from app.server.dialects.openai.tokens import Identity, prompt_logprobs
 from app.server.errors import InvalidRequest, naming
 from app.server.text_prompts import infill_prompt, text_prompt
