@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from app.generation.default_sampling import API_DEFAULTS, DefaultSampling
+from app.generation.sampling import API_DEFAULTS, DefaultSampling
 
 RECOMMENDED = {"temperature": 0.6, "top_p": 0.9, "top_k": 20, "min_p": 0.0, "repetition_penalty": 1.1}
 API = {"temperature": 0.8, "top_k": 40}

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from app.server.http import peer
-from app.server.http.peer import Peer, owner_of
+from app.server.http import access
+from app.server.http.access import Peer, owner_of
 
 
 @pytest.fixture(params=["127.0.0.1", "::1"])
@@ -100,7 +100,7 @@ def test_it_is_looked_up_once(ends: tuple[socket.socket, socket.socket]) -> None
 def test_others_are_not_this_user(
     ends: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch, uid: int
 ) -> None:
-    monkeypatch.setattr(peer, "owner_of", lambda local, remote: uid)
+    monkeypatch.setattr(access, "owner_of", lambda local, remote: uid)
     assert not the_peer(ends[1]).is_this_user()
     monkeypatch.setattr(os, "geteuid", lambda: 65534)
     assert not the_peer(ends[1]).is_this_user()
@@ -109,7 +109,7 @@ def test_others_are_not_this_user(
 def test_where_the_system_does_not_tell_nobody_is(
     ends: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(peer, "_TABLES", ((Path("/nowhere"), 4),))
+    monkeypatch.setattr(access, "_TABLES", ((Path("/nowhere"), 4),))
     assert not the_peer(ends[1]).is_this_user()
     monkeypatch.undo()
     monkeypatch.setattr(sys, "platform", "darwin")

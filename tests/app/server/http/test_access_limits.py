@@ -9,8 +9,7 @@ import pytest
 from app.generation.template import ChatTemplateRenderer
 from app.server.application import Locks
 from app.server.errors import InvalidRequest
-from app.server.http.access import Access, Caller
-from app.server.http.request_limits import RequestLimits
+from app.server.http.access import Access, Caller, RequestLimits
 from app.text.tokenizer import Tokenizer
 from tests.app.server.live_server import ControlledRunner, LiveServer, controlled_engine
 from tests.app.server.test_bad_requests import COMPLETION, VALID

@@ -11,8 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 
 from app.generation.cache_report import Miss, MissReason
-from app.generation.events import ChatEvent, PromptProgress
-from app.server.usage import TokenCounts
+from app.generation.events import ChatEvent, PromptProgress, TokenCounts
 from engine.request import Origin
 
 log = logging.getLogger(__name__)

@@ -1,47 +1,15 @@
-"""What a text goes on with: what every dialect makes of a request for a completion, and how the reply to it comes.
+"""Prompts that are no conversation, encoded for completions. Errors name the field that a prompt came in.
 
-The counterpart of `app.server.turn` for prompts that are no conversation. A prompt is taken as it is: control tokens in
-it are control tokens, for clients that write a chat's markup themselves. Knows no wire format.
+A prompt is taken as it is: control tokens in it are control tokens, for clients that write a chat's markup themselves.
 """
 
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing, suppress
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import replace
 
 from app.generation.service import ChatService
-from app.server.choices import Batch, WantedChoices, generate_choices
 from app.server.errors import InvalidRequest, check_vocabulary, naming
-from app.server.structured_output import AskedGrammar
-from app.server.usage import TokenCounts
 from app.text.infilling import Gap
 from engine.errors import PromptTooLong
-from engine.request import Origin
-
-
-@dataclass(frozen=True, slots=True)
-class Continuation:
-    """What is asked of some texts."""
-
-    prompts: Sequence[tuple[int, ...]]
-    choices: WantedChoices  # without their grammar
-    grammar: AskedGrammar | None = None  # that each reply keeps to
-
-
-async def continuation_events(
-    service: ChatService, wanted: Continuation, origin: Origin, counts: TokenCounts
-) -> AsyncGenerator[Batch]:
-    """What the prompts go on with, as batches of (choice, event); see `generate_choices`. Nothing comes before the
-    engine has begun with it, so that what is refused or fails at once can be raised: InvalidRequest, InvalidSampling,
-    EngineError, ReplyFailed, ReplyAborted."""
-    with service.preparation.of_request():
-        grammar = None if wanted.grammar is None else await wanted.grammar.compiled(service.grammars)
-    parameter = "" if wanted.grammar is None else wanted.grammar.parameter
-    choices = wanted.choices.keeping_to(grammar, parameter)
-    with naming("prompt"):
-        replies = generate_choices(service, wanted.prompts, choices, origin, counts, continues_text=True)
-        async with aclosing(replies) as batches:
-            async for batch in batches:
-                yield batch
 
 
 async def text_prompt(service: ChatService, prompt: str | tuple[int, ...], field: str = "prompt") -> tuple[int, ...]:
