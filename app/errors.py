@@ -17,12 +17,12 @@ AppError
 ├── InvalidMessage         (chat/messages.py) a message that cannot be given to a model
 ├── InvalidRequest, ReplyFailed, ReplyAborted     (server/errors.py)
 ├── ContenderFailed, UnsuitableLoad               (bench/contender.py)
-├── HistoryTooNew, HistoryUnavailable, HistoryDamaged, NoSuchChat   (history/errors.py)
+├── HistoryTooNew, HistoryUnavailable, HistoryDamaged, NoSuchChat   (history/records.py)
 │   └── HistoryInUse        other processes have the damaged history open
 ├── UnreadableChats                               (history/chat_import.py)
 ├── EngineFailed, NotOffered                      (chat_backend/)
-├── PortTaken, NoSuchAddress                      (listening.py)
-└── ServerUnreachable, ServerError                (http_client.py)
+├── PortTaken, NoSuchAddress                      (process/listening.py)
+└── ServerUnreachable, ServerError                (client/http.py)
 """
 
 from engine.errors import InvalidSampling

@@ -16,7 +16,7 @@ from engine.backends.runner import ModelRunner, Runner, Ticket, reporting_shorta
 from engine.checkpoints.checkpoint import Checkpoint
 from engine.checkpoints.gguf import GGUFCheckpoint
 from engine.checkpoints.quantizing import QuantizedCheckpoint
-from engine.checkpoints.safetensors import FolderCheckpoint
+from engine.checkpoints.safetensors import SafetensorsCheckpoint
 from engine.checkpoints.weights import LoadProgress, Weights
 from engine.config import EngineConfig, ModelConfig
 from engine.core import Engine
@@ -46,7 +46,7 @@ def open_checkpoint(path: Path, quantize: str | None = None) -> Checkpoint:
 
     Raises ModelFileError, UnsupportedModel or UnsupportedQuantization.
     """
-    checkpoint: Checkpoint = FolderCheckpoint(path) if path.is_dir() else GGUFCheckpoint(path)
+    checkpoint: Checkpoint = SafetensorsCheckpoint(path) if path.is_dir() else GGUFCheckpoint(path)
     return QuantizedCheckpoint(checkpoint, quantize) if quantize else checkpoint
 
 

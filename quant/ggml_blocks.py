@@ -2,9 +2,7 @@
 
 A format is a row of a table here: where in a block its fields lie. Adding one is a row and, where bits are laid out in
 a new way, a function that reorders them. Layouts: ggml's `block_q4_0` and its siblings. Everything works on words of
-four neighbouring columns, one byte each, which is what planes of the canonical form are made of.
-
-Knows block layouts. Refuses to know files (it is handed bytes that were checked) and arithmetic on values.
+four neighbouring columns, one byte each, of which the planes of the canonical form consist. Callers check the bytes.
 """
 
 from collections.abc import Callable, Iterable

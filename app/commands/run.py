@@ -29,6 +29,7 @@ Examples:
   ingle run "Hello" --model ./model.gguf --max-tokens 50
 """
 
+_FAILED = "Run ingle doctor; if it finds nothing, report this."
 ENGINE_OPTIONS = ("context", "threads", "kernels", "quantize", "kv_disk_gb", *GPU_OPTIONS)
 
 
@@ -87,8 +88,8 @@ def run(
     question = _question(prompt)
     given: dict[str, Any] = {name: value for name, value in sampling.items() if value is not None}
     progress = progress_on_stderr(quiet=quiet)
-    from app.generation.default_sampling import DefaultSampling
     from app.generation.messages import Message
+    from app.generation.sampling import DefaultSampling
     from engine.request import SamplingParams
 
     def params(recommended: Mapping[str, float]) -> SamplingParams:
@@ -132,7 +133,7 @@ def _answer(
 
     Fetching and loading are done when this returns: outside the event loop, where Ctrl-C ends them at once.
     """
-    from app.process.instance import find_instance
+    from app.client.running_server import find_instance
     from app.settings.api_keys import own_key
 
     # Who asks for an engine of a certain kind gets one of his own.
@@ -146,7 +147,7 @@ async def _by_server(
     server: "Instance", key: str | None, messages: "list[Message]", params: "ParamsOf"
 ) -> "AsyncGenerator[ChatEvent]":
     """Ask a server that has the model loaded. Imports no torch."""
-    from app.client.http import Client
+    from app.client.own_server import Client
 
     async with Client(server, key) as client:
         recommended = await client.default_sampling()
@@ -173,11 +174,14 @@ def _by_own_engine(
     stored = pull(settings.model, settings, progress)
     renderer = resources.enter_context(ChatTemplateRenderer())
     renderer.start()
+    from app.errors import ReplyFailed
     from app.generation.conversation import Conversation
+    from app.generation.options import GenerationOptions
     from app.generation.service import ChatService
     from app.generation.stable_ids import StableIds
     from app.generation.token_streams import TokenStreams
     from app.models.load.loaded_model import load_model
+    from engine.errors import EngineError
 
     model = load_model(stored, settings, progress)
     chosen = params(model.sampling.values)
@@ -188,10 +192,14 @@ def _by_own_engine(
 
     async def events() -> "AsyncGenerator[ChatEvent]":
         async with service.streams:
-            prompt = await service.prompt(Conversation(messages))
-            async with aclosing(service.generate(prompt.ids, chosen, new_parser=prompt.new_parser)) as events:
-                async for event in events:
-                    yield event
+            replies = service.reply(Conversation(messages), GenerationOptions([chosen]))
+            try:
+                async with aclosing(replies) as batches:
+                    async for batch in batches:
+                        for _, event in batch:
+                            yield event
+            except ReplyFailed as error:
+                raise EngineError(error.message, _FAILED) from error
 
     return events()
 
@@ -255,7 +263,7 @@ def _check(end: "ReplyEnd") -> None:
     from engine.errors import EngineError
 
     if end.error:
-        raise EngineError(f"The engine failed: {end.error}", "Run ingle doctor; if it finds nothing, report this.")
+        raise EngineError(f"The engine failed: {end.error}", _FAILED)
 
 
 def _summary(model: str, text: str, reasoning: str, end: "ReplyEnd") -> dict[str, Any]:

@@ -1,26 +1,11 @@
-"""The events of a reply, and what a caller chooses about them: log-probabilities and time limits."""
+"""The events of replies, and the tokens that they add up to."""
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from app.generation.cache_report import CacheReport
+from app.generation.cache_report import NOTHING, CacheReport
 from engine.request import FinishReason, TokenLogprobs
-
-
-@dataclass(frozen=True, slots=True)
-class TimeLimits:
-    """In seconds; None: any number. A reply that has run out of time ends where it is, as at the most tokens."""
-
-    reading: float | None = None  # of the prompt, from when the engine begins with it
-    writing: float | None = None  # from the first token on, once there is a line break
-
-    @classmethod
-    def of_milliseconds(cls, reading: int | None, writing: int | None) -> "TimeLimits":
-        """Return the limits of a request, in which 0 stands for any number, as in llama.cpp's API."""
-        return cls(reading / 1000 if reading else None, writing / 1000 if writing else None)
-
-
-NO_LIMITS = TimeLimits()
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,11 +97,12 @@ class ReplyEnd:
 
 SpokenEvent = TextDelta | ReasoningDelta | ToolCallStart | ToolCallDelta | ToolCallEnd  # what tokens become
 ChatEvent = PromptProgress | PromptLogprobs | GeneratedTokens | SpokenEvent | ReplyEnd
+Batch = list[tuple[int, ChatEvent]]  # events that came together, each with the index of its reply
 
 
-def joined(batch: Iterable[tuple[int, ChatEvent]]) -> list[tuple[int, ChatEvent]]:
-    """The same events, each with the index of its reply; texts that follow one another as one."""
-    result: list[tuple[int, ChatEvent]] = []
+def joined(batch: Iterable[tuple[int, ChatEvent]]) -> Batch:
+    """The same events, with consecutive texts of one reply as one event."""
+    result: Batch = []
     for index, event in batch:
         before = result[-1] if result else None
         if before is not None and before[0] == index and (both := _both(before[1], event)) is not None:
@@ -136,14 +122,48 @@ def _both(one: ChatEvent, other: ChatEvent) -> ChatEvent | None:
     return None
 
 
-@dataclass(frozen=True, slots=True)
-class ReplyOptions:
-    """The options of one reply."""
-
-    includes_stop: bool = False  # the text ends with the stop string, or with the token, that ended it
-    shows_control: bool = False  # control tokens are written out, but for those that end the reply
-    reports_tokens: bool = False  # a GeneratedTokens event comes before the text of its tokens
-    reports_progress: bool = False  # a PromptProgress event reports the end of each prompt, also of a short one
+QUEUED = "queued"
 
 
-PLAIN_REPLY = ReplyOptions()
+@dataclass(slots=True)
+class TokenCounts:
+    """Tokens that a request used: of all that was generated for it, but what a beam search does not return. A prompt
+    that several choices continue counts once."""
+
+    prompts: Sequence[tuple[int, ...]] = ()  # the ids of all prompts, known before any is read
+    asked: int = 0  # tokens of all prompts, likewise
+    prompt: int = 0  # of those whose replies have ended
+    cache: CacheReport = NOTHING  # of the prompts, as the first choice of each found them
+    completion: int = 0
+    replies: int = 0  # that have ended
+    first_token_seconds: float = math.inf  # the least of any reply
+    total_seconds: float = 0.0  # the most
+    queue_seconds: float = 0.0  # the most that a prompt waited before the engine began with it
+    reading_seconds: float = 0.0  # the most from there to its first token, but for what was restored
+    thought: int = 0  # of the completion
+    status: str = QUEUED  # what the request is doing, for a client that waits
+
+    def begin(self, prompts: Sequence[tuple[int, ...]]) -> None:
+        """Note the prompts, before the engine reads any of them."""
+        self.prompts, self.asked = prompts, sum(map(len, prompts))
+
+    def see(self, event: ChatEvent) -> None:
+        """Keep the status up to date."""
+        if isinstance(event, PromptProgress):
+            self.status = f"prefill {event.done:,} of {event.total:,}"
+        else:
+            self.status = "decode"
+
+    def add(self, end: ReplyEnd, *, first_of_prompt: bool) -> None:
+        """Count a reply that has ended."""
+        self.completion += end.completion_tokens
+        self.thought += end.thought_tokens
+        self.replies += 1
+        self.first_token_seconds = min(self.first_token_seconds, end.first_token_seconds)
+        self.total_seconds = max(self.total_seconds, end.total_seconds)
+        if first_of_prompt:
+            self.prompt += end.prompt_tokens
+            self.cache = self.cache.plus(end.cache)
+            self.queue_seconds = max(self.queue_seconds, end.queue_seconds)
+            reading = end.first_token_seconds - end.queue_seconds - end.cache.restore_seconds
+            self.reading_seconds = max(self.reading_seconds, reading)

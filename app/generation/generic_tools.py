@@ -12,9 +12,8 @@ from dataclasses import replace
 from enum import Enum
 from typing import Final
 
-from app.generation.messages import Json, Message, ToolCall
+from app.generation.messages import SYSTEM_ROLES, Json, Message, ToolCall
 from app.generation.reply_formats.reply_format import CallSyntax, ReplyFormat
-from app.generation.template_inputs import SYSTEM_ROLES
 
 
 class ToolSupport(Enum):

@@ -74,6 +74,21 @@ def _written_in_slashes(found: re.Match[str]) -> str:
     return {"/": r"\/", "\n": r"\n"}.get(found[0], found[0])
 
 
+@dataclass(frozen=True, slots=True)
+class RequestedGrammar:
+    """A grammar, and the field of the request that asks for it."""
+
+    source: GrammarSource
+    field: str
+
+    async def compiled(self, compiler: "GrammarCompiler") -> Grammar:
+        """Raises InvalidGrammar, which names the place in the request, and GrammarsUnavailable."""
+        try:
+            return await compiler.compile(self.source)
+        except InvalidGrammar as error:
+            raise error.within(self.field) from error
+
+
 class GrammarCompiler:
     """Compiles grammars for one vocabulary. Used on one event loop at a time."""
 

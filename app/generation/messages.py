@@ -4,7 +4,7 @@ It holds text alone. Nothing here knows a wire format, a template, or how a repl
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
@@ -14,6 +14,7 @@ Json: TypeAlias = "bool | int | float | str | Sequence[Json] | Mapping[str, Json
 
 # Roles that templates look up. Any other role is a text of the client's.
 ROLES: Final = frozenset(("system", "developer", "user", "assistant", "tool"))
+SYSTEM_ROLES: Final[Sequence[str]] = ("system", "developer")
 
 # The kinds of content part that are text, and the key each keeps its text under.
 _TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
@@ -146,3 +147,18 @@ def _bad_arguments(name: str, problem: str) -> InvalidMessage:
         f"The arguments of a call of the tool {name!r} cannot be read: {problem}",
         "Send the arguments of every tool call as one JSON object.",
     )
+
+
+def without_system_role(messages: Sequence[Message]) -> Iterator[Message]:
+    """Each system message in front of the text of the next user message; the last ones as a user message."""
+    texts: list[str] = []
+    for message in messages:
+        if message.role in SYSTEM_ROLES:
+            texts.append(message.content)
+        elif message.role == "user" and texts:
+            yield replace(message, content="\n\n".join((*texts, message.content)))
+            texts = []
+        else:
+            yield message
+    if texts:
+        yield Message("user", "\n\n".join(texts))

@@ -9,10 +9,10 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from app.errors import ToolsUnsupported
+from app.errors import InvalidGrammar, ToolsUnsupported
 from app.generation.conversation import Conversation, ToolUse
 from app.generation.generic_tools import ToolSupport, generic_format
-from app.generation.grammars import GrammarSource
+from app.generation.grammars import GrammarCompiler, GrammarSource, RequestedGrammar
 from app.generation.messages import Json
 from app.generation.reply_formats.anchor_pattern import NotUnderstood
 from app.generation.reply_formats.markup import Markup
@@ -61,6 +61,30 @@ class ChatPrompt:
     def within_budget(self, grammar: Grammar | None) -> Grammar | None:
         """From a grammar, or none, to one that keeps to the limit of thoughts as well."""
         return self._replies.within_budget(self._conversation, self._rendered, grammar)
+
+    async def compiled(
+        self, compiler: GrammarCompiler, requested: RequestedGrammar | None
+    ) -> tuple[Grammar | None, str]:
+        """The grammar of the reply, and the field of the request that errors about it name.
+
+        The reply follows forced calls, or the `requested` grammar, within the limit of thoughts. Raises InvalidGrammar,
+        which names the place in the request.
+        """
+        wanted = None if requested is None else requested.source
+        source, of_calls = self.grammar(wanted)
+        field = "tools" if of_calls or requested is None else requested.field
+        if source is None:
+            return self.within_budget(None), field
+        try:
+            grammar = await compiler.compile(source)
+        except InvalidGrammar as error:
+            if requested is not None and source is not requested.source:  # one of the parts of the grammar is at fault
+                await requested.compiled(compiler)
+                field = "tools" if self._conversation.callable_tools else field
+            if (loose := self.loose_grammar(wanted)) is None:
+                raise error.within(field) from error
+            grammar = await RequestedGrammar(loose, field).compiled(compiler)
+        return self.within_budget(grammar), field
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING
 
 from app.errors import IntegrityError
 from app.models import hub
-from app.models.hub_listing import ListedFile, Listing, list_repository
+from app.models.catalog import ListedFile
+from app.models.hub_listing import Listing, list_repository
 from app.models.reachability import check_reachable
 from app.models.repository import CONFIG, ModelFiles, RepositoryName, choose, models_among
 from app.models.transfer.attempts import BRIEFLY, TryAgain, insist
@@ -31,7 +32,7 @@ from quant.gguf import MAX_HEADER_BYTES as MOST_GGUF
 from quant.gguf import GGUFFile
 from quant.safetensors import LENGTH_BYTES, SafetensorsFile
 from quant.safetensors import MAX_HEADER_BYTES as MOST_SAFETENSORS
-from quant.safetensors_checkpoint import INDEX, WHOLE, read_index
+from quant.safetensors_shards import INDEX, WHOLE, read_index
 
 if TYPE_CHECKING:
     import httpx

@@ -31,17 +31,15 @@ from app.server.dialects.responses.endpoints import RESPONDING, ResponseEndpoint
 from app.server.dialects.responses.stored_responses import StoredResponses
 from app.server.endpoint import TEXT, Endpoint
 from app.server.errors import InvalidRequest
-from app.server.http.access import HEALTH_PATHS, Access
-from app.server.http.access_middleware import CALLER, LOOPBACK_NAMES, Door
+from app.server.http.access import HEALTH_PATHS, Access, RequestLimits
+from app.server.http.access_middleware import LOOPBACK_NAMES, Door, PageOrigins
 from app.server.http.client_watch import ClientWatch
 from app.server.http.error_responses import ErrorShapes, Mistakes, refusal
 from app.server.http.openapi import OpenAPI
-from app.server.http.page_origins import PageOrigins
-from app.server.http.request_limits import RequestLimits
 from app.server.machine import Machine
 from app.server.memory_trim import MemoryTrim
 from app.server.metrics import Metrics
-from app.server.origin import CLASS_NAMES
+from app.server.origin import CLASS_NAMES, caller_of
 from app.server.own_endpoints import OwnEndpoints
 from app.server.refusals import NO_TEXT
 from app.server.served_model import ServedModel
@@ -179,7 +177,7 @@ def _health_endpoints(health: Callable[[], Health]) -> list[Endpoint]:
     async def answer(request: Request) -> Response:
         told = health()
         status = 503 if told.status == "unavailable" else 200
-        body = told if request.scope["state"][CALLER].is_known else Works(told.status)
+        body = told if caller_of(request).is_known else Works(told.status)
         return Response(msgspec.json.encode(body), status, media_type="application/json")
 
     summary = "Whether the server works, and on what"

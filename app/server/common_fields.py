@@ -38,11 +38,11 @@ class DryFields(Struct, kw_only=True):
             return ()
         return DRY_BREAKERS if self.dry_sequence_breakers is None else self.dry_sequence_breakers
 
-    def dry(self, breakers: frozenset[int]) -> DryParams | None:
-        """`breakers` are the tokens of those texts. Raises InvalidSampling."""
+    def dry(self) -> DryParams | None:
+        """The parameters but for the breakers. Raises InvalidSampling."""
         if not self.dry_multiplier or self.dry_penalty_last_n == 0:
             return None
         given = {"base": self.dry_base, "allowed_length": self.dry_allowed_length}
         known: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         last_n = None if self.dry_penalty_last_n == -1 else self.dry_penalty_last_n
-        return DryParams(self.dry_multiplier, last_n=last_n, breakers=breakers, **known)
+        return DryParams(self.dry_multiplier, last_n=last_n, **known)

@@ -10,9 +10,12 @@ from app.errors import (
     AppError,
     DownloadStopped,
     GrammarsUnavailable,
+    InvalidGrammar,
     ModelNotFound,
     NoSpace,
     Offline,
+    ReplyAborted,
+    ReplyFailed,
     TemplateError,
     TemplateUnavailable,
     TextTooLong,
@@ -70,14 +73,6 @@ def check_vocabulary(ids: Iterable[int], vocab_size: int, parameter: str, remedy
         raise InvalidRequest(f"{parameter}: {problem}", remedy, parameter=parameter)
 
 
-class ReplyFailed(AppError):
-    """The engine gave a reply up because a step failed."""
-
-
-class ReplyAborted(AppError):
-    """The engine ended a reply because it is being stopped."""
-
-
 # Of the nearest class in an error's line; what is not here is a failure of the server.
 _STATUS: dict[type[BaseException], int] = {
     InvalidSampling: 400,
@@ -126,8 +121,9 @@ def refuse_first(problems: Iterable[tuple[str, str]]) -> None:
 
 @contextlib.contextmanager
 def naming(parameter: str) -> Iterator[None]:
-    """Errors about a prompt, raised inside, name the request's field that it came in; and those about what has another
-    name here, its own."""
+    """Turn errors about a prompt or a grammar into InvalidRequest.
+
+    Those about the prompt name `parameter`, the field that it came in; all others name their own."""
     try:
         yield
     except InvalidSampling as error:
@@ -135,6 +131,8 @@ def naming(parameter: str) -> Iterator[None]:
             raise
         problem = error.message.removeprefix("width: ")
         raise InvalidRequest(f"best_of: {problem}", error.remedy, parameter="best_of") from error
+    except InvalidGrammar as error:
+        raise InvalidRequest(f"{error.place}: {error.message}", parameter=error.place) from error
     except PromptTooLong as error:
         if error.context:
             raise ContextExceeded(error, parameter) from error

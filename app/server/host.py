@@ -38,7 +38,7 @@ from app.settings.api_keys import chosen_keys, make_own_key, own_key_file
 from app.settings.settings import Settings
 
 if TYPE_CHECKING:
-    from app.generation.default_sampling import DefaultSampling
+    from app.generation.sampling import DefaultSampling
     from app.models.load.loaded_encoder import LoadedEncoder
     from app.models.load.loaded_model import LoadedModel
     from app.server.application import Locks, Surroundings
@@ -169,8 +169,8 @@ async def _serve(
     progress: Progress,
     attendance: Attendance | None,
 ) -> None:
+    from app.generation.request_log import requests_told_to
     from app.models.load.loaded_encoder import LoadedEncoder
-    from app.server.http.request_log import requests_told_to
 
     served = (
         _embeddings(model, name, about)
@@ -220,7 +220,7 @@ async def _chat(
 
 
 def _default_sampling(model: "LoadedModel", settings: Settings) -> "DefaultSampling":
-    from app.generation.default_sampling import API_DEFAULTS, DefaultSampling
+    from app.generation.sampling import API_DEFAULTS, DefaultSampling
 
     return API_DEFAULTS if settings.sampling_defaults == "none" else DefaultSampling(model.sampling.values)
 

@@ -1,17 +1,20 @@
-"""Where a request comes from, by what it says of itself: the one place that decides its class, for every dialect, and
-reads whether it may be written to disk.
+"""Where a request comes from: its class, its caller and program, and whether it may be written to disk.
 
-Whoever speaks first in this order wins: our own field, our header, OpenAI's tiers, what the request is for. Nothing
-here knows what a class means to the engine.
+The class is the first of these that the request has: our own field, our header, OpenAI's tier, its purpose.
 """
 
 import enum
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from starlette.requests import Request
 
 from app.server.errors import InvalidRequest
+from app.server.http.access import CALLER, Caller
 from engine.request import Origin, ServiceClass
 
 CLASS_HEADER = "X-Ingle-Class"
+MAX_CLIENT_NAME = 80  # characters; what is longer is cut
 
 
 class Purpose(enum.Enum):
@@ -35,25 +38,51 @@ _OF_PURPOSE: Mapping[Purpose, ServiceClass] = {
 }
 
 
-def origin_of(
-    purpose: Purpose,
-    headers: Mapping[str, str],
-    *,
-    service_class: str | None = None,
-    service_tier: str | None = None,
-    priority: int | None = None,
-    cache_salt: str | None = None,
-    store: bool | None = None,
-) -> Origin:
-    """The origin of a request with these fields, which were checked. Raises InvalidRequest for a bad header."""
-    said = (
-        CLASS_NAMES.get(service_class or ""),
-        _of_header(headers),
-        _OF_TIER.get(service_tier or ""),
-        _OF_PURPOSE[purpose],
+@dataclass(frozen=True, slots=True)
+class OriginFields:
+    """The fields of a request that its origin depends on, after they were checked."""
+
+    purpose: Purpose
+    service_class: str | None = None
+    service_tier: str | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+    store: bool | None = None
+
+
+def origin_of(request: Request, fields: OriginFields, reply: str = "") -> Origin:
+    """The origin of a request with these fields, whose reply has the id `reply`. Raises InvalidRequest for a bad
+    header."""
+    return replace(
+        caller_origin(request),
+        service=_service_class(fields, request.headers),
+        priority=fields.priority or 0,
+        cache_salt=caller_of(request).cache_salt + (fields.cache_salt or ""),
+        stored=fields.store is not False,
+        reply=reply,
     )
-    service = next(one for one in said if one is not None)
-    return Origin(service, priority or 0, cache_salt or "", stored=store is not False)
+
+
+def caller_origin(request: Request) -> Origin:
+    """The origin of a request that has no fields: its caller shares a cache with nobody else."""
+    client = request.headers.get("user-agent", "")[:MAX_CLIENT_NAME]
+    return Origin(cache_salt=caller_of(request).cache_salt, client=client)
+
+
+def caller_of(request: Request) -> Caller:
+    """The caller of a request that was let in."""
+    caller: Caller = request.scope["state"][CALLER]
+    return caller
+
+
+def _service_class(fields: OriginFields, headers: Mapping[str, str]) -> ServiceClass:
+    said = (
+        CLASS_NAMES.get(fields.service_class or ""),
+        _of_header(headers),
+        _OF_TIER.get(fields.service_tier or ""),
+        _OF_PURPOSE[fields.purpose],
+    )
+    return next(one for one in said if one is not None)
 
 
 def _of_header(headers: Mapping[str, str]) -> ServiceClass | None:

@@ -21,11 +21,11 @@ from app.generation.template import MAX_TEXT_CHARS
 from app.server.dialects.openai.chat_requests import ChatMessage
 from app.server.dialects.openai.tools import TemplateVariables
 from app.server.endpoint import Endpoint
-from app.server.http.access_middleware import CALLER, of_caller
 from app.server.http.reply import json_reply
 from app.server.http.request_body import read_body
 from app.server.machine import AmountReport, Machine
-from engine.request import FinishReason, Origin, RequestStatus
+from app.server.origin import caller_of, caller_origin
+from engine.request import FinishReason, RequestStatus
 from engine.request import Request as EngineRequest
 
 Phase: TypeAlias = Literal["waiting", "reading", "writing", "preempted"]
@@ -192,7 +192,7 @@ class OwnEndpoints:
         wanted = await read_body(request, self._forget_decoder)
         gone = [message.to_message() for message in wanted.messages]
         staying = [[message.to_message() for message in other] for other in wanted.staying]
-        await self._service.forget(gone, staying, of_caller(request, Origin()))
+        await self._service.forget(gone, staying, caller_origin(request))
         return json_reply(Forgotten())
 
 
@@ -219,7 +219,7 @@ def _phase(request: EngineRequest) -> Phase:
 
 def _may_see(request: Request, one: EngineRequest) -> bool:
     """The owner of the server sees all requests; another caller, those that carry his key."""
-    salt: str = request.scope["state"][CALLER].cache_salt
+    salt: str = caller_of(request).cache_salt
     return one.origin.cache_salt.startswith(salt)
 
 

@@ -4,20 +4,17 @@ OpenAI's `response_format`, vLLM's `structured_outputs` and its older `guided_*`
 `grammar` and `json_schema`. Schemas are enforced as they are written, or refused by keyword, in every one of them.
 """
 
-import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta, Struct
 
 from app.errors import InvalidGrammar
-from app.generation.grammars import ANY_OBJECT, MAX_SOURCE, GrammarCompiler, GrammarSource
+from app.generation.grammars import ANY_OBJECT, MAX_SOURCE, GrammarSource, RequestedGrammar
 from app.grammars.frames import WHITESPACE
 from app.grammars.lark import is_gbnf
 from app.server.errors import InvalidRequest
-from engine.sampling.constraint import Grammar
 
 MAX_GBNF = 1 << 15  # characters, which are read one by one
 
@@ -62,30 +59,7 @@ class StructuredOutputs(Struct):
         return WHITESPACE if self.whitespace_pattern is None else self.whitespace_pattern or None
 
 
-@dataclass(frozen=True, slots=True)
-class AskedGrammar:
-    """A grammar, and the field that asks for it."""
-
-    source: GrammarSource
-    parameter: str
-
-    async def compiled(self, compiler: GrammarCompiler) -> Grammar:
-        """Raises InvalidRequest naming the field, and the place in it."""
-        with naming_grammar(self.parameter):
-            return await compiler.compile(self.source)
-
-
-@contextlib.contextmanager
-def naming_grammar(parameter: str) -> Iterator[None]:
-    """Errors about a grammar, raised inside, name the field of the request that it came in."""
-    try:
-        yield
-    except InvalidGrammar as error:
-        place = f"{parameter}{error.place}"
-        raise InvalidRequest(f"{place}: {error.message}", parameter=place) from error
-
-
-def of_response_format(wanted: ResponseFormat | None) -> Iterator[AskedGrammar]:
+def of_response_format(wanted: ResponseFormat | None) -> Iterator[RequestedGrammar]:
     """At most one. Raises InvalidRequest for one that lacks its schema."""
     if wanted is None or wanted.type == "text":
         return
@@ -98,29 +72,29 @@ def of_response_format(wanted: ResponseFormat | None) -> Iterator[AskedGrammar]:
         missing = "response_format.json_schema" + (".schema" if named else "")
         raise InvalidRequest(f"{missing}: it is required", parameter=missing)
     else:
-        yield AskedGrammar(ANY_OBJECT, "response_format")
+        yield RequestedGrammar(ANY_OBJECT, "response_format")
 
 
-def of_format(wanted: Literal["", "json"] | Schema | None) -> AskedGrammar | None:
+def of_format(wanted: Literal["", "json"] | Schema | None) -> RequestedGrammar | None:
     """Ollama's `format`."""
     if wanted is None or wanted == "":
         return None
-    return AskedGrammar(ANY_OBJECT, "format") if wanted == "json" else of_schema(wanted, "format")
+    return RequestedGrammar(ANY_OBJECT, "format") if wanted == "json" else of_schema(wanted, "format")
 
 
-def of_json_schema(schema: Schema | str | None) -> AskedGrammar | None:
+def of_json_schema(schema: Schema | str | None) -> RequestedGrammar | None:
     """llama.cpp's `json_schema`, which may be text."""
     if schema is None or schema == "":
         return None
     return of_schema(_parsed(schema, "json_schema"), "json_schema")
 
 
-def of_gbnf(grammar: str | None) -> AskedGrammar | None:
+def of_gbnf(grammar: str | None) -> RequestedGrammar | None:
     """llama.cpp's `grammar`, in its own form."""
-    return AskedGrammar(GrammarSource("gbnf", grammar), "grammar") if grammar else None
+    return RequestedGrammar(GrammarSource("gbnf", grammar), "grammar") if grammar else None
 
 
-def of_structured_outputs(wanted: StructuredOutputs | None, prefix: str) -> Iterator[AskedGrammar]:
+def of_structured_outputs(wanted: StructuredOutputs | None, prefix: str) -> Iterator[RequestedGrammar]:
     """One for each of its fields; `prefix` is what their names begin with in the request. Raises InvalidRequest."""
     if wanted is None:
         return
@@ -130,27 +104,30 @@ def of_structured_outputs(wanted: StructuredOutputs | None, prefix: str) -> Iter
     if wanted.json_object:
         yield of_schema({"type": "object"}, f"{prefix}json_object", whitespace=wanted.whitespace)
     if wanted.regex is not None:
-        yield AskedGrammar(GrammarSource("regex", wanted.regex), f"{prefix}regex")
+        yield RequestedGrammar(GrammarSource("regex", wanted.regex), f"{prefix}regex")
     if wanted.choice is not None:
-        yield AskedGrammar(GrammarSource.choice(wanted.choice), f"{prefix}choice")
+        yield RequestedGrammar(GrammarSource.choice(wanted.choice), f"{prefix}choice")
     if wanted.grammar is not None:
         kind: Literal["gbnf", "lark"] = "gbnf" if is_gbnf(wanted.grammar) else "lark"
-        yield AskedGrammar(GrammarSource(kind, wanted.grammar), f"{prefix}grammar")
+        yield RequestedGrammar(GrammarSource(kind, wanted.grammar), f"{prefix}grammar")
 
 
-def only(asked: Iterator[AskedGrammar]) -> AskedGrammar | None:
+def only(asked: Iterator[RequestedGrammar]) -> RequestedGrammar | None:
     """The one grammar of a request. Raises InvalidRequest if there are several."""
     several = list(asked)
     if len(several) > 1:
-        first, second, *_ = (it.parameter for it in several)
+        first, second, *_ = (it.field for it in several)
         raise InvalidRequest(f"{second}: a reply follows one grammar, and {first} is another.", parameter=second)
     return several[0] if several else None
 
 
-def of_schema(schema: Schema, parameter: str, *, whitespace: str | None = WHITESPACE) -> AskedGrammar:
+def of_schema(schema: Schema, parameter: str, *, whitespace: str | None = WHITESPACE) -> RequestedGrammar:
     """A schema that came in a field. Raises InvalidRequest for one that is nested too deeply, or that nothing fits."""
-    with naming_grammar(parameter):
-        return AskedGrammar(GrammarSource.schema(schema, whitespace=whitespace), parameter)
+    try:
+        return RequestedGrammar(GrammarSource.schema(schema, whitespace=whitespace), parameter)
+    except InvalidGrammar as error:
+        place = f"{parameter}{error.place}"
+        raise InvalidRequest(f"{place}: {error.message}", parameter=place) from error
 
 
 def _parsed(schema: Schema | str, parameter: str) -> Schema:

@@ -1,60 +1,14 @@
-"""What a request is doing and how many tokens it used, counted while its replies stream."""
+"""How replies report their tokens: usage, timings, and log-probabilities, in the words that several dialects share."""
 
-import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from msgspec import UNSET, Struct, UnsetType
 
-from app.generation.cache_report import NOTHING, CacheReport
-from app.generation.events import ChatEvent, GeneratedTokens, PromptProgress, ReplyEnd
+from app.generation.events import ChatEvent, GeneratedTokens, PromptProgress, TokenCounts
 from app.text.tokenizer import Tokenizer
 from engine.request import FinishReason, TokenLogprobs
-
-QUEUED = "queued"
-
-
-@dataclass(slots=True)
-class TokenCounts:
-    """Tokens that a request used: of all that was generated for it, but what a beam search does not return. A prompt
-    that several choices continue counts once."""
-
-    prompts: Sequence[tuple[int, ...]] = ()  # the ids of all prompts, known before any is read
-    asked: int = 0  # tokens of all prompts, likewise
-    prompt: int = 0  # of those whose replies have ended
-    cache: CacheReport = NOTHING  # of the prompts, as the first choice of each found them
-    completion: int = 0
-    replies: int = 0  # that have ended
-    first_token_seconds: float = math.inf  # the least of any reply
-    total_seconds: float = 0.0  # the most
-    queue_seconds: float = 0.0  # the most that a prompt waited before the engine began with it
-    reading_seconds: float = 0.0  # the most from there to its first token, but for what was restored
-    thought: int = 0  # of the completion
-    status: str = QUEUED  # what the request is doing, for a client that waits
-
-    def see(self, event: ChatEvent) -> None:
-        """Keep the status up to date."""
-        if isinstance(event, PromptProgress):
-            self.status = f"prefill {event.done:,} of {event.total:,}"
-        else:
-            self.status = "decode"
-
-    def add(self, end: ReplyEnd, *, first_of_prompt: bool) -> None:
-        """Count a reply that has ended."""
-        self.completion += end.completion_tokens
-        self.thought += end.thought_tokens
-        self.replies += 1
-        self.first_token_seconds = min(self.first_token_seconds, end.first_token_seconds)
-        self.total_seconds = max(self.total_seconds, end.total_seconds)
-        if first_of_prompt:
-            self.prompt += end.prompt_tokens
-            self.cache = self.cache.plus(end.cache)
-            self.queue_seconds = max(self.queue_seconds, end.queue_seconds)
-            reading = end.first_token_seconds - end.queue_seconds - end.cache.sources.restore_seconds
-            self.reading_seconds = max(self.reading_seconds, reading)
-
 
 FinishText: TypeAlias = Literal["stop", "length"]
 TokenText: TypeAlias = Callable[[Tokenizer, int], str]  # how a token is written
@@ -108,15 +62,15 @@ class ReportedToken(Struct):
 def timings_of(counts: TokenCounts) -> Timings:
     """The timings of a request whose replies have ended."""
     timings = timings_so_far(
-        cached=counts.cache.sources.cached,
-        computed=counts.cache.sources.computed,
+        cached=counts.cache.cached,
+        computed=counts.cache.computed,
         reading_seconds=counts.reading_seconds,
         completion=counts.completion,
         writing_seconds=max(0.0, counts.total_seconds - counts.first_token_seconds),
         replies=counts.replies,
     )
     timings.queue_ms = round(1000 * counts.queue_seconds, 3)
-    timings.restore_ms = round(1000 * counts.cache.sources.restore_seconds, 3)
+    timings.restore_ms = round(1000 * counts.cache.restore_seconds, 3)
     return timings
 
 

@@ -1,7 +1,7 @@
-"""What the linear layers of a decoder read: the mean square of each input column, over the tokens of one text.
+"""Calibration for int4: the mean square of each input column of a decoder's linear layers, over the tokens of one text.
 
-The model is computed by the plain operations, a chunk of the text after another. All weights are in memory as the file
-has them, and as float32 one layer at a time. Refuses to know what the measure is for, and where the text is from.
+The reference operations compute the model in chunks of the text. All weights are in memory as the file has them, and as
+float32 one layer at a time.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

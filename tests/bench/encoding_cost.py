@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from app.generation.messages import Message
-from app.generation.prompt_encoder import PromptEncoder, Reply
+from app.generation.prompt_encoder import PromptEncoder
+from app.generation.remembered_replies import GeneratedReply
 from app.generation.stable_ids import StableIds
 from app.generation.template import ChatTemplateRenderer
 from app.text.gguf_tokenizer import from_gguf
@@ -55,7 +56,7 @@ def conversation(encoder: PromptEncoder, tokenizer: Tokenizer, tokens: int, char
         # In pieces of a few characters, which no tokenizer would cut it into.
         pieces = [reply[n : n + 7] for n in range(0, len(reply), 7)]
         ids = [token_id for piece in pieces for token_id in tokenizer.encode_continuation(piece) or ()]
-        encoder.remember(Reply(prompt_ids, ids, reply, continues_text=False, stored=True))
+        encoder.remember(GeneratedReply(prompt_ids, ids, reply, continues_text=False, stored=True))
         messages.append(Message("assistant", reply))
         total = len(prompt_ids) + len(ids)
     return messages

@@ -18,10 +18,11 @@ from app.chat_backend.engine.child import Said
 from app.chat_backend.engine.loading_state import DownloadRate, LoadingState
 from app.chat_backend.engine.process import EngineProcess, hardware
 from app.chat_backend.told import told
+from app.client.running_server import find_instance
 from app.errors import AppError
 from app.models.transfer.download_turn import Running, running_download
 from app.process.engine_lease import attended_by, attending
-from app.process.instance import Instance, find_instance, running_instances
+from app.process.instance import Instance, running_instances
 from app.progress import format_bytes
 from app.settings.api_keys import own_key
 from app.settings.settings import Settings

@@ -1,26 +1,109 @@
-"""Who may use the server: the one check of keys, for every path and every method.
+"""Access to the server: the keys, the user at the other end of a connection, and the limit of requests of one caller.
 
-A key travels as `Authorization: Bearer KEY` or as `x-api-key: KEY`. Where no key was chosen, programs of this user need
-none, and only those. Refuses to know where keys come from, and what the paths do.
+A key travels as `Authorization: Bearer KEY` or as `x-api-key: KEY`. Without a chosen key, programs of this user need
+none, and all others are refused. Linux lists the owner of every TCP socket. The socket of a client has exactly the two
+addresses and ports of the connection, and its program still holds it, even if that has closed its half of the
+connection. Sockets that no program holds are listed without an inode, and as root's. A socket that is not listed is not
+this user's.
 """
 
+import errno
 import hashlib
 import hmac
+import ipaddress
+import os
+import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
 
 from starlette.types import Scope
 
 from app.server.errors import InvalidRequest
-from app.server.http.peer import Peer
+
+Address = tuple[str, int]
+
+_TABLES = ((Path("/proc/net/tcp"), 4), (Path("/proc/net/tcp6"), 6))
+_UID, _INODE = 7, 9  # columns
+_OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
+# Whom the kernel does not know by a number here, it lists under this one.
+_NOBODY = 65534
 
 RETRY_SECONDS = 1
+LIMIT_RETRY_SECONDS = 5  # for a caller that has too many requests under way
 
+CALLER = "caller"  # where the Caller is, in the state of the scope of each request that is let in
 PEER = "peer"  # where a connection puts its Peer, in the state of each request's scope
 
 # What is answered to anybody, and says nothing but whether the server works.
 HEALTH_PATHS = ("/health", "/v1/health")
 PUBLIC = frozenset((method, path) for method in ("GET", "HEAD") for path in HEALTH_PATHS)
+
+
+@dataclass(slots=True)
+class Peer:
+    """The other end of one connection."""
+
+    address: Address | None  # its own
+    server: Address | None  # ours
+    _is_own: bool | None = field(default=None, init=False)
+
+    def is_this_user(self) -> bool:
+        """Whether the program there is certainly of the user that this process runs as. Looked up once. Raises OSError
+        if there is no file descriptor left to find out."""
+        if self._is_own is None:
+            self._is_own = self._looked_up()
+        return self._is_own
+
+    def is_open(self) -> bool:
+        """Whether a program there certainly holds the connection. Looked up each time; raises as `is_this_user`."""
+        return self._owner() is not None
+
+    def _looked_up(self) -> bool:
+        uid = self._owner()
+        return uid is not None and uid == os.geteuid() and uid != _NOBODY
+
+    def _owner(self) -> int | None:
+        if sys.platform != "linux" or self.address is None or self.server is None:
+            return None
+        return owner_of(self.address, self.server)
+
+
+def owner_of(local: Address, remote: Address) -> int | None:
+    """The user id of this machine's socket from `local` to `remote` that a program holds; None if there is none. Raises
+    OSError if there is no file descriptor left to find out."""
+    for table, version in _TABLES:
+        ends = [_in_table(address, version) for address in (local, remote)]
+        if all(ends) and (row := _row(table, f": {ends[0]} {ends[1]} ").split()) and row[_INODE] != "0":
+            return int(row[_UID])
+    return None
+
+
+def _row(table: Path, wanted: str) -> str:
+    try:
+        rows = table.read_text(encoding="ascii")
+    except OSError as error:
+        if error.errno in _OUT_OF_DESCRIPTORS:
+            raise
+        return ""
+    place = rows.find(wanted)
+    return "" if place < 0 else rows[rows.rfind("\n", 0, place) + 1 :].partition("\n")[0]
+
+
+def _in_table(address: Address, version: int) -> str:
+    """An address as the kernel lists it: words in this machine's byte order. Empty in the table of another family.
+
+    A program may have reached an IPv4 address through a socket of IPv6, which lists it as one that is mapped.
+    """
+    host = ipaddress.ip_address(address[0].partition("%")[0])
+    if version == 4:
+        packed = host.packed if host.version == 4 else b""
+    else:
+        packed = host.packed if host.version == 6 else b"\0" * 10 + b"\xff\xff" + host.packed
+    words = (packed[at : at + 4] for at in range(0, len(packed), 4))
+    return "".join(f"{int.from_bytes(word, sys.byteorder):08X}" for word in words) + f":{address[1]:04X}" * bool(packed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,3 +183,35 @@ def _is_this_user(scope: Scope) -> bool:
 def _digest(key: bytes) -> bytes:
     """Of one length, whatever the key's."""
     return hashlib.sha256(key).digest()
+
+
+class RequestLimits:
+    """Counts the requests under way, by caller."""
+
+    def __init__(self, most: int) -> None:
+        """`most` of one caller at a time; 0: any number."""
+        self._most = most
+        self._under_way: Counter[str] = Counter()
+
+    @contextmanager
+    def counted(self, caller: Caller, method: str) -> Iterator[None]:
+        """Count a request while the body runs, if it is one that work is done for. Raises InvalidRequest where there
+        are enough already."""
+        if method != "POST":
+            yield
+            return
+        if self._most and self._under_way[caller.name] >= self._most:
+            raise InvalidRequest(
+                f"{self._most} requests of this API key are under way, and no more are taken",
+                f"Send it again in {LIMIT_RETRY_SECONDS} seconds, or raise max_requests.",
+                code="rate_limit_exceeded",
+                status=429,
+                headers={"retry-after": str(LIMIT_RETRY_SECONDS)},
+            )
+        self._under_way[caller.name] += 1
+        try:
+            yield
+        finally:
+            self._under_way[caller.name] -= 1
+            if not self._under_way[caller.name]:
+                del self._under_way[caller.name]

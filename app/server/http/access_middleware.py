@@ -1,30 +1,100 @@
 """The first check of every request, on every path and with every method, by its head alone.
 
 A page of another site can make the browser send requests here, under its own name (DNS rebinding) or under ours. Both
-are refused; then whoever lacks a key that is needed; then whoever has too many requests under way. Nothing here knows
-routes, dialects, or what a request asks for.
+are refused, then callers without a key that they need, then callers with too many requests under way. Browsers name the
+page that sent a request; other programs name none. Pages of the origins that the user named may read replies by CORS,
+each for its exact origin and without cookies.
 """
 
+import re
 from collections.abc import Collection
-from dataclasses import replace
 
-from starlette.requests import Request
+from starlette.datastructures import MutableHeaders
 from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.server.errors import InvalidRequest
-from app.server.http.access import Access, Caller
+from app.server.http.access import CALLER, Access, RequestLimits
 from app.server.http.error_responses import refusal
-from app.server.http.page_origins import PageOrigins, header_values, is_preflight, preflight_headers, telling
-from app.server.http.request_limits import RequestLimits
-from engine.request import Origin
 
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
-CALLER = "caller"  # where the Caller is, in the state of the scope of each request that is let in
 
 MOST_HEADERS = 128
-MAX_CLIENT_NAME = 80  # characters; what is longer is cut
 MAX_TARGET_BYTES = 8 << 10  # of path and query
+
+
+# What a browser says of a request that a page of ours, or the user, made.
+_OWN_FETCHES = frozenset((b"same-origin", b"none"))
+
+_METHODS = "GET, POST, DELETE"
+_HEADERS = "Authorization, Content-Type, X-API-Key, X-Ingle-Class"  # for a preflight that names none
+_HEADER_LIST = re.compile(r"[\w!#$%&'*+.^`|~-]+(?:\s*,\s*[\w!#$%&'*+.^`|~-]+)*", re.ASCII)
+_REMEMBERED_SECONDS = "600"
+
+
+def header_values(scope: Scope, name: bytes) -> list[bytes]:
+    """In lower case; `name` is."""
+    return [value.lower() for key, value in scope["headers"] if key == name]
+
+
+class PageOrigins:
+    """The origins that may use one server."""
+
+    def __init__(self, named: Collection[str] = ()) -> None:
+        self._named = frozenset(origin.encode() for origin in named)
+
+    def problem(self, scope: Scope, host: bytes) -> str:
+        """Why the page that sent the request is turned away, or empty. `host` is what it called the server."""
+        if self.permitted(scope) is not None:
+            return ""
+        own = (b"http://" + host, b"https://" + host)
+        if any(origin not in own for origin in header_values(scope, b"origin")):
+            return "Web pages of other origins may not use this server"
+        if any(site not in _OWN_FETCHES for site in header_values(scope, b"sec-fetch-site")):
+            return "Web pages of other sites may not use this server"
+        return ""
+
+    def permitted(self, scope: Scope) -> str | None:
+        """The named origin that a request of the right kind comes from."""
+        origins = header_values(scope, b"origin")
+        return origins[0].decode() if len(origins) == 1 and origins[0] in self._named else None
+
+
+def is_preflight(scope: Scope) -> bool:
+    """Whether a browser asks if a page may send a request. It carries no key."""
+    return scope["method"] == "OPTIONS" and bool(header_values(scope, b"access-control-request-method"))
+
+
+def preflight_headers(scope: Scope, origin: str) -> dict[str, str]:
+    """Return the answer to a preflight for pages of `origin`.
+
+    All headers that it asks for are allowed: SDKs send many of their own, and the page may use the server anyway.
+    """
+    asked = b", ".join(header_values(scope, b"access-control-request-headers")).decode("latin-1")
+    headers = {
+        "Access-Control-Allow-Origin": origin,
+        "Access-Control-Allow-Methods": _METHODS,
+        "Access-Control-Allow-Headers": asked if _HEADER_LIST.fullmatch(asked) else _HEADERS,
+        "Access-Control-Max-Age": _REMEMBERED_SECONDS,
+        "Vary": "Origin, Access-Control-Request-Headers",
+    }
+    if header_values(scope, b"access-control-request-private-network") == [b"true"]:
+        headers["Access-Control-Allow-Private-Network"] = "true"
+    return headers
+
+
+def telling(send: Send, origin: str) -> Send:
+    """`send`, which lets pages of `origin` read the response."""
+
+    async def send_with_origin(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = MutableHeaders(scope=message)
+            headers["Access-Control-Allow-Origin"] = origin
+            headers["Access-Control-Expose-Headers"] = "Retry-After"
+            headers.add_vary_header("Origin")
+        await send(message)
+
+    return send_with_origin
 
 
 class Door:
@@ -85,14 +155,6 @@ class Door:
         literal = f"[{address}]" if ":" in address else address  # no name that somebody else can give an address to
         name = host.removesuffix(f":{port}".encode())
         return host in self._names or name in self._names or name == literal.lower().encode()
-
-
-def of_caller(request: Request, origin: Origin) -> Origin:
-    """`origin` of a request that was let in, so that it shares what was computed with others of its caller alone, and
-    with the name of the program that asks."""
-    caller: Caller = request.scope["state"][CALLER]
-    client = request.headers.get("user-agent", "")[:MAX_CLIENT_NAME]
-    return replace(origin, cache_salt=caller.cache_salt + origin.cache_salt, client=client)
 
 
 def _check_size(scope: Scope) -> None:

@@ -13,8 +13,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from app.server.dialects.openai.errors import error_body
 from app.server.errors import InvalidRequest
-from app.server.http.access import PEER
-from app.server.http.peer import Address, Peer
+from app.server.http.access import PEER, Address, Peer
 
 MOST_CONNECTIONS = 1000
 # Bytes that are parsed before it is another connection's turn: small pieces of a body cost far more than large ones.

@@ -14,10 +14,10 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from app.generation.events import QUEUED, TokenCounts
 from app.process.work_pool import Check, WorkPool
 from app.server.endpoint import EVENTS, Framing
 from app.server.http.error_responses import place_of
-from app.server.usage import QUEUED, TokenCounts
 from quant.errors import InglenookError
 
 log = logging.getLogger(__name__)

@@ -213,7 +213,7 @@ def _widths(model: ModelConfig) -> Iterator[tuple[str, int, int]]:
     yield "hidden size", model.hidden, GROUP
     yield "MLP", model.mlp_hidden, GROUP
     yield "attention's width", model.heads * model.head_dim, GROUP
-    if model.head_norm is HeadNorm.EACH:
+    if model.head_norm in (HeadNorm.EACH, HeadNorm.OWN) and not model.optional_head_norm:
         yield "normalized heads' dimension", model.head_dim, GROUP
     if model.head_norm is HeadNorm.ALL:
         yield "keys' width", model.kv_heads * model.head_dim, GROUP

@@ -18,8 +18,8 @@ from app.generation.conversation import Conversation, Tool, ToolUse
 from app.generation.grammars import GrammarCompiler
 from app.generation.messages import Message
 from app.generation.prompt_encoder import PromptEncoder
+from app.generation.reply import ReplyReader
 from app.generation.reply_formats.reply_parser import Heard
-from app.generation.reply_reader import ReplyReader
 from app.generation.stable_ids import StableIds
 from app.generation.template import ChatTemplateRenderer
 from app.text.json_tokenizer import from_json

@@ -15,8 +15,9 @@ from app.generation.generic_tools import ANSWER_MARK, ToolSupport, generic_messa
 from app.generation.grammars import GrammarCompiler, GrammarSource
 from app.generation.messages import Message, ToolCall
 from app.generation.model_replies import ChatPrompt
-from app.generation.prompt_encoder import PromptEncoder, Reply
-from app.generation.reply_reader import ReplyReader
+from app.generation.prompt_encoder import PromptEncoder
+from app.generation.remembered_replies import GeneratedReply
+from app.generation.reply import ReplyReader
 from app.generation.stable_ids import StableIds
 from app.generation.template import ChatTemplateRenderer
 from app.text.tokenizer import Tokenizer
@@ -157,7 +158,7 @@ def test_the_second_turn_has_the_ids_of_the_first(
         conversation = Conversation([SYSTEM, QUESTION], TOOLS, parallel_calls=True)
         first = prompt_of(encoder, conversation)
         ids = generated(model, written, random.Random(written))
-        encoder.remember(Reply(first.ids, ids, written, continues_text=False, stored=True))
+        encoder.remember(GeneratedReply(first.ids, ids, written, continues_text=False, stored=True))
         following: Sequence[Message] = [RESULT] if said.tool_calls else [Message("user", "Thanks.")]
         second = prompt_of(encoder, Conversation([SYSTEM, QUESTION, said, *following], TOOLS))
         assert written in second._rendered

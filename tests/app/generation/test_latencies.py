@@ -12,6 +12,7 @@ from app.generation.template import ChatTemplateRenderer
 from app.generation.token_streams import TokenStreams
 from app.text.tokenizer import Tokenizer
 from engine.request import BeamParams, FinishReason, Origin, SamplingParams, ServiceClass
+from tests.app.generation.reply_events import reply_events
 from tests.app.server.live_server import Clock, controlled_engine
 from tests.support.hash_model import VOCABULARY, expected_output, hash_engine
 from tests.support.processes import HANGING_SECONDS
@@ -88,7 +89,7 @@ def test_each_request_ends_once_and_for_its_reason(tokenizer: Tokenizer, rendere
         stop = tokenizer.decode(expected_output(PROMPT, 8), continues_text=True)[-3:]
         await streams.start()
         for params in (SamplingParams(max_tokens=5), SamplingParams(max_tokens=900, stop=(stop,), ignore_eos=True)):
-            async for _ in service.generate(PROMPT, params, continues_text=True):
+            async for _ in reply_events(service, PROMPT, params):
                 pass
         ends = streams.latencies.ends
         assert (ends[FinishReason.LENGTH], ends[FinishReason.STOP]) == (1, 1)

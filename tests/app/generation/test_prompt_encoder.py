@@ -13,7 +13,8 @@ import pytest
 
 from app.generation.conversation import Conversation
 from app.generation.messages import Message
-from app.generation.prompt_encoder import PromptEncoder, Reply
+from app.generation.prompt_encoder import PromptEncoder
+from app.generation.remembered_replies import GeneratedReply
 from app.generation.stable_ids import StableIds
 from app.generation.template import ChatTemplateRenderer
 from app.text.control_tokens import MARK
@@ -103,7 +104,7 @@ class Chat:
     def reply(self, ids: Sequence[int], stop: Sequence[str] = (), *, stored: bool = True) -> str:
         """The model's answer; the client keeps its text."""
         told = told_text(self.tokenizer, ids, stop)
-        self.encoder.remember(Reply(self.prompt_ids, ids, told, continues_text=False, stored=stored))
+        self.encoder.remember(GeneratedReply(self.prompt_ids, ids, told, continues_text=False, stored=stored))
         self.messages.append(Message("assistant", told))
         return told
 
@@ -162,7 +163,7 @@ def test_texts_that_are_continued(tokenizer: Tokenizer, renderer: ChatTemplateRe
         assert list(prompt_ids) == expected
         ids = words(tokenizer, rng, 30)
         told = told_text(tokenizer, ids, continues=True)
-        encoder.remember(Reply(prompt_ids, ids, told, continues_text=True, stored=True))
+        encoder.remember(GeneratedReply(prompt_ids, ids, told, continues_text=True, stored=True))
         more = f" {turn} and then, "
         text += told + more
         expected += ids + tokenizer.encode(more)
@@ -268,7 +269,7 @@ def test_no_character_is_cut_in_two(renderer: ChatTemplateRenderer) -> None:
     ids = [*tokenizer.encode("w"), len(tokens), len(tokens) + 1]
     told = told_text(tokenizer, ids, continues=True)
     assert told == "w🦙b"
-    encoder.remember(Reply(before, ids, told, continues_text=True, stored=True))
+    encoder.remember(GeneratedReply(before, ids, told, continues_text=True, stored=True))
     assert encoder.encode_text("hello" + told) == (*before, *ids)
     assert tokenizer.decode(encoder.encode_text("hello" + told[:-1])) == "hello" + told[:-1]
 
@@ -277,7 +278,7 @@ def test_ids_stand_behind_their_own_prompt_alone(tokenizer: Tokenizer, renderer:
     encoder = PromptEncoder(tokenizer, renderer, StableIds())
     ids = words(tokenizer, random.Random(10), 5)
     told = told_text(tokenizer, ids, continues=True)
-    encoder.remember(Reply(encoder.encode_text("One:"), ids, told, continues_text=True, stored=True))
+    encoder.remember(GeneratedReply(encoder.encode_text("One:"), ids, told, continues_text=True, stored=True))
     assert encoder.encode_text("One:" + told)[-5:] == tuple(ids)
     assert list(encoder.encode_text("Two:" + told)) == tokenizer.encode("Two:" + told)
 
@@ -291,7 +292,7 @@ def test_a_reply_to_nothing(models: Callable[[str], Tokenizer], renderer: ChatTe
     assert before == (tokenizer.bos_id,)
     ids = words(tokenizer, random.Random(11), 5)
     told = told_text(tokenizer, ids)
-    encoder.remember(Reply(before, ids, told, continues_text=False, stored=True))
+    encoder.remember(GeneratedReply(before, ids, told, continues_text=False, stored=True))
     after = encoder.encode_text(told + "\nmore")
     assert after[:6] == (*before, *ids)
     again = PromptEncoder(tokenizer, renderer, StableIds()).encode_text(told + "\nmore")
@@ -350,7 +351,7 @@ def test_a_reply_with_control_tokens_stands_where_the_template_writes_the_same_o
         encoder = PromptEncoder(tokenizer, renderer, StableIds())
         before = encoder.encode([Message("user", "Hello")])
         told = told_text(tokenizer, one) + shown + told_text(tokenizer, two)
-        encoder.remember(Reply(before, [*one, start, *two], told, continues_text=False, stored=True))
+        encoder.remember(GeneratedReply(before, [*one, start, *two], told, continues_text=False, stored=True))
         reply = Message("assistant", told_text(tokenizer, two), reasoning=told_text(tokenizer, one))
         after = encoder.encode([Message("user", "Hello"), reply])
     assert after[: len(before) + 11] == (*before, *one, start, *two)

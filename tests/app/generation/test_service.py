@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
-from app.generation.events import ChatEvent, GeneratedTokens, PromptProgress, ReplyEnd, ReplyOptions, TextDelta
+from app.errors import ReplyAborted
+from app.generation.events import ChatEvent, GeneratedTokens, PromptProgress, ReplyEnd, TextDelta
 from app.generation.messages import Message
+from app.generation.options import GenerationOptions, ReplyOptions
 from app.generation.service import ChatService
 from app.generation.stable_ids import StableIds
 from app.generation.template import ChatTemplateRenderer
@@ -18,6 +20,7 @@ from app.generation.token_streams import TokenStreams
 from app.text.tokenizer import Tokenizer
 from engine.errors import EngineError, InvalidSampling, PromptTooLong
 from engine.request import FinishReason, Origin, SamplingParams, ServiceClass
+from tests.app.generation.reply_events import reply_events
 from tests.app.server.live_server import controlled_engine
 from tests.support.hash_model import VOCABULARY, expected_output, hash_engine
 from tests.support.processes import HANGING_SECONDS
@@ -29,7 +32,7 @@ async def collect(
     service: ChatService, prompt: tuple[int, ...] = PROMPT, **params: object
 ) -> tuple[list[ChatEvent], ReplyEnd]:
     sampling = SamplingParams(**{"max_tokens": 12, "ignore_eos": True, **params})  # type: ignore[arg-type]
-    events = [event async for event in service.generate(prompt, sampling)]
+    events = [event async for event in reply_events(service, prompt, sampling)]
     end = events.pop()
     assert isinstance(end, ReplyEnd)
     return events, end
@@ -71,8 +74,7 @@ def test_a_long_prompt_reports_its_progress(tokenizer: Tokenizer, renderer: Chat
 
 async def with_options(service: ChatService, options: ReplyOptions, **params: object) -> list[ChatEvent]:
     sampling = SamplingParams(**{"max_tokens": 12, "ignore_eos": True, **params})  # type: ignore[arg-type]
-    batches = service.generate_several([(PROMPT, sampling)], options=options)
-    return [event async for batch in batches for _, event in batch]
+    return [event async for event in reply_events(service, PROMPT, sampling, reply=options)]
 
 
 def test_token_ids_come_before_their_text_when_asked(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> None:
@@ -138,18 +140,19 @@ def test_several_replies_heard_as_one_are_what_each_is_alone(
 ) -> None:
     async def main() -> None:
         service = served(tokenizer, renderer, num_blocks=40)
-        asked = [
-            ((*PROMPT[: 10 + n], n), SamplingParams(max_tokens=5 + n, ignore_eos=True, stop=("e",) if n % 2 else ()))
-            for n in range(10)
+        prompts = [(*PROMPT[: 10 + n], n) for n in range(3)]
+        candidates = [
+            SamplingParams(max_tokens=5 + 3 * n, ignore_eos=True, stop=("e",) if n % 2 else ()) for n in range(4)
         ]
+        asked = [(prompt, params) for prompt in prompts for params in candidates]
         async with service.streams:
             heard: list[list[ChatEvent]] = [[] for _ in asked]
-            async for batch in service.generate_several(asked):
+            async for batch in service.reply(prompts, GenerationOptions(candidates, 4)):
                 assert batch
                 for index, event in batch:
                     heard[index].append(event)
             for (prompt, params), events in zip(asked, heard, strict=True):
-                alone = [event async for event in service.generate(prompt, params)]
+                alone = [event async for event in reply_events(service, prompt, params)]
                 assert text_of_deltas(events) == text_of_deltas(alone)
                 end, end_alone = events[-1], alone[-1]
                 assert isinstance(end, ReplyEnd)
@@ -168,11 +171,12 @@ def test_a_prompt_with_several_replies_is_read_once(tokenizer: Tokenizer, render
     async def main() -> None:
         built, runner = hash_engine()
         service = ChatService("hash", tokenizer, TokenStreams(built), renderer)
-        counts = [(PROMPT, 1), (PROMPT, 5), (PROMPT, 12), (PROMPT[1:], 4), (PROMPT[1:], 1)]
-        asked = [(prompt, SamplingParams(max_tokens=count, ignore_eos=True)) for prompt, count in counts]
-        heard: list[list[ChatEvent]] = [[] for _ in asked]
+        prompts, lengths = (PROMPT, PROMPT[1:]), (1, 5, 12)
+        candidates = [SamplingParams(max_tokens=length, ignore_eos=True) for length in lengths]
+        counts = [(prompt, length) for prompt in prompts for length in lengths]
+        heard: list[list[ChatEvent]] = [[] for _ in counts]
         async with service.streams:
-            async for batch in service.generate_several(asked):
+            async for batch in service.reply(prompts, GenerationOptions(candidates, 3)):
                 for index, event in batch:
                     heard[index].append(event)
         for (prompt, count), events in zip(counts, heard, strict=True):
@@ -196,7 +200,7 @@ def test_a_stop_string_ends_its_reply_though_more_tokens_had_come(
         service = ChatService("hash", tokenizer, TokenStreams(built), renderer)
         params = SamplingParams(max_tokens=200, ignore_eos=True, stop=(stop,))
         async with service.streams:
-            replies = service.generate_several([(PROMPT, params)])
+            replies = service.reply([PROMPT], GenerationOptions([params]))
             events = [event for _, event in await anext(replies)]
             while service.streams.num_running:
                 await asyncio.sleep(0)
@@ -235,7 +239,7 @@ def test_nothing_is_told_while_all_text_is_held_back(tokenizer: Tokenizer, rende
         service = served(tokenizer, renderer)
         params = SamplingParams(max_tokens=12, ignore_eos=True, stop=(whole + "!",))
         async with service.streams:
-            batches = [batch async for batch in service.generate_several([(PROMPT, params)])]
+            batches = [batch async for batch in service.reply([PROMPT], GenerationOptions([params]))]
         assert [[type(event) for _, event in batch] for batch in batches] == [[TextDelta, ReplyEnd]]
         assert batches[0][0] == (0, TextDelta(whole))
 
@@ -248,7 +252,7 @@ def test_leaving_early_aborts(tokenizer: Tokenizer, renderer: ChatTemplateRender
         service = ChatService("hash", tokenizer, TokenStreams(built), renderer)
         params = SamplingParams(max_tokens=900, ignore_eos=True)
         async with service.streams:
-            async with aclosing(service.generate(PROMPT, params)) as events:
+            async with aclosing(reply_events(service, PROMPT, params)) as events:
                 async for _ in events:
                     break
             after, _ = await collect(service, (1, 2, 3))
@@ -298,8 +302,8 @@ def test_stopping_gives_every_stream_its_end(tokenizer: Tokenizer, renderer: Cha
         while not service.streams.num_waiting:
             await asyncio.sleep(0)
         await service.streams.stop()
-        ends = [end for _, end in await asyncio.gather(*replies)]
-        assert {end.finish for end in ends} == {FinishReason.ABORT}
+        ends = await asyncio.gather(*replies, return_exceptions=True)
+        assert {type(end) for end in ends} == {ReplyAborted}
         built.assert_empty()
         with pytest.raises(EngineError):
             await collect(service)
@@ -381,7 +385,7 @@ def test_what_a_client_that_left_was_told_is_remembered(tokenizer: Tokenizer, re
         prompt = await service.encode([Message("user", "Hello")])
         told, params = "", SamplingParams(max_tokens=900, ignore_eos=True)
         async with service.streams:
-            async with aclosing(service.generate(prompt, params)) as events:
+            async with aclosing(reply_events(service, prompt, params)) as events:
                 async for event in events:
                     told += event.text if isinstance(event, TextDelta) else ""
                     if len(told) > 20:
@@ -407,7 +411,7 @@ def test_background_replies_and_those_not_to_be_stored_stay_off_the_disk(
             prompt = await service.encode([Message("user", "Hello")])
             for origin in (Origin(stored=False), Origin(ServiceClass.BACKGROUND), Origin(ServiceClass.INTERACTIVE)):
                 assert not (tmp_path / "folder").exists()
-                assert [event async for event in service.generate(prompt, params, origin=origin)]
+                assert [event async for event in reply_events(service, prompt, params, origin=origin)]
                 assert stable_ids.flush(HANGING_SECONDS)
         assert (tmp_path / "folder").exists()
 
@@ -429,7 +433,7 @@ def test_a_reply_is_kept_while_it_is_told(
     tokenizer: Tokenizer, renderer: ChatTemplateRenderer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What another process would find, if this one were killed."""
-    monkeypatch.setattr("app.generation.service.REMEMBERED_SECONDS", 0.0)
+    monkeypatch.setattr("app.generation.reply.REMEMBERED_SECONDS", 0.0)
 
     async def main() -> None:
         stable_ids = StableIds(tmp_path)
@@ -441,7 +445,7 @@ def test_a_reply_is_kept_while_it_is_told(
         async with service.streams:
             asked = await question_with_plain_answer(service)
             prompt = await service.encode([asked])
-            async with aclosing(service.generate(prompt, params)) as events:
+            async with aclosing(reply_events(service, prompt, params)) as events:
                 async for event in events:
                     told += event.text if isinstance(event, TextDelta) else ""
                     if isinstance(event, TextDelta) and len(told) > 60:

@@ -6,11 +6,10 @@ from pathlib import Path
 import pytest
 
 from app.generation.conversation import Conversation
-from app.generation.messages import Message
+from app.generation.messages import Message, without_system_role
 from app.generation.prompt_encoder import PromptEncoder
 from app.generation.stable_ids import StableIds
 from app.generation.template import ChatTemplateRenderer
-from app.generation.template_inputs import without_system_role
 from app.text.tokenizer import Tokenizer
 from tests.app.generation.test_generic_tools import with_template
 

@@ -14,22 +14,24 @@ import httpx
 import openai
 import pytest
 
-from app.client.http import Client
+from app.client.own_server import Client
+from app.generation import request_log
 from app.generation.cache_report import CacheReport, Miss, MissReason
 from app.generation.events import ChatEvent, PromptProgress, ReplyEnd, TextDelta
 from app.generation.messages import Message
+from app.generation.options import GenerationOptions
+from app.generation.request_log import ReadingLog
 from app.generation.service import ChatService
 from app.generation.template import ChatTemplateRenderer
 from app.process.instance import Instance
 from app.server.dialects.llama_cpp import endpoints as llama_endpoints
 from app.server.dialects.openai import endpoints as openai_endpoints
 from app.server.dialects.responses import endpoints as response_endpoints
-from app.server.http import request_log
 from app.server.http.reply import StreamedReply
-from app.server.http.request_log import ReadingLog
 from app.text.tokenizer import Tokenizer
 from engine.request import BeamParams, Request, SamplingParams
 from engine.token_sources import TokenSources
+from tests.app.generation.reply_events import reply_events
 from tests.app.server.live_server import ControlledRunner, LiveServer, controlled_engine
 from tests.app.server.test_bad_requests import CHAT, COMPLETION
 from tests.app.server.test_metrics import figure, scraped
@@ -155,7 +157,7 @@ def test_what_was_computed_for_a_client_that_left_is_a_past(
         params = SamplingParams(max_tokens=100, ignore_eos=True)
         with runner.held() as allowed:
             allowed.release(steps)
-            async with aclosing(service.generate(PROMPT, params)) as events:
+            async with aclosing(reply_events(service, PROMPT, params)) as events:
                 async for event in events:
                     if isinstance(event, wanted) and getattr(event, "done", 96) == 96:
                         return
@@ -197,7 +199,7 @@ def test_a_beam_can_be_gone_on_from(server: LiveServer, length: int) -> None:
     async def searched(service: ChatService) -> list[Sequence[int]]:
         params = SamplingParams(max_tokens=length, ignore_eos=True, beams=BeamParams(4, results=3), logprobs=0)
         replies: list[list[int]] = [[] for _ in range(3)]
-        async with aclosing(service.generate_several([(PROMPT, params)])) as batches:
+        async with aclosing(service.reply([PROMPT], GenerationOptions([params], 3))) as batches:
             async for batch in batches:
                 for number, event in batch:
                     if isinstance(event, TextDelta):
@@ -260,7 +262,7 @@ def test_a_client_of_ours_reads_what_the_service_says(server: LiveServer, monkey
 def test_a_client_of_ours_says_what_an_engine_of_its_own_says(server: LiveServer, serve: Serve) -> None:
     async def directly(service: ChatService, question: str) -> CacheReport:
         ids = await service.encode([Message("user", question)])
-        async with aclosing(service.generate(ids, SamplingParams(max_tokens=20))) as events:
+        async with aclosing(reply_events(service, ids, SamplingParams(max_tokens=20))) as events:
             *_, end = [event async for event in events]
             assert isinstance(end, ReplyEnd)
             return end.cache

@@ -7,7 +7,8 @@ from typing import Any
 import httpx
 import pytest
 
-from app.generation.default_sampling import API_DEFAULTS, DefaultSampling
+from app.generation.options import GenerationOptions
+from app.generation.sampling import API_DEFAULTS, DefaultSampling
 from app.generation.template import ChatTemplateRenderer
 from app.text.gguf_tokenizer import from_gguf
 from app.text.tokenizer import Tokenizer
@@ -62,13 +63,13 @@ def server(
 def sampled(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> list[SamplingParams]:
     """What the engine was asked for."""
     asked: list[SamplingParams] = []
-    generate = server.service.generate_several
+    reply = server.service.reply
 
-    def noted(prompts: Any, **options: Any) -> Any:
-        asked.extend(params for _, params in prompts)
-        return generate(prompts, **options)
+    def noted(prompts: Any, options: GenerationOptions, *further: Any) -> Any:
+        asked.extend(options.candidates)
+        return reply(prompts, options, *further)
 
-    monkeypatch.setattr(server.service, "generate_several", noted)
+    monkeypatch.setattr(server.service, "reply", noted)
     return asked
 
 

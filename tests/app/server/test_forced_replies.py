@@ -12,6 +12,7 @@ import jsonschema  # type: ignore[import-untyped]
 import msgspec
 import pytest
 
+from app.generation.events import TokenCounts
 from app.generation.grammars import GrammarCompiler
 from app.generation.service import ChatService
 from app.generation.template import ChatTemplateRenderer
@@ -19,12 +20,12 @@ from app.generation.token_streams import TokenStreams
 from app.server.dialects.openai.chat import ChatCompletionChunk, Choice, fold
 from app.server.dialects.openai.chat_chunks import chunks
 from app.server.dialects.openai.chat_requests import ChatCompletionRequest
+from app.server.dialects.openai.tokens import Identity
 from app.server.dialects.responses.output_items import CustomToolCall, FunctionCall
 from app.server.dialects.responses.replies import ResponseReply
 from app.server.dialects.responses.requests import ResponseRequest
 from app.server.dialects.responses.response import Response
 from app.server.dialects.responses.stored_responses import StoredResponses
-from app.server.usage import TokenCounts
 from app.text.tokenizer import Tokenizer
 from engine.core import Engine
 from engine.load_options import LoadOptions
@@ -81,7 +82,9 @@ class Templates:
         wanted = msgspec.convert(given | fields, ChatCompletionRequest)
         wanted.check()
         async with self._service(template) as service:
-            return (await fold(each(chunks(service, wanted, "m", PROGRAM, TokenCounts())))).choices[0]
+            return (
+                await fold(each(chunks(service, wanted, Identity.new("chatcmpl", "m"), PROGRAM, TokenCounts())))
+            ).choices[0]
 
     def respond(self, template: str, **fields: Any) -> Response:
         """By the Responses API."""

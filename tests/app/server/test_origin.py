@@ -8,12 +8,14 @@ from typing import Any, get_args, get_type_hints
 import httpx
 import pytest
 from starlette.datastructures import Headers
+from starlette.requests import Request as HTTPRequest
 
 from app.server.dialects.openai.chat_requests import ChatCompletionRequest, ChatMessage
 from app.server.dialects.openai.completion_requests import CompletionRequest
 from app.server.dialects.openai.requests import GenerationRequest
 from app.server.errors import InvalidRequest
-from app.server.origin import CLASS_HEADER, CLASS_NAMES
+from app.server.http.access import CALLER, THIS_USER
+from app.server.origin import CLASS_HEADER, CLASS_NAMES, origin_of
 from engine.core import Engine
 from engine.request import Origin, Request, ServiceClass
 from tests.app.server.live_server import LiveServer
@@ -22,21 +24,24 @@ from tests.app.server.test_bad_requests import CHAT, COMPLETION, VALID
 BACKGROUND, NORMAL, INTERACTIVE = ServiceClass.BACKGROUND, ServiceClass.NORMAL, ServiceClass.INTERACTIVE
 
 
-def asked(path: str, **fields: Any) -> GenerationRequest:
+def origin(path: str, headers: Mapping[str, str] | None = None, **fields: Any) -> Origin:
+    """That of a request with these fields and headers, by the owner of the server."""
+    asked: GenerationRequest = CompletionRequest(model="hash", prompt="Hi", **fields)
     if path == CHAT:
-        return ChatCompletionRequest(model="hash", messages=[ChatMessage("user", "Hi")], **fields)
-    return CompletionRequest(model="hash", prompt="Hi", **fields)
+        asked = ChatCompletionRequest(model="hash", messages=[ChatMessage("user", "Hi")], **fields)
+    scope = {"type": "http", "headers": Headers(headers or {}).raw, "state": {CALLER: THIS_USER}}
+    return origin_of(HTTPRequest(scope), asked.origin_fields())
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETION])
 def test_a_request_that_says_nothing_is_a_programs(path: str) -> None:
-    assert asked(path).origin({}) == Origin(NORMAL, 0, "")
+    assert origin(path) == Origin(NORMAL, 0, "")
 
 
 def test_text_that_is_inserted_is_waited_for() -> None:
-    assert asked(COMPLETION, suffix="the end").origin({}).service is INTERACTIVE
-    assert asked(COMPLETION, suffix="").origin({}).service is NORMAL
-    assert asked(COMPLETION, suffix="the end", service_class="background").origin({}).service is BACKGROUND
+    assert origin(COMPLETION, suffix="the end").service is INTERACTIVE
+    assert origin(COMPLETION, suffix="").service is NORMAL
+    assert origin(COMPLETION, suffix="the end", service_class="background").service is BACKGROUND
 
 
 TIERS: Mapping[str | None, ServiceClass | None] = {
@@ -49,22 +54,21 @@ def test_our_field_wins_over_our_header_and_that_over_the_tier() -> None:
         headers = {} if header is None else {CLASS_HEADER: header}
         said = [CLASS_NAMES.get(field or ""), CLASS_NAMES.get(header or ""), TIERS[tier], NORMAL]
         expected = next(one for one in said if one is not None)
-        assert asked(CHAT, service_class=field, service_tier=tier).origin(headers).service is expected
+        assert origin(CHAT, headers, service_class=field, service_tier=tier).service is expected
 
 
 def test_nothing_is_stored_of_what_must_not_be_and_of_what_nobody_looks_at() -> None:
     for field, store, path in itertools.product([None, *CLASS_NAMES], [None, True, False], [CHAT, COMPLETION]):
-        origin = asked(path, service_class=field, store=store).origin({})
-        assert origin.stored == (store is not False and field != "background")
+        assert origin(path, service_class=field, store=store).stored == (store is not False and field != "background")
 
 
 def test_the_header_is_found_in_any_case() -> None:
-    assert asked(CHAT).origin(Headers({"x-ingle-class": "background"})).service is BACKGROUND
+    assert origin(CHAT, {"x-ingle-class": "background"}).service is BACKGROUND
 
 
 def test_a_header_that_names_no_class_is_refused_whatever_the_field_says() -> None:
     with pytest.raises(InvalidRequest) as refused:
-        asked(CHAT, service_class="normal").origin({CLASS_HEADER: "urgent"})
+        origin(CHAT, {CLASS_HEADER: "urgent"}, service_class="normal")
     assert refused.value.parameter == CLASS_HEADER
 
 
@@ -75,7 +79,7 @@ def test_every_class_has_a_word_in_the_field() -> None:
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETION])
 @pytest.mark.parametrize(
-    ("fields", "headers", "origin"),
+    ("fields", "headers", "expected"),
     [
         ({}, {}, Origin(NORMAL)),
         ({"service_class": "interactive", "priority": 100}, {}, Origin(INTERACTIVE, 100)),
@@ -101,7 +105,7 @@ def test_the_engine_is_told_for_every_choice(
     path: str,
     fields: dict[str, Any],
     headers: dict[str, str],
-    origin: Origin,
+    expected: Origin,
 ) -> None:
     made: list[Request] = []
     make = Engine.request
@@ -115,4 +119,4 @@ def test_the_engine_is_told_for_every_choice(
     assert response.status_code == 200, response.text
     client = f"python-httpx/{httpx.__version__}"
     reply = response.json()["id"] if path == CHAT else ""
-    assert [request.origin for request in made] == [replace(origin, client=client, reply=reply)] * 2
+    assert [request.origin for request in made] == [replace(expected, client=client, reply=reply)] * 2

@@ -8,10 +8,10 @@ import httpx
 import pytest
 
 from app.generation.cache_report import CacheReport
-from app.generation.events import ReplyEnd
+from app.generation.events import ReplyEnd, TokenCounts
 from app.generation.template import ChatTemplateRenderer
 from app.generation.token_streams import MOST_AT_ONCE
-from app.server.usage import TokenCounts, timings_of
+from app.server.usage import timings_of
 from app.text.tokenizer import Tokenizer
 from engine.request import FinishReason
 from engine.token_sources import TokenSources

@@ -1,6 +1,7 @@
 """Every decoder family against transformers, from a folder and from a GGUF file: batches over the paged cache."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,12 +12,23 @@ from engine import models
 from engine.backends.batch import build_batch
 from engine.backends.reference import ReferenceDevice, ReferenceOperations
 from engine.checkpoints.weights import Weights
-from engine.config import GroupConfig
+from engine.config import Block, GroupConfig, ModelConfig
 from engine.kv.cache import KVCache
 from engine.loading import open_checkpoint
 from engine.models import Model
 from engine.request import Request, SamplingParams, ScheduledRequest, StepPlan
-from tests.engine.models.family_checkpoints import CONTEXT, FAMILIES, VOCABULARY, TinyModel, make, make_wrapped_gemma
+from tests.engine.models.family_checkpoints import (
+    CONTEXT,
+    FAMILIES,
+    VOCABULARY,
+    TinyModel,
+    make,
+    make_normalized_stablelm,
+    make_two_norms,
+    make_wrapped_gemma,
+)
+
+Change = Callable[[ModelConfig], ModelConfig]
 
 BLOCKS = 40
 SOURCES = [(name, source) for name, family in FAMILIES.items() for source in ["folder", *["gguf"] * bool(family.gguf)]]
@@ -36,9 +48,9 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-def load(path: Path) -> Model:
+def load(path: Path, change: Change = lambda config: config) -> Model:
     with open_checkpoint(path) as checkpoint:
-        config = models.read_config(checkpoint.metadata)
+        config = change(models.read_config(checkpoint.metadata))
         weights = Weights(checkpoint.path, models.stored_weights(checkpoint))
         return models.load(config, weights, ReferenceOperations(keep_dequantized=True), CONTEXT)
 
@@ -46,8 +58,8 @@ def load(path: Path) -> Model:
 class Run:
     """A loaded model over a cache that holds NaN wherever nothing was written."""
 
-    def __init__(self, path: Path) -> None:
-        self.model = load(path)
+    def __init__(self, path: Path, change: Change = lambda config: config) -> None:
+        self.model = load(path, change)
         device = ReferenceDevice(keep_dequantized=True, threads=1)
         groups = self.model.kv_groups()
         self._groups = [GroupConfig(window) for window in self.model.config.windows]
@@ -111,4 +123,16 @@ def test_chunks_and_batches_give_the_same_bits_and_decoding_goes_on(tiny: TinyMo
 def test_the_text_part_of_a_model_that_sees_images(tmp_path: Path) -> None:
     tiny, ids = make_wrapped_gemma(tmp_path), prompt(60, seed=3)
     run = Run(tiny.path)
+    close(run.step((run.request(ids, range(1, 5)), 60))[0], expected(tiny, ids))
+
+
+def test_normalized_heads_of_a_gguf_file(tmp_path: Path) -> None:
+    tiny, ids = make_normalized_stablelm(tmp_path / "tiny.gguf"), prompt(60, seed=4)
+    run = Run(tiny.path)
+    close(run.step((run.request(ids, range(1, 5)), 60))[0], expected(tiny, ids))
+
+
+def test_a_parallel_block_may_have_a_norm_for_the_mlp(tmp_path: Path) -> None:
+    tiny, ids = make_two_norms(tmp_path), prompt(60, seed=5)
+    run = Run(tiny.path, lambda config: replace(config, block=Block.PARALLEL))
     close(run.step((run.request(ids, range(1, 5)), 60))[0], expected(tiny, ids))

@@ -12,7 +12,7 @@ from tests.engine.models.tiny_llama import make
 
 SITES = [
     ("engine.backends.runner", "build_batch"),
-    ("engine.kernels.reference", "rms_norm"),
+    ("engine.kernels.reference", "normalize"),
     ("engine.kernels.reference", "rope"),
     ("engine.kernels.reference", "store_kv"),
     ("engine.kernels.reference", "paged_attention"),

@@ -7,6 +7,8 @@ from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
+from app.generation.cache_report import CacheReport
+from app.generation.events import TokenCounts
 from app.generation.service import ChatService
 from app.server.dialects.anthropic import messages
 from app.server.dialects.anthropic.changing_lines import CHANGING_LINES, NONE
@@ -16,9 +18,9 @@ from app.server.dialects.anthropic.requests import MessageRequest, TokenCountReq
 from app.server.endpoint import Endpoint
 from app.server.errors import naming
 from app.server.field_table import FieldTable
-from app.server.http.access_middleware import of_caller
 from app.server.http.reply import StreamedReply, WholeReply, json_reply
 from app.server.http.request_body import read_body
+from app.server.origin import origin_of
 from app.server.served_model import ServedModel
 
 RequestT = TypeVar("RequestT", bound=TokenCountRequest)
@@ -67,9 +69,12 @@ class AnthropicEndpoints:
 
     async def create_message(self, request: Request) -> Reply:
         wanted = await self._read(request, MESSAGES)
-        origin = of_caller(request, wanted.origin(request.headers))
-        turn = wanted.turn(self._lines, self._service.sampling)
-        events = messages.events(self._service, self._model.named(wanted.model), turn, origin)
+        origin = origin_of(request, wanted.origin_fields())
+        conversation, left_out = wanted.conversation(self._lines)
+        options = wanted.generation_options(self._service.sampling)
+        counts = TokenCounts(cache=CacheReport(left_out=left_out))
+        replies = self._service.reply(conversation, options, origin, counts)
+        events = messages.events(replies, self._model.named(wanted.model), counts)
         if wanted.stream:
             return StreamedReply(events, error_body, messages.FRAMING)
         return WholeReply(events, messages.fold)

@@ -13,21 +13,21 @@ from msgspec import UNSET, Struct, UnsetType
 
 from app.generation.cache_details import PromptTokensDetails
 from app.generation.events import (
+    Batch,
     ChatEvent,
     PromptLogprobs,
     PromptProgress,
     ReasoningDelta,
     ReplyEnd,
     TextDelta,
+    TokenCounts,
     ToolCallDelta,
     ToolCallEnd,
     ToolCallStart,
 )
-from app.generation.service import ChatService
 from app.server.endpoint import NAMED_EVENTS
-from app.server.turn import Turn, turn_events
-from app.server.usage import TokenCounts
-from engine.request import FinishReason, Origin
+from app.server.errors import naming
+from engine.request import FinishReason
 
 StopReason: TypeAlias = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
 
@@ -159,14 +159,15 @@ Event: TypeAlias = (
 FRAMING: Final = replace(NAMED_EVENTS, ping=lambda status: NAMED_EVENTS.frame(Ping()))
 
 
-async def events(service: ChatService, model: str, turn: Turn, origin: Origin) -> AsyncGenerator[list[Event]]:
-    """The reply of `model`, in batches as it comes. Raises what `turn_events` raises."""
-    counts = TokenCounts()
+async def events(replies: AsyncGenerator[Batch], model: str, counts: TokenCounts) -> AsyncGenerator[list[Event]]:
+    """The reply of `model`, in batches as it comes. `counts` are those of the replies. Raises what
+    `ChatService.reply` raises, with errors about the request as InvalidRequest."""
     writer = _EventWriter(model, counts)
-    async with aclosing(turn_events(service, turn, origin, counts)) as batches:
-        async for batch in batches:
-            if written := [piece for _, event in batch for piece in writer.write(event)]:
-                yield written
+    with naming("messages"):
+        async with aclosing(replies) as batches:
+            async for batch in batches:
+                if written := [piece for _, event in batch for piece in writer.write(event)]:
+                    yield written
 
 
 async def fold(events: AsyncGenerator[Event]) -> MessageReply:

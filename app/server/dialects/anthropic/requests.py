@@ -3,24 +3,24 @@
 What the server does with the other documented fields is in `fields.py`.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
 from app.generation.conversation import Conversation
-from app.generation.default_sampling import API_DEFAULTS, DefaultSampling
+from app.generation.grammars import RequestedGrammar
 from app.generation.messages import Message
-from app.server.choices import WantedChoices
+from app.generation.options import GenerationOptions
+from app.generation.sampling import API_DEFAULTS, DefaultSampling
 from app.server.common_fields import Count, Fraction, ModelName, StopText, Temperature
 from app.server.dialects.anthropic.blocks import InputMessages, SystemPrompt, messages_of, system_texts
 from app.server.dialects.anthropic.changing_lines import ChangingLines
 from app.server.dialects.anthropic.tools import Thinking, ToolChoice, ToolDefinitions, calls_are_parallel, wanted_tools
 from app.server.errors import InvalidRequest, refuse_first
-from app.server.origin import Purpose, origin_of
-from app.server.structured_output import AskedGrammar, of_schema, only
-from app.server.turn import Turn
-from engine.request import MAX_STOPS, Origin, SamplingParams
+from app.server.origin import OriginFields, Purpose
+from app.server.structured_output import of_schema, only
+from engine.request import MAX_STOPS, SamplingParams
 
 
 class OutputFormat(Struct):
@@ -45,7 +45,7 @@ class TokenCountRequest(Struct, kw_only=True):
     output_config: OutputConfig | None = None
     output_format: OutputFormat | None = None  # where older clients have it
 
-    def grammar(self) -> AskedGrammar | None:
+    def grammar(self) -> RequestedGrammar | None:
         """That the reply is to keep to. Raises InvalidRequest for a bad one, or two."""
         return only(self._grammars())
 
@@ -86,7 +86,7 @@ class TokenCountRequest(Struct, kw_only=True):
         if self.messages[-1].role == "assistant" and any(self._grammars()):
             yield "messages", "with an output format, the last of them cannot be the assistant's."
 
-    def _grammars(self) -> Iterator[AskedGrammar]:
+    def _grammars(self) -> Iterator[RequestedGrammar]:
         if self.output_config is not None and self.output_config.format is not None:
             yield of_schema(self.output_config.format.schema, "output_config.format.schema")
         if self.output_format is not None:
@@ -104,16 +104,14 @@ class MessageRequest(TokenCountRequest, kw_only=True):
     stop_sequences: Annotated[list[StopText], Meta(max_length=MAX_STOPS)] | None = None
     service_class: Literal["interactive", "normal", "background"] | None = None  # ours alone
 
-    def turn(self, lines: ChangingLines, sampling: DefaultSampling = API_DEFAULTS) -> Turn:
-        """`sampling` fills in what the request leaves open. Raises InvalidRequest, as `conversation`, and
-        InvalidSampling."""
-        conversation, left_out = self.conversation(lines)
-        choices = WantedChoices(1, [self._sampling(sampling)], reports=False, is_told=self.max_tokens > 0)
-        return Turn(conversation, choices, self.grammar(), left_out=left_out)
+    def generation_options(self, sampling: DefaultSampling = API_DEFAULTS) -> GenerationOptions:
+        """`sampling` fills in what the request leaves open. Raises InvalidSampling, and InvalidRequest for a bad
+        grammar."""
+        candidates = [self._sampling(sampling)]
+        return GenerationOptions(candidates, grammar=self.grammar(), returns_text=self.max_tokens > 0)
 
-    def origin(self, headers: Mapping[str, str]) -> Origin:
-        """Where it comes from, by its fields and the headers it came with. Raises InvalidRequest."""
-        return origin_of(Purpose.CHAT, headers, service_class=self.service_class)
+    def origin_fields(self) -> OriginFields:
+        return OriginFields(Purpose.CHAT, service_class=self.service_class)
 
     def _sampling(self, defaults: DefaultSampling) -> SamplingParams:
         fields = {"temperature": self.temperature, "top_k": self.top_k, "top_p": self.top_p}

@@ -10,12 +10,19 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from msgspec import Meta, Struct
 
-from app.generation.conversation import MAX_TOOLS, Tool, ToolUse
+from app.generation.conversation import (
+    MAX_TOOLS,
+    ReasoningEffort,
+    ThinkingOptions,
+    Tool,
+    ToolName,
+    ToolOptions,
+    ToolUse,
+    function_tool,
+)
 from app.server.common_fields import PositiveCount
 from app.server.dialects.anthropic.client_tools import client_tool
 from app.server.errors import InvalidRequest
-from app.server.wanted_thinking import ReasoningEffort, WantedThinking
-from app.server.wanted_tools import ToolName, WantedTools, function_tool
 
 
 class ToolDefinition(Struct):
@@ -63,28 +70,28 @@ class Thinking(Struct):
     type: Literal["enabled", "adaptive", "between_tools", "disabled"] = "disabled"
     budget_tokens: PositiveCount | None = None
 
-    def wanted(self, effort: ReasoningEffort | None) -> WantedThinking:
+    def wanted(self, effort: ReasoningEffort | None) -> ThinkingOptions:
         if self.type == "disabled":
-            return WantedThinking.of(None, enabled=False)
-        return WantedThinking.of(effort, [self.budget_tokens], enabled=True)
+            return ThinkingOptions.of(None, enabled=False)
+        return ThinkingOptions.of(effort, [self.budget_tokens], enabled=True)
 
 
 ToolDefinitions: TypeAlias = Annotated[list[ToolDefinition], Meta(max_length=MAX_TOOLS)]
 ToolChoice: TypeAlias = AutoChoice | AnyChoice | OneChoice | NoChoice
 
 
-def wanted_tools(definitions: Sequence[ToolDefinition], choice: ToolChoice | None) -> WantedTools:
+def wanted_tools(definitions: Sequence[ToolDefinition], choice: ToolChoice | None) -> ToolOptions:
     """Raises InvalidRequest for a tool without a name or a schema."""
     told = (definition.to_tool(f"tools[{index}]") for index, definition in enumerate(definitions))
     tools = [tool for tool in told if tool is not None]
     match choice:
         case AnyChoice():
-            return WantedTools(tools, use=ToolUse.FORCED)
+            return ToolOptions(tools, use=ToolUse.FORCED)
         case OneChoice(name):
-            return WantedTools(tools, [name], ToolUse.FORCED)
+            return ToolOptions(tools, [name], ToolUse.FORCED)
         case NoChoice():
-            return WantedTools(tools, [])
-    return WantedTools(tools)
+            return ToolOptions(tools, [])
+    return ToolOptions(tools)
 
 
 def calls_are_parallel(choice: ToolChoice | None) -> bool | None:

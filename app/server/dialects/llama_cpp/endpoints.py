@@ -5,8 +5,8 @@ from functools import partial
 
 from starlette.requests import Request
 
+from app.generation.events import TokenCounts
 from app.generation.service import ChatService
-from app.server.continuation import Continuation, continuation_events, fitting_infill, text_prompt
 from app.server.dialects.llama_cpp.biases import token_biases
 from app.server.dialects.llama_cpp.embeddings import VECTORS
 from app.server.dialects.llama_cpp.errors import ERRORS, error_body
@@ -19,12 +19,12 @@ from app.server.dialects.llama_cpp.settings import GenerationSettings
 from app.server.dialects.llama_cpp.tokens import TokenEndpoints
 from app.server.endpoint import BARE_EVENTS, Endpoint
 from app.server.errors import naming
-from app.server.http.access_middleware import of_caller
 from app.server.http.reply import StreamedReply, WholeReply
 from app.server.http.request_body import read_body
+from app.server.origin import origin_of
 from app.server.refusals import NO_VECTORS
 from app.server.served_model import ServedModel
-from app.server.usage import TokenCounts
+from app.server.text_prompts import fitting_infill, text_prompt
 
 
 async def encoded(service: ChatService, prompt: OnePrompt, field: str) -> tuple[int, ...]:
@@ -91,10 +91,9 @@ class LlamaCppEndpoints:
     ) -> StreamedReply[Completion] | WholeReply[Completion]:
         service = self._service
         biases = await token_biases(service, wanted.logit_bias)
-        breakers = await service.breakers.tokens(wanted.breakers())
-        choices = wanted.choices(breakers, service.sampling, biases)
-        origin = of_caller(request, wanted.origin(request.headers))
-        settings = [GenerationSettings.of(one, service.context_length, wanted.reporting) for one in choices.candidates]
+        options = wanted.generation_options(service.sampling, biases)
+        origin = origin_of(request, wanted.origin_fields())
+        settings = [GenerationSettings.of(one, service.context_length, wanted.reporting) for one in options.candidates]
         told = Told(
             self._model.named(wanted.model),
             prompts,
@@ -104,8 +103,7 @@ class LlamaCppEndpoints:
             timings=bool(wanted.timings_per_token),
         )
         counts = TokenCounts()
-        continuation = Continuation(prompts, choices, wanted.asked_grammar())
-        chunks = Writer(service, told).chunks(continuation_events(service, continuation, origin, counts))
+        chunks = Writer(service, told).chunks(service.reply(prompts, options, origin, counts))
         fields = wanted.response_fields or ()
         if wanted.stream:
             return StreamedReply(chunks, error_body, framing(fields), counts)

@@ -97,8 +97,8 @@ class PropertyEndpoints:
 
     def _default_settings(self) -> GenerationSettings:
         silent, service = CompletionRequest(prompt=""), self._service
-        choices = silent.choices(sampling=service.sampling)
-        settings = GenerationSettings.of(choices.candidates[0], service.context_length, silent.reporting)
+        options = silent.generation_options(service.sampling)
+        settings = GenerationSettings.of(options.candidates[0], service.context_length, silent.reporting)
         settings.seed = ANY_SEED
         return settings
 

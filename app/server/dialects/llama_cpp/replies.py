@@ -13,13 +13,13 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from app.generation.cache_report import CacheReport
-from app.generation.events import ChatEvent, GeneratedTokens, PromptProgress, ReplyEnd, TextDelta
+from app.generation.events import Batch, ChatEvent, GeneratedTokens, PromptProgress, ReplyEnd, TextDelta, TokenCounts
 from app.generation.service import ChatService
-from app.server.choices import Batch
 from app.server.dialects.llama_cpp.settings import GenerationSettings
 from app.server.dialects.llama_cpp.tokens import shown
 from app.server.endpoint import BARE_EVENTS, Framing
-from app.server.usage import ProgressReport, Timings, TokenCounts, finite, timings_of, token_text
+from app.server.errors import naming
+from app.server.usage import ProgressReport, Timings, finite, timings_of, token_text
 from app.text.tokenizer import Tokenizer
 from engine.request import FinishReason, TokenLogprobs
 from engine.token_sources import TokenSources
@@ -98,15 +98,20 @@ class Writer:
         self._replies: dict[int, _ReplyState] = {}
         self._prompt_texts: dict[int, str] = {}  # by the index of the prompt
 
-    async def chunks(self, events: AsyncGenerator[Batch]) -> AsyncGenerator[list[Completion]]:
-        """The replies, in batches as they come."""
-        async with aclosing(events) as batches:
-            async for batch in batches:
-                if chunks := [chunk for index, event in batch for chunk in self._write(index, event)]:
-                    for chunk in chunks:
-                        if chunk.stop:
-                            chunk.prompt = await self._prompt_text(chunk.index)
-                    yield chunks
+    async def chunks(self, replies: AsyncGenerator[Batch]) -> AsyncGenerator[list[Completion]]:
+        """The replies, in batches as they come. Errors about the prompts name their field."""
+        with naming("prompt"):
+            async with aclosing(replies) as batches:
+                async for batch in batches:
+                    if chunks := [chunk for index, event in batch for chunk in self._write(index, event)]:
+                        await self._add_prompts(chunks)
+                        yield chunks
+
+    async def _add_prompts(self, chunks: Sequence[Completion]) -> None:
+        """Add the prompt to each last chunk."""
+        for chunk in chunks:
+            if chunk.stop:
+                chunk.prompt = await self._prompt_text(chunk.index)
 
     def _write(self, index: int, event: ChatEvent) -> Iterator[Completion]:
         reply = self._replies.setdefault(index, _ReplyState())

@@ -8,9 +8,8 @@ from typing import Annotated, Any, TypeAlias
 
 from msgspec import Meta, Struct
 
-from app.generation.default_sampling import API_DEFAULTS, DefaultSampling
-from app.generation.events import ReplyOptions, TimeLimits
-from app.server.choices import WantedChoices, candidates
+from app.generation.options import GenerationOptions, ReplyOptions, TimeLimits, candidates
+from app.generation.sampling import API_DEFAULTS, SAMPLERS, DefaultSampling, SamplerNames, named_samplers, only_named
 from app.server.common_fields import DRY_BREAKERS, Alternatives, Fraction, Milliseconds, ModelName
 from app.server.dialects.llama_cpp import biases
 from app.server.dialects.llama_cpp.prompts import OnePrompt, Prompts, separate
@@ -18,11 +17,9 @@ from app.server.dialects.llama_cpp.sampling import LlamaSampling, reply_limit
 from app.server.dialects.llama_cpp.settings import Reporting
 from app.server.dialects.openai.completion_requests import MAX_CHOICES
 from app.server.errors import InvalidRequest, refuse_first
-from app.server.origin import Purpose, origin_of
-from app.server.samplers import SAMPLERS, SamplerNames, named_samplers, only_named
-from app.server.structured_output import AskedGrammar, GbnfText, Schema, of_gbnf, of_json_schema, only
+from app.server.origin import OriginFields, Purpose
+from app.server.structured_output import GbnfText, Schema, of_gbnf, of_json_schema, only
 from app.text.infilling import Gap, OtherFile
-from engine.request import Origin
 
 Amount: TypeAlias = Annotated[int, Meta(ge=-2, le=2**31 - 1)]
 FieldPath: TypeAlias = Annotated[str, Meta(max_length=128)]
@@ -70,34 +67,28 @@ class GeneratingRequest(LlamaSampling, kw_only=True):
             post_sampling_probs=bool(self.post_sampling_probs),
         )
 
-    def asked_grammar(self) -> AskedGrammar | None:
-        """That the reply is to keep to. Raises InvalidRequest for a bad one, or two."""
-        asked = of_gbnf(self.grammar), of_json_schema(self.json_schema)
-        return only(one for one in asked if one is not None)
-
-    def choices(
-        self,
-        breakers: frozenset[int] = frozenset(),
-        sampling: DefaultSampling = API_DEFAULTS,
-        logit_bias: Sequence[tuple[int, float]] = (),
-    ) -> WantedChoices:
-        """What is wanted of each prompt; with a seed, each candidate has the next one. `breakers` are the tokens of
-        those of DRY, `logit_bias` is that of the request by token ids; `sampling` fills in what the request leaves
-        open. Raises InvalidSampling."""
+    def generation_options(
+        self, sampling: DefaultSampling = API_DEFAULTS, logit_bias: Sequence[tuple[int, float]] = ()
+    ) -> GenerationOptions:
+        """The options of the replies to each prompt; with a seed, each candidate has the next one. `sampling` fills in
+        what the request leaves open, `logit_bias` is that of the request by token ids. Raises InvalidSampling, and
+        InvalidRequest for a bad grammar, or two."""
         length, reported, purpose = self.n_predict, self.n_probs or None, self._purpose()
         inserts, several = purpose is Purpose.INSERTION, self.count > 1
         filled = sampling.fill(self.sampling(), _DEFAULTS, inserts=inserts, several=several)
-        given = only_named(self.samplers, filled | {"dry": self.dry(breakers)})
+        given = only_named(self.samplers, filled | {"dry": self.dry()})
         given |= {"max_tokens": reply_limit(length), "logprobs": reported, "ignore_eos": bool(self.ignore_eos)}
         given |= {"drawn_logprobs": bool(self.post_sampling_probs), "logit_bias": tuple(logit_bias)}
         seed = given.pop("seed", None)
-        return WantedChoices(
-            self.count,
+        return GenerationOptions(
             candidates(given, self.count, seed),
-            reported is not None,
+            self.count,
+            reports_logprobs=reported is not None,
+            grammar=only(one for one in (of_gbnf(self.grammar), of_json_schema(self.json_schema)) if one is not None),
+            breakers=self.breakers(),
             limits=TimeLimits.of_milliseconds(self.t_max_prompt_ms, self.t_max_predict_ms),
-            options=self._options(),
-            is_told=length != 0,
+            reply=self._options(),
+            returns_text=length != 0,
         )
 
     def sampling(self) -> dict[str, Any]:
@@ -110,9 +101,8 @@ class GeneratingRequest(LlamaSampling, kw_only=True):
             reports_progress=bool(self.stream and (self.return_progress or self.timings_per_token)),
         )
 
-    def origin(self, headers: Mapping[str, str]) -> Origin:
-        """Where it comes from. Raises InvalidRequest."""
-        return origin_of(self._purpose(), headers)
+    def origin_fields(self) -> OriginFields:
+        return OriginFields(self._purpose())
 
     def check(self) -> None:
         """Raise InvalidRequest for what no single field's bounds can say."""

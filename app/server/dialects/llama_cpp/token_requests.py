@@ -5,14 +5,13 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from app.generation.conversation import Conversation
+from app.generation.conversation import Conversation, ReasoningEffort
 from app.generation.template import MAX_TEXT_CHARS
 from app.server.common_fields import ModelName, TokenId
 from app.server.dialects.llama_cpp.prompts import Prompts, separate
 from app.server.dialects.openai.chat_requests import ChatCompletionRequest, ChatMessage
 from app.server.dialects.openai.tools import TemplateVariables, ToolChoice, ToolDefinitions
 from app.server.errors import InvalidRequest
-from app.server.wanted_thinking import ReasoningEffort
 
 Messages = Annotated[list[ChatMessage], Meta(min_length=1)]
 

@@ -9,12 +9,13 @@ from typing import TypeAlias
 
 from msgspec import UNSET, Struct, UnsetType
 
+from app.generation.events import TokenCounts
 from app.server.dialects.lm_studio.errors import ErrorDetail, error_body
 from app.server.dialects.responses import events, output_items
 from app.server.dialects.responses.input_items import InputItem
 from app.server.dialects.responses.replies import ResponseReply
 from app.server.dialects.responses.response import Response
-from app.server.usage import TokenCounts, timings_of
+from app.server.usage import timings_of
 
 
 class Message(Struct, tag_field="type", tag="message"):

@@ -12,18 +12,20 @@ from typing import Any, Generic, Literal, TypeVar
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from app.generation.events import (
+    Batch,
     ChatEvent,
     GeneratedTokens,
     ReasoningDelta,
     ReplyEnd,
     TextDelta,
+    TokenCounts,
     ToolCallDelta,
     ToolCallEnd,
     ToolCallStart,
 )
-from app.server.choices import Batch
 from app.server.endpoint import LINES, Framing
-from app.server.usage import ReportedToken, TokenCounts, finish_text, reported_tokens, timings_of
+from app.server.errors import naming
+from app.server.usage import ReportedToken, finish_text, reported_tokens, timings_of
 from app.text.tokenizer import Tokenizer
 from engine.request import TokenLogprobs
 
@@ -146,10 +148,10 @@ class ChatWriter(_Writer[ChatReply]):
 
 
 class GenerateWriter(_Writer[GenerateReply]):
-    def __init__(self, model: str, tokenizer: Tokenizer, prompt_ids: Sequence[int] | None = None) -> None:
-        """The last chunk tells the context if `prompt_ids` are given, and the ids of the reply are reported."""
+    def __init__(self, model: str, tokenizer: Tokenizer, *, tells_context: bool) -> None:
+        """If it `tells_context`, the last chunk has the ids of the prompt and of the reply, which must be reported."""
         super().__init__(model, tokenizer)
-        self._prompt_ids = prompt_ids
+        self._tells_context = tells_context
         self._ids: list[int] = []  # of the reply
 
     def write(self, event: ChatEvent) -> Iterator[GenerateReply]:
@@ -163,7 +165,8 @@ class GenerateWriter(_Writer[GenerateReply]):
 
     def end(self, reason: DoneReason, counts: TokenCounts | None = None) -> GenerateReply:
         reply = super().end(reason, counts)
-        reply.context = UNSET if self._prompt_ids is None else [*self._prompt_ids, *self._ids]
+        if self._tells_context and counts is not None:
+            reply.context = [*counts.prompts[0], *self._ids]
         return reply
 
     def _text(self, text: str) -> GenerateReply:
@@ -188,16 +191,17 @@ def _in_front_of(stop: str, ids: list[int], tokenizer: Tokenizer) -> list[int]:
 
 
 async def written(
-    events: AsyncGenerator[Batch], writer: _Writer[ReplyT], counts: TokenCounts
+    replies: AsyncGenerator[Batch], writer: _Writer[ReplyT], counts: TokenCounts, field: str
 ) -> AsyncGenerator[list[ReplyT]]:
-    """The reply, in batches as it comes."""
-    async with aclosing(events) as batches:
-        async for batch in batches:
-            chunks = [chunk for _, event in batch for chunk in writer.write(event)]
-            ends = [event for _, event in batch if isinstance(event, ReplyEnd)]
-            chunks += [writer.end(finish_text(end.finish), counts) for end in ends]
-            if chunks:
-                yield chunks
+    """The reply, in batches as it comes. The prompt came in `field` of the request, which errors name."""
+    with naming(field):
+        async with aclosing(replies) as batches:
+            async for batch in batches:
+                chunks = [chunk for _, event in batch for chunk in writer.write(event)]
+                ends = [event for _, event in batch if isinstance(event, ReplyEnd)]
+                chunks += [writer.end(finish_text(end.finish), counts) for end in ends]
+                if chunks:
+                    yield chunks
 
 
 async def fold_chat(chunks: AsyncGenerator[ChatReply]) -> ChatReply:

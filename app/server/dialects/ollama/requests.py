@@ -3,26 +3,23 @@
 `fields` lists those that are not read, and why. Nothing is ever loaded anew for a request: `num_ctx` is a cap.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, TypeAlias
 
 from msgspec import Meta, Raw, Struct
 
-from app.generation.conversation import Conversation
-from app.generation.default_sampling import API_DEFAULTS, DefaultSampling
-from app.generation.events import PLAIN_REPLY, ReplyOptions
+from app.generation.conversation import Conversation, ReasoningEffort, ThinkingOptions, ToolOptions
 from app.generation.messages import Message, ToolCall
-from app.server.choices import WantedChoices
+from app.generation.options import PLAIN_REPLY, GenerationOptions, ReplyOptions
+from app.generation.sampling import API_DEFAULTS, DefaultSampling
 from app.server.common_fields import Alternatives, PositiveCount, TokenId
 from app.server.dialects.llama_cpp.sampling import LlamaSampling, reply_limit
 from app.server.dialects.ollama.model_requests import Named
 from app.server.dialects.openai.tools import ToolChoice, ToolDefinitions, wanted_tools
 from app.server.errors import refuse_first
-from app.server.origin import Purpose, origin_of
-from app.server.structured_output import AskedGrammar, Schema, of_format
-from app.server.wanted_thinking import ReasoningEffort, WantedThinking
-from app.server.wanted_tools import WantedTools
-from engine.request import Origin, SamplingParams
+from app.server.origin import OriginFields, Purpose
+from app.server.structured_output import Schema, of_format
+from engine.request import SamplingParams
 
 MAX_CONTEXT = 1 << 20  # token ids
 
@@ -55,38 +52,31 @@ class GeneratingRequest(Named, kw_only=True):
     def streams(self) -> bool:
         return self.stream is not False
 
-    def grammar(self) -> AskedGrammar | None:
-        """That the reply is to keep to. Raises InvalidRequest for a bad one."""
-        return of_format(self.format)
-
-    def breakers(self) -> Sequence[str]:
-        return self.options.breakers() if self.options else ()
-
-    def choices(
-        self, breakers: frozenset[int] = frozenset(), sampling: DefaultSampling = API_DEFAULTS
-    ) -> WantedChoices:
-        """`breakers` are the tokens of those texts; `sampling` fills in what the request leaves open. Raises
-        InvalidSampling."""
+    def generation_options(self, sampling: DefaultSampling = API_DEFAULTS) -> GenerationOptions:
+        """`sampling` fills in what the request leaves open. Raises InvalidSampling, and InvalidRequest for a bad
+        grammar."""
         options = self.options or Options()
         length, reported = options.num_predict, self.top_logprobs or 0 if self.logprobs else None
         given = sampling.fill(options.sampling(), _DEFAULTS, inserts=self._purpose() is Purpose.INSERTION)
-        given |= {"dry": options.dry(breakers)}
+        given |= {"dry": options.dry()}
         params = SamplingParams(**given, max_tokens=reply_limit(length), logprobs=reported)
-        return WantedChoices(
-            1,
+        return GenerationOptions(
             [params],
-            reported is not None,
-            options=self._reply_options(),
-            is_told=length != 0,
+            reports_logprobs=reported is not None,
+            grammar=of_format(self.format),
+            breakers=options.breakers(),
             context=options.num_ctx,
+            reply=self._reply_options(),
+            returns_text=length != 0,
         )
 
-    def thinking(self) -> WantedThinking:
-        return WantedThinking.of(self.think) if isinstance(self.think, str) else WantedThinking.of(None, (), self.think)
+    def thinking(self) -> ThinkingOptions:
+        if isinstance(self.think, str):
+            return ThinkingOptions.of(self.think)
+        return ThinkingOptions.of(None, enabled=self.think)
 
-    def origin(self, headers: Mapping[str, str]) -> Origin:
-        """Where it comes from. Raises InvalidRequest."""
-        return origin_of(self._purpose(), headers)
+    def origin_fields(self) -> OriginFields:
+        return OriginFields(self._purpose())
 
     def check(self) -> None:
         """Raise InvalidRequest for what no single field's bounds can say."""
@@ -151,7 +141,7 @@ class ChatRequest(GeneratingRequest, kw_only=True):
             variables=thinking.template_variables(),
         )
 
-    def _wanted_tools(self) -> WantedTools:
+    def _wanted_tools(self) -> ToolOptions:
         return wanted_tools(self.tools or (), self.tool_choice)
 
     def _problems(self) -> Iterator[tuple[str, str]]:
@@ -184,7 +174,12 @@ class GenerateRequest(GeneratingRequest, kw_only=True):
     def conversation(self) -> Conversation:
         thinking, told = self.thinking(), [Message("system", self.system)] if self.system else []
         messages = [*told, Message("user", self.prompt)]
-        return Conversation(messages, thinking_budget=thinking.budget, variables=thinking.template_variables())
+        return Conversation(
+            messages,
+            thinking_budget=thinking.budget,
+            variables=thinking.template_variables(),
+            context=tuple(self.context or ()),
+        )
 
     def _purpose(self) -> Purpose:
         if self.suffix:

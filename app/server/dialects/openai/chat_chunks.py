@@ -3,7 +3,6 @@ folded from."""
 
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
-from dataclasses import replace
 
 from app.generation.events import (
     ChatEvent,
@@ -13,6 +12,7 @@ from app.generation.events import (
     ReasoningDelta,
     ReplyEnd,
     TextDelta,
+    TokenCounts,
     ToolCallDelta,
     ToolCallEnd,
     ToolCallStart,
@@ -28,32 +28,32 @@ from app.server.dialects.openai.chat import (
     FunctionDelta,
 )
 from app.server.dialects.openai.chat_requests import ChatCompletionRequest
-from app.server.dialects.openai.chunk_reports import ChunkReports
+from app.server.dialects.openai.reporting import ChunkReports
 from app.server.dialects.openai.tokens import Identity, prompt_logprobs
-from app.server.turn import Turn, turn_events
-from app.server.usage import ProgressReport, TokenCounts, TokenText, finish_text, id_text, reported_tokens, token_text
+from app.server.errors import naming
+from app.server.usage import ProgressReport, TokenText, finish_text, id_text, reported_tokens, token_text
 from engine.request import Origin, TokenLogprobs
 
 
 async def chunks(
-    service: ChatService, wanted: ChatCompletionRequest, model: str, origin: Origin, counts: TokenCounts
+    service: ChatService, wanted: ChatCompletionRequest, identity: Identity, origin: Origin, counts: TokenCounts
 ) -> AsyncGenerator[list[ChatCompletionChunk]]:
     """Yield the reply in batches as it comes; last, if wanted, a chunk that says what it used.
 
     The first batch is empty where the prompt is still being read: nothing with a choice comes before the first token.
-    `model` is the name that the reply carries; `counts` is added to. Raises what `turn_events` raises.
+    Adds to `counts`. Raises what `ChatService.reply` raises, with errors about the request as InvalidRequest.
     """
-    writer = _ChunkWriter(service, wanted, model, counts)
-    asked, choices = wanted.asked_grammar(), await wanted.choices_of(service)
-    turn = Turn(wanted.conversation(), choices, asked)
-    origin = replace(origin, reply=writer.reply)
+    writer = _ChunkWriter(service, wanted, identity, counts)
+    options = wanted.generation_options(service)
+    replies = service.reply(wanted.conversation(), options, origin, counts)
     has_begun = False
-    async with aclosing(turn_events(service, turn, origin, counts)) as batches:
-        async for batch in batches:
-            written = [chunk for index, event in batch for chunk in writer.write(index, event)]
-            if written or not has_begun:
-                yield written
-            has_begun = True
+    with naming("messages"):
+        async with aclosing(replies) as batches:
+            async for batch in batches:
+                written = [chunk for index, event in batch for chunk in writer.write(index, event)]
+                if written or not has_begun:
+                    yield written
+                has_begun = True
     if wanted.reports_usage:
         yield [writer.usage()]
 
@@ -65,23 +65,18 @@ class _ChunkWriter:
         self,
         service: ChatService,
         wanted: ChatCompletionRequest,
-        model: str,
+        identity: Identity,
         counts: TokenCounts,
     ) -> None:
         self._wanted = wanted
         self._tokenizer = service.tokenizer
         self._text: TokenText = id_text if wanted.return_tokens_as_token_ids else token_text
-        self._identity = Identity.new("chatcmpl", model, wanted.request_id)
+        self._identity = identity
         self._counts = counts
         self._reports = ChunkReports(wanted, counts)
         self._begun: set[int] = set()
         self._calling: set[int] = set()  # choices that have called a tool
         self._prompt_logprobs: tuple[TokenLogprobs, ...] = ()
-
-    @property
-    def reply(self) -> str:
-        """Its id."""
-        return self._identity.id
 
     def write(self, index: int, event: ChatEvent) -> Iterator[ChatCompletionChunk]:
         self._reports.see(index, event)

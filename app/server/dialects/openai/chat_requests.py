@@ -8,7 +8,8 @@ from typing import Annotated, TypeAlias
 
 from msgspec import Meta, Struct
 
-from app.generation.conversation import Conversation
+from app.generation.conversation import Conversation, ReasoningEffort, ThinkingBudget, ThinkingOptions, ToolOptions
+from app.generation.grammars import RequestedGrammar
 from app.generation.messages import InvalidMessage, Message, ToolCall, text_of
 from app.server.common_fields import Alternatives, PositiveCount
 from app.server.dialects.openai.reporting import ReportingRequest
@@ -22,9 +23,7 @@ from app.server.dialects.openai.tools import (
 )
 from app.server.errors import InvalidRequest
 from app.server.origin import Purpose
-from app.server.structured_output import AskedGrammar, ResponseFormat, of_response_format
-from app.server.wanted_thinking import ReasoningEffort, ThinkingBudget, WantedThinking
-from app.server.wanted_tools import WantedTools
+from app.server.structured_output import ResponseFormat, of_response_format
 
 RoleName: TypeAlias = Annotated[str, Meta(pattern=r"^[A-Za-z][A-Za-z0-9_.-]{0,63}$")]
 
@@ -112,13 +111,13 @@ class ChatCompletionRequest(ReportingRequest, kw_only=True):
     def reports_thoughts(self) -> bool:
         return self.include_reasoning is not False and not (self.reasoning and self.reasoning.exclude)
 
-    def _wanted_tools(self) -> WantedTools:
+    def _wanted_tools(self) -> ToolOptions:
         return wanted_tools(self.tools or (), self.tool_choice)
 
-    def _thinking(self) -> WantedThinking:
+    def _thinking(self) -> ThinkingOptions:
         options = self.reasoning or ReasoningOptions()
         budgets = (self.thinking_token_budget, options.max_tokens)
-        return WantedThinking.of(self.reasoning_effort or options.effort, budgets, options.enabled)
+        return ThinkingOptions.of(self.reasoning_effort or options.effort, budgets, options.enabled)
 
     def _messages(self) -> list[Message]:
         messages = []
@@ -133,7 +132,7 @@ class ChatCompletionRequest(ReportingRequest, kw_only=True):
     def _purpose(self) -> Purpose:
         return Purpose.CHAT
 
-    def _grammars(self) -> Iterator[AskedGrammar]:
+    def _grammars(self) -> Iterator[RequestedGrammar]:
         yield from of_response_format(self.response_format)
         yield from super()._grammars()
 

@@ -9,41 +9,42 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from app.generation.events import ChatEvent, PromptLogprobs, PromptProgress, ReplyEnd, TextDelta
+from app.generation.events import ChatEvent, PromptLogprobs, PromptProgress, ReplyEnd, TextDelta, TokenCounts
 from app.generation.service import ChatService
-from app.server.continuation import Continuation, continuation_events, infill_prompt, text_prompt
-from app.server.dialects.openai.chunk_reports import ChunkReports
 from app.server.dialects.openai.completion_requests import CompletionRequest
 from app.server.dialects.openai.completions import Completion, CompletionChoice, CompletionLogprobs
+from app.server.dialects.openai.reporting import ChunkReports
 from app.server.dialects.openai.tokens import Identity, prompt_logprobs
-from app.server.errors import InvalidRequest
-from app.server.usage import ProgressReport, TokenCounts, TokenText, finish_text, finite, id_text, token_text
+from app.server.errors import InvalidRequest, naming
+from app.server.text_prompts import infill_prompt, text_prompt
+from app.server.usage import ProgressReport, TokenText, finish_text, finite, id_text, token_text
 from app.text.infilling import Gap
 from app.text.tokenizer import Tokenizer
 from engine.request import Origin, TokenLogprobs
 
 
 async def chunks(
-    service: ChatService, wanted: CompletionRequest, model: str, origin: Origin, counts: TokenCounts
+    service: ChatService, wanted: CompletionRequest, identity: Identity, origin: Origin, counts: TokenCounts
 ) -> AsyncGenerator[list[Completion]]:
     """Yield the reply in batches as it comes; last, if wanted, a chunk that says what it used.
 
     The first batch is empty where a prompt is still being read: nothing with a choice comes before the first token.
-    `model` is the name that the reply carries; `counts` is added to. Raises what `continuation_events` raises.
+    Adds to `counts`. Raises what `ChatService.reply` raises, with errors about the request as InvalidRequest.
     """
-    asked, choices = wanted.asked_grammar(), await wanted.choices_of(service)
+    options = wanted.generation_options(service)
     given = wanted.prompts()
     prompts = [await _encode(service, prompt, wanted) for prompt in given]
     echoes = [_echo(service.tokenizer, wanted, *prompt) for prompt in zip(given, prompts, strict=True)]
-    writer = _ChunkWriter(service, wanted, echoes, Identity.new("cmpl", model, wanted.request_id), counts)
-    replies = continuation_events(service, Continuation(prompts, choices, asked), origin, counts)
+    writer = _ChunkWriter(service, wanted, echoes, identity, counts)
+    replies = service.reply(prompts, options, origin, counts)
     has_begun = False
-    async with aclosing(replies) as batches:
-        async for batch in batches:
-            written = [chunk for index, event in batch for chunk in writer.write(index, event)]
-            if written or not has_begun:
-                yield written
-            has_begun = True
+    with naming("prompt"):
+        async with aclosing(replies) as batches:
+            async for batch in batches:
+                written = [chunk for index, event in batch for chunk in writer.write(index, event)]
+                if written or not has_begun:
+                    yield written
+                has_begun = True
     if wanted.reports_usage:
         yield [writer.usage()]
 

@@ -9,13 +9,14 @@ from typing import Annotated, Literal, TypeAlias
 
 from msgspec import Meta
 
-from app.server.choices import WantedChoices
+from app.generation.grammars import RequestedGrammar
+from app.generation.options import GenerationOptions
 from app.server.common_fields import Alternatives, TokenId
 from app.server.dialects.openai.reporting import ReportingRequest
 from app.server.embedding_inputs import Truncation
 from app.server.errors import InvalidRequest
 from app.server.origin import Purpose
-from app.server.structured_output import AskedGrammar, ResponseFormat, of_response_format
+from app.server.structured_output import ResponseFormat, of_response_format
 from engine.request import SamplingParams
 
 MAX_CHOICES = 256  # of one request: prompts times those that are generated for each
@@ -63,13 +64,13 @@ class CompletionRequest(ReportingRequest, kw_only=True):
         if self.suffix and self.echo:
             yield "suffix", "the prompt that goes with it cannot be echoed; leave echo out."
 
-    def _grammars(self) -> Iterator[AskedGrammar]:
+    def _grammars(self) -> Iterator[RequestedGrammar]:
         yield from of_response_format(self.response_format)
         yield from super()._grammars()
 
-    def _wanted(self, count: int, candidates: Sequence[SamplingParams], *, reports: bool) -> WantedChoices:
+    def _wanted(self, count: int, candidates: Sequence[SamplingParams], *, reports: bool) -> GenerationOptions:
         wanted = super()._wanted(count, candidates, reports=reports)
-        return wanted if self.max_tokens != 0 else replace(wanted, is_told=False)
+        return wanted if self.max_tokens != 0 else replace(wanted, returns_text=False)
 
     def _max_tokens(self) -> int | None:
         if self.max_tokens == 0:

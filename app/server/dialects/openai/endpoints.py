@@ -10,6 +10,7 @@ from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
+from app.generation.events import TokenCounts
 from app.generation.service import ChatService
 from app.server.dialects.openai import chat, chat_chunks, completion_chunks, completions
 from app.server.dialects.openai.chat_requests import ChatCompletionRequest
@@ -19,15 +20,15 @@ from app.server.dialects.openai.errors import error_body
 from app.server.dialects.openai.fields import CHAT, COMPLETION
 from app.server.dialects.openai.models import ModelEndpoints
 from app.server.dialects.openai.requests import GenerationRequest
+from app.server.dialects.openai.tokens import Identity
 from app.server.endpoint import Endpoint
 from app.server.errors import naming
 from app.server.field_table import FieldTable
-from app.server.http.access_middleware import of_caller
 from app.server.http.reply import ChunkT, StreamedReply, WholeReply, json_reply
 from app.server.http.request_body import read_body
+from app.server.origin import origin_of
 from app.server.refusals import NO_VECTORS
 from app.server.served_model import ServedModel
-from app.server.usage import TokenCounts
 
 CHATS = ("/v1/chat/completions", "/chat/completions")
 COMPLETIONS = "/v1/completions"  # without /v1, llama.cpp's own
@@ -90,8 +91,9 @@ class OpenAIEndpoints:
 
     async def create_chat_completion(self, request: Request) -> Reply[chat.ChatCompletionChunk]:
         wanted, model = await self._read(request, CHAT)
-        origin, counts = of_caller(request, wanted.origin(request.headers)), TokenCounts()
-        chunks = chat_chunks.chunks(self._service, wanted, model, origin, counts)
+        identity, counts = Identity.new("chatcmpl", model, wanted.request_id), TokenCounts()
+        origin = origin_of(request, wanted.origin_fields(), identity.id)
+        chunks = chat_chunks.chunks(self._service, wanted, identity, origin, counts)
         return _reply(wanted, chunks, chat.fold, counts)
 
     async def count_input_tokens(self, request: Request) -> Response:
@@ -101,8 +103,9 @@ class OpenAIEndpoints:
 
     async def create_completion(self, request: Request) -> Reply[completions.Completion]:
         wanted, model = await self._read(request, COMPLETION)
-        origin, counts = of_caller(request, wanted.origin(request.headers)), TokenCounts()
-        chunks = completion_chunks.chunks(self._service, wanted, model, origin, counts)
+        identity, counts = Identity.new("cmpl", model, wanted.request_id), TokenCounts()
+        origin = origin_of(request, wanted.origin_fields())
+        chunks = completion_chunks.chunks(self._service, wanted, identity, origin, counts)
         return _reply(wanted, chunks, completions.fold, counts)
 
     async def _read(self, request: Request, fields: FieldTable[RequestT]) -> tuple[RequestT, str]:

@@ -1,4 +1,7 @@
-"""Fields of vLLM and llama.cpp by which both kinds of completions report more than their text."""
+"""Reports beside the text of completions: the fields of vLLM and llama.cpp that ask for them, and the reports.
+
+Chunks of both kinds of completions carry token ids, usage, and timings.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -6,10 +9,14 @@ from typing import Annotated, TypeAlias
 
 from msgspec import Meta
 
-from app.generation.events import ReplyOptions, TimeLimits
-from app.server.choices import WantedChoices
+from app.generation.events import ChatEvent, GeneratedTokens, TokenCounts
+from app.generation.options import GenerationOptions, ReplyOptions, TimeLimits
 from app.server.common_fields import Alternatives, Milliseconds
+from app.server.dialects.openai.chat import ChatCompletionChunk
+from app.server.dialects.openai.completions import Completion
 from app.server.dialects.openai.requests import GenerationRequest
+from app.server.dialects.openai.tokens import usage_of, usage_so_far
+from app.server.usage import RunningCounts, timings_of
 from engine.request import SamplingParams
 
 RequestId: TypeAlias = Annotated[str, Meta(pattern=r"^[A-Za-z0-9._:-]{1,128}$")]
@@ -32,7 +39,7 @@ class ReportingRequest(GenerationRequest, kw_only=True):
         options = self.stream_options
         return bool(self.reports_usage and self.stream and options and options.continuous_usage_stats)
 
-    def _wanted(self, count: int, candidates: Sequence[SamplingParams], *, reports: bool) -> WantedChoices:
+    def _wanted(self, count: int, candidates: Sequence[SamplingParams], *, reports: bool) -> GenerationOptions:
         wanted = super()._wanted(count, candidates, reports=reports)
         return replace(wanted, limits=TimeLimits.of_milliseconds(self.t_max_prompt_ms, self.t_max_predict_ms))
 
@@ -51,3 +58,34 @@ class ReportingRequest(GenerationRequest, kw_only=True):
         yield from super()._problems()
         if self.stream and self.prompt_logprobs is not None:
             yield "prompt_logprobs", "a stream does not report them; leave stream out."
+
+
+class ChunkReports:
+    """Collects what one request reports, and adds it to the request's chunks."""
+
+    def __init__(self, wanted: ReportingRequest, counts: TokenCounts) -> None:
+        """`counts` is added up elsewhere, while the replies end."""
+        self._wanted = wanted
+        self._counts = counts
+        self._running = RunningCounts()
+        self._ids: dict[int, list[int]] = {}  # of each choice, those that no chunk has reported
+
+    def see(self, index: int, event: ChatEvent) -> None:
+        """Count an event of the choice at `index`."""
+        self._running.add(event)
+        if isinstance(event, GeneratedTokens) and self._wanted.return_token_ids:
+            self._ids.setdefault(index, []).extend(event.ids)
+
+    def add(self, chunk: ChatCompletionChunk | Completion) -> None:
+        """Add the reports that the request asks for to a chunk with choices."""
+        if self._wanted.return_token_ids:
+            for choice in chunk.choices:
+                choice.token_ids = self._ids.pop(choice.index, [])
+        if self._wanted.reports_usage_continuously:
+            chunk.usage = usage_so_far(self._counts, self._running)
+        if self._wanted.timings_per_token:
+            chunk.timings = self._running.timings()
+
+    def end(self, chunk: ChatCompletionChunk | Completion) -> None:
+        """Add the usage and the timings of all replies to the last chunk, after they have ended."""
+        chunk.usage, chunk.timings = usage_of(self._counts), timings_of(self._counts)

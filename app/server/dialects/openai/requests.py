@@ -4,17 +4,16 @@
 absent or null have the API's defaults.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Literal, TypeAlias
 
 from msgspec import Meta, Struct
 
-from app.generation.default_sampling import API_DEFAULTS, DefaultSampling
-from app.generation.events import ReplyOptions
+from app.generation.grammars import RequestedGrammar
+from app.generation.options import GenerationOptions, ReplyOptions, candidates
+from app.generation.sampling import API_DEFAULTS, DefaultSampling, SamplerNames, only_named
 from app.generation.service import ChatService
-from app.generation.token_filter import TokenFilter
-from app.server.choices import WantedChoices, candidates
 from app.server.common_fields import (
     Count,
     DryFields,
@@ -26,10 +25,8 @@ from app.server.common_fields import (
     TokenId,
 )
 from app.server.errors import check_vocabulary, refuse_first
-from app.server.origin import Purpose, origin_of
-from app.server.samplers import SamplerNames, only_named
+from app.server.origin import OriginFields, Purpose
 from app.server.structured_output import (
-    AskedGrammar,
     Choices,
     GbnfText,
     GrammarText,
@@ -40,7 +37,7 @@ from app.server.structured_output import (
     of_structured_outputs,
     only,
 )
-from engine.request import MAX_BIASES, MAX_STOPS, MAX_WIDTH, BeamParams, Origin, SamplingParams
+from engine.request import MAX_BIASES, MAX_STOPS, MAX_WIDTH, BeamParams, SamplingParams
 
 MAX_PRIORITY = 100
 ANY_SEED = -1  # llama.cpp and vLLM draw one then
@@ -138,18 +135,25 @@ class GenerationRequest(DryFields, kw_only=True):
         """Whether the reply says what it used: a streamed one only if asked to."""
         return not self.stream or (self.stream_options is not None and bool(self.stream_options.include_usage))
 
-    def asked_grammar(self) -> AskedGrammar | None:
-        """That the reply is to keep to. Raises InvalidRequest for a bad one, or several."""
+    def generation_options(self, service: ChatService) -> GenerationOptions:
+        """The options of the replies to each prompt by the model of `service`. Raises InvalidSampling, and
+        InvalidRequest for a bad grammar, several of them, or a token id that is not in the vocabulary."""
+        grammar, options = self.requested_grammar(), self.choices(service.sampling)
+        if self.allowed_token_ids is None:
+            return replace(options, grammar=grammar, bad_words=self.bad_words or ())
+        allowed = frozenset(self.allowed_token_ids)
+        check_vocabulary(allowed, service.vocab_size, "allowed_token_ids")
+        return replace(options, grammar=grammar, allowed_ids=allowed, bad_words=self.bad_words or ())
+
+    def requested_grammar(self) -> RequestedGrammar | None:
+        """The grammar that each reply follows. Raises InvalidRequest for a bad one, or several."""
         return only(self._grammars())
 
-    def choices(
-        self, breakers: frozenset[int] = frozenset(), sampling: DefaultSampling = API_DEFAULTS
-    ) -> WantedChoices:
-        """What is wanted of each prompt, but for its grammar: with a seed, each candidate has the next one. `breakers`
-        are the tokens of those texts. `sampling` fills in what the request leaves open, unless it is a beam search.
-        Raises InvalidSampling."""
+    def choices(self, sampling: DefaultSampling = API_DEFAULTS) -> GenerationOptions:
+        """The same without the grammar and the token filter: with a seed, each candidate has the next one. `sampling`
+        fills in what the request leaves open, unless it is a beam search. Raises InvalidSampling."""
         n, reports = self.n or 1, self._logprobs() is not None
-        given = self._sampling() | {"dry": self.dry(breakers)}
+        given = self._sampling() | {"dry": self.dry()}
         if self.use_beam_search:
             return self._wanted(n, [SamplingParams(**given, beams=self._beams(n))], reports=reports)
         inserts = self._purpose() is Purpose.INSERTION
@@ -159,23 +163,17 @@ class GenerationRequest(DryFields, kw_only=True):
         seed = None if self.seed == ANY_SEED else self.seed
         return self._wanted(n, candidates(given, self._candidates, seed), reports=reports)
 
-    def _wanted(self, count: int, candidates: Sequence[SamplingParams], *, reports: bool) -> WantedChoices:
+    def _wanted(self, count: int, candidates: Sequence[SamplingParams], *, reports: bool) -> GenerationOptions:
         interval = self.stream_options.interval_ms if self.stream and self.stream_options else None
-        pause, options = (interval or 0) / 1000, self._options()
-        return WantedChoices(count, candidates, reports, self._context(), pause=pause, options=options)
-
-    async def choices_of(self, service: ChatService) -> WantedChoices:
-        """Return the choices for each prompt by the model of `service`. Raises InvalidSampling and InvalidRequest."""
-        breakers = await service.breakers.tokens(self.breakers())
-        return replace(self.choices(breakers, service.sampling), filter=await self._token_filter(service))
-
-    async def _token_filter(self, service: ChatService) -> TokenFilter | None:
-        """The tokens that replies may be made of. Raises InvalidRequest for an id that is not in the vocabulary."""
-        if self.allowed_token_ids is None and not self.bad_words:
-            return None
-        allowed = None if self.allowed_token_ids is None else frozenset(self.allowed_token_ids)
-        check_vocabulary(allowed or (), service.vocab_size, "allowed_token_ids")
-        return await service.token_filter(allowed, self.bad_words or ())
+        return GenerationOptions(
+            candidates,
+            count,
+            reports_logprobs=reports,
+            breakers=self.breakers(),
+            context=self._context(),
+            pause=(interval or 0) / 1000,
+            reply=self._options(),
+        )
 
     def _context(self) -> int | None:
         caps = (self.num_ctx, None if self.options is None else self.options.num_ctx)
@@ -214,11 +212,9 @@ class GenerationRequest(DryFields, kw_only=True):
             includes_stop=bool(self.include_stop_str_in_output), shows_control=self.skip_special_tokens is False
         )
 
-    def origin(self, headers: Mapping[str, str]) -> Origin:
-        """Where it comes from, by its fields and the headers it came with. Raises InvalidRequest."""
-        return origin_of(
+    def origin_fields(self) -> OriginFields:
+        return OriginFields(
             self._purpose(),
-            headers,
             service_class=self.service_class,
             service_tier=self.service_tier,
             priority=self.priority,
@@ -250,7 +246,7 @@ class GenerationRequest(DryFields, kw_only=True):
         if isinstance(self.logit_bias, list) and not all(map(_is_bias, self.logit_bias)):
             yield "logit_bias", "each is a token id, and a number from -100 to 100 or false."
 
-    def _grammars(self) -> Iterator[AskedGrammar]:
+    def _grammars(self) -> Iterator[RequestedGrammar]:
         guided = StructuredOutputs(
             json=self.guided_json, regex=self.guided_regex, choice=self.guided_choice, grammar=self.guided_grammar
         )

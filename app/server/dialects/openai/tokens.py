@@ -9,7 +9,8 @@ from typing import Final, TypeAlias
 from msgspec import UNSET, Struct, UnsetType
 
 from app.generation.cache_details import PromptTokensDetails
-from app.server.usage import RunningCounts, TokenCounts, finite, token_text
+from app.generation.events import TokenCounts
+from app.server.usage import RunningCounts, finite, token_text
 from app.settings.settings import APP_NAME
 from app.text.tokenizer import Tokenizer
 from engine.request import TokenLogprobs

@@ -9,9 +9,16 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from msgspec import Meta, Struct
 
-from app.generation.conversation import MAX_TOOLS, Tool, ToolUse
-from app.server.wanted_thinking import ReasoningEffort, ThinkingBudget
-from app.server.wanted_tools import ToolName, WantedTools, function_tool
+from app.generation.conversation import (
+    MAX_TOOLS,
+    ReasoningEffort,
+    ThinkingBudget,
+    Tool,
+    ToolName,
+    ToolOptions,
+    ToolUse,
+    function_tool,
+)
 
 MAX_VARIABLES = 32
 # What our own part of the template's variables is called, so that no client fills it.
@@ -72,16 +79,16 @@ ToolDefinitions: TypeAlias = Annotated[list[ToolDefinition], Meta(max_length=MAX
 ToolChoice: TypeAlias = Literal["none", "auto", "required"] | NamedTool | AllowedTools
 
 
-def wanted_tools(definitions: Sequence[ToolDefinition], choice: ToolChoice | None) -> WantedTools:
+def wanted_tools(definitions: Sequence[ToolDefinition], choice: ToolChoice | None) -> ToolOptions:
     tools = [definition.to_tool() for definition in definitions]
     match choice:
         case "none":
-            return WantedTools(tools, [])
+            return ToolOptions(tools, [])
         case "required":
-            return WantedTools(tools, use=ToolUse.FORCED)
+            return ToolOptions(tools, use=ToolUse.FORCED)
         case NamedTool(function):
-            return WantedTools(tools, [function.name], ToolUse.FORCED)
+            return ToolOptions(tools, [function.name], ToolUse.FORCED)
         case AllowedTools(allowed):
             use = ToolUse.FORCED if allowed.mode == "required" else ToolUse.FREE
-            return WantedTools(tools, [tool.function.name for tool in allowed.tools], use)
-    return WantedTools(tools)
+            return ToolOptions(tools, [tool.function.name for tool in allowed.tools], use)
+    return ToolOptions(tools)

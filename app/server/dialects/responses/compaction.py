@@ -12,16 +12,15 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from app.generation.conversation import Conversation
-from app.generation.events import TextDelta
+from app.generation.events import TextDelta, TokenCounts
 from app.generation.messages import Message
+from app.generation.options import GenerationOptions
 from app.generation.service import ChatService
-from app.server.choices import WantedChoices
 from app.server.common_fields import ModelName
 from app.server.dialects.responses.input_items import MAX_ITEMS, InputItem, compaction_item, items_of, messages_of
 from app.server.dialects.responses.response import Usage
 from app.server.dialects.responses.tools import qualified
-from app.server.turn import Turn, turn_events
-from app.server.usage import TokenCounts
+from app.server.errors import naming
 from engine.request import Origin, SamplingParams
 
 MAX_SUMMARY_TOKENS = 1024
@@ -52,7 +51,8 @@ class Compaction(Struct, kw_only=True):
 async def compaction(
     service: ChatService, wanted: CompactRequest, earlier: Sequence[InputItem], origin: Origin
 ) -> AsyncGenerator[list[Compaction]]:
-    """Yields one: the conversation of `earlier` items and those of the request. Raises what `turn_events` raises."""
+    """Yields one: the conversation of `earlier` items and those of the request. Raises what
+    `ChatService.reply` raises, with errors about the request as InvalidRequest."""
     items = items_of(wanted.input)
     messages = messages_of(wanted.instructions, earlier, items, qualified)
     summary, counts = await _summary(service, messages, origin)
@@ -69,12 +69,13 @@ async def only(compactions: AsyncGenerator[Compaction]) -> Compaction:
 
 async def _summary(service: ChatService, messages: Sequence[Message], origin: Origin) -> tuple[str, TokenCounts]:
     counts = TokenCounts()
-    choices = WantedChoices(1, [SamplingParams(temperature=0.0, max_tokens=MAX_SUMMARY_TOKENS)], reports=False)
-    turn = Turn(Conversation(_asking(messages), thinking_budget=0), choices, field="input")
+    options = GenerationOptions([SamplingParams(temperature=0.0, max_tokens=MAX_SUMMARY_TOKENS)])
+    replies = service.reply(Conversation(_asking(messages), thinking_budget=0), options, origin, counts)
     texts: list[str] = []
-    async with aclosing(turn_events(service, turn, origin, counts)) as batches:
-        async for batch in batches:
-            texts += [event.text for _, event in batch if isinstance(event, TextDelta)]
+    with naming("input"):
+        async with aclosing(replies) as batches:
+            async for batch in batches:
+                texts += [event.text for _, event in batch if isinstance(event, TextDelta)]
     return "".join(texts).strip(), counts
 
 

@@ -24,12 +24,10 @@ from app.server.dialects.responses.response import Response
 from app.server.dialects.responses.stored_responses import StoredResponse, StoredResponses
 from app.server.endpoint import NAMED_EVENTS, Endpoint
 from app.server.errors import InvalidRequest, naming
-from app.server.http.access_middleware import CALLER, of_caller
 from app.server.http.reply import StreamedReply, WholeReply, json_reply
 from app.server.http.request_body import read_body
-from app.server.origin import Purpose, origin_of
+from app.server.origin import OriginFields, Purpose, caller_of, caller_origin, origin_of
 from app.server.served_model import ServedModel
-from engine.request import Origin
 
 RESPONSES = "/v1/responses"
 RESPONDING: Mapping[str, type[Struct]] = {RESPONSES: ResponseRequest}
@@ -139,7 +137,7 @@ class ResponseEndpoints:
 
     async def begun(self, request: Request, wanted: ResponseRequest) -> tuple[ResponseReply, Sequence[InputItem]]:
         """The reply to a request that was checked, and the items that it goes on from. Raises InvalidRequest."""
-        origin, owner = of_caller(request, wanted.origin(request.headers)), _owner(request)
+        origin, owner = origin_of(request, wanted.origin_fields()), _owner(request)
         earlier = await self._earlier(wanted.previous_response_id, owner)
         model = self._model.named(wanted.model)
         return ResponseReply(self._service, wanted, model, origin, owner, self._stored), earlier
@@ -161,7 +159,7 @@ class ResponseEndpoints:
         wanted = await read_body(request, COMPACT)
         self._model.check(wanted.model)
         earlier = await self._earlier(wanted.previous_response_id, _owner(request))
-        origin = of_caller(request, origin_of(Purpose.CHAT, request.headers))
+        origin = origin_of(request, OriginFields(Purpose.CHAT))
         return WholeReply(compaction(self._service, wanted, earlier, origin), only)
 
     async def retrieve(self, request: Request) -> Reply:
@@ -192,7 +190,7 @@ class ResponseEndpoints:
         if not await self._stored.has_successor(response_id, owner):
             gone, staying = stored_responses.conversation_of(chain)
             with contextlib.suppress(TemplateError):  # then nothing was computed, either
-                await self._service.forget(gone, [staying] if staying else (), of_caller(request, Origin()))
+                await self._service.forget(gone, [staying] if staying else (), caller_origin(request))
         return json_reply(Deleted(response_id))
 
     async def cancel(self, request: Request) -> HTTPResponse:
@@ -245,8 +243,7 @@ class ResponseEndpoints:
 
 def _owner(request: Request) -> str:
     """Whose responses the caller may read."""
-    salt: str = request.scope["state"][CALLER].cache_salt
-    return salt
+    return caller_of(request).cache_salt
 
 
 def _query(request: Request, kind: type[QueryT]) -> QueryT:

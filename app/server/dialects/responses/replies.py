@@ -14,8 +14,8 @@ from app.server.dialects.responses.requests import ResponseRequest
 from app.server.dialects.responses.response import Response
 from app.server.dialects.responses.stored_responses import StoredResponse, StoredResponses
 from app.server.dialects.responses.writer import ResponseWriter
+from app.server.errors import naming
 from app.server.http.error_responses import place_of
-from app.server.turn import Turn, turn_events
 from engine.request import Origin
 from quant.errors import InglenookError
 
@@ -45,21 +45,23 @@ class ResponseReply:
         self.writer = ResponseWriter(begun, wanted.offered, service.tokenizer, tells_summary=wanted.tells_summary)
 
     async def events(self, earlier: Sequence[InputItem]) -> AsyncGenerator[list[Event]]:
-        """In batches as they come, behind the items of earlier responses. Raises what `turn_events` raises, behind a
-        failed response where one had begun."""
+        """In batches as they come, behind the items of earlier responses. Raises what `ChatService.reply` raises,
+        with errors about the request as InvalidRequest, behind a failed response where one had begun."""
         if not earlier and not self._wanted.items:  # nobody has said anything
             events = [*self.writer.begin(), *self.writer.end()]
             await self._keep()
             yield events
             return
         try:
-            turn = await self._turn(earlier)
-            replies = turn_events(self._service, turn, self._origin, self.writer.counts)
-            async with aclosing(replies) as batches:
-                async for batch in batches:
-                    if events := self.writer.write(batch):
-                        await self._keep()
-                        yield events
+            options = self._wanted.generation_options(self._service)
+            conversation = self._wanted.conversation_behind(earlier)
+            replies = self._service.reply(conversation, options, self._origin, self.writer.counts)
+            with naming("input"):
+                async with aclosing(replies) as batches:
+                    async for batch in batches:
+                        if events := self.writer.write(batch):
+                            await self._keep()
+                            yield events
         except Exception as error:
             if self.writer.has_begun:
                 yield self.writer.fail(error)
@@ -81,11 +83,6 @@ class ResponseReply:
             kind = type(error).__name__ if isinstance(error, InglenookError) else place_of(error)
             log.warning("a response in the background failed: %s", kind)
             await self._keep()
-
-    async def _turn(self, earlier: Sequence[InputItem]) -> Turn:
-        wanted = self._wanted
-        choices = await wanted.choices_of(self._service)
-        return Turn(wanted.conversation_behind(earlier), choices, wanted.asked_grammar(), field="input")
 
     async def _keep(self) -> None:
         """If it is to be, and has ended."""

@@ -10,15 +10,14 @@ from typing import Annotated, Any, Literal, TypeAlias
 import msgspec
 from msgspec import Meta, Struct
 
-from app.generation.conversation import Conversation
-from app.generation.grammars import ANY_OBJECT
+from app.generation.conversation import Conversation, ReasoningEffort, ThinkingOptions
+from app.generation.grammars import ANY_OBJECT, RequestedGrammar
 from app.server.common_fields import PositiveCount
 from app.server.dialects.openai.requests import GenerationRequest
 from app.server.dialects.responses.input_items import MAX_ITEMS, InputItem, items_of, messages_of
 from app.server.dialects.responses.tools import OfferedTools, ToolChoice, ToolDefinitions, qualified
 from app.server.origin import Purpose
-from app.server.structured_output import AskedGrammar, Schema, of_schema
-from app.server.wanted_thinking import ReasoningEffort, WantedThinking
+from app.server.structured_output import Schema, of_schema
 
 LOGPROBS = "message.output_text.logprobs"  # as what is to be included
 
@@ -92,7 +91,7 @@ class ResponseRequest(GenerationRequest, kw_only=True, dict=True):
         """What the model goes on with, behind the items of earlier responses. Raises InvalidRequest naming the item
         that cannot be given to a model."""
         wanted = self.offered.wanted(self.tool_choice)
-        thinking = WantedThinking.of(self.reasoning.effort if self.reasoning else None)
+        thinking = ThinkingOptions.of(self.reasoning.effort if self.reasoning else None)
         return Conversation(
             messages_of(self.instructions, earlier, self.items, qualified),
             wanted.tools,
@@ -110,12 +109,12 @@ class ResponseRequest(GenerationRequest, kw_only=True, dict=True):
     def _purpose(self) -> Purpose:
         return Purpose.CHAT
 
-    def _grammars(self) -> Iterator[AskedGrammar]:
+    def _grammars(self) -> Iterator[RequestedGrammar]:
         wanted = self._format
         if wanted is not None and wanted.type == "json_schema" and wanted.schema is not None:
             yield of_schema(wanted.schema, "text.format.schema")
         elif wanted is not None and wanted.type == "json_object":
-            yield AskedGrammar(ANY_OBJECT, "text.format")
+            yield RequestedGrammar(ANY_OBJECT, "text.format")
         yield from super()._grammars()
 
     def _problems(self) -> Iterator[tuple[str, str]]:

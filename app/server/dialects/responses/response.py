@@ -8,11 +8,11 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from app.generation.cache_details import PromptTokensDetails
-from app.generation.default_sampling import DefaultSampling
+from app.generation.events import TokenCounts
+from app.generation.sampling import DefaultSampling
 from app.server.dialects.openai.tokens import CompletionTokensDetails
 from app.server.dialects.responses.output_items import OutputItem
 from app.server.dialects.responses.requests import ReasoningOptions, ResponseRequest, TextOptions
-from app.server.usage import TokenCounts
 
 Status: TypeAlias = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 

@@ -12,8 +12,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 import msgspec
 from msgspec import Meta, Struct
 
-from app.generation.conversation import MAX_TOOLS, Tool, ToolUse
-from app.server.wanted_tools import ToolName, WantedTools, function_tool
+from app.generation.conversation import MAX_TOOLS, Tool, ToolName, ToolOptions, ToolUse, function_tool
 
 
 class CustomFormat(Struct, omit_defaults=True):
@@ -86,19 +85,19 @@ class OfferedTools:
         """By the name that the model knows."""
         return self._by_name.get(name)
 
-    def wanted(self, choice: ToolChoice | None) -> WantedTools:
+    def wanted(self, choice: ToolChoice | None) -> ToolOptions:
         tools = [offered.tool for offered in self._all]
         match choice:
             case "none":
-                return WantedTools(tools, [])
+                return ToolOptions(tools, [])
             case "required":
-                return WantedTools(tools, use=ToolUse.FORCED)
+                return ToolOptions(tools, use=ToolUse.FORCED)
             case ChosenTools("allowed_tools", _, mode, several):
                 use = ToolUse.FORCED if mode == "required" else ToolUse.FREE
-                return WantedTools(tools, [name for one in several or () for name in self._meant(one)], use)
+                return ToolOptions(tools, [name for one in several or () for name in self._meant(one)], use)
             case ChosenTools(kind, name):
-                return WantedTools(tools, self._meant(NamedTool(kind, name)), ToolUse.FORCED)
-        return WantedTools(tools)
+                return ToolOptions(tools, self._meant(NamedTool(kind, name)), ToolUse.FORCED)
+        return ToolOptions(tools)
 
     def _meant(self, chosen: NamedTool) -> list[str]:
         """The names that the model knows for what a choice names; a type, where that has no name."""

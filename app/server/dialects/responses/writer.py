@@ -9,17 +9,18 @@ from functools import partial
 from typing import TypeVar
 
 from app.generation.events import (
+    Batch,
     ChatEvent,
     PromptLogprobs,
     PromptProgress,
     ReasoningDelta,
     ReplyEnd,
     TextDelta,
+    TokenCounts,
     ToolCallDelta,
     ToolCallEnd,
     ToolCallStart,
 )
-from app.server.choices import Batch
 from app.server.dialects.openai.errors import error_body
 from app.server.dialects.responses.events import (
     Completed,
@@ -43,7 +44,7 @@ from app.server.dialects.responses.open_items import (
 from app.server.dialects.responses.output_items import ItemStatus, OutputItem
 from app.server.dialects.responses.response import Response, ResponseError
 from app.server.dialects.responses.tools import OfferedTools
-from app.server.usage import ReportedToken, TokenCounts, reported_tokens
+from app.server.usage import ReportedToken, reported_tokens
 from app.text.tokenizer import Tokenizer
 from engine.request import FinishReason
 

@@ -17,7 +17,7 @@ from app.chat_backend.engine.slot import EngineSlot, ReadyEngine, stage_of
 from app.chat_backend.kept_chats import KeptChats
 from app.chat_backend.models import ChatModels
 from app.chat_backend.replies import ChatReplies
-from app.generation.default_sampling import DefaultSampling
+from app.generation.sampling import DefaultSampling
 from app.generation.template import ChatTemplateRenderer
 from app.history.history import History
 from app.models.sampling_defaults import DEFAULT_SAMPLING
@@ -536,7 +536,7 @@ def test_another_model_finds_the_room_of_an_engine_that_only_this_chat_needs(
         assert await slot.room() == 0  # no engine yet: what is free counts
         await ready(slot)
         assert await slot.room() > available_memory() // 2
-        monkeypatch.setattr(slot, "attended_by", lambda settings, pid: 1)
+        monkeypatch.setattr("app.chat_backend.engine.slot.attended_by", lambda settings, pid: 1)
         assert await slot.room() == 0  # it would stay
         monkeypatch.undo()
         await slot.close()

@@ -12,8 +12,9 @@ import pytest
 from app.generation.conversation import Conversation, Tool
 from app.generation.events import ToolCallEnd
 from app.generation.messages import Json, Message, ToolCall
-from app.generation.prompt_encoder import PromptEncoder, Reply
+from app.generation.prompt_encoder import PromptEncoder
 from app.generation.recent_prompts import num_common
+from app.generation.remembered_replies import GeneratedReply
 from app.generation.stable_ids import StableIds
 from app.generation.template import ChatTemplateRenderer
 from app.text.tokenizer import Tokenizer
@@ -103,7 +104,7 @@ def test_the_second_turn_has_the_ids_of_the_first(
         reply = reply[: ends[-1]]
         spoken = heard_of(encoder.replies.parser(conversation, rendered), [reply])
         ids = generated(model, reply, chance)
-        encoder.remember(Reply(prompt_ids, ids, reply, continues_text=False, stored=True))
+        encoder.remember(GeneratedReply(prompt_ids, ids, reply, continues_text=False, stored=True))
         call = spoken.calls[0]
         said = Message(
             "assistant",

@@ -16,8 +16,7 @@ from app.generation.template import ChatTemplateRenderer
 from app.server.application import Locks, create_application
 from app.server.endpoint import Endpoint
 from app.server.errors import InvalidRequest
-from app.server.http.access import PUBLIC, THIS_USER, Access
-from app.server.http.peer import Peer
+from app.server.http.access import PUBLIC, THIS_USER, Access, Peer
 from app.text.tokenizer import Tokenizer
 from tests.app.server.live_server import LiveServer, controlled_engine
 

@@ -8,9 +8,8 @@ from typing import NoReturn
 import pytest
 from starlette.types import Message
 
-from app.server.http.access import Access
+from app.server.http.access import Access, RequestLimits
 from app.server.http.access_middleware import Door
-from app.server.http.request_limits import RequestLimits
 from tests.app.server.http.test_access import METHODS as ALL_METHODS
 from tests.app.server.http.test_access import paths
 from tests.app.server.live_server import LiveServer

@@ -7,11 +7,11 @@ import pytest
 from msgspec import Struct
 from starlette.types import Message, Receive, Scope, Send
 
+from app.generation.events import TokenCounts
 from app.server.dialects.openai.errors import error_body
 from app.server.errors import InvalidRequest
 from app.server.http.client_watch import ClientWatch
 from app.server.http.reply import StreamedReply, WholeReply
-from app.server.usage import TokenCounts
 from tests.support.processes import HANGING_SECONDS
 
 SCOPE = {"type": "http", "method": "POST", "path": "/", "headers": []}

@@ -14,12 +14,13 @@ from torch import Tensor
 
 from engine.backends.batch import Batch
 from engine.backends.cpu.operations import Activation, CpuOperations
-from engine.config import BLOCK_SIZE, GroupConfig, HeadNorm, RopeConfig
+from engine.config import BLOCK_SIZE, GroupConfig, HeadNorm, NormKind, RopeConfig
 from engine.kernels import reference
 from engine.kv.blocks import NULL_BLOCK
 from engine.kv.cache import KVCache, KVGroup
+from engine.models.decoder import head_norm_shape
 from engine.models.rope import RotaryTable, rotary_table
-from engine.operations import Attention, HeadNorms
+from engine.operations import Attention, HeadNorms, Norm
 from engine.request import Request
 from tests.engine.backends.cpu.recorded import Recorded, advance, compute, layer, plain, record, sequence, spoil
 
@@ -44,6 +45,7 @@ class Shape:
     interleaved: bool = True
     turning: int | None = None  # elements of a head that turn; None: all; 0: heads do not turn
     head_norm: HeadNorm | None = None
+    norm_kind: NormKind = NormKind.RMS
     softcap: float = 0.0
     window: int | None = None
 
@@ -65,8 +67,9 @@ class Shape:
     def norms(self) -> HeadNorms | None:
         if self.head_norm is None:
             return None
-        q, k = (self.heads, self.kv_heads) if self.head_norm is HeadNorm.ALL else (1, 1)
-        return HeadNorms(normal(q * self.head_dim), normal(k * self.head_dim, seed=SEED + 1), EPSILON)
+        shapes = (head_norm_shape(self.head_norm, heads, self.head_dim) for heads in (self.heads, self.kv_heads))
+        weights = (normal(*shape, seed=SEED + number) for number, shape in enumerate(shapes))
+        return HeadNorms(*(Norm(weight, EPSILON, self.norm_kind) for weight in weights))
 
     @property
     def attention(self) -> Attention:
@@ -86,8 +89,8 @@ class Shape:
         q, k, _ = self.split(rows)
         if self.norms:
             q, k = (
-                reference.head_norm(x.flatten(1), weight, self.head_dim, EPSILON).view(x.shape)
-                for x, weight in ((q, self.norms.q), (k, self.norms.k))
+                reference.normalize_heads(x.flatten(1), norm, self.head_dim).view(x.shape)
+                for x, norm in ((q, self.norms.q), (k, self.norms.k))
             )
         if self.rotary:
             cos, sin = self.rotary.cos[: len(rows)], self.rotary.sin[: len(rows)]

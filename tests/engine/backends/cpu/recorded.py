@@ -25,6 +25,7 @@ from quant.cpu.linear import CpuBackend
 from quant.cpu.tiers import choose
 from quant.linear import QLinear
 from quant.tensor import PlainTensor, QTensor
+from tests.quant.cpu.poisoning import poison as poison_regions
 
 # What a step reads that it did not write: everything else in its arena may be overwritten before it.
 INPUTS = {
@@ -52,7 +53,7 @@ def spoil(pool: Tensor) -> None:
 
 def poison(step: CpuStep) -> None:
     """Make NaN of every buffer that the next step has to write before it reads it."""
-    step.arena.poison(*{region.name for region, _ in step.arena._regions} - INPUTS)
+    poison_regions(step.arena, *{region.name for region, _ in step.arena._regions} - INPUTS)
 
 
 def compute(step: CpuStep, batch: Batch, threads: int | None = None) -> Tensor:

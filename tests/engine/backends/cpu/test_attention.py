@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.config import BLOCK_SIZE, HeadNorm
+from engine.config import BLOCK_SIZE, HeadNorm, NormKind
 from engine.request import Request
 from tests.engine.backends.cpu.attention_case import (
     BLOCKS,
@@ -111,6 +111,7 @@ def as_int8(x: Tensor) -> tuple[Tensor, Tensor]:
 PREPARED = [
     *(Shape(2, 2, head_dim, interleaved, turning) for interleaved in (True, False) for head_dim, turning in TURNING),
     *(Shape(3, 2, head_dim, False, head_norm=norm) for norm in HeadNorm for head_dim in (32, 64, 256)),
+    *(Shape(3, 2, 64, head_norm=norm, norm_kind=NormKind.LAYER) for norm in HeadNorm),
     Shape(2, 1, 128, head_norm=HeadNorm.ALL, turning=0),
     Shape(1, 1, 64, head_norm=HeadNorm.ALL, turning=6),
     Shape(1, 4, 96, head_norm=HeadNorm.EACH, turning=48),

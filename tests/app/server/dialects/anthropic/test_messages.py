@@ -11,12 +11,12 @@ import msgspec
 import pytest
 from anthropic.types import Message
 
+from app.generation.events import TokenCounts
 from app.generation.service import ChatService
 from app.generation.template import ChatTemplateRenderer
 from app.server.dialects.anthropic.changing_lines import CHANGING_LINES
 from app.server.dialects.anthropic.messages import FRAMING, Event, MessageReply, ToolUseContent, events, fold
 from app.server.dialects.anthropic.requests import MessageRequest
-from engine.request import PROGRAM
 from tests.app.server.live_server import LiveServer
 from tests.app.server.scripted_server import ScriptedServer
 
@@ -253,11 +253,13 @@ def test_a_model_that_knows_no_tools_calls_the_one_it_must(
     service.grammars = smollm2_server.service.grammars  # of the same vocabulary
     asked = {"model": "", "messages": [QUESTION], "max_tokens": 100, "tools": [WEATHER, CLOCK]}
     asked["tool_choice"] = choice | {"disable_parallel_tool_use": True}
-    turn = msgspec.convert(asked, MessageRequest).turn(CHANGING_LINES)
+    wanted, counts = msgspec.convert(asked, MessageRequest), TokenCounts()
+    conversation, _ = wanted.conversation(CHANGING_LINES)
+    replies = service.reply(conversation, wanted.generation_options(), counts=counts)
 
     async def reply() -> MessageReply:
         async def each() -> AsyncGenerator[Event]:
-            async for batch in events(service, "hash", turn, PROGRAM):
+            async for batch in events(replies, "hash", counts):
                 for event in batch:
                     yield event
 

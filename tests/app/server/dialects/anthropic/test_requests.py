@@ -167,7 +167,7 @@ def test_what_cannot_be_done_is_told_by_its_place(asked: dict[str, Any], place: 
     body = msgspec.json.encode({"model": "", "max_tokens": 1, "messages": [QUESTION], **asked})
     wanted = msgspec.json.decode(body, type=MessageRequest)
     with pytest.raises(InvalidRequest) as caught:
-        wanted.turn(CHANGING_LINES)
+        wanted.conversation(CHANGING_LINES)
     assert caught.value.parameter == place
     assert caught.value.message.startswith(f"{place}: ")
 

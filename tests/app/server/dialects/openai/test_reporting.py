@@ -9,10 +9,11 @@ from typing import Any
 import httpx
 import pytest
 
+from app.generation.events import TokenCounts
 from app.generation.messages import Message
 from app.generation.template import ChatTemplateRenderer
 from app.server.dialects.openai import chat_chunks, completion_chunks, fields
-from app.server.usage import TokenCounts
+from app.server.dialects.openai.tokens import Identity
 from app.text.tokenizer import Tokenizer
 from engine.request import Origin
 from tests.app.server.live_server import LiveServer, controlled_engine
@@ -170,13 +171,13 @@ def slow(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> Iterator[tuple
 @pytest.mark.parametrize("path", ASKED)
 def test_no_choice_comes_before_the_first_token(slow: tuple[LiveServer, threading.Semaphore], path: str) -> None:
     server, steps = slow
-    long, counts = "word " * 200, TokenCounts()
+    long, counts, identity = "word " * 200, TokenCounts(), Identity.new("id", "m")
     asked: dict[str, Any] = {"messages": [{"role": "user", "content": long}]} if path == CHAT else {"prompt": long}
     body = json.dumps({**asked, "max_tokens": 2, "stream": True, "ignore_eos": True}).encode()
     chunks: AsyncGenerator[list[Any]] = (
-        chat_chunks.chunks(server.service, fields.CHAT.decode(body), "m", Origin(), counts)
+        chat_chunks.chunks(server.service, fields.CHAT.decode(body), identity, Origin(), counts)
         if path == CHAT
-        else completion_chunks.chunks(server.service, fields.COMPLETION.decode(body), "m", Origin(), counts)
+        else completion_chunks.chunks(server.service, fields.COMPLETION.decode(body), identity, Origin(), counts)
     )
 
     async def batches() -> tuple[list[Any], str, list[list[Any]]]:

@@ -6,8 +6,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from app.generation.events import TimeLimits
 from app.generation.messages import Message, ToolCall
+from app.generation.options import TimeLimits
 from app.server.common_fields import DRY_BREAKERS
 from app.server.dialects.openai.chat_requests import ChatCompletionRequest, ChatMessage
 from app.server.dialects.openai.completion_requests import CompletionRequest
@@ -29,7 +29,7 @@ def chat(**fields: Any) -> ChatCompletionRequest:
 
 
 def sampling(**fields: Any) -> SamplingParams:
-    return read(**fields).choices(breakers=frozenset({7})).candidates[0]
+    return read(**fields).choices().constrained(None, frozenset({7})).candidates[0]
 
 
 def test_what_is_absent_or_null_has_the_defaults() -> None:
@@ -45,7 +45,7 @@ def test_any_number_of_tokens_may_be_asked_for() -> None:
 
 def test_a_completion_of_0_tokens_computes_its_prompt_alone() -> None:
     wanted = read(max_tokens=0).choices()
-    assert (wanted.is_told, wanted.candidates[0].max_tokens) == (False, 1)
+    assert (wanted.returns_text, wanted.candidates[0].max_tokens) == (False, 1)
     with pytest.raises(InvalidSampling, match="max_tokens"):
         chat(max_tokens=0).choices()
 
@@ -62,9 +62,9 @@ def test_repetitions_cost_what_llama_cpps_fields_say() -> None:
     assert sampling(dry_multiplier=0.5, dry_penalty_last_n=-1).dry == DryParams(0.5, breakers=frozenset({7}))
     for off in ({"dry_multiplier": 0}, {"dry_multiplier": 1, "dry_penalty_last_n": 0}, fields):
         assert sampling(**off).dry is None
-        assert read(**off).breakers() == ()
-    assert read(dry_multiplier=1).breakers() == DRY_BREAKERS
-    assert read(dry_multiplier=1, dry_sequence_breakers=["a"]).breakers() == ["a"]
+        assert read(**off).choices().breakers == ()
+    assert read(dry_multiplier=1).choices().breakers == DRY_BREAKERS
+    assert read(dry_multiplier=1, dry_sequence_breakers=["a"]).choices().breakers == ["a"]
 
 
 def test_top_choices_are_left_out_as_often_as_told() -> None:
@@ -88,7 +88,7 @@ def test_llama_cpps_names_mean_the_same() -> None:
     assert sampling(repeat_penalty=1.9, repeat_last_n=0).repetition_penalty == 1.0
     assert sampling(n_predict=5).max_tokens == chat(n_predict=5).choices().candidates[0].max_tokens == 5
     assert sampling().max_tokens == 16
-    assert read(n_probs=3).choices().reports
+    assert read(n_probs=3).choices().reports_logprobs
     assert sampling(logit_bias=[[5, -1.5], [6, False]]).logit_bias == ((5, -1.5), (6, -100.0))
     assert sampling(top_k=5, min_p=0.1, samplers=["top_k"]).min_p == 0
     assert sampling(top_k=5, samplers=["temperature"]).top_k == 0
@@ -116,13 +116,13 @@ def test_time_limits_are_llama_cpps() -> None:
 )
 def test_both_kinds_take_grammars_of_llama_cpp(asked: dict[str, Any], kind: str) -> None:
     for wanted in (read(**asked), chat(**asked)):
-        grammar = wanted.asked_grammar()
+        grammar = wanted.requested_grammar()
         assert grammar is not None
         assert grammar.source.kind == kind
     empty = {"grammar": "", "json_schema": ""}
-    assert read(**empty).asked_grammar() is chat(**empty).asked_grammar() is None
+    assert read(**empty).requested_grammar() is chat(**empty).requested_grammar() is None
     with pytest.raises(InvalidRequest, match="one grammar"):
-        chat(**asked, guided_regex="a").asked_grammar()
+        chat(**asked, guided_regex="a").requested_grammar()
 
 
 def test_unknown_roles_reach_the_template() -> None:

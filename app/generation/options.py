@@ -1,0 +1,108 @@
+"""Options of the replies to one request: sampling, grammar, limits, and the events that report them."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from app.generation.grammars import RequestedGrammar
+from app.generation.reply_formats.reply_parser import ReplyParser
+from engine.errors import PromptTooLong
+from engine.request import SamplingParams
+from engine.sampling.constraint import Grammar
+
+
+@dataclass(frozen=True, slots=True)
+class TimeLimits:
+    """Limits in seconds; None: no limit. A reply that exceeds one ends as it does at the most tokens."""
+
+    reading: float | None = None  # of the prompt, from when the engine begins with it
+    writing: float | None = None  # from the first token on, once there is a line break
+
+    @classmethod
+    def of_milliseconds(cls, reading: int | None, writing: int | None) -> "TimeLimits":
+        """Return the limits of a request, in which 0 stands for no limit, as in llama.cpp's API."""
+        return cls(reading / 1000 if reading else None, writing / 1000 if writing else None)
+
+
+NO_LIMITS = TimeLimits()
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyOptions:
+    """What the events of one reply include."""
+
+    includes_stop: bool = False  # the text ends with the stop string, or with the token, that ended it
+    shows_control: bool = False  # control tokens are written out, but for those that end the reply
+    reports_tokens: bool = False  # a GeneratedTokens event comes before the text of its tokens
+    reports_progress: bool = False  # a PromptProgress event reports the end of each prompt, also of a short one
+
+
+PLAIN_REPLY = ReplyOptions()
+
+
+def candidates(given: Mapping[str, Any], count: int, seed: int | None) -> list[SamplingParams]:
+    """Return the parameters of `count` replies to a prompt; with a seed, each has the next one. Raises
+    InvalidSampling."""
+    seeds: list[dict[str, Any]] = [{} if seed is None else {"seed": (seed + number) % 2**64} for number in range(count)]
+    return [SamplingParams(**given, **one) for one in seeds]
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationOptions:
+    """How the replies to each prompt of a request are generated."""
+
+    candidates: Sequence[SamplingParams]  # one for each reply that is generated; or the one of a beam search
+    count: int = 1  # replies that the caller gets, the best of the candidates
+    reports_logprobs: bool = False  # False: they rank the candidates, and the caller does not get them
+    grammar: RequestedGrammar | None = None  # that each reply follows
+    breakers: Sequence[str] = ()  # texts whose tokens no repetition that DRY penalizes goes across
+    allowed_ids: frozenset[int] | None = None  # tokens that replies are made of; None: all
+    bad_words: Sequence[str] = ()  # that no reply contains
+    context: int | None = None  # most tokens of a prompt and its reply together; None: what the model has
+    limits: TimeLimits = NO_LIMITS
+    pause: float = 0.0  # seconds between two batches, at least
+    reply: ReplyOptions = PLAIN_REPLY
+    returns_text: bool = True  # False: the prompts are computed, for later requests, and the replies are dropped
+
+    @property
+    def replies(self) -> int:
+        """Replies that the engine returns for each prompt: of a beam search, its results."""
+        beams = self.candidates[0].beams
+        return len(self.candidates) if beams is None else beams.results
+
+    def constrained(self, grammar: Grammar | None, breakers: frozenset[int]) -> "GenerationOptions":
+        """The same options with the grammar and the DRY breakers in every candidate. Raises InvalidSampling."""
+        several = []
+        for one in self.candidates:
+            dry = None if one.dry is None else replace(one.dry, breakers=breakers)
+            several.append(replace(one, grammar=grammar, dry=dry))
+        return replace(self, candidates=several)
+
+    def after(self, prompt: Sequence[int]) -> Sequence[SamplingParams]:
+        """The candidates that continue a prompt, within the context. Raises PromptTooLong."""
+        if self.context is None:
+            return self.candidates
+        room = self.context - len(prompt)
+        if room < 1:
+            raise PromptTooLong(
+                f"The prompt has {len(prompt):,} tokens, and num_ctx allows {self.context:,} including the reply",
+                "Shorten the prompt, or raise num_ctx or leave it out: it is a cap, and nothing is loaded anew for it.",
+                tokens=len(prompt),
+                context=self.context,
+            )
+        return [replace(one, max_tokens=min(room, one.max_tokens or room)) for one in self.candidates]
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedRequest:
+    """Prompts as token ids, and how the replies to them are generated and read."""
+
+    prompts: Sequence[tuple[int, ...]]
+    options: GenerationOptions  # with the compiled grammar in its candidates
+    grammar_field: str = ""  # of the request, that errors about the grammar name
+    new_parser: Callable[[], ReplyParser] | None = None  # for each reply; None: all of a reply is text
+    continues_text: bool = True  # the reply goes on in the middle of a text, not as a turn
+
+    def submissions(self) -> list[tuple[tuple[int, ...], SamplingParams]]:
+        """Each prompt with the parameters of one candidate. Raises PromptTooLong."""
+        return [(prompt, params) for prompt in self.prompts for params in self.options.after(prompt)]

@@ -1,0 +1,251 @@
+"""Replies that were generated before, spliced into a prompt as the ids that the model generated.
+
+Each plain text of a prompt is encoded as it stands, except where it goes on as a model did after the same beginning:
+there the generated ids stand again, so that the KV cache has what was computed for them. Ids only replace exactly the
+text that they stand for, and no control token.
+"""
+
+import functools
+import hashlib
+import threading
+from array import array
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from operator import attrgetter
+
+from app.generation.recent_prompts import num_common
+from app.generation.stable_ids import StableIds
+from app.generation.stable_ids_file import Generated
+from app.text.long_texts import Limit
+from app.text.tokenizer import SPACE_SYMBOL, Tokenizer
+
+PROMPTS = 4096  # whose replies may still come
+_PROBED = 32  # characters that show whether a text is encoded with a space in front
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratedReply:
+    """What was generated after a prompt, so far."""
+
+    prompt_ids: tuple[int, ...]
+    ids: Sequence[int]  # that were generated
+    told: str  # what its reader was told: the text of the ids, perhaps cut off
+    continues_text: bool  # it goes on in the middle of a text, not as a turn
+    stored: bool  # it may be written to disk
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """Where in a rendered text, and after which characters of one of its parts, something begins."""
+
+    place: bytes  # digest of all parts before
+    lead: "hashlib._Hash"  # of those, and of the characters of this part in front; not to be changed
+    characters: int  # how many those are
+
+    @classmethod
+    def of(cls, place: bytes, text: str = "") -> "Beginning":
+        return cls(place, _lead(place, text), len(text))
+
+    def behind_text(self, text: bytes) -> bytes:
+        """The place after a part that goes on and ends with `text`."""
+        lead = self.lead.copy()
+        lead.update(text)
+        return lead.digest() if self.characters or text else self.place
+
+
+def _lead(place: bytes, text: str = "") -> "hashlib._Hash":
+    """A text that begins there with `text`; if that is all of it, the place behind it."""
+    return hashlib.sha256(place + b"t" + text.encode())
+
+
+def _behind_control(place: bytes, token_id: int) -> bytes:
+    return hashlib.sha256(place + b"c" + token_id.to_bytes(4, "little")).digest()
+
+
+@dataclass(frozen=True, slots=True)
+class _Splice:
+    """A stretch of a plain text, in characters, and the ids to stand for it."""
+
+    start: int
+    stop: int
+    ids: Sequence[int]
+
+
+class RememberedReplies:
+    """Encodes plain texts for one model, with the ids of earlier replies. Safe for several threads; all methods but
+    `remember` take a while."""
+
+    def __init__(self, tokenizer: Tokenizer, stable_ids: StableIds) -> None:
+        self._tokenizer = tokenizer
+        self._stable_ids = stable_ids
+        self._control_ids = frozenset(tokenizer.control_tokens.values())
+        self._lock = threading.Lock()
+        self._prompts: OrderedDict[int, Beginning] = OrderedDict()  # by hash: where the reply to each begins
+
+    def encode(self, parts: Iterable[int | str], limit: Limit) -> tuple[list[int], Beginning]:
+        """The ids of a text in its parts, and where a reply to it begins. Raises TextTooLong beyond the `limit`."""
+        ids: list[int] = []
+        last: tuple[int | str, bytes, bytes] = (0, b"", self._tokenizer.identity)
+        for last in self._walk(parts):
+            part, before, _ = last
+            if isinstance(part, int):
+                ids.append(part)
+            else:
+                ids.extend(self._plain(before, part, limit, at_start=not ids))
+            limit.check_count(len(ids))
+        part, before, behind = last
+        end = Beginning.of(behind) if isinstance(part, int) else Beginning.of(before, part)
+        return ids, end
+
+    def note_prompt(self, prompt_ids: tuple[int, ...], end: Beginning) -> None:
+        """Expect a reply to a prompt, which begins at the `end` of its text."""
+        with self._lock:
+            self._prompts[hash(prompt_ids)] = end
+            self._prompts.move_to_end(hash(prompt_ids))
+            if len(self._prompts) > PROMPTS:
+                self._prompts.popitem(last=False)
+
+    def remember(self, reply: GeneratedReply) -> None:
+        """Have the ids of `reply` stand wherever its text goes on its prompt again. Returns at once."""
+        if reply.ids:
+            self._stable_ids.remember(functools.partial(self._generated, reply))
+
+    def forget(self, prompts: Iterable[Iterable[int | str]]) -> None:
+        """Forget, on disk as well, the replies after any part of some prompts."""
+        leads: set[bytes] = set()
+        for parts in prompts:
+            for _, _, behind in self._walk(parts):
+                leads |= {behind, Beginning.of(behind).lead.digest()}
+        self._stable_ids.forget(leads)
+
+    def _walk(self, parts: Iterable[int | str]) -> Iterator[tuple[int | str, bytes, bytes]]:
+        """Each part with the places before and behind it."""
+        behind = self._tokenizer.identity
+        for part in parts:
+            before = behind
+            behind = _behind_control(before, part) if isinstance(part, int) else _lead(before, part).digest()
+            yield part, before, behind
+
+    def _plain(self, place: bytes, text: str, limit: Limit, *, at_start: bool) -> Sequence[int]:
+        """The ids of a plain text."""
+        ids, done = array("I"), 0
+        for splice in (*self._splices(place, text, at_start=at_start), _Splice(len(text), len(text), ())):
+            if done < splice.start:
+                between = text[done : splice.start]
+                encoded = self._encoded_between(between, limit, at_start=at_start, continues=bool(ids))
+                if encoded is None:
+                    return self._tokenizer.encode_plain(text, at_start=at_start, limit=limit)
+                ids.extend(encoded)
+            ids.extend(splice.ids)
+            done = splice.stop
+        return ids
+
+    def _encoded_between(self, text: str, limit: Limit, *, at_start: bool, continues: bool) -> Sequence[int] | None:
+        if continues:
+            return self._tokenizer.encode_continuation(text, limit)
+        return self._tokenizer.encode_plain(text, at_start=at_start, limit=limit)
+
+    def _splices(self, place: bytes, text: str, *, at_start: bool) -> list[_Splice]:
+        """From left to right. The file is asked only where memory has nothing that fits."""
+        for find in (self._stable_ids.find, self._stable_ids.find_stored):
+            if (generated := find(place)) and (splices := [*self._fitting(place, text, generated, at_start=at_start)]):
+                return splices
+        return []
+
+    def _fitting(self, place: bytes, text: str, generated: Sequence[Generated], *, at_start: bool) -> Iterator[_Splice]:
+        """Of what was generated at `place`, the longest that fits behind each beginning of `text`."""
+        lead, hashed, done = _lead(place), 0, 0
+        characters = attrgetter("lead_characters")
+        for start, several in groupby(sorted(generated, key=characters), characters):
+            if not done <= start < len(text):
+                continue
+            lead.update(text[hashed:start].encode())
+            hashed, digest = start, lead.digest()
+            rest, added = b"", b"" if start else self._prefix(text, at_start=at_start)
+            best, longest = None, (1, 0)
+            for one in several:
+                if one.lead == digest:
+                    rest = rest or added + text[start:].encode()
+                    if (found := self._match(one, rest))[0] >= longest[0]:
+                        best, longest = one, found
+            if best is not None:
+                self._stable_ids.use(best)
+                size, count = longest
+                done = start + len(rest[:size].decode()) - len(added)
+                yield _Splice(start, done, best.ids[:count])
+
+    def _prefix(self, text: str, *, at_start: bool) -> bytes:
+        """What a plain text is encoded with in front of its own characters: a space, or nothing."""
+        if text.startswith((" ", SPACE_SYMBOL)):
+            return b""
+        first = self._tokenizer.encode_plain(text[:_PROBED], at_start=at_start)[0]
+        return b" " if self._tokenizer.token_bytes(first).startswith(b" ") else b""
+
+    def _match(self, generated: Generated, rest: bytes) -> tuple[int, int]:
+        """How many bytes `rest` has in common with what was generated, and of how many ids: (0, 0) where it is no
+        longer that reply. Both may go on differently with white space alone, which templates and clients take away, and
+        either may have been cut off."""
+        text = self._text(generated)
+        common = len(text) if rest.startswith(text) else num_common(rest, text)
+        if rest[common:].strip() and text[common:].strip():
+            return 0, 0
+        if common == len(text) and _is_boundary(rest, common):
+            return common, len(generated.ids)
+        size = reached = count = 0
+        for number, token_id in enumerate(generated.ids, 1):
+            reached += len(self._tokenizer.plain_bytes(token_id))
+            if reached > common:
+                break
+            if _is_boundary(rest, reached):
+                size, count = reached, number
+        return size, count
+
+    def _text(self, generated: Generated) -> bytes:
+        """What its ids stand for: nothing, if one of them is not a part of plain text."""
+        if generated.text is None:
+            pieces = [self._tokenizer.plain_bytes(token_id) for token_id in generated.ids]
+            generated.text = b"".join(pieces) if all(pieces) else b""
+        return generated.text
+
+    def _generated(self, reply: GeneratedReply) -> Iterator[Generated]:
+        """The reply, cut at its control tokens, as far as its ids stand for what its reader was told."""
+        with self._lock:
+            beginning = self._prompts.get(hash(reply.prompt_ids))
+        if beginning is None:
+            return
+        told = self._told(reply)
+        ids, start, stop = array("I"), 0, 0
+        for token_id in reply.ids:
+            encoded = self._tokenizer.plain_bytes(token_id)
+            if encoded and told.startswith(encoded, stop):
+                ids.append(token_id)
+                stop += len(encoded)
+            elif token_id in self._control_ids:
+                yield from self._piece(beginning, ids, told[start:stop], stored=reply.stored)
+                beginning = Beginning.of(_behind_control(beginning.behind_text(told[start:stop]), token_id))
+                shown = self._tokenizer.token_bytes(token_id, show_control=True)
+                stop += len(shown) if told.startswith(shown, stop) else 0
+                ids, start = array("I"), stop
+            else:
+                break
+        yield from self._piece(beginning, ids, told[start:stop], stored=reply.stored)
+
+    def _piece(self, beginning: Beginning, ids: "array[int]", text: bytes, *, stored: bool) -> Iterator[Generated]:
+        if ids:
+            place, lead = beginning.place, beginning.lead.digest()
+            yield Generated(place, lead, beginning.characters, ids, stored, text=text)
+
+    def _told(self, reply: GeneratedReply) -> bytes:
+        """What the reader was told, with the space that was taken off."""
+        told = reply.told.encode()
+        if not self._tokenizer.space_prefix or reply.continues_text:
+            return told
+        first = next(filter(None, map(self._tokenizer.token_bytes, reply.ids)), b"")
+        return b" " + told if first.startswith(b" ") else told
+
+
+def _is_boundary(encoded: bytes, position: int) -> bool:
+    """Whether no character of this UTF-8 goes on at `position`."""
+    return position >= len(encoded) or encoded[position] & 0xC0 != 0x80

@@ -1,0 +1,251 @@
+"""One reply: its tokens, as they come, become events.
+
+A ReplyReader turns tokens into text, thoughts, and tool calls. A Reply folds the token events of one engine request
+into the events of a chat, with the reader's among them.
+"""
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from app.generation.cache_report import NOTHING
+from app.generation.cache_reporter import AskedPrompt
+from app.generation.events import (
+    ChatEvent,
+    GeneratedTokens,
+    PromptLogprobs,
+    PromptProgress,
+    ReasoningDelta,
+    ReplyEnd,
+    SpokenEvent,
+    TextDelta,
+    ToolCallDelta,
+)
+from app.generation.options import PLAIN_REPLY, GenerationOptions, ReplyOptions
+from app.generation.prompt_encoder import PromptEncoder
+from app.generation.remembered_replies import GeneratedReply
+from app.generation.reply_formats.reply_format import PLAIN
+from app.generation.reply_formats.reply_parser import FormatMarkup, Heard, ReplyParser
+from app.text.detokenizer import IncrementalDetokenizer
+from app.text.tokenizer import Tokenizer
+from engine.request import FinishReason, Request, TokenEvent, TokenLogprobs
+
+REMEMBERED_SECONDS = 0.5  # between two times that the ids of a reply so far are remembered
+
+_TEXT = FormatMarkup(PLAIN)
+
+
+class ReplyReader:
+    """Reads one reply. Without a parser, all of it is text."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        stop: Sequence[str],
+        parser: ReplyParser | None = None,
+        options: ReplyOptions = PLAIN_REPLY,
+        *,
+        continues_text: bool = False,
+    ) -> None:
+        self.ended = False
+        self.thought_tokens = 0  # the mark that ends thoughts among them
+        self._told: list[str] = []
+        self._tokenizer = tokenizer
+        self._text = IncrementalDetokenizer(
+            tokenizer,
+            stop,
+            include_stop=options.includes_stop,
+            show_control=options.shows_control,
+            continues_text=continues_text,
+        )
+        self._parser = ReplyParser(_TEXT, {}) if parser is None else parser
+        self._control = frozenset(tokenizer.control_tokens.values())
+        self._length = 0  # of what the parser was given
+        self._logprobs: deque[tuple[int, TokenLogprobs]] = deque()  # that belong to no event yet, and where they begin
+
+    @property
+    def told(self) -> str:
+        """The text of the tokens so far, as far as it is certain; markup included."""
+        return "".join(self._told)
+
+    @property
+    def stopped(self) -> str | None:
+        """The stop string that was found."""
+        return self._text.stopped
+
+    def take(self, token_id: int, logprobs: TokenLogprobs | None, *, hidden: bool) -> list[SpokenEvent]:
+        """What is certain now that this token follows; `hidden` if it is no part of the text, since it ends it."""
+        self.thought_tokens += self._parser.is_thinking
+        if logprobs is not None:
+            self._logprobs.append((self._length, logprobs))
+        if hidden:
+            return []
+        if token_id not in self._control:
+            return self._push(self._text.push(token_id))
+        shown = self._tokenizer.token_bytes(token_id, show_control=True).decode(errors="replace")
+        if not self._parser.may_hold(shown):
+            return self._push(self._text.push(token_id))
+        return self._push(self._text.finish() + shown)
+
+    def finish(self, *, cut_off: bool = False) -> list[SpokenEvent]:
+        """What was held back, now that no token follows. `cut_off`: see `ReplyParser.finish`."""
+        events = [] if self.stopped is not None else self._push(self._text.finish())
+        events += self._with_logprobs(self._parser.finish(cut_off=cut_off))
+        if self._logprobs and self._parser.is_text and not self._parser.num_calls:
+            events.append(TextDelta("", tuple(logprobs for _, logprobs in self._logprobs)))
+        return events
+
+    def _push(self, text: str) -> list[SpokenEvent]:
+        self._told.append(text)
+        self._length += len(text)
+        heard = self._parser.push(text) if text else []
+        self.ended = self._parser.ended
+        return self._with_logprobs(heard)
+
+    def _with_logprobs(self, heard: Sequence[Heard]) -> list[SpokenEvent]:
+        return [self._reported(one) for one in heard]
+
+    def _reported(self, heard: Heard) -> SpokenEvent:
+        """The event with the log-probabilities of the tokens that begin in it. Those of markup are dropped."""
+        event = heard.event
+        if not self._logprobs or not isinstance(event, TextDelta | ReasoningDelta | ToolCallDelta):
+            return event
+        own: list[TokenLogprobs] = []
+        while self._logprobs and self._logprobs[0][0] < heard.end:
+            start, logprobs = self._logprobs.popleft()
+            if start >= heard.start:
+                own.append(logprobs)
+        return replace(event, logprobs=tuple(own)) if own else event
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyContext:
+    """What the replies to one request share."""
+
+    tokenizer: Tokenizer
+    encoder: PromptEncoder  # remembers the ids of replies
+    options: GenerationOptions
+    continues_text: bool  # they go on in the middle of a text, not as a turn
+    started: float = field(default_factory=time.monotonic)  # when the request was submitted
+
+
+class Reply:
+    """Folds the token events of one request into chat events."""
+
+    def __init__(
+        self, index: int, request: Request, prompt: AskedPrompt, context: ReplyContext, parser: ReplyParser | None
+    ) -> None:
+        """`index` is that of the reply among all of its request. Without a parser, all of it is text."""
+        self.index = index
+        self.ended = False
+        self._request = request
+        self._prompt = prompt
+        self._context = context
+        self._options = context.options.reply
+        self._reader = ReplyReader(
+            context.tokenizer, request.params.stop, parser, self._options, continues_text=context.continues_text
+        )
+        self._first_token_at = 0.0
+        self._tokens = 0
+        self._read = 0  # tokens of the prompt
+        self._remembered_at = context.started
+
+    def events(self, token: TokenEvent) -> list[ChatEvent]:
+        """What a token event means to the reader of the reply. Nothing, once a stop string has ended it."""
+        if self.ended:
+            return []
+        events: list[ChatEvent] = [PromptLogprobs(token.prompt_logprobs)] if token.prompt_logprobs else []
+        if token.token_id is None and token.finish is None:
+            total = len(self._request.prompt_ids)
+            self._read = max(self._read, token.num_computed)
+            # A request that gave way reads its prompt again in the middle of its reply, which is nobody's news.
+            events += [] if self._tokens else [self._progress(min(token.num_computed, total), total)]
+        if token.token_id is not None:
+            events += self._asked_for(token.token_id)
+            events += self._take(token, token.token_id)
+        over = self._reader.stopped is not None or self._reader.ended
+        finish = FinishReason.STOP if over else token.finish
+        if finish is None and self._is_late():
+            finish = FinishReason.LENGTH
+        if finish is None and time.monotonic() - self._remembered_at > REMEMBERED_SECONDS:
+            self._remember()
+        if finish is not None:
+            events += self._reader.finish(cut_off=finish is FinishReason.LENGTH)
+            self.end()
+            events.append(self._end(finish, token.error))
+        return events
+
+    def _is_late(self) -> bool:
+        limits = self._context.options.limits
+        reading, writing, now = limits.reading, limits.writing, time.monotonic()
+        if not self._tokens:
+            return reading is not None and now - self._context.started - self._request.queue_seconds > reading
+        return writing is not None and now - self._first_token_at > writing and "\n" in self._reader.told
+
+    def _asked_for(self, token_id: int) -> list[ChatEvent]:
+        """The events before a token's text that the options ask for."""
+        total = len(self._request.prompt_ids)
+        is_first = self._options.reports_progress and not self._tokens and self._read < total
+        events: list[ChatEvent] = [self._progress(total, total)] if is_first else []
+        return [*events, GeneratedTokens((token_id,))] if self._options.reports_tokens else events
+
+    def _progress(self, done: int, total: int) -> PromptProgress:
+        seconds = time.monotonic() - self._context.started - self._request.queue_seconds
+        return PromptProgress(done, total, self._request.num_cached, max(0.0, seconds))
+
+    def end(self) -> None:
+        """Nothing follows, whether or not that was told; any number of times."""
+        if self.ended:
+            return
+        self.ended = True
+        request, output_ids = self._request, self._remember()
+        if self._reader.stopped is not None:
+            output_ids = self._in_front_of_stop(output_ids, self._reader.stopped)
+        computed = self._prompt_read + max(0, self._tokens - 1)
+        self._prompt.ended(request, output_ids, computed)
+
+    @property
+    def _prompt_read(self) -> int:
+        """Tokens of the prompt that are computed: all of them, once the reply has begun."""
+        return len(self._request.prompt_ids) if self._tokens else self._read
+
+    def _remember(self) -> list[int]:
+        """Have the ids so far stand for their text; now and then, since the process may be killed. They are given."""
+        self._remembered_at = time.monotonic()
+        request, output_ids = self._request, self._request.output_ids[: self._tokens]
+        told, continues_text = self._reader.told, self._context.continues_text
+        reply = GeneratedReply(request.prompt_ids, output_ids, told, continues_text, request.origin.stored)
+        self._context.encoder.remember(reply)
+        return output_ids
+
+    def _in_front_of_stop(self, output_ids: list[int], stop: str) -> list[int]:
+        """Without the tokens that the stop string is made of, which whoever goes on from the reply leaves out."""
+        end, length = len(output_ids), len(stop.encode())
+        while end and length > 0:
+            end -= 1
+            length -= len(self._context.tokenizer.token_bytes(output_ids[end]))
+        return output_ids[:end]
+
+    def _take(self, token: TokenEvent, token_id: int) -> list[SpokenEvent]:
+        self._tokens += 1
+        self._first_token_at = self._first_token_at or time.monotonic()
+        ends = token.finish is not None and token_id in self._context.tokenizer.end_of_generation_ids
+        hidden = ends or (token_id in self._request.params.stop_token_ids and not self._options.includes_stop)
+        return self._reader.take(token_id, token.logprobs, hidden=hidden)
+
+    def _end(self, finish: FinishReason, error: str) -> ReplyEnd:
+        request, now = self._request, time.monotonic()
+        return ReplyEnd(
+            finish=finish,
+            stop=self._reader.stopped,
+            seed=request.params.seed,
+            prompt_tokens=len(request.prompt_ids),
+            cache=self._prompt.report(request, self._prompt_read) if self._prompt_read else NOTHING,
+            completion_tokens=self._tokens,
+            thought_tokens=self._reader.thought_tokens,
+            first_token_seconds=(self._first_token_at or now) - self._context.started,
+            total_seconds=now - self._context.started,
+            queue_seconds=request.queue_seconds,
+            error=error,
+        )

@@ -1,0 +1,152 @@
+"""One line for each request: what its tokens cost and where they came from; never a word of what they say. While a
+long prompt is read, further lines say how far that is.
+
+Written by a logger of its own, so that it can be heard without those of the libraries.
+"""
+
+import contextlib
+import logging
+import queue
+import threading
+from collections.abc import Callable, Iterator
+
+from app.generation.cache_report import Miss, MissReason
+from app.generation.events import ChatEvent, PromptProgress, TokenCounts
+from engine.request import Origin
+
+log = logging.getLogger(__name__)
+
+_MOST_UNWRITTEN = 1000  # lines; what comes when so many wait is left out
+_END_SECONDS = 1.0  # for the last lines to be written
+LONG_PROMPT = 4096  # tokens to be computed, from which on a line says that they are
+READING_SECONDS = 10.0  # between two lines about a prompt
+
+_REASONS = {
+    MissReason.FIRST_TIME: "seen for the first time",
+    MissReason.DIVERGED: "diverged at token {position}",
+    MissReason.REMOVED: "a part was removed at token {position}",
+    MissReason.EVICTED: "evicted from token {position} on",
+    MissReason.RECOMPUTED: "from token {position} on faster computed than read",
+    MissReason.PROMPT_LOGPROBS: "computed whole for its logprobs",
+}
+
+
+class ReadingLog:
+    """Lines about the prompts of one request while they are read."""
+
+    def __init__(self, who: str) -> None:
+        self._who = who
+        self._told: dict[int, float] = {}  # by reply: seconds of its prompt at the last line
+
+    def see(self, reply: int, event: ChatEvent) -> None:
+        """A line when a long prompt begins, and one every READING_SECONDS for any."""
+        if not isinstance(event, PromptProgress):
+            return
+        is_long = event.total - event.cached >= LONG_PROMPT
+        told = self._told.get(reply, -READING_SECONDS if is_long else 0.0)
+        if event.seconds - told >= READING_SECONDS and event.done < event.total:
+            self._told[reply] = event.seconds
+            log.info("%s; reading prompt: %s", self._who, _how_far(event))
+
+
+def _how_far(progress: PromptProgress) -> str:
+    """`7,693 of 21,979 tokens (35 %), about 3 min left`."""
+    done, total = progress.done, progress.total
+    rate = (done - progress.cached) / progress.seconds if progress.seconds > 0 else 0.0
+    left = f", about {_in_words((total - done) / rate)} left" if rate > 0 else ""
+    return f"{done:,} of {total:,} tokens ({done / total:.0%})".replace("%", " %") + left
+
+
+def _in_words(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
+
+
+@contextlib.contextmanager
+def logged(model: str, origin: Origin, counts: TokenCounts) -> Iterator[ReadingLog]:
+    """Whatever becomes of the request inside, a line tells of it."""
+    who = f"{_one_line(model)} {origin.service.name.lower()}"
+    outcome = "ended by the client"
+    try:
+        yield ReadingLog(who)
+        outcome = ""
+    except Exception as error:
+        outcome = type(error).__name__
+        raise
+    finally:
+        if log.isEnabledFor(logging.INFO):
+            log.info("; ".join((who, *_of_prompt(counts), *_of_reply(counts), *([outcome] if outcome else []))))
+
+
+def _of_prompt(counts: TokenCounts) -> Iterator[str]:
+    cache = counts.cache
+    if not counts.replies:
+        yield f"prompt {counts.asked}"
+        return
+    sources = cache.sources
+    found = f"{sources.device} device, {sources.host} RAM, {sources.disk} disk"
+    yield f"prompt {counts.prompt}: {found}, {sources.computed} computed"
+    if sources.host + sources.disk:
+        yield f"restored in {sources.restore_seconds * 1000:.1f} ms"
+    if cache.miss is not None:
+        yield reason(cache.miss)
+    if cache.left_out:
+        yield f"left out: {', '.join(cache.left_out)}"
+
+
+def _of_reply(counts: TokenCounts) -> Iterator[str]:
+    if not counts.replies:
+        return
+    yield f"first token after {counts.first_token_seconds * 1000:.0f} ms"
+    # The first token of each reply is part of the time before.
+    tokens, seconds = counts.completion - counts.replies, counts.total_seconds - counts.first_token_seconds
+    rate = f" at {tokens / seconds:.1f}/s" if tokens > 0 and seconds > 0 else ""
+    yield f"{counts.completion} tokens{rate}"
+
+
+def reason(miss: Miss) -> str:
+    """Why there was a miss, in words that say nothing of the conversation."""
+    return _REASONS[miss.reason].format(position=miss.position)
+
+
+def _one_line(name: str) -> str:
+    return " ".join("".join(character if character.isprintable() else " " for character in name).split())
+
+
+@contextlib.contextmanager
+def requests_told_to(say: Callable[[str], None]) -> Iterator[None]:
+    """`say` is given each line while the body runs, on a thread of its own: who reads slowly holds nothing up."""
+    unwritten: queue.Queue[str | None] = queue.Queue(_MOST_UNWRITTEN)
+    handler, level, propagate = _Unwritten(unwritten), log.level, log.propagate
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
+    writer = threading.Thread(target=_write, args=(unwritten, say), name="request log", daemon=True)
+    writer.start()
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    log.propagate = False
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(level)
+        log.propagate = propagate
+        with contextlib.suppress(queue.Full):
+            unwritten.put_nowait(None)
+            writer.join(_END_SECONDS)
+
+
+class _Unwritten(logging.Handler):
+    """Puts lines into a queue, where there is room."""
+
+    def __init__(self, lines: "queue.Queue[str | None]") -> None:
+        super().__init__()
+        self._lines = lines
+
+    def emit(self, record: logging.LogRecord) -> None:
+        with contextlib.suppress(queue.Full):
+            self._lines.put_nowait(self.format(record))
+
+
+def _write(lines: "queue.Queue[str | None]", say: Callable[[str], None]) -> None:
+    while (line := lines.get()) is not None:
+        with contextlib.suppress(OSError, ValueError):  # stderr may be closed
+            say(line)

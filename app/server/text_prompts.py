@@ -1,0 +1,47 @@
+"""Prompts that are no conversation, encoded for completions. Errors name the field that a prompt came in.
+
+A prompt is taken as it is: control tokens in it are control tokens, for clients that write a chat's markup themselves.
+"""
+
+from contextlib import suppress
+from dataclasses import replace
+
+from app.generation.service import ChatService
+from app.server.errors import InvalidRequest, check_vocabulary, naming
+from app.text.infilling import Gap
+from engine.errors import PromptTooLong
+
+
+async def text_prompt(service: ChatService, prompt: str | tuple[int, ...], field: str = "prompt") -> tuple[int, ...]:
+    """The ids of a prompt that came in `field`. Raises InvalidRequest for one that is empty, too long, or not of the
+    vocabulary."""
+    with naming(field):
+        ids = await service.encode_text(prompt) if isinstance(prompt, str) else prompt
+    if not ids:
+        raise InvalidRequest(f"{field}: it is empty", "Send at least one token.", parameter=field)
+    check_vocabulary(ids, service.vocab_size, field)
+    return ids
+
+
+async def infill_prompt(service: ChatService, gap: Gap, field: str = "suffix") -> tuple[int, ...]:
+    """The ids of a prompt for what is missing. Raises InvalidRequest naming `field` for a model that cannot be asked,
+    and where the texts are too long."""
+    with naming(field):
+        ids = await service.encode_infill(gap)
+    if ids is None:
+        problem = f"{service.name} has no tokens to be asked for what is missing in the middle"
+        raise InvalidRequest(f"{field}: {problem}", "Leave it out, or take a model for code.", parameter=field)
+    return ids
+
+
+async def fitting_infill(service: ChatService, gap: Gap, room: int, field: str) -> tuple[tuple[int, ...], int]:
+    """The ids of such a prompt with as many of its other files, the last ones, as leave `room` for so many tokens
+    behind it; and how many were left out. Raises what `infill_prompt` raises."""
+    kept = gap
+    while kept.others:
+        with suppress(PromptTooLong):
+            ids = await service.encode_infill(kept)
+            if ids is None or len(ids) + room <= service.context_length:
+                break
+        kept = replace(kept, others=kept.others[1 + len(kept.others) // 4 :])
+    return await infill_prompt(service, kept, field), len(gap.others) - len(kept.others)

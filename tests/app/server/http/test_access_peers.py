@@ -1,0 +1,118 @@
+"""Whose a connection is: by exactly its two ends, through either family, and never of a socket that is closed."""
+
+import errno
+import os
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from app.server.http import access
+from app.server.http.access import Peer, owner_of
+
+
+@pytest.fixture(params=["127.0.0.1", "::1"])
+def ends(request: pytest.FixtureRequest) -> Iterator[tuple[socket.socket, socket.socket]]:
+    """A client and the server's end of its connection."""
+    family = socket.AF_INET6 if ":" in request.param else socket.AF_INET
+    with (
+        closing(socket.create_server((request.param, 0), family=family)) as listening,
+        socket.create_connection(listening.getsockname()[:2]) as client,
+        listening.accept()[0] as accepted,
+    ):
+        yield client, accepted
+
+
+def the_peer(accepted: socket.socket) -> Peer:
+    return Peer(accepted.getpeername()[:2], accepted.getsockname()[:2])
+
+
+def test_a_program_of_this_user_is_known(ends: tuple[socket.socket, socket.socket]) -> None:
+    client, accepted = ends
+    assert owner_of(client.getsockname()[:2], client.getpeername()[:2]) == os.geteuid()
+    assert the_peer(accepted).is_this_user()
+
+
+def test_both_ends_must_be_exactly_those(ends: tuple[socket.socket, socket.socket]) -> None:
+    (host, port), (server, server_port) = (end.getsockname()[:2] for end in ends)
+    for other in ((host, 1), ("127.0.0.2", port), ("10.0.0.1", port), ("::2", port)):
+        assert owner_of(other, (server, server_port)) is None
+    for other in ((server, 1), ("127.0.0.2", server_port), ("10.0.0.1", server_port), ("::2", server_port)):
+        assert owner_of((host, port), other) is None
+
+
+def test_an_ipv4_address_may_be_reached_through_a_socket_of_ipv6() -> None:
+    with closing(socket.create_server(("127.0.0.1", 0))) as listening, socket.socket(socket.AF_INET6) as client:
+        client.connect(("::ffff:127.0.0.1", listening.getsockname()[1]))
+        with listening.accept()[0] as accepted:
+            assert accepted.getpeername()[0] == "127.0.0.1"
+            assert the_peer(accepted).is_this_user()
+
+
+def test_a_socket_that_its_program_has_closed_is_nobodys(ends: tuple[socket.socket, socket.socket]) -> None:
+    """The kernel lists some of those as root's."""
+    client, accepted = ends
+    addresses = client.getsockname()[:2], client.getpeername()[:2]
+    client.close()
+    assert owner_of(*addresses) is None
+    assert not the_peer(accepted).is_this_user()
+
+
+@pytest.mark.parametrize("closing_end", ["client", "server"])
+def test_a_half_closed_socket_is_its_owners_until_that_closes_it(
+    ends: tuple[socket.socket, socket.socket], closing_end: str
+) -> None:
+    client, accepted = ends
+    before, after = the_peer(accepted), the_peer(accepted)
+    (client if closing_end == "client" else accepted).shutdown(socket.SHUT_WR)
+    assert (before.is_open(), before.is_this_user()) == (True, True)
+    client.close()
+    assert (after.is_open(), after.is_this_user()) == (False, False)
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE])
+def test_without_a_file_descriptor_to_look_it_up_it_is_an_error(
+    ends: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def fail(*arguments: object, **named: object) -> str:
+        raise OSError(number, os.strerror(number))
+
+    there = the_peer(ends[1])
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_text", fail)
+        with pytest.raises(OSError, match="open files"):
+            there.is_this_user()
+    assert there.is_this_user()
+
+
+def test_it_is_looked_up_once(ends: tuple[socket.socket, socket.socket]) -> None:
+    client, accepted = ends
+    there = the_peer(accepted)
+    assert there.is_this_user()
+    client.close()
+    assert there.is_this_user()
+
+
+@pytest.mark.parametrize("uid", [os.geteuid() + 1, 65534])
+def test_others_are_not_this_user(
+    ends: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch, uid: int
+) -> None:
+    monkeypatch.setattr(access, "owner_of", lambda local, remote: uid)
+    assert not the_peer(ends[1]).is_this_user()
+    monkeypatch.setattr(os, "geteuid", lambda: 65534)
+    assert not the_peer(ends[1]).is_this_user()
+
+
+def test_where_the_system_does_not_tell_nobody_is(
+    ends: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(access, "_TABLES", ((Path("/nowhere"), 4),))
+    assert not the_peer(ends[1]).is_this_user()
+    monkeypatch.undo()
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert not the_peer(ends[1]).is_this_user()
+    monkeypatch.undo()
+    assert not Peer(None, ("127.0.0.1", 1)).is_this_user()
