@@ -13,14 +13,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic
 
-from engine.backends.runner import Runner, TicketT
 from engine.config import EngineConfig
 from engine.counters import EngineState
 from engine.errors import InvalidSampling, OutOfMemory
 from engine.kv.mover import Mover
-from engine.request import PROGRAM, Origin, Request, SamplingParams, StepPlan, TokenEvent
+from engine.request import PROGRAM, Origin, Request, TokenEvent
+from engine.sampling_params import SamplingParams
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.step_budget import Allowance
+from engine.step import Runner, StepPlan, TicketT
 
 log = logging.getLogger(__name__)
 

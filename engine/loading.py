@@ -12,7 +12,7 @@ from typing import Any
 
 from engine import models
 from engine.backends.device_choice import cuda_device, gpu_for, host_device
-from engine.backends.runner import ModelRunner, Runner, Ticket, reporting_shortage
+from engine.backends.runner import ModelRunner, Ticket, reporting_shortage
 from engine.checkpoints.checkpoint import Checkpoint
 from engine.checkpoints.gguf import GGUFCheckpoint
 from engine.checkpoints.quantizing import QuantizedCheckpoint
@@ -32,6 +32,7 @@ from engine.kv.disk.quota import Quota
 from engine.kv.disk.run_file import VERSION
 from engine.kv.disk.store import DiskStore
 from engine.load_options import LoadOptions
+from engine.step import Runner
 from quant.errors import UnsupportedQuantization
 
 log = logging.getLogger(__name__)

@@ -21,7 +21,8 @@ from app.generation.events import ChatEvent, ReasoningDelta, ReplyEnd, TextDelta
 from app.generation.messages import Message
 from app.process.instance import Instance
 from engine.errors import PromptTooLong
-from engine.request import FinishReason, SamplingParams
+from engine.request import FinishReason
+from engine.sampling_params import SamplingParams
 from quant.errors import InglenookError
 
 _ANSWER_SECONDS = 5.0  # for everything but the wait for tokens, which ends when the user ends it

@@ -42,7 +42,8 @@ from app.text.long_texts import Limit
 from app.text.sequence_breakers import SequenceBreakers
 from app.text.tokenizer import Tokenizer
 from engine.errors import PromptTooLong
-from engine.request import PROGRAM, FinishReason, Origin, Request, SamplingParams, TokenEvent
+from engine.request import PROGRAM, FinishReason, Origin, Request, TokenEvent
+from engine.sampling_params import SamplingParams
 
 STUCK_SECONDS = 60.0  # without a request that is prepared, or given up, while some are waiting
 

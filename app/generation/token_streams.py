@@ -17,16 +17,8 @@ from app.generation.latencies import Latencies, ReplyTimer
 from engine.core import Engine
 from engine.counters import EngineState
 from engine.errors import EngineError
-from engine.request import (
-    PROGRAM,
-    FinishReason,
-    Origin,
-    Request,
-    RequestStatus,
-    SamplingParams,
-    ServiceClass,
-    TokenEvent,
-)
+from engine.request import PROGRAM, FinishReason, Origin, Request, RequestStatus, ServiceClass, TokenEvent
+from engine.sampling_params import SamplingParams
 from engine.thread import EngineThread
 
 _SEATED = (RequestStatus.RUNNING, RequestStatus.FOLLOWING)

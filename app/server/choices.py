@@ -28,8 +28,9 @@ from app.server.errors import InvalidRequest, ReplyAborted, ReplyFailed
 from app.server.http.request_log import logged
 from app.server.usage import TokenCounts
 from engine.errors import PromptTooLong
-from engine.request import FinishReason, Origin, SamplingParams
-from engine.sampling.constraint import Grammar
+from engine.grammar import Grammar
+from engine.request import FinishReason, Origin
+from engine.sampling_params import SamplingParams
 
 _Reporting = TextDelta | ReasoningDelta | ToolCallDelta
 Batch = list[tuple[int, ChatEvent]]

@@ -17,7 +17,7 @@ from app.generation.grammars import ANY_OBJECT, MAX_SOURCE, GrammarCompiler, Gra
 from app.grammars.frames import WHITESPACE
 from app.grammars.lark import is_gbnf
 from app.server.errors import InvalidRequest
-from engine.sampling.constraint import Grammar
+from engine.grammar import Grammar
 
 MAX_GBNF = 1 << 15  # characters, which are read one by one
 

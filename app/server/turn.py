@@ -17,8 +17,8 @@ from app.server.choices import Batch, WantedChoices, generate_choices
 from app.server.errors import naming
 from app.server.structured_output import AskedGrammar, naming_grammar
 from app.server.usage import TokenCounts
+from engine.grammar import Grammar
 from engine.request import Origin
-from engine.sampling.constraint import Grammar
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from engine.config import BLOCK_SIZE, GroupConfig
 from engine.kv.blocks import NULL_BLOCK
-from engine.request import ScheduledRequest, StepPlan
+from engine.step import ScheduledRequest, StepPlan
 
 Ids = Sequence[int]
 

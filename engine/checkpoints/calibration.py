@@ -22,7 +22,9 @@ from engine.errors import EngineError, OutOfMemory, UnsupportedModel
 from engine.kv.budget import available_memory
 from engine.kv.cache import KVCache
 from engine.models import Model
-from engine.request import Request, SamplingParams, ScheduledRequest, StepPlan
+from engine.request import Request
+from engine.sampling_params import SamplingParams
+from engine.step import ScheduledRequest, StepPlan
 from quant.linear import QLinear, ReferenceLinear
 from quant.quantize import is_linear_weight
 from quant.tensor import QTensor

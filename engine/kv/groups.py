@@ -12,7 +12,8 @@ from typing import Protocol
 
 from engine.config import BLOCK_SIZE, EngineConfig, GroupConfig
 from engine.kv.blocks import NULL_BLOCK, BlockKey, BlockPool
-from engine.request import BlockCopy, Request
+from engine.request import Request
+from engine.step import BlockCopy
 
 CHECKPOINT = 16  # blocks between two states that are kept for later requests
 

@@ -24,7 +24,8 @@ from engine.kv.host_tier import HostTier
 from engine.kv.mover import Move, Mover, MoveTicket, Reading
 from engine.kv.prefixes import Prefix, Prefixes, Source
 from engine.kv.transfers import Transfers
-from engine.request import BlockCopy, Origin, Request
+from engine.request import Origin, Request
+from engine.step import BlockCopy
 
 
 @dataclass(slots=True)

@@ -18,9 +18,11 @@ from engine.counters import Counters
 from engine.errors import InvalidSampling, PromptTooLong
 from engine.kv.groups import blocks_for
 from engine.kv.memory import KVMemory
-from engine.request import BeamParams, BeamSampling, FinishReason, Request, RequestStatus, SampledToken, TokenEvent
+from engine.request import FinishReason, Request, RequestStatus, TokenEvent
+from engine.sampling_params import BeamParams, BeamSampling
 from engine.scheduling.beam import Beam, BeamSearch
 from engine.scheduling.priority import is_urgent
+from engine.step import SampledToken
 
 
 @dataclass(slots=True, eq=False)

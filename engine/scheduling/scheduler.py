@@ -25,24 +25,22 @@ from engine.errors import PromptTooLong
 from engine.kv.memory import KVMemory
 from engine.kv.mover import Mover
 from engine.request import (
-    BeamParams,
     CacheUse,
     FinishReason,
     Origin,
     Request,
     RequestStatus,
-    SampledToken,
-    ScheduledRequest,
     ServiceClass,
-    StepPlan,
     TokenEvent,
     TokenLogprobs,
 )
+from engine.sampling_params import BeamParams
 from engine.scheduling.admission import Admission, Verdict, takes_all
 from engine.scheduling.beam_groups import Searches, party
 from engine.scheduling.preemption import Yielding
 from engine.scheduling.priority import WaitingQueue, precedence
 from engine.scheduling.step_budget import Allowance, shares
+from engine.step import SampledToken, ScheduledRequest, StepPlan
 
 UNLIMITED = Allowance()
 SETTLE_SECONDS = 1.0  # at the end, for what is due to be written

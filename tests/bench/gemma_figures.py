@@ -28,7 +28,9 @@ from engine.config import EngineConfig, GroupConfig
 from engine.device import Compute
 from engine.load_options import LoadOptions
 from engine.loading import load_engine, open_checkpoint
-from engine.request import Request, SamplingParams, ScheduledRequest, StepPlan
+from engine.request import Request
+from engine.sampling_params import SamplingParams
+from engine.step import ScheduledRequest, StepPlan
 from tests.engine.models.family_checkpoints import architecture
 from tests.support.gguf_reader import Reader
 

@@ -11,7 +11,8 @@ import pytest
 
 from engine.config import BLOCK_SIZE, GroupConfig, Preemption
 from engine.kv.groups import CHECKPOINT
-from engine.request import FinishReason, Origin, SamplingParams, ServiceClass
+from engine.request import FinishReason, Origin, ServiceClass
+from engine.sampling_params import SamplingParams
 from engine.scheduling.priority import MOST_PREEMPTIONS
 from tests.engine.hash_run import Run
 from tests.support.hash_model import hash_engine

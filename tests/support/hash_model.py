@@ -21,7 +21,9 @@ from engine.core import Engine
 from engine.kv.blocks import NULL_BLOCK, BlockKey
 from engine.kv.disk.store import DiskMiss, DiskStore
 from engine.kv.mover import Move, Reading, Writing
-from engine.request import BlockCopy, SampledToken, SamplingParams, ScheduledRequest, StepPlan, TokenLogprobs
+from engine.request import TokenLogprobs
+from engine.sampling_params import SamplingParams
+from engine.step import BlockCopy, SampledToken, ScheduledRequest, StepPlan
 
 VOCABULARY = 5000
 ALTERNATIVES = 100  # ids below it are what a token may be that is not the most likely one

@@ -24,9 +24,11 @@ from engine.config import GroupConfig
 from engine.kernels.sampling import sample
 from engine.kernels.sampling_rows import Pick, Sampled, rows_of, told
 from engine.kv.blocks import NULL_BLOCK
-from engine.request import Request, SampledToken, SamplingParams, ScheduledRequest, StepPlan, TokenLogprobs
-from engine.sampling.constraint import NO_MASKS, Masks, MaskThread
+from engine.request import Request, TokenLogprobs
+from engine.sampling.masks import NO_MASKS, Masks, MaskThread
 from engine.sampling.sampler import report_prompt
+from engine.sampling_params import SamplingParams
+from engine.step import SampledToken, ScheduledRequest, StepPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,7 @@ class CudaTicket:
 
 
 class CudaRunner:
-    """See `engine.backends.runner.Runner`."""
+    """See `engine.step.Runner`."""
 
     def __init__(self, step: CudaStep, vocab_size: int, groups: Sequence[GroupConfig]) -> None:
         self._step = step

@@ -28,7 +28,8 @@ from app.server.http import request_log
 from app.server.http.reply import StreamedReply
 from app.server.http.request_log import ReadingLog
 from app.text.tokenizer import Tokenizer
-from engine.request import BeamParams, CacheUse, Request, SamplingParams
+from engine.request import CacheUse, Request
+from engine.sampling_params import BeamParams, SamplingParams
 from tests.app.server.live_server import ControlledRunner, LiveServer, controlled_engine
 from tests.app.server.test_bad_requests import CHAT, COMPLETION
 from tests.app.server.test_metrics import figure, scraped

@@ -11,7 +11,8 @@ from app.generation.service import ChatService
 from app.server.choices import WantedChoices, generate_choices
 from app.server.errors import ReplyAborted, ReplyFailed
 from app.server.usage import TokenCounts
-from engine.request import PROGRAM, FinishReason, SamplingParams, TokenLogprobs
+from engine.request import PROGRAM, FinishReason, TokenLogprobs
+from engine.sampling_params import SamplingParams
 
 Batch = list[tuple[int, ChatEvent]]
 

@@ -2,7 +2,9 @@ import pytest
 
 from engine.backends.batch import build_batch
 from engine.config import BLOCK_SIZE
-from engine.request import Request, SamplingParams, ScheduledRequest, StepPlan
+from engine.request import Request
+from engine.sampling_params import SamplingParams
+from engine.step import ScheduledRequest, StepPlan
 
 
 def plan(*parts: tuple[list[int], list[int], int, int]) -> StepPlan:

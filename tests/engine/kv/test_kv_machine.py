@@ -26,7 +26,8 @@ from engine.errors import PromptTooLong
 from engine.kv.blocks import NULL_BLOCK
 from engine.kv.disk.quota import Quota
 from engine.kv.disk.store import DiskStore
-from engine.request import BeamParams, Origin, RequestStatus, ServiceClass
+from engine.request import Origin, RequestStatus, ServiceClass
+from engine.sampling_params import BeamParams
 from tests.engine.hash_run import Run
 from tests.support.hash_model import HashTicket, block_bytes, hash_engine
 

@@ -15,7 +15,9 @@ from engine.config import GroupConfig
 from engine.kv.cache import KVCache
 from engine.loading import open_checkpoint
 from engine.models import Model
-from engine.request import Request, SamplingParams, ScheduledRequest, StepPlan
+from engine.request import Request
+from engine.sampling_params import SamplingParams
+from engine.step import ScheduledRequest, StepPlan
 from tests.engine.models.family_checkpoints import CONTEXT, FAMILIES, VOCABULARY, TinyModel, make, make_wrapped_gemma
 
 BLOCKS = 40

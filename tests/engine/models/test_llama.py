@@ -20,7 +20,9 @@ from engine.kv.cache import KVCache
 from engine.loading import open_checkpoint
 from engine.models import Model
 from engine.models.rope import inverse_frequencies
-from engine.request import Request, SamplingParams, ScheduledRequest, StepPlan
+from engine.request import Request
+from engine.sampling_params import SamplingParams
+from engine.step import ScheduledRequest, StepPlan
 from quant.errors import ModelFileError
 from tests.engine.models.tiny_llama import LLAMA3_SCALING, TinyLlama, make
 

@@ -18,7 +18,9 @@ from engine.kv.cache import KVCache
 from engine.load_options import LoadOptions
 from engine.loading import ModelEngine, load_engine, open_checkpoint
 from engine.models import Model
-from engine.request import Origin, Request, SamplingParams, ScheduledRequest, StepPlan, TokenEvent, TokenLogprobs
+from engine.request import Origin, Request, TokenEvent, TokenLogprobs
+from engine.sampling_params import SamplingParams
+from engine.step import ScheduledRequest, StepPlan
 from tests.support.float32_smollm2 import transformers_model
 
 # A gap between the two most likely tokens below this is a tie: rounding may decide it either way.

@@ -5,7 +5,8 @@ import random
 import pytest
 
 from engine.config import GroupConfig, Preemption
-from engine.request import FinishReason, Origin, RequestStatus, SamplingParams, ServiceClass
+from engine.request import FinishReason, Origin, RequestStatus, ServiceClass
+from engine.sampling_params import SamplingParams
 from engine.scheduling.priority import MOST_PREEMPTIONS
 from tests.engine.hash_run import Run
 from tests.support.hash_model import hash_engine

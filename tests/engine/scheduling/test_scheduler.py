@@ -4,8 +4,10 @@ import pytest
 
 from engine.config import BLOCK_SIZE, EngineConfig
 from engine.errors import PromptTooLong
-from engine.request import FinishReason, Request, RequestStatus, SampledToken, SamplingParams, StepPlan
+from engine.request import FinishReason, Request, RequestStatus
+from engine.sampling_params import SamplingParams
 from engine.scheduling.scheduler import Scheduler
+from engine.step import SampledToken, StepPlan
 
 END = 99
 

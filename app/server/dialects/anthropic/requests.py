@@ -20,7 +20,8 @@ from app.server.errors import InvalidRequest, refuse_first
 from app.server.origin import Purpose, origin_of
 from app.server.structured_output import AskedGrammar, of_schema, only
 from app.server.turn import Turn
-from engine.request import MAX_STOPS, Origin, SamplingParams
+from engine.request import Origin
+from engine.sampling_params import MAX_STOPS, SamplingParams
 
 
 class OutputFormat(Struct):

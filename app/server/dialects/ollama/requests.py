@@ -22,7 +22,8 @@ from app.server.origin import Purpose, origin_of
 from app.server.structured_output import AskedGrammar, Schema, of_format
 from app.server.wanted_thinking import ReasoningEffort, WantedThinking
 from app.server.wanted_tools import WantedTools
-from engine.request import Origin, SamplingParams
+from engine.request import Origin
+from engine.sampling_params import SamplingParams
 
 MAX_CONTEXT = 1 << 20  # token ids
 

@@ -10,7 +10,7 @@ from app.generation.events import ReplyOptions, TimeLimits
 from app.server.choices import WantedChoices
 from app.server.common_fields import Alternatives, Milliseconds
 from app.server.dialects.openai.requests import GenerationRequest
-from engine.request import SamplingParams
+from engine.sampling_params import SamplingParams
 
 RequestId: TypeAlias = Annotated[str, Meta(pattern=r"^[A-Za-z0-9._:-]{1,128}$")]
 

@@ -22,7 +22,8 @@ from app.server.dialects.responses.response import Usage
 from app.server.dialects.responses.tools import qualified
 from app.server.turn import Turn, turn_events
 from app.server.usage import TokenCounts
-from engine.request import Origin, SamplingParams
+from engine.request import Origin
+from engine.sampling_params import SamplingParams
 
 MAX_SUMMARY_TOKENS = 1024
 

@@ -18,7 +18,9 @@ from engine.checkpoints.weights import Weights
 from engine.config import BLOCK_SIZE, EngineConfig, GroupConfig
 from engine.kv.cache import KVCache, KVGroup
 from engine.loading import open_checkpoint
-from engine.request import Request, SamplingParams, ScheduledRequest, StepPlan
+from engine.request import Request
+from engine.sampling_params import SamplingParams
+from engine.step import ScheduledRequest, StepPlan
 from quant.cpu.activations import Form
 from quant.cpu.arena import Arena
 from quant.cpu.linear import CpuBackend

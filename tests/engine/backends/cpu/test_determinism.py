@@ -13,7 +13,8 @@ from engine.backends.runner import ModelRunner, Ticket
 from engine.config import BLOCK_SIZE, EngineConfig
 from engine.core import Engine
 from engine.device import LoadedModel
-from engine.request import Origin, Request, SamplingParams
+from engine.request import Origin, Request
+from engine.sampling_params import SamplingParams
 from tests.engine.backends.cpu.prefix_logits import PrefixLogits, WatchedRunner, at_odds
 from tests.engine.backends.cpu.recorded import advance, load_step, sequence, spoil
 from tests.engine.models.tiny_llama import MIXES, make

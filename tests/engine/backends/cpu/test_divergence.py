@@ -16,7 +16,9 @@ from engine.checkpoints.weights import Weights
 from engine.config import BLOCK_SIZE, EngineConfig
 from engine.device import Compute, Device
 from engine.loading import open_checkpoint
-from engine.request import Request, SamplingParams, ScheduledRequest, StepPlan
+from engine.request import Request
+from engine.sampling_params import SamplingParams
+from engine.step import ScheduledRequest, StepPlan
 from quant.cpu.tiers import choose
 from quant.kernels import reference
 

@@ -13,9 +13,12 @@ from engine.backends.batch import build_batch
 from engine.backends.cpu.device import CpuStep
 from engine.backends.runner import ModelRunner
 from engine.config import EngineConfig
-from engine.device import LoadedModel, Logits
-from engine.request import Request, SampledToken, SamplingParams, ScheduledRequest, StepPlan
+from engine.device import LoadedModel
+from engine.request import Request
+from engine.sampling.logits import Logits
 from engine.sampling.sampler import next_tokens, sample
+from engine.sampling_params import SamplingParams
+from engine.step import SampledToken, ScheduledRequest, StepPlan
 from tests.engine.backends.cpu.recorded import load_step
 from tests.engine.models.tiny_llama import MIXES, make
 

@@ -20,7 +20,7 @@ from engine.kernels import reference
 from engine.kv.cache import KVCache, KVGroup
 from engine.models.rope import rotary_table
 from engine.operations import Attention
-from engine.request import ScheduledRequest, StepPlan
+from engine.step import ScheduledRequest, StepPlan
 from quant.cpu.activations import Form
 from quant.cpu.arena import Arena
 from quant.cpu.linear import CpuBackend

@@ -5,7 +5,8 @@ from pathlib import Path
 import torch
 
 from engine.backends.cuda.device import CudaDevice, CudaOptions
-from engine.request import Request, SamplingParams
+from engine.request import Request
+from engine.sampling_params import SamplingParams
 from tests.engine.backends.cuda.two_devices import Loaded, gpu, load, tokens
 from tests.engine.models.tiny_llama import MIXES, make
 

@@ -17,7 +17,9 @@ from engine.config import EngineConfig, GroupConfig
 from engine.device import Device, LoadedModel
 from engine.kernels.reference import as_floats
 from engine.loading import open_checkpoint
-from engine.request import Request, SamplingParams, ScheduledRequest, StepPlan
+from engine.request import Request
+from engine.sampling_params import SamplingParams
+from engine.step import ScheduledRequest, StepPlan
 from quant.kernels.card import Card
 
 INTERPRETED = Card(

@@ -16,7 +16,8 @@ from engine.kv.blocks import BlockKey
 from engine.kv.disk.quota import Quota
 from engine.kv.disk.store import DiskBlock, DiskStore
 from engine.kv.mover import Reading
-from engine.request import PROGRAM, Origin, Request, SamplingParams, ServiceClass, TokenEvent
+from engine.request import PROGRAM, Origin, Request, ServiceClass, TokenEvent
+from engine.sampling_params import SamplingParams
 from engine.thread import EngineThread
 from tests.app.server.live_server import Clock
 from tests.engine.hash_run import Run
