@@ -16,6 +16,7 @@ from typing import Generic
 from engine.config import EngineConfig
 from engine.counters import EngineState
 from engine.errors import InvalidSampling, OutOfMemory
+from engine.kv.disk.store import DiskStore
 from engine.kv.mover import Mover
 from engine.request import PROGRAM, Origin, Request, TokenEvent
 from engine.sampling_params import SamplingParams
@@ -44,11 +45,12 @@ class Engine(Generic[TicketT]):
         vocab_size: int,
         runner: Runner[TicketT],
         mover: Mover | None = None,
+        store: DiskStore | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.config = config
         self.vocab_size = vocab_size
-        self._scheduler = Scheduler(config, mover, clock)
+        self._scheduler = Scheduler(config, mover, store, clock)
         self._runner = runner
         self._under_way: deque[_UnderWay[TicketT]] = deque()
         self._collected = 0.0  # when the last step was

@@ -114,7 +114,7 @@ def _load_on(
     else:  # it looks at logits when a step is collected, where the next one must not have overwritten them
         config = replace(config, step_depth=1)
         runner = ending.runner(ModelRunner(loaded, model.vocab_size, config.groups))
-    return Engine(config, model.vocab_size, runner, mover)
+    return Engine(config, model.vocab_size, runner, mover, store)
 
 
 def _open_store(options: LoadOptions, config: EngineConfig, kv: KVCache, kv_type: str) -> DiskStore | None:

@@ -12,11 +12,7 @@ from typing import TYPE_CHECKING
 from engine.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from engine.grammar import Constraint
-    from engine.kv.blocks import BlockKey
-    from engine.kv.disk.store import DiskBlock
     from engine.scheduling.beam import Beam
     from engine.scheduling.beam_groups import Search
 
@@ -66,7 +62,8 @@ class CacheUse:
 
 class RequestStatus(enum.Enum):
     WAITING = enum.auto()  # holds no block of the device pool
-    FOLLOWING = enum.auto()  # has a seat; takes over its leader's blocks when the step under way has read their prompt
+    ARRIVING = enum.auto()  # has a slot; its blocks are being copied to the device
+    FOLLOWING = enum.auto()  # has a slot; takes over its leader's blocks when the step under way has read their prompt
     RUNNING = enum.auto()
     FINISHED = enum.auto()  # its end is told; it may hold blocks until the steps under way are collected
 
@@ -98,12 +95,6 @@ class Request:
     num_scheduled: int = 0  # those, and the tokens of steps under way
     num_pending: int = 0  # tokens that steps under way will sample
     steps_under_way: int = 0  # launched and not collected; its blocks must not be reused before they are
-    block_tables: tuple[list[int], ...] = field(default_factory=lambda: ([],))  # of each KV group: blocks in order
-    block_keys: list[bytes] = field(default_factory=list)  # of its leading full blocks, as far as somebody asked
-    num_published: int = 0  # blocks that are computed and findable
-    saved: "SavedBlocks | None" = None  # in the host pool, while it waits
-    is_arriving: bool = False  # its blocks are being copied from there, or read from files
-    files: "dict[tuple[int, int], Mapping[BlockKey, DiskBlock]]" = field(default_factory=dict, repr=False)
     cache: CacheUse = field(default_factory=CacheUse)
     num_preemptions: int = 0
     arrival: float = 0.0  # when it was added, in seconds of some clock
@@ -116,6 +107,11 @@ class Request:
     search: "Search | None" = field(default=None, repr=False)  # that it is a beam of, or a result, which never runs
     beam: "Beam | None" = field(default=None, repr=False)  # of the search: what it stands for
     _known_ids: "array[int]" = field(default_factory=lambda: array("q"))  # as far as somebody asked
+
+    @property
+    def has_slot(self) -> bool:
+        """Whether it is one of the requests that run."""
+        return self.status not in (RequestStatus.WAITING, RequestStatus.FINISHED)
 
     @property
     def num_cached(self) -> int:
@@ -133,11 +129,6 @@ class Request:
         # Which token of a beam goes on is known when its whole search has got so far; which may follow in a grammar,
         # and which are penalized, when the one before is known.
         return self.beam is None and self.constraint is None and not self.params.needs_reply
-
-    @property
-    def block_table(self) -> list[int]:
-        """Of the first KV group."""
-        return self.block_tables[0]
 
     @property
     def num_tokens(self) -> int:
@@ -160,16 +151,6 @@ class Request:
         """All tokens that are known, int64 side by side. Whoever reads it must let go before it is asked again."""
         self._known_ids.extend(self.token_ids(len(self._known_ids), self.num_tokens))
         return self._known_ids
-
-
-@dataclass(slots=True)
-class SavedBlocks:
-    """What a request that yielded needs to go on where it was, in the host pool."""
-
-    num_computed: int
-    blocks: tuple[list[tuple[int, int]], ...]  # of each KV group: (place in the table, block of the host pool)
-    is_there: bool = False  # it has been copied
-    is_lost: bool = False  # it could not be copied
 
 
 @dataclass(frozen=True, slots=True)

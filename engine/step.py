@@ -25,6 +25,7 @@ class ScheduledRequest:
     start: int
     num_tokens: int
     samples: bool  # the step reaches the request's last token, so that its next one can be picked
+    block_tables: tuple[list[int], ...] = ()  # of each KV group: the request's blocks in order, which go on growing
     feeds: bool = False  # its last token is still being sampled by the step before: the runner takes it from there
     reported: range = range(0)  # positions whose prediction of the prompt's next token is to be told
     copies: tuple[BlockCopy, ...] = ()

@@ -77,9 +77,9 @@ def _compute(model: Model, ids: Sequence[int], report: Report) -> None:
 
 def _batches(config: ModelConfig, ids: Sequence[int], blocks: int) -> Iterator[Batch]:
     groups = [GroupConfig(window) for window in config.windows]
-    request = Request(1, tuple(ids), SamplingParams(), block_tables=tuple(list(range(1, blocks)) for _ in groups))
+    request, tables = Request(1, tuple(ids), SamplingParams()), tuple(list(range(1, blocks)) for _ in groups)
     for start in range(0, len(ids), CHUNK):
-        part = ScheduledRequest(request, start, min(CHUNK, len(ids) - start), samples=False)
+        part = ScheduledRequest(request, start, min(CHUNK, len(ids) - start), samples=False, block_tables=tables)
         yield build_batch(StepPlan((part,)), vocab_size=config.vocab_size, num_blocks=blocks, groups=groups)
 
 

@@ -235,7 +235,6 @@ def _fork_of(parent: Request, request_id: int, beam: Beam) -> Request:
         parent.end_ids,
         parent.origin,
         output_ids=beam.token_ids(),
-        block_tables=tuple([] for _ in parent.block_tables),
         cache=parent.cache,
         num_preemptions=parent.num_preemptions,
         arrival=parent.arrival,

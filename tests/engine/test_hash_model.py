@@ -110,7 +110,7 @@ def test_a_wrong_block_would_be_seen() -> None:
     run = Run(engine)
     request = run.submit(tuple(range(10, 50)), max_tokens=20)
     run.step()
-    runner.pools[0][request.block_table[1]][3] = b"stale"
+    runner.pools[0][engine._scheduler._memory.blocks_of(request).tables[0][1]][3] = b"stale"
     run.run_out()
     with pytest.raises(AssertionError, match="1"):
         run.check()

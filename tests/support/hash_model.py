@@ -123,7 +123,7 @@ class Part:
     @classmethod
     def of(cls, part: ScheduledRequest) -> "Part":
         request = part.request
-        token_ids, tables = request.token_ids(part.start, part.stop), [list(it) for it in request.block_tables]
+        token_ids, tables = request.token_ids(part.start, part.stop), [list(it) for it in part.block_tables]
         samplers = tuple((one.id, variant_of(one.params), one.params.logprobs) for one in (request, *part.followers))
         return cls(request.id, token_ids, part.start, tables, part.samples, part.feeds, samplers)
 
@@ -374,4 +374,4 @@ def hash_engine(
     )
     runner = HashRunner(config, random.Random(seed))
     mover = LateMover(runner, random.Random(seed + 1), failing_moves, store)
-    return Engine(config, VOCABULARY, runner, mover, clock), runner
+    return Engine(config, VOCABULARY, runner, mover, store, clock), runner

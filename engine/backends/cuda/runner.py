@@ -74,8 +74,9 @@ class CudaRunner:
         """Have compiled what first replies need: a recorded step of one token, and how tokens are picked of it. Before
         any request: a block is written that nobody has yet."""
         for params in (SamplingParams(temperature=0), SamplingParams(temperature=1, top_k=20, top_p=0.9)):
-            request = Request(0, (0,), params, block_tables=tuple([NULL_BLOCK + 1] for _ in self._groups))
-            self.collect(self.launch(StepPlan((ScheduledRequest(request, 0, 1, samples=True),))))
+            tables = tuple([NULL_BLOCK + 1] for _ in self._groups)
+            part = ScheduledRequest(Request(0, (0,), params), 0, 1, samples=True, block_tables=tables)
+            self.collect(self.launch(StepPlan((part,))))
 
     def _launch(self, plan: StepPlan) -> CudaTicket:
         blocks = self._step.kv.num_blocks

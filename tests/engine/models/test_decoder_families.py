@@ -15,10 +15,10 @@ from engine.config import GroupConfig
 from engine.kv.cache import KVCache
 from engine.loading import open_checkpoint
 from engine.models import Model
-from engine.request import Request
 from engine.sampling_params import SamplingParams
-from engine.step import ScheduledRequest, StepPlan
+from engine.step import StepPlan
 from tests.engine.models.family_checkpoints import CONTEXT, FAMILIES, VOCABULARY, TinyModel, make, make_wrapped_gemma
+from tests.support.held_request import HeldRequest
 
 BLOCKS = 40
 SOURCES = [(name, source) for name, family in FAMILIES.items() for source in ["folder", *["gguf"] * bool(family.gguf)]]
@@ -57,14 +57,12 @@ class Run:
         for pool in self._kv.pools:
             pool.fill_(torch.nan)
 
-    def request(self, ids: Sequence[int], blocks: Sequence[int]) -> Request:
-        return Request(1, tuple(ids), SamplingParams(), block_tables=tuple(list(blocks) for _ in self._groups))
+    def request(self, ids: Sequence[int], blocks: Sequence[int]) -> HeldRequest:
+        return HeldRequest(1, tuple(ids), SamplingParams(), block_tables=tuple(list(blocks) for _ in self._groups))
 
-    def step(self, *parts: tuple[Request, int]) -> Tensor:
+    def step(self, *parts: tuple[HeldRequest, int]) -> Tensor:
         """The requests' `num_computed` move on. Logits of those that reached their last token."""
-        plan = StepPlan(
-            tuple(ScheduledRequest(it, it.num_computed, n, it.num_computed + n == it.num_tokens) for it, n in parts)
-        )
+        plan = StepPlan(tuple(it.next_part(n) for it, n in parts))
         with torch.inference_mode():
             batch = build_batch(plan, vocab_size=VOCABULARY, num_blocks=BLOCKS, groups=self._groups)
             logits: Tensor = self.model.forward(batch, self._kv)
