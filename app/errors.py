@@ -14,8 +14,10 @@ AppError
 ├── TextTooLong            a text with more tokens than the caller allows; says how many at least
 ├── InvalidGrammar         a schema or grammar that cannot be compiled or enforced; names the place
 ├── GrammarsUnavailable    no process that compiles grammars can start
-├── InvalidMessage         (chat/messages.py) a message that cannot be given to a model
-├── InvalidRequest, ReplyFailed, ReplyAborted     (server/errors.py)
+├── InvalidMessage         (generation/messages.py) a message that cannot be given to a model
+├── ReplyFailed            the engine gave a reply up because a step failed
+├── ReplyAborted           the engine ended a reply because it is being stopped
+├── InvalidRequest         (server/errors.py)
 ├── ContenderFailed, UnsuitableLoad               (bench/contender.py)
 ├── HistoryTooNew, HistoryUnavailable, HistoryDamaged, NoSuchChat   (history/records.py)
 │   └── HistoryInUse        other processes have the damaged history open
@@ -73,9 +75,21 @@ class InvalidGrammar(AppError):
         super().__init__(message)
         self.place = place
 
+    def within(self, field: str) -> "InvalidGrammar":
+        """The same error with its place as a path of the request, whose `field` has the grammar."""
+        return InvalidGrammar(self.message, place=f"{field}{self.place}")
+
 
 class GrammarsUnavailable(AppError):
     """No process that compiles grammars can start: it may, another time."""
+
+
+class ReplyFailed(AppError):
+    """The engine gave a reply up because a step failed."""
+
+
+class ReplyAborted(AppError):
+    """The engine ended a reply because it is being stopped."""
 
 
 class ToolsUnsupported(AppError):

@@ -143,6 +143,7 @@ class Block:
     zero: int = 0
     minimum: Factor | None = None
     table: tuple[int, ...] | None = None
+    size_ratio: float = 1.03  # most bytes of the canonical form for each byte of the file
 
 
 BLOCKS = {
@@ -183,7 +184,7 @@ BLOCKS = {
         Factor(0, parts=_iq4_xs_scales, offset=32), table=IQ4_NUMBERS,
     ),
     "MXFP4": Block(32, (Codes(4, _halves(1)),), Factor(0, exponent=True), table=E2M1_NUMBERS),
-    "TQ1_0": Block(256, (Trits(),), Factor(52), zero=1),
+    "TQ1_0": Block(256, (Trits(),), Factor(52), zero=1, size_ratio=1.23),
     "TQ2_0": Block(256, (Codes(2, _spread(0, 2, 2)),), Factor(64), zero=1),
 }  # fmt: skip
 PLAIN_TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}

@@ -20,7 +20,8 @@ from app.generation.cache_report import NOTHING
 from app.generation.events import ChatEvent, ReasoningDelta, ReplyEnd, TextDelta
 from app.generation.messages import Message
 from app.process.instance import Instance
-from engine.request import FinishReason, SamplingParams
+from engine.request import FinishReason
+from engine.sampling_params import SamplingParams
 
 _ANSWER_SECONDS = 5.0
 _REMEDIES = Remedies(unreachable="ingle ps")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from app.generation.events import ChatEvent, ReplyEnd
     from app.generation.messages import Message
     from app.process.instance import Instance
-    from engine.request import SamplingParams
+    from engine.sampling_params import SamplingParams
 
     ParamsOf = Callable[[Mapping[str, float]], SamplingParams]  # from what is recommended for the model that answers
 
@@ -90,7 +90,7 @@ def run(
     progress = progress_on_stderr(quiet=quiet)
     from app.generation.messages import Message
     from app.generation.sampling import DefaultSampling
-    from engine.request import SamplingParams
+    from engine.sampling_params import SamplingParams
 
     def params(recommended: Mapping[str, float]) -> SamplingParams:
         return SamplingParams(**DefaultSampling(recommended).fill({"stop": stop, **given}))

@@ -24,7 +24,7 @@ from app.grammars.host import GrammarProcess
 from app.grammars.lark import literal
 from app.grammars.lines import ProcessStarter
 from app.text.tokenizer import Tokenizer
-from engine.sampling.constraint import Grammar
+from engine.grammar import Grammar
 
 MAX_SOURCE: Final = 1 << 18  # characters
 MAX_DEPTH: Final = 64

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from app.text.tokenizer import Tokenizer
-from engine.sampling.constraint import Constraint, Grammar, Words
+from engine.grammar import Constraint, Grammar, Words
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class ThoughtMarks:
 
 
 class ThinkingBudget:
-    """See `engine.sampling.constraint.Grammar`. Immutable."""
+    """See `engine.grammar.Grammar`. Immutable."""
 
     def __init__(
         self, tokenizer: Tokenizer, marks: ThoughtMarks, tokens: int, reply: Grammar | None, *, thinks: bool
@@ -54,7 +54,7 @@ class ThinkingBudget:
 
 
 class _BudgetConstraint:
-    """See `engine.sampling.constraint.Constraint`."""
+    """See `engine.grammar.Constraint`."""
 
     def __init__(
         self, tokenizer: Tokenizer, marks: ThoughtMarks, tokens: int, reply: Constraint | None, *, thinks: bool

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from app.text.tokenizer import Tokenizer
-from engine.sampling.constraint import Constraint, Grammar, Words
+from engine.grammar import Constraint, Grammar, Words
 
 
 @dataclass(frozen=True, slots=True)
 class TokenFilter:
-    """See `engine.sampling.constraint.Grammar`. Immutable."""
+    """See `engine.grammar.Grammar`. Immutable."""
 
     allowed: Collection[int] | None = None  # token ids; None: all
     forbidden: Sequence[Sequence[int]] = ()  # sequences of token ids, none of them empty
@@ -38,7 +38,7 @@ class TokenFilter:
 
 
 class _FilterConstraint:
-    """See `engine.sampling.constraint.Constraint`."""
+    """See `engine.grammar.Constraint`."""
 
     def __init__(
         self, allowed: Collection[int] | None, forbidden: Sequence[Sequence[int]], reply: Constraint | None

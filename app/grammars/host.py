@@ -30,7 +30,7 @@ from app.grammars.frames import (
     unpacked_ids,
 )
 from app.grammars.lines import START_SECONDS, Line
-from engine.sampling.constraint import Constraint, Words
+from engine.grammar import Constraint, Words
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class GrammarFailed(InvalidGrammar):
 
 
 class GrammarProcess:
-    """See `engine.sampling.constraint.Grammar`. `tokenize` returns the ids of a text that continues another."""
+    """See `engine.grammar.Grammar`. `tokenize` returns the ids of a text that continues another."""
 
     def __init__(
         self, line: Line, tokenize: Callable[[bytes], Sequence[int]], limits: GrammarLimits, *, jumps: bool
@@ -139,7 +139,7 @@ class GrammarProcess:
 
 
 class _GrammarConstraint:
-    """See `engine.sampling.constraint.Constraint`."""
+    """See `engine.grammar.Constraint`."""
 
     def __init__(self, process: GrammarProcess, number: int, *, jumps: bool) -> None:
         self._process = process

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from engine.config import BLOCK_SIZE, GroupConfig
 from engine.kv.blocks import NULL_BLOCK
-from engine.request import ScheduledRequest, StepPlan
+from engine.step import ScheduledRequest, StepPlan
 
 Ids = Sequence[int]
 
@@ -53,7 +53,7 @@ def build_batch(
         token_ids += [UNKNOWN] * part.feeds
         span = range(part.start, part.stop)
         positions += span
-        for group, table, mapping in zip(groups, part.request.block_tables, slots, strict=True):
+        for group, table, mapping in zip(groups, part.block_tables, slots, strict=True):
             _check_table(part, table, group, group.num_blocks or num_blocks)
             if not group.recurrent:
                 mapping += [table[position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE for position in span]
@@ -64,7 +64,7 @@ def build_batch(
         token_ids,
         positions,
         slots,
-        tuple([part.request.block_tables[number] for part in plan.scheduled] for number in range(len(groups))),
+        tuple([part.block_tables[number] for part in plan.scheduled] for number in range(len(groups))),
         starts,
         [part.stop for part in plan.scheduled],
         logit_rows,

@@ -14,11 +14,12 @@ from engine.backends.runner import ModelRunner
 from engine.checkpoints.checkpoint import StoredWeight
 from engine.checkpoints.weights import Weights
 from engine.config import BLOCK_SIZE, EngineConfig, Gate, GroupConfig, ModelConfig
-from engine.device import LoadedModel, Logits, Needs
+from engine.device import LoadedModel, Needs
 from engine.kernels import reference
 from engine.kv.budget import MAX_RUNNING, host_memory, host_room
 from engine.kv.cache import KVCache, LayerKV
 from engine.operations import Attention, Norm
+from engine.sampling.logits import Logits
 from quant.linear import LinearBackend, QLinear, ReferenceBackend
 
 

@@ -22,7 +22,9 @@ from engine.errors import EngineError, OutOfMemory, UnsupportedModel
 from engine.kv.budget import available_memory
 from engine.kv.cache import KVCache
 from engine.models import Model
-from engine.request import Request, SamplingParams, ScheduledRequest, StepPlan
+from engine.request import Request
+from engine.sampling_params import SamplingParams
+from engine.step import ScheduledRequest, StepPlan
 from quant.linear import QLinear, ReferenceLinear
 from quant.quantize import is_linear_weight
 from quant.tensor import QTensor
@@ -75,9 +77,9 @@ def _compute(model: Model, ids: Sequence[int], report: Report) -> None:
 
 def _batches(config: ModelConfig, ids: Sequence[int], blocks: int) -> Iterator[Batch]:
     groups = [GroupConfig(window) for window in config.windows]
-    request = Request(1, tuple(ids), SamplingParams(), block_tables=tuple(list(range(1, blocks)) for _ in groups))
+    request, tables = Request(1, tuple(ids), SamplingParams()), tuple(list(range(1, blocks)) for _ in groups)
     for start in range(0, len(ids), CHUNK):
-        part = ScheduledRequest(request, start, min(CHUNK, len(ids) - start), samples=False)
+        part = ScheduledRequest(request, start, min(CHUNK, len(ids) - start), samples=False, block_tables=tables)
         yield build_batch(StepPlan((part,)), vocab_size=config.vocab_size, num_blocks=blocks, groups=groups)
 
 

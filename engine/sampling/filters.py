@@ -8,8 +8,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.request import DryParams, Request, SamplingParams
+from engine.request import Request
 from engine.sampling.drawing import Filters, kept_weights
+from engine.sampling_params import DryParams, SamplingParams
 
 MAX_MATCH = 50  # tokens of a repetition that count, as its author has it: the penalty is beyond all logits long before
 

@@ -15,11 +15,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.device import Draw, Logits
-from engine.request import Request, SampledToken, TokenLogprobs
-from engine.sampling.constraint import NO_MASKS, Masks
+from engine.request import Request, TokenLogprobs
 from engine.sampling.drawing import TRIES, Filters, draw, drawn_logprobs
 from engine.sampling.filters import dry_penalties, leaves_out, without_top_choices
+from engine.sampling.logits import Draw, Logits
+from engine.sampling.masks import NO_MASKS, Masks
+from engine.step import SampledToken
 
 FEW = 512  # tokens that a grammar allows, which are looked at without all others
 NOT_NUMBERS = (

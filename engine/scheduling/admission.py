@@ -56,17 +56,18 @@ class Admission:
         """
         if not self._may_sit(request):
             return Verdict.WAITS
-        prefix = self._prefix(request)
+        prefix = self._memory.look_up(request, _most_cached(request))
         if prefix and self._is_coming(request, prefix):
             return Verdict.LATER
         while not self._seat(request, prefix):
-            if self._memory.host.is_on_its_way(request) or not self._running:
+            if self._memory.is_being_saved(request) or not self._running:
                 return Verdict.WAITS
             last = self._yielding.last()
             if last.origin.service <= request.origin.service or not self._yielding.yields(last, request):
                 return Verdict.WAITS
             preempted.append(last)
-            prefix = self._prefix(request)  # what it had may have been given up for what the other one saved
+            # The prefix may have been evicted for what the other one saved.
+            prefix = self._memory.look_up(request, _most_cached(request))
         return Verdict.SEATED
 
     def _may_sit(self, request: Request) -> bool:
@@ -74,19 +75,10 @@ class Admission:
         lower = any(other.origin.service > request.origin.service for other in self._running.values())
         return bool(self.free_seats) or lower
 
-    def _prefix(self, request: Request) -> Prefix | None:
-        """What is cached of a request; None where more was saved of it."""
-        if request.saved is not None and not request.saved.is_lost:
-            return None
-        return self._memory.look_up(request, _most_cached(request))
-
     def _is_coming(self, request: Request, prefix: Prefix) -> bool:
         """Whether the block behind a request's cached prefix is being computed by one that goes before it."""
-        place = prefix.blocks
-        return place < _most_cached(request) and any(
-            other.num_published <= place < len(other.block_keys)
-            and other.block_keys[place] == request.block_keys[place]
-            and other.origin.service <= request.origin.service
+        return prefix.blocks < _most_cached(request) and any(
+            other.origin.service <= request.origin.service and self._memory.is_computing(other, request, prefix.blocks)
             for other in self._running.values()
         )
 
@@ -99,12 +91,12 @@ class Admission:
         if self.free_seats < self._searches.seats(request):
             return False
         stop = self._memory.room(request) if takes_all(request) else request.num_tokens + 1
-        memory = self._memory
-        if not (memory.join(request, prefix, stop) if prefix else memory.restore(request, stop)):
+        if not self._memory.join(request, prefix, stop):
             return False
-        if not request.is_arriving:
-            self.count(request)
-        request.status = RequestStatus.RUNNING
+        if self._memory.is_arriving(request):
+            request.status = RequestStatus.ARRIVING
+        else:
+            self.start(request)
         if request.seated is None:
             request.seated = self._clock()
         self._waiting.remove_from_line(request)
@@ -112,8 +104,9 @@ class Admission:
         self._searches.mirror(request)
         return True
 
-    def count(self, request: Request) -> None:
-        """A request can begin."""
+    def start(self, request: Request) -> None:
+        """A request has its blocks and runs from the next step on."""
+        request.status = RequestStatus.RUNNING
         if not request.num_preemptions:
             self._counters.prompt_tokens += len(request.prompt_ids)
             self._counters.prompts += request.cache

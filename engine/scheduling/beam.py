@@ -9,7 +9,8 @@ the reply to the power of `length_penalty`. Refuses to know who computes the bea
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine.request import BeamParams, FinishReason, SamplingParams, TokenLogprobs
+from engine.request import FinishReason, TokenLogprobs
+from engine.sampling_params import BeamParams, SamplingParams
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -18,9 +18,11 @@ from engine.counters import Counters
 from engine.errors import InvalidSampling, PromptTooLong
 from engine.kv.groups import blocks_for
 from engine.kv.memory import KVMemory
-from engine.request import BeamParams, BeamSampling, FinishReason, Request, RequestStatus, SampledToken, TokenEvent
+from engine.request import FinishReason, Request, RequestStatus, TokenEvent
+from engine.sampling_params import BeamParams, BeamSampling
 from engine.scheduling.beam import Beam, BeamSearch
 from engine.scheduling.priority import is_urgent
+from engine.step import SampledToken
 
 
 @dataclass(slots=True, eq=False)
@@ -233,7 +235,6 @@ def _fork_of(parent: Request, request_id: int, beam: Beam) -> Request:
         parent.end_ids,
         parent.origin,
         output_ids=beam.token_ids(),
-        block_tables=tuple([] for _ in parent.block_tables),
         cache=parent.cache,
         num_preemptions=parent.num_preemptions,
         arrival=parent.arrival,

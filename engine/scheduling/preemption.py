@@ -7,7 +7,6 @@ the blocks are needed for.
 
 from engine.cost_model import CostModel
 from engine.counters import Counters
-from engine.kv.groups import blocks_for
 from engine.kv.memory import KVMemory
 from engine.request import Request, RequestStatus
 from engine.scheduling.beam_groups import Searches, party
@@ -44,19 +43,14 @@ class Yielding:
         this one. A search that has become urgent has all there is, and only ever waits for steps and copies."""
         own, search = party(request) is party(to), request.search
         busy = any(
-            it.steps_under_way or it.is_arriving or it.status is not RequestStatus.RUNNING
+            it.steps_under_way or it.status is not RequestStatus.RUNNING
             for it in (search.requests if search else [request])
         )
         if busy or (is_urgent(request) and (search or not own)) or not (own or precedence(to) < precedence(request)):
             return False
         if search:
             request = self._searches.fold(search)
-        blocks = blocks_for(request.num_computed)
-        if request.num_computed and self._costs.prefers_swap(blocks) and self._memory.save(request):
-            self._counters.swapped_out += 1
-        else:
-            self._memory.release(request)
-            self._counters.recomputed += 1
+        self._memory.swap_out(request)
         request.num_preemptions += 1
         self.requeue(request)
         return True

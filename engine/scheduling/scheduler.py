@@ -22,26 +22,17 @@ from engine.config import EngineConfig
 from engine.cost_model import CostModel
 from engine.counters import Counters, EngineState
 from engine.errors import PromptTooLong
+from engine.kv.disk.store import DiskStore
 from engine.kv.memory import KVMemory
 from engine.kv.mover import Mover
-from engine.request import (
-    BeamParams,
-    FinishReason,
-    Origin,
-    Request,
-    RequestStatus,
-    SampledToken,
-    ScheduledRequest,
-    ServiceClass,
-    StepPlan,
-    TokenEvent,
-    TokenLogprobs,
-)
+from engine.request import FinishReason, Origin, Request, RequestStatus, ServiceClass, TokenEvent, TokenLogprobs
+from engine.sampling_params import BeamParams
 from engine.scheduling.admission import Admission, Verdict, takes_all
 from engine.scheduling.beam_groups import Searches, party
 from engine.scheduling.preemption import Yielding
 from engine.scheduling.priority import WaitingQueue, precedence
 from engine.scheduling.step_budget import Allowance, shares
+from engine.step import SampledToken, ScheduledRequest, StepPlan
 from engine.token_sources import TokenSources
 
 UNLIMITED = Allowance()
@@ -52,13 +43,17 @@ class Scheduler:
     """Owns every request from `add` until the event that carries its finish reason."""
 
     def __init__(
-        self, config: EngineConfig, mover: Mover | None = None, clock: Callable[[], float] = time.monotonic
+        self,
+        config: EngineConfig,
+        mover: Mover | None = None,
+        store: DiskStore | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._config = config
         self._clock = clock
         self.costs = CostModel(config)
         self._counters = Counters()
-        self._memory = KVMemory(config, mover, self.costs, self._counters, self._arrived, clock)
+        self._memory = KVMemory(config, mover, store, self.costs, self._counters, clock)
         self._waiting = WaitingQueue()
         self._running: dict[int, Request] = {}
         self._ending: dict[int, Request] = {}  # finished, but part of a step under way
@@ -103,7 +98,7 @@ class Scheduler:
         return EngineState(
             running=len(self._running),
             waiting=tuple(sum(it.origin.service is service for it in waiting) for service in ServiceClass),
-            swapped=sum(request.saved is not None for request in waiting),
+            swapped=sum(map(self._memory.is_swapped_out, waiting)),
             kv_blocks=pool.num_usable,
             kv_blocks_held=pool.num_usable - pool.num_free,
             kv_blocks_cached=pool.num_cached,
@@ -133,15 +128,12 @@ class Scheduler:
         for request in requests:
             request.arrival = self._clock()
         search = requests[0].search
-        queued = requests if search is None else (self._searches.begin(search),)
-        for request in queued:
-            request.block_tables = tuple([] for _ in self._config.groups)
-        self._waiting.add(*queued)
+        self._waiting.add(*(requests if search is None else (self._searches.begin(search),)))
 
     def schedule(self, allowance: Allowance = UNLIMITED) -> StepPlan:
         """The next step. Empty when nothing can be done before a step under way is collected or a copy has ended, or
         nothing is to do."""
-        self._memory.transfers.poll()
+        self._resume_arrived()
         scheduled: list[ScheduledRequest] = []
         preempted: list[Request] = []
         running = sorted(self._running.values(), key=precedence)
@@ -150,7 +142,7 @@ class Scheduler:
         for request in running:
             if len(scheduled) >= allowance.requests:
                 break
-            if request.status is not RequestStatus.RUNNING or request.is_arriving:
+            if request.status is not RequestStatus.RUNNING:
                 continue  # it has just yielded to one before it, or is not there yet
             most = min(budget, max(1, share[request.id]))  # who holds blocks must go on, or who waits for them waits on
             if not self._reserve(request, most, preempted):
@@ -163,7 +155,7 @@ class Scheduler:
                 verdict = self._admission.admit(newcomer, preempted)
                 if verdict is Verdict.WAITS:
                     break
-                if verdict is Verdict.SEATED and not newcomer.is_arriving:
+                if verdict is Verdict.SEATED and newcomer.status is RequestStatus.RUNNING:
                     budget -= self._take(newcomer, min(budget, max(1, share.get(newcomer.id, budget))), scheduled)
         self._memory.host.demote()
         self._memory.disk.write_some(at_once=not self.has_requests)
@@ -180,7 +172,7 @@ class Scheduler:
         until = self._clock() + seconds
         while self._memory.transfers or (self._memory.disk.has_due and self._clock() < until):
             self._memory.transfers.wait()
-            self._memory.transfers.poll()
+            self._resume_arrived()
             if self._clock() < until:
                 self._memory.disk.write_some(at_once=True)
 
@@ -262,18 +254,19 @@ class Scheduler:
     def assert_empty(self) -> None:
         """Raise RuntimeError when a request or a block is still held."""
         self._memory.check()
-        if self.has_work or any(pool.num_free != pool.num_usable for pool in self._memory.pools):
+        if self.has_work or not self._memory.is_empty:
             raise RuntimeError(
                 f"{self.num_waiting} waiting, {len(self._running)} running, {len(self._ending)} ending, "
                 f"{[(pool.num_free, pool.num_usable) for pool in self._memory.pools]} blocks free and in all"
             )
 
-    def _arrived(self, request: Request, ok: bool) -> None:
-        """A request's blocks have come from the host pool or from files; or else it starts again."""
-        if ok:
-            self._admission.count(request)
-        else:
-            self._yielding.requeue(request)
+    def _resume_arrived(self) -> None:
+        """Run the requests whose blocks have been copied to the device; requeue those whose copies have failed."""
+        for arrived in self._memory.poll():
+            if arrived.ok:
+                self._admission.start(arrived.request)
+            else:
+                self._yielding.requeue(arrived.request)
 
     # -- running
 
@@ -321,7 +314,17 @@ class Scheduler:
         request.num_reported = max(request.num_reported, reported.stop)
         followers = self._seated_followers(request) if samples else ()
         scheduled.append(
-            ScheduledRequest(request, start, count, samples, start + count > known, reported, copies, followers)
+            ScheduledRequest(
+                request,
+                start,
+                count,
+                samples,
+                block_tables=self._memory.blocks_of(request).tables,
+                feeds=start + count > known,
+                reported=reported,
+                copies=copies,
+                followers=followers,
+            )
         )
         request.num_scheduled += count
         request.num_pending += samples

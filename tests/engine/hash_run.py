@@ -3,7 +3,8 @@
 from dataclasses import dataclass, field
 
 from engine.core import Engine
-from engine.request import PROGRAM, BeamParams, FinishReason, Origin, Request, SamplingParams
+from engine.request import PROGRAM, FinishReason, Origin, Request
+from engine.sampling_params import BeamParams, SamplingParams
 from tests.support.hash_model import HashTicket, expected_output, variant_of
 from tests.support.plain_search import plain_search
 

@@ -13,8 +13,9 @@ from engine.kernels.sampling import sample
 from engine.kernels.sampling_rows import Pick, rows_of
 from engine.models.rope import RotaryTable
 from engine.operations import Attention, HeadNorms, Norm
-from engine.request import Request, SamplingParams
-from engine.sampling.constraint import NO_MASKS
+from engine.request import Request
+from engine.sampling.masks import NO_MASKS
+from engine.sampling_params import SamplingParams
 from tests.gpu.figures import Figure, fraction
 from tests.gpu.machine import Machine
 from tests.kernels.shapes import LLAMA_8B, QWEN_32B, TINY

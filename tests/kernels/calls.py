@@ -24,8 +24,9 @@ from engine.kernels.sampling import sample
 from engine.kernels.sampling_rows import Pick, rows_of
 from engine.models.rope import RotaryTable
 from engine.operations import Attention, HeadNorms, Norm
-from engine.request import Request, SamplingParams
-from engine.sampling.constraint import NO_MASKS, Masks
+from engine.request import Request
+from engine.sampling.masks import NO_MASKS, Masks
+from engine.sampling_params import SamplingParams
 from quant.cuda.linear import CudaLinear
 from quant.cuda.loading import to_device
 from quant.cuda.matrix import CudaMatrix

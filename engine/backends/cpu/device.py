@@ -24,9 +24,10 @@ from engine.backends.runner import ModelRunner
 from engine.checkpoints.checkpoint import StoredWeight
 from engine.checkpoints.weights import Weights
 from engine.config import BLOCK_SIZE, EngineConfig, GroupConfig, HeadNorm, ModelConfig
-from engine.device import Draw, LoadedModel, Logits, Needs
+from engine.device import LoadedModel, Needs
 from engine.kv.budget import MAX_RUNNING, host_memory, host_room
 from engine.kv.cache import KVCache
+from engine.sampling.logits import Draw, Logits
 from quant.cpu.activations import GROUP, Form
 from quant.cpu.arena import Arena
 from quant.cpu.layouts import layouts_of

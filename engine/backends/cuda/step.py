@@ -14,11 +14,11 @@ from engine.backends.cuda.batch_tensors import NOTHING_FED, BatchLimits, BatchTe
 from engine.backends.cuda.gpu import Gpu
 from engine.backends.cuda.graphs import Size, StepGraphs
 from engine.config import BLOCK_SIZE
-from engine.device import Logits
 from engine.kernels.attention_tiles import TileQueries, query_tiles
 from engine.kv.blocks import NULL_BLOCK
 from engine.kv.cache import KVCache
 from engine.models import Model
+from engine.sampling.logits import Logits
 
 
 class CudaStep:

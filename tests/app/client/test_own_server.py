@@ -23,7 +23,8 @@ from app.generation.messages import Message, ToolCall
 from app.process.instance import Instance
 from app.process.listening import ListeningSockets
 from engine.errors import PromptTooLong
-from engine.request import FinishReason, SamplingParams
+from engine.request import FinishReason
+from engine.sampling_params import SamplingParams
 from engine.token_sources import TokenSources
 from quant.errors import InglenookError
 from tests.support.processes import HANGING_SECONDS

@@ -18,8 +18,10 @@ from app.grammars.frames import Channel, Frame, GrammarLimits, GrammarText, Hang
 from app.grammars.host import GrammarFailed
 from app.grammars.lines import Line, ProcessStarter, SocketLine
 from app.text.tokenizer import Tokenizer
-from engine.request import Request, SamplingParams
-from engine.sampling.constraint import Constraint, Grammar, MaskThread
+from engine.grammar import Constraint, Grammar
+from engine.request import Request
+from engine.sampling.masks import MaskThread
+from engine.sampling_params import SamplingParams
 from tests.support.processes import HANGING_SECONDS, until
 
 FAST = GrammarSource("regex", "[a-z]{1,5}")

@@ -2,16 +2,16 @@ import pytest
 
 from engine.backends.batch import build_batch
 from engine.config import BLOCK_SIZE
-from engine.request import Request, SamplingParams, ScheduledRequest, StepPlan
+from engine.sampling_params import SamplingParams
+from engine.step import StepPlan
+from tests.support.held_request import HeldRequest
 
 
 def plan(*parts: tuple[list[int], list[int], int, int]) -> StepPlan:
     """Parts are (prompt, block table, tokens computed before, tokens in this step)."""
     return StepPlan(
         tuple(
-            ScheduledRequest(
-                Request(n, tuple(ids), SamplingParams(), block_tables=(table,)), done, count, done + count == len(ids)
-            )
+            HeldRequest(n, tuple(ids), SamplingParams(), num_computed=done, block_tables=(table,)).next_part(count)
             for n, (ids, table, done, count) in enumerate(parts)
         )
     )

@@ -26,7 +26,8 @@ from engine.errors import PromptTooLong
 from engine.kv.blocks import NULL_BLOCK
 from engine.kv.disk.quota import Quota
 from engine.kv.disk.store import DiskStore
-from engine.request import BeamParams, Origin, RequestStatus, ServiceClass
+from engine.request import Origin, RequestStatus, ServiceClass
+from engine.sampling_params import BeamParams
 from tests.engine.hash_run import Run
 from tests.support.hash_model import HashTicket, block_bytes, hash_engine
 
@@ -45,9 +46,10 @@ def expected_references(engine: Engine[HashTicket]) -> list[Counter[int]]:
     groups = len(memory.groups)
     held: list[Counter[int]] = [Counter() for _ in memory.pools]
     for request in (*scheduler._running.values(), *scheduler._ending.values(), *scheduler._waiting):
-        for number, table in enumerate(request.block_tables):
+        blocks_of = memory.blocks_of(request)
+        for number, table in enumerate(blocks_of.tables):
             held[number].update(block for block in table if block != NULL_BLOCK)
-        for number, blocks in enumerate(request.saved.blocks if request.saved else ()):
+        for number, blocks in enumerate(blocks_of.saved.blocks if blocks_of.saved else ()):
             held[groups + number].update(block for _, block in blocks)
     for transfer in memory.transfers._under_way:
         for pool, block in transfer.held:

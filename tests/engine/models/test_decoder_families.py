@@ -16,7 +16,8 @@ from engine.config import Block, GroupConfig, ModelConfig
 from engine.kv.cache import KVCache
 from engine.loading import open_checkpoint
 from engine.models import Model
-from engine.request import Request, SamplingParams, ScheduledRequest, StepPlan
+from engine.sampling_params import SamplingParams
+from engine.step import StepPlan
 from tests.engine.models.family_checkpoints import (
     CONTEXT,
     FAMILIES,
@@ -27,6 +28,7 @@ from tests.engine.models.family_checkpoints import (
     make_two_norms,
     make_wrapped_gemma,
 )
+from tests.support.held_request import HeldRequest
 
 Change = Callable[[ModelConfig], ModelConfig]
 
@@ -67,14 +69,12 @@ class Run:
         for pool in self._kv.pools:
             pool.fill_(torch.nan)
 
-    def request(self, ids: Sequence[int], blocks: Sequence[int]) -> Request:
-        return Request(1, tuple(ids), SamplingParams(), block_tables=tuple(list(blocks) for _ in self._groups))
+    def request(self, ids: Sequence[int], blocks: Sequence[int]) -> HeldRequest:
+        return HeldRequest(1, tuple(ids), SamplingParams(), block_tables=tuple(list(blocks) for _ in self._groups))
 
-    def step(self, *parts: tuple[Request, int]) -> Tensor:
+    def step(self, *parts: tuple[HeldRequest, int]) -> Tensor:
         """The requests' `num_computed` move on. Logits of those that reached their last token."""
-        plan = StepPlan(
-            tuple(ScheduledRequest(it, it.num_computed, n, it.num_computed + n == it.num_tokens) for it, n in parts)
-        )
+        plan = StepPlan(tuple(it.next_part(n) for it, n in parts))
         with torch.inference_mode():
             batch = build_batch(plan, vocab_size=VOCABULARY, num_blocks=BLOCKS, groups=self._groups)
             logits: Tensor = self.model.forward(batch, self._kv)

@@ -7,8 +7,10 @@ import pytest
 
 from engine.config import BLOCK_SIZE, GroupConfig, Preemption
 from engine.errors import InvalidSampling, OutOfMemory, PromptTooLong
-from engine.request import BeamParams, BlockCopy, FinishReason, Origin, SamplingParams, ServiceClass, StepPlan
+from engine.request import FinishReason, Origin, ServiceClass
+from engine.sampling_params import BeamParams, SamplingParams
 from engine.scheduling.priority import MOST_PREEMPTIONS
+from engine.step import BlockCopy, StepPlan
 from tests.engine.hash_run import Run
 from tests.support.hash_model import HashRunner, hash_engine
 

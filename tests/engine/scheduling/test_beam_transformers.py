@@ -9,7 +9,8 @@ import torch
 
 from engine.load_options import LoadOptions
 from engine.loading import ModelEngine, load_engine, open_checkpoint
-from engine.request import BeamParams, SamplingParams, TokenLogprobs
+from engine.request import TokenLogprobs
+from engine.sampling_params import BeamParams, SamplingParams
 from tests.engine.models.tiny_llama import TinyLlama, make
 
 

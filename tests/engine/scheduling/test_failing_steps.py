@@ -7,7 +7,8 @@ import pytest
 
 from engine.load_options import LoadOptions
 from engine.loading import ModelEngine, load_engine, open_checkpoint
-from engine.request import FinishReason, SamplingParams
+from engine.request import FinishReason
+from engine.sampling_params import SamplingParams
 from tests.engine.models.tiny_llama import make
 
 SITES = [

@@ -1,4 +1,5 @@
-from engine.request import Origin, Request, SamplingParams, ServiceClass
+from engine.request import Origin, Request, ServiceClass
+from engine.sampling_params import SamplingParams
 from engine.scheduling.priority import CLASS_DELAY, MOST_PREEMPTIONS, PRIORITY_STEP, YIELDED, is_urgent, precedence
 
 INTERACTIVE, NORMAL, BACKGROUND = ServiceClass

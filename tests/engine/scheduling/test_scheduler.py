@@ -4,8 +4,10 @@ import pytest
 
 from engine.config import BLOCK_SIZE, EngineConfig
 from engine.errors import PromptTooLong
-from engine.request import FinishReason, Request, RequestStatus, SampledToken, SamplingParams, StepPlan
+from engine.request import FinishReason, Request, RequestStatus
+from engine.sampling_params import SamplingParams
 from engine.scheduling.scheduler import Scheduler
+from engine.step import SampledToken, StepPlan
 
 END = 99
 
@@ -109,7 +111,7 @@ def test_a_plan_names_who_gave_way() -> None:
         scheduler.update(plans[-1], tokens(plans[-1]))
     assert plans[-1].preempted == (young,)
     assert young.status is RequestStatus.WAITING
-    assert young.block_table == []
+    assert scheduler._memory.blocks_of(young).tables == ([],)
 
 
 def test_nobody_gives_way_while_part_of_a_step_under_way() -> None:

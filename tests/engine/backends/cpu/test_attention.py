@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from engine.config import BLOCK_SIZE, HeadNorm, NormKind
-from engine.request import Request
 from tests.engine.backends.cpu.attention_case import (
     BLOCKS,
     CONTEXT,
@@ -22,6 +21,7 @@ from tests.engine.backends.cpu.attention_case import (
     two_requests,
 )
 from tests.engine.backends.cpu.recorded import sequence
+from tests.support.held_request import HeldRequest
 
 pytestmark = pytest.mark.usefixtures("plain_layouts")
 
@@ -66,7 +66,7 @@ TURNING = [(32, 2), (32, 30), (64, 32), (80, 20), (80, 32), (80, 80), (96, 96), 
 STORED = 51  # tokens, in three steps
 
 
-def held(case: Case, request: Request) -> tuple[Tensor, Tensor]:
+def held(case: Case, request: HeldRequest) -> tuple[Tensor, Tensor]:
     """Keys and values [STORED, kv_heads, head_dim] that a request's blocks hold. Nothing else has changed."""
     it = case.it
     case.run(iter([[(request, 37)], [(request, 1)], [(request, 13)]]))

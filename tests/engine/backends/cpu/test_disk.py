@@ -8,7 +8,8 @@ import torch
 
 from engine.load_options import DiskOptions, LoadOptions
 from engine.loading import ModelEngine, load_engine, open_checkpoint
-from engine.request import Request, SamplingParams
+from engine.request import Request
+from engine.sampling_params import SamplingParams
 from tests.support.random_gguf import SIZES, write
 
 MODEL = "a5" * 32

@@ -20,7 +20,7 @@ from engine.kernels import reference
 from engine.kv.cache import KVCache, KVGroup
 from engine.models.rope import rotary_table
 from engine.operations import Attention, Norm
-from engine.request import ScheduledRequest, StepPlan
+from engine.step import StepPlan
 from quant.cpu.activations import Form
 from quant.cpu.arena import Arena
 from quant.cpu.linear import CpuBackend
@@ -76,7 +76,7 @@ def weights(names: Sequence[str], outputs: Sequence[int], columns: int = WIDTH) 
 def batch_of(ids: Sequence[int], wanted: Sequence[int] | None = None) -> Batch:
     """Tokens of one request; the logits of `wanted` ones, else of all."""
     request = sequence(1, ids, [3, 1, 4])
-    plan = StepPlan((ScheduledRequest(request, 0, len(ids), samples=True),))
+    plan = StepPlan((request.part(0, len(ids)),))
     batch = build_batch(plan, vocab_size=ROWS, num_blocks=64)
     return replace(batch, logit_rows=range(len(ids)) if wanted is None else wanted)
 
@@ -449,7 +449,7 @@ def test_a_batch_larger_than_what_was_recorded_is_refused(cpu_kernels: Path) -> 
     it = record(cpu_kernels, lambda ops, batch, kv: rows(ops, batch, X), tokens=4, context=48)
     with pytest.raises(IndexError, match="5 tokens"):
         it.step.fill(batch_of(range(5)))
-    parts = tuple(ScheduledRequest(sequence(n, [1], [2]), 0, 1, samples=False) for n in range(5))
+    parts = tuple(sequence(n, [1], [2]).part(0, 1, samples=False) for n in range(5))
     with pytest.raises(IndexError, match="5 requests"):
         it.step.fill(build_batch(StepPlan(parts), vocab_size=ROWS, num_blocks=64))
     with pytest.raises(IndexError, match="recorded for"):

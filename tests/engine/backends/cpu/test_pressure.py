@@ -11,7 +11,8 @@ import torch
 from engine.config import Preemption
 from engine.load_options import LoadOptions
 from engine.loading import ModelEngine, load_engine, open_checkpoint
-from engine.request import Origin, Request, RequestStatus, SamplingParams, ServiceClass
+from engine.request import Origin, Request, RequestStatus, ServiceClass
+from engine.sampling_params import SamplingParams
 from engine.scheduling.priority import MOST_PREEMPTIONS
 
 Asked = tuple[tuple[int, ...], SamplingParams, Origin]

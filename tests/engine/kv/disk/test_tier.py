@@ -14,9 +14,11 @@ from engine.config import BLOCK_SIZE, GroupConfig, Preemption, Restore
 from engine.core import Engine
 from engine.kv.blocks import BlockKey
 from engine.kv.disk.quota import Quota
-from engine.kv.disk.store import DiskBlock, DiskStore
+from engine.kv.disk.run_file import DiskBlock
+from engine.kv.disk.store import DiskStore
 from engine.kv.mover import Reading
-from engine.request import PROGRAM, Origin, Request, SamplingParams, ServiceClass, TokenEvent
+from engine.request import PROGRAM, Origin, Request, ServiceClass, TokenEvent
+from engine.sampling_params import SamplingParams
 from engine.thread import EngineThread
 from tests.app.server.live_server import Clock
 from tests.engine.hash_run import Run
@@ -192,6 +194,7 @@ def test_a_file_that_is_gone_is_a_miss(new_store: NewStore, tmp_path: Path, kind
     run, runner = new_run(store, groups)
     request = run.submit(tuple(range(300)), ignore_eos=True, max_tokens=5)
     found = run.engine._scheduler._memory.look_up(request, 18)
+    assert found
     assert found.disk_blocks
     for path in files(tmp_path):
         path.unlink()

@@ -1,65 +1,23 @@
-"""Constraints: what the tokens of a reply may be, as far as it has come; and the masks of a step, computed beside it.
-
-A grammar is compiled elsewhere; the engine begins one constraint of it for each reply, asks which tokens may come next,
-and tells which one came. Refuses to know what a grammar is written in.
-"""
+"""Masks: which tokens the constrained requests of a step may pick, computed on a thread while the step computes."""
 
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.request import FinishReason, SampledToken
+from engine.grammar import Constraint, Words
+from engine.request import FinishReason, Request
+from engine.step import SampledToken
 from quant.errors import InglenookError
-
-if TYPE_CHECKING:
-    from engine.request import Request
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-Words: TypeAlias = NDArray[np.int32]  # bit t % 32 of word t // 32 stands for token t
-
-
-class Constraint(Protocol):
-    """One reply on its way through a grammar. Used by one thread at a time."""
-
-    @property
-    def ended(self) -> bool:
-        """Whether nothing can follow: the reply is over."""
-        ...
-
-    def ask(self) -> None:
-        """The next call is `fill`: what computes elsewhere may begin. Raises what `fill` raises."""
-        ...
-
-    def fill(self, words: Words) -> bool:
-        """Set the bits of the tokens that may come next, and no others. False where any may: `words` are as they were.
-
-        Whatever it raises ends the reply, and no other.
-        """
-        ...
-
-    def tell(self, token_id: int) -> None:
-        """The next call is `accept` of this token: what computes elsewhere may begin. Raises nothing."""
-        ...
-
-    def accept(self, token_id: int) -> Sequence[int]:
-        """Take a token, which was allowed. Returns those that must follow it, which are taken as well."""
-        ...
-
-
-class Grammar(Protocol):
-    """What a reply must be like. Immutable, and safe for several threads."""
-
-    def begin(self, *, jumps: bool) -> Constraint:
-        """A constraint at its beginning; where it does not jump, `accept` gives no tokens."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +70,7 @@ class MaskThread:
         self._words = -(-vocab_size // 32)
         self._thread = ThreadPoolExecutor(1, "masks")  # which starts with the first of them
 
-    def begin(self, requests: Sequence["Request"]) -> "Future[Masks] | None":
+    def begin(self, requests: Sequence[Request]) -> "Future[Masks] | None":
         """The masks of those that are constrained; None if none is. Until it is done, they must not get a token."""
         constrained = [(it.id, it.constraint) for it in requests if it.constraint is not None]
         return self._thread.submit(self._masks, constrained) if constrained else None

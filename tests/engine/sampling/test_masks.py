@@ -11,11 +11,13 @@ from engine.backends.batch import Batch
 from engine.backends.runner import ModelRunner, Ticket
 from engine.config import EngineConfig
 from engine.core import Engine
-from engine.device import LoadedModel, Logits
+from engine.device import LoadedModel
 from engine.errors import InvalidSampling
+from engine.grammar import Constraint, Words
 from engine.kv.cache import KVCache, KVGroup
-from engine.request import BeamParams, FinishReason, SamplingParams, TokenEvent
-from engine.sampling.constraint import Constraint, Words
+from engine.request import FinishReason, TokenEvent
+from engine.sampling.logits import Logits
+from engine.sampling_params import BeamParams, SamplingParams
 
 VOCABULARY = 77
 END = 5
