@@ -290,7 +290,7 @@ class ContextBudget(Noun):
 
 
 @dataclass(frozen=True, slots=True)
-class Room(Noun):
+class TrimPlan(Noun):
     """What would be left out. Filled by the client; nothing has happened yet."""
 
     how: FullContext  # SUMMARIZE or DROP_OLDEST

@@ -14,12 +14,13 @@ from typing import Any, TypeAlias
 import httpx
 import msgspec
 
-from app.chat_backend.reply_parts import Begun, Ended, PromptProgress, ReasoningDelta, ReplyPart, TextDelta
+from app.chat_backend.reply_parts import Begun, Ended, ReplyPart
 from app.client.http import HTTPClient, Remedies, ServerUnreachable, refusal, told_sampling
 from app.errors import AppError, InvalidSetting
 from app.generation.cache_details import PromptTokensDetails
 from app.generation.cache_report import MissReason
-from app.history.records import State, Usage
+from app.generation.events import PromptProgress, ReasoningDelta, TextDelta
+from app.history.records import State, StoredUsage
 from app.process.engine_lease import CHAT_CLIENT
 from app.settings.settings import APP_NAME
 
@@ -104,7 +105,7 @@ class ServedName:
     sampling: Mapping[str, float] | None = None  # that applies where a request leaves it open; None: not told
 
 
-class Endpoint:
+class ChatEndpoint:
     """One server. `close` it in the end."""
 
     def __init__(self, url: str, key: str | None, *, is_ours: bool) -> None:
@@ -234,7 +235,7 @@ class _Fold:
         is_known = self._usage is not None or self._clock.has_begun
         return Ended(self._state, self._told(self._usage or {}) if is_known else None)
 
-    def _told(self, usage: Mapping[str, Any]) -> Usage:
+    def _told(self, usage: Mapping[str, Any]) -> StoredUsage:
         """What the server says, and where it says nothing, what was measured here."""
         prompt = int(usage.get("prompt_tokens") or 0)
         details = _details(usage)
@@ -242,7 +243,7 @@ class _Fold:
         tells = "computed_tokens" in (usage.get("prompt_tokens_details") or ())  # a prompt may be read in part
         queue = float(self._timings.get("queue_ms") or 0.0) / 1000
         reply = float(self._timings.get("predicted_ms") or 0.0) / 1000
-        return Usage(
+        return StoredUsage(
             device_tokens=cached - details.host_tokens - details.disk_tokens,
             host_tokens=details.host_tokens,
             disk_tokens=details.disk_tokens,

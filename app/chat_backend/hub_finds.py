@@ -10,7 +10,7 @@ from app.errors import EXIT_NOT_FOUND, EXIT_OK, AppError
 from app.models.machine_memory import is_likely_to_fit
 from app.progress import SilentProgress
 from app.settings.settings import Settings
-from tui.engine_nouns import Finds, Model
+from tui.engine_nouns import Finds, ModelInfo
 
 
 class _Find(Struct):
@@ -33,9 +33,9 @@ async def found(words: str, memory: int) -> Finds:
     return Finds(tuple(_model(find, is_known=bool(note)) for find in msgspec.json.decode(out, type=list[_Find])), note)
 
 
-def _model(find: _Find, *, is_known: bool) -> Model:
+def _model(find: _Find, *, is_known: bool) -> ModelInfo:
     """`is_known`: it is one of those with a short name."""
-    return Model(
+    return ModelInfo(
         find.name,
         find.quantization or "",
         find.size,
@@ -53,7 +53,7 @@ def _note(err: bytes) -> str:
     return next((line for line in err.decode(errors="replace").splitlines() if OF_FAMILIES in line), "")
 
 
-def variants(name: str, settings: Settings, memory: int | None) -> Sequence[Model]:
+def variants(name: str, settings: Settings, memory: int | None) -> Sequence[ModelInfo]:
     """The quantizations of a repository, what fits first, and the largest of it. `memory`: bytes that a model would
     find; None: nobody knows. Raises AppError."""
     from app.models.hub_listing import list_repository
@@ -66,7 +66,7 @@ def variants(name: str, settings: Settings, memory: int | None) -> Sequence[Mode
     listing = list_repository(repository.repo, settings, SilentProgress())
     choices = choices_of(listing) or {"": sum(file.size for file in listing.files.values())}
     models = [
-        Model(
+        ModelInfo(
             name=f"{repository.repo}:{kind}" if kind else repository.repo,
             quantization=kind,
             size=size,

@@ -1,44 +1,22 @@
-"""The parts of a reply that an endpoint streams. Texts are as the model wrote them.
-
-Imports no network library, so that the screens appear early.
-"""
+"""The parts of a reply, as an endpoint streams them."""
 
 from typing import NamedTuple, TypeAlias
 
-from app.history.records import State, Usage
+from app.generation.events import PromptProgress, ReasoningDelta, TextDelta
+from app.history.records import State, StoredUsage
 
 
 class Begun(NamedTuple):
-    """The server has accepted it. Of a server that gives replies no id, there is none."""
+    """The server has accepted the request. Servers that give replies no id send none of these."""
 
     reply: str  # its id
 
 
-class PromptProgress(NamedTuple):
-    """How much of the prompt is read, in tokens."""
-
-    done: int  # those that were cached included
-    total: int
-    cached: int
-
-
-class ReasoningDelta(NamedTuple):
-    """More of what the model thinks before it answers."""
-
-    text: str
-
-
-class TextDelta(NamedTuple):
-    """More of the answer."""
-
-    text: str
-
-
 class Ended(NamedTuple):
-    """The last event of a reply."""
+    """The last part of a reply."""
 
     state: State
-    usage: Usage | None
+    usage: StoredUsage | None
 
 
 ReplyPart: TypeAlias = Begun | PromptProgress | ReasoningDelta | TextDelta | Ended

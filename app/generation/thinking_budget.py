@@ -50,10 +50,10 @@ class ThinkingBudget:
 
     def begin(self, *, jumps: bool) -> Constraint:
         reply = None if self._reply is None else self._reply.begin(jumps=jumps)
-        return _Reply(self._tokenizer, self._marks, self._tokens, reply, thinks=self._thinks)
+        return _BudgetConstraint(self._tokenizer, self._marks, self._tokens, reply, thinks=self._thinks)
 
 
-class _Reply:
+class _BudgetConstraint:
     """See `engine.grammar.Constraint`."""
 
     def __init__(

@@ -32,10 +32,12 @@ class TokenFilter:
 
     def begin(self, *, jumps: bool) -> Constraint:
         # A jump could take tokens that are filtered out.
-        return _Reply(self.allowed, self.forbidden, None if self.reply is None else self.reply.begin(jumps=False))
+        return _FilterConstraint(
+            self.allowed, self.forbidden, None if self.reply is None else self.reply.begin(jumps=False)
+        )
 
 
-class _Reply:
+class _FilterConstraint:
     """See `engine.grammar.Constraint`."""
 
     def __init__(

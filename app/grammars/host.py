@@ -21,10 +21,10 @@ from app.grammars.frames import (
     SIMPLIFY,
     Channel,
     Frame,
+    GrammarLimits,
     GrammarText,
     Hangup,
     Kind,
-    Limits,
     Problem,
     packed_ids,
     unpacked_ids,
@@ -47,7 +47,9 @@ class GrammarFailed(InvalidGrammar):
 class GrammarProcess:
     """See `engine.grammar.Grammar`. `tokenize` returns the ids of a text that continues another."""
 
-    def __init__(self, line: Line, tokenize: Callable[[bytes], Sequence[int]], limits: Limits, *, jumps: bool) -> None:
+    def __init__(
+        self, line: Line, tokenize: Callable[[bytes], Sequence[int]], limits: GrammarLimits, *, jumps: bool
+    ) -> None:
         self._line = line
         self._tokenize = tokenize
         self._limits = limits
@@ -87,7 +89,7 @@ class GrammarProcess:
             raise InvalidGrammar(problem.message, place=problem.place)
 
     def begin(self, *, jumps: bool) -> Constraint:
-        return _Reply(self, next(self._numbers), jumps=jumps and self._jumps)
+        return _GrammarConstraint(self, next(self._numbers), jumps=jumps and self._jumps)
 
     def tell(self, frame: Frame) -> None:
         """Send a frame about a reply. Raises GrammarFailed."""
@@ -136,7 +138,7 @@ class GrammarProcess:
             return self._answers.pop(reply)
 
 
-class _Reply:
+class _GrammarConstraint:
     """See `engine.grammar.Constraint`."""
 
     def __init__(self, process: GrammarProcess, number: int, *, jumps: bool) -> None:

@@ -3,8 +3,8 @@
 The layout is that of huggingface_hub: `models--ORG--REPO/blobs/<digest>` holds the bytes, `snapshots/<commit>/<file>`
 is a link to them, and `refs/main` has the commit that was fetched last. Nothing here touches the network.
 
-huggingface_hub removes files, since it knows which bytes other revisions share. Its scan of a cache for a list of models
-is no help: it takes twice the time of ours, and its import another 0.1 s.
+huggingface_hub removes files, since it knows which bytes other revisions share. Its scan of the cache is not used: it
+takes twice the time of ours, and its import another 0.1 s.
 """
 
 import os

@@ -88,8 +88,8 @@ async def _fetch(
     """The headers of a model's weights, and its configuration. Returns the names of the files of weights."""
     async with web_client() as client:
 
-        def parts_of(file: str) -> _Parts:
-            return _Parts(client, listing.files[file], folder / file, settings, progress)
+        def parts_of(file: str) -> _GrowingFile:
+            return _GrowingFile(client, listing.files[file], folder / file, settings, progress)
 
         if model.is_gguf:
             await _together([parts_of(file).gguf_header() for file in model.files])
@@ -142,7 +142,7 @@ def _spans(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     return spans
 
 
-class _Parts:
+class _GrowingFile:
     """One file of the Hub, of which the beginning comes to `path`."""
 
     def __init__(

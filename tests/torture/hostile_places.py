@@ -25,7 +25,7 @@ from tests.torture.killed_chats import EVIL
 from tests.tui.scripted_client import HERE, USAGE, ScriptedClient, ScriptedModels
 from tui.app import ChatApp
 from tui.client import ClientError
-from tui.engine_nouns import EngineRequest, Fit, Model, Phase, RequestId
+from tui.engine_nouns import EngineRequest, Fit, ModelInfo, Phase, RequestId
 from tui.nouns import Attachment, ChatId, ChatSettings, Finish, Preset, ReasoningDelta, ReplyEnd, TextDelta
 from tui.screens.chat import ChatScreen
 from tui.widgets.conversation import Conversation
@@ -55,7 +55,7 @@ class HostileModels(ScriptedModels):
 
     names: Sequence[str] = ()
 
-    async def installed(self) -> Sequence[Model]:
+    async def installed(self) -> Sequence[ModelInfo]:
         return [replace(HERE, name=name, quantization=name, license=name) for name in self.names]
 
     catalog = installed

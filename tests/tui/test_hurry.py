@@ -18,7 +18,7 @@ from tui.screens.chat import ChatScreen
 from tui.screens.help import HelpScreen
 from tui.screens.models import ModelsScreen
 from tui.widgets.document import Document
-from tui.widgets.growing import Piece
+from tui.widgets.growing import DocumentText
 from tui.widgets.listing import Listing
 from tui.widgets.message_view import MessageView
 from tui.widgets.reply_text import ReplyText
@@ -100,7 +100,7 @@ def test_a_reply_that_was_just_drawn_may_be_left() -> None:
         await text.remove()
         for late in (text._fold_far, text._look_again):
             late()
-        await text._change([Document("gone")], Piece("gone"))
+        await text._change([Document("gone")], DocumentText("gone"))
         text.add("more")
         await text._show_waiting()
         assert paragraph._get_style(".strong") is not None

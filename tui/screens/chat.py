@@ -16,7 +16,7 @@ from textual.widgets import Footer
 
 from tui import commands
 from tui.client import Client
-from tui.commands import COMMANDS, Command, Part
+from tui.commands import COMMANDS, Command, Owner
 from tui.drafts import Prompt
 from tui.engine_nouns import Loading
 from tui.extracts import is_web_address
@@ -58,7 +58,7 @@ class ChatScreen(SteadyScreen):
             priority=one.key != "escape",
         )
         for one in COMMANDS
-        if one.key and " " not in one.key and one.part is not Part.APP
+        if one.key and " " not in one.key and one.owner is not Owner.APP
     ]
 
     def __init__(self, client: Client, chat: ChatId | None, question: str) -> None:
@@ -190,14 +190,14 @@ class ChatScreen(SteadyScreen):
             await self._run(found, "")
 
     async def _run(self, command: Command, argument: str) -> None:
-        parts: dict[Part, DOMNode] = {
-            Part.APP: self.app,
-            Part.SCREEN: self,
-            Part.CHAT: self.conversation,
-            Part.CHATS: self.query_one(ChatList),
+        owners: dict[Owner, DOMNode] = {
+            Owner.APP: self.app,
+            Owner.SCREEN: self,
+            Owner.CHAT: self.conversation,
+            Owner.CHATS: self.query_one(ChatList),
         }
         arguments = (argument,) if command.takes else ()
-        await self.app.run_action(("", command.action, arguments), parts[command.part])
+        await self.app.run_action(("", command.action, arguments), owners[command.owner])
 
     async def action_new_chat(self) -> None:
         await self.conversation.begin()

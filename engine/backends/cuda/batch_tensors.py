@@ -30,7 +30,7 @@ Array = NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class BatchLimits:
     """The largest batch."""
 
     tokens: int
@@ -69,7 +69,7 @@ class StepBuffers:
     """The memory of the batches of one engine. A batch is valid until the next one is filled in; what reads it is
     launched before that, on the same stream."""
 
-    def __init__(self, limits: Limits, gpu: Gpu) -> None:
+    def __init__(self, limits: BatchLimits, gpu: Gpu) -> None:
         self._gpu = gpu
         self._limits = limits
         lists = 8 * limits.tokens * (4 + limits.groups) + 16 * (limits.tokens + limits.requests)

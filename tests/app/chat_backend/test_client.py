@@ -7,7 +7,7 @@ from contextlib import aclosing
 import pytest
 
 from app.chat_backend.client import TerminalClient
-from app.chat_backend.endpoint import Endpoint
+from app.chat_backend.endpoint import ChatEndpoint
 from app.chat_backend.reply_parts import ReplyPart
 from app.models import catalog, sampling_defaults
 from tests.app.chat_backend.conftest import Clients
@@ -152,13 +152,13 @@ def test_another_reply_is_drawn_where_the_model_would_say_the_same(
     clients: Clients, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bodies: list[Mapping[str, object]] = []
-    stream = Endpoint.stream
+    stream = ChatEndpoint.stream
 
-    def noted(endpoint: Endpoint, body: Mapping[str, object]) -> AsyncGenerator[ReplyPart]:
+    def noted(endpoint: ChatEndpoint, body: Mapping[str, object]) -> AsyncGenerator[ReplyPart]:
         bodies.append(body)
         return stream(endpoint, body)
 
-    monkeypatch.setattr(Endpoint, "stream", noted)
+    monkeypatch.setattr(ChatEndpoint, "stream", noted)
     monkeypatch.setattr(sampling_defaults, "suitable_sampling", lambda *_: catalog.Sampling(0.0, min_p=0.1))
 
     async def work(client: TerminalClient) -> None:

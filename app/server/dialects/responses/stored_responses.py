@@ -136,7 +136,7 @@ class StoredResponses:
                 return otherwise
 
 
-class _Said(Struct):
+class _Continuation(Struct):
     """What is read of a response to go on from it."""
 
     output: list[InputItem]
@@ -144,7 +144,7 @@ class _Said(Struct):
 
 
 _items = msgspec.json.Decoder(list[InputItem])
-_said = msgspec.json.Decoder(_Said)
+_said = msgspec.json.Decoder(_Continuation)
 
 
 def brought(stored: StoredResponse) -> list[InputItem]:
