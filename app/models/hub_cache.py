@@ -14,7 +14,7 @@ from pathlib import Path
 
 from app.errors import AppError
 from app.models.catalog import HubSource
-from app.models.transfer.incoming import PARTIAL, write_whole
+from app.whole_file import PARTIAL, write_whole
 
 MAX_FILES = 20_000  # of one repository
 _FOLDER = re.compile(r"models--(?P<owner>.+?)--(?P<name>.+)")

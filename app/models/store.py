@@ -25,10 +25,11 @@ from app.models.lock import only_one
 from app.models.other_tools import OtherTool, other_tools
 from app.models.repository import CONFIG, RepositoryName
 from app.models.stored_model import LOCAL_FILE, LOCAL_FOLDER, Removal, StoredModel, is_model, stored_model
-from app.models.transfer.incoming import Incoming, arrived, check_space, receive, write_whole
+from app.models.transfer.incoming import Incoming, arrived, check_space, receive
 from app.models.web_models import WebModels, WebName
 from app.progress import Progress, SilentProgress
 from app.settings.settings import Settings
+from app.whole_file import write_whole
 from engine.private_folder import private_folder
 
 

@@ -14,8 +14,8 @@ from torch import Tensor
 from engine.checkpoints.weights import Weights
 from engine.config import Block, HeadNorm, LongRopeScaling, ModelConfig, NormPlacement
 from engine.kv.cache import KVCache, KVGroup
-from engine.models.rope import RotaryTable, rotary_table
 from engine.operations import Activation, Attention, HeadNorms, Inputs, Norm, Operations
+from engine.rope import RotaryTable, rotary_table
 from quant.kernels.reference import dequantize
 from quant.linear import QLinear
 
