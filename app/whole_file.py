@@ -14,6 +14,7 @@ def write_whole(final: Path, content: bytes, mode: int | None = None) -> None:
     `mode`: its permissions; None: those that new files have.
     """
     partial = final.with_name(f"{final.name}.{os.getpid()}{PARTIAL}")
+    permissions = 0o666 if mode is None else mode
     try:
         partial.unlink(missing_ok=True)  # a process that had this number may have left it, with other permissions
         with open(
