@@ -17,9 +17,7 @@ def write_whole(final: Path, content: bytes, mode: int | None = None) -> None:
     permissions = 0o666 if mode is None else mode
     try:
         partial.unlink(missing_ok=True)  # a process that had this number may have left it, with other permissions
-        with open(
-            partial, "xb", opener=lambda path, flags: os.open(path, flags, 0o666 if mode is None else mode)
-        ) as file:
+        with open(partial, "xb", opener=lambda path, flags: os.open(path, flags, permissions)) as file:
             if mode is not None:
                 os.chmod(partial, mode)  # also those that the umask took away
             file.write(content)
