@@ -96,7 +96,7 @@ class Decoder:
                 attended, x = ops.select(attended, batch), ops.select(x, batch)
             if config.block is Block.SEQUENTIAL:
                 x = self._add_mlp(self._add_attention(x, attended, layer), layer)
-            else:  # both read x, and adding overwrites it: `attended` is made of it already, what the MLP gives is not
+            else:  # both read x, which adding overwrites: attention has read it already, and the MLP reads it first
                 x = self._add_attention(self._add_mlp(x, layer), attended, layer)
         return ops.logits(self._before(x, self._output_norm), self._head, config.logit_softcap)
 
