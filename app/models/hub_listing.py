@@ -11,25 +11,11 @@ from dataclasses import dataclass
 from app.errors import AppError
 from app.models import hub
 from app.models.catalog import HubSource
-from app.models.hub_cache import DIGEST, MAX_FILES
+from app.models.hub_cache import DIGEST, MAX_FILES, ListedFile
 from app.models.repository import FILE
 from app.progress import Progress
 from app.settings.settings import Settings
 from quant.bounded_json import JSONProblem, parse_object
-
-
-@dataclass(frozen=True, slots=True)
-class ListedFile:
-    """A file of a repository at one commit. `digest` in hex: sha256, or git's sha1 of a blob."""
-
-    source: HubSource
-    size: int
-    digest: str
-
-    @property
-    def is_sha256(self) -> bool:
-        return len(self.digest) == 64
-
 
 MAX_BYTES = 16 << 20
 MAX_NAME = 400  # characters; systems take paths of a few hundred or thousand
