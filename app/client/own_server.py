@@ -105,12 +105,6 @@ class Client:
                 if one["phase"] == "reading"
             ]
 
-    async def models(self) -> list[str]:
-        """The ids of the models that it serves. Raises ServerUnreachable or ServerError."""
-        answer = await self._get("/v1/models")
-        with self._http.as_agreed():
-            return [str(model["id"]) for model in answer["data"]]
-
     async def default_sampling(self) -> Mapping[str, float] | None:
         """What the server applies where a request leaves its sampling open; None if each API has its own defaults, or
         the server is of an older version. Raises ServerUnreachable or ServerError."""
