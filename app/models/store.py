@@ -17,9 +17,10 @@ from pathlib import Path
 
 from app.errors import AppError, IntegrityError, ModelNotFound
 from app.models import hub_cache
-from app.models.catalog import Catalog, CatalogEntry, HubSource, ListedFile, Source, load_catalog
+from app.models.catalog import Catalog, CatalogEntry, HubSource, Source, load_catalog
 from app.models.digests import sha256_of
 from app.models.families import Families, load_families
+from app.models.hub_cache import ListedFile
 from app.models.hub_models import HubModels
 from app.models.lock import only_one
 from app.models.other_tools import OtherTool, other_tools
