@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from app.chat_backend.engine.loading_state import DownloadRate
 from app.chat_backend.engine.slot import EngineSlot
-from app.chat_backend.hub_finds import found, variants
-from app.chat_backend.model_fits import fit_of, recommended
+from app.chat_backend.model_queries import fit_of, found, recommended, variants
 from app.chat_backend.told import apart, told
 from app.models.machine_memory import memory_without_gpu
 from app.settings.settings import Settings

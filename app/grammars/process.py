@@ -110,7 +110,7 @@ def bytes_tokenizer() -> llguidance.LLTokenizer:
 
 
 @dataclass(slots=True)
-class Replies:
+class GrammarReplies:
     """The replies that follow one grammar, each at its place in it."""
 
     start: llguidance.LLMatcher
@@ -172,7 +172,7 @@ def serve(line: _Line, compiler: Compiler, limits: GrammarLimits) -> None:
         channel.send(Frame(Kind.COMPILED, payload=outcome.packed()))
         return
     channel.send(Frame(Kind.COMPILED))
-    replies = Replies(outcome, limits)
+    replies = GrammarReplies(outcome, limits)
     while not replies.are_slow:
         frame = line.receive()
         with _within(limits.mask_cpu_seconds):

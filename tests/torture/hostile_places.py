@@ -29,7 +29,7 @@ from tui.engine_nouns import EngineRequest, Fit, ModelInfo, Phase, RequestId
 from tui.nouns import Attachment, ChatId, ChatSettings, Finish, Preset, ReasoningDelta, ReplyEnd, TextDelta
 from tui.screens.chat import ChatScreen
 from tui.widgets.conversation import Conversation
-from tui.widgets.thoughts import Thoughts
+from tui.widgets.folded import Thoughts
 
 A_CHAT = 9  # texts
 BATCH = 200  # of one run of the screens

@@ -18,11 +18,11 @@ from tui.screens.chat import ChatScreen
 from tui.screens.help import HelpScreen
 from tui.screens.models import ModelsScreen
 from tui.widgets.document import Document
+from tui.widgets.folded import Thoughts
 from tui.widgets.growing import DocumentText
 from tui.widgets.listing import Listing
 from tui.widgets.message_view import MessageView
 from tui.widgets.reply_text import ReplyText
-from tui.widgets.thoughts import Thoughts
 
 WORDS = ["A", "**bold**", "house,", "`code`", "and", "*some*", "words", "that", "go", "on", "and", "on.", ""]
 ENDS = (" ", " ", " ", "\n\n", "\n- ", "\n\n1. ", "\n```\n", "\n| a | b |\n|---|---|\n")

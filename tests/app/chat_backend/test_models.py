@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from app.chat_backend import hub_finds, model_fits
+from app.chat_backend import model_queries
 from app.chat_backend.client import TerminalClient
 from app.chat_backend.engine.slot import EngineSlot
 from app.chat_backend.models import ChatModels
@@ -38,8 +38,7 @@ async def said(*words: str) -> tuple[int, bytes, bytes]:
 @pytest.fixture(autouse=True)
 def commands(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     """Commands run in this process, with the settings of a test."""
-    monkeypatch.setattr(hub_finds, "said", said)
-    monkeypatch.setattr(model_fits, "said", said)
+    monkeypatch.setattr(model_queries, "said", said)
     for folder in ("models_dir", "hub_cache", "state_dir", "ollama_dir", "lmstudio_dir"):
         monkeypatch.setenv(f"INGLE_{folder.upper()}", str(getattr(settings, folder)))
 
