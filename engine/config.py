@@ -257,3 +257,22 @@ class EngineConfig:
 
     def without_host_pools(self) -> Self:
         return replace(self, host_blocks=0)
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderConfig:
+    """The shape of an encoder. Filled by the family's module from the checkpoint."""
+
+    layers: int
+    hidden: int
+    heads: int
+    mlp_hidden: int
+    vocab_size: int
+    context_length: int  # positions that it has
+    token_types: int
+    norm_epsilon: float
+
+    @property
+    def matrix_elements(self) -> int:
+        """About how many weights its matrices have."""
+        return self.layers * (4 * self.hidden + 2 * self.mlp_hidden) * self.hidden + self.vocab_size * self.hidden

@@ -119,7 +119,7 @@ class Engine(Generic[TicketT]):
         results = [self.request(prompt_ids, params, end_ids, origin) for _ in range(params.beams.results)]
         if params.beams.width + len(end_ids) + len(params.stop_token_ids) > self.vocab_size:
             raise InvalidSampling("width", f"too wide for a vocabulary of {self.vocab_size}")
-        self._scheduler.search(results, params.beams)
+        self._scheduler.check_search_fits(results[0])
         return results
 
     def add(self, *requests: Request) -> None:

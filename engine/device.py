@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import torch
 
-from engine.backends.batch import Batch
+from engine.batch import Batch
 from engine.checkpoints.checkpoint import StoredWeight
 from engine.checkpoints.weights import Weights
 from engine.config import EngineConfig, GroupConfig, ModelConfig

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from engine.config import Gate, NormKind
 from engine.kv.cache import LayerKV
-from engine.models.rope import RotaryTable
+from engine.rope import RotaryTable
 from quant.linear import LinearBackend, QLinear
 
 Activation: TypeAlias = Any  # rows of floats, one for each token: a tensor, or a place in a recorded program
-Inputs: TypeAlias = Any  # a step's `engine.backends.batch.Batch`, or what the backend has made of it
+Inputs: TypeAlias = Any  # a step's `engine.batch.Batch`, or what the backend has made of it
 
 
 @dataclass(frozen=True, slots=True)

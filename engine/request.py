@@ -5,17 +5,14 @@ lets it catch up. A prompt, a prompt's later chunk and one generated token are t
 """
 
 import enum
-from array import array
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from engine.sampling_params import SamplingParams
+from engine.sampling_params import BeamSampling, SamplingParams
 from engine.token_sources import NONE, TokenSources
 
 if TYPE_CHECKING:
     from engine.grammar import Constraint
-    from engine.scheduling.beam import Beam
-    from engine.scheduling.beam_groups import Search
 
 
 class ServiceClass(enum.IntEnum):
@@ -45,12 +42,21 @@ class Origin:
 PROGRAM = Origin()  # what is assumed of a request that says nothing of itself
 
 
+@dataclass(slots=True)
+class QueueTimes:
+    """When a request was queued and when it first got a slot, in seconds of the scheduler's clock."""
+
+    arrival: float = 0.0
+    started: float | None = None
+
+
 class RequestStatus(enum.Enum):
     WAITING = enum.auto()  # holds no block of the device pool
     ARRIVING = enum.auto()  # has a slot; its blocks are being copied to the device
     FOLLOWING = enum.auto()  # has a slot; takes over its leader's blocks when the step under way has read their prompt
-    RUNNING = enum.auto()
-    FINISHED = enum.auto()  # its end is told; it may hold blocks until the steps under way are collected
+    LEADING = enum.auto()  # has a slot; followers pick their first token in a step under way, and share its blocks then
+    RUNNING = enum.auto()  # has a slot, and its blocks are on the device
+    FINISHED = enum.auto()  # its end was reported; it may hold blocks until the steps under way are collected
 
 
 class FinishReason(enum.Enum):
@@ -61,12 +67,12 @@ class FinishReason(enum.Enum):
     GRAMMAR = "grammar"  # its grammar is too complex, or allows nothing more
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Request:
-    """One sequence being generated. The submitter fills the first block of fields, the scheduler owns the rest.
+    """One sequence being generated. The caller fills the first block of fields, the scheduler owns the rest.
 
-    How far it is, in tokens: num_computed <= num_scheduled <= num_tokens + num_pending. Between the first two lie the
-    tokens of steps that are under way; the pending ones are being sampled there, so that nobody knows them yet.
+    In tokens: num_computed <= num_scheduled <= num_tokens + the tokens that steps under way will sample. Between the
+    first two are the tokens of steps under way.
     """
 
     id: int
@@ -78,20 +84,12 @@ class Request:
     output_ids: list[int] = field(default_factory=list)  # what the runner sampled
     num_computed: int = 0  # tokens whose keys and values are in the cache
     num_scheduled: int = 0  # those, and the tokens of steps under way
-    num_pending: int = 0  # tokens that steps under way will sample
-    steps_under_way: int = 0  # launched and not collected; its blocks must not be reused before they are
     cache: TokenSources = NONE  # of its prompt, when it was first admitted
     num_preemptions: int = 0
-    arrival: float = 0.0  # when it was added, in seconds of some clock
-    seated: float | None = None  # when it first had a seat, by the same clock
-    followers: "list[Request]" = field(default_factory=list)  # wait for its prompt, which is theirs too
-    is_leading: bool = False  # some of them pick their first token in a step under way, and then take over its blocks
+    queue: QueueTimes = field(default_factory=QueueTimes)
     num_reported: int = 0  # positions of the prompt whose prediction of the next token is told, or under way
     status: RequestStatus = RequestStatus.WAITING
     constraint: "Constraint | None" = field(default=None, repr=False)  # how far its reply is in its grammar
-    search: "Search | None" = field(default=None, repr=False)  # that it is a beam of, or a result, which never runs
-    beam: "Beam | None" = field(default=None, repr=False)  # of the search: what it stands for
-    _known_ids: "array[int]" = field(default_factory=lambda: array("q"))  # as far as somebody asked
 
     @property
     def has_slot(self) -> bool:
@@ -105,15 +103,15 @@ class Request:
 
     @property
     def queue_seconds(self) -> float:
-        """That it waited before it first had a seat."""
-        return 0.0 if self.seated is None else self.seated - self.arrival
+        """How long it waited before it first had a slot."""
+        return 0.0 if self.queue.started is None else self.queue.started - self.queue.arrival
 
     @property
     def runs_ahead(self) -> bool:
         """Whether its next step can be launched while its last token is still being sampled."""
-        # Which token of a beam goes on is known when its whole search has got so far; which may follow in a grammar,
-        # and which are penalized, when the one before is known.
-        return self.beam is None and self.constraint is None and not self.params.needs_reply
+        # The next token of a beam is known when all beams have delivered; the tokens that a grammar allows, and those
+        # that are penalized, when the one before is known.
+        return self.constraint is None and not self.params.needs_reply and not isinstance(self.params, BeamSampling)
 
     @property
     def num_tokens(self) -> int:
@@ -131,11 +129,6 @@ class Request:
             return range(0)
         first = max(start, self.num_reported)
         return range(first, max(first, min(stop, len(self.prompt_ids) - 1)))
-
-    def known_ids(self) -> "array[int]":
-        """All tokens that are known, int64 side by side. Whoever reads it must let go before it is asked again."""
-        self._known_ids.extend(self.token_ids(len(self._known_ids), self.num_tokens))
-        return self._known_ids
 
 
 @dataclass(frozen=True, slots=True)

@@ -131,6 +131,7 @@ class Factor:
     parts: Callable[[Bytes], Bytes] | None = None
     planes: tuple[int, ...] = (8,)  # how parts are packed
     offset: int = 0
+    unit: float = 1.0  # the same for all scales of the type; a power of two
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,12 +247,12 @@ def _plane(bits: int, slabs: Iterable[tuple[slice, Words]], blocks: Bytes) -> Pl
 
 def _scale(factor: Factor, blocks: Bytes, flip: int = 0) -> Scale:
     if factor.exponent:
-        return Scale(torch.from_numpy(blocks[:, :, factor.at].copy()))
+        return Scale(torch.from_numpy(blocks[:, :, factor.at].copy()), unit=factor.unit)
     whole = _half_field(blocks, factor.at, flip if factor.parts is None else 0)
     if factor.parts is None:
-        return Scale(whole)
+        return Scale(whole, unit=factor.unit)
     small = factor.parts(blocks).reshape(len(blocks), -1)
-    return Scale(whole, integers(small, factor.planes), factor.offset)
+    return Scale(whole, integers(small, factor.planes), factor.offset, factor.unit)
 
 
 def integers(values: Bytes, planes: tuple[int, ...]) -> Integers:

@@ -1,8 +1,8 @@
 """A client that costs little: it shares the processor with the server that it measures.
 
 One connection a stream, HTTP by hand as far as a streamed completion needs it, no work on a token but to note when it
-came: 19 us a token at 16 streams, where the httpx of app/client/http.py takes 70. The same for every server. The
-reference of the wire: RFC 9112, section 7.1.
+came. The same for every server. The client of app/client/http.py would take two to four times the processor time: 70 to
+100 us a token of 16 streams, where this one takes 20 to 40. The reference of the wire: RFC 9112, section 7.1.
 """
 
 import asyncio

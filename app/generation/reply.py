@@ -37,7 +37,7 @@ _TEXT = FormatMarkup(PLAIN)
 
 
 class ReplyReader:
-    """Reads one reply. Without a parser, all of it is text."""
+    """Turns the tokens of one reply into text, thoughts, and tool calls. Without a parser, all of it is text."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class ReplyReader:
 
     @property
     def told(self) -> str:
-        """The text of the tokens so far, as far as it is certain; markup included."""
+        """The text of the tokens so far, markup included, without what may still become a stop string."""
         return "".join(self._told)
 
     @property
@@ -75,7 +75,7 @@ class ReplyReader:
         return self._text.stopped
 
     def take(self, token_id: int, logprobs: TokenLogprobs | None, *, hidden: bool) -> list[SpokenEvent]:
-        """What is certain now that this token follows; `hidden` if it is no part of the text, since it ends it."""
+        """The events that are certain after this token. A `hidden` one ends the text and is no part of it."""
         self.thought_tokens += self._parser.is_thinking
         if logprobs is not None:
             self._logprobs.append((self._length, logprobs))
@@ -89,7 +89,7 @@ class ReplyReader:
         return self._push(self._text.finish() + shown)
 
     def finish(self, *, cut_off: bool = False) -> list[SpokenEvent]:
-        """What was held back, now that no token follows. `cut_off`: see `ReplyParser.finish`."""
+        """The events that were held back, since no token follows. `cut_off`: see `ReplyParser.finish`."""
         events = [] if self.stopped is not None else self._push(self._text.finish())
         events += self._with_logprobs(self._parser.finish(cut_off=cut_off))
         if self._logprobs and self._parser.is_text and not self._parser.num_calls:
@@ -152,14 +152,14 @@ class Reply:
         self._remembered_at = context.started
 
     def events(self, token: TokenEvent) -> list[ChatEvent]:
-        """What a token event means to the reader of the reply. Nothing, once a stop string has ended it."""
+        """The chat events of a token event. None after a stop string has ended the reply."""
         if self.ended:
             return []
         events: list[ChatEvent] = [PromptLogprobs(token.prompt_logprobs)] if token.prompt_logprobs else []
         if token.token_id is None and token.finish is None:
             total = len(self._request.prompt_ids)
             self._read = max(self._read, token.num_computed)
-            # A request that gave way reads its prompt again in the middle of its reply, which is nobody's news.
+            # A preempted request computes its prompt again in the middle of its reply; that is not reported.
             events += [] if self._tokens else [self._progress(min(token.num_computed, total), total)]
         if token.token_id is not None:
             events += self._asked_for(token.token_id)
@@ -195,7 +195,7 @@ class Reply:
         return PromptProgress(done, total, self._request.num_cached, max(0.0, seconds))
 
     def end(self) -> None:
-        """Nothing follows, whether or not that was told; any number of times."""
+        """End the reply, if it has not ended. May be called any number of times."""
         if self.ended:
             return
         self.ended = True
@@ -211,7 +211,7 @@ class Reply:
         return len(self._request.prompt_ids) if self._tokens else self._read
 
     def _remember(self) -> list[int]:
-        """Have the ids so far stand for their text; now and then, since the process may be killed. They are given."""
+        """Remember the ids so far for later prompts, and return them. Called often, since the process may be killed."""
         self._remembered_at = time.monotonic()
         request, output_ids = self._request, self._request.output_ids[: self._tokens]
         told, continues_text = self._reader.told, self._context.continues_text
@@ -220,7 +220,7 @@ class Reply:
         return output_ids
 
     def _in_front_of_stop(self, output_ids: list[int], stop: str) -> list[int]:
-        """Without the tokens that the stop string is made of, which whoever goes on from the reply leaves out."""
+        """The ids without those of the stop string, which later prompts leave out."""
         end, length = len(output_ids), len(stop.encode())
         while end and length > 0:
             end -= 1

@@ -86,14 +86,14 @@ class ChatService:
         sampling: DefaultSampling = API_DEFAULTS,
         generic_tools: bool = True,
     ) -> None:
-        """`stable_ids` is where the ids of replies are kept; None: in memory alone. `sampling` fills in what requests
-        leave open. With `generic_tools`, models without tools in their template are told of them as text."""
+        """`stable_ids` keeps the ids of replies; None: in memory only. `sampling` has the defaults of requests. With
+        `generic_tools`, a model whose template has no tools gets them as text."""
         self.name = name
         self.tokenizer = tokenizer
         self.streams = streams
         self.sampling = sampling
         self._encoding = WorkPool("rendering and encoding prompts", PROMPT_THREADS)
-        # Texts and ids that clients want to have counted or translated wait for each other, and prompts do not wait.
+        # Prompts have threads of their own: counting and translating texts must not delay them.
         self.texts = WorkPool("encoding texts", TEXT_THREADS)
         self.preparation = Preparation()
         ids = StableIds() if stable_ids is None else stable_ids
@@ -118,16 +118,16 @@ class ChatService:
         return next(filter(None, (part.problem() for part in parts)), "")
 
     async def stop(self) -> None:
-        """End every request, and the work on those that are not requests of the engine yet."""
+        """End every request, including those that the engine does not have yet."""
         await asyncio.gather(self.streams.stop(), self._encoding.close(), self.texts.close())
 
     async def encode(self, messages: Sequence[Message]) -> tuple[int, ...]:
-        """The prompt for the assistant's next turn; what people wrote stays text. Raises TemplateError."""
+        """The prompt for the assistant's next turn; what users wrote stays text. Raises TemplateError."""
         return await self._encoding.run(lambda check: self._prompts.encode(messages, Limit(check=check)))
 
     async def prompt(self, conversation: Conversation) -> ChatPrompt:
         """The prompt for the assistant's next turn, after the conversation's context if it has one. Raises
-        PromptTooLong, TemplateError, and ToolsUnsupported for tools that the model's template tells it nothing of."""
+        PromptTooLong, TemplateError, and ToolsUnsupported for tools that the model's template leaves out."""
 
         def make(limit: Limit) -> ChatPrompt:
             if conversation.context:
@@ -139,7 +139,7 @@ class ChatService:
         return await self._within_context(make)
 
     async def _within_context(self, encode: Callable[[Limit], T]) -> T:
-        """The result of encoding a prompt. Raises PromptTooLong for one that certainly does not fit the context."""
+        """Encode a prompt on a thread. Raises PromptTooLong for one that certainly does not fit the context."""
         length = self.context_length
         try:
             return await self._encoding.run(lambda check: encode(Limit.of_context(length, check)))
@@ -147,8 +147,8 @@ class ChatService:
             raise PromptTooLong.of(error.least, length, self.streams.longest_context, is_exact=False) from error
 
     async def length(self, conversation: Conversation) -> int:
-        """How many tokens its prompt would be, whatever the context holds. Raises TextTooLong beyond MAX_COUNTED, and
-        what else `prompt` raises."""
+        """The number of tokens of its prompt, regardless of the context length. Raises TextTooLong beyond MAX_COUNTED,
+        and TemplateError and ToolsUnsupported as `prompt` does."""
 
         def count(check: Check) -> int:
             return len(self._prompts.encode_conversation(conversation, Limit(MAX_COUNTED, check=check))[0])
@@ -164,7 +164,7 @@ class ChatService:
         return await self.texts.run(decode)
 
     async def tokenized(self, text: str, *, parse_special: bool = False) -> list[int]:
-        """The ids of a text, whatever the context holds. Raises TextTooLong beyond MAX_COUNTED."""
+        """The ids of a text, regardless of the context length. Raises TextTooLong beyond MAX_COUNTED."""
 
         def encode(check: Check) -> list[int]:
             return self.tokenizer.encode(text, parse_special=parse_special, limit=Limit(MAX_COUNTED, check=check))
@@ -172,7 +172,7 @@ class ChatService:
         return await self.texts.run(encode)
 
     async def abilities(self) -> Abilities:
-        """Found out by rendering its template, the first time. Raises TemplateUnavailable."""
+        """What the model can do. The first call renders its template. Raises TemplateUnavailable."""
 
         def find_out(check: Check) -> Abilities:
             replies = self._prompts.replies
@@ -181,7 +181,7 @@ class ChatService:
         return await self._encoding.run(find_out)
 
     async def prepare_when_idle(self) -> None:
-        """Do what the first grammar would wait for as soon as nothing is generated: it takes a core for a while."""
+        """Prepare the grammar compiler once the engine is idle: that takes a core for up to 2 s."""
         await asyncio.sleep(IDLE_SECONDS)
         while self.streams.num_running or self.streams.num_waiting:
             await asyncio.sleep(IDLE_SECONDS)
@@ -198,8 +198,8 @@ class ChatService:
         return await self._within_context(lambda limit: self._prompts.encode_mixed(parts, limit))
 
     async def encode_infill(self, gap: Gap) -> tuple[int, ...] | None:
-        """A prompt for what is missing between two texts; None for a model that has no tokens to be asked that with.
-        Raises PromptTooLong."""
+        """A prompt for the text between two others; None if the model has no tokens for infilling. Raises
+        PromptTooLong."""
         if (infilling := self._infilling) is None:
             return None
         return await self._within_context(lambda limit: self._prompts.encode_infill(infilling, gap, limit))
@@ -207,8 +207,8 @@ class ChatService:
     async def forget(
         self, messages: Sequence[Message], staying: Sequence[Sequence[Message]] = (), origin: Origin = PROGRAM
     ) -> None:
-        """Forget what was computed and generated in a conversation, on disk as well, but for the beginning that it has
-        in common with one that stays. Raises TemplateError."""
+        """Forget the KV cache and the replies of a conversation, on disk as well, except the prefix that it shares with
+        one of those `staying`. Raises TemplateError."""
         ids = await self.encode(messages)
         others = [await self.encode(other) for other in staying]
         self.streams.forget(ids, origin, kept=max((num_common(ids, other) for other in others), default=0))
@@ -221,15 +221,15 @@ class ChatService:
         origin: Origin = PROGRAM,
         counts: TokenCounts | None = None,
     ) -> AsyncGenerator[Batch]:
-        """Generate the replies to a conversation, or what prompts of token ids go on with.
+        """Generate the replies to a conversation, or the continuations of prompts of token ids.
 
-        Yields what has come meanwhile, never nothing: each event with the index of its reply, in the order of prompts.
-        With a pause in the options, consecutive texts come as one. If more candidates are generated than the caller
-        wants, the best come when all have ended, best first. Adds to `counts`. Closing the generator ends all replies.
+        Yields the events since the last batch, at least one, each with the index of its reply; replies are numbered in
+        the order of prompts. If the options have more candidates than replies to return, the best candidates come after
+        all have ended, best first. Adds to `counts`. Closing the generator ends all replies.
 
-        Raises, before the first event, TemplateError, ToolsUnsupported, PromptTooLong, InvalidGrammar, InvalidSampling,
-        or EngineError; and later ReplyFailed or ReplyAborted if the engine gave a reply up, or InvalidGrammar if its
-        grammar turned out too complex.
+        Before the first event, raises TemplateError, ToolsUnsupported, PromptTooLong, InvalidGrammar, InvalidSampling,
+        or EngineError. Later, raises ReplyFailed or ReplyAborted if the engine gave a reply up, and InvalidGrammar if
+        the grammar turned out too complex.
         """
         counts = TokenCounts() if counts is None else counts
         with self.preparation.of_request():
@@ -252,7 +252,7 @@ class ChatService:
     async def _prepared(
         self, asked: Conversation | Sequence[tuple[int, ...]], options: GenerationOptions
     ) -> PreparedRequest:
-        """What the engine is to do for a request. Raises what `reply` raises before its first event."""
+        """Render and encode the prompt, and compile the grammar. Raises what `reply` raises before its first event."""
         breakers = await self._breakers.tokens(options.breakers) if options.breakers else frozenset[int]()
         token_filter = await self._token_filter(options)
 

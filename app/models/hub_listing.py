@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from app.errors import AppError
 from app.models import hub
-from app.models.catalog import HubSource, ListedFile
-from app.models.hub_cache import DIGEST, MAX_FILES
+from app.models.catalog import HubSource
+from app.models.hub_cache import DIGEST, MAX_FILES, ListedFile
 from app.models.repository import FILE
 from app.progress import Progress
 from app.settings.settings import Settings

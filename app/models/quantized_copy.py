@@ -15,11 +15,12 @@ from torch import Tensor
 
 from app.errors import AppError, ModelNotFound, NoSpace
 from app.models.repository import CONFIG, DESCRIPTIONS
-from app.models.transfer.incoming import check_space, write_whole
+from app.models.transfer.incoming import check_space
 from app.progress import Progress
 from app.text.folder_tokenizer import from_folder
 from app.text.tokenizer import Tokenizer
-from engine.checkpoints.calibration import input_squares
+from app.whole_file import write_whole
+from engine.calibration import input_squares
 from engine.loading import open_checkpoint
 from quant.checkpoint_files import read_bytes, read_object
 from quant.errors import InglenookError, ModelFileError

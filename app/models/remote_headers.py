@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from app.errors import IntegrityError
 from app.models import hub
-from app.models.catalog import ListedFile
+from app.models.hub_cache import ListedFile
 from app.models.hub_listing import Listing, list_repository
 from app.models.reachability import check_reachable
 from app.models.repository import CONFIG, ModelFiles, RepositoryName, choose, models_among

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from app.errors import IntegrityError
 from app.models import hub
-from app.models.catalog import ListedFile
+from app.models.hub_cache import ListedFile
 from app.models.hub_listing import Listing, list_repository
 from app.models.hub_models import HubModels
 from app.models.machine_memory import is_likely_to_fit, machine_memory

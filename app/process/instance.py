@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from app.errors import AppError
 from app.settings.settings import Settings
+from app.whole_file import write_whole
 from engine.private_folder import private_folder
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def recorded(instance: Instance, settings: Settings) -> Iterator[None]:
     lock = _lock(record)
     lock.acquire(timeout=_SUCCESSION_SECONDS)
     try:
-        _write_private(record, json.dumps(asdict(instance), indent=2).encode())
+        write_whole(record, json.dumps(asdict(instance), indent=2).encode(), 0o600)
         yield
     finally:
         withdraw(instance, settings)
@@ -138,15 +139,6 @@ def _read(record: Path) -> Instance | None:
         return Instance(**{**content, "pid": int(content["pid"]), "port": int(content["port"])})
     except (OSError, ValueError, KeyError, TypeError):
         return None
-
-
-def _write_private(path: Path, content: bytes) -> None:
-    """Put a file in place whole, readable by this user alone."""
-    partial = path.with_suffix(".partial")
-    partial.unlink(missing_ok=True)
-    with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(content)
-    os.replace(partial, path)
 
 
 def _exists(pid: int) -> bool:

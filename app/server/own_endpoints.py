@@ -206,7 +206,7 @@ def _report(request: EngineRequest, now: float) -> RequestReport:
         prompt_done=min(total, request.num_computed),
         prompt_total=total,
         reply_tokens=len(request.output_ids),
-        seconds=round(max(0.0, now - request.arrival), 3),
+        seconds=round(max(0.0, now - request.queue.arrival), 3),
         reply=request.origin.reply,
     )
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from engine import models
-from engine.backends.batch import Batch
 from engine.backends.runner import ModelRunner
+from engine.batch import Batch
 from engine.checkpoints.checkpoint import StoredWeight
 from engine.checkpoints.weights import Weights
 from engine.config import BLOCK_SIZE, EngineConfig, Gate, GroupConfig, ModelConfig

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from engine.backends.batch import build_batch
+from engine.batch import build_batch
 from engine.config import GroupConfig
 from engine.device import LoadedModel
 from engine.errors import OutOfMemory

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from engine.request import Request, TokenLogprobs
 from engine.sampling.drawing import TRIES, Filters
-from engine.sampling.filters import dry_penalties, leaves_out
+from engine.sampling.filters import dry_penalties, known_ids, leaves_out
 from engine.sampling.masks import NO_MASKS, Masks
 from engine.sampling.sampler import NOT_NUMBERS, uniform
 from engine.step import SampledToken
@@ -263,7 +263,7 @@ def _counts(pick: Pick, vocabulary: int) -> "np.ndarray[tuple[int], np.dtype[np.
     """How often the reply has each token of the vocabulary."""
     told = np.full(vocabulary, UNSEEN, np.int32)
     if pick.request.params.penalizes:
-        known = np.frombuffer(pick.request.known_ids(), np.int64)
+        known = np.frombuffer(known_ids(pick.request), np.int64)
         told[known] = 0
         reply = known[len(pick.request.prompt_ids) :]
         told[reply] = np.bincount(reply, minlength=vocabulary)[reply]

@@ -14,8 +14,8 @@ from torch import Tensor
 from engine.checkpoints.weights import Weights
 from engine.config import Block, HeadNorm, LongRopeScaling, ModelConfig, NormPlacement
 from engine.kv.cache import KVCache, KVGroup
-from engine.models.rope import RotaryTable, rotary_table
 from engine.operations import Activation, Attention, HeadNorms, Inputs, Norm, Operations
+from engine.rope import RotaryTable, rotary_table
 from quant.kernels.reference import dequantize
 from quant.linear import QLinear
 
@@ -96,7 +96,7 @@ class Decoder:
                 attended, x = ops.select(attended, batch), ops.select(x, batch)
             if config.block is Block.SEQUENTIAL:
                 x = self._add_mlp(self._add_attention(x, attended, layer), layer)
-            else:  # both read x, and adding overwrites it: `attended` is made of it already, what the MLP gives is not
+            else:  # both read x, which adding overwrites: attention has read it already, and the MLP reads it first
                 x = self._add_attention(self._add_mlp(x, layer), attended, layer)
         return ops.logits(self._before(x, self._output_norm), self._head, config.logit_softcap)
 

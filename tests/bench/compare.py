@@ -37,7 +37,8 @@ def main() -> int:
         plan = Plan(rows=rows, load=load, repeat=wanted.repeat, http=wanted.http)
         _print(compare(load_settings(**chosen), plan, peers, progress), as_object=wanted.json)
     except InglenookError as problem:
-        print(f"error: {problem.message}\n  try: {problem.remedy}", file=sys.stderr)
+        remedy = f"\ntry: {problem.remedy}" if problem.remedy else ""
+        print(f"error: {problem.message}{remedy}", file=sys.stderr)
         return exit_status(problem)
     except KeyboardInterrupt:
         return 130

@@ -21,8 +21,8 @@ from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
 from app.text.gguf_tokenizer import from_gguf
 from engine import models
-from engine.backends.batch import build_batch
 from engine.backends.reference import ReferenceDevice
+from engine.batch import build_batch
 from engine.checkpoints.weights import Weights
 from engine.config import EngineConfig, GroupConfig
 from engine.device import Compute

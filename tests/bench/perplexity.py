@@ -31,7 +31,7 @@ from app.models import quantized_copy
 from app.models.quantized_copy import save_quantized
 from app.progress import SilentProgress
 from app.text.gguf_tokenizer import from_gguf
-from engine.checkpoints.calibration import input_squares
+from engine.calibration import input_squares
 from engine.loading import open_checkpoint
 from quant.checkpoint_files import read_object
 from quant.gguf import GGUFFile

@@ -11,9 +11,9 @@ from engine.kernels.norms import normalize
 from engine.kernels.rope_store import rope_and_store
 from engine.kernels.sampling import sample
 from engine.kernels.sampling_rows import Pick, rows_of
-from engine.models.rope import RotaryTable
 from engine.operations import Attention, HeadNorms, Norm
 from engine.request import Request
+from engine.rope import RotaryTable
 from engine.sampling.masks import NO_MASKS
 from engine.sampling_params import SamplingParams
 from tests.gpu.figures import Figure, fraction

@@ -12,7 +12,6 @@ import torch
 from numpy.typing import NDArray
 
 from engine import models
-from engine.backends.batch import Batch, placeholder_batch
 from engine.backends.cpu.attention import PIECE, QUERIES
 from engine.backends.cpu.code_cache import load_code, load_draw
 from engine.backends.cpu.drawing import CompiledDraw
@@ -21,6 +20,7 @@ from engine.backends.cpu.operations import CpuOperations, LogitRows, block_shape
 from engine.backends.cpu.program import COUNTS, HEADER, Limits, Program
 from engine.backends.cpu.team import MOST_THREADS, Team
 from engine.backends.runner import ModelRunner
+from engine.batch import Batch, placeholder_batch
 from engine.checkpoints.checkpoint import StoredWeight
 from engine.checkpoints.weights import Weights
 from engine.config import BLOCK_SIZE, EngineConfig, GroupConfig, HeadNorm, ModelConfig

@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.backends.batch import Batch
 from engine.backends.cpu.attention import ALL, ATTENTION_KERNELS
 from engine.backends.cpu.buffers import PLAIN_KERNELS, Buffers, Rows, check_multiple
 from engine.backends.cpu.kv_store import STORE_KERNELS, KVType, head_bytes
 from engine.backends.cpu.program import SEGMENT, Op, Program, float_bits
+from engine.batch import Batch
 from engine.config import Gate, NormKind
 from engine.errors import UnsupportedModel
 from engine.kv.cache import LayerKV

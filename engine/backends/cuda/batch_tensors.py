@@ -18,8 +18,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.backends.batch import Batch
 from engine.backends.cuda.gpu import Gpu
+from engine.batch import Batch
 from engine.kernels.attention_tiles import TileList, Tiles
 from engine.kernels.feeding import feed
 
@@ -41,7 +41,7 @@ class BatchLimits:
 
 @dataclass(frozen=True, slots=True)
 class BatchTensors:
-    """T tokens of R requests, those included that stand for nothing. The rest as in `engine.backends.batch.Batch`."""
+    """T tokens of R requests, those included that stand for nothing. The rest as in `engine.batch.Batch`."""
 
     token_ids: Tensor  # int64 [T]
     positions: Tensor  # int64 [T]

@@ -15,11 +15,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from engine.backends.batch import Batch, build_batch
 from engine.backends.cuda.batch_tensors import Fed
 from engine.backends.cuda.gpu import Gpu, Mark
 from engine.backends.cuda.step import CudaStep
 from engine.backends.runner import first_rows, reporting_shortage
+from engine.batch import Batch, build_batch
 from engine.config import GroupConfig
 from engine.kernels.sampling import sample
 from engine.kernels.sampling_rows import Pick, Sampled, rows_of, told

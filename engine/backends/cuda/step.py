@@ -9,10 +9,10 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from engine.backends.batch import Batch
 from engine.backends.cuda.batch_tensors import NOTHING_FED, BatchLimits, BatchTensors, Fed, StepBuffers
 from engine.backends.cuda.gpu import Gpu
 from engine.backends.cuda.graphs import Size, StepGraphs
+from engine.batch import Batch
 from engine.config import BLOCK_SIZE
 from engine.kernels.attention_tiles import TileQueries, query_tiles
 from engine.kv.blocks import NULL_BLOCK

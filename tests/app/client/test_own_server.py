@@ -2,9 +2,9 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import aclosing, closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -39,6 +39,7 @@ DONE = "data: [DONE]\n\n"
 ERROR = 'data: {"error": {"message": "The engine failed.", "type": "server_error", "param": null, "code": null}}\n\n'
 
 
+MODELS = [{"id": "a"}, {"id": "m", "default_sampling": {"temperature": 0.6}}]
 HEALTH = {
     "status": "ok",
     "running": 2,
@@ -65,7 +66,7 @@ class StandIn:
         return Starlette(
             routes=[
                 Route("/health", self._answer(lambda: self.health)),
-                Route("/v1/models", self._answer(lambda: JSONResponse({"data": [{"id": "a"}, {"id": "b"}]}))),
+                Route("/v1/models", self._answer(lambda: JSONResponse({"data": MODELS}))),
                 Route("/v1/chat/completions", self._complete, methods=["POST"]),
             ]
         )
@@ -279,7 +280,17 @@ def ask_health(address: Instance) -> Health:
     return asyncio.run(ask())
 
 
-def test_health(server: StandIn, address: Instance) -> None:
+def test_default_sampling_is_that_of_the_served_model(address: Instance) -> None:
+    async def ask(instance: Instance) -> Mapping[str, float] | None:
+        async with Client(instance) as client:
+            return await client.default_sampling()
+
+    assert asyncio.run(ask(address)) == {"temperature": 0.6}
+    assert asyncio.run(ask(replace(address, model="a"))) is None
+    assert asyncio.run(ask(replace(address, model="b"))) is None
+
+
+def test_health_while_it_serves_and_while_it_is_stopped(server: StandIn, address: Instance) -> None:
     assert ask_health(address) == Health("", 2, 1, {"normal": 2}, {"background": 1}, 100, 40)
     server.health = JSONResponse({**HEALTH, "status": "unavailable", "reason": "it is stopped"}, 503)
     assert ask_health(address).problem == "it is stopped"

@@ -11,8 +11,8 @@ from torch.nn import functional as F
 from engine.config import BLOCK_SIZE, NormKind
 from engine.kernels import reference
 from engine.kernels.rope_store import rope_and_store
-from engine.models.rope import RotaryTable
 from engine.operations import Attention, HeadNorms, Norm
+from engine.rope import RotaryTable
 
 pytestmark = pytest.mark.usefixtures("fenced_memory")
 

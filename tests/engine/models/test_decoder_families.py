@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from engine import models
-from engine.backends.batch import build_batch
 from engine.backends.reference import ReferenceDevice, ReferenceOperations
+from engine.batch import build_batch
 from engine.checkpoints.weights import Weights
 from engine.config import Block, GroupConfig, ModelConfig
 from engine.kv.cache import KVCache

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from engine import models
-from engine.backends.batch import build_batch
 from engine.backends.reference import ReferenceDevice, ReferenceOperations
+from engine.batch import build_batch
 from engine.checkpoints.metadata import Metadata
 from engine.checkpoints.weights import Weights
 from engine.config import BLOCK_SIZE, Llama3Scaling, RopeConfig
@@ -19,7 +19,7 @@ from engine.errors import UnsupportedModel
 from engine.kv.cache import KVCache
 from engine.loading import open_checkpoint
 from engine.models import Model
-from engine.models.rope import inverse_frequencies
+from engine.rope import inverse_frequencies
 from engine.sampling_params import SamplingParams
 from engine.step import StepPlan
 from quant.errors import ModelFileError

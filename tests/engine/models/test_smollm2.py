@@ -12,8 +12,8 @@ from transformers import LlamaForCausalLM
 
 from app.text.gguf_tokenizer import from_gguf
 from engine import models
-from engine.backends.batch import build_batch
 from engine.backends.reference import ReferenceDevice
+from engine.batch import build_batch
 from engine.kv.cache import KVCache
 from engine.load_options import LoadOptions
 from engine.loading import ModelEngine, load_engine, open_checkpoint

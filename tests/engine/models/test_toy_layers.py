@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.backends.batch import Batch
 from engine.backends.runner import ModelRunner, Ticket
+from engine.batch import Batch
 from engine.config import BLOCK_SIZE, EngineConfig, GroupConfig, Preemption
 from engine.core import Engine
 from engine.device import LoadedModel

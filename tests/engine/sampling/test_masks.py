@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
-from engine.backends.batch import Batch
 from engine.backends.runner import ModelRunner, Ticket
+from engine.batch import Batch
 from engine.config import EngineConfig
 from engine.core import Engine
 from engine.device import LoadedModel

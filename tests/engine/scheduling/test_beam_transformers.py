@@ -52,12 +52,12 @@ def ours(
 ) -> list[tuple[list[int], float]]:
     results = engine.search(prompt, SamplingParams(beams=beams, **more), frozenset(ends))
     engine.add(*results)
+    group = engine._scheduler._requests.group_of(results[0])
+    assert group
     while engine.has_work:
         engine.step()
     engine.assert_empty()
-    search = results[0].search
-    assert search
-    scores = [hypothesis.score for hypothesis in search.policy.hypotheses]
+    scores = [hypothesis.score for hypothesis in group.policy.hypotheses]
     return [(result.output_ids, score) for result, score in zip(results, scores, strict=False)]
 
 

@@ -182,9 +182,9 @@ def test_blocks_of_an_ended_request_wait_for_the_steps_under_way() -> None:
     scheduler = Scheduler(config())
     scheduler.add(request(1, 3))
     first, second = scheduler.schedule(), scheduler.schedule()
-    free = scheduler.num_free_blocks
+    free = scheduler._memory.groups[0].pool.num_free
     scheduler.update(first, [SampledToken(1, END)])
-    assert scheduler.num_free_blocks == free
+    assert scheduler._memory.groups[0].pool.num_free == free
     assert scheduler.has_work
     scheduler.update(second, [SampledToken(1, 5)])
     scheduler.assert_empty()

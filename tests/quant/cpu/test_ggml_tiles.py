@@ -1,5 +1,7 @@
 """Packing moves bits and nothing else: what is packed comes back, takes no more room, or is refused by name."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -121,8 +123,19 @@ def odd(*, planes: tuple[int, ...] = (4,), group: int = 32, zero: int = 8, minim
         odd(planes=(8,)),
         odd(planes=(8,), zero=128, minimum=True),
         odd(planes=(2, 2)),
+        replace(odd(), scale=replace(odd().scale, unit=0.125)),
     ],
-    ids=["group 64", "group 128", "zero 0", "zero 7", "zero and minimum", "8 bits, zero", "8 bits, minimum", "planes"],
+    ids=[
+        "group 64",
+        "group 128",
+        "zero 0",
+        "zero 7",
+        "zero and minimum",
+        "8 bits, zero",
+        "8 bits, minimum",
+        "planes",
+        "unit",
+    ],
 )
 def test_what_has_no_layout_is_refused_by_name(weight: CodedTensor) -> None:
     with pytest.raises(UnsupportedQuantization, match="ODD"):

@@ -1,5 +1,7 @@
 """Linear layers on a GPU against plain torch."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -8,7 +10,7 @@ from quant.cuda.linear import CudaBackend, CudaLinear
 from quant.ggml_blocks import BLOCKS
 from quant.kernels.card import Card
 from quant.kernels.reference import dequantize
-from quant.tensor import QTensor
+from quant.tensor import CodedTensor, QTensor
 from tests.quant.cpu.random_spans import ORDERED
 from tests.quant.cpu.random_weights import EVERY, KINDS, random_weight, width
 
@@ -51,6 +53,14 @@ def test_it_multiplies_what_the_weight_says(name: str, deterministic: bool, devi
     torch.testing.assert_close(
         linear.forward(x.float().to(device)).cpu(), want, rtol=2e-2, atol=2e-2 * float(want.abs().max())
     )
+
+
+@pytest.mark.parametrize("name", ["Q4_0", "Q6_K"])
+def test_scales_are_multiplied_by_their_unit(name: str, device: torch.device) -> None:
+    weight = random_weight(name, 8, 256, np.random.default_rng())
+    assert isinstance(weight, CodedTensor)
+    halved = replace(weight, scale=replace(weight.scale, unit=0.5))
+    assert torch.equal(layer([halved], device).dequantize(), layer([weight], device).dequantize() / 2)
 
 
 def test_segments_lie_side_by_side_and_join_where_they_can(device: torch.device) -> None:

@@ -4,7 +4,6 @@ The whole reply is the result of the last event. So the two cannot disagree.
 """
 
 from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import aclosing
 from typing import TypeAlias
 
 from msgspec import UNSET, Struct, UnsetType
@@ -106,13 +105,10 @@ Event: TypeAlias = (
 )
 
 
-async def chat_events(reply: ResponseReply, earlier: Sequence[InputItem], model: str) -> AsyncGenerator[list[Event]]:
+def chat_events(reply: ResponseReply, earlier: Sequence[InputItem], model: str) -> AsyncGenerator[list[Event]]:
     """The events of a reply, in batches as they come. Raises what `ResponseReply.events` raises."""
     writer = _Writer(model, reply.writer.counts)
-    async with aclosing(reply.events(earlier)) as batches:
-        async for batch in batches:
-            if written := [one for event in batch for one in writer.write(event)]:
-                yield written
+    return reply.events(earlier, lambda batch: [one for event in batch for one in writer.write(event)])
 
 
 async def fold(chunks: AsyncGenerator[Event]) -> ChatReply:

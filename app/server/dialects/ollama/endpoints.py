@@ -76,9 +76,8 @@ class OllamaEndpoints:
         if wanted.is_probe:
             return json_reply(writer.end("load"))
         origin = origin_of(request, wanted.origin_fields())
-        options = wanted.generation_options(self._service.sampling)
-        replies = self._service.reply(wanted.conversation(), options, origin, counts)
-        chunks = written(replies, writer, counts, "messages")
+        conversation, options = wanted.conversation(), wanted.generation_options(self._service.sampling)
+        chunks = written(self._service.reply(conversation, options, origin, counts), writer, counts, "messages")
         return StreamedReply(chunks, error_body, writer.framing()) if wanted.streams else WholeReply(chunks, fold_chat)
 
     async def generate(self, request: Request) -> StreamedReply[GenerateReply] | WholeReply[GenerateReply] | Response:

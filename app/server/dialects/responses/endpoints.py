@@ -130,7 +130,7 @@ class ResponseEndpoints:
             if not wanted.stream:
                 return json_reply(reply.writer.response)
             return StreamedReply(log.after(FROM_START), reply.writer.error, NAMED_EVENTS)
-        events = reply.events(earlier)
+        events = reply.events(earlier, list)
         if wanted.stream:
             return StreamedReply(events, reply.writer.error, NAMED_EVENTS, reply.writer.counts)
         return WholeReply(events, fold)

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
+from typing import TypeVar
 
 import msgspec
 
@@ -20,6 +21,8 @@ from engine.request import Origin
 from quant.errors import InglenookError
 
 log = logging.getLogger(__name__)
+
+EventT = TypeVar("EventT")
 
 
 class ResponseReply:
@@ -44,13 +47,18 @@ class ResponseReply:
         begun = Response.begun(wanted, model, service.sampling)
         self.writer = ResponseWriter(begun, wanted.offered, service.tokenizer, tells_summary=wanted.tells_summary)
 
-    async def events(self, earlier: Sequence[InputItem]) -> AsyncGenerator[list[Event]]:
-        """In batches as they come, behind the items of earlier responses. Raises what `ChatService.reply` raises,
-        with errors about the request as InvalidRequest, behind a failed response where one had begun."""
-        if not earlier and not self._wanted.items:  # nobody has said anything
+    async def events(
+        self, earlier: Sequence[InputItem], translate: Callable[[list[Event]], list[EventT]]
+    ) -> AsyncGenerator[list[EventT]]:
+        """The events of the response after those of `earlier` items, in batches as they come, each translated.
+
+        Raises what `ChatService.reply` raises, with errors about the request as InvalidRequest. If the response has
+        begun, a failed response comes first.
+        """
+        if not earlier and not self._wanted.items:  # an empty conversation
             events = [*self.writer.begin(), *self.writer.end()]
             await self._keep()
-            yield events
+            yield translate(events)
             return
         try:
             options = self._wanted.generation_options(self._service)
@@ -61,16 +69,17 @@ class ResponseReply:
                     async for batch in batches:
                         if events := self.writer.write(batch):
                             await self._keep()
-                            yield events
+                            if translated := translate(events):
+                                yield translated
         except Exception as error:
-            if self.writer.has_begun:
-                yield self.writer.fail(error)
+            if self.writer.has_begun and (translated := translate(self.writer.fail(error))):
+                yield translated
             raise
 
     async def run(self, earlier: Sequence[InputItem], tell: Callable[[list[Event]], None]) -> None:
         """Make it to its end and `tell` its events. It is kept however it ends."""
         try:
-            async with aclosing(self.events(earlier)) as batches:
+            async with aclosing(self.events(earlier, list)) as batches:
                 async for batch in batches:
                     tell(batch)
         except asyncio.CancelledError:

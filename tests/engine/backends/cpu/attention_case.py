@@ -12,15 +12,15 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from engine.backends.batch import Batch
 from engine.backends.cpu.operations import Activation, CpuOperations
+from engine.batch import Batch
 from engine.config import BLOCK_SIZE, GroupConfig, HeadNorm, NormKind, RopeConfig
 from engine.kernels import reference
 from engine.kv.blocks import NULL_BLOCK
 from engine.kv.cache import KVCache, KVGroup
 from engine.models.decoder import head_norm_shape
-from engine.models.rope import RotaryTable, rotary_table
 from engine.operations import Attention, HeadNorms, Norm
+from engine.rope import RotaryTable, rotary_table
 from tests.engine.backends.cpu.recorded import Recorded, advance, compute, layer, plain, record, sequence, spoil
 from tests.support.held_request import HeldRequest
 

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from engine.backends.batch import Batch
 from engine.backends.cpu.device import CpuStep
 from engine.backends.runner import ModelRunner, Ticket
+from engine.batch import Batch
 from engine.device import Compute
 from engine.request import Request
 from engine.sampling.logits import Logits

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from engine import models
-from engine.backends.batch import Batch, build_batch, placeholder_batch
 from engine.backends.cpu.code_cache import load_code
 from engine.backends.cpu.device import CpuDevice, CpuStep
 from engine.backends.cpu.operations import Activation, CpuOperations, LogitRows, block_shape
 from engine.backends.cpu.program import Limits, Program
+from engine.batch import Batch, build_batch, placeholder_batch
 from engine.checkpoints.weights import Weights
 from engine.config import BLOCK_SIZE, EngineConfig, GroupConfig
 from engine.kv.cache import KVCache, KVGroup

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from app.text.gguf_tokenizer import from_gguf
 from engine import models
-from engine.backends.batch import build_batch
 from engine.backends.cpu.device import CpuDevice
 from engine.backends.reference import ReferenceDevice
+from engine.batch import build_batch
 from engine.checkpoints.weights import Weights
 from engine.config import BLOCK_SIZE, EngineConfig
 from engine.device import Compute, Device

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.backends.batch import build_batch
 from engine.backends.cpu.device import CpuStep
 from engine.backends.runner import ModelRunner
+from engine.batch import build_batch
 from engine.config import EngineConfig
 from engine.device import LoadedModel
 from engine.sampling.logits import Logits

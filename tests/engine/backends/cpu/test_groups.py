@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.backends.batch import Batch
 from engine.backends.reference import ReferenceOperations
+from engine.batch import Batch
 from engine.config import BLOCK_SIZE, GroupConfig, RopeConfig
 from engine.kv.blocks import NULL_BLOCK
 from engine.kv.cache import KVCache, KVGroup
-from engine.models.rope import rotary_table
 from engine.operations import Attention, Operations
+from engine.rope import rotary_table
 from tests.engine.backends.cpu.recorded import Recorded, advance, compute, plain, record, sequence, spoil
 from tests.support.held_request import HeldRequest
 

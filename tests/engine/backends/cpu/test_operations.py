@@ -11,15 +11,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.backends.batch import Batch, build_batch, placeholder_batch
 from engine.backends.cpu.operations import Activation, CpuOperations, LogitRows, block_shape
 from engine.backends.cpu.program import SEGMENT, Limits, Program
+from engine.batch import Batch, build_batch, placeholder_batch
 from engine.config import Gate, NormKind, RopeConfig
 from engine.errors import UnsupportedModel
 from engine.kernels import reference
 from engine.kv.cache import KVCache, KVGroup
-from engine.models.rope import rotary_table
 from engine.operations import Attention, Norm
+from engine.rope import rotary_table
 from engine.step import StepPlan
 from quant.cpu.activations import Form
 from quant.cpu.arena import Arena

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from engine.backends.batch import placeholder_batch
 from engine.backends.cpu.operations import CpuOperations, block_shape
 from engine.backends.cpu.program import INSTRUCTION, Limits, Op, Program
+from engine.batch import placeholder_batch
 from engine.config import NormKind, RopeConfig
 from engine.kv.cache import KVCache, KVGroup
-from engine.models.rope import rotary_table
 from engine.operations import Attention, HeadNorms, Norm
+from engine.rope import rotary_table
 from quant.cpu.arena import Arena
 from quant.cpu.linear import CpuBackend
 from quant.tensor import QTensor

@@ -5,9 +5,9 @@ import random
 import pytest
 import torch
 
-from engine.backends.batch import Batch
 from engine.backends.cuda import batch_tensors
 from engine.backends.cuda.batch_tensors import NOTHING_FED, BatchLimits, Fed, StepBuffers
+from engine.batch import Batch
 from engine.kernels.attention_tiles import TileQueries, decode_tiles, query_tiles
 from tests.engine.backends.cuda.two_devices import gpu
 

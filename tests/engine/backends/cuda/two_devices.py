@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from engine import models
-from engine.backends.batch import Batch, build_batch
 from engine.backends.cuda.device import CudaDevice, CudaOptions
 from engine.backends.cuda.gpu import Gpu, read_card
 from engine.backends.reference import ReferenceDevice
+from engine.batch import Batch, build_batch
 from engine.checkpoints.weights import Weights
 from engine.config import EngineConfig, GroupConfig
 from engine.device import Device, LoadedModel

@@ -1,6 +1,6 @@
 import pytest
 
-from engine.backends.batch import build_batch
+from engine.batch import build_batch
 from engine.config import BLOCK_SIZE
 from engine.sampling_params import SamplingParams
 from engine.step import StepPlan

@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from engine import models
-from engine.backends.batch import Batch, build_batch
 from engine.backends.reference import ReferenceDevice, ReferenceOperations
 from engine.backends.runner import reporting_shortage
+from engine.batch import Batch, build_batch
 from engine.checkpoints.checkpoint import Checkpoint, StoredWeight
 from engine.checkpoints.weights import Weights
 from engine.config import BLOCK_SIZE, GroupConfig, ModelConfig

@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from engine.checkpoints import calibration
-from engine.checkpoints.calibration import CHUNK, input_squares
+from engine import calibration
+from engine.calibration import CHUNK, input_squares
 from engine.errors import EngineError, OutOfMemory, UnsupportedModel
 from engine.loading import open_checkpoint
 from engine.models import read_config
