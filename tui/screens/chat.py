@@ -24,11 +24,11 @@ from tui.failures import told
 from tui.nouns import ChatId, ChatSettings
 from tui.plain_text import sanitize, single_line
 from tui.screens.dialog import ask, confirm
+from tui.screens.steady import SteadyScreen
 from tui.widgets.chat_list import ChatList
 from tui.widgets.composer import Composer
 from tui.widgets.conversation import Conversation
 from tui.widgets.message_view import MessageView
-from tui.widgets.textual_internals import SteadyScreen
 from tui.widgets.top_bar import TopBar
 
 if TYPE_CHECKING:  # what reads Markdown is loaded once the prompt is there

@@ -1,7 +1,8 @@
-"""The private interface of Textual that the chat's screen and its Markdown build on, in one module.
+"""The private interface of Textual that the chat's Markdown builds on, in one module.
 
 A list and a table are one widget each, instead of one widget per item and per cell: BENCHMARKS.md says what that saves.
-tests/tui/widgets/test_textual_internals.py fails when a version of Textual changes a name that is used here.
+The screen's one private method is in tui/screens/steady.py, since a chat starts without the Markdown widgets.
+tests/tui/test_textual_internals.py fails when a version of Textual changes a name that is used in either.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ from collections.abc import Mapping
 from textual.app import ComposeResult
 from textual.containers import Horizontal, Vertical
 from textual.content import Content
-from textual.screen import Screen
 from textual.widgets._markdown import (
     MarkdownBullet,
     MarkdownList,
@@ -27,18 +27,6 @@ from tui.widgets.list_items import Item, Items
 from tui.widgets.table_cells import Cells, Side
 
 _SIDES: Mapping[str, Side] = {"text-align:center": "center", "text-align:right": "right"}  # left is the default
-
-
-class SteadyScreen(Screen[None]):
-    """A screen that skips frames while `is_unsettled`: a layout whose contents move right after it would flash."""
-
-    @property
-    def is_unsettled(self) -> bool:
-        return False
-
-    def _compositor_refresh(self) -> None:
-        if not self.is_unsettled:
-            super()._compositor_refresh()
 
 
 class ListBlock(MarkdownList):
